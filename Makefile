@@ -1,0 +1,66 @@
+# `make` lists the targets. Everything is installed into .venv, nothing outside this folder is touched.
+PYTHON ?= python3
+BIN := .venv/bin
+INSTALLED := .venv/.installed
+# Several times quicker than pip; both check every package against the hashes of requirements.lock.
+UV := $(shell command -v uv 2>/dev/null)
+
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+.PHONY: help setup run test test-slow lint bench ui clean lock
+
+help:  ## List the targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' Makefile
+	@echo 'Variables: PYTHON=python3.13 for a new .venv, ARGS="..." for the command behind run, test, bench, ui.'
+
+setup: $(INSTALLED)  ## Create .venv and install requirements.lock into it (run and all others do it when needed)
+
+run: $(INSTALLED)  ## Train, evaluate and register a model: ARGS="mnist --set train.epochs=2", default the digits run
+	@$(BIN)/stratagem run $(ARGS)
+
+test: $(INSTALLED)  ## Run the tests that need neither clusters nor whole runs
+	@$(BIN)/python -m pytest -m "not slow" $(ARGS)
+
+# pytest ends with 5 where nothing is selected, which is no failure.
+test-slow: $(INSTALLED)  ## Run the tests that start clusters, servers or whole runs
+	@$(BIN)/python -m pytest -m slow $(ARGS) || test $$? -eq 5
+
+lint: $(INSTALLED)  ## Check style (ruff), types (mypy, strict) and layers (import-linter)
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+	@$(BIN)/mypy
+	@$(BIN)/lint-imports
+
+bench: $(INSTALLED)  ## Measure this pipeline and the plain recipe side by side
+	@$(BIN)/python -m benchmarks $(ARGS)
+
+ui: $(INSTALLED)  ## Open the MLflow and Prefect pages of the runs here
+	@$(BIN)/stratagem ui $(ARGS)
+
+clean:  ## Remove what runs left: mlruns, metrics, data/*/raw and prepared, all caches (keeps .venv)
+	@mkdir -p mlruns
+	@find mlruns -mindepth 1 -maxdepth 1 ! -name .gitkeep -exec rm -rf {} +
+	@rm -rf metrics build *.egg-info .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
+	@rm -rf data/*/raw data/*/prepared .dvc/cache .dvc/tmp
+	@find . -path ./.venv -prune -o -path ./.git -prune -o -type d -name __pycache__ -exec rm -rf {} +
+
+lock: $(INSTALLED)  ## Resolve pyproject.toml into requirements.lock: ARGS=--upgrade for newer versions
+	@$(BIN)/uv pip compile --quiet --generate-hashes --no-emit-index-url --universal --python-version 3.11 \
+	  --custom-compile-command "make lock" --extra dev -o requirements.lock pyproject.toml $(ARGS)
+
+# The stamp comes last: an install that was interrupted, or that is older than the lock, is done again.
+# --no-deps: the lock is complete, and pip 23 refuses it when it looks for `sqlalchemy[asyncio]` by itself.
+$(INSTALLED): requirements.lock pyproject.toml
+	@command -v $(PYTHON) >/dev/null || { echo "$(PYTHON) is not there: install Python 3.11, 3.12 or 3.13, or name one, such as make PYTHON=python3.13" >&2; exit 1; }
+	@$(PYTHON) -c 'import sys; v = tuple(sys.version_info[:2]); sys.exit(None if (3, 11) <= v <= (3, 13) else "$(PYTHON) is Python %d.%d, and TensorFlow needs 3.11, 3.12 or 3.13: name one, such as make PYTHON=python3.13" % v)'
+	@$(BIN)/python -c 'import pip, sys; sys.exit(sys.argv[1] != sys.version)' "$$($(PYTHON) -c 'import sys; print(sys.version)')" 2>/dev/null \
+	  || $(PYTHON) -m venv --clear .venv
+	@echo "Installing the packages of requirements.lock into .venv (about 3 GB on disk)"
+ifdef UV
+	@$(UV) pip install --python $(BIN)/python --no-deps --require-hashes -r requirements.lock
+	@$(UV) pip install --python $(BIN)/python --quiet --no-deps --no-build-isolation -e .
+else
+	@$(BIN)/python -m pip install --no-deps --require-hashes -r requirements.lock
+	@$(BIN)/python -m pip install --quiet --no-deps --no-build-isolation -e .
+endif
+	@touch $@

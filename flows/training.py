@@ -1,0 +1,134 @@
+"""The training flow: data -> train -> evaluate -> register."""
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from prefect import flow
+from prefect.artifacts import create_markdown_artifact
+from prefect.runtime import flow_run
+from pydantic import BaseModel
+
+from flows import stages
+from tasks import config, processes, records
+from tasks.errors import Interrupted
+from tasks.records import EvaluationResult, PreparedDataset, RegisteredModel, Run, RunSummary, TrainingResult
+
+if TYPE_CHECKING:
+    Overrides = BaseModel
+else:
+    Overrides = config.overrides_model()
+
+
+def _settings(recipe: str | None, overrides: Any) -> config.Settings:
+    values = overrides.model_dump(by_alias=True, exclude_unset=True) if isinstance(overrides, BaseModel) else overrides
+    return config.load(recipe, values or {})
+
+
+def _flow_run_name() -> str:
+    settings = _settings(flow_run.parameters["recipe"], flow_run.parameters["overrides"])
+    return f"{settings.dataset.name}-{settings.strategy.kind}-{settings.train.loop}"
+
+
+@flow(name="training", flow_run_name=_flow_run_name)
+def training(recipe: str | None = None, overrides: Overrides | None = None, if_changed: bool = False) -> RunSummary:
+    """Train, evaluate and register one model.
+
+    Args:
+        recipe: a name in recipes/, laid over params.yaml.
+        overrides: single settings, laid over both: {"train.epochs": 3}.
+        if_changed: train nothing when the last finished run had the same data, settings and code; return that run.
+    """
+    settings = _settings(recipe, overrides)
+    clock = Clock()
+    processes.start(settings)
+    with clock.measure("data"):
+        prepared = stages.data(settings)
+    if if_changed and (same := processes.unchanged(settings, prepared)):
+        return same
+    run = stages.start(settings, prepared, flow_run.id)
+    try:
+        with clock.measure("train"):
+            trained = stages.train(settings, prepared, run)
+        with clock.measure("evaluate"):
+            evaluated = stages.evaluate(settings, prepared, trained, run)
+        with clock.measure("register"):
+            registered = stages.register(settings, prepared, trained, evaluated, run)
+    except BaseException as error:
+        killed = isinstance(error, Interrupted | KeyboardInterrupt | SystemExit)
+        stages.finish(settings, run, "KILLED" if killed else "FAILED", str(error) or type(error).__name__)
+        raise
+    stages.finish(settings, run, "FINISHED")
+    summary = summarise(prepared, run, trained, evaluated, registered, clock)
+    records.save(summary, config.project_root() / run.folder / "run.json")
+    create_markdown_artifact(result_page(summary, run), key="result", description=f"{run.name}: the result")
+    return summary
+
+
+class Clock:
+    """Seconds by stage, and in all."""
+
+    def __init__(self) -> None:
+        self._began = time.perf_counter()
+        self._seconds: dict[str, float] = {}
+
+    @contextmanager
+    def measure(self, stage: str) -> Iterator[None]:
+        began = time.perf_counter()
+        yield
+        self._seconds[stage] = round(time.perf_counter() - began, 3)
+
+    def read(self) -> dict[str, float]:
+        return {**self._seconds, "total": round(time.perf_counter() - self._began, 3)}
+
+
+def summarise(
+    prepared: PreparedDataset,
+    run: Run,
+    trained: TrainingResult,
+    evaluated: EvaluationResult,
+    registered: RegisteredModel,
+    clock: Clock,
+) -> RunSummary:
+    """Return the whole run as one record."""
+    return RunSummary(
+        run_id=run.run_id,
+        status="FINISHED",
+        flow_run_id=run.flow_run_id,
+        **run.lineage.model_dump(),
+        dataset=prepared.name,
+        strategy=trained.strategy,
+        loop=trained.loop,
+        num_replicas=trained.num_replicas,
+        epochs=trained.epochs,
+        steps=trained.steps,
+        examples_per_second=trained.examples_per_second,
+        metrics=evaluated.metrics,
+        checkpoint=evaluated.checkpoint,
+        weights_digest=trained.weights_digest,
+        model_uri=registered.model_uri or None,
+        model_version=registered.model_version and f"{registered.model_name}/{registered.model_version}",
+        aliases=registered.aliases,
+        seconds=clock.read(),
+        finished_at=datetime.now(UTC).isoformat(timespec="seconds"),
+    )
+
+
+def result_page(summary: RunSummary, run: Run) -> str:
+    """Return the result as Markdown, for Prefect's page of the flow run."""
+    rows = {
+        "Dataset": f"{summary.dataset}, data version `{summary.data_version}`",
+        "Strategy": f"{summary.strategy}, loop {summary.loop}, {summary.num_replicas} replica(s)",
+        "Training": f"{summary.epochs} epochs, {summary.steps} steps",
+        **{name: f"{value:.4f}" for name, value in summary.metrics.items()},
+        "Checkpoint": f"`{summary.checkpoint}`",
+        "Model": f"`{summary.model_version or summary.model_uri}` {' '.join(f'@{alias}' for alias in summary.aliases)}",
+        "MLflow run": f"`{summary.run_id}` in experiment `{run.experiment}`",
+        "Git commit": f"`{summary.git_commit}`{' with changes' if summary.git_dirty else ''}",
+    }
+    table = "\n".join(f"| {name} | {value} |" for name, value in rows.items())
+    picture = Path(run.folder) / "report" / "confusion_matrix.png"
+    return f"# {run.name}\n\n| | |\n|---|---|\n{table}\n\nConfusion matrix: `{picture}`\n"

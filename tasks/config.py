@@ -1,0 +1,508 @@
+"""What every setting means and may hold, and how params.yaml, a recipe and ``--set`` become one ``Settings``.
+
+Values live in params.yaml; this file gives them meaning and bounds. Only keys that params.yaml cannot hold, because
+they belong to a ``kind`` that it does not select, have their default here.
+"""
+
+import hashlib
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self, get_args, get_origin
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, PositiveInt, ValidationError, create_model, model_validator
+
+from tasks.errors import UserError, one_of
+
+BATCH_SIZES = ("per_replica_batch_size", "global_batch_size")
+Metric = Literal["train/loss", "train/accuracy", "validation/loss", "validation/accuracy"]
+
+
+class Section(BaseModel):
+    """A frozen group of settings that knows its keys and refuses all others."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False)
+
+    @model_validator(mode="before")
+    @classmethod
+    def true_is_not_one(cls, values: Any) -> Any:
+        # Python's True is 1: without this, `epochs: true` trains one epoch.
+        for name, field in cls.model_fields.items():
+            if isinstance(values, Mapping) and isinstance(values.get(name), bool) and field.annotation is not bool:
+                raise ValueError(f"{name} = {str(values[name]).lower()}: true and false have no meaning here")
+        return values
+
+
+class Dataset(Section):
+    name: Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]*$")]
+    """A TFDS image-classification dataset, or one embedded in tasks/datasets/. It is also the folder: data/<name>."""
+    version: str | None
+    """TFDS version; null takes what data/<name>/params.yaml says, at first the builder's newest."""
+    image_size: tuple[PositiveInt, PositiveInt] | None
+    """Height and width that `prepare` resizes to; null keeps the dataset's own (needed where sizes differ)."""
+    downloads: Path | None
+    """Folder of source archives that you fetched yourself: FOLDER/<dataset>/<last one or two parts of the URL>."""
+
+
+class Augmentation(Section):
+    flip: bool
+    """Mirror half of the training images left to right."""
+    crop_padding: Annotated[int, Field(ge=0)]
+    """Pad training images by this many pixels on each side, then crop at random; 0 is off."""
+
+
+class Input(Section):
+    source: Literal["auto", "array", "stream"]
+    """`array`: decoded images in memory. `stream`: TFRecord shards. `auto`: array where the split fits the budget."""
+    memory_budget_bytes: PositiveInt
+    """The largest training split, decoded as uint8, that `auto` holds in memory."""
+    validation: str | Annotated[float, Field(gt=0, lt=1)] | PositiveInt | None
+    """The name of a split, a fraction of the training examples, an exact number of them, or null for none."""
+    normalization: Literal["scale", "standardize", "none"]
+    """`scale`: to 0..1. `standardize`: by the training split's mean and deviation of each channel. `none`: 0..255."""
+    shuffle: bool
+    """A new order every epoch, drawn from (train.seed, epoch)."""
+    drop_remainder: bool
+    """Leave out a short last batch of each epoch."""
+    prefetch: Annotated[int, Field(ge=0)] | Literal["auto"]
+    """Batches made ready ahead; `auto` lets tf.data tune it."""
+    cache: Literal["memory", "file", "none"]
+    """Where the `stream` source keeps records after the first epoch."""
+    shuffle_buffer: PositiveInt
+    """Records that the `stream` source shuffles among."""
+    augmentation: Augmentation
+
+
+class Model(Section):
+    name: str
+    """A file of tasks/models/, or your own `module:function` with the signature of their `build`."""
+    options: dict[str, Any]
+    """Keyword arguments of the model's `build`."""
+
+
+class OptimizerBase(Section):
+    global_clipnorm: Annotated[float, Field(gt=0)] | None = None
+    """Clip all gradients together to this norm; null is off."""
+
+
+class Adam(OptimizerBase):
+    kind: Literal["adam"]
+
+
+class AdamW(OptimizerBase):
+    kind: Literal["adamw"]
+    weight_decay: Annotated[float, Field(ge=0)] = 0.004
+
+
+class SGD(OptimizerBase):
+    kind: Literal["sgd"]
+    momentum: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    nesterov: bool = False
+
+
+class RMSprop(OptimizerBase):
+    kind: Literal["rmsprop"]
+    momentum: Annotated[float, Field(ge=0, lt=1)] = 0.0
+
+
+LearningRate = Annotated[float, Field(gt=0)]
+
+
+class Constant(Section):
+    kind: Literal["constant"]
+    learning_rate: LearningRate
+
+
+class Piecewise(Section):
+    kind: Literal["piecewise"]
+    boundaries_epochs: list[PositiveInt] = [3, 7]
+    """Epochs at which the next learning rate starts."""
+    learning_rates: list[LearningRate] = [1e-3, 1e-4, 1e-5]
+
+    @model_validator(mode="after")
+    def one_more_rate(self) -> Self:
+        if len(self.learning_rates) != len(self.boundaries_epochs) + 1:
+            raise ValueError(
+                f"{len(self.boundaries_epochs)} boundaries_epochs need {len(self.boundaries_epochs) + 1} "
+                f"learning_rates, got {len(self.learning_rates)}"
+            )
+        if sorted(set(self.boundaries_epochs)) != self.boundaries_epochs:
+            raise ValueError(f"boundaries_epochs = {self.boundaries_epochs}: the epochs must rise, such as [3, 7]")
+        return self
+
+
+class Cosine(Section):
+    kind: Literal["cosine"]
+    learning_rate: LearningRate
+    """The highest, at the end of the warm-up."""
+    warmup_epochs: Annotated[float, Field(ge=0)] = 1.0
+    """Epochs in which the learning rate rises from 0."""
+    final_learning_rate: Annotated[float, Field(ge=0)] = 0.0
+
+
+class OneDevice(Section):
+    kind: Literal["one_device"]
+    device: Annotated[str, Field(pattern=r"^(cpu|gpu(:\d+)?)$")] | None = None
+    """`cpu`, `gpu` or `gpu:1`; null takes the first GPU, else the CPU."""
+
+
+class Mirrored(Section):
+    kind: Literal["mirrored"]
+    devices: PositiveInt | None = None
+    """Number of replicas: GPUs where there are any, logical CPUs otherwise; null takes all GPUs."""
+
+
+class EarlyStopping(Section):
+    monitor: Metric = "validation/loss"
+    patience_epochs: Annotated[int, Field(ge=0)] = 3
+    min_delta: Annotated[float, Field(ge=0)] = 0.0
+
+
+class Train(Section):
+    loop: Literal["fit"]
+    """`fit` is Keras' own Model.fit."""
+    epochs: PositiveInt
+    per_replica_batch_size: PositiveInt | None
+    """Examples a replica takes in one step. Give this or global_batch_size, and set the other to null."""
+    global_batch_size: PositiveInt | None
+    """Examples all replicas take together in one step."""
+    scale_learning_rate_from: PositiveInt | None
+    """Linear scaling rule: multiply learning rates by global batch / this batch size; null is off."""
+    steps_per_execution: PositiveInt
+    """Steps in one call of the compiled train function."""
+    jit_compile: bool
+    """Compile the step with XLA."""
+    dtype_policy: Literal["float32", "mixed_bfloat16", "mixed_float16"]
+    seed: Annotated[int, Field(ge=0, lt=2**31)]
+    deterministic: bool
+    """Refuse TensorFlow kernels whose results differ from run to run."""
+    early_stopping: EarlyStopping | None
+    tensorboard: bool
+    """Write a TensorBoard log into the run's folder."""
+
+    @model_validator(mode="after")
+    def one_batch_size(self) -> Self:
+        if (self.per_replica_batch_size is None) == (self.global_batch_size is None):
+            raise ValueError(
+                f"per_replica_batch_size={self.per_replica_batch_size} and global_batch_size={self.global_batch_size}: "
+                "give exactly one of them and set the other to null"
+            )
+        return self
+
+
+class Checkpoint(Section):
+    every_epochs: PositiveInt | None
+    every_steps: PositiveInt | None
+    keep: PositiveInt
+    """Newest checkpoints kept; the best one is kept beside them."""
+    monitor: Metric
+    """What "best" means: the lowest loss or the highest accuracy."""
+
+
+class Evaluate(Section):
+    checkpoint: Literal["latest", "best"] | PositiveInt
+    """`latest`, `best`, or the step of a checkpoint."""
+    global_batch_size: PositiveInt
+
+
+class Register(Section):
+    enabled: bool
+    model_name: Annotated[str, Field(pattern=r"^[\w.-]+$")] | None
+    """Name in MLflow's model registry; null is <dataset>-<model>."""
+    alias: Annotated[str, Field(pattern=r"^[a-z][\w-]*$")]
+    metric: Literal["test/accuracy", "test/loss"]
+    minimum: float | None
+    """The gate: no version is registered when the metric is worse than this; null is off."""
+
+
+class Tracking(Section):
+    experiment: Annotated[str, Field(pattern=r"^[\w .-]+$")] | None
+    """MLflow experiment; null is the dataset's name."""
+    system_metrics: bool
+    """Log processor, memory and GPU use while training."""
+
+
+class Settings(Section):
+    """Everything a run depends on besides the data and the code."""
+
+    dataset: Dataset
+    input: Input
+    model: Model
+    optimizer: Annotated[Adam | AdamW | SGD | RMSprop, Field(discriminator="kind")]
+    schedule: Annotated[Constant | Piecewise | Cosine, Field(discriminator="kind")]
+    strategy: Annotated[OneDevice | Mirrored, Field(discriminator="kind")]
+    train: Train
+    checkpoint: Checkpoint
+    evaluate: Evaluate
+    register_: Annotated[Register, Field(alias="register")]
+    tracking: Tracking
+
+    @model_validator(mode="after")
+    def sections_agree(self) -> Self:
+        if self.input.validation is None:
+            stopping = self.train.early_stopping
+            watched = {"checkpoint.monitor": self.checkpoint.monitor}
+            if stopping:
+                watched["train.early_stopping.monitor"] = stopping.monitor
+            for key, monitor in watched.items():
+                if monitor.startswith("validation/"):
+                    raise ValueError(
+                        f"{key} = '{monitor}' needs a validation split, and input.validation is null: "
+                        f"set {key}={monitor.replace('validation', 'train')} or give input.validation"
+                    )
+        if self.strategy.kind == "mirrored":
+            # Model.fit of Keras 3.15 fails inside TensorFlow with either (docs/architecture.md, "What Keras refuses").
+            if self.train.steps_per_execution > 1:
+                raise ValueError(
+                    f"train.steps_per_execution = {self.train.steps_per_execution}: Keras' Model.fit cannot group "
+                    "steps under strategy.kind=mirrored; set train.steps_per_execution=1"
+                )
+            if self.train.jit_compile:
+                raise ValueError(
+                    "train.jit_compile = true: Keras' Model.fit cannot compile a step under strategy.kind=mirrored; "
+                    "set train.jit_compile=false"
+                )
+        return self
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the settings as nested JSON values, in the spelling of params.yaml."""
+        return self.model_dump(mode="json", by_alias=True)
+
+    def flat(self) -> dict[str, Any]:
+        """Return the settings as ``{"section.key": value}``, in the spelling of ``--set``."""
+        return dict(_leaves(self.to_json()))
+
+    def digest(self) -> str:
+        """Return the sha256 of every setting that can change the trained model or its evaluation."""
+        values = self.to_json()
+        del values["dataset"]["downloads"], values["tracking"]
+        return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()
+
+
+def project_root() -> Path:
+    """Return the folder with params.yaml and dvc.yaml: this folder or one above it, else the installed project's."""
+    here = Path.cwd()
+    for folder in (here, *here.parents, Path(__file__).resolve().parent.parent):
+        if (folder / "params.yaml").is_file() and (folder / "dvc.yaml").is_file():
+            return folder
+    raise UserError(f"no project here: neither {here} nor a folder above it holds params.yaml and dvc.yaml")
+
+
+def names_of(room: Literal["datasets", "models", "strategies"]) -> list[str]:
+    """Return what a registry offers: the file names of ``tasks/<room>/`` are its keys."""
+    return sorted(p.stem for p in (Path(__file__).parent / room).glob("*.py") if not p.stem.startswith("_"))
+
+
+def recipes(root: Path) -> dict[str, Path]:
+    """Return the recipes of the project by name."""
+    return {path.stem: path for path in sorted((root / "recipes").glob("*.yaml"))}
+
+
+def load(
+    recipe: str | None = None, overrides: Sequence[str] | Mapping[str, Any] = (), root: Path | None = None
+) -> Settings:
+    """Return the settings of params.yaml, overlaid by a recipe, overlaid by single values.
+
+    Args:
+        recipe: a name in ``recipes/`` or a path to a YAML file.
+        overrides: ``{"train.epochs": 3}``, or texts such as ``train.epochs=3``.
+        root: the project's folder.
+
+    Raises:
+        UserError: names the first key that is wrong, its value, what is allowed and what to do.
+    """
+    root = root or project_root()
+    values = _read_yaml(root / "params.yaml")
+    if recipe is not None:
+        values = _overlay(values, _read_recipe(recipe, root))
+    # One overlay for all texts together: their order does not matter, and a wrong key is not lost by a change of kind.
+    given: dict[str, Any] = {}
+    single = overrides if isinstance(overrides, Mapping) else read_overrides(overrides)
+    for key, value in single.items():
+        *sections, name = key.split(".")
+        place = given
+        for section in sections:
+            if not isinstance(place.get(section), dict):
+                place[section] = {}
+            place = place[section]
+        place[name] = value
+    values = _overlay(values, given)
+    return parse(values)
+
+
+def read_overrides(texts: Sequence[str]) -> dict[str, Any]:
+    """Return ``{"section.key": value}`` of texts such as ``train.epochs=3``; the value is read as YAML."""
+    values = {}
+    for text in texts:
+        key, equals, value = text.partition("=")
+        if not equals or not key.strip():
+            raise UserError(f"--set {text}: write it as section.key=value, such as --set train.epochs=3")
+        try:
+            values[key.strip()] = yaml.safe_load(value)
+        except yaml.YAMLError as error:
+            raise UserError(f"--set {text}: the value is not YAML ({str(error).splitlines()[0]})") from None
+    return values
+
+
+def parse(values: Mapping[str, Any]) -> Settings:
+    """Return ``Settings`` of nested values; a ``UserError`` explains the first one that is wrong."""
+    try:
+        settings = Settings.model_validate(values)
+    except ValidationError as error:
+        raise UserError(_explain(error, values)) from None
+    if ":" not in settings.model.name and settings.model.name not in names_of("models"):
+        raise UserError(one_of("model.name", settings.model.name, names_of("models")) + ", or your own module:function")
+    return settings
+
+
+def overrides_model() -> type[BaseModel]:
+    """Return a model with one optional field for each ``section.key``, for a deployment's parameters.
+
+    Its JSON schema carries the bounds, so Prefect refuses a bad value before a flow run exists.
+    """
+    fields: dict[str, list[Any]] = {}
+    for key, field in _fields(Settings):
+        fields.setdefault(key, []).append(
+            Annotated[field.annotation, *field.metadata] if field.metadata else field.annotation
+        )
+    joined = {
+        key.replace(".", "__"): (_union([*kinds, type(None)]), Field(default=None, alias=key))
+        for key, kinds in fields.items()
+    }
+    config = ConfigDict(extra="forbid", frozen=True, validate_by_name=True, serialize_by_alias=True)
+    return create_model("Overrides", __config__=config, **joined)  # type: ignore[call-overload, no-any-return]
+
+
+def _read_yaml(path: Path) -> dict[str, Any]:
+    try:
+        values = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"{path}: cannot be read ({error})") from None
+    except yaml.YAMLError as error:
+        raise UserError(f"{path}: not valid YAML ({' '.join(str(error).split())})") from None
+    if not isinstance(values, dict):
+        raise UserError(f"{path}: must hold sections such as `train:`, got {type(values).__name__}")
+    return values
+
+
+def _read_recipe(recipe: str, root: Path) -> dict[str, Any]:
+    known = recipes(root)
+    if recipe in known:
+        return _read_yaml(known[recipe])
+    if Path(recipe).suffix in (".yaml", ".yml") and Path(recipe).is_file():
+        return _read_yaml(Path(recipe))
+    raise UserError(one_of("recipe", recipe, known) + ", or the path of a YAML file")
+
+
+def _overlay(base: dict[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+    """Return ``base`` with ``over`` laid over it, section by section.
+
+    A section whose ``kind`` changes keeps only the keys that the new kind knows, a model of another name starts without
+    options, and one batch size takes the other's place.
+    """
+    merged = dict(base)
+    for name, value in over.items():
+        old = merged.get(name)
+        if isinstance(old, dict) and isinstance(value, Mapping):
+            if "kind" in value and value["kind"] != old.get("kind"):
+                known = _kinds(name).get(str(value["kind"]))
+                old = {key: kept for key, kept in old.items() if known is None or key in known.model_fields}
+            if name == "model" and value.get("name", old.get("name")) != old.get("name"):
+                old = {key: kept for key, kept in old.items() if key != "options"} | {"options": {}}
+            merged[name] = _overlay(old, value)
+        else:
+            merged[name] = value
+    for one, other in (BATCH_SIZES, BATCH_SIZES[::-1]):
+        if over.get(one) is not None and other not in over and other in merged:
+            merged[other] = None
+    return merged
+
+
+def _kinds(section: str) -> dict[str, type[Section]]:
+    """Return the classes of a section that has a ``kind``, by kind; nothing for other sections."""
+    field = Settings.model_fields.get(section)
+    variants = get_args(field.annotation) if field is not None else ()
+    return {get_args(v.model_fields["kind"].annotation)[0]: v for v in variants}
+
+
+def _fields(section: type[BaseModel], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield ``("section.key", field)`` for every key of every kind."""
+    for name, field in section.model_fields.items():
+        key = prefix + (field.alias or name)
+        inner = [t for t in (get_args(field.annotation) or (field.annotation,)) if _is_section(t)]
+        for variant in inner:
+            yield from _fields(variant, f"{key}.")
+        if not inner or type(None) in get_args(field.annotation):
+            yield key, field
+
+
+def _is_section(annotation: Any) -> bool:
+    return get_origin(annotation) is None and isinstance(annotation, type) and issubclass(annotation, Section)
+
+
+def _union(types: Sequence[Any]) -> Any:
+    union = types[0]
+    for other in types[1:]:
+        union = union | other
+    return union
+
+
+def _leaves(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for name, value in values.items():
+        if isinstance(value, Mapping) and value:
+            yield from _leaves(value, f"{prefix}{name}.")
+        else:
+            yield prefix + name, value
+
+
+def _explain(error: ValidationError, values: Mapping[str, Any]) -> str:
+    """Return one sentence for the first error: the key, its value, what is allowed, what to do."""
+    first = error.errors()[0]
+    kinds = {kind for section in Settings.model_fields for kind in _kinds(section)}
+    # A discriminated union puts the kind into the location: ("strategy", "mirrored", "devices").
+    parts = [str(part) for i, part in enumerate(first["loc"]) if not (i == 1 and part in kinds)]
+    known = dict(_fields(Settings))
+    if first["type"] in ("extra_forbidden", "invalid_key"):
+        return _unknown_key(parts, known, values)
+    depth = len(parts)
+    # A union of plain types puts the type into the location, a list the index: ("input", "validation", "int").
+    while len(parts) > 1 and ".".join(parts) not in known and ".".join(parts[:-1]) in known:
+        parts.pop()
+    key, message = ".".join(parts), first["msg"].removeprefix("Value error, ")
+    if first["type"] == "union_tag_invalid":
+        return one_of(f"{key}.kind", first["input"].get("kind"), _kinds(key))
+    if first["type"] == "union_tag_not_found":
+        return f"{key}.kind is missing: give --set {key}.kind=VALUE, one of {', '.join(_kinds(key))}"
+    if first["type"] == "missing" and len(parts) == depth:
+        return f"{key} is missing: add it to params.yaml or give --set {key}=VALUE"
+    if not key:
+        return message
+    if first["type"] == "value_error":
+        return f"{key}.{message}" if f"{key}.{message.split()[0]}" in known else f"{key}: {message}"
+    value: Any = values
+    for part in parts:
+        value = value.get(part)
+    inside = [k for k in known if k.startswith(f"{key}.")]
+    if inside:
+        return f"{key} = {value!r}: this is a section. Set its keys: {', '.join(inside)}"
+    # A union of plain types reports one error for each of them.
+    reasons = dict.fromkeys(
+        _lower(e["msg"]) for e in error.errors() if e["loc"][: len(parts)] == first["loc"][: len(parts)]
+    )
+    meaning = known[key].description if key in known and known[key].description else ""
+    return f"{key} = {value!r}: {', or '.join(reasons)}. {meaning}{' ' if meaning else ''}Give --set {key}=VALUE."
+
+
+def _unknown_key(parts: Sequence[str], known: Iterable[str], values: Mapping[str, Any]) -> str:
+    key, section = ".".join(parts), ".".join(parts[:-1])
+    if not section:
+        return one_of("section", key, {name.partition(".")[0] for name in known})
+    kind = values[section].get("kind") if section in values else None
+    if kind in _kinds(section):
+        return one_of("key", key, [f"{section}.{name}" for name in _kinds(section)[kind].model_fields])
+    return one_of("key", key, [name for name in known if name.startswith(f"{section}.")])
+
+
+def _lower(message: str) -> str:
+    return message[:1].lower() + message[1:]

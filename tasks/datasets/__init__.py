@@ -1,0 +1,111 @@
+"""Datasets by name: a file of this folder, else a stock TFDS builder; and the checks of what lies on the disk."""
+
+import hashlib
+import importlib
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tasks import config
+from tasks.errors import UserError, one_of
+from tasks.records import PreparedDataset
+
+# TensorFlow and TFDS are imported where they are needed: training calls `verify`, and on JAX it needs neither.
+
+
+def find(name: str) -> Any:
+    """Return the ``tfds.core.DatasetBuilder`` class that a name stands for: a file of this folder comes first.
+
+    Raises:
+        UserError: neither this folder nor TFDS has it.
+    """
+    import tensorflow_datasets as tfds
+
+    embedded = config.names_of("datasets")
+    if name in embedded:
+        importlib.import_module(f"tasks.datasets.{name}")  # Its class registers itself with TFDS.
+    elif name not in (stock := tfds.list_builders(with_community_datasets=False)):
+        see = (
+            "Allowed: an image-classification dataset of https://www.tensorflow.org/datasets/catalog/overview, "
+            f"or one of tasks/datasets/ ({', '.join(embedded)})"
+        )
+        raise UserError(one_of("dataset", name, {*embedded, *stock}, see))
+    return tfds.builder_cls(name)
+
+
+def build(name: str, version: str | None, data_dir: Path) -> Any:
+    """Return a ``tfds.core.DatasetBuilder`` whose supervised keys are an image (uint8) and its class.
+
+    Args:
+        name: see ``find``.
+        version: one that the builder can make; None is its newest.
+        data_dir: TFDS' folder; what it already holds is described by the builder's ``info``.
+
+    Raises:
+        UserError: no such dataset or version, or it is not image classification.
+    """
+    import tensorflow_datasets as tfds
+
+    kind = find(name)
+    try:
+        builder = kind(data_dir=data_dir)
+        makeable = {str(builder.version), str(max(builder.versions))}
+        if version not in {None, *makeable}:
+            raise UserError(one_of(f"dataset.version of {name}", version, makeable))
+        if version not in {None, str(builder.version)}:
+            builder = kind(data_dir=data_dir, version=version)
+        features, keys = builder.info.features, builder.info.supervised_keys
+    except UserError:
+        raise
+    except Exception as error:  # TFDS' robotics datasets ask the network for their description, others want arguments.
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise UserError(f"dataset.name = '{name}': TFDS cannot describe this dataset here ({reason})") from None
+    found = [features[key] for key in keys] if keys and all(isinstance(key, str) for key in keys) else []
+    kinds = [type(feature) for feature in found]
+    if (
+        kinds != [tfds.features.Image, tfds.features.ClassLabel]
+        or found[0].np_dtype != np.uint8
+        or found[0].shape[-1] is None
+    ):
+        raise UserError(
+            f"dataset.name = '{name}' is not image classification: its supervised keys must be one image (uint8, known "
+            f"number of channels) and one class label, got {[kind.__name__ for kind in kinds] or keys}"
+        )
+    return builder
+
+
+def damaged_shard(builder: Any) -> Path | None:
+    """Return the first file of a dataset on disk that cannot be read to its last record; None when all can."""
+    import tensorflow as tf
+
+    for split in builder.info.splits.values():
+        for path, expected in zip(split.filepaths, split.shard_lengths, strict=True):
+            try:
+                # TFRecord has a checksum for each record, and TensorFlow compares it.
+                batches = tf.data.TFRecordDataset(str(path), buffer_size=2**20).batch(1024)
+                num_records = sum(int(tf.size(batch)) for batch in batches)
+            except tf.errors.OpError:
+                return Path(path)
+            if num_records != expected:
+                return Path(path)
+    return None
+
+
+def verify(prepared: PreparedDataset) -> None:
+    """Compare every prepared array with the sha256 in its manifest.
+
+    Raises:
+        UserError: an array is missing or differs; says how to rebuild it.
+    """
+    root = config.project_root()
+    rebuild = f"Rebuild it: stratagem prepare {prepared.name} --force"
+    for split in prepared.splits.values():
+        for path, expected in split.sha256.items():
+            try:
+                with (root / path).open("rb") as file:
+                    got = hashlib.file_digest(file, "sha256").hexdigest()
+            except OSError as error:
+                raise UserError(f"{path}: cannot be read ({error.strerror}). {rebuild}") from None
+            if got != expected:
+                raise UserError(f"{path}: damaged, its sha256 is {got} and its manifest says {expected}. {rebuild}")

@@ -1,0 +1,273 @@
+"""download: a dataset's name -> a TFDS dataset in data/<name>/raw, made from archives that were hashed before use."""
+
+import contextlib
+import io
+import shutil
+import sys
+import tempfile
+import threading
+from collections.abc import Callable
+from pathlib import Path, PurePosixPath
+from typing import Any
+from urllib.parse import unquote, urlparse
+
+import requests
+import tensorflow_datasets as tfds
+from filelock import FileLock
+from tensorflow_datasets.core import example_serializer
+from tensorflow_datasets.core.download import checksums, resource
+from tensorflow_datasets.core.download.download_manager import NonMatchingChecksumError
+from tensorflow_datasets.core.utils.lazy_imports_utils import tree
+
+from tasks import config, datasets, records
+from tasks.errors import StratagemError, UserError
+from tasks.records import DatasetManifest, SourceFile
+
+
+def _serialize(self: Any, example: Any) -> bytes:
+    return bytes(self.get_tf_example(example).SerializeToString(deterministic=True))
+
+
+# TFDS lets protobuf order the fields of a record as it likes, which differs from process to process: equal datasets
+# would differ in their md5, and every clone would change data/<name>/dvc.lock.
+example_serializer.ExampleSerializer.serialize_example = _serialize
+
+
+def download(dataset: config.Dataset) -> DatasetManifest:
+    """Download, verify and prepare a TFDS dataset in data/<name>/raw, or find that this is done.
+
+    An archive comes from TFDS' cache in raw/downloads, else from ``dataset.downloads``, else from its URL; it must have
+    the size and sha256 that TFDS registers. Two calls at once are safe: the second waits for the first.
+
+    Returns:
+        The manifest, which is also in raw/manifest.json: written last, and the same on every machine.
+
+    Raises:
+        UserError: unknown dataset, damaged archive, no network, or a folder that cannot be written.
+        StratagemError: a download broke off; another try may succeed.
+    """
+    root = config.project_root()
+    folder = root / "data" / dataset.name
+    raw = folder / "raw"
+    datasets.build(dataset.name, dataset.version, raw)  # A wrong name or version leaves nothing behind.
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with FileLock(folder / ".download.lock"):
+            manifest = _complete(dataset, raw)
+            if manifest is None:
+                archives = _make(dataset, folder)
+                manifest = _describe(dataset, archives, raw)
+                records.save(manifest, raw / "manifest.json")
+            return manifest
+    except NonMatchingChecksumError as error:
+        raise UserError(f"dataset {dataset.name}: {' '.join(str(error).split())}") from None
+    except (requests.RequestException, tfds.download.DownloadError) as error:
+        raise StratagemError(f"dataset {dataset.name}: the download broke off ({error}). Run it again") from None
+    except ImportError as error:
+        raise UserError(f"dataset {dataset.name} needs a package that is not installed: {error}") from None
+    except OSError as error:
+        raise UserError(
+            f"{folder.relative_to(root)}: cannot be written ({error}). Check its permissions and the free space"
+        ) from None
+
+
+def _complete(dataset: config.Dataset, raw: Path) -> DatasetManifest | None:
+    """Return the manifest of a dataset that is on disk, whole and in this version; else None."""
+    try:
+        manifest = records.load(DatasetManifest, raw / "manifest.json")
+    except UserError:
+        return None
+    builder = datasets.build(dataset.name, dataset.version, raw)
+    whole = manifest.version == str(builder.version) and builder.is_prepared() and not datasets.damaged_shard(builder)
+    return manifest if whole else None
+
+
+def _make(dataset: config.Dataset, folder: Path) -> dict[str, Any]:
+    """Let TFDS make raw/<name> anew, beside it first; return the ``UrlInfo`` of every archive that it used, by URL."""
+    raw = folder / "raw"
+    downloads = raw / "downloads"
+    for leftover in [*folder.glob(".scratch.*"), *downloads.glob("**/*.tmp.*/")]:  # of killed runs
+        shutil.rmtree(leftover)
+    tfds.display_progress_bar(sys.stderr.isatty())
+    try:
+        with (
+            tempfile.TemporaryDirectory(prefix=".scratch.", dir=folder) as scratch,
+            contextlib.redirect_stdout(io.StringIO()),  # TFDS prints; standard output belongs to the command's result.
+        ):
+            builder = datasets.build(dataset.name, dataset.version, Path(scratch))
+            archives = _check_archives(builder, dataset, downloads, Path(scratch))
+            settings = tfds.download.DownloadConfig(
+                # A new folder each time: Fashion-MNIST after MNIST in one extract_dir holds MNIST's images.
+                extract_dir=Path(scratch, "extracted"),
+                manual_dir=_fetched_by_hand(builder, dataset),
+                try_download_gcs=False,
+            )
+            builder.download_and_prepare(download_dir=downloads, download_config=settings)
+            (raw / "manifest.json").unlink(missing_ok=True)
+            if (raw / dataset.name).exists():  # another version, or a damaged one
+                shutil.rmtree(raw / dataset.name)
+            Path(scratch, dataset.name).rename(raw / dataset.name)
+    finally:
+        for empty in (downloads / dataset.name, downloads, raw):
+            with contextlib.suppress(OSError):  # Not empty.
+                empty.rmdir()
+    return archives
+
+
+def _fetched_by_hand(builder: Any, dataset: config.Dataset) -> Path | None:
+    """Return TFDS' manual folder, for datasets whose archives stand behind a login."""
+    if not builder.MANUAL_DOWNLOAD_INSTRUCTIONS:
+        return None
+    if dataset.downloads is None or not (folder := config.project_root() / dataset.downloads / dataset.name).is_dir():
+        raise UserError(
+            f"dataset {dataset.name}: TFDS cannot fetch its archives. Put them into FOLDER/{dataset.name} and give "
+            f"--set dataset.downloads=FOLDER (it is {dataset.downloads}). TFDS says: "
+            + " ".join(builder.MANUAL_DOWNLOAD_INSTRUCTIONS.split())
+        )
+    return folder
+
+
+def _check_archives(builder: Any, dataset: config.Dataset, downloads: Path, scratch: Path) -> dict[str, Any]:
+    """Provide and hash each archive at the moment the builder asks for it, because TFDS trusts what lies in its cache.
+
+    Only the builder knows what it needs: some register more URLs than they use. What is returned fills as it asks.
+    """
+    registered = {**checksums.get_all_url_infos(), **(builder.url_infos or {})}
+    used: dict[str, Any] = {}
+
+    def provide(url_or_urls: Any) -> None:
+        missing = []
+        for item in tree.flatten(url_or_urls):
+            archive = item if isinstance(item, resource.Resource) else resource.Resource(url=item)
+            if archive.url not in registered:
+                raise UserError(
+                    f"dataset {dataset.name}: no checksum is registered for {archive.url}, so damage would go unseen. "
+                    "Register it beside the builder: tfds build --register_checksums"
+                )
+            used[archive.url] = expected = registered[archive.url]
+            name = resource.get_dl_fname(archive.url, expected.checksum)
+            cached = downloads / dataset.name / archive.relative_download_dir / name
+            # TFDS also takes what lies where its older versions put it.
+            for parent in (cached.parent, downloads):
+                for file in (name, resource.get_dl_fname(archive.url)):
+                    _set_aside_if_damaged(parent / file, archive.url, expected, scratch.parent)
+            if not cached.exists() and not _place(archive.url, expected, cached, dataset, scratch):
+                missing.append(archive.url)
+            elif not resource.is_locally_cached(cached):
+                original = expected.filename or _url_parts(archive.url)[-1]
+                resource.write_info_file(archive.url, cached, dataset.name, original, expected)
+        _require_server(missing, dataset)
+
+    def checked(fetch: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        def provide_and_fetch(url_or_urls: Any) -> Any:
+            provide(url_or_urls)
+            return fetch(url_or_urls)
+
+        return provide_and_fetch
+
+    def make_checking_manager(**options: Any) -> Any:
+        manager = make_manager(**options)
+        manager.download = checked(manager.download)
+        manager.download_and_extract = checked(manager.download_and_extract)
+        return manager
+
+    make_manager, builder._make_download_manager = builder._make_download_manager, make_checking_manager
+    return used
+
+
+def _set_aside_if_damaged(path: Path, url: str, expected: Any, folder: Path) -> None:
+    if not path.exists() or not (difference := _difference(path, expected)):
+        return
+    aside = folder / f"{path.name}.bad"
+    path.replace(aside)
+    resource.get_info_path(path).unlink(missing_ok=True)
+    root = config.project_root()
+    raise UserError(
+        f"{path.relative_to(root)}: damaged archive of {url} ({difference}). It now lies at {aside.relative_to(root)}; "
+        "run again to fetch a whole one"
+    )
+
+
+def _place(url: str, expected: Any, cached: Path, dataset: config.Dataset, scratch: Path) -> bool:
+    """Copy an archive that the user brought into TFDS' cache; False when there is none."""
+    if dataset.downloads is None:
+        return False
+    parts = _url_parts(url)
+    folder = config.project_root() / dataset.downloads / dataset.name
+    names = [PurePosixPath(*parts[-2:]), parts[-1], expected.filename or parts[-1]]
+    found = [folder / name for name in names if (folder / name).is_file()]
+    if not found:
+        return False
+    copy = scratch / cached.name
+    shutil.copyfile(found[0], copy)
+    if difference := _difference(copy, expected):
+        raise UserError(f"{found[0]}: damaged archive of {url} ({difference}). Fetch it again")
+    cached.parent.mkdir(parents=True, exist_ok=True)
+    copy.replace(cached)
+    return True
+
+
+def _difference(path: Path, expected: Any) -> str | None:
+    """Return how a file differs from the size and sha256 that TFDS registers; None when it does not."""
+    got = checksums.compute_url_info(path)
+    if got.size != expected.size:
+        return f"{int(got.size)} bytes, must be {int(expected.size)}"
+    return None if got == expected else f"sha256 {got.checksum}, must be {expected.checksum}"
+
+
+def _url_parts(url: str) -> list[str]:
+    return unquote(urlparse(url).path).strip("/").split("/")
+
+
+def _require_server(urls: list[str], dataset: config.Dataset) -> None:
+    """Raise at once when archives are missing and a server does not answer: TFDS would try for 205 seconds."""
+    for url in {urlparse(url).netloc: url for url in urls if url.startswith("http")}.values():
+        if problem := _no_answer(url):
+            folder = Path(dataset.downloads or "FOLDER") / dataset.name
+            wanted = ", ".join(f"{url} as {folder / _url_parts(url)[-1]}" for url in urls[:4])
+            more = f" and {len(urls) - 4} more" if len(urls) > 4 else ""
+            raise UserError(
+                f"dataset {dataset.name}: missing archives ({len(urls)}), and {urlparse(url).netloc} cannot be reached "
+                f"({problem}). Connect to the network and run again; or give --set dataset.downloads={folder.parent} "
+                f"and bring {wanted}{more}"
+            )
+
+
+def _no_answer(url: str) -> str | None:
+    """Return why a server does not deliver, asked through the library and proxy settings that TFDS uses; else None."""
+    answer = ["no answer within 4 seconds"]
+
+    def ask() -> None:
+        try:
+            with requests.get(url, stream=True, timeout=(3, 3)) as response:
+                answer[0] = f"HTTP status {response.status_code}" if response.status_code >= 400 else ""
+        except requests.ReadTimeout:
+            answer[0] = ""  # It is there, and slow.
+        except requests.RequestException as error:
+            answer[0] = type(error).__name__
+
+    # A thread, because no time-out of requests covers the look-up of the name, which may take 20 seconds and more.
+    thread = threading.Thread(target=ask, daemon=True)
+    thread.start()
+    thread.join(timeout=4)
+    return answer[0] or None
+
+
+def _describe(dataset: config.Dataset, archives: dict[str, Any], raw: Path) -> DatasetManifest:
+    builder = datasets.build(dataset.name, dataset.version, raw)
+    image, label = (builder.info.features[key] for key in builder.info.supervised_keys)
+    return DatasetManifest(
+        name=builder.name,
+        version=str(builder.version),
+        tfds_version=tfds.__version__,
+        folder=raw.relative_to(config.project_root()).as_posix(),
+        image_shape=image.shape,
+        num_classes=label.num_classes,
+        class_names=tuple(label.names),
+        num_examples={name: split.num_examples for name, split in sorted(builder.info.splits.items())},
+        sources=tuple(
+            SourceFile(url=url, sha256=archive.checksum, num_bytes=int(archive.size))
+            for url, archive in sorted(archives.items())
+        ),
+        licence=builder.info.redistribution_info.license or None,
+    )

@@ -1,0 +1,53 @@
+"""The one family of errors. Its exit codes: 2 a user's mistake, 1 a failed run, 130/143 interrupted."""
+
+from collections.abc import Iterable, Mapping
+from difflib import get_close_matches
+
+
+class StratagemError(Exception):
+    """A run failed in a way that one sentence explains."""
+
+    exit_code = 1
+
+
+class UserError(StratagemError):
+    """A user's mistake: names the key, the value, what is allowed and what to do."""
+
+    exit_code = 2
+
+
+class DownloadError(StratagemError):
+    """A download broke off; another try may succeed."""
+
+
+class Interrupted(StratagemError):
+    """Ctrl-C (130) or SIGTERM (143) ended the work."""
+
+    def __init__(self, message: str, exit_code: int = 130) -> None:
+        super().__init__(message)
+        self.exit_code = exit_code
+
+
+def to_json(error: StratagemError) -> dict[str, str]:
+    """Return an error as it travels between processes."""
+    return {"error": str(error), "kind": type(error).__name__}
+
+
+def from_json(reply: Mapping[str, str]) -> StratagemError:
+    """Return the error that ``to_json`` packed."""
+    kinds = {kind.__name__: kind for kind in (StratagemError, UserError, DownloadError, Interrupted)}
+    return kinds[reply["kind"]](reply["error"])
+
+
+def one_of(what: str, value: object, allowed: Iterable[str], see: str | None = None) -> str:
+    """Return ``unknown <what> 'value'`` with the nearest match and everything that is allowed.
+
+    ``see`` says where that is listed, in place of a list too long to read.
+
+    >>> one_of("recipe", "mnits", ["cifar10", "mnist"])
+    "unknown recipe 'mnits': did you mean 'mnist'? Allowed: cifar10, mnist"
+    """
+    names = sorted(allowed)
+    near = get_close_matches(str(value), names, n=1, cutoff=0.6)
+    hint = f"did you mean '{near[0]}'? " if near else ""
+    return f"unknown {what} '{value}': {hint}" + (see or f"Allowed: {', '.join(names)}")

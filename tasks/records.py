@@ -1,0 +1,213 @@
+"""The small frozen records that cross from one stage to the next. Never a tensor, a dataset or a model."""
+
+import os
+import tempfile
+from pathlib import Path
+from typing import Literal, TypeVar
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from tasks.errors import UserError
+
+
+class Record(BaseModel):
+    """A frozen value that is JSON on disk and between processes. Paths in it are relative to the project's folder."""
+
+    # A loss that is not a number is written as "NaN": JSON has no number for it, and null would not be read back.
+    model_config = ConfigDict(frozen=True, extra="forbid", ser_json_inf_nan="strings")
+
+
+class SourceFile(Record):
+    """An archive that a dataset is built from, as TFDS registers it."""
+
+    url: str
+    sha256: str
+    num_bytes: int
+
+
+class DatasetManifest(Record):
+    """What `download` leaves in data/<name>/raw: a TFDS dataset that is complete and whose archives were verified."""
+
+    name: str
+    version: str
+    tfds_version: str
+    folder: str
+    image_shape: tuple[int | None, int | None, int]
+    num_classes: int
+    class_names: tuple[str, ...]
+    num_examples: dict[str, int]
+    sources: tuple[SourceFile, ...]
+    licence: str | None
+
+
+class PreparedSplit(Record):
+    """One split as two memory-mappable arrays: images uint8 (n, height, width, channels), labels int64 (n,)."""
+
+    num_examples: int
+    images: str
+    labels: str
+    sha256: dict[str, str]
+    class_counts: tuple[int, ...]
+    pixel_mean: tuple[float, ...]
+    pixel_std: tuple[float, ...]
+
+
+class PreparedDataset(Record):
+    """What `prepare` leaves in data/<name>/prepared/manifest.json. Mean and deviation are of the values 0..255."""
+
+    name: str
+    version: str
+    tfds_version: str
+    folder: str
+    raw_folder: str
+    image_shape: tuple[int, int, int]
+    num_classes: int
+    class_names: tuple[str, ...]
+    splits: dict[str, PreparedSplit]
+    sources: tuple[SourceFile, ...]
+    licence: str | None
+    data_version: str | None = None
+    """The md5 of the prepared folder in DVC's lock; not in the file itself, which is part of that md5."""
+
+
+class Lineage(Record):
+    """Where a run comes from."""
+
+    git_commit: str | None
+    git_dirty: bool | None
+    code_digest: str
+    settings_digest: str
+    data_version: str | None
+
+
+class Run(Record):
+    """A run that has an MLflow run and a folder mlruns/runs/<run_id>."""
+
+    run_id: str
+    experiment: str
+    name: str
+    folder: str
+    lineage: Lineage
+    flow_run_id: str | None = None
+
+
+class TrainingResult(Record):
+    """What `train` leaves: the checkpoints, the exported models and what the training was like."""
+
+    run_id: str
+    dataset: str
+    strategy: str
+    loop: str
+    num_replicas: int
+    devices: tuple[str, ...]
+    global_batch_size: int
+    epochs: int
+    steps: int
+    num_parameters: int
+    examples_per_second: float | None
+    """Training steps after the first call of the step function, input wait included; None when there was one call."""
+    history: dict[str, tuple[float, ...]]
+    """Metric by name (`train/loss`, `validation/accuracy`, `train/learning_rate`), one value an epoch."""
+    stopped_early: bool
+    checkpoints: str
+    checkpoint: str
+    best_checkpoint: str
+    final_model: str
+    best_model: str
+    weights_digest: str
+
+
+class ClassMetrics(Record):
+    name: str
+    precision: float
+    recall: float
+    f1: float
+    support: int
+
+
+class EvaluationResult(Record):
+    """What `evaluate` leaves: the test split's metrics of one checkpoint. Rows of the matrix are true classes."""
+
+    run_id: str
+    checkpoint: str
+    step: int
+    num_examples: int
+    metrics: dict[str, float]
+    classes: tuple[ClassMetrics, ...]
+    confusion_matrix: tuple[tuple[int, ...], ...]
+
+
+class RegisteredModel(Record):
+    """What `register` leaves. Without a version, `reason` says why there is none."""
+
+    run_id: str
+    model_uri: str
+    model_name: str
+    model_version: str | None
+    aliases: tuple[str, ...]
+    reason: str | None
+
+
+class RunSummary(Record):
+    """One whole run, as `stratagem run --json` prints it and mlruns/runs/<run_id>/run.json keeps it."""
+
+    run_id: str
+    status: Literal["FINISHED", "FAILED", "KILLED"]
+    flow_run_id: str | None
+    git_commit: str | None
+    git_dirty: bool | None
+    code_digest: str
+    settings_digest: str
+    data_version: str | None
+    dataset: str
+    strategy: str
+    loop: str
+    num_replicas: int
+    epochs: int
+    steps: int
+    examples_per_second: float | None
+    metrics: dict[str, float]
+    checkpoint: str
+    weights_digest: str
+    model_uri: str | None
+    model_version: str | None
+    aliases: tuple[str, ...]
+    seconds: dict[str, float]
+    finished_at: str
+
+
+R = TypeVar("R", bound=Record)
+
+
+def save(record: Record, path: Path) -> Path:
+    """Write a record as JSON under a temporary name, flush it, and rename it: a reader sees all of it or none."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+            file.write(record.model_dump_json(indent=2) + "\n")
+            file.flush()
+            os.fsync(file.fileno())
+        os.chmod(temporary, 0o644)  # mkstemp gives 0600, and another user's DVC or MLflow must read it too.
+        os.replace(temporary, path)
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise
+    return path
+
+
+def load(kind: type[R], path: Path) -> R:
+    """Return the record in a JSON file.
+
+    Raises:
+        UserError: the file is missing or is not such a record.
+    """
+    try:
+        return kind.model_validate_json(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise UserError(f"{path} is missing: the stage that writes it has not finished") from None
+    except (OSError, UnicodeDecodeError, ValidationError) as error:
+        first = str(error).splitlines()[0]
+        raise UserError(
+            f"{path} is not a readable {kind.__name__} ({first}): run the stage that writes it again"
+        ) from None

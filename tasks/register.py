@@ -1,0 +1,73 @@
+"""Put the evaluated model into MLflow's registry, if it is good enough."""
+
+import hashlib
+
+import numpy as np
+
+from tasks import config, tracking
+from tasks.records import EvaluationResult, PreparedDataset, RegisteredModel, Run, TrainingResult
+
+
+def register(
+    settings: config.Settings,
+    run: Run,
+    prepared: PreparedDataset,
+    training: TrainingResult,
+    evaluation: EvaluationResult,
+) -> RegisteredModel:
+    """Log the exported model of the evaluated checkpoint, and make it a version with the alias if it passes the gate.
+
+    The version's tags lead to the data, the commit, the checkpoint and the weights; the run's tag ``model_version``
+    leads to the version.
+
+    Raises:
+        UserError: the MLflow store cannot be used.
+        StratagemError: MLflow did not make the version ready.
+    """
+    name = settings.register_.model_name or f"{prepared.name}-{settings.model.name.replace(':', '.')}"
+    models = {training.best_checkpoint: training.best_model, training.checkpoint: training.final_model}
+    if evaluation.checkpoint not in models:
+        exported = " and ".join(sorted(models))
+        reason = f"the evaluated checkpoint {evaluation.checkpoint} has no exported model; these have: {exported}"
+        return _record(run, "", name, None, (), reason)
+    keras_file = models[evaluation.checkpoint]
+    root = config.project_root()
+    images = np.load(root / prepared.splits["test"].images, mmap_mode="r")
+    model_uri = tracking.log_model(
+        run, name.replace(".", "-"), keras_file, prepared, images[:1], evaluation.step, evaluation.metrics
+    )
+    refusal = _refusal(settings.register_, evaluation)
+    if refusal is not None:
+        return _record(run, model_uri, name, None, (), refusal)
+    with (root / keras_file).open("rb") as file:
+        tags = {
+            "data_version": run.lineage.data_version,
+            "git_commit": run.lineage.git_commit,
+            "code_digest": run.lineage.code_digest,
+            "settings_digest": run.lineage.settings_digest,
+            "checkpoint": evaluation.checkpoint,
+            "keras_file_sha256": hashlib.file_digest(file, "sha256").hexdigest(),
+            # The record holds the digest of the last weights only.
+            "weights_digest": training.weights_digest if keras_file == training.final_model else None,
+            settings.register_.metric: f"{evaluation.metrics[settings.register_.metric]:.4f}",
+        }
+    alias = settings.register_.alias
+    present = {key: text for key, text in tags.items() if text is not None}
+    version = tracking.register_version(run, model_uri, name, alias, present)
+    return _record(run, model_uri, name, version, (alias,), None)
+
+
+def _refusal(gate: config.Register, evaluation: EvaluationResult) -> str | None:
+    if not gate.enabled:
+        return "register.enabled is false"
+    value = evaluation.metrics[gate.metric]
+    passed = gate.minimum is None or (value <= gate.minimum if gate.metric == "test/loss" else value >= gate.minimum)
+    return None if passed else f"{gate.metric} = {value:.4f} does not reach register.minimum = {gate.minimum}"
+
+
+def _record(
+    run: Run, model_uri: str, name: str, version: str | None, aliases: tuple[str, ...], reason: str | None
+) -> RegisteredModel:
+    return RegisteredModel(
+        run_id=run.run_id, model_uri=model_uri, model_name=name, model_version=version, aliases=aliases, reason=reason
+    )

@@ -1,0 +1,54 @@
+"""Learning-rate schedules and optimizers. Durations are given in epochs and turned into steps here, and only here."""
+
+from typing import Any
+
+import keras
+
+from tasks import config
+
+
+def learning_rate(schedule: config.Constant | config.Piecewise | config.Cosine, steps: int, epochs: int, scale: float) -> Any:
+    """Return a float or a ``keras.optimizers.schedules.LearningRateSchedule``.
+
+    Args:
+        schedule: the settings' section.
+        steps: steps in one epoch.
+        epochs: epochs of the whole training; a cosine ends there.
+        scale: factor on every learning rate (linear scaling rule, Goyal et al. 2017, section 2.1).
+    """
+    if schedule.kind == "piecewise":
+        # Keras takes values[i] for step <= boundaries[i], and steps count from 0: the last step of epoch e is e * steps - 1.
+        boundaries = [epoch * steps - 1 for epoch in schedule.boundaries_epochs]
+        return keras.optimizers.schedules.PiecewiseConstantDecay(boundaries, [scale * r for r in schedule.learning_rates])
+    if schedule.kind == "cosine":
+        warmup = round(schedule.warmup_epochs * steps)
+        peak = scale * schedule.learning_rate
+        return keras.optimizers.schedules.CosineDecay(
+            initial_learning_rate=0.0 if warmup else peak,
+            decay_steps=max(1, epochs * steps - warmup),
+            alpha=schedule.final_learning_rate / schedule.learning_rate,
+            warmup_target=peak if warmup else None,
+            warmup_steps=warmup,
+        )
+    return scale * schedule.learning_rate
+
+
+def optimizer(settings: config.Settings, steps: int, global_batch_size: int) -> keras.optimizers.Optimizer:
+    """Return a new optimizer; call it inside the strategy's scope.
+
+    Args:
+        settings: ``optimizer``, ``schedule`` and ``train.scale_learning_rate_from`` are read.
+        steps: steps in one epoch.
+        global_batch_size: examples in one step of all replicas together.
+    """
+    reference = settings.train.scale_learning_rate_from
+    scale = global_batch_size / reference if reference else 1.0
+    rate = learning_rate(settings.schedule, steps, settings.train.epochs, scale)
+    options = settings.optimizer.model_dump(exclude={"kind"})
+    kinds = {
+        "adam": keras.optimizers.Adam,
+        "adamw": keras.optimizers.AdamW,
+        "sgd": keras.optimizers.SGD,
+        "rmsprop": keras.optimizers.RMSprop,
+    }
+    return kinds[settings.optimizer.kind](learning_rate=rate, **options)

@@ -1,0 +1,25 @@
+"""No distribution: everything on one CPU or one GPU."""
+
+from contextlib import nullcontext
+
+import tensorflow as tf
+
+from tasks import config
+from tasks.errors import UserError
+from tasks.strategies import Strategy
+
+
+def build(section: config.OneDevice) -> Strategy:
+    """Return the strategy of one replica on ``section.device``, or on the first GPU, or on the CPU."""
+    gpus = tf.config.list_physical_devices("GPU")
+    wanted, _, index = (section.device or ("gpu" if gpus else "cpu")).partition(":")
+    number = int(index or 0)
+    if wanted == "gpu" and number >= len(gpus):
+        raise UserError(
+            f"strategy.device = '{section.device}': this machine has {len(gpus)} GPUs that TensorFlow can use. "
+            "Give strategy.device=cpu, or null for what there is"
+        )
+    # TensorFlow places on the first visible GPU, else on the CPU, so what is visible decides.
+    tf.config.set_visible_devices([gpus[number]] if wanted == "gpu" else [], "GPU")
+    device = tf.config.list_logical_devices("GPU" if wanted == "gpu" else "CPU")[0].name
+    return Strategy("one_device", 1, (device,), scope=nullcontext, distribute=lambda dataset: dataset)

@@ -1,0 +1,124 @@
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from sklearn.datasets import load_digits
+
+from tasks import config, datasets
+from tasks.download import download
+from tasks.errors import UserError
+from tasks.prepare import prepare
+
+
+@pytest.fixture
+def root(tmp_path, monkeypatch):
+    """An empty project, current."""
+    for name in ("params.yaml", "dvc.yaml"):
+        (tmp_path / name).touch()
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.fixture
+def prepared(root):
+    digits = config.Dataset(name="digits", version=None, image_size=None, downloads=None)
+    return prepare(digits, download(digits))
+
+
+# Stock TFDS: what the builder says before anything is downloaded.
+@pytest.mark.parametrize(
+    ("name", "shape", "num_classes"),
+    [
+        ("digits", (8, 8, 1), 10),
+        ("mnist", (28, 28, 1), 10),
+        ("fashion_mnist", (28, 28, 1), 10),
+        ("cifar10", (32, 32, 3), 10),
+        ("cifar100", (32, 32, 3), 100),
+        ("svhn_cropped", (32, 32, 3), 10),
+        ("tf_flowers", (None, None, 3), 5),
+    ],
+)
+def test_build_describes_the_dataset(name, shape, num_classes, tmp_path):
+    builder = datasets.build(name, None, tmp_path)
+    image, label = (builder.info.features[key] for key in builder.info.supervised_keys)
+    assert (builder.name, image.shape, label.num_classes) == (name, shape, num_classes)
+    assert datasets.build(name, str(builder.version), tmp_path).version == builder.version
+
+
+@pytest.mark.parametrize(
+    ("name", "version", "expected"),
+    [
+        ("mnits", None, ["unknown dataset 'mnits'", "did you mean 'mnist'?", "digits"]),
+        ("digitz", None, ["did you mean 'digits'?"]),
+        ("mnist", "9.9.9", ["dataset.version of mnist", "'9.9.9'", "Allowed: 3.0.1"]),
+        ("imdb_reviews", None, ["'imdb_reviews'", "image classification", "Text"]),
+        ("bee_dataset", None, ["'bee_dataset'", "one class label", "FeaturesDict"]),  # four labels an image
+        ("div2k", None, ["'div2k'", "one class label", "Image"]),  # an image for an image
+        ("wmt_translate", None, ["'wmt_translate'", "cannot describe"]),  # its constructor raises
+    ],
+)
+def test_build_refuses(name, version, expected, tmp_path):
+    with pytest.raises(UserError) as caught:
+        datasets.build(name, version, tmp_path)
+    message = str(caught.value)
+    assert all(part in message for part in expected), message
+    assert "\n" not in message
+    assert len(message) < 400  # not the names of all 450 builders
+
+
+def test_digits_are_the_images_of_scikit_learn(prepared):
+    source = load_digits()
+    expected = np.rint(source.images * 255 / 16).astype(np.uint8)
+    images = {name: np.load(split.images)[..., 0] for name, split in prepared.splits.items()}
+    labels = {name: np.load(split.labels) for name, split in prepared.splits.items()}
+    assert {name: len(x) for name, x in images.items()} == {"train": 1437, "test": 360}
+    # Each image with its label once, in one of the splits.
+    found = sorted((x.tobytes(), y) for name in images for x, y in zip(images[name], labels[name], strict=True))
+    assert found == sorted((x.tobytes(), y) for x, y in zip(expected, source.target, strict=True))
+    assert max(x.max() for x in images.values()) == 255
+    # Stratified: a fifth of each class, to the nearest image.
+    assert np.abs(np.bincount(labels["test"]) - np.bincount(source.target) / 5).max() < 1
+    assert prepared.licence == "CC BY 4.0"
+
+
+@pytest.mark.parametrize(
+    ("damage", "expected"),
+    [
+        (lambda path: path.write_bytes(path.read_bytes()[:-1] + b"\7"), "its manifest says"),
+        (lambda path: path.write_bytes(path.read_bytes()[:-1]), "its manifest says"),
+        (lambda path: path.unlink(), "cannot be read"),
+    ],
+    ids=["one byte changed", "one byte short", "missing"],
+)
+@pytest.mark.parametrize("kind", ["images", "labels"])
+def test_verify_names_a_damaged_array(prepared, damage, expected, kind):
+    datasets.verify(prepared)
+    path = getattr(prepared.splits["train"], kind)
+    damage(Path(path))
+    with pytest.raises(UserError) as caught:
+        datasets.verify(prepared)
+    message = str(caught.value)
+    assert path in message
+    assert expected in message
+    assert "stratagem prepare digits --force" in message
+    assert "cannot be read" in message or prepared.splits["train"].sha256[path] in message
+
+
+def test_damaged_shard_is_the_file_that_cannot_be_read(prepared, root):
+    raw = root / prepared.raw_folder
+    assert datasets.damaged_shard(datasets.build("digits", None, raw)) is None
+    (shard,) = raw.glob("digits/*/*test.tfrecord*")
+    content = bytearray(shard.read_bytes())
+    content[len(content) // 2] ^= 1
+    shard.write_bytes(content)
+    assert datasets.damaged_shard(datasets.build("digits", None, raw)) == shard
+
+
+def test_import_brings_in_no_framework():
+    # Training on JAX verifies its arrays in a process that has no need of TensorFlow.
+    code = "import tasks.datasets, sys, json; print(json.dumps([m for m in sys.modules if m.startswith('tensorflow')]))"
+    done = subprocess.run([sys.executable, "-c", code], cwd=Path(__file__).parents[2], capture_output=True, check=True)
+    assert json.loads(done.stdout) == []

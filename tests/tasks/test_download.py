@@ -1,0 +1,435 @@
+import functools
+import gzip
+import hashlib
+import http.server
+import io
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import requests
+import tensorflow as tf
+import tensorflow_datasets as tfds
+from tensorflow_datasets.core import example_serializer
+from tensorflow_datasets.core.download import checksums, resource
+from tensorflow_datasets.core.features import TensorInfo
+
+from tasks import config, records
+from tasks import download as stage
+from tasks.download import download
+from tasks.errors import StratagemError, UserError
+
+CHECKOUT = Path(__file__).parents[2]
+# Real MNIST and Fashion-MNIST archives, for machines that have them: FOLDER/<dataset>/<last part of the URL>.
+ARCHIVES = Path(os.environ.get("STRATAGEM_TEST_DOWNLOADS", CHECKOUT.parent / "shared" / "tfds_downloads"))
+needs_archives = pytest.mark.skipif(
+    not (ARCHIVES / "mnist").is_dir(), reason="no real archives: set STRATAGEM_TEST_DOWNLOADS to a folder of them"
+)
+
+
+class TinyImages(tfds.core.GeneratorBasedBuilder):
+    """A dataset in one archive, which the test's own server serves."""
+
+    VERSION = tfds.core.Version("1.0.0")
+    url = ""  # set by the fixture
+    url_infos: dict = {}
+
+    def _info(self):
+        features = {
+            "image": tfds.features.Image(shape=(4, 5, 3)),
+            "label": tfds.features.ClassLabel(names=["no", "yes"]),
+        }
+        return tfds.core.DatasetInfo(
+            builder=self, features=tfds.features.FeaturesDict(features), supervised_keys=("image", "label")
+        )
+
+    def _split_generators(self, dl_manager):
+        return {"train": self._generate_examples(dl_manager.download_and_extract(self.url))}
+
+    def _generate_examples(self, path):
+        for i, image in enumerate(np.frombuffer(Path(path).read_bytes(), np.uint8).reshape(-1, 4, 5, 3)):
+            yield i, {"image": image, "label": i % 2}
+
+
+PIXELS = np.random.default_rng(0).integers(0, 256, (6, 4, 5, 3), np.uint8)
+ARCHIVE = gzip.compress(PIXELS.tobytes(), mtime=0)
+DAMAGED = gzip.compress((255 - PIXELS).tobytes(), mtime=0)  # A valid archive with other images in it.
+
+
+@pytest.fixture
+def root(tmp_path, monkeypatch):
+    """An empty project, current."""
+    folder = tmp_path / "project"
+    folder.mkdir()
+    for name in ("params.yaml", "dvc.yaml"):
+        (folder / name).touch()
+    monkeypatch.chdir(folder)
+    return folder
+
+
+@pytest.fixture
+def server(tmp_path, monkeypatch):
+    """A web server on this machine with the archive of tiny_images: its folder, its URL and the requests it got."""
+    folder = tmp_path / "server"
+    (folder / "files").mkdir(parents=True)
+    (folder / "files" / "tiny.gz").write_bytes(ARCHIVE)
+    asked = []
+
+    class Handler(http.server.SimpleHTTPRequestHandler):
+        def log_message(self, *args):
+            asked.append(self.path)
+
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(Handler, directory=folder)) as running:
+        running.folder, running.asked = folder, asked
+        running.url = f"http://127.0.0.1:{running.server_port}/files/tiny.gz"
+        register(monkeypatch, running.url)
+        thread = threading.Thread(target=running.serve_forever)
+        thread.start()
+        yield running
+        running.shutdown()
+        thread.join()
+
+
+def register(monkeypatch, url, content=ARCHIVE):
+    info = checksums.UrlInfo(size=len(content), checksum=hashlib.sha256(content).hexdigest(), filename="tiny.gz")
+    monkeypatch.setattr(TinyImages, "url", url)
+    monkeypatch.setattr(TinyImages, "url_infos", {url: info})
+
+
+def dataset(name="tiny_images", **values):
+    return config.Dataset(**{"name": name, "version": None, "image_size": None, "downloads": None, **values})
+
+
+def message_of(values, error=UserError):
+    with pytest.raises(error) as caught:
+        download(values)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def files_below(folder):
+    return {p.relative_to(folder).as_posix(): p.read_bytes() for p in sorted(folder.rglob("*")) if p.is_file()}
+
+
+def cached_archive(root):
+    (path,) = (path for path in (root / "data").rglob("downloads/**/*.gz"))
+    return path
+
+
+def test_downloads_verifies_and_describes(root, server):
+    manifest = download(dataset())
+    assert manifest == records.load(records.DatasetManifest, root / "data/tiny_images/raw/manifest.json")
+    assert manifest.model_dump() == {
+        "name": "tiny_images",
+        "version": "1.0.0",
+        "tfds_version": tfds.__version__,
+        "folder": "data/tiny_images/raw",
+        "image_shape": (4, 5, 3),
+        "num_classes": 2,
+        "class_names": ("no", "yes"),
+        "num_examples": {"train": 6},
+        "sources": ({"url": server.url, "sha256": hashlib.sha256(ARCHIVE).hexdigest(), "num_bytes": len(ARCHIVE)},),
+        "licence": None,
+    }
+    assert cached_archive(root).read_bytes() == ARCHIVE
+    asked = len(server.asked)
+    assert download(dataset()) == manifest
+    assert len(server.asked) == asked
+    assert sorted(p.name for p in (root / "data/tiny_images").iterdir()) == [".download.lock", "raw"]
+
+
+def test_brought_archives_are_used_and_nothing_is_fetched(root, server, tmp_path):
+    # The last part of the URL, or the last two where one is not enough; the folder may be relative to the project.
+    for i, path in enumerate(["tiny.gz", "files/tiny.gz"]):
+        brought = tmp_path / f"brought{i}" / "tiny_images" / path
+        brought.parent.mkdir(parents=True)
+        brought.write_bytes(ARCHIVE)
+        manifest = download(dataset(downloads=os.path.relpath(tmp_path / f"brought{i}", root)))
+        assert manifest.sources[0].url == server.url
+        assert cached_archive(root).read_bytes() == ARCHIVE
+        shutil.rmtree(root / "data")
+    assert server.asked == []
+
+
+@pytest.mark.parametrize("damaged", [DAMAGED, ARCHIVE[:-1], b""], ids=["other content", "one byte short", "empty"])
+def test_damaged_brought_archive_is_named(root, server, tmp_path, damaged):
+    brought = tmp_path / "brought" / "tiny_images" / "tiny.gz"
+    brought.parent.mkdir(parents=True)
+    brought.write_bytes(damaged)
+    message = message_of(dataset(downloads=tmp_path / "brought"))
+    assert f"{brought}: damaged archive of {server.url}" in message
+    assert list(files_below(root / "data")) == ["tiny_images/.download.lock"]
+    assert brought.read_bytes() == damaged
+
+
+@pytest.mark.parametrize("damaged", [DAMAGED, ARCHIVE[:-1]], ids=["other content", "one byte short"])
+@pytest.mark.parametrize("place", ["current", "no dataset", "no checksum"])
+def test_damaged_cached_archive_is_named_and_moved_aside(root, server, damaged, place):
+    download(dataset())
+    cached = cached_archive(root)
+    # Where TFDS keeps an archive, and where older versions of it did and this one still looks.
+    moved = {
+        "current": cached,
+        "no dataset": cached.parents[1] / cached.name,
+        "no checksum": cached.with_name(resource.get_dl_fname(server.url)),
+    }[place]
+    cached.rename(moved)
+    resource.get_info_path(cached).rename(resource.get_info_path(moved))
+    moved.write_bytes(damaged)
+    shutil.rmtree(root / "data/tiny_images/raw/tiny_images")
+    asked = len(server.asked)
+
+    message = message_of(dataset())
+    assert f"{moved.relative_to(root)}: damaged archive of {server.url}" in message
+    aside = root / "data/tiny_images" / f"{moved.name}.bad"
+    assert str(aside.relative_to(root)) in message
+    assert aside.read_bytes() == damaged
+    assert not moved.exists()
+    assert not (root / "data/tiny_images/raw/tiny_images").exists()
+    assert len(server.asked) == asked
+
+    assert download(dataset()).num_examples == {"train": 6}  # The next run fetches a whole one.
+    assert cached_archive(root).read_bytes() == ARCHIVE
+
+
+def test_wrong_content_from_the_server_is_refused(root, server):
+    (server.folder / "files" / "tiny.gz").write_bytes(DAMAGED)
+    message = message_of(dataset())
+    assert server.url in message
+    assert "wrong checksum" in message
+    assert not (root / "data/tiny_images/raw/manifest.json").exists()
+    assert not (root / "data/tiny_images/raw/tiny_images").exists()
+
+
+def test_archive_without_a_registered_checksum_is_refused(root, server, monkeypatch):
+    monkeypatch.setattr(TinyImages, "url_infos", {})
+    monkeypatch.setattr(TinyImages, "url", f"{server.url}?unregistered")
+    message = message_of(dataset())
+    assert "no checksum is registered" in message
+    assert f"{server.url}?unregistered" in message
+
+
+def closed_port():
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return free.getsockname()[1]
+
+
+def test_no_network_is_one_message(root, monkeypatch):
+    host = f"127.0.0.1:{closed_port()}"
+    register(monkeypatch, f"http://{host}/files/tiny.gz")
+    message = message_of(dataset())
+    assert "dataset tiny_images" in message
+    assert f"{host} cannot be reached (ConnectionError)" in message
+    assert (
+        f"--set dataset.downloads=FOLDER and bring http://{host}/files/tiny.gz as FOLDER/tiny_images/tiny.gz" in message
+    )
+    assert "as brought/tiny_images/tiny.gz" in message_of(dataset(downloads="brought"))
+    assert list(files_below(root / "data")) == ["tiny_images/.download.lock"]
+
+
+def test_server_without_the_archive_is_named(root, server):
+    (server.folder / "files" / "tiny.gz").unlink()
+    message = message_of(dataset())
+    assert "HTTP status 404" in message
+    assert server.url in message
+
+
+def test_name_that_nobody_answers_for_is_given_up(root, monkeypatch):
+    # The look-up of a name has no time-out of its own.
+    register(monkeypatch, "http://archives.invalid/tiny.gz")
+    end = threading.Event()
+    monkeypatch.setattr(requests, "get", lambda *args, **options: end.wait() and requests.Response())
+    assert "no answer within 4 seconds" in message_of(dataset())
+    end.set()
+
+
+def test_proxy_of_the_environment_is_asked(root, server, monkeypatch):
+    # The proxy is what answers, with the archive of a host that does not exist.
+    register(monkeypatch, "http://archives.invalid/files/tiny.gz")
+    monkeypatch.setenv("http_proxy", f"http://127.0.0.1:{server.server_port}")
+    monkeypatch.setattr(http.server.SimpleHTTPRequestHandler, "translate_path", archive_of_any_host(server))
+    assert download(dataset()).num_examples == {"train": 6}
+
+
+def archive_of_any_host(server):
+    return lambda handler, path: str(server.folder / "files" / "tiny.gz")
+
+
+def test_download_that_breaks_off_may_be_tried_again(root, server, monkeypatch):
+    # The answer to the question whether the server is there, and then half an archive.
+    ask = requests.Session.send
+
+    def send(session, request, **options):
+        answer = ask(session, request, **options)
+        if any(adapter.max_retries.total for adapter in session.adapters.values()):  # TFDS' own session
+            answer.raw = BrokenOff(answer.raw)
+        return answer
+
+    class BrokenOff(io.RawIOBase):
+        def __init__(self, raw):
+            self.raw, self.headers = raw, raw.headers
+
+        def stream(self, *args, **options):
+            yield ARCHIVE[:10]
+            raise requests.packages.urllib3.exceptions.ProtocolError("connection reset")
+
+        def release_conn(self):
+            self.raw.release_conn()
+
+    with monkeypatch.context() as patched:
+        patched.setattr(requests.Session, "send", send)
+        assert "broke off" in message_of(dataset(), StratagemError)
+    assert not (root / "data/tiny_images/raw/manifest.json").exists()
+    assert download(dataset()).num_examples == {"train": 6}
+    assert not list((root / "data").rglob("*.tmp.*"))
+
+
+@pytest.mark.parametrize(
+    ("values", "expected"),
+    [
+        ({"name": "mnits"}, "did you mean 'mnist'?"),
+        ({"name": "mnist", "version": "9.9.9"}, "Allowed: 3.0.1"),
+        ({"name": "imdb_reviews"}, "image classification"),
+    ],
+)
+def test_wrong_name_leaves_nothing(root, values, expected):
+    assert expected in message_of(dataset(**values))
+    assert not (root / "data").exists()
+
+
+def test_archives_behind_a_login_are_asked_for(root):
+    message = message_of(dataset("imagenet2012"))
+    assert "FOLDER/imagenet2012" in message
+    assert "ILSVRC2012_img_train.tar" in message
+
+
+def test_folder_that_cannot_be_written(root):
+    (root / "data").mkdir()
+    (root / "data" / "digits").write_text("a file where the folder should be")
+    assert "data/digits: cannot be written" in message_of(dataset("digits"))
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write into every folder")
+def test_read_only_folder(root):
+    (root / "data" / "digits").mkdir(parents=True)
+    (root / "data" / "digits").chmod(0o555)
+    try:
+        assert "data/digits: cannot be written" in message_of(dataset("digits"))
+        assert not any((root / "data" / "digits").iterdir())
+    finally:
+        (root / "data" / "digits").chmod(0o755)
+
+
+@pytest.mark.parametrize("damage", ["flip", "cut", "remove"])
+def test_damaged_shard_is_made_again(root, damage):
+    manifest = download(dataset("digits"))
+    whole = files_below(root / "data/digits/raw")
+    shard = next((root / "data/digits/raw/digits").rglob("*train.tfrecord*"))
+    content = shard.read_bytes()
+    if damage == "remove":
+        shard.unlink()
+    else:
+        half = len(content) // 2
+        shard.write_bytes(
+            content[:half] + (bytes([content[half] ^ 1]) + content[half + 1 :] if damage == "flip" else b"")
+        )
+    assert download(dataset("digits")) == manifest
+    # Also: made twice, the same bytes.
+    assert files_below(root / "data/digits/raw") == whole
+
+
+def test_another_version_takes_the_place_of_the_old(root, server, monkeypatch):
+    download(dataset())
+    monkeypatch.setattr(TinyImages, "VERSION", tfds.core.Version("1.0.1"))
+    assert download(dataset()).version == "1.0.1"
+    assert [p.name for p in (root / "data/tiny_images/raw/tiny_images").iterdir()] == ["1.0.1"]
+
+
+def test_records_are_written_in_one_order():
+    # Protobuf's own order differs from process to process: 1 in 40,320 to pass with it.
+    names = [f"feature{i}" for i in range(8)]
+    serializer = example_serializer.ExampleSerializer({name: TensorInfo((), np.int64) for name in names})
+    record = serializer.serialize_example(dict.fromkeys(names, 1))
+    places = [record.index(name.encode()) for name in names]
+    assert places == sorted(places)
+    assert tf.train.Example.FromString(record).features.feature["feature3"].int64_list.value == [1]
+
+
+def test_nothing_in_raw_says_where_or_when(root):
+    download(dataset("digits"))
+    for name, content in files_below(root / "data/digits/raw").items():
+        assert str(root).encode() not in content, name
+        assert time.strftime("%Y-%m").encode() not in content, name
+
+
+def start(root, *args):
+    environment = {**os.environ, "PYTHONPATH": str(CHECKOUT), "TF_CPP_MIN_LOG_LEVEL": "3"}
+    code = (
+        "import sys; from tasks import config; from tasks.download import download; "
+        "print(download(config.Dataset(name='digits', version=None, image_size=None, downloads=None)).model_dump_json())"
+    )
+    return subprocess.Popen(
+        [sys.executable, "-c", code],
+        cwd=root,
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def test_two_downloads_at_once(root):
+    processes = [start(root), start(root)]
+    outputs = [process.communicate(timeout=300) for process in processes]
+    assert [process.returncode for process in processes] == [0, 0], outputs
+    first, second = (json.loads(out) for out, _ in outputs)  # Nothing else went to standard output.
+    assert first == second
+    assert sorted(p.name for p in (root / "data/digits").iterdir()) == [".download.lock", "raw"]
+
+
+def test_killed_download_leaves_nothing_usable_and_the_next_cleans_up(root):
+    process = start(root)
+    # TFDS has begun to write.
+    while not list((root / "data").glob("digits/.scratch.*/digits/incomplete.*")):
+        assert process.poll() is None, process.communicate()
+        time.sleep(0.01)
+    process.send_signal(signal.SIGKILL)
+    process.communicate()
+    assert list((root / "data/digits").glob(".scratch.*"))
+    assert not (root / "data/digits/raw").exists() or not files_below(root / "data/digits/raw")
+
+    broken_off = root / "data/digits/raw/downloads/digits/archive.tmp.0123"  # as TFDS names a download in progress
+    broken_off.mkdir(parents=True)
+    (broken_off / "half").write_text("half")
+    assert download(dataset("digits")).num_examples == {"test": 360, "train": 1437}
+    assert sorted(p.name for p in (root / "data/digits").iterdir()) == [".download.lock", "raw"]
+    assert sorted(p.name for p in (root / "data/digits/raw").iterdir()) == ["digits", "manifest.json"]
+
+
+@needs_archives
+def test_damaged_real_archive_in_the_cache(root):
+    # The trap: TFDS prepares whatever lies in its cache under the right name, here MNIST's images as Fashion-MNIST.
+    infos = tfds.builder_cls("fashion_mnist").url_infos
+    cache = root / "data/fashion_mnist/raw/downloads/fashion_mnist"
+    cache.mkdir(parents=True)
+    for url, info in infos.items():
+        name = url.rpartition("/")[2]
+        path = cache / resource.get_dl_fname(url, info.checksum)
+        shutil.copyfile(ARCHIVES / ("mnist" if "train-images" in name else "fashion_mnist") / name, path)
+        resource.write_info_file(url, path, "fashion_mnist", name, info)
+    message = message_of(dataset("fashion_mnist", downloads=ARCHIVES))
+    assert "fashion-mnist_train-images-idx3-ubyte" in message
+    assert len(list((root / "data/fashion_mnist").glob("*.bad"))) == 1
+    assert not (root / "data/fashion_mnist/raw/fashion_mnist").exists()
+    # The next run takes the good one from the folder.
+    assert stage.download(dataset("fashion_mnist", downloads=ARCHIVES)).num_examples == {"test": 10000, "train": 60000}

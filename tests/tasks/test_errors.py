@@ -1,0 +1,36 @@
+import pytest
+
+from tasks.errors import Interrupted, StratagemError, UserError, one_of
+
+
+@pytest.mark.parametrize(
+    ("error", "exit_code"),
+    [
+        (StratagemError("the run failed"), 1),
+        (UserError("a mistake"), 2),
+        (Interrupted("Ctrl-C"), 130),
+        (Interrupted("SIGTERM", 143), 143),
+    ],
+)
+def test_exit_codes(error, exit_code):
+    assert isinstance(error, StratagemError)
+    assert error.exit_code == exit_code
+    assert StratagemError.exit_code == 1, "one error's exit code must not become the family's"
+
+
+@pytest.mark.parametrize(
+    ("value", "allowed", "message"),
+    [
+        ("mnits", ["mnist", "cifar10"], "unknown recipe 'mnits': did you mean 'mnist'? Allowed: cifar10, mnist"),
+        ("svhn", ["mnist", "cifar10"], "unknown recipe 'svhn': Allowed: cifar10, mnist"),
+        (
+            "cifar",
+            iter(["cifar100", "cifar10"]),
+            "unknown recipe 'cifar': did you mean 'cifar10'? Allowed: cifar10, cifar100",
+        ),
+        (3, ["mnist"], "unknown recipe '3': Allowed: mnist"),
+        (None, ["mnist"], "unknown recipe 'None': Allowed: mnist"),
+    ],
+)
+def test_an_unknown_name_gets_the_nearest_and_all(value, allowed, message):
+    assert one_of("recipe", value, allowed) == message

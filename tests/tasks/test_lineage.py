@@ -1,0 +1,198 @@
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tasks import config, lineage, records
+from tasks.errors import UserError
+
+LOCK = """\
+schema: '2.0'
+stages:
+  download:
+    outs:
+    - {path: data/digits/raw, hash: md5, md5: 11111111111111111111111111111111.dir}
+  prepare:
+    deps:
+    - {path: data/digits/raw, hash: md5, md5: 11111111111111111111111111111111.dir}
+    outs:
+    - {path: data/digits/prepared.json, hash: md5, md5: 22222222222222222222222222222222}
+    - {path: data/digits/prepared, hash: md5, md5: 33333333333333333333333333333333.dir}
+"""
+
+
+def git(*args: str) -> str:
+    command = ["git", "-c", "user.name=Test", "-c", "user.email=test@example.org", "-c", "commit.gpgsign=false", *args]
+    return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
+
+
+def summary(run_id: str, traced: records.Lineage, finished_at: str, status: str = "FINISHED") -> records.RunSummary:
+    return records.RunSummary.model_validate(
+        traced.model_dump()
+        | {
+            "run_id": run_id, "status": status, "flow_run_id": None, "dataset": "digits", "strategy": "one_device",
+            "loop": "fit", "num_replicas": 1, "epochs": 1, "steps": 2, "examples_per_second": None, "metrics": {},
+            "checkpoint": "c", "weights_digest": "w", "model_uri": None, "model_version": None, "aliases": (),
+            "seconds": {}, "finished_at": finished_at,
+        }
+    )  # fmt: skip
+
+
+def test_trace_holds_commit_settings_data_and_code(project: Path) -> None:
+    settings = config.load()
+    traced = lineage.trace(settings, "abc")
+    assert traced.git_commit == git("rev-parse", "HEAD")
+    assert traced.git_dirty is False
+    assert traced.settings_digest == settings.digest()
+    assert traced.data_version == "abc"
+    assert traced.code_digest == lineage.code_digest()
+
+
+@pytest.mark.parametrize(
+    ("change", "dirty"),
+    [
+        (lambda: Path("README.md").write_text("changed"), True),
+        (lambda: Path("tasks/config.py").unlink(), True),
+        (lambda: Path("my_model.py").write_text("new and in no commit"), True),
+        (lambda: Path("mlruns/mlflow.db").write_text("git ignores it"), False),
+    ],
+)
+def test_dirty_when_a_file_is_not_as_committed(project: Path, change: object, dirty: bool) -> None:
+    Path("mlruns").mkdir(exist_ok=True)
+    assert callable(change)
+    change()
+    assert lineage.git_state(project) == (git("rev-parse", "HEAD"), dirty)
+
+
+def test_a_folder_below_the_checkout_has_its_commit(project: Path) -> None:
+    assert lineage.git_state(project / "tasks") == (git("rev-parse", "HEAD"), False)
+
+
+def test_before_the_first_commit_there_is_none(tmp_path: Path) -> None:
+    subprocess.run(["git", "init", "--quiet", tmp_path], check=True)
+    (tmp_path / "file").touch()
+    assert lineage.git_state(tmp_path) == (None, True)
+
+
+@pytest.mark.parametrize("broken", [False, True])
+def test_no_usable_git_checkout_is_recorded_as_such(project: Path, broken: bool) -> None:
+    shutil.rmtree(project / ".git")
+    if broken:
+        (project / ".git").write_text("gitdir: /nowhere/at/all\n")
+    traced = lineage.trace(config.load(), None)
+    assert (traced.git_commit, traced.git_dirty) == (None, None)
+    assert len(traced.code_digest) == 64
+
+
+@pytest.mark.parametrize(
+    ("path", "counts"),
+    [
+        ("tasks/config.py", True),
+        ("tasks/models/mlp.py", True),
+        ("flows/__init__.py", True),
+        ("requirements.lock", True),
+        ("params.yaml", False),
+        ("my/models.py", False),
+    ],
+)
+def test_code_digest_changes_with_the_code_only(project: Path, path: str, counts: bool) -> None:
+    before = lineage.code_digest()
+    Path(path).parent.mkdir(exist_ok=True)
+    with Path(path).open("a") as file:
+        file.write("\n# changed\n")
+    assert (lineage.code_digest() != before) == counts
+
+
+def test_code_digest_tells_a_moved_file(project: Path) -> None:
+    before = lineage.code_digest()
+    Path("tasks/models/mlp.py").rename("tasks/models/perceptron.py")
+    assert lineage.code_digest() != before
+
+
+@pytest.mark.parametrize("path", ["my/models.py", "my/models/__init__.py"])
+def test_code_digest_holds_the_users_own_model(project: Path, path: str) -> None:
+    Path(path).parent.mkdir(parents=True)
+    Path(path).write_text("def build(): ...\n")
+    digests = [lineage.code_digest("my.models:build"), lineage.code_digest("mlp")]
+    Path(path).write_text("def build(): return None\n")
+    digests += [lineage.code_digest("my.models:build"), lineage.code_digest("mlp")]
+    assert digests[0] != digests[2]
+    assert digests[1] == digests[3]
+
+
+KERNEL = np.arange(6, dtype=np.float32).reshape(2, 3)
+BIAS = np.ones(3, np.float32)
+
+
+def test_weights_digest_does_not_depend_on_order_or_memory_layout() -> None:
+    digest = lineage.weights_digest([("dense/kernel", KERNEL), ("dense/bias", BIAS)])
+    assert lineage.weights_digest([("dense/bias", BIAS), ("dense/kernel", np.asfortranarray(KERNEL))]) == digest
+
+
+@pytest.mark.parametrize(
+    ("name", "kernel"),
+    [
+        ("dense1/kernel", KERNEL),
+        ("dense/kernel", KERNEL.T),
+        ("dense/kernel", KERNEL.reshape(3, 2)),
+        ("dense/kernel", KERNEL.astype(np.float64)),
+        ("dense/kernel", KERNEL.view(np.int32)),
+        ("dense/kernel", np.nextafter(KERNEL, np.float32(9))),
+    ],
+)
+def test_weights_digest_depends_on_everything_else(name: str, kernel: np.ndarray) -> None:
+    assert lineage.weights_digest([(name, kernel)]) != lineage.weights_digest([("dense/kernel", KERNEL)])
+
+
+def test_data_version_is_the_md5_of_prepared(project: Path) -> None:
+    assert lineage.data_version("never_prepared") is None
+    lock = project / "data" / "digits" / "dvc.lock"
+    lock.parent.mkdir(parents=True, exist_ok=True)
+    lock.write_text(LOCK)
+    assert lineage.data_version("digits") == "33333333333333333333333333333333"
+    lock.write_text(LOCK.partition("  prepare:")[0])
+    assert lineage.data_version("digits") is None
+
+
+@pytest.mark.parametrize(
+    "text", ["<<<<<<< HEAD\nstages: {}\n=======\n", "stages: [", "", LOCK.replace(" md5: 3", " m: 3")]
+)
+def test_an_unreadable_lock_is_named(project: Path, text: str) -> None:
+    lock = project / "data" / "digits" / "dvc.lock"
+    lock.parent.mkdir(parents=True, exist_ok=True)
+    lock.write_text(text)
+    with pytest.raises(UserError, match=r"data/digits/dvc\.lock cannot be read"):
+        lineage.data_version("digits")
+
+
+def test_finished_run_is_the_newest_that_is_the_same(project: Path) -> None:
+    traced = lineage.trace(config.load(), "abc")
+    assert lineage.finished_run(traced) is None
+
+    def save(run: records.RunSummary) -> None:
+        records.save(run, project / "mlruns" / "runs" / run.run_id / "run.json")
+
+    save(summary("failed", traced, "2026-01-09T00:00:00+00:00", "FAILED"))
+    for key in ("data_version", "settings_digest", "code_digest"):
+        save(summary(f"other_{key}", traced.model_copy(update={key: "other"}), "2026-01-09T00:00:00+00:00"))
+    unreadable = project / "mlruns" / "runs" / "unreadable" / "run.json"
+    unreadable.parent.mkdir()
+    unreadable.write_text("{")
+    assert lineage.finished_run(traced) is None
+
+    save(summary("newest", traced, "2026-01-03T00:00:00+00:00"))
+    save(summary("old", traced, "2026-01-02T00:00:00+00:00"))
+    # Another commit with the same code is the same code.
+    found = lineage.finished_run(traced.model_copy(update={"git_commit": "other", "git_dirty": True}))
+    assert found is not None
+    assert found.run_id == "newest"
+
+
+def test_importing_lineage_is_cheap(project: Path) -> None:
+    heavy = "{'numpy', 'mlflow', 'tensorflow', 'keras', 'pygit2'}"
+    code = f"import sys; from tasks import lineage; print({heavy} & sys.modules.keys())"
+    done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
+    assert done.stdout.strip() == "set()"

@@ -1,0 +1,221 @@
+import sys
+
+import keras
+import numpy as np
+import pytest
+
+from tasks import config, models
+from tasks.errors import UserError
+from tasks.records import PreparedDataset, PreparedSplit
+
+
+@pytest.fixture
+def policy():
+    """Sets Keras' dtype policy for one test."""
+    before = keras.config.dtype_policy()
+    yield keras.config.set_dtype_policy
+    keras.config.set_dtype_policy(before)
+
+
+def prepared(shape=(28, 28, 1), num_classes=10, mean=(0.0,), std=(1.0,)):
+    """The manifest of a prepared dataset, of which a model reads shape, classes and statistics."""
+    split = PreparedSplit(
+        num_examples=1,
+        images="images.npy",
+        labels="labels.npy",
+        sha256={},
+        class_counts=(1,),
+        pixel_mean=mean,
+        pixel_std=std,
+    )
+    return PreparedDataset(
+        name="digits",
+        version="1.0.0",
+        tfds_version="4.9.10",
+        folder="data/digits/prepared",
+        raw_folder="data/digits/raw",
+        image_shape=shape,
+        num_classes=num_classes,
+        class_names=tuple(str(i) for i in range(num_classes)),
+        splits={"train": split},
+        sources=(),
+        licence=None,
+    )
+
+
+def build(name, shape=(28, 28, 1), num_classes=10, normalization="scale", **options):
+    return models.build(config.Model(name=name, options=options), prepared(shape, num_classes), normalization)
+
+
+def dense(inputs, outputs):
+    return inputs * outputs + outputs
+
+
+def conv(size, inputs, outputs):
+    return size * size * inputs * outputs + outputs
+
+
+def conv_norm(size, inputs, outputs):
+    """A convolution without bias, and batch normalisation: scale, offset, moving mean, moving variance."""
+    return size * size * inputs * outputs + 4 * outputs
+
+
+# Counted by hand from each model's description; a valid 3x3 convolution takes 2 pixels off, a pooling halves.
+PARAMETERS = [
+    ("mlp", (28, 28, 1), 10, {}, dense(784, 256) + dense(256, 256) + dense(256, 10)),
+    ("mlp", (8, 8, 1), 10, {}, dense(64, 256) + dense(256, 256) + dense(256, 10)),
+    ("mlp", (4, 4, 3), 5, {"units": [7]}, dense(48, 7) + dense(7, 5)),
+    ("mlp", (4, 4, 3), 5, {"units": []}, dense(48, 5)),
+    ("convnet", (28, 28, 1), 10, {}, conv(3, 1, 32) + dense(13 * 13 * 32, 64) + dense(64, 10)),
+    ("convnet", (32, 32, 3), 100, {}, conv(3, 3, 32) + dense(15 * 15 * 32, 64) + dense(64, 100)),
+    ("convnet2", (28, 28, 1), 10, {}, conv(3, 1, 32) + conv(3, 32, 64) + dense(7 * 7 * 64, 64) + dense(64, 10)),
+    ("convnet2", (8, 8, 1), 10, {}, conv(3, 1, 32) + conv(3, 32, 64) + dense(2 * 2 * 64, 64) + dense(64, 10)),
+    (
+        "resnet", (32, 32, 3), 10, {},
+        conv_norm(3, 3, 16) + 2 * conv_norm(3, 16, 16)
+        + conv_norm(1, 16, 32) + conv_norm(3, 16, 32) + conv_norm(3, 32, 32)
+        + conv_norm(1, 32, 64) + conv_norm(3, 32, 64) + conv_norm(3, 64, 64)
+        + dense(64, 10),
+    ),
+    (
+        "resnet", (28, 28, 1), 10, {"blocks_per_stage": 2, "filters": 4},
+        conv_norm(3, 1, 4) + 4 * conv_norm(3, 4, 4)
+        + conv_norm(1, 4, 8) + conv_norm(3, 4, 8) + 3 * conv_norm(3, 8, 8)
+        + conv_norm(1, 8, 16) + conv_norm(3, 8, 16) + 3 * conv_norm(3, 16, 16)
+        + dense(16, 10),
+    ),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "shape", "num_classes", "options", "expected"), PARAMETERS)
+def test_shape_and_number_of_parameters(name, shape, num_classes, options, expected):
+    model = build(name, shape, num_classes, **options)
+    assert model.count_params() == expected
+    assert model.output_shape == (None, num_classes)
+    assert model.input_shape == (None, *shape)
+    pixels = np.random.default_rng(0).integers(0, 256, (3, *shape), dtype=np.uint8)
+    logits = keras.ops.convert_to_numpy(model(pixels))
+    assert logits.shape == (3, num_classes)
+    assert np.isfinite(logits).all()
+    assert not np.allclose(logits.sum(axis=1), 1), "logits, not probabilities"
+
+
+def layers_of(model):
+    for layer in model.layers:
+        yield layer.name
+        if hasattr(layer, "layers"):
+            yield from layers_of(layer)
+
+
+@pytest.mark.parametrize("name", config.names_of("models"))
+def test_two_builds_have_the_same_variables_under_the_same_names(name):
+    first, second = build(name, dropout=0.5), build(name, dropout=0.5)
+    assert [v.shape for v in first.variables] == [v.shape for v in second.variables]
+    assert [v.path for v in first.weights] == [v.path for v in second.weights]
+    assert list(layers_of(first)) == list(layers_of(second)), "an automatic name counts on from build to build"
+    assert len({v.path for v in first.weights}) == len(first.weights)
+
+
+@pytest.mark.parametrize("name", config.names_of("models"))
+def test_logits_are_float32_under_mixed_precision(name, policy):
+    policy("mixed_bfloat16")
+    model = build(name)
+    core = model.layers[-1]
+    assert core.get_layer("logits").compute_dtype == "float32"
+    assert {layer.compute_dtype for layer in core.layers} == {"bfloat16", "float32"}
+    pixels = np.zeros((2, 28, 28, 1), np.uint8)
+    assert keras.backend.standardize_dtype(model(pixels).dtype) == "float32"
+
+
+@pytest.mark.parametrize("name", config.names_of("models"))
+def test_dropout_is_an_option_and_off_where_it_is_not_given(name):
+    assert not any("dropout" in layer for layer in layers_of(build(name)))
+    model = build(name, dropout=0.5)
+    assert any("dropout" in layer for layer in layers_of(model))
+    pixels = np.full((1, 28, 28, 1), 200, np.uint8)
+    assert not np.allclose(model(pixels, training=True), model(pixels, training=False))
+    np.testing.assert_array_equal(model(pixels, training=False), model(pixels, training=False))
+
+
+@pytest.mark.parametrize(
+    ("kind", "expected"),
+    [
+        ("scale", [[0.0, 0.0], [1.0, 1.0]]),
+        ("standardize", [[-2.0, -100.0], [(255 - 100) / 50, 155.0]]),
+        ("none", [[0.0, 0.0], [255.0, 255.0]]),
+    ],
+)
+def test_normalization(kind, expected):
+    # The second channel does not vary: it must be shifted, and not be divided by zero.
+    data = prepared((1, 1, 2), mean=(100.0, 100.0), std=(50.0, 0.0))
+    model = models.build(config.Model(name="mlp", options={}), data, kind)
+    pixels = np.array([[0, 0], [255, 255]], np.uint8).reshape(2, 1, 1, 2)
+    normalized = keras.ops.convert_to_numpy(model.get_layer("normalization")(pixels)).reshape(2, 2)
+    np.testing.assert_allclose(normalized, expected, rtol=1e-5, atol=1e-4)
+    assert not model.get_layer("normalization").weights, "statistics are constants: weights fit every normalisation"
+
+
+OWN = """
+import keras
+
+def build(input_shape, num_classes, width=4):
+    images = keras.Input(input_shape)
+    x = keras.layers.Flatten()(images)
+    return keras.Model(images, keras.layers.Dense(num_classes, name="logits")(keras.layers.Dense(width)(x)))
+
+def needs_nothing(input_shape, num_classes):
+    return build(input_shape, num_classes)
+
+text = "not a function"
+"""
+
+
+@pytest.fixture
+def own_models(project, monkeypatch):
+    """The project with models of the user's own, and this process as before afterwards."""
+    monkeypatch.setattr(sys, "path", sys.path[:])
+    (project / "own_models.py").write_text(OWN)
+    (project / "broken_models.py").write_text("import keras\nraise RuntimeError('no licence')\n")
+    (project / "needy_models.py").write_text("import a_package_that_is_not_there\n")
+    yield project
+    for name in ("own_models", "broken_models", "needy_models"):
+        sys.modules.pop(name, None)
+
+
+def test_a_model_of_the_users_own(own_models):
+    model = build("own_models:build", (2, 2, 1), 3, width=5)
+    assert model.count_params() == dense(4, 5) + dense(5, 3)
+    assert config.load(None, ["model.name=own_models:build"]).model.name == "own_models:build"
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "said"),
+    [
+        ("mlp", {"unit": [3]}, ["'model.options.unit'", "did you mean 'model.options.units'?", "dropout"]),
+        ("mlp", {"input_shape": [3]}, ["'model.options.input_shape'", "dropout"]),
+        ("mlp", {"dropout": 2}, ["model.name = 'mlp'", "'dropout': 2", "(28, 28, 1)"]),
+        ("mlp", {"units": 3}, ["model.name = 'mlp'", "'units': 3"]),
+        ("own_models:build", {"widht": 3}, ["'model.options.widht'", "did you mean 'model.options.width'?"]),
+        ("own_models:needs_nothing", {"width": 3}, ["'model.options.width'", "no options"]),
+        ("own_models:text", {}, ["own_models:text", "no function 'text'"]),
+        ("own_models:gone", {}, ["own_models:gone", "no function 'gone'"]),
+        ("own_models:", {}, ["own_models:", "no function ''"]),
+        ("gone_models:build", {}, ["gone_models:build", "no module 'gone_models'"]),
+        ("needy_models:build", {}, ["needy_models:build", "no module 'a_package_that_is_not_there'"]),
+        ("broken_models:build", {}, ["broken_models:build", "RuntimeError: no licence"]),
+        (":build", {}, [":build", "module:function"]),
+        ("../models:build", {}, ["../models:build", "module:function"]),
+    ],
+)
+def test_a_wrong_model_gives_one_message(own_models, name, options, said):
+    with pytest.raises(UserError) as caught:
+        build(name, **options)
+    message = str(caught.value)
+    assert "\n" not in message
+    for text in said:
+        assert text in message
+
+
+def test_an_image_too_small_for_the_model():
+    with pytest.raises(UserError, match=r"'convnet'.*\(2, 2, 1\)"):
+        build("convnet", (2, 2, 1))

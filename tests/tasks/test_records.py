@@ -1,0 +1,118 @@
+import json
+import math
+import stat
+import threading
+
+import pytest
+from pydantic import ValidationError
+
+from tasks import records
+from tasks.errors import UserError
+from tasks.records import EvaluationResult, SourceFile
+
+OLD = SourceFile(url="https://example.org/old.gz", sha256="0" * 64, num_bytes=1)
+NEW = SourceFile(url="https://example.org/new.gz", sha256="f" * 64, num_bytes=2)
+DIVERGED = EvaluationResult(
+    run_id="r",
+    checkpoint="mlruns/runs/r/checkpoints/3",
+    step=3,
+    num_examples=2,
+    metrics={"test/loss": math.nan, "test/accuracy": 0.5},
+    classes=(records.ClassMetrics(name="0", precision=0.5, recall=1.0, f1=2 / 3, support=1),),
+    confusion_matrix=((1, 0), (1, 0)),
+)
+
+
+@pytest.mark.parametrize("record", [OLD, DIVERGED], ids=["plain", "diverged"])
+def test_what_is_saved_is_loaded(record, tmp_path):
+    path = records.save(record, tmp_path / "new" / "folders" / "record.json")
+    loaded = records.load(type(record), path)
+    assert loaded.model_dump_json() == record.model_dump_json()
+    json.loads(path.read_text(), parse_constant=pytest.fail)  # NaN is not JSON: jq, DVC and browsers refuse it
+
+
+def test_a_loss_that_is_no_number_stays_one(tmp_path):
+    loaded = records.load(EvaluationResult, records.save(DIVERGED, tmp_path / "evaluation.json"))
+    assert math.isnan(loaded.metrics["test/loss"])
+    assert loaded.metrics["test/accuracy"] == 0.5
+
+
+def test_a_saved_record_can_be_read_by_others_and_nothing_else_is_left(tmp_path):
+    path = records.save(OLD, tmp_path / "record.json")
+    records.save(NEW, path)
+    assert records.load(SourceFile, path) == NEW
+    assert stat.S_IMODE(path.stat().st_mode) == 0o644
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_kill_between_write_and_rename_leaves_the_old_record(tmp_path, run):
+    path = records.save(OLD, tmp_path / "record.json")
+    code = f"""
+import os, signal
+from pathlib import Path
+from tasks import records
+os.replace = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
+records.save(records.SourceFile(**{NEW.model_dump()!r}), Path({str(path)!r}))
+"""
+    assert run(["python", "-c", code]).returncode == -9
+    assert records.load(SourceFile, path) == OLD
+    aside = [other for other in tmp_path.iterdir() if other != path]
+    assert [records.load(SourceFile, other) for other in aside] == [NEW], "the new one was complete before the rename"
+    assert all(other.name.startswith(".record.json.") for other in aside)
+
+
+def test_a_rename_that_fails_leaves_nothing_behind(tmp_path):
+    path = tmp_path / "record.json"
+    path.mkdir()
+    with pytest.raises(IsADirectoryError):
+        records.save(OLD, path)
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_reader_never_sees_half_a_record(tmp_path):
+    path = records.save(OLD, tmp_path / "record.json")
+    done = threading.Event()
+
+    def write():
+        for i in range(200):
+            records.save(NEW if i % 2 else OLD, path)
+        done.set()
+
+    writer = threading.Thread(target=write)
+    writer.start()
+    seen = set()
+    while not done.is_set():
+        seen.add(records.load(SourceFile, path))
+    writer.join()
+    assert seen <= {OLD, NEW}
+    assert records.load(SourceFile, path) == NEW
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (None, "is missing: the stage that writes it has not finished"),
+        (b"", "is not a readable SourceFile"),
+        (b'{"url": "https://exa', "is not a readable SourceFile"),
+        (b"\xff\xfe", "is not a readable SourceFile"),
+        (b'{"url": "u", "sha256": "s"}', "is not a readable SourceFile"),
+        (b'{"url": "u", "sha256": "s", "num_bytes": "many"}', "is not a readable SourceFile"),
+        (b'{"url": "u", "sha256": "s", "num_bytes": 1, "size": 1}', "is not a readable SourceFile"),
+        ("folder", "is not a readable SourceFile"),
+    ],
+)
+def test_a_record_that_cannot_be_read(content, said, tmp_path):
+    path = tmp_path / "record.json"
+    if content == "folder":
+        path.mkdir()
+    elif content is not None:
+        path.write_bytes(content)
+    with pytest.raises(UserError) as caught:
+        records.load(SourceFile, path)
+    assert str(caught.value).startswith(f"{path} {said}")
+    assert "\n" not in str(caught.value)
+
+
+def test_a_record_cannot_be_changed():
+    with pytest.raises(ValidationError, match="frozen"):
+        OLD.num_bytes = 3

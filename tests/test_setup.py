@@ -1,0 +1,119 @@
+"""The Makefile, the lock, and the two fixtures that all other tests stand on."""
+
+import re
+import sys
+import time
+import tomllib
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+
+ROOT = Path(__file__).resolve().parent.parent
+PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+LOCK = (ROOT / "requirements.lock").read_text()
+TARGETS = ["setup", "run", "test", "test-slow", "lint", "bench", "ui", "clean", "lock", "help"]
+
+
+def test_make_alone_lists_every_target(project, run):
+    result = run(["make"])
+    assert result.returncode == 0
+    listed = re.findall(r"^  make (\S+) +\S", result.stdout, re.MULTILINE)
+    assert sorted(listed) == sorted(TARGETS)
+    assert all(len(line) <= 120 for line in result.stdout.splitlines())
+
+
+def test_what_is_installed_is_not_installed_again(project, run):
+    stamp = project / ".venv" / ".installed"
+    assert "--require-hashes" in run(["make", "--dry-run", "setup"]).stdout
+    stamp.parent.mkdir()
+    stamp.touch()
+    for target in ("setup", "run", "test"):
+        assert "install" not in run(["make", "--dry-run", target]).stdout
+    later = time.time() + 10
+    for changed in ("requirements.lock", "pyproject.toml"):
+        before = (project / changed).stat().st_mtime
+        set_times(project / changed, later)
+        assert "--require-hashes" in run(["make", "--dry-run", "run"]).stdout, f"{changed} is newer than the stamp"
+        set_times(project / changed, before)
+
+
+def set_times(path, seconds):
+    import os
+
+    os.utime(path, (seconds, seconds))
+
+
+def test_an_interrupted_install_leaves_no_stamp(project, run):
+    (project / "requirements.lock").write_text("not-a-package-of-any-index==1 --hash=sha256:0\n")
+    result = run(["make", "setup", f"PYTHON={sys.executable}"])
+    assert result.returncode == 2
+    assert not (project / ".venv" / ".installed").exists()
+
+
+def test_a_python_that_is_not_there_is_refused(project, run):
+    result = run(["make", "setup", "PYTHON=python9.9"])
+    assert result.returncode == 2
+    assert "python9.9 is not there: install Python 3.11, 3.12 or 3.13" in result.stderr
+    assert not (project / ".venv").exists()
+
+
+def test_clean_removes_what_runs_leave_and_nothing_else(project, run):
+    before = {path for path in project.rglob("*") if ".git" not in path.parts}
+    (project / ".venv").mkdir()
+    left = [
+        "mlruns/mlflow.db", "mlruns/runs/1/run.json", "metrics/test.json", "data/some/raw/a", "data/some/prepared/b",
+        "tasks/__pycache__/config.pyc", ".mypy_cache/x", ".dvc/cache/files/md5/00/1",
+    ]  # fmt: skip
+    kept = ["data/some/dvc.yaml", ".venv/x"]
+    for name in left + kept:
+        (project / name).parent.mkdir(parents=True, exist_ok=True)
+        (project / name).write_text("x")
+    assert run(["make", "clean"]).returncode == 0
+    assert [name for name in left if (project / name).exists()] == []
+    assert [name for name in kept if not (project / name).exists()] == []
+    assert [path for path in before if not path.exists()] == []
+    assert (project / "mlruns").is_dir()
+
+
+@pytest.mark.parametrize(
+    "requirement", PYPROJECT["dependencies"] + PYPROJECT["optional-dependencies"]["dev"], ids=lambda text: text
+)
+def test_the_lock_holds_every_requirement(requirement):
+    wanted = Requirement(requirement)
+    name = re.escape(wanted.name).replace("_", "[_-]")
+    pins = re.findall(rf"^{name}==([^\s;]+)", LOCK, re.MULTILINE | re.IGNORECASE)
+    assert pins, "run `make lock`"
+    assert all(wanted.specifier.contains(pin) for pin in pins)
+
+
+def test_the_lock_names_no_machine_and_no_index():
+    assert not re.search(r"://|--(extra-)?index-url|--find-links|--trusted-host|(?<![\w.])/\w", LOCK)
+    for line in LOCK.splitlines():
+        assert re.match(r"#|    |[A-Za-z0-9]", line)
+    pins = re.findall(r"^[A-Za-z0-9][\w.-]*==.* \\$", LOCK, re.MULTILINE)
+    assert len(pins) == len(re.findall(r"==[^\n]*\\\n +--hash=sha256:[0-9a-f]{64}", LOCK)), "each has a hash"
+
+
+def test_child_processes_import_the_copy(project, tmp_path, run):
+    code = "import tasks, flows; print(tasks.__file__, flows.__file__)"
+    result = run(["python", "-c", code], cwd=tmp_path)
+    assert result.stdout.split() == [f"{project}/tasks/__init__.py", f"{project}/flows/__init__.py"], result.stderr
+
+
+def test_the_copy_is_a_clean_repository_without_what_runs_left(project, run):
+    assert run(["git", "status", "--porcelain"]).stdout == ""
+    assert run(["git", "log", "--format=%s"]).stdout == "the project\n"
+    for name in ("params.yaml", "dvc.yaml", "pyproject.toml", "mlruns/.gitkeep"):
+        assert (project / name).is_file()
+    assert not (project / ".venv").exists()
+    assert [path.name for path in (project / "mlruns").iterdir()] == [".gitkeep"]
+
+
+def test_what_hangs_is_ended_with_all_it_started(tmp_path, run):
+    # The child ignores the end of its parent, and would write the file a moment later.
+    code = f"sleep 5 && touch {tmp_path}/alive & echo started; sleep 60"
+    with pytest.raises(pytest.fail.Exception, match="did not end within 2 s\nstarted"):
+        run(["sh", "-c", code], timeout_seconds=2)
+    time.sleep(6)
+    assert not (tmp_path / "alive").exists()
