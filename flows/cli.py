@@ -89,10 +89,15 @@ def print_summary(summary: "RunSummary", changed: bool = True) -> None:
             f"Nothing to do: data, settings and code are those of run {summary.run_id}, finished {summary.finished_at}."
         )
     table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
-    speed = "one call of the step function only" if summary.examples_per_second is None else f"{summary.examples_per_second:,.0f}"
+    speed = (
+        "one call of the step function only"
+        if summary.examples_per_second is None
+        else f"{summary.examples_per_second:,.0f}"
+    )
+    replicas = f"{summary.num_replicas} replica{'s' * (summary.num_replicas > 1)}"
     rows = {
         "dataset": f"{summary.dataset}, data version {(summary.data_version or 'not under DVC')[:12]}",
-        "strategy": f"{summary.strategy}, {summary.num_replicas} replica{'s' * (summary.num_replicas > 1)}, loop {summary.loop}",
+        "strategy": f"{summary.strategy}, {replicas}, loop {summary.loop}",
         "trained": f"{summary.epochs} epochs, {summary.steps:,} steps",
         "examples/s": speed,
         "test accuracy": f"{summary.metrics['test/accuracy']:.4f}",
@@ -171,7 +176,16 @@ def train(
             raise
         processes.run("finish", Run, settings, run=running, status="FINISHED")
         processes.stop()
-        shown = ("run_id", "dataset", "strategy", "epochs", "steps", "examples_per_second", "checkpoint", "best_checkpoint")
+        shown = (
+            "run_id",
+            "dataset",
+            "strategy",
+            "epochs",
+            "steps",
+            "examples_per_second",
+            "checkpoint",
+            "best_checkpoint",
+        )
         _print_record(result, json, (*shown, "weights_digest"))
 
 
@@ -287,7 +301,9 @@ def _print_classes(result: "EvaluationResult") -> None:
     for heading in ("class", "precision", "recall", "f1", "examples"):
         table.add_column(heading, justify="left" if heading == "class" else "right")
     for entry in result.classes:
-        table.add_row(entry.name, f"{entry.precision:.4f}", f"{entry.recall:.4f}", f"{entry.f1:.4f}", str(entry.support))
+        table.add_row(
+            entry.name, f"{entry.precision:.4f}", f"{entry.recall:.4f}", f"{entry.f1:.4f}", str(entry.support)
+        )
     Console(highlight=False).print(table)
 
 

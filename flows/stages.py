@@ -1,6 +1,6 @@
 """The stages as Prefect tasks: when, again, and under which name. What they do is in tasks/."""
 
-from prefect import Task, State, task
+from prefect import State, Task, task
 from prefect.cache_policies import NO_CACHE
 from prefect.client.schemas import TaskRun
 
@@ -10,7 +10,7 @@ from tasks.errors import DownloadError
 from tasks.records import EvaluationResult, PreparedDataset, RegisteredModel, Run, TrainingResult
 
 
-async def _download_broke_off(task: Task, task_run: TaskRun, state: State) -> bool:
+async def _download_broke_off(task: Task[..., object], task_run: TaskRun, state: State[object]) -> bool:
     """Only the network is worth another try: a wrong name or a damaged archive stays what it is."""
     error = await state.aresult(raise_on_failure=False)
     return isinstance(error, DownloadError)

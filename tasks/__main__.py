@@ -1,10 +1,10 @@
 """`python -m tasks STAGE`: what DVC and child processes call. Here tracking is put around the plain stages.
 
-    python -m tasks download NAME           the stages of data/<name>/dvc.yaml
-    python -m tasks prepare NAME
-    python -m tasks train [RECIPE] [--set section.key=value]...      the stages of the root's dvc.yaml
-    python -m tasks evaluate [RECIPE] [--set section.key=value]...
-    python -m tasks serve                   JSON lines on standard input, an answer each on standard output
+python -m tasks download NAME           the stages of data/<name>/dvc.yaml
+python -m tasks prepare NAME
+python -m tasks train [RECIPE] [--set section.key=value]...      the stages of the root's dvc.yaml
+python -m tasks evaluate [RECIPE] [--set section.key=value]...
+python -m tasks serve                   JSON lines on standard input, an answer each on standard output
 """
 
 import argparse
@@ -93,7 +93,9 @@ def train(settings: config.Settings, prepared: PreparedDataset, run: Run, resume
     return result
 
 
-def evaluate(settings: config.Settings, prepared: PreparedDataset, training: TrainingResult, run: Run) -> EvaluationResult:
+def evaluate(
+    settings: config.Settings, prepared: PreparedDataset, training: TrainingResult, run: Run
+) -> EvaluationResult:
     """Evaluate, with metrics, records and the confusion matrix going to MLflow."""
     from tasks import report, tracking
     from tasks.evaluate import evaluate as evaluate_stage
@@ -172,9 +174,9 @@ def _answer(stage: str, arguments: dict[str, Any]) -> dict[str, Any]:
     try:
         signal.signal(signal.SIGINT, signal.default_int_handler)
         try:
+            settings = config.parse(arguments.pop("settings"))
             given = {name: RECORDS[name].model_validate(v) if name in RECORDS else v for name, v in arguments.items()}
-            given["settings"] = config.parse(given["settings"])
-            return {"record": REQUESTS[stage](**given).model_dump(mode="json")}
+            return {"record": REQUESTS[stage](settings, **given).model_dump(mode="json")}
         finally:
             signal.signal(signal.SIGINT, signal.SIG_IGN)
     except KeyboardInterrupt:
@@ -184,8 +186,11 @@ def _answer(stage: str, arguments: dict[str, Any]) -> dict[str, Any]:
     except Exception as error:
         if os.environ.get("STRATAGEM_DEBUG"):
             traceback.print_exc()
-        first = (str(error).strip() or type(error).__name__).splitlines()[0]
-        return errors.to_json(StratagemError(f"{stage} failed: {type(error).__name__}: {first}"))
+        # TensorFlow and Keras put the cause last, after the user code that led there.
+        cause = (str(error).strip() or "no message").splitlines()[-1].strip()
+        return errors.to_json(
+            StratagemError(f"{stage} failed: {type(error).__name__}: {cause} (the whole story: --debug)")
+        )
 
 
 def _import_quietly(*modules: str) -> None:
@@ -198,6 +203,7 @@ def _import_quietly(*modules: str) -> None:
         tf.config.list_physical_devices()  # Looks for a GPU, and says so at length when there is none.
     logging.basicConfig(level=logging.ERROR, format="%(message)s", force=True)
     logging.getLogger("tasks").setLevel(logging.INFO)
+    logging.getLogger("mlflow").setLevel(logging.ERROR)  # It has a handler of its own.
 
 
 def data_stage(stage: str, name: str) -> None:
@@ -205,7 +211,9 @@ def data_stage(stage: str, name: str) -> None:
     root = config.project_root()
     path = root / "data" / name / "params.yaml"
     if not path.is_file():
-        raise UserError(f"there is no dataset folder data/{name}: `stratagem {stage}` with dataset.name={name} makes it")
+        raise UserError(
+            f"there is no dataset folder data/{name}: `stratagem {stage}` with dataset.name={name} makes it"
+        )
     section = yaml.safe_load(path.read_text(encoding="utf-8"))["dataset"]
     overrides = [f"dataset.{key}={json.dumps(value)}" for key, value in section.items()]
     if downloads := os.environ.get("STRATAGEM_DOWNLOADS"):
@@ -260,6 +268,7 @@ def model_stage(stage: str, settings: config.Settings) -> None:
 
 
 def main() -> None:
+    """Run one stage, and end with its exit code."""
     parser = argparse.ArgumentParser(prog="python -m tasks", description="Run one stage; `stratagem` runs them all.")
     parser.add_argument("stage", choices=["download", "prepare", "train", "evaluate", "serve"])
     parser.add_argument("name", nargs="?", metavar="NAME|RECIPE")

@@ -1,4 +1,5 @@
-"""Write, restore, "latest" and "best": a flat ``{key: numpy array}`` of everything that changes, and a small JSON state.
+"""Write, restore, "latest" and "best": a flat ``{key: numpy array}`` of everything that changes, and a small JSON
+state.
 
 One format for every backend and number of devices. Orbax writes aside in the background and commits by a rename.
 """
@@ -83,7 +84,8 @@ def assign(model: Any, arrays: Mapping[str, npt.NDArray[Any]], groups: tuple[str
 
 
 class Checkpoints:
-    """The checkpoints of one run, by training step. Close it, or use it in a ``with``, so that the last write is waited for."""
+    """The checkpoints of one run, by training step. Close it, or use it in a ``with``, so that the last write is
+    waited for."""
 
     def __init__(self, folder: Path, keep: int = 1, monitor: str = "validation/loss") -> None:
         sign = -1.0 if monitor.endswith("loss") else 1.0
@@ -107,7 +109,9 @@ class Checkpoints:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self.close()
 
     def close(self) -> None:
@@ -144,7 +148,9 @@ class Checkpoints:
         self._manager.wait_until_finished()
         present = self.steps()
         if not present:
-            raise UserError(f"{self.folder} holds no checkpoint: the run was stopped before the first one; train it again")
+            raise UserError(
+                f"{self.folder} holds no checkpoint: the run was stopped before the first one; train it again"
+            )
         if which == "latest":
             return present[-1]
         if which == "best":

@@ -23,7 +23,9 @@ def evaluate(settings: config.Settings, prepared: PreparedDataset, training: Tra
     """
     keras.config.set_dtype_policy(settings.train.dtype_policy)
     model = models.build(settings.model, prepared, settings.input.normalization)
-    with Checkpoints(config.project_root() / training.checkpoints, settings.checkpoint.keep, settings.checkpoint.monitor) as saved:
+    with Checkpoints(
+        config.project_root() / training.checkpoints, settings.checkpoint.keep, settings.checkpoint.monitor
+    ) as saved:
         step = saved.find(settings.evaluate.checkpoint)
         arrays, _ = saved.restore(step)
     checkpoints.assign(model, arrays, ("model",))

@@ -1,14 +1,16 @@
 """From prepared data to batches: which examples, in which order, cut into which pieces.
 
-The order of an epoch is a function of (seed, epoch) alone, and the place in it is one integer, the step. So a resumed run
-reads what the killed one would have read, and worker i of n computes its part without talking to the others.
+The order of an epoch is a function of (seed, epoch) alone, and the place in it is one integer, the step. So a resumed
+run reads what the killed one would have read, and worker i of n computes its part without talking to the others.
 """
 
 import logging
 import math
+import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import lru_cache
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -35,7 +37,11 @@ class Batches:
     epoch: int = 0
     start_step: int = 0
     dataset: Any = field(init=False, repr=False)
-    """``tf.data.Dataset`` of (images uint8 (batch, height, width, channels), labels int64 (batch,)), one element a replica."""
+    """``tf.data.Dataset`` of (images uint8 (batch, height, width, channels), labels int64 (batch,)), one element a
+    replica."""
+
+    cache_folder: Any = field(default=None, repr=False)
+    """What the ``stream`` source caches in, with ``input.cache=file``; it is removed with this object."""
 
     @property
     def steps(self) -> int:
@@ -61,7 +67,9 @@ def carve(prepared: PreparedDataset, validation: str | float | int | None, seed:
     """
     splits = prepared.splits
     if "train" not in splits:
-        raise UserError(f"dataset {prepared.name} has no split 'train' (it has {', '.join(splits)}): choose another dataset")
+        raise UserError(
+            f"dataset {prepared.name} has no split 'train' (it has {', '.join(splits)}): choose another dataset"
+        )
     everything = {name: np.arange(split.num_examples) for name, split in splits.items()}
     use = {"train": ("train", everything["train"])}
     if isinstance(validation, str):
@@ -96,8 +104,8 @@ def carve(prepared: PreparedDataset, validation: str | float | int | None, seed:
 def order(num_examples: int, seed: int, epoch: int | None) -> Rows:
     """Return a permutation of ``range(num_examples)``, int64 (num_examples,), that depends on (seed, epoch) alone.
 
-    ``epoch`` None is the draw of the validation examples. Raw Philox words are sorted, because NumPy keeps a bit generator's
-    words the same for ever, and promises nothing of the kind for ``Generator.permutation``.
+    ``epoch`` None is the draw of the validation examples. Raw Philox words are sorted, because NumPy keeps a bit
+    generator's words the same for ever, and promises nothing of the kind for ``Generator.permutation``.
     """
     words = np.random.Philox(key=[seed, 0 if epoch is None else epoch + 1]).random_raw(num_examples)
     return np.argsort(words, kind="stable")
@@ -122,7 +130,8 @@ def training(
     worker: int = 0,
     num_workers: int = 1,
 ) -> Batches:
-    """Return the training batches: shuffled anew each epoch, augmented if asked, this worker's part of each global batch.
+    """Return the training batches: shuffled anew each epoch, augmented if asked, this worker's part of each global
+    batch.
 
     Args:
         settings: ``input`` and ``train.seed`` are read.
@@ -158,7 +167,8 @@ def training(
 def ordered(
     settings: config.Settings, prepared: PreparedDataset, use: str, global_batch_size: int, num_replicas: int = 1
 ) -> Batches:
-    """Return the batches of ``validation`` or ``test``: every example once, in the order of the data, never augmented."""
+    """Return the batches of ``validation`` or ``test``: every example once, always in the same order, never
+    augmented."""
     split, rows = carve(prepared, settings.input.validation, settings.train.seed)[use]
     batches = Batches(len(rows), min(global_batch_size, len(rows)), drop_remainder=False)
     _fill(batches, settings, prepared, split, rows, num_replicas, 0, 1, shuffle=False, augment=None)
@@ -182,11 +192,15 @@ def _fill(
     if choose_source(section, prepared) == "array":
         epoch_batches = _array_source(batches, prepared, split, rows, seed if shuffle else None, worker, num_workers)
     else:
-        epoch_batches = _stream_source(batches, section, prepared, split, rows, seed if shuffle else None, worker, num_workers)
+        epoch_batches = _stream_source(
+            batches, section, prepared, split, rows, seed if shuffle else None, worker, num_workers
+        )
 
     def one_epoch(_: Any) -> Any:
         # Asked when an iteration starts, so that one dataset serves all epochs and a resume starts inside one.
-        epoch, start = tf.numpy_function(lambda: (np.int64(batches.epoch), np.int64(batches.start_step)), [], [tf.int64] * 2)
+        epoch, start = tf.numpy_function(
+            lambda: (np.int64(batches.epoch), np.int64(batches.start_step)), [], [tf.int64] * 2
+        )
         dataset = epoch_batches(tf.ensure_shape(epoch, ()), tf.ensure_shape(start, ()))
         if augment is not None:
             dataset = dataset.enumerate(start).map(
@@ -210,16 +224,17 @@ def _pieces(images: Any, labels: Any, num_replicas: int) -> Any:
 
 
 @lru_cache(maxsize=4)  # The training and the validation split are often rows of the same array.
-def _resident(images: str, labels: str) -> tuple[Any, Any]:
-    root = config.project_root()
-    return tuple(tf.convert_to_tensor(np.load(root / path, mmap_mode="r")) for path in (images, labels))
+def _resident(images: Path, labels: Path, sha256: tuple[str, ...]) -> tuple[Any, Any]:
+    """Return both arrays as tensors; the hashes are there to tell a rebuilt array from the one before."""
+    return tuple(tf.convert_to_tensor(np.load(path, mmap_mode="r")) for path in (images, labels))
 
 
 def _array_source(
     batches: Batches, prepared: PreparedDataset, split: str, rows: Rows, seed: int | None, worker: int, num_workers: int
 ) -> Callable[[Any, Any], Any]:
     """Return (epoch, first step) -> dataset of batches, by gathering rows of arrays that lie in memory."""
-    images, labels = _resident(prepared.splits[split].images, prepared.splits[split].labels)
+    root, arrays = config.project_root(), prepared.splits[split]
+    images, labels = _resident(root / arrays.images, root / arrays.labels, tuple(arrays.sha256.values()))
     total, size = len(rows), batches.global_batch_size
     even = total % size == 0 or batches.drop_remainder
 
@@ -231,7 +246,9 @@ def _array_source(
 
         def gather(step: Any) -> Any:
             first, last = step * size, tf.minimum((step + 1) * size, total)
-            mine = shuffled[first + (last - first) * worker // num_workers : first + (last - first) * (worker + 1) // num_workers]
+            mine = shuffled[
+                first + (last - first) * worker // num_workers : first + (last - first) * (worker + 1) // num_workers
+            ]
             if even and size % num_workers == 0:
                 mine = tf.ensure_shape(mine, (size // num_workers,))
             return tf.gather(images, mine), tf.gather(labels, mine)
@@ -252,14 +269,15 @@ def _stream_source(
     num_workers: int,
 ) -> Callable[[Any, Any], Any]:
     """Return (epoch, first step) -> dataset of batches, read from TFRecord shards that need not fit in memory."""
-    paths, lengths = datasets.shards(prepared, split)
-    chosen = np.zeros(sum(lengths), bool)
+    builder = datasets.build(prepared.name, prepared.version, config.project_root() / prepared.raw_folder)
+    shards = datasets.shards(builder, split, prepared.image_shape)
+    chosen = np.zeros(sum(shards.lengths), bool)
     chosen[rows] = True
     chosen = tf.constant(chosen)
-    starts = np.cumsum([0, *lengths[:-1]])
-    records = tf.data.Dataset.from_tensor_slices((paths, starts)).interleave(
+    starts = np.cumsum([0, *shards.lengths[:-1]])
+    records = tf.data.Dataset.from_tensor_slices((shards.paths, starts)).interleave(
         lambda path, start: tf.data.TFRecordDataset(path).enumerate(start),
-        cycle_length=min(4, len(paths)),
+        cycle_length=min(4, len(shards.paths)),
         num_parallel_calls=tf.data.AUTOTUNE,
         deterministic=True,
     )
@@ -267,38 +285,30 @@ def _stream_source(
     if section.cache == "memory":
         records = records.cache()
     elif section.cache == "file":
-        records = records.cache(str(config.project_root() / prepared.folder) + f".{split}-{len(rows)}-{worker}of{num_workers}.cache")
+        # A folder of its own: TensorFlow would take an old file for these records, and trip over a killed run's lock.
+        batches.cache_folder = tempfile.TemporaryDirectory(prefix=".cache.", dir=config.project_root() / "mlruns")
+        records = records.cache(f"{batches.cache_folder.name}/records")
 
     def epoch_batches(epoch: Any, start: Any) -> Any:
         shuffled = records
         if seed is not None:
-            shuffled = records.shuffle(section.shuffle_buffer, seed=seed * 1_000_003 + epoch, reshuffle_each_iteration=False)
-        batched = shuffled.batch(batches.global_batch_size // num_workers, drop_remainder=batches.drop_remainder).skip(start)
-        return batched.map(
-            lambda serialized: decode(serialized, prepared.image_shape), num_parallel_calls=tf.data.AUTOTUNE
+            # The seed of this function's graph alone: with a graph seed of 0, which train.seed=0 would hand down,
+            # TensorFlow compares the tensor below with 0 in Python, and fails.
+            tf.random.set_seed(1)
+            shuffled = records.shuffle(
+                section.shuffle_buffer, seed=seed * 1_000_003 + epoch, reshuffle_each_iteration=False
+            )
+        batched = shuffled.batch(batches.global_batch_size // num_workers, drop_remainder=batches.drop_remainder).skip(
+            start
         )
+        return batched.map(shards.decode, num_parallel_calls=tf.data.AUTOTUNE)
 
     return epoch_batches
 
 
-def decode(serialized: Any, image_shape: tuple[int, int, int]) -> tuple[Any, Any]:
-    """Return (images uint8 (batch, *image_shape), labels int64 (batch,)) of a batch of serialized TFDS examples.
-
-    A whole batch is parsed at once: one example at a time is three times slower (12-16k against 46k examples/s).
-    """
-    features = {"image": tf.io.FixedLenFeature([], tf.string), "label": tf.io.FixedLenFeature([], tf.int64)}
-    parsed = tf.io.parse_example(serialized, features)
-
-    def decode_image(encoded: Any) -> Any:
-        image = tf.io.decode_image(encoded, channels=image_shape[-1], expand_animations=False)
-        return datasets.resize(image, image_shape)
-
-    images = tf.map_fn(decode_image, parsed["image"], fn_output_signature=tf.TensorSpec(image_shape, tf.uint8))
-    return images, parsed["label"]
-
-
 def _augmentation(section: config.Augmentation, seed: int) -> Callable[[Any, Any, Any], Any] | None:
-    """Return (images, epoch, step) -> images, or None; the draw depends on (seed, epoch, step) and the place in the batch."""
+    """Return (images, epoch, step) -> images, or None; the draw depends on (seed, epoch, step) and the place in the
+    batch."""
     if not section.flip and not section.crop_padding:
         return None
     padding = section.crop_padding

@@ -69,7 +69,8 @@ class Position(keras.callbacks.Callback):
 
 
 class Throughput(keras.callbacks.Callback):
-    """Measures examples per second over all training steps after the first call, validation and checkpoints left out."""
+    """Measures examples per second over all training steps after the first call, validation and checkpoints left
+    out."""
 
     def __init__(self, position: Position) -> None:
         super().__init__()
@@ -142,6 +143,7 @@ class SaveCheckpoints(keras.callbacks.Callback):
         self.every_steps = every_steps
         self.restore_metrics = metric_values
         self._metrics: dict[str, float] | None = None
+        self._last_step = position.step
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, float] | None = None) -> None:
         start = self.position.start
@@ -149,14 +151,11 @@ class SaveCheckpoints(keras.callbacks.Callback):
             self.restore_metrics()  # Keras has just reset them, and this epoch's first part is in them.
 
     def on_train_batch_end(self, batch: int, logs: dict[str, float] | None = None) -> None:
-        done = self.position.step
-        if self.every_steps and done // self.every_steps > self._last_step // self.every_steps:
-            if self.position.step_in_epoch < self.position.batches.steps:  # The epoch's end has a checkpoint of its own.
-                self._save(None)
+        done, every = self.position.step, self.every_steps
+        due = every is not None and done // every > self._last_step // every
+        if due and self.position.step_in_epoch < self.position.batches.steps:  # An epoch's end saves its metrics too.
+            self._save(None)
         self._last_step = done
-
-    def on_train_begin(self, logs: dict[str, float] | None = None) -> None:
-        self._last_step = self.position.step
 
     def on_epoch_end(self, epoch: int, logs: dict[str, float] | None = None) -> None:
         self._metrics = metric_names(logs or {})
@@ -184,11 +183,11 @@ class SendMetrics(keras.callbacks.Callback):
         self.send(self.position.step, metric_names(logs or {}))
 
 
-class Epochs(DataAdapter):  # type: ignore[misc]
+class Epochs(DataAdapter):
     """What ``Model.fit`` reads: a dataset iterated once an epoch, which says how many steps an epoch has.
 
-    Keras would ask the dataset, and a distributed one counts a step once for each replica. It must not learn the length from
-    the end of the data either: the step that finds no data has already advanced Dropout's seeds.
+    Keras would ask the dataset, and a distributed one counts a step once for each replica. It must not learn the
+    length from the end of the data either: the step that finds no data has already advanced Dropout's seeds.
     """
 
     def __init__(self, dataset: Any, steps: int) -> None:
@@ -226,8 +225,9 @@ def fit(
 ) -> None:
     """Train with Keras' own ``Model.fit`` from ``start`` to the end of epoch ``epochs``.
 
-    The dataset has the steps of one epoch and is iterated once an epoch; ``Position`` says which. So steps_per_execution
-    never runs over an epoch's end. An epoch that was left in its middle has fewer steps, and is a ``fit`` of its own.
+    The dataset has the steps of one epoch and is iterated once an epoch; ``Position`` says which. So
+    steps_per_execution never runs over an epoch's end. An epoch that was left in its middle has fewer steps, and is a
+    ``fit`` of its own.
     """
     data = strategy.distribute(training.dataset)
     held_out = Epochs(strategy.distribute(validation.dataset), validation.steps) if validation else None

@@ -1,10 +1,12 @@
 """Child processes: their environment, complete before a framework is imported, their start, their answers, their end.
 
-A stage process (`python -m tasks serve`) imports TensorFlow once and then serves train, evaluate and register. It is started
-as early as possible, so that its imports overlap with Prefect's and DVC's start. Requests and answers are JSON lines.
+A stage process (`python -m tasks serve`) imports TensorFlow once and then serves train, evaluate and register. It is
+started as early as possible, so that its imports overlap with Prefect's and DVC's start. Requests and answers are
+JSON lines.
 """
 
 import atexit
+import contextlib
 import json
 import os
 import shutil
@@ -14,8 +16,9 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import IO, Any, TypeVar
 
 import yaml
 from filelock import FileLock, Timeout
@@ -67,7 +70,8 @@ def set_stage_environment(settings: config.Settings) -> None:
 
 
 class StageProcess:
-    """One running `python -m tasks serve`. It ends when its standard input closes, so it cannot outlive this process."""
+    """One running `python -m tasks serve`. It ends when its standard input closes, so it cannot outlive this
+    process."""
 
     def __init__(self, environment: dict[str, str]) -> None:
         self.environment = environment
@@ -222,7 +226,8 @@ def newest_run(prepared: PreparedDataset) -> str:
 
 
 def load_training(settings: config.Settings, run_id: str | None) -> tuple[PreparedDataset, Run, TrainingResult]:
-    """Return the data and the records of a run that was trained; the newest on the settings' dataset without ``run_id``.
+    """Return the data and the records of a run that was trained; the newest on the settings' dataset without
+    ``run_id``.
 
     Raises:
         UserError: no such run, or it was not trained to its end.
@@ -254,7 +259,9 @@ def check_writable() -> None:
             with tempfile.TemporaryFile(dir=folder):
                 pass
         except OSError as error:
-            raise UserError(f"{folder} cannot be written ({error.strerror}): make the project's folder writable") from None
+            raise UserError(
+                f"{folder} cannot be written ({error.strerror}): make the project's folder writable"
+            ) from None
 
 
 def finished_runs() -> list[str]:
@@ -270,12 +277,12 @@ def unchanged(settings: config.Settings, prepared: PreparedDataset) -> RunSummar
 def _add_dataset(dataset: config.Dataset, root: Path) -> bool:
     """Make data/<name> if it is not there; return whether it was made."""
     folder, template = root / "data" / dataset.name, root / "data" / "digits"
-    described = {"name": dataset.name, "version": dataset.version, "image_size": dataset.image_size}
+    size = list(dataset.image_size) if dataset.image_size else None
+    described = {"name": dataset.name, "version": dataset.version, "image_size": size}
     path = folder / "params.yaml"
     if path.exists():
         present = yaml.safe_load(path.read_text(encoding="utf-8"))["dataset"]
         for key, wanted in described.items():
-            wanted = list(wanted) if isinstance(wanted, tuple) else wanted
             if wanted is not None and present.get(key) != wanted:
                 raise UserError(
                     f"dataset.{key} = {wanted}: data/{dataset.name}/params.yaml says {present.get(key)}. "
@@ -286,12 +293,15 @@ def _add_dataset(dataset: config.Dataset, root: Path) -> bool:
         folder.mkdir(parents=True, exist_ok=True)
         for file in ("dvc.yaml", ".gitignore"):
             shutil.copyfile(template / file, folder / file)
-        described["image_size"] = list(dataset.image_size) if dataset.image_size else None
         header = "# What this dataset is.\n"
         path.write_text(header + yaml.safe_dump({"dataset": described}, sort_keys=False), encoding="utf-8")
     except OSError as error:
-        raise UserError(f"data/{dataset.name} cannot be made ({error}): make data/ a folder that you can write to") from None
-    print(f"added data/{dataset.name}: put it under version control with `git add data/{dataset.name}`", file=sys.stderr)
+        raise UserError(
+            f"data/{dataset.name} cannot be made ({error}): make data/ a folder that you can write to"
+        ) from None
+    print(
+        f"added data/{dataset.name}: put it under version control with `git add data/{dataset.name}`", file=sys.stderr
+    )
     return True
 
 
@@ -317,7 +327,9 @@ def _reproduce(target: str, downloads: Path | None, root: Path, force: bool) -> 
             with FileLock(state / "stratagem.lock", timeout=DVC_BUSY_SECONDS):
                 _run_dvc(command, environment, root, problem)
         except Timeout:
-            raise StratagemError("another run has been preparing data for ten minutes: wait for it, then run again") from None
+            raise StratagemError(
+                "another run has been preparing data for ten minutes: wait for it, then run again"
+            ) from None
 
 
 def _run_dvc(command: list[str], environment: dict[str, str], root: Path, problem: Path) -> None:
@@ -337,12 +349,16 @@ def _run_dvc(command: list[str], environment: dict[str, str], root: Path, proble
             return
         if problem.exists():
             raise errors.from_json(json.loads(problem.read_text(encoding="utf-8")))
-        told = subprocess.run(command, cwd=root, env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True)
+        told = subprocess.run(
+            command, check=False, cwd=root, env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True
+        )
         if told.returncode == 0:
             return
         if problem.exists():
             continue
-        message = next((line for line in told.stderr.splitlines() if line.startswith("ERROR")), told.stderr.strip()[-500:])
+        message = next(
+            (line for line in told.stderr.splitlines() if line.startswith("ERROR")), told.stderr.strip()[-500:]
+        )
         if "busy" not in told.stderr or time.monotonic() - waiting_since > DVC_BUSY_SECONDS:
             raise StratagemError(f"`dvc {' '.join(command[3:])}` failed: {message.removeprefix('ERROR: ')}")
         time.sleep(2)
@@ -362,32 +378,39 @@ def serve_ui() -> None:
             *python, "prefect", "server", "start", "--host", "127.0.0.1", "--port", str(prefect_port), "--no-services"
         ],
     }  # fmt: skip
-    environment = stage_environment(None)
     log = root / "mlruns" / "ui.log"
-    children: list[subprocess.Popen[bytes]] = []
-    with log.open("wb") as output:
+    with log.open("wb") as output, contextlib.ExitStack() as stack:
+        servers = [stack.enter_context(_server(command, root, output)) for command in commands.values()]
+        for address in commands:
+            print(address)
+        print("Ctrl-C ends both.", flush=True)
+        while all(server.poll() is None for server in servers):
+            time.sleep(0.5)
+        raise StratagemError(f"a server ended by itself; its log is {log}")
+
+
+@contextlib.contextmanager
+def _server(command: list[str], root: Path, output: IO[bytes]) -> Iterator["subprocess.Popen[bytes]"]:
+    """Run a server, and end it with the processes that it started itself."""
+    server = subprocess.Popen(
+        command,
+        cwd=root,
+        env=stage_environment(None),
+        stdin=subprocess.DEVNULL,
+        stdout=output,
+        stderr=output,
+        process_group=0,
+    )
+    try:
+        yield server
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(server.pid, signal.SIGTERM)
         try:
-            for command in commands.values():
-                children.append(
-                    subprocess.Popen(
-                        command, cwd=root, env=environment, stdout=output, stderr=output, stdin=subprocess.DEVNULL, process_group=0
-                    )
-                )
-            for address in commands:
-                print(address)
-            print("Ctrl-C ends both.", flush=True)
-            while all(child.poll() is None for child in children):
-                time.sleep(0.5)
-            raise StratagemError(f"a server ended by itself; its log is {log}")
-        finally:
-            for child in children:
-                if child.poll() is None:
-                    os.killpg(child.pid, signal.SIGTERM)
-            for child in children:
-                try:
-                    child.wait(GRACE_SECONDS)
-                except subprocess.TimeoutExpired:
-                    os.killpg(child.pid, signal.SIGKILL)
+            server.wait(GRACE_SECONDS)
+        except subprocess.TimeoutExpired:
+            os.killpg(server.pid, signal.SIGKILL)
+            server.wait()
 
 
 def _free_ports(count: int) -> list[int]:

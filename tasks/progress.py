@@ -20,7 +20,12 @@ class ProgressBar(keras.callbacks.Callback):
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, float] | None = None) -> None:
         if self.console.is_terminal:
-            columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(compact=True))
+            columns = (
+                TextColumn("{task.description}"),
+                BarColumn(),
+                MofNCompleteColumn(),
+                TimeRemainingColumn(compact=True),
+            )
             self._bar = Progress(*columns, console=self.console, transient=True)
             self._task = self._bar.add_task(f"epoch {epoch + 1}/{self.epochs}", total=self.steps)
             self._bar.start()

@@ -24,7 +24,12 @@ def confusion_matrix(evaluation: EvaluationResult, title: str, path: Path) -> Pa
     shares = counts / np.maximum(counts.sum(axis=1, keepdims=True), 1)
     image = axes.imshow(shares, cmap="Blues", vmin=0, vmax=1)
     figure.colorbar(image, ax=axes, label="share of the true class", fraction=0.046)
-    axes.set_xticks(range(len(names)), names, rotation=45 if max(map(len, names)) > 2 else 0, ha="right" if max(map(len, names)) > 2 else "center")
+    axes.set_xticks(
+        range(len(names)),
+        names,
+        rotation=45 if max(map(len, names)) > 2 else 0,
+        ha="right" if max(map(len, names)) > 2 else "center",
+    )
     axes.set_yticks(range(len(names)), names)
     axes.set(xlabel="predicted", ylabel="true", title=title)
     if len(names) <= 30:

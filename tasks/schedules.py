@@ -7,7 +7,9 @@ import keras
 from tasks import config
 
 
-def learning_rate(schedule: config.Constant | config.Piecewise | config.Cosine, steps: int, epochs: int, scale: float) -> Any:
+def learning_rate(
+    schedule: config.Constant | config.Piecewise | config.Cosine, steps: int, epochs: int, scale: float
+) -> Any:
     """Return a float or a ``keras.optimizers.schedules.LearningRateSchedule``.
 
     Args:
@@ -17,9 +19,12 @@ def learning_rate(schedule: config.Constant | config.Piecewise | config.Cosine, 
         scale: factor on every learning rate (linear scaling rule, Goyal et al. 2017, section 2.1).
     """
     if schedule.kind == "piecewise":
-        # Keras takes values[i] for step <= boundaries[i], and steps count from 0: the last step of epoch e is e * steps - 1.
+        # Keras takes values[i] for step <= boundaries[i], and steps count from 0: the last step of epoch e is e *
+        # steps - 1.
         boundaries = [epoch * steps - 1 for epoch in schedule.boundaries_epochs]
-        return keras.optimizers.schedules.PiecewiseConstantDecay(boundaries, [scale * r for r in schedule.learning_rates])
+        return keras.optimizers.schedules.PiecewiseConstantDecay(
+            boundaries, [scale * r for r in schedule.learning_rates]
+        )
     if schedule.kind == "cosine":
         warmup = round(schedule.warmup_epochs * steps)
         peak = scale * schedule.learning_rate

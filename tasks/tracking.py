@@ -79,7 +79,7 @@ def _make_store(path: Path) -> None:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         # Several first runs at once, or one that is killed inside the migration, would leave a broken store for ever.
-        with filelock.FileLock(path.with_name(f".{path.name}.lock")):
+        with filelock.FileLock(path.with_name(f".{path.name}.lock"), timeout=120):
             if path.exists():
                 return
             building = path.with_name(f".{path.name}.building")

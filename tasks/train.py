@@ -51,7 +51,9 @@ def train(
         model.optimizer.build(model.trainable_variables)
         # Metrics are made at the first use, and a resumed epoch needs theirs before.
         model.compute_metrics(None, tf.zeros([1], tf.int64), tf.zeros([1, prepared.num_classes]))
-    log.info("strategy: %s; model: %s, %s parameters", strategy.describe(), settings.model.name, f"{model.count_params():,}")
+    log.info(
+        "strategy: %s; model: %s, %s parameters", strategy.describe(), settings.model.name, f"{model.count_params():,}"
+    )
 
     folder = config.project_root() / run.folder
     with Checkpoints(folder / "checkpoints", settings.checkpoint.keep, settings.checkpoint.monitor) as saved:
@@ -76,7 +78,9 @@ def train(
         loops.fit(model, strategy, training, validation, section.epochs, start, callbacks)
 
         final_step, best_step = saved.find("latest"), saved.find("best")
-        digest = lineage.weights_digest([(key, array) for key, array in checkpoints.snapshot(model).items() if key[:5] == "model"])
+        digest = lineage.weights_digest(
+            [(key, array) for key, array in checkpoints.snapshot(model).items() if key[:5] == "model"]
+        )
         final_model = checkpoints.export(model, folder / "models" / "final.keras")
         best_model = _export_best(model, saved, best_step, final_step, final_model)
 
@@ -152,7 +156,7 @@ def _start(
     arrays, state = saved.restore(saved.find("latest"))
     if state.step != state.epoch * steps + state.step_in_epoch:
         raise UserError(
-            f"the checkpoint at step {state.step} was made with other steps in an epoch than the {steps} of these settings: "
+            f"the checkpoint at step {state.step} was made with another number of steps in an epoch, not {steps}: "
             "resume with the batch size and the validation split that the run was started with"
         )
     checkpoints.assign(model, arrays, ("model", "seed", "optimizer"))

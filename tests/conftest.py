@@ -1,5 +1,7 @@
 """A project of its own for each test, and a way to run commands in it."""
 
+import contextlib
+import hashlib
 import os
 import re
 import shutil
@@ -10,7 +12,10 @@ import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
+import numpy as np
 import pytest
+
+from tasks import config, records
 
 CHECKOUT = Path(__file__).resolve().parent.parent
 # What git would ignore, for a checkout without git.
@@ -20,7 +25,8 @@ IGNORED = re.compile(
 # What a user's shell may hold and a test must not see: where runs are tracked, which cluster, repository, make.
 FOREIGN = (
     "GIT_DIR", "GIT_INDEX_FILE", "GIT_WORK_TREE", "KERAS_BACKEND", "MAKEFLAGS", "MAKELEVEL", "MLFLOW_EXPERIMENT_NAME",
-    "MLFLOW_RUN_ID", "MLFLOW_TRACKING_URI", "PREFECT_API_KEY", "PREFECT_API_URL", "PREFECT_PROFILE", "TFDS_DATA_DIR", "TF_CONFIG",
+    "MLFLOW_RUN_ID", "MLFLOW_TRACKING_URI", "PREFECT_API_KEY", "PREFECT_API_URL", "PREFECT_PROFILE",
+    "TFDS_DATA_DIR", "TF_CONFIG",
 )  # fmt: skip
 
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
@@ -111,6 +117,85 @@ def run() -> Run:
         return subprocess.CompletedProcess(process.args, process.returncode, out, err)
 
     return run
+
+
+@pytest.fixture(scope="session")
+def digits_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """data/digits with raw and prepared, as the real stages leave it; made once for all tests."""
+    from tasks.download import download
+    from tasks.prepare import prepare
+
+    root = tmp_path_factory.mktemp("digits")
+    for name in ("params.yaml", "dvc.yaml"):
+        (root / name).touch()
+    with contextlib.chdir(root):
+        dataset = config.Dataset(name="digits", version=None, image_size=None, downloads=None)
+        prepare(dataset, download(dataset))
+    return root / "data" / "digits"
+
+
+@pytest.fixture
+def digits(project: Path, digits_folder: Path) -> records.PreparedDataset:
+    """The real digits, downloaded and prepared in the project."""
+    shutil.copytree(digits_folder, project / "data" / "digits", dirs_exist_ok=True)
+    return records.load(records.PreparedDataset, project / "data" / "digits" / "prepared" / "manifest.json")
+
+
+@pytest.fixture
+def make_dataset(project: Path) -> Callable[..., records.PreparedDataset]:
+    """Write arrays into the project as `prepare` does: ``make_dataset("tiny", train=(images, labels), test=...)``."""
+
+    def make_dataset(
+        name: str, num_classes: int = 10, **splits: tuple[np.ndarray, np.ndarray]
+    ) -> records.PreparedDataset:
+        folder = project / "data" / name / "prepared"
+        folder.mkdir(parents=True, exist_ok=True)
+        parts = {}
+        for split, arrays in splits.items():
+            paths = []
+            for kind, array in zip(("images", "labels"), arrays, strict=True):
+                path = folder / f"{split}_{kind}.npy"
+                np.save(path, array)
+                paths.append(path.relative_to(project).as_posix())
+            images, labels = arrays
+            parts[split] = records.PreparedSplit(
+                num_examples=len(labels),
+                images=paths[0],
+                labels=paths[1],
+                sha256={path: hashlib.sha256((project / path).read_bytes()).hexdigest() for path in paths},
+                class_counts=tuple(np.bincount(labels, minlength=num_classes).tolist()),
+                pixel_mean=tuple(images.mean((0, 1, 2)).tolist()),
+                pixel_std=tuple(images.std((0, 1, 2)).tolist()),
+            )
+        prepared = records.PreparedDataset(
+            name=name,
+            version="1.0.0",
+            tfds_version="4.9.10",
+            folder=f"data/{name}/prepared",
+            raw_folder=f"data/{name}/raw",
+            image_shape=images.shape[1:],
+            num_classes=num_classes,
+            class_names=tuple(f"class {i}" for i in range(num_classes)),
+            splits=parts,
+            sources=(),
+            licence=None,
+        )
+        records.save(prepared, folder / "manifest.json")
+        return prepared
+
+    return make_dataset
+
+
+@pytest.fixture
+def tiny(make_dataset: Callable[..., records.PreparedDataset]) -> records.PreparedDataset:
+    """The first few digits: 200 to train on, 53 to test on."""
+    from sklearn.datasets import load_digits
+
+    digits = load_digits()
+    images = np.rint(digits.images * (255 / 16)).astype(np.uint8)[..., np.newaxis]
+    return make_dataset(
+        "tiny", train=(images[:200], digits.target[:200]), test=(images[200:253], digits.target[200:253])
+    )
 
 
 def _files_of(checkout: Path) -> Iterator[Path]:

@@ -44,10 +44,10 @@ def find(name: str) -> Callable[..., Any]:
 
 
 def build(model: config.Model, prepared: PreparedDataset, normalization: str) -> Any:
-    """Return an uncompiled ``keras.Model``: uint8 images (batch, height, width, channels) -> float32 logits (batch, classes).
+    """Return a ``keras.Model``, uncompiled: uint8 (batch, height, width, channels) -> logits float32 (batch, classes).
 
-    The normalisation is the model's first layer, so a batch travels as one byte a pixel and whoever loads the model later
-    feeds it the pixels as they are.
+    The normalisation is the model's first layer, so a batch travels as one byte a pixel and whoever loads the model
+    later feeds it the pixels as they are.
 
     Args:
         model: the model's name and the keyword arguments of its ``build``.

@@ -20,8 +20,8 @@ class Strategy:
     scope: Callable[[], AbstractContextManager[Any]]
     """Variables (model, optimizer, metrics) are made inside it."""
     distribute: Callable[[Any], Any]
-    """Takes a ``tf.data.Dataset`` whose elements are per-replica batches, in the replicas' order; returns one that gives each
-    replica its own."""
+    """Takes a ``tf.data.Dataset`` whose elements are per-replica batches, in the replicas' order; returns one that
+    gives each replica its own."""
 
     def describe(self) -> str:
         """Return one line: the kind, the replicas and the devices they really lie on."""

@@ -40,6 +40,6 @@ def _split_cpu(num_devices: int) -> None:
         present = len(tf.config.list_logical_devices("CPU"))
         if present < num_devices:
             raise UserError(
-                f"strategy.devices = {num_devices}: TensorFlow already runs in this process with {present} logical CPUs. "
+                f"strategy.devices = {num_devices}: TensorFlow already runs here with {present} logical CPUs. "
                 "Train in a process of its own (`stratagem run` does)"
             ) from None

@@ -24,7 +24,6 @@ from tensorflow_datasets.core.download import checksums, resource
 from tensorflow_datasets.core.features import TensorInfo
 
 from tasks import config, records
-from tasks import download as stage
 from tasks.download import download
 from tasks.errors import StratagemError, UserError
 
@@ -44,13 +43,9 @@ class TinyImages(tfds.core.GeneratorBasedBuilder):
     url_infos: dict = {}
 
     def _info(self):
-        features = {
-            "image": tfds.features.Image(shape=(4, 5, 3)),
-            "label": tfds.features.ClassLabel(names=["no", "yes"]),
-        }
-        return tfds.core.DatasetInfo(
-            builder=self, features=tfds.features.FeaturesDict(features), supervised_keys=("image", "label")
-        )
+        image, label = tfds.features.Image(shape=(4, 5, 3)), tfds.features.ClassLabel(names=["no", "yes"])
+        features = tfds.features.FeaturesDict({"image": image, "label": label})
+        return tfds.core.DatasetInfo(builder=self, features=features, supervised_keys=("image", "label"))
 
     def _split_generators(self, dl_manager):
         return {"train": self._generate_examples(dl_manager.download_and_extract(self.url))}
@@ -92,7 +87,7 @@ def server(tmp_path, monkeypatch):
         running.folder, running.asked = folder, asked
         running.url = f"http://127.0.0.1:{running.server_port}/files/tiny.gz"
         register(monkeypatch, running.url)
-        thread = threading.Thread(target=running.serve_forever)
+        thread = threading.Thread(target=running.serve_forever, args=[0.05])
         thread.start()
         yield running
         running.shutdown()
@@ -230,9 +225,8 @@ def test_no_network_is_one_message(root, monkeypatch):
     message = message_of(dataset())
     assert "dataset tiny_images" in message
     assert f"{host} cannot be reached (ConnectionError)" in message
-    assert (
-        f"--set dataset.downloads=FOLDER and bring http://{host}/files/tiny.gz as FOLDER/tiny_images/tiny.gz" in message
-    )
+    assert "--set dataset.downloads=FOLDER and bring " in message
+    assert f"http://{host}/files/tiny.gz as FOLDER/tiny_images/tiny.gz" in message
     assert "as brought/tiny_images/tiny.gz" in message_of(dataset(downloads="brought"))
     assert list(files_below(root / "data")) == ["tiny_images/.download.lock"]
 
@@ -248,7 +242,12 @@ def test_name_that_nobody_answers_for_is_given_up(root, monkeypatch):
     # The look-up of a name has no time-out of its own.
     register(monkeypatch, "http://archives.invalid/tiny.gz")
     end = threading.Event()
-    monkeypatch.setattr(requests, "get", lambda *args, **options: end.wait() and requests.Response())
+
+    def get(*args, **options):
+        end.wait()
+        raise requests.ConnectionError
+
+    monkeypatch.setattr(requests, "get", get)
     assert "no answer within 4 seconds" in message_of(dataset())
     end.set()
 
@@ -257,12 +256,9 @@ def test_proxy_of_the_environment_is_asked(root, server, monkeypatch):
     # The proxy is what answers, with the archive of a host that does not exist.
     register(monkeypatch, "http://archives.invalid/files/tiny.gz")
     monkeypatch.setenv("http_proxy", f"http://127.0.0.1:{server.server_port}")
-    monkeypatch.setattr(http.server.SimpleHTTPRequestHandler, "translate_path", archive_of_any_host(server))
+    archive = str(server.folder / "files" / "tiny.gz")
+    monkeypatch.setattr(http.server.SimpleHTTPRequestHandler, "translate_path", lambda handler, path: archive)
     assert download(dataset()).num_examples == {"train": 6}
-
-
-def archive_of_any_host(server):
-    return lambda handler, path: str(server.folder / "files" / "tiny.gz")
 
 
 def test_download_that_breaks_off_may_be_tried_again(root, server, monkeypatch):
@@ -340,9 +336,8 @@ def test_damaged_shard_is_made_again(root, damage):
         shard.unlink()
     else:
         half = len(content) // 2
-        shard.write_bytes(
-            content[:half] + (bytes([content[half] ^ 1]) + content[half + 1 :] if damage == "flip" else b"")
-        )
+        rest = bytes([content[half] ^ 1]) + content[half + 1 :] if damage == "flip" else b""
+        shard.write_bytes(content[:half] + rest)
     assert download(dataset("digits")) == manifest
     # Also: made twice, the same bytes.
     assert files_below(root / "data/digits/raw") == whole
@@ -372,20 +367,15 @@ def test_nothing_in_raw_says_where_or_when(root):
         assert time.strftime("%Y-%m").encode() not in content, name
 
 
-def start(root, *args):
-    environment = {**os.environ, "PYTHONPATH": str(CHECKOUT), "TF_CPP_MIN_LOG_LEVEL": "3"}
-    code = (
-        "import sys; from tasks import config; from tasks.download import download; "
-        "print(download(config.Dataset(name='digits', version=None, image_size=None, downloads=None)).model_dump_json())"
-    )
-    return subprocess.Popen(
-        [sys.executable, "-c", code],
-        cwd=root,
-        env=environment,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+def start(root):
+    code = """
+from tasks import config, download
+digits = config.Dataset(name="digits", version=None, image_size=None, downloads=None)
+print(download.download(digits).model_dump_json())
+"""
+    environment = {**os.environ, "PYTHONPATH": str(CHECKOUT)}
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    return subprocess.Popen([sys.executable, "-c", code], cwd=root, env=environment, **pipes)
 
 
 def test_two_downloads_at_once(root):
@@ -432,4 +422,4 @@ def test_damaged_real_archive_in_the_cache(root):
     assert len(list((root / "data/fashion_mnist").glob("*.bad"))) == 1
     assert not (root / "data/fashion_mnist/raw/fashion_mnist").exists()
     # The next run takes the good one from the folder.
-    assert stage.download(dataset("fashion_mnist", downloads=ARCHIVES)).num_examples == {"test": 10000, "train": 60000}
+    assert download(dataset("fashion_mnist", downloads=ARCHIVES)).num_examples == {"test": 10000, "train": 60000}

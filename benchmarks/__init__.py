@@ -1,0 +1,1 @@
+"""Ours against the plain recipe, side by side."""

@@ -1,0 +1,521 @@
+import gc
+import json
+import logging
+import re
+import sys
+from collections import Counter
+from itertools import chain, pairwise
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given
+from hypothesis import settings as hypothesis_settings
+from hypothesis import strategies as st
+
+from tasks import config, input_pipeline
+from tasks.errors import UserError
+from tasks.records import PreparedDataset, PreparedSplit
+
+SOURCES = ["array", "stream"]
+NUM_TRAIN, NUM_TEST = 1437, 360
+
+
+def load(*overrides, source="array", validation=None):
+    """Settings without augmentation; all digits are for training unless ``validation`` is given."""
+    return config.load(
+        None,
+        {
+            "input.source": source,
+            "input.validation": validation,
+            "input.augmentation.crop_padding": 0,
+            "checkpoint.monitor": "train/accuracy",
+            **config.read_overrides(overrides),
+        },
+    )
+
+
+def read(batches, epoch=0, start_step=0):
+    """One epoch, or the rest of one: (images, labels) of each element."""
+    batches.epoch, batches.start_step = epoch, start_step
+    return [(images.numpy(), labels.numpy()) for images, labels in batches.dataset]
+
+
+def joined(lists):
+    return list(chain.from_iterable(lists))
+
+
+class Rows:
+    """Finds an example's place in its split; no two digits are the same picture."""
+
+    def __init__(self, prepared, split="train"):
+        self.images, self.labels = (
+            np.load(path) for path in (prepared.splits[split].images, prepared.splits[split].labels)
+        )
+        self.place = {image.tobytes(): row for row, image in enumerate(self.images)}
+        assert len(self.place) == len(self.images)
+
+    def __call__(self, elements):
+        """The rows of each element, after a look at the labels."""
+        found = [[self.place[image.tobytes()] for image in images] for images, _ in elements]
+        for rows, (_, labels) in zip(found, elements, strict=True):
+            assert self.labels[rows].tolist() == labels.tolist()
+        return found
+
+    def flat(self, elements):
+        return joined(self(elements))
+
+
+@pytest.mark.parametrize("source", SOURCES)
+@pytest.mark.parametrize(("size", "drop", "sizes"), [(100, False, [100] * 14 + [37]), (100, True, [100] * 14)])
+def test_every_example_once_an_epoch_in_another_order_each_epoch(digits, source, size, drop, sizes):
+    batches = input_pipeline.training(load(f"input.drop_remainder={drop}", source=source), digits, size)
+    rows = Rows(digits)
+    epochs = [rows(read(batches, epoch)) for epoch in range(3)]
+    for epoch in epochs:
+        assert [len(batch) for batch in epoch] == sizes
+        assert batches.steps == len(sizes)
+        assert max(Counter(joined(epoch)).values()) == 1
+    flat = [joined(epoch) for epoch in epochs]
+    assert flat[0] != flat[1] != flat[2] != flat[0]
+    for one in flat:
+        # Far from the order of the data, and from that of the epoch before: correlated ranks would show it.
+        assert abs(np.corrcoef(one, np.arange(len(one)))[0, 1]) < 0.15
+    assert abs(np.corrcoef(flat[0], flat[1])[0, 1]) < 0.15
+    if drop:
+        assert len({frozenset(one) for one in flat}) == 3, "what is left out is not always the same"
+
+
+@pytest.mark.parametrize("source", SOURCES)
+def test_elements_are_bytes_and_whole_numbers(digits, source):
+    images, labels = input_pipeline.training(load(source=source), digits, 479).dataset.element_spec
+    assert images.dtype == "uint8"
+    assert labels.dtype == "int64"
+    assert images.shape[1:] == (8, 8, 1)
+    assert labels.shape.rank == 1
+
+
+@pytest.mark.parametrize("source", SOURCES)
+def test_the_order_is_that_of_seed_and_epoch(digits, source):
+    rows = Rows(digits)
+
+    def order(seed, epoch, before=()):
+        batches = input_pipeline.training(load(f"train.seed={seed}", source=source), digits, 128)
+        for earlier in before:
+            read(batches, earlier)
+        return rows.flat(read(batches, epoch))
+
+    assert order(0, 2) == order(0, 2, before=[0, 1]) == order(0, 2, before=[5, 2])
+    assert order(0, 2) != order(1, 2)
+    assert order(0, 2) != order(0, 3)
+    assert order(0, 1) != order(1, 0), "seeds and epochs are not added up"
+
+
+ORDERS = """
+import json, sys
+import tensorflow as tf
+from tasks import config, input_pipeline, records
+prepared = records.load(records.PreparedDataset, config.project_root() / "data/digits/prepared/manifest.json")
+tf.random.set_seed(77)
+orders = {}
+for source in ("array", "stream"):
+    settings = config.load(None, [f"input.source={source}", "input.validation=100", "train.seed=3"])
+    batches = input_pipeline.training(settings, prepared, 100)
+    batches.epoch = 4
+    orders[source] = [
+        [image.numpy().tobytes().hex(), int(label)] for x, y in batches.dataset for image, label in zip(x, y)
+    ]
+json.dump(orders, sys.stdout)
+"""
+
+
+def test_another_process_reads_and_augments_the_same(digits, run):
+    done = run([sys.executable, "-c", ORDERS])
+    assert done.returncode == 0, done.stderr
+    there = json.loads(done.stdout)
+    for source in SOURCES:
+        settings = config.load(None, [f"input.source={source}", "input.validation=100", "train.seed=3"])
+        assert settings.input.augmentation.crop_padding
+        here = [
+            [image.tobytes().hex(), int(label)]
+            for images, labels in read(input_pipeline.training(settings, digits, 100), epoch=4)
+            for image, label in zip(images, labels, strict=True)
+        ]
+        assert there[source] == here, source
+
+
+@pytest.mark.parametrize("source", SOURCES)
+@pytest.mark.parametrize("augmentation", ["{flip: false, crop_padding: 0}", "{flip: true, crop_padding: 2}"])
+@pytest.mark.parametrize("start", [1, 7, 14])
+def test_a_later_start_is_the_rest_of_the_epoch(digits, source, augmentation, start):
+    batches = input_pipeline.training(load(f"input.augmentation={augmentation}", source=source), digits, 100)
+    whole, rest = read(batches, 3), read(batches, 3, start)
+    assert len(whole) == 15
+    assert len(rest) == 15 - start
+    for (images, labels), (same_images, same_labels) in zip(whole[start:], rest, strict=True):
+        np.testing.assert_array_equal(images, same_images)
+        np.testing.assert_array_equal(labels, same_labels)
+
+
+@pytest.mark.parametrize("source", SOURCES)
+@pytest.mark.parametrize("num_replicas", [2, 3])
+def test_replicas_get_even_pieces_of_the_same_batches_in_order(digits, source, num_replicas):
+    settings = load("input.augmentation.flip=true", "input.augmentation.crop_padding=1", source=source)
+    alone = read(input_pipeline.training(settings, digits, 96), epoch=1)
+    pieces = read(input_pipeline.training(settings, digits, 96, num_replicas), epoch=1)
+    assert len(pieces) == num_replicas * len(alone)
+    for i, (images, labels) in enumerate(alone):
+        mine = pieces[i * num_replicas : (i + 1) * num_replicas]
+        sizes = [len(part) for _, part in mine]
+        assert max(sizes) - min(sizes) <= 1
+        np.testing.assert_array_equal(np.concatenate([part for part, _ in mine]), images)
+        np.testing.assert_array_equal(np.concatenate([part for _, part in mine]), labels)
+
+
+@pytest.mark.parametrize("source", SOURCES)
+@pytest.mark.parametrize("drop", [False, True])
+@pytest.mark.parametrize(("num_workers", "size"), [(2, 100), (3, 100), (5, 7)])
+def test_workers_share_an_epoch_out(digits, source, num_workers, size, drop):
+    settings = load(f"input.drop_remainder={drop}", source=source)
+    rows = Rows(digits)
+    alone = input_pipeline.training(settings, digits, size)
+    workers = [
+        input_pipeline.training(settings, digits, size, worker=i, num_workers=num_workers) for i in range(num_workers)
+    ]
+    parts = [rows(read(worker, epoch=2)) for worker in workers]
+    assert [len(part) for part in parts] == [alone.steps] * num_workers, "nobody waits for a worker that is done"
+    together = Counter(row for part in parts for batch in part for row in batch)
+    assert max(together.values()) == 1
+    assert sorted(together) == sorted(rows.flat(read(alone, epoch=2)))
+    for step in range(alone.steps - 1):
+        assert sum(len(part[step]) for part in parts) == size
+    assert rows(read(workers[1], 2, start_step=3)) == parts[1][3:]
+
+
+@hypothesis_settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data())
+def test_positions_are_arithmetic(make_dataset, data):
+    total = data.draw(st.integers(1, 60), "total")
+    size = data.draw(st.integers(1, total), "size")
+    num_workers = data.draw(st.integers(1, 4), "num_workers")
+    num_replicas = data.draw(st.integers(1, 3), "num_replicas")
+    drop = data.draw(st.booleans(), "drop")
+    images = np.zeros((total, 1, 1, 1), np.uint8)
+    numbers = np.arange(total)  # The label is the row.
+    prepared = make_dataset(f"numbered_{total}", total, train=(images, numbers), test=(images, numbers))
+    settings = load(f"input.drop_remainder={drop}")
+    steps = input_pipeline.training(settings, prepared, size).steps
+    start = data.draw(st.integers(0, steps), "start")
+    shuffled = input_pipeline.order(total, settings.train.seed, 5).tolist()
+    wanted = [shuffled[step * size : (step + 1) * size] for step in range(steps)]
+    assert sorted(shuffled) == list(range(total))
+    assert [row for batch in wanted for row in batch] == shuffled[: total - total % size if drop else total]
+
+    parts = []
+    for worker in range(num_workers):
+        batches = input_pipeline.training(settings, prepared, size, num_replicas, worker, num_workers)
+        elements = [labels.tolist() for _, labels in read(batches, 5, start)]
+        assert len(elements) == (steps - start) * num_replicas
+        parts.append(
+            [joined(elements[i : i + num_replicas]) for i in range(0, len(elements), num_replicas)],
+        )
+    assert [joined(batch) for batch in zip(*parts, strict=True)] == wanted[start:]
+
+
+@pytest.mark.parametrize("source", SOURCES)
+def test_without_shuffle_the_order_is_that_of_the_data(digits, source):
+    batches = input_pipeline.training(load("input.shuffle=false", source=source), digits, 100)
+    rows = Rows(digits)
+    assert rows.flat(read(batches, 0)) == rows.flat(read(batches, 1)) == list(range(NUM_TRAIN))
+
+
+@pytest.mark.parametrize("source", SOURCES)
+@pytest.mark.parametrize("num_replicas", [1, 2])
+def test_evaluation_reads_every_example_once_in_order_and_as_it_is(digits, source, num_replicas):
+    settings = load(
+        "input.augmentation.flip=true",
+        "input.augmentation.crop_padding=2",
+        "input.drop_remainder=true",
+        source=source,
+        validation=100,
+    )
+    test = input_pipeline.ordered(settings, digits, "test", 77, num_replicas)
+    assert (test.num_examples, test.steps) == (NUM_TEST, 5)
+    assert Rows(digits, "test").flat(read(test)) == list(range(NUM_TEST))
+    held_out = input_pipeline.ordered(settings, digits, "validation", 33, num_replicas)
+    _, expected = input_pipeline.carve(digits, 100, settings.train.seed)["validation"]
+    rows = Rows(digits)
+    assert rows.flat(read(held_out)) == rows.flat(read(held_out, epoch=1)) == expected.tolist()
+    huge = input_pipeline.ordered(settings, digits, "test", 10_000, num_replicas)
+    assert (huge.steps, huge.global_batch_size) == (1, NUM_TEST)
+    assert Rows(digits, "test").flat(read(huge)) == list(range(NUM_TEST))
+
+
+@pytest.mark.parametrize("source", SOURCES)
+def test_training_never_sees_a_validation_example(digits, source):
+    rows = Rows(digits)
+    seen = {}
+    for seed in (0, 1):
+        settings = load(f"train.seed={seed}", "input.cache=file", source=source, validation=437)
+        train = rows.flat(read(input_pipeline.training(settings, digits, 100), 1))
+        held_out = rows.flat(read(input_pipeline.ordered(settings, digits, "validation", 100), 1))
+        assert (len(train), len(held_out)) == (1000, 437)
+        assert sorted(train + held_out) == list(range(NUM_TRAIN))
+        seen[seed] = set(held_out)
+    # Also from a file that another seed left: each seed holds out other examples.
+    assert seen[0] != seen[1]
+
+
+@pytest.mark.parametrize("source", SOURCES)
+@pytest.mark.parametrize("prefetch", [0, 3, "auto"])
+def test_prefetch_changes_no_batch(digits, source, prefetch):
+    rows = Rows(digits)
+    expected = rows(read(input_pipeline.training(load(source=source), digits, 200), 1))
+    batches = input_pipeline.training(load(f"input.prefetch={prefetch}", source=source), digits, 200)
+    assert rows(read(batches, 1)) == expected
+    assert ("Prefetch" in type(batches.dataset).__name__) == bool(prefetch)
+
+
+@pytest.mark.parametrize("cache", ["memory", "file", "none"])
+def test_a_cache_spares_the_shards_after_the_first_epoch(digits, project, cache):
+    rows = Rows(digits)
+    batches = input_pipeline.training(load(f"input.cache={cache}", source="stream"), digits, 100)
+    iterator = iter(batches.dataset)
+    # As Model.fit reads: so many steps, and never on to the end of the data.
+    first = [(images.numpy(), labels.numpy()) for images, labels in (next(iterator) for _ in range(batches.steps))]
+    del iterator
+    assert sorted(rows.flat(first)) == list(range(NUM_TRAIN))
+    shards = sorted((project / "data/digits/raw").glob("**/*.tfrecord*"))
+    assert shards
+    for shard in shards:
+        shard.unlink()
+    if cache == "none":
+        with pytest.raises(Exception, match="No such file"):
+            read(batches, 1)
+    else:
+        assert sorted(rows.flat(read(batches, 1))) == list(range(NUM_TRAIN))
+        assert sorted(rows.flat(read(batches, 2))) == list(range(NUM_TRAIN))
+
+
+def test_a_file_cache_goes_with_its_run(digits, project):
+    before = set((project / "mlruns").iterdir())
+    settings = load("input.cache=file", source="stream")
+    first, second = (input_pipeline.training(settings, digits, 100) for _ in range(2))
+    # Two runs at once do not read or block one another's file.
+    for one, other in zip(first.dataset, second.dataset, strict=True):
+        np.testing.assert_array_equal(one[1], other[1])
+    assert len(set((project / "mlruns").iterdir()) - before) == 2
+    del one, other, first, second
+    gc.collect()
+    assert set((project / "mlruns").iterdir()) == before
+
+
+@pytest.mark.parametrize("buffer", [1, 50, 5000])
+def test_the_shuffle_buffer_is_how_far_an_example_of_a_stream_can_come_forward(digits, buffer):
+    rows = Rows(digits)
+    batches = input_pipeline.training(load(f"input.shuffle_buffer={buffer}", source="stream"), digits, 100)
+    found = rows.flat(read(batches))
+    assert sorted(found) == list(range(NUM_TRAIN))
+    furthest = max(row - place for place, row in enumerate(found))
+    assert furthest < buffer
+    assert (found == sorted(found)) == (buffer == 1)
+
+
+@pytest.mark.parametrize(
+    ("asked", "budget", "chosen"),
+    [
+        ("auto", NUM_TRAIN * 64, "array"),
+        ("auto", NUM_TRAIN * 64 - 1, "stream"),
+        ("array", 1, "array"),
+        ("stream", 10**12, "stream"),
+    ],
+)
+def test_auto_goes_by_the_budget_and_says_so(digits, asked, budget, chosen, caplog):
+    settings = load(f"input.memory_budget_bytes={budget}", source=asked)
+    assert input_pipeline.choose_source(settings.input, digits) == chosen
+    with caplog.at_level(logging.INFO, logger="tasks"):
+        batches = input_pipeline.training(settings, digits, 100)
+    assert f"{chosen} source" in caplog.text
+    assert sorted(Rows(digits).flat(read(batches))) == list(range(NUM_TRAIN))
+
+
+def test_two_datasets_of_one_name_are_not_mixed_up(make_dataset):
+    """A process that serves several runs reads what is on the disk now."""
+    for value in (1, 2):
+        split = (np.full((4, 2, 2, 1), value, np.uint8), np.zeros(4, np.int64))
+        prepared = make_dataset("constant", train=split, test=split)
+        ((images, _),) = read(input_pipeline.ordered(load(), prepared, "test", 4))
+        assert images.flat[0] == value
+
+
+# Augmentation.
+
+
+def augmented(prepared, *overrides, epoch=0, seed=0):
+    settings = load("input.shuffle=false", f"train.seed={seed}", *overrides)
+    batches = input_pipeline.training(settings, prepared, 50)
+    return np.concatenate([images for images, _ in read(batches, epoch)])
+
+
+def test_a_flip_mirrors_about_half_of_the_images_left_to_right(tiny):
+    original = np.load(tiny.splits["train"].images)
+    images = augmented(tiny, "input.augmentation.flip=true")
+    same = (images == original).all((1, 2, 3))
+    mirrored = (images == original[:, :, ::-1]).all((1, 2, 3))
+    assert (same | mirrored).all()
+    assert 70 <= mirrored.sum() <= 130  # Of 200: five standard deviations are 35.
+
+
+@pytest.mark.parametrize("padding", [1, 3])
+def test_a_crop_cuts_the_padded_image_anywhere(tiny, padding):
+    original = np.load(tiny.splits["train"].images)
+    padded = np.pad(original, [(0, 0), (padding, padding), (padding, padding), (0, 0)])
+    corners = [(top, left) for top in range(2 * padding + 1) for left in range(2 * padding + 1)]
+    crops = np.stack([padded[:, top : top + 8, left : left + 8] for top, left in corners])
+    matches = np.stack(
+        [
+            (augmented(tiny, f"input.augmentation.crop_padding={padding}", epoch=e) == crops).all((2, 3, 4))
+            for e in range(4)
+        ]
+    )
+    assert matches.any(1).all(), "every image is one of the crops"
+    assert matches.any((0, 2)).all(), "every corner is drawn"
+
+
+def test_flip_and_crop_together(tiny):
+    original = np.load(tiny.splits["train"].images)
+    padded = np.pad(np.stack([original, original[:, :, ::-1]]), [(0, 0), (0, 0), (1, 1), (1, 1), (0, 0)])
+    crops = np.concatenate([padded[:, :, top : top + 8, left : left + 8] for top in range(3) for left in range(3)])
+    images = augmented(tiny, "input.augmentation.flip=true", "input.augmentation.crop_padding=1")
+    matches = (images == crops).all((2, 3, 4))
+    assert matches.any(0).all()
+    assert matches.any(1).all()
+
+
+def test_the_draw_is_that_of_seed_epoch_and_step(make_dataset):
+    """One image two hundred times: what differs was drawn differently."""
+    image = np.arange(64, dtype=np.uint8).reshape(1, 8, 8, 1)
+    same = (np.repeat(image, 200, axis=0), np.zeros(200, np.int64))
+    prepared = make_dataset("same", train=same, test=same)
+    options = ("input.augmentation.flip=true", "input.augmentation.crop_padding=2")
+    drawn = augmented(prepared, *options)
+    np.testing.assert_array_equal(drawn, augmented(prepared, *options))
+    others = [augmented(prepared, *options, epoch=1), augmented(prepared, *options, seed=1)]
+    steps = [drawn[i : i + 50] for i in range(0, 200, 50)]
+    for one, other in [
+        (drawn, others[0]),
+        (drawn, others[1]),
+        (others[0], others[1]),
+        *pairwise(steps),
+    ]:
+        # Of 50 possible images; independent draws agree at one place in fifty.
+        assert (one == other).all((1, 2, 3)).mean() < 0.2
+
+
+# Which examples are used for what: records alone, no arrays.
+
+
+def sized(**splits):
+    part = {"images": "", "labels": "", "sha256": {}, "class_counts": (), "pixel_mean": (), "pixel_std": ()}
+    return PreparedDataset(
+        name="sized",
+        version="1.0.0",
+        tfds_version="4.9.10",
+        folder="data/sized/prepared",
+        raw_folder="data/sized/raw",
+        image_shape=(1, 1, 1),
+        num_classes=2,
+        class_names=("a", "b"),
+        splits={name: PreparedSplit(num_examples=n, **part) for name, n in splits.items()},
+        sources=(),
+        licence=None,
+    )
+
+
+@given(total=st.integers(2, 2000), share=st.floats(0.001, 0.999), exact=st.booleans(), seed=st.integers(0, 2**31 - 1))
+def test_a_part_of_the_training_examples_is_carved(total, share, exact, seed):
+    count = round(total * share)
+    if not 0 < count < total:
+        return
+    use = input_pipeline.carve(sized(train=total, test=5), count if exact else share, seed)
+    train, held_out = use["train"][1].tolist(), use["validation"][1].tolist()
+    assert (use["train"][0], use["validation"][0]) == ("train", "train")
+    assert len(held_out) == count
+    assert sorted(train + held_out) == list(range(total))
+    assert train == sorted(train)
+    assert held_out == sorted(held_out)
+    assert use["test"][0] == "test"
+    assert use["test"][1].tolist() == list(range(5))
+
+
+def test_the_draw_of_the_validation_examples_is_seeded_and_random():
+    prepared = sized(train=1000, test=5)
+    drawn = [input_pipeline.carve(prepared, 100, seed)["validation"][1].tolist() for seed in (0, 0, 1)]
+    assert drawn[0] == drawn[1] != drawn[2]
+    assert drawn[0] != list(range(100))
+    assert 300 < np.mean(drawn[0]) < 700
+    # The first epoch has an order of its own: else the validation examples would be those that come first in it.
+    assert sorted(input_pipeline.order(1000, 0, 0)[:100].tolist()) != drawn[0]
+
+
+@pytest.mark.parametrize(
+    ("splits", "validation", "expected"),
+    [
+        ("train test", None, {"train": "train", "test": "test"}),
+        ("train test validation", None, {"train": "train", "test": "test"}),
+        ("train test validation", "validation", {"train": "train", "validation": "validation", "test": "test"}),
+        ("train test extra", "extra", {"train": "train", "validation": "extra", "test": "test"}),
+        ("train validation", None, {"train": "train", "test": "validation"}),
+        ("train validation", 2, {"train": "train", "validation": "train", "test": "validation"}),
+        ("train validation test", "test", {"train": "train", "validation": "test", "test": "validation"}),
+    ],
+)
+def test_splits_by_name(splits, validation, expected):
+    sizes = {"train": 9, "test": 4, "validation": 3, "extra": 5}
+    use = input_pipeline.carve(sized(**{name: sizes[name] for name in splits.split()}), validation, 0)
+    assert {name: split for name, (split, _) in use.items()} == expected
+    for name, (split, rows) in use.items():
+        carved = {"train": 7, "validation": 2} if validation == 2 else {}
+        assert len(rows) == carved.get(name, sizes[split])
+
+
+@pytest.mark.parametrize(
+    ("splits", "validation", "said"),
+    [
+        (
+            "train test",
+            "valid",
+            "input.validation = 'valid': dataset sized has no such split .* Allowed: test, a fraction",
+        ),
+        ("train test", "train", "input.validation = 'train'"),
+        ("train test", 9, "input.validation = 9: takes 9 of the 9 training examples .* from 1 to 8"),
+        ("train test", 5000, "input.validation = 5000: takes 5000 of the 9"),
+        ("train test", 0.01, "input.validation = 0.01: takes 0 of the 9"),
+        ("train test", "test", "nothing is left to test on"),
+        ("train validation", "validation", "nothing is left to test on"),
+        ("train", None, "nothing is left to test on"),
+        ("test", None, "has no split 'train'"),
+    ],
+)
+def test_a_wrong_split_gives_one_message(splits, validation, said):
+    with pytest.raises(UserError, match=said) as error:
+        input_pipeline.carve(sized(**dict.fromkeys(splits.split(), 9)), validation, 0)
+    assert error.value.exit_code == 2
+    assert "\n" not in str(error.value)
+
+
+def test_a_batch_larger_than_the_split_is_refused(digits):
+    settings = load(validation=437)
+    assert input_pipeline.training(settings, digits, 1000).steps == 1
+    with pytest.raises(UserError, match=re.escape("global batch of 1001 examples is larger than the training split")):
+        input_pipeline.training(settings, digits, 1001)
+
+
+@given(total=st.integers(0, 300), seed=st.integers(0, 2**31 - 1), epoch=st.none() | st.integers(0, 10**6))
+def test_an_order_is_a_permutation(total, seed, epoch):
+    assert sorted(input_pipeline.order(total, seed, epoch).tolist()) == list(range(total))
+
+
+def test_the_order_stays_the_same_with_other_versions_and_machines():
+    # Raw Philox words, which NumPy promises never to change; a change here makes every resumed run read other data.
+    assert input_pipeline.order(8, 0, 0).tolist() == [5, 3, 7, 2, 4, 1, 0, 6]
+    assert input_pipeline.order(8, 123, 45).tolist() == [5, 4, 1, 6, 7, 2, 0, 3]

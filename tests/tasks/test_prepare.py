@@ -1,0 +1,347 @@
+import gzip
+import hashlib
+import io
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tarfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+import scipy.io
+import tensorflow as tf
+import tensorflow_datasets as tfds
+from tensorflow_datasets.core.download import checksums
+
+from tasks import config, datasets, records
+from tasks.download import download
+from tasks.errors import UserError
+from tasks.prepare import prepare
+
+# Real MNIST and Fashion-MNIST archives, for machines that have them: FOLDER/<dataset>/<last part of the URL>.
+ARCHIVES = Path(os.environ.get("STRATAGEM_TEST_DOWNLOADS", Path(__file__).parents[3] / "shared" / "tfds_downloads"))
+
+
+class NoisyPhotos(tfds.core.GeneratorBasedBuilder):
+    """Images of many sizes; one split has no labels."""
+
+    VERSION = tfds.core.Version("1.0.0")
+
+    def _info(self):
+        features = {"image": tfds.features.Image(), "label": tfds.features.ClassLabel(num_classes=3)}
+        return tfds.core.DatasetInfo(
+            builder=self, features=tfds.features.FeaturesDict(features), supervised_keys=("image", "label")
+        )
+
+    def _split_generators(self, dl_manager):
+        return {name: self._generate_examples(name) for name in ("train", "test", "unlabelled")}
+
+    def _generate_examples(self, split):
+        noise = np.random.default_rng(len(split))
+        for i in range(10):
+            size = noise.integers(5, 30, 2)
+            label = -1 if split == "unlabelled" else i % 3
+            yield i, {"image": noise.integers(0, 256, (*size, 3), np.uint8), "label": label}
+
+
+class PlainImages(tfds.core.GeneratorBasedBuilder):
+    """Large images that compress well, as many as the test says."""
+
+    VERSION = tfds.core.Version("1.0.0")
+    num_images = 0
+
+    def _info(self):
+        features = {
+            "image": tfds.features.Image(shape=(160, 160, 3), encoding_format="jpeg"),
+            "label": tfds.features.ClassLabel(num_classes=2),
+        }
+        return tfds.core.DatasetInfo(
+            builder=self, features=tfds.features.FeaturesDict(features), supervised_keys=("image", "label")
+        )
+
+    def _split_generators(self, dl_manager):
+        return {"train": self._generate_examples()}
+
+    def _generate_examples(self):
+        image = io.BytesIO(tf.io.encode_jpeg(np.full((160, 160, 3), 100, np.uint8)).numpy())
+        for i in range(self.num_images):
+            image.seek(0)
+            yield i, {"image": image, "label": i % 2}
+
+
+@pytest.fixture
+def root(tmp_path, monkeypatch):
+    """An empty project, current."""
+    for name in ("params.yaml", "dvc.yaml"):
+        (tmp_path / name).touch()
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def dataset(name="digits", **values):
+    return config.Dataset(**{"name": name, "version": None, "image_size": None, "downloads": None, **values})
+
+
+def message_of(values, manifest):
+    with pytest.raises(UserError) as caught:
+        prepare(values, manifest)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def files_below(folder):
+    return {p.relative_to(folder).as_posix(): p.read_bytes() for p in sorted(folder.rglob("*")) if p.is_file()}
+
+
+def read_by_tfds(manifest, split):
+    """Images and labels through TFDS' own reader."""
+    builder = datasets.build(manifest.name, manifest.version, Path(manifest.folder).absolute())
+    pairs = list(builder.as_dataset(split=split, as_supervised=True).as_numpy_iterator())
+    return [image for image, _ in pairs], np.array([label for _, label in pairs])
+
+
+def check(prepared, root):
+    """Everything that a manifest says must be true of its files."""
+    assert prepared == records.load(records.PreparedDataset, root / prepared.folder / "manifest.json")
+    assert prepared.data_version is None
+    for split in prepared.splits.values():
+        images, labels = np.load(split.images, mmap_mode="r"), np.load(split.labels, mmap_mode="r")
+        assert isinstance(images, np.memmap)
+        assert (images.dtype, images.shape) == (np.uint8, (split.num_examples, *prepared.image_shape))
+        assert (labels.dtype, labels.shape) == (np.int64, (split.num_examples,))
+        assert split.class_counts == tuple(np.bincount(labels, minlength=prepared.num_classes))
+        assert split.pixel_mean == pytest.approx(images.mean((0, 1, 2), dtype=np.float64), rel=1e-12)
+        assert split.pixel_std == pytest.approx(images.std((0, 1, 2), dtype=np.float64), rel=1e-9)
+        hashes = {path: hashlib.sha256(Path(path).read_bytes()).hexdigest() for path in (split.images, split.labels)}
+        assert split.sha256 == hashes
+    datasets.verify(prepared)
+
+
+def test_arrays_hold_what_tfds_reads(root):
+    manifest = download(dataset())
+    prepared = prepare(dataset(), manifest)
+    check(prepared, root)
+    assert list(prepared.splits) == ["test", "train"]
+    for name, split in prepared.splits.items():
+        images, labels = read_by_tfds(manifest, name)
+        np.testing.assert_array_equal(np.load(split.images), np.stack(images))
+        np.testing.assert_array_equal(np.load(split.labels), labels)
+    expected = {"manifest.json", "test_images.npy", "test_labels.npy", "train_images.npy", "train_labels.npy"}
+    assert {path.name for path in (root / "data/digits/prepared").iterdir()} == expected
+
+
+def test_made_again_it_is_the_same_bytes(root):
+    manifest = download(dataset())
+    prepare(dataset(), manifest)
+    first = files_below(root / "data/digits/prepared")
+    # What a killed one left, and an older result with a file too many.
+    (root / "data/digits/.prepared.killed" / "new").mkdir(parents=True)
+    (root / "data/digits/prepared" / "stray.npy").write_bytes(b"")
+    prepare(dataset(), manifest)
+    assert files_below(root / "data/digits/prepared") == first
+    assert not list((root / "data/digits").glob(".prepared.*"))
+    # And elsewhere: no path and no time is in it.
+    shutil.rmtree(root / "data/digits")
+    prepare(dataset(), download(dataset()))
+    assert files_below(root / "data/digits/prepared") == first
+
+
+def test_images_of_many_sizes_want_one_size(root):
+    manifest = download(dataset("noisy_photos"))
+    assert manifest.image_shape == (None, None, 3)
+    message = message_of(dataset("noisy_photos"), manifest)
+    assert "dataset.image_size = null" in message
+    assert "--set dataset.image_size=[HEIGHT,WIDTH]" in message
+    assert not (root / "data/noisy_photos/prepared").exists()
+
+    prepared = prepare(dataset("noisy_photos", image_size=(12, 9)), manifest)
+    check(prepared, root)
+    assert prepared.image_shape == (12, 9, 3)
+    images, labels = read_by_tfds(manifest, "train")
+    resized = [tf.image.resize(image, (12, 9), antialias=True).numpy() for image in images]
+    np.testing.assert_array_equal(np.load(prepared.splits["train"].images), np.rint(resized).clip(0, 255))
+    np.testing.assert_array_equal(np.load(prepared.splits["train"].labels), labels)
+
+
+def test_split_without_labels_is_left_out(root):
+    prepared = prepare(dataset("noisy_photos", image_size=(8, 8)), download(dataset("noisy_photos")))
+    assert list(prepared.splits) == ["test", "train"]
+    assert not [path for path in Path(prepared.folder).iterdir() if "unlabelled" in path.name]
+
+
+def test_own_size_changes_nothing(root):
+    manifest = download(dataset())
+    own = prepare(dataset(), manifest)
+    assert prepare(dataset(image_size=(8, 8)), manifest) == own
+    larger = prepare(dataset(image_size=(16, 12)), manifest)
+    check(larger, root)
+    assert larger.image_shape == (16, 12, 1)
+
+
+def flip(shard):
+    content = bytearray(shard.read_bytes())
+    content[len(content) // 2] ^= 1
+    shard.write_bytes(content)
+
+
+def cut_at_a_record(shard):
+    num_bytes = sum(16 + len(record) for record in list(tf.data.TFRecordDataset(str(shard)).as_numpy_iterator())[:-1])
+    os.truncate(shard, num_bytes)
+
+
+@pytest.mark.parametrize("damage", [flip, cut_at_a_record, Path.unlink])
+def test_damaged_shard_is_named_and_the_old_result_stays(root, damage):
+    manifest = download(dataset())
+    prepare(dataset(), manifest)
+    before = files_below(root / "data/digits/prepared")
+    (shard,) = (root / manifest.folder).glob("digits/*/*train.tfrecord*")
+    damage(shard)
+    message = message_of(dataset(), manifest)
+    assert f"{shard.relative_to(root)}: damaged" in message
+    assert "stratagem download digits" in message
+    assert files_below(root / "data/digits/prepared") == before
+    assert not list((root / "data/digits").glob(".prepared.*"))
+    # What the message says helps.
+    prepare(dataset(), download(dataset()))
+    assert files_below(root / "data/digits/prepared") == before
+
+
+def test_killed_prepare_leaves_nothing_usable_and_the_next_cleans_up(root):
+    manifest = download(dataset())
+    code = """
+import os, signal, sys
+from tasks import config, prepare, records
+os.fsync = lambda descriptor: os.kill(os.getpid(), signal.SIGKILL)  # when the first arrays are written
+digits = config.Dataset(name="digits", version=None, image_size=None, downloads=None)
+prepare.prepare(digits, records.DatasetManifest.model_validate_json(sys.argv[1]))
+"""
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+    killed = subprocess.run([sys.executable, "-c", code, manifest.model_dump_json()], env=environment, check=False)
+    assert killed.returncode == -signal.SIGKILL
+    assert list((root / "data/digits").glob(".prepared.*/new/*.npy"))
+    assert not (root / "data/digits/prepared").exists()
+    check(prepare(dataset(), manifest), root)
+    assert not list((root / "data/digits").glob(".prepared.*"))
+
+
+def test_without_raw_it_says_what_to_do(root):
+    manifest = download(dataset())
+    shutil.rmtree(root / manifest.folder)
+    assert "data/digits/raw does not hold digits 1.0.0: stratagem download digits" in message_of(dataset(), manifest)
+
+
+def test_folder_that_cannot_be_written(root):
+    manifest = download(dataset())
+    (root / "data/digits/.prepare.lock").mkdir()
+    assert "data/digits: cannot be written" in message_of(dataset(), manifest)
+    assert not (root / "data/digits/prepared").exists()
+
+
+def test_memory_does_not_grow_with_the_dataset(root, monkeypatch):
+    def peak_growth(num_images):
+        """The most that this process' memory grew while it prepared so many images, in bytes."""
+        monkeypatch.setattr(PlainImages, "num_images", num_images)
+        manifest = download(dataset("plain_images"))
+        Path("/proc/self/clear_refs").write_text("5")  # Resets the peak, VmHWM.
+        before = memory("VmRSS")
+        prepare(dataset("plain_images"), manifest)
+        grown = memory("VmHWM") - before
+        shutil.rmtree(root / "data")
+        return grown
+
+    def memory(name):
+        (line,) = (line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith(name))
+        return int(line.split()[1]) * 1024
+
+    if not os.access("/proc/self/clear_refs", os.W_OK):
+        pytest.skip("this system does not tell a process the peak of its memory")
+    peak_growth(1000)  # What TensorFlow allocates once.
+    small, large = 1000, 6000
+    more = peak_growth(large) - peak_growth(small)
+    num_bytes = (large - small) * 160 * 160 * 3
+    assert more < num_bytes / 4, f"{num_bytes:,} more bytes of images took {more:,} more bytes of memory"
+
+
+def idx_images(path):
+    return np.frombuffer(gzip.decompress(path.read_bytes()), np.uint8, offset=16).reshape(-1, 28, 28)
+
+
+def idx_labels(path):
+    return np.frombuffer(gzip.decompress(path.read_bytes()), np.uint8, offset=8)
+
+
+@pytest.mark.parametrize("name", ["mnist", "fashion_mnist"])
+@pytest.mark.skipif(
+    not (ARCHIVES / "mnist").is_dir(), reason="no real archives: set STRATAGEM_TEST_DOWNLOADS to a folder of them"
+)
+def test_real_archives(root, name):
+    manifest = download(dataset(name, downloads=ARCHIVES))
+    prepared = prepare(dataset(name), manifest)
+    check(prepared, root)
+    assert len(prepared.sources) == 4
+    for split, files in (("train", "train"), ("test", "t10k")):
+        source = zip(
+            idx_images(ARCHIVES / name / f"{files}-images-idx3-ubyte.gz"),
+            idx_labels(ARCHIVES / name / f"{files}-labels-idx1-ubyte.gz"),
+            strict=True,
+        )
+        made = prepared.splits[split]
+        found = zip(np.load(made.images), np.load(made.labels), strict=True)
+        # TFDS shuffles: the same images with the same labels, in another order.
+        assert sorted((x.tobytes(), y) for x, y in found) == sorted((x.tobytes(), y) for x, y in source)
+
+
+def cifar_archive(images, labels):
+    """An archive as of cifar10: five files of training records and one for the test, the label before each image."""
+    buffer = io.BytesIO()
+    pairs = zip(images, labels, strict=True)
+    with tarfile.open(fileobj=buffer, mode="w:gz") as archive:
+        rows = [bytes([label]) + image.transpose(2, 0, 1).tobytes() for image, label in pairs]
+        names = [f"data_batch_{i}.bin" for i in range(1, 6)] + ["test_batch.bin"]
+        contents = {name: b"".join(rows[i::6]) for i, name in enumerate(names)}
+        contents["batches.meta.txt"] = "\n".join(tfds.builder_cls("cifar10")(data_dir="x").info.features["label"].names)
+        for name, content in contents.items():
+            content = content.encode() if isinstance(content, str) else content
+            member = tarfile.TarInfo(f"cifar-10-batches-bin/{name}")
+            member.size = len(content)
+            archive.addfile(member, io.BytesIO(content))
+    return {"cifar-10-binary.tar.gz": buffer.getvalue()}
+
+
+def svhn_archives(images, labels):
+    """Archives as of svhn_cropped: Matlab files with the images in the last axis and class 10 for the digit 0."""
+    archives = {}
+    for i, split in enumerate(["train", "test", "extra"]):
+        buffer = io.BytesIO()
+        y = np.where(labels[i::3] == 0, 10, labels[i::3])[:, np.newaxis].astype(np.uint8)
+        scipy.io.savemat(buffer, {"X": images[i::3].transpose(1, 2, 3, 0), "y": y})
+        archives[f"{split}_32x32.mat"] = buffer.getvalue()
+    return archives
+
+
+@pytest.mark.parametrize(("name", "archives"), [("cifar10", cifar_archive), ("svhn_cropped", svhn_archives)])
+def test_stock_builders_whose_archives_are_too_large_for_a_test(root, monkeypatch, name, archives):
+    # Random images in the layout of the real archives, and their hashes in place of the registered ones: everything
+    # after the network is the real builder.
+    noise = np.random.default_rng(0)
+    images, labels = noise.integers(0, 256, (60, 32, 32, 3), np.uint8), noise.integers(0, 10, 60)
+    kind = tfds.builder_cls(name)
+    registered = {}
+    (root / "brought" / name).mkdir(parents=True)
+    for file, content in archives(images, labels).items():
+        (root / "brought" / name / file).write_bytes(content)
+        (url,) = (url for url in kind.url_infos if url.endswith(f"/{file}"))
+        registered[url] = checksums.UrlInfo(len(content), hashlib.sha256(content).hexdigest(), file)
+    monkeypatch.setattr(kind, "url_infos", registered)
+    prepared = prepare(dataset(name), download(dataset(name, downloads="brought")))
+    check(prepared, root)
+    assert {"train", "test"} <= prepared.splits.keys()
+    found = [
+        (image.tobytes(), label)
+        for split in prepared.splits.values()
+        for image, label in zip(np.load(split.images), np.load(split.labels), strict=True)
+    ]
+    assert sorted(found) == sorted((image.tobytes(), label) for image, label in zip(images, labels, strict=True))

@@ -1,0 +1,207 @@
+import hashlib
+import os
+import re
+import shutil
+from pathlib import Path
+
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+
+import keras
+import mlflow
+import numpy as np
+import pytest
+from mlflow.exceptions import MlflowException
+
+from tasks import config, lineage, records, register, tracking
+
+IMAGES = np.random.default_rng(0).integers(0, 256, (5, 4, 4, 1), np.uint8)
+VERSION = "0123456789abcdef0123456789abcdef"
+
+
+@pytest.fixture(scope="module")
+def empty_store(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("store") / "mlflow.db"
+    tracking._make_store(path)
+    return path
+
+
+@pytest.fixture
+def store(project: Path, empty_store: Path) -> Path:
+    Path("mlruns").mkdir(exist_ok=True)
+    return Path(shutil.copy(empty_store, "mlruns"))
+
+
+def save_model(path: Path) -> str:
+    """A model as training exports it: raw pixels in, logits out."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    scaled = keras.layers.Rescaling(1 / 255)(inputs := keras.Input((4, 4, 1)))
+    keras.Model(inputs, keras.layers.Dense(3)(keras.layers.Flatten()(scaled))).save(path)
+    return path.as_posix()
+
+
+class Trained:
+    """A run that has trained for 20 steps and was best at step 10."""
+
+    def __init__(self, *overrides: str) -> None:
+        self.settings = config.load(overrides=["register.minimum=0.9", *overrides])
+        split = records.PreparedSplit(
+            num_examples=5, images="data/digits/prepared/test_images.npy", labels="l.npy", sha256={},
+            class_counts=(1, 2, 2), pixel_mean=(0.0,), pixel_std=(1.0,),
+        )  # fmt: skip
+        self.prepared = records.PreparedDataset(
+            name="digits", version="1.0.0", tfds_version="4.9.10", folder="data/digits/prepared", raw_folder="r",
+            image_shape=(4, 4, 1), num_classes=3, class_names=("a", "b", "c"), splits={"test": split}, sources=(),
+            licence=None,
+        )  # fmt: skip
+        Path(split.images).parent.mkdir(parents=True, exist_ok=True)
+        np.save(split.images, IMAGES)
+        self.run = tracking.start(self.settings, self.prepared, lineage.trace(self.settings, VERSION))
+        folder = self.run.folder
+        self.training = records.TrainingResult(
+            run_id=self.run.run_id, dataset="digits", strategy="one_device", loop="fit", num_replicas=1,
+            devices=("/device:CPU:0",), global_batch_size=32, epochs=2, steps=20, num_parameters=51,
+            examples_per_second=None, history={}, stopped_early=False, checkpoints=f"{folder}/checkpoints",
+            checkpoint=f"{folder}/checkpoints/20", best_checkpoint=f"{folder}/checkpoints/10",
+            final_model=save_model(Path(folder, "models", "final.keras")),
+            best_model=save_model(Path(folder, "models", "best.keras")), weights_digest="f" * 64,
+        )  # fmt: skip
+
+    def register(self, step: int = 20, accuracy: float = 0.95, loss: float = 0.2) -> records.RegisteredModel:
+        evaluation = records.EvaluationResult(
+            run_id=self.run.run_id, checkpoint=f"{self.run.folder}/checkpoints/{step}", step=step, num_examples=5,
+            metrics={"test/accuracy": accuracy, "test/loss": loss}, classes=(), confusion_matrix=(),
+        )  # fmt: skip
+        result = register.register(self.settings, self.run, self.prepared, self.training, evaluation)
+        tracking.finish(self.run, "FINISHED")
+        return result
+
+
+def logged_folder(model_uri: str) -> Path:
+    location = tracking.open_store().get_logged_model(model_uri.removeprefix("models:/")).artifact_location
+    return Path(location.removeprefix("file://"))
+
+
+def test_a_good_model_becomes_a_version_with_the_alias(store: Path) -> None:
+    trained = Trained()
+    result = trained.register()
+    name = f"digits-{trained.settings.model.name}"
+    assert (result.model_name, result.model_version, result.aliases) == (name, "1", ("challenger",))
+    assert result.reason is None
+
+    client = tracking.open_store()
+    version = client.get_model_version_by_alias(name, "challenger")
+    assert (str(version.version), version.status, version.run_id) == ("1", "READY", trained.run.run_id)
+
+    # From the version to data, commit, checkpoint, weights and file ...
+    keras_file = Path(trained.training.final_model)
+    assert version.tags == {
+        "data_version": VERSION,
+        "git_commit": trained.run.lineage.git_commit,
+        "code_digest": trained.run.lineage.code_digest,
+        "settings_digest": trained.settings.digest(),
+        "checkpoint": trained.training.checkpoint,
+        "weights_digest": "f" * 64,
+        "keras_file_sha256": hashlib.sha256(keras_file.read_bytes()).hexdigest(),
+        "test/accuracy": "0.9500",
+    }
+    assert (logged_folder(result.model_uri) / "data" / "model.keras").read_bytes() == keras_file.read_bytes()
+
+    # ... and back from the run, the model and the data to the version.
+    found = client.get_run(trained.run.run_id)
+    assert found.data.tags["model_version"] == f"{name}/1"
+    assert [f"models:/{output.model_id}" for output in found.outputs.model_outputs] == [result.model_uri]
+    assert [v.version for v in client.search_model_versions(f"run_id = '{trained.run.run_id}'")] == [version.version]
+    assert [v.version for v in client.search_model_versions(f"tags.data_version = '{VERSION}'")] == [version.version]
+    logged = client.get_logged_model(result.model_uri.removeprefix("models:/"))
+    assert (logged.source_run_id, logged.status.value) == (trained.run.run_id, "READY")
+    assert f'"name": "{name}"' in logged.tags["mlflow.modelVersions"]
+    assert {metric.key: metric.value for metric in logged.metrics} == {"test/accuracy": 0.95, "test/loss": 0.2}
+
+    assert mlflow.active_run() is None
+    every = client.search_runs([experiment.experiment_id for experiment in client.search_experiments()])
+    assert [(one.info.run_id, one.info.status) for one in every] == [(trained.run.run_id, "FINISHED")]
+
+
+def test_the_version_predicts_raw_pixels(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    trained = Trained()
+    result = trained.register()
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", tracking.store_uri())
+    model = mlflow.pyfunc.load_model(f"models:/{result.model_name}@challenger")
+    expected = keras.saving.load_model(trained.training.final_model).predict(IMAGES, verbose=0)
+    predicted = model.predict(IMAGES)
+    assert (predicted.dtype, predicted.shape) == (np.float32, (5, 3))
+    np.testing.assert_array_equal(predicted, expected)
+    np.testing.assert_array_equal(mlflow.keras.load_model(result.model_uri).predict(IMAGES, verbose=0), expected)
+
+    for wrong in (IMAGES[:, :3], IMAGES.astype(np.float32)):
+        with pytest.raises(MlflowException, match="schema"):
+            model.predict(wrong)
+    np.testing.assert_array_equal(model.input_example, IMAGES[:1])
+
+    folder = logged_folder(result.model_uri)
+    required = (folder / "requirements.txt").read_text().split()
+    assert {line.partition("==")[0] for line in required} == {"mlflow", "keras", "numpy", "tensorflow"}
+    assert f"keras=={keras.__version__}" in required
+    assert model.metadata.model_size_bytes > (folder / "data" / "model.keras").stat().st_size
+
+
+@pytest.mark.parametrize(
+    ("overrides", "evaluation", "reason"),
+    [
+        ([], {"accuracy": 0.8999}, r"test/accuracy = 0\.8999 does not reach register\.minimum = 0\.9"),
+        ([], {"accuracy": float("nan")}, r"test/accuracy = nan does not reach register\.minimum = 0\.9"),
+        (["register.metric=test/loss", "register.minimum=0.1"], {}, r"test/loss = 0\.2000 does not reach .* = 0\.1"),
+        (["register.enabled=false"], {}, r"register\.enabled is false"),
+        ([], {"step": 15}, r"checkpoint .*/checkpoints/15 has no exported model; .*/10 and .*/20"),
+    ],
+)
+def test_no_version_and_an_alias_that_stays(
+    store: Path, overrides: list[str], evaluation: dict[str, float], reason: str
+) -> None:
+    first = Trained().register()
+    second = Trained(*overrides).register(**evaluation)  # type: ignore[arg-type]
+    assert (second.model_version, second.aliases) == (None, ())
+    assert re.search(reason, str(second.reason))
+    client = tracking.open_store()
+    assert str(client.get_model_version_by_alias(first.model_name, "challenger").version) == first.model_version
+    assert len(client.search_model_versions()) == 1
+    assert "model_version" not in client.get_run(second.run_id).data.tags
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [["register.metric=test/loss", "register.minimum=0.2"], ["register.minimum=0.95"], ["register.minimum=null"]],
+)
+def test_a_value_on_the_gate_passes(store: Path, overrides: list[str]) -> None:
+    assert Trained(*overrides).register().model_version == "1"
+
+
+def test_the_best_checkpoint_brings_the_best_model_and_moves_the_alias(store: Path) -> None:
+    Trained().register()
+    trained = Trained("register.model_name=digits-mlp", "register.alias=champion")
+    other = Trained()
+    name = other.register().model_name
+    result = trained.register(step=10)
+    assert (result.model_name, result.aliases) == ("digits-mlp", ("champion",))
+    client = tracking.open_store()
+    best = client.get_model_version_by_alias("digits-mlp", "champion")
+    best_file = Path(trained.training.best_model).read_bytes()
+    assert best.tags["keras_file_sha256"] == hashlib.sha256(best_file).hexdigest()
+    assert best.tags["checkpoint"] == trained.training.best_checkpoint
+    assert "weights_digest" not in best.tags
+    assert client.get_model_version_by_alias(name, "challenger").run_id == other.run.run_id
+
+
+def test_a_users_own_model_has_a_name_that_mlflow_takes(store: Path) -> None:
+    result = Trained("model.name=my.models:build", "model.options={}").register()
+    assert (result.model_name, result.model_version) == ("digits-my.models.build", "1")
+
+
+def test_a_model_that_cannot_be_logged_is_not_left_pending(store: Path) -> None:
+    trained = Trained()
+    Path(trained.training.final_model).unlink()
+    with pytest.raises(FileNotFoundError, match=r"final\.keras"):
+        trained.register()
+    client = tracking.open_store()
+    experiment = client.get_experiment_by_name("digits")
+    assert [model.status.value for model in client.search_logged_models([experiment.experiment_id])] == ["FAILED"]
