@@ -80,15 +80,8 @@ def run(
 
 def print_summary(summary: "RunSummary", changed: bool = True) -> None:
     """Print the short table that a run ends with."""
-    from rich.console import Console
-    from rich.table import Table
-
-    console = Console(highlight=False)
     if not changed:
-        console.print(
-            f"Nothing to do: data, settings and code are those of run {summary.run_id}, finished {summary.finished_at}."
-        )
-    table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
+        print(f"Nothing to do: same data, settings and code as the run that finished {summary.finished_at}.")
     speed = (
         "one call of the step function only"
         if summary.examples_per_second is None
@@ -109,9 +102,7 @@ def print_summary(summary: "RunSummary", changed: bool = True) -> None:
         "seconds": ", ".join(f"{stage} {seconds:.1f}" for stage, seconds in summary.seconds.items()),
         "next": "stratagem ui",
     }
-    for name, value in rows.items():
-        table.add_row(name, value)
-    console.print(table)
+    _print_rows(rows)
 
 
 @app.command()
@@ -274,22 +265,31 @@ def ui(debug: Debug = False) -> None:
 
 def _print_record(record: "Record | None", json: bool, fields: tuple[str, ...]) -> None:
     """Print a record as JSON, or some of its fields as a short table."""
-    from rich.console import Console
-    from rich.table import Table
-
     if record is None:
         return
     if json:
         print(record.model_dump_json())
         return
-    table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
+    rows = {}
     for field in fields:
         value = getattr(record, field)
         if isinstance(value, dict):
             value = ", ".join(f"{name} {number:.4f}" for name, number in value.items())
         elif isinstance(value, tuple):
             value = ", ".join(map(str, value))
-        table.add_row(field.replace("_", " "), f"{value:,.0f}" if isinstance(value, float) else str(value))
+        rows[field.replace("_", " ")] = f"{value:,.0f}" if isinstance(value, float) else str(value)
+    _print_rows(rows)
+
+
+def _print_rows(rows: dict[str, str]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
+    table.add_column()
+    table.add_column(overflow="fold")
+    for name, value in rows.items():
+        table.add_row(name, value)
     Console(highlight=False).print(table)
 
 

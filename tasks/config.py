@@ -6,7 +6,7 @@ they belong to a ``kind`` that it does not select, have their default here.
 
 import hashlib
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self, get_args, get_origin
 
@@ -317,22 +317,15 @@ def load(
     if recipe is not None:
         values = _overlay(values, _read_recipe(recipe, root))
     # One overlay for all texts together: their order does not matter, and a wrong key is not lost by a change of kind.
-    given: dict[str, Any] = {}
-    single = overrides if isinstance(overrides, Mapping) else read_overrides(overrides)
-    for key, value in single.items():
-        *sections, name = key.split(".")
-        place = given
-        for section in sections:
-            if not isinstance(place.get(section), dict):
-                place[section] = {}
-            place = place[section]
-        place[name] = value
-    values = _overlay(values, given)
-    return parse(values)
+    given = overrides if isinstance(overrides, Mapping) else read_overrides(overrides)
+    return parse(_overlay(values, _nested(given)))
 
 
 def read_overrides(texts: Sequence[str]) -> dict[str, Any]:
-    """Return ``{"section.key": value}`` of texts such as ``train.epochs=3``; the value is read as YAML."""
+    """Return ``{"section.key": value}`` of texts such as ``train.epochs=3``; the value is read as YAML.
+
+    Keys are those of ``overrides_model``: ``model.options.units=[64]`` gives ``{"model.options": {"units": [64]}}``.
+    """
     values = {}
     for text in texts:
         key, equals, value = text.partition("=")
@@ -342,7 +335,21 @@ def read_overrides(texts: Sequence[str]) -> dict[str, Any]:
             values[key.strip()] = yaml.safe_load(value)
         except yaml.YAMLError as error:
             raise UserError(f"--set {text}: the value is not YAML ({str(error).splitlines()[0]})") from None
-    return values
+    return dict(_leaves(_nested(values), whole=dict(_fields(Settings)).keys()))
+
+
+def _nested(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return ``{"train": {"epochs": 3}}`` of ``{"train.epochs": 3}``."""
+    nested: dict[str, Any] = {}
+    for key, value in values.items():
+        *sections, name = key.split(".")
+        place = nested
+        for section in sections:
+            if not isinstance(place.get(section), dict):
+                place[section] = {}
+            place = place[section]
+        place[name] = value
+    return nested
 
 
 def parse(values: Mapping[str, Any]) -> Settings:
@@ -448,10 +455,11 @@ def _union(types: Sequence[Any]) -> Any:
     return union
 
 
-def _leaves(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+def _leaves(values: Mapping[str, Any], prefix: str = "", whole: Collection[str] = ()) -> Iterator[tuple[str, Any]]:
+    """Yield ``("section.key", value)``; a mapping under a key in ``whole`` is a value."""
     for name, value in values.items():
-        if isinstance(value, Mapping) and value:
-            yield from _leaves(value, f"{prefix}{name}.")
+        if isinstance(value, Mapping) and value and prefix + name not in whole:
+            yield from _leaves(value, f"{prefix}{name}.", whole)
         else:
             yield prefix + name, value
 
