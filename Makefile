@@ -60,7 +60,7 @@ ifdef UV
 	@$(UV) pip install --python $(BIN)/python --no-deps --require-hashes -r requirements.lock
 	@$(UV) pip install --python $(BIN)/python --quiet --no-deps --no-build-isolation -e .
 else
-	@$(BIN)/python -m pip install --no-deps --require-hashes -r requirements.lock
+	@$(BIN)/python -m pip install --quiet --no-deps --require-hashes -r requirements.lock
 	@$(BIN)/python -m pip install --quiet --no-deps --no-build-isolation -e .
 endif
 	@touch $@

@@ -109,7 +109,7 @@ def summarise(
         metrics=evaluated.metrics,
         checkpoint=evaluated.checkpoint,
         weights_digest=trained.weights_digest,
-        model_uri=registered.model_uri or None,
+        model_uri=registered.model_uri,
         model_version=registered.model_version and f"{registered.model_name}/{registered.model_version}",
         aliases=registered.aliases,
         seconds=clock.read(),

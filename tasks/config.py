@@ -217,7 +217,7 @@ class Register(Section):
 
 
 class Tracking(Section):
-    experiment: Annotated[str, Field(pattern=r"^[\w .-]+$")] | None
+    experiment: Annotated[str, Field(pattern=r"^\w[\w .-]*$")] | None
     """MLflow experiment; null is the dataset's name."""
     system_metrics: bool
     """Log processor, memory and GPU use while training."""

@@ -281,13 +281,20 @@ def _stream_source(
         num_parallel_calls=tf.data.AUTOTUNE,
         deterministic=True,
     )
-    records = records.filter(lambda row, record: chosen[row]).map(lambda row, record: record).shard(num_workers, worker)
+    # A lambda a line: AutoGraph finds their source by line, and says so at length when there are two.
+    records = records.filter(lambda row, record: chosen[row])
+    records = records.map(lambda row, record: record)
     if section.cache == "memory":
         records = records.cache()
     elif section.cache == "file":
         # A folder of its own: TensorFlow would take an old file for these records, and trip over a killed run's lock.
         batches.cache_folder = tempfile.TemporaryDirectory(prefix=".cache.", dir=config.project_root() / "mlruns")
         records = records.cache(f"{batches.cache_folder.name}/records")
+
+    def decode_part(serialized: Any) -> Any:
+        # Every worker reads all records and decodes its own: shares of the shards would not fill the same steps.
+        size = tf.shape(serialized, out_type=tf.int64)[0]
+        return shards.decode(serialized[size * worker // num_workers : size * (worker + 1) // num_workers])
 
     def epoch_batches(epoch: Any, start: Any) -> Any:
         shuffled = records
@@ -298,10 +305,8 @@ def _stream_source(
             shuffled = records.shuffle(
                 section.shuffle_buffer, seed=seed * 1_000_003 + epoch, reshuffle_each_iteration=False
             )
-        batched = shuffled.batch(batches.global_batch_size // num_workers, drop_remainder=batches.drop_remainder).skip(
-            start
-        )
-        return batched.map(shards.decode, num_parallel_calls=tf.data.AUTOTUNE)
+        batched = shuffled.batch(batches.global_batch_size, drop_remainder=batches.drop_remainder).skip(start)
+        return batched.map(decode_part, num_parallel_calls=tf.data.AUTOTUNE)
 
     return epoch_batches
 

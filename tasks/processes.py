@@ -56,6 +56,8 @@ def stage_environment(settings: config.Settings | None) -> dict[str, str]:
         "JAX_PLATFORMS": "cpu",  # Orbax imports JAX, which would take the GPU's memory from TensorFlow.
         "TF_CPP_MIN_LOG_LEVEL": os.environ.get("TF_CPP_MIN_LOG_LEVEL", "2"),
         "MLFLOW_DISABLE_TELEMETRY": "true",
+        "MLFLOW_LOGGING_LEVEL": os.environ.get("MLFLOW_LOGGING_LEVEL", "WARNING"),
+        "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",
         "DO_NOT_TRACK": "1",
         "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")]),
     }

@@ -115,6 +115,8 @@ class TrainingResult(Record):
     final_model: str
     best_model: str
     weights_digest: str
+    """sha256 over the sorted weights of the final model."""
+    best_weights_digest: str
 
 
 class ClassMetrics(Record):
@@ -141,7 +143,7 @@ class RegisteredModel(Record):
     """What `register` leaves. Without a version, `reason` says why there is none."""
 
     run_id: str
-    model_uri: str
+    model_uri: str | None
     model_name: str
     model_version: str | None
     aliases: tuple[str, ...]

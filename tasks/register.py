@@ -26,10 +26,11 @@ def register(
     """
     name = settings.register_.model_name or f"{prepared.name}-{settings.model.name.replace(':', '.')}"
     models = {training.best_checkpoint: training.best_model, training.checkpoint: training.final_model}
+    digests = {training.best_model: training.best_weights_digest, training.final_model: training.weights_digest}
     if evaluation.checkpoint not in models:
         exported = " and ".join(sorted(models))
         reason = f"the evaluated checkpoint {evaluation.checkpoint} has no exported model; these have: {exported}"
-        return _record(run, "", name, None, (), reason)
+        return _record(run, None, name, None, (), reason)
     keras_file = models[evaluation.checkpoint]
     root = config.project_root()
     images = np.load(root / prepared.splits["test"].images, mmap_mode="r")
@@ -47,8 +48,7 @@ def register(
             "settings_digest": run.lineage.settings_digest,
             "checkpoint": evaluation.checkpoint,
             "keras_file_sha256": hashlib.file_digest(file, "sha256").hexdigest(),
-            # The record holds the digest of the last weights only.
-            "weights_digest": training.weights_digest if keras_file == training.final_model else None,
+            "weights_digest": digests[keras_file],
             settings.register_.metric: f"{evaluation.metrics[settings.register_.metric]:.4f}",
         }
     alias = settings.register_.alias
@@ -66,7 +66,7 @@ def _refusal(gate: config.Register, evaluation: EvaluationResult) -> str | None:
 
 
 def _record(
-    run: Run, model_uri: str, name: str, version: str | None, aliases: tuple[str, ...], reason: str | None
+    run: Run, model_uri: str | None, name: str, version: str | None, aliases: tuple[str, ...], reason: str | None
 ) -> RegisteredModel:
     return RegisteredModel(
         run_id=run.run_id, model_uri=model_uri, model_name=name, model_version=version, aliases=aliases, reason=reason

@@ -78,11 +78,10 @@ def train(
         loops.fit(model, strategy, training, validation, section.epochs, start, callbacks)
 
         final_step, best_step = saved.find("latest"), saved.find("best")
-        digest = lineage.weights_digest(
-            [(key, array) for key, array in checkpoints.snapshot(model).items() if key[:5] == "model"]
-        )
+        digest = _weights_digest(model)
         final_model = checkpoints.export(model, folder / "models" / "final.keras")
         best_model = _export_best(model, saved, best_step, final_step, final_model)
+        best_digest = _weights_digest(model)
 
     return TrainingResult(
         run_id=run.run_id,
@@ -104,6 +103,7 @@ def train(
         final_model=f"{run.folder}/models/{final_model.name}",
         best_model=f"{run.folder}/models/{best_model.name}",
         weights_digest=digest,
+        best_weights_digest=best_digest,
     )
 
 
@@ -162,6 +162,11 @@ def _start(
     checkpoints.assign(model, arrays, ("model", "seed", "optimizer"))
     log.info("resuming at step %d, epoch %d", state.step, state.epoch + 1)
     return state, arrays
+
+
+def _weights_digest(model: Any) -> str:
+    weights = [(key, array) for key, array in checkpoints.snapshot(model).items() if key.startswith("model/")]
+    return lineage.weights_digest(weights)
 
 
 def _export_best(model: Any, saved: Checkpoints, best_step: int, final_step: int, final_model: Path) -> Path:

@@ -64,6 +64,7 @@ class Trained:
             checkpoint=f"{folder}/checkpoints/20", best_checkpoint=f"{folder}/checkpoints/10",
             final_model=save_model(Path(folder, "models", "final.keras")),
             best_model=save_model(Path(folder, "models", "best.keras")), weights_digest="f" * 64,
+            best_weights_digest="e" * 64,
         )  # fmt: skip
 
     def register(self, step: int = 20, accuracy: float = 0.95, loss: float = 0.2) -> records.RegisteredModel:
@@ -188,7 +189,7 @@ def test_the_best_checkpoint_brings_the_best_model_and_moves_the_alias(store: Pa
     best_file = Path(trained.training.best_model).read_bytes()
     assert best.tags["keras_file_sha256"] == hashlib.sha256(best_file).hexdigest()
     assert best.tags["checkpoint"] == trained.training.best_checkpoint
-    assert "weights_digest" not in best.tags
+    assert best.tags["weights_digest"] == "e" * 64
     assert client.get_model_version_by_alias(name, "challenger").run_id == other.run.run_id
 
 
