@@ -66,7 +66,8 @@ def run(
         settings = config.load(recipe, overrides)
         processes.check_writable()
         processes.set_flow_environment(debug)
-        processes.start(settings)  # Imports its framework while this process imports Prefect.
+        if not if_changed:
+            processes.start(settings)  # Imports its framework while this process imports Prefect.
         from flows.training import Overrides, training
 
         before = set(processes.finished_runs())

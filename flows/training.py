@@ -44,7 +44,8 @@ def training(recipe: str | None = None, overrides: Overrides | None = None, if_c
     """
     settings = _settings(recipe, overrides)
     clock = Clock()
-    processes.start(settings)
+    if not if_changed:
+        processes.start(settings)  # Imports its framework while DVC looks at the data.
     with clock.measure("data"):
         prepared = stages.data(settings)
     if if_changed and (same := processes.unchanged(settings, prepared)):

@@ -219,13 +219,15 @@ def data_stage(stage: str, name: str) -> None:
     if downloads := os.environ.get("STRATAGEM_DOWNLOADS"):
         overrides.append(f"dataset.downloads={json.dumps(downloads)}")
     dataset = config.load(None, overrides, root).dataset
-    _import_quietly(f"tasks.{stage}")
     if stage == "download":
-        from tasks.download import download
+        from tasks.download import download, refuse_early
 
+        refuse_early(dataset)
+        _import_quietly()
         manifest = download(dataset)
         print(f"downloaded {manifest.name} {manifest.version}: {_sizes(manifest.num_examples)}", file=sys.stderr)
         return
+    _import_quietly("tasks.prepare")
     from tasks.prepare import prepare
 
     prepared = prepare(dataset, records.load(records.DatasetManifest, root / "data" / name / "raw" / "manifest.json"))

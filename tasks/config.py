@@ -281,12 +281,13 @@ class Settings(Section):
 
 
 def project_root() -> Path:
-    """Return the folder with params.yaml and dvc.yaml: this folder or one above it, else the installed project's."""
+    """Return the folder with params.yaml and .dvc/: this one or one above it, else the installed project's."""
     here = Path.cwd()
     for folder in (here, *here.parents, Path(__file__).resolve().parent.parent):
-        if (folder / "params.yaml").is_file() and (folder / "dvc.yaml").is_file():
+        # A dataset's folder has a params.yaml and a dvc.yaml too.
+        if (folder / "params.yaml").is_file() and (folder / ".dvc").is_dir():
             return folder
-    raise UserError(f"no project here: neither {here} nor a folder above it holds params.yaml and dvc.yaml")
+    raise UserError(f"no project here: neither {here} nor a folder above it holds params.yaml and .dvc/")
 
 
 def names_of(room: Literal["datasets", "models", "strategies"]) -> list[str]:

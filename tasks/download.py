@@ -19,8 +19,8 @@ from tensorflow_datasets.core.download import checksums, resource
 from tensorflow_datasets.core.download.download_manager import NonMatchingChecksumError
 from tensorflow_datasets.core.utils.lazy_imports_utils import tree
 
-from tasks import config, datasets, records
-from tasks.errors import StratagemError, UserError
+from tasks import config, datasets, errors, records
+from tasks.errors import UserError
 from tasks.records import DatasetManifest, SourceFile
 
 
@@ -44,7 +44,7 @@ def download(dataset: config.Dataset) -> DatasetManifest:
 
     Raises:
         UserError: unknown dataset, damaged archive, no network, or a folder that cannot be written.
-        StratagemError: a download broke off; another try may succeed.
+        DownloadError: a download broke off; another try may succeed.
     """
     root = config.project_root()
     folder = root / "data" / dataset.name
@@ -62,13 +62,27 @@ def download(dataset: config.Dataset) -> DatasetManifest:
     except NonMatchingChecksumError as error:
         raise UserError(f"dataset {dataset.name}: {' '.join(str(error).split())}") from None
     except (requests.RequestException, tfds.download.DownloadError) as error:
-        raise StratagemError(f"dataset {dataset.name}: the download broke off ({error}). Run it again") from None
+        raise errors.DownloadError(f"dataset {dataset.name}: the download broke off ({error}). Run it again") from None
     except ImportError as error:
         raise UserError(f"dataset {dataset.name} needs a package that is not installed: {error}") from None
     except OSError as error:
         raise UserError(
             f"{folder.relative_to(root)}: cannot be written ({error}). Check its permissions and the free space"
         ) from None
+
+
+def refuse_early(dataset: config.Dataset) -> None:
+    """Refuse what `download` would refuse for its name or for want of a network, but before TensorFlow is imported.
+
+    Raises:
+        UserError: unknown dataset; or none of its archives is here and its server does not answer.
+    """
+    raw = config.project_root() / "data" / dataset.name / "raw"
+    builder = datasets.build(dataset.name, dataset.version, raw)
+    urls = list(builder.url_infos or {})
+    here = (raw / "downloads" / dataset.name).exists() or (raw / "manifest.json").exists()
+    if not here and not any(_find_brought(url, builder.url_infos[url], dataset) for url in urls):
+        _require_server(urls, dataset)
 
 
 def _complete(dataset: config.Dataset, raw: Path) -> DatasetManifest | None:
@@ -190,21 +204,26 @@ def _set_aside_if_damaged(path: Path, url: str, expected: Any, folder: Path) -> 
 
 def _place(url: str, expected: Any, cached: Path, dataset: config.Dataset, scratch: Path) -> bool:
     """Copy an archive that the user brought into TFDS' cache; False when there is none."""
-    if dataset.downloads is None:
-        return False
-    parts = _url_parts(url)
-    folder = config.project_root() / dataset.downloads / dataset.name
-    names = [PurePosixPath(*parts[-2:]), parts[-1], expected.filename or parts[-1]]
-    found = [folder / name for name in names if (folder / name).is_file()]
-    if not found:
+    found = _find_brought(url, expected, dataset)
+    if found is None:
         return False
     copy = scratch / cached.name
-    shutil.copyfile(found[0], copy)
+    shutil.copyfile(found, copy)
     if difference := _difference(copy, expected):
-        raise UserError(f"{found[0]}: damaged archive of {url} ({difference}). Fetch it again")
+        raise UserError(f"{found}: damaged archive of {url} ({difference}). Fetch it again")
     cached.parent.mkdir(parents=True, exist_ok=True)
     copy.replace(cached)
     return True
+
+
+def _find_brought(url: str, expected: Any, dataset: config.Dataset) -> Path | None:
+    """Return the archive of a URL in the folder that the user brought, or None."""
+    if dataset.downloads is None:
+        return None
+    parts = _url_parts(url)
+    folder = config.project_root() / dataset.downloads / dataset.name
+    names = [PurePosixPath(*parts[-2:]), parts[-1], expected.filename or parts[-1]]
+    return next((folder / name for name in names if (folder / name).is_file()), None)
 
 
 def _difference(path: Path, expected: Any) -> str | None:

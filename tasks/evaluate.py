@@ -33,6 +33,7 @@ def evaluate(settings: config.Settings, prepared: PreparedDataset, training: Tra
     test = input_pipeline.ordered(settings, prepared, "test", settings.evaluate.global_batch_size)
     labels = np.concatenate([batch.numpy() for _, batch in test.dataset])
     logits = model.predict(loops.Epochs(test.dataset, test.steps), verbose=0).astype("float64")
+    test.close()
     predicted = logits.argmax(axis=1)
     metrics = {
         "test/loss": float(-log_softmax(logits, axis=1)[np.arange(len(labels)), labels].mean()),

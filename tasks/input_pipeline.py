@@ -41,13 +41,18 @@ class Batches:
     replica."""
 
     cache_folder: Any = field(default=None, repr=False)
-    """What the ``stream`` source caches in, with ``input.cache=file``; it is removed with this object."""
+    """What the ``stream`` source caches in, with ``input.cache=file``; ``close`` removes it."""
 
     @property
     def steps(self) -> int:
         """Steps in one epoch."""
         whole, rest = divmod(self.num_examples, self.global_batch_size)
         return whole + (rest > 0 and not self.drop_remainder)
+
+    def close(self) -> None:
+        """Remove what was cached in a file. TensorFlow keeps this object alive, so nothing else would."""
+        if self.cache_folder is not None:
+            self.cache_folder.cleanup()
 
 
 def carve(prepared: PreparedDataset, validation: str | float | int | None, seed: int) -> dict[str, tuple[str, Rows]]:
@@ -277,7 +282,7 @@ def _stream_source(
     starts = np.cumsum([0, *shards.lengths[:-1]])
     records = tf.data.Dataset.from_tensor_slices((shards.paths, starts)).interleave(
         lambda path, start: tf.data.TFRecordDataset(path).enumerate(start),
-        cycle_length=min(4, len(shards.paths)),
+        cycle_length=1 if seed is None else min(4, len(shards.paths)),  # One shard after the other is their order.
         num_parallel_calls=tf.data.AUTOTUNE,
         deterministic=True,
     )

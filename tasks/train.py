@@ -75,7 +75,12 @@ def train(
         if section.tensorboard:
             callbacks.append(keras.callbacks.TensorBoard(folder / "tensorboard", write_graph=False))
 
-        loops.fit(model, strategy, training, validation, section.epochs, start, callbacks)
+        try:
+            loops.fit(model, strategy, training, validation, section.epochs, start, callbacks)
+        finally:
+            training.close()
+            if validation is not None:
+                validation.close()
 
         final_step, best_step = saved.find("latest"), saved.find("best")
         digest = _weights_digest(model)

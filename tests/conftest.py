@@ -126,9 +126,10 @@ def digits_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     from tasks.prepare import prepare
 
     root = tmp_path_factory.mktemp("digits")
-    for name in ("params.yaml", "dvc.yaml"):
-        (root / name).touch()
+    (root / "params.yaml").touch()
+    (root / ".dvc").mkdir()
     with contextlib.chdir(root):
+        assert config.project_root() == root
         dataset = config.Dataset(name="digits", version=None, image_size=None, downloads=None)
         prepare(dataset, download(dataset))
     return root / "data" / "digits"

@@ -1,0 +1,135 @@
+import math
+
+import keras
+import numpy as np
+import pytest
+
+from tasks import config, schedules
+
+STEPS = 10  # in one epoch
+
+
+def load(*overrides):
+    return config.load(None, overrides)
+
+
+def rates(settings, steps, epochs=10, scale=1.0):
+    """The learning rate of each of the given steps, counted from 0 as optimizers do."""
+    rate = schedules.learning_rate(settings.schedule, STEPS, epochs, scale)
+    return [float(rate(step)) if callable(rate) else rate for step in steps]
+
+
+@pytest.mark.parametrize(
+    ("epoch", "expected"), [(0, 1e-3), (1, 1e-3), (2, 1e-3), (3, 1e-4), (6, 1e-4), (7, 1e-5), (9, 1e-5), (30, 1e-5)]
+)
+def test_piecewise_is_the_tutorials_from_the_first_to_the_last_step_of_an_epoch(epoch, expected):
+    # The tutorial's decay(): 1e-3 for epoch < 3, 1e-4 for 3 <= epoch < 7, then 1e-5.
+    settings = load("schedule.kind=piecewise")
+    first, last = epoch * STEPS, (epoch + 1) * STEPS - 1
+    assert rates(settings, [first, last]) == pytest.approx([expected, expected], rel=1e-6)
+
+
+def test_piecewise_with_its_own_boundaries():
+    settings = load(
+        "schedule={kind: piecewise, boundaries_epochs: [1, 2, 4], learning_rates: [0.4, 0.3, 0.2, 0.1]}",
+    )
+    assert rates(settings, [9, 10, 19, 20, 39, 40], scale=2.0) == pytest.approx([0.8, 0.6, 0.6, 0.4, 0.4, 0.2])
+
+
+def test_constant():
+    assert rates(load("schedule={kind: constant, learning_rate: 0.02}"), [0, 99], scale=4.0) == [0.08, 0.08]
+
+
+def test_cosine_with_warm_up():
+    settings = load(
+        "schedule={kind: cosine, learning_rate: 0.1, warmup_epochs: 2.0, final_learning_rate: 0.01}",
+    )
+    # Rises by 0.1 / 20 a step for 20 steps, then half a cosine over the 80 steps that are left, down to 0.01.
+    expected = [0.0, 0.005, 0.05, 0.095, 0.1]
+    expected += [0.01 + 0.09 * 0.5 * (1 + math.cos(math.pi * (step - 20) / 80)) for step in (30, 60, 99)]
+    expected += [0.01, 0.01]
+    assert rates(settings, [0, 1, 10, 19, 20, 30, 60, 99, 100, 500]) == pytest.approx(expected, rel=1e-4, abs=1e-8)
+    assert rates(settings, [10, 60, 100], scale=3.0) == pytest.approx([0.15, 0.165, 0.03], rel=1e-4)
+
+
+def test_cosine_without_warm_up_starts_at_the_top():
+    settings = load("schedule={kind: cosine, learning_rate: 0.1, warmup_epochs: 0, final_learning_rate: 0.0}")
+    assert rates(settings, [0, 50, 100]) == pytest.approx([0.1, 0.05, 0.0], abs=1e-8)
+
+
+@pytest.mark.parametrize("epochs", [1, 2])
+def test_a_warm_up_as_long_as_the_training_still_gives_numbers(epochs):
+    settings = load("schedule={kind: cosine, learning_rate: 0.1, warmup_epochs: 2.0, final_learning_rate: 0.0}")
+    found = rates(settings, range(epochs * STEPS), epochs)
+    assert found == pytest.approx([0.1 * step / 20 for step in range(epochs * STEPS)], abs=1e-7)
+
+
+@pytest.mark.parametrize(("reference", "expected"), [("null", 0.1), (128, 0.2), (256, 0.1), (512, 0.05)])
+def test_the_linear_scaling_rule(reference, expected):
+    settings = load("schedule={kind: constant, learning_rate: 0.1}", f"train.scale_learning_rate_from={reference}")
+    assert float(schedules.optimizer(settings, STEPS, 256).learning_rate) == pytest.approx(expected)
+
+
+def step_once(optimizer, gradient):
+    """The change of a weight of 1.0 in two steps along the same gradient."""
+    weight = keras.Variable([1.0])
+    optimizer.build([weight])
+    for _ in range(2):
+        optimizer.apply([keras.ops.convert_to_tensor([gradient])])
+    return weight.numpy().item() - 1.0
+
+
+@pytest.mark.parametrize(
+    ("overrides", "kind", "gradient", "expected"),
+    [
+        # Adam's and RMSprop's first steps are as long as the learning rate, whatever the gradient.
+        (["optimizer.kind=adam"], keras.optimizers.Adam, 5.0, -0.2),
+        (
+            ["optimizer.kind=adamw", "optimizer.weight_decay=0.5"], keras.optimizers.AdamW, 5.0,
+            ((1 * 0.95 - 0.1) * 0.95 - 0.1) - 1,
+        ),
+        (["optimizer.kind=sgd"], keras.optimizers.SGD, 5.0, -1.0),
+        (["optimizer.kind=sgd", "optimizer.global_clipnorm=1.0"], keras.optimizers.SGD, 5.0, -0.2),
+        (["optimizer.kind=sgd", "optimizer.momentum=0.5"], keras.optimizers.SGD, 1.0, -0.1 - 0.15),
+        (
+            ["optimizer.kind=sgd", "optimizer.momentum=0.5", "optimizer.nesterov=true"], keras.optimizers.SGD, 1.0,
+            -(0.1 + 0.05) - (0.1 + 0.5 * 0.15),
+        ),
+        (
+            ["optimizer.kind=rmsprop"], keras.optimizers.RMSprop, 5.0,
+            -0.1 / math.sqrt(0.1) - 0.1 / math.sqrt(0.19),
+        ),
+        (
+            ["optimizer.kind=rmsprop", "optimizer.momentum=0.5"], keras.optimizers.RMSprop, 5.0,
+            -1.5 * 0.1 / math.sqrt(0.1) - 0.1 / math.sqrt(0.19),
+        ),
+    ],
+)  # fmt: skip
+def test_every_optimizer_with_its_options(overrides, kind, gradient, expected):
+    settings = load("schedule={kind: constant, learning_rate: 0.1}", *overrides)
+    optimizer = schedules.optimizer(settings, STEPS, 32)
+    assert type(optimizer) is kind
+    assert step_once(optimizer, gradient) == pytest.approx(expected, rel=1e-4)
+
+
+def test_the_optimizer_follows_the_schedule_step_by_step():
+    settings = load(
+        "optimizer.kind=sgd", "schedule={kind: piecewise, boundaries_epochs: [1], learning_rates: [1, 0.1]}"
+    )
+    optimizer = schedules.optimizer(settings, 2, 32)  # Two steps an epoch.
+    weight = keras.Variable([0.0])
+    optimizer.build([weight])
+    places = []
+    for _ in range(4):
+        optimizer.apply([keras.ops.convert_to_tensor([-1.0])])
+        places.append(weight.numpy().item())
+    np.testing.assert_allclose(places, [1.0, 2.0, 2.1, 2.2], rtol=1e-6)
+
+
+def test_the_length_of_a_cosine_is_that_of_the_training():
+    settings = load(
+        "optimizer.kind=sgd", "train.epochs=3", "schedule.kind=cosine", "schedule.learning_rate=1.0",
+        "schedule.warmup_epochs=1.0", "schedule.final_learning_rate=0.25",
+    )  # fmt: skip
+    rate = schedules.optimizer(settings, STEPS, 32)._learning_rate
+    assert [float(rate(step)) for step in (10, 30)] == pytest.approx([1.0, 0.25])
