@@ -68,8 +68,11 @@ def run(
         processes.set_flow_environment(debug)
         if not if_changed:
             processes.start(settings)  # Imports its framework while this process imports Prefect.
+        server = processes.start_flow_server()
         from flows.training import Overrides, training
 
+        if server is not None:
+            server.await_ready()
         before = set(processes.finished_runs())
         summary = training(recipe, Overrides(**config.read_overrides(overrides)), if_changed)
         processes.stop()

@@ -35,7 +35,7 @@ async def _serve(listening: socket.socket, home: Path) -> None:
     from prefect.server.database import provide_database_interface
 
     home.mkdir(parents=True, exist_ok=True)
-    # Two first runs at once would both make the database, and one of them fail.
+    # Of four first runs at once, one or two failed inside the migration of the database that they all made.
     with FileLock(home / "stratagem.lock"):
         await provide_database_interface().create_db()
     server = uvicorn.Server(

@@ -59,7 +59,7 @@ def training(recipe: str | None = None, overrides: Overrides | None = None, if_c
         with clock.measure("register"):
             registered = stages.register(settings, prepared, trained, evaluated, run)
     except BaseException as error:
-        killed = isinstance(error, Interrupted | KeyboardInterrupt | SystemExit)
+        killed = isinstance(error, Interrupted) or not isinstance(error, Exception)
         stages.finish(settings, run, "KILLED" if killed else "FAILED", str(error) or type(error).__name__)
         raise
     stages.finish(settings, run, "FINISHED")

@@ -103,7 +103,7 @@ def evaluate(
     result = evaluate_stage(settings, prepared, training)
     folder = config.project_root() / run.folder
     records.save(result, folder / "records" / "evaluation.json")
-    title = f"{prepared.name}, {run.name}: test accuracy {result.metrics['test/accuracy']:.4f}"
+    title = f"{run.name}: test accuracy {result.metrics['test/accuracy']:.4f}"
     picture = report.confusion_matrix(result, title, folder / "report" / "confusion_matrix.png")
     tracking.log_metrics(run, result.metrics)
     tracking.log_files(run, [folder / "records" / "evaluation.json", picture], "evaluation")

@@ -48,6 +48,72 @@ def set_flow_environment(debug: bool) -> None:
         os.environ["STRATAGEM_DEBUG"] = "1"
 
 
+class FlowServer:
+    """The Prefect API of this process's run, for a user who has none: one running `python -m flows.server`.
+
+    It ends when its standard input closes, so it cannot outlive this process.
+    """
+
+    def __init__(self) -> None:
+        self._log = tempfile.TemporaryFile()  # noqa: SIM115  # Its last line is the reason when it fails.
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "flows.server"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=None if os.environ.get("STRATAGEM_DEBUG") else self._log,
+            cwd=config.project_root(),
+            # What only a server needs that other programs talk to. Each is one more writer to one SQLite file.
+            env={
+                **os.environ,
+                "PREFECT_SERVER_SERVICES_TRIGGERS_ENABLED": "false",
+                "PREFECT_SERVER_SERVICES_EVENT_PERSISTER_ENABLED": "false",
+                "PREFECT_SERVER_UI_ENABLED": "false",
+            },
+            text=True,
+            process_group=0,  # Ctrl-C must not reach it: the run reports its end to it.
+        )
+
+    def await_ready(self) -> None:
+        """Wait until the server answers.
+
+        Raises:
+            StratagemError: it ended instead.
+        """
+        self.read()
+
+    def read(self) -> str:
+        """Return the next line that the server says: where it serves, then that it is ready.
+
+        Raises:
+            StratagemError: it ended instead.
+        """
+        said = self._process.stdout.readline().strip() if self._process.stdout is not None else ""
+        if not said:
+            self.close()
+            self._log.seek(0)
+            last = (self._log.read().decode(errors="replace").strip() or "it said nothing").splitlines()[-1]
+            raise StratagemError(f"Prefect's server for this run did not start: {last} (the whole story: --debug)")
+        return said
+
+    def close(self) -> None:
+        """End the server and wait for it."""
+        _close(self._process)
+
+
+def start_flow_server() -> FlowServer | None:
+    """Start this run's own Prefect API, before Prefect is imported here; None when Prefect's settings name a server."""
+    if os.environ.get("PREFECT_API_URL"):
+        return None
+    server = FlowServer()
+    # Not sooner: Prefect sends its last events while Python ends, and would try for half a minute.
+    atexit.register(server.close)
+    said = server.read()
+    if said == "configured":
+        return None
+    os.environ["PREFECT_API_URL"] = said.removeprefix("serving ")
+    return server
+
+
 def stage_environment(settings: config.Settings | None) -> dict[str, str]:
     """Return the environment of a process that runs stages with these settings."""
     environment = {
@@ -104,6 +170,9 @@ class StageProcess:
         except KeyboardInterrupt as interrupt:
             self._interrupt()
             raise Interrupted(f"{stage} was interrupted", getattr(interrupt, "exit_code", 130)) from None
+        except BaseException:  # Prefect cancels a worker's run by an exception of its own.
+            self._interrupt()
+            raise
         if not answer:
             code = self._process.wait()
             how = signal.Signals(-code).name if code < 0 else f"exit code {code}"
@@ -116,13 +185,7 @@ class StageProcess:
 
     def close(self) -> None:
         """End the process and wait for it."""
-        if self._process.stdin is not None and self.alive:
-            self._process.stdin.close()
-        try:
-            self._process.wait(GRACE_SECONDS)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
+        _close(self._process)
 
     def _exchange(self, request: str) -> str:
         if self._process.stdin is None or self._process.stdout is None:
@@ -145,6 +208,18 @@ class StageProcess:
         finally:
             signal.alarm(0)
             signal.signal(signal.SIGALRM, guard)
+
+
+def _close(process: "subprocess.Popen[str]") -> None:
+    """End a process that ends when its standard input closes."""
+    if process.stdin is not None:
+        with contextlib.suppress(BrokenPipeError):  # A request that a dead process did not take.
+            process.stdin.close()
+    try:
+        process.wait(GRACE_SECONDS)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
 
 
 def start(settings: config.Settings) -> StageProcess:
@@ -202,6 +277,8 @@ def prepare_data(settings: config.Settings, stage: str = "prepare", force: bool 
         if added and not (root / "data" / name / "raw").exists():
             shutil.rmtree(root / "data" / name)
         raise
+    if added:
+        print(f"added data/{name}: put it under version control with `git add data/{name}`", file=sys.stderr)
     if stage != "prepare":
         return None
     return load_prepared(name)
@@ -301,9 +378,6 @@ def _add_dataset(dataset: config.Dataset, root: Path) -> bool:
         raise UserError(
             f"data/{dataset.name} cannot be made ({error}): make data/ a folder that you can write to"
         ) from None
-    print(
-        f"added data/{dataset.name}: put it under version control with `git add data/{dataset.name}`", file=sys.stderr
-    )
     return True
 
 
@@ -380,9 +454,11 @@ def serve_ui() -> None:
             *python, "prefect", "server", "start", "--host", "127.0.0.1", "--port", str(prefect_port), "--no-services"
         ],
     }  # fmt: skip
+    # Prefect's pages would ask port 4200 whatever port their server has.
+    environment = {**stage_environment(None), "PREFECT_SERVER_UI_API_URL": f"http://127.0.0.1:{prefect_port}/api"}
     log = root / "mlruns" / "ui.log"
     with log.open("wb") as output, contextlib.ExitStack() as stack:
-        servers = [stack.enter_context(_server(command, root, output)) for command in commands.values()]
+        servers = [stack.enter_context(_server(command, environment, root, output)) for command in commands.values()]
         for address in commands:
             print(address)
         print("Ctrl-C ends both.", flush=True)
@@ -392,12 +468,14 @@ def serve_ui() -> None:
 
 
 @contextlib.contextmanager
-def _server(command: list[str], root: Path, output: IO[bytes]) -> Iterator["subprocess.Popen[bytes]"]:
+def _server(
+    command: list[str], environment: dict[str, str], root: Path, output: IO[bytes]
+) -> Iterator["subprocess.Popen[bytes]"]:
     """Run a server, and end it with the processes that it started itself."""
     server = subprocess.Popen(
         command,
         cwd=root,
-        env=stage_environment(None),
+        env=environment,
         stdin=subprocess.DEVNULL,
         stdout=output,
         stderr=output,

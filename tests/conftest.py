@@ -199,6 +199,49 @@ def tiny(make_dataset: Callable[..., records.PreparedDataset]) -> records.Prepar
     )
 
 
+@pytest.fixture
+def train(project: Path) -> Iterator[Callable[..., records.TrainingResult]]:
+    """Train in the project as the stage does, without tracking: ``train(prepared, "train.epochs=3", run_id="first")``.
+
+    A small network without augmentation, two epochs, a constant learning rate, unless the overrides say otherwise.
+    """
+    import keras
+    from tensorflow.python.framework import config as tf_config
+
+    from tasks.train import train as train_stage
+
+    small = {
+        "model.name": "mlp",
+        "model.options": {"units": [16]},
+        "schedule.kind": "constant",
+        "schedule.learning_rate": 0.01,
+        "input.augmentation.crop_padding": 0,
+        "train.epochs": 2,
+    }
+
+    def train(
+        prepared: records.PreparedDataset,
+        *overrides: str,
+        run_id: str = "first",
+        resume: bool = False,
+        send: Callable[..., None] = lambda step, metrics: None,
+    ) -> records.TrainingResult:
+        settings = config.load(None, {**small, **config.read_overrides(overrides)})
+        origin = records.Lineage(
+            git_commit=None, git_dirty=None, code_digest="", settings_digest=settings.digest(), data_version=None
+        )
+        run = records.Run(
+            run_id=run_id, experiment="tests", name="tests", folder=f"mlruns/runs/{run_id}", lineage=origin
+        )
+        return train_stage(settings, prepared, run, send, resume)
+
+    # What a training sets for its whole process.
+    policy = keras.config.dtype_policy()
+    yield train
+    keras.config.set_dtype_policy(policy)
+    tf_config.disable_op_determinism()
+
+
 def _files_of(checkout: Path) -> Iterator[Path]:
     """Yield the checkout's files relative to it, whether it is a git repository or an unpacked archive."""
     listing = subprocess.run(
