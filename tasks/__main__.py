@@ -53,9 +53,11 @@ def quiet_standard_error() -> Iterator[None]:
 
 
 def start_run(settings: config.Settings, prepared: PreparedDataset, flow_run_id: str | None = None) -> Run:
-    """Begin the MLflow run of a pipeline."""
+    """Begin the MLflow run of a pipeline, unless its training would be refused."""
     from tasks import tracking
+    from tasks.train import check
 
+    check(settings, prepared)
     return tracking.start(settings, prepared, lineage.trace(settings, prepared.data_version), flow_run_id)
 
 

@@ -127,6 +127,15 @@ def _train_bytes(prepared: PreparedDataset) -> int:
     return prepared.splits["train"].num_examples * math.prod(prepared.image_shape)
 
 
+def check_batch(global_batch_size: int, num_examples: int, prepared: PreparedDataset) -> None:
+    """Raise ``UserError`` when a global batch is larger than the training split."""
+    if global_batch_size > num_examples:
+        raise UserError(
+            f"the global batch of {global_batch_size} examples is larger than the training split of {prepared.name}, "
+            f"which has {num_examples}: lower train.per_replica_batch_size or train.global_batch_size"
+        )
+
+
 def training(
     settings: config.Settings,
     prepared: PreparedDataset,
@@ -150,11 +159,7 @@ def training(
         UserError: the batch is larger than the split, or does not divide by the replicas.
     """
     split, rows = carve(prepared, settings.input.validation, settings.train.seed)["train"]
-    if global_batch_size > len(rows):
-        raise UserError(
-            f"the global batch of {global_batch_size} examples is larger than the training split of {prepared.name}, "
-            f"which has {len(rows)}: lower train.per_replica_batch_size or train.global_batch_size"
-        )
+    check_batch(global_batch_size, len(rows), prepared)
     log.info(
         "input: %s source (the training split is %.1f MB as uint8, the budget %.0f MB), %s of %s examples a step",
         choose_source(settings.input, prepared),

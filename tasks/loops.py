@@ -51,9 +51,17 @@ class Position(keras.callbacks.Callback):
     def on_epoch_end(self, epoch: int, logs: dict[str, float] | None = None) -> None:
         self.epoch, self.step_in_epoch = epoch + 1, 0
         logs = logs if logs is not None else {}
-        logs["learning_rate"] = float(keras.ops.convert_to_numpy(self.model.optimizer.learning_rate))
+        logs["learning_rate"] = self._learning_rate()
         for name, value in metric_names(logs).items():
             self.history.setdefault(name, []).append(value)
+
+    def _learning_rate(self) -> float:
+        """Return the rate of the step just done. The optimizer's own is the next step's, of another epoch by now."""
+        optimizer = getattr(self.model.optimizer, "inner_optimizer", self.model.optimizer)  # Under mixed_float16.
+        rate = optimizer._learning_rate
+        if isinstance(rate, keras.optimizers.schedules.LearningRateSchedule):
+            rate = rate(optimizer.iterations - 1)
+        return float(keras.ops.convert_to_numpy(rate))
 
     def state(self, stopping: "EarlyStopping | None") -> State:
         """Return what a checkpoint needs to carry on from here."""
@@ -108,6 +116,11 @@ class EarlyStopping(keras.callbacks.EarlyStopping):
         mode = "min" if monitor.endswith("loss") else "max"
         super().__init__(monitor, stopping.min_delta, stopping.patience_epochs, mode=mode)
         self._saved = saved
+
+    @property
+    def over(self) -> bool:
+        """Whether the training had stopped before it was resumed."""
+        return bool(self._saved.get("stopped_epoch", 0) > 0 and self._saved["wait"] >= self.patience)
 
     def on_train_begin(self, logs: dict[str, float] | None = None) -> None:
         super().on_train_begin(logs)

@@ -16,6 +16,21 @@ from tasks.records import PreparedDataset, Run, TrainingResult
 log = logging.getLogger(__name__)
 
 
+def check(settings: config.Settings, prepared: PreparedDataset) -> tuple[strategies.Strategy, int]:
+    """Refuse what cannot be trained, before a run exists; return the strategy and the global batch size.
+
+    Raises:
+        UserError: damaged arrays; or data, batch, devices or model do not fit the settings.
+    """
+    datasets.verify(prepared)
+    strategy = strategies.build(settings.strategy)
+    global_batch_size = find_global_batch_size(settings.train, strategy.num_replicas)
+    _, rows = input_pipeline.carve(prepared, settings.input.validation, settings.train.seed)["train"]
+    input_pipeline.check_batch(global_batch_size, len(rows), prepared)
+    models.build(settings.model, prepared, settings.input.normalization)
+    return strategy, global_batch_size
+
+
 def train(
     settings: config.Settings, prepared: PreparedDataset, run: Run, send: loops.MetricSink, resume: bool = False
 ) -> TrainingResult:
@@ -32,14 +47,12 @@ def train(
         UserError: data, batch, devices or checkpoint do not fit the settings; nothing was trained.
     """
     section = settings.train
-    datasets.verify(prepared)
+    strategy, global_batch_size = check(settings, prepared)
     keras.utils.set_random_seed(section.seed)
     if section.deterministic:
         tf.config.experimental.enable_op_determinism()
     keras.config.set_dtype_policy(section.dtype_policy)
 
-    strategy = strategies.build(settings.strategy)
-    global_batch_size = find_global_batch_size(section, strategy.num_replicas)
     training = input_pipeline.training(settings, prepared, global_batch_size, strategy.num_replicas)
     validation = None
     if settings.input.validation is not None:
@@ -76,7 +89,8 @@ def train(
             callbacks.append(keras.callbacks.TensorBoard(folder / "tensorboard", write_graph=False))
 
         try:
-            loops.fit(model, strategy, training, validation, section.epochs, start, callbacks)
+            if stopping is None or not stopping.over:
+                loops.fit(model, strategy, training, validation, section.epochs, start, callbacks)
         finally:
             training.close()
             if validation is not None:

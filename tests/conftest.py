@@ -29,6 +29,14 @@ FOREIGN = (
     "TFDS_DATA_DIR", "TF_CONFIG",
 )  # fmt: skip
 
+# What the `train` fixture trains.
+SMALL = """
+input: {augmentation: {crop_padding: 0}}
+model: {name: mlp, options: {units: [16]}}
+schedule: {kind: constant, learning_rate: 0.01}
+train: {epochs: 2}
+"""
+
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
 
 _homes: list[str] = []
@@ -203,21 +211,15 @@ def tiny(make_dataset: Callable[..., records.PreparedDataset]) -> records.Prepar
 def train(project: Path) -> Iterator[Callable[..., records.TrainingResult]]:
     """Train in the project as the stage does, without tracking: ``train(prepared, "train.epochs=3", run_id="first")``.
 
-    A small network without augmentation, two epochs, a constant learning rate, unless the overrides say otherwise.
+    The settings are SMALL over params.yaml, then the overrides.
     """
     import keras
     from tensorflow.python.framework import config as tf_config
 
     from tasks.train import train as train_stage
 
-    small = {
-        "model.name": "mlp",
-        "model.options": {"units": [16]},
-        "schedule.kind": "constant",
-        "schedule.learning_rate": 0.01,
-        "input.augmentation.crop_padding": 0,
-        "train.epochs": 2,
-    }
+    small = project.with_name("small.yaml")
+    small.write_text(SMALL, encoding="utf-8")
 
     def train(
         prepared: records.PreparedDataset,
@@ -226,7 +228,7 @@ def train(project: Path) -> Iterator[Callable[..., records.TrainingResult]]:
         resume: bool = False,
         send: Callable[..., None] = lambda step, metrics: None,
     ) -> records.TrainingResult:
-        settings = config.load(None, {**small, **config.read_overrides(overrides)})
+        settings = config.load(str(small), overrides)
         origin = records.Lineage(
             git_commit=None, git_dirty=None, code_digest="", settings_digest=settings.digest(), data_version=None
         )

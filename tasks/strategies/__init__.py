@@ -4,6 +4,7 @@ import importlib
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 from tasks import config
@@ -28,6 +29,7 @@ class Strategy:
         return f"{self.kind}, {self.num_replicas} replica{'s' * (self.num_replicas > 1)} on {', '.join(self.devices)}"
 
 
+@lru_cache(maxsize=1)
 def build(section: config.OneDevice | config.Mirrored) -> Strategy:
     """Return the strategy of a section; it takes hold of the devices, once for the whole process.
 
