@@ -127,6 +127,8 @@ def stage_environment(settings: config.Settings | None) -> dict[str, str]:
         "DO_NOT_TRACK": "1",
         "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")]),
     }
+    # Set only after the stage process was started, and no stage's business.
+    environment.pop("PREFECT_API_URL", None)
     if settings is not None and settings.strategy.kind == "one_device" and settings.strategy.device == "cpu":
         environment["CUDA_VISIBLE_DEVICES"] = ""
     return environment
@@ -137,18 +139,23 @@ def set_stage_environment(settings: config.Settings) -> None:
     os.environ.update(stage_environment(settings))
 
 
+def kind_of_process(settings: config.Settings) -> str:
+    """Return what is decided once in a process: environment, devices, and whether kernels are deterministic."""
+    return json.dumps([stage_environment(settings), settings.strategy.model_dump(), settings.train.deterministic])
+
+
 class StageProcess:
     """One running `python -m tasks serve`. It ends when its standard input closes, so it cannot outlive this
     process."""
 
-    def __init__(self, environment: dict[str, str]) -> None:
-        self.environment = environment
+    def __init__(self, settings: config.Settings) -> None:
+        self.kind = kind_of_process(settings)
         self._process = subprocess.Popen(
             [sys.executable, "-m", "tasks", "serve"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             cwd=config.project_root(),
-            env=environment,
+            env=stage_environment(settings),
             text=True,
             process_group=0,  # Ctrl-C reaches this process alone, which passes it on once.
         )
@@ -223,14 +230,13 @@ def _close(process: "subprocess.Popen[str]") -> None:
 
 
 def start(settings: config.Settings) -> StageProcess:
-    """Return the stage process for these settings; the one that runs already, if its environment is the same."""
+    """Return the stage process for these settings; the one that runs already, if it is of the same kind."""
     global _stage_process
-    environment = stage_environment(settings)
-    if _stage_process is not None and (not _stage_process.alive or _stage_process.environment != environment):
+    if _stage_process is not None and not (_stage_process.alive and _stage_process.kind == kind_of_process(settings)):
         _stage_process.close()
         _stage_process = None
     if _stage_process is None:
-        _stage_process = StageProcess(environment)
+        _stage_process = StageProcess(settings)
     return _stage_process
 
 
