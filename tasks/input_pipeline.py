@@ -160,13 +160,10 @@ def training(
     """
     split, rows = carve(prepared, settings.input.validation, settings.train.seed)["train"]
     check_batch(global_batch_size, len(rows), prepared)
+    megabytes = f"{_train_bytes(prepared) / 1e6:,.1f} of {settings.input.memory_budget_bytes / 1e6:,.0f} MB"
+    source = choose_source(settings.input, prepared)
     log.info(
-        "input: %s source (the training split is %.1f MB as uint8, the budget %.0f MB), %s of %s examples a step",
-        choose_source(settings.input, prepared),
-        _train_bytes(prepared) / 1e6,
-        settings.input.memory_budget_bytes / 1e6,
-        global_batch_size,
-        f"{len(rows):,}",
+        "input     %s source (%s), %s of %s examples a step", source, megabytes, global_batch_size, f"{len(rows):,}"
     )
     batches = Batches(len(rows), global_batch_size, settings.input.drop_remainder)
     augment = _augmentation(settings.input.augmentation, settings.train.seed)

@@ -64,9 +64,8 @@ def train(
         model.optimizer.build(model.trainable_variables)
         # Metrics are made at the first use, and a resumed epoch needs theirs before.
         model.compute_metrics(None, tf.zeros([1], tf.int64), tf.zeros([1, prepared.num_classes]))
-    log.info(
-        "strategy: %s; model: %s, %s parameters", strategy.describe(), settings.model.name, f"{model.count_params():,}"
-    )
+    log.info("strategy  %s", strategy.describe())
+    log.info("model     %s, %s parameters", settings.model.name, f"{model.count_params():,}")
 
     folder = config.project_root() / run.folder
     with Checkpoints(folder / "checkpoints", settings.checkpoint.keep, settings.checkpoint.monitor) as saved:
@@ -84,7 +83,8 @@ def train(
         )
         callbacks = [position, throughput, loops.SendMetrics(send, position)]
         callbacks += [stopping] if stopping else []
-        callbacks += [saving, ProgressBar(section.epochs, training.steps)]
+        bar = ProgressBar(section.epochs, training.steps)
+        callbacks += [saving, bar]
         if section.tensorboard:
             callbacks.append(keras.callbacks.TensorBoard(folder / "tensorboard", write_graph=False))
 
@@ -92,6 +92,7 @@ def train(
             if stopping is None or not stopping.over:
                 loops.fit(model, strategy, training, validation, section.epochs, start, callbacks)
         finally:
+            bar.close()
             training.close()
             if validation is not None:
                 validation.close()
