@@ -85,7 +85,7 @@ def run(
 def print_summary(summary: "RunSummary", changed: bool = True) -> None:
     """Print the short table that a run ends with."""
     if not changed:
-        print(f"Nothing to do: same data, settings and code as the run that finished {summary.finished_at}.")
+        print("Nothing to do: data, settings and code are those of this finished run:")
     speed = (
         "one call of the step function only"
         if summary.examples_per_second is None
@@ -103,6 +103,7 @@ def print_summary(summary: "RunSummary", changed: bool = True) -> None:
         if summary.model_version
         else "not registered",
         "run": summary.run_id,
+        "finished": summary.finished_at,
         "seconds": ", ".join(f"{stage} {seconds:.1f}" for stage, seconds in summary.seconds.items()),
         "next": "stratagem ui",
     }

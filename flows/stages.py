@@ -1,4 +1,8 @@
-"""The stages as Prefect tasks: when, again, and under which name. What they do is in tasks/."""
+"""The stages as Prefect tasks: when, again, and under which name. What they do is in tasks/.
+
+None has a time-out: how long one may take grows with the dataset and the epochs, and what waits for another program
+(a download, DVC's lock, MLflow's store) has a limit of its own. Only the download is tried again.
+"""
 
 from prefect import State, Task, task
 from prefect.cache_policies import NO_CACHE
@@ -30,7 +34,9 @@ def data(settings: Settings) -> PreparedDataset:
     return processes.load_prepared(settings.dataset.name)
 
 
-@task(name="start", cache_policy=NO_CACHE)
+@task(
+    name="start", task_run_name="start run on {settings.dataset.name}, {settings.strategy.kind}", cache_policy=NO_CACHE
+)
 def start(settings: Settings, prepared: PreparedDataset, flow_run_id: str | None) -> Run:
     """Begin the MLflow run."""
     return processes.run("start", Run, settings, prepared=prepared, flow_run_id=flow_run_id)
@@ -47,13 +53,21 @@ def train(settings: Settings, prepared: PreparedDataset, run: Run) -> TrainingRe
     return processes.run("train", TrainingResult, settings, prepared=prepared, run=run)
 
 
-@task(name="evaluate", task_run_name="evaluate {settings.evaluate.checkpoint} checkpoint", cache_policy=NO_CACHE)
+@task(
+    name="evaluate",
+    task_run_name="evaluate {settings.evaluate.checkpoint} on {settings.dataset.name}, {settings.strategy.kind}",
+    cache_policy=NO_CACHE,
+)
 def evaluate(settings: Settings, prepared: PreparedDataset, training: TrainingResult, run: Run) -> EvaluationResult:
     """Evaluate the checkpoint."""
     return processes.run("evaluate", EvaluationResult, settings, prepared=prepared, training=training, run=run)
 
 
-@task(name="register", cache_policy=NO_CACHE)
+@task(
+    name="register",
+    task_run_name="register {settings.model.name} on {settings.dataset.name}, {settings.strategy.kind}",
+    cache_policy=NO_CACHE,
+)
 def register(
     settings: Settings, prepared: PreparedDataset, training: TrainingResult, evaluation: EvaluationResult, run: Run
 ) -> RegisteredModel:
@@ -63,7 +77,7 @@ def register(
     )
 
 
-@task(name="finish", cache_policy=NO_CACHE)
+@task(name="finish", task_run_name="finish run {run.name}, {status}", cache_policy=NO_CACHE)
 def finish(settings: Settings, run: Run, status: str, reason: str | None = None) -> None:
     """End the MLflow run: the one place that does."""
     processes.run("finish", Run, settings, run=run, status=status, reason=reason)

@@ -14,7 +14,7 @@ from pydantic import BaseModel
 
 from flows import stages
 from tasks import config, processes, records
-from tasks.errors import Interrupted
+from tasks.errors import Interrupted, UserError
 from tasks.records import EvaluationResult, PreparedDataset, RegisteredModel, Run, RunSummary, TrainingResult
 
 if TYPE_CHECKING:
@@ -29,7 +29,10 @@ def _settings(recipe: str | None, overrides: Any) -> config.Settings:
 
 
 def _flow_run_name() -> str:
-    settings = _settings(flow_run.parameters["recipe"], flow_run.parameters["overrides"])
+    try:
+        settings = _settings(flow_run.parameters["recipe"], flow_run.parameters["overrides"])
+    except UserError:
+        return "refused"  # By the flow itself, which then fails with the message. An error here would be a crash.
     return f"{settings.dataset.name}-{settings.strategy.kind}-{settings.train.loop}"
 
 

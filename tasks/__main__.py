@@ -203,7 +203,14 @@ def _import_quietly(*modules: str) -> None:
         import tensorflow as tf
 
         tf.config.list_physical_devices()  # Looks for a GPU, and says so at length when there is none.
-    logging.basicConfig(level=logging.ERROR, format="%(message)s", force=True)
+    from rich.console import Console
+    from rich.highlighter import NullHighlighter
+    from rich.logging import RichHandler
+
+    # Lines end at a word where the terminal ends.
+    console = Console(stderr=True, highlight=False)
+    plain = RichHandler(console=console, show_time=False, show_level=False, show_path=False, highlighter=NullHighlighter())
+    logging.basicConfig(level=logging.ERROR, format="%(message)s", handlers=[plain], force=True)
     logging.getLogger("tasks").setLevel(logging.INFO)
     logging.getLogger("mlflow").setLevel(logging.ERROR)  # It has a handler of its own.
 

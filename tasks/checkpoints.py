@@ -4,6 +4,7 @@ state.
 One format for every backend and number of devices. Orbax writes aside in the background and commits by a rename.
 """
 
+import math
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
@@ -91,11 +92,11 @@ class Checkpoints:
         sign = -1.0 if monitor.endswith("loss") else 1.0
 
         def score(metrics: Any) -> float:
-            return sign * float(metrics[monitor])
+            value = sign * float(metrics.get(monitor, math.nan))
+            return -math.inf if math.isnan(value) else value
 
         kept = [policies.LatestN(keep), policies.BestN(get_metric_fn=score, n=1)]
         self.folder = folder
-        self.monitor = monitor
         self._manager = ocp.CheckpointManager(
             folder.resolve(),
             options=ocp.CheckpointManagerOptions(
@@ -136,8 +137,8 @@ class Checkpoints:
         content = ocp.args.Composite(
             variables=ocp.args.StandardSave(snapshot(model)), state=ocp.args.JsonSave(state.model_dump(mode="json"))
         )
-        scored = dict(metrics) if metrics is not None and self.monitor in metrics else None
-        self._manager.save(state.step, args=content, metrics=scored)
+        # Never None: Orbax keeps a checkpoint without metrics for ever, and warns of each.
+        self._manager.save(state.step, args=content, metrics=dict(metrics or {}))
 
     def find(self, which: Literal["latest", "best"] | int) -> int:
         """Return the step of a checkpoint.

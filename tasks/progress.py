@@ -1,5 +1,6 @@
 """What a person sees while a training runs: a bar for the epoch, a line for each finished one. On standard error."""
 
+from collections.abc import Iterable
 from typing import Any
 
 import keras
@@ -8,7 +9,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 
 class ProgressBar(keras.callbacks.Callback):
-    """Draws one bar an epoch on a terminal, and prints one line an epoch everywhere."""
+    """Draws one bar an epoch on a terminal, and prints a table with one line an epoch everywhere."""
 
     def __init__(self, epochs: int, steps: int, console: Console | None = None) -> None:
         super().__init__()
@@ -17,6 +18,7 @@ class ProgressBar(keras.callbacks.Callback):
         self.console = console or Console(stderr=True, highlight=False)
         self._bar: Progress | None = None
         self._task: Any = None
+        self._headed = False
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, float] | None = None) -> None:
         if self.console.is_terminal:
@@ -35,19 +37,24 @@ class ProgressBar(keras.callbacks.Callback):
             self._bar.update(self._task, completed=min(batch + 1, self.steps))
 
     def on_epoch_end(self, epoch: int, logs: dict[str, float] | None = None) -> None:
-        self._stop()
+        self.close()
         logs = logs or {}
-        parts = [f"epoch {epoch + 1:>{len(str(self.epochs))}}/{self.epochs}"]
-        parts += [f"loss {logs['loss']:.4f}", f"accuracy {logs['accuracy']:.4f}"]
+        cells = {"epoch": f"{epoch + 1}/{self.epochs}", "loss": f"{logs['loss']:.4f}"}
+        cells["accuracy"] = f"{logs['accuracy']:.4f}"
         if "val_loss" in logs:
-            parts += [f"val_loss {logs['val_loss']:.4f}", f"val_accuracy {logs['val_accuracy']:.4f}"]
-        parts.append(f"lr {logs['learning_rate']:.3g}")
-        self.console.print("  ".join(parts), soft_wrap=True)
+            cells |= {"val loss": f"{logs['val_loss']:.4f}", "val accuracy": f"{logs['val_accuracy']:.4f}"}
+        cells["learning rate"] = f"{logs['learning_rate']:.3g}"
+        if not self._headed:
+            self._print(cells, cells)
+            self._headed = True
+        self._print(cells, cells.values())
 
-    def on_train_end(self, logs: dict[str, float] | None = None) -> None:
-        self._stop()
-
-    def _stop(self) -> None:
+    def close(self) -> None:
+        """Take the bar away; an interrupted epoch does not end by itself."""
         if self._bar is not None:
             self._bar.stop()
             self._bar = None
+
+    def _print(self, names: Iterable[str], texts: Iterable[str]) -> None:
+        line = "  ".join(f"{text:>{max(7, len(name))}}" for name, text in zip(names, texts, strict=True))
+        self.console.print(line, soft_wrap=True)

@@ -2,6 +2,7 @@
 
 import csv
 import json
+import math
 from pathlib import Path
 
 import matplotlib
@@ -18,21 +19,22 @@ def confusion_matrix(evaluation: EvaluationResult, title: str, path: Path) -> Pa
 
     counts = np.array(evaluation.confusion_matrix)
     names = [entry.name for entry in evaluation.classes]
-    side = max(5.0, 0.55 * len(names) + 2.0)
+    shares = counts / np.maximum(counts.sum(axis=1, keepdims=True), 1)
+    num_classes = len(names)
+    readable = num_classes <= 30  # With more, squares are too small for numbers, and from 100 on not each has a name.
+    side = max(5.0, 0.55 * num_classes + 2.0) if readable else min(0.14 * num_classes + 4.0, 20.0)
     figure = Figure(figsize=(side + 1.2, side), layout="constrained")
     axes = figure.add_subplot()
-    shares = counts / np.maximum(counts.sum(axis=1, keepdims=True), 1)
     image = axes.imshow(shares, cmap="Blues", vmin=0, vmax=1)
     figure.colorbar(image, ax=axes, label="share of the true class", fraction=0.046)
-    axes.set_xticks(
-        range(len(names)),
-        names,
-        rotation=45 if max(map(len, names)) > 2 else 0,
-        ha="right" if max(map(len, names)) > 2 else "center",
-    )
-    axes.set_yticks(range(len(names)), names)
+    named = range(0, num_classes, math.ceil(num_classes / 100))
+    labels, size = [names[i] for i in named], 10 if readable else 7
+    short = max(map(len, labels)) <= 2
+    rotation = 0 if short and readable else 45 if readable else 90
+    axes.set_xticks(named, labels, fontsize=size, rotation=rotation, ha="right" if rotation == 45 else "center")
+    axes.set_yticks(named, labels, fontsize=size)
     axes.set(xlabel="predicted", ylabel="true", title=title)
-    if len(names) <= 30:
+    if readable:
         for row, column in np.argwhere(counts):
             color = "white" if shares[row, column] > 0.5 else "black"
             axes.text(column, row, str(counts[row, column]), ha="center", va="center", color=color, fontsize=8)

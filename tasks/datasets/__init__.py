@@ -142,7 +142,7 @@ def verify(prepared: PreparedDataset) -> None:
         UserError: an array is missing or differs; says how to rebuild it.
     """
     root = config.project_root()
-    rebuild = f"Rebuild it: stratagem prepare {prepared.name} --force"
+    rebuild = f"Rebuild it: stratagem prepare --set dataset.name={prepared.name} --force"
     for split in prepared.splits.values():
         for path, expected in split.sha256.items():
             try:

@@ -103,7 +103,7 @@ def test_verify_names_a_damaged_array(prepared, damage, expected, kind):
     message = str(caught.value)
     assert path in message
     assert expected in message
-    assert "stratagem prepare digits --force" in message
+    assert "stratagem prepare --set dataset.name=digits --force" in message
     assert "cannot be read" in message or prepared.splits["train"].sha256[path] in message
 
 

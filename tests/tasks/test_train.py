@@ -7,6 +7,7 @@ import keras
 import numpy as np
 import pytest
 
+from tasks import input_pipeline
 from tasks.checkpoints import Checkpoints
 from tasks.errors import UserError
 
@@ -221,7 +222,10 @@ def test_a_damaged_array_is_refused_before_anything_else(tiny, train, project):
     content = bytearray(path.read_bytes())
     content[-1] ^= 1
     path.write_bytes(content)
-    with pytest.raises(UserError, match=r"train_images.npy: damaged, its sha256 is .* stratagem prepare tiny --force"):
+    with pytest.raises(
+        UserError,
+        match=r"train_images.npy: damaged, its sha256 is .* stratagem prepare --set dataset.name=tiny --force",
+    ):
         train(tiny)
     assert [path.name for path in (project / "mlruns").rglob("*")] == [".gitkeep"]
 
@@ -258,6 +262,7 @@ import json, shutil, sys
 from pathlib import Path
 import keras, numpy as np
 from tasks import config, records
+from tasks import input_pipeline
 from tasks.checkpoints import Checkpoints
 from tasks.errors import UserError
 from tasks.train import train
@@ -321,12 +326,12 @@ def test_mirrored(tiny, train, run):
             assert resumed["history"][name] == pytest.approx(values, rel=1e-6), name
 
     alone = {
-        name: train(tiny, "train.deterministic=true", f"input.validation={held_out}", run_id=name).history
+        name: train(tiny, "train.deterministic=true", f"input.validation={held_out}", run_id=f"alone_{name}").history
         for name, held_out in (("even", 54), ("uneven", 39))
     }
     for name, values in alone["even"].items():
         assert found["even"]["history"][name] == pytest.approx(values, rel=1e-5), name
-    # Keras averages the replicas' means: an uneven last batch counts for less than alone, and an empty part for nothing.
+    # Keras averages the replicas' means, and that of an empty part is 0: such a last batch counts for half of its loss.
     uneven = found["uneven"]["history"]
     for name, values in alone["uneven"].items():
         if name.startswith("train/"):

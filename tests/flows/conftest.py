@@ -1,0 +1,146 @@
+"""Projects whose data are prepared, what each process imports, and commands that are ended in their middle."""
+
+import os
+import shutil
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import psutil
+import pytest
+
+# A file `sitecustomize.py` in PYTHONPATH is imported by every Python before anything else.
+RECORD_IMPORTS = """
+import importlib.machinery, os, sys
+
+class Recorder:
+    def find_spec(self, name, path=None, target=None):
+        if name not in ("tensorflow", "keras", "jax", "mlflow", "prefect"):
+            return None
+        spec = importlib.machinery.PathFinder.find_spec(name, path, target)
+        execute = spec.loader.exec_module
+
+        def record_and_execute(module):
+            with open(os.environ["IMPORTS"], "a") as file:
+                file.write(f"{os.getpid()} {name}\\n")
+            execute(module)
+
+        spec.loader.exec_module = record_and_execute
+        return spec
+
+sys.meta_path.insert(0, Recorder())
+"""
+
+
+@dataclass
+class Command:
+    """A command that runs, with what it has printed so far."""
+
+    process: subprocess.Popen[bytes]
+    out: Path
+    err: Path
+    family: list[psutil.Process] = field(default_factory=list)
+
+    def wait_until(self, text: str, timeout_seconds: float = 300) -> None:
+        """Wait until standard error holds the text, and take down which child processes there are then."""
+        end = time.monotonic() + timeout_seconds
+        while text not in self.err.read_text():
+            assert self.process.poll() is None, f"ended with {self.process.returncode}: {self.err.read_text()}"
+            assert time.monotonic() < end, f"'{text}' never came: {self.err.read_text()}"
+            time.sleep(0.1)
+        self.family = psutil.Process(self.process.pid).children(recursive=True)
+
+    def survivors(self, timeout_seconds: float = 60) -> list[str]:
+        """Return the command lines of the children that are still there after a while."""
+        _, alive = psutil.wait_procs(self.family, timeout_seconds)
+        return [" ".join(child.cmdline()) for child in alive if child.is_running()]
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Callable[..., Command]]:
+    """Start a command in a session of its own; at the end of the test it and all its children are ended."""
+    started: list[Command] = []
+
+    def start(*args: str, cwd: Path | None = None, **environment: str) -> Command:
+        out, err = (tmp_path / f"{len(started)}.{name}" for name in ("out", "err"))
+        with out.open("wb") as stdout, err.open("wb") as stderr:
+            process = subprocess.Popen(
+                args,
+                cwd=cwd,
+                env=os.environ | environment,
+                stdin=subprocess.DEVNULL,
+                stdout=stdout,
+                stderr=stderr,
+                start_new_session=True,
+            )
+        started.append(Command(process, out, err))
+        return started[-1]
+
+    yield start
+    for command in reversed(started):
+        if command.process.poll() is None:
+            command.family += psutil.Process(command.process.pid).children(recursive=True)
+            command.process.send_signal(signal.SIGTERM)
+            try:
+                command.process.wait(60)
+            except subprocess.TimeoutExpired:
+                command.process.kill()
+                command.process.wait()
+        for child in command.family:
+            if child.is_running():
+                child.kill()
+
+
+@pytest.fixture(scope="session")
+def prepared_template(project_template: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The project with its data prepared by the real stages, all committed."""
+    template = tmp_path_factory.mktemp("prepared") / "project"
+    shutil.copytree(project_template, template, symlinks=True)
+    environment = os.environ | {"PYTHONPATH": str(template)}
+    done = subprocess.run(
+        ["stratagem", "prepare"], cwd=template, env=environment, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    git = ["git", "-c", "user.name=Test", "-c", "user.email=test@example.org", "-c", "commit.gpgsign=false"]
+    subprocess.run([*git, "commit", "--quiet", "--all", "--allow-empty", "-m", "prepared"], cwd=template, check=True)
+    return template
+
+
+@pytest.fixture
+def prepared_project(prepared_template: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A copy of the project with prepared data: the current folder, and what child processes import."""
+    folder = tmp_path / "prepared"
+    shutil.copytree(prepared_template, folder, symlinks=True)
+    monkeypatch.chdir(folder)
+    monkeypatch.setenv("PYTHONPATH", str(folder))
+    return folder
+
+
+@dataclass
+class Imports:
+    """Records which process imports which framework, of the processes that have ``environment``."""
+
+    environment: dict[str, str]
+    record: Path
+
+    def of(self, name: str) -> list[int]:
+        """Return the ids of the processes that imported it."""
+        lines = [line.split() for line in self.record.read_text().splitlines()]
+        return [int(pid) for pid, module in lines if module == name]
+
+
+@pytest.fixture(scope="session")
+def record_imports(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Path], Imports]:
+    """Return a new record of imports for commands in a project: ``record_imports(project)``."""
+
+    def record_imports(project: Path) -> Imports:
+        folder = tmp_path_factory.mktemp("recorder")
+        (folder / "sitecustomize.py").write_text(RECORD_IMPORTS)
+        (folder / "imports.txt").touch()
+        path = f"{folder}{os.pathsep}{project}"
+        return Imports({"PYTHONPATH": path, "IMPORTS": str(folder / "imports.txt")}, folder / "imports.txt")
+
+    return record_imports

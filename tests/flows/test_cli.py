@@ -1,0 +1,321 @@
+import json
+import os
+import re
+import shutil
+import signal
+import sqlite3
+import subprocess
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+
+import mlflow
+import psutil
+import pytest
+import yaml
+
+COMMANDS = ["run", "download", "prepare", "train", "evaluate", "register", "recipes", "ui"]
+# DESIGN.md, "The command": what `run --json` gives at least.
+KEYS = {
+    "run_id", "flow_run_id", "git_commit", "data_version", "dataset", "strategy", "loop", "num_replicas", "epochs",
+    "steps", "examples_per_second", "metrics", "checkpoint", "weights_digest", "model_uri", "model_version", "aliases",
+    "seconds",
+}  # fmt: skip
+CHATTER = re.compile(
+    r"\x1b|tensorflow|cuda|oneDNN|cpu_feature_guard|Traceback|[A-Za-z]*Warning|alembic|INFO|WARN", re.I
+)
+EPOCH = "  1/400"
+# The run that must still be in training when something happens to it.
+LONG = ["stratagem", "run", "--set", "train.epochs=400", "--set", "tracking.system_metrics=false"]
+
+
+def test_help_lists_every_command_and_imports_no_framework(run, record_imports, project):
+    imports = record_imports(project)
+    result = run(["stratagem", "--help"], env=imports.environment)
+    assert result.returncode == 0
+    assert [name for name in COMMANDS if not re.search(rf"^│ {name} ", result.stdout, re.MULTILINE)] == []
+    assert imports.record.read_text() == ""
+    heavy = "tensorflow keras jax mlflow prefect numpy pydantic"
+    code = f"import flows.cli, sys; print([name for name in '{heavy}'.split() if name in sys.modules])"
+    assert run(["python", "-c", code]).stdout == "[]\n"
+
+
+@dataclass
+class Finished:
+    """A run that `stratagem run --json` finished, and which process imported what."""
+
+    project: Path
+    flow_process: int
+    out: str
+    err: str
+    imports: object
+
+    @property
+    def summary(self) -> dict:
+        return json.loads(self.out)
+
+
+@pytest.fixture(scope="module")
+def finished(prepared_template, record_imports, tmp_path_factory) -> Finished:
+    """One run of two epochs on data that are prepared."""
+    project = tmp_path_factory.mktemp("finished") / "project"
+    shutil.copytree(prepared_template, project, symlinks=True)
+    imports = record_imports(project)
+    process = subprocess.Popen(
+        ["stratagem", "run", "--json", "--set", "train.epochs=2"],
+        cwd=project,
+        env=os.environ | imports.environment | {"COLUMNS": "80"},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    out, err = process.communicate(timeout=500)
+    assert process.returncode == 0, err
+    return Finished(project, process.pid, out, err, imports)
+
+
+@pytest.fixture
+def in_finished(finished, monkeypatch) -> Finished:
+    monkeypatch.chdir(finished.project)
+    monkeypatch.setenv("PYTHONPATH", str(finished.project))
+    return finished
+
+
+@pytest.fixture
+def store(in_finished) -> mlflow.MlflowClient:
+    uri = f"sqlite:///{in_finished.project}/mlruns/mlflow.db"
+    return mlflow.MlflowClient(uri, registry_uri=uri)
+
+
+def test_json_is_one_line_with_every_key_and_nothing_else(finished):
+    assert finished.out.count("\n") == 1
+    summary = finished.summary
+    assert KEYS - summary.keys() == set()
+    assert [key for key in KEYS if summary[key] in (None, "", [], {})] == []
+    assert summary["epochs"] == 2
+    assert summary["steps"] == 82, "1,293 examples are 41 batches of 32"
+    assert {"data", "train", "evaluate", "register", "total"} == summary["seconds"].keys()
+    assert json.loads((finished.project / "mlruns/runs" / summary["run_id"] / "run.json").read_text()) == summary
+
+
+def test_tensorflow_is_imported_once_and_not_by_the_flow(finished):
+    (stage_process,) = finished.imports.of("tensorflow")
+    assert stage_process != finished.flow_process
+    assert finished.imports.of("mlflow") == [stage_process]
+    # The flow's, and that of its own API server.
+    assert finished.flow_process in finished.imports.of("prefect")
+    assert len(finished.imports.of("prefect")) == 2
+
+
+def test_what_a_person_sees_fits_a_terminal(finished):
+    assert [line for line in finished.err.splitlines() if len(line) > 80] == []
+    assert [line for line in finished.err.splitlines() if CHATTER.search(line)] == []
+    assert re.search(r"^ +2/2 ", finished.err, re.MULTILINE), "one line an epoch"
+
+
+def test_the_mlflow_run_has_it_all(store, in_finished):
+    summary = in_finished.summary
+    run = store.get_run(summary["run_id"])
+    assert run.info.status == "FINISHED"
+    assert run.data.params["train.epochs"] == "2"
+    assert run.data.params["dataset.name"] == "digits"
+    assert {name: run.data.metrics[name] for name in summary["metrics"]} == summary["metrics"]
+    assert len(store.get_metric_history(summary["run_id"], "validation/accuracy")) == 2
+    assert run.data.tags["flow_run_id"] == summary["flow_run_id"]
+
+
+def test_data_commit_run_checkpoint_and_model_lead_to_each_other(store, in_finished, run):
+    summary, project = in_finished.summary, in_finished.project
+    # Forwards: from the data and the commit to the model that carries the alias.
+    lock = yaml.safe_load((project / "data/digits/dvc.lock").read_text())
+    data_version = lock["stages"]["prepare"]["outs"][0]["md5"].removesuffix(".dir")
+    commit = run(["git", "rev-parse", "HEAD"]).stdout.strip()
+    (experiment,) = store.search_experiments(filter_string="name = 'digits'")
+    (found,) = store.search_runs(
+        [experiment.experiment_id],
+        f"tags.data_version = '{data_version}' and tags.`mlflow.source.git.commit` = '{commit}'",
+    )
+    assert found.info.run_id == summary["run_id"]
+    assert [entry.dataset.digest for entry in found.inputs.dataset_inputs] == [data_version]
+    assert (project / found.data.tags["checkpoint"]).is_dir()
+    assert found.data.tags["checkpoint"] == summary["checkpoint"]
+    name, number = summary["model_version"].split("/")
+    assert found.data.tags["model_version"] == summary["model_version"]
+    # And back: from the model to everything that made it.
+    version = store.get_model_version_by_alias(name, "challenger")
+    assert str(version.version) == number
+    assert version.run_id == summary["run_id"]
+    assert version.tags["checkpoint"] == summary["checkpoint"]
+    assert version.tags["data_version"] == data_version == summary["data_version"]
+    assert version.tags["git_commit"] == commit == summary["git_commit"]
+    assert version.tags["weights_digest"] == summary["weights_digest"]
+    assert run(["git", "cat-file", "-t", version.tags["git_commit"]]).stdout == "commit\n"
+
+
+def test_if_changed_trains_nothing_again_and_says_why(in_finished, run, record_imports):
+    imports = record_imports(in_finished.project)
+    command = ["stratagem", "run", "--set", "train.epochs=2", "--if-changed"]
+    result = run(command, env=imports.environment | {"COLUMNS": "80"})
+    assert result.returncode == 0, result.stderr
+    assert "Nothing to do: data, settings and code are those of this finished run" in result.stdout
+    assert in_finished.summary["run_id"] in result.stdout
+    assert [line for line in result.stdout.splitlines() if len(line) > 80 or "\x1b" in line] == []
+    assert imports.of("tensorflow") == []
+    assert len(list((in_finished.project / "mlruns/runs").iterdir())) == 1
+
+
+# Each: arguments of `stratagem run`, and what its one message must name: key, value, what is allowed or what to do.
+BAD = {
+    "recipe": (["nosuch"], ["recipe 'nosuch'", "Allowed: "]),
+    "dataset": (["--set", "dataset.name=digitz"], ["dataset 'digitz'", "did you mean 'digits'?"]),
+    "strategy": (["--set", "strategy.kind=mirrord"], ["strategy.kind 'mirrord'", "did you mean 'mirrored'?"]),
+    "model": (["--set", "model.name=convnt"], ["model.name 'convnt'", "did you mean 'convnet'?"]),
+    "key": (["--set", "train.epoch=3"], ["key 'train.epoch'", "did you mean 'train.epochs'?"]),
+    "section": (["--set", "trains.epochs=3"], ["section 'trains'", "did you mean 'train'?"]),
+    "type": (["--set", "train.epochs=many"], ["train.epochs = 'many'", "integer"]),
+    "no value": (["--set", "train.epochs"], ["--set train.epochs: write it as section.key=value"]),
+    "zero": (["--set", "train.epochs=0"], ["train.epochs = 0", "greater than 0"]),
+    "negative": (["--set", "train.per_replica_batch_size=-1"], ["train.per_replica_batch_size = -1", "greater than 0"]),
+    "no validation": (["--set", "input.validation=null"], ["checkpoint.monitor", "input.validation is null"]),
+    "batch": (["--set", "train.per_replica_batch_size=5000"], ["batch of 5000", "has 1293", "lower train.per_replica"]),
+    "validation": (["--set", "input.validation=5000"], ["input.validation = 5000", "1437", "a number from 1 to 1436"]),
+    "replicas": (
+        ["--set", "strategy.kind=mirrored", "--set", "strategy.devices=2", "--set", "train.global_batch_size=33"],
+        ["train.global_batch_size = 33", "2 replicas", "Give 32 or 34"],
+    ),
+}  # fmt: skip
+
+
+def _files(project: Path) -> dict[str, bytes]:
+    """Return what lies in data/ and mlruns/."""
+    paths = [path for room in ("data", "mlruns") for path in (project / room).rglob("*") if path.is_file()]
+    return {str(path.relative_to(project)): path.read_bytes() for path in paths}
+
+
+def _refused(result, *words: str) -> None:
+    """Exit code 2, and one message without a traceback that holds the words."""
+    assert result.returncode == 2, result.stderr
+    assert result.stdout == ""
+    lines = result.stderr.splitlines()
+    assert [line[:7] for line in lines] == ["error: "], result.stderr
+    assert [word for word in words if word not in lines[0]] == [], lines[0]
+
+
+@pytest.mark.parametrize(("arguments", "words"), BAD.values(), ids=BAD)
+def test_bad_input_is_refused_with_one_message_and_leaves_nothing(prepared_project, run, arguments, words):
+    before = _files(prepared_project)
+    _refused(run(["stratagem", "run", *arguments]), *words)
+    assert _files(prepared_project) == before
+
+
+def test_a_damaged_array_is_refused_even_when_dvc_trusts_it(prepared_project, run):
+    array = prepared_project / "data/digits/prepared/train_images.npy"
+    stat = array.stat()
+    sound = array.read_bytes()
+    damaged = sound[:-1] + bytes([sound[-1] ^ 1])
+    array.chmod(0o644)
+    array.write_bytes(damaged)
+    os.utime(array, ns=(stat.st_atime_ns, stat.st_mtime_ns))
+    result = run(["stratagem", "run", "--set", "train.epochs=1"])
+    if result.returncode == 0:
+        # DVC looked closer, and prepared the data again.
+        assert array.read_bytes() == sound
+        return
+    _refused(
+        result, "data/digits/prepared/train_images.npy", "sha256", "stratagem prepare --set dataset.name=digits --force"
+    )
+    assert run(["stratagem", "prepare", "--set", "dataset.name=digits", "--force"]).returncode == 0
+    assert array.read_bytes() == sound
+
+
+def test_a_store_of_a_newer_mlflow_is_refused_and_kept(prepared_project, run, finished):
+    shutil.copyfile(finished.project / "mlruns/mlflow.db", prepared_project / "mlruns/mlflow.db")
+    with closing(sqlite3.connect(prepared_project / "mlruns/mlflow.db")) as database:
+        database.execute("UPDATE alembic_version SET version_num = 'ffffffffffff'")
+        database.commit()
+    before = _files(prepared_project)
+    _refused(run(["stratagem", "run"]), "mlruns/mlflow.db", "newer MLflow", "move the file away")
+    assert _files(prepared_project) == before
+
+
+def test_a_folder_that_cannot_be_written_is_refused(prepared_project, run):
+    # Root writes where the mode forbids it, but not on a file system that is mounted read-only.
+    mounted = 'mount --bind "$0" "$0" && mount -o remount,ro,bind "$0" "$0" && cd "$0" && exec "$@"'
+    inside = ["unshare", "--mount", "sh", "-c", mounted, str(prepared_project)]
+    if shutil.which("unshare") is None or run([*inside, "true"]).returncode != 0:
+        pytest.skip("mounting a folder read-only is not permitted here")
+    before = _files(prepared_project)
+    result = run([*inside, "stratagem", "run"], env={"PYTHONDONTWRITEBYTECODE": "1"})
+    _refused(result, str(prepared_project / "data"), "cannot be written", "Read-only file system")
+    assert _files(prepared_project) == before
+
+
+@pytest.mark.slow
+def test_without_git_a_run_works_and_says_so(prepared_project, run):
+    shutil.rmtree(prepared_project / ".git")
+    result = run(["stratagem", "run", "--json", "--set", "train.epochs=1"])
+    assert result.returncode == 0, result.stderr
+    summary = json.loads(result.stdout)
+    assert summary["git_commit"] is None
+    assert summary["git_dirty"] is None
+    assert summary["data_version"] is not None
+
+
+def _statuses(project: Path) -> list[str]:
+    """Return the state of every MLflow run."""
+    with closing(sqlite3.connect(f"file:{project}/mlruns/mlflow.db?mode=ro", uri=True)) as database:
+        return [status for (status,) in database.execute("SELECT status FROM runs")]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("number", "to_all", "exit_code", "message"),
+    [
+        (signal.SIGINT, False, 130, "interrupted"),
+        (signal.SIGINT, True, 130, "interrupted"),  # As a terminal sends Ctrl-C: to the whole group of processes.
+        (signal.SIGTERM, False, 143, "interrupted"),
+    ],
+    ids=["SIGINT", "Ctrl-C at a terminal", "SIGTERM"],
+)
+def test_an_interrupted_run_ends_as_killed_and_leaves_no_process(
+    prepared_project, start, number, to_all, exit_code, message
+):
+    command = start(*LONG)
+    command.wait_until(EPOCH)
+    assert len(command.family) >= 2, "the stage process and the API"
+    if to_all:
+        os.killpg(command.process.pid, number)
+    else:
+        command.process.send_signal(number)
+    assert command.process.wait(120) == exit_code
+    assert command.survivors() == []
+    assert _statuses(prepared_project) == ["KILLED"]
+    last = command.err.read_text().splitlines()[-1]
+    assert message in last
+    assert "Traceback" not in command.err.read_text()
+
+
+@pytest.mark.slow
+def test_no_process_outlives_a_run_that_is_killed(prepared_project, start):
+    command = start(*LONG)
+    command.wait_until(EPOCH)
+    assert len(command.family) >= 2
+    command.process.kill()
+    assert command.process.wait(60) == -signal.SIGKILL
+    assert command.survivors() == []
+
+
+@pytest.mark.slow
+def test_a_killed_stage_process_is_told_in_one_message(prepared_project, start):
+    command = start(*LONG)
+    command.wait_until(EPOCH)
+    (stage,) = [child for child in command.family if child.cmdline()[-2:] == ["tasks", "serve"]]
+    stage.kill()
+    assert command.process.wait(120) == 1
+    command.family += [child for child in psutil.process_iter() if child.pid in {p.pid for p in command.family}]
+    assert command.survivors() == []
+    assert _statuses(prepared_project) == ["FAILED"]
+    errors = [line for line in command.err.read_text().splitlines() if line.startswith("error: ")]
+    assert errors == ["error: the process that ran train died (SIGKILL)"]
+    assert "Traceback" not in command.err.read_text()

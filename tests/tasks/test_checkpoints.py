@@ -1,0 +1,275 @@
+import sys
+from pathlib import Path
+
+import keras
+import numpy as np
+import pytest
+
+from tasks import checkpoints
+from tasks.checkpoints import Checkpoints, State
+from tasks.errors import UserError
+
+
+def build(units=4, dropout=0.5, optimizer="adam"):
+    keras.utils.set_random_seed(0)
+    images = keras.Input((3,))
+    x = keras.layers.Dense(units)(images)
+    x = keras.layers.Dropout(dropout)(x)
+    model = keras.Model(images, keras.layers.Dense(2)(x))
+    model.compile(
+        optimizer=optimizer,
+        loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+        metrics=[keras.metrics.SparseCategoricalAccuracy(name="accuracy")],
+    )
+    return model
+
+
+def trained(**options):
+    model = build(**options)
+    images = np.random.default_rng(0).normal(size=(8, 3)).astype("float32")
+    model.fit(images, np.array([0, 1] * 4), epochs=1, verbose=0)
+    return model
+
+
+def state(step, **more):
+    origin = {"epoch": 0, "step_in_epoch": step, "seed": 0, "settings_digest": "d", "data_version": None, "history": {}}
+    return State(step=step, **{**origin, **more})
+
+
+def test_everything_that_training_changes_has_a_key():
+    model = trained()
+    groups = {}
+    for key in checkpoints.variables(model):
+        groups.setdefault(key.split("/")[0], []).append(key)
+    assert groups["model"] == [f"model/{i:04d}" for i in range(4)]
+    assert groups["seed"] == ["seed/0000"], "Dropout's generator"
+    # iterations, learning rate, and two moments for each of four weights
+    assert groups["optimizer"] == [f"optimizer/{i:04d}" for i in range(10)]
+    assert len(groups["metric"]) == 4, "total and count of loss and accuracy"
+    # A second build in one process is numbered anew by Keras: its checkpoint must fit all the same.
+    assert checkpoints.variables(trained()).keys() == checkpoints.variables(model).keys()
+
+
+def test_a_model_that_was_never_compiled_has_no_optimizer():
+    model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+    assert list(checkpoints.variables(model)) == ["model/0000", "model/0001"]
+
+
+def test_a_snapshot_is_a_copy():
+    model = trained()
+    taken = checkpoints.snapshot(model)
+    before = {key: array.copy() for key, array in taken.items()}
+    for variable in model.trainable_variables:
+        variable.assign(keras.ops.zeros(variable.shape))
+    for key, array in before.items():
+        np.testing.assert_array_equal(taken[key], array)
+        assert taken[key].flags.owndata
+    assert not checkpoints.snapshot(model)["model/0000"].any()
+
+
+def test_what_is_saved_comes_back(tmp_path):
+    model = trained()
+    saved_state = state(
+        7,
+        epoch=2,
+        step_in_epoch=3,
+        history={"train/loss": (1.5, float("nan"), float("inf")), "train/accuracy": (0.1, 0.2, 1 / 3)},
+        stopping={"wait": 1, "best": 0.25, "best_epoch": 1, "stopped_epoch": 0},
+    )
+    with Checkpoints(tmp_path / "c") as saved:
+        saved.save(model, saved_state)
+    expected = checkpoints.snapshot(model)
+    with Checkpoints(tmp_path / "c") as saved:
+        arrays, found = saved.restore(7)
+    assert found.model_dump_json() == saved_state.model_dump_json()
+    assert found.history["train/accuracy"] == saved_state.history["train/accuracy"]
+    assert arrays.keys() == expected.keys()
+    for key, array in expected.items():
+        np.testing.assert_array_equal(arrays[key], array)
+        assert arrays[key].dtype == array.dtype
+
+    fresh = build()
+    fresh.optimizer.build(fresh.trainable_variables)
+    fresh.compute_metrics(None, keras.ops.zeros([1], "int64"), keras.ops.zeros([1, 2]))
+    checkpoints.assign(fresh, arrays, ("model", "seed", "optimizer", "metric"))
+    for key, array in checkpoints.snapshot(fresh).items():
+        np.testing.assert_array_equal(array, expected[key], err_msg=key)
+
+
+def test_only_the_groups_that_are_asked_for_are_assigned():
+    arrays = checkpoints.snapshot(trained())
+    fresh = build()
+    before = checkpoints.snapshot(fresh)
+    checkpoints.assign(fresh, arrays, ("model",))  # Of an optimizer that is not built: what evaluate does.
+    after = checkpoints.snapshot(fresh)
+    np.testing.assert_array_equal(after["model/0000"], arrays["model/0000"])
+    np.testing.assert_array_equal(after["seed/0000"], before["seed/0000"])
+
+
+@pytest.mark.parametrize(
+    ("options", "groups", "said"),
+    [
+        ({"units": 5}, ("model",), r"model/0000 \(.*kernel\) has shape \(3, 5\) here and \(3, 4\) in the checkpoint"),
+        (
+            {"dropout": 0.0},
+            ("model", "seed"),
+            r"seed/0000 \(nothing\) has shape None here and \(2,\) in the checkpoint",
+        ),
+        ({"optimizer": "sgd"}, ("model", "optimizer"), r"optimizer/0002 \(.*\) has shape .* here"),
+    ],
+)
+def test_another_model_is_refused_by_the_name_of_its_variable_and_stays_as_it_is(options, groups, said):
+    arrays = checkpoints.snapshot(trained())
+    other = trained(**options)
+    before = checkpoints.snapshot(other)
+    with pytest.raises(UserError, match=said) as error:
+        checkpoints.assign(other, arrays, groups)
+    assert "Use the settings that the run was trained with" in str(error.value)
+    for key, array in checkpoints.snapshot(other).items():
+        np.testing.assert_array_equal(array, before[key])
+
+
+def test_latest_is_a_number(tmp_path):
+    model = build()
+    with Checkpoints(tmp_path / "c", keep=10) as saved:
+        for step in (8, 9, 10, 100):
+            saved.save(model, state(step))
+        assert saved.find("latest") == 100
+        assert saved.steps() == [8, 9, 10, 100]
+    with Checkpoints(tmp_path / "c", keep=10) as saved:
+        assert saved.find("latest") == 100, "also for whoever comes later"
+        assert saved.find(9) == 9
+        assert saved.restore(9)[1].step == 9
+
+
+@pytest.mark.parametrize(
+    ("monitor", "best"), [("validation/accuracy", 2), ("validation/loss", 3), ("train/accuracy", 1), ("train/loss", 4)]
+)
+def test_the_best_is_kept_beside_the_newest(tmp_path, monitor, best):
+    model = build()
+    # The best by each metric is another step; the newest two are 5 and 6.
+    table = {
+        "validation/accuracy": [0.1, 0.9, 0.2, 0.3, 0.4, 0.5],
+        "validation/loss": [0.9, 0.8, 0.1, 0.7, 0.6, 0.5],
+        "train/accuracy": [0.9, 0.1, 0.2, 0.3, 0.4, 0.5],
+        "train/loss": [0.9, 0.8, 0.7, 0.1, 0.6, 0.5],
+    }
+    with Checkpoints(tmp_path / "c", keep=2, monitor=monitor) as saved:
+        for step in range(1, 7):
+            saved.save(model, state(step), {name: values[step - 1] for name, values in table.items()})
+        assert saved.find("best") == best
+        assert saved.steps() == [best, 5, 6]
+    with Checkpoints(tmp_path / "c", keep=2, monitor=monitor) as saved:
+        assert saved.find("best") == best
+        assert saved.restore(best)[1].step == best
+    assert sorted(int(path.name) for path in (tmp_path / "c").iterdir() if path.is_dir()) == [best, 5, 6]
+
+
+def test_checkpoints_inside_an_epoch_are_not_the_best_and_do_not_pile_up(tmp_path):
+    model = build()
+    with Checkpoints(tmp_path / "c", keep=2, monitor="validation/loss") as saved:
+        for step in range(1, 13):
+            # Epochs of four steps; the first one stays the best.
+            metrics = {"validation/loss": float(step)} if step % 4 == 0 else None
+            saved.save(model, state(step), metrics)
+        assert saved.find("best") == 4
+        assert saved.steps() == [4, 11, 12]
+
+
+def test_without_any_epoch_the_best_is_the_newest(tmp_path):
+    with Checkpoints(tmp_path / "c", keep=5) as saved:
+        saved.save(build(), state(1))
+        saved.save(build(), state(2))
+        assert saved.find("best") == 2
+
+
+@pytest.mark.parametrize("worst", [float("nan"), float("inf")])
+def test_a_loss_that_is_no_number_is_never_the_best(tmp_path, worst):
+    with Checkpoints(tmp_path / "c", keep=5, monitor="validation/loss") as saved:
+        for step, loss in enumerate([worst, 0.5, worst, 0.7, worst], start=1):
+            saved.save(build(), state(step), {"validation/loss": loss})
+        assert saved.find("best") == 2
+
+
+def test_a_step_is_saved_once(tmp_path):
+    model = build()
+    with Checkpoints(tmp_path / "c") as saved:
+        saved.save(model, state(3, seed=1))
+        saved.save(model, state(3, seed=2))
+        saved.find("latest")
+        assert saved.restore(3)[1].seed == 1
+
+
+@pytest.mark.parametrize(
+    ("steps", "which", "said"),
+    [
+        ([], "latest", "holds no checkpoint: the run was stopped before the first one"),
+        ([], "best", "holds no checkpoint"),
+        ([9, 10], 11, "evaluate.checkpoint = 11: .* has no checkpoint of that step. Allowed: 9, 10, latest, best"),
+    ],
+)
+def test_a_checkpoint_that_is_not_there(tmp_path, steps, which, said):
+    with Checkpoints(tmp_path / "c", keep=5) as saved:
+        for step in steps:
+            saved.save(build(), state(step))
+        with pytest.raises(UserError, match=said) as error:
+            saved.find(which)
+    assert error.value.exit_code == 2
+
+
+KILLED = """
+import os, sys, time
+sys.path.insert(0, sys.argv[2])
+from pathlib import Path
+from test_checkpoints import build, state
+from tasks.checkpoints import Checkpoints
+folder = Path(sys.argv[1])
+saved = Checkpoints(folder, keep=9)
+saved.save(build(), state(1))
+saved.find("latest")
+model = build(units=5_000_000)
+saved.save(model, state(2))
+while len(list(folder.iterdir())) == 1:
+    time.sleep(0.001)
+os._exit(9)  # While the second is being written.
+"""
+
+
+def test_a_checkpoint_whose_writer_was_killed_does_not_count(tmp_path, run):
+    done = run([sys.executable, "-c", KILLED, tmp_path / "c", Path(__file__).parent])
+    assert done.returncode == 9, done.stderr
+    assert any(not path.name.isdigit() for path in (tmp_path / "c").iterdir()), "something half-written is there"
+    with Checkpoints(tmp_path / "c", keep=9) as saved:
+        assert saved.find("latest") == 1
+        assert saved.restore(1)[1].step == 1
+        saved.save(build(), state(2))
+        assert saved.find("latest") == 2
+    assert sorted(path.name for path in (tmp_path / "c").iterdir()) == ["1", "2"], "leftovers are cleared away"
+
+
+def test_an_export_is_whole_or_not_there(tmp_path, monkeypatch):
+    path = tmp_path / "models" / "final.keras"
+    first = build()
+    assert checkpoints.export(first, path) == path
+    before = path.read_bytes()
+    assert [file.name for file in path.parent.iterdir()] == ["final.keras"]
+
+    class Broken(keras.layers.Layer):
+        def call(self, x):
+            return x
+
+        def save_own_variables(self, store):
+            raise OSError("No space left on device")
+
+    broken = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1), Broken()])
+    with pytest.raises(OSError, match="No space left"):
+        checkpoints.export(broken, path)
+    assert path.read_bytes() == before
+    assert [file.name for file in path.parent.iterdir()] == ["final.keras"]
+
+    second = build(units=5)
+    checkpoints.export(second, path)
+    assert path.read_bytes() != before
+    copied = checkpoints.copy(path, path.with_name("best.keras"))
+    assert copied.read_bytes() == path.read_bytes()
+    assert sorted(file.name for file in path.parent.iterdir()) == ["best.keras", "final.keras"]

@@ -1,0 +1,117 @@
+import shutil
+from pathlib import Path
+
+import keras
+import numpy as np
+import pytest
+from sklearn.metrics import accuracy_score, classification_report, confusion_matrix, log_loss, top_k_accuracy_score
+
+from tasks import config
+from tasks.errors import UserError
+from tasks.evaluate import evaluate
+
+
+def load(*overrides):
+    return config.load("../small.yaml", overrides)
+
+
+def predict(prepared, model, split="test"):
+    """Labels and probabilities, by Keras alone."""
+    images, labels = np.load(prepared.splits[split].images), np.load(prepared.splits[split].labels)
+    logits = keras.models.load_model(model).predict(images, verbose=0).astype("float64")
+    return labels, np.exp(logits) / np.exp(logits).sum(1, keepdims=True)
+
+
+@pytest.mark.parametrize("batch_size", [1000, 7])
+def test_metrics_are_those_of_scikit_learn(tiny, train, batch_size):
+    training = train(tiny)
+    result = evaluate(load(f"evaluate.global_batch_size={batch_size}"), tiny, training)
+    labels, shares = predict(tiny, training.final_model)
+    predicted = shares.argmax(1)
+    assert result.metrics == {
+        "test/loss": pytest.approx(log_loss(labels, shares, labels=range(10)), rel=1e-5),
+        "test/accuracy": pytest.approx(accuracy_score(labels, predicted)),
+        "test/top_5_accuracy": pytest.approx(top_k_accuracy_score(labels, shares, k=5, labels=range(10))),
+    }
+    assert 0.2 < result.metrics["test/accuracy"] < result.metrics["test/top_5_accuracy"] <= 1
+    assert (result.num_examples, result.run_id) == (53, "first")
+    assert result.checkpoint == training.checkpoint
+    np.testing.assert_array_equal(result.confusion_matrix, confusion_matrix(labels, predicted, labels=range(10)))
+    expected = classification_report(labels, predicted, labels=range(10), output_dict=True, zero_division=0)
+    for number, one in enumerate(result.classes):
+        assert one.name == tiny.class_names[number] == f"class {number}"
+        by_hand = expected[str(number)]
+        assert (one.precision, one.recall, one.f1) == pytest.approx(
+            (by_hand["precision"], by_hand["recall"], by_hand["f1-score"])
+        )
+        assert one.support == by_hand["support"]
+
+
+@pytest.fixture
+def few(make_dataset):
+    """Grey images whose class is their brightness; class 2 has no test example."""
+
+    def few(num_classes):
+        labels = np.arange(60) % num_classes
+        images = np.broadcast_to((labels * 40)[:, None, None, None], (60, 2, 2, 1)).astype(np.uint8)
+        test = labels != 2
+        return make_dataset("few", num_classes, train=(images, labels), test=(images[test], labels[test]))
+
+    return few
+
+
+@pytest.mark.parametrize(("num_classes", "has_top_5"), [(2, False), (5, False), (6, True)])
+def test_top_5_where_there_are_more_than_5_classes(few, train, num_classes, has_top_5):
+    prepared = few(num_classes)
+    result = evaluate(load(), prepared, train(prepared))
+    assert ("test/top_5_accuracy" in result.metrics) == has_top_5
+    assert np.shape(result.confusion_matrix) == (num_classes, num_classes)
+    assert [one.support for one in result.classes] == [60 // num_classes * (i != 2) for i in range(num_classes)]
+    # A class without examples, or that is never predicted, has zeros and no warning.
+    assert all(np.isfinite([one.precision, one.recall, one.f1]).all() for one in result.classes)
+
+
+def test_latest_best_or_a_number(tiny, train):
+    # A learning rate that ruins what the first epoch learned: the best is not the latest.
+    training = train(
+        tiny,
+        "train.deterministic=true",
+        "train.epochs=3",
+        "schedule={kind: piecewise, boundaries_epochs: [1], learning_rates: [0.01, 50]}",
+        "checkpoint={keep: 3, monitor: validation/loss}",
+    )
+    steps = training.steps // 3
+    found = {
+        which: evaluate(load(f"evaluate.checkpoint={which}", "checkpoint.monitor=validation/loss"), tiny, training)
+        for which in ("latest", "best", 2 * steps)
+    }
+    assert {which: result.step for which, result in found.items()} == {
+        "latest": 3 * steps,
+        "best": steps,
+        2 * steps: 2 * steps,
+    }
+    assert training.best_checkpoint == found["best"].checkpoint == f"mlruns/runs/first/checkpoints/{steps}"
+    losses = {which: result.metrics["test/loss"] for which, result in found.items()}
+    assert losses["best"] < losses[2 * steps] != losses["latest"]
+    for which, model in (("latest", training.final_model), ("best", training.best_model)):
+        labels, shares = predict(tiny, model)
+        assert found[which].metrics["test/accuracy"] == pytest.approx(accuracy_score(labels, shares.argmax(1)))
+    with pytest.raises(UserError, match=r"evaluate.checkpoint = 99999: .* has no checkpoint of that step. Allowed: "):
+        evaluate(load("evaluate.checkpoint=99999"), tiny, training)
+
+
+def test_the_model_is_a_fresh_one_of_the_checkpoint_alone(tiny, train):
+    training = train(tiny)
+    expected = evaluate(load(), tiny, training)
+    # Neither the exported models nor the optimizer that it was trained with are looked at.
+    shutil.rmtree(Path(training.final_model).parent)
+    assert evaluate(load("optimizer.kind=sgd"), tiny, training) == expected
+    with pytest.raises(UserError, match=r"is of another model or optimizer: model/0000"):
+        evaluate(load("model.options={units: [17]}"), tiny, training)
+
+
+def test_a_run_without_a_checkpoint(tiny, train):
+    training = train(tiny)
+    shutil.rmtree(training.checkpoints)
+    with pytest.raises(UserError, match="holds no checkpoint"):
+        evaluate(load(), tiny, training)

@@ -1,0 +1,89 @@
+import io
+
+import pytest
+from rich.console import Console
+
+from tasks.progress import ProgressBar
+
+LOGS = {"loss": 2.30258, "accuracy": 0.12345, "learning_rate": 0.000123456}
+VALIDATION = {"val_loss": 12.34567, "val_accuracy": 1.0}
+
+
+def drive(console, logs, epochs=2, steps=3, stop_after=None):
+    """Call the bar as a training does; an interrupted one ends without its callbacks."""
+    bar = ProgressBar(epochs, steps, console)
+    bar.on_train_begin()
+    for epoch in range(epochs):
+        bar.on_epoch_begin(epoch)
+        for batch in range(steps):
+            bar.on_train_batch_end(batch, logs)
+            if stop_after == (epoch, batch):
+                bar.close()
+                return
+        bar.on_epoch_end(epoch, logs)
+    bar.on_train_end()
+
+
+def test_lines_where_there_is_no_terminal():
+    text = io.StringIO()
+    drive(Console(file=text, width=80), LOGS)
+    assert text.getvalue().splitlines() == [
+        "  epoch     loss  accuracy  learning rate",
+        "    1/2   2.3026    0.1235       0.000123",
+        "    2/2   2.3026    0.1235       0.000123",
+    ]
+
+
+@pytest.mark.parametrize("epochs", [1, 10, 999])
+def test_no_line_is_longer_than_80_columns(epochs):
+    text = io.StringIO()
+    # A console that does not wrap: what is too long stays so.
+    drive(Console(file=text, width=1000), LOGS | VALIDATION, epochs)
+    lines = text.getvalue().splitlines()
+    assert len(lines) == 1 + epochs
+    assert "val loss  val accuracy" in lines[0]
+    assert f"1/{epochs}" in lines[1]
+    assert " 12.3457        1.0000" in lines[1]
+    assert max(map(len, lines)) <= 80
+    assert len({len(line) for line in lines}) == 1, "columns stand under their names"
+
+
+def terminal():
+    # In memory, so that nothing is drawn by a clock: a frame a start, a stop and a line.
+    return Console(file=io.StringIO(), width=80, force_terminal=True, highlight=False, _environ={"TERM": "xterm"})
+
+
+def test_a_bar_only_on_a_terminal():
+    console = terminal()
+    drive(console, LOGS | VALIDATION, steps=4)
+    seen = console.file.getvalue()
+    assert "epoch 1/2" in seen
+    assert "epoch 2/2" in seen
+    assert "4/4" in seen
+    assert "━" in seen
+    # And it is gone at the end: the cursor is there again.
+    assert seen.rstrip().endswith("0.000123")
+    assert seen.count("\x1b[?25l") == seen.count("\x1b[?25h") == 2
+
+    text = io.StringIO()
+    drive(Console(file=text, width=80), LOGS | VALIDATION, steps=4)
+    assert "━" not in text.getvalue()
+    assert "\x1b" not in text.getvalue()
+
+
+def test_an_interrupted_epoch_leaves_no_bar():
+    console = terminal()
+    drive(console, LOGS, stop_after=(0, 1))
+    seen = console.file.getvalue()
+    assert "━" in seen
+    assert seen.count("\x1b[?25l") == seen.count("\x1b[?25h") == 1
+    length = len(seen)
+    console.print("after", end="")
+    assert console.file.getvalue()[length:] == "after", "nothing is drawn around it any more"
+
+
+def test_it_writes_to_standard_error(capsys):
+    drive(None, LOGS)
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert "2.3026" in err

@@ -1,0 +1,105 @@
+import csv
+import json
+
+import matplotlib.image
+import numpy as np
+import pytest
+
+from tasks import report
+from tasks.records import ClassMetrics, EvaluationResult, TrainingResult
+
+
+def evaluation(matrix, names=None, metrics=None):
+    names = names or [str(i) for i in range(len(matrix))]
+    return EvaluationResult(
+        run_id="r",
+        checkpoint="c/1",
+        step=1,
+        num_examples=int(np.sum(matrix)),
+        metrics=metrics or {"test/loss": 0.5, "test/accuracy": 0.75, "test/top_5_accuracy": 1.0},
+        classes=tuple(ClassMetrics(name=name, precision=0, recall=0, f1=0, support=0) for name in names),
+        confusion_matrix=tuple(map(tuple, np.asarray(matrix).tolist())),
+    )
+
+
+LONG = [f"species number {i} of a long name" for i in range(26)]
+
+
+@pytest.mark.parametrize(
+    ("num_classes", "names"), [(2, None), (10, None), (26, LONG), (102, None)], ids=["2", "10", "26 long", "102"]
+)
+def test_the_picture_has_a_sensible_size_and_nothing_is_cut_off(tmp_path, num_classes, names):
+    matrix = np.eye(num_classes, dtype=int) * 40
+    path = report.confusion_matrix(evaluation(matrix, names), "digits, a-run: test accuracy 0.97", tmp_path / "new.png")
+    picture = matplotlib.image.imread(path)
+    height, width, channels = picture.shape
+    assert channels == 4
+    assert 500 <= height <= 2500
+    assert 500 <= width <= 2700
+    # As dark as one square in each row is, and the scale beside the matrix.
+    assert 0.15 / num_classes < (picture[..., 0] < 0.1).mean() < 0.75 / num_classes + 0.05
+    for border in (picture[:3], picture[-3:], picture[:, :3], picture[:, -3:]):
+        assert (border > 0.98).all(), "nothing is cut off at the edge"
+
+
+def test_a_mistake_moves_a_square_along_its_row(tmp_path):
+    right = np.eye(10, dtype=int) * 40
+    wrong = right.copy()
+    wrong[3] = np.eye(10, dtype=int)[7] * 40
+    pictures = [
+        matplotlib.image.imread(report.confusion_matrix(evaluation(matrix), "t", tmp_path / f"{i}.png"))
+        for i, matrix in enumerate([right, wrong])
+    ]
+    rows, columns = np.nonzero((pictures[0] != pictures[1]).any(2))
+    height, width, _ = pictures[0].shape
+    # Two of a hundred squares changed: from the fourth column to the eighth, in the fourth row.
+    assert 0.01 < len(rows) / (height * width) < 0.02
+    assert height * 0.25 < rows.min() < rows.max() < height * 0.4
+    assert width * 0.25 < columns.min() < width * 0.35
+    assert width * 0.62 < columns.max() < width * 0.75
+
+
+def test_the_shade_is_the_share_of_a_row(tmp_path):
+    # Ten times as many examples of a class change no shade, only the numbers in the squares.
+    few, many = [[3, 1], [1, 3]], [[30, 10], [1, 3]]
+    pictures = [
+        matplotlib.image.imread(report.confusion_matrix(evaluation(matrix), "t", tmp_path / f"{i}.png"))
+        for i, matrix in enumerate([few, many])
+    ]
+    assert 0 < (pictures[0] != pictures[1]).any(2).mean() < 0.005
+
+
+def test_a_class_without_examples_is_no_warning(tmp_path):
+    assert report.confusion_matrix(evaluation([[0, 0], [1, 2]]), "t", tmp_path / "p.png").stat().st_size > 1000
+
+
+def read(path):
+    with path.open(newline="", encoding="utf-8") as file:
+        return list(csv.reader(file))
+
+
+def test_the_history_is_a_line_an_epoch(tmp_path):
+    result = TrainingResult.model_construct(
+        history={"validation/loss": (0.5, 0.25), "train/loss": (1.5, float("nan")), "train/accuracy": (0.1, 1 / 3)}
+    )
+    assert read(report.history_table(result, tmp_path / "new" / "history.csv")) == [
+        ["epoch", "train/accuracy", "train/loss", "validation/loss"],
+        ["1", "0.1", "1.5", "0.5"],
+        ["2", "0.3333333333333333", "nan", "0.25"],
+    ]
+
+
+def test_the_confusion_table_is_a_line_an_example(tmp_path):
+    table = report.confusion_table(evaluation([[2, 1], [0, 1]], ["a, b", "c"]), tmp_path / "confusion.csv")
+    assert read(table) == [
+        ["actual", "predicted"],
+        ["a, b", "a, b"],
+        ["a, b", "a, b"],
+        ["a, b", "c"],
+        ["c", "c"],
+    ]
+
+
+def test_metrics_are_nested_as_dvc_shows_them(tmp_path):
+    path = report.metrics_table(evaluation([[1]]), tmp_path / "test.json")
+    assert json.loads(path.read_text()) == {"test": {"loss": 0.5, "accuracy": 0.75, "top_5_accuracy": 1.0}}
