@@ -100,39 +100,37 @@ def main() -> None:
         "tutorial": [script["test/accuracy"] for _, script in scripts],
     }
     stages = {name: spread([run["seconds"][name] for _, run in runs], 1) for name in runs[0][1]["seconds"]}
-    page = f"""# Benchmarks
-
-Written by `make bench` on {datetime.now(UTC):%Y-%m-%d}: {os.cpu_count()} cores, {processor}, Python
-{platform.python_version()}, {versions}. Dataset {dataset}, {epochs} epochs, {repeats} repeats, alternated; median
-(range). No Prefect server was running, so each `stratagem run` started a temporary one.
-
-The peer is the [tutorial](https://www.tensorflow.org/tutorials/distribute/keras) as its source writes it
-(`benchmarks/tutorial.py`): `tfds.load`, `map(scale).cache().shuffle(10000).batch(64)`, Conv32-Pool-Dense64, `fit`; on
-the same TFDS files. Ours does the same training and also prepares through DVC (a no-op here), checkpoints each epoch,
-evaluates the restored checkpoint, tracks, exports and registers.
-
-| what | ours | tutorial | ours / tutorial |
-|---|---|---|---|
-{row("whole run, seconds", [s for s, _ in runs], [s for s, _ in scripts])}
-{
-        row(
-            "examples/s in training",
-            [r["examples_per_second"] for _, r in runs],
-            [r["examples_per_second"] for _, r in scripts],
-            0,
-        )
-    } {row("test accuracy", accuracies["ours"], accuracies["tutorial"], 4)}
-
-| what | seconds | of a whole run |
-|---|---|---|
-| `stratagem run --if-changed`, nothing changed | {spread(unchanged)} | {
-        statistics.median(unchanged) / statistics.median([s for s, _ in runs]):.2f} | | `stratagem --help` | {
-        spread(helps)
-    } | |
-
-Seconds inside a run, by stage: {", ".join(f"{name} {value}" for name, value in stages.items())}. `total` is the
-flow's; the rest of the whole run is the start of Python, Prefect and its temporary server.
-"""
+    walls, peers = [s for s, _ in runs], [s for s, _ in scripts]
+    speeds = [[record["examples_per_second"] for _, record in side] for side in (runs, scripts)]
+    share = statistics.median(unchanged) / statistics.median(walls)
+    lines = [
+        "# Benchmarks",
+        "",
+        f"Written by `make bench` on {datetime.now(UTC):%Y-%m-%d}: {os.cpu_count()} cores, {processor}, Python "
+        f"{platform.python_version()}, {versions}. Dataset {dataset}, {epochs} epochs, {repeats} repeats, alternated; "
+        "median (range). No Prefect server was running, so each `stratagem run` started one of its own.",
+        "",
+        "The peer is the [tutorial](https://www.tensorflow.org/tutorials/distribute/keras) as its source writes it "
+        "(`benchmarks/tutorial.py`): `tfds.load`, `map(scale).cache().shuffle(10000).batch(64)`, Conv32-Pool-Dense64, "
+        "`fit`; on the same TFDS files. Ours does the same training and also looks at the data through DVC (a no-op "
+        "here), checkpoints each epoch, evaluates the restored checkpoint, tracks, exports and registers.",
+        "",
+        "| what | ours | tutorial | ours / tutorial |",
+        "|---|---|---|---|",
+        row("whole run, seconds", walls, peers),
+        row("examples/s in training", *speeds, 0),
+        row("test accuracy", accuracies["ours"], accuracies["tutorial"], 4),
+        "",
+        "| what | seconds | of a whole run |",
+        "|---|---|---|",
+        f"| `stratagem run --if-changed`, nothing changed | {spread(unchanged)} | {share:.2f} |",
+        f"| `stratagem --help` | {spread(helps)} | |",
+        "",
+        f"Seconds inside a run, by stage: {', '.join(f'{name} {value}' for name, value in stages.items())}. `total` is "
+        "the flow's; the rest of the whole run is the start of Python, Prefect and its server.",
+        "",
+    ]
+    page = "\n".join(lines)
     (ROOT / "docs" / "benchmarks.md").write_text(page, encoding="utf-8")
     print(page)
 

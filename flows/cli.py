@@ -28,10 +28,7 @@ NO_SETTINGS: list[str] = []
 @contextmanager
 def command(debug: bool) -> Iterator[None]:
     """End a command as the shell expects: one message and the error's exit code, no traceback."""
-    from tasks.errors import StratagemError
-
-    class Terminated(KeyboardInterrupt):
-        exit_code = 143
+    from tasks.errors import StratagemError, Terminated
 
     def terminate(number: int, frame: object) -> None:
         raise Terminated
@@ -47,6 +44,12 @@ def command(debug: bool) -> Iterator[None]:
     except KeyboardInterrupt as interrupt:
         print("interrupted", file=sys.stderr)
         sys.exit(getattr(interrupt, "exit_code", 130))
+    except Exception as error:
+        if debug:
+            raise
+        cause = (str(error).strip() or "no message").splitlines()[0]
+        print(f"error: {type(error).__name__}: {cause} (the whole story: --debug)", file=sys.stderr)
+        sys.exit(1)
 
 
 @app.command()
@@ -65,6 +68,7 @@ def run(
 
         settings = config.load(recipe, overrides)
         processes.check_writable()
+        processes.check_source(settings.dataset)
         processes.set_flow_environment(debug)
         if not if_changed:
             processes.start(settings)  # Imports its framework while this process imports Prefect.
@@ -101,7 +105,7 @@ def print_summary(summary: "RunSummary", changed: bool = True) -> None:
         "checkpoint": summary.checkpoint,
         "model": f"{summary.model_version} {' '.join('@' + alias for alias in summary.aliases)}"
         if summary.model_version
-        else "not registered",
+        else f"not registered: {summary.reason}",
         "run": summary.run_id,
         "finished": summary.finished_at,
         "seconds": ", ".join(f"{stage} {seconds:.1f}" for stage, seconds in summary.seconds.items()),
@@ -151,7 +155,7 @@ def train(
     """Train alone, without Prefect; the dataset must be prepared."""
     with command(debug):
         from tasks import config, processes
-        from tasks.errors import Interrupted, StratagemError, UserError
+        from tasks.errors import Interrupted, UserError
         from tasks.records import Run, TrainingResult
 
         if run_id is not None and not resume:
@@ -160,15 +164,16 @@ def train(
         processes.check_writable()
         prepared = processes.load_prepared(settings.dataset.name)
         if resume:
-            begun = run_id or processes.newest_run(prepared)
+            begun = run_id or processes.newest_run(prepared.name)
             running = processes.run("resume", Run, settings, run_id=begun)
         else:
             running = processes.run("start", Run, settings, prepared=prepared)
         try:
             result = processes.run("train", TrainingResult, settings, prepared=prepared, run=running, resume=resume)
-        except StratagemError as error:
-            status = "KILLED" if isinstance(error, Interrupted) else "FAILED"
-            processes.run("finish", Run, settings, run=running, status=status, reason=str(error))
+        except BaseException as error:
+            status = "KILLED" if isinstance(error, Interrupted | KeyboardInterrupt) else "FAILED"
+            reason = str(error) or type(error).__name__
+            processes.run("finish", Run, settings, run=running, status=status, reason=reason)
             raise
         processes.run("finish", Run, settings, run=running, status="FINISHED")
         processes.stop()
@@ -198,7 +203,7 @@ def evaluate(
         from tasks.records import EvaluationResult
 
         settings = config.load(recipe, overrides)
-        prepared, running, training = processes.load_training(settings, run_id)
+        settings, prepared, running, training = processes.load_training(settings, run_id)
         result = processes.run(
             "evaluate", EvaluationResult, settings, prepared=prepared, training=training, run=running
         )
@@ -220,7 +225,7 @@ def register(
         from tasks.records import RegisteredModel
 
         settings = config.load(recipe, overrides)
-        prepared, running, training = processes.load_training(settings, run_id)
+        settings, prepared, running, training = processes.load_training(settings, run_id)
         evaluation = processes.load_evaluation(running)
         result = processes.run(
             "register",
@@ -262,8 +267,9 @@ def recipes(json: Json = False) -> None:
 def ui(debug: Debug = False) -> None:
     """Serve the MLflow UI and a Prefect server on 127.0.0.1 until Ctrl-C."""
     with command(debug):
-        from tasks import processes
+        from tasks import processes, tracking
 
+        tracking.open_store()  # Made under its lock: MLflow's own server would race with a first run.
         processes.set_flow_environment(debug)
         processes.serve_ui()
 

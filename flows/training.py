@@ -67,7 +67,7 @@ def training(recipe: str | None = None, overrides: Overrides | None = None, if_c
         raise
     stages.finish(settings, run, "FINISHED")
     summary = summarise(prepared, run, trained, evaluated, registered, clock)
-    records.save(summary, config.project_root() / run.folder / "run.json")
+    records.save(summary, config.project_root() / run.folder / "summary.json")
     create_markdown_artifact(result_page(summary, run), key="result", description=f"{run.name}: the result")
     return summary
 
@@ -100,7 +100,6 @@ def summarise(
     """Return the whole run as one record."""
     return RunSummary(
         run_id=run.run_id,
-        status="FINISHED",
         flow_run_id=run.flow_run_id,
         **run.lineage.model_dump(),
         dataset=prepared.name,
@@ -116,6 +115,7 @@ def summarise(
         model_uri=registered.model_uri,
         model_version=registered.model_version and f"{registered.model_name}/{registered.model_version}",
         aliases=registered.aliases,
+        reason=registered.reason,
         seconds=clock.read(),
         finished_at=datetime.now(UTC).isoformat(timespec="seconds"),
     )

@@ -186,13 +186,16 @@ def _answer(stage: str, arguments: dict[str, Any]) -> dict[str, Any]:
     except StratagemError as error:
         return errors.to_json(error)
     except Exception as error:
-        if os.environ.get("STRATAGEM_DEBUG"):
-            traceback.print_exc()
-        # TensorFlow and Keras put the cause last, after the user code that led there.
-        cause = (str(error).strip() or "no message").splitlines()[-1].strip()
-        return errors.to_json(
-            StratagemError(f"{stage} failed: {type(error).__name__}: {cause} (the whole story: --debug)")
-        )
+        return errors.to_json(_unexpected(stage, error))
+
+
+def _unexpected(stage: str, error: Exception) -> StratagemError:
+    """Return the one message for an error that nobody foresaw; its traceback is for --debug."""
+    if os.environ.get("STRATAGEM_DEBUG"):
+        traceback.print_exc()
+    # TensorFlow and Keras put the cause last, after the user code that led there.
+    cause = (str(error).strip() or "no message").splitlines()[-1].strip()
+    return StratagemError(f"{stage} failed: {type(error).__name__}: {cause} (the whole story: --debug)")
 
 
 def _import_quietly(*modules: str) -> None:
@@ -209,7 +212,9 @@ def _import_quietly(*modules: str) -> None:
 
     # Lines end at a word where the terminal ends.
     console = Console(stderr=True, highlight=False)
-    plain = RichHandler(console=console, show_time=False, show_level=False, show_path=False, highlighter=NullHighlighter())
+    plain = RichHandler(
+        console=console, show_time=False, show_level=False, show_path=False, highlighter=NullHighlighter()
+    )
     logging.basicConfig(level=logging.ERROR, format="%(message)s", handlers=[plain], force=True)
     logging.getLogger("tasks").setLevel(logging.INFO)
     logging.getLogger("mlflow").setLevel(logging.ERROR)  # It has a handler of its own.
@@ -281,29 +286,51 @@ def model_stage(stage: str, settings: config.Settings) -> None:
 def main() -> None:
     """Run one stage, and end with its exit code."""
     parser = argparse.ArgumentParser(prog="python -m tasks", description="Run one stage; `stratagem` runs them all.")
-    parser.add_argument("stage", choices=["download", "prepare", "train", "evaluate", "serve"])
+    parser.add_argument("stage", choices=["check", "download", "prepare", "train", "evaluate", "serve"])
     parser.add_argument("name", nargs="?", metavar="NAME|RECIPE")
     parser.add_argument("--set", action="append", default=[], metavar="section.key=value", dest="overrides")
     arguments = parser.parse_args()
+    signal.signal(signal.SIGTERM, _terminate)
     try:
         if arguments.stage == "serve":
             serve()
         elif arguments.stage in ("download", "prepare"):
             if arguments.name is None:
                 raise UserError(f"python -m tasks {arguments.stage}: give the name of a folder in data/")
+            if os.environ.get("STRATAGEM_ERROR"):
+                _end_with_parent()
             data_stage(arguments.stage, arguments.name)
+        elif arguments.stage == "check":
+            from tasks.download import refuse_early
+
+            refuse_early(config.load(arguments.name, arguments.overrides).dataset)
         else:
             settings = config.load(arguments.name, arguments.overrides)
             processes.set_stage_environment(settings)
             model_stage(arguments.stage, settings)
-    except StratagemError as error:
+    except KeyboardInterrupt as interrupt:
+        sys.exit(getattr(interrupt, "exit_code", 130))
+    except Exception as error:
+        told = error if isinstance(error, StratagemError) else _unexpected(arguments.stage, error)
         if place := os.environ.get("STRATAGEM_ERROR"):
-            Path(place).write_text(json.dumps(errors.to_json(error)), encoding="utf-8")
+            Path(place).write_text(json.dumps(errors.to_json(told)), encoding="utf-8")
         else:
-            print(f"error: {error}", file=sys.stderr)
-        sys.exit(error.exit_code)
-    except KeyboardInterrupt:
-        sys.exit(130)
+            print(f"error: {told}", file=sys.stderr)
+        sys.exit(told.exit_code)
+
+
+def _terminate(number: int, frame: object) -> None:
+    raise errors.Terminated
+
+
+def _end_with_parent() -> None:
+    """End this process when the flow's process dies, which holds the other end of standard input."""
+
+    def watch() -> None:
+        sys.stdin.read()
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()
 
 
 if __name__ == "__main__":

@@ -88,7 +88,7 @@ class Checkpoints:
     """The checkpoints of one run, by training step. Close it, or use it in a ``with``, so that the last write is
     waited for."""
 
-    def __init__(self, folder: Path, keep: int = 1, monitor: str = "validation/loss") -> None:
+    def __init__(self, folder: Path, keep: int = 1, monitor: str = "validation/loss", read_only: bool = False) -> None:
         sign = -1.0 if monitor.endswith("loss") else 1.0
 
         def score(metrics: Any) -> float:
@@ -103,7 +103,9 @@ class Checkpoints:
                 best_fn=score,
                 best_mode="max",
                 preservation_policy=policies.AnyPreservationPolicy(kept),
-                cleanup_tmp_directories=True,
+                # A reader must leave alone what the training is writing.
+                read_only=read_only,
+                cleanup_tmp_directories=not read_only,
             ),
         )
 

@@ -28,6 +28,12 @@ class Interrupted(StratagemError):
         self.exit_code = exit_code
 
 
+class Terminated(KeyboardInterrupt):
+    """SIGTERM, as the signal handlers raise it: what stops a stage on Ctrl-C stops it then too."""
+
+    exit_code = 143
+
+
 def to_json(error: StratagemError) -> dict[str, str]:
     """Return an error as it travels between processes."""
     return {"error": str(error), "kind": type(error).__name__}

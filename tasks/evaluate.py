@@ -5,8 +5,9 @@ import numpy as np
 from scipy.special import log_softmax
 from sklearn.metrics import confusion_matrix, precision_recall_fscore_support, top_k_accuracy_score
 
-from tasks import checkpoints, config, input_pipeline, loops, models
+from tasks import checkpoints, config, datasets, input_pipeline, loops, models
 from tasks.checkpoints import Checkpoints
+from tasks.errors import StratagemError
 from tasks.records import ClassMetrics, EvaluationResult, PreparedDataset, TrainingResult
 
 
@@ -19,21 +20,29 @@ def evaluate(settings: config.Settings, prepared: PreparedDataset, training: Tra
         training: names the run and its checkpoints.
 
     Raises:
-        UserError: no such checkpoint, or it is of another model.
+        UserError: no such checkpoint, or it is of another model; or a damaged array.
+        StratagemError: the model's outputs are no numbers.
     """
+    datasets.verify(prepared)
     keras.config.set_dtype_policy(settings.train.dtype_policy)
     model = models.build(settings.model, prepared, settings.input.normalization)
-    with Checkpoints(
-        config.project_root() / training.checkpoints, settings.checkpoint.keep, settings.checkpoint.monitor
-    ) as saved:
+    folder = config.project_root() / training.checkpoints
+    with Checkpoints(folder, monitor=settings.checkpoint.monitor, read_only=True) as saved:
         step = saved.find(settings.evaluate.checkpoint)
         arrays, _ = saved.restore(step)
     checkpoints.assign(model, arrays, ("model",))
 
     test = input_pipeline.ordered(settings, prepared, "test", settings.evaluate.global_batch_size)
-    labels = np.concatenate([batch.numpy() for _, batch in test.dataset])
-    logits = model.predict(loops.Epochs(test.dataset, test.steps), verbose=0).astype("float64")
-    test.close()
+    try:
+        labels = np.concatenate([batch.numpy() for _, batch in test.dataset])
+        logits = model.predict(loops.Epochs(test.dataset, test.steps), verbose=0).astype("float64")
+    finally:
+        test.close()
+    if not np.isfinite(logits).all():
+        raise StratagemError(
+            f"checkpoint {step} of run {training.run_id} gives outputs that are no numbers: its training diverged. "
+            "Train again with a lower schedule.learning_rate, or evaluate an earlier checkpoint"
+        )
     predicted = logits.argmax(axis=1)
     metrics = {
         "test/loss": float(-log_softmax(logits, axis=1)[np.arange(len(labels)), labels].mean()),

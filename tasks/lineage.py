@@ -94,15 +94,22 @@ def data_version(name: str) -> str | None:
     return str(versions[0]).removesuffix(".dir") if versions else None
 
 
-def finished_run(lineage: records.Lineage) -> records.RunSummary | None:
-    """Return the newest finished run on the same data, settings and code, or None. Unreadable records are skipped."""
-    same = []
-    for path in config.project_root().glob("mlruns/runs/*/run.json"):
+def finished_run(dataset: str, lineage: records.Lineage) -> records.RunSummary | None:
+    """Return the last finished run on a dataset if its data, settings and code are these, else None.
+
+    Only the last one counts: after other settings the same ones train again, and the registered model is theirs again.
+    Unreadable records are skipped.
+    """
+    finished = []
+    for path in config.project_root().glob("mlruns/runs/*/summary.json"):
         try:
             run = records.load(records.RunSummary, path)
         except UserError:
             continue
-        wanted = (lineage.data_version, lineage.settings_digest, lineage.code_digest)
-        if run.status == "FINISHED" and (run.data_version, run.settings_digest, run.code_digest) == wanted:
-            same.append(run)
-    return max(same, key=lambda run: run.finished_at, default=None)
+        if run.dataset == dataset:
+            finished.append(run)
+    last = max(finished, key=lambda run: run.finished_at, default=None)
+    if last is None:
+        return None
+    wanted = (lineage.data_version, lineage.settings_digest, lineage.code_digest)
+    return last if (last.data_version, last.settings_digest, last.code_digest) == wanted else None

@@ -16,6 +16,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any, TypeVar
@@ -206,6 +207,7 @@ class StageProcess:
 
     def _interrupt(self) -> None:
         """Stop the running stage; the process goes on serving, so that the run can be ended properly."""
+        ignored = signal.signal(signal.SIGINT, signal.SIG_IGN)  # A second Ctrl-C would leave the answer unread.
         self._process.send_signal(signal.SIGINT)
         guard = signal.signal(signal.SIGALRM, lambda *_: self._process.kill())
         signal.alarm(int(GRACE_SECONDS))
@@ -215,6 +217,7 @@ class StageProcess:
         finally:
             signal.alarm(0)
             signal.signal(signal.SIGALRM, guard)
+            signal.signal(signal.SIGINT, ignored)
 
 
 def _close(process: "subprocess.Popen[str]") -> None:
@@ -291,13 +294,39 @@ def prepare_data(settings: config.Settings, stage: str = "prepare", force: bool 
 
 
 def load_prepared(name: str) -> PreparedDataset:
-    """Return the record of a dataset that is prepared, with its data version."""
-    prepared = records.load(PreparedDataset, config.project_root() / "data" / name / "prepared" / "manifest.json")
-    return prepared.model_copy(update={"data_version": lineage.data_version(name)})
+    """Return the record of a dataset that is prepared, with its data version.
+
+    Raises:
+        UserError: it is not prepared.
+    """
+    path = config.project_root() / "data" / name / "prepared" / "manifest.json"
+    if not path.exists():
+        raise UserError(f"dataset {name} is not prepared: `stratagem prepare --set dataset.name={name}`")
+    return records.load(PreparedDataset, path).model_copy(update={"data_version": lineage.data_version(name)})
 
 
-def newest_run(prepared: PreparedDataset) -> str:
-    """Return the id of the newest run on a dataset that has begun.
+def check_source(dataset: config.Dataset) -> None:
+    """Refuse a dataset that is not here and cannot be fetched, before anything else is started for a run.
+
+    Raises:
+        UserError: no such dataset, or no network.
+    """
+    root = config.project_root()
+    if dataset.name in config.names_of("datasets") or (root / "data" / dataset.name / "raw" / "manifest.json").exists():
+        return
+    values = dataset.model_dump(mode="json", exclude={"image_size"})
+    settings = [part for key, value in values.items() for part in ("--set", f"dataset.{key}={json.dumps(value)}")]
+    with tempfile.TemporaryDirectory() as scratch:
+        problem = Path(scratch) / "error"
+        environment = {**stage_environment(None), "STRATAGEM_ERROR": str(problem)}
+        command = [sys.executable, "-m", "tasks", "check", *settings]
+        subprocess.run(command, check=False, cwd=root, env=environment, stdout=sys.stderr, stdin=subprocess.DEVNULL)
+        if problem.exists():
+            raise errors.from_json(json.loads(problem.read_text(encoding="utf-8")))
+
+
+def newest_run(dataset: str) -> str:
+    """Return the id of the run on a dataset that began last.
 
     Raises:
         UserError: there is none.
@@ -305,29 +334,53 @@ def newest_run(prepared: PreparedDataset) -> str:
     root = config.project_root()
     begun = sorted(root.glob("mlruns/runs/*/records/run.json"), key=lambda path: path.stat().st_mtime, reverse=True)
     for path in begun:
-        if records.load(Run, path).name.startswith(f"{prepared.name}-"):
+        if records.load(Run, path).settings["dataset"]["name"] == dataset:
             return path.parent.parent.name
-    raise UserError(f"no run on {prepared.name} has begun in mlruns/: train one first, or name a run with --run")
+    raise UserError(f"no run on {dataset} has begun in mlruns/: train one first, or name a run with --run")
 
 
-def load_training(settings: config.Settings, run_id: str | None) -> tuple[PreparedDataset, Run, TrainingResult]:
-    """Return the data and the records of a run that was trained; the newest on the settings' dataset without
-    ``run_id``.
+def load_training(
+    settings: config.Settings, run_id: str | None
+) -> tuple[config.Settings, PreparedDataset, Run, TrainingResult]:
+    """Return the settings, the data and the records of a run that was trained, for a stage that comes after.
+
+    The settings are those that the run was started with, with ``evaluate`` and ``register`` as they are now.
+
+    Args:
+        settings: name the dataset when ``run_id`` is None.
+        run_id: the run; None is the newest on that dataset.
 
     Raises:
         UserError: no such run, or it was not trained to its end.
     """
-    prepared = load_prepared(settings.dataset.name)
-    folder = config.project_root() / "mlruns" / "runs" / (run_id or newest_run(prepared))
+    root = config.project_root()
+    folder = root / "mlruns" / "runs" / (run_id or newest_run(settings.dataset.name))
     if not folder.is_dir():
         known = [path.name for path in folder.parent.glob("*")]
         raise UserError(errors.one_of("run", folder.name, known, f"the runs are the folders of {folder.parent}"))
     run = records.load(Run, folder / "records" / "run.json")
-    return prepared, run, records.load(TrainingResult, folder / "records" / "training.json")
+    if not (folder / "records" / "training.json").exists():
+        raise UserError(
+            f"run {run.run_id} was not trained to its end: go on with `stratagem train --resume --run {run.run_id}`"
+        )
+    now = settings.to_json()
+    trained = config.parse({**run.settings, "evaluate": now["evaluate"], "register": now["register"]})
+    return (
+        trained,
+        load_prepared(trained.dataset.name),
+        run,
+        records.load(TrainingResult, folder / "records" / "training.json"),
+    )
 
 
 def load_evaluation(run: Run) -> EvaluationResult:
-    """Return the evaluation of a run."""
+    """Return the evaluation of a run.
+
+    Raises:
+        UserError: it was not evaluated.
+    """
+    if not (config.project_root() / run.folder / "records" / "evaluation.json").exists():
+        raise UserError(f"run {run.run_id} was not evaluated: `stratagem evaluate --run {run.run_id}`")
     return records.load(EvaluationResult, config.project_root() / run.folder / "records" / "evaluation.json")
 
 
@@ -351,12 +404,12 @@ def check_writable() -> None:
 
 def finished_runs() -> list[str]:
     """Return the ids of the runs that have finished."""
-    return [path.parent.name for path in config.project_root().glob("mlruns/runs/*/run.json")]
+    return [path.parent.name for path in config.project_root().glob("mlruns/runs/*/summary.json")]
 
 
 def unchanged(settings: config.Settings, prepared: PreparedDataset) -> RunSummary | None:
     """Return the newest finished run on this data with these settings and this code, or None."""
-    return lineage.finished_run(lineage.trace(settings, prepared.data_version))
+    return lineage.finished_run(prepared.name, lineage.trace(settings, prepared.data_version))
 
 
 def _add_dataset(dataset: config.Dataset, root: Path) -> bool:
@@ -418,15 +471,24 @@ def _run_dvc(command: list[str], environment: dict[str, str], root: Path, proble
     waiting_since = time.monotonic()
     while True:
         # Quiet DVC, so that the stage has the terminal for its own progress.
+        # Its stage reads the pipe, and ends when this process does, however that dies.
         child = subprocess.Popen(
-            [*command, "--quiet"], cwd=root, env=environment, stdin=subprocess.DEVNULL, stdout=sys.stderr
+            [*command, "--quiet"],
+            cwd=root,
+            env=environment,
+            stdin=subprocess.PIPE,
+            stdout=sys.stderr,
+            process_group=0,
         )
         try:
             code = child.wait()
         except BaseException:
-            child.terminate()
+            os.killpg(child.pid, signal.SIGTERM)
             child.wait()
             raise
+        finally:
+            if child.stdin is not None:
+                child.stdin.close()
         if code == 0:
             return
         if problem.exists():
@@ -465,8 +527,10 @@ def serve_ui() -> None:
     log = root / "mlruns" / "ui.log"
     with log.open("wb") as output, contextlib.ExitStack() as stack:
         servers = [stack.enter_context(_server(command, environment, root, output)) for command in commands.values()]
-        for address in commands:
-            print(address)
+        for address, server in zip(commands, servers, strict=True):
+            while server.poll() is None and not _answers(address.split()[-1]):
+                time.sleep(0.2)
+            print(address, flush=True)
         print("Ctrl-C ends both.", flush=True)
         while all(server.poll() is None for server in servers):
             time.sleep(0.5)
@@ -497,6 +561,14 @@ def _server(
         except subprocess.TimeoutExpired:
             os.killpg(server.pid, signal.SIGKILL)
             server.wait()
+
+
+def _answers(url: str) -> bool:
+    try:
+        urllib.request.urlopen(url, timeout=5).close()
+    except OSError:
+        return False
+    return True
 
 
 def _free_ports(count: int) -> list[int]:

@@ -3,7 +3,7 @@
 import os
 import tempfile
 from pathlib import Path
-from typing import Literal, TypeVar
+from typing import Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
@@ -88,6 +88,8 @@ class Run(Record):
     name: str
     folder: str
     lineage: Lineage
+    settings: dict[str, Any]
+    """What it was started with, nested as in params.yaml: a later stage reads the model and the input from here."""
     flow_run_id: str | None = None
 
 
@@ -151,10 +153,10 @@ class RegisteredModel(Record):
 
 
 class RunSummary(Record):
-    """One whole run, as `stratagem run --json` prints it and mlruns/runs/<run_id>/run.json keeps it."""
+    """One whole run, as `stratagem run --json` prints it and mlruns/runs/<run_id>/summary.json keeps it."""
 
     run_id: str
-    status: Literal["FINISHED", "FAILED", "KILLED"]
+    status: Literal["FINISHED"] = "FINISHED"
     flow_run_id: str | None
     git_commit: str | None
     git_dirty: bool | None
@@ -174,6 +176,8 @@ class RunSummary(Record):
     model_uri: str | None
     model_version: str | None
     aliases: tuple[str, ...]
+    reason: str | None = None
+    """Why there is no model version."""
     seconds: dict[str, float]
     finished_at: str
 

@@ -33,7 +33,7 @@ def register(
         return _record(run, None, name, None, (), reason)
     keras_file = models[evaluation.checkpoint]
     root = config.project_root()
-    images = np.load(root / prepared.splits["test"].images, mmap_mode="r")
+    images = np.load(root / prepared.splits["train"].images, mmap_mode="r")
     model_uri = tracking.log_model(
         run, name.replace(".", "-"), keras_file, prepared, images[:1], evaluation.step, evaluation.metrics
     )

@@ -160,7 +160,13 @@ def start(
         client.log_inputs(run_id, [DatasetInput(_dataset(prepared, lineage), [context])])
         folder = f"mlruns/runs/{run_id}"
         run = records.Run(
-            run_id=run_id, experiment=experiment, name=name, folder=folder, lineage=lineage, flow_run_id=flow_run_id
+            run_id=run_id,
+            experiment=experiment,
+            name=name,
+            folder=folder,
+            lineage=lineage,
+            settings=settings.to_json(),
+            flow_run_id=flow_run_id,
         )
         records.save(run, _run_file(run_id))
     except BaseException:

@@ -1,11 +1,14 @@
 """Train: prepared data -> input pipeline -> strategy scope -> loop -> checkpoints and exported models."""
 
+import contextlib
 import logging
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import keras
 import tensorflow as tf
+from filelock import FileLock, Timeout
 
 from tasks import checkpoints, config, datasets, input_pipeline, lineage, loops, models, schedules, strategies
 from tasks.checkpoints import Checkpoints, State
@@ -14,6 +17,14 @@ from tasks.progress import ProgressBar
 from tasks.records import PreparedDataset, Run, TrainingResult
 
 log = logging.getLogger(__name__)
+
+# What a resumed run may change: how long, where and how fast it trains and what becomes of it, not what it learns from.
+MAY_CHANGE = (
+    "checkpoint.", "dataset.downloads", "evaluate.", "input.cache", "input.memory_budget_bytes", "input.prefetch",
+    "input.source", "register.", "strategy.", "tracking.", "train.deterministic", "train.early_stopping",
+    "train.epochs", "train.global_batch_size", "train.jit_compile", "train.per_replica_batch_size",
+    "train.steps_per_execution", "train.tensorboard",
+)  # fmt: skip
 
 
 def check(settings: config.Settings, prepared: PreparedDataset) -> tuple[strategies.Strategy, int]:
@@ -47,6 +58,8 @@ def train(
         UserError: data, batch, devices or checkpoint do not fit the settings; nothing was trained.
     """
     section = settings.train
+    if resume:
+        _refuse_other_training(settings, prepared, run)
     strategy, global_batch_size = check(settings, prepared)
     keras.utils.set_random_seed(section.seed)
     if section.deterministic:
@@ -68,7 +81,10 @@ def train(
     log.info("model     %s, %s parameters", settings.model.name, f"{model.count_params():,}")
 
     folder = config.project_root() / run.folder
-    with Checkpoints(folder / "checkpoints", settings.checkpoint.keep, settings.checkpoint.monitor) as saved:
+    with (
+        _lock(run, folder),
+        Checkpoints(folder / "checkpoints", settings.checkpoint.keep, settings.checkpoint.monitor) as saved,
+    ):
         start, arrays = _start(settings, prepared, model, saved, training.steps, resume)
         position = loops.Position(training, start)
         throughput = loops.Throughput(position)
@@ -156,6 +172,39 @@ def compile_model(model: Any, settings: config.Settings, optimizer: Any) -> None
         # Keras' own "auto" compiles on the CPU too, where XLA makes convolutions four to five times slower.
         jit_compile=settings.train.jit_compile,
     )
+
+
+@contextlib.contextmanager
+def _lock(run: Run, folder: Path) -> Iterator[None]:
+    """Keep a second process from training the same run; the lock of a process that died is free."""
+    folder.mkdir(parents=True, exist_ok=True)
+    lock = FileLock(folder / ".lock")
+    try:
+        lock.acquire(blocking=False)
+    except Timeout:
+        raise UserError(
+            f"run {run.run_id} is being trained by another process: wait for it, or name another run"
+        ) from None
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+def _refuse_other_training(settings: config.Settings, prepared: PreparedDataset, run: Run) -> None:
+    """Raise ``UserError`` when a run is to be resumed with settings or data that make it another training."""
+    before = config.parse(run.settings).flat() | {"data version": run.lineage.data_version}
+    now = settings.flat() | {"data version": prepared.data_version}
+    changed = [
+        f"{key} was {before.get(key)!r} and is {now.get(key)!r}"
+        for key in sorted(before.keys() | now.keys())
+        if before.get(key) != now.get(key) and not key.startswith(MAY_CHANGE)
+    ]
+    if changed:
+        raise UserError(
+            f"run {run.run_id} cannot be resumed as another training: {'; '.join(changed)}. "
+            "Give the settings that it was started with, or start a new run"
+        )
 
 
 def _start(

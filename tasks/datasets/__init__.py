@@ -4,6 +4,7 @@ import hashlib
 import importlib
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -146,9 +147,15 @@ def verify(prepared: PreparedDataset) -> None:
     for split in prepared.splits.values():
         for path, expected in split.sha256.items():
             try:
-                with (root / path).open("rb") as file:
-                    got = hashlib.file_digest(file, "sha256").hexdigest()
+                state = (root / path).stat()
+                got = _sha256(root / path, state.st_mtime_ns, state.st_size)
             except OSError as error:
                 raise UserError(f"{path}: cannot be read ({error.strerror}). {rebuild}") from None
             if got != expected:
                 raise UserError(f"{path}: damaged, its sha256 is {got} and its manifest says {expected}. {rebuild}")
+
+
+@lru_cache  # The stages of one run look at the same files, one after the other.
+def _sha256(path: Path, mtime_ns: int, num_bytes: int) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -59,13 +59,14 @@ class Command:
         return [" ".join(child.cmdline()) for child in alive if child.is_running()]
 
 
-@pytest.fixture
-def start(tmp_path: Path) -> Iterator[Callable[..., Command]]:
-    """Start a command in a session of its own; at the end of the test it and all its children are ended."""
+@pytest.fixture(scope="module")
+def start(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., Command]]:
+    """Start a command in a session of its own; at the module's end it and all its children are ended."""
     started: list[Command] = []
+    folder = tmp_path_factory.mktemp("started")
 
     def start(*args: str, cwd: Path | None = None, **environment: str) -> Command:
-        out, err = (tmp_path / f"{len(started)}.{name}" for name in ("out", "err"))
+        out, err = (folder / f"{len(started)}.{name}" for name in ("out", "err"))
         with out.open("wb") as stdout, err.open("wb") as stderr:
             process = subprocess.Popen(
                 args,

@@ -1,0 +1,235 @@
+"""prefect.yaml for real: a server, a work pool, a worker; runs on demand and by schedule."""
+
+import contextlib
+import json
+import os
+import shutil
+import socket
+import sqlite3
+import subprocess
+import time
+import urllib.request
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import yaml
+
+pytestmark = pytest.mark.slow
+
+
+@dataclass
+class Prefect:
+    """A Prefect server with a worker, and a project that is deployed there."""
+
+    project: Path
+    environment: dict[str, str]
+    worker: psutil.Process
+
+    def command(self, *args: str) -> subprocess.CompletedProcess[str]:
+        """Run `prefect ...` as a script would: with nobody to answer questions."""
+        return subprocess.run(
+            ["prefect", *args],
+            cwd=self.project,
+            env=os.environ | self.environment,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=500,
+            check=False,
+        )
+
+    def ask(self, path: str, body: dict[str, Any] | None = None) -> Any:
+        """Return the API's answer to a POST, or to a GET without a body."""
+        data = None if body is None else json.dumps(body).encode()
+        headers = {"Content-Type": "application/json"}
+        request = urllib.request.Request(f"{self.environment['PREFECT_API_URL']}/{path}", data, headers)
+        with urllib.request.urlopen(request, timeout=60) as answer:
+            return json.load(answer)
+
+    def flow_runs(self, deployment: str) -> list[dict[str, Any]]:
+        """Return the runs of a deployment that have begun, the oldest first."""
+        runs = self.ask(
+            "flow_runs/filter", {"deployments": {"name": {"any_": [deployment]}}, "sort": "EXPECTED_START_TIME_ASC"}
+        )
+        return [run for run in runs if run["start_time"] is not None]
+
+    def task_runs(self, flow_run: dict[str, Any]) -> list[str]:
+        """Return the names of a run's tasks, in the order in which they began."""
+        body = {"flow_runs": {"id": {"any_": [flow_run["id"]]}}, "sort": "EXPECTED_START_TIME_ASC"}
+        return [run["name"] for run in self.ask("task_runs/filter", body)]
+
+    def mlflow_runs(self) -> dict[str, str]:
+        """Return the state of each MLflow run by the id of its flow run."""
+        query = "SELECT value, status FROM runs JOIN tags ON runs.run_uuid = tags.run_uuid AND key = 'flow_run_id'"
+        with contextlib.closing(sqlite3.connect(self.project / "mlruns" / "mlflow.db")) as database:
+            return dict(database.execute(query))
+
+
+def _wait(what: str, happened: Callable[[], Any], timeout_seconds: float = 300) -> Any:
+    end = time.monotonic() + timeout_seconds
+    while not (result := happened()):
+        assert time.monotonic() < end, f"{what} did not happen"
+        time.sleep(1)
+    return result
+
+
+@pytest.fixture(scope="module")
+def prefect(prepared_template, start, tmp_path_factory) -> Iterator[Prefect]:
+    project = tmp_path_factory.mktemp("deployed") / "project"
+    shutil.copytree(prepared_template, project, symlinks=True)
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    environment = {
+        "PREFECT_HOME": str(tmp_path_factory.mktemp("prefect")),
+        "PREFECT_API_URL": f"http://127.0.0.1:{port}/api",
+        "PROJECT_ROOT": str(project),
+        "PYTHONPATH": str(project),
+    }
+    server = start("prefect", "server", "start", "--host", "127.0.0.1", "--port", str(port), **environment)
+
+    def answers() -> bool:
+        assert server.process.poll() is None, server.err.read_text()
+        with contextlib.suppress(OSError):
+            return urllib.request.urlopen(f"http://127.0.0.1:{port}/api/health", timeout=5).status == 200
+        return False
+
+    _wait("the server's first answer", answers)
+    deployed = Prefect(project, environment, None)
+    pool = deployed.command("work-pool", "create", "local-process", "--type", "process", "--overwrite")
+    assert pool.returncode == 0, pool.stderr
+    done = deployed.command("--no-prompt", "deploy", "--all")
+    assert done.returncode == 0, done.stdout + done.stderr
+    # From elsewhere: only the deployment's pull step leads to the project.
+    worker = start(
+        "prefect", "worker", "start", "--pool", "local-process", "--type", "process",
+        cwd=tmp_path_factory.mktemp("elsewhere"), **environment,
+    )  # fmt: skip
+    deployed.worker = psutil.Process(worker.process.pid)
+    yield deployed
+    for command in (worker, server):
+        command.family = psutil.Process(command.process.pid).children(recursive=True)
+        command.process.terminate()
+        command.process.wait(120)
+        assert command.survivors() == []
+
+
+def test_both_deployments_are_there(prefect):
+    found = {entry["name"]: entry for entry in prefect.ask("deployments/filter", {})}
+    assert found.keys() == {"training", "nightly"}
+    for deployment in found.values():
+        assert deployment["description"]
+        assert "training" in deployment["tags"]
+        assert deployment["global_concurrency_limit"]["limit"] == 1
+        (pull,) = deployment["pull_steps"]
+        assert pull == {"prefect.deployments.steps.set_working_directory": {"directory": str(prefect.project)}}
+    assert found["training"]["schedules"] == []
+    (nightly,) = found["nightly"]["schedules"]
+    assert nightly["schedule"]["cron"] == "0 3 * * *"
+    assert found["nightly"]["parameters"] == {"if_changed": True}
+
+
+@pytest.mark.parametrize(
+    ("overrides", "named"),
+    [
+        ({"train.epochs": 0}, "overrides['train.epochs']"),
+        ({"train.epochs": "many"}, "overrides['train.epochs']"),
+        ({"train.epoch": 2}, "'train.epoch' was unexpected"),
+        ({"strategy.kind": "mirrord"}, "overrides['strategy.kind']"),
+    ],
+    ids=str,
+)
+def test_a_bad_value_is_refused_before_a_run_exists(prefect, overrides, named):
+    before = prefect.ask("flow_runs/count", {})
+    result = prefect.command("deployment", "run", "training/training", "-p", f"overrides={json.dumps(overrides)}")
+    assert result.returncode == 1
+    said = " ".join((result.stdout + result.stderr).split())
+    assert named in said, said
+    assert prefect.ask("flow_runs/count", {}) == before
+
+
+def test_a_run_on_demand_is_completed_there_and_finished_in_mlflow(prefect):
+    overrides = {"train.epochs": 2, "model.options": {"dropout": 0.1}, "train.global_batch_size": 64}
+    result = prefect.command(
+        "deployment", "run", "training/training", "-p", f"overrides={json.dumps(overrides)}", "--watch"
+    )
+    assert result.returncode == 0, result.stdout + result.stderr
+    (flow_run,) = prefect.flow_runs("training")
+    assert flow_run["state_type"] == "COMPLETED"
+    assert flow_run["name"] == "digits-one_device-fit"
+    names = prefect.task_runs(flow_run)
+    assert names[0] == "data digits"
+    assert "train convnet2 on digits, one_device" in names
+    assert len(names) == 6
+    assert [name for name in names if "digits" not in name] == []
+    assert prefect.mlflow_runs() == {flow_run["id"]: "FINISHED"}
+    # What was asked for is what was trained.
+    (record,) = prefect.project.glob("mlruns/runs/*/run.json")
+    summary = json.loads(record.read_text())
+    assert summary["flow_run_id"] == flow_run["id"]
+    assert summary["epochs"] == 2
+    assert summary["steps"] == 2 * 21, "1,293 examples are 21 batches of 64"
+    artifacts = prefect.ask("artifacts/filter", {"flow_runs": {"id": {"any_": [flow_run["id"]]}}})
+    (page,) = [artifact for artifact in artifacts if artifact["key"] == "result"]
+    assert page["type"] == "markdown"
+    assert summary["run_id"] in page["data"]
+    assert f"{summary['metrics']['test/accuracy']:.4f}" in page["data"]
+
+
+def test_a_recipe_that_is_not_there_fails_with_its_message(prefect):
+    result = prefect.command("deployment", "run", "training/training", "-p", "recipe=nosuch", "--watch")
+    assert result.returncode == 1
+    flow_run = prefect.flow_runs("training")[-1]
+    assert flow_run["state_type"] == "FAILED"
+    assert "unknown recipe 'nosuch'" in flow_run["state"]["message"]
+    assert flow_run["id"] not in prefect.mlflow_runs()
+
+
+def test_a_run_that_is_cancelled_ends_as_killed(prefect):
+    long = json.dumps({"train.epochs": 3000})
+    assert prefect.command("deployment", "run", "training/training", "-p", f"overrides={long}").returncode == 0
+
+    def training() -> dict[str, Any] | None:
+        begun = [run for run in prefect.flow_runs("training") if run["state_type"] == "RUNNING"]
+        trains = begun and list(prefect.project.glob("mlruns/runs/*/checkpoints/*"))
+        return begun[0] if trains and prefect.mlflow_runs().get(begun[0]["id"]) == "RUNNING" else None
+
+    flow_run = _wait("training", training)
+    family = prefect.worker.children(recursive=True)
+    assert any(child.cmdline()[-2:] == ["tasks", "serve"] for child in family)
+    assert prefect.command("flow-run", "cancel", flow_run["id"]).returncode == 0
+    _wait("the end as killed", lambda: prefect.mlflow_runs()[flow_run["id"]] == "KILLED")
+    _wait("the cancellation", lambda: prefect.flow_runs("training")[-1]["state_type"] == "CANCELLED")
+    _, alive = psutil.wait_procs(family, 120)
+    assert [child.cmdline() for child in alive] == []
+
+
+def test_a_scheduled_run_fires_and_the_next_one_trains_nothing(prefect):
+    path = prefect.project / "prefect.yaml"
+    values = yaml.safe_load(path.read_text())
+    (nightly,) = [entry for entry in values["deployments"] if entry["name"] == "nightly"]
+    nightly["schedules"] = [{"interval": 15, "slug": "soon"}]
+    nightly["parameters"]["overrides"] = {"train.epochs": 1}
+    path.write_text(yaml.safe_dump(values))
+    before = prefect.mlflow_runs()
+    done = prefect.command("--no-prompt", "deploy", "--all")
+    assert done.returncode == 0, done.stdout + done.stderr
+
+    def completed() -> list[dict[str, Any]]:
+        return [run for run in prefect.flow_runs("nightly") if run["state_type"] == "COMPLETED"]
+
+    _wait("two scheduled runs", lambda: len(completed()) >= 2)
+    first, second = completed()[:2]
+    assert first["auto_scheduled"]
+    assert second["auto_scheduled"]
+    assert "train convnet2 on digits, one_device" in prefect.task_runs(first)
+    assert prefect.task_runs(second) == ["data digits"]
+    new = {flow_run: status for flow_run, status in prefect.mlflow_runs().items() if flow_run not in before}
+    assert new == {first["id"]: "FINISHED"}
+    # Nothing more is started, and what has begun comes to its end.
+    (deployment,) = prefect.ask("deployments/filter", {"deployments": {"name": {"any_": ["nightly"]}}})
+    prefect.ask(f"deployments/{deployment['id']}/pause_deployment", {})
+    _wait("quiet", lambda: prefect.worker.children() == [])
