@@ -162,10 +162,11 @@ def serve() -> None:
             requests.put(line)
         os._exit(0)
 
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Outside of a stage there is nothing to interrupt.
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # Nothing has begun: Ctrl-C need not wait for the imports.
     threading.Thread(target=read, daemon=True).start()
     # Now, while the flow's process is starting Prefect and DVC.
     _import_quietly("tasks.train", "tasks.evaluate", "tasks.report", "tasks.tracking")
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Outside of a stage there is nothing to interrupt.
     while True:
         request = json.loads(requests.get())
         answers.write(json.dumps(_answer(request["stage"], request["arguments"])) + "\n")

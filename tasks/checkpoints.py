@@ -32,6 +32,7 @@ class State(Record):
     """The epoch that the next step belongs to, from 0."""
     step_in_epoch: int
     """Steps of that epoch already done."""
+    global_batch_size: int
     seed: int
     settings_digest: str
     data_version: str | None

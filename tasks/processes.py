@@ -90,7 +90,7 @@ class FlowServer:
         """
         said = self._process.stdout.readline().strip() if self._process.stdout is not None else ""
         if not said:
-            self.close()
+            _close(self._process)
             self._log.seek(0)
             last = (self._log.read().decode(errors="replace").strip() or "it said nothing").splitlines()[-1]
             raise StratagemError(f"Prefect's server for this run did not start: {last} (the whole story: --debug)")
@@ -99,6 +99,7 @@ class FlowServer:
     def close(self) -> None:
         """End the server and wait for it."""
         _close(self._process)
+        self._log.close()
 
 
 def start_flow_server() -> FlowServer | None:
@@ -110,6 +111,7 @@ def start_flow_server() -> FlowServer | None:
     atexit.register(server.close)
     said = server.read()
     if said == "configured":
+        server.close()
         return None
     os.environ["PREFECT_API_URL"] = said.removeprefix("serving ")
     return server
@@ -230,6 +232,8 @@ def _close(process: "subprocess.Popen[str]") -> None:
     except subprocess.TimeoutExpired:
         process.kill()
         process.wait()
+    if process.stdout is not None:
+        process.stdout.close()
 
 
 def start(settings: config.Settings) -> StageProcess:

@@ -85,7 +85,7 @@ def train(
         _lock(run, folder),
         Checkpoints(folder / "checkpoints", settings.checkpoint.keep, settings.checkpoint.monitor) as saved,
     ):
-        start, arrays = _start(settings, prepared, model, saved, training.steps, resume)
+        start, arrays = _start(settings, prepared, model, saved, global_batch_size, resume)
         position = loops.Position(training, start)
         throughput = loops.Throughput(position)
         stopping = loops.EarlyStopping(section.early_stopping, start.stopping) if section.early_stopping else None
@@ -208,7 +208,12 @@ def _refuse_other_training(settings: config.Settings, prepared: PreparedDataset,
 
 
 def _start(
-    settings: config.Settings, prepared: PreparedDataset, model: Any, saved: Checkpoints, steps: int, resume: bool
+    settings: config.Settings,
+    prepared: PreparedDataset,
+    model: Any,
+    saved: Checkpoints,
+    global_batch_size: int,
+    resume: bool,
 ) -> tuple[State, checkpoints.Arrays]:
     """Return where to start; a resume gives the model its latest checkpoint."""
     if not resume:
@@ -216,6 +221,7 @@ def _start(
             step=0,
             epoch=0,
             step_in_epoch=0,
+            global_batch_size=global_batch_size,
             seed=settings.train.seed,
             settings_digest=settings.digest(),
             data_version=prepared.data_version,
@@ -223,10 +229,10 @@ def _start(
         )
         return state, {}
     arrays, state = saved.restore(saved.find("latest"))
-    if state.step != state.epoch * steps + state.step_in_epoch:
+    if state.global_batch_size != global_batch_size:
         raise UserError(
-            f"the checkpoint at step {state.step} was made with another number of steps in an epoch, not {steps}: "
-            "resume with the batch size and the validation split that the run was started with"
+            f"the run was started with {state.global_batch_size} examples a step of all replicas, and these settings "
+            f"give {global_batch_size}: resume it with train.global_batch_size={state.global_batch_size}"
         )
     checkpoints.assign(model, arrays, ("model", "seed", "optimizer"))
     log.info("resuming at step %d, epoch %d", state.step, state.epoch + 1)

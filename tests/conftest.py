@@ -11,6 +11,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -220,6 +221,7 @@ def train(project: Path) -> Iterator[Callable[..., records.TrainingResult]]:
 
     small = project.with_name("small.yaml")
     small.write_text(SMALL, encoding="utf-8")
+    first_settings: dict[str, dict[str, Any]] = {}
 
     def train(
         prepared: records.PreparedDataset,
@@ -229,11 +231,17 @@ def train(project: Path) -> Iterator[Callable[..., records.TrainingResult]]:
         send: Callable[..., None] = lambda step, metrics: None,
     ) -> records.TrainingResult:
         settings = config.load(str(small), overrides)
+        started = first_settings.setdefault(run_id, settings.to_json())
         origin = records.Lineage(
             git_commit=None, git_dirty=None, code_digest="", settings_digest=settings.digest(), data_version=None
         )
         run = records.Run(
-            run_id=run_id, experiment="tests", name="tests", folder=f"mlruns/runs/{run_id}", lineage=origin
+            run_id=run_id,
+            experiment="tests",
+            name="tests",
+            folder=f"mlruns/runs/{run_id}",
+            lineage=origin,
+            settings=started,
         )
         return train_stage(settings, prepared, run, send, resume)
 

@@ -62,6 +62,8 @@ class Command:
 @pytest.fixture(scope="module")
 def start(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., Command]]:
     """Start a command in a session of its own; at the module's end it and all its children are ended."""
+    # A test run in a shell's background ignores Ctrl-C, and so would what it starts.
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
     started: list[Command] = []
     folder = tmp_path_factory.mktemp("started")
 
@@ -81,6 +83,7 @@ def start(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., Co
         return started[-1]
 
     yield start
+    signal.signal(signal.SIGINT, before)
     for command in reversed(started):
         if command.process.poll() is None:
             command.family += psutil.Process(command.process.pid).children(recursive=True)

@@ -32,7 +32,15 @@ def trained(**options):
 
 
 def state(step, **more):
-    origin = {"epoch": 0, "step_in_epoch": step, "seed": 0, "settings_digest": "d", "data_version": None, "history": {}}
+    origin = {
+        "epoch": 0,
+        "step_in_epoch": step,
+        "global_batch_size": 8,
+        "seed": 0,
+        "settings_digest": "d",
+        "data_version": None,
+        "history": {},
+    }
     return State(step=step, **{**origin, **more})
 
 

@@ -64,9 +64,8 @@ DAMAGED = gzip.compress((255 - PIXELS).tobytes(), mtime=0)  # A valid archive wi
 def root(tmp_path, monkeypatch):
     """An empty project, current."""
     folder = tmp_path / "project"
-    folder.mkdir()
-    for name in ("params.yaml", "dvc.yaml"):
-        (folder / name).touch()
+    (folder / ".dvc").mkdir(parents=True)
+    (folder / "params.yaml").touch()
     monkeypatch.chdir(folder)
     return folder
 

@@ -29,11 +29,11 @@ def git(*args: str) -> str:
     return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
 
 
-def summary(run_id: str, traced: records.Lineage, finished_at: str, status: str = "FINISHED") -> records.RunSummary:
+def summary(run_id: str, traced: records.Lineage, finished_at: str) -> records.RunSummary:
     return records.RunSummary.model_validate(
         traced.model_dump()
         | {
-            "run_id": run_id, "status": status, "flow_run_id": None, "dataset": "digits", "strategy": "one_device",
+            "run_id": run_id, "flow_run_id": None, "dataset": "digits", "strategy": "one_device",
             "loop": "fit", "num_replicas": 1, "epochs": 1, "steps": 2, "examples_per_second": None, "metrics": {},
             "checkpoint": "c", "weights_digest": "w", "model_uri": None, "model_version": None, "aliases": (),
             "seconds": {}, "finished_at": finished_at,
@@ -168,27 +168,29 @@ def test_an_unreadable_lock_is_named(project: Path, text: str) -> None:
         lineage.data_version("digits")
 
 
-def test_finished_run_is_the_newest_that_is_the_same(project: Path) -> None:
+def test_finished_run_is_the_last_one_on_the_dataset_if_it_is_the_same(project: Path) -> None:
     traced = lineage.trace(config.load(), "abc")
-    assert lineage.finished_run(traced) is None
+    assert lineage.finished_run("digits", traced) is None
 
     def save(run: records.RunSummary) -> None:
-        records.save(run, project / "mlruns" / "runs" / run.run_id / "run.json")
+        records.save(run, project / "mlruns" / "runs" / run.run_id / "summary.json")
 
-    save(summary("failed", traced, "2026-01-09T00:00:00+00:00", "FAILED"))
-    for key in ("data_version", "settings_digest", "code_digest"):
-        save(summary(f"other_{key}", traced.model_copy(update={key: "other"}), "2026-01-09T00:00:00+00:00"))
-    unreadable = project / "mlruns" / "runs" / "unreadable" / "run.json"
-    unreadable.parent.mkdir()
+    unreadable = project / "mlruns" / "runs" / "unreadable" / "summary.json"
+    unreadable.parent.mkdir(parents=True)
     unreadable.write_text("{")
-    assert lineage.finished_run(traced) is None
-
     save(summary("newest", traced, "2026-01-03T00:00:00+00:00"))
     save(summary("old", traced, "2026-01-02T00:00:00+00:00"))
+    assert lineage.finished_run("mnist", traced) is None
     # Another commit with the same code is the same code.
-    found = lineage.finished_run(traced.model_copy(update={"git_commit": "other", "git_dirty": True}))
+    found = lineage.finished_run("digits", traced.model_copy(update={"git_commit": "other", "git_dirty": True}))
     assert found is not None
     assert found.run_id == "newest"
+
+    for key in ("data_version", "settings_digest", "code_digest"):
+        assert lineage.finished_run("digits", traced.model_copy(update={key: "other"})) is None
+    # After other settings the same ones train again: the registered model is not theirs any more.
+    save(summary("between", traced.model_copy(update={"settings_digest": "other"}), "2026-01-04T00:00:00+00:00"))
+    assert lineage.finished_run("digits", traced) is None
 
 
 def test_importing_lineage_is_cheap(project: Path) -> None:

@@ -8,7 +8,7 @@ from tasks import config, input_pipeline, loops, strategies
 from tasks.checkpoints import Checkpoints, State
 from tasks.input_pipeline import Batches
 
-ORIGIN = {"seed": 0, "settings_digest": "d", "data_version": None, "history": {}}
+ORIGIN = {"global_batch_size": 8, "seed": 0, "settings_digest": "d", "data_version": None, "history": {}}
 START = State(step=0, epoch=0, step_in_epoch=0, **ORIGIN)
 
 

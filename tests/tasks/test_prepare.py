@@ -75,8 +75,8 @@ class PlainImages(tfds.core.GeneratorBasedBuilder):
 @pytest.fixture
 def root(tmp_path, monkeypatch):
     """An empty project, current."""
-    for name in ("params.yaml", "dvc.yaml"):
-        (tmp_path / name).touch()
+    (tmp_path / ".dvc").mkdir()
+    (tmp_path / "params.yaml").touch()
     monkeypatch.chdir(tmp_path)
     return tmp_path
 

@@ -6,6 +6,7 @@ from pathlib import Path
 import keras
 import numpy as np
 import pytest
+from filelock import FileLock
 
 from tasks import input_pipeline
 from tasks.checkpoints import Checkpoints
@@ -184,17 +185,34 @@ def test_a_finished_run_goes_on_with_more_epochs(tiny, train):
 @pytest.mark.parametrize(
     ("overrides", "said"),
     [
-        (["train.per_replica_batch_size=16"], "with another number of steps in an epoch"),
-        (["input.validation=100"], "with another number of steps in an epoch"),
-        (["model.options={units: [17]}"], r"is of another model or optimizer: model/\d+ .* has shape"),
-        (["optimizer.kind=sgd"], r"is of another model or optimizer: optimizer/\d+"),
+        # 180 examples are six batches of 32 as of 31.
+        (["train.per_replica_batch_size=31"], "started with 32 examples a step .* these settings give 31"),
+        (["train.global_batch_size=64"], r"these settings give 64: resume it with train.global_batch_size=32"),
+        (
+            ["input.validation=100"],
+            "run first cannot be resumed as another training: input.validation was 0.1 and is 100",
+        ),
+        (["optimizer.kind=sgd"], "cannot be resumed as another training: .*optimizer.kind was 'adam' and is 'sgd'"),
+        (["train.seed=5"], "train.seed was 0 and is 5"),
     ],
 )
-def test_a_resume_with_other_settings_is_refused(tiny, train, overrides, said):
-    train(tiny, "train.epochs=1")
+def test_a_resume_as_another_training_is_refused(tiny, train, overrides, said):
+    first = train(tiny, "train.epochs=1")
+    before = sorted(Path(first.checkpoints).rglob("*"))
     with pytest.raises(UserError, match=said) as error:
         train(tiny, "train.epochs=2", *overrides, resume=True)
     assert error.value.exit_code == 2
+    assert sorted(Path(first.checkpoints).rglob("*")) == before
+
+
+def test_one_process_trains_a_run(tiny, train):
+    train(tiny, "train.epochs=1")
+    with (
+        FileLock("mlruns/runs/first/.lock"),
+        pytest.raises(UserError, match="run first is being trained by another process"),
+    ):
+        train(tiny, resume=True)
+    assert train(tiny, resume=True).epochs == 2
 
 
 def test_a_resume_of_nothing_is_refused(tiny, train):
@@ -235,7 +253,7 @@ def test_mixed_precision_keeps_weights_and_logits_in_full(tiny, train):
     model = keras.models.load_model(result.final_model)
     assert model.get_layer("mlp").get_layer("dense1").compute_dtype == "bfloat16"
     assert {weight.dtype for weight in model.weights} == {"float32"}
-    assert model.compute_dtype != "bfloat16" or model.output.dtype == "float32"
+    assert model.output.dtype == "float32"
     assert np.isfinite(result.history["train/loss"]).all()
     assert result.history["train/loss"][1] < result.history["train/loss"][0]
 
@@ -280,7 +298,9 @@ def run(run_id, resume=False, **overrides):
     overrides = {name.replace("__", "."): value for name, value in overrides.items()}
     settings = config.load(None, {**BASE, **overrides})
     folder = f"mlruns/runs/{run_id}"
-    one = records.Run(run_id=run_id, experiment="tests", name="tests", folder=folder, lineage=trace)
+    one = records.Run(
+        run_id=run_id, experiment="tests", name="tests", folder=folder, lineage=trace, settings=settings.to_json()
+    )
     result = train(settings, prepared, one, lambda step, metrics: None, resume)
     return settings, result
 

@@ -1,0 +1,172 @@
+"""`python -m tasks`: the requests that a stage process serves, and what DVC calls."""
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from tasks import config, errors, processes
+from tasks.errors import Interrupted, StratagemError, UserError
+from tasks.records import Run, TrainingResult
+
+# A user's own models. What they print must not mix with the answers.
+MODELS = """
+import os
+import keras
+
+def noisy(input_shape, num_classes):
+    print("noise from Python", flush=True)
+    os.write(1, b"noise from C\\n")
+    os.system("echo noise from a child")
+    images = keras.Input(input_shape)
+    return keras.Model(images, keras.layers.Dense(num_classes)(keras.layers.Flatten()(images)))
+
+def broken(input_shape, num_classes):
+    raise RuntimeError("first line\\nthe cause")
+"""
+QUICK = {"train.epochs": 1, "tracking.system_metrics": False, "model.options": {}}
+
+
+def test_a_stage_process_serves_requests_and_survives_their_errors(project, tiny, capfd):
+    (project / "own_models.py").write_text(MODELS)
+    noisy = config.load(None, {**QUICK, "dataset.name": "tiny", "model.name": "own_models:noisy"})
+    broken = config.load(None, {**QUICK, "dataset.name": "tiny", "model.name": "own_models:broken"})
+    try:
+        process = processes.start(noisy)
+        with pytest.raises(StratagemError, match="nosuch failed: KeyError") as caught:
+            processes.run("nosuch", Run, noisy)
+        assert caught.value.exit_code == 1
+        with pytest.raises(UserError, match="unknown run 'nosuch'"):
+            processes.run("resume", Run, noisy, run_id="nosuch")
+        running = processes.run("start", Run, noisy, prepared=tiny)
+        with pytest.raises(StratagemError, match=r"train failed: RuntimeError: the cause \(the whole story: --debug\)"):
+            processes.run("train", TrainingResult, broken, prepared=tiny, run=running)
+        trained = processes.run("train", TrainingResult, noisy, prepared=tiny, run=running)
+        assert trained.epochs == 1
+        assert processes.start(noisy) is process, "all of it by one process"
+    finally:
+        processes.stop()
+    shown = capfd.readouterr()
+    assert shown.out == ""
+    for noise in ("noise from Python", "noise from C", "noise from a child"):
+        assert noise in shown.err
+    assert "Traceback" not in shown.err
+
+
+@contextlib.contextmanager
+def interrupted_when(condition: Callable[[], object]) -> Iterator[None]:
+    """Send Ctrl-C to this process when the condition holds."""
+
+    def interrupt() -> None:
+        end = time.monotonic() + 300
+        while not condition() and time.monotonic() < end:
+            time.sleep(0.1)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    thread = threading.Thread(target=interrupt)
+    thread.start()
+    try:
+        yield
+    finally:
+        thread.join()
+        signal.signal(signal.SIGINT, before)
+
+
+def test_a_stage_that_is_interrupted_answers_and_the_process_serves_on(project, tiny):
+    settings = config.load(None, {**QUICK, "dataset.name": "tiny", "train.epochs": 100_000})
+    try:
+        process = processes.start(settings)
+        running = processes.run("start", Run, settings, prepared=tiny)
+        checkpoints = project / running.folder / "checkpoints"
+        with (
+            interrupted_when(lambda: list(checkpoints.glob("[0-9]*"))),
+            pytest.raises(Interrupted, match="train was interrupted") as caught,
+        ):
+            processes.run("train", TrainingResult, settings, prepared=tiny, run=running)
+        assert caught.value.exit_code == 130
+        assert processes.run("finish", Run, settings, run=running, status="KILLED").run_id == running.run_id
+        assert processes.start(settings) is process
+    finally:
+        processes.stop()
+
+
+def test_an_interrupt_before_anything_began_leaves_no_run(project, tiny):
+    settings = config.load(None, {**QUICK, "dataset.name": "tiny"})
+    try:
+        process = processes.start(settings)
+        asked = time.monotonic()
+        # It imports TensorFlow for seconds before it can answer.
+        with interrupted_when(lambda: time.monotonic() > asked + 1), pytest.raises(Interrupted):
+            processes.run("start", Run, settings, prepared=tiny)
+        assert process._process.wait(60) == -signal.SIGINT
+    finally:
+        processes.stop()
+    assert [path.name for path in (project / "mlruns").iterdir()] == [".gitkeep"]
+
+
+def test_a_stage_process_ends_in_its_middle_when_its_input_closes(project, tiny):
+    settings = config.load(None, {**QUICK, "dataset.name": "tiny", "train.epochs": 100_000})
+    try:
+        running = processes.run("start", Run, settings, prepared=tiny)
+    finally:
+        processes.stop()
+    process = subprocess.Popen(
+        [sys.executable, "-m", "tasks", "serve"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        env=processes.stage_environment(settings),
+        text=True,
+    )
+    with process:
+        values = {"prepared": tiny.model_dump(mode="json"), "run": running.model_dump(mode="json")}
+        request = {"stage": "train", "arguments": {"settings": settings.to_json(), **values}}
+        process.stdin.write(json.dumps(request) + "\n")
+        process.stdin.flush()
+        checkpoints = project / running.folder / "checkpoints"
+        end = time.monotonic() + 300
+        while not list(checkpoints.glob("[0-9]*")):
+            assert process.poll() is None
+            assert time.monotonic() < end
+            time.sleep(0.1)
+        process.stdin.close()
+        assert process.wait(120) == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["prepare"], "python -m tasks prepare: give the name of a folder in data/"),
+        (["prepare", "nosuch"], "there is no dataset folder data/nosuch"),
+        (["train", "--set", "train.epochs=0"], "train.epochs = 0"),
+        (["train", "nosuch"], "unknown recipe 'nosuch'"),
+    ],
+    ids=["no name", "no folder", "no epochs", "no recipe"],
+)
+def test_a_users_mistake_is_one_message(project, run, tmp_path, arguments, message):
+    command = [sys.executable, "-m", "tasks", *arguments]
+    result = run(command)
+    assert result.returncode == 2
+    assert result.stderr.startswith("error: ")
+    assert message in result.stderr
+    assert result.stderr.count("\n") == 1
+    # Under DVC the message goes into a file, and from there to whoever started DVC.
+    told = tmp_path / "error.json"
+    result = run(command, env={"STRATAGEM_ERROR": str(told)})
+    assert (result.returncode, result.stderr) == (2, "")
+    assert message in str(errors.from_json(json.loads(told.read_text())))
+    assert json.loads(told.read_text())["kind"] == "UserError"
+
+
+def test_an_unknown_stage_is_refused(project, run):
+    result = run([sys.executable, "-m", "tasks", "trian"])
+    assert result.returncode == 2
+    assert "invalid choice: 'trian'" in result.stderr
