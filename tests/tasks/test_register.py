@@ -50,8 +50,8 @@ class Trained:
         )  # fmt: skip
         self.prepared = records.PreparedDataset(
             name="digits", version="1.0.0", tfds_version="4.9.10", folder="data/digits/prepared", raw_folder="r",
-            image_shape=(4, 4, 1), num_classes=3, class_names=("a", "b", "c"), splits={"train": split, "test": split}, sources=(),
-            licence=None,
+            image_shape=(4, 4, 1), num_classes=3, class_names=("a", "b", "c"),
+            splits={"train": split, "test": split}, sources=(), licence=None,
         )  # fmt: skip
         Path(split.images).parent.mkdir(parents=True, exist_ok=True)
         np.save(split.images, IMAGES)
