@@ -143,12 +143,13 @@ def test_both_deployments_are_there(prefect):
     ids=str,
 )
 def test_a_bad_value_is_refused_before_a_run_exists(prefect, overrides, named):
-    before = prefect.ask("flow_runs/count", {})
+    asked_for = {"deployments": {"name": {"any_": ["training"]}}}
+    before = prefect.ask("flow_runs/count", asked_for)
     result = prefect.command("deployment", "run", "training/training", "-p", f"overrides={json.dumps(overrides)}")
     assert result.returncode == 1
     said = " ".join((result.stdout + result.stderr).split())
     assert named in said, said
-    assert prefect.ask("flow_runs/count", {}) == before
+    assert prefect.ask("flow_runs/count", asked_for) == before
 
 
 def test_a_run_on_demand_is_completed_there_and_finished_in_mlflow(prefect):
@@ -167,7 +168,7 @@ def test_a_run_on_demand_is_completed_there_and_finished_in_mlflow(prefect):
     assert [name for name in names if "digits" not in name] == []
     assert prefect.mlflow_runs() == {flow_run["id"]: "FINISHED"}
     # What was asked for is what was trained.
-    (record,) = prefect.project.glob("mlruns/runs/*/run.json")
+    (record,) = prefect.project.glob("mlruns/runs/*/summary.json")
     summary = json.loads(record.read_text())
     assert summary["flow_run_id"] == flow_run["id"]
     assert summary["epochs"] == 2
