@@ -183,8 +183,8 @@ BAD = {
     "zero": (["--set", "train.epochs=0"], ["train.epochs = 0", "greater than 0"]),
     "negative": (["--set", "train.per_replica_batch_size=-1"], ["train.per_replica_batch_size = -1", "greater than 0"]),
     "no validation": (["--set", "input.validation=null"], ["checkpoint.monitor", "input.validation is null"]),
-    "batch": late(["--set", "train.per_replica_batch_size=5000"], ["batch of 5000", "has 1293", "lower train.per_replica"]),
-    "validation": late(["--set", "input.validation=5000"], ["input.validation = 5000", "1437", "a number from 1 to 1436"]),
+    "batch": late(["--set", "train.per_replica_batch_size=5000"], ["batch of 5000", "1293", "lower train."]),
+    "validation": late(["--set", "input.validation=5000"], ["input.validation = 5000", "from 1 to 1436"]),
     "replicas": late(
         ["--set", "strategy.kind=mirrored", "--set", "strategy.devices=2", "--set", "train.global_batch_size=33"],
         ["train.global_batch_size = 33", "2 replicas", "Give 32 or 34"],
