@@ -250,9 +250,9 @@ def test_a_checkpoint_whose_writer_was_killed_does_not_count(tmp_path, run):
     with Checkpoints(tmp_path / "c", keep=9) as saved:
         assert saved.find("latest") == 1
         assert saved.restore(1)[1].step == 1
-        saved.save(build(), state(2))
-        assert saved.find("latest") == 2
-    assert sorted(path.name for path in (tmp_path / "c").iterdir()) == ["1", "2"], "leftovers are cleared away"
+        saved.save(build(), state(3))
+        assert saved.find("latest") == 3
+    assert sorted(path.name for path in (tmp_path / "c").iterdir()) == ["1", "3"], "leftovers are cleared away"
 
 
 def test_an_export_is_whole_or_not_there(tmp_path, monkeypatch):
