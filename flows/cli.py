@@ -33,7 +33,9 @@ def command(debug: bool) -> Iterator[None]:
     def terminate(number: int, frame: object) -> None:
         raise Terminated
 
-    signal.signal(signal.SIGTERM, terminate)
+    for number in (signal.SIGTERM, signal.SIGHUP):  # SIGHUP: the terminal was closed.
+        if signal.getsignal(number) != signal.SIG_IGN:  # As under nohup.
+            signal.signal(number, terminate)
     try:
         yield
     except StratagemError as error:
@@ -267,9 +269,8 @@ def recipes(json: Json = False) -> None:
 def ui(debug: Debug = False) -> None:
     """Serve the MLflow UI and a Prefect server on 127.0.0.1 until Ctrl-C."""
     with command(debug):
-        from tasks import processes, tracking
+        from tasks import processes
 
-        tracking.open_store()  # Made under its lock: MLflow's own server would race with a first run.
         processes.set_flow_environment(debug)
         processes.serve_ui()
 

@@ -515,7 +515,12 @@ def _run_dvc(command: list[str], environment: dict[str, str], root: Path, proble
 def serve_ui() -> None:
     """Serve MLflow's pages and a Prefect server on free ports of 127.0.0.1 until this process is interrupted."""
     root = config.project_root()
-    store = os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{root / 'mlruns' / 'mlflow.db'}"
+    database = root / "mlruns" / "mlflow.db"
+    store = os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{database}"
+    if not (os.environ.get("MLFLOW_TRACKING_URI") or database.exists()):
+        # A new store that MLflow's server and a run make at the same moment stays broken for ever.
+        make = "from tasks import tracking; tracking.open_store()"
+        subprocess.run([sys.executable, "-c", make], check=True, cwd=root, env=stage_environment(None))
     mlflow_port, prefect_port = _free_ports(2)
     python = [sys.executable, "-m"]
     commands = {

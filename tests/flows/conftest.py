@@ -1,5 +1,6 @@
 """Projects whose data are prepared, what each process imports, and commands that are ended in their middle."""
 
+import json
 import os
 import shutil
 import signal
@@ -8,6 +9,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -44,10 +46,10 @@ class Command:
     err: Path
     family: list[psutil.Process] = field(default_factory=list)
 
-    def wait_until(self, text: str, timeout_seconds: float = 300) -> None:
-        """Wait until standard error holds the text, and take down which child processes there are then."""
+    def wait_until(self, text: str, of: Path | None = None, timeout_seconds: float = 300) -> None:
+        """Wait until standard error (or ``of``) holds the text, and take down which child processes there are then."""
         end = time.monotonic() + timeout_seconds
-        while text not in self.err.read_text():
+        while text not in (of or self.err).read_text():
             assert self.process.poll() is None, f"ended with {self.process.returncode}: {self.err.read_text()}"
             assert time.monotonic() < end, f"'{text}' never came: {self.err.read_text()}"
             time.sleep(0.1)
@@ -148,3 +150,48 @@ def record_imports(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Path],
         return Imports({"PYTHONPATH": path, "IMPORTS": str(folder / "imports.txt")}, folder / "imports.txt")
 
     return record_imports
+
+
+@dataclass
+class Finished:
+    """A run that `stratagem run --json` finished, and which process imported what."""
+
+    project: Path
+    flow_process: int
+    out: str
+    err: str
+    imports: Imports
+
+    @property
+    def summary(self) -> dict[str, Any]:
+        return json.loads(self.out)
+
+
+@pytest.fixture(scope="session")
+def finished(
+    prepared_template: Path, record_imports: Callable[[Path], Imports], tmp_path_factory: pytest.TempPathFactory
+) -> Finished:
+    """One run of two epochs on data that are prepared."""
+    project = tmp_path_factory.mktemp("finished") / "project"
+    shutil.copytree(prepared_template, project, symlinks=True)
+    imports = record_imports(project)
+    process = subprocess.Popen(
+        ["stratagem", "run", "--json", "--set", "train.epochs=2"],
+        cwd=project,
+        env=os.environ | imports.environment | {"COLUMNS": "80"},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    out, err = process.communicate(timeout=500)
+    assert process.returncode == 0, err
+    return Finished(project, process.pid, out, err, imports)
+
+
+@pytest.fixture
+def in_finished(finished: Finished, monkeypatch: pytest.MonkeyPatch) -> Finished:
+    """The same, with its project as the current folder."""
+    monkeypatch.chdir(finished.project)
+    monkeypatch.setenv("PYTHONPATH", str(finished.project))
+    return finished

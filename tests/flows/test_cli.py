@@ -4,9 +4,7 @@ import re
 import shutil
 import signal
 import sqlite3
-import subprocess
 from contextlib import closing
-from dataclasses import dataclass
 from pathlib import Path
 
 import mlflow
@@ -38,48 +36,6 @@ def test_help_lists_every_command_and_imports_no_framework(run, record_imports, 
     heavy = "tensorflow keras jax mlflow prefect numpy pydantic"
     code = f"import flows.cli, sys; print([name for name in '{heavy}'.split() if name in sys.modules])"
     assert run(["python", "-c", code]).stdout == "[]\n"
-
-
-@dataclass
-class Finished:
-    """A run that `stratagem run --json` finished, and which process imported what."""
-
-    project: Path
-    flow_process: int
-    out: str
-    err: str
-    imports: object
-
-    @property
-    def summary(self) -> dict:
-        return json.loads(self.out)
-
-
-@pytest.fixture(scope="module")
-def finished(prepared_template, record_imports, tmp_path_factory) -> Finished:
-    """One run of two epochs on data that are prepared."""
-    project = tmp_path_factory.mktemp("finished") / "project"
-    shutil.copytree(prepared_template, project, symlinks=True)
-    imports = record_imports(project)
-    process = subprocess.Popen(
-        ["stratagem", "run", "--json", "--set", "train.epochs=2"],
-        cwd=project,
-        env=os.environ | imports.environment | {"COLUMNS": "80"},
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    out, err = process.communicate(timeout=500)
-    assert process.returncode == 0, err
-    return Finished(project, process.pid, out, err, imports)
-
-
-@pytest.fixture
-def in_finished(finished, monkeypatch) -> Finished:
-    monkeypatch.chdir(finished.project)
-    monkeypatch.setenv("PYTHONPATH", str(finished.project))
-    return finished
 
 
 @pytest.fixture
@@ -282,8 +238,9 @@ def _statuses(project: Path) -> list[str]:
         (signal.SIGINT, False, 130, "interrupted"),
         (signal.SIGINT, True, 130, "interrupted"),  # As a terminal sends Ctrl-C: to the whole group of processes.
         (signal.SIGTERM, False, 143, "interrupted"),
+        (signal.SIGHUP, True, 143, "interrupted"),  # The terminal was closed.
     ],
-    ids=["SIGINT", "Ctrl-C at a terminal", "SIGTERM"],
+    ids=["SIGINT", "Ctrl-C at a terminal", "SIGTERM", "SIGHUP"],
 )
 def test_an_interrupted_run_ends_as_killed_and_leaves_no_process(
     prepared_project, start, number, to_all, exit_code, message
