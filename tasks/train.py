@@ -20,10 +20,9 @@ log = logging.getLogger(__name__)
 
 # What a resumed run may change: how long, where and how fast it trains and what becomes of it, not what it learns from.
 MAY_CHANGE = (
-    "checkpoint.", "dataset.downloads", "evaluate.", "input.cache", "input.memory_budget_bytes", "input.prefetch",
-    "input.source", "register.", "strategy.", "tracking.", "train.deterministic", "train.early_stopping",
-    "train.epochs", "train.global_batch_size", "train.jit_compile", "train.per_replica_batch_size",
-    "train.steps_per_execution", "train.tensorboard",
+    "checkpoint.", "dataset.downloads", "evaluate.", "input.cache", "input.prefetch", "register.", "strategy.",
+    "tracking.", "train.deterministic", "train.early_stopping", "train.epochs", "train.global_batch_size",
+    "train.jit_compile", "train.per_replica_batch_size", "train.steps_per_execution", "train.tensorboard",
 )  # fmt: skip
 
 

@@ -34,6 +34,7 @@ def broken(input_shape, num_classes):
 QUICK = {"train.epochs": 1, "tracking.system_metrics": False, "model.options": {}}
 
 
+@pytest.mark.slow
 def test_a_stage_process_serves_requests_and_survives_their_errors(project, tiny, capfd):
     (project / "own_models.py").write_text(MODELS)
     noisy = config.load(None, {**QUICK, "dataset.name": "tiny", "model.name": "own_models:noisy"})
@@ -80,6 +81,7 @@ def interrupted_when(condition: Callable[[], object]) -> Iterator[None]:
         signal.signal(signal.SIGINT, before)
 
 
+@pytest.mark.slow
 def test_a_stage_that_is_interrupted_answers_and_the_process_serves_on(project, tiny):
     settings = config.load(None, {**QUICK, "dataset.name": "tiny", "train.epochs": 100_000})
     try:
@@ -112,6 +114,7 @@ def test_an_interrupt_before_anything_began_leaves_no_run(project, tiny):
     assert [path.name for path in (project / "mlruns").iterdir()] == [".gitkeep"]
 
 
+@pytest.mark.slow
 def test_a_stage_process_ends_in_its_middle_when_its_input_closes(project, tiny):
     settings = config.load(None, {**QUICK, "dataset.name": "tiny", "train.epochs": 100_000})
     try:
