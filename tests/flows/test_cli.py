@@ -172,6 +172,7 @@ def test_bad_input_is_refused_with_one_message_and_leaves_nothing(prepared_proje
 
 @pytest.mark.slow
 def test_a_damaged_array_is_refused_even_when_dvc_trusts_it(prepared_project, run):
+    assert run(["dvc", "status"]).returncode == 0  # DVC notes size and time of the copied files.
     array = prepared_project / "data/digits/prepared/train_images.npy"
     stat = array.stat()
     sound = array.read_bytes()
@@ -180,10 +181,6 @@ def test_a_damaged_array_is_refused_even_when_dvc_trusts_it(prepared_project, ru
     array.write_bytes(damaged)
     os.utime(array, ns=(stat.st_atime_ns, stat.st_mtime_ns))
     result = run(["stratagem", "run", "--set", "train.epochs=1"])
-    if result.returncode == 0:
-        # DVC looked closer, and prepared the data again.
-        assert array.read_bytes() == sound
-        return
     _refused(
         result, "data/digits/prepared/train_images.npy", "sha256", "stratagem prepare --set dataset.name=digits --force"
     )

@@ -161,10 +161,12 @@ def test_a_users_mistake_is_one_message(project, run, tmp_path, arguments, messa
     assert result.stderr.startswith("error: ")
     assert message in result.stderr
     assert result.stderr.count("\n") == 1
-    # Under DVC the message goes into a file, and from there to whoever started DVC.
+    # Under DVC the message goes into a file, and from there to whoever started DVC and holds standard input open.
     told = tmp_path / "error.json"
-    result = run(command, env={"STRATAGEM_ERROR": str(told)})
-    assert (result.returncode, result.stderr) == (2, "")
+    environment = os.environ | {"STRATAGEM_ERROR": str(told)}
+    with subprocess.Popen(command, env=environment, stdin=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as stage:
+        assert stage.wait(60) == 2
+        assert stage.stderr.read() == ""
     assert message in str(errors.from_json(json.loads(told.read_text())))
     assert json.loads(told.read_text())["kind"] == "UserError"
 
