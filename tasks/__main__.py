@@ -20,13 +20,15 @@ import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from queue import SimpleQueue
-from typing import Any
+from typing import Any, Literal
 
 import yaml
 
 from tasks import config, errors, lineage, processes, records
 from tasks.errors import StratagemError, UserError
 from tasks.records import EvaluationResult, PreparedDataset, Record, RegisteredModel, Run, TrainingResult
+
+Status = Literal["FINISHED", "FAILED", "KILLED"]
 
 
 @contextlib.contextmanager
@@ -127,11 +129,11 @@ def register(
     return result
 
 
-def finish_run(settings: config.Settings, run: Run, status: str, reason: str | None = None) -> Run:
+def finish_run(settings: config.Settings, run: Run, status: Status, reason: str | None = None) -> Run:
     """End the MLflow run."""
     from tasks import tracking
 
-    tracking.finish(run, status, reason)  # type: ignore[arg-type]
+    tracking.finish(run, status, reason)
     return run
 
 
@@ -264,7 +266,7 @@ def model_stage(stage: str, settings: config.Settings) -> None:
 
     if stage == "train":
         run = start_run(settings, prepared)
-        status = "FAILED"
+        status: Status = "FAILED"
         try:
             training = train(settings, prepared, run)
             status = "FINISHED"

@@ -262,7 +262,7 @@ def run(stage: str, returns: type[R], settings: config.Settings, **arguments: An
     """Run a stage in the stage process.
 
     Args:
-        stage: ``start``, ``resume``, ``train``, ``evaluate``, ``register``, ``finish`` or ``predict``.
+        stage: ``start``, ``resume``, ``train``, ``evaluate``, ``register`` or ``finish``.
         returns: the class of the record that the stage returns.
         settings: decide the process's environment, and are the stage's first argument.
         **arguments: records and plain values.
