@@ -57,7 +57,7 @@ $(INSTALLED): requirements.lock pyproject.toml
 	  || $(PYTHON) -m venv --clear .venv
 	@echo "Installing the packages of requirements.lock into .venv (about 3 GB on disk)"
 ifdef UV
-	@$(UV) pip install --python $(BIN)/python --no-deps --require-hashes -r requirements.lock
+	@$(UV) pip install --python $(BIN)/python --compile-bytecode --no-deps --require-hashes -r requirements.lock
 	@$(UV) pip install --python $(BIN)/python --quiet --no-deps --no-build-isolation -e .
 else
 	@$(BIN)/python -m pip install --quiet --no-deps --require-hashes -r requirements.lock

@@ -1,5 +1,6 @@
 """The `stratagem` command: parses, calls, prints. Nothing heavy is imported before a command needs it."""
 
+import os
 import signal
 import sys
 from collections.abc import Iterator
@@ -9,7 +10,16 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 if TYPE_CHECKING:
-    from tasks.records import EvaluationResult, Record, RunSummary
+    from tasks.config import Settings
+    from tasks.records import (
+        Comparison,
+        EvaluationResult,
+        PreparedDataset,
+        Record,
+        Run,
+        RunSummary,
+        TrainingResult,
+    )
 
 app = typer.Typer(
     help="Train Keras models on more than one device: a dataset and a strategy in, a proven model out.",
@@ -22,13 +32,26 @@ Recipe = Annotated[str | None, typer.Argument(help="A name in recipes/ or a path
 Set = Annotated[list[str], typer.Option("--set", metavar="KEY=VALUE", help="One setting, such as train.epochs=3.")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON record to standard output, and nothing else there.")]
 Debug = Annotated[bool, typer.Option("--debug", help="Show tracebacks and Prefect's log.")]
+Resume = Annotated[
+    str | None, typer.Option("--resume", metavar="RUN|latest", help="Carry this run on, from its latest checkpoint.")
+]
+AllowChanges = Annotated[
+    bool, typer.Option("--allow-changes", help="With --resume: also with settings or data of another training.")
+]
+Fresh = Annotated[
+    bool, typer.Option("--fresh", help="Begin a new run, also where one of the same did not come to its end.")
+]
 NO_SETTINGS: list[str] = []
 
 
 @contextmanager
 def command(debug: bool) -> Iterator[None]:
     """End a command as the shell expects: one message and the error's exit code, no traceback."""
-    from tasks.errors import StratagemError, Terminated
+    from tasks import processes
+    from tasks.errors import Interrupted, StratagemError, Terminated
+
+    if debug:
+        processes.show_tracebacks()
 
     def terminate(number: int, frame: object) -> None:
         raise Terminated
@@ -38,6 +61,13 @@ def command(debug: bool) -> Iterator[None]:
             signal.signal(number, terminate)
     try:
         yield
+        sys.stdout.flush()
+    except BrokenPipeError:  # Who read the output wants no more of it, as `head`.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes once more when it ends.
+        sys.exit(128 + signal.SIGPIPE)
+    except Interrupted as interrupted:
+        print(f"interrupted: {interrupted}", file=sys.stderr)
+        sys.exit(interrupted.exit_code)
     except StratagemError as error:
         if debug:
             raise
@@ -61,31 +91,65 @@ def run(
     if_changed: Annotated[
         bool, typer.Option("--if-changed", help="Train nothing when data, settings and code are those of the last run.")
     ] = False,
+    resume: Resume = None,
+    allow_changes: AllowChanges = False,
+    fresh: Fresh = False,
     json: Json = False,
     debug: Debug = False,
 ) -> None:
-    """Download, prepare, train, evaluate and register: the whole pipeline."""
+    """Download, prepare, train, evaluate and register: the whole pipeline.
+
+    A run with the same settings, data and code that did not come to its end is carried on.
+    """
     with command(debug):
-        from tasks import config, processes
+        from tasks import config, processes, runs
+        from tasks.errors import UserError
 
         settings = config.load(recipe, overrides)
+        _check_resume(resume, allow_changes, fresh, if_changed)
+        if if_changed and processes.in_foreign_cluster(settings):
+            raise UserError(
+                "--if-changed: the members of the cluster of TF_CONFIG would wait for a chief that has nothing to do. "
+                "Leave it out, or give --set strategy.launcher=local"
+            )
         processes.check_writable()
+        if if_changed and (same := processes.find_unchanged(settings)):
+            print(same.model_dump_json()) if json else print_summary(same, changed=False)
+            return
         processes.check_source(settings.dataset)
+        processes.check_devices(settings)
+        if _joined(settings, prepare=True):
+            return
+        runs.refuse_held(settings, resume)
         processes.set_flow_environment(debug)
-        if not if_changed:
-            processes.start(settings)  # Imports its framework while this process imports Prefect.
+        processes.start(settings)  # Imports its framework while this process imports Prefect.
         server = processes.start_flow_server()
+        from flows.stages import result
         from flows.training import Overrides, training
 
         if server is not None:
             server.await_ready()
-        before = set(processes.finished_runs())
-        summary = training(recipe, Overrides(**config.read_overrides(overrides)), if_changed)
+        before = set(runs.finished())
+        values = Overrides(**config.read_overrides(overrides))
+        options = (if_changed, resume, allow_changes, fresh)
+        summary = result(training(recipe, values, *options, return_state=True))
         processes.stop()
         if json:
             print(summary.model_dump_json())
         else:
-            print_summary(summary, changed=summary.run_id not in before)
+            print_summary(summary, changed=not if_changed or summary.run_id not in before)
+
+
+def _check_resume(resume: str | None, allow_changes: bool, fresh: bool, if_changed: bool = False) -> None:
+    """Refuse options that contradict each other."""
+    from tasks.errors import UserError
+
+    if resume is not None and fresh:
+        raise UserError(f"--resume {resume} carries a run on, and --fresh begins a new one: give one of them")
+    if if_changed and (resume is not None or fresh):
+        raise UserError("--if-changed may train nothing, and --resume and --fresh ask for a training: give one of them")
+    if resume is None and allow_changes:
+        raise UserError("--allow-changes is about a run that you name: give --resume RUN too")
 
 
 def print_summary(summary: "RunSummary", changed: bool = True) -> None:
@@ -114,6 +178,79 @@ def print_summary(summary: "RunSummary", changed: bool = True) -> None:
         "next": "stratagem ui",
     }
     _print_rows(rows)
+
+
+@app.command()
+def compare(
+    strategies: Annotated[str, typer.Option("--strategies", metavar="A,B,...", help="Which: `stratagem strategies`.")],
+    recipe: Recipe = None,
+    loops: Annotated[
+        str, typer.Option("--loops", metavar="A,B", help="Which loops; a pair that does not exist is left out.")
+    ] = "fit,custom",
+    overrides: Annotated[
+        list[str],
+        typer.Option(
+            "--set",
+            metavar="KEY=VALUE",
+            help="One setting for all, such as train.epochs=3; strategy.devices=2 goes to each strategy that has "
+            "devices, strategy.mirrored.devices=2 to one.",
+        ),
+    ] = NO_SETTINGS,
+    json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Train the same under several strategies, one after another: a table of speed and accuracy.
+
+    Data, seed, epochs and the global batch are those of the settings for all; a batch size for each replica counts as
+    the global one. A strategy that fails is a row with its reason.
+    """
+    with command(debug):
+        from flows.plan import plan
+        from tasks import config, processes
+
+        kinds, wanted, values = strategies.split(","), loops.split(","), config.read_overrides(overrides)
+        first = plan(kinds, wanted, recipe, values).trainable[0]
+        processes.check_writable()
+        processes.check_source(first.dataset)
+        processes.set_flow_environment(debug)
+        processes.start(first, whole=False)
+        server = processes.start_flow_server()
+        from flows.comparison import comparison
+        from flows.stages import result
+
+        if server is not None:
+            server.await_ready()
+        compared = result(comparison(kinds, wanted, recipe, values, return_state=True))
+        processes.stop()
+        if json:
+            print(compared.model_dump_json())
+        else:
+            print_comparison(compared)
+
+
+def print_comparison(result: "Comparison") -> None:
+    """Print the table that a comparison ends with, in 80 columns."""
+    from rich.console import Console
+    from rich.table import Table
+
+    from tasks import report
+
+    columns, cells = report.comparison_cells(result)
+    table = Table(box=None, padding=(0, 1, 0, 0), pad_edge=False)
+    for heading in ("strategy", "loop"):
+        table.add_column(heading, vertical="bottom")
+    for column in columns:
+        table.add_column(column.narrow, justify="right")
+    for row in cells:
+        table.add_row(*row)
+    console = Console(highlight=False, markup=False)  # A reason may hold [gpu:0].
+    console.print(table)
+    for remark in report.comparison_remarks(result):
+        console.print(remark)
+    console.print(
+        f"{result.model} on {result.dataset}, {result.epochs} epochs, {result.global_batch_size} examples a step"
+    )
+    console.print(f"table: {result.folder}; runs: stratagem ui, under the run {result.run_id}")
 
 
 @app.command()
@@ -147,37 +284,27 @@ def _data(stage: str, recipe: str | None, overrides: list[str], force: bool, jso
 def train(
     recipe: Recipe = None,
     overrides: Set = NO_SETTINGS,
-    resume: Annotated[
-        bool, typer.Option("--resume", help="Carry on from the latest checkpoint of --run, or of the newest run.")
-    ] = False,
-    run_id: Annotated[str | None, typer.Option("--run", metavar="RUN", help="The run to resume.")] = None,
+    resume: Resume = None,
+    allow_changes: AllowChanges = False,
+    fresh: Fresh = False,
     json: Json = False,
     debug: Debug = False,
 ) -> None:
-    """Train alone, without Prefect; the dataset must be prepared."""
+    """Train alone, without Prefect; the dataset must be prepared.
+
+    A training with the same settings, data and code that did not come to its end is carried on.
+    """
     with command(debug):
         from tasks import config, processes
-        from tasks.errors import Interrupted, UserError
-        from tasks.records import Run, TrainingResult
 
-        if run_id is not None and not resume:
-            raise UserError(f"--run {run_id} names a run to resume: give --resume too")
         settings = config.load(recipe, overrides)
+        _check_resume(resume, allow_changes, fresh)
         processes.check_writable()
+        processes.check_devices(settings)
+        if _joined(settings):
+            return
         prepared = processes.load_prepared(settings.dataset.name)
-        if resume:
-            begun = run_id or processes.newest_run(prepared.name)
-            running = processes.run("resume", Run, settings, run_id=begun)
-        else:
-            running = processes.run("start", Run, settings, prepared=prepared)
-        try:
-            result = processes.run("train", TrainingResult, settings, prepared=prepared, run=running, resume=resume)
-        except BaseException as error:
-            status = "KILLED" if isinstance(error, Interrupted | KeyboardInterrupt) else "FAILED"
-            reason = str(error) or type(error).__name__
-            processes.run("finish", Run, settings, run=running, status=status, reason=reason)
-            raise
-        processes.run("finish", Run, settings, run=running, status="FINISHED")
+        result = processes.train_alone(settings, prepared, resume=resume, allow_changes=allow_changes, fresh=fresh)
         processes.stop()
         shown = (
             "run_id",
@@ -192,6 +319,16 @@ def train(
         _print_record(result, json, (*shown, "weights_digest"))
 
 
+def _joined(settings: "Settings", prepare: bool = False) -> bool:
+    """Train as a member of a cluster that someone else started; False when this process is the one that leads."""
+    from tasks import processes
+
+    if processes.member_name(settings) is None:
+        return False
+    processes.join(settings, prepare)
+    return True
+
+
 RunId = Annotated[str | None, typer.Option("--run", metavar="RUN", help="The run; without it, the newest one.")]
 
 
@@ -201,11 +338,10 @@ def evaluate(
 ) -> None:
     """Evaluate a checkpoint of a run: --set evaluate.checkpoint=latest, best or a step."""
     with command(debug):
-        from tasks import config, processes
+        from tasks import processes
         from tasks.records import EvaluationResult
 
-        settings = config.load(recipe, overrides)
-        settings, prepared, running, training = processes.load_training(settings, run_id)
+        settings, prepared, running, training = _trained(recipe, overrides, run_id)
         result = processes.run(
             "evaluate", EvaluationResult, settings, prepared=prepared, training=training, run=running
         )
@@ -223,23 +359,52 @@ def register(
 ) -> None:
     """Register the model of a run that was evaluated."""
     with command(debug):
-        from tasks import config, processes
+        from tasks import processes, runs
         from tasks.records import RegisteredModel
 
-        settings = config.load(recipe, overrides)
-        settings, prepared, running, training = processes.load_training(settings, run_id)
-        evaluation = processes.load_evaluation(running)
-        result = processes.run(
-            "register",
-            RegisteredModel,
-            settings,
-            prepared=prepared,
-            training=training,
-            evaluation=evaluation,
-            run=running,
-        )
+        settings, prepared, running, training = _trained(recipe, overrides, run_id)
+        evaluation = runs.load_evaluation(running)
+        given = {"prepared": prepared, "training": training, "evaluation": evaluation, "run": running}
+        with runs.hold(running.key, f"run {running.run_id}"):
+            result = processes.run("register", RegisteredModel, settings, **given)
         processes.stop()
         _print_record(result, json, ("run_id", "model_name", "model_version", "aliases", "model_uri", "reason"))
+
+
+def _trained(
+    recipe: str | None, overrides: list[str], run_id: str | None
+) -> "tuple[Settings, PreparedDataset, Run, TrainingResult]":
+    """Return what a stage after training begins with."""
+    from tasks import config, processes
+
+    return processes.load_training(config.load(recipe, overrides), run_id)
+
+
+@app.command()
+def reconcile(json: Json = False, debug: Debug = False) -> None:
+    """End what killed processes left open in MLflow, Prefect and mlruns/, and deliver what MLflow was not told."""
+    with command(debug):
+        from json import dumps
+
+        from tasks import processes
+
+        processes.check_writable()
+        processes.set_flow_environment(debug)
+        server = processes.start_flow_server()
+        from flows.reconciliation import reconcile
+
+        if server is not None:
+            server.await_ready()
+        ended, kept = reconcile()
+        if json:
+            print(dumps({"ended": [record.model_dump() for record in ended], "undelivered": kept}))
+            return
+        for record in ended:
+            print(f"{record.what} is {record.status} now: {record.reason}")
+        for run_id in kept:
+            print(f"run {run_id} has more to tell its MLflow store, which does not answer or is not the one set now")
+        if not ended and not kept:
+            print("Nothing was left open.")
 
 
 @app.command()
@@ -263,6 +428,61 @@ def recipes(json: Json = False) -> None:
         for name, path in known.items():
             table.add_row(name, path.read_text(encoding="utf-8").splitlines()[0].lstrip("# "))
         Console(highlight=False).print(table)
+
+
+@app.command()
+def strategies(
+    json: Json = False,
+    markdown: Annotated[bool, typer.Option("--markdown", help="Print the table that docs/strategies.md has.")] = False,
+) -> None:
+    """List the strategies and what each offers, with the reasons for what it does not."""
+    with command(False):
+        from json import dumps
+
+        from rich.console import Console
+        from rich.table import Table
+
+        from tasks import config, report
+
+        kinds = config.strategy_kinds()
+        if json:
+            offers = report.offers()
+            print(
+                dumps(
+                    {
+                        kind: {
+                            "backend": section.backend,
+                            "loops": section.loops,
+                            "offers": [feature for feature in offers if offers[feature][kind] is None],
+                            "refuses": {feature: by[kind] for feature, by in offers.items() if by[kind] is not None},
+                        }
+                        for kind, section in kinds.items()
+                    }
+                )
+            )
+            return
+        if markdown:
+            print(report.offers_page(), end="")
+            return
+        rows, reasons = report.offers_cells()
+        table = Table(box=None, padding=(0, 1, 0, 0))
+        table.add_column("--set")
+        for kind in kinds:
+            table.add_column(kind.replace("_", "_\n"), vertical="bottom")
+        for feature, *marks in rows:
+            table.add_row(_fold(feature, 22), *marks)
+        Console(highlight=False).print(table)
+        _print_rows(reasons)
+        for backend in dict.fromkeys(section.backend for section in kinds.values()):
+            print(f"on {backend}: {', '.join(kind for kind in kinds if kinds[kind].backend == backend)}")
+
+
+def _fold(name: str, width: int) -> str:
+    """Return a long name in two lines, broken after `=`, `_` or `.`."""
+    if len(name) <= width:
+        return name
+    cut = max(name.rfind(sign, 0, width) for sign in "=_.") + 1
+    return f"{name[:cut]}\n {name[cut:]}"
 
 
 @app.command()
@@ -302,7 +522,7 @@ def _print_rows(rows: dict[str, str]) -> None:
     table.add_column(overflow="fold")
     for name, value in rows.items():
         table.add_row(name, value)
-    Console(highlight=False).print(table)
+    Console(highlight=False, markup=False).print(table)
 
 
 def _print_classes(result: "EvaluationResult") -> None:

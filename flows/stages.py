@@ -4,14 +4,21 @@ None has a time-out: how long one may take grows with the dataset and the epochs
 (a download, DVC's lock, MLflow's store) has a limit of its own. Only the download is tried again.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, TypeVar
+
 from prefect import State, Task, task
 from prefect.cache_policies import NO_CACHE
 from prefect.client.schemas import TaskRun
+from prefect.states import Cancelled
 
-from tasks import processes
+from tasks import processes, runs
 from tasks.config import Settings
-from tasks.errors import DownloadError
-from tasks.records import EvaluationResult, PreparedDataset, RegisteredModel, Run, TrainingResult
+from tasks.errors import DownloadError, Interrupted
+from tasks.records import Comparison, EvaluationResult, PreparedDataset, RegisteredModel, Run, TrainingResult
+
+R = TypeVar("R")
 
 
 async def _download_broke_off(task: Task[..., object], task_run: TaskRun, state: State[object]) -> bool:
@@ -35,16 +42,55 @@ def data(settings: Settings) -> PreparedDataset:
 
 
 @task(
-    name="start", task_run_name="start run on {settings.dataset.name}, {settings.strategy.kind}", cache_policy=NO_CACHE
+    name="start",
+    task_run_name="start run on {settings.dataset.name}, {settings.strategy.kind} {settings.train.loop}",
+    cache_policy=NO_CACHE,
 )
-def start(settings: Settings, prepared: PreparedDataset, flow_run_id: str | None) -> Run:
-    """Begin the MLflow run."""
-    return processes.run("start", Run, settings, prepared=prepared, flow_run_id=flow_run_id)
+def start(
+    settings: Settings, prepared: PreparedDataset, flow_run_id: str | None, parent_run_id: str | None = None
+) -> Run:
+    """Begin the MLflow run of a comparison's row, under ``parent_run_id``."""
+    return processes.run(
+        "start", Run, settings, prepared=prepared, flow_run_id=flow_run_id, parent_run_id=parent_run_id
+    )
+
+
+@task(
+    name="begin",
+    task_run_name="begin run on {settings.dataset.name}, {settings.strategy.kind} {settings.train.loop}",
+    cache_policy=NO_CACHE,
+)
+def begin(
+    settings: Settings,
+    prepared: PreparedDataset,
+    held: runs.Hold,
+    flow_run_id: str | None,
+    resume: str | None,
+    allow_changes: bool,
+    fresh: bool,
+) -> Run:
+    """Begin the MLflow run, or take up one that did not come to its end."""
+    return processes.begin(
+        settings,
+        prepared,
+        held,
+        resume=resume,
+        allow_changes=allow_changes,
+        fresh=fresh,
+        flow_run_id=flow_run_id,
+    )
+
+
+@task(name="start_comparison", task_run_name="start comparison on {settings.dataset.name}", cache_policy=NO_CACHE)
+def start_comparison(settings: Settings, prepared: PreparedDataset, key: str, flow_run_id: str | None) -> Run:
+    """Begin the MLflow run that is the parent of a comparison's."""
+    return processes.run("start_comparison", Run, settings, prepared=prepared, key=key, flow_run_id=flow_run_id)
 
 
 @task(
     name="train",
-    task_run_name="train {settings.model.name} on {settings.dataset.name}, {settings.strategy.kind}",
+    task_run_name="train {settings.model.name} on {settings.dataset.name}, {settings.strategy.kind} "
+    "{settings.train.loop}",
     cache_policy=NO_CACHE,
     tags=["training"],
 )
@@ -55,7 +101,8 @@ def train(settings: Settings, prepared: PreparedDataset, run: Run) -> TrainingRe
 
 @task(
     name="evaluate",
-    task_run_name="evaluate {settings.evaluate.checkpoint} on {settings.dataset.name}, {settings.strategy.kind}",
+    task_run_name="evaluate {settings.evaluate.checkpoint} on {settings.dataset.name}, {settings.strategy.kind} "
+    "{settings.train.loop}",
     cache_policy=NO_CACHE,
 )
 def evaluate(settings: Settings, prepared: PreparedDataset, training: TrainingResult, run: Run) -> EvaluationResult:
@@ -77,7 +124,49 @@ def register(
     )
 
 
+@task(name="report", task_run_name="report {run.name}", cache_policy=NO_CACHE)
+def report_comparison(settings: Settings, run: Run, comparison: Comparison) -> Comparison:
+    """Write a comparison's table into its folder and into MLflow."""
+    return processes.run("report_comparison", Comparison, settings, run=run, comparison=comparison)
+
+
 @task(name="finish", task_run_name="finish run {run.name}, {status}", cache_policy=NO_CACHE)
 def finish(settings: Settings, run: Run, status: str, reason: str | None = None) -> None:
     """End the MLflow run: the one place that does."""
     processes.run("finish", Run, settings, run=run, status=status, reason=reason)
+
+
+def cancelled(interrupted: Interrupted) -> Any:
+    """Return the state of a flow run that somebody stopped."""
+    return Cancelled(message=str(interrupted), data=interrupted.exit_code)
+
+
+def result(state: State[R]) -> R:
+    """Return what a flow run returned.
+
+    Raises:
+        Interrupted: somebody stopped it.
+        Exception: it failed.
+    """
+    if state.is_cancelled():
+        kept: Any = state.data  # Prefect puts it into a record of its own.
+        raise Interrupted(state.message or "the run was stopped", getattr(kept, "result", kept))
+    returned: R = state.result()
+    return returned
+
+
+@task(name="fail", task_run_name="end run {run.name}", cache_policy=NO_CACHE)
+def fail(settings: Settings, run: Run, error: BaseException) -> None:
+    """End the MLflow run as failed, or as killed when somebody stopped it."""
+    processes.end_failed(settings, run, error)
+
+
+@contextmanager
+def finishing(settings: Settings, run: Run) -> Iterator[None]:
+    """End the MLflow run as the block ends."""
+    try:
+        yield
+    except BaseException as error:
+        fail(settings, run, error)
+        raise
+    finish(settings, run, "FINISHED")

@@ -12,8 +12,8 @@ from prefect.artifacts import create_markdown_artifact
 from prefect.runtime import flow_run
 from pydantic import BaseModel
 
-from flows import stages
-from tasks import config, processes, records
+from flows import reconciliation, stages
+from tasks import config, processes, records, runs
 from tasks.errors import Interrupted, UserError
 from tasks.records import EvaluationResult, PreparedDataset, RegisteredModel, Run, RunSummary, TrainingResult
 
@@ -37,38 +37,59 @@ def _flow_run_name() -> str:
 
 
 @flow(name="training", flow_run_name=_flow_run_name)
-def training(recipe: str | None = None, overrides: Overrides | None = None, if_changed: bool = False) -> RunSummary:
-    """Train, evaluate and register one model.
+def training(
+    recipe: str | None = None,
+    overrides: Overrides | None = None,
+    if_changed: bool = False,
+    resume: str | None = None,
+    allow_changes: bool = False,
+    fresh: bool = False,
+) -> RunSummary:
+    """Train, evaluate and register one model. A run of the same that did not come to its end is carried on.
 
     Args:
         recipe: a name in recipes/, laid over params.yaml.
         overrides: single settings, laid over both: {"train.epochs": 3}.
         if_changed: train nothing when the last finished run had the same data, settings and code; return that run.
+        resume: the id of the run to carry on, or "latest".
+        allow_changes: carry it on even where settings or data make it another training.
+        fresh: begin a new run in any case.
     """
     settings = _settings(recipe, overrides)
-    clock = Clock()
-    if not if_changed:
-        processes.start(settings)  # Imports its framework while DVC looks at the data.
-    with clock.measure("data"):
-        prepared = stages.data(settings)
-    if if_changed and (same := processes.unchanged(settings, prepared)):
-        return same
-    run = stages.start(settings, prepared, flow_run.id)
+    reconciliation.end_abandoned_flow_runs()
     try:
-        with clock.measure("train"):
-            trained = stages.train(settings, prepared, run)
-        with clock.measure("evaluate"):
-            evaluated = stages.evaluate(settings, prepared, trained, run)
-        with clock.measure("register"):
-            registered = stages.register(settings, prepared, trained, evaluated, run)
-    except BaseException as error:
-        killed = isinstance(error, Interrupted) or not isinstance(error, Exception)
-        stages.finish(settings, run, "KILLED" if killed else "FAILED", str(error) or type(error).__name__)
-        raise
-    stages.finish(settings, run, "FINISHED")
-    summary = summarise(prepared, run, trained, evaluated, registered, clock)
-    records.save(summary, config.project_root() / run.folder / "summary.json")
-    create_markdown_artifact(result_page(summary, run), key="result", description=f"{run.name}: the result")
+        return _run(settings, if_changed, resume, allow_changes, fresh)
+    except Interrupted as interrupted:
+        stopped: RunSummary = stages.cancelled(interrupted)  # Which Prefect takes for the run's state.
+        return stopped
+
+
+def _run(
+    settings: config.Settings, if_changed: bool, resume: str | None, allow_changes: bool, fresh: bool
+) -> RunSummary:
+    with runs.hold_run(settings, resume, flow_run.id) as held:
+        clock = Clock()
+        if not if_changed:
+            processes.start(settings)  # Imports its framework while DVC looks at the data.
+        with clock.measure("data"):
+            prepared = stages.data(settings)
+        if if_changed and (same := processes.unchanged(settings, prepared)):
+            return same
+        run = stages.begin(settings, prepared, held, flow_run.id, resume, allow_changes, fresh)
+        with stages.finishing(settings, run):
+            with clock.measure("train"):
+                trained = processes.trained_before(settings, run) or stages.train(settings, prepared, run)
+            with clock.measure("evaluate"):
+                evaluated = runs.left_by(run, EvaluationResult)
+                evaluated = evaluated or stages.evaluate(settings, prepared, trained, run)
+            with clock.measure("register"):
+                registered = runs.left_by(run, RegisteredModel)
+                registered = registered or stages.register(settings, prepared, trained, evaluated, run)
+            summary = summarise(prepared, run, trained, evaluated, registered, clock)
+            records.save(summary, config.project_root() / run.folder / "summary.json")
+        create_markdown_artifact(
+            result_page(summary, run, trained), key="result", description=f"{run.name}: the result"
+        )
     return summary
 
 
@@ -121,12 +142,13 @@ def summarise(
     )
 
 
-def result_page(summary: RunSummary, run: Run) -> str:
+def result_page(summary: RunSummary, run: Run, trained: TrainingResult) -> str:
     """Return the result as Markdown, for Prefect's page of the flow run."""
     rows = {
         "Dataset": f"{summary.dataset}, data version `{summary.data_version}`",
         "Strategy": f"{summary.strategy}, loop {summary.loop}, {summary.num_replicas} replica(s)",
         "Training": f"{summary.epochs} epochs, {summary.steps} steps",
+        **{f"Restart {number}": reason for number, reason in enumerate(trained.restarts, start=1)},
         **{name: f"{value:.4f}" for name, value in summary.metrics.items()},
         "Checkpoint": f"`{summary.checkpoint}`",
         "Model": f"`{summary.model_version or summary.model_uri}` {' '.join(f'@{alias}' for alias in summary.aliases)}",

@@ -4,11 +4,16 @@ python -m tasks download NAME           the stages of data/<name>/dvc.yaml
 python -m tasks prepare NAME
 python -m tasks train [RECIPE] [--set section.key=value]...      the stages of the root's dvc.yaml
 python -m tasks evaluate [RECIPE] [--set section.key=value]...
+python -m tasks reconcile               ends the MLflow runs of processes that were killed
+python -m tasks guard COMMAND...         runs a command, and ends it when standard input closes
 python -m tasks serve                   JSON lines on standard input, an answer each on standard output
+python -m tasks assist                  the same for a worker that is not the chief: it only checks and trains
+python -m tasks member                  a worker or a parameter server that the chief gives work to
 """
 
 import argparse
 import contextlib
+import fcntl
 import importlib
 import json
 import logging
@@ -16,6 +21,7 @@ import os
 import signal
 import sys
 import threading
+import time
 import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -24,11 +30,14 @@ from typing import Any, Literal
 
 import yaml
 
-from tasks import config, errors, lineage, processes, records
+from tasks import config, errors, lineage, processes, records, runs
 from tasks.errors import StratagemError, UserError
-from tasks.records import EvaluationResult, PreparedDataset, Record, RegisteredModel, Run, TrainingResult
+from tasks.records import Comparison, EvaluationResult, PreparedDataset, Record, RegisteredModel, Run, TrainingResult
 
 Status = Literal["FINISHED", "FAILED", "KILLED"]
+
+# Set when this process is told to stop while it trains, which it does after a checkpoint of its next step.
+_stop = threading.Event()
 
 
 @contextlib.contextmanager
@@ -54,33 +63,77 @@ def quiet_standard_error() -> Iterator[None]:
             os.close(visible)
 
 
-def start_run(settings: config.Settings, prepared: PreparedDataset, flow_run_id: str | None = None) -> Run:
+def start_run(
+    settings: config.Settings,
+    prepared: PreparedDataset,
+    flow_run_id: str | None = None,
+    parent_run_id: str | None = None,
+) -> Run:
     """Begin the MLflow run of a pipeline, unless its training would be refused."""
     from tasks import tracking
     from tasks.train import check
 
     check(settings, prepared)
-    return tracking.start(settings, prepared, lineage.trace(settings, prepared.data_version), flow_run_id)
+    _end_abandoned(runs.key_of(settings))
+    traced = lineage.trace(settings, prepared.data_version)
+    return tracking.start(settings, prepared, traced, flow_run_id, parent_run_id)
 
 
-def resume_run(settings: config.Settings, run_id: str) -> Run:
-    """Take up a run that was begun before."""
+def start_comparison(
+    settings: config.Settings, prepared: PreparedDataset, key: str, flow_run_id: str | None = None
+) -> Run:
+    """Begin the MLflow run that is the parent of a comparison's runs."""
     from tasks import tracking
 
-    return tracking.resume(run_id)
+    _end_abandoned(key)
+    traced = lineage.trace(settings, prepared.data_version)
+    return tracking.start_comparison(settings, prepared, traced, key, flow_run_id)
 
 
-def train(settings: config.Settings, prepared: PreparedDataset, run: Run, resume: bool = False) -> TrainingResult:
+def resume_run(
+    settings: config.Settings,
+    prepared: PreparedDataset,
+    run_id: str,
+    flow_run_id: str | None = None,
+    allow_changes: bool = False,
+) -> Run:
+    """Take up a run that was begun before, unless that would be another training."""
+    from tasks import tracking
+    from tasks.train import check, refuse_other_training
+
+    run = runs.find(run_id)
+    if not allow_changes:
+        refuse_other_training(settings, prepared, run)
+    check(settings, prepared)
+    traced = lineage.trace(settings, prepared.data_version)
+    _end_abandoned(runs.key_of(settings), run_id)
+    return tracking.resume(run, settings, traced, flow_run_id)
+
+
+def _end_abandoned(key: str, run_id: str | None = None) -> None:
+    """End what processes that were killed left open, before another run begins."""
+    from tasks import tracking
+
+    with contextlib.suppress(tracking.Unavailable):
+        for ended in tracking.end_abandoned(key, run_id):
+            print(f"{ended.what} was left open and is {ended.status} now: {ended.reason}", file=sys.stderr)
+
+
+def train(settings: config.Settings, prepared: PreparedDataset, run: Run) -> TrainingResult:
     """Train, with metrics and the processor's load going to MLflow meanwhile."""
     from tasks import report, tracking
     from tasks.train import train as train_stage
 
-    with tracking.MetricWriter(run) as writer, tracking.system_metrics(writer, settings):
-        result = train_stage(settings, prepared, run, writer.write, resume)
+    try:
+        with tracking.MetricWriter(run) as writer, tracking.system_metrics(writer, settings):
+            result = train_stage(settings, prepared, run, writer.write, _stop)
+    finally:
+        if steps := runs.nonfinite_steps(run):
+            tracking.set_tags(run, {"nonfinite_steps": ", ".join(map(str, steps))})
     folder = config.project_root() / run.folder
-    records.save(result, folder / "records" / "training.json")
     history = report.history_table(result, folder / "report" / "history.csv")
-    tracking.log_files(run, [folder / "records" / "training.json", history], "training")
+    found = [folder / "records" / name for name in ("placement.json", "tuning.json")]
+    tracking.log_files(run, [*(path for path in found if path.exists()), history], "training")
     performance = {"performance/examples_per_second": result.examples_per_second}
     tracking.log_metrics(run, {name: v for name, v in performance.items() if v is not None})
     tracking.set_tags(
@@ -94,6 +147,9 @@ def train(settings: config.Settings, prepared: PreparedDataset, run: Run, resume
             "num_parameters": str(result.num_parameters),
         },
     )
+    # When MLflow has all of it: who finds the record does not train again.
+    record = records.save(result, folder / "records" / "training.json")
+    tracking.log_files(run, [record], "training")
     return result
 
 
@@ -106,11 +162,13 @@ def evaluate(
 
     result = evaluate_stage(settings, prepared, training)
     folder = config.project_root() / run.folder
-    records.save(result, folder / "records" / "evaluation.json")
     title = f"{run.name}: test accuracy {result.metrics['test/accuracy']:.4f}"
     picture = report.confusion_matrix(result, title, folder / "report" / "confusion_matrix.png")
     tracking.log_metrics(run, result.metrics)
-    tracking.log_files(run, [folder / "records" / "evaluation.json", picture], "evaluation")
+    tracking.log_files(run, [picture], "evaluation")
+    # When MLflow has all of it: who finds the record does not evaluate again.
+    record = records.save(result, folder / "records" / "evaluation.json")
+    tracking.log_files(run, [record], "evaluation")
     return result
 
 
@@ -129,6 +187,20 @@ def register(
     return result
 
 
+def report_comparison(settings: config.Settings, run: Run, comparison: Comparison) -> Comparison:
+    """Write a comparison's table into its folder and into MLflow."""
+    from tasks import report, tracking
+
+    folder = config.project_root() / run.folder
+    tables = [
+        records.save(comparison, folder / "comparison.json"),
+        report.comparison_table(comparison, folder / "comparison.csv"),
+    ]
+    page = report.comparison_page(comparison, folder / "comparison.md")
+    tracking.log_comparison(run, comparison, page, tables)
+    return comparison
+
+
 def finish_run(settings: config.Settings, run: Run, status: Status, reason: str | None = None) -> Run:
     """End the MLflow run."""
     from tasks import tracking
@@ -137,26 +209,91 @@ def finish_run(settings: config.Settings, run: Run, status: Status, reason: str 
     return run
 
 
-REQUESTS: dict[str, Callable[..., Record]] = {
+def report_restarts(
+    settings: config.Settings, run: Run, restarts: list[str], training: TrainingResult | None = None
+) -> TrainingResult | None:
+    """Put down why members of the cluster were started again while it trained; ``training`` is None where it failed."""
+    from tasks import tracking
+
+    tracking.set_tags(run, {"restarts": str(len(restarts)), "restart_reasons": "; ".join(restarts)})
+    if training is None:
+        return None
+    result = training.model_copy(update={"restarts": tuple(restarts)})
+    path = records.save(result, config.project_root() / run.folder / "records" / "training.json")
+    tracking.log_files(run, [path], "training")
+    return result
+
+
+def check(settings: config.Settings, prepared: PreparedDataset) -> None:
+    """Refuse what the chief refuses too, on a worker; it waits there until this worker has built the strategy."""
+    from tasks.train import check as check_training
+
+    check_training(settings, prepared)
+
+
+def assist(settings: config.Settings, prepared: PreparedDataset) -> None:
+    """Train with the chief: the same steps on this worker's part of the data. Nothing is tracked or written."""
+    from tasks.train import assist as assist_training
+
+    assist_training(settings, prepared, _stop)
+
+
+REQUESTS: dict[str, Callable[..., Record | None]] = {
     "start": start_run,
+    "start_comparison": start_comparison,
     "resume": resume_run,
     "train": train,
     "evaluate": evaluate,
     "register": register,
+    "report_comparison": report_comparison,
+    "report_restarts": report_restarts,
     "finish": finish_run,
+    "check": check,
+    "assist": assist,
 }
 RECORDS: dict[str, type[Record]] = {
     "prepared": PreparedDataset,
     "run": Run,
     "training": TrainingResult,
     "evaluation": EvaluationResult,
+    "comparison": Comparison,
 }
 
 
-def serve() -> None:
-    """Answer requests until standard input closes, which also happens when the process that started this one dies."""
-    answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
-    os.dup2(2, 1)  # What a library prints must not mix with the answers.
+class Answers:
+    """What a child process says on standard output: JSON lines. Whatever else is written there goes to standard error,
+    because it must not mix with them."""
+
+    def __init__(self) -> None:
+        self._file = os.fdopen(os.dup(1), "w", encoding="utf-8")
+        self._lock = threading.Lock()
+        self._beating = False
+        os.dup2(2, 1)
+
+    def write(self, answer: dict[str, Any]) -> None:
+        """Say one line."""
+        with self._lock:
+            self._file.write(json.dumps(answer) + "\n")
+            self._file.flush()
+
+    def beat(self) -> None:
+        """Give a sign of life every few seconds from now on, if whoever started this process listens for it."""
+        seconds = os.environ.get("STRATAGEM_HEARTBEAT_SECONDS")
+        if seconds is None or self._beating:
+            return
+        self._beating = True
+
+        def say() -> None:
+            with contextlib.suppress(BrokenPipeError):  # Nobody listens any more; this process ends too.
+                while True:
+                    self.write({"heartbeat": os.getpid()})
+                    time.sleep(float(seconds))
+
+        threading.Thread(target=say, daemon=True).start()
+
+
+def _read_requests() -> "SimpleQueue[str]":
+    """Return the lines of standard input. When it closes, as when the process that started this one dies, this ends."""
     requests: SimpleQueue[str] = SimpleQueue()
 
     def read() -> None:
@@ -164,51 +301,127 @@ def serve() -> None:
             requests.put(line)
         os._exit(0)
 
-    signal.signal(signal.SIGINT, signal.SIG_DFL)  # Nothing has begun: Ctrl-C need not wait for the imports.
     threading.Thread(target=read, daemon=True).start()
+    return requests
+
+
+def serve(chief: bool) -> None:
+    """Answer requests until standard input closes.
+
+    Args:
+        chief: whether this process tracks, evaluates and registers, too.
+    """
+    answers = Answers()
+    if chief and (log := os.environ.get("STRATAGEM_LOG")):
+        _put_noise_aside(Path(log))
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # Nothing has begun: Ctrl-C need not wait for the imports.
+    requests = _read_requests()
     # Now, while the flow's process is starting Prefect and DVC.
-    _import_quietly("tasks.train", "tasks.evaluate", "tasks.report", "tasks.tracking")
+    _import_quietly("tasks.train", *(("tasks.evaluate", "tasks.report", "tasks.tracking") if chief else ()))
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Outside of a stage there is nothing to interrupt.
     while True:
         request = json.loads(requests.get())
-        answers.write(json.dumps(_answer(request["stage"], request["arguments"])) + "\n")
-        answers.flush()
+        answers.write({"id": request["id"], **_answer(request["stage"], request["arguments"], answers.beat)})
 
 
-def _answer(stage: str, arguments: dict[str, Any]) -> dict[str, Any]:
+def serve_member() -> None:
+    """Be a worker or a parameter server until standard input closes."""
+    answers = Answers()
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # A server waits where no handler of Python's would be called.
+    _read_requests()
+    _import_quietly("tasks.strategies.parameter_server")
+    from tasks.strategies import parameter_server
+
+    answers.beat()
+    parameter_server.serve_member()
+
+
+def _put_noise_aside(log: Path) -> None:
+    """Keep standard error for what Python says; descriptor 2, where TensorFlow tells at length about members of the
+    cluster that have gone, becomes a log."""
+    sys.stderr = os.fdopen(os.dup(2), "w", encoding="utf-8", errors="backslashreplace", buffering=1)
+    with log.open("ab") as file:
+        os.dup2(file.fileno(), 2)
+
+
+@contextlib.contextmanager
+def _ending_with_standard_input() -> Iterator[None]:
+    """Let the kernel end this process when the one that started it does, within the block; no request comes in it."""
+    flags = fcntl.fcntl(0, fcntl.F_GETFL)
+    fcntl.fcntl(0, fcntl.F_SETOWN, os.getpid())
+    fcntl.fcntl(0, fcntl.F_SETFL, flags | os.O_ASYNC)  # SIGIO, which ends a process that does not handle it.
     try:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
+        yield
+    finally:
+        fcntl.fcntl(0, fcntl.F_SETFL, flags)
+
+
+# What tf.distribute raises where another member of the cluster died or hangs.
+LOST_PEER = ("AbortedError", "CancelledError", "DeadlineExceededError", "UnavailableError")
+# And where a port that was free when it was chosen has been taken since.
+LOST_PORT = "Could not start gRPC server"
+# How JAX says that a device has no memory left.
+OUT_OF_MEMORY = "RESOURCE_EXHAUSTED"
+
+
+def _answer(stage: str, arguments: dict[str, Any], beat: Callable[[], None]) -> dict[str, Any]:
+    try:
+        _stop.clear()
+        gently = stage in ("train", "assist")
+        signal.signal(signal.SIGINT, _stop_gently if gently else signal.default_int_handler)
+        signal.signal(signal.SIGTERM, _stop_gently if gently else _terminate)
         try:
             settings = config.parse(arguments.pop("settings"))
             given = {name: RECORDS[name].model_validate(v) if name in RECORDS else v for name, v in arguments.items()}
-            return {"record": REQUESTS[stage](settings, **given).model_dump(mode="json")}
+            if isinstance(settings.strategy, config.Cluster) and stage in ("check", "train", "assist"):
+                from tasks import strategies
+
+                # TensorFlow holds Python's lock while it waits for the other members: there is no sign of life before,
+                # and no thread that could see standard input close.
+                with _ending_with_standard_input():
+                    strategies.build(settings.strategy)
+                beat()
+            record = REQUESTS[stage](settings, **given)
+            return {"record": None if record is None else record.model_dump(mode="json")}
         finally:
             signal.signal(signal.SIGINT, signal.SIG_IGN)
+            signal.signal(signal.SIGTERM, _terminate)
     except KeyboardInterrupt:
         return errors.to_json(errors.Interrupted(f"{stage} was interrupted"))
     except StratagemError as error:
-        return errors.to_json(error)
+        return {**errors.to_json(error), "told": _stop.is_set()}
     except Exception as error:
-        return errors.to_json(_unexpected(stage, error))
+        lost = type(error).__name__ in LOST_PEER or LOST_PORT in str(error)
+        return {**errors.to_json(_unexpected(stage, error)), "lost_peer": lost}
 
 
 def _unexpected(stage: str, error: Exception) -> StratagemError:
     """Return the one message for an error that nobody foresaw; its traceback is for --debug."""
     if os.environ.get("STRATAGEM_DEBUG"):
         traceback.print_exc()
+    if (
+        isinstance(error, MemoryError)
+        or type(error).__name__ == "ResourceExhaustedError"
+        or OUT_OF_MEMORY in str(error)
+    ):
+        return StratagemError(
+            f"{stage} ran out of memory ({type(error).__name__}): give a smaller train.global_batch_size or "
+            "train.per_replica_batch_size, or another strategy; the same command goes on from the latest checkpoint"
+        )
     # TensorFlow and Keras put the cause last, after the user code that led there.
     cause = (str(error).strip() or "no message").splitlines()[-1].strip()
     return StratagemError(f"{stage} failed: {type(error).__name__}: {cause} (the whole story: --debug)")
 
 
 def _import_quietly(*modules: str) -> None:
-    """Import what a stage needs, with TensorFlow's start-up lines held back, and set who may log."""
+    """Import what a stage needs, with a framework's start-up lines held back, and set who may log."""
     with quiet_standard_error():
         for module in modules:
             importlib.import_module(module)
-        import tensorflow as tf
+        if os.environ.get("KERAS_BACKEND", "tensorflow") == "tensorflow":
+            import tensorflow as tf
 
-        tf.config.list_physical_devices()  # Looks for a GPU, and says so at length when there is none.
+            tf.config.list_physical_devices()  # Looks for a GPU, and says so at length when there is none.
     from rich.console import Console
     from rich.highlighter import NullHighlighter
     from rich.logging import RichHandler
@@ -258,58 +471,61 @@ def _sizes(splits: dict[str, int]) -> str:
 
 def model_stage(stage: str, settings: config.Settings) -> None:
     """Run train or evaluate as a stage of the root's dvc.yaml: a run of its own, its tables in metrics/."""
+    from tasks import report
+
     root = config.project_root()
     folder = root / "metrics"
     prepared = processes.load_prepared(settings.dataset.name)
-    _import_quietly(f"tasks.{stage}", "tasks.report", "tasks.tracking")
-    from tasks import report
-
     if stage == "train":
-        run = start_run(settings, prepared)
-        status: Status = "FAILED"
-        try:
-            training = train(settings, prepared, run)
-            status = "FINISHED"
-        except KeyboardInterrupt:
-            status = "KILLED"
-            raise
-        finally:
-            finish_run(settings, run, status)
+        processes.check_devices(settings)
+        training = processes.train_alone(settings, prepared)
         records.save(training, folder / "training.json")
         report.history_table(training, folder / "history.csv")
         return
     training = records.load(TrainingResult, folder / "training.json")
     run = records.load(Run, root / "mlruns" / "runs" / training.run_id / "records" / "run.json")
-    evaluation = evaluate(settings, prepared, training, run)
+    given = {"prepared": prepared, "training": training, "run": run}
+    evaluation = processes.run("evaluate", EvaluationResult, settings, **given)
     records.save(evaluation, folder / "evaluation.json")
     report.metrics_table(evaluation, folder / "test.json")
     report.confusion_table(evaluation, folder / "confusion.csv")
 
 
+STAGES = ("check", "download", "prepare", "train", "evaluate", "reconcile", "serve", "assist", "member")
+
+
 def main() -> None:
     """Run one stage, and end with its exit code."""
+    if sys.argv[1:2] == ["guard"]:
+        sys.exit(processes.guard(sys.argv[2:]))
     parser = argparse.ArgumentParser(prog="python -m tasks", description="Run one stage; `stratagem` runs them all.")
-    parser.add_argument("stage", choices=["check", "download", "prepare", "train", "evaluate", "serve"])
+    parser.add_argument("stage", choices=[*STAGES])
     parser.add_argument("name", nargs="?", metavar="NAME|RECIPE")
     parser.add_argument("--set", action="append", default=[], metavar="section.key=value", dest="overrides")
     arguments = parser.parse_args()
     signal.signal(signal.SIGTERM, _terminate)
+    if os.environ.get("STRATAGEM_ERROR"):
+        _end_with_parent()
     try:
-        if arguments.stage == "serve":
-            serve()
+        if arguments.stage in ("serve", "assist"):
+            serve(chief=arguments.stage == "serve")
+        elif arguments.stage == "member":
+            serve_member()
         elif arguments.stage in ("download", "prepare"):
             if arguments.name is None:
                 raise UserError(f"python -m tasks {arguments.stage}: give the name of a folder in data/")
-            if os.environ.get("STRATAGEM_ERROR"):
-                _end_with_parent()
             data_stage(arguments.stage, arguments.name)
+        elif arguments.stage == "reconcile":
+            from tasks import tracking
+
+            for ended in tracking.end_abandoned():
+                print(ended.model_dump_json())
         elif arguments.stage == "check":
             from tasks.download import refuse_early
 
             refuse_early(config.load(arguments.name, arguments.overrides).dataset)
         else:
             settings = config.load(arguments.name, arguments.overrides)
-            processes.set_stage_environment(settings)
             model_stage(arguments.stage, settings)
     except KeyboardInterrupt as interrupt:
         sys.exit(getattr(interrupt, "exit_code", 130))
@@ -320,6 +536,10 @@ def main() -> None:
         else:
             print(f"error: {told}", file=sys.stderr)
         sys.exit(told.exit_code)
+
+
+def _stop_gently(number: int, frame: object) -> None:
+    _stop.set()
 
 
 def _terminate(number: int, frame: object) -> None:

@@ -1,26 +1,39 @@
 """Write, restore, "latest" and "best": a flat ``{key: numpy array}`` of everything that changes, and a small JSON
 state.
 
-One format for every backend and number of devices. Orbax writes aside in the background and commits by a rename.
+One format for every backend and number of devices: a folder named by its step, with arrays.npz and state.json, which
+holds the sha256 of both. It is written aside, in the background, and committed by a rename.
 """
 
-import math
+import contextlib
+import hashlib
+import io
+import json
+import logging
+import os
 import shutil
-from collections.abc import Mapping
+import zipfile
+from collections.abc import Iterable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Literal, Self
+from typing import Any, BinaryIO, Literal, Self
 
+import keras
 import numpy as np
 import numpy.typing as npt
-import orbax.checkpoint as ocp
+from pydantic import ValidationError
 
-from tasks.errors import UserError
+from tasks.errors import StratagemError, UserError
 from tasks.records import Record
 
 Arrays = dict[str, npt.NDArray[Any]]
 
-policies = ocp.checkpoint_managers
+GROUPS = ("model", "seed", "optimizer", "metric")
+# What a file system needs beside the bytes of the arrays.
+SPARE_BYTES = 2**20
+
+log = logging.getLogger(__name__)
 
 
 class State(Record):
@@ -40,12 +53,14 @@ class State(Record):
     """One value for each whole epoch."""
     stopping: dict[str, float | int | None] = {}
     """The attributes of keras.callbacks.EarlyStopping that its next decision needs."""
+    rollbacks: int = 0
+    """How often the training went back to a checkpoint, with a lower learning rate, after a loss that was no number."""
 
 
 def variables(model: Any) -> dict[str, Any]:
     """Return every Keras variable that training changes, by key: model, seed generators, optimizer, metrics.
 
-    Keys are places (``model/0003``), because Keras numbers names anew for each build in a process (``dense_1``).
+    Keys are places (``model/0003``), because Keras numbers names on within a process (``adam_1``).
     """
     optimizer = getattr(model, "optimizer", None)  # A model that was never compiled has no such attribute.
     weights = {id(variable) for variable in model.weights}
@@ -59,9 +74,13 @@ def variables(model: Any) -> dict[str, Any]:
     return {f"{group}/{i:04d}": variable for group, members in groups.items() for i, variable in enumerate(members)}
 
 
-def snapshot(model: Any) -> Arrays:
-    """Return a host copy of ``variables``; a copy, because the training goes on while it is written."""
-    return {key: np.array(variable.numpy()) for key, variable in variables(model).items()}
+def snapshot(model: Any, groups: tuple[str, ...] = GROUPS) -> Arrays:
+    """Return a host copy of some groups of ``variables``; a copy, because the training goes on while it is written.
+
+    Under ``multi_worker`` a metric is the sum over all workers, so each of them must ask for it.
+    """
+    chosen = {key: variable for key, variable in variables(model).items() if key.split("/")[0] in groups}
+    return {key: np.array(keras.ops.convert_to_numpy(variable)) for key, variable in chosen.items()}
 
 
 def assign(model: Any, arrays: Mapping[str, npt.NDArray[Any]], groups: tuple[str, ...]) -> None:
@@ -85,30 +104,45 @@ def assign(model: Any, arrays: Mapping[str, npt.NDArray[Any]], groups: tuple[str
         variable.assign(saved[key])
 
 
+def pack(arrays: Arrays, state: State) -> bytes:
+    """Return a checkpoint as bytes, for the workers that cannot read the chief's folder."""
+    buffer = io.BytesIO()
+    content: dict[str, Any] = {"state": np.frombuffer(state.model_dump_json().encode(), np.uint8), **arrays}
+    np.savez(buffer, **content)
+    return buffer.getvalue()
+
+
+def unpack(payload: bytes) -> tuple[Arrays, State]:
+    """Return what ``pack`` was given."""
+    with np.load(io.BytesIO(payload)) as content:
+        arrays = {name: content[name] for name in content.files}
+    return arrays, State.model_validate_json(arrays.pop("state").tobytes())
+
+
+class Damaged(UserError):
+    """A checkpoint is not what was written."""
+
+
 class Checkpoints:
     """The checkpoints of one run, by training step. Close it, or use it in a ``with``, so that the last write is
     waited for."""
 
     def __init__(self, folder: Path, keep: int = 1, monitor: str = "validation/loss", read_only: bool = False) -> None:
-        sign = -1.0 if monitor.endswith("loss") else 1.0
+        """Open a run's checkpoints, also when there are none yet.
 
-        def score(metrics: Any) -> float:
-            value = sign * float(metrics.get(monitor, math.nan))
-            return -math.inf if math.isnan(value) else value
-
-        kept = [policies.LatestN(keep), policies.BestN(get_metric_fn=score, n=1)]
+        Args:
+            keep: the newest so many stay, and the best one.
+            monitor: the metric that says which one is best: a loss the lower, all else the higher.
+            read_only: leave alone what a training is writing. Otherwise what a killed one left half-written is removed.
+        """
         self.folder = folder
-        self._manager = ocp.CheckpointManager(
-            folder.resolve(),
-            options=ocp.CheckpointManagerOptions(
-                best_fn=score,
-                best_mode="max",
-                preservation_policy=policies.AnyPreservationPolicy(kept),
-                # A reader must leave alone what the training is writing.
-                read_only=read_only,
-                cleanup_tmp_directories=not read_only,
-            ),
-        )
+        self.keep = keep
+        self.monitor = monitor
+        self._writer = ThreadPoolExecutor(1, thread_name_prefix="checkpoint-writer")
+        self._writing: Future[None] | None = None
+        if not read_only:
+            for leftover in folder.glob(".*.partial"):
+                shutil.rmtree(leftover)
 
     def __enter__(self) -> Self:
         return self
@@ -116,16 +150,25 @@ class Checkpoints:
     def __exit__(
         self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.close()
+        try:
+            self.close()
+        except StratagemError as error:
+            if value is None:
+                raise
+            log.warning("%s", error)  # What ended the training is the error to tell.
 
     def close(self) -> None:
-        """Wait for the checkpoint that is being written."""
-        self._manager.wait_until_finished()
-        self._manager.close()
+        """Wait for the checkpoint that is being written.
+
+        Raises:
+            StratagemError: it could not be written.
+        """
+        self._writer.shutdown()
+        self._wait()
 
     def steps(self) -> list[int]:
         """Return the steps that have a checkpoint, rising as numbers (9, 10, 100)."""
-        return sorted(self._manager.all_steps())
+        return sorted(int(path.name) for path in self.folder.glob("*") if path.name.isdigit())
 
     def save(self, model: Any, state: State, metrics: Mapping[str, float] | None = None) -> None:
         """Start writing a checkpoint; training goes on meanwhile.
@@ -134,22 +177,30 @@ class Checkpoints:
             model: compiled and built.
             state: where the training is; ``state.step`` names the checkpoint.
             metrics: of the epoch that just ended, for "best"; None inside an epoch.
+
+        Raises:
+            ValueError: the step has a checkpoint already.
+            StratagemError: there is not enough disk space, or the checkpoint before this one could not be written.
         """
-        if state.step in self._manager.all_steps():
-            return  # The last step of an epoch can be due twice: by steps and by epochs.
-        content = ocp.args.Composite(
-            variables=ocp.args.StandardSave(snapshot(model)), state=ocp.args.JsonSave(state.model_dump(mode="json"))
-        )
-        # Never None: Orbax keeps a checkpoint without metrics for ever, and warns of each.
-        self._manager.save(state.step, args=content, metrics=dict(metrics or {}))
+        self._wait()
+        arrays = snapshot(model)
+        if (self.folder / str(state.step)).exists():
+            raise ValueError(f"{self.folder} has a checkpoint of step {state.step}")
+        self.folder.mkdir(parents=True, exist_ok=True)
+        needed = sum(array.nbytes for array in arrays.values()) + SPARE_BYTES
+        free = shutil.disk_usage(self.folder).free
+        if free < needed:
+            raise self._unwritten(state.step, f"it needs {needed / 1e6:,.1f} MB, and {free / 1e6:,.1f} MB are free")
+        self._writing = self._writer.submit(self._write, arrays, state, dict(metrics or {}))
 
     def find(self, which: Literal["latest", "best"] | int) -> int:
         """Return the step of a checkpoint.
 
         Raises:
             UserError: there is none, or none with that number.
+            StratagemError: the last one could not be written.
         """
-        self._manager.wait_until_finished()
+        self._wait()
         present = self.steps()
         if not present:
             raise UserError(
@@ -158,8 +209,7 @@ class Checkpoints:
         if which == "latest":
             return present[-1]
         if which == "best":
-            best = self._manager.best_step()
-            return present[-1] if best is None else int(best)
+            return self._ranked(present)[0]
         if which not in present:
             raise UserError(
                 f"evaluate.checkpoint = {which}: {self.folder} has no checkpoint of that step. "
@@ -168,10 +218,171 @@ class Checkpoints:
         return which
 
     def restore(self, step: int) -> tuple[Arrays, State]:
-        """Return the arrays and the state of a checkpoint."""
-        content = ocp.args.Composite(variables=ocp.args.StandardRestore(), state=ocp.args.JsonRestore())
-        restored = self._manager.restore(step, args=content)
-        return dict(restored.variables), State.model_validate(restored.state)
+        """Return the arrays and the state of a checkpoint.
+
+        Raises:
+            Damaged: files are missing, or are not what was written.
+        """
+        folder = self.folder / str(step)
+        try:
+            state = _read_state(folder)
+            with (folder / "arrays.npz").open("rb") as file:
+                if hashlib.file_digest(file, "sha256").hexdigest() != state["arrays_sha256"]:
+                    raise ValueError("arrays.npz has another sha256 than when it was written")
+                file.seek(0)
+                with np.load(file) as content:
+                    arrays = {name: content[name] for name in content.files}
+            return arrays, State.model_validate(state["state"])
+        except (OSError, ValueError, KeyError, zipfile.BadZipFile, ValidationError) as error:
+            reason = f"no such file: {Path(error.filename).name}" if isinstance(error, FileNotFoundError) else error
+            raise Damaged(f"the checkpoint {folder} is damaged ({reason})") from None
+
+    def peek(self) -> State | None:
+        """Return the state of the newest checkpoint without its arrays; None where there is none that can be read."""
+        for step in reversed(self.steps()):
+            with contextlib.suppress(OSError, ValueError, KeyError):
+                return State.model_validate(_read_state(self.folder / str(step))["state"])
+        return None
+
+    def restore_latest(self) -> tuple[Arrays, State]:
+        """Return the newest checkpoint that is whole. Newer ones, which are damaged, are told and set aside.
+
+        Raises:
+            UserError: none is there, or none is whole; then all stay as they are.
+        """
+        self.find("latest")
+        return self._restore_first(reversed(self.steps()))
+
+    def restore_best(self) -> tuple[Arrays, State]:
+        """Return the best checkpoint that is whole, as ``restore_latest`` does."""
+        self.find("best")
+        return self._restore_first(self._ranked(self.steps()))
+
+    def _restore_first(self, steps: Iterable[int]) -> tuple[Arrays, State]:
+        damaged: dict[int, str] = {}
+        for step in steps:
+            try:
+                found = self.restore(step)
+                _refuse_nonfinite(self.folder / str(step), found[0])
+            except Damaged as error:
+                damaged[step] = str(error)
+                continue
+            for bad in damaged:
+                aside = self.set_aside(bad)
+                log.warning("checkpoint %d is damaged; it now lies in %s, and %d is used", bad, aside, step)
+            return found
+        raise UserError(
+            f"no checkpoint in {self.folder} is whole: {'; '.join(damaged.values())}. Nothing was deleted. Restore "
+            "them from a backup, or start anew with --fresh"
+        )
+
+    def set_aside(self, step: int) -> Path:
+        """Move a checkpoint that is not to be used any more beside the others' folder; return where to."""
+        aside = self.folder.with_name("damaged_checkpoints")
+        aside.mkdir(exist_ok=True)
+        shutil.rmtree(aside / str(step), ignore_errors=True)
+        (self.folder / str(step)).rename(aside / str(step))
+        return aside
+
+    def set_aside_nonfinite(self) -> None:
+        """Move the newest checkpoints aside, as long as their weights are no finite numbers."""
+        for step in reversed(self.steps()):
+            try:
+                arrays, _ = self.restore(step)
+                _refuse_nonfinite(self.folder / str(step), arrays)
+            except Damaged:
+                self.set_aside(step)
+            else:
+                return
+
+    def _wait(self) -> None:
+        if self._writing is not None:
+            writing, self._writing = self._writing, None
+            writing.result()
+
+    def _write(self, arrays: Arrays, state: State, metrics: dict[str, float]) -> None:
+        partial = self.folder / f".{state.step}.partial"
+        try:
+            partial.mkdir()
+            with (partial / "arrays.npz").open("w+b") as file:
+                members: dict[str, Any] = arrays
+                np.savez(file, **members)
+                _flush(file)
+                file.seek(0)
+                digest = hashlib.file_digest(file, "sha256").hexdigest()
+            content = {"state": state.model_dump(mode="json"), "metrics": metrics, "arrays_sha256": digest}
+            with (partial / "state.json").open("wb") as file:
+                file.write(json.dumps({**content, "sha256": _digest(content)}, indent=1).encode())
+                _flush(file)
+            partial.rename(self.folder / str(state.step))
+        except OSError as error:
+            shutil.rmtree(partial, ignore_errors=True)
+            raise self._unwritten(state.step, error.strerror or str(error)) from None
+        # Weights that are no numbers show in the next step's loss only: the last good ones are still needed.
+        if _nonfinite(arrays) is None:
+            self._prune()
+
+    def _unwritten(self, step: int, reason: str) -> StratagemError:
+        present = [other for other in self.steps() if other != step]
+        left = f"that of step {present[-1]} is whole" if present else "there is no other yet"
+        return StratagemError(
+            f"the checkpoint of step {step} cannot be written to {self.folder}: {reason}; {left}. Make room, and give "
+            "the same command again: it goes on from there"
+        )
+
+    def _prune(self) -> None:
+        present = self.steps()
+        for step in set(present) - {*present[-self.keep :], self._ranked(present)[0]}:
+            going = self.folder / f".{step}.partial"
+            with contextlib.suppress(OSError):  # Someone may be reading it; it goes when this is opened again.
+                (self.folder / str(step)).rename(going)  # Half of a checkpoint is never seen under its number.
+                shutil.rmtree(going)
+
+    def _ranked(self, steps: list[int]) -> list[int]:
+        """Return the steps from the best to the worst; the newest first where their metric is the same, or none."""
+        sign = -1.0 if self.monitor.endswith("loss") else 1.0
+
+        def score(step: int) -> tuple[float, int]:
+            try:
+                value = sign * float(_read_state(self.folder / str(step))["metrics"].get(self.monitor, np.nan))
+            except (OSError, ValueError, KeyError):
+                value = np.nan  # Damaged; what reads it says so.
+            return (-np.inf if np.isnan(value) else value, step)
+
+        return sorted(steps, key=score, reverse=True)
+
+
+def _refuse_nonfinite(folder: Path, arrays: Arrays) -> None:
+    """Raise ``Damaged`` for weights that are no finite numbers: those of a training that diverged with the last step
+    before, which only the next one's loss shows."""
+    if (key := _nonfinite(arrays)) is not None:
+        raise Damaged(f"the checkpoint {folder} has weights that are no finite numbers ({key})")
+
+
+def _nonfinite(arrays: Arrays) -> str | None:
+    """Return the first of the model's weights that are no finite numbers."""
+    return next((key for key, a in arrays.items() if key.startswith("model/") and not np.isfinite(a).all()), None)
+
+
+def _flush(file: BinaryIO) -> None:
+    file.flush()
+    os.fsync(file.fileno())
+
+
+def _digest(content: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+
+
+def _read_state(folder: Path) -> dict[str, Any]:
+    """Return state.json of a checkpoint.
+
+    Raises:
+        ValueError: it is not what was written.
+    """
+    content: dict[str, Any] = json.loads((folder / "state.json").read_bytes())
+    if not isinstance(content, dict) or content.pop("sha256", None) != _digest(content):
+        raise ValueError("state.json has another sha256 than when it was written")
+    return content
 
 
 def export(model: Any, path: Path) -> Path:

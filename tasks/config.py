@@ -6,9 +6,12 @@ they belong to a ``kind`` that it does not select, have their default here.
 
 import hashlib
 import json
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+import math
+import re
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from copy import deepcopy
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self, get_args, get_origin
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Self, get_args, get_origin
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, PositiveInt, ValidationError, create_model, model_validator
@@ -66,7 +69,7 @@ class Input(Section):
     drop_remainder: bool
     """Leave out a short last batch of each epoch."""
     prefetch: Annotated[int, Field(ge=0)] | Literal["auto"]
-    """Batches made ready ahead; `auto` lets tf.data tune it."""
+    """Batches made ready ahead: 0 for none; `auto` lets tf.data tune it. Of an array many are gathered at once."""
     cache: Literal["memory", "file", "none"]
     """Where the `stream` source keeps records after the first epoch."""
     shuffle_buffer: PositiveInt
@@ -141,16 +144,175 @@ class Cosine(Section):
     final_learning_rate: Annotated[float, Field(ge=0)] = 0.0
 
 
-class OneDevice(Section):
+class StrategySection(Section):
+    """What every strategy says of itself: the loops that drive it, and what it cannot do, with the reason."""
+
+    backend: ClassVar[Literal["tensorflow", "jax"]] = "tensorflow"
+    loops: ClassVar[tuple[str, ...]] = ("fit", "custom")
+    refuses: ClassVar[Mapping[str, str]] = {}
+    """By key of ``FEATURES``: why it does not work here."""
+
+
+class OneDevice(StrategySection):
+    """Everything on one CPU or one GPU."""
+
     kind: Literal["one_device"]
     device: Annotated[str, Field(pattern=r"^(cpu|gpu(:\d+)?)$")] | None = None
     """`cpu`, `gpu` or `gpu:1`; null takes the first GPU, else the CPU."""
 
 
-class Mirrored(Section):
+NO_XLA = "XLA compiles a step for one device, and the copies of a variable lie on several"
+NO_ACCUMULATION = "Keras changes the weights inside a condition there, and tf.distribute cannot sum gradients in one"
+
+
+class Mirrored(StrategySection):
+    """Synchronous copies on the devices of one machine (tf.distribute.MirroredStrategy)."""
+
+    refuses: ClassVar[Mapping[str, str]] = {
+        "train.jit_compile": NO_XLA,
+        "train.gradient_accumulation_steps": NO_ACCUMULATION,
+    }
     kind: Literal["mirrored"]
+    devices: PositiveInt | Annotated[list[Annotated[str, Field(pattern=r"^gpu:\d+$")]], Field(min_length=1)] | None = (
+        None
+    )
+    """Number of replicas: GPUs where there are any, else logical CPUs; or a list such as [gpu:0, gpu:2]. Null takes all
+    GPUs."""
+    cross_device_ops: Literal["auto", "nccl", "hierarchical_copy", "reduction_to_one_device"] = "auto"
+    """How gradients are summed over the devices; `auto` is NCCL on GPUs, else reduction to one device."""
+
+
+class Cluster(StrategySection):
+    """Several processes that train together."""
+
+    launcher: Literal["local", "tf_config"] | None = None
+    """`local` starts the processes on this machine; `tf_config` joins the cluster that TF_CONFIG describes; null is
+    `tf_config` where that variable is set, else `local`."""
+    workers: PositiveInt = 2
+    """Processes that train; with `tf_config` the variable says how many."""
+    max_restarts: Annotated[int, Field(ge=0)] = 3
+    """How often lost processes are started again, from the latest checkpoint, before the run fails."""
+    heartbeat_timeout_seconds: Annotated[float, Field(gt=0)] = 60.0
+    """A process that gives no sign of life for so long counts as lost."""
+
+
+class MultiWorker(Cluster):
+    """Synchronous copies in several processes, on one machine or many (tf.distribute.MultiWorkerMirroredStrategy)."""
+
+    refuses: ClassVar[Mapping[str, str]] = {
+        "train.jit_compile": NO_XLA,
+        "train.autotune": "all workers would have to try the same at the same time",
+        "train.gradient_accumulation_steps": NO_ACCUMULATION,
+    }
+    kind: Literal["multi_worker"]
     devices: PositiveInt | None = None
-    """Number of replicas: GPUs where there are any, logical CPUs otherwise; null takes all GPUs."""
+    """GPUs of each worker; null shares the machine's GPUs evenly, or takes the CPU where there are none."""
+    communication: Literal["auto", "ring", "nccl"] = "auto"
+    """How gradients are summed over the workers: RING over gRPC, NCCL between GPUs; `auto` lets TensorFlow choose."""
+
+
+class ParameterServer(Cluster):
+    """Workers that train asynchronously on variables that servers hold (tf.distribute.ParameterServerStrategy)."""
+
+    loops: ClassVar[tuple[str, ...]] = ("custom",)
+    refuses: ClassVar[Mapping[str, str]] = {
+        "train.jit_compile": "a step reads and writes variables on other processes, which XLA cannot",
+        "train.autotune": "a call of many steps would keep a worker that is lost from being noticed",
+        "train.gradient_accumulation_steps": "workers would add to and reset one accumulator at the same time",
+        "train.dtype_policy=mixed_float16": "workers would change one loss scale at the same time",
+        "train.deterministic": "workers are asynchronous: the order of their updates differs from run to run",
+        "train.profile_steps": "a step runs in another process than the profiler",
+        "input.source=stream": "a worker gathers the rows that the coordinator names: give input.source=array",
+    }
+    kind: Literal["parameter_server"]
+    ps: PositiveInt = 1
+    """Processes that hold the variables."""
+
+
+class Tpu(StrategySection):
+    """Synchronous copies on the cores of a TPU (tf.distribute.TPUStrategy)."""
+
+    refuses: ClassVar[Mapping[str, str]] = {
+        "train.dtype_policy=mixed_float16": "a TPU computes in bfloat16: give train.dtype_policy=mixed_bfloat16",
+        "train.dtype_policy=float64": "a TPU has no float64",
+        "train.gradient_accumulation_steps": NO_ACCUMULATION,
+    }
+    kind: Literal["tpu"]
+    tpu: str | None = None
+    """Name or address of the TPU; null takes TPU_NAME, or the TPU of this machine."""
+
+
+MeshAxis = Annotated[str, Field(pattern=r"^[A-Za-z_]\w*$")]
+
+
+class DataParallel(StrategySection):
+    """Synchronous copies on the devices of one machine (keras.distribution.DataParallel on JAX)."""
+
+    backend: ClassVar[Literal["tensorflow", "jax"]] = "jax"
+    loops: ClassVar[tuple[str, ...]] = ("fit",)
+    kind: Literal["data_parallel"]
+    devices: (
+        PositiveInt | Annotated[list[Annotated[str, Field(pattern=r"^(cpu|gpu|tpu):\d+$")]], Field(min_length=1)] | None
+    ) = None
+    """Number of replicas: accelerators where there are any, else so many CPU devices are forced. Or a list such as
+    [gpu:0, gpu:2]. Null takes all local devices."""
+    axis_name: MeshAxis = "batch"
+    """Name of the one axis of the device mesh."""
+
+
+class ModelParallel(StrategySection):
+    """Variables in shards, by rules, over a mesh of devices (keras.distribution.ModelParallel on JAX)."""
+
+    backend: ClassVar[Literal["tensorflow", "jax"]] = "jax"
+    loops: ClassVar[tuple[str, ...]] = ("fit",)
+    kind: Literal["model_parallel"]
+    devices: PositiveInt | None = None
+    """Number of devices: accelerators where there are any, else so many CPU devices are forced. Null takes all."""
+    mesh_shape: Annotated[list[PositiveInt], Field(min_length=1)] = [1, 1]
+    """Devices along each axis; their product is the number of devices."""
+    axis_names: Annotated[list[MeshAxis], Field(min_length=1)] = ["batch", "model"]
+    batch_dim_name: MeshAxis = "batch"
+    """The axis over which a batch is cut."""
+    layout: dict[str, list[MeshAxis | None]] = {}
+    """Which axis of the mesh each dimension lies on, by a regular expression on the ends of paths: of variables
+    (`d1/kernel: [null, model]`) and of layers' outputs (`d2/output: [batch, null]`)."""
+
+    @model_validator(mode="after")
+    def mesh_agrees(self) -> Self:
+        if len(self.mesh_shape) != len(self.axis_names) or len(set(self.axis_names)) != len(self.axis_names):
+            raise ValueError(
+                f"mesh_shape = {self.mesh_shape} has {len(self.mesh_shape)} axes and axis_names = {self.axis_names} "
+                f"names {len(set(self.axis_names))}: give each axis a name of its own"
+            )
+        if self.batch_dim_name not in self.axis_names:
+            raise ValueError(
+                f"batch_dim_name = '{self.batch_dim_name}' is no axis of the mesh: axis_names = {self.axis_names}"
+            )
+        product = math.prod(self.mesh_shape)
+        if self.devices is not None and product != self.devices:
+            sizes = " * ".join(map(str, self.mesh_shape))
+            raise ValueError(
+                f"mesh_shape = {self.mesh_shape} needs {sizes} = {product} devices, and devices = {self.devices}: "
+                "make them equal"
+            )
+        for rule, axes in self.layout.items():
+            try:
+                re.compile(rule)
+            except re.error as error:
+                raise ValueError(
+                    f"layout has the rule '{rule}', which is no regular expression ({error}): write it as one on the "
+                    "end of a path, such as .*kernel"
+                ) from None
+            for axis in axes:
+                if axis is not None and axis not in self.axis_names:
+                    raise ValueError(
+                        f"layout has the rule '{rule}', which names the axis '{axis}': give null, or an axis of the "
+                        f"mesh: {', '.join(self.axis_names)}"
+                    )
+        return self
+
+
+AnyStrategy = OneDevice | Mirrored | MultiWorker | ParameterServer | Tpu | DataParallel | ModelParallel
 
 
 class EarlyStopping(Section):
@@ -160,9 +322,13 @@ class EarlyStopping(Section):
 
 
 class Train(Section):
-    loop: Literal["fit"]
-    """`fit` is Keras' own Model.fit."""
+    loop: Literal["fit", "custom"]
+    """`fit` is Keras' Model.fit; `custom` is our own loop, which groups steps into one compiled call."""
+    loss: Literal["sparse_categorical_crossentropy", "mean_squared_error"]
+    """Cross-entropy of the logits, or the squared error of their softmax against the one-hot label."""
     epochs: PositiveInt
+    steps_per_epoch: PositiveInt | None
+    """Steps that count as an epoch; the data go on where the epoch before left them. Null is one pass over the data."""
     per_replica_batch_size: PositiveInt | None
     """Examples a replica takes in one step. Give this or global_batch_size, and set the other to null."""
     global_batch_size: PositiveInt | None
@@ -173,13 +339,27 @@ class Train(Section):
     """Steps in one call of the compiled train function."""
     jit_compile: bool
     """Compile the step with XLA."""
-    dtype_policy: Literal["float32", "mixed_bfloat16", "mixed_float16"]
+    autotune: bool
+    """Choose steps_per_execution and jit_compile by a short measured trial, whose result is kept for the same model,
+    batch, machine and versions. What they are set to does not count then."""
+    gradient_accumulation_steps: PositiveInt
+    """Steps whose gradients are averaged before the weights change; 1 is off."""
+    dtype_policy: Literal["float32", "mixed_bfloat16", "mixed_float16", "float64"]
     seed: Annotated[int, Field(ge=0, lt=2**31)]
     deterministic: bool
     """Refuse TensorFlow kernels whose results differ from run to run."""
+    on_nonfinite: Literal["stop", "rollback"]
+    """When the loss is no finite number: `stop` the training, or `rollback` to the latest checkpoint and go on with a
+    lower learning rate. Such a run is marked, and never registered."""
+    max_rollbacks: PositiveInt
+    """How often, before the training stops."""
+    rollback_factor: Annotated[float, Field(gt=0, lt=1)]
+    """What each rollback multiplies the learning rate with."""
     early_stopping: EarlyStopping | None
     tensorboard: bool
     """Write a TensorBoard log into the run's folder."""
+    profile_steps: Annotated[list[PositiveInt], Field(min_length=2, max_length=2)] | None
+    """First and last training step that the profiler traces, such as [10, 20]; null is off."""
 
     @model_validator(mode="after")
     def one_batch_size(self) -> Self:
@@ -190,10 +370,18 @@ class Train(Section):
             )
         return self
 
+    @model_validator(mode="after")
+    def profile_rises(self) -> Self:
+        if self.profile_steps is not None and self.profile_steps[0] > self.profile_steps[1]:
+            raise ValueError(f"profile_steps = {self.profile_steps}: the first step comes after the last")
+        return self
+
 
 class Checkpoint(Section):
     every_epochs: PositiveInt | None
     every_steps: PositiveInt | None
+    every_seconds: Annotated[float, Field(gt=0)] | None
+    """At the next step after so many seconds without a checkpoint; null is off."""
     keep: PositiveInt
     """Newest checkpoints kept; the best one is kept beside them."""
     monitor: Metric
@@ -231,7 +419,7 @@ class Settings(Section):
     model: Model
     optimizer: Annotated[Adam | AdamW | SGD | RMSprop, Field(discriminator="kind")]
     schedule: Annotated[Constant | Piecewise | Cosine, Field(discriminator="kind")]
-    strategy: Annotated[OneDevice | Mirrored, Field(discriminator="kind")]
+    strategy: Annotated[AnyStrategy, Field(discriminator="kind")]
     train: Train
     checkpoint: Checkpoint
     evaluate: Evaluate
@@ -251,18 +439,19 @@ class Settings(Section):
                         f"{key} = '{monitor}' needs a validation split, and input.validation is null: "
                         f"set {key}={monitor.replace('validation', 'train')} or give input.validation"
                     )
-        if self.strategy.kind == "mirrored":
-            # Model.fit of Keras 3.15 fails inside TensorFlow with either (docs/architecture.md, "What Keras refuses").
-            if self.train.steps_per_execution > 1:
-                raise ValueError(
-                    f"train.steps_per_execution = {self.train.steps_per_execution}: Keras' Model.fit cannot group "
-                    "steps under strategy.kind=mirrored; set train.steps_per_execution=1"
-                )
-            if self.train.jit_compile:
-                raise ValueError(
-                    "train.jit_compile = true: Keras' Model.fit cannot compile a step under strategy.kind=mirrored; "
-                    "set train.jit_compile=false"
-                )
+        kind, loop = self.strategy.kind, self.train.loop
+        if loop not in self.strategy.loops:
+            allowed = " or ".join(self.strategy.loops)
+            raise ValueError(
+                f"train.loop = '{loop}': strategy.kind={kind} is driven by {allowed}; set train.loop={allowed}, or "
+                f"strategy.kind to one of {', '.join(k for k, s in strategy_kinds().items() if loop in s.loops)}"
+            )
+        for feature, reason in self.strategy.refuses.items():
+            if FEATURES[feature].asked(self):
+                key, _, value = feature.partition("=")
+                value = value or json.dumps(self.flat()[key])
+                instead = "" if "give " in reason else f": give {key}={FEATURES[feature].without}"
+                raise ValueError(f"{key} = {value}: not under strategy.kind={kind}, because {reason}{instead}")
         return self
 
     def to_json(self) -> dict[str, Any]:
@@ -271,13 +460,42 @@ class Settings(Section):
 
     def flat(self) -> dict[str, Any]:
         """Return the settings as ``{"section.key": value}``, in the spelling of ``--set``."""
-        return dict(_leaves(self.to_json()))
+        return dict(_leaves(self.to_json(), whole=("strategy.layout",)))
 
     def digest(self) -> str:
         """Return the sha256 of every setting that can change the trained model or its evaluation."""
         values = self.to_json()
         del values["dataset"]["downloads"], values["tracking"]
+        for name in ("launcher", "max_restarts", "heartbeat_timeout_seconds"):
+            values["strategy"].pop(name, None)
         return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()
+
+
+class Feature(NamedTuple):
+    """What not every strategy can do."""
+
+    asked: Callable[[Settings], bool]
+    without: str
+    """The value of its key that does not ask for it."""
+
+
+# By the key (and value) that asks for it.
+FEATURES = {
+    "train.jit_compile": Feature(lambda s: s.train.jit_compile and not s.train.autotune, "false"),
+    "train.autotune": Feature(lambda s: s.train.autotune, "false"),
+    "train.gradient_accumulation_steps": Feature(lambda s: s.train.gradient_accumulation_steps > 1, "1"),
+    "train.dtype_policy=mixed_bfloat16": Feature(lambda s: s.train.dtype_policy == "mixed_bfloat16", "float32"),
+    "train.dtype_policy=mixed_float16": Feature(lambda s: s.train.dtype_policy == "mixed_float16", "float32"),
+    "train.dtype_policy=float64": Feature(lambda s: s.train.dtype_policy == "float64", "float32"),
+    "train.deterministic": Feature(lambda s: s.train.deterministic, "false"),
+    "train.profile_steps": Feature(lambda s: s.train.profile_steps is not None, "null"),
+    "input.source=stream": Feature(lambda s: s.input.source == "stream", "array"),
+}
+
+
+def strategy_kinds() -> dict[str, type[StrategySection]]:
+    """Return the classes of the strategies' sections, by kind."""
+    return {get_args(section.model_fields["kind"].annotation)[0]: section for section in get_args(AnyStrategy)}
 
 
 def project_root() -> Path:
@@ -336,7 +554,9 @@ def read_overrides(texts: Sequence[str]) -> dict[str, Any]:
             values[key.strip()] = yaml.safe_load(value)
         except yaml.YAMLError as error:
             raise UserError(f"--set {text}: the value is not YAML ({str(error).splitlines()[0]})") from None
-    return dict(_leaves(_nested(values), whole=dict(_fields(Settings)).keys()))
+    keys = {key for key, _ in _fields(Settings)}
+    keys |= {f"strategy.{kind}.{name}" for kind, section in strategy_kinds().items() for name in section.model_fields}
+    return dict(_leaves(_nested(values), whole=keys))
 
 
 def _nested(values: Mapping[str, Any]) -> dict[str, Any]:
@@ -349,7 +569,7 @@ def _nested(values: Mapping[str, Any]) -> dict[str, Any]:
             if not isinstance(place.get(section), dict):
                 place[section] = {}
             place = place[section]
-        place[name] = value
+        place[name] = deepcopy(value)  # The next key may lie in it.
     return nested
 
 
@@ -407,12 +627,12 @@ def _overlay(base: dict[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
     """Return ``base`` with ``over`` laid over it, section by section.
 
     A section whose ``kind`` changes keeps only the keys that the new kind knows, a model of another name starts without
-    options, and one batch size takes the other's place.
+    options, one batch size takes the other's place, and so does one ``layout``: its rules belong together.
     """
     merged = dict(base)
     for name, value in over.items():
         old = merged.get(name)
-        if isinstance(old, dict) and isinstance(value, Mapping):
+        if isinstance(old, dict) and isinstance(value, Mapping) and name != "layout":
             if "kind" in value and value["kind"] != old.get("kind"):
                 known = _kinds(name).get(str(value["kind"]))
                 old = {key: kept for key, kept in old.items() if known is None or key in known.model_fields}
@@ -472,11 +692,15 @@ def _explain(error: ValidationError, values: Mapping[str, Any]) -> str:
     # A discriminated union puts the kind into the location: ("strategy", "mirrored", "devices").
     parts = [str(part) for i, part in enumerate(first["loc"]) if not (i == 1 and part in kinds)]
     known = dict(_fields(Settings))
+    for section, given in values.items():  # Several kinds can have a key, each with a meaning of its own.
+        kind = _kinds(section).get(str(given.get("kind"))) if isinstance(given, Mapping) else None
+        if kind is not None:
+            known |= _fields(kind, f"{section}.")
     if first["type"] in ("extra_forbidden", "invalid_key"):
         return _unknown_key(parts, known, values)
     depth = len(parts)
     # A union of plain types puts the type into the location, a list the index: ("input", "validation", "int").
-    while len(parts) > 1 and ".".join(parts) not in known and ".".join(parts[:-1]) in known:
+    while ".".join(parts) not in known and any(".".join(parts[:end]) in known for end in range(1, len(parts))):
         parts.pop()
     key, message = ".".join(parts), first["msg"].removeprefix("Value error, ")
     if first["type"] == "union_tag_invalid":
@@ -499,7 +723,7 @@ def _explain(error: ValidationError, values: Mapping[str, Any]) -> str:
     reasons = dict.fromkeys(
         _lower(e["msg"]) for e in error.errors() if e["loc"][: len(parts)] == first["loc"][: len(parts)]
     )
-    meaning = known[key].description if key in known and known[key].description else ""
+    meaning = " ".join((known[key].description or "").split()) if key in known else ""
     return f"{key} = {value!r}: {', or '.join(reasons)}. {meaning}{' ' if meaning else ''}Give --set {key}=VALUE."
 
 

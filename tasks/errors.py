@@ -1,5 +1,6 @@
-"""The one family of errors. Its exit codes: 2 a user's mistake, 1 a failed run, 130/143 interrupted."""
+"""The one family of errors. Its exit codes: 2 a user's mistake, 1 a failed run, 130/143 interrupted, 75 start again."""
 
+import os
 from collections.abc import Iterable, Mapping
 from difflib import get_close_matches
 
@@ -28,21 +29,31 @@ class Interrupted(StratagemError):
         self.exit_code = exit_code
 
 
+class Preempted(Interrupted):
+    """A member of a cluster that someone else started was told to stop: all are to be started again, which goes on."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message, os.EX_TEMPFAIL)
+
+
 class Terminated(KeyboardInterrupt):
     """SIGTERM, as the signal handlers raise it: what stops a stage on Ctrl-C stops it then too."""
 
     exit_code = 143
 
 
+# Those that travel between processes; any other one travels as the first of these that it is.
+KINDS = (UserError, DownloadError, Interrupted, StratagemError)
+
+
 def to_json(error: StratagemError) -> dict[str, str]:
     """Return an error as it travels between processes."""
-    return {"error": str(error), "kind": type(error).__name__}
+    return {"error": str(error), "kind": next(kind.__name__ for kind in KINDS if isinstance(error, kind))}
 
 
 def from_json(reply: Mapping[str, str]) -> StratagemError:
     """Return the error that ``to_json`` packed."""
-    kinds = {kind.__name__: kind for kind in (StratagemError, UserError, DownloadError, Interrupted)}
-    return kinds[reply["kind"]](reply["error"])
+    return {kind.__name__: kind for kind in KINDS}[reply["kind"]](reply["error"])
 
 
 def one_of(what: str, value: object, allowed: Iterable[str], see: str | None = None) -> str:

@@ -1,21 +1,25 @@
-"""Child processes: their environment, complete before a framework is imported, their start, their answers, their end.
+"""Child processes: their environment, complete before a framework is imported, their start and their end.
 
-A stage process (`python -m tasks serve`) imports TensorFlow once and then serves train, evaluate and register. It is
-started as early as possible, so that its imports overlap with Prefect's and DVC's start. Requests and answers are
-JSON lines.
+The stage process imports its framework once and then serves train, evaluate and register. It is started as early as
+possible, so that its imports overlap with Prefect's and DVC's start. Where the strategy is a cluster, the other members
+stand beside it.
 """
 
 import atexit
 import contextlib
+import importlib
+import importlib.util
 import json
+import math
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import time
+import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
@@ -24,17 +28,19 @@ from typing import IO, Any, TypeVar
 import yaml
 from filelock import FileLock, Timeout
 
-from tasks import config, errors, lineage, records
-from tasks.errors import Interrupted, StratagemError, UserError
-from tasks.records import EvaluationResult, PreparedDataset, Record, Run, RunSummary, TrainingResult
+from tasks import config, errors, launchers, lineage, records, runs
+from tasks.errors import StratagemError, UserError
+from tasks.launchers.cluster import GRACE_SECONDS, Cluster, close
+from tasks.launchers.local import free_ports
+from tasks.records import PreparedDataset, Record, Run, RunSummary, TrainingResult
 
 R = TypeVar("R", bound=Record)
 
-# A stage that is interrupted ends at its next training step; a step that hangs is not waited for.
-GRACE_SECONDS = 15.0
 DVC_BUSY_SECONDS = 600.0
+# With fewer threads than devices that wait for each other, JAX aborts the process after 40 s.
+MIN_JAX_THREADS = 32
 
-_stage_process: "StageProcess | None" = None
+_stage_process: Cluster | None = None
 
 
 def set_flow_environment(debug: bool) -> None:
@@ -45,8 +51,11 @@ def set_flow_environment(debug: bool) -> None:
     os.environ.setdefault("PREFECT_SERVER_ANALYTICS_ENABLED", "false")  # Without a network it only prints errors.
     os.environ.setdefault("DO_NOT_TRACK", "1")
     os.environ.setdefault("PREFECT_LOGGING_LEVEL", "INFO" if debug else "CRITICAL")
-    if debug:
-        os.environ["STRATAGEM_DEBUG"] = "1"
+
+
+def show_tracebacks() -> None:
+    """Let the processes that are started from now on show tracebacks of their own."""
+    os.environ["STRATAGEM_DEBUG"] = "1"
 
 
 class FlowServer:
@@ -90,7 +99,7 @@ class FlowServer:
         """
         said = self._process.stdout.readline().strip() if self._process.stdout is not None else ""
         if not said:
-            _close(self._process)
+            close(self._process)
             self._log.seek(0)
             last = (self._log.read().decode(errors="replace").strip() or "it said nothing").splitlines()[-1]
             raise StratagemError(f"Prefect's server for this run did not start: {last} (the whole story: --debug)")
@@ -98,13 +107,16 @@ class FlowServer:
 
     def close(self) -> None:
         """End the server and wait for it."""
-        _close(self._process)
+        close(self._process)
+        if self._process.stdout is not None:
+            self._process.stdout.close()
         self._log.close()
 
 
 def start_flow_server() -> FlowServer | None:
     """Start this run's own Prefect API, before Prefect is imported here; None when Prefect's settings name a server."""
-    if os.environ.get("PREFECT_API_URL"):
+    if url := os.environ.get("PREFECT_API_URL"):
+        _check_flow_server(url)
         return None
     server = FlowServer()
     # Not sooner: Prefect sends its last events while Python ends, and would try for half a minute.
@@ -117,14 +129,30 @@ def start_flow_server() -> FlowServer | None:
     return server
 
 
+def _check_flow_server(url: str) -> None:
+    # Prefect's client tries for a minute.
+    try:
+        urllib.request.urlopen(f"{url.rstrip('/')}/health", timeout=5).close()
+    except urllib.error.HTTPError:
+        pass  # It answers. Whether it lets us in shows at the first request.
+    except (OSError, ValueError) as error:
+        raise UserError(
+            f"PREFECT_API_URL = {url}: no Prefect server answers ({error}): start it with `prefect server start`, or "
+            "unset the variable: then each run starts one of its own"
+        ) from None
+
+
 def stage_environment(settings: config.Settings | None) -> dict[str, str]:
     """Return the environment of a process that runs stages with these settings."""
     environment = {
         **os.environ,
         "KERAS_BACKEND": "tensorflow",
-        "JAX_PLATFORMS": "cpu",  # Orbax imports JAX, which would take the GPU's memory from TensorFlow.
+        "JAX_PLATFORMS": "cpu",  # TensorFlow imports JAX, which would take the GPU's memory from TensorFlow.
         "TF_CPP_MIN_LOG_LEVEL": os.environ.get("TF_CPP_MIN_LOG_LEVEL", "2"),
         "MLFLOW_DISABLE_TELEMETRY": "true",
+        # By default MLflow's client tries for minutes where a server hangs.
+        "MLFLOW_HTTP_REQUEST_TIMEOUT": os.environ.get("MLFLOW_HTTP_REQUEST_TIMEOUT", "10"),
+        "MLFLOW_HTTP_REQUEST_MAX_RETRIES": os.environ.get("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "1"),
         "MLFLOW_LOGGING_LEVEL": os.environ.get("MLFLOW_LOGGING_LEVEL", "WARNING"),
         "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",
         "DO_NOT_TRACK": "1",
@@ -132,14 +160,39 @@ def stage_environment(settings: config.Settings | None) -> dict[str, str]:
     }
     # Set only after the stage process was started, and no stage's business.
     environment.pop("PREFECT_API_URL", None)
+    environment.pop("TF_CONFIG", None)  # A launcher says who is a member of a cluster.
     if settings is not None and settings.strategy.kind == "one_device" and settings.strategy.device == "cpu":
         environment["CUDA_VISIBLE_DEVICES"] = ""
+    if settings is not None and settings.strategy.backend == "jax":
+        environment |= _jax_environment(settings)
     return environment
 
 
-def set_stage_environment(settings: config.Settings) -> None:
-    """Make this process one that runs stages; before a framework is imported."""
-    os.environ.update(stage_environment(settings))
+def _jax_environment(settings: config.Settings) -> dict[str, str]:
+    """Return what makes Keras run on JAX; CPU devices can be made only when a process starts."""
+    section = settings.strategy
+    wanted: int | list[str] | None = None
+    if isinstance(section, config.DataParallel):
+        wanted = section.devices
+    elif isinstance(section, config.ModelParallel):
+        wanted = section.devices or math.prod(section.mesh_shape)
+    named = wanted if isinstance(wanted, list) else []
+    on_cpu = [int(name.removeprefix("cpu:")) for name in named if name.startswith("cpu:")]
+    count = wanted if isinstance(wanted, int) else max(on_cpu, default=-1) + 1
+    environment = {
+        "KERAS_BACKEND": "jax",
+        # The accelerators of this machine, unless the user wants none.
+        "JAX_PLATFORMS": "cpu" if on_cpu and len(on_cpu) == len(named) else os.environ.get("JAX_PLATFORMS", ""),
+        "NPROC": str(max(MIN_JAX_THREADS, 4 * count)),
+    }
+    flags = [f"--xla_force_host_platform_device_count={count}"] if count else []
+    if settings.train.deterministic:
+        flags.append("--xla_gpu_deterministic_ops=true")
+    if flags:
+        environment["XLA_FLAGS"] = " ".join([os.environ.get("XLA_FLAGS", ""), *flags]).strip()
+    if settings.train.dtype_policy == "float64":
+        environment["JAX_ENABLE_X64"] = "1"
+    return environment
 
 
 def kind_of_process(settings: config.Settings) -> str:
@@ -147,103 +200,49 @@ def kind_of_process(settings: config.Settings) -> str:
     return json.dumps([stage_environment(settings), settings.strategy.model_dump(), settings.train.deterministic])
 
 
-class StageProcess:
-    """One running `python -m tasks serve`. It ends when its standard input closes, so it cannot outlive this
-    process."""
+def check_devices(settings: config.Settings) -> None:
+    """Refuse what can be known without a framework, before anything is started for a run.
 
-    def __init__(self, settings: config.Settings) -> None:
-        self.kind = kind_of_process(settings)
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "tasks", "serve"],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            cwd=config.project_root(),
-            env=stage_environment(settings),
-            text=True,
-            process_group=0,  # Ctrl-C reaches this process alone, which passes it on once.
+    Raises:
+        UserError: no TPU, not enough GPUs, a TF_CONFIG that cannot be used, its port is taken, JAX is not installed, or
+            KERAS_BACKEND is another one than the strategy's.
+    """
+    section = settings.strategy
+    present = os.environ.get("KERAS_BACKEND")
+    if present and present != section.backend:
+        others = [kind for kind, other in config.strategy_kinds().items() if other.backend == present]
+        why = ": keras.distribution does nothing on another one" if section.backend == "jax" else ""
+        raise UserError(
+            f"KERAS_BACKEND = '{present}' contradicts strategy.kind = '{section.kind}', which trains on "
+            f"{section.backend}{why}. Unset KERAS_BACKEND"
+            + (f", or give strategy.kind={' or '.join(others)}" if others else "")
         )
-
-    @property
-    def alive(self) -> bool:
-        return self._process.poll() is None
-
-    def call(self, stage: str, arguments: dict[str, Any]) -> dict[str, Any] | None:
-        """Run a stage in the process and return its record as JSON values.
-
-        Raises:
-            UserError: the stage refused its input.
-            StratagemError: the stage failed, or the process died.
-            Interrupted: Ctrl-C or SIGTERM came; the stage was stopped.
-        """
-        try:
-            answer = self._exchange(json.dumps({"stage": stage, "arguments": arguments}))
-        except KeyboardInterrupt as interrupt:
-            self._interrupt()
-            raise Interrupted(f"{stage} was interrupted", getattr(interrupt, "exit_code", 130)) from None
-        except BaseException:  # Prefect cancels a worker's run by an exception of its own.
-            self._interrupt()
-            raise
-        if not answer:
-            code = self._process.wait()
-            how = signal.Signals(-code).name if code < 0 else f"exit code {code}"
-            raise StratagemError(f"the process that ran {stage} died ({how})")
-        reply = json.loads(answer)
-        if "error" in reply:
-            raise errors.from_json(reply)
-        record: dict[str, Any] | None = reply["record"]
-        return record
-
-    def close(self) -> None:
-        """End the process and wait for it."""
-        _close(self._process)
-
-    def _exchange(self, request: str) -> str:
-        if self._process.stdin is None or self._process.stdout is None:
-            return ""
-        try:
-            self._process.stdin.write(request + "\n")
-            self._process.stdin.flush()
-        except BrokenPipeError:
-            return ""
-        return self._process.stdout.readline()
-
-    def _interrupt(self) -> None:
-        """Stop the running stage; the process goes on serving, so that the run can be ended properly."""
-        ignored = signal.signal(signal.SIGINT, signal.SIG_IGN)  # A second Ctrl-C would leave the answer unread.
-        self._process.send_signal(signal.SIGINT)
-        guard = signal.signal(signal.SIGALRM, lambda *_: self._process.kill())
-        signal.alarm(int(GRACE_SECONDS))
-        try:
-            if self._process.stdout is not None:
-                self._process.stdout.readline()
-        finally:
-            signal.alarm(0)
-            signal.signal(signal.SIGALRM, guard)
-            signal.signal(signal.SIGINT, ignored)
+    if section.backend == "jax" and importlib.util.find_spec("jax") is None:
+        raise UserError(
+            f"strategy.kind = '{section.kind}' trains on JAX, which is not installed: install requirements.lock, or "
+            "give strategy.kind=mirrored"
+        )
+    if isinstance(section, config.Tpu):
+        importlib.import_module("tasks.launchers.tpu").check(section)
+    launchers.members(section)
 
 
-def _close(process: "subprocess.Popen[str]") -> None:
-    """End a process that ends when its standard input closes."""
-    if process.stdin is not None:
-        with contextlib.suppress(BrokenPipeError):  # A request that a dead process did not take.
-            process.stdin.close()
-    try:
-        process.wait(GRACE_SECONDS)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.wait()
-    if process.stdout is not None:
-        process.stdout.close()
+def start(settings: config.Settings, whole: bool = True) -> Cluster:
+    """Return the stage process for these settings, with its cluster; the one that runs already, if it will do.
 
-
-def start(settings: config.Settings) -> StageProcess:
-    """Return the stage process for these settings; the one that runs already, if it is of the same kind."""
+    Args:
+        settings: decide the environment.
+        whole: False is enough for what is done with a trained model: one process, and no cluster.
+    """
     global _stage_process
-    if _stage_process is not None and not (_stage_process.alive and _stage_process.kind == kind_of_process(settings)):
-        _stage_process.close()
-        _stage_process = None
-    if _stage_process is None:
-        _stage_process = StageProcess(settings)
+    running, kind = _stage_process, kind_of_process(settings)
+    if running is not None and running.kind == kind:
+        # After a training that failed its chief can still do what needs no other member.
+        enough = running.usable and running.whole if whole else running.first.alive
+        if enough:
+            return running
+    stop()
+    _stage_process = Cluster(settings.strategy, stage_environment(settings), kind, whole)
     return _stage_process
 
 
@@ -268,8 +267,185 @@ def run(stage: str, returns: type[R], settings: config.Settings, **arguments: An
         **arguments: records and plain values.
     """
     values = {name: v.model_dump(mode="json") if isinstance(v, Record) else v for name, v in arguments.items()}
-    answer = start(settings).call(stage, {"settings": settings.to_json(), **values})
+    values["settings"] = settings.to_json()
+    process = start(settings, whole=stage in ("start", "resume", "train"))
+    if not process.first.member.is_chief:
+        name = process.first.member.name
+        stop()
+        raise UserError(
+            f"TF_CONFIG makes this process {name}, and only the chief leads a pipeline: start the members with "
+            "`stratagem run` or `stratagem train`, or unset TF_CONFIG"
+        )
+    if stage != "train":
+        return returns.model_validate(process.call(stage, values))
+    told: dict[str, Any] = {"settings": values["settings"], "run": values["run"]}
+    try:
+        answer = process.call(stage, values)
+    except BaseException:
+        if process.restarts:
+            start(settings, whole=False).call("report_restarts", told | {"restarts": process.restarts})
+        raise
+    if process.restarts:
+        answer = process.call("report_restarts", told | {"restarts": process.restarts, "training": answer})
     return returns.model_validate(answer)
+
+
+def begin(
+    settings: config.Settings,
+    prepared: PreparedDataset,
+    held: runs.Hold,
+    *,
+    resume: str | None = None,
+    allow_changes: bool = False,
+    fresh: bool = False,
+    flow_run_id: str | None = None,
+) -> Run:
+    """Begin a run, or take up one that did not come to its end.
+
+    Args:
+        settings: of the run.
+        prepared: its data.
+        held: this process's hold on runs with these settings and on ``resume``.
+        resume: the id of the run to take up, or ``latest`` on this dataset; None is the newest one with these settings,
+            data and code, if it did not come to its end.
+        allow_changes: take up ``resume`` even where settings or data make it another training.
+        fresh: take up none.
+        flow_run_id: the run of Prefect's flow.
+
+    Raises:
+        UserError: the training is refused, or what ``resume`` names cannot be carried on.
+    """
+    runs.remove_leftovers()
+    unfinished = None
+    if resume is None and not fresh:
+        unfinished = runs.find_unfinished(settings, lineage.trace(settings, prepared.data_version))
+    taken = unfinished or runs.find_named(settings, resume)
+    if taken is None:
+        run_of = run("start", Run, settings, prepared=prepared, flow_run_id=flow_run_id)
+    else:
+        run_id = taken.run_id
+        if unfinished is not None:
+            print(f"going on with run {run_id}, which did not end; --fresh begins a new one", file=sys.stderr)
+        options = {"flow_run_id": flow_run_id, "allow_changes": allow_changes}
+        run_of = run("resume", Run, settings, prepared=prepared, run_id=run_id, **options)
+    held.note(run_id=run_of.run_id)
+    return run_of
+
+
+def end_failed(settings: config.Settings, run_of: Run, error: BaseException) -> None:
+    """End the MLflow run as failed, or as killed when somebody stopped it.
+
+    A failure of that is told, not raised, because ``error`` is what the user has to know.
+    """
+    killed = isinstance(error, errors.Interrupted) or not isinstance(error, Exception)
+    status, reason = "KILLED" if killed else "FAILED", str(error) or type(error).__name__
+    try:
+        run("finish", Run, settings, run=run_of, status=status, reason=reason)
+    except StratagemError as other:
+        print(f"run {run_of.run_id} could not be ended as {status}: {other}", file=sys.stderr)
+
+
+def trained_before(settings: config.Settings, run_of: Run) -> TrainingResult | None:
+    """Return what the training of a run left that was taken up after its end, else None.
+
+    Members of a cluster that someone else started wait for a training: there the chief does one, of no steps.
+    """
+    return None if in_foreign_cluster(settings) else runs.left_by(run_of, TrainingResult)
+
+
+def train_alone(
+    settings: config.Settings,
+    prepared: PreparedDataset,
+    *,
+    resume: str | None = None,
+    allow_changes: bool = False,
+    fresh: bool = False,
+) -> TrainingResult:
+    """Train as a run of its own, without Prefect; see ``begin``.
+
+    Raises:
+        UserError: another process does the same, or the training is refused.
+        Interrupted: the training was told to stop.
+        StratagemError: it failed.
+    """
+    with runs.hold_run(settings, resume) as held:
+        run_of = begin(settings, prepared, held, resume=resume, allow_changes=allow_changes, fresh=fresh)
+        try:
+            result = trained_before(settings, run_of)
+            if result is None:
+                result = run("train", TrainingResult, settings, prepared=prepared, run=run_of)
+        except BaseException as error:
+            end_failed(settings, run_of, error)
+            raise
+        run("finish", Run, settings, run=run_of, status="FINISHED")
+    return result
+
+
+def reconcile() -> list[records.Ended]:
+    """End what killed processes left open in MLflow and in mlruns/, in a process that imports MLflow; remove what they
+    left half-written.
+
+    Raises:
+        StratagemError: the store cannot be used, or does not answer.
+    """
+    removed = [path.relative_to(config.project_root()) for path in runs.remove_leftovers()]
+    with tempfile.TemporaryDirectory() as scratch:
+        problem = Path(scratch) / "error"
+        environment = {**stage_environment(None), "STRATAGEM_ERROR": str(problem)}
+        command = [sys.executable, "-m", "tasks", "reconcile"]
+        root = config.project_root()
+        with _held_open() as stdin:
+            done = subprocess.run(
+                command, check=False, cwd=root, env=environment, stdin=stdin, stdout=subprocess.PIPE, text=True
+            )
+        if problem.exists():
+            raise errors.from_json(json.loads(problem.read_text(encoding="utf-8")))
+        done.check_returncode()
+    return [
+        *(records.Ended(what=str(path), status="removed", reason="it was half-written") for path in removed),
+        *(records.Ended.model_validate_json(line) for line in done.stdout.splitlines()),
+    ]
+
+
+def in_foreign_cluster(settings: config.Settings) -> bool:
+    """Return whether this command is to join a cluster that someone else starts."""
+    return isinstance(settings.strategy, config.Cluster) and not launchers.find(settings.strategy).WHOLE
+
+
+def member_name(settings: config.Settings) -> str | None:
+    """Return what this process is in a cluster that someone else started, such as ``worker 1``; None where it is the
+    chief or there is no such cluster: then it runs the pipeline."""
+    member = launchers.members(settings.strategy)[0]
+    return None if member.is_chief else member.name
+
+
+def join(settings: config.Settings, prepare: bool = False) -> None:
+    """Do the part of a member that is not the chief, until the chief has trained.
+
+    Args:
+        settings: those of the chief.
+        prepare: bring the data up to date first, as the chief does; without it they must be prepared.
+
+    Raises:
+        UserError: the settings, the data or TF_CONFIG are refused.
+        StratagemError: the training failed, or another member was lost.
+    """
+    if prepare:
+        prepare_data(settings)
+    prepared = load_prepared(settings.dataset.name)
+    cluster = start(settings)
+    name = cluster.first.member.name
+    print(f"{name} joins the cluster of TF_CONFIG; its log: {cluster.logs}", file=sys.stderr)
+    if isinstance(settings.strategy, config.ParameterServer):
+        cluster.stand_by()
+    else:
+        arguments = {"settings": settings.to_json(), "prepared": prepared.model_dump(mode="json")}
+        # What the chief asks of the workers on its own machine: who builds a model waits until all others build it.
+        for stage in ("check", "train"):
+            cluster.call(stage, arguments)
+    stop()
+    chief = "has ended" if isinstance(settings.strategy, config.ParameterServer) else "tells the result"
+    print(f"{name} has done its part; the chief {chief}", file=sys.stderr)
 
 
 def prepare_data(settings: config.Settings, stage: str = "prepare", force: bool = False) -> PreparedDataset | None:
@@ -324,23 +500,10 @@ def check_source(dataset: config.Dataset) -> None:
         problem = Path(scratch) / "error"
         environment = {**stage_environment(None), "STRATAGEM_ERROR": str(problem)}
         command = [sys.executable, "-m", "tasks", "check", *settings]
-        subprocess.run(command, check=False, cwd=root, env=environment, stdout=sys.stderr, stdin=subprocess.DEVNULL)
+        with _held_open() as stdin:
+            subprocess.run(command, check=False, cwd=root, env=environment, stdout=sys.stderr, stdin=stdin)
         if problem.exists():
             raise errors.from_json(json.loads(problem.read_text(encoding="utf-8")))
-
-
-def newest_run(dataset: str) -> str:
-    """Return the id of the run on a dataset that began last.
-
-    Raises:
-        UserError: there is none.
-    """
-    root = config.project_root()
-    begun = sorted(root.glob("mlruns/runs/*/records/run.json"), key=lambda path: path.stat().st_mtime, reverse=True)
-    for path in begun:
-        if records.load(Run, path).settings["dataset"]["name"] == dataset:
-            return path.parent.parent.name
-    raise UserError(f"no run on {dataset} has begun in mlruns/: train one first, or name a run with --run")
 
 
 def load_training(
@@ -357,35 +520,11 @@ def load_training(
     Raises:
         UserError: no such run, or it was not trained to its end.
     """
-    root = config.project_root()
-    folder = root / "mlruns" / "runs" / (run_id or newest_run(settings.dataset.name))
-    if not folder.is_dir():
-        known = [path.name for path in folder.parent.glob("*")]
-        raise UserError(errors.one_of("run", folder.name, known, f"the runs are the folders of {folder.parent}"))
-    run = records.load(Run, folder / "records" / "run.json")
-    if not (folder / "records" / "training.json").exists():
-        raise UserError(
-            f"run {run.run_id} was not trained to its end: go on with `stratagem train --resume --run {run.run_id}`"
-        )
+    run = runs.newest(settings.dataset.name) if run_id is None else runs.find(run_id)
+    training = runs.load_training(run)
     now = settings.to_json()
     trained = config.parse({**run.settings, "evaluate": now["evaluate"], "register": now["register"]})
-    return (
-        trained,
-        load_prepared(trained.dataset.name),
-        run,
-        records.load(TrainingResult, folder / "records" / "training.json"),
-    )
-
-
-def load_evaluation(run: Run) -> EvaluationResult:
-    """Return the evaluation of a run.
-
-    Raises:
-        UserError: it was not evaluated.
-    """
-    if not (config.project_root() / run.folder / "records" / "evaluation.json").exists():
-        raise UserError(f"run {run.run_id} was not evaluated: `stratagem evaluate --run {run.run_id}`")
-    return records.load(EvaluationResult, config.project_root() / run.folder / "records" / "evaluation.json")
+    return trained, load_prepared(trained.dataset.name), run, training
 
 
 def check_writable() -> None:
@@ -406,9 +545,28 @@ def check_writable() -> None:
             ) from None
 
 
-def finished_runs() -> list[str]:
-    """Return the ids of the runs that have finished."""
-    return [path.parent.name for path in config.project_root().glob("mlruns/runs/*/summary.json")]
+def find_unchanged(settings: config.Settings) -> RunSummary | None:
+    """Return what ``unchanged`` does, where DVC finds the data up to date as they are; nothing is made, and neither
+    Prefect nor a framework is imported for it."""
+    name = settings.dataset.name
+    try:
+        same = unchanged(settings, load_prepared(name))
+    except UserError:  # The data are not there, or damaged: a run makes them.
+        return None
+    if same is None:
+        return None
+    command = [sys.executable, "-m", "dvc", "status", "--quiet", "--with-deps", f"data/{name}/dvc.yaml:prepare"]
+    with _held_open() as stdin:
+        looked = subprocess.run(
+            command,
+            check=False,
+            cwd=config.project_root(),
+            env=stage_environment(None),
+            stdin=stdin,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
+    return same if looked.returncode == 0 else None
 
 
 def unchanged(settings: config.Settings, prepared: PreparedDataset) -> RunSummary | None:
@@ -497,9 +655,10 @@ def _run_dvc(command: list[str], environment: dict[str, str], root: Path, proble
             return
         if problem.exists():
             raise errors.from_json(json.loads(problem.read_text(encoding="utf-8")))
-        told = subprocess.run(
-            command, check=False, cwd=root, env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True
-        )
+        with _held_open() as stdin:
+            told = subprocess.run(
+                command, check=False, cwd=root, env=environment, stdin=stdin, capture_output=True, text=True
+            )
         if told.returncode == 0:
             return
         if problem.exists():
@@ -512,6 +671,17 @@ def _run_dvc(command: list[str], environment: dict[str, str], root: Path, proble
         time.sleep(2)
 
 
+@contextlib.contextmanager
+def _held_open() -> Iterator[int]:
+    """Give a child process a standard input that closes when the block ends or this process dies, however it does."""
+    reading, writing = os.pipe()
+    try:
+        yield reading
+    finally:
+        os.close(reading)
+        os.close(writing)
+
+
 def serve_ui() -> None:
     """Serve MLflow's pages and a Prefect server on free ports of 127.0.0.1 until this process is interrupted."""
     root = config.project_root()
@@ -521,7 +691,7 @@ def serve_ui() -> None:
         # A new store that MLflow's server and a run make at the same moment stays broken for ever.
         make = "from tasks import tracking; tracking.open_store()"
         subprocess.run([sys.executable, "-c", make], check=True, cwd=root, env=stage_environment(None))
-    mlflow_port, prefect_port = _free_ports(2)
+    mlflow_port, prefect_port = free_ports(2)
     python = [sys.executable, "-m"]
     commands = {
         f"MLflow   http://127.0.0.1:{mlflow_port}": [
@@ -550,26 +720,41 @@ def serve_ui() -> None:
 def _server(
     command: list[str], environment: dict[str, str], root: Path, output: IO[bytes]
 ) -> Iterator["subprocess.Popen[bytes]"]:
-    """Run a server, and end it with the processes that it started itself."""
+    """Run a server, and end it with the processes that it started itself, also when this process is killed."""
     server = subprocess.Popen(
-        command,
+        [sys.executable, "-m", "tasks", "guard", *command],
         cwd=root,
         env=environment,
-        stdin=subprocess.DEVNULL,
+        stdin=subprocess.PIPE,
         stdout=output,
         stderr=output,
-        process_group=0,
+        process_group=0,  # Ctrl-C reaches this process alone.
     )
     try:
         yield server
     finally:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(server.pid, signal.SIGTERM)
+        if server.stdin is not None:
+            server.stdin.close()
+        server.wait()
+
+
+def guard(command: list[str]) -> int:
+    """Run a command until it ends or standard input closes; return its exit code. What it started ends with it."""
+    guarded = subprocess.Popen(command, stdin=subprocess.DEVNULL, process_group=0)
+
+    def end_with_input() -> None:
+        sys.stdin.read()
+        guarded.terminate()
         try:
-            server.wait(GRACE_SECONDS)
+            guarded.wait(GRACE_SECONDS)
         except subprocess.TimeoutExpired:
-            os.killpg(server.pid, signal.SIGKILL)
-            server.wait()
+            guarded.kill()
+
+    threading.Thread(target=end_with_input, daemon=True).start()
+    code = guarded.wait()
+    with contextlib.suppress(ProcessLookupError):  # What is left of its group.
+        os.killpg(guarded.pid, signal.SIGKILL)
+    return code
 
 
 def _answers(url: str) -> bool:
@@ -578,14 +763,3 @@ def _answers(url: str) -> bool:
     except OSError:
         return False
     return True
-
-
-def _free_ports(count: int) -> list[int]:
-    sockets = [socket.socket() for _ in range(count)]
-    try:
-        for one in sockets:
-            one.bind(("127.0.0.1", 0))
-        return [one.getsockname()[1] for one in sockets]
-    finally:
-        for one in sockets:
-            one.close()

@@ -91,6 +91,99 @@ class Run(Record):
     settings: dict[str, Any]
     """What it was started with, nested as in params.yaml: a later stage reads the model and the input from here."""
     flow_run_id: str | None = None
+    parent_run_id: str | None = None
+    """The comparison that it belongs to."""
+    number: int = 0
+    """Rises with each run that is begun or taken up here, whatever the clock says."""
+    start_time: int = 0
+    """In milliseconds since 1970."""
+    key: str = ""
+    """What the process that leads it holds, see ``runs.hold``."""
+    host: str = ""
+    """Where that process is."""
+    store: str = ""
+    """MLFLOW_TRACKING_URI; empty for the project's own store."""
+
+
+class RunStatus(Record):
+    """Whether a run is at work or how it ended, as MLflow says it too."""
+
+    status: Literal["RUNNING", "FINISHED", "FAILED", "KILLED"]
+    reason: str | None
+    at: str
+
+
+class Holder(Record):
+    """The process that leads a run."""
+
+    key: str
+    """What two commands that would do the same have in common."""
+    pid: int
+    host: str
+    since: str
+    what: str
+    run_id: str | None = None
+    flow_run_id: str | None = None
+
+
+class Ended(Record):
+    """What was left open by a process that died, and was ended."""
+
+    what: str
+    """Such as `MLflow run 0123abcd`."""
+    status: str
+    reason: str
+
+
+class NonFinite(Record):
+    """A run's mark: its loss was no finite number."""
+
+    steps: tuple[int, ...]
+
+
+class VariablePlacement(Record):
+    """Where one variable really lies."""
+
+    path: str
+    shape: tuple[int, ...]
+    dtype: str
+    devices: tuple[str, ...]
+    sharding: str
+    """`whole` on one device; `mirrored`, or on JAX `replicated`, with a copy on each; or which axis of the mesh cuts
+    which dimension."""
+    bytes_per_device: int
+
+
+class Placement(Record):
+    """What a strategy really did with a model: which variable lies where. Equal losses cannot show that."""
+
+    strategy: str
+    backend: str
+    num_replicas: int
+    num_workers: int
+    devices: tuple[str, ...]
+    collectives: str
+    """What sums the gradients, such as `NcclAllReduce`, or `none`."""
+    variables: tuple[VariablePlacement, ...]
+    """The model's, then the optimizer's."""
+
+
+class Measurement(Record):
+    """How fast a training was with one choice of what changes its speed alone."""
+
+    steps_per_execution: int
+    jit_compile: bool
+    examples_per_second: float
+
+
+class Tuning(Record):
+    """What `train.autotune` chose, and from what."""
+
+    key: str
+    """Of the model, the data, the batch, the strategy, the machine and the versions that it holds for."""
+    steps_per_execution: int
+    jit_compile: bool
+    measured: tuple[Measurement, ...]
 
 
 class TrainingResult(Record):
@@ -108,8 +201,14 @@ class TrainingResult(Record):
     num_parameters: int
     examples_per_second: float | None
     """Training steps after the first call of the step function, input wait included; None when there was one call."""
+    setup_seconds: float
+    """From the stage's beginning to the first call of the step function: model, variables, input."""
+    first_call_seconds: float | None
+    """The first call of the step function, which traces and compiles it; None when no step was left to do."""
+    epoch_seconds: tuple[float, ...]
+    """Of each whole epoch that this process trained, validation included, its last checkpoint left out."""
     history: dict[str, tuple[float, ...]]
-    """Metric by name (`train/loss`, `validation/accuracy`, `train/learning_rate`), one value an epoch."""
+    """Metric by name (`train/loss`, `validation/accuracy`, `train/learning_rate`), one value a whole epoch."""
     stopped_early: bool
     checkpoints: str
     checkpoint: str
@@ -119,6 +218,10 @@ class TrainingResult(Record):
     weights_digest: str
     """sha256 over the sorted weights of the final model."""
     best_weights_digest: str
+    restarts: tuple[str, ...] = ()
+    """Why processes of the cluster were started again, a sentence for each time."""
+    nonfinite_steps: tuple[int, ...] = ()
+    """Where the loss was no finite number, and the training went back to a checkpoint."""
 
 
 class ClassMetrics(Record):
@@ -179,6 +282,63 @@ class RunSummary(Record):
     reason: str | None = None
     """Why there is no model version."""
     seconds: dict[str, float]
+    finished_at: str
+
+
+class ComparisonRow(Record):
+    """One strategy under one loop: what was measured, or in `reason` why it did not work."""
+
+    strategy: str
+    loop: str | None
+    """None for a strategy that none of the loops drives."""
+    reason: str | None = None
+    run_id: str | None = None
+    """The MLflow run, a child of the comparison's; None when it was refused before there was one."""
+    devices: tuple[str, ...] = ()
+    num_replicas: int | None = None
+    steps: int | None = None
+    metrics: dict[str, float] = {}
+    examples_per_second: float | None = None
+    seconds_per_epoch: float | None = None
+    """Mean of the epochs after the first; of a single epoch, what is left of it without its first call."""
+    speed_up: float | None = None
+    """Times the examples/s of `one_device` under the same loop, or under another where there is no such row."""
+    efficiency: float | None = None
+    """`speed_up` by the number of devices, which is that of the replicas but for `model_parallel`, where a replica has
+    several, and `parameter_server`, where each worker does steps of its own."""
+    start_seconds: float | None = None
+    """The start of the processes: imports, devices, checks, and the beginning of the MLflow run."""
+    setup_seconds: float | None = None
+    """From there to the first training step: model, variables, input."""
+    tracing_seconds: float | None = None
+    """The first call of the step function."""
+    restarts: tuple[str, ...] = ()
+    """Why its processes were started again."""
+
+
+class Comparison(Record):
+    """The same training under several strategies, as `stratagem compare --json` prints it."""
+
+    run_id: str
+    """The parent of the rows' MLflow runs."""
+    folder: str
+    """Where this record lies as comparison.json, beside the same table as CSV and as a Markdown page."""
+    flow_run_id: str | None
+    git_commit: str | None
+    data_version: str | None
+    dataset: str
+    model: str
+    seed: int
+    epochs: int
+    global_batch_size: int
+    num_cores: int
+    """Processor cores that this process may use."""
+    rows: tuple[ComparisonRow, ...]
+    left_out: tuple[str, ...]
+    """Pairs of strategy and loop that do not exist, where the strategy has another row."""
+    note: str | None
+    """What the figures of this machine cannot show."""
+    seconds: float
     finished_at: str
 
 

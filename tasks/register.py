@@ -21,7 +21,7 @@ def register(
     leads to the version.
 
     Raises:
-        UserError: the MLflow store cannot be used.
+        UserError: the MLflow store cannot be used. A server that does not answer is a reason in the record.
         StratagemError: MLflow did not make the version ready.
     """
     name = settings.register_.model_name or f"{prepared.name}-{settings.model.name.replace(':', '.')}"
@@ -34,10 +34,14 @@ def register(
     keras_file = models[evaluation.checkpoint]
     root = config.project_root()
     images = np.load(root / prepared.splits["train"].images, mmap_mode="r")
-    model_uri = tracking.log_model(
-        run, name.replace(".", "-"), keras_file, prepared, images[:1], evaluation.step, evaluation.metrics
-    )
-    refusal = _refusal(settings.register_, evaluation)
+    try:
+        tracking.await_told(run)
+        model_uri = tracking.log_model(
+            run, name.replace(".", "-"), keras_file, prepared, images[:1], evaluation.step, evaluation.metrics
+        )
+    except tracking.Unavailable as error:
+        return _record(run, None, name, None, (), _later(run, error))
+    refusal = _refusal(settings.register_, evaluation, training)
     if refusal is not None:
         return _record(run, model_uri, name, None, (), refusal)
     with (root / keras_file).open("rb") as file:
@@ -53,13 +57,23 @@ def register(
         }
     alias = settings.register_.alias
     present = {key: text for key, text in tags.items() if text is not None}
-    version = tracking.register_version(run, model_uri, name, alias, present)
+    try:
+        version = tracking.register_version(run, model_uri, name, alias, present)
+    except tracking.Unavailable as error:
+        return _record(run, model_uri, name, None, (), _later(run, error))
     return _record(run, model_uri, name, version, (alias,), None)
 
 
-def _refusal(gate: config.Register, evaluation: EvaluationResult) -> str | None:
+def _later(run: Run, error: Exception) -> str:
+    return f"{error}; then `stratagem register --run {run.run_id}`"
+
+
+def _refusal(gate: config.Register, evaluation: EvaluationResult, training: TrainingResult) -> str | None:
     if not gate.enabled:
         return "register.enabled is false"
+    if training.nonfinite_steps:
+        steps = ", ".join(map(str, training.nonfinite_steps))
+        return f"the loss was no finite number at step {steps}, and such a run is never registered"
     value = evaluation.metrics[gate.metric]
     passed = gate.minimum is None or (value <= gate.minimum if gate.metric == "test/loss" else value >= gate.minimum)
     return None if passed else f"{gate.metric} = {value:.4f} does not reach register.minimum = {gate.minimum}"

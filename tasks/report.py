@@ -1,22 +1,24 @@
-"""What a person opens after a run: the confusion matrix as a picture, and the tables that DVC plots."""
+"""What a person opens: the confusion matrix as a picture, the tables that DVC plots, and those of the strategies."""
 
 import csv
 import json
 import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
-import matplotlib
-import numpy as np
-
-from tasks.records import EvaluationResult, TrainingResult
-
-matplotlib.use("agg")
+from tasks import config
+from tasks.records import Comparison, ComparisonRow, EvaluationResult, TrainingResult
 
 
 def confusion_matrix(evaluation: EvaluationResult, title: str, path: Path) -> Path:
     """Draw the confusion matrix as a PNG: rows are true classes, shades are shares of a row, numbers are counts."""
+    # Here and not above: the tables are also printed by commands that answer in half a second.
+    import matplotlib
+    import numpy as np
     from matplotlib.figure import Figure
 
+    matplotlib.use("agg")
     counts = np.array(evaluation.confusion_matrix)
     names = [entry.name for entry in evaluation.classes]
     shares = counts / np.maximum(counts.sum(axis=1, keepdims=True), 1)
@@ -72,7 +74,153 @@ def metrics_table(evaluation: EvaluationResult, path: Path) -> Path:
     return path
 
 
-def _write(path: Path, header: list[str], rows: list[list[object]] | list[list[str]]) -> Path:
+@dataclass(frozen=True)
+class Column:
+    """One figure of a comparison's rows."""
+
+    heading: str
+    narrow: str
+    """The same in two short lines: ten columns fit a terminal of 80."""
+    text: Callable[[ComparisonRow], str]
+
+
+def _number(value: float | None, form: str) -> str:
+    return "-" if value is None else format(value, form)
+
+
+def _seconds(value: float | None) -> str:
+    decimals = 2 if (value or 0) < 9.995 else 1 if (value or 0) < 99.95 else 0
+    return _number(value, f",.{decimals}f")
+
+
+def _replicas(row: ComparisonRow) -> str:
+    # A replica of model_parallel has several devices; each worker of parameter_server does steps of its own.
+    on = f" on {len(row.devices)}" if row.num_replicas != len(row.devices) else ""
+    return "-" if row.num_replicas is None else f"{row.num_replicas}{on}"
+
+
+def _start_up(row: ComparisonRow) -> float | None:
+    parts = [seconds for seconds in (row.start_seconds, row.setup_seconds) if seconds is not None]
+    return sum(parts) if parts else None
+
+
+RELATIVE = (
+    Column("speed-up", "speed-\nup", lambda row: _number(row.speed_up, ".2f")),
+    Column("efficiency", "effi-\nciency", lambda row: _number(row.efficiency, ".0%")),
+)
+COLUMNS = (
+    Column("replicas (on devices)", "repli-\ncas", _replicas),
+    Column("examples/s", "examples\n/s", lambda row: _number(row.examples_per_second, ",.0f")),
+    Column("seconds per epoch", "s per\nepoch", lambda row: _seconds(row.seconds_per_epoch)),
+    *RELATIVE,
+    Column("test accuracy", "test\nacc.", lambda row: _number(row.metrics.get("test/accuracy"), ".4f")),
+    Column("start-up, s", "start\nup s", lambda row: _seconds(_start_up(row))),
+    Column("tracing, s", "trac-\ning s", lambda row: _seconds(row.tracing_seconds)),
+)
+
+
+def comparison_cells(comparison: Comparison) -> tuple[list[Column], list[list[str]]]:
+    """Return the columns of figures that a comparison has, and the text of each row: strategy, loop, then those.
+
+    Speed-up and efficiency are there when a row can be held against ``one_device``.
+    """
+    relative = any(row.speed_up is not None for row in comparison.rows)
+    columns = [column for column in COLUMNS if relative or column not in RELATIVE]
+    return columns, [
+        [row.strategy, row.loop or "-", *(column.text(row) for column in columns)] for row in comparison.rows
+    ]
+
+
+def comparison_remarks(comparison: Comparison) -> list[str]:
+    """Return what is said under a comparison's table: what failed and why, what was left out, what to keep in mind."""
+    failed: dict[tuple[str, str], list[str]] = {}
+    for row in comparison.rows:
+        if row.reason is not None:
+            failed.setdefault((row.strategy, row.reason), []).append(row.loop or "no loop")
+    return [
+        *(f"{kind}, {' and '.join(loops)}: {reason}" for (kind, reason), loops in failed.items()),
+        *(f"{row.strategy}, {row.loop}: started again: {why}" for row in comparison.rows for why in row.restarts),
+        *(f"left out: {pair}" for pair in comparison.left_out),
+        *([comparison.note] if comparison.note else []),
+    ]
+
+
+def comparison_table(comparison: Comparison, path: Path) -> Path:
+    """Write a comparison as CSV: a line a row, every field of its record, numbers as they are."""
+    rows = []
+    for row in comparison.rows:
+        values = row.model_dump(mode="json", exclude={"metrics", "devices", "restarts"})
+        rows.append({**values, "devices": " ".join(row.devices), "restarts": len(row.restarts), **row.metrics})
+    header = list(dict.fromkeys(name for row in rows for name in row))
+    return _write(path, header, [[row.get(name) for name in header] for row in rows])
+
+
+def comparison_page(comparison: Comparison, path: Path) -> Path:
+    """Write a comparison as a Markdown page."""
+    columns, cells = comparison_cells(comparison)
+    names = ", ".join(dict.fromkeys(row.strategy for row in comparison.rows))
+    lines = [
+        f"# {comparison.model} on {comparison.dataset}: {names}",
+        "",
+        *_markdown(["strategy", "loop", *(column.heading for column in columns)], cells, num_texts=2),
+        *(line for remark in comparison_remarks(comparison) for line in ("", remark)),
+        "",
+        f"{comparison.epochs} epochs, {comparison.global_batch_size} examples in a step of all replicas, seed "
+        f"{comparison.seed}, data version `{comparison.data_version}`, commit `{comparison.git_commit}`, "
+        f"{comparison.num_cores} processor cores.",
+    ]
+    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    return path
+
+
+def offers() -> dict[str, dict[str, str | None]]:
+    """Return what each strategy offers, by feature and kind: None when it does, else the reason why not."""
+    kinds = config.strategy_kinds()
+    loops = dict.fromkeys(loop for section in kinds.values() for loop in section.loops)
+    table = {
+        f"train.loop={loop}": {
+            kind: None if loop in section.loops else f"its only loop is {' and '.join(section.loops)}"
+            for kind, section in kinds.items()
+        }
+        for loop in loops
+    }
+    for feature in dict.fromkeys(["train.steps_per_execution", *config.FEATURES]):
+        table[feature] = {kind: section.refuses.get(feature) for kind, section in kinds.items()}
+    return table
+
+
+def offers_cells() -> tuple[list[list[str]], dict[str, str]]:
+    """Return a row a feature (its name, then a cell a strategy), and the reasons by the number in a cell."""
+    reasons: dict[str, int] = {}
+    rows = []
+    for feature, by_kind in offers().items():
+        marks = [
+            "yes" if reason is None else f"no ({reasons.setdefault(reason, len(reasons) + 1)})"
+            for reason in by_kind.values()
+        ]
+        rows.append([feature, *marks])
+    return rows, {f"({number})": reason for reason, number in reasons.items()}
+
+
+def offers_page() -> str:
+    """Return what each strategy offers in Markdown, as docs/strategies.md shows it."""
+    rows, reasons = offers_cells()
+    kinds = config.strategy_kinds()
+    header = ["", *(f"`{kind}`" for kind in kinds)]
+    backends = ["Keras backend", *(section.backend for section in kinds.values())]
+    rows = [[f"`{feature}`", *marks] for feature, *marks in rows]
+    lines = [*_markdown(header, [backends, *rows], num_texts=len(header)), ""]
+    lines += [f"- {number} {reason}" for number, reason in reasons.items()]
+    return "\n".join(lines) + "\n"
+
+
+def _markdown(header: Sequence[str], rows: Sequence[Sequence[str]], num_texts: int) -> list[str]:
+    """Return the lines of a table whose columns after ``num_texts`` are numbers."""
+    rule = ["---" if i < num_texts else "---:" for i in range(len(header))]
+    return [f"| {' | '.join(cells)} |" for cells in (header, rule, *rows)]
+
+
+def _write(path: Path, header: list[str], rows: Sequence[Sequence[object]]) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("w", newline="", encoding="utf-8") as file:
         csv.writer(file, lineterminator="\n").writerows([header, *rows])

@@ -38,18 +38,24 @@ def learning_rate(
     return scale * schedule.learning_rate
 
 
-def optimizer(settings: config.Settings, steps: int, global_batch_size: int) -> keras.optimizers.Optimizer:
+def optimizer(
+    settings: config.Settings, steps: int, global_batch_size: int, factor: float = 1.0
+) -> keras.optimizers.Optimizer:
     """Return a new optimizer; call it inside the strategy's scope.
 
     Args:
-        settings: ``optimizer``, ``schedule`` and ``train.scale_learning_rate_from`` are read.
+        settings: ``optimizer``, ``schedule``, and of ``train`` the epochs, ``scale_learning_rate_from`` and
+            ``gradient_accumulation_steps`` are read.
         steps: steps in one epoch.
         global_batch_size: examples in one step of all replicas together.
+        factor: on every learning rate.
     """
     reference = settings.train.scale_learning_rate_from
-    scale = global_batch_size / reference if reference else 1.0
+    scale = factor * global_batch_size / reference if reference else factor
     rate = learning_rate(settings.schedule, steps, settings.train.epochs, scale)
     options = settings.optimizer.model_dump(exclude={"kind"})
+    if settings.train.gradient_accumulation_steps > 1:
+        options["gradient_accumulation_steps"] = settings.train.gradient_accumulation_steps
     kinds = {
         "adam": keras.optimizers.Adam,
         "adamw": keras.optimizers.AdamW,

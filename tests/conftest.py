@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -55,6 +56,7 @@ def pytest_configure(config: pytest.Config) -> None:
         DVC_SITE_CACHE_DIR=f"{home}/dvc",
         DVC_NO_ANALYTICS="1",
         DO_NOT_TRACK="1",
+        TF_CPP_MIN_LOG_LEVEL="2",  # JAX sets it to 1 where it is imported, for the commands that tests start too.
         # `stratagem`, `python` and `dvc` are those of this environment, activated or not.
         PATH=f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
     )
@@ -126,6 +128,15 @@ def run() -> Run:
         return subprocess.CompletedProcess(process.args, process.returncode, out, err)
 
     return run
+
+
+@pytest.fixture(scope="session")
+def archives() -> Path:
+    """Real MNIST and Fashion-MNIST archives, for machines that have them: FOLDER/<dataset>/<last part of the URL>."""
+    folder = Path(os.environ.get("STRATAGEM_TEST_DOWNLOADS", CHECKOUT.parent / "shared" / "tfds_downloads"))
+    if not (folder / "mnist").is_dir():
+        pytest.skip("no real archives: set STRATAGEM_TEST_DOWNLOADS to a folder of them")
+    return folder.absolute()
 
 
 @pytest.fixture(scope="session")
@@ -214,9 +225,10 @@ def train(project: Path) -> Iterator[Callable[..., records.TrainingResult]]:
 
     The settings are SMALL over params.yaml, then the overrides.
     """
-    import keras
     from tensorflow.python.framework import config as tf_config
 
+    from tasks import models
+    from tasks.train import refuse_other_training
     from tasks.train import train as train_stage
 
     small = project.with_name("small.yaml")
@@ -229,6 +241,7 @@ def train(project: Path) -> Iterator[Callable[..., records.TrainingResult]]:
         run_id: str = "first",
         resume: bool = False,
         send: Callable[..., None] = lambda step, metrics: None,
+        stop: threading.Event | None = None,
     ) -> records.TrainingResult:
         settings = config.load(str(small), overrides)
         started = first_settings.setdefault(run_id, settings.to_json())
@@ -243,12 +256,13 @@ def train(project: Path) -> Iterator[Callable[..., records.TrainingResult]]:
             lineage=origin,
             settings=started,
         )
-        return train_stage(settings, prepared, run, send, resume)
+        if resume:
+            refuse_other_training(settings, prepared, run)
+        return train_stage(settings, prepared, run, send, stop or threading.Event())
 
     # What a training sets for its whole process.
-    policy = keras.config.dtype_policy()
     yield train
-    keras.config.set_dtype_policy(policy)
+    models.set_precision("float32")
     tf_config.disable_op_determinism()
 
 

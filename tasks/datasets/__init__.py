@@ -16,6 +16,8 @@ from tasks.records import PreparedDataset
 
 # TensorFlow and TFDS are imported where they are needed: training calls `verify`, and on JAX it needs neither.
 
+DECODED = 8
+
 
 def find(name: str) -> Any:
     """Return the ``tfds.core.DatasetBuilder`` class that a name stands for: a file of this folder comes first.
@@ -95,7 +97,8 @@ class Shards:
 def shards(builder: Any, split: str, image_shape: tuple[int, int, int]) -> Shards:
     """Return the files of a split and how to decode them to one shape (bilinear, antialiased, if theirs is another).
 
-    A batch is parsed whole: TFDS' own reader parses one example after the other and takes three times as long.
+    A batch is parsed whole: TFDS' own reader parses one example after the other and takes three times as long. Its
+    images are decoded DECODED at a time: one a turn of TensorFlow's loop takes 1.5 times as long.
     """
     import tensorflow as tf
 
@@ -110,10 +113,17 @@ def shards(builder: Any, split: str, image_shape: tuple[int, int, int]) -> Shard
             image = tf.cast(tf.clip_by_value(image, 0, 255), tf.uint8)
         return image
 
+    def decode_some(encoded: Any) -> Any:
+        return tf.stack([decode_image(one) for one in tf.unstack(encoded, DECODED)])
+
     def decode(serialized: Any) -> tuple[Any, Any]:
         examples = tf.io.parse_example(serialized, spec)
-        signature = tf.TensorSpec(image_shape, tf.uint8)
-        return tf.map_fn(decode_image, examples[image_key], fn_output_signature=signature), examples[label_key]
+        encoded = examples[image_key]
+        whole = tf.size(encoded) // DECODED * DECODED
+        some, one = (tf.TensorSpec(shape, tf.uint8) for shape in ((DECODED, *image_shape), image_shape))
+        images = tf.map_fn(decode_some, tf.reshape(encoded[:whole], (-1, DECODED)), fn_output_signature=some)
+        rest = tf.map_fn(decode_image, encoded[whole:], fn_output_signature=one)
+        return tf.concat([tf.reshape(images, (-1, *image_shape)), rest], 0), examples[label_key]
 
     info = builder.info.splits[split]
     return Shards([str(path) for path in info.filepaths], [int(length) for length in info.shard_lengths], decode)

@@ -6,6 +6,8 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
+
 from tasks import config
 from tasks.errors import UserError, one_of
 from tasks.records import PreparedDataset
@@ -43,8 +45,20 @@ def find(name: str) -> Callable[..., Any]:
     return build
 
 
+def set_precision(policy: str) -> None:
+    """Make a dtype policy that of every model built from here on, and of losses, metrics and inputs too."""
+    import keras
+
+    keras.config.set_dtype_policy(policy)
+    # Keras makes what is not a layer in floatx, whatever the policy says.
+    keras.config.set_floatx("float64" if policy == "float64" else "float32")
+
+
 def build(model: config.Model, prepared: PreparedDataset, normalization: str) -> Any:
-    """Return a ``keras.Model``, uncompiled: uint8 (batch, height, width, channels) -> logits float32 (batch, classes).
+    """Return a ``keras.Model``, uncompiled: uint8 (batch, height, width, channels) -> logits (batch, classes).
+
+    Logits are float32 also under a mixed policy, and float64 under float64. Each build in a process gives the same
+    names.
 
     The normalisation is the model's first layer, so a batch travels as one byte a pixel and whoever loads the model
     later feeds it the pixels as they are.
@@ -58,7 +72,11 @@ def build(model: config.Model, prepared: PreparedDataset, normalization: str) ->
         UserError: the model knows no such option, or cannot be built with these options and this shape.
     """
     import keras
+    from keras.src.utils import naming
 
+    # Layers without a name are numbered on from build to build, and a variable's path must be the same in each:
+    # `dense/kernel` would be `dense_1/kernel` the next time. Keras' public clear_session forgets much more.
+    naming.reset_uids()
     function = find(model.name)
     known = [f"model.options.{name}" for name in list(inspect.signature(function).parameters)[2:]]
     for option in model.options:
@@ -82,12 +100,14 @@ def _one_line(error: Exception) -> str:
 def _normalization(kind: str, prepared: PreparedDataset) -> Any:
     import keras
 
-    # Rescaling holds constants, no weights: a checkpoint of one normalisation loads into a model of another.
+    scale, offset = np.array([1.0]), np.array([0.0])
     if kind == "scale":
-        return keras.layers.Rescaling(1 / 255, name="normalization")
-    if kind == "standardize":
+        scale = np.array([1 / 255])
+    elif kind == "standardize":
         train = prepared.splits["train"]
-        deviations = [std or 1.0 for std in train.pixel_std]
-        shift = [-mean / std for mean, std in zip(train.pixel_mean, deviations, strict=True)]
-        return keras.layers.Rescaling([1 / std for std in deviations], shift, name="normalization")
-    return keras.layers.Rescaling(1.0, name="normalization")
+        deviations = np.array([std or 1.0 for std in train.pixel_std])
+        scale, offset = 1 / deviations, -np.array(train.pixel_mean) / deviations
+    # Rescaling holds constants, no weights: a checkpoint of one normalisation loads into a model of another.
+    # Lists in arrays: TensorFlow makes Python's numbers float32 before it makes them float64, which is 6e-8 off, and an
+    # exported model gets such numbers for arrays without a dimension.
+    return keras.layers.Rescaling(scale, offset, name="normalization")

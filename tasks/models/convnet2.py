@@ -4,7 +4,7 @@ import keras
 
 
 def build(input_shape: tuple[int, ...], num_classes: int, dropout: float = 0.0) -> keras.Model:
-    """Return images (batch, height, width, channels) -> logits (batch, num_classes), float32."""
+    """Return images (batch, height, width, channels) -> logits (batch, num_classes), of the policy's variable dtype."""
     images = keras.Input(input_shape, name="image")
     x = images
     for i, filters in enumerate((32, 64), start=1):
@@ -14,5 +14,6 @@ def build(input_shape: tuple[int, ...], num_classes: int, dropout: float = 0.0) 
     x = keras.layers.Dense(64, activation="relu", name="dense1")(x)
     if dropout:
         x = keras.layers.Dropout(dropout, name="dropout1")(x)
-    logits = keras.layers.Dense(num_classes, dtype="float32", name="logits")(x)
+    full = keras.config.dtype_policy().variable_dtype
+    logits = keras.layers.Dense(num_classes, dtype=full, name="logits")(x)
     return keras.Model(images, logits, name="convnet2")

@@ -8,7 +8,7 @@ import keras
 def build(
     input_shape: tuple[int, ...], num_classes: int, blocks_per_stage: int = 1, filters: int = 16, dropout: float = 0.0
 ) -> keras.Model:
-    """Return images (batch, height, width, channels) -> logits (batch, num_classes), float32.
+    """Return images (batch, height, width, channels) -> logits (batch, num_classes), of the policy's variable dtype.
 
     Three stages of ``blocks_per_stage`` blocks with ``filters``, 2x and 4x as many filters; the paper's depth is
     6 * blocks_per_stage + 2.
@@ -22,7 +22,8 @@ def build(
     x = keras.layers.GlobalAveragePooling2D(name="pool")(x)
     if dropout:
         x = keras.layers.Dropout(dropout, name="dropout")(x)
-    logits = keras.layers.Dense(num_classes, dtype="float32", name="logits")(x)
+    full = keras.config.dtype_policy().variable_dtype
+    logits = keras.layers.Dense(num_classes, dtype=full, name="logits")(x)
     return keras.Model(images, logits, name="resnet")
 
 

@@ -1,13 +1,27 @@
 """Strategies by kind: the file is the key, and its ``build`` makes a ``Strategy`` from its section of the settings."""
 
 import importlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
+import numpy as np
+
 from tasks import config
+from tasks.records import Placement, VariablePlacement
+
+
+def _same(payload: bytes) -> bytes:
+    return payload
+
+
+def local_copies(variable: Any) -> tuple[tuple[str, ...], str, int]:
+    """Locate a Keras variable of the TensorFlow backend in this process: on one device, or mirrored on several."""
+    copies = getattr(variable.value, "values", (variable.value,))
+    num_bytes = int(np.prod(variable.shape)) * np.dtype(copies[0].dtype.as_numpy_dtype).itemsize
+    return tuple(copy.device for copy in copies), "mirrored" if len(copies) > 1 else "whole", num_bytes
 
 
 @dataclass(frozen=True)
@@ -16,25 +30,91 @@ class Strategy:
 
     kind: str
     num_replicas: int
+    """Of all workers together."""
     devices: tuple[str, ...]
     """Names of the devices that hold a replica, as the backend spells them."""
     scope: Callable[[], AbstractContextManager[Any]]
     """Variables (model, optimizer, metrics) are made inside it."""
-    distribute: Callable[[Any], Any]
+    distribute: Callable[[Any], Any] = lambda dataset: dataset
     """Takes a ``tf.data.Dataset`` whose elements are per-replica batches, in the replicas' order; returns one that
     gives each replica its own."""
+    run: Callable[..., Any] = lambda step, args: step(*args)
+    """``run(step, args)`` calls a step on every replica (``tf.distribute.Strategy.run``)."""
+    local_replica: Callable[[], Any] = lambda: 0
+    """Inside a step: the number of the replica that runs it, among those of this worker."""
+    all_reduce: Callable[[Any], Any] = lambda tensors: tensors
+    """Inside a step: the sum of a list of tensors over all replicas, on each of them."""
+    locate: Callable[[Any], tuple[tuple[str, ...], str, int]] = local_copies
+    """Takes a Keras variable; returns its devices, its sharding, and the bytes of it on one device."""
+    total: Callable[[Sequence[int]], list[int]] = list
+    """Gives every worker the sum over all of them of each number."""
+    broadcast: Callable[[bytes], bytes] = _same
+    """Gives every worker the chief's bytes."""
+    check_model: Callable[[Any], None] = lambda model: None
+    """Raises ``UserError`` when a built model does not fit the strategy."""
+    collectives: str = "none"
+    """What sums the gradients."""
+    distributed: bool = False
+    """Whether tf.distribute runs the steps."""
+    coordinator: Any = None
+    """The ``ClusterCoordinator`` of parameter servers."""
+    backend: str = "tensorflow"
+    worker: int = 0
+    num_workers: int = 1
+
+    @property
+    def is_chief(self) -> bool:
+        """Whether this process tracks, writes checkpoints and prints."""
+        return self.worker == 0
+
+    @property
+    def num_local_replicas(self) -> int:
+        """Replicas of this worker."""
+        return self.num_replicas // self.num_workers
 
     def describe(self) -> str:
         """Return one line: the kind, the replicas and the devices they really lie on."""
-        return f"{self.kind}, {self.num_replicas} replica{'s' * (self.num_replicas > 1)} on {', '.join(self.devices)}"
+        replicas = f"{self.num_replicas} replica{'s' * (self.num_replicas > 1)}"
+        workers = f" in {self.num_workers} workers" if self.num_workers > 1 else ""
+        return f"{self.kind}, {replicas}{workers} on {', '.join(self.devices)}"
+
+    def place(self, model: Any) -> Placement:
+        """Return where each variable of a built model and of its optimizer really lies."""
+        variables = []
+        for variable in [*model.variables, *model.optimizer.variables]:
+            devices, sharding, num_bytes = self.locate(variable)
+            variables.append(
+                VariablePlacement(
+                    path=variable.path,
+                    shape=tuple(variable.shape),
+                    dtype=variable.dtype,
+                    devices=devices,
+                    sharding=sharding,
+                    bytes_per_device=num_bytes,
+                )
+            )
+        return Placement(
+            strategy=self.kind,
+            backend=self.backend,
+            num_replicas=self.num_replicas,
+            num_workers=self.num_workers,
+            devices=self.devices,
+            collectives=self.collectives,
+            variables=tuple(variables),
+        )
 
 
-@lru_cache(maxsize=1)
-def build(section: config.OneDevice | config.Mirrored) -> Strategy:
+def build(section: config.AnyStrategy) -> Strategy:
     """Return the strategy of a section; it takes hold of the devices, once for the whole process.
 
     Raises:
         UserError: a device that the section names does not exist.
     """
-    strategy: Strategy = importlib.import_module(f"tasks.strategies.{section.kind}").build(section)
+    return _build(section.kind, section.model_dump_json())
+
+
+@lru_cache(maxsize=1)
+def _build(kind: str, values: str) -> Strategy:
+    section = config.strategy_kinds()[kind].model_validate_json(values)
+    strategy: Strategy = importlib.import_module(f"tasks.strategies.{kind}").build(section)
     return strategy

@@ -22,4 +22,4 @@ def build(section: config.OneDevice) -> Strategy:
     # TensorFlow places on the first visible GPU, else on the CPU, so what is visible decides.
     tf.config.set_visible_devices([gpus[number]] if wanted == "gpu" else [], "GPU")
     device = tf.config.list_logical_devices("GPU" if wanted == "gpu" else "CPU")[0].name
-    return Strategy("one_device", 1, (device,), scope=nullcontext, distribute=lambda dataset: dataset)
+    return Strategy("one_device", 1, (device,), scope=nullcontext)

@@ -3,7 +3,9 @@ import os
 import re
 import shutil
 import signal
+import socket
 import sqlite3
+import subprocess
 from contextlib import closing
 from pathlib import Path
 
@@ -12,7 +14,12 @@ import psutil
 import pytest
 import yaml
 
-COMMANDS = ["run", "download", "prepare", "train", "evaluate", "register", "recipes", "ui"]
+from tasks import config, processes
+
+COMMANDS = [
+    "run", "compare", "download", "prepare", "train", "evaluate", "register", "reconcile", "recipes",
+    "strategies", "ui",
+]  # fmt: skip
 # DESIGN.md, "The command": what `run --json` gives at least.
 KEYS = {
     "run_id", "flow_run_id", "git_commit", "data_version", "dataset", "strategy", "loop", "num_replicas", "epochs",
@@ -25,6 +32,14 @@ CHATTER = re.compile(
 EPOCH = "  1/400"
 # The run that must still be in training when something happens to it.
 LONG = ["stratagem", "run", "--set", "train.epochs=400", "--set", "tracking.system_metrics=false"]
+
+
+def test_who_reads_the_output_may_leave(project):
+    read, write = os.pipe()
+    os.close(read)
+    done = subprocess.run(["stratagem", "strategies", "--markdown"], stdout=write, stderr=subprocess.PIPE, check=False)
+    os.close(write)
+    assert (done.returncode, done.stderr) == (128 + signal.SIGPIPE, b"")
 
 
 def test_help_lists_every_command_and_imports_no_framework(run, record_imports, project):
@@ -117,8 +132,19 @@ def test_if_changed_trains_nothing_again_and_says_why(in_finished, run, record_i
     assert "Nothing to do: data, settings and code are those of this finished run" in result.stdout
     assert in_finished.summary["run_id"] in result.stdout
     assert [line for line in result.stdout.splitlines() if len(line) > 80 or "\x1b" in line] == []
-    assert imports.of("tensorflow") == []
+    assert imports.of("tensorflow") == imports.of("prefect") == [], "nothing is started"
     assert len(list((in_finished.project / "mlruns/runs").iterdir())) == 1
+
+    # Data that are not what DVC knows, or other settings, are a reason to go the whole way.
+    settings = config.load(None, {"train.epochs": 2})
+    assert processes.find_unchanged(settings).run_id == in_finished.summary["run_id"]
+    assert processes.find_unchanged(config.load(None, {"train.epochs": 3})) is None
+    labels = Path("data/digits/prepared/test_labels.npy")
+    whole = labels.read_bytes()
+    labels.chmod(0o644)
+    labels.write_bytes(whole[:-1] + b"\1")
+    assert processes.find_unchanged(settings) is None
+    labels.write_bytes(whole)
 
 
 def late(*case):
@@ -145,6 +171,25 @@ BAD = {
         ["--set", "strategy.kind=mirrored", "--set", "strategy.devices=2", "--set", "train.global_batch_size=33"],
         ["train.global_batch_size = 33", "2 replicas", "Give 32 or 34"],
     ),
+    "loop": (
+        ["--set", "strategy.kind=data_parallel", "--set", "train.loop=custom"], ["train.loop", "set train.loop=fit"]
+    ),
+    "mesh": (
+        ["--set", "strategy.kind=model_parallel", "--set", "strategy.mesh_shape=[2,4]", "--set", "strategy.devices=6"],
+        ["strategy.mesh_shape = [2, 4]", "8 devices", "devices = 6"],
+    ),
+    "devices": late(
+        ["--set", "strategy.kind=mirrored", "--set", "strategy.devices=[gpu:63]"],
+        ["strategy.devices", "GPUs", "Give a number"],
+    ),
+    "batch on JAX": late(
+        ["--set", "strategy.kind=data_parallel", "--set", "strategy.devices=4", "--set", "train.global_batch_size=33"],
+        ["train.global_batch_size = 33", "4 replicas", "Give 32 or 36"],
+    ),
+    "layout": late(
+        ["--set", "strategy.kind=model_parallel", "--set", "strategy.layout={nosuch: [null, model]}"],
+        ["strategy.layout", "'nosuch'", "logits/kernel", "logits/output"],
+    ),
 }  # fmt: skip
 
 
@@ -168,6 +213,36 @@ def test_bad_input_is_refused_with_one_message_and_leaves_nothing(prepared_proje
     before = _files(prepared_project)
     _refused(run(["stratagem", "run", *arguments]), *words)
     assert _files(prepared_project) == before
+
+
+# Each: the strategy, a variable of the environment and its value, what the message must name.
+FOREIGN = [
+    ("multi_worker", "TF_CONFIG", "{", ["TF_CONFIG = '{'", "not JSON"]),
+    ("multi_worker", "TF_CONFIG", '{"cluster": {"worker": ["a:1"]}, "task": {"type": "worker", "index": 1}}',
+     ["task.index = 1", "from 0 to 0"]),
+    ("data_parallel", "KERAS_BACKEND", "tensorflow",
+     ["KERAS_BACKEND = 'tensorflow'", "keras.distribution does nothing"]),
+    ("tpu", "TPU_NAME", "nosuch", ["strategy.kind = 'tpu'", "nosuch"]),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("kind", "variable", "value", "words"), FOREIGN)
+def test_an_environment_that_contradicts_is_refused(prepared_project, run, kind, variable, value, words):
+    _refused(run(["stratagem", "run", "--set", f"strategy.kind={kind}"], env={variable: value}), *words)
+
+
+def test_a_port_that_is_taken_is_refused(prepared_project, run):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        place = {"cluster": {"worker": [address, "127.0.0.1:1"]}, "task": {"type": "worker", "index": 0}}
+        refused = run(["stratagem", "run", "--set", "strategy.kind=multi_worker"], env={"TF_CONFIG": json.dumps(place)})
+    _refused(refused, address, "End the process that holds it, or give another port")
+
+
+def test_nobody_waits_for_a_chief_that_has_nothing_to_do(prepared_project, run):
+    place = {"cluster": {"worker": ["127.0.0.1:1", "127.0.0.1:2"]}, "task": {"type": "worker", "index": 1}}
+    arguments = ["stratagem", "run", "--if-changed", "--set", "strategy.kind=multi_worker"]
+    _refused(run(arguments, env={"TF_CONFIG": json.dumps(place)}), "--if-changed", "strategy.launcher=local")
 
 
 @pytest.mark.slow
@@ -278,5 +353,6 @@ def test_a_killed_stage_process_is_told_in_one_message(prepared_project, start):
     assert command.survivors() == []
     assert _statuses(prepared_project) == ["FAILED"]
     errors = [line for line in command.err.read_text().splitlines() if line.startswith("error: ")]
-    assert errors == ["error: the process that ran train died (SIGKILL)"]
+    told = "error: the process that ran train died (SIGKILL). The machine may have run out of memory. The same command"
+    assert errors == [f"{told} goes on"]
     assert "Traceback" not in command.err.read_text()

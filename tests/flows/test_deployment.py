@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import re
 import shutil
 import socket
 import sqlite3
@@ -105,7 +106,7 @@ def prefect(prepared_template, start, tmp_path_factory) -> Iterator[Prefect]:
     assert done.returncode == 0, done.stdout + done.stderr
     # From elsewhere: only the deployment's pull step leads to the project.
     worker = start(
-        "prefect", "worker", "start", "--pool", "local-process", "--type", "process",
+        "prefect", "worker", "start", "--pool", "local-process", "--type", "process", "--limit", "1",
         cwd=tmp_path_factory.mktemp("elsewhere"), **environment,
     )  # fmt: skip
     deployed.worker = psutil.Process(worker.process.pid)
@@ -117,16 +118,16 @@ def prefect(prepared_template, start, tmp_path_factory) -> Iterator[Prefect]:
         assert command.survivors() == []
 
 
-def test_both_deployments_are_there(prefect):
+def test_the_deployments_are_there(prefect):
     found = {entry["name"]: entry for entry in prefect.ask("deployments/filter", {})}
-    assert found.keys() == {"training", "nightly"}
+    assert found.keys() == {"training", "comparison", "nightly"}
     for deployment in found.values():
         assert deployment["description"]
         assert "training" in deployment["tags"]
         assert deployment["global_concurrency_limit"]["limit"] == 1
         (pull,) = deployment["pull_steps"]
         assert pull == {"prefect.deployments.steps.set_working_directory": {"directory": str(prefect.project)}}
-    assert found["training"]["schedules"] == []
+    assert found["training"]["schedules"] == found["comparison"]["schedules"] == []
     (nightly,) = found["nightly"]["schedules"]
     assert nightly["schedule"]["cron"] == "0 3 * * *"
     assert found["nightly"]["parameters"] == {"if_changed": True}
@@ -163,7 +164,7 @@ def test_a_run_on_demand_is_completed_there_and_finished_in_mlflow(prefect):
     assert flow_run["name"] == "digits-one_device-fit"
     names = prefect.task_runs(flow_run)
     assert names[0] == "data digits"
-    assert "train convnet2 on digits, one_device" in names
+    assert "train convnet2 on digits, one_device fit" in names
     assert len(names) == 6
     assert [name for name in names if "digits" not in name] == []
     assert prefect.mlflow_runs() == {flow_run["id"]: "FINISHED"}
@@ -178,6 +179,30 @@ def test_a_run_on_demand_is_completed_there_and_finished_in_mlflow(prefect):
     assert page["type"] == "markdown"
     assert summary["run_id"] in page["data"]
     assert f"{summary['metrics']['test/accuracy']:.4f}" in page["data"]
+
+
+def test_a_comparison_on_demand_leaves_its_table(prefect):
+    overrides = {"train.epochs": 1, "strategy.devices": 2}
+    asked = ["-p", 'strategies=["one_device"]', "-p", f"overrides={json.dumps(overrides)}"]
+    refused = prefect.command("deployment", "run", "comparison/comparison", *asked, "--watch")
+    assert refused.returncode == 1, "one_device has no devices"
+    asked[-1] = 'overrides={"train.epochs": 1}'
+    result = prefect.command("deployment", "run", "comparison/comparison", *asked, "-p", 'loops=["fit"]', "--watch")
+    assert result.returncode == 0, result.stdout + result.stderr
+    first, flow_run = prefect.flow_runs("comparison")
+    assert "none of one_device has this key" in first["state"]["message"]
+    assert first["id"] not in prefect.mlflow_runs()
+    assert flow_run["name"] == "comparison of one_device"
+    names = [re.sub(r"-[0-9a-f]{6}\b", "", name) for name in prefect.task_runs(flow_run)]
+    assert names == [
+        "data digits", "start comparison on digits", "start run on digits, one_device fit",
+        "train convnet2 on digits, one_device fit", "evaluate latest on digits, one_device fit",
+        "finish run digits-one_device-fit, FINISHED", "report digits-comparison",
+        "finish run digits-comparison, FINISHED",
+    ]  # fmt: skip
+    (page,) = prefect.ask("artifacts/filter", {"flow_runs": {"id": {"any_": [flow_run["id"]]}}})
+    assert page["key"] == "comparison"
+    assert "| one_device | fit | 1 |" in page["data"]
 
 
 def test_a_recipe_that_is_not_there_fails_with_its_message(prefect):
@@ -226,7 +251,7 @@ def test_a_scheduled_run_fires_and_the_next_one_trains_nothing(prefect):
     first, second = completed()[:2]
     assert first["auto_scheduled"]
     assert second["auto_scheduled"]
-    assert "train convnet2 on digits, one_device" in prefect.task_runs(first)
+    assert "train convnet2 on digits, one_device fit" in prefect.task_runs(first)
     assert prefect.task_runs(second) == ["data digits"]
     new = {flow_run: status for flow_run, status in prefect.mlflow_runs().items() if flow_run not in before}
     assert new == {first["id"]: "FINISHED"}

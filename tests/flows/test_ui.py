@@ -8,7 +8,9 @@ import pytest
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("number", "exit_code"), [(signal.SIGINT, 130), (signal.SIGHUP, 143)], ids=["Ctrl-C", "SIGHUP"]
+    ("number", "exit_code"),
+    [(signal.SIGINT, 130), (signal.SIGHUP, 143), (signal.SIGKILL, -signal.SIGKILL)],
+    ids=["Ctrl-C", "SIGHUP", "kill -9"],
 )
 def test_ui_shows_the_runs_until_it_is_interrupted(in_finished, start, number, exit_code):
     command = start("stratagem", "ui")
@@ -25,7 +27,10 @@ def test_ui_shows_the_runs_until_it_is_interrupted(in_finished, start, number, e
         assert expected in urllib.request.urlopen(address, timeout=60).read().decode(), address
     command.wait_until("Ctrl-C ends both.", of=command.out)
     assert len(command.family) >= 2
-    os.killpg(command.process.pid, number)  # As a terminal sends it: to the whole group.
+    if number == signal.SIGKILL:
+        command.process.kill()
+    else:
+        os.killpg(command.process.pid, number)  # As a terminal sends it: to the whole group.
     assert command.process.wait(60) == exit_code
     assert command.survivors() == []
     assert "Traceback" not in command.err.read_text()

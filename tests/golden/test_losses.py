@@ -16,13 +16,16 @@ GOLDEN = Path(__file__).with_name("losses.json")
 RUNS = json.loads(GOLDEN.read_text(encoding="utf-8"))
 
 
-@pytest.mark.parametrize("name", RUNS)
-def test_losses(digits, train, project, name):
+@pytest.mark.parametrize(
+    ("name", "loop", "steps_per_execution"), [*((name, "fit", 1) for name in RUNS), ("mlp", "custom", 8)]
+)
+def test_losses(digits, train, project, name, loop, steps_per_execution):
     recipe = RUNS[name]["recipe"]
     overrides = [f"{section}={json.dumps(values)}" for section, values in recipe.items()]
+    overrides += [f"train.loop={loop}", f"train.steps_per_execution={steps_per_execution}"]
     history = train(digits, *overrides).history
     found = {metric: list(values) for metric, values in history.items()}
-    if os.environ.get("STRATAGEM_GOLDEN") == "write":
+    if os.environ.get("STRATAGEM_GOLDEN") == "write" and loop == "fit":
         RUNS[name]["history"] = found
         GOLDEN.write_text(json.dumps(RUNS, indent=2) + "\n", encoding="utf-8")
     expected = RUNS[name]["history"]

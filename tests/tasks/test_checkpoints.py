@@ -1,3 +1,4 @@
+import shutil
 import sys
 from pathlib import Path
 
@@ -7,7 +8,7 @@ import pytest
 
 from tasks import checkpoints
 from tasks.checkpoints import Checkpoints, State
-from tasks.errors import UserError
+from tasks.errors import StratagemError, UserError
 
 
 def build(units=4, dropout=0.5, optimizer="adam"):
@@ -199,11 +200,15 @@ def test_a_loss_that_is_no_number_is_never_the_best(tmp_path, worst):
         assert saved.find("best") == 2
 
 
-def test_a_step_is_saved_once(tmp_path):
-    model = build()
+def test_a_step_is_saved_once(tmp_path, monkeypatch):
+    model, taken = build(), []
+    snapshot = checkpoints.snapshot
+    monkeypatch.setattr(checkpoints, "snapshot", lambda model: taken.append(1) or snapshot(model))
     with Checkpoints(tmp_path / "c") as saved:
         saved.save(model, state(3, seed=1))
-        saved.save(model, state(3, seed=2))
+        with pytest.raises(ValueError, match="has a checkpoint of step 3"):
+            saved.save(model, state(3, seed=2))
+        assert len(taken) == 2, "the other workers take theirs, and wait for this one's"
         saved.find("latest")
         assert saved.restore(3)[1].seed == 1
 
@@ -253,6 +258,143 @@ def test_a_checkpoint_whose_writer_was_killed_does_not_count(tmp_path, run):
         saved.save(build(), state(3))
         assert saved.find("latest") == 3
     assert sorted(path.name for path in (tmp_path / "c").iterdir()) == ["1", "3"], "leftovers are cleared away"
+
+
+def flip(path):
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 0x10
+    path.write_bytes(content)
+
+
+def truncate(path):
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+
+
+DAMAGE = [(file, how) for file in ("arrays.npz", "state.json") for how in (flip, truncate, Path.unlink)]
+
+
+@pytest.mark.parametrize(("file", "damage"), DAMAGE, ids=lambda part: getattr(part, "__name__", part))
+def test_a_damaged_checkpoint_is_noticed_and_the_newest_whole_one_is_used(tmp_path, caplog, file, damage):
+    folder = tmp_path / "c"
+    with Checkpoints(folder, keep=9) as saved:
+        for step in (8, 9, 10, 11):
+            saved.save(build(), state(step), {"validation/loss": 1 / step})
+    for step in (10, 11):
+        damage(folder / str(step) / file)
+    with Checkpoints(folder, keep=9, read_only=True) as saved:
+        with pytest.raises(checkpoints.Damaged, match=r"c/11 is damaged \(.+\)"):
+            saved.restore(11)
+        assert saved.steps() == [8, 9, 10, 11], "who reads one of them moves nothing"
+    with Checkpoints(folder, keep=9) as saved, caplog.at_level("WARNING"):
+        assert saved.restore_latest()[1].step == 9
+        assert saved.restore_best()[1].step == 9
+    assert [path.name for path in sorted(folder.iterdir())] == ["8", "9"]
+    assert sorted(path.name for path in (tmp_path / "damaged_checkpoints").iterdir()) == ["10", "11"]
+    said = [record.message for record in caplog.records]
+    assert [message.partition(" is damaged; it now lies in ")[0] for message in said] == [
+        "checkpoint 11",
+        "checkpoint 10",
+    ]
+    with Checkpoints(folder, keep=9) as saved:
+        saved.save(build(), state(11))
+        assert saved.restore_latest()[1].step == 11
+
+
+def test_the_arrays_of_another_checkpoint_are_noticed(tmp_path):
+    """Which are whole, so that the file's own checksums hold."""
+    with Checkpoints(tmp_path / "c", keep=9) as saved:
+        saved.save(trained(), state(1))
+        other = trained()
+        other.trainable_variables[0].assign(keras.ops.zeros((3, 4)))
+        saved.save(other, state(2))
+        saved.find("latest")
+        shutil.copyfile(tmp_path / "c" / "1" / "arrays.npz", tmp_path / "c" / "2" / "arrays.npz")
+        with pytest.raises(checkpoints.Damaged, match=r"arrays\.npz has another sha256 than when it was written"):
+            saved.restore(2)
+
+
+def test_every_flipped_byte_of_the_state_is_noticed(tmp_path):
+    with Checkpoints(tmp_path / "c") as saved:
+        saved.save(build(), state(1), {"validation/loss": 0.5})
+    path = tmp_path / "c" / "1" / "state.json"
+    content = path.read_bytes()
+    with Checkpoints(tmp_path / "c") as saved:
+        for place in range(len(content)):
+            path.write_bytes(content[:place] + bytes([content[place] ^ 1]) + content[place + 1 :])
+            with pytest.raises(checkpoints.Damaged):
+                print(content[place - 9 : place + 9], saved.restore(1))
+        path.write_bytes(content)
+        assert saved.restore(1)[1].step == 1
+
+
+def test_without_a_whole_checkpoint_nothing_is_moved(tmp_path):
+    with Checkpoints(tmp_path / "c", keep=9) as saved:
+        for step in (1, 2):
+            saved.save(build(), state(step))
+        saved.find("latest")
+        for step in (1, 2):
+            flip(tmp_path / "c" / str(step) / "arrays.npz")
+        with pytest.raises(UserError, match=r"no checkpoint in .+/c is whole: .+/2 is damaged.+/1 is damaged.+--fresh"):
+            saved.restore_latest()
+    assert sorted(path.name for path in (tmp_path / "c").iterdir()) == ["1", "2"]
+    assert not (tmp_path / "damaged_checkpoints").exists()
+
+
+def test_weights_that_are_no_numbers_do_not_take_the_place_of_the_last_good_ones(tmp_path):
+    model = build()
+    with Checkpoints(tmp_path, keep=1) as saved:
+        for step in (1, 2):
+            saved.save(model, state(step))
+        model.layers[1].kernel.assign(np.full((3, 4), np.nan))
+        saved.save(model, state(3))
+    assert saved.steps() == [2, 3]
+    assert saved.restore_latest()[1].step == 2
+
+
+def test_a_full_disk_keeps_the_last_checkpoint(tmp_path, monkeypatch):
+    with Checkpoints(tmp_path / "c") as saved:
+        saved.save(build(), state(1))
+        saved.find("latest")
+        usage = shutil.disk_usage(tmp_path)
+        monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=1_000_000))
+        with pytest.raises(
+            StratagemError,
+            match=r"step 2 cannot be written to .+/c: it needs 1.0 MB, and 1.0 MB are free; that of step 1 is whole",
+        ):
+            saved.save(build(), state(2))
+        monkeypatch.undo()
+
+        # Or it is full for this user only, which the file system says when it is too late.
+        def full(file, **arrays):
+            file.write(b"half")
+            raise OSError(28, "No space left on device")
+
+        monkeypatch.setattr(np, "savez", full)
+        saved.save(build(), state(3))
+        with pytest.raises(StratagemError, match=r"step 3 cannot be written to .+/c: No space left on device; that of"):
+            saved.find("latest")
+        monkeypatch.undo()
+        assert [path.name for path in (tmp_path / "c").iterdir()] == ["1"]
+        assert saved.restore_latest()[1].step == 1
+
+
+def test_an_error_of_the_training_is_not_hidden_by_one_of_its_last_checkpoint(tmp_path, monkeypatch, caplog):
+    def full(file, **arrays):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(np, "savez", full)
+
+    def save(error):
+        with Checkpoints(tmp_path / "c") as saved:
+            saved.save(build(), state(1))
+            if error:
+                raise error
+
+    with pytest.raises(ZeroDivisionError):
+        save(ZeroDivisionError)
+    assert "step 1 cannot be written" in caplog.text
+    with pytest.raises(StratagemError, match="there is no other yet"):
+        save(None)
 
 
 def test_an_export_is_whole_or_not_there(tmp_path, monkeypatch):

@@ -58,8 +58,8 @@ BAD = [
     ),
     (["register_.enabled=false"], ["unknown section 'register_'", "did you mean 'register'?"]),
     (["strategy.kind=mirored"], ["'mirored'", "did you mean 'mirrored'?", "one_device"]),
-    (["strategy.kind=null"], ["strategy.kind", "mirrored, one_device"]),
-    (["strategy.kind=[mirrored]"], ["strategy.kind", "mirrored, one_device"]),
+    (["strategy.kind=null"], ["strategy.kind", "mirrored, model_parallel, multi_worker, one_device"]),
+    (["strategy.kind=[mirrored]"], ["strategy.kind", "mirrored, model_parallel, multi_worker, one_device"]),
     (["optimizer.kind=adamm"], ["'adamm'", "did you mean 'adam'?", "sgd"]),
     (["schedule.kind=cosin"], ["'cosin'", "did you mean 'cosine'?", "piecewise"]),
     (["model.name=convnt"], ["'convnt'", "did you mean 'convnet'?", "resnet", "module:function"]),
@@ -121,12 +121,76 @@ BAD = [
         ["input.validation=null", "checkpoint.monitor=train/loss", "train.early_stopping.monitor=validation/accuracy"],
         ["train.early_stopping.monitor = 'validation/accuracy'", "train/accuracy"],
     ),
+    # what a strategy cannot do
+    (["strategy.kind=parameter_server"],
+     ["train.loop = 'fit'", "driven by custom", "set train.loop=custom", "one_device, mirrored, multi_worker, tpu"]),
+    (["strategy.kind=data_parallel", "train.loop=custom"],
+     ["train.loop = 'custom'", "driven by fit", "set train.loop=fit", "mirrored, multi_worker, parameter_server, tpu"]),
+    (["train.loop=custom", "strategy.kind=model_parallel"], ["train.loop = 'custom'", "set train.loop=fit"]),
+    (["strategy.kind=mirrored", "train.jit_compile=true"],
+     ["train.jit_compile = true", "strategy.kind=mirrored", "XLA compiles a step", "give train.jit_compile=false"]),
+    (["strategy.kind=multi_worker", "train.gradient_accumulation_steps=3"],
+     ["train.gradient_accumulation_steps = 3", "strategy.kind=multi_worker", "cannot sum gradients"]),
+    (["strategy.kind=tpu", "train.dtype_policy=mixed_float16"],
+     ["train.dtype_policy = mixed_float16", "give train.dtype_policy=mixed_bfloat16"]),
+    # devices, processes, meshes
+    (["strategy.kind=central_storage"], ["'central_storage'", "model_parallel, multi_worker, one_device"]),
+    (["strategy.kind=mirrored", "strategy.devices=0"], ["strategy.devices = 0", "greater than 0", "[gpu:0, gpu:2]"]),
+    (["strategy.kind=mirrored", "strategy.devices=[cpu:0]"], ["strategy.devices = ['cpu:0']", "gpu:"]),
+    (["strategy.kind=mirrored", "strategy.devices=[]"], ["strategy.devices = []", "at least 1"]),
+    (["strategy.kind=mirrored", "strategy.devices=true"], ["strategy.devices = true"]),
+    (["strategy.kind=mirrored", "strategy.cross_device_ops=ring"],
+     ["strategy.cross_device_ops = 'ring'", "'hierarchical_copy' or 'reduction_to_one_device'"]),
+    (["strategy.kind=mirrored", "strategy.workers=2"], ["unknown key 'strategy.workers'", "strategy.cross_device_ops"]),
+    (["strategy.kind=multi_worker", "strategy.workers=0"], ["strategy.workers = 0", "greater than 0"]),
+    (["strategy.kind=multi_worker", "strategy.launcher=slurm"],
+     ["strategy.launcher = 'slurm'", "'local' or 'tf_config'"]),
+    (["strategy.kind=multi_worker", "strategy.communication=mpi"],
+     ["strategy.communication = 'mpi'", "'ring' or 'nccl'"]),
+    (["strategy.kind=multi_worker", "strategy.max_restarts=-1"], ["strategy.max_restarts = -1", "equal to 0"]),
+    (["strategy.kind=multi_worker", "strategy.heartbeat_timeout_seconds=0"],
+     ["strategy.heartbeat_timeout_seconds = 0", "greater than 0"]),
+    (["strategy.kind=multi_worker", "strategy.ps=1"], ["unknown key 'strategy.ps'", "strategy.workers"]),
+    (["strategy.kind=parameter_server", "train.loop=custom", "strategy.ps=0"], ["strategy.ps = 0", "greater than 0"]),
+    (["strategy.kind=tpu", "strategy.tpu=3"], ["strategy.tpu = 3", "TPU_NAME"]),
+    (["strategy.kind=data_parallel", "strategy.devices=[gpu]"], ["strategy.devices = ['gpu']", "gpu:2"]),
+    (["strategy.kind=data_parallel", "strategy.axis_name=1d"], ["strategy.axis_name = '1d'", "pattern"]),
+    (["strategy.kind=data_parallel", "strategy.mesh_shape=[2]"],
+     ["unknown key 'strategy.mesh_shape'", "strategy.axis_name"]),
+    (["strategy.kind=model_parallel", "strategy.mesh_shape=[2, 4]", "strategy.devices=6"],
+     ["strategy.mesh_shape = [2, 4]", "2 * 4 = 8 devices, and devices = 6"]),
+    (["strategy.kind=model_parallel", "strategy.mesh_shape=[8]"], ["strategy.mesh_shape = [8]", "['batch', 'model']"]),
+    (["strategy.kind=model_parallel", "strategy.mesh_shape=[2, 0]"],
+     ["strategy.mesh_shape = [2, 0]", "greater than 0"]),
+    (["strategy.kind=model_parallel", "strategy.axis_names=[batch, batch]"],
+     ["axis_names = ['batch', 'batch']", "each axis"]),
+    (["strategy.kind=model_parallel", "strategy.batch_dim_name=rows"],
+     ["strategy.batch_dim_name = 'rows'", "['batch', 'model']"]),
+    (["strategy.kind=model_parallel", "strategy.layout={'d1/kernel(': [null, model]}"],
+     ["strategy.layout has the rule 'd1/kernel('", "no regular expression", "such as .*kernel"]),
+    (["strategy.kind=model_parallel", "strategy.layout={d1/kernel: [null, width]}"],
+     ["strategy.layout has the rule 'd1/kernel'", "'width'", "give null", "batch, model"]),
+    (["strategy.kind=model_parallel", "strategy.layout={a: [x-y]}"], ["strategy.layout = {'a': ['x-y']}", "pattern"]),
+    (["strategy.kind=model_parallel", "strategy.layout={a: [3]}"], ["strategy.layout = {'a': [3]}", "valid string"]),
+    (["strategy.kind=model_parallel", "strategy.layout={d1/kernel: model}"], ["strategy.layout", "valid list"]),
+    (["strategy.kind=model_parallel", "strategy.layout=3"], ["strategy.layout = 3", "dictionary"]),
+    # how it is trained
+    (["train.loop=both"], ["train.loop = 'both'", "'fit' or 'custom'"]),
+    (["train.loss=hinge"], ["train.loss = 'hinge'", "'sparse_categorical_crossentropy' or 'mean_squared_error'"]),
+    (["train.steps_per_epoch=0"], ["train.steps_per_epoch = 0", "greater than 0", "Null is one pass"]),
+    (["train.steps_per_epoch=1.5"], ["train.steps_per_epoch = 1.5", "integer"]),
+    (["train.gradient_accumulation_steps=0"], ["train.gradient_accumulation_steps = 0", "1 is off"]),
+    (["train.gradient_accumulation_steps=null"], ["train.gradient_accumulation_steps = None", "integer"]),
+    (["train.profile_steps=[20, 10]"], ["train.profile_steps = [20, 10]", "the first step comes after the last"]),
+    (["train.profile_steps=[10]"], ["train.profile_steps = [10]", "at least 2", "[10, 20]"]),
+    (["train.profile_steps=10"], ["train.profile_steps = 10", "list"]),
+    (["train.profile_steps=[0, 3]"], ["train.profile_steps = [0, 3]", "greater than 0"]),
     # not settings at all
     (["train.epochs"], ["--set train.epochs", "section.key=value"]),
     (["=3"], ["--set =3", "section.key=value"]),
     (["train.epochs=[1"], ["--set train.epochs=[1", "not YAML"]),
     (["model.options.x=!!python/object/apply:os.getcwd []"], ["not YAML", "python/object"]),
-]
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(("overrides", "said"), BAD, ids=[" ".join(overrides) for overrides, _ in BAD])
@@ -134,6 +198,42 @@ def test_a_wrong_setting_gives_one_message(overrides, said):
     message = message_of(overrides)
     for text in said:
         assert text in message
+
+
+KINDS_OF_STRATEGY = config.strategy_kinds()
+# How each feature is asked for, with a strategy that offers it.
+ASK = {
+    "train.jit_compile": "train.jit_compile=true",
+    "train.autotune": "train.autotune=true",
+    "train.gradient_accumulation_steps": "train.gradient_accumulation_steps=2",
+    "train.deterministic": "train.deterministic=true",
+    "train.profile_steps": "train.profile_steps=[1, 2]",
+} | {feature: feature for feature in config.FEATURES if "=" in feature}
+
+
+@pytest.mark.parametrize("kind", KINDS_OF_STRATEGY)
+@pytest.mark.parametrize("feature", config.FEATURES)
+def test_a_feature_is_refused_where_it_does_not_work_and_nowhere_else(kind, feature):
+    section = KINDS_OF_STRATEGY[kind]
+    overrides = [f"strategy.kind={kind}", f"train.loop={section.loops[0]}", ASK[feature]]
+    if feature in section.refuses:
+        message = message_of(overrides)
+        assert message.startswith(f"{feature.partition('=')[0]} = ")
+        assert f"strategy.kind={kind}" in message
+        assert section.refuses[feature] in message
+    else:
+        asked = config.FEATURES[feature].asked
+        without = f"{feature.partition('=')[0]}={config.FEATURES[feature].without}"
+        assert asked(config.load(None, overrides, ROOT))
+        assert not asked(config.load(None, overrides[:-1], ROOT))
+        assert not asked(config.load(None, [*overrides[:-1], without], ROOT))
+
+
+@pytest.mark.parametrize("kind", KINDS_OF_STRATEGY)
+def test_a_strategy_refuses_only_features_that_are_known(kind):
+    assert KINDS_OF_STRATEGY[kind].refuses.keys() <= config.FEATURES.keys()
+    assert set(KINDS_OF_STRATEGY[kind].loops) <= {"fit", "custom"}
+    assert kind in config.names_of("strategies")
 
 
 BAD_FILES = [
@@ -248,7 +348,12 @@ KINDS = [
     ("schedule", {"kind": "constant", "learning_rate": 0.01}, ["schedule.kind=piecewise"],
      {"kind": "piecewise", "boundaries_epochs": [3, 7], "learning_rates": [1e-3, 1e-4, 1e-5]}),
     ("strategy", {"kind": "one_device", "device": "cpu"}, ["strategy.devices=2", "strategy.kind=mirrored"],
-     {"kind": "mirrored", "devices": 2}),
+     {"kind": "mirrored", "devices": 2, "cross_device_ops": "auto"}),
+    ("strategy", {"kind": "mirrored", "devices": 2, "cross_device_ops": "nccl"}, ["strategy.kind=data_parallel"],
+     {"kind": "data_parallel", "devices": 2, "axis_name": "batch"}),
+    ("strategy", {"kind": "mirrored", "devices": 2}, ["strategy.kind=parameter_server", "train.loop=custom"],
+     {"kind": "parameter_server", "launcher": None, "workers": 2, "max_restarts": 3, "heartbeat_timeout_seconds": 60.0,
+      "ps": 1}),
     ("strategy", {"kind": "one_device", "device": "cpu"}, ["strategy.kind=one_device"],
      {"kind": "one_device", "device": "cpu"}),
     ("model", {"name": "mlp", "options": {"units": [8]}}, ["model.name=convnet"],
@@ -300,6 +405,16 @@ def test_the_digest_ignores_where_archives_lie_and_where_runs_are_tracked_and_no
         warnings.simplefilter("ignore")  # pydantic: "something else" is not of the key's type
         ignored = {key for key in settings.flat() if changed(settings, key.split(".")).digest() == settings.digest()}
     assert ignored == {"dataset.downloads", "tracking.experiment", "tracking.system_metrics"}
+
+
+def test_the_rules_of_a_layout_are_one_value():
+    # A path has no dots, but a regular expression has.
+    rules = {".*d1/kernel": [None, "model"], "d2/output": ["batch", None]}
+    settings = config.load(None, {"strategy.kind": "model_parallel", "strategy.layout": rules}, ROOT)
+    assert settings.strategy.layout == rules
+    assert settings.flat()["strategy.layout"] == rules
+    again = config.load(None, [f"{key}={yaml.safe_dump(value)}" for key, value in settings.flat().items()], ROOT)
+    assert again == settings
 
 
 def test_settings_survive_json_and_the_spelling_of_set():
@@ -373,3 +488,26 @@ def test_settings_and_records_load_no_framework(run):
     assert result.returncode == 0, result.stderr
     heavy = {"tensorflow", "keras", "jax", "numpy", "mlflow", "prefect", "dvc", "tensorflow_datasets", "rich", "typer"}
     assert heavy.isdisjoint(result.stdout.split())
+
+
+def test_the_rules_of_a_layout_belong_together():
+    recipe = config.load("model-parallel", (), ROOT).strategy
+    assert len(recipe.layout) == 2
+    assert config.load("model-parallel", ["strategy.layout={}"], ROOT).strategy.layout == {}
+    own = ["strategy.layout={'.*kernel': [null, model]}"]
+    assert config.load("model-parallel", own, ROOT).strategy.layout == {".*kernel": [None, "model"]}
+    read = config.read_overrides(["strategy.model_parallel.layout={'.*kernel': [null, model]}"])
+    assert read == {"strategy.model_parallel.layout": {".*kernel": [None, "model"]}}
+
+
+def test_the_callers_values_stay_as_they_are():
+    given = {"train": {"epochs": 2}, "train.loop": "custom"}
+    assert config.load(None, given, ROOT).train.loop == "custom"
+    assert given == {"train": {"epochs": 2}, "train.loop": "custom"}
+
+
+def test_how_lost_processes_are_handled_changes_no_model():
+    cluster = ["strategy.kind=multi_worker"]
+    plain = config.load(None, cluster, ROOT).digest()
+    assert config.load(None, [*cluster, "strategy.max_restarts=0", "strategy.launcher=local"], ROOT).digest() == plain
+    assert config.load(None, [*cluster, "strategy.workers=3"], ROOT).digest() != plain

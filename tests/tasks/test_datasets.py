@@ -33,6 +33,7 @@ def prepared(root):
     ("name", "shape", "num_classes"),
     [
         ("digits", (8, 8, 1), 10),
+        ("noise", (28, 28, 1), 10),
         ("mnist", (28, 28, 1), 10),
         ("fashion_mnist", (28, 28, 1), 10),
         ("cifar10", (32, 32, 3), 10),
@@ -84,6 +85,24 @@ def test_digits_are_the_images_of_scikit_learn(prepared):
     assert prepared.licence == "CC BY 4.0"
 
 
+PIXELS = ["9bd8e40864baf402", "2d7c40ce6d895964", "8be6b45d620696d9"]
+
+
+def test_noise_is_the_same_for_ever(root):
+    noise = config.Dataset(name="noise", version=None, image_size=None, downloads=None)
+    found = prepare(noise, download(noise))
+    assert {name: split.num_examples for name, split in found.splits.items()} == {"train": 128, "test": 32}
+    images, labels = (np.load(path) for path in (found.splits["train"].images, found.splits["train"].labels))
+    assert images.shape == (128, 28, 28, 1)
+    # Written once as NumPy 2.4 drew them: the first eight pixels of each of the first three images, and its class.
+    first = {image.reshape(-1)[:8].tobytes().hex(): label for image, label in zip(images, labels.tolist(), strict=True)}
+    assert [first[pixels] for pixels in PIXELS] == [3, 6, 9]
+    # Uniform: 100,352 bytes spread over 256 values, to five standard deviations.
+    assert np.abs(np.bincount(images.reshape(-1), minlength=256) - 392).max() < 5 * 392**0.5
+    assert set(labels.tolist()) == set(range(10))
+    assert {row.tobytes() for row in images}.isdisjoint({row.tobytes() for row in np.load(found.splits["test"].images)})
+
+
 @pytest.mark.parametrize(
     ("damage", "expected"),
     [
@@ -115,6 +134,19 @@ def test_damaged_shard_is_the_file_that_cannot_be_read(prepared, root):
     content[len(content) // 2] ^= 1
     shard.write_bytes(content)
     assert datasets.damaged_shard(datasets.build("digits", None, raw)) == shard
+
+
+def test_records_are_decoded_in_any_number(prepared, root):
+    import tensorflow as tf
+
+    shards = datasets.shards(datasets.build("digits", None, root / prepared.raw_folder), "test", prepared.image_shape)
+    serialized = next(iter(tf.data.TFRecordDataset(shards.paths).batch(1000)))
+    images, labels = (np.load(root / path) for path in prepared.splits["test"].sha256)
+    decode = tf.function(shards.decode, reduce_retracing=True)
+    for size in (0, 1, datasets.DECODED - 1, datasets.DECODED, datasets.DECODED + 1, 360):
+        found = decode(serialized[:size])
+        np.testing.assert_array_equal(found[0], images[:size])
+        np.testing.assert_array_equal(found[1], labels[:size])
 
 
 def test_import_brings_in_no_framework():

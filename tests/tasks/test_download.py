@@ -28,11 +28,6 @@ from tasks.download import download
 from tasks.errors import StratagemError, UserError
 
 CHECKOUT = Path(__file__).parents[2]
-# Real MNIST and Fashion-MNIST archives, for machines that have them: FOLDER/<dataset>/<last part of the URL>.
-ARCHIVES = Path(os.environ.get("STRATAGEM_TEST_DOWNLOADS", CHECKOUT.parent / "shared" / "tfds_downloads"))
-needs_archives = pytest.mark.skipif(
-    not (ARCHIVES / "mnist").is_dir(), reason="no real archives: set STRATAGEM_TEST_DOWNLOADS to a folder of them"
-)
 
 
 class TinyImages(tfds.core.GeneratorBasedBuilder):
@@ -377,6 +372,7 @@ print(download.download(digits).model_dump_json())
     return subprocess.Popen([sys.executable, "-c", code], cwd=root, env=environment, **pipes)
 
 
+@pytest.mark.slow
 def test_two_downloads_at_once(root):
     processes = [start(root), start(root)]
     outputs = [process.communicate(timeout=300) for process in processes]
@@ -405,8 +401,7 @@ def test_killed_download_leaves_nothing_usable_and_the_next_cleans_up(root):
     assert sorted(p.name for p in (root / "data/digits/raw").iterdir()) == ["digits", "manifest.json"]
 
 
-@needs_archives
-def test_damaged_real_archive_in_the_cache(root):
+def test_damaged_real_archive_in_the_cache(root, archives):
     # The trap: TFDS prepares whatever lies in its cache under the right name, here MNIST's images as Fashion-MNIST.
     infos = tfds.builder_cls("fashion_mnist").url_infos
     cache = root / "data/fashion_mnist/raw/downloads/fashion_mnist"
@@ -414,11 +409,11 @@ def test_damaged_real_archive_in_the_cache(root):
     for url, info in infos.items():
         name = url.rpartition("/")[2]
         path = cache / resource.get_dl_fname(url, info.checksum)
-        shutil.copyfile(ARCHIVES / ("mnist" if "train-images" in name else "fashion_mnist") / name, path)
+        shutil.copyfile(archives / ("mnist" if "train-images" in name else "fashion_mnist") / name, path)
         resource.write_info_file(url, path, "fashion_mnist", name, info)
-    message = message_of(dataset("fashion_mnist", downloads=ARCHIVES))
+    message = message_of(dataset("fashion_mnist", downloads=archives))
     assert "fashion-mnist_train-images-idx3-ubyte" in message
     assert len(list((root / "data/fashion_mnist").glob("*.bad"))) == 1
     assert not (root / "data/fashion_mnist/raw/fashion_mnist").exists()
     # The next run takes the good one from the folder.
-    assert download(dataset("fashion_mnist", downloads=ARCHIVES)).num_examples == {"test": 10000, "train": 60000}
+    assert download(dataset("fashion_mnist", downloads=archives)).num_examples == {"test": 10000, "train": 60000}

@@ -1,6 +1,6 @@
 import pytest
 
-from tasks.errors import Interrupted, StratagemError, UserError, one_of
+from tasks.errors import Interrupted, Preempted, StratagemError, UserError, from_json, one_of, to_json
 
 
 @pytest.mark.parametrize(
@@ -10,12 +10,33 @@ from tasks.errors import Interrupted, StratagemError, UserError, one_of
         (UserError("a mistake"), 2),
         (Interrupted("Ctrl-C"), 130),
         (Interrupted("SIGTERM", 143), 143),
+        (Preempted("start again"), 75),
     ],
 )
 def test_exit_codes(error, exit_code):
     assert isinstance(error, StratagemError)
     assert error.exit_code == exit_code
     assert StratagemError.exit_code == 1, "one error's exit code must not become the family's"
+
+
+class Damaged(UserError):
+    """As a module of its own has it."""
+
+
+@pytest.mark.parametrize(
+    ("error", "kind"),
+    [
+        (StratagemError("m"), StratagemError),
+        (UserError("m"), UserError),
+        (Damaged("m"), UserError),
+        (Interrupted("m", 143), Interrupted),
+        (Preempted("m"), Interrupted),
+    ],
+)
+def test_an_error_travels_between_processes_as_what_it_is(error, kind):
+    received = from_json(to_json(error))
+    assert type(received) is kind
+    assert str(received) == "m"
 
 
 @pytest.mark.parametrize(

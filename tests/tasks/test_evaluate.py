@@ -1,4 +1,5 @@
 import shutil
+import sys
 from pathlib import Path
 
 import keras
@@ -46,6 +47,49 @@ def test_metrics_are_those_of_scikit_learn(tiny, train, batch_size):
             (by_hand["precision"], by_hand["recall"], by_hand["f1-score"])
         )
         assert one.support == by_hand["support"]
+
+
+def test_a_stream_is_evaluated_as_an_array_is(digits, train, monkeypatch):
+    training = train(digits, "train.epochs=1")
+    array = evaluate(load(), digits, training)
+    # TensorFlow has its devices by now, and would refuse to leave one out.
+    monkeypatch.setattr("tensorflow.config.set_visible_devices", pytest.fail)
+    stream = evaluate(load("input.source=stream", "evaluate.global_batch_size=70"), digits, training)
+    assert stream.metrics == pytest.approx(array.metrics, rel=1e-5)
+    assert stream.confusion_matrix == array.confusion_matrix
+
+
+OWN = """
+import keras
+
+def build(input_shape, num_classes):
+    images = keras.Input(input_shape)
+    x = keras.layers.Flatten()(images)
+    x = keras.layers.Dense(16, kernel_regularizer=keras.regularizers.L2(0.01), activity_regularizer="l2")(x)
+    return keras.Model(images, keras.layers.Dense(num_classes)(x))
+"""
+
+
+@pytest.mark.parametrize("loss", ["sparse_categorical_crossentropy", "mean_squared_error"])
+def test_the_loss_is_that_of_validation(tiny, train, make_dataset, project, monkeypatch, loss):
+    """The run's own, and the model's own losses on top, as Keras' evaluate has it."""
+    monkeypatch.setattr(sys, "path", sys.path[:])
+    (project / "own_evaluated.py").write_text(OWN)
+    train_arrays, held_out = (
+        tuple(np.load(path) for path in (tiny.splits[split].images, tiny.splits[split].labels))
+        for split in ("train", "test")
+    )
+    same = make_dataset("same", train=train_arrays, validation=held_out, test=held_out)
+    options = ("model.name=own_evaluated:build", "model.options={}", "input.validation=validation",
+               f"train.loss={loss}", "train.global_batch_size=32", "evaluate.global_batch_size=32")  # fmt: skip
+    training = train(same, *options)
+    result = evaluate(load(*options), same, training)
+    assert result.metrics["test/loss"] == pytest.approx(training.history["validation/loss"][-1], rel=1e-5)
+    labels, shares = predict(same, training.final_model)
+    plain = log_loss(labels, shares, labels=range(10))
+    if loss == "mean_squared_error":
+        plain = ((shares - np.eye(10)[labels]) ** 2).mean()
+    assert result.metrics["test/loss"] > plain + 0.01, "else the model's own losses would not be seen"
 
 
 @pytest.fixture
@@ -109,6 +153,20 @@ def test_the_model_is_a_fresh_one_of_the_checkpoint_alone(tiny, train):
     assert evaluate(load("optimizer.kind=sgd"), tiny, training) == expected
     with pytest.raises(UserError, match=r"is of another model or optimizer: model/0000"):
         evaluate(load("model.options={units: [17]}"), tiny, training)
+
+
+def test_the_precision_is_that_of_the_run(tiny, train):
+    """In one process after the other: a precision that is left behind would be the next evaluation's."""
+    options = {precision: f"train.dtype_policy={precision}" for precision in ("float64", "float32")}
+    trained = {precision: train(tiny, option, run_id=precision) for precision, option in options.items()}
+    found = {precision: evaluate(load(option), tiny, trained[precision]) for precision, option in options.items()}
+    for precision, tolerance in (("float64", 1e-12), ("float32", 1e-5)):
+        labels, shares = predict(tiny, trained[precision].final_model)
+        loss = log_loss(labels, shares, labels=range(10))
+        assert found[precision].metrics["test/loss"] == pytest.approx(loss, rel=tolerance, abs=0)
+    # The other precision's model of the same weights: the tolerance would see the difference.
+    half = evaluate(load(options["float32"]), tiny, trained["float64"]).metrics["test/loss"]
+    assert half != pytest.approx(found["float64"].metrics["test/loss"], rel=1e-12, abs=0)
 
 
 def test_a_run_without_a_checkpoint(tiny, train):

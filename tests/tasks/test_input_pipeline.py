@@ -1,13 +1,17 @@
+import gc
+import hashlib
 import json
 import logging
 import re
 import shutil
 import sys
+import threading
 from collections import Counter
 from itertools import chain, pairwise
 
 import numpy as np
 import pytest
+import tensorflow as tf
 import tensorflow_datasets as tfds
 from hypothesis import HealthCheck, given
 from hypothesis import settings as hypothesis_settings
@@ -39,6 +43,38 @@ def read(batches, epoch=0, start_step=0):
     """One epoch, or the rest of one: (images, labels) of each element."""
     batches.epoch, batches.start_step = epoch, start_step
     return [(images.numpy(), labels.numpy()) for images, labels in batches.dataset]
+
+
+def read_arrays(batches, epoch=0, start_step=0):
+    """The same without TensorFlow: (images, labels) of each step."""
+    batches.epoch, batches.start_step = epoch, start_step
+    return list(batches.arrays())
+
+
+def read_rows(batches, images, labels, epoch=0, start_step=0):
+    """The same as who gathers elsewhere does it, from the arrays of the split."""
+    found = []
+    for step in range(epoch * batches.steps + start_step, (epoch + 1) * batches.steps):
+        rows, draws = batches.rows(step), batches.draws(step)
+        mine = images[rows]
+        if draws is not None:
+            mine = input_pipeline.augment_arrays(mine, *draws, batches.augmentation)
+        found.append((mine, labels[rows]))
+    return found
+
+
+def put_together(elements, count):
+    """Every ``count`` elements as one."""
+    groups = [elements[i : i + count] for i in range(0, len(elements), count)]
+    return [tuple(np.concatenate(parts) for parts in zip(*group, strict=True)) for group in groups]
+
+
+def assert_same(one, other):
+    assert len(one) == len(other)
+    for (images, labels), (same_images, same_labels) in zip(one, other, strict=True):
+        assert (images.dtype, labels.dtype) == (same_images.dtype, same_labels.dtype) == (np.uint8, np.int64)
+        np.testing.assert_array_equal(images, same_images)
+        np.testing.assert_array_equal(labels, same_labels)
 
 
 def joined(lists):
@@ -111,25 +147,44 @@ def test_the_order_is_that_of_seed_and_epoch(digits, source):
     assert order(0, 1) != order(1, 0), "seeds and epochs are not added up"
 
 
+# First what JAX reads, with as little as it needs, then the datasets.
 ORDERS = """
-import json, sys
-import tensorflow as tf
+import hashlib, json, sys
 from tasks import config, input_pipeline, records
 prepared = records.load(records.PreparedDataset, config.project_root() / "data/digits/prepared/manifest.json")
-tf.random.set_seed(77)
-orders = {}
-for source in ("array", "stream"):
+found = {}
+
+def training(source):
     settings = config.load(None, [f"input.source={source}", "input.validation=100", "train.seed=3"])
     batches = input_pipeline.training(settings, prepared, 100)
     batches.epoch = 4
-    orders[source] = [
-        [image.numpy().tobytes().hex(), int(label)] for x, y in batches.dataset for image, label in zip(x, y)
-    ]
-json.dump(orders, sys.stdout)
+    return settings, batches
+
+def digests(elements):
+    return [hashlib.sha256(x.tobytes() + y.tobytes()).hexdigest() for x, y in elements]
+
+settings, batches = training("array")
+found["array arrays"] = digests(batches.arrays())
+assert len(batches.rows(3)) == len(batches.draws(3)[0]) == 100
+assert sum(len(labels) for _, labels in input_pipeline.ordered(settings, prepared, "test", 100).arrays()) == 360
+heavy = ("tensorflow", "tensorflow_datasets", "keras", "jax")
+found["imported"] = [name for name in heavy if name in sys.modules]
+
+import tensorflow as tf
+tf.random.set_seed(77)
+hide = tf.config.set_visible_devices
+found["hidden"] = []
+tf.config.set_visible_devices = lambda *args: found["hidden"].append(args) or hide(*args)
+for source in ("stream", "array"):
+    if source == "stream":
+        found["stream arrays"] = digests(training(source)[1].arrays())
+    found[source] = digests((x.numpy(), y.numpy()) for x, y in training(source)[1].dataset)
+json.dump(found, sys.stdout)
 """
 
 
-def test_another_process_reads_and_augments_the_same(digits, run):
+@pytest.mark.slow
+def test_another_process_reads_and_augments_the_same_and_jax_needs_no_tensorflow(digits, run):
     done = run([sys.executable, "-c", ORDERS])
     assert done.returncode == 0, done.stderr
     there = json.loads(done.stdout)
@@ -137,11 +192,12 @@ def test_another_process_reads_and_augments_the_same(digits, run):
         settings = config.load(None, [f"input.source={source}", "input.validation=100", "train.seed=3"])
         assert settings.input.augmentation.crop_padding
         here = [
-            [image.tobytes().hex(), int(label)]
+            hashlib.sha256(images.tobytes() + labels.tobytes()).hexdigest()
             for images, labels in read(input_pipeline.training(settings, digits, 100), epoch=4)
-            for image, label in zip(images, labels, strict=True)
         ]
-        assert there[source] == here, source
+        assert there[source] == there[f"{source} arrays"] == here, source
+    assert there["imported"] == []
+    assert there["hidden"] == [[[], "GPU"]], "for the stream that JAX reads, and for nothing else"
 
 
 @pytest.mark.parametrize("source", SOURCES)
@@ -192,10 +248,52 @@ def test_workers_share_an_epoch_out(digits, source, num_workers, size, drop):
     assert rows(read(workers[1], 2, start_step=3)) == parts[1][3:]
 
 
+@pytest.mark.parametrize(
+    ("drop", "steps_per_epoch", "start"),
+    [(False, "null", 0), (False, "null", 9), (True, "null", 3), (False, 6, 2), (False, 40, 0), (True, 40, 17)],
+)
+def test_all_readers_get_the_same(tiny, drop, steps_per_epoch, start):
+    """200 examples are 15 batches of 13 and one of 5, so one worker of three, or a replica, gets less of the last."""
+    settings = load(
+        "input.augmentation={flip: true, crop_padding: 2}",
+        f"input.drop_remainder={drop}",
+        f"train.steps_per_epoch={steps_per_epoch}",
+    )
+    images, labels = Rows(tiny).images, Rows(tiny).labels
+    alone = read_arrays(input_pipeline.training(settings, tiny, 13), 2, start)
+    steps = (16 - drop) if steps_per_epoch == "null" else steps_per_epoch
+    assert len(alone) == steps - start
+    for num_workers, num_replicas in [(1, 1), (1, 2), (2, 1), (2, 2), (3, 1), (3, 2)]:
+        parts = []
+        for worker in range(num_workers):
+            batches = input_pipeline.training(settings, tiny, 13, num_replicas, worker, num_workers)
+            assert [batches.size(2 * steps + start + i) for i in range(len(alone))] == [len(part) for _, part in alone]
+            mine = read_arrays(batches, 2, start)
+            assert_same(put_together(read(batches, 2, start), num_replicas), mine)
+            assert_same(read_rows(batches, images, labels, 2, start), mine)
+            parts.append(mine)
+        # A worker's examples are augmented as one device would augment them.
+        assert_same([put_together(batch, num_workers)[0] for batch in zip(*parts, strict=True)], alone)
+
+
+@pytest.mark.parametrize("source", SOURCES)
+@pytest.mark.parametrize(
+    ("per_epoch", "epochs"), [(1, [0, 14, 15, 44]), (4, [2, 3, 4]), (15, [1]), (16, [0, 1]), (40, [0])]
+)
+def test_an_epoch_of_some_steps_goes_on_where_the_one_before_stopped(digits, source, per_epoch, epochs):
+    options = ["input.augmentation={flip: true, crop_padding: 1}"]
+    passes = input_pipeline.training(load(*options, source=source), digits, 100)
+    wanted = joined(read(passes, number) for number in range(3))
+    batches = input_pipeline.training(load(*options, f"train.steps_per_epoch={per_epoch}", source=source), digits, 100)
+    assert (batches.steps, batches.steps_in_pass) == (per_epoch, 15)
+    for epoch in epochs:
+        assert_same(read(batches, epoch), wanted[epoch * per_epoch : (epoch + 1) * per_epoch])
+
+
 @hypothesis_settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_positions_are_arithmetic(make_dataset, data):
-    total = data.draw(st.integers(1, 60), "total")
+    total = data.draw(st.integers(1, 40), "total")
     size = data.draw(st.integers(1, total), "size")
     num_workers = data.draw(st.integers(1, 4), "num_workers")
     num_replicas = data.draw(st.integers(1, 3), "num_replicas")
@@ -203,23 +301,30 @@ def test_positions_are_arithmetic(make_dataset, data):
     images = np.zeros((total, 1, 1, 1), np.uint8)
     numbers = np.arange(total)  # The label is the row.
     prepared = make_dataset(f"numbered_{total}", total, train=(images, numbers), test=(images, numbers))
-    settings = load(f"input.drop_remainder={drop}")
-    steps = input_pipeline.training(settings, prepared, size).steps
+    in_pass = input_pipeline.training(load(f"input.drop_remainder={drop}"), prepared, size).steps
+    per_epoch = data.draw(st.none() | st.integers(1, 2 * in_pass + 1), "steps_per_epoch")
+    settings = load(f"input.drop_remainder={drop}", f"train.steps_per_epoch={json.dumps(per_epoch)}")
+    steps = per_epoch or in_pass
     start = data.draw(st.integers(0, steps), "start")
-    shuffled = input_pipeline.order(total, settings.train.seed, 5).tolist()
-    wanted = [shuffled[step * size : (step + 1) * size] for step in range(steps)]
-    assert sorted(shuffled) == list(range(total))
-    assert [row for batch in wanted for row in batch] == shuffled[: total - total % size if drop else total]
+
+    passes = [input_pipeline.order(total, settings.train.seed, number).tolist() for number in range(18)]
+    wanted = [one[step * size : (step + 1) * size] for one in passes for step in range(in_pass)]
+    for one in passes:
+        assert sorted(one) == list(range(total)), "every example exactly once a pass"
+    assert joined(wanted[:in_pass]) == passes[0][: total - total % size if drop else total]
+    wanted = wanted[5 * steps + start : 6 * steps]
 
     parts = []
     for worker in range(num_workers):
         batches = input_pipeline.training(settings, prepared, size, num_replicas, worker, num_workers)
         elements = [labels.tolist() for _, labels in read(batches, 5, start)]
         assert len(elements) == (steps - start) * num_replicas
-        parts.append(
-            [joined(elements[i : i + num_replicas]) for i in range(0, len(elements), num_replicas)],
-        )
-    assert [joined(batch) for batch in zip(*parts, strict=True)] == wanted[start:]
+        mine = [joined(elements[i : i + num_replicas]) for i in range(0, len(elements), num_replicas)]
+        assert mine == [labels.tolist() for _, labels in read_arrays(batches, 5, start)]
+        assert mine == [batches.rows(5 * steps + start + i).tolist() for i in range(len(mine))]
+        assert [batches.size(5 * steps + start + i) for i in range(len(mine))] == [len(batch) for batch in wanted]
+        parts.append(mine)
+    assert [joined(batch) for batch in zip(*parts, strict=True)] == wanted
 
 
 @pytest.mark.parametrize("source", SOURCES)
@@ -252,6 +357,21 @@ def test_evaluation_reads_every_example_once_in_order_and_as_it_is(digits, sourc
 
 
 @pytest.mark.parametrize("source", SOURCES)
+@pytest.mark.parametrize(("num_workers", "size"), [(2, 77), (3, 50), (3, 179)])
+def test_workers_share_an_evaluation_out(digits, source, num_workers, size):
+    """With 179 the last batch has two examples: one of three workers gets none, and takes the step all the same."""
+    rows = Rows(digits, "test")
+    parts = [
+        rows(read(input_pipeline.ordered(load(source=source), digits, "test", size, 2, worker, num_workers)))
+        for worker in range(num_workers)
+    ]
+    assert len({len(part) for part in parts}) == 1
+    steps = [joined(part[i] + part[i + 1] for part in parts) for i in range(0, len(parts[0]), 2)]
+    assert [len(step) for step in steps] == [size] * (NUM_TEST // size) + [NUM_TEST % size]
+    assert joined(steps) == list(range(NUM_TEST))
+
+
+@pytest.mark.parametrize("source", SOURCES)
 def test_training_never_sees_a_validation_example(digits, source):
     rows = Rows(digits)
     seen = {}
@@ -273,7 +393,96 @@ def test_prefetch_changes_no_batch(digits, source, prefetch):
     expected = rows(read(input_pipeline.training(load(source=source), digits, 200), 1))
     batches = input_pipeline.training(load(f"input.prefetch={prefetch}", source=source), digits, 200)
     assert rows(read(batches, 1)) == expected
-    assert ("Prefetch" in type(batches.dataset).__name__) == bool(prefetch)
+    assert (b"PrefetchDataset" in batches.dataset._as_serialized_graph(allow_stateful=True).numpy()) == bool(prefetch)
+
+
+# The thread behind ``arrays``.
+
+
+def gathering():
+    return [thread for thread in threading.enumerate() if thread.name.startswith("input_")]
+
+
+@pytest.fixture
+def watched(tiny):
+    """Batches of which the steps that were gathered are known, and an event for each."""
+
+    def watched(prefetch, failing=None):
+        batches = input_pipeline.training(load(f"input.prefetch={prefetch}"), tiny, 10)
+        rows, batches.seen, batches.gathered = batches.rows, [], [threading.Event() for _ in range(20)]
+
+        def watching(step):
+            batches.seen.append(step)
+            batches.gathered[step].set()
+            if step == failing:
+                raise OSError("the disk is gone")
+            return rows(step)
+
+        batches.rows = watching
+        return batches
+
+    assert gathering() == []
+    return watched
+
+
+@pytest.fixture
+def five_at_once(monkeypatch):
+    monkeypatch.setattr(input_pipeline, "GATHERED", 5)
+
+
+@pytest.mark.parametrize("prefetch", [1, "auto"])
+@pytest.mark.parametrize("end", ["close", "drop"])
+def test_batches_are_gathered_ahead_until_nobody_wants_them(watched, five_at_once, prefetch, end):
+    batches = watched(prefetch)
+    iterator = batches.arrays()
+    next(iterator)
+    assert batches.gathered[9].wait(60), "nobody has asked for this one yet"
+    assert len(gathering()) == 1
+    if end == "close":
+        iterator.close()
+    else:
+        del iterator
+        gc.collect()
+    assert gathering() == []
+    assert batches.seen == list(range(10))
+
+
+def test_without_prefetch_nothing_is_gathered_ahead(watched):
+    batches = watched(0)
+    iterator = batches.arrays()
+    next(iterator)
+    assert gathering() == []
+    assert batches.seen == [0]
+    assert len(list(iterator)) == 19
+
+
+@pytest.mark.parametrize("prefetch", [0, 1, 1000])
+def test_an_epoch_ends_its_thread(watched, five_at_once, prefetch):
+    batches = watched(prefetch)
+    assert len(read_arrays(batches)) == 20
+    assert gathering() == []
+    assert batches.seen == list(range(20))
+    assert read_arrays(batches, 0, 20) == []
+
+
+@pytest.mark.parametrize(("prefetch", "before"), [(0, 7), (3, 5)])
+def test_what_fails_in_the_thread_fails_where_its_block_is_read(watched, five_at_once, prefetch, before):
+    batches, found = watched(prefetch, failing=7), []
+    iterator = batches.arrays()
+    with pytest.raises(OSError, match="the disk is gone"):
+        found.extend(iterator)
+    assert len(found) == before
+    assert gathering() == []
+
+
+def test_only_an_array_says_which_rows_a_step_reads(digits):
+    with pytest.raises(ValueError, match="shuffled in a buffer"):
+        input_pipeline.training(load(source="stream"), digits, 100).rows(0)
+    with pytest.raises(ValueError, match="counted, not read"):
+        input_pipeline.Batches(33, 8, drop_remainder=False).dataset  # noqa: B018
+
+
+# The stream.
 
 
 def test_a_stream_of_several_shards(digits, project):
@@ -320,6 +529,20 @@ def test_a_cache_spares_the_shards_after_the_first_epoch(digits, project, cache,
     else:
         for epoch in (1, 2):
             assert sorted(rows.flat(read(batches, epoch))) == list(range(NUM_TRAIN))
+
+
+@pytest.mark.parametrize("cache", ["memory", "file"])
+def test_a_cache_is_whole_before_short_epochs_begin(digits, project, cache):
+    rows = Rows(digits)
+    settings = load(f"input.cache={cache}", "train.steps_per_epoch=2", "input.shuffle_buffer=10", source="stream")
+    batches = input_pipeline.training(settings, digits, NUM_TRAIN // 3)
+    first = rows.flat(read(batches))
+    for shard in sorted((project / "data/digits/raw").glob("**/*.tfrecord*")):
+        shard.unlink()
+    rest = [rows.flat(read(batches, epoch)) for epoch in (1, 2)]
+    one_pass = NUM_TRAIN // 3 * 3
+    for number in range(2):
+        assert sorted(joined([first, *rest])[number * one_pass : (number + 1) * one_pass]) == list(range(NUM_TRAIN))
 
 
 def test_a_file_cache_is_its_runs_own_and_goes_with_it(digits, project):
@@ -415,6 +638,49 @@ def test_flip_and_crop_together(tiny):
     matches = (images == crops).all((2, 3, 4))
     assert matches.any(0).all()
     assert matches.any(1).all()
+
+
+@hypothesis_settings(deadline=None, max_examples=40)
+@given(data=st.data())
+def test_numpy_and_tensorflow_augment_alike(data):
+    count, padding = data.draw(st.integers(0, 5), "count"), data.draw(st.integers(0, 3), "padding")
+    shape = data.draw(st.tuples(st.integers(1, 5), st.integers(1, 5), st.sampled_from([1, 3])), "shape")
+    section = config.Augmentation(flip=data.draw(st.booleans(), "flip"), crop_padding=padding)
+    rng = np.random.default_rng(data.draw(st.integers(0, 100), "seed"))
+    images = rng.integers(0, 256, (count, *shape), np.uint8)
+    flips, corners = rng.random(count) < 0.5, rng.integers(0, 2 * padding + 1, (count, 2), np.int32)
+    here = input_pipeline.augment_arrays(images, flips, corners, section)
+    augment = tf.function(lambda *args: input_pipeline.augment(*args, section))
+    there = augment(*map(tf.constant, (images, flips, corners))).numpy()
+    assert here.dtype == there.dtype == np.uint8
+    assert here.shape == images.shape
+    np.testing.assert_array_equal(here, there)
+
+
+def test_the_draws_stay_the_same_with_other_versions_and_machines():
+    """As with the order: raw words, made a draw here."""
+    batches = input_pipeline.Batches(
+        8, 4, False, seed=123, augmentation=config.Augmentation(flip=True, crop_padding=2), worker=1, num_workers=2
+    )
+    flips, corners = batches.draws(2 * 45 + 1)
+    assert (flips.dtype, corners.dtype) == (bool, np.int32)
+    assert flips.tolist() == [True, True]
+    assert corners.tolist() == [[1, 1], [3, 3]]
+
+
+def test_every_draw_is_as_likely_and_has_nothing_to_do_with_the_order():
+    section = config.Augmentation(flip=True, crop_padding=1)
+    batches = input_pipeline.Batches(18_000, 18_000, False, augmentation=section)
+    flips, corners = batches.draws(0)
+    counts = Counter(zip(flips.tolist(), *corners.T.tolist(), strict=True))
+    assert len(counts) == 18
+    assert 800 < min(counts.values()) <= max(counts.values()) < 1200  # Of 1000: six standard deviations are 190.
+    for drawn in (flips, corners[:, 0], corners[:, 1]):
+        assert abs(np.corrcoef(drawn, input_pipeline.order(18_000, 0, 0))[0, 1]) < 0.05
+    assert batches.draws(1)[0].tolist() != flips.tolist()
+    still = input_pipeline.Batches(50, 50, False, augmentation=config.Augmentation(flip=False, crop_padding=1))
+    assert not still.draws(0)[0].any()
+    assert input_pipeline.Batches(50, 50, False).draws(0) is None
 
 
 def test_the_draw_is_that_of_seed_epoch_and_step(make_dataset):

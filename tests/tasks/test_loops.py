@@ -1,24 +1,20 @@
-from pathlib import Path
-
 import keras
 import numpy as np
 import pytest
 
 from tasks import config, input_pipeline, loops, strategies
-from tasks.checkpoints import Checkpoints, State
+from tasks.callbacks import Position
+from tasks.checkpoints import State
 from tasks.input_pipeline import Batches
 
 ORIGIN = {"global_batch_size": 8, "seed": 0, "settings_digest": "d", "data_version": None, "history": {}}
 START = State(step=0, epoch=0, step_in_epoch=0, **ORIGIN)
+LOOPS = {"fit": loops.fit, "custom": loops.custom}
 
 
-def inside(epoch, step_in_epoch, steps=5, **more):
+def inside(epoch, step_in_epoch, steps=5):
     """The state of a checkpoint inside an epoch of ``steps`` steps."""
-    return State(step=epoch * steps + step_in_epoch, epoch=epoch, step_in_epoch=step_in_epoch, **(ORIGIN | more))
-
-
-def batches(num_examples=33, size=8):
-    return Batches(num_examples, size, drop_remainder=False)
+    return State(step=epoch * steps + step_in_epoch, epoch=epoch, step_in_epoch=step_in_epoch, **ORIGIN)
 
 
 @pytest.mark.parametrize(
@@ -27,60 +23,6 @@ def batches(num_examples=33, size=8):
 )
 def test_steps_in_an_epoch(num_examples, size, drop, steps):
     assert Batches(num_examples, size, drop).steps == steps
-
-
-def test_our_names_of_keras_logs():
-    logs = {"loss": np.float32(0.5), "accuracy": 1, "learning_rate": 0.1, "val_loss": 2.0, "val_accuracy": 0.25}
-    assert loops.metric_names(logs) == {
-        "train/loss": 0.5,
-        "train/accuracy": 1.0,
-        "train/learning_rate": 0.1,
-        "validation/loss": 2.0,
-        "validation/accuracy": 0.25,
-    }
-
-
-@pytest.fixture
-def clock(monkeypatch):
-    """A clock that only the test moves."""
-    now = [0.0]
-    monkeypatch.setattr(loops.time, "perf_counter", lambda: now[0])
-
-    def advance(seconds):
-        now[0] += seconds
-
-    return advance
-
-
-@pytest.mark.parametrize(
-    ("start", "calls", "examples", "seconds"),
-    [
-        # (index of the call's last step, seconds of the call); the first call of all traces and does not count.
-        (START, [[(0, 100), (1, 2), (2, 2), (3, 2), (4, 1)], [(0, 2), (1, 2), (2, 2), (3, 2), (4, 1)]], 25 + 33, 16),
-        # Two steps a call; the last call of an epoch tells of a step that it did not do.
-        (START, [[(1, 100), (3, 4), (5, 1)], [(1, 4), (3, 4), (5, 1)]], 17 + 33, 14),
-        # A resumed epoch begins at its third step.
-        (inside(0, 2), [[(0, 100), (1, 2), (2, 1)], [(0, 2), (4, 8)]], 9 + 33, 13),
-        (START, [[(4, 100)]], 0, 0),
-    ],
-)
-def test_throughput_counts_what_was_trained_after_the_first_call(clock, start, calls, examples, seconds):
-    position = loops.Position(batches(), start)
-    position.set_model(keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)]))
-    position.model.compile(loss="mse")
-    throughput = loops.Throughput(position)
-    for epoch, epoch_calls in enumerate(calls):
-        for callback in (position, throughput):
-            callback.on_epoch_begin(epoch)
-        for batch, duration in epoch_calls:
-            clock(duration)
-            for callback in (position, throughput):
-                callback.on_train_batch_end(batch)
-        clock(1000)  # Validation and checkpoints.
-        position.on_epoch_end(epoch, {})
-    assert (throughput.num_examples, throughput.seconds) == (examples, seconds)
-    assert throughput.examples_per_second == (examples / seconds if examples else None)
-    assert position.step == len(calls) * 5
 
 
 class Recorder(keras.callbacks.Callback):
@@ -107,46 +49,75 @@ class Recorder(keras.callbacks.Callback):
         self.seen.append(("end", epoch, *sorted(logs)))
 
 
-def small_model(**options):
+class Subclassed(keras.Model):
+    """A model without a graph of layers, as users write it."""
+
+    def __init__(self, dropout):
+        super().__init__()
+        self.scale = keras.layers.Rescaling(1 / 255)
+        self.flatten = keras.layers.Flatten()
+        self.dropout = keras.layers.Dropout(dropout, seed=3)
+        self.logits = keras.layers.Dense(10)
+
+    def call(self, images, training=False):
+        return self.logits(self.dropout(self.flatten(self.scale(images)), training=training))
+
+
+def small_model(dropout=0.0, subclassed=False, **options):
     keras.utils.set_random_seed(0)
-    images = keras.Input((8, 8, 1), dtype="uint8")
-    logits = keras.layers.Dense(10)(keras.layers.Flatten()(keras.layers.Rescaling(1 / 255)(images)))
-    model = keras.Model(images, logits)
+    model = Subclassed(dropout)
+    if not subclassed:
+        images = keras.Input((8, 8, 1), dtype="uint8")
+        layers = model.logits, model.dropout, model.flatten, model.scale
+        x = images
+        for layer in layers[::-1]:
+            x = layer(x)
+        model = keras.Model(images, x)
+    model(np.zeros((1, 8, 8, 1), "uint8"))
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     model.compile("sgd", loss, metrics=["accuracy"], jit_compile=False, **options)
     model.optimizer.build(model.trainable_variables)
-    return model
+    return model, loss
 
 
-def pipeline(tiny, validation):
+def pipeline(tiny, validate, **options):
     # 33 examples in batches of 8: five steps; two batches to validate on.
     settings = config.load(
-        None, {"input.validation": 167, "train.per_replica_batch_size": 8, "input.augmentation.crop_padding": 0}
+        None,
+        {"input.validation": 167, "train.per_replica_batch_size": 8, "input.augmentation.crop_padding": 0, **options},
     )
     training = input_pipeline.training(settings, tiny, 8)
-    return training, input_pipeline.ordered(settings, tiny, "validation", 100) if validation else None
+    return training, input_pipeline.ordered(settings, tiny, "validation", 100) if validate else None
 
 
-ONE_DEVICE = config.OneDevice(kind="one_device", device="cpu")
+def train(loop, model_and_loss, training, validation, start, epochs, callbacks, steps_per_execution=1):
+    """Train to the end of epoch ``epochs``; the callbacks come after Position."""
+    position = Position(training, start)
+    strategy = strategies.build(config.OneDevice(kind="one_device", device="cpu"))
+    options = {"train.epochs": epochs, "train.steps_per_execution": steps_per_execution}
+    section = config.load(None, options).train
+    LOOPS[loop](*model_and_loss, strategy, training, validation, position, section, [position, *callbacks])
+    return position
 
 
-@pytest.mark.parametrize(
-    ("start", "steps_per_execution", "expected"),
-    [
-        (START, 1, ["train", ("epoch", 0, 0, 0), 0, 1, 2, 3, 4, 0, ("epoch", 1, 1, 0), 0, 1, 2, 3, 4, 0]),
-        (START, 4, ["train", ("epoch", 0, 0, 0), 3, 7, 0, ("epoch", 1, 1, 0), 3, 7, 0]),
-        (inside(0, 3), 1, ["train", ("epoch", 0, 0, 3), 0, 1, 0, "train", ("epoch", 1, 1, 0), 0, 1, 2, 3, 4, 0]),
-        (inside(1, 4), 1, ["train", ("epoch", 1, 1, 4), 0, 0]),
-        (inside(1, 0), 1, ["train", ("epoch", 1, 1, 0), 0, 1, 2, 3, 4, 0]),
-        (inside(2, 0), 1, []),
-    ],
-)
+EXPECTED = [
+    (START, 1, ["train", ("epoch", 0, 0, 0), 0, 1, 2, 3, 4, 0, ("epoch", 1, 1, 0), 0, 1, 2, 3, 4, 0]),
+    (START, 4, ["train", ("epoch", 0, 0, 0), 3, 7, 0, ("epoch", 1, 1, 0), 3, 7, 0]),
+    (inside(0, 3), 1, ["train", ("epoch", 0, 0, 3), 0, 1, 0, "train", ("epoch", 1, 1, 0), 0, 1, 2, 3, 4, 0]),
+    (inside(1, 4), 1, ["train", ("epoch", 1, 1, 4), 0, 0]),
+    (inside(1, 0), 1, ["train", ("epoch", 1, 1, 0), 0, 1, 2, 3, 4, 0]),
+    (inside(2, 0), 1, []),
+]
+
+
+@pytest.mark.parametrize(("start", "steps_per_execution", "expected"), EXPECTED)
 @pytest.mark.parametrize("validate", [False, True])
-def test_fit_does_each_step_that_is_left_once(tiny, start, steps_per_execution, expected, validate):
+@pytest.mark.parametrize("loop", LOOPS)
+def test_a_loop_does_each_step_that_is_left_once(tiny, loop, start, steps_per_execution, expected, validate):
     training, validation = pipeline(tiny, validate)
     model = small_model(steps_per_execution=steps_per_execution)
-    position, recorder = loops.Position(training, start), Recorder(training)
-    loops.fit(model, strategies.build(ONE_DEVICE), training, validation, 2, start, [position, recorder])
+    recorder = Recorder(training)
+    position = train(loop, model, training, validation, start, 2, [recorder], steps_per_execution)
 
     names = ("accuracy", "learning_rate", "loss") + ("val_accuracy", "val_loss") * validate
     number = start.epoch
@@ -159,84 +130,113 @@ def test_fit_does_each_step_that_is_left_once(tiny, start, steps_per_execution, 
             number += 1
         else:
             wanted.append(item)
+    if loop == "custom":
+        # Keras' last call of an epoch tells of steps that it did not do, and a resumed epoch is a `fit` of its own.
+        told = {7: 4, "test 3": "test 1"} if steps_per_execution == 4 else {}
+        wanted = ["train", *(told.get(item, item) for item in wanted if item != "train")]
     assert recorder.seen == wanted
     assert (position.epoch, position.step_in_epoch) == (2, 0)
-    assert model.optimizer.iterations == 10 - start.step
+    assert model[0].optimizer.iterations == 10 - start.step
     assert len(position.history.get("train/loss", [])) == 2 - start.epoch
 
 
-class StopAfterFirstEpoch(keras.callbacks.Callback):
+class Calls(keras.callbacks.Callback):
+    """Writes down every call of Keras with what it is given."""
+
+    def __init__(self):
+        super().__init__()
+        self.calls = []
+
+    def __getattribute__(self, name):
+        if not name.startswith("on_"):
+            return super().__getattribute__(name)
+
+        def write(*args, logs=None, **more):
+            *numbers, logs = args if args and isinstance(args[-1], dict | None) else (*args, logs)
+            # Keras reads an accelerator's tensors first: so a callback's clock sees when the steps were done.
+            assert all(isinstance(value, float) for value in (logs or {}).values())
+            self.calls.append((name, *numbers, *more.values(), logs or {}))
+
+        return write
+
+
+@pytest.mark.parametrize(
+    ("steps_per_execution", "options", "subclassed"),
+    [
+        (1, {}, False),
+        (8, {}, True),
+        (2, {}, False),
+        (1, {"train.steps_per_epoch": 7}, True),
+        (3, {"train.steps_per_epoch": 7}, False),
+    ],
+)
+def test_both_loops_tell_the_callbacks_the_same(tiny, steps_per_execution, options, subclassed):
+    found = {}
+    for loop in LOOPS:
+        training, validation = pipeline(tiny, True, **options)
+        model = small_model(dropout=0.5, subclassed=subclassed, steps_per_execution=steps_per_execution)
+        calls = Calls()
+        train(loop, model, training, validation, START, 3, [calls], steps_per_execution)
+        found[loop] = calls.calls, [weight.numpy() for weight in model[0].weights], model[0].history.history
+        assert calls.params == {"epochs": 3, "steps": training.steps, "verbose": 0}
+        last = {"on_train_batch_end": training.steps - 1, "on_test_batch_end": validation.steps - 1}
+        for i, (name, *numbers, logs) in enumerate(calls.calls):
+            if name in last:
+                # Keras' last call of an epoch tells of steps that it did not do.
+                calls.calls[i] = (name, min(numbers[0], last[name]), logs)
+    (kept, weights, history), (again, same_weights, same_history) = found["fit"], found["custom"]
+    assert [call[:-1] for call in again] == [call[:-1] for call in kept]
+    for (*what, logs), (*_, same) in zip(kept, again, strict=True):
+        assert logs.keys() == same.keys(), what
+        assert same == pytest.approx(logs, rel=1e-5), what
+    for weight, same in zip(weights, same_weights, strict=True):
+        np.testing.assert_allclose(same, weight, rtol=1e-5, atol=1e-7)
+    assert same_history.keys() == history.keys()
+    for name, values in history.items():
+        assert same_history[name] == pytest.approx(values, rel=1e-5), name
+
+
+class StopAfter(keras.callbacks.Callback):
+    """Stops at the end of the first epoch, or inside it, or before its first step."""
+
+    def __init__(self, batch=None):
+        super().__init__()
+        self.batch = batch
+        self.ended = 0
+
+    def on_epoch_begin(self, epoch, logs=None):
+        if self.batch == "none":
+            self.model.stop_training = True
+
+    def on_train_batch_end(self, batch, logs=None):
+        if batch == self.batch:
+            self.model.stop_training = True
+
     def on_epoch_end(self, epoch, logs=None):
         self.model.stop_training = True
 
-
-@pytest.mark.parametrize("start", [START, inside(0, 2)])
-def test_a_callback_can_stop_the_training(tiny, start):
-    training, _ = pipeline(tiny, False)
-    position = loops.Position(training, start)
-    loops.fit(small_model(), strategies.build(ONE_DEVICE), training, None, 9, start, [position, StopAfterFirstEpoch()])
-    assert (position.epoch, position.step) == (1, 5)
+    def on_train_end(self, logs=None):
+        self.ended += 1
 
 
 @pytest.mark.parametrize(
-    ("every_epochs", "every_steps", "expected"),
+    ("start", "batch", "steps", "place"),
     [
-        (1, None, [5, 10, 15]),
-        (2, None, [10, 15]),
-        (None, 4, [4, 8, 12, 15]),
-        (1, 2, [2, 4, 5, 6, 8, 10, 12, 14, 15]),
-        (None, 100, [15]),
-        (None, 5, [5, 10, 15]),
-        (None, None, [15]),
+        (START, None, 5, (1, 0)),
+        (inside(0, 2), None, 3, (1, 0)),
+        (START, 4, 5, (1, 0)),
+        (START, 1, 2, (0, 2)),
+        (inside(1, 2), 1, 2, (1, 4)),
+        (START, "none", 1, (0, 1)),  # As Keras does it: one step, whose metrics end the epoch.
     ],
 )
-def test_checkpoints_are_written_when_they_are_due_and_at_the_end(tiny, tmp_path, every_epochs, every_steps, expected):
-    training, _ = pipeline(tiny, False)
-    position = loops.Position(training, START)
-    with Checkpoints(Path(tmp_path, "c"), keep=99, monitor="train/loss") as saved:
-        saving = loops.SaveCheckpoints(saved, position, None, every_epochs, every_steps, lambda: None)
-        model = small_model()
-        model.compute_metrics(None, keras.ops.zeros([1], "int64"), keras.ops.zeros([1, 10]))
-        loops.fit(model, strategies.build(ONE_DEVICE), training, None, 3, START, [position, saving])
-        saved.find("latest")
-        assert saved.steps() == expected
-        for step in expected:
-            state = saved.restore(step)[1]
-            assert (state.step, state.epoch, state.step_in_epoch) == (step, step // 5, step % 5)
-            assert len(state.history.get("train/loss", ())) == step // 5
-
-
-def stopping(saved, monitor="validation/loss", patience=2, min_delta=0.0):
-    section = config.EarlyStopping(monitor=monitor, patience_epochs=patience, min_delta=min_delta)
-    callback = loops.EarlyStopping(section, saved)
-    callback.set_model(small_model())
-    callback.model.stop_training = False
-    callback.on_train_begin()
-    return callback
-
-
-@pytest.mark.parametrize(
-    ("monitor", "values", "stops_after"),
-    [
-        ("validation/loss", [0.5, 0.4, 0.45, 0.41, 0.3], 4),
-        ("validation/accuracy", [0.5, 0.6, 0.55, 0.6, 0.9], 4),
-        ("train/loss", [0.5, 0.4, 0.3, 0.2, 0.1], None),
-        ("train/accuracy", [0.5, 0.4, 0.3, 0.9, 0.9], 3),
-    ],
-)
-@pytest.mark.parametrize("resume_after", [0, 1, 2, 3])
-def test_early_stopping_remembers_across_a_resume(monitor, values, stops_after, resume_after):
-    name = monitor.replace("train/", "").replace("validation/", "val_")
-    callback, stopped = stopping({}, monitor), None
-    for epoch, value in enumerate(values):
-        if epoch == resume_after:
-            assert not callback.over
-            callback = stopping(callback.state() if epoch else {}, monitor)
-        callback.on_epoch_end(epoch, {name: value})
-        if callback.model.stop_training:
-            stopped = epoch + 1
-            break
-    assert stopped == stops_after
-    assert stopping(callback.state(), monitor).over == (stops_after is not None)
-    # With more patience there is something left to do.
-    assert not stopping(callback.state(), monitor, patience=3).over
+@pytest.mark.parametrize("loop", LOOPS)
+def test_a_callback_can_stop_the_training(tiny, loop, start, batch, steps, place):
+    training, validation = pipeline(tiny, True)
+    model, stop = small_model(), StopAfter(batch)
+    position = train(loop, model, training, validation, start, 9, [stop])
+    assert ((position.epoch, position.step_in_epoch), stop.ended) == (place, 1)
+    assert model[0].optimizer.iterations == steps
+    history = model[0].history.history
+    assert len(history["loss"]) == len(history["val_loss"]) == 1, "the epoch is ended in order"
+    assert len(position.history.get("validation/loss", [])) == (place[1] == 0), "one value for each whole epoch"

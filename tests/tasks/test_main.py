@@ -1,14 +1,11 @@
 """`python -m tasks`: the requests that a stage process serves, and what DVC calls."""
 
-import contextlib
 import json
 import os
 import signal
 import subprocess
 import sys
-import threading
 import time
-from collections.abc import Callable, Iterator
 
 import pytest
 
@@ -45,7 +42,7 @@ def test_a_stage_process_serves_requests_and_survives_their_errors(project, tiny
             processes.run("nosuch", Run, noisy)
         assert caught.value.exit_code == 1
         with pytest.raises(UserError, match="unknown run 'nosuch'"):
-            processes.run("resume", Run, noisy, run_id="nosuch")
+            processes.run("resume", Run, noisy, prepared=tiny, run_id="nosuch")
         running = processes.run("start", Run, noisy, prepared=tiny)
         with pytest.raises(StratagemError, match=r"train failed: RuntimeError: the cause \(the whole story: --debug\)"):
             processes.run("train", TrainingResult, broken, prepared=tiny, run=running)
@@ -61,28 +58,8 @@ def test_a_stage_process_serves_requests_and_survives_their_errors(project, tiny
     assert "Traceback" not in shown.err
 
 
-@contextlib.contextmanager
-def interrupted_when(condition: Callable[[], object]) -> Iterator[None]:
-    """Send Ctrl-C to this process when the condition holds."""
-
-    def interrupt() -> None:
-        end = time.monotonic() + 300
-        while not condition() and time.monotonic() < end:
-            time.sleep(0.1)
-        os.kill(os.getpid(), signal.SIGINT)
-
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    thread = threading.Thread(target=interrupt)
-    thread.start()
-    try:
-        yield
-    finally:
-        thread.join()
-        signal.signal(signal.SIGINT, before)
-
-
 @pytest.mark.slow
-def test_a_stage_that_is_interrupted_answers_and_the_process_serves_on(project, tiny):
+def test_a_stage_that_is_interrupted_answers_and_the_process_serves_on(project, tiny, interrupted_when):
     settings = config.load(None, {**QUICK, "dataset.name": "tiny", "train.epochs": 100_000})
     try:
         process = processes.start(settings)
@@ -90,9 +67,10 @@ def test_a_stage_that_is_interrupted_answers_and_the_process_serves_on(project, 
         checkpoints = project / running.folder / "checkpoints"
         with (
             interrupted_when(lambda: list(checkpoints.glob("[0-9]*"))),
-            pytest.raises(Interrupted, match="train was interrupted") as caught,
+            pytest.raises(Interrupted, match="the training was stopped at step") as caught,
         ):
             processes.run("train", TrainingResult, settings, prepared=tiny, run=running)
+        assert f"at step {max(int(path.name) for path in checkpoints.glob('[0-9]*'))}, which" in str(caught.value)
         assert caught.value.exit_code == 130
         assert processes.run("finish", Run, settings, run=running, status="KILLED").run_id == running.run_id
         assert processes.start(settings) is process
@@ -100,7 +78,7 @@ def test_a_stage_that_is_interrupted_answers_and_the_process_serves_on(project, 
         processes.stop()
 
 
-def test_an_interrupt_before_anything_began_leaves_no_run(project, tiny):
+def test_an_interrupt_before_anything_began_leaves_no_run(project, tiny, interrupted_when):
     settings = config.load(None, {**QUICK, "dataset.name": "tiny"})
     try:
         process = processes.start(settings)
@@ -108,7 +86,7 @@ def test_an_interrupt_before_anything_began_leaves_no_run(project, tiny):
         # It imports TensorFlow for seconds before it can answer.
         with interrupted_when(lambda: time.monotonic() > asked + 1), pytest.raises(Interrupted):
             processes.run("start", Run, settings, prepared=tiny)
-        assert process._process.wait(60) == -signal.SIGINT
+        assert process.first._process.wait(60) == -signal.SIGINT
     finally:
         processes.stop()
     assert [path.name for path in (project / "mlruns").iterdir()] == [".gitkeep"]
@@ -131,7 +109,7 @@ def test_a_stage_process_ends_in_its_middle_when_its_input_closes(project, tiny)
     )
     with process:
         values = {"prepared": tiny.model_dump(mode="json"), "run": running.model_dump(mode="json")}
-        request = {"stage": "train", "arguments": {"settings": settings.to_json(), **values}}
+        request = {"id": 1, "stage": "train", "arguments": {"settings": settings.to_json(), **values}}
         process.stdin.write(json.dumps(request) + "\n")
         process.stdin.flush()
         checkpoints = project / running.folder / "checkpoints"
@@ -175,3 +153,21 @@ def test_an_unknown_stage_is_refused(project, run):
     result = run([sys.executable, "-m", "tasks", "trian"])
     assert result.returncode == 2
     assert "invalid choice: 'trian'" in result.stderr
+
+
+class ResourceExhaustedError(Exception):
+    """What TensorFlow calls its own."""
+
+
+@pytest.mark.parametrize(
+    "error",
+    [MemoryError(), ResourceExhaustedError("OOM when allocating"), RuntimeError("RESOURCE_EXHAUSTED: Out of mem")],
+)
+def test_a_stage_without_memory_says_what_to_do(error):
+    from tasks.__main__ import _unexpected
+
+    told = _unexpected("train", error)
+    assert told.exit_code == 1
+    assert str(told).startswith(
+        f"train ran out of memory ({type(error).__name__}): give a smaller train.global_batch_size"
+    )

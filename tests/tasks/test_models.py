@@ -12,9 +12,8 @@ from tasks.records import PreparedDataset, PreparedSplit
 @pytest.fixture
 def policy():
     """Sets Keras' dtype policy for one test."""
-    before = keras.config.dtype_policy()
-    yield keras.config.set_dtype_policy
-    keras.config.set_dtype_policy(before)
+    yield models.set_precision
+    models.set_precision("float32")
 
 
 def prepared(shape=(28, 28, 1), num_classes=10, mean=(0.0,), std=(1.0,)):
@@ -70,6 +69,14 @@ PARAMETERS = [
     ("convnet", (32, 32, 3), 100, {}, conv(3, 3, 32) + dense(15 * 15 * 32, 64) + dense(64, 100)),
     ("convnet2", (28, 28, 1), 10, {}, conv(3, 1, 32) + conv(3, 32, 64) + dense(7 * 7 * 64, 64) + dense(64, 10)),
     ("convnet2", (8, 8, 1), 10, {}, conv(3, 1, 32) + conv(3, 32, 64) + dense(2 * 2 * 64, 64) + dense(64, 10)),
+    ("dense200", (28, 28, 1), 10, {}, 784 * 200 + dense(200, 10)),
+    (
+        "vgg", (28, 28, 1), 10, {},
+        conv_norm(3, 1, 24) + conv_norm(3, 24, 24) + conv_norm(3, 24, 40) + conv_norm(3, 40, 40)
+        + conv_norm(3, 40, 56) + conv_norm(3, 56, 56) + dense(56, 10),
+    ),
+    ("lenet", (28, 28, 1), 10, {}, conv(3, 1, 16) + conv(3, 16, 32) + dense(5 * 5 * 32, 128) + dense(128, 10)),
+    ("lenet", (32, 32, 3), 5, {"filters": [4], "units": 7}, conv(3, 3, 4) + dense(15 * 15 * 4, 7) + dense(7, 5)),
     (
         "resnet", (32, 32, 3), 10, {},
         conv_norm(3, 3, 16) + 2 * conv_norm(3, 16, 16)
@@ -107,24 +114,50 @@ def layers_of(model):
             yield from layers_of(layer)
 
 
-@pytest.mark.parametrize("name", config.names_of("models"))
-def test_two_builds_have_the_same_variables_under_the_same_names(name):
+@pytest.mark.parametrize("name", [*config.names_of("models"), "own_models:dropping"])
+def test_two_builds_have_the_same_variables_under_the_same_names(own_models, name):
     first, second = build(name, dropout=0.5), build(name, dropout=0.5)
     assert [v.shape for v in first.variables] == [v.shape for v in second.variables]
-    assert [v.path for v in first.weights] == [v.path for v in second.weights]
+    assert [v.path for v in first.variables] == [v.path for v in second.variables]
     assert list(layers_of(first)) == list(layers_of(second)), "an automatic name counts on from build to build"
     assert len({v.path for v in first.weights}) == len(first.weights)
 
 
+@pytest.mark.parametrize(
+    ("precision", "logits", "others"),
+    [
+        ("mixed_bfloat16", "float32", {"bfloat16", "float32"}),
+        ("mixed_float16", "float32", {"float16", "float32"}),
+        ("float64", "float64", {"float64"}),
+    ],
+)
 @pytest.mark.parametrize("name", config.names_of("models"))
-def test_logits_are_float32_under_mixed_precision(name, policy):
-    policy("mixed_bfloat16")
+def test_logits_are_never_of_half_precision(name, policy, precision, logits, others):
+    policy(precision)
     model = build(name)
     core = model.layers[-1]
-    assert core.get_layer("logits").compute_dtype == "float32"
-    assert {layer.compute_dtype for layer in core.layers} == {"bfloat16", "float32"}
+    assert core.layers[-1].compute_dtype == logits
+    assert {layer.compute_dtype for layer in core.layers} == others
+    assert {weight.dtype for weight in model.weights} == {logits}
     pixels = np.zeros((2, 28, 28, 1), np.uint8)
-    assert keras.backend.standardize_dtype(model(pixels).dtype) == "float32"
+    assert keras.backend.standardize_dtype(model(pixels).dtype) == logits
+
+
+@pytest.mark.parametrize(
+    ("normalization", "expected"), [("scale", lambda x: x / 255), ("standardize", lambda x: (x - 99.9) / 33.3)]
+)
+def test_float64_is_float64_from_the_pixels_to_the_logits(policy, tmp_path, normalization, expected):
+    policy("float64")
+    model = models.build(
+        config.Model(name="dense200", options={}), prepared((4, 4, 1), 3, mean=(99.9,), std=(33.3,)), normalization
+    )
+    pixels = np.random.default_rng(0).integers(0, 256, (5, 4, 4, 1), dtype=np.uint8)
+    first, second, bias = (keras.ops.convert_to_numpy(weight) for weight in model.weights)
+    by_hand = np.maximum(expected(pixels.reshape(5, 16).astype("float64")) @ first, 0) @ second + bias
+    # One rounding to float32 on the way would be off by 1e-8.
+    model.save(tmp_path / "model.keras")
+    for one in (model, keras.models.load_model(tmp_path / "model.keras")):
+        np.testing.assert_allclose(keras.ops.convert_to_numpy(one(pixels)), by_hand, rtol=1e-12)
 
 
 @pytest.mark.parametrize("name", config.names_of("models"))
@@ -162,6 +195,10 @@ def build(input_shape, num_classes, width=4):
     images = keras.Input(input_shape)
     x = keras.layers.Flatten()(images)
     return keras.Model(images, keras.layers.Dense(num_classes, name="logits")(keras.layers.Dense(width)(x)))
+
+def dropping(input_shape, num_classes, dropout):
+    layers = [keras.layers.Flatten(), keras.layers.Dense(4), keras.layers.Dropout(dropout)]
+    return keras.Sequential([keras.Input(input_shape), *layers, keras.layers.Dense(num_classes)])
 
 def needs_nothing(input_shape, num_classes):
     return build(input_shape, num_classes)

@@ -21,9 +21,6 @@ from tasks.download import download
 from tasks.errors import UserError
 from tasks.prepare import prepare
 
-# Real MNIST and Fashion-MNIST archives, for machines that have them: FOLDER/<dataset>/<last part of the URL>.
-ARCHIVES = Path(os.environ.get("STRATAGEM_TEST_DOWNLOADS", Path(__file__).parents[3] / "shared" / "tfds_downloads"))
-
 
 class NoisyPhotos(tfds.core.GeneratorBasedBuilder):
     """Images of many sizes; one split has no labels."""
@@ -274,18 +271,15 @@ def idx_labels(path):
 
 
 @pytest.mark.parametrize("name", ["mnist", "fashion_mnist"])
-@pytest.mark.skipif(
-    not (ARCHIVES / "mnist").is_dir(), reason="no real archives: set STRATAGEM_TEST_DOWNLOADS to a folder of them"
-)
-def test_real_archives(root, name):
-    manifest = download(dataset(name, downloads=ARCHIVES))
+def test_real_archives(root, name, archives):
+    manifest = download(dataset(name, downloads=archives))
     prepared = prepare(dataset(name), manifest)
     check(prepared, root)
     assert len(prepared.sources) == 4
     for split, files in (("train", "train"), ("test", "t10k")):
         source = zip(
-            idx_images(ARCHIVES / name / f"{files}-images-idx3-ubyte.gz"),
-            idx_labels(ARCHIVES / name / f"{files}-labels-idx1-ubyte.gz"),
+            idx_images(archives / name / f"{files}-images-idx3-ubyte.gz"),
+            idx_labels(archives / name / f"{files}-labels-idx1-ubyte.gz"),
             strict=True,
         )
         made = prepared.splits[split]

@@ -1,3 +1,6 @@
+import http.server
+import importlib.util
+import json
 import os
 import shutil
 import subprocess
@@ -12,9 +15,15 @@ import pytest
 import yaml
 from filelock import FileLock
 
-from tasks import config, processes
+from tasks import config, processes, runs
 from tasks.errors import StratagemError, UserError
 from tasks.records import Run
+
+
+@pytest.fixture(autouse=True)
+def no_gpus(monkeypatch):
+    """A cluster here does not depend on the machine that the tests run on."""
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
 
 
 @pytest.fixture
@@ -37,6 +46,49 @@ def test_a_stage_finds_its_backend_and_the_environment_it_was_installed_in(setti
     assert "PREFECT_API_URL" not in environment
 
 
+def test_only_a_launcher_says_who_is_in_a_cluster(project, monkeypatch):
+    monkeypatch.setenv("TF_CONFIG", "{}")
+    for kind in ("one_device", "multi_worker"):
+        assert "TF_CONFIG" not in processes.stage_environment(_load(f"strategy.kind={kind}"))
+
+
+# Each: settings of a strategy on JAX, what its process finds.
+FORCED = "--xla_force_host_platform_device_count"
+ON_JAX = [
+    (["strategy.kind=data_parallel"], {"XLA_FLAGS": None, "JAX_PLATFORMS": "", "NPROC": "32", "JAX_ENABLE_X64": None}),
+    (["strategy.kind=data_parallel", "strategy.devices=8"], {"XLA_FLAGS": f"{FORCED}=8", "JAX_PLATFORMS": ""}),
+    (["strategy.kind=data_parallel", "strategy.devices=[cpu:0,cpu:3]"], {"XLA_FLAGS": f"{FORCED}=4"}),
+    (["strategy.kind=data_parallel", "strategy.devices=[cpu:0,cpu:3]"], {"JAX_PLATFORMS": "cpu"}),
+    (["strategy.kind=data_parallel", "strategy.devices=[gpu:0,gpu:1]"], {"XLA_FLAGS": None, "JAX_PLATFORMS": ""}),
+    (["strategy.kind=model_parallel", "strategy.mesh_shape=[2,4]"], {"XLA_FLAGS": f"{FORCED}=8", "NPROC": "32"}),
+    (["strategy.kind=model_parallel", "strategy.mesh_shape=[4,4]"], {"XLA_FLAGS": f"{FORCED}=16", "NPROC": "64"}),
+    (["strategy.kind=data_parallel", "train.dtype_policy=float64"], {"JAX_ENABLE_X64": "1"}),
+    (
+        ["strategy.kind=data_parallel", "strategy.devices=2", "train.deterministic=true"],
+        {"XLA_FLAGS": f"{FORCED}=2 --xla_gpu_deterministic_ops=true"},
+    ),
+]
+
+
+@pytest.mark.parametrize(("overrides", "found"), ON_JAX)
+def test_a_stage_on_jax_finds_its_devices(project, monkeypatch, overrides, found):
+    for name in ("XLA_FLAGS", "JAX_PLATFORMS", "JAX_ENABLE_X64", "NPROC"):
+        monkeypatch.setenv(name, "")
+        monkeypatch.delenv(name)
+    environment = processes.stage_environment(_load(*overrides))
+    assert environment["KERAS_BACKEND"] == "jax"
+    assert {name: environment.get(name) for name in found} == found
+
+
+def test_what_the_user_set_for_jax_stays(project, monkeypatch):
+    monkeypatch.setenv("JAX_PLATFORMS", "cuda")
+    monkeypatch.setenv("XLA_FLAGS", "--xla_dump_to=somewhere")
+    environment = processes.stage_environment(_load("strategy.kind=data_parallel", "strategy.devices=2"))
+    assert environment["JAX_PLATFORMS"] == "cuda"
+    assert environment["XLA_FLAGS"] == f"--xla_dump_to=somewhere {FORCED}=2"
+    assert processes.stage_environment(_load())["JAX_PLATFORMS"] == "cpu", "TensorFlow has the GPU there"
+
+
 @pytest.mark.parametrize(("device", "hidden"), [("cpu", True), ("gpu:0", False), ("null", False)])
 def test_a_run_on_the_cpu_hides_the_gpus_from_its_process(project, monkeypatch, device, hidden):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3")
@@ -53,7 +105,7 @@ def test_what_the_user_set_for_prefect_stays(monkeypatch):
     assert os.environ["PREFECT_LOGGING_LEVEL"] == "WARNING"
     assert os.environ["PREFECT_SERVER_ANALYTICS_ENABLED"] == "false"
     assert "STRATAGEM_DEBUG" not in os.environ
-    processes.set_flow_environment(debug=True)
+    processes.show_tracebacks()
     assert os.environ["STRATAGEM_DEBUG"] == "1"
 
 
@@ -71,24 +123,109 @@ def test_only_what_is_decided_once_in_a_process_needs_another_one(settings, over
     assert same == (overrides in SAME_PROCESS)
 
 
+# Each: the variable, its value, the strategy, what is refused.
+CONTRADICTED = [
+    ("KERAS_BACKEND", "tensorflow", ["strategy.kind=data_parallel"], "contradicts strategy.kind = 'data_parallel'"),
+    ("KERAS_BACKEND", "jax", ["strategy.kind=mirrored"], "Unset KERAS_BACKEND, or give strategy.kind=data_parallel or"),
+    ("KERAS_BACKEND", "torch", [], r"which trains on tensorflow\. Unset KERAS_BACKEND$"),
+    ("TF_CONFIG", "{", ["strategy.kind=multi_worker"], r"TF_CONFIG = '\{': it is not JSON"),
+]
+
+
+@pytest.mark.parametrize(("variable", "value", "overrides", "message"), CONTRADICTED)
+def test_what_contradicts_a_strategy_is_refused_at_once(project, monkeypatch, variable, value, overrides, message):
+    settings = _load(*overrides)
+    processes.check_devices(settings)
+    monkeypatch.setenv(variable, value)
+    with pytest.raises(UserError, match=message):
+        processes.check_devices(settings)
+
+
+def test_what_fits_is_not_refused(project, monkeypatch):
+    monkeypatch.setenv("TF_CONFIG", "{")
+    monkeypatch.setenv("KERAS_BACKEND", "tensorflow")
+    for overrides in ([], ["strategy.kind=mirrored"], ["strategy.kind=multi_worker", "strategy.launcher=local"]):
+        processes.check_devices(_load(*overrides))
+
+
+def test_a_strategy_on_jax_needs_jax(project, monkeypatch):
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    processes.check_devices(_load())
+    with pytest.raises(UserError, match=r"strategy.kind = 'data_parallel' trains on JAX, which is not installed"):
+        processes.check_devices(_load("strategy.kind=data_parallel"))
+
+
+def test_there_is_no_tpu_here(project):
+    with pytest.raises(UserError, match=r"strategy.kind = 'tpu'"):
+        processes.check_devices(_load("strategy.kind=tpu"))
+
+
+@pytest.mark.parametrize(("index", "name"), [(0, None), (1, "worker 1")])
+def test_who_is_not_the_chief_of_a_cluster_knows_its_name(project, monkeypatch, index, name):
+    assert processes.member_name(_load("strategy.kind=multi_worker")) is None, "there the chief starts the others"
+    place = {"cluster": {"worker": ["localhost:40001", "localhost:40002"]}, "task": {"type": "worker", "index": index}}
+    monkeypatch.setenv("TF_CONFIG", json.dumps(place))
+    assert processes.member_name(_load("strategy.kind=multi_worker")) == name
+    assert processes.member_name(_load()) is None, "no cluster"
+
+
+def test_who_is_not_the_chief_leads_no_pipeline(project, monkeypatch):
+    place = {"cluster": {"worker": ["localhost:40001", "localhost:40002"]}, "task": {"type": "worker", "index": 1}}
+    monkeypatch.setenv("TF_CONFIG", json.dumps(place))
+    with pytest.raises(UserError, match=r"TF_CONFIG makes this process worker 1, and only the chief leads"):
+        processes.run("start", Run, _load("strategy.kind=multi_worker"))
+    assert _stage_processes() == []
+
+
+def test_a_member_does_not_begin_before_the_data_are_prepared(project, monkeypatch):
+    place = {"cluster": {"worker": ["localhost:40001", "localhost:40002"]}, "task": {"type": "worker", "index": 1}}
+    monkeypatch.setenv("TF_CONFIG", json.dumps(place))
+    with pytest.raises(UserError, match="dataset digits is not prepared"):
+        processes.join(_load("strategy.kind=multi_worker"))
+    assert not (project / "mlruns" / "logs").exists()
+
+
+def test_what_comes_after_a_training_needs_no_cluster(project):
+    settings = _load("strategy.kind=multi_worker", "strategy.workers=3")
+    try:
+        alone = processes.start(settings, whole=False)
+        assert len(_stage_processes()) == 1
+        assert processes.start(settings, whole=False) is alone
+        whole = processes.start(settings)
+        assert whole is not alone, "one process cannot train"
+        assert not alone.first.alive
+        assert len(_stage_processes()) == 3
+        assert processes.start(settings, whole=False) is whole
+        whole._processes[2].kill()
+        assert processes.start(settings, whole=False) is whole, "its chief is there"
+        assert processes.start(settings) is not whole
+    finally:
+        processes.stop()
+    assert _stage_processes() == []
+
+
+def _stage_processes() -> list[psutil.Process]:
+    return [child for child in psutil.Process().children() if "tasks" in child.cmdline()]
+
+
 def test_one_stage_process_serves_settings_of_one_kind(settings):
     try:
         first = processes.start(settings)
         assert processes.start(_load("train.epochs=3")) is first
         other = processes.start(_load("strategy.device=cpu"))
         assert other is not first
-        assert not first.alive
-        assert other.alive
+        assert not first.first.alive
+        assert other.usable
     finally:
         processes.stop()
-    assert not other.alive
+    assert not other.first.alive
     processes.stop()  # There is nothing to stop, and that is no error.
 
 
 def test_a_stage_process_that_died_is_told_and_replaced(settings):
     try:
         process = processes.start(settings)
-        (child,) = [p for p in psutil.Process().children() if p.cmdline()[-2:] == ["tasks", "serve"]]
+        (child,) = _stage_processes()
         child.kill()
         with pytest.raises(StratagemError, match=r"the process that ran start died \(SIGKILL\)"):
             process.call("start", {})
@@ -195,11 +332,11 @@ def _begin(project: Path, name: str, dataset: str) -> Path:
 
 def test_the_newest_run_is_that_on_the_same_dataset(project):
     with pytest.raises(UserError, match="no run on digits has begun"):
-        processes.newest_run("digits")
+        runs.newest("digits")
     for age, (name, dataset) in enumerate([("other", "mnist"), ("new", "digits"), ("old", "digits")]):
         record = _begin(project, name, dataset) / "records" / "run.json"
         os.utime(record, (time.time() - age * 100,) * 2)
-    assert processes.newest_run("digits") == "new"
+    assert runs.newest("digits").run_id == "new"
 
 
 def test_a_run_that_cannot_be_evaluated_is_refused(project, settings):
@@ -240,7 +377,23 @@ def test_a_server_of_the_users_own_is_used(own_prefect, monkeypatch):
     assert processes.start_flow_server() is None
     assert "PREFECT_API_URL" not in os.environ, "Prefect reads it from the profile itself"
     monkeypatch.setenv("PREFECT_API_URL", "http://127.0.0.1:2/api")
-    assert processes.start_flow_server() is None
+    with pytest.raises(
+        UserError, match=r"PREFECT_API_URL = http://127\.0\.0\.1:2/api: no Prefect server answers .+ unset"
+    ):
+        processes.start_flow_server()
+
+    class Answers(http.server.BaseHTTPRequestHandler):
+        def do_GET(self):
+            asked.append(self.path)
+            self.send_response(401)
+            self.end_headers()
+
+    asked = []
+    with http.server.HTTPServer(("127.0.0.1", 0), Answers) as server:
+        threading.Thread(target=server.handle_request).start()
+        monkeypatch.setenv("PREFECT_API_URL", f"http://127.0.0.1:{server.server_port}/api")
+        assert processes.start_flow_server() is None
+    assert asked == ["/api/health"], "whether it lets us in shows later"
 
 
 def test_an_api_that_cannot_start_is_told_in_one_message(own_prefect):

@@ -1,18 +1,17 @@
 import hashlib
-import os
 import re
 import shutil
 from pathlib import Path
-
-os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
 import keras
 import mlflow
 import numpy as np
 import pytest
+from mlflow import MlflowClient
 from mlflow.exceptions import MlflowException
 
 from tasks import config, lineage, records, register, tracking
+from tasks.errors import UserError
 
 IMAGES = np.random.default_rng(0).integers(0, 256, (5, 4, 4, 1), np.uint8)
 VERSION = "0123456789abcdef0123456789abcdef"
@@ -60,7 +59,8 @@ class Trained:
         self.training = records.TrainingResult(
             run_id=self.run.run_id, dataset="digits", strategy="one_device", loop="fit", num_replicas=1,
             devices=("/device:CPU:0",), global_batch_size=32, epochs=2, steps=20, num_parameters=51,
-            examples_per_second=None, history={}, stopped_early=False, checkpoints=f"{folder}/checkpoints",
+            examples_per_second=None, setup_seconds=1.0, first_call_seconds=None, epoch_seconds=(), history={},
+            stopped_early=False, checkpoints=f"{folder}/checkpoints",
             checkpoint=f"{folder}/checkpoints/20", best_checkpoint=f"{folder}/checkpoints/10",
             final_model=save_model(Path(folder, "models", "final.keras")),
             best_model=save_model(Path(folder, "models", "best.keras")), weights_digest="f" * 64,
@@ -160,7 +160,7 @@ def test_no_version_and_an_alias_that_stays(
     store: Path, overrides: list[str], evaluation: dict[str, float], reason: str
 ) -> None:
     first = Trained().register()
-    second = Trained(*overrides).register(**evaluation)  # type: ignore[arg-type]
+    second = Trained(*overrides).register(**evaluation)
     assert (second.model_version, second.aliases) == (None, ())
     assert re.search(reason, str(second.reason))
     client = tracking.open_store()
@@ -198,11 +198,92 @@ def test_a_users_own_model_has_a_name_that_mlflow_takes(store: Path) -> None:
     assert (result.model_name, result.model_version) == ("digits-my.models.build", "1")
 
 
-def test_a_model_that_cannot_be_logged_is_not_left_pending(store: Path) -> None:
+def test_a_model_that_cannot_be_logged_is_not_left_pending(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     trained = Trained()
-    Path(trained.training.final_model).unlink()
-    with pytest.raises(FileNotFoundError, match=r"final\.keras"):
+
+    def full(*args: object, **options: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(mlflow.pyfunc, "save_model", full)
+    with pytest.raises(OSError, match="No space left"):
         trained.register()
     client = tracking.open_store()
     experiment = client.get_experiment_by_name("digits")
     assert [model.status.value for model in client.search_logged_models([experiment.experiment_id])] == ["FAILED"]
+
+
+def test_a_registration_that_was_killed_is_ended_by_the_next_with_one_version(
+    store: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trained = Trained()
+    first = trained.register()
+    alias = mlflow.MlflowClient.set_registered_model_alias
+    calls = []
+
+    def killed(self: object, name: str, *more: object, **options: object) -> None:
+        calls.append(name)
+        raise KeyboardInterrupt
+
+    # Between the version and its alias; then between the model and its version.
+    second = Trained()
+    monkeypatch.setattr(mlflow.MlflowClient, "set_registered_model_alias", killed)
+    with pytest.raises(KeyboardInterrupt):
+        second.register()
+    monkeypatch.setattr(mlflow.MlflowClient, "set_registered_model_alias", alias)
+    client = tracking.open_store()
+    name = first.model_name
+    assert str(client.get_model_version_by_alias(name, "challenger").version) == "1", "unmoved until it is complete"
+    assert second.register().model_version == "2"
+    assert str(client.get_model_version_by_alias(name, "challenger").version) == "2"
+
+    third = Trained()
+    make = mlflow.MlflowClient.create_model_version
+    monkeypatch.setattr(mlflow.MlflowClient, "create_model_version", killed)
+    with pytest.raises(KeyboardInterrupt):
+        third.register()
+    monkeypatch.setattr(mlflow.MlflowClient, "create_model_version", make)
+    assert third.register().model_version == "3"
+    assert third.register().model_version == "3", "one version a run"
+    assert calls == [name, name]
+    assert sorted(int(version.version) for version in client.search_model_versions(f"name = '{name}'")) == [1, 2, 3]
+    experiment = client.get_experiment_by_name("digits").experiment_id
+    assert len(client.search_logged_models([experiment])) == 3
+
+
+def test_a_run_whose_loss_was_no_number_is_never_registered(store: Path) -> None:
+    trained = Trained()
+    trained.training = trained.training.model_copy(update={"nonfinite_steps": (7,)})
+    result = trained.register()
+    assert result.model_version is None
+    assert result.reason == "the loss was no finite number at step 7, and such a run is never registered"
+
+
+def test_without_its_server_a_model_waits_for_it(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    trained = Trained()
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:9")
+    with pytest.raises(UserError, match="was begun with no MLFLOW_TRACKING_URI"):
+        trained.register()
+    began, trained.run = trained.run, trained.run.model_copy(update={"store": "http://127.0.0.1:9"})
+    result = trained.register()
+    trained.run = began
+    assert (result.model_uri, result.model_version) == (None, None)
+    assert result.reason.endswith(f"; then `stratagem register --run {trained.run.run_id}`")
+    monkeypatch.delenv("MLFLOW_TRACKING_URI")
+    assert trained.register().model_version == "1"
+
+
+def test_a_store_that_fails_in_the_registration_does_not_fail_the_run(
+    store: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trained = Trained()
+
+    def fail(self: object, *args: object, **options: object) -> None:
+        raise MlflowException("database is locked")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(MlflowClient, "create_model_version", fail)
+        result = trained.register()
+    assert result.model_version is None
+    assert "database is locked" in result.reason
+    assert f"stratagem register --run {trained.run.run_id}" in result.reason
+    assert trained.register().model_uri == result.model_uri, "the logged model is used again"

@@ -5,8 +5,8 @@ import matplotlib.image
 import numpy as np
 import pytest
 
-from tasks import report
-from tasks.records import ClassMetrics, EvaluationResult, TrainingResult
+from tasks import config, report
+from tasks.records import ClassMetrics, Comparison, ComparisonRow, EvaluationResult, TrainingResult
 
 
 def evaluation(matrix, names=None, metrics=None):
@@ -103,3 +103,68 @@ def test_the_confusion_table_is_a_line_an_example(tmp_path):
 def test_metrics_are_nested_as_dvc_shows_them(tmp_path):
     path = report.metrics_table(evaluation([[1]]), tmp_path / "test.json")
     assert json.loads(path.read_text()) == {"test": {"loss": 0.5, "accuracy": 0.75, "top_5_accuracy": 1.0}}
+
+
+WORKED = ComparisonRow(
+    strategy="model_parallel", loop="fit", run_id="r1", devices=("cpu:0", "cpu:1"), num_replicas=1, steps=41,
+    metrics={"test/accuracy": 0.98765, "test/loss": 0.25}, examples_per_second=1234.5, seconds_per_epoch=2.25,
+    speed_up=0.5, efficiency=0.25, start_seconds=12.5, setup_seconds=1.25, tracing_seconds=100.4,
+    restarts=("worker 1 died (SIGKILL)",),
+)  # fmt: skip
+FAILED = ComparisonRow(strategy="tpu", loop="custom", reason='no TPU, "nowhere"')
+
+
+def compared(*rows, **more):
+    return Comparison(
+        run_id="p", folder="f", flow_run_id=None, git_commit="abc", data_version="def", dataset="digits", model="mlp",
+        seed=7, epochs=3, global_batch_size=64, num_cores=2, rows=rows, seconds=9.5, finished_at="now",
+        **{"left_out": (), "note": None} | more,
+    )  # fmt: skip
+
+
+def test_a_comparison_as_a_page(tmp_path):
+    again = FAILED.model_copy(update={"loop": "fit"})
+    made = compared(WORKED, FAILED, again, left_out=("mlp with fit: none",), note="2 devices share 2 cores.")
+    assert report.comparison_page(made, tmp_path / "page.md").read_text() == (
+        "# mlp on digits: model_parallel, tpu\n\n"
+        "| strategy | loop | replicas (on devices) | examples/s | seconds per epoch | speed-up | efficiency "
+        "| test accuracy | start-up, s | tracing, s |\n"
+        "| --- | --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: |\n"
+        "| model_parallel | fit | 1 on 2 | 1,234 | 2.25 | 0.50 | 25% | 0.9877 | 13.8 | 100 |\n"
+        "| tpu | custom | - | - | - | - | - | - | - | - |\n"
+        "| tpu | fit | - | - | - | - | - | - | - | - |\n\n"
+        'tpu, custom and fit: no TPU, "nowhere"\n\n'
+        "model_parallel, fit: started again: worker 1 died (SIGKILL)\n\n"
+        "left out: mlp with fit: none\n\n"
+        "2 devices share 2 cores.\n\n"
+        "3 epochs, 64 examples in a step of all replicas, seed 7, data version `def`, commit `abc`, "
+        "2 processor cores.\n"
+    )
+
+
+def test_a_comparison_as_csv_keeps_the_numbers(tmp_path):
+    first, worked, failed = read(report.comparison_table(compared(WORKED, FAILED), tmp_path / "new" / "table.csv"))
+    shown = dict(zip(first, worked, strict=True))
+    assert (shown["examples_per_second"], shown["test/accuracy"], shown["restarts"]) == ("1234.5", "0.98765", "1")
+    assert shown["devices"] == "cpu:0 cpu:1"
+    shown = dict(zip(first, failed, strict=True))
+    assert (shown["strategy"], shown["reason"]) == ("tpu", 'no TPU, "nowhere"')
+    assert {shown[name] for name in ("examples_per_second", "test/accuracy", "run_id")} == {""}
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(None, "-"), (0.0, "0.00"), (9.99, "9.99"), (9.996, "10.0"), (99.9, "99.9"), (99.96, "100"), (12345.6, "12,346")],
+)
+def test_seconds_take_few_letters(seconds, text):
+    _, ((*_, shown),) = report.comparison_cells(compared(WORKED.model_copy(update={"tracing_seconds": seconds})))
+    assert shown == text
+
+
+def test_every_cell_that_says_no_has_its_reason():
+    rows, reasons = report.offers_cells()
+    named = {mark.removeprefix("no ") for _, *marks in rows for mark in marks if mark != "yes"}
+    assert named == reasons.keys()
+    assert len(set(reasons.values())) == len(reasons), "one number for each reason"
+    assert all(len(row) == 1 + len(config.strategy_kinds()) for row in rows)
+    assert config.FEATURES.keys() < {feature for feature, *_ in rows}

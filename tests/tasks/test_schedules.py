@@ -126,6 +126,22 @@ def test_the_optimizer_follows_the_schedule_step_by_step():
     np.testing.assert_allclose(places, [1.0, 2.0, 2.1, 2.2], rtol=1e-6)
 
 
+def test_gradients_are_accumulated_and_the_schedule_still_counts_steps():
+    settings = load(
+        "optimizer.kind=sgd", "schedule={kind: piecewise, boundaries_epochs: [1], learning_rates: [1, 0.1]}",
+        "train.gradient_accumulation_steps=2",
+    )  # fmt: skip
+    optimizer = schedules.optimizer(settings, 4, 32)  # Four steps an epoch.
+    weight = keras.Variable([0.0])
+    optimizer.build([weight])
+    places = []
+    for gradient in (1.0, 3.0, 5.0, 7.0, 9.0, 11.0):
+        optimizer.apply([keras.ops.convert_to_tensor([gradient])])
+        places.append(weight.numpy().item())
+    # The mean of two gradients, every second step.
+    np.testing.assert_allclose(places, [0.0, -2.0, -2.0, -8.0, -8.0, -9.0], rtol=1e-6)
+
+
 def test_the_length_of_a_cosine_is_that_of_the_training():
     settings = load(
         "optimizer.kind=sgd", "train.epochs=3", "schedule.kind=cosine", "schedule.learning_rate=1.0",

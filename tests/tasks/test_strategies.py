@@ -1,10 +1,13 @@
+import contextlib
 import json
 import sys
+from types import SimpleNamespace
 
+import keras
 import pytest
 import tensorflow as tf
 
-from tasks import config, strategies
+from tasks import config, records, strategies
 from tasks.errors import UserError
 from tasks.train import find_global_batch_size
 
@@ -20,6 +23,38 @@ def test_one_device():
         assert tf.Variable(1.0).device.endswith("CPU:0")
     dataset = tf.data.Dataset.range(3)
     assert strategy.distribute(dataset) is dataset
+    assert strategy.run(lambda a, b: a - b, (5, 3)) == 2
+    assert strategy.all_reduce([1, 2]) == [1, 2]
+    assert strategy.broadcast(b"x") == b"x"
+    assert (strategy.is_chief, strategy.distributed, strategy.collectives) == (True, False, "none")
+
+
+def test_a_worker_has_its_share_of_the_replicas():
+    devices = tuple(f"/job:worker/replica:0/task:{i // 2}/device:GPU:{i % 2}" for i in range(4))
+    strategy = strategies.Strategy("multi_worker", 4, devices, scope=contextlib.nullcontext, worker=1, num_workers=2)
+    assert (strategy.num_local_replicas, strategy.is_chief) == (2, False)
+    assert strategy.describe() == f"multi_worker, 4 replicas in 2 workers on {', '.join(devices)}"
+
+
+def test_a_placement_tells_where_each_variable_lies():
+    strategy = strategies.build(config.OneDevice(kind="one_device", device="cpu"))
+    images = keras.Input((3,))
+    model = keras.Model(images, keras.layers.Dropout(0.5)(keras.layers.Dense(2, name="dense")(images)))
+    model.compile(keras.optimizers.SGD(momentum=0.9, name="sgd"))
+    model.optimizer.build(model.trainable_variables)
+    placement = strategy.place(model)
+    assert (placement.strategy, placement.backend, placement.num_replicas) == ("one_device", "tensorflow", 1)
+    assert placement.devices == strategy.devices
+    sizes = {
+        variable.path: (variable.shape, variable.dtype, variable.bytes_per_device) for variable in placement.variables
+    }
+    assert sizes["dense/kernel"] == ((3, 2), "float32", 24)
+    assert sizes["sgd/dense_kernel_momentum"] == ((3, 2), "float32", 24)
+    assert sizes["sgd/iteration"] == ((), "int64", 8)
+    assert any("seed_generator" in path for path in sizes), "Dropout's seeds lie somewhere too"
+    for variable in placement.variables:
+        assert (variable.sharding, len(variable.devices)) == ("whole", 1)
+        assert variable.devices[0].endswith("CPU:0"), variable.path
 
 
 @pytest.mark.skipif(bool(GPUS), reason="this machine has GPUs")
@@ -49,6 +84,68 @@ def test_more_gpus_than_there_are_are_refused(monkeypatch):
         strategies.build(config.OneDevice(kind="one_device", device="gpu:2"))
 
 
+def gpus(number):
+    return [tf.config.PhysicalDevice(f"/physical_device:GPU:{i}", "GPU") for i in range(number)]
+
+
+@pytest.mark.parametrize("devices", [["gpu:0", "gpu:2"], ["gpu:2"], ["gpu:1", "gpu:1"]])
+def test_a_list_with_a_gpu_that_is_not_there_or_named_twice_is_refused(monkeypatch, devices):
+    # The hardware's edge, as above.
+    monkeypatch.setattr(tf.config, "list_physical_devices", lambda kind=None: gpus(2))
+    with pytest.raises(
+        UserError, match=r"strategy.devices = \['gpu:.*this machine has 2 GPUs, and each can be named once"
+    ):
+        strategies.build(config.Mirrored(kind="mirrored", devices=devices))
+
+
+@pytest.mark.parametrize(
+    ("devices", "visible", "replicas"),
+    [(["gpu:3", "gpu:1"], [3, 1], 2), (["gpu:2"], [2], 1), (3, [0, 1, 2], 3), (None, [0, 1, 2, 3], 4)],
+)
+def test_replicas_lie_on_the_gpus_that_are_asked_for_and_the_others_are_left_alone(
+    monkeypatch, devices, visible, replicas
+):
+    # The hardware's edge, as above: what TensorFlow is asked for.
+    class Asked(Exception):
+        pass
+
+    def ask(names, cross_device_ops):
+        raise Asked(names, type(cross_device_ops))
+
+    shown = gpus(4)
+    monkeypatch.setattr(tf.config, "list_physical_devices", lambda kind=None: gpus(4))
+    monkeypatch.setattr(tf.config, "set_visible_devices", lambda chosen, kind: shown.__setitem__(slice(None), chosen))
+    # TensorFlow numbers the visible ones anew.
+    monkeypatch.setattr(
+        tf.config,
+        "list_logical_devices",
+        lambda kind: [tf.config.LogicalDevice(f"/device:GPU:{i}", "GPU") for i in range(len(shown))],
+    )
+    monkeypatch.setattr(tf.distribute, "MirroredStrategy", ask)
+    with pytest.raises(Asked) as asked:
+        strategies.build(config.Mirrored(kind="mirrored", devices=devices, cross_device_ops="reduction_to_one_device"))
+    assert [int(gpu.name.rpartition(":")[2]) for gpu in shown] == visible
+    assert asked.value.args == (
+        [f"/device:GPU:{i}" for i in range(replicas)],
+        tf.distribute.ReductionToOneDevice,
+    )
+
+
+@pytest.mark.skipif(bool(GPUS), reason="this machine has GPUs")
+def test_nccl_without_gpus_is_refused():
+    with pytest.raises(UserError, match=r"strategy.cross_device_ops = 'nccl': .* this machine has none. Give auto,"):
+        strategies.build(config.Mirrored(kind="mirrored", devices=2, cross_device_ops="nccl"))
+
+
+@pytest.mark.skipif(bool(GPUS), reason="this machine has GPUs")
+def test_a_sum_that_would_leave_a_replica_out_is_refused(monkeypatch):
+    monkeypatch.setattr("tasks.strategies.mirrored._split_cpu", lambda num_devices: None)
+    logical = [SimpleNamespace(name=f"/device:CPU:{index}") for index in range(3)]
+    monkeypatch.setattr(tf.config, "list_logical_devices", lambda kind: logical)
+    with pytest.raises(UserError, match=r"'hierarchical_copy': .* there are 3. Give auto or .* strategy.devices=2"):
+        strategies.build(config.Mirrored(kind="mirrored", devices=3, cross_device_ops="hierarchical_copy"))
+
+
 @pytest.mark.parametrize("device", ["tpu", "cpu:1", "gpu:", "GPU", "/device:CPU:0"])
 def test_an_unknown_device_is_refused(device):
     with pytest.raises(UserError, match=f"strategy.device = '{device}'"):
@@ -64,24 +161,46 @@ def test_replicas_come_too_late_for_a_process_that_already_uses_its_cpu():
 
 MIRRORED = """
 import json
+import keras
 import tensorflow as tf
 from tasks import config, strategies
+from tasks.strategies import multi_worker
 section = config.Mirrored(kind="mirrored", devices=3)
 strategy = strategies.build(section)
 with strategy.scope():
     variable = tf.Variable(1.0)
-dataset = tf.data.Dataset.from_tensor_slices([10, 11, 12, 20, 21, 22]).batch(1)
+    images = keras.Input((3,))
+    model = keras.Model(images, keras.layers.Dense(2, name="dense")(images))
+    model.compile("adam")
+    model.optimizer.build(model.trainable_variables)
+outside = keras.Variable([1.0, 2.0])
+dataset = tf.data.Dataset.from_tensor_slices([10.0, 11.0, 12.0, 20.0, 21.0, 22.0]).batch(1)
 iterator = iter(strategy.distribute(dataset))
-elements = [[part.numpy().tolist() for part in next(iterator).values] for _ in range(2)]
+batches = [next(iterator) for _ in range(2)]
+sums = tf.function(lambda batch: strategy.run(lambda part: strategy.all_reduce([part, 2 * part]), (batch,)))(batches[0])
 fewer = strategies.build(config.Mirrored(kind="mirrored", devices=2))
+ops = ("auto", "hierarchical_copy", "reduction_to_one_device")
 print(json.dumps({
     "num_replicas": strategy.num_replicas,
     "devices": strategy.devices,
     "describe": strategy.describe(),
     "copies": [copy.device for copy in variable.values],
-    "elements": elements,
+    "elements": [[part.numpy().tolist() for part in batch.values] for batch in batches],
+    "sums": [[part.numpy().tolist() for part in total.values] for total in sums],
+    "replicas": [int(number) for number in strategy.run(tf.function(strategy.local_replica)).values],
+    "placement": strategy.place(model).model_dump(mode="json"),
+    "outside": strategy.locate(outside),
+    # A cluster's variables have the same components, those of this process.
+    "of workers": [
+        multi_worker.locate(variable, [("chief", 0), ("worker", 0)]) for variable in (model.variables[0], outside)
+    ],
+    "of one worker": multi_worker.locate(model.variables[0], []),
     "again": strategies.build(section).describe(),
     "fewer": fewer.describe(),
+    "collectives": {
+        name: strategies.build(config.Mirrored(kind="mirrored", devices=2, cross_device_ops=name)).collectives
+        for name in ops
+    },
 }))
 """
 
@@ -97,6 +216,23 @@ def test_mirrored_on_logical_cpus(project, run):
     assert found["describe"] == found["again"] == f"mirrored, 3 replicas on {', '.join(devices)}"
     assert found["fewer"] == f"mirrored, 2 replicas on {', '.join(devices[:2])}"
     assert found["elements"] == [[[10], [11], [12]], [[20], [21], [22]]], "each replica gets its own, in order"
+    assert found["sums"] == [[[33]] * 3, [[66]] * 3]
+    assert found["replicas"] == [0, 1, 2]
+    placement = records.Placement.model_validate(found["placement"])
+    assert (placement.strategy, placement.num_replicas, placement.num_workers) == ("mirrored", 3, 1)
+    assert {variable.path for variable in placement.variables} >= {"dense/kernel", "adam/dense_kernel_momentum"}
+    for variable in placement.variables:
+        assert (variable.sharding, list(variable.devices)) == ("mirrored", devices), variable.path
+    assert next(v.bytes_per_device for v in placement.variables if v.path == "dense/kernel") == 3 * 2 * 4
+    assert found["outside"] == [devices[:1], "whole", 8]
+    of_both = [device.replace("localhost", job) for job in ("chief", "worker") for device in devices]
+    assert found["of workers"] == [[of_both, "mirrored", 3 * 2 * 4], [devices[:1], "whole", 8]]
+    assert found["of one worker"] == [devices, "mirrored", 3 * 2 * 4]
+    assert found["collectives"] == {
+        "auto": "CollectiveAllReduce",
+        "hierarchical_copy": "HierarchicalCopyAllReduce",
+        "reduction_to_one_device": "ReductionToOneDevice",
+    }
 
 
 @pytest.mark.parametrize(
@@ -115,7 +251,7 @@ def test_the_global_batch_is_that_of_all_replicas(overrides, num_replicas, expec
     ("size", "num_replicas", "said"),
     [
         (100, 3, r"train.global_batch_size = 100 does not divide by 3 replicas: 100 = 3 \* 33 \+ 1. Give 99 or 102,"),
-        (2, 3, r"2 = 3 \* 0 \+ 2. Give 3 or 3,"),
+        (2, 3, r"2 = 3 \* 0 \+ 2. Give 3, or train.per_replica_batch_size instead"),
     ],
 )
 def test_a_global_batch_that_does_not_divide_is_refused_with_the_arithmetic(size, num_replicas, said):

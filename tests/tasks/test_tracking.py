@@ -14,9 +14,10 @@ from contextlib import closing
 from pathlib import Path
 
 import mlflow
+import psutil
 import pytest
 
-from tasks import config, lineage, records, tracking
+from tasks import config, lineage, records, runs, tracking
 from tasks.errors import UserError
 
 NO_SPLIT = records.PreparedSplit(
@@ -202,6 +203,57 @@ def test_a_run_holds_settings_data_and_where_it_comes_from(store: Path) -> None:
     assert records.load(records.Run, Path(run.folder, "records", "run.json")) == run
 
 
+def test_a_comparison_is_the_parent_of_its_runs(store: Path) -> None:
+    settings = config.load(overrides=["strategy.kind=mirrored", "strategy.devices=2"])
+    traced = lineage.trace(settings, VERSION)
+    parent = tracking.start_comparison(settings, PREPARED, traced, "comparison-1", "flow-1")
+    first, second, failed = (
+        tracking.start(settings, PREPARED, traced, "flow-1", parent_run_id=parent.run_id) for _ in range(3)
+    )
+    client = tracking.open_store()
+    found = client.get_run(parent.run_id)
+    assert found.info.run_name == parent.name == f"digits-comparison-{parent.run_id[:6]}"
+    assert found.data.params == {
+        key: tracking._text(value)
+        for key, value in settings.flat().items()
+        if not key.startswith("strategy.") and key != "train.loop"
+    }
+    expected = {"dataset": "digits", "data_version": VERSION, "flow_run_id": "flow-1"}
+    assert expected.items() <= found.data.tags.items()
+    assert not {"strategy", "loop", "mlflow.parentRunId"} & found.data.tags.keys()
+    assert parent.folder == f"mlruns/comparisons/{parent.run_id}"
+    assert records.load(records.Run, Path(parent.folder, "records", "run.json")) == parent
+    assert not Path("mlruns/runs", parent.run_id).exists(), "the newest run to resume is never a comparison"
+    children = client.search_runs([found.info.experiment_id], f"tags.`mlflow.parentRunId` = '{parent.run_id}'")
+    assert {child.data.params["comparison"] for child in children} == {"mirrored fit"}
+    assert {child.info.run_id for child in children} == {first.run_id, second.run_id, failed.run_id}
+
+    one = {"strategy": "one_device", "loop": "fit", "num_replicas": 1, "tracing_seconds": 0.5}
+    rows = (
+        records.ComparisonRow(run_id=first.run_id, speed_up=1.0, **one),
+        records.ComparisonRow(run_id=second.run_id, speed_up=0.25, **one),
+        records.ComparisonRow(run_id=failed.run_id, reason="it broke", **one),
+        records.ComparisonRow(strategy="tpu", loop="fit", reason="no TPU"),
+    )
+    table = records.Comparison(
+        run_id=parent.run_id, folder=parent.folder, flow_run_id=None, git_commit=None, data_version=None,
+        dataset="digits", model="mlp", seed=0, epochs=1, global_batch_size=32, num_cores=2, rows=rows, left_out=(),
+        note=None, seconds=1.0, finished_at="now",
+    )  # fmt: skip
+    page, csv = Path(parent.folder, "page.md").absolute(), Path(parent.folder, "table.csv").absolute()
+    page.write_text("# heading\n\nthe table" + "." * 9000)
+    csv.touch()
+    tracking.log_comparison(parent, table, page, [csv])
+    for run, speed_up in ((first, 1.0), (second, 0.25)):
+        assert sent(run, "performance/speed_up") == [(0, speed_up)]
+        assert sent(run, "performance/tracing_seconds") == [(0, 0.5)]
+        assert "performance/efficiency" not in client.get_run(run.run_id).data.metrics
+    assert client.get_run(failed.run_id).data.metrics == {}
+    files = [file.path for file in client.list_artifacts(parent.run_id, "comparison")]
+    assert files == ["comparison/page.md", "comparison/table.csv"]
+    assert client.get_run(parent.run_id).data.tags["mlflow.note.content"].startswith("the table....")
+
+
 def test_without_git_and_dvc_a_run_says_so(store: Path) -> None:
     shutil.rmtree(".git")
     settings = config.load(overrides=["tracking.experiment=My runs"])
@@ -232,28 +284,99 @@ def test_a_deleted_experiment_is_refused(run: records.Run) -> None:
     ("status", "reason"), [("FINISHED", None), ("FAILED", "the loss is not a number"), ("KILLED", "Ctrl-C")]
 )
 def test_finish_and_resume(run: records.Run, status: object, reason: str | None) -> None:
-    tracking.finish(run, status, reason)  # type: ignore[arg-type]
+    tracking.finish(run, status, reason)
     found = tracking.open_store().get_run(run.run_id)
     assert found.info.status == status
     assert found.info.end_time >= found.info.start_time
     assert found.data.tags.get("reason") == reason
 
-    assert tracking.resume(run.run_id) == run
-    assert tracking.open_store().get_run(run.run_id).info.status == "RUNNING"
+    settings = config.load(overrides=["train.epochs=99"])
+    traced = run.lineage.model_copy(update={"settings_digest": settings.digest()})
+    resumed = tracking.resume(run, settings, traced, "flow")
+    assert (resumed.run_id, resumed.settings, resumed.flow_run_id) == (run.run_id, settings.to_json(), "flow")
+    assert records.load(records.Run, Path(run.folder, "records", "run.json")) == resumed
+    found = tracking.open_store().get_run(run.run_id)
+    assert found.info.status == runs.status(run).status == "RUNNING"
+    assert found.data.tags["changed.train.epochs"] == "15 -> 99"
+    assert found.data.tags["flow_run_id"] == "flow"
 
 
-def test_an_unknown_run_is_answered_with_the_known_ones(store: Path) -> None:
-    with pytest.raises(UserError, match=r"unknown run 'abc': The newest runs: \(none yet\)"):
-        tracking.resume("abc")
-    run = start()
-    wrong = run.run_id[:-1] + "_"
-    with pytest.raises(
-        UserError, match=rf"unknown run '{wrong}': did you mean {run.run_id}\? The newest.*{run.run_id}"
-    ):
-        tracking.resume(wrong)
+def test_a_run_that_was_deleted_is_not_resumed(run: records.Run) -> None:
     tracking.open_store().delete_run(run.run_id)
-    with pytest.raises(UserError, match=rf"run '{run.run_id}' cannot be resumed"):
-        tracking.resume(run.run_id)
+    with pytest.raises(UserError, match=rf"run '{run.run_id}' cannot be resumed: .*mlflow runs restore .*--fresh"):
+        tracking.resume(run, config.load(), run.lineage)
+
+
+def statuses() -> dict[str, tuple[str, str | None]]:
+    """Return the status and the reason of every run in MLflow, by our id."""
+    client = tracking.open_store()
+    every = client.search_runs([experiment.experiment_id for experiment in client.search_experiments()])
+    return {
+        found.data.tags.get("local_run_id", found.info.run_id): (found.info.status, found.data.tags.get("reason"))
+        for found in every
+    }
+
+
+def test_runs_whose_process_died_are_ended_as_they_had_put_down_or_as_killed(store: Path) -> None:
+    killed, failed, at_work, elsewhere, mine, resumed = (start(f"train.seed={seed}") for seed in range(6))
+    client = tracking.open_store()
+    # As of a process that died between its own note and MLflow's.
+    runs.settle(failed, "FAILED", "no number")
+    client.set_tag(elsewhere.run_id, "held_by", f"elsewhere:{elsewhere.key}")
+    theirs = elsewhere.model_copy(update={"host": "elsewhere"})
+    records.save(theirs, Path(elsewhere.folder, "records", "run.json"))
+    with runs.hold(at_work.key, "a training"), runs.hold(mine.key, "a training"):
+        ended = tracking.end_abandoned(mine.key, resumed.run_id)
+    died = f"the process that led it on {socket.gethostname()} died"
+    assert {record.what: (record.status, record.reason) for record in ended} == {
+        f"MLflow run {killed.run_id}": ("KILLED", died),
+        f"MLflow run {failed.run_id}": ("FAILED", "no number"),
+        f"MLflow run {mine.run_id}": ("KILLED", died),
+    }
+    assert statuses() == {
+        killed.run_id: ("KILLED", died),
+        failed.run_id: ("FAILED", "no number"),
+        at_work.run_id: ("RUNNING", None),
+        elsewhere.run_id: ("RUNNING", None),
+        mine.run_id: ("KILLED", died),
+        resumed.run_id: ("RUNNING", None),
+    }
+    assert [runs.status(run).status for run in (killed, failed, mine)] == ["KILLED", "FAILED", "KILLED"]
+    assert {record.what for record in tracking.end_abandoned()} == {
+        f"MLflow run {at_work.run_id}",
+        f"MLflow run {resumed.run_id}",
+    }
+    assert tracking.end_abandoned() == []
+
+
+def test_without_the_store_a_run_whose_process_died_is_ended_in_its_folder(
+    run: records.Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:9")
+    with pytest.raises(UserError, match="no MLflow server answers"):
+        tracking.end_abandoned()
+    assert runs.status(run).status == "KILLED"
+    monkeypatch.delenv("MLFLOW_TRACKING_URI")
+    answers_again()
+    assert tracking.end_abandoned() == []
+    assert statuses()[run.run_id][0] == "KILLED"
+
+
+def test_a_run_that_becomes_another_training_forgets_its_results_before_it_says_so(
+    run: records.Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    result = Path(run.folder, "records", "training.json")
+    settings = config.load(overrides=["train.epochs=7"])
+
+    def killed(run: records.Run, *events: object) -> None:
+        raise KeyboardInterrupt
+
+    for now, stays in ((config.parse(run.settings), True), (settings, False)):
+        result.write_text("{}")
+        monkeypatch.setattr(tracking, "_deliver", killed)
+        with pytest.raises(KeyboardInterrupt):
+            tracking.resume(run, now, lineage.trace(now, VERSION))
+        assert result.exists() is stays
 
 
 def test_files_and_tags(run: records.Run) -> None:
@@ -276,7 +399,28 @@ def test_metrics_arrive_complete_and_in_order(run: records.Run) -> None:
             writer.write(step, {"train/loss": 1 / (step + 1), "train/accuracy": step / 2500})
     assert sent(run, "train/loss") == [(step, 1 / (step + 1)) for step in range(2500)]
     assert sent(run, "train/accuracy") == [(step, step / 2500) for step in range(2500)]
-    assert not Path(run.folder, "unsent_metrics.jsonl").exists()
+    assert not Path(run.folder, "unsent.jsonl").exists()
+
+
+def test_what_a_killed_process_had_on_its_way_is_told_by_the_next_and_nothing_twice(
+    run: records.Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(tracking, "_deliver", lambda run, *events: None)  # It died before it could.
+        with tracking.MetricWriter(run) as writer:
+            for step in (21, 42, 63):
+                writer.write(step, {"train/loss": step / 100})
+    with Path(run.folder, "metrics.jsonl").open("a") as file:
+        file.write('[["train/lo')
+    assert sent(run, "train/loss") == []
+    with tracking.MetricWriter(run) as writer:
+        writer.write(63, {"train/loss": 7.0})  # From a checkpoint of step 42 it comes to step 63 again.
+        writer.write(84, {"train/loss": 0.84})
+    assert sent(run, "train/loss") == [(21, 0.21), (42, 0.42), (63, 0.63), (84, 0.84)]
+    with Path(run.folder, "metrics.jsonl").open("a") as file:
+        file.write(json.dumps([["train/loss", 1.05, int(time.time() * 1000), 105]]) + "\n")
+    tracking.end_abandoned()
+    assert sent(run, "train/loss")[-1] == (105, 1.05), "nobody carries it on, and nothing is missing"
 
 
 def test_metrics_of_the_whole_run_and_not_a_number(run: records.Run) -> None:
@@ -285,10 +429,15 @@ def test_metrics_of_the_whole_run_and_not_a_number(run: records.Run) -> None:
     assert math.isnan(sent(run, "test/loss")[0][1])
 
 
-def test_metrics_are_kept_while_the_store_is_away(
+def answers_again() -> None:
+    """Let the store be asked at once, and not after the pause that follows a failure."""
+    tracking._ask_again["at"] = 0.0
+
+
+def test_all_is_kept_in_its_order_while_the_store_is_away_and_delivered_once(
     run: records.Run, store: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    unsent = Path(run.folder, "unsent_metrics.jsonl")
+    unsent = Path(run.folder, "unsent.jsonl")
     away = store.with_name("away.db")
     store.rename(away)
     store.mkdir()
@@ -297,27 +446,50 @@ def test_metrics_are_kept_while_the_store_is_away(
             writer.write(step, {"train/loss": float(step)})
         time.sleep(0.2)  # So that it comes in more than one batch.
         writer.write(1500, {"train/loss": math.nan})
-    assert len(unsent.read_text().splitlines()) == 1501
-    assert [str(unsent.absolute()) in record.getMessage() for record in caplog.records] == [True]
+    tracking.set_tags(run, {"checkpoint": "first"})
+    tracking.log_files(run, ["params.yaml"], "settings")
+    tracking.set_tags(run, {"checkpoint": "second"})
+    tracking.finish(run, "FAILED", "the disk was full")
+    (told,) = [record.getMessage() for record in caplog.records]
+    assert "it goes on, and what there is to tell is kept and delivered later, also by `stratagem reconcile`" in told
+    assert [next(iter(json.loads(line))) for line in unsent.read_text().splitlines()[-5:]] == [
+        "tags", "file", "tags", "tags", "status"
+    ]  # fmt: skip
+    assert runs.undelivered() == [run.run_id]
 
     store.rmdir()
     away.rename(store)
-    with unsent.open("a") as file:
-        file.write('["train/loss", 1.0, 17')  # What a process that is killed while it writes leaves.
-    with tracking.MetricWriter(run) as writer:
-        writer.write(1501, {"train/loss": 1501.0})
-    assert not unsent.exists()
-    history = sent(run, "train/loss")
-    assert sorted(step for step, _ in history) == list(range(1502))
-    assert all(value == step or (step == 1500 and math.isnan(value)) for step, value in history)
+    kept = unsent.read_text()
+    for _ in range(2):  # As when a process is killed between the delivery and its note of it.
+        unsent.write_text(kept + '{"metrics": [["train/loss", 1.0, 17')  # What a process that is killed then leaves.
+        answers_again()
+        assert tracking.end_abandoned() == []
+        assert not unsent.exists()
+        history = sent(run, "train/loss")
+        assert [step for step, _ in history] == list(range(1501))
+        assert all(value == step or (step == 1500 and math.isnan(value)) for step, value in history)
+        found = tracking.open_store().get_run(run.run_id)
+        assert (found.info.status, found.data.tags["checkpoint"]) == ("FAILED", "second")
+        assert found.data.tags["reason"] == "the disk was full"
+        assert [file.path for file in tracking.open_store().list_artifacts(run.run_id, "settings")] == [
+            "settings/params.yaml"
+        ]
 
 
-def test_what_was_sent_twice_counts_once(run: records.Run) -> None:
-    unsent = Path(run.folder, "unsent_metrics.jsonl")
-    for _ in range(2):
-        unsent.write_text('["train/loss", 0.5, 1700000000000, 1]\n["train/loss", NaN, 1700000000001, 2]\n')
-        assert tracking.send_unsent_metrics(run)
-    assert [step for step, _ in sent(run, "train/loss")] == [1, 2]
+def test_what_is_kept_is_delivered_with_the_next_event_and_before_it(run: records.Run) -> None:
+    Path(run.folder, "unsent.jsonl").write_text('{"tags": {"checkpoint": "first"}}\n')
+    tracking.set_tags(run, {"checkpoint": "second"})
+    assert tracking.open_store().get_run(run.run_id).data.tags["checkpoint"] == "second"
+    assert runs.undelivered() == []
+
+
+def test_what_mlflow_refuses_does_not_hold_up_the_rest(run: records.Run, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING, "tasks.tracking"):
+        tracking.log_metrics(run, {"no such: \0 name": 1.0, "test/loss": 1.0})
+        tracking.log_metrics(run, {"test/accuracy": 0.5})
+    assert "MLflow does not take what it is told of run" in caplog.text
+    assert sent(run, "test/accuracy") == [(0, 0.5)]
+    assert runs.undelivered() == []
 
 
 def test_training_errors_pass_through_the_writer(run: records.Run) -> None:
@@ -351,29 +523,28 @@ def free_port() -> int:
         return port
 
 
-@pytest.fixture
-def server(project: Path, empty_store: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator["subprocess.Popen[bytes]"]:
-    shutil.copy(empty_store, project / "server.db")
-    uri = f"http://127.0.0.1:{free_port()}"
+def serve(project: Path, port: int) -> "subprocess.Popen[bytes]":
+    """Start an MLflow server on a port and wait for it."""
     command = ["mlflow", "server", "--backend-store-uri", f"sqlite:///{project}/server.db", "--workers", "1"]
-    place = [
-        "--artifacts-destination",
-        str(project / "served"),
-        "--host",
-        "127.0.0.1",
-        "--port",
-        uri.rpartition(":")[2],
-    ]
-    log = (project / "server.log").open("wb")
+    place = ["--artifacts-destination", str(project / "served"), "--host", "127.0.0.1", "--port", str(port)]
+    log = (project / "server.log").open("ab")
     process = subprocess.Popen([sys.executable, "-m", *command, *place], stdout=log, stderr=log)
     log.close()
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", uri)
     while process.poll() is None:
         try:
-            urllib.request.urlopen(f"{uri}/health", timeout=5).close()
+            urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=5).close()
             break
         except OSError:
             time.sleep(0.2)
+    return process
+
+
+@pytest.fixture
+def server(project: Path, empty_store: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator["subprocess.Popen[bytes]"]:
+    shutil.copy(empty_store, project / "server.db")
+    port = free_port()
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"http://127.0.0.1:{port}")
+    process = serve(project, port)
     yield process
     process.terminate()
     process.wait()
@@ -390,12 +561,72 @@ def test_a_tracking_server_and_its_end(server: "subprocess.Popen[bytes]") -> Non
     assert list(Path("served").rglob("params.yaml"))
     assert not Path("mlruns/mlflow.db").exists()
 
-    unsent = Path(run.folder, "unsent_metrics.jsonl")
+    unsent = Path(run.folder, "unsent.jsonl")
     with tracking.MetricWriter(run) as writer:
         server.terminate()
         server.wait()
         writer.write(2, {"train/loss": 0.25})
-    assert [json.loads(line)[3] for line in unsent.read_text().splitlines()] == [2]
+    assert [json.loads(line)["metrics"][0][3] for line in unsent.read_text().splitlines()] == [2]
+
+
+@pytest.mark.slow
+def test_a_run_that_begins_without_its_server_is_whole_when_it_is_back(
+    project: Path, empty_store: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shutil.copy(empty_store, project / "server.db")
+    port = free_port()
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"http://127.0.0.1:{port}")
+    run = start("train.epochs=7")
+    with tracking.MetricWriter(run) as writer:
+        writer.write(1, {"train/loss": 0.5})
+    tracking.log_files(run, ["params.yaml"], "settings")
+    tracking.finish(run, "FINISHED")
+    assert runs.undelivered() == [run.run_id]
+    assert runs.status(run).status == "FINISHED"
+    process = serve(project, port)
+    try:
+        answers_again()
+        assert tracking.end_abandoned() == []
+        assert runs.undelivered() == []
+        found = tracking.open_store().get_run(tracking.mlflow_run_id(run))
+        assert statuses() == {run.run_id: ("FINISHED", None)}
+        assert found.data.tags["local_run_id"] == run.run_id != found.info.run_id
+        assert (found.info.run_name, found.info.start_time) == (run.name, run.start_time)
+        assert (found.data.params["train.epochs"], found.data.metrics["train/loss"]) == ("7", 0.5)
+        assert found.inputs.dataset_inputs[0].dataset.digest == VERSION
+        assert list(Path("served").rglob("params.yaml"))
+        # As when the process was killed before it noted MLflow's id.
+        Path(run.folder, "mlflow_run_id").unlink()
+        Path(run.folder, "unsent.jsonl").write_text(
+            json.dumps({"create": {"experiment": "digits", "start_time": 0, "tags": {}}}) + "\n"
+        )
+        assert tracking.end_abandoned() == []
+        assert tracking.mlflow_run_id(run) == found.info.run_id
+    finally:
+        process.terminate()
+        process.wait()
+
+
+@pytest.mark.slow
+def test_a_server_that_hangs_holds_up_no_step(server: "subprocess.Popen[bytes]", monkeypatch) -> None:
+    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_TIMEOUT", "2")
+    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
+    run = start()
+    family = [psutil.Process(server.pid), *psutil.Process(server.pid).children(recursive=True)]
+    for process in family:
+        process.suspend()
+    try:
+        with tracking.MetricWriter(run) as writer:
+            for step in range(1000):
+                writer.write(step, {"train/loss": 1.0})
+        assert runs.undelivered() == [run.run_id]
+    finally:
+        for process in family:
+            process.resume()
+    answers_again()
+    tracking.finish(run, "FINISHED")
+    assert [step for step, _ in sent(run, "train/loss")] == list(range(1000))
+    assert statuses() == {run.run_id: ("FINISHED", None)}
 
 
 def test_no_run_of_mlflows_own_is_active(run: records.Run) -> None:

@@ -1,16 +1,23 @@
 import json
 import shutil
 import sys
+import threading
+from dataclasses import replace
 from pathlib import Path
 
 import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 from filelock import FileLock
+from tensorflow.core.util import event_pb2
 
-from tasks import input_pipeline
-from tasks.checkpoints import Checkpoints
-from tasks.errors import UserError
+from tasks import config, input_pipeline, records, strategies
+from tasks import train as stage
+from tasks.callbacks import NonFiniteLoss
+from tasks.checkpoints import Checkpoints, State
+from tasks.errors import Interrupted, UserError
+from tasks.train import assist, check
 
 # 147 examples are left to train on: the last batch of an epoch is a short one.
 LAST_BATCH_SHORT = ("input.validation=53", "train.per_replica_batch_size=32")
@@ -54,8 +61,47 @@ def content(result):
             [16, 24, 32, 37, 45, 53, 61, 74],
             [16, 37, 53],
         ),
+        (
+            [
+                "train.loop=custom", *LAST_BATCH_SHORT, "model.name=convnet2", "model.options={dropout: 0.4}",
+                "input.augmentation={flip: true, crop_padding: 1}", "train.epochs=2",
+                "schedule={kind: cosine, learning_rate: 0.003, warmup_epochs: 1.0}",
+                "checkpoint.every_steps=2", "optimizer.global_clipnorm=1.0",
+            ],
+            [2, 4, 5, 6, 8, 10],
+            [2, 8],
+        ),
+        (
+            [
+                "train.loop=custom", "input.validation=53", "train.per_replica_batch_size=4",
+                "model.options={units: [16], dropout: 0.5}", "train.steps_per_execution=8", "checkpoint.every_steps=10",
+                "optimizer={kind: sgd, momentum: 0.9}",
+            ],
+            [16, 24, 32, 37, 45, 53, 61, 74],
+            [16, 53],
+        ),
+        # Epochs of three of the five steps in a pass, so that passes and epochs end at different places.
+        (
+            [
+                *LAST_BATCH_SHORT, "train.steps_per_epoch=3", "train.epochs=4", "checkpoint.every_steps=2",
+                "model.options={units: [16], dropout: 0.5}", "input.augmentation={flip: true, crop_padding: 1}",
+            ],
+            [2, 3, 4, 6, 8, 9, 10, 12],
+            [4, 6, 8],
+        ),
+        # Epochs of twelve steps, more than two passes; gradients of three steps are gathered over both ends.
+        (
+            [
+                "train.loop=custom", *LAST_BATCH_SHORT, "train.steps_per_epoch=12", "train.steps_per_execution=5",
+                "checkpoint.every_steps=5", "model.options={units: [16], dropout: 0.5}",
+                "train.gradient_accumulation_steps=3", "input.source=array",
+            ],
+            [5, 10, 12, 17, 22, 24],
+            [10, 17],
+        ),
     ],
-    ids=["convnet2", "steps_per_execution"],
+    ids=["convnet2", "steps_per_execution", "convnet2 custom", "steps_per_execution custom", "short epochs",
+         "long epochs custom"],
 )  # fmt: skip
 def test_a_resumed_run_is_the_whole_run_to_the_bit(tiny, train, overrides, present, starts):
     overrides = ["train.deterministic=true", "checkpoint.keep=100", *overrides]
@@ -99,6 +145,10 @@ def test_the_result_tells_what_happened(tiny, train):
     assert (result.epochs, result.steps, result.global_batch_size) == (3, 3 * STEPS, 32)
     assert result.num_parameters == (64 + 1) * 16 + (16 + 1) * 10
     assert result.examples_per_second > 0
+    assert result.setup_seconds > 0
+    assert result.first_call_seconds > 0
+    assert len(result.epoch_seconds) == 3
+    assert sum(result.epoch_seconds) > result.first_call_seconds
     assert not result.stopped_early
     assert result.history.keys() == {
         "train/loss",
@@ -116,8 +166,219 @@ def test_the_result_tells_what_happened(tiny, train):
     assert result.checkpoint == "mlruns/runs/first/checkpoints/15"
     for path in (result.checkpoint, result.best_checkpoint, result.final_model, result.best_model):
         assert Path(path).exists()
-    for split in ("train", "validation"):
-        assert list(Path("mlruns/runs/first/tensorboard", split).glob("events.out.tfevents.*"))
+    placement = records.load(records.Placement, Path("mlruns/runs/first/records/placement.json"))
+    assert (placement.strategy, placement.devices) == ("one_device", result.devices)
+    names = [variable.path for variable in placement.variables]
+    assert {"dense1/kernel", "logits/bias", "adam/dense1_kernel_momentum"} <= set(names)
+
+
+def scalars(folder):
+    """The TensorBoard scalars of a run: {(split, tag, step): value}."""
+    found = {}
+    for path in folder.glob("*/events.out.tfevents.*"):
+        for record in tf.data.TFRecordDataset(str(path)).as_numpy_iterator():
+            event = event_pb2.Event.FromString(record)
+            for value in event.summary.value:
+                if value.metadata.plugin_data.plugin_name == "scalars":
+                    found[path.parent.name, value.tag, event.step] = float(tf.make_ndarray(value.tensor))
+    return found
+
+
+@pytest.mark.parametrize("options", [[], ["train.steps_per_execution=3"]], ids=["1", "3"])
+def test_both_loops_leave_the_same(tiny, train, options):
+    # Nothing is better by 100 than the first epoch.
+    options = [
+        *options, *LAST_BATCH_SHORT, "train.epochs=9", "train.tensorboard=true", "train.deterministic=true",
+        "train.early_stopping={monitor: validation/loss, patience_epochs: 2, min_delta: 100}",
+        "model.options={units: [16], dropout: 0.5}", "checkpoint.every_steps=2", "checkpoint.keep=99",
+    ]  # fmt: skip
+    left = {}
+    for loop in ("fit", "custom"):
+        sent = []
+        result = train(
+            tiny,
+            *options,
+            f"train.loop={loop}",
+            run_id=loop,
+            send=lambda step, metrics, sent=sent: sent.append((step, dict(metrics))),
+        )
+        assert (result.loop, result.epochs, result.stopped_early) == (loop, 3, True)
+        with Checkpoints(Path(result.checkpoints)) as saved:
+            steps = saved.steps()
+        left[loop] = result, sent, steps, scalars(Path(f"mlruns/runs/{loop}/tensorboard")), content(result)
+    (kept, sent, steps, board, (arrays, state)) = left["fit"]
+    (again, same_sent, same_steps, same_board, (same_arrays, same_state)) = left["custom"]
+    assert same_steps == steps
+    assert again.history.keys() == kept.history.keys()
+    for name, values in kept.history.items():
+        assert again.history[name] == pytest.approx(values, rel=1e-5), name
+    assert [step for step, _ in same_sent] == [step for step, _ in sent]
+    for (_, metrics), (_, same) in zip(sent, same_sent, strict=True):
+        assert same == pytest.approx(metrics, rel=1e-5)
+    assert {split for split, _, _ in board} == {"train", "validation"}
+    assert {tag for _, tag, _ in board} >= {"epoch_loss", "epoch_accuracy", "epoch_learning_rate"}
+    assert same_board.keys() == board.keys()
+    assert same_board == pytest.approx(board, rel=1e-5)
+    assert (same_state.step, same_state.epoch, same_state.stopping["wait"]) == (state.step, state.epoch, 2)
+    assert same_arrays.keys() == arrays.keys()
+    for key, array in arrays.items():
+        np.testing.assert_allclose(same_arrays[key], array, rtol=1e-5, atol=1e-6, err_msg=key)
+
+
+@pytest.mark.parametrize("loops", [("fit", "custom"), ("custom", "fit")])
+def test_a_run_goes_on_in_the_other_loop(tiny, train, loops):
+    options = ("train.deterministic=true", *LAST_BATCH_SHORT, "model.options={units: [16], dropout: 0.5}",
+               "checkpoint.every_steps=3", "checkpoint.keep=9")  # fmt: skip
+    whole = train(tiny, *options, f"train.loop={loops[0]}", run_id="whole")
+    leave("whole", "changed", 3)
+    changed = train(tiny, *options, f"train.loop={loops[1]}", run_id="changed", resume=True)
+    assert changed.loop == loops[1]
+    for name, values in whole.history.items():
+        assert changed.history[name] == pytest.approx(values, rel=1e-5), name
+
+
+@pytest.mark.parametrize("loop", ["fit", "custom"])
+def test_an_epoch_may_have_fewer_or_more_steps_than_a_pass_over_the_data(tiny, train, loop):
+    options = (*LAST_BATCH_SHORT, "train.deterministic=true", f"train.loop={loop}", "checkpoint.keep=1",
+               "input.augmentation={flip: true, crop_padding: 1}")  # fmt: skip
+    passes = train(tiny, *options, "train.epochs=2", run_id="passes")
+    for steps_per_epoch, epochs in ((2, 5), (10, 1)):
+        lengths = (f"train.steps_per_epoch={steps_per_epoch}", f"train.epochs={epochs}")
+        result = train(tiny, *options, *lengths, run_id=f"epochs_of_{steps_per_epoch}")
+        assert (result.epochs, result.steps) == (epochs, 2 * STEPS)
+        assert len(result.history["train/loss"]) == epochs
+        assert result.weights_digest == passes.weights_digest, "the same steps on the same examples"
+        assert result.history["validation/loss"][-1] == passes.history["validation/loss"][-1]
+
+
+OWN = """
+import keras
+
+@keras.saving.register_keras_serializable("mine")
+class Mine(keras.Model):
+    def __init__(self, classes, **options):
+        super().__init__(**options)
+        self.classes = classes
+        self.hidden = [keras.layers.Dense(16, activation="relu") for _ in range(2)]
+        self.dropout = keras.layers.Dropout(0.3)
+        self.logits = keras.layers.Dense(classes)
+
+    def call(self, images, training=False):
+        x = keras.ops.reshape(images, [-1, 64])
+        for layer in self.hidden:
+            x = self.dropout(layer(x), training=training)
+        return self.logits(x)
+
+    def get_config(self):
+        return super().get_config() | {"classes": self.classes}
+
+def build(input_shape, num_classes):
+    return Mine(num_classes)
+"""
+
+
+@pytest.fixture
+def own(project, monkeypatch):
+    """``own(code)`` makes a model of the user's own, and returns its name; this process is as before afterwards."""
+    monkeypatch.setattr(sys, "path", sys.path[:])
+
+    def own(code):
+        (project / "mine.py").write_text(code)
+        return "model.name=mine:build"
+
+    yield own
+    sys.modules.pop("mine", None)
+
+
+def test_a_subclassed_model_of_the_users_own_trains_in_both_loops(tiny, train, own):
+    options = (own(OWN), *LAST_BATCH_SHORT, "train.deterministic=true", "checkpoint.every_steps=3", "checkpoint.keep=9")
+    results = {loop: train(tiny, *options, f"train.loop={loop}", run_id=loop) for loop in ("fit", "custom")}
+    for name, values in results["fit"].history.items():
+        assert results["custom"].history[name] == pytest.approx(values, rel=1e-5), name
+    assert results["fit"].history["train/loss"][1] < results["fit"].history["train/loss"][0]
+    for loop, result in results.items():
+        leave(loop, f"{loop}_again", 3)
+        again = train(tiny, *options, f"train.loop={loop}", run_id=f"{loop}_again", resume=True)
+        assert again.weights_digest == result.weights_digest, loop
+        loss, accuracy = held_out_metrics(tiny, 53, result.final_model)
+        assert result.history["validation/loss"][-1] == pytest.approx(loss, rel=1e-4)
+        assert result.history["validation/accuracy"][-1] == pytest.approx(accuracy)
+
+
+HALF = """
+import keras
+
+def build(input_shape, num_classes):
+    images = keras.Input(input_shape)
+    return keras.Model(images, keras.layers.Dense(num_classes)(keras.layers.Flatten()(images)))
+"""
+
+
+@pytest.mark.parametrize("precision", ["mixed_bfloat16", "mixed_float16"])
+def test_the_loss_of_logits_of_half_precision_is_computed_in_full(tiny, train, own, precision):
+    # Nothing moves, so both loops measure one model.
+    options = (own(HALF), "model.options={}", f"train.dtype_policy={precision}", "schedule.learning_rate=1.0e-30",
+               "train.epochs=1", "train.deterministic=true")  # fmt: skip
+    fit, custom = (train(tiny, *options, f"train.loop={loop}", run_id=loop).history for loop in ("fit", "custom"))
+    for name in ("train/loss", "validation/loss"):
+        assert custom[name] == pytest.approx(fit[name], rel=1e-6), name
+
+
+ON_THE_HOST = """
+import keras
+import tensorflow as tf
+
+class OnTheHost(keras.layers.Layer):
+    def call(self, x):
+        return tf.ensure_shape(tf.numpy_function(lambda x: x, [x], tf.float32), x.shape)
+
+def build(input_shape, num_classes):
+    images = keras.Input(input_shape)
+    return keras.Model(images, keras.layers.Dense(num_classes)(keras.layers.Flatten()(OnTheHost()(images))))
+"""
+
+
+@pytest.mark.parametrize("loop", ["fit", "custom"])
+def test_jit_compile_hands_the_step_to_xla(tiny, train, own, loop):
+    options = (own(ON_THE_HOST), "model.options={}", "train.epochs=1", f"train.loop={loop}")
+    train(tiny, *options, run_id="plain")
+    # XLA has no operation that calls Python.
+    with pytest.raises(tf.errors.InvalidArgumentError, match="unsupported operations"):
+        train(tiny, *options, "train.jit_compile=true", run_id="compiled")
+
+
+@pytest.mark.parametrize("loop", ["fit", "custom"])
+def test_the_squared_error_is_that_of_the_shares(tiny, train, run, loop):
+    result = train(tiny, *LAST_BATCH_SHORT, "train.loss=mean_squared_error", f"train.loop={loop}")
+    split, rows = input_pipeline.carve(tiny, 53, 0)["validation"]
+    images, labels = (np.load(path)[rows] for path in (tiny.splits[split].images, tiny.splits[split].labels))
+    logits = keras.models.load_model(result.final_model).predict(images, verbose=0).astype("float64")
+    shares = np.exp(logits) / np.exp(logits).sum(1, keepdims=True)
+    assert result.history["validation/loss"][-1] == pytest.approx(((shares - np.eye(10)[labels]) ** 2).mean(), rel=1e-4)
+    assert result.history["train/loss"][1] < result.history["train/loss"][0]
+    if loop == "fit":
+        # Where this project is not installed.
+        code = "import sys; sys.modules['tasks'] = None; import keras; keras.models.load_model(sys.argv[1])"
+        done = run([sys.executable, "-c", code, result.final_model], env={"PYTHONPATH": ""})
+        assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("loop", ["fit", "custom"])
+def test_accumulated_gradients_are_those_of_a_larger_batch(tiny, train, loop):
+    # 160 examples: ten steps of 16, five of 32.
+    options = ("input.validation=40", f"train.loop={loop}", "optimizer={kind: sgd, momentum: 0.9}",
+               "train.steps_per_execution=4")  # fmt: skip
+    large = train(tiny, *options, "train.per_replica_batch_size=32", run_id="large")
+    small = train(
+        tiny, *options, "train.per_replica_batch_size=16", "train.gradient_accumulation_steps=2", run_id="small"
+    )
+    assert (large.steps, small.steps) == (10, 20)
+    for name, values in large.history.items():
+        assert small.history[name] == pytest.approx(values, rel=1e-4), name
+    (arrays, _), (same, _) = content(large), content(small)
+    for key, array in arrays.items():
+        if key.startswith("model/"):
+            np.testing.assert_allclose(same[key], array, rtol=1e-4, atol=1e-6, err_msg=key)
 
 
 def held_out_metrics(prepared, validation, model):
@@ -145,9 +406,11 @@ def test_without_validation(tiny, train):
 HOPELESS = ("train.epochs=9", "train.early_stopping={monitor: validation/loss, patience_epochs: 3, min_delta: 100}")
 
 
-def test_early_stopping_stops_and_survives_a_resume(tiny, train):
+@pytest.mark.parametrize("loop", ["fit", "custom"])
+def test_early_stopping_stops_and_survives_a_resume(tiny, train, loop):
     options = (
         "train.deterministic=true",
+        f"train.loop={loop}",
         *LAST_BATCH_SHORT,
         *HOPELESS,
         "checkpoint.every_steps=4",
@@ -186,8 +449,8 @@ def test_a_finished_run_goes_on_with_more_epochs(tiny, train):
     ("overrides", "said"),
     [
         # 180 examples are six batches of 32 as of 31.
-        (["train.per_replica_batch_size=31"], "started with 32 examples a step .* these settings give 31"),
-        (["train.global_batch_size=64"], r"these settings give 64: resume it with train.global_batch_size=32"),
+        (["train.per_replica_batch_size=31"], "train.per_replica_batch_size was 32 and is 31"),
+        (["train.global_batch_size=64"], r"train.global_batch_size was 32 and is 64"),
         (
             ["input.validation=100"],
             "run first cannot be resumed as another training: input.validation was 0.1 and is 100",
@@ -205,7 +468,8 @@ def test_a_resume_as_another_training_is_refused(tiny, train, overrides, said):
     assert sorted(Path(first.checkpoints).rglob("*")) == before
 
 
-def test_one_process_trains_a_run(tiny, train):
+def test_one_process_trains_a_run(tiny, train, monkeypatch):
+    monkeypatch.setattr(stage, "DYING_SECONDS", 0.1)
     train(tiny, "train.epochs=1")
     with (
         FileLock("mlruns/runs/first/.lock"),
@@ -215,9 +479,141 @@ def test_one_process_trains_a_run(tiny, train):
     assert train(tiny, resume=True).epochs == 2
 
 
-def test_a_resume_of_nothing_is_refused(tiny, train):
-    with pytest.raises(UserError, match="holds no checkpoint"):
-        train(tiny, resume=True)
+@pytest.mark.parametrize("loop", ["fit", "custom"])
+@pytest.mark.parametrize("step", [4, 6])
+def test_a_training_that_is_told_to_stop_is_carried_on_to_the_same_bits(tiny, train, loop, step):
+    options = (f"train.loop={loop}", "train.deterministic=true", "model.options={units: [16], dropout: 0.5}")
+    whole = train(tiny, *options, run_id="whole")
+    stop = threading.Event()
+
+    class Telling(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch, logs=None):
+            if self.model.optimizer.iterations == step:
+                stop.set()
+
+    with pytest.MonkeyPatch.context() as patch:
+        before = stage._callbacks
+
+        def with_telling(*args):
+            position, stopping, made = before(*args)
+            return position, stopping, [made[0], Telling(), *made[1:]]
+
+        patch.setattr(stage, "_callbacks", with_telling)
+        with pytest.raises(Interrupted, match=f"stopped at step {step}, which is"):
+            train(tiny, *options, stop=stop)
+    resumed = train(tiny, *options, resume=True)
+    assert resumed.weights_digest == whole.weights_digest
+    assert resumed.history == whole.history
+
+
+def test_a_run_goes_on_with_another_batch_size_where_it_was(tiny, train):
+    """180 examples are six steps of 32 or three of 64; a cosine ends with the last epoch, whatever the steps."""
+    options = ("schedule={kind: cosine, learning_rate: 0.01, warmup_epochs: 0.0}", "checkpoint.every_steps=4")
+    train(tiny, *options, "train.epochs=1", "checkpoint.keep=9")
+    shutil.rmtree("mlruns/runs/first/checkpoints/6")
+    resumed = train(tiny, *options, "train.global_batch_size=64")
+    # From step 4, so example 128, of the first epoch: one step of 64 is left, then an epoch of three.
+    assert (resumed.steps, resumed.epochs, resumed.global_batch_size) == (4 + 1 + 3, 2, 64)
+    with Checkpoints(Path(resumed.checkpoints)) as saved:
+        arrays, state = saved.restore(8)
+    assert (state.step, state.epoch, state.step_in_epoch, state.global_batch_size) == (8, 2, 0, 64)
+    assert arrays["optimizer/0000"] == 6, "as many as two epochs of three steps: what the schedule goes by"
+    assert resumed.history["train/learning_rate"][-1] < 0.01 / 3
+
+
+@pytest.mark.parametrize(
+    ("overrides", "num_replicas", "size"),
+    [
+        (["train.per_replica_batch_size=16"], 2, 32),
+        (["train.per_replica_batch_size=16"], 4, 32),
+        (["train.per_replica_batch_size=16"], 1, 32),
+        (["train.global_batch_size=64"], 2, 64),
+        (["train.per_replica_batch_size=16"], 3, None),
+    ],
+)
+def test_on_other_devices_a_run_keeps_its_global_batch(project, overrides, num_replicas, size):
+    section = config.load(None, overrides).train
+    state = State(
+        step=3,
+        epoch=0,
+        step_in_epoch=3,
+        global_batch_size=32,
+        seed=0,
+        settings_digest="",
+        data_version=None,
+        history={},
+    )
+    if size is not None:
+        assert stage._resumed_batch_size(section, state, num_replicas) == size
+        return
+    with pytest.raises(UserError, match="32 examples a step of all replicas, which do not divide by 3 replicas"):
+        stage._resumed_batch_size(section, state, num_replicas)
+
+
+DIVERGING = ("optimizer={kind: sgd}", "schedule.learning_rate=1.0e+9", "checkpoint.every_steps=1", "train.epochs=3")
+
+
+@pytest.mark.parametrize("loop", ["fit", "custom"])
+def test_a_loss_that_is_no_number_stops_the_training(tiny, train, loop):
+    with pytest.raises(
+        NonFiniteLoss, match=r"train/loss is (nan|inf) at step \d+, in epoch 1\. Lower schedule"
+    ) as error:
+        train(tiny, *DIVERGING, f"train.loop={loop}")
+    assert not list(Path("mlruns/runs/first/checkpoints").glob(str(error.value.step))), "nothing of it is saved"
+    assert json.loads(Path("mlruns/runs/first/records/nonfinite.json").read_text())["steps"] == [error.value.step]
+
+
+def test_a_training_that_stopped_goes_on_with_the_learning_rate_that_it_is_given(tiny, train):
+    options = (*DIVERGING, "checkpoint.every_steps=null")
+    with pytest.raises(NonFiniteLoss):
+        train(tiny, *options)
+    mended = train(tiny, *options, "schedule.learning_rate=0.01")
+    assert mended.history["train/learning_rate"] == pytest.approx((0.01,) * 3), "nothing was rolled back"
+
+
+def test_a_last_step_that_ruins_the_weights_is_seen(tiny, train):
+    last = ("train.epochs=1", "train.steps_per_epoch=1", "input.validation=null", "checkpoint.monitor=train/loss")
+    options = ("optimizer={kind: adamw, weight_decay: 1.0e+3}", "schedule.learning_rate=3.0e+38", *last)
+    with pytest.raises(NonFiniteLoss, match=r"kernel is no finite number at step 1, in epoch 1"):
+        train(tiny, *options)
+    result = train(tiny, *options, "train.on_nonfinite=rollback", "train.rollback_factor=1.0e-39", run_id="back")
+    assert (result.steps, result.nonfinite_steps) == (1, (1,))
+    assert Path("mlruns/runs/back/damaged_checkpoints/1").is_dir()
+
+
+def test_a_training_rolls_back_to_finite_weights_with_a_lower_learning_rate(tiny, train, caplog):
+    options = (*DIVERGING, "train.on_nonfinite=rollback", "checkpoint.every_steps=null")
+    with caplog.at_level("WARNING"):
+        result = train(tiny, *options, "train.rollback_factor=1.0e-10")
+    assert len(result.nonfinite_steps) == 1
+    assert np.isfinite(result.history["train/loss"]).all()
+    assert result.history["train/learning_rate"] == pytest.approx((0.1,) * 3)
+    assert (result.steps, result.epochs) == (18, 3)
+    assert "Back to the last checkpoint, with 1e-10 times the learning rate, rollback 1 of 3" in caplog.text
+    # A process that is killed after the rollback goes on with the lower rate.
+    resumed = train(tiny, *options, "train.rollback_factor=1.0e-10", "train.epochs=4")
+    assert resumed.history["train/learning_rate"] == pytest.approx((0.1,) * 4)
+
+
+def test_a_checkpoint_that_leads_to_the_same_end_is_left_for_one_before(tiny, train):
+    options = (*DIVERGING, "train.on_nonfinite=rollback", "train.max_rollbacks=9", "train.rollback_factor=1.0e-12")
+    result = train(tiny, *options, "train.epochs=1")
+    assert np.isfinite(result.history["train/loss"]).all()
+    first, *_ = result.nonfinite_steps
+    aside = {int(path.name) for path in Path("mlruns/runs/first/damaged_checkpoints").iterdir()}
+    assert aside == set(range(first - 1, first - len(result.nonfinite_steps), -1)), "one further back each time"
+
+
+def test_a_training_that_diverges_too_often_stops(tiny, train):
+    options = (*DIVERGING, "train.on_nonfinite=rollback", "train.max_rollbacks=2", "train.rollback_factor=0.9")
+    with pytest.raises(NonFiniteLoss):
+        train(tiny, *options)
+    assert len(json.loads(Path("mlruns/runs/first/records/nonfinite.json").read_text())["steps"]) == 3
+
+
+def test_a_run_without_a_checkpoint_begins_at_its_first_step(tiny, train):
+    resumed = train(tiny, resume=True)
+    assert len(resumed.history["train/loss"]) == resumed.epochs == 2
 
 
 @pytest.mark.parametrize(
@@ -235,6 +631,75 @@ def test_what_cannot_be_trained_leaves_nothing_behind(tiny, train, project, over
     assert [path.name for path in (project / "mlruns").rglob("*")] == [".gitkeep"]
 
 
+def pretend(monkeypatch, **fields):
+    """Give every training here a strategy with other fields."""
+    one = strategies.build(config.OneDevice(kind="one_device", device="cpu"))
+    monkeypatch.setattr(strategies, "build", lambda section: replace(one, **fields))
+
+
+def test_parameter_servers_and_what_would_be_a_stream_are_refused(tiny, monkeypatch):
+    pretend(monkeypatch, kind="parameter_server", coordinator="a coordinator")
+    values = {"strategy.kind": "parameter_server", "train.loop": "custom", "input.source": "auto"}
+    check(config.load(None, values | {"input.memory_budget_bytes": 200 * 64}), tiny)
+    with pytest.raises(
+        UserError,
+        match="input.source = 'auto': the training split of tiny is larger than input.memory_budget_bytes = 12,799, "
+        r".* Give input.source=array, a larger input.memory_budget_bytes, or another strategy",
+    ) as error:
+        check(config.load(None, values | {"input.memory_budget_bytes": 200 * 64 - 1}), tiny)
+    assert error.value.exit_code == 2
+
+
+def test_the_model_that_is_trained_is_checked_too(tiny, train, monkeypatch):
+    checked = []
+    pretend(monkeypatch, check_model=checked.append)
+    train(tiny, "train.epochs=1")
+    assert [model.compiled for model in checked] == [False, True]
+    assert [variable.path for variable in checked[0].variables] == [variable.path for variable in checked[1].variables]
+
+
+def test_a_model_is_checked_where_the_backend_has_no_cpu(tiny, monkeypatch):
+    def missing(name):
+        raise RuntimeError("Unknown backend cpu")
+
+    monkeypatch.setattr(keras, "device", missing)
+    check(config.load(None, {"strategy.device": "cpu"}), tiny)
+
+
+def test_a_worker_with_other_settings_or_data_than_the_chiefs_is_refused(tiny, train, monkeypatch):
+    """A worker that someone started elsewhere by another command."""
+    settings = config.load("../small.yaml", ["train.epochs=1"])
+    sent = []
+    pretend(monkeypatch, num_replicas=2, num_workers=2, broadcast=sent.append)
+    train(tiny, "train.epochs=1")
+    assert len(sent) == 2
+    received = []
+
+    def receive(payload):
+        assert payload == b"", "a worker has nothing to say"
+        received.append(sent[len(received)])
+        return received[-1]
+
+    pretend(monkeypatch, num_replicas=2, num_workers=2, worker=1, broadcast=receive)
+    assist(settings, tiny)
+    assert received == sent
+    others = [
+        (config.load("../small.yaml", ["train.epochs=1", "optimizer.kind=sgd"]), tiny),
+        (settings, tiny.model_copy(update={"data_version": "0123"})),
+    ]
+    for other, data in others:
+        received.clear()
+        with pytest.raises(UserError) as error:
+            assist(other, data)
+        assert error.value.exit_code == 2
+        assert str(error.value) == (
+            f"this worker was started with the settings {other.digest()} and the data {data.data_version}, and the "
+            f"chief with the settings {settings.digest()} and the data None: give every member of the cluster the same "
+            "command, and the same data"
+        )
+        assert len(received) == 1, "before a model is made"
+
+
 def test_a_damaged_array_is_refused_before_anything_else(tiny, train, project):
     path = project / tiny.splits["train"].images
     content = bytearray(path.read_bytes())
@@ -248,8 +713,9 @@ def test_a_damaged_array_is_refused_before_anything_else(tiny, train, project):
     assert [path.name for path in (project / "mlruns").rglob("*")] == [".gitkeep"]
 
 
-def test_mixed_precision_keeps_weights_and_logits_in_full(tiny, train):
-    result = train(tiny, "train.dtype_policy=mixed_bfloat16")
+@pytest.mark.parametrize("loop", ["fit", "custom"])
+def test_mixed_precision_keeps_weights_and_logits_in_full(tiny, train, loop):
+    result = train(tiny, "train.dtype_policy=mixed_bfloat16", f"train.loop={loop}")
     model = keras.models.load_model(result.final_model)
     assert model.get_layer("mlp").get_layer("dense1").compute_dtype == "bfloat16"
     assert {weight.dtype for weight in model.weights} == {"float32"}
@@ -258,8 +724,23 @@ def test_mixed_precision_keeps_weights_and_logits_in_full(tiny, train):
     assert result.history["train/loss"][1] < result.history["train/loss"][0]
 
 
-def test_loss_scaling_trains_and_resumes(tiny, train):
-    options = ("train.deterministic=true", "train.dtype_policy=mixed_float16")
+def test_double_precision_is_double_everywhere(tiny, train):
+    result = train(tiny, "train.dtype_policy=float64", "train.deterministic=true")
+    arrays, _ = content(result)
+    for key, array in arrays.items():
+        assert array.dtype == ("int64" if key == "optimizer/0000" else "float64"), key
+    loaded = keras.models.load_model(result.final_model)
+    assert {weight.dtype for weight in loaded.weights} == {"float64"}
+    assert loaded.output.dtype == "float64"
+    single = train(tiny, "train.deterministic=true", run_id="single")
+    assert content(single)[0]["model/0000"].dtype == "float32", "the next training is of its own precision"
+    # The draw of the initial weights is another one.
+    assert result.history["train/loss"] == pytest.approx(single.history["train/loss"], rel=0.3)
+
+
+@pytest.mark.parametrize("loop", ["fit", "custom"])
+def test_loss_scaling_trains_and_resumes(tiny, train, loop):
+    options = ("train.deterministic=true", "train.dtype_policy=mixed_float16", f"train.loop={loop}")
     whole = train(tiny, *options, "train.epochs=2", run_id="whole")
     train(tiny, *options, "train.epochs=1", run_id="shorter")
     resumed = train(tiny, *options, "train.epochs=2", run_id="shorter", resume=True)
@@ -269,9 +750,11 @@ def test_loss_scaling_trains_and_resumes(tiny, train):
 
 def test_a_compiled_step_learns_the_same(tiny, train):
     plain = train(tiny, run_id="plain")
-    compiled = train(tiny, "train.jit_compile=true", run_id="compiled")
-    for name, values in plain.history.items():
-        assert compiled.history[name] == pytest.approx(values, rel=1e-3), name
+    for loop, steps_per_execution in (("fit", 1), ("custom", 1), ("custom", 4)):
+        options = ("train.jit_compile=true", f"train.loop={loop}", f"train.steps_per_execution={steps_per_execution}")
+        compiled = train(tiny, *options, run_id=f"{loop}_{steps_per_execution}")
+        for name, values in plain.history.items():
+            assert compiled.history[name] == pytest.approx(values, rel=1e-3), (loop, name)
 
 
 # One process: TensorFlow's devices cannot change after their first use.
@@ -279,11 +762,12 @@ MIRRORED = """
 import json, shutil, sys
 from pathlib import Path
 import keras, numpy as np
-from tasks import config, records
+import tensorflow as tf
+from tasks import config, models, records
 from tasks import input_pipeline
-from tasks.checkpoints import Checkpoints
+from tasks.checkpoints import Checkpoints, State
 from tasks.errors import UserError
-from tasks.train import train
+from tasks.train import check, train
 
 prepared = records.load(records.PreparedDataset, Path("data/tiny/prepared/manifest.json"))
 trace = records.Lineage(git_commit=None, git_dirty=None, code_digest="", settings_digest="", data_version=None)
@@ -294,14 +778,14 @@ BASE = {
     "checkpoint.keep": 100,
 }
 
-def run(run_id, resume=False, **overrides):
+def run(run_id, **overrides):
     overrides = {name.replace("__", "."): value for name, value in overrides.items()}
     settings = config.load(None, {**BASE, **overrides})
     folder = f"mlruns/runs/{run_id}"
     one = records.Run(
         run_id=run_id, experiment="tests", name="tests", folder=folder, lineage=trace, settings=settings.to_json()
     )
-    result = train(settings, prepared, one, lambda step, metrics: None, resume)
+    result = train(settings, prepared, one, lambda step, metrics: None)
     return settings, result
 
 found = {}
@@ -310,53 +794,86 @@ try:
 except UserError as error:
     found["refused"] = str(error)
 
-# 146 examples: the last batch of 18 is short, and even.
+# 146 examples: the last batch of 18 is short, and even. In batches of eight: 19 steps, the last one of two examples.
 even = {"input__validation": 54, "checkpoint__every_steps": 3}
-settings, whole = run("whole", **even)
-found["whole"] = whole.model_dump(mode="json")
-for step in (3, 5, 8):
-    for folder in Path("mlruns/runs/whole/checkpoints").iterdir():
-        if folder.name.isdigit() and int(folder.name) <= step:
-            shutil.copytree(folder, f"mlruns/runs/from_{step}/checkpoints/{folder.name}")
-    found[f"from_{step}"] = run(f"from_{step}", True, **even)[1].model_dump(mode="json")
+several = {"train__steps_per_execution": 8, "train__global_batch_size": 8, "checkpoint__every_steps": 8}
+for name, steps, more in (
+    ("fit", (3, 5, 8), {}),
+    ("custom", (3, 8), {"train__loop": "custom"}),
+    ("fit_8", (8, 27), several),
+    ("custom_8", (8, 27), several | {"train__loop": "custom"}),
+):
+    found[name] = run(name, **{**even, **more})[1].model_dump(mode="json")
+    for step in steps:
+        for folder in Path(f"mlruns/runs/{name}/checkpoints").iterdir():
+            if folder.name.isdigit() and int(folder.name) <= step:
+                shutil.copytree(folder, f"mlruns/runs/{name}_from_{step}/checkpoints/{folder.name}")
+        found[f"{name}_from_{step}"] = run(f"{name}_from_{step}", **{**even, **more})[1].model_dump(mode="json")
 
 plain = {"model__options": {"units": [16]}}
 found["even"] = run("even", input__validation=54, **plain)[1].model_dump(mode="json")
 # 161 = 5 * 32 + 1: one of the two replicas gets nothing of the last batch. 39 = 32 + 7 to validate on.
 found["uneven"] = run("uneven", input__validation=39, **plain)[1].model_dump(mode="json")
+
+# The same one example that is left, and a network that takes the mean of what each replica has.
+means = {**BASE, "model.name": "resnet", "model.options": {"filters": 2}, "input.validation": 39}
+try:
+    check(config.load(None, means), prepared)
+except UserError as error:
+    found["means"] = str(error)
+for other in ({"input.drop_remainder": True}, {"input.validation": 40}, {"input.validation": 38}):
+    check(config.load(None, means | other), prepared)
+
+# As if the second device were a GPU.
+build, found["checked on"] = models.build, []
+
+def built(*arguments):
+    model = build(*arguments)
+    found["checked on"] += {variable.value.device for variable in model.variables}
+    return model
+
+models.build = built
+with tf.device("CPU:1"):
+    check(config.load(None, BASE), prepared)
 print(json.dumps(found))
 """
 
 
+@pytest.mark.slow
 def test_mirrored(tiny, train, run):
     done = run([sys.executable, "-c", MIRRORED])
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout.splitlines()[-1])
     assert "train.global_batch_size = 33 does not divide by 2 replicas: 33 = 2 * 16 + 1" in found["refused"]
 
-    whole = found["whole"]
-    assert (whole["strategy"], whole["num_replicas"], whole["steps"]) == ("mirrored", 2, 2 * STEPS)
-    assert whole["devices"] == [f"/job:localhost/replica:0/task:0/device:CPU:{i}" for i in range(2)]
-    for step in (3, 5, 8):
-        resumed = found[f"from_{step}"]
-        assert resumed["weights_digest"] == whole["weights_digest"], step
-        assert resumed["steps"] == whole["steps"]
-        for name, values in whole["history"].items():
-            # The replicas' parts of a metric are saved as one sum: added up again in another order.
-            assert resumed["history"][name] == pytest.approx(values, rel=1e-6), name
+    assert found["means"].startswith("161 training examples leave 1 for the last batch, 2 replicas share it")
+    assert "give input.drop_remainder=true, or another train.global_batch_size" in found["means"]
+
+    assert found["checked on"] == ["/job:localhost/replica:0/task:0/device:CPU:0"], "a model that is only looked at"
+
+    for name, steps in (("fit", (3, 5, 8)), ("custom", (3, 8)), ("fit_8", (8, 27)), ("custom_8", (8, 27))):
+        whole = found[name]
+        assert (whole["strategy"], whole["loop"], whole["num_replicas"]) == ("mirrored", name.partition("_")[0], 2)
+        assert whole["steps"] == (2 * 19 if name.endswith("8") else 2 * STEPS)
+        assert whole["devices"] == [f"/job:localhost/replica:0/task:0/device:CPU:{i}" for i in range(2)]
+        for step in steps:
+            resumed = found[f"{name}_from_{step}"]
+            assert resumed["weights_digest"] == whole["weights_digest"], (name, step)
+            assert resumed["steps"] == whole["steps"]
+            for metric, values in whole["history"].items():
+                # The replicas' parts of a metric are saved as one sum: added up again in another order.
+                assert resumed["history"][metric] == pytest.approx(values, rel=1e-6), (name, step, metric)
+    assert found["custom"]["weights_digest"] == found["fit"]["weights_digest"], "one train function for both loops"
+    assert found["custom_8"]["weights_digest"] == found["fit_8"]["weights_digest"]
 
     alone = {
         name: train(tiny, "train.deterministic=true", f"input.validation={held_out}", run_id=f"alone_{name}").history
         for name, held_out in (("even", 54), ("uneven", 39))
     }
-    for name, values in alone["even"].items():
-        assert found["even"]["history"][name] == pytest.approx(values, rel=1e-5), name
-    # Keras averages the replicas' means, and that of an empty part is 0: such a last batch counts for half of its loss.
+    for name, expected in alone.items():
+        for metric, values in expected.items():
+            assert found[name]["history"][metric] == pytest.approx(values, rel=1e-5), (name, metric)
     uneven = found["uneven"]["history"]
-    for name, values in alone["uneven"].items():
-        if name.startswith("train/"):
-            assert uneven[name][0] == pytest.approx(values[0], rel=1e-5), name
-            assert uneven[name] == pytest.approx(values, rel=0.05), name
     loss, accuracy = held_out_metrics(tiny, 39, found["uneven"]["final_model"])
     assert uneven["validation/loss"][-1] == pytest.approx(loss, rel=1e-4)
     assert uneven["validation/accuracy"][-1] == pytest.approx(accuracy)

@@ -1,0 +1,50 @@
+"""Calls of the step function under two strategies, alternated in one process: what a replica of its own costs, without
+the differences between one process and the next. Prints both times of a step as one JSON line.
+
+`python -m benchmarks.calls '{"dataset.name": "mnist"}'`, in the environment of a stage process.
+"""
+
+import json
+import sys
+import time
+
+from tasks import config, processes, strategies
+
+STRATEGIES = {
+    # First: it makes the logical CPU, which TensorFlow allows only before it has used one.
+    "mirrored": {"strategy.kind": "mirrored", "strategy.devices": 1},
+    "one_device": {"strategy.kind": "one_device"},
+}
+NUM_CALLS = 100
+
+
+def main(overrides: dict[str, object]) -> None:
+    """Build one training for each strategy, and call their step functions in turn."""
+    from tasks import steps, train
+    from tasks.callbacks import Position
+
+    prepared = processes.load_prepared(config.load(overrides=overrides).dataset.name)
+    functions = {}
+    for name, chosen in STRATEGIES.items():
+        settings = config.load(overrides=overrides | chosen)
+        strategy = strategies.build(settings.strategy)
+        size = train.find_global_batch_size(settings.train, strategy.num_replicas)
+        batches, _ = train._data(settings, prepared, strategy, size)
+        state = train._first_state(settings, prepared, size)
+        model, loss = train._model(settings, prepared, strategy, batches, state)
+        position = Position(batches, state)
+        functions[name] = strategy, steps.train_function(model, loss, strategy, batches, position, settings.train)
+
+    seconds: dict[str, list[float]] = {name: [] for name in STRATEGIES}
+    for number in range(NUM_CALLS + 1):
+        for name, (strategy, function) in functions.items():
+            began = time.perf_counter()
+            with strategy.scope():
+                float(function(None)["loss"])
+            if number:  # The first call traces.
+                seconds[name].append((time.perf_counter() - began) / settings.train.steps_per_execution)
+    print(json.dumps(seconds))
+
+
+if __name__ == "__main__":
+    main(json.loads(sys.argv[1]))

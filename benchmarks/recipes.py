@@ -1,0 +1,111 @@
+"""How long the recipes train until they reach an accuracy, beside the recipes that a user would copy."""
+
+import json
+import math
+import statistics
+import sys
+from functools import partial
+
+from benchmarks import measure
+from benchmarks.pipeline import tutorial
+from tasks import config, processes
+
+Curve = list[list[float]]
+"""Seconds since the imports, without evaluations, and test accuracy, after each epoch."""
+
+TUTORIAL, COURSE = "tutorial", "course"
+PEERS = {
+    # As https://www.tensorflow.org/tutorials/distribute/keras has it: 12 epochs, and its learning rates.
+    TUTORIAL: ("mnist", 12, ("--decay", "--curve")),
+    # As https://www.tensorflow.org/tutorials/distribute/custom_training has it: 10 epochs.
+    COURSE: ("fashion_mnist", 10, ("--model", "convnet2", "--curve")),
+}
+MINE = {"mnist-fast": "mnist", "fashion-fast": "fashion_mnist"}
+PEER_REPEATS = 3
+"""They train several times as long as ours."""
+HEADING = "## Recipes\n"
+
+
+def ours(recipe: str, seed: int) -> Curve:
+    """Train a recipe of ours."""
+    settings = config.load(recipe, {"train.seed": seed})
+    command = [sys.executable, "-m", "benchmarks.curve", recipe, str(seed)]
+    _, output = measure.run(command, processes.stage_environment(settings))
+    return json.loads(output.splitlines()[-1])
+
+
+def peer(name: str) -> Curve:
+    """Train a recipe that a user would copy."""
+    dataset, epochs, options = PEERS[name]
+    return tutorial(dataset, epochs, *options)[1]["curve"]
+
+
+def seconds_to(curve: Curve, accuracy: float) -> float:
+    """Return when a training reached an accuracy; infinity where it never did."""
+    return next((seconds for seconds, reached in curve if reached >= accuracy), math.inf)
+
+
+def section(dataset: str, epochs: int, repeats: int) -> str:
+    """Measure; return the page's section. Its datasets are those of the recipes; nothing where one is not prepared."""
+    if missing := [name for name in MINE.values() if not (measure.ROOT / "data" / name / "prepared").is_dir()]:
+        print(f"recipes: left out, because {' and '.join(missing)} are not prepared", file=sys.stderr)
+        return measure.kept(HEADING)
+    curves: dict[str, list[Curve]] = {name: [] for name in (*PEERS, *MINE)}
+    for repeat in range(repeats):
+        trainings = {name: partial(ours, name, repeat) for name in MINE}
+        if repeat < PEER_REPEATS:
+            trainings = {name: partial(peer, name) for name in PEERS} | trainings
+        for name, train in trainings.items():
+            curves[name].append(train())
+            seconds, accuracy = curves[name][-1][-1]
+            print(
+                f"recipes: repeat {repeat + 1} of {repeats}, {name}: {accuracy:.4f} in {seconds:.1f} s", file=sys.stderr
+            )
+    rows = [
+        _row("98.5 % on MNIST", curves["mnist-fast"], curves[TUTORIAL], 0.985, 0.985, 0.35),
+        _row("99.2 % on MNIST / the tutorial's 12 epochs", curves["mnist-fast"], curves[TUTORIAL], 0.992, None, 0.7),
+        _row("89.3 % on Fashion-MNIST", curves["fashion-fast"], curves[COURSE], 0.893, 0.893, 0.3),
+    ]
+    lines = [
+        HEADING,
+        f"{measure.machine('tensorflow', 'keras')}. {repeats} repeats of ours, each with another seed, and "
+        f"{min(repeats, PEER_REPEATS)} of the peers, in processes of their own that take turns; median (range). "
+        "Seconds from the end of the imports on, building and tracing included, evaluations left out. Ours read what "
+        "`prepare` decoded beforehand, once; the peers decode in their first epoch, as they do each time.",
+        "",
+        "| what | ours, s | peer, s | ratio | wanted | met |",
+        "|---|---|---|---|---|---|",
+        *rows,
+        "",
+        "| recipe | test accuracy at its end | seconds |",
+        "|---|---|---|",
+        *(
+            f"| {name} | {measure.spread([curve[-1][1] for curve in found], 4)} "
+            f"| {measure.spread([curve[-1][0] for curve in found], 1)} |"
+            for name, found in curves.items()
+        ),
+        "",
+        "`tutorial` is Conv32-Pool-Dense64 with the tutorial's learning rates, `course` Conv32-Conv64-Dense64 with "
+        "Adam, both with `fit` and 64 examples a step (`benchmarks/tutorial.py`). The test split is looked at after "
+        "each epoch for this table alone; the recipes were chosen with 10,000 training examples held out.",
+        "",
+    ]
+    return "\n".join(lines)
+
+
+def _row(
+    what: str, mine: list[Curve], peers: list[Curve], accuracy: float, peers_accuracy: float | None, bound: float
+) -> str:
+    own = [seconds_to(curve, accuracy) for curve in mine]
+    other = [curve[-1][0] if peers_accuracy is None else seconds_to(curve, peers_accuracy) for curve in peers]
+    found = statistics.median(own) / statistics.median(other)
+    # Those that ran one after the other; there are fewer peers.
+    pairs = [a / b for a, b in zip(own, other, strict=False)]
+    ratio = f"{found:.2f} ({min(pairs):.2f} to {max(pairs):.2f})"
+    met = "yes" if found <= bound else "**no**"
+    return f"| {what} | {_spread(own)} | {_spread(other)} | {ratio} | at most {bound} | {met} |"
+
+
+def _spread(values: list[float]) -> str:
+    missed = sum(map(math.isinf, values))
+    return measure.spread(values, 1) + (f"; {missed} of {len(values)} never reached it" if missed else "")

@@ -1,0 +1,56 @@
+"""What processes that were killed left open in Prefect: flow runs that would be RUNNING for ever."""
+
+import uuid
+
+from prefect.client.orchestration import SyncPrefectClient, get_client
+from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterId
+from prefect.client.schemas.objects import FlowRun, TaskRun
+from prefect.exceptions import ObjectNotFound, PrefectHTTPStatusError
+from prefect.states import Crashed
+
+from tasks import processes, runs
+from tasks.records import Ended
+
+
+def reconcile() -> tuple[list[Ended], list[str]]:
+    """End everything that is left open; return it, and the ids of the runs that MLflow still cannot be told of.
+
+    Raises:
+        StratagemError: the MLflow store cannot be used, or does not answer.
+    """
+    ended = [*end_abandoned_flow_runs(), *processes.reconcile()]
+    return ended, runs.undelivered()
+
+
+def end_abandoned_flow_runs() -> list[Ended]:
+    """End the flow runs of this host whose process died, with the tasks that were running in them, as CRASHED."""
+    ended = []
+    for path, holder in runs.abandoned():
+        if holder.flow_run_id is not None:
+            reason = f"process {holder.pid} on {holder.host} died"
+            with get_client(sync_client=True) as client:
+                try:
+                    was_open = _end(client, holder.flow_run_id, reason)
+                except (ObjectNotFound, PrefectHTTPStatusError):
+                    continue  # Of another server, or one that does not let us: it is left to that, or to a later start.
+            if was_open:
+                ended.append(Ended(what=f"Prefect flow run {holder.flow_run_id}", status="CRASHED", reason=reason))
+        path.unlink(missing_ok=True)
+    return ended
+
+
+def _end(client: SyncPrefectClient, flow_run_id: str, reason: str) -> bool:
+    """End a flow run and its tasks; return whether it was still open."""
+    flow_run = client.read_flow_run(uuid.UUID(flow_run_id))
+    tasks = client.read_task_runs(flow_run_filter=FlowRunFilter(id=FlowRunFilterId(any_=[flow_run.id])))
+    for task_run in tasks:
+        if _open(task_run):
+            client.set_task_run_state(task_run.id, Crashed(message=reason), force=True)
+    if not _open(flow_run):
+        return False
+    client.set_flow_run_state(flow_run.id, Crashed(message=reason), force=True)
+    return True
+
+
+def _open(run: FlowRun | TaskRun) -> bool:
+    return run.state is not None and not run.state.is_final()

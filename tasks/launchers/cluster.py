@@ -1,0 +1,471 @@
+"""The processes that run the stages of one strategy: their start, their answers, their signs of life, their end.
+
+One of them is the chief, `python -m tasks serve`. Where the strategy is a cluster the others stand beside it: workers
+that train with it (`assist`), or servers that it gives work to (`member`). Requests and answers are JSON lines. Each
+process ends when its standard input closes, so none outlives the process that started it.
+"""
+
+import contextlib
+import json
+import math
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from queue import Empty, SimpleQueue
+from typing import IO, Any
+
+from tasks import config, errors, launchers
+from tasks.errors import Interrupted, Preempted, StratagemError, Terminated
+from tasks.launchers import Member
+
+# A stage that is interrupted ends at its next training step; a step that hangs is not waited for.
+GRACE_SECONDS = 15.0
+# When a process fails because another one died, the death is seen within this time.
+SETTLE_SECONDS = 5.0
+POLL_SECONDS = 1.0
+# From a request until a process that has to build the strategy for it gives its first sign of life: imports, on a busy
+# machine, and the time that the last of its peers takes.
+START_SECONDS = 300.0
+
+# Requests that every worker takes part in, and what those that are not the chief do then.
+SHARED = {"check": "check", "train": "assist"}
+
+Reply = dict[str, Any]
+
+
+class _Lost(Exception):
+    """A member of a cluster died, hangs, or can no longer reach the others."""
+
+
+class Process:
+    """One child process, and what it says."""
+
+    def __init__(
+        self, member: Member, entry: str, environment: Mapping[str, str], log: Path | None, said: "Said"
+    ) -> None:
+        self.member = member
+        self.entry = entry
+        self.begun = False
+        """Whether it has given a sign of life."""
+        self.silent_seconds = 0.0
+        """Since its last sign of life, or since it was asked for what it has to begin first."""
+        kept: IO[bytes] | None = None
+        environment = {**environment, **member.environment}
+        if log is not None:
+            environment["STRATAGEM_LOG"] = str(log)
+            if entry != "serve":  # The chief's messages are for the terminal; it puts what its libraries say aside.
+                kept = log.open("ab")
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "tasks", entry],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=kept,
+            cwd=config.project_root(),
+            env=environment,
+            text=True,
+            process_group=0,  # Ctrl-C reaches this process alone, which passes it on once.
+        )
+        if kept is not None:
+            kept.close()
+        self._reader = threading.Thread(target=self._read, args=(said,), daemon=True)
+        self._reader.start()
+
+    def _read(self, said: "Said") -> None:
+        if self._process.stdout is not None:
+            for line in self._process.stdout:
+                with contextlib.suppress(ValueError):  # A process that is killed leaves half a line.
+                    said.put((self, json.loads(line)))
+            self._process.stdout.close()
+        said.put((self, None))
+
+    @property
+    def alive(self) -> bool:
+        return self._process.poll() is None
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    @property
+    def death(self) -> str:
+        """How the process died."""
+        code = self._process.wait()
+        return signal.Signals(-code).name if code < 0 else f"exit code {code}"
+
+    def send(self, request: Reply) -> None:
+        """Send a request. One that died does not take it; its end is told by what is read."""
+        if self._process.stdin is not None:
+            with contextlib.suppress(BrokenPipeError):
+                self._process.stdin.write(json.dumps(request) + "\n")
+                self._process.stdin.flush()
+
+    def interrupt(self) -> None:
+        """Stop the running stage."""
+        self._process.send_signal(signal.SIGINT)
+
+    def kill_unawaited(self) -> None:
+        """End the process at once."""
+        self._process.kill()
+
+    def kill(self) -> None:
+        """End the process at once, also one that was stopped, and wait for it."""
+        self._process.kill()
+        self.close()
+
+    def close(self) -> None:
+        """End the process and wait for it."""
+        close(self._process)
+        self._reader.join(POLL_SECONDS)  # A grandchild that was forked can hold the pipe open for longer.
+
+
+# Who said what; None is its end.
+Said = SimpleQueue[tuple[Process, Reply | None]]
+
+
+def close(process: "subprocess.Popen[str]") -> None:
+    """End a process that ends when its standard input closes."""
+    if process.stdin is not None:
+        with contextlib.suppress(BrokenPipeError):  # A request that a dead process did not take.
+            process.stdin.close()
+    try:
+        process.wait(GRACE_SECONDS)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+
+
+class Cluster:
+    """The process that runs the stages, and all that this command starts beside it.
+
+    When a member of a cluster is lost while it is at work, all of them are ended and started again, and the training
+    goes on from its latest checkpoint. A lost worker of parameter servers is started again alone.
+    """
+
+    def __init__(self, section: config.AnyStrategy, environment: Mapping[str, str], kind: str, whole: bool) -> None:
+        """Start the processes.
+
+        Args:
+            section: the strategy.
+            environment: of every process; a member's own comes on top.
+            kind: what is decided once in a process; whoever keeps the cluster compares it.
+            whole: False starts one process alone, which can do everything but train.
+        """
+        self.kind = kind
+        self.whole = whole or not isinstance(section, config.Cluster)
+        self.restarts: list[str] = []
+        """Why members were started again, since the run was begun or taken up."""
+        self._section = section if whole and isinstance(section, config.Cluster) else None
+        self._environment = dict(environment)
+        self._num_requests = 0
+        self._broken = False
+        self._logs: Path | None = None
+        members = launchers.members(section) if whole else [Member("worker", 0, True, {})]
+        if self._section is not None:
+            seconds = min(5.0, self._section.heartbeat_timeout_seconds / 4)
+            self._environment["STRATAGEM_HEARTBEAT_SECONDS"] = str(seconds)
+            self._logs = config.project_root() / "mlruns" / "logs" / time.strftime(f"%Y%m%d-%H%M%S-{os.getpid()}")
+            self._logs.mkdir(parents=True, exist_ok=True)
+        self._start(members)
+
+    def _start(self, members: list[Member]) -> None:
+        self._said: Said = SimpleQueue()
+        self._processes: list[Process] = []
+        self._num_members = len(members)
+        try:
+            for member in members:
+                self._processes.append(self._open(member))
+        except BaseException:
+            self.close()
+            raise
+
+    def _open(self, member: Member) -> Process:
+        log = self._logs / f"{member.name.replace(' ', '-')}.log" if self._logs is not None else None
+        entry = "serve"
+        if not member.is_chief:
+            entry = "member" if isinstance(self._section, config.ParameterServer) else "assist"
+        return Process(member, entry, self._environment, log, self._said)
+
+    @property
+    def first(self) -> Process:
+        """The chief; or the one member that this command starts."""
+        return self._processes[0]
+
+    @property
+    def usable(self) -> bool:
+        """Whether a training can begin."""
+        every = len(self._processes) == self._num_members
+        return every and not self._broken and all(process.alive for process in self._processes)
+
+    @property
+    def logs(self) -> str:
+        """Where the members' logs lie, from the project's folder."""
+        return str(self._logs.relative_to(config.project_root())) if self._logs is not None else ""
+
+    def call(self, stage: str, arguments: dict[str, Any]) -> Any:
+        """Run a stage and return its record as JSON values.
+
+        Raises:
+            UserError: the stage refused its input.
+            StratagemError: the stage failed, or processes died more often than they may be started again.
+            Interrupted: Ctrl-C or SIGTERM came; the stage was stopped.
+        """
+        if stage in ("start", "resume"):
+            self.restarts = []
+        if stage in ("start", "resume") and self._section is not None:
+            # First and apart, so that a member that is lost meanwhile does not leave a run that nobody ends.
+            self._call("check", {name: arguments[name] for name in ("settings", "prepared")})
+        return self._call(stage, arguments)
+
+    def _call(self, stage: str, arguments: dict[str, Any]) -> Any:
+        folder = config.project_root() / arguments["run"]["folder"] if stage == "train" and "run" in arguments else None
+        if folder is not None:
+            self._keep_logs_in(folder / "logs")
+        try:
+            while True:
+                try:
+                    return self._exchange(stage, arguments)
+                except _Lost as lost:
+                    self._restart(stage, str(lost))
+        except KeyboardInterrupt as interrupt:
+            said = self._interrupt()
+            code = getattr(interrupt, "exit_code", 130)
+            if code == Terminated.exit_code and stage in SHARED and self._foreign:
+                raise Preempted(f"{stage} was told to stop: {said}") from None
+            raise Interrupted(said or f"{stage} was interrupted", code) from None
+        except StratagemError:
+            raise
+        except BaseException:  # Who calls this may take SIGTERM, and cancel a run, by an exception of its own.
+            said = self._interrupt()
+            if self._foreign and stage in SHARED:
+                raise Preempted(f"{stage} was told to stop: {said}") from None
+            raise
+
+    def stand_by(self) -> None:
+        """Let the one member that runs here serve a chief elsewhere until that one has ended.
+
+        The chief serves at its own address in TF_CONFIG from the moment that it knows the cluster.
+
+        Raises:
+            StratagemError: the member died, and may not be started again.
+        """
+        section = self._section
+        host, _, port = json.loads(self.first.member.environment["TF_CONFIG"])["cluster"]["chief"][0].rpartition(":")
+        limit = section.heartbeat_timeout_seconds if section is not None else 0.0
+        tried_at, seen_at = 0.0, math.inf
+        try:
+            while True:
+                if time.monotonic() - tried_at > POLL_SECONDS:
+                    tried_at = time.monotonic()
+                    try:
+                        socket.create_connection((host.strip("[]"), int(port)), limit).close()
+                        seen_at = tried_at
+                    except OSError as error:
+                        # Refused: that machine answers, and nobody listens there. All else may be the network.
+                        if seen_at < tried_at - (0.0 if isinstance(error, ConnectionRefusedError) else limit):
+                            return
+                process, reply = self._listen()
+                if process is not None and reply is None:
+                    self._lose(process, f"died ({process.death})")
+        except _Lost as lost:
+            raise StratagemError(f"{lost}; its log: {self.logs}") from None
+
+    def close(self) -> None:
+        """End all processes and wait for them."""
+        for process in self._processes:  # The chief first: it would tell at length that the others have gone.
+            process.close()
+        if self._logs is not None:
+            with contextlib.suppress(OSError):  # A log that says something stays, and so does its folder.
+                for log in self._logs.iterdir():
+                    if not log.stat().st_size:
+                        log.unlink()
+                self._logs.rmdir()
+
+    def _exchange(self, stage: str, arguments: dict[str, Any]) -> Any:
+        """Send a request to everyone that takes part in it, and return the chief's record when all have answered."""
+        self._num_requests += 1
+        asked = [self.first]
+        if stage in SHARED:
+            asked = [process for process in self._processes if process.entry != "member"]
+        for one in self._processes:
+            one.silent_seconds = 0.0
+        for one in asked:
+            request = {"id": self._num_requests, "stage": stage, "arguments": arguments}
+            if one.entry == "assist":
+                needed = {name: arguments[name] for name in ("settings", "prepared")}
+                request |= {"stage": SHARED[stage], "arguments": needed}
+            one.send(request)
+        answers: dict[Process, Reply] = {}
+        settled_at: float | None = None
+        while len(answers) < len(asked) and (settled_at is None or time.monotonic() < settled_at):
+            process, reply = self._listen(watch=stage in SHARED)
+            if process is None:
+                continue
+            if reply is None:
+                if process is not self.first and process in answers:
+                    self._broken = True  # It has done its part.
+                else:
+                    self._handle_death(process, stage)
+            elif reply.get("id") == self._num_requests:
+                answers[process] = reply
+                # A training that was told to stop ends on all, the chief when its checkpoint is written.
+                if "error" in reply and settled_at is None and reply["kind"] != Interrupted.__name__:
+                    settled_at = time.monotonic() + (SETTLE_SECONDS if reply.get("lost_peer") else GRACE_SECONDS)
+        if not any("error" in reply for reply in answers.values()):
+            return answers[self.first]["record"]
+        silent = [one for one in asked if one not in answers]
+        error = self._failure(stage, answers, silent)
+        for one in silent:  # They wait for those that gave the request up, and would never read another one.
+            one.kill()
+        self._broken = self._broken or bool(silent)
+        raise error
+
+    def _listen(self, watch: bool = True) -> tuple[Process | None, Reply | None]:
+        """Return what a process says, with None for its end; (None, None) where nobody says anything for a while.
+
+        Raises:
+            _Lost: a process gives no sign of life for too long.
+        """
+        began = time.monotonic()
+        process: Process | None = None
+        reply: Reply | None = None
+        with contextlib.suppress(Empty):
+            process, reply = self._said.get(timeout=POLL_SECONDS)
+        # Not the time since its last sign: after this process itself was stopped, that would be long for everyone.
+        waited = min(time.monotonic() - began, POLL_SECONDS)
+        beat = reply is not None and "heartbeat" in reply
+        for one in self._processes:
+            one.begun = one.begun or (one is process and beat)
+            one.silent_seconds = 0.0 if one is process else one.silent_seconds + waited
+        if watch and self._section is not None:
+            begun = self._section.heartbeat_timeout_seconds
+            # Who builds a strategy waits for members that someone else has still to start.
+            starting = START_SECONDS if launchers.find(self._section).WHOLE else math.inf
+            for one in list(self._processes):
+                limit = begun if one.begun else max(begun, starting)
+                if one.silent_seconds > limit:
+                    self._lose(one, f"gave no sign of life for {limit:g} s")
+        if beat or process not in self._processes:
+            return None, None
+        return process, reply
+
+    def _handle_death(self, process: Process, stage: str) -> None:
+        if self._section is not None and stage in SHARED:
+            self._lose(process, f"died ({process.death})")
+            return
+        self._broken = True
+        if process is self.first:
+            death = process.death
+            why = ". The machine may have run out of memory" if death == signal.SIGKILL.name else ""
+            raise StratagemError(f"the process that ran {stage} died ({death}){why}. The same command goes on")
+
+    def _lose(self, process: Process, what: str) -> None:
+        """Start a worker of parameter servers again, on its own port; the loss of any other member is everyone's."""
+        reason = f"{process.member.name} {what}"
+        if self._section is None or (process.entry, process.member.job) != ("member", "worker"):
+            raise _Lost(reason)
+        process.kill()
+        most = self._section.max_restarts
+        if len(self.restarts) < most:
+            self.restarts.append(reason)
+            _say(f"{reason}; it is started again, restart {len(self.restarts)} of {most}; its log: {self.logs}")
+            self._processes[self._processes.index(process)] = self._open(process.member)
+            return
+        self._processes.remove(process)
+        if not any(one.member.job == "worker" for one in self._processes):
+            raise _Lost(f"{reason}, as all workers")
+        _say(f"{reason}; strategy.max_restarts = {most}, so the training goes on without it; its log: {self.logs}")
+
+    def _failure(self, stage: str, answers: dict[Process, Reply], silent: list[Process]) -> Exception:
+        """Return the one error for the answers of all: the user's mistake, then a lost member, then what failed."""
+        failed = [(process, reply) for process, reply in answers.items() if "error" in reply]
+        failed.sort(key=lambda pair: (pair[1]["kind"] == "StratagemError", pair[0] is not self.first))
+        process, reply = failed[0]
+        lost = [one for one, answer in failed if answer.get("lost_peer")]
+        if reply["kind"] == "StratagemError" and lost and self._section is not None and stage in SHARED:
+            return _Lost(
+                f"{silent[0].member.name} no longer answers" if silent else f"{lost[0].member.name} lost its peers"
+            )
+        error = errors.from_json(reply)
+        if isinstance(error, Interrupted):  # Nobody told this command.
+            told = ", ".join(one.member.name for one, answer in failed if answer.get("told")) or "another member"
+            if self._section is None:
+                return Interrupted(str(error), Terminated.exit_code)
+            return Preempted(f"{stage} ended: {error}") if self._foreign else _Lost(f"{told} was told to stop")
+        if process is not self.first and not isinstance(error, errors.UserError):
+            return StratagemError(f"{process.member.name}: {error}; its log: {self.logs}")
+        return error
+
+    def _restart(self, stage: str, reason: str) -> None:
+        """End all processes, and start them again if that is allowed."""
+        for process in self._processes:
+            process.kill()
+        self._broken = True
+        if self._section is None:
+            return
+        if self._foreign:
+            raise StratagemError(
+                f"{stage} ended: {reason}. Who started the cluster that TF_CONFIG describes starts it again: the same "
+                f"command for every member goes on from the latest checkpoint. The log: {self.logs}"
+            )
+        most = self._section.max_restarts
+        if len(self.restarts) >= most:
+            raise StratagemError(
+                f"{stage} failed: {reason}, and strategy.max_restarts = {most} allows no further start. The same "
+                f"command goes on from the latest checkpoint; the logs: {self.logs}"
+            )
+        self.restarts.append(reason)
+        members = launchers.members(self._section)
+        count = len(members)
+        _say(f"{reason}; all {count} processes start again, restart {len(self.restarts)} of {most}; logs: {self.logs}")
+        self._start(members)
+        self._broken = False
+
+    def _interrupt(self) -> str | None:
+        """Stop the running stage, a training after a checkpoint, and return what it says of that; the chief goes on
+        serving, so that the run can be ended properly. A second signal ends everything at once."""
+
+        def stop_at_once(number: int, frame: object) -> None:
+            for process in self._processes:
+                process.kill_unawaited()
+            os.write(2, b"stopped at once; the next run, or `stratagem reconcile`, ends what is left open\n")
+            os._exit(128 + number)
+
+        signals = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+        heard = [number for number in signals if signal.getsignal(number) != signal.SIG_IGN]  # As under nohup.
+        before = {number: signal.signal(number, stop_at_once) for number in heard}
+        said = None
+        try:
+            self.first.interrupt()
+            end = time.monotonic() + GRACE_SECONDS
+            while time.monotonic() < end:
+                process, reply = self._listen(watch=False)
+                if process is self.first and (reply is None or reply.get("id") == self._num_requests):
+                    said = reply.get("error") if reply is not None else None
+                    break
+            else:
+                self.first.kill()
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+        self._broken = self._broken or len(self._processes) > 1  # The others wait for the chief's next step.
+        return said
+
+    @property
+    def _foreign(self) -> bool:
+        """Whether someone else starts the other members."""
+        return self._section is not None and not launchers.find(self._section).WHOLE
+
+    def _keep_logs_in(self, folder: Path) -> None:
+        if self._logs is not None and self._logs.parent != folder:
+            folder.mkdir(parents=True, exist_ok=True)
+            self._logs = self._logs.rename(folder / self._logs.name)
+
+
+def _say(message: str) -> None:
+    print(message, file=sys.stderr, flush=True)

@@ -1,0 +1,77 @@
+"""A cluster on this machine: every member on a free port of 127.0.0.1, with its share of the cores and of the GPUs."""
+
+import json
+import os
+import socket
+import sys
+
+from tasks import config
+from tasks.errors import UserError
+from tasks.launchers import Member, visible_gpus
+
+WHOLE = True
+
+
+def members(section: config.MultiWorker | config.ParameterServer) -> list[Member]:
+    """Return the environment of each member; the ports are new ones in each call.
+
+    Raises:
+        UserError: fewer GPUs than the workers need.
+    """
+    if isinstance(section, config.ParameterServer):
+        jobs = {"chief": 1, "worker": section.workers, "ps": section.ps}
+    else:
+        jobs = {"worker": section.workers}
+    tasks = [(job, index) for job, count in jobs.items() for index in range(count)]
+    ports = dict(zip(tasks, free_ports(len(tasks)), strict=True))
+    cluster = {job: [f"127.0.0.1:{ports[job, index]}" for index in range(count)] for job, count in jobs.items()}
+    gpus = _gpus_of_workers(section)
+    found = []
+    for job, index in tasks:
+        environment = {
+            "TF_CONFIG": json.dumps({"cluster": cluster, "task": {"type": job, "index": index}}),
+            **_threads(section.workers),
+        }
+        if gpus:
+            environment["CUDA_VISIBLE_DEVICES"] = ",".join(gpus[index]) if job == "worker" else ""
+        found.append(Member(job, index, (job, index) == tasks[0], environment))
+    return found
+
+
+def _threads(workers: int) -> dict[str, str]:
+    """Return settings by which the workers share the cores: by default each would start a thread for every core."""
+    cores = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
+    share = cores // workers
+    # A step waits for its peers in a thread of the second pool; with one alone nothing else could go on meanwhile.
+    wanted = {"TF_NUM_INTRAOP_THREADS": max(1, share), "TF_NUM_INTEROP_THREADS": max(2, share)}
+    return {name: os.environ.get(name, str(count)) for name, count in wanted.items()}
+
+
+def _gpus_of_workers(section: config.MultiWorker | config.ParameterServer) -> list[list[str]]:
+    """Return the GPUs of each worker; nothing where the workers take the CPU."""
+    gpus, workers = visible_gpus(), section.workers
+    wanted = section.devices if isinstance(section, config.MultiWorker) else None
+    share = wanted or len(gpus) // workers
+    if wanted and wanted * workers > len(gpus):
+        raise UserError(
+            f"strategy.devices = {wanted}: {workers} workers need {wanted * workers} GPUs, and this machine has "
+            f"{len(gpus)}. Give fewer, or null to share what is there"
+        )
+    if gpus and not share:
+        raise UserError(
+            f"strategy.workers = {workers}: this machine has {len(gpus)} GPUs, and each worker needs one of its own. "
+            f"Give strategy.workers={len(gpus)}, or set CUDA_VISIBLE_DEVICES= to train on the CPU"
+        )
+    return [gpus[worker * share : (worker + 1) * share] for worker in range(workers)] if gpus else []
+
+
+def free_ports(count: int) -> list[int]:
+    """Return ports of 127.0.0.1 that nobody uses now."""
+    sockets = [socket.socket() for _ in range(count)]
+    try:
+        for one in sockets:
+            one.bind(("127.0.0.1", 0))
+        return [one.getsockname()[1] for one in sockets]
+    finally:
+        for one in sockets:
+            one.close()

@@ -1,0 +1,103 @@
+"""This process's own place in a cluster that someone else starts, as the variable TF_CONFIG describes it."""
+
+import json
+import os
+import socket
+from typing import Any
+
+from tasks import config
+from tasks.errors import UserError, one_of
+from tasks.launchers import Member, visible_gpus
+
+WHOLE = False
+EXAMPLE = '{"cluster": {"worker": ["host1:2222", "host2:2222"]}, "task": {"type": "worker", "index": 0}}'
+
+
+def members(section: config.MultiWorker | config.ParameterServer) -> list[Member]:
+    """Return the one member that this process is.
+
+    Raises:
+        UserError: TF_CONFIG cannot be read or does not fit the strategy, its port is taken, or there are fewer GPUs
+            than the settings ask for.
+    """
+    cluster, job, index = _read(section.kind)
+    address = cluster[job][index]
+    port = int(address.rpartition(":")[2])
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # As TensorFlow does: a port just closed is free.
+        try:
+            probe.bind(("", port))
+        except OSError as error:
+            raise UserError(
+                f"TF_CONFIG: {job} {index} is to serve at {address}, and port {port} cannot be had here "
+                f"({error.strerror}). End the process that holds it, or give another port in every member's TF_CONFIG"
+            ) from None
+    environment = {"TF_CONFIG": os.environ["TF_CONFIG"]}
+    trains = job == "worker" or section.kind == "multi_worker"
+    if not trains:
+        environment["CUDA_VISIBLE_DEVICES"] = ""  # It would take the memory of the GPUs from a worker beside it.
+    elif isinstance(section, config.MultiWorker) and section.devices is not None:
+        gpus = visible_gpus()
+        if section.devices > len(gpus):
+            raise UserError(
+                f"strategy.devices = {section.devices}: this machine has {len(gpus)} GPUs. Give fewer, or null for all"
+            )
+        environment["CUDA_VISIBLE_DEVICES"] = ",".join(gpus[: section.devices])
+    first = ("chief" if "chief" in cluster else "worker", 0)
+    return [Member(job, index, (job, index) == first, environment)]
+
+
+def _read(kind: str) -> tuple[dict[str, list[str]], str, int]:
+    """Return the addresses by job, this process's job, and its index."""
+    text = os.environ.get("TF_CONFIG")
+    if not text:
+        raise UserError(f"strategy.launcher = 'tf_config': TF_CONFIG is not set. Set it, such as TF_CONFIG='{EXAMPLE}'")
+    try:
+        values = json.loads(text)
+    except ValueError as error:
+        raise _refusal(f"it is not JSON ({error})", text) from None
+    cluster, task = (values.get("cluster"), values.get("task")) if isinstance(values, dict) else (None, None)
+    if not isinstance(cluster, dict) or not isinstance(task, dict) or not cluster:
+        raise _refusal("it must hold the two mappings `cluster` and `task`", text)
+    _check_cluster(cluster, kind, text)
+    job, index = task.get("type"), task.get("index")
+    if not isinstance(job, str) or job not in cluster:
+        raise UserError("TF_CONFIG: " + one_of("task.type", job, cluster))
+    num_tasks = len(cluster[job])
+    if isinstance(index, bool) or not isinstance(index, int) or not 0 <= index < num_tasks:
+        raise UserError(
+            f"TF_CONFIG: task.index = {index!r} of task.type = '{job}': the cluster has {num_tasks} of them, so give a "
+            f"number from 0 to {num_tasks - 1}"
+        )
+    return cluster, job, index
+
+
+def _check_cluster(cluster: dict[str, Any], kind: str, text: str) -> None:
+    # The job, and how many of it there can be.
+    known = {"chief": (0, 1), "worker": (0, None)} if kind == "multi_worker" else {
+        "chief": (1, 1), "worker": (1, None), "ps": (1, None)
+    }  # fmt: skip
+    for job, addresses in cluster.items():
+        if job not in known:
+            jobs = ", ".join(known)
+            raise UserError(f"TF_CONFIG: cluster has '{job}', and strategy.kind={kind} knows {jobs}. Take it out")
+        if not isinstance(addresses, list) or not addresses or not all(map(_is_address, addresses)):
+            raise _refusal(f"cluster.{job} must be a list of addresses such as host1:2222", text)
+    every = [address for addresses in cluster.values() for address in addresses]
+    twice = sorted({address for address in every if every.count(address) > 1})
+    if twice:
+        raise UserError(f"TF_CONFIG: {', '.join(twice)} is given to two tasks: give each an address of its own")
+    for job, (least, most) in known.items():
+        count = len(cluster.get(job, ()))
+        if count < least or (most is not None and count > most):
+            wanted = f"exactly {least}" if most == least else f"at least {least}" if most is None else f"at most {most}"
+            raise UserError(f"TF_CONFIG: cluster has {count} '{job}', and strategy.kind={kind} needs {wanted}")
+
+
+def _is_address(address: object) -> bool:
+    host, colon, port = address.rpartition(":") if isinstance(address, str) else ("", "", "")
+    return bool(host and colon) and port.isdecimal() and 0 < int(port) < 2**16
+
+
+def _refusal(reason: str, text: str) -> UserError:
+    return UserError(f"TF_CONFIG = '{text}': {reason}. Write it as {EXAMPLE}")

@@ -1,0 +1,78 @@
+"""Whether there is a TPU to train on, said within two seconds and before a framework is imported."""
+
+import importlib.util
+import os
+import socket
+import threading
+from glob import glob
+
+from tasks import config
+from tasks.errors import UserError
+from tasks.strategies.tpu import VARIABLES, find
+
+DEVICE_FILES = ("/dev/accel[0-9]*", "/dev/vfio/[0-9]*")
+"""A TPU VM has one a chip; which of the two depends on the generation."""
+ANSWER_SECONDS = 1.0
+METADATA_SERVER = "metadata.google.internal"
+
+
+def check(section: config.Tpu) -> None:
+    """Refuse a training on a TPU where there is none.
+
+    A TPU of this machine is seen by its device files, one that has an address by whether anything answers there, one
+    that has only a name by whether this machine can ask Google Cloud for it. TensorFlow, which would wait for minutes,
+    is asked later, by ``strategies.tpu.build``.
+
+    Raises:
+        UserError: says what was looked for.
+    """
+    name = find(section)
+    files = [file for pattern in DEVICE_FILES for file in glob(pattern)]
+    if name == "local":
+        if not files:
+            raise UserError(
+                f"strategy.kind = 'tpu': there is no TPU here. Looked for {_looked_for(section)}. Train on a TPU VM, "
+                "give strategy.tpu=grpc://ADDRESS:8470, or take strategy.kind=mirrored"
+            )
+    elif name.startswith("grpc://"):
+        host, _, port = name.split(",")[0].removeprefix("grpc://").partition(":")
+        if not _answers(host, port or "8470"):
+            raise UserError(
+                f"strategy.kind = 'tpu': nothing answers at {name}, which is the TPU by {_looked_for(section)}. Give "
+                "strategy.tpu=grpc://ADDRESS:8470 of one that runs"
+            )
+    elif not (importlib.util.find_spec("googleapiclient") and importlib.util.find_spec("oauth2client")):
+        raise UserError(
+            f"strategy.kind = 'tpu': '{name}' is a name, by {_looked_for(section)}, and to look it up TensorFlow needs "
+            "the package cloud-tpu-client: install it, or give strategy.tpu=grpc://ADDRESS:8470"
+        )
+    elif not _answers(os.environ.get("GCE_METADATA_HOST", METADATA_SERVER), "80"):
+        raise UserError(
+            f"strategy.kind = 'tpu': '{name}' is a name, by {_looked_for(section)}, and this machine cannot ask Google "
+            f"Cloud for it: {METADATA_SERVER} does not answer. Give strategy.tpu=grpc://ADDRESS:8470, or train on a "
+            "machine in Google Cloud"
+        )
+
+
+def _looked_for(section: config.Tpu) -> str:
+    """Return every place and what is there."""
+    places = {"strategy.tpu": section.tpu or "null"}
+    places |= {name: os.environ.get(name) or "not set" for name in VARIABLES}
+    places |= {pattern: ", ".join(glob(pattern)) or "no such file" for pattern in DEVICE_FILES}
+    return ", ".join(f"{place} ({what})" for place, what in places.items())
+
+
+def _answers(host: str, port: str) -> bool:
+    """Return whether a connection is accepted within ``ANSWER_SECONDS``."""
+    accepted = threading.Event()
+
+    def connect() -> None:
+        try:
+            socket.create_connection((host, port), ANSWER_SECONDS).close()
+        except (OSError, OverflowError):  # No such host, no route, nobody listens, no such port.
+            return
+        accepted.set()
+
+    # A thread, because a name server that is not there blocks for longer than any time-out of a socket.
+    threading.Thread(target=connect, daemon=True).start()
+    return accepted.wait(ANSWER_SECONDS)

@@ -1,0 +1,243 @@
+"""One training step and one test step on TensorFlow, and the compiled functions that run many of them in one call.
+
+The rules of https://www.tensorflow.org/tutorials/distribute/custom_training: a loss an example, summed, and divided by
+the size of the *global* batch, so that the replicas' gradients add up to those of one device that had all examples.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from tasks import config
+from tasks.callbacks import Position
+from tasks.input_pipeline import ArraySource, Batches, augment
+from tasks.strategies import Strategy
+
+# Takes an epoch's iterator (if it reads one), does the steps of a call, returns the metrics' values so far by name.
+Function = Callable[[Any], dict[str, Any]]
+
+
+def example_losses(loss: Any, labels: Any, outputs: Any) -> Any:
+    """Return the loss of each example, and of each position of it, in the loss' own dtype, as Keras computes it: a
+    model that ends in half precision would give too few digits to an average.
+
+    Args:
+        loss: a ``keras.losses.Loss``.
+        labels: int (n,) or (n, d1, ...).
+        outputs: float of any precision, (n, classes) or (n, d1, ..., classes).
+    """
+    return loss.call(labels, tf.cast(outputs, loss.dtype))
+
+
+def average_loss(values: Any, sample_weight: Any, global_size: Any, regularization: list[Any]) -> Any:
+    """Return this replica's part of the loss of a global batch; the parts of all replicas add up to it.
+
+    Args:
+        values: the loss of each example, float (n,); or (n, d1, ...) for labels with more than one dimension, which is
+            averaged over the others.
+        sample_weight: float (n,), or None.
+        global_size: int scalar, the examples that all replicas have in this step together.
+        regularization: the model's own losses, float scalars, which every replica has in full.
+    """
+    values = tf.reduce_mean(values, axis=list(range(1, len(values.shape))))
+    if sample_weight is not None:
+        values *= tf.cast(sample_weight, values.dtype)  # compute_average_loss would multiply in float32.
+    loss = tf.nn.compute_average_loss(values, global_batch_size=global_size)
+    if regularization:
+        loss += tf.cast(tf.nn.scale_regularization_loss(tf.add_n(regularization)), loss.dtype)
+    return loss
+
+
+def train_step(model: Any, loss: Any, strategy: Strategy) -> Callable[..., None]:
+    """Return the step of one replica, which changes the model, its optimizer and its metrics: ``step(batch,
+    global_size)``.
+
+    ``batch`` is this replica's part of the global batch, which may be empty: (images, labels) or (images, labels,
+    sample weights), with images uint8 or float (n, ...), labels int (n,) or (n, d1, ...), sample weights float (n,).
+    ``global_size`` is an int64 scalar, the examples that all replicas have in this step together.
+    """
+    optimizer = model.optimizer
+    inner = getattr(optimizer, "inner_optimizer", optimizer)  # Under mixed_float16.
+    # Keras clips, and looks for numbers that are not finite, before it sums over replicas: each would do otherwise.
+    sum_first = strategy.num_replicas > 1 and (inner is not optimizer or inner.global_clipnorm)
+
+    def step(batch: Any, global_size: Any) -> None:
+        x, y, sample_weight = (*batch, None)[:3]
+        with tf.GradientTape() as tape:
+            outputs = model(x, training=True)
+            total = average_loss(example_losses(loss, y, outputs), sample_weight, global_size, model.losses)
+            scaled = optimizer.scale_loss(total)
+        variables = model.trainable_variables
+        found = zip(tape.gradient(scaled, variables), variables, strict=True)
+        pairs = [(gradient, variable) for gradient, variable in found if gradient is not None]
+        gradients, variables = [pair[0] for pair in pairs], [pair[1] for pair in pairs]
+        if sum_first:
+            gradients = strategy.all_reduce(gradients)
+            if inner.global_clipnorm:
+                limit = optimizer.scale_loss(tf.constant(inner.global_clipnorm, gradients[0].dtype))
+                gradients, _ = tf.clip_by_global_norm(gradients, limit)
+            # Keras sums again what is now the same on each replica.
+            gradients = [gradient / strategy.num_replicas for gradient in gradients]
+        optimizer.apply(gradients, variables)
+        _update_metrics(model, strategy, x, y, outputs, sample_weight, total, global_size)
+
+    return step
+
+
+def test_step(model: Any, loss: Any, strategy: Strategy) -> Callable[..., None]:
+    """Return the step that changes nothing but the metrics: ``step(batch, global_size)``, as in ``train_step``."""
+
+    def step(batch: Any, global_size: Any) -> None:
+        x, y, sample_weight = (*batch, None)[:3]
+        outputs = model(x, training=False)
+        total = average_loss(example_losses(loss, y, outputs), sample_weight, global_size, model.losses)
+        _update_metrics(model, strategy, x, y, outputs, sample_weight, total, global_size)
+
+    return step
+
+
+def _update_metrics(
+    model: Any, strategy: Strategy, x: Any, y: Any, outputs: Any, sample_weight: Any, total: Any, global_size: Any
+) -> None:
+    # Weighted so that the replicas' parts add up to the mean of all examples, also where one of them has none.
+    share = tf.cast(global_size, total.dtype) / strategy.num_replicas
+    model.metrics[0].update_state(total * strategy.num_replicas, sample_weight=share)
+    model.compute_metrics(x, y, outputs, sample_weight)
+
+
+def train_function(
+    model: Any, loss: Any, strategy: Strategy, batches: Batches, position: Position, section: config.Train
+) -> Function:
+    """Return the function that a training loop calls: from ``position`` on, ``steps_per_execution`` steps a call, fewer
+    at an epoch's end.
+
+    Args:
+        model: compiled and built; what its optimizer and its metrics need is there.
+        loss: the one that it was compiled with.
+        strategy: runs the steps.
+        batches: the training's; an ``ArraySource`` is gathered in the step, and the iterator is then not read.
+        position: says with which step a call begins, and must be moved on after it.
+        section: ``steps_per_execution`` and ``jit_compile`` are read.
+    """
+    step = train_step(model, loss, strategy)
+    if section.jit_compile:
+        step = tf.function(step, jit_compile=True)
+    many = _many_steps(model, strategy, step, batches)
+
+    def function(iterator: Any) -> dict[str, Any]:
+        count = min(section.steps_per_execution, batches.steps - position.step_in_epoch)
+        return many(iterator, position.step, count)
+
+    return function
+
+
+def test_function(model: Any, loss: Any, strategy: Strategy, batches: Batches, section: config.Train) -> Function:
+    """Return the function that measures a split, as many steps a call as the training takes; after the last step of a
+    pass the next call begins anew.
+
+    Args:
+        model: compiled and built; what its metrics need is there.
+        loss: the one that it was compiled with.
+        strategy: runs the steps.
+        batches: the split's; an ``ArraySource`` is gathered in the step, and the iterator is then not read.
+        section: ``steps_per_execution`` is read.
+    """
+    many = _many_steps(model, strategy, test_step(model, loss, strategy), batches)
+    done = 0
+
+    def function(iterator: Any) -> dict[str, Any]:
+        nonlocal done
+        first, count = done, min(section.steps_per_execution, batches.steps - done)
+        done = (done + count) % batches.steps
+        return many(iterator, first, count)
+
+    return function
+
+
+def reads_iterator(batches: Batches) -> bool:
+    """Return whether the functions take their batches from an iterator; resident arrays they read by themselves."""
+    return not isinstance(batches.source, ArraySource)
+
+
+def _many_steps(
+    model: Any, strategy: Strategy, step: Callable[..., None], batches: Batches
+) -> Callable[[Any, int, int], dict[str, Any]]:
+    """Return ``many(iterator, first, count)``, which does steps ``first`` to ``first + count - 1`` in one call."""
+    total, size, in_pass = batches.num_examples, batches.global_batch_size, batches.steps_in_pass
+
+    def examples(number: Any) -> Any:
+        # A pass over the data can end in a short batch.
+        return tf.minimum(tf.constant(size, tf.int64), total - number % in_pass * size)
+
+    if not isinstance(batches.source, ArraySource):
+
+        @tf.function(reduce_retracing=True)
+        def iterate(iterator: Any, first: Any, count: Any) -> Any:
+            for i in tf.range(count):
+                strategy.run(step, (next(iterator), examples(first + i)))
+            return model.get_metrics_result()
+
+        def many(iterator: Any, first: int, count: int) -> dict[str, Any]:
+            logs: dict[str, Any] = iterate(iterator, tf.constant(first, tf.int64), tf.constant(count, tf.int64))
+            return logs
+
+        return many
+
+    on_rows = _step_on_rows(step, strategy, batches.source, batches.augmentation)
+
+    # Calls of other lengths must not trace anew.
+    number = tf.TensorSpec([], tf.int64)
+    drawn_specs = [tf.TensorSpec([None], tf.bool), tf.TensorSpec([None, 2], tf.int32)] if batches.augmentation else []
+    numbers_spec = tf.TensorSpec([None], tf.int64)
+
+    @tf.function(input_signature=[numbers_spec, drawn_specs, numbers_spec, number, number])
+    def gather(rows: Any, draws: Any, ends: Any, first: Any, count: Any) -> Any:
+        for i in tf.range(count):
+            begin, end = ends[i], ends[i + 1]
+            drawn = [draw[begin:end] for draw in draws]
+            strategy.run(on_rows, (rows[begin:end], drawn, examples(first + i)))
+        return model.get_metrics_result()
+
+    def many_on_rows(iterator: Any, first: int, count: int) -> dict[str, Any]:
+        numbers = range(first, first + count)
+        parts = [batches.rows(number) for number in numbers]
+        drawn = [draws for number in numbers if (draws := batches.draws(number)) is not None]
+        logs: dict[str, Any] = gather(
+            tf.constant(np.concatenate(parts)),
+            [tf.constant(np.concatenate(draws)) for draws in zip(*drawn, strict=True)],
+            tf.constant(np.cumsum([0, *map(len, parts)])),
+            tf.constant(first, tf.int64),
+            tf.constant(count, tf.int64),
+        )
+        return logs
+
+    return many_on_rows
+
+
+def _step_on_rows(
+    step: Callable[..., None], strategy: Strategy, source: ArraySource, augmentation: config.Augmentation | None
+) -> Callable[..., None]:
+    """Return the step that gathers its batch itself: ``step(rows, draws, global_size)``, with the rows of this worker.
+
+    The arrays lie in the memory of the device where there is one replica, else in the host's.
+    """
+    num_replicas = strategy.num_local_replicas
+    place = "/device:CPU:0" if num_replicas > 1 else None
+    with tf.device(place):
+        images, labels = source.tensors()
+
+    def on_rows(rows: Any, draws: Any, global_size: Any) -> None:
+        with tf.device(place):
+            if num_replicas > 1:
+                size, replica = tf.size(rows), strategy.local_replica()
+                first, last = size * replica // num_replicas, size * (replica + 1) // num_replicas
+                rows, draws = rows[first:last], [draw[first:last] for draw in draws]
+            x, y = tf.gather(images, rows), tf.gather(labels, rows)
+            if augmentation is not None:
+                flips, corners = draws
+                x = augment(x, flips, corners, augmentation)
+        step((x, y), global_size)
+
+    return on_rows

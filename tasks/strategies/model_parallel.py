@@ -1,0 +1,118 @@
+"""Variables in shards over a mesh of devices, by rules on their paths (keras.distribution.ModelParallel on JAX)."""
+
+import math
+import re
+from typing import Any
+
+import jax
+import keras
+
+from tasks import config
+from tasks.errors import UserError
+from tasks.strategies import Strategy, data_parallel
+
+
+class _ModelParallel(data_parallel.EveryExample, keras.distribution.ModelParallel):
+    pass
+
+
+class _Listening(keras.distribution.DataParallel):
+    """Changes nothing, and notes for which layers' outputs Keras asks for a layout."""
+
+    def __init__(self, devices: list[str]) -> None:
+        super().__init__(devices=devices)
+        self.paths: list[str] = []
+
+    def get_tensor_layout(self, path: str) -> None:
+        self.paths.append(path)
+
+
+def build(section: config.ModelParallel) -> Strategy:
+    """Return the strategy of a mesh; a rule of ``section.layout`` holds for a path or for the end of one.
+
+    Raises:
+        UserError: Keras runs on TensorFlow, the devices are not as many as the mesh needs, or a rule is not a regular
+            expression.
+    """
+    data_parallel.require_jax(section.kind)
+    devices = data_parallel.find_devices(section.devices)
+    product = math.prod(section.mesh_shape)
+    if product != len(devices):
+        sizes = " * ".join(map(str, section.mesh_shape))
+        raise UserError(
+            f"strategy.mesh_shape = {section.mesh_shape} needs {sizes} = {product} devices, and JAX has {len(devices)} "
+            f"here ({', '.join(devices)}): give strategy.devices={product}, or a mesh of {len(devices)}"
+        )
+    mesh = keras.distribution.DeviceMesh(section.mesh_shape, section.axis_names, devices)
+    layout = keras.distribution.LayoutMap(mesh)
+    for rule, axes in section.layout.items():
+        if any(axis is not None and axes.count(axis) > 1 for axis in axes):
+            raise UserError(f"strategy.layout: '{rule}' gives one axis of the mesh to two dimensions: {axes}")
+        layout[_from_a_boundary(rule)] = tuple(axes)
+    distribution = _ModelParallel(layout_map=layout, batch_dim_name=section.batch_dim_name)
+    return data_parallel.strategy(
+        section.kind, distribution, check_model=lambda model: _check(section, distribution, model)
+    )
+
+
+def _from_a_boundary(rule: str) -> str:
+    """Return the expression that Keras must find in a whole path for ``rule`` to hold for the end of it."""
+    expression = f"(?:.*/)?(?:{rule})"
+    try:
+        re.compile(expression)
+    except re.error as error:  # Flags such as (?i) stand only at an expression's beginning.
+        raise UserError(f"strategy.layout: '{rule}' is no regular expression for the end of a path ({error})") from None
+    return expression
+
+
+def _check(section: config.ModelParallel, distribution: Any, model: Any) -> None:
+    """Raise ``UserError`` when a rule holds for nothing, or two for one path, or one does not fit the shape."""
+    listening = _Listening([str(device) for device in distribution.device_mesh.devices.flat][:1])
+    _trace(model, listening)
+    shapes = {variable.path: tuple(variable.shape) for variable in model.variables}
+    paths = [*shapes, *dict.fromkeys(listening.paths)]
+    everything = f"The paths are: {', '.join(paths)}"
+    used = {path: [rule for rule in section.layout if re.fullmatch(_from_a_boundary(rule), path)] for path in paths}
+    for rule in section.layout:
+        if not any(rule in rules for rules in used.values()):
+            raise UserError(f"strategy.layout: '{rule}' holds for no variable and for no layer's output. {everything}")
+    for path, rules in used.items():
+        if len(rules) > 1:
+            both = " and ".join(f"'{rule}'" for rule in rules)
+            raise UserError(f"strategy.layout: {both} both hold for {path}: keep one of them. {everything}")
+        if rules and path in shapes:
+            _check_shape(section, rules[0], path, shapes[path])
+    try:
+        _trace(model, distribution)
+    except ValueError as error:
+        outputs = {rule: section.layout[rule] for path, rules in used.items() if path not in shapes for rule in rules}
+        raise UserError(
+            f"strategy.layout: {outputs} names more axes than an output has dimensions. Give an axis or null for each"
+        ) from error
+
+
+def _check_shape(section: config.ModelParallel, rule: str, path: str, shape: tuple[int, ...]) -> None:
+    axes = section.layout[rule]
+    if len(axes) != len(shape):
+        raise UserError(
+            f"strategy.layout: '{rule}' names {len(axes)} axes, and {path} has the shape {shape}: give an axis or null "
+            "for each dimension"
+        )
+    sizes = dict(zip(section.axis_names, section.mesh_shape, strict=True))
+    for dimension, axis in enumerate(axes):
+        if axis is not None and shape[dimension] % sizes[axis]:
+            raise UserError(
+                f"strategy.layout: '{rule}' cuts dimension {dimension} of {path}, of shape {shape}, over the "
+                f"{sizes[axis]} devices of the axis '{axis}': {shape[dimension]} does not divide by {sizes[axis]}"
+            )
+
+
+def _trace(model: Any, distribution: Any) -> None:
+    """Call a built model on the shape of a batch, as ``fit`` does, without computing anything."""
+    images = jax.ShapeDtypeStruct((distribution.num_model_replicas, *model.input_shape[1:]), model.input.dtype)
+    states = [
+        [jax.ShapeDtypeStruct(variable.shape, variable.dtype) for variable in variables]
+        for variables in (model.trainable_variables, model.non_trainable_variables)
+    ]
+    with distribution.scope():
+        jax.eval_shape(lambda *arguments: model.stateless_call(*arguments, training=True), *states, images)

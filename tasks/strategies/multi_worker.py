@@ -1,0 +1,98 @@
+"""Synchronous copies in several processes, on one machine or many (tf.distribute.MultiWorkerMirroredStrategy)."""
+
+from collections import Counter
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+from tensorflow.compiler.xla.tsl.protobuf.coordination_config_pb2 import CoordinatedJob
+from tensorflow.python.eager import context
+
+from tasks import config
+from tasks.strategies import Strategy, local_copies, mirrored
+
+
+def build(section: config.MultiWorker) -> Strategy:
+    """Return the strategy of the cluster that TF_CONFIG describes; it waits until every member of it is there.
+
+    Each worker has a replica on each GPU that it sees, or one on its CPU. TensorFlow must not have used a device yet.
+
+    Raises:
+        tf.errors.OpError: a member did not come.
+    """
+    resolver = tf.distribute.cluster_resolver.TFConfigClusterResolver()
+    cluster = resolver.cluster_spec().as_dict()
+    # A chief is a worker like the others, and the first of them.
+    tasks = [(job, index) for job in ("chief", "worker") for index in range(len(cluster.get(job, ())))]
+    if tasks:
+        _set_heartbeat_timeout(tasks, section.heartbeat_timeout_seconds)
+    options = tf.distribute.experimental.CommunicationOptions(
+        implementation=tf.distribute.experimental.CommunicationImplementation[section.communication.upper()]
+    )
+    workers = tf.distribute.MultiWorkerMirroredStrategy(communication_options=options)
+    local = tuple(workers.extended.worker_devices)
+
+    @tf.function(input_signature=[tf.TensorSpec([None], tf.int64)])
+    def add(values: Any) -> Any:
+        first = tf.distribute.get_replica_context().replica_id_in_sync_group % len(local) == 0
+        return mirrored.all_reduce(tf.where(first, values, tf.zeros_like(values)))
+
+    def total(values: Any) -> Any:
+        """Return the sum over the workers of int64 (n,)."""
+        summed = workers.run(add, args=(tf.constant(values, tf.int64),))
+        return workers.experimental_local_results(summed)[0].numpy()
+
+    def broadcast(payload: bytes) -> bytes:
+        # Collectives know numbers only: the chief's, and zeros from all others, add up to the chief's.
+        num_bytes = int(total([len(payload) if worker == 0 else 0])[0])
+        padded = payload.ljust(-(-num_bytes // 8) * 8, b"\0") if worker == 0 else bytes(-(-num_bytes // 8) * 8)
+        received: bytes = total(np.frombuffer(padded, np.int64)).tobytes()
+        return received[:num_bytes]
+
+    worker = tasks.index((resolver.task_type, resolver.task_id)) if tasks else 0
+    return mirrored.strategy(
+        section.kind,
+        workers,
+        devices=_of_all(tasks, local),
+        locate=lambda variable: locate(variable, tasks),
+        total=lambda values: [int(value) for value in total(list(map(int, values)))],
+        broadcast=broadcast,
+        collectives=_collectives(section, tf.DeviceSpec.from_string(local[0]).device_type),
+        worker=worker,
+        num_workers=max(1, len(tasks)),
+    )
+
+
+def locate(variable: Any, tasks: list[tuple[str, int]]) -> tuple[tuple[str, ...], str, int]:
+    """Locate a Keras variable: where it lies in this process, and one that is mirrored in the same places of each task.
+
+    One that was made outside the scope is this process's own, whatever the others have.
+    """
+    local, sharding, num_bytes = local_copies(variable)
+    if not hasattr(variable.value, "values"):
+        return local, sharding, num_bytes
+    devices = _of_all(tasks, local)
+    return devices, "mirrored" if len(devices) > 1 else "whole", num_bytes
+
+
+def _of_all(tasks: list[tuple[str, int]], devices: tuple[str, ...]) -> tuple[str, ...]:
+    """Return the devices of all tasks, each of which has those of this process; these alone without a cluster."""
+    specs = [tf.DeviceSpec.from_string(device) for device in devices]
+    return tuple(spec.replace(job=job, task=i).to_string() for job, i in tasks for spec in specs) or devices
+
+
+def _set_heartbeat_timeout(tasks: list[tuple[str, int]], seconds: float) -> None:
+    """Configure what the strategy would configure itself, with another time-out than TensorFlow's 10 seconds."""
+    counts = Counter(job for job, _ in tasks)
+    context.context().configure_coordination_service(
+        service_type="standalone",
+        service_leader=f"/job:{tasks[0][0]}/replica:0/task:0",
+        coordinated_jobs=[CoordinatedJob(name=job, num_tasks=count) for job, count in counts.items()],
+        heartbeat_timeout_in_ms=int(seconds * 1000),
+    )
+
+
+def _collectives(section: config.MultiWorker, device_type: str) -> str:
+    """Return what sums the gradients; TensorFlow's own choice is NCCL between GPUs, and NCCL has no other devices."""
+    nccl = device_type == "GPU" and section.communication != "ring"
+    return f"CollectiveAllReduce, {'NCCL' if nccl else 'RING over gRPC'}"

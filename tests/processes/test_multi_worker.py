@@ -1,0 +1,156 @@
+"""multi_worker in real processes: a death or a hang in the middle of a training, and clusters of someone else's."""
+
+import json
+import os
+import signal
+import socket
+import time
+
+import pytest
+
+pytestmark = pytest.mark.slow
+
+# Of 1,293 examples, 64 at once.
+STEPS_IN_EPOCH = 21
+
+# Each: the loop, whose process, the signal, what is told.
+LOSSES = [
+    ("custom", "serve", signal.SIGKILL, "worker 0 died (SIGKILL)"),
+    ("fit", "assist", signal.SIGKILL, "worker 1 died (SIGKILL)"),
+    ("custom", "assist", signal.SIGSTOP, "worker 1"),
+    ("custom", "assist", signal.SIGTERM, "worker 1 was told to stop"),
+]
+
+
+@pytest.mark.parametrize(("loop", "entry", "number", "reason"), LOSSES, ids=str)
+def test_a_training_survives_the_loss_of_a_worker(stratagem, cluster_project, mlflow_runs, loop, entry, number, reason):
+    training = stratagem(
+        "train", "strategy.kind=multi_worker", f"train.loop={loop}", "strategy.heartbeat_timeout_seconds=15"
+    )
+    training.wait_until(lambda: len(training.checkpoints()) > 1)
+    (victim,) = training.members(entry)
+    victim.send_signal(number)
+    training.wait_until(lambda: "all 2 processes start again" in training.err.read_text())
+    training.wait_until(lambda: training.members(entry))
+    assert training.end() == 0, training.err.read_text()
+    result = training.result
+    assert result["steps"] == 12 * STEPS_IN_EPOCH
+    assert result["num_replicas"] == 2
+    assert [len(values) for values in result["history"].values()] == [12] * 5
+    (told,) = result["restarts"]
+    assert told.startswith(reason)
+    (run,) = mlflow_runs()
+    assert (run["status"], run["restarts"], run["restart_reasons"]) == ("FINISHED", "1", told)
+    err = training.err.read_text()
+    assert f"{told}; all 2 processes start again, restart 1 of 3; logs: mlruns/runs/{result['run_id']}/logs/" in err
+    assert "resuming at step" in err, "not from the beginning"
+    assert "Traceback" not in err
+    assert "UNAVAILABLE" not in err
+    logs = list((cluster_project / "mlruns" / "runs" / result["run_id"] / "logs").glob("*/worker-1.log"))
+    assert len(logs) == 1
+    assert training.survivors() == []
+
+
+def test_a_training_that_may_not_start_again_fails_with_one_message(stratagem, mlflow_runs):
+    training = stratagem("train", "strategy.kind=multi_worker", "strategy.max_restarts=1", "train.epochs=1000")
+    for resumed in (0, 1):
+        training.wait_until(lambda resumed=resumed: training.err.read_text().count("resuming at step") == resumed)
+        training.wait_until(training.checkpoints)
+        (victim,) = training.members("assist")
+        victim.kill()
+        training.wait_until(lambda victim=victim: not victim.is_running())
+    assert training.end() == 1
+    err = training.err.read_text()
+    (message,) = [line for line in err.splitlines() if line.startswith("error: ")]
+    assert "train failed: worker 1 died (SIGKILL), and strategy.max_restarts = 1 allows no further start" in message
+    assert "Traceback" not in err
+    (run,) = mlflow_runs()
+    assert run["status"] == "FAILED"
+    assert run["reason"] in message
+    assert (run["restarts"], run["restart_reasons"]) == ("1", "worker 1 died (SIGKILL)")
+    assert training.survivors() == []
+
+
+def _tf_config(index: int, addresses: list[str]) -> str:
+    return json.dumps({"cluster": {"worker": addresses}, "task": {"type": "worker", "index": index}})
+
+
+def _addresses(count: int) -> list[str]:
+    sockets = [socket.socket() for _ in range(count)]
+    try:
+        for one in sockets:
+            one.bind(("127.0.0.1", 0))
+        return [f"127.0.0.1:{one.getsockname()[1]}" for one in sockets]
+    finally:
+        for one in sockets:
+            one.close()
+
+
+def test_two_commands_with_a_tf_config_train_together(stratagem, mlflow_runs):
+    addresses = _addresses(2)
+    chief, other = (
+        stratagem("train", "strategy.kind=multi_worker", "train.epochs=2", TF_CONFIG=_tf_config(index, addresses))
+        for index in range(2)
+    )
+    assert chief.end() == 0, chief.err.read_text()
+    assert other.end() == 0, other.err.read_text()
+    assert chief.result["num_replicas"] == 2
+    assert chief.result["steps"] == 2 * STEPS_IN_EPOCH
+    assert other.out.read_text() == ""
+    assert "worker 1 has done its part" in other.err.read_text()
+    assert [run["status"] for run in mlflow_runs()] == ["FINISHED"], "the chief alone tracks"
+    assert chief.survivors() == other.survivors() == []
+
+
+def test_a_cluster_of_someone_elses_ends_everywhere_when_one_dies(stratagem, mlflow_runs):
+    addresses = _addresses(2)
+    overrides = ("strategy.kind=multi_worker", "train.epochs=1000", "strategy.heartbeat_timeout_seconds=15")
+    chief, other = (stratagem("train", *overrides, TF_CONFIG=_tf_config(index, addresses)) for index in range(2))
+    chief.wait_until(chief.checkpoints)
+    chief.members("serve")
+    other.wait_until(lambda: other.members("assist"))
+    other.members("assist")[0].kill()
+    for command in (chief, other):
+        assert command.end() == 1
+        (message,) = [line for line in command.err.read_text().splitlines() if line.startswith("error: ")]
+        assert "starts it again: the same command for every member goes on from the latest checkpoint" in message
+        assert "Traceback" not in command.err.read_text()
+        assert command.survivors() == []
+    assert "worker 1 died (SIGKILL)" in other.err.read_text()
+    assert [run["status"] for run in mlflow_runs()] == ["FAILED"]
+
+
+def test_a_cluster_of_someone_elses_that_is_preempted_is_started_again_from_the_step_it_saved(stratagem, mlflow_runs):
+    overrides = ("strategy.kind=multi_worker", "train.epochs=300", "checkpoint.every_epochs=null")
+
+    def start():
+        addresses = _addresses(2)
+        return [stratagem("train", *overrides, TF_CONFIG=_tf_config(index, addresses)) for index in range(2)]
+
+    chief, other = start()
+    other.wait_until(lambda: "  7/300  " in chief.err.read_text())
+    other.process.terminate()
+    for command in (chief, other):
+        assert command.end() == os.EX_TEMPFAIL, command.err.read_text()
+        assert command.survivors() == []
+    (step,) = chief.checkpoints()
+    assert f"the training was stopped at step {step}, which is saved" in chief.err.read_text()
+    (run,) = mlflow_runs()
+    assert run["status"] == "KILLED"
+    chief, other = start()
+    chief.wait_until(lambda: f"resuming at step {step}" in chief.err.read_text())
+    chief.process.terminate()
+    for command in (chief, other):
+        assert command.end() == os.EX_TEMPFAIL, command.err.read_text()
+    assert chief.checkpoints()[-1] >= step
+    assert len(mlflow_runs()) == 1
+
+
+def test_a_member_that_waits_for_the_others_ends_with_its_command(stratagem):
+    """TensorFlow holds Python's lock while it waits, so no thread of the member sees its standard input close."""
+    addresses = _addresses(2)
+    waiting = stratagem("train", "strategy.kind=multi_worker", TF_CONFIG=_tf_config(1, addresses))
+    waiting.wait_until(lambda: any(one.net_connections(kind="tcp") for one in waiting.members("assist")))
+    time.sleep(3)  # It listens at its address now, and asks for the chief, who never comes.
+    waiting.process.kill()
+    assert waiting.survivors() == []

@@ -1,0 +1,474 @@
+import gc
+import threading
+import weakref
+from dataclasses import replace
+from pathlib import Path
+
+import keras
+import numpy as np
+import pytest
+
+from tasks import callbacks, config
+from tasks import train as stage
+from tasks.callbacks import EarlyStopping, Position, SaveCheckpoints, SendMetrics, Throughput
+from tasks.checkpoints import Checkpoints, State
+from tasks.errors import Interrupted
+from tasks.input_pipeline import Batches
+from tasks.progress import ProgressBar
+from tasks.strategies import Strategy
+
+ORIGIN = {"global_batch_size": 8, "seed": 0, "settings_digest": "d", "data_version": None, "history": {}}
+START = State(step=0, epoch=0, step_in_epoch=0, **ORIGIN)
+
+
+def inside(epoch, step_in_epoch, steps=5, **more):
+    """The state of a checkpoint inside an epoch of ``steps`` steps."""
+    return State(step=epoch * steps + step_in_epoch, epoch=epoch, step_in_epoch=step_in_epoch, **(ORIGIN | more))
+
+
+def model():
+    keras.utils.set_random_seed(0)
+    built = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
+    built.compile("sgd", "mse")
+    built.optimizer.build(built.trainable_variables)
+    built.compute_metrics(None, keras.ops.zeros([1, 1]), keras.ops.zeros([1, 1]))
+    return built
+
+
+def position_of(start=START, steps_per_epoch=None, num_examples=33):
+    # 33 examples in batches of 8: five steps.
+    batches = Batches(num_examples, 8, drop_remainder=False, steps_per_epoch=steps_per_epoch)
+    position = Position(batches, start)
+    position.set_model(model())
+    return position
+
+
+ALONE = Strategy("one_device", 1, ("cpu",), None)
+
+
+def saving_of(saved, position, every_epochs=None, every_steps=None, every_seconds=None, **more):
+    section = config.Checkpoint(
+        every_epochs=every_epochs, every_steps=every_steps, every_seconds=every_seconds, keep=99, monitor="train/loss"
+    )
+    options = {"restore_metrics": lambda: None, "stop": threading.Event(), "strategy": ALONE} | more
+    return SaveCheckpoints(saved, position, None, section, **options)
+
+
+def drive(position, listeners, epochs, steps_a_call=1, logs=lambda epoch: {"loss": 0.5}):
+    """Tell the callbacks what a loop tells them, without a training."""
+    told = [position, *listeners]
+    for callback in told:
+        callback.set_model(position.model)
+        callback.on_train_begin()
+    for epoch in range(position.start.epoch, epochs):
+        for callback in told:
+            callback.on_epoch_begin(epoch)
+        first = position.step_in_epoch
+        for done in range(0, position.batches.steps - first, steps_a_call):
+            for callback in told:
+                callback.on_train_batch_end(done + steps_a_call - 1, {"loss": 0.5})
+        results = logs(epoch)
+        for callback in told:
+            callback.on_epoch_end(epoch, results)
+    for callback in told:
+        callback.on_train_end()
+
+
+def test_our_names_of_keras_logs():
+    logs = {"loss": np.float32(0.5), "accuracy": 1, "learning_rate": 0.1, "val_loss": 2.0, "val_accuracy": 0.25}
+    assert callbacks.metric_names(logs) == {
+        "train/loss": 0.5,
+        "train/accuracy": 1.0,
+        "train/learning_rate": 0.1,
+        "validation/loss": 2.0,
+        "validation/accuracy": 0.25,
+    }
+
+
+@pytest.mark.parametrize(
+    ("start", "steps_per_epoch", "steps_a_call", "places"),
+    [
+        (START, None, 1, [0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10]),
+        # The last call of an epoch tells of steps that it did not do.
+        (START, None, 4, [0, 4, 5, 9, 10]),
+        (inside(0, 3), None, 1, [3, 4, 5, 6, 7, 8, 9, 10]),
+        (inside(1, 2, steps=7), 7, 2, [9, 11, 13, 14]),
+        (inside(1, 0, steps=2), 2, 1, [2, 3, 4]),
+    ],
+)
+def test_the_position_counts_steps_from_the_start_of_the_run(start, steps_per_epoch, steps_a_call, places):
+    position = position_of(start, steps_per_epoch)
+    seen = [position.step]
+
+    class See(keras.callbacks.Callback):
+        def on_epoch_begin(self, epoch, logs=None):
+            read.append((position.batches.epoch, position.batches.start_step))
+
+        def on_train_batch_end(self, batch, logs=None):
+            seen.append(position.step)
+
+    read = []
+    drive(position, [See()], epochs=2, steps_a_call=steps_a_call)
+    assert seen == places
+    assert read[0] == (start.epoch, start.step_in_epoch), "where the pipeline starts to read"
+    assert all(place == (epoch, 0) for epoch, place in enumerate(read[1:], start.epoch + 1))
+    assert (position.epoch, position.step_in_epoch) == (2, 0)
+
+
+def test_the_history_goes_on_where_the_checkpoint_left_it():
+    start = inside(2, 0, history={"train/loss": (9.0, 8.0)})
+    position = position_of(start)
+    drive(position, [], epochs=4, logs=lambda epoch: {"loss": float(epoch), "val_loss": -float(epoch)})
+    assert position.history["train/loss"] == [9.0, 8.0, 2.0, 3.0]
+    assert position.history["validation/loss"] == [-2.0, -3.0]
+    assert start.history == {"train/loss": (9.0, 8.0)}
+    state = position.state(None)
+    assert (state.step, state.epoch, state.step_in_epoch, state.stopping) == (20, 4, 0, {})
+    assert state.history["train/loss"] == (9.0, 8.0, 2.0, 3.0)
+    assert (state.seed, state.settings_digest) == (start.seed, start.settings_digest)
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    """A clock that only the test moves."""
+    now = [0.0]
+    monkeypatch.setattr(callbacks.time, "perf_counter", lambda: now[0])
+
+    def advance(seconds):
+        now[0] += seconds
+
+    return advance
+
+
+# (index of the call's last step, seconds of the call); the first call of all traces and does not count. Then examples,
+# seconds, the first call's seconds, and those of the whole epochs.
+THROUGHPUT = [
+    (START, None, [[(0, 100), (1, 2), (2, 2), (3, 2), (4, 1)], [(0, 2), (1, 2), (2, 2), (3, 2), (4, 1)]],
+     (25 + 33, 16, 100, [1107, 1009])),
+    # Two steps a call; the last call of an epoch tells of a step that it did not do.
+    (START, None, [[(1, 100), (3, 4), (5, 1)], [(1, 4), (3, 4), (5, 1)]], (17 + 33, 14, 100, [1105, 1009])),
+    # A resumed epoch begins at its third step, and is no whole one.
+    (inside(0, 2), None, [[(0, 100), (1, 2), (2, 1)], [(0, 2), (4, 8)]], (9 + 33, 13, 100, [1010])),
+    (START, None, [[(4, 100)]], (0, 0, 100, [1100])),
+    # Two steps an epoch: the short last batch is the first of the third epoch.
+    (START, 2, [[(0, 100), (1, 1)], [(0, 1), (1, 1)], [(0, 1), (1, 1)]], (8 + 16 + 9, 5, 100, [1101, 1002, 1002])),
+    # Seven steps an epoch: the first has a short batch in its middle.
+    (START, 7, [[(3, 100), (6, 1)], [(6, 1)]], (1 + 16 + 16 + 1 + 32, 2, 100, [1101, 1001])),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("start", "steps_per_epoch", "calls", "expected"), THROUGHPUT)
+def test_throughput_counts_what_was_trained_after_the_first_call(clock, start, steps_per_epoch, calls, expected):
+    position = position_of(start, steps_per_epoch)
+    throughput = Throughput(position, began=-7.0)
+    for epoch, epoch_calls in enumerate(calls):
+        for callback in (position, throughput):
+            callback.on_epoch_begin(epoch)
+        for batch, duration in epoch_calls:
+            clock(duration)
+            for callback in (position, throughput):
+                callback.on_train_batch_end(batch)
+        clock(1000)  # Validation and checkpoints.
+        for callback in (position, throughput):
+            callback.on_epoch_end(epoch, {})
+    found = (throughput.num_examples, throughput.seconds, throughput.first_call_seconds, throughput.epoch_seconds)
+    assert found == expected
+    assert throughput.setup_seconds == 7, "from the stage's beginning"
+    examples, seconds = expected[:2]
+    assert throughput.examples_per_second == (examples / seconds if examples else None)
+    assert position.step == len(calls) * (steps_per_epoch or 5)
+
+
+def test_a_checkpoint_inside_an_epoch_is_not_the_steps_time(clock):
+    class Steps(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch, logs=None):
+            clock(2)
+
+    class Slow:
+        def save(self, model, state, metrics=None):
+            saved.append(state.step)
+            clock(1000)
+
+    position, saved = position_of(), []
+    throughput = Throughput(position, began=0.0)
+    saving = saving_of(Slow(), position, None, 2)
+    drive(position, [Steps(), throughput, saving], epochs=2)
+    assert saved == [2, 4, 6, 8, 10]
+    assert (throughput.num_examples, throughput.seconds) == (25 + 33, 18)
+
+
+def test_nothing_left_to_train_has_no_throughput():
+    throughput = Throughput(position_of(inside(2, 0)), began=0.0)
+    assert (throughput.examples_per_second, throughput.first_call_seconds) == (None, None)
+    assert throughput.epoch_seconds == []
+
+
+DUE = [
+    (1, None, 1, [5, 10, 15]),
+    (2, None, 1, [10, 15]),
+    (None, 4, 1, [4, 8, 12, 15]),
+    (1, 2, 1, [2, 4, 5, 6, 8, 10, 12, 14, 15]),
+    (None, 100, 1, [15]),
+    (None, 5, 1, [5, 10, 15]),
+    (None, None, 1, [15]),
+    # A step that is due inside a call is saved after the call, also when the call ends an epoch: of 7 after 10.
+    (None, 4, 5, [5, 10, 15]),
+    (None, 7, 5, [10, 15]),
+    (None, 6, 3, [8, 13, 15]),
+    (None, 4, 2, [4, 9, 12, 15]),
+    (2, 3, 2, [4, 7, 9, 10, 12, 15]),
+]
+
+
+@pytest.mark.parametrize(("every_epochs", "every_steps", "steps_a_call", "expected"), DUE)
+def test_checkpoints_are_written_when_they_are_due_and_at_the_end(
+    tmp_path, every_epochs, every_steps, steps_a_call, expected
+):
+    position = position_of()
+    with Checkpoints(Path(tmp_path, "c"), keep=99, monitor="train/loss") as saved:
+        saving = saving_of(saved, position, every_epochs, every_steps)
+        drive(position, [saving], epochs=3, steps_a_call=steps_a_call)
+        saved.find("latest")
+        assert saved.steps() == expected
+        for step in expected:
+            state = saved.restore(step)[1]
+            assert (state.step, state.epoch, state.step_in_epoch) == (step, step // 5, step % 5)
+            assert len(state.history.get("train/loss", ())) == step // 5
+
+
+@pytest.mark.parametrize("start", [START, inside(0, 3), inside(1, 0), inside(1, 4)])
+@pytest.mark.parametrize(("every_epochs", "every_steps", "steps_a_call", "_"), DUE)
+def test_every_worker_takes_part_when_the_chief_saves(monkeypatch, start, every_epochs, every_steps, steps_a_call, _):
+    # A metric's value is the sum over all workers: one that did not ask for it would leave the others waiting.
+    class Chief:
+        def save(self, model, state, metrics=None):
+            chief.append(state.step)
+
+    chief, other = [], []
+    for saved in (Chief(), None):
+        position = position_of(start)
+        monkeypatch.setattr(callbacks, "snapshot", lambda model, position=position: other.append(position.step))
+        saving = saving_of(saved, position, every_epochs, every_steps)
+        drive(position, [saving], epochs=3, steps_a_call=steps_a_call)
+    assert chief == other
+    assert len(set(chief)) == len(chief), "a step is saved once"
+
+
+class Kept:
+    """Checkpoints that only tell their steps."""
+
+    def __init__(self):
+        self.steps = []
+
+    def save(self, model, state, metrics=None):
+        self.steps.append(state.step)
+
+
+def test_a_checkpoint_is_due_by_the_clock_from_the_one_before(clock):
+    class Steps(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch, logs=None):
+            clock(2)
+
+    position, kept = position_of(), Kept()
+    # Steps 4 and 7 are the first after seven seconds; the end of the epoch at 5 saves nothing.
+    drive(position, [Steps(), saving_of(kept, position, every_seconds=7.0)], epochs=2)
+    assert kept.steps == [4, 8, 10]
+    position, kept = position_of(), Kept()
+    drive(position, [Steps(), saving_of(kept, position, every_epochs=1, every_seconds=7.0)], epochs=2)
+    assert kept.steps == [4, 5, 9, 10], "counted from whichever was the last"
+
+
+class StopsAt(keras.callbacks.Callback):
+    """Has a training told to stop while it does a step, or while it validates."""
+
+    def __init__(self, position, stop, step):
+        super().__init__()
+        self.position, self.stop, self.step = position, stop, step
+
+    def on_train_batch_end(self, batch, logs=None):
+        if self.position.step == self.step:
+            self.stop.set()
+
+
+@pytest.mark.parametrize("steps_a_call", [1, 2])
+@pytest.mark.parametrize("step", [2, 5, 8, 10])
+def test_a_training_that_is_told_to_stop_saves_its_step_and_ends(step, steps_a_call):
+    position, kept, stop = position_of(), Kept(), threading.Event()
+    saving = saving_of(kept, position, stop=stop)
+    step += step % 5 % steps_a_call  # Where a call ends.
+    with pytest.raises(Interrupted, match=f"stopped at step {step}, which is saved. The same command goes on"):
+        drive(position, [StopsAt(position, stop, step), saving], epochs=3, steps_a_call=steps_a_call)
+    assert kept.steps == [step]
+    assert (position.epoch, position.step_in_epoch) == divmod(step, 5), "an epoch that is done is done"
+
+
+def test_a_training_that_is_told_to_stop_before_it_begins_saves_nothing():
+    position, kept, stop = position_of(), Kept(), threading.Event()
+    stop.set()
+    with pytest.raises(Interrupted, match="before it did a step"):
+        drive(position, [saving_of(kept, position, stop=stop)], epochs=3)
+    assert kept.steps == []
+
+
+def test_nothing_is_saved_before_the_steps_that_are_under_way_have_ended():
+    class Settling(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch, logs=None):
+            position.settled = position.step in (4, 5)
+            drained.append(position.drain)
+
+    position, kept, stop, drained = position_of(), Kept(), threading.Event(), []
+    with pytest.raises(Interrupted, match="stopped at step 4"):
+        drive(position, [Settling(), StopsAt(position, stop, 2), saving_of(kept, position, stop=stop)], epochs=1)
+    assert kept.steps == [4]
+    assert drained == [False, False, True, True], "no other step may begin from step 2 on"
+
+
+@pytest.mark.parametrize("told", [0, 1])
+@pytest.mark.parametrize("step", [1, 7, 5])
+def test_all_workers_stop_at_the_same_step_whichever_is_told(told, step):
+    """Each worker is a thread that waits for the other one where it asks it."""
+    barrier, given, ended, kept = threading.Barrier(2), {}, {}, Kept()
+
+    def work(worker):
+        def total(values):
+            given[worker] = values
+            barrier.wait(60)
+            summed = [sum(column) for column in zip(given[0], given[1], strict=True)]
+            barrier.wait(60)
+            return summed
+
+        position, stop = position_of(), threading.Event()
+        strategy = replace(ALONE, num_workers=2, worker=worker, total=total)
+        saving = saving_of(kept if worker == 0 else None, position, stop=stop, strategy=strategy)
+        watching = StopsAt(position, stop, step) if worker == told else keras.callbacks.Callback()
+        try:
+            drive(position, [watching, saving], epochs=9)
+        except Interrupted as interrupted:
+            ended[worker] = str(interrupted)
+
+    threads = [threading.Thread(target=work, args=(worker,)) for worker in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(120)
+    assert len(kept.steps) == 1
+    assert step <= kept.steps[0] <= 45
+    assert (
+        ended[0]
+        == ended[1]
+        == f"the training was stopped at step {kept.steps[0]}, which is saved. " + ("The same command goes on")
+    )
+
+
+@pytest.mark.parametrize(("start", "restored"), [(START, []), (inside(1, 0), []), (inside(1, 2), [1])])
+def test_the_metrics_of_an_epoch_that_was_left_are_given_back_when_it_goes_on(start, restored):
+    position, asked = position_of(start), []
+    saving = saving_of(None, position, restore_metrics=lambda: asked.append(position.epoch))
+    drive(position, [saving], epochs=3)
+    assert asked == restored
+
+
+def test_of_a_checkpoint_only_the_metrics_stay_in_memory(tiny, train, monkeypatch):
+    latest, held, found = Checkpoints.restore_latest, {}, []
+
+    def restored(saved):
+        arrays, state = latest(saved)
+        held.update((key, weakref.ref(array)) for key, array in arrays.items())
+        return arrays, state
+
+    def send(step, metrics):
+        gc.collect()
+        found.append({key.split("/")[0] for key, array in held.items() if array() is not None})
+
+    train(tiny)
+    monkeypatch.setattr(Checkpoints, "restore_latest", restored)
+    train(tiny, "train.epochs=3", resume=True, send=send)
+    assert {key.split("/")[0] for key in held} == {"model", "optimizer", "metric"}
+    assert found == [{"metric"}]
+
+
+@pytest.mark.parametrize("loop", ["fit", "custom"])
+@pytest.mark.parametrize("validate", [True, False])
+def test_a_run_that_a_callback_stopped_inside_an_epoch_goes_on_there(tiny, train, monkeypatch, loop, validate):
+    class StopsAt7(ProgressBar):
+        def on_train_batch_end(self, batch, logs=None):
+            super().on_train_batch_end(batch, logs)
+            if self.model.optimizer.iterations == 7:
+                self.model.stop_training = True
+
+    options = [
+        f"train.loop={loop}", f"input.validation={53 if validate else 'null'}", "train.deterministic=true",
+        f"train.per_replica_batch_size={32 if validate else 40}", "model.options={units: [16], dropout: 0.5}",
+        "train.epochs=3",
+        # No epoch is so much better than the first, so each counts.
+        "train.early_stopping={monitor: train/accuracy, patience_epochs: 9, min_delta: 0.95}",
+        f"checkpoint.monitor={'validation' if validate else 'train'}/loss",
+    ]  # fmt: skip
+    whole = train(tiny, *options, run_id="whole")
+    assert whole.steps == 15
+    with monkeypatch.context() as patch:
+        patch.setattr(stage, "ProgressBar", StopsAt7)
+        stopped = train(tiny, *options, run_id="stopped")
+    assert (stopped.epochs, stopped.steps, Path(stopped.checkpoint).name) == (1, 7, "7")
+    assert stopped.stopped_early
+    assert Path(stopped.best_checkpoint).name == "5", "a part of an epoch is not judged"
+    assert len(stopped.epoch_seconds) == 1
+    assert stopped.history == {name: values[:1] for name, values in whole.history.items()}, "whole epochs"
+    resumed = train(tiny, *options, run_id="stopped", resume=True)
+    assert (resumed.epochs, resumed.steps) == (3, 15)
+    assert resumed.weights_digest == whole.weights_digest
+    assert resumed.history == whole.history
+    states = []
+    for result in (whole, resumed):
+        with Checkpoints(Path(result.checkpoints)) as saved:
+            states.append(saved.restore(15)[1])
+    assert states[0] == states[1], "and what early stopping remembers"
+
+
+def stopping(saved, monitor="validation/loss", patience=2, min_delta=0.0):
+    section = config.EarlyStopping(monitor=monitor, patience_epochs=patience, min_delta=min_delta)
+    position = position_of()
+    position.epoch = 99  # Each epoch that ends is a whole one.
+    callback = EarlyStopping(section, saved, position)
+    callback.set_model(model())
+    callback.model.stop_training = False
+    callback.on_train_begin()
+    return callback
+
+
+@pytest.mark.parametrize(
+    ("monitor", "values", "stops_after"),
+    [
+        ("validation/loss", [0.5, 0.4, 0.45, 0.41, 0.3], 4),
+        ("validation/accuracy", [0.5, 0.6, 0.55, 0.6, 0.9], 4),
+        ("train/loss", [0.5, 0.4, 0.3, 0.2, 0.1], None),
+        ("train/accuracy", [0.5, 0.4, 0.3, 0.9, 0.9], 3),
+    ],
+)
+@pytest.mark.parametrize("resume_after", [0, 1, 2, 3])
+def test_early_stopping_remembers_across_a_resume(monitor, values, stops_after, resume_after):
+    name = monitor.replace("train/", "").replace("validation/", "val_")
+    callback, stopped = stopping({}, monitor), None
+    for epoch, value in enumerate(values):
+        if epoch == resume_after:
+            assert not callback.over
+            callback = stopping(callback.state() if epoch else {}, monitor)
+        callback.on_epoch_end(epoch, {name: value})
+        if callback.model.stop_training:
+            stopped = epoch + 1
+            break
+    assert stopped == stops_after
+    assert stopping(callback.state(), monitor).over == (stops_after is not None)
+    # With more patience there is something left to do.
+    assert not stopping(callback.state(), monitor, patience=3).over
+
+
+def test_metrics_are_sent_once_an_epoch_with_the_step():
+    position, sent = position_of(inside(1, 2)), []
+    sending = SendMetrics(lambda step, metrics: sent.append((step, dict(metrics))), position)
+    drive(position, [sending], epochs=3, logs=lambda epoch: {"loss": float(epoch), "val_accuracy": 0.5})
+    rate = pytest.approx(0.01)
+    assert sent == [
+        (10, {"train/loss": 1.0, "validation/accuracy": 0.5, "train/learning_rate": rate}),
+        (15, {"train/loss": 2.0, "validation/accuracy": 0.5, "train/learning_rate": rate}),
+    ]

@@ -1,0 +1,387 @@
+import json
+import threading
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tasks import config, coordinator, input_pipeline, loops, strategies
+from tasks.callbacks import Position, SaveCheckpoints
+from tasks.checkpoints import Checkpoints, State, snapshot
+from tasks.errors import UserError
+
+# 33 examples in batches of 8: five steps, the last a short one.
+STEPS = 5
+ORIGIN = {"global_batch_size": 8, "seed": 0, "settings_digest": "d", "data_version": None, "history": {}}
+AUGMENTED = {"input.augmentation.flip": True, "input.augmentation.crop_padding": 1}
+
+
+def at(step, steps=STEPS):
+    """The state of a checkpoint."""
+    return State(step=step, epoch=step // steps, step_in_epoch=step % steps, **ORIGIN)
+
+
+def pipeline(tiny, **options):
+    settings = config.load(
+        None,
+        {"input.validation": 167, "train.per_replica_batch_size": 8, "input.augmentation.crop_padding": 0, **options},
+    )
+    return input_pipeline.training(settings, tiny, 8), input_pipeline.ordered(settings, tiny, "validation", 100)
+
+
+RATE = keras.optimizers.schedules.PiecewiseConstantDecay([3, 7], [0.01, 0.001, 0.0001])
+
+
+def small_model(dropout=0.5, rate=RATE):
+    keras.utils.set_random_seed(0)
+    images = keras.Input((8, 8, 1), dtype="uint8")
+    x = keras.layers.Flatten()(keras.layers.Rescaling(1 / 255)(images))
+    x = keras.layers.BatchNormalization()(keras.layers.Dropout(dropout, seed=3)(x))
+    model = keras.Model(images, keras.layers.Dense(10, kernel_regularizer=keras.regularizers.L2(0.01))(x))
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile(keras.optimizers.Adam(rate), loss, metrics=["accuracy"], jit_compile=False)
+    model.optimizer.build(model.trainable_variables)
+    model.compute_metrics(None, keras.ops.zeros([1], "int64"), keras.ops.zeros([1, 10]))
+    return model, loss
+
+
+class Result:
+    def __init__(self, workers, work):
+        self.workers = workers
+        self.work = work
+        self.value = None
+
+    def fetch(self):
+        self.workers.work_until(self)
+        return self.value
+
+
+class Workers:
+    """Stands in for ClusterCoordinator: one worker, which is this process. It is given the groups in the order that
+    ``choose`` makes of those that wait, and works when a result is asked for."""
+
+    def __init__(self, choose=lambda waiting: waiting[0]):
+        self.choose = choose
+        self.waiting = []
+        self.most = 0
+        self.shapes = Counter()
+
+    def create_per_worker_dataset(self, make):
+        return make()
+
+    def schedule(self, function, args):
+        self.shapes[args[1].shape] += 1
+        self.waiting.append(Result(self, lambda: function(*args).numpy()))
+        self.most = max(self.most, len(self.waiting))
+        return self.waiting[-1]
+
+    def work_until(self, wanted=None):
+        while self.waiting if wanted is None else wanted in self.waiting:
+            chosen = self.choose(self.waiting)
+            chosen.value = chosen.work()
+            self.waiting.remove(chosen)
+
+    def join(self):
+        self.work_until()
+
+
+def train(workers, model_and_loss, data, callbacks=(), start=None, epochs=2, spe=1, devices=1):
+    """Train with the coordinator, or without ``workers`` with the custom loop, to the end of epoch ``epochs``."""
+    position = Position(data[0], start or at(0))
+    one = strategies.build(config.OneDevice(kind="one_device", device="cpu"))
+    section = config.load(None, {"train.epochs": epochs, "train.steps_per_execution": spe}).train
+    loop = loops.custom
+    if workers is not None:
+        one, loop = replace(one, coordinator=workers, devices=one.devices * devices), coordinator.train
+    loop(*model_and_loss, one, *data, position, section, [position, *callbacks])
+    return position
+
+
+class Calls(keras.callbacks.Callback):
+    """Writes down every call of Keras with what it is given."""
+
+    def __init__(self):
+        super().__init__()
+        self.calls = []
+
+    def __getattribute__(self, name):
+        if not name.startswith("on_"):
+            return super().__getattribute__(name)
+
+        def write(*numbers, logs=None):
+            if numbers and isinstance(numbers[-1], dict | None):
+                *numbers, logs = numbers
+            self.calls.append((name, *numbers, {key: float(value) for key, value in (logs or {}).items()}))
+
+        return write
+
+
+@pytest.mark.parametrize(
+    ("start", "spe", "options"),
+    [
+        (0, 1, {}),
+        (0, 4, AUGMENTED),
+        (3, 2, {}),
+        (9, 1, {}),
+        (10, 1, {}),
+        (0, 3, {"train.steps_per_epoch": 7, **AUGMENTED}),  # The short batch lies inside an epoch.
+    ],
+)
+@pytest.mark.parametrize("validate", [True, False])
+def test_one_worker_does_what_the_custom_loop_does(tiny, start, spe, options, validate):
+    found = []
+    for workers in (None, Workers()):
+        training, validation = pipeline(tiny, **options)
+        model, calls = small_model(), Calls()
+        model[0].optimizer.iterations.assign(start)
+        data = training, validation if validate else None
+        position = train(workers, model, data, [calls], at(start, training.steps), spe=spe)
+        found.append((calls.calls, snapshot(model[0]), position.history, position.step))
+    (told, arrays, history, step), (again, same_arrays, same_history, same_step) = found
+    assert [call[:-1] for call in again] == [call[:-1] for call in told]
+    for (*what, logs), (*_, same) in zip(told, again, strict=True):
+        assert same == pytest.approx(logs, rel=1e-5), what
+    assert same_arrays.keys() == arrays.keys()
+    for key, array in arrays.items():
+        np.testing.assert_allclose(same_arrays[key], array, rtol=1e-5, atol=1e-6, err_msg=key)
+    assert same_step == step == 2 * training.steps
+    assert same_history.keys() == history.keys()
+    for name, values in history.items():
+        assert same_history[name] == pytest.approx(values, rel=1e-5), name
+
+
+@pytest.mark.parametrize("options", [{}, AUGMENTED, {"train.steps_per_epoch": 7, **AUGMENTED}])
+def test_a_worker_is_told_each_example_of_a_pass_once(tiny, options):
+    training, _ = pipeline(tiny, **options)
+    groups = [coordinator.examples(training, first, min(first + 3, 10), 3) for first in range(0, 10, 3)]
+    columns = 2 if not options else 5
+    assert {group.shape for group in groups} == {(24, columns)}, "TensorFlow traces one shape"
+    assert {group.dtype for group in groups} == {np.dtype(np.int64)}
+    lines = np.concatenate(groups)
+    lines = lines[lines[:, 0] >= 0]
+    assert np.bincount(lines[:, 0]).tolist() == [8, 8, 8, 8, 1, 8, 8, 8, 8, 1]
+    _, own = input_pipeline.carve(tiny, 167, 0)["train"]
+    for part in (lines[:33], lines[33:]):
+        assert sorted(part[:, 1]) == own.tolist()
+    for step in range(10):
+        mine = lines[lines[:, 0] == step]
+        np.testing.assert_array_equal(mine[:, 1], training.rows(step))
+        if options:
+            flips, corners = training.draws(step)
+            np.testing.assert_array_equal(mine[:, 2], flips)
+            np.testing.assert_array_equal(mine[:, 3:], corners)
+
+
+def test_a_worker_reads_the_arrays_once_and_has_a_number(tiny):
+    training, _ = pipeline(tiny)
+    elements = iter(coordinator.resident(training)())
+    images, labels, worker = next(elements)
+    np.testing.assert_array_equal(images, np.load(tiny.splits["train"].images))
+    np.testing.assert_array_equal(labels, np.load(tiny.splits["train"].labels))
+    assert (images.dtype, labels.dtype) == (tf.uint8, tf.int64)
+    for path in (tiny.splits["train"].images, tiny.splits["train"].labels):
+        Path(path).unlink()
+    again = next(elements)
+    np.testing.assert_array_equal(again[0], images)
+    assert again[2] == worker
+    with pytest.raises(ValueError, match="a stream has no rows"):
+        coordinator.resident(replace(training, source=None))
+
+
+def test_each_workers_number_is_its_own(tiny):
+    training, _ = pipeline(tiny)
+    tf.random.set_seed(0)
+    numbers = {int(next(iter(coordinator.resident(training)()))[2]) for _ in range(8)}
+    assert len(numbers) == 8
+
+
+@pytest.mark.parametrize("devices", [1, 3])
+def test_groups_are_handed_out_ahead_and_counted_in_order(tiny, devices):
+    """Workers that finish the newest group first: the metrics are of all examples all the same."""
+    found = {}
+    for name, choose in {"in order": lambda waiting: waiting[0], "newest": lambda waiting: waiting[-1]}.items():
+        workers, calls = Workers(choose), Calls()
+        model = small_model(dropout=0.0, rate=1e-30)  # Nothing moves, so the order does not matter.
+        model[0].layers[-2].momentum = 1.0
+        data = pipeline(tiny, **{"train.steps_per_epoch": 40, "input.drop_remainder": True})
+        train(workers, model, data, [calls], epochs=1, spe=2, devices=devices)
+        assert workers.most == coordinator.GROUPS_PER_WORKER * devices
+        assert workers.shapes == {(16, 2): 20}
+        ends = [call for call in calls.calls if call[0] == "on_train_batch_end"]
+        assert [end[1] for end in ends] == list(range(1, 40, 2))
+        found[name] = ends[-1][2]
+    assert found["newest"] == pytest.approx(found["in order"], rel=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("start", "spe", "every_epochs", "every_steps", "expected"),
+    [
+        (0, 1, 1, None, [5, 10, 15]),
+        (0, 1, None, 4, [4, 8, 12, 15]),
+        (0, 3, None, 4, [4, 8, 12, 15]),  # A group ends where a checkpoint is due.
+        (3, 2, 1, 4, [4, 5, 8, 10, 12, 15]),
+        (0, 8, None, None, [15]),
+    ],
+)
+def test_a_checkpoint_is_of_one_step(tiny, tmp_path, start, spe, every_epochs, every_steps, expected):
+    training, _ = pipeline(tiny)
+    workers = Workers(lambda waiting: waiting[-1])
+    (model, loss), in_flight = small_model(), []
+
+    class Saving(SaveCheckpoints):
+        def _save(self, metrics):
+            in_flight.append(len(workers.waiting))
+            super()._save(metrics)
+
+    def restore():
+        for variable in model.metrics_variables[1::2]:
+            variable.assign(start * 8)  # How many examples the loss and the accuracy are of.
+
+    position = Position(training, at(start))
+    with Checkpoints(tmp_path / "c", keep=99, monitor="train/loss") as saved:
+        strategy = strategies.build(config.OneDevice(kind="one_device", device="cpu"))
+        section = config.load(
+            None, {"checkpoint.every_epochs": every_epochs, "checkpoint.every_steps": every_steps}
+        ).checkpoint
+        saving = Saving(saved, position, None, section, restore, threading.Event(), strategy)
+        section = config.load(None, {"train.epochs": 3, "train.steps_per_execution": spe}).train
+        strategy = replace(strategy, coordinator=workers)
+        coordinator.train(model, loss, strategy, training, None, position, section, [position, saving])
+        saved.find("latest")
+        assert saved.steps() == expected
+        assert set(in_flight) == {0}
+        for step in expected:
+            arrays, state = saved.restore(step)
+            assert (state.step, state.epoch, state.step_in_epoch) == (step, step // 5, step % 5)
+            assert arrays["optimizer/0000"] == step, "a resumed run has the learning rate of its step"
+            assert arrays["metric/0001"] == arrays["metric/0003"] == (step % 5 * 8 or 33), "the epoch's examples so far"
+
+
+def test_a_step_has_its_own_learning_rate_whenever_it_is_done(tiny):
+    training, _ = pipeline(tiny)
+    rate = keras.optimizers.schedules.PiecewiseConstantDecay([3], [0.1, 0.0])
+    model, loss = small_model(rate=rate)
+    one = strategies.build(config.OneDevice(kind="one_device", device="cpu"))
+    function = coordinator.worker_function(model, loss, one, training)
+    arrays = iter(coordinator.resident(training)())
+    before = model.trainable_variables[-2].numpy()
+    for step, moves in ((9, False), (4, False), (3, True), (8, False)):
+        function(arrays, coordinator.examples(training, step, step + 1, 1))
+        after = model.trainable_variables[-2].numpy()
+        assert (after != before).any() == moves, step
+        before = after
+
+
+def test_the_loss_of_logits_of_half_precision_is_computed_in_full(tiny):
+    training, _ = pipeline(tiny)
+    keras.config.set_dtype_policy("mixed_bfloat16")
+    try:
+        model, loss = small_model(dropout=0.0, rate=1e-30)
+    finally:
+        keras.config.set_dtype_policy("float32")
+    one = strategies.build(config.OneDevice(kind="one_device", device="cpu"))
+    arrays = iter(coordinator.resident(training)())
+    function = coordinator.worker_function(model, loss, one, training)
+    images, labels, _ = next(arrays)
+    rows = training.rows(0)
+    outputs = model(tf.gather(images, rows), training=True)
+    assert outputs.dtype == tf.bfloat16
+    expected = loss(tf.gather(labels, rows), outputs) + sum(model.losses)  # Keras' own.
+    found = function(arrays, coordinator.examples(training, 0, 1, 1))
+    assert float(found[0]) / 8 == pytest.approx(float(expected), rel=1e-6)
+
+
+class DiesWithResult(Result):
+    """A worker that died between its last operation and the copy of what it computed."""
+
+    def fetch(self):
+        if self in self.workers.waiting and self.workers.deaths:
+            self.workers.deaths -= 1
+            raise tf.errors.UnavailableError(None, None, "Socket closed")
+        return super().fetch()
+
+
+class Mortal(Workers):
+    def __init__(self, deaths, error=None):
+        super().__init__()
+        self.deaths = deaths
+        self.error = error
+
+    def schedule(self, function, args):
+        super().schedule(function, args)
+        self.waiting[-1] = DiesWithResult(self, self.waiting[-1].work)
+        return self.waiting[-1]
+
+    def join(self):
+        if self.error:
+            raise self.error
+        super().join()
+
+
+def test_a_worker_that_dies_with_its_result_has_the_group_done_again(tiny):
+    whole, dying = small_model(), small_model()
+    expected = train(Workers(), whole, pipeline(tiny)).history
+    found = train(Mortal(deaths=2), dying, pipeline(tiny)).history
+    assert found == expected
+    np.testing.assert_array_equal(dying[0].get_weights()[0], whole[0].get_weights()[0])
+
+
+def test_a_lost_parameter_server_ends_the_training(tiny):
+    lost = tf.errors.UnavailableError(None, None, "/job:ps/replica:0/task:0")
+    with pytest.raises(tf.errors.UnavailableError, match="/job:ps"):
+        train(Mortal(deaths=1, error=lost), small_model(), pipeline(tiny))
+
+
+class StopAfter(keras.callbacks.Callback):
+    def __init__(self, batch=None):
+        super().__init__()
+        self.batch = batch
+
+    def on_epoch_begin(self, epoch, logs=None):
+        if self.batch == "before the first":
+            self.model.stop_training = True
+
+    def on_train_batch_end(self, batch, logs=None):
+        if batch == self.batch:
+            self.model.stop_training = True
+
+    def on_epoch_end(self, epoch, logs=None):
+        self.model.stop_training = True
+
+
+@pytest.mark.parametrize(
+    ("batch", "steps"), [(None, STEPS), (0, coordinator.GROUPS_PER_WORKER), ("before the first", 1)]
+)
+def test_a_callback_can_stop_the_training(tiny, batch, steps):
+    """What was handed out is done: the weights are those of the steps that are counted."""
+    workers, calls, (model, loss) = Workers(), Calls(), small_model()
+    train(workers, (model, loss), pipeline(tiny), [calls, StopAfter(batch)], epochs=9)
+    assert [call[0] for call in calls.calls].count("on_train_batch_end") == steps
+    assert model.optimizer.iterations == steps
+    assert not workers.waiting
+    assert [call[0] for call in calls.calls][-2:] == ["on_epoch_end", "on_train_end"]
+
+
+CLUSTER = {"chief": ["127.0.0.1:1"], "worker": ["127.0.0.1:2"], "ps": ["127.0.0.1:3"]}
+
+
+@pytest.mark.parametrize(
+    "environment",
+    [
+        None,
+        {"cluster": {"worker": ["127.0.0.1:2"]}, "task": {"type": "worker", "index": 0}},
+        {"cluster": {name: CLUSTER[name] for name in ("chief", "worker")}, "task": {"type": "chief", "index": 0}},
+        {"cluster": CLUSTER, "task": {"type": "worker", "index": 0}},
+    ],
+)
+def test_a_process_that_is_no_chief_of_a_cluster_is_refused(monkeypatch, environment):
+    monkeypatch.delenv("TF_CONFIG", raising=False)
+    if environment is not None:
+        monkeypatch.setenv("TF_CONFIG", json.dumps(environment))
+    with pytest.raises(UserError, match="TF_CONFIG must describe a cluster of a chief, workers and ps") as error:
+        strategies.build(config.ParameterServer(kind="parameter_server"))
+    assert error.value.exit_code == 2

@@ -1,0 +1,243 @@
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from tasks import config, records, runs
+from tasks.errors import UserError
+
+DATA, CODE = "0123abcd", "c0de"
+
+
+@pytest.fixture
+def settings(project):
+    return config.load()
+
+
+def begin(settings, run_id, status=None, data_version=DATA, code=CODE, **more):
+    """Leave a run behind that ended as ``status`` says."""
+    traced = records.Lineage(
+        git_commit=None, git_dirty=None, code_digest=code, settings_digest=settings.digest(), data_version=data_version
+    )
+    run = records.Run(
+        run_id=run_id,
+        experiment="e",
+        name="n",
+        folder=f"mlruns/runs/{run_id}",
+        lineage=traced,
+        settings=settings.to_json(),
+        key=runs.key_of(settings),
+        host=socket.gethostname(),
+        number=runs.next_number(),
+        **more,
+    )
+    path = records.save(run, Path(run.folder, "records", "run.json"))
+    # A clock that goes backwards.
+    moment = 1_000_000_000 * (1000 - len(runs.begun()))
+    os.utime(path, ns=(moment, moment))
+    if status is not None:
+        runs.settle(run, status, "some reason")
+    return run
+
+
+HOLDING = """
+import sys, time
+from tasks import runs
+with runs.hold(sys.argv[1], "a training", sys.argv[2]) as held:
+    held.note(run_id="abc")
+    print("held", flush=True)
+    time.sleep(600)
+"""
+
+
+@pytest.fixture
+def holder(project):
+    """Another process that holds the key "k", at work on run abc of the flow run f."""
+    process = subprocess.Popen([sys.executable, "-c", HOLDING, "k", "f"], stdout=subprocess.PIPE, text=True)
+    assert process.stdout.readline() == "held\n"
+    yield process
+    process.kill()
+    process.wait()
+    process.stdout.close()
+
+
+def test_a_second_process_is_refused_and_told_who_holds(holder):
+    assert runs.is_held("k")
+    said = rf"a training with these settings is being done by process {holder.pid} on .+ since 20.+, run abc: wait for"
+    with pytest.raises(UserError, match=said) as error, runs.hold("k", "a training"):
+        pytest.fail("two at once")
+    assert error.value.exit_code == 2
+    with runs.hold("other", "a training"):
+        assert runs.is_held("other")
+    assert runs.abandoned() == []
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+def test_what_a_killed_process_held_is_free_and_its_note_is_found(holder, number):
+    holder.send_signal(number)
+    holder.wait()
+    assert not runs.is_held("k")
+    ((path, left),) = runs.abandoned()
+    assert (left.pid, left.run_id, left.flow_run_id, left.key) == (holder.pid, "abc", "f", "k")
+    with runs.hold("k", "a training"):
+        assert runs.abandoned() == [(path, left)], "the one of now is not among them"
+
+
+def test_a_clock_that_was_set_back_does_not_make_the_dead_alive(holder):
+    holder.kill()
+    holder.wait()
+    ((path, left),) = runs.abandoned()
+    os.utime(path, (time.time() + 1000,) * 2)
+    with runs.hold("k", "a training"):
+        assert runs.abandoned() == [(path, left)]
+        with pytest.raises(UserError, match=f"by process {os.getpid()} on "), runs.hold("k", "a training"):
+            pytest.fail("two at once")
+
+
+def test_a_lock_that_cannot_be_taken_is_refused_with_its_place(project):
+    Path("mlruns/active/k.lock").mkdir(parents=True)
+    with pytest.raises(UserError, match=r"active/k\.lock cannot be written \(Is a directory\)"), runs.hold("k", "it"):
+        pytest.fail("held")
+
+
+def test_a_process_that_is_stopped_still_holds(holder):
+    holder.send_signal(signal.SIGSTOP)
+    time.sleep(0.2)
+    assert runs.is_held("k")
+    assert runs.abandoned() == []
+
+
+def test_who_ends_leaves_no_note_however_it_ends(project):
+    with pytest.raises(ZeroDivisionError), runs.hold("k", "a training"):
+        raise ZeroDivisionError
+    with runs.hold("k", "a training"):
+        pass
+    assert list(Path("mlruns/active").iterdir()) == []
+
+
+TAKING_TURNS = """
+import sys, time
+from pathlib import Path
+from tasks import runs
+from tasks.errors import UserError
+done = 0
+while done < 30:
+    try:
+        with runs.hold("k", "a training"):
+            before = int(Path("count").read_text())
+            time.sleep(0.001)
+            Path("count").write_text(str(before + 1))
+            done += 1
+    except UserError:
+        pass
+"""
+
+
+def test_processes_that_take_turns_are_never_at_work_at_once(project):
+    Path("count").write_text("0")
+    processes = [subprocess.Popen([sys.executable, "-c", TAKING_TURNS]) for _ in range(3)]
+    assert [process.wait(300) for process in processes] == [0, 0, 0]
+    assert Path("count").read_text() == "90"
+
+
+def test_the_notes_of_another_machine_are_left_to_it(holder, monkeypatch):
+    holder.kill()
+    holder.wait()
+    monkeypatch.setattr(socket, "gethostname", lambda: "elsewhere")
+    assert runs.abandoned() == []
+
+
+def test_commands_that_do_the_same_have_one_key(project):
+    first = config.load(None, {"train.epochs": 3})
+    assert runs.key_of(first) == runs.key_of(config.load(None, {"train.epochs": 3, "tracking.system_metrics": False}))
+    assert runs.key_of(first) != runs.key_of(config.load(None, {"train.epochs": 4}))
+
+
+# Each: how the newest run of the same ended, and whether it is taken up.
+ENDS = [("KILLED", True), ("FAILED", True), ("RUNNING", True), ("FINISHED", False), (None, False)]
+
+
+@pytest.mark.parametrize(("status", "taken"), ENDS)
+def test_a_run_that_did_not_come_to_its_end_is_taken_up(settings, status, taken):
+    begin(settings, "older", "KILLED")
+    run = begin(settings, "newer", status)
+    assert runs.find_unfinished(settings, run.lineage) == (run if taken else None)
+
+
+def test_a_run_of_other_settings_data_or_code_is_not_taken_up(settings):
+    run = begin(settings, "one", "KILLED")
+    assert runs.find_unfinished(settings, run.lineage) == run
+    for change in ({"settings_digest": "x"}, {"data_version": "x"}, {"code_digest": "x"}):
+        assert runs.find_unfinished(settings, run.lineage.model_copy(update=change)) is None
+    begin(settings, "row", "KILLED", parent_run_id="comparison")
+    assert runs.find_unfinished(settings, run.lineage) == run, "a comparison begins its rows itself"
+    Path("mlruns/runs/broken/records").mkdir(parents=True)
+    Path("mlruns/runs/broken/records/run.json").write_text("{")
+    assert runs.find_unfinished(settings, run.lineage) == run
+
+
+def test_a_run_that_stopped_at_a_bad_loss_is_not_taken_up_but_one_that_may_still_roll_back_is(project):
+    for kind, most, taken in (("stop", 2, False), ("rollback", 2, True), ("rollback", 1, False)):
+        settings = config.load(None, {"train.on_nonfinite": kind, "train.max_rollbacks": most})
+        run = begin(settings, f"{kind}{most}", "FAILED")
+        runs.mark_nonfinite(run, 7)
+        runs.mark_nonfinite(run, 9)
+        assert runs.nonfinite_steps(run) == (7, 9)
+        assert (runs.find_unfinished(settings, run.lineage) is not None) is taken
+
+
+def test_what_stages_left_is_found_and_forgotten(settings):
+    run = begin(settings, "one", "KILLED")
+    registered = records.RegisteredModel(
+        run_id="one", model_uri=None, model_name="m", model_version=None, aliases=(), reason="r"
+    )
+    assert runs.left_by(run, records.RegisteredModel) is None
+    records.save(registered, Path(run.folder, "records", "registration.json"))
+    Path(run.folder, "summary.json").write_text("{}")
+    Path(run.folder, "checkpoints", "7").mkdir(parents=True)
+    assert runs.left_by(run, records.RegisteredModel) == registered
+    runs.forget_results(run)
+    assert runs.left_by(run, records.RegisteredModel) is None
+    assert not Path(run.folder, "summary.json").exists()
+    assert Path(run.folder, "checkpoints", "7").is_dir()
+
+
+def test_leftovers_of_killed_processes_are_removed_and_those_at_work_left_alone(settings):
+    dead = begin(settings, "dead", "RUNNING")
+    alive = begin(config.load(None, {"train.seed": 1}), "alive", "RUNNING")
+    half = [Path(run.folder, "checkpoints", ".7.partial") for run in (dead, alive)]
+    export = Path(dead.folder, "models", ".final.partial.keras")
+    scratch = [Path("data/digits", name) for name in (".scratch.x", ".prepared.y")]
+    whole = [Path(dead.folder, "checkpoints", "5"), Path("data/digits/raw")]
+    for folder in (*half, *scratch, *whole, export.parent):
+        folder.mkdir(parents=True)
+    export.touch()
+    with runs.hold(alive.key, "a training"):
+        assert set(runs.remove_leftovers()) == {(Path.cwd() / path) for path in (half[0], export, *scratch)}
+    assert half[1].exists()
+    assert all(path.exists() for path in whole)
+    assert not any(path.exists() for path in (half[0], export, *scratch))
+
+
+def test_an_unknown_run_is_refused_with_those_that_there_are(settings):
+    with pytest.raises(UserError, match="unknown run 'abc': there is none yet"):
+        runs.find("abc")
+    begin(settings, "abcd", "KILLED")
+    with pytest.raises(UserError, match=r"unknown run 'abce': did you mean 'abcd'\? the newest runs: abcd"):
+        runs.find("abce")
+    assert runs.find("abcd").run_id == "abcd"
+
+
+def test_a_status_is_json_that_others_can_read(settings):
+    run = begin(settings, "one")
+    assert runs.status(run) is None
+    runs.settle(run, "KILLED", "it was stopped")
+    found = json.loads(Path(run.folder, "status.json").read_text())
+    assert (found["status"], found["reason"]) == ("KILLED", "it was stopped")
+    assert runs.status(run).status == "KILLED"

@@ -1,0 +1,109 @@
+"""There is no TPU here: what can be tested is where one is looked for, and the refusal where there is none."""
+
+import socket
+import subprocess
+import sys
+import threading
+
+import pytest
+
+from tasks import config, strategies
+from tasks.errors import UserError
+from tasks.launchers import tpu
+
+PLACES = ["strategy.tpu", *strategies.tpu.VARIABLES, *tpu.DEVICE_FILES]
+
+
+@pytest.fixture(autouse=True)
+def nothing_here(monkeypatch, tmp_path):
+    """No variable that names a TPU, and device files that a test can make."""
+    for name in (*strategies.tpu.VARIABLES, "GCE_METADATA_HOST"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(tpu, "DEVICE_FILES", tuple(str(tmp_path) + pattern for pattern in tpu.DEVICE_FILES))
+
+
+def section(name=None):
+    return config.Tpu(kind="tpu", tpu=name)
+
+
+def test_without_a_tpu_it_says_what_was_looked_for():
+    with pytest.raises(UserError, match="there is no TPU here") as error:
+        tpu.check(section())
+    assert error.value.exit_code == 2
+    for place in ["strategy.tpu (null)", "TPU_NAME (not set)", "COLAB_TPU_ADDR (not set)", *tpu.DEVICE_FILES]:
+        assert place in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("given", "variables", "expected"),
+    [
+        (None, {}, "local"),
+        ("local", {"TPU_NAME": "other"}, "local"),
+        (None, {"TPU_NAME": "my-tpu"}, "my-tpu"),
+        (None, {"COLAB_TPU_ADDR": "10.0.0.2:8470"}, "grpc://10.0.0.2:8470"),
+        (None, {"KUBE_GOOGLE_CLOUD_TPU_ENDPOINTS": "grpc://10.0.0.2:8470,grpc://10.0.0.3:8470"},
+         "grpc://10.0.0.2:8470,grpc://10.0.0.3:8470"),
+        ("10.0.0.9:8470", {"TPU_NAME": ""}, "grpc://10.0.0.9:8470"),
+    ],
+)  # fmt: skip
+def test_which_tpu_is_meant(monkeypatch, given, variables, expected):
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    assert strategies.tpu.find(section(given)) == expected
+
+
+@pytest.mark.parametrize("file", ["dev/accel0", "dev/vfio/0"])
+def test_a_chip_of_this_machine_is_seen(tmp_path, file):
+    (tmp_path / file).parent.mkdir(parents=True)
+    (tmp_path / "dev" / "accel").mkdir()  # Other accelerators' folder.
+    with pytest.raises(UserError):
+        tpu.check(section())
+    (tmp_path / file).touch()
+    tpu.check(section())
+
+
+def test_an_address_must_answer(monkeypatch):
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        address = f"grpc://127.0.0.1:{server.getsockname()[1]}"
+        tpu.check(section(address))
+        monkeypatch.setenv("COLAB_TPU_ADDR", address.removeprefix("grpc://"))
+        tpu.check(section())
+    with pytest.raises(UserError, match=f"nothing answers at {address}, .* COLAB_TPU_ADDR \\({address[7:]}\\)"):
+        tpu.check(section())
+    for wrong in ("grpc://127.0.0.1:port", "grpc://127.0.0.1:99999999", "grpc://"):
+        with pytest.raises(UserError, match="nothing answers"):
+            tpu.check(section(wrong))
+
+
+def test_a_name_server_that_hangs_holds_nothing_up(monkeypatch):
+    over = threading.Event()
+    monkeypatch.setattr(socket, "create_connection", lambda *arguments: over.wait(60) and socket.socket())
+    with pytest.raises(UserError, match=r"nothing answers at grpc://tpu.example.org:8470"):
+        tpu.check(section("grpc://tpu.example.org:8470"))
+    over.set()
+
+
+def test_a_name_is_looked_up_in_google_cloud(monkeypatch):
+    with pytest.raises(UserError, match=r"'my-tpu' is a name, .* the package cloud-tpu-client"):
+        tpu.check(section("my-tpu"))
+    monkeypatch.setattr(tpu.importlib.util, "find_spec", lambda name: name)
+    monkeypatch.setenv("GCE_METADATA_HOST", "127.0.0.1")
+    monkeypatch.setattr(tpu, "_answers", lambda host, port: False)
+    with pytest.raises(UserError, match="cannot ask Google Cloud"):
+        tpu.check(section("my-tpu"))
+    monkeypatch.setattr(tpu, "_answers", lambda host, port: (host, port) == ("127.0.0.1", "80"))
+    tpu.check(section("my-tpu"))
+
+
+def test_the_check_imports_no_framework():
+    code = (
+        "import sys; from tasks.launchers import tpu; print(sorted({'tensorflow', 'keras', 'jax'} & set(sys.modules)))"
+    )
+    assert subprocess.check_output([sys.executable, "-c", code], text=True).strip() == "[]"
+
+
+@pytest.mark.skipif(bool(tpu.glob("/dev/accel[0-9]*")), reason="this machine has a TPU")
+def test_tensorflow_without_a_tpu_is_refused_too():
+    with pytest.raises(UserError, match=r"strategy.tpu = 'local': TensorFlow cannot use the TPU 'local'") as error:
+        strategies.build(section("local"))
+    assert error.value.exit_code == 2

@@ -1,0 +1,88 @@
+"""What decides the claims of docs/benchmarks.md, by hand-made figures."""
+
+import math
+import subprocess
+import sys
+
+import pytest
+
+from benchmarks import measure, recipes, scaling
+
+MEASURED = {"ours": [2.0, 4.0, 3.0], "peer": [1.0, 1.0, 3.0]}
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "word", "bound", "line"),
+    [
+        ("ours", "peer", "at least", 3.0, "| what | 3.00 (1.00 to 4.00) | at least 3.0 | yes |"),
+        ("ours", "peer", "at least", 3.1, "| what | 3.00 (1.00 to 4.00) | at least 3.1 | **no** |"),
+        ("peer", "ours", "at most", 0.34, "| what | 0.33 (0.25 to 1.00) | at most 0.34 | yes |"),
+        ("peer", "ours", "at most", 0.33, "| what | 0.33 (0.25 to 1.00) | at most 0.33 | **no** |"),
+    ],
+)
+def test_a_question_is_answered_by_the_ratio_of_the_medians(one, other, word, bound, line):
+    assert measure.answers([measure.Question("what", one, other, word, bound)], MEASURED)[2:] == [line]
+
+
+def test_variants_take_turns():
+    seen = []
+    found = measure.alternate("part", 2, {name: lambda name=name: seen.append(name) or len(seen) for name in "ab"})
+    assert seen == ["a", "b", "a", "b"]
+    assert found == {"a": [1, 3], "b": [2, 4]}
+
+
+def test_a_part_that_is_not_measured_keeps_its_section(tmp_path, monkeypatch):
+    monkeypatch.setattr(measure, "PAGE", tmp_path / "benchmarks.md")
+    assert measure.kept("## One\n") == ""
+    measure.PAGE.write_text("# Page\n\n## One\n\n1\n\n## Two\n\n2\n")
+    assert [measure.kept(f"## {name}\n") for name in ("One", "Two", "Three")] == ["## One\n\n1\n", "## Two\n\n2\n", ""]
+
+
+WATCH = """
+from benchmarks import measure
+large = "x = bytearray(200_000_000); x[::4096] = bytes(len(x[::4096]))"
+done = measure.watch(["bash", "-c", f"python3 -c '{large}'; echo done"])
+print(done.output.strip(), done.peak_megabytes)
+"""
+
+
+def test_the_largest_process_counts():
+    # Not from here: what is started counts no less memory than who starts it, and this process has gigabytes by now.
+    output = subprocess.run([sys.executable, "-c", WATCH], cwd=measure.ROOT, capture_output=True, text=True, check=True)
+    done, megabytes = output.stdout.split()
+    assert done == "done"
+    assert 200 < float(megabytes) < 300
+
+
+def test_a_choice_that_was_measured_before_is_put_aside_for_a_while(tmp_path, monkeypatch):
+    monkeypatch.setattr(measure, "ROOT", tmp_path)
+    kept = tmp_path / "mlruns" / "autotune" / "kept.json"
+    kept.parent.mkdir(parents=True)
+    kept.touch()
+    with measure.no_tunings():
+        assert not kept.exists()
+        kept.parent.mkdir()
+        kept.with_name("new.json").touch()
+    assert [path.name for path in kept.parent.iterdir()] == ["kept.json"]
+
+
+@pytest.mark.parametrize(
+    ("seconds", "power"),
+    [({"1": 9.0, "10": 1.0, "40": 4.0}, 1), ({"10": 1.0, "20": 4.0}, 2), ({"1": 3.0, "2": 3.0}, 0)],
+)
+def test_growth_is_between_the_two_largest_sizes(seconds, power):
+    assert scaling.exponent(seconds) == pytest.approx(power)
+
+
+def test_the_time_to_an_accuracy_is_that_of_the_first_epoch_that_has_it():
+    curve = [[10.0, 0.97], [20.0, 0.985], [30.0, 0.984]]
+    assert [recipes.seconds_to(curve, wanted) for wanted in (0.97, 0.98, 0.985, 0.99)] == [10, 20, 20, math.inf]
+
+
+def test_a_recipe_that_seldom_gets_there_has_not_met_the_target():
+    quick, slow, never = [[1.0, 0.99]], [[10.0, 0.99]], [[2.0, 0.9]]
+    row = recipes._row("what", [quick, never, never], [slow] * 3, 0.985, 0.985, 0.35)
+    assert row.endswith("| inf (0.10 to inf) | at most 0.35 | **no** |")
+    assert "2 of 3 never reached it" in row
+    row = recipes._row("what", [quick, quick, never], [slow] * 3, 0.985, None, 0.35)
+    assert row.endswith("| 0.10 (0.10 to inf) | at most 0.35 | yes |")
