@@ -5,6 +5,9 @@ INSTALLED := .venv/.installed
 # Several times quicker than pip; both check every package against the hashes of requirements.lock.
 UV := $(shell command -v uv 2>/dev/null)
 
+# Most tests wait for one core, which starts a process or imports TensorFlow: two at a time keep two cores three quarters busy.
+WORKERS := -n 2 --dist loadfile
+
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .PHONY: help setup run test test-slow lint bench ui clean lock
@@ -19,11 +22,11 @@ run: $(INSTALLED)  ## Train, evaluate and register a model: ARGS="mnist --set tr
 	@$(BIN)/stratagem run $(ARGS)
 
 test: $(INSTALLED)  ## Run the tests that need neither clusters nor whole runs
-	@$(BIN)/python -m pytest -m "not slow" $(ARGS)
+	@$(BIN)/python -m pytest $(WORKERS) -m "not slow" $(ARGS)
 
 # pytest ends with 5 where nothing is selected, which is no failure.
 test-slow: $(INSTALLED)  ## Run the tests that start clusters, servers or whole runs
-	@$(BIN)/python -m pytest -m slow $(ARGS) || test $$? -eq 5
+	@$(BIN)/python -m pytest $(WORKERS) -m slow $(ARGS) || test $$? -eq 5
 
 lint: $(INSTALLED)  ## Check style (ruff), types (mypy, strict) and layers (import-linter)
 	@$(BIN)/ruff check .

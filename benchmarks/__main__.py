@@ -15,6 +15,7 @@ PARTS = {
     "speed": (speed.section, "## Training\n"),
     "inputs": (inputs.section, "## Input\n"),
     "recipes": (recipes.section, recipes.HEADING),
+    "best": (recipes.best_section, recipes.BEST_HEADING),
     "strategies": (strategies.section, "## Strategies\n"),
     "checkpoints": (checkpoints.section, "## Checkpoints and tracking\n"),
     "scaling": (scaling.section, scaling.HEADING),

@@ -1,5 +1,5 @@
 """One training of a recipe by the project's own stage: seconds since the stage began, its imports left out, and test
-accuracy after each epoch, as JSON.
+accuracy after each epoch, with the number of parameters, as JSON.
 
 `python -m benchmarks.curve RECIPE SEED`, in the environment of a stage process. Every epoch's checkpoint is kept, and
 evaluated when the training is over.
@@ -28,7 +28,8 @@ def main(recipe: str, seed: int) -> None:
             evaluated = evaluate(at, processes.load_prepared(result.dataset), result)
             accuracies.append(evaluated.metrics["test/accuracy"])
     _, *seconds = itertools.accumulate([result.setup_seconds, *result.epoch_seconds])
-    print(json.dumps(list(zip(seconds, accuracies, strict=True))))
+    curve = list(zip(seconds, accuracies, strict=True))
+    print(json.dumps({"curve": curve, "num_parameters": result.num_parameters}))
 
 
 if __name__ == "__main__":

@@ -5,6 +5,7 @@ import math
 import statistics
 import sys
 from functools import partial
+from typing import Any
 
 from benchmarks import measure
 from benchmarks.pipeline import tutorial
@@ -14,20 +15,24 @@ Curve = list[list[float]]
 """Seconds since the imports, without evaluations, and test accuracy, after each epoch."""
 
 TUTORIAL, COURSE = "tutorial", "course"
-PEERS = {
-    # As https://www.tensorflow.org/tutorials/distribute/keras has it: 12 epochs, and its learning rates.
-    TUTORIAL: ("mnist", 12, ("--decay", "--curve")),
-    # As https://www.tensorflow.org/tutorials/distribute/custom_training has it: 10 epochs.
-    COURSE: ("fashion_mnist", 10, ("--model", "convnet2", "--curve")),
+IMPROVED = " with prefetch and 20 steps a call"
+_TUTORIAL = ("mnist", 12, ("--decay", "--curve"))  # As https://www.tensorflow.org/tutorials/distribute/keras has it.
+# As https://www.tensorflow.org/tutorials/distribute/custom_training has it.
+_COURSE = ("fashion_mnist", 10, ("--model", "convnet2", "--curve"))
+PEERS = {TUTORIAL: _TUTORIAL, COURSE: _COURSE} | {
+    name + IMPROVED: (of, epochs, (*options, "--improved"))
+    for name, (of, epochs, options) in ((TUTORIAL, _TUTORIAL), (COURSE, _COURSE))
 }
 MINE = {"mnist-fast": "mnist", "fashion-fast": "fashion_mnist"}
 PEER_REPEATS = 3
 """They train several times as long as ours."""
 HEADING = "## Recipes\n"
+BEST, BEST_ACCURACY, BEST_PARAMETERS = "fashion-best", 0.925, 100_000
+BEST_HEADING = "## Best accuracy\n"
 
 
-def ours(recipe: str, seed: int) -> Curve:
-    """Train a recipe of ours."""
+def ours(recipe: str, seed: int) -> dict[str, Any]:
+    """Train a recipe of ours; return its curve and its number of parameters."""
     settings = config.load(recipe, {"train.seed": seed})
     command = [sys.executable, "-m", "benchmarks.curve", recipe, str(seed)]
     _, output = measure.run(command, processes.stage_environment(settings))
@@ -52,7 +57,7 @@ def section(dataset: str, epochs: int, repeats: int) -> str:
         return measure.kept(HEADING)
     curves: dict[str, list[Curve]] = {name: [] for name in (*PEERS, *MINE)}
     for repeat in range(repeats):
-        trainings = {name: partial(ours, name, repeat) for name in MINE}
+        trainings = {name: lambda name=name, seed=repeat: ours(name, seed)["curve"] for name in MINE}
         if repeat < PEER_REPEATS:
             trainings = {name: partial(peer, name) for name in PEERS} | trainings
         for name, train in trainings.items():
@@ -61,11 +66,15 @@ def section(dataset: str, epochs: int, repeats: int) -> str:
             print(
                 f"recipes: repeat {repeat + 1} of {repeats}, {name}: {accuracy:.4f} in {seconds:.1f} s", file=sys.stderr
             )
-    rows = [
-        _row("98.5 % on MNIST", curves["mnist-fast"], curves[TUTORIAL], 0.985, 0.985, 0.35),
-        _row("99.2 % on MNIST / the tutorial's 12 epochs", curves["mnist-fast"], curves[TUTORIAL], 0.992, None, 0.7),
-        _row("89.3 % on Fashion-MNIST", curves["fashion-fast"], curves[COURSE], 0.893, 0.893, 0.3),
-    ]
+    rows = []
+    for what, name, peer_name, accuracy, peers_accuracy, bound in (
+        ("98.5 % on MNIST", "mnist-fast", TUTORIAL, 0.985, 0.985, 0.35),
+        ("99.2 % on MNIST / the tutorial's 12 epochs", "mnist-fast", TUTORIAL, 0.992, None, 0.7),
+        ("89.3 % on Fashion-MNIST", "fashion-fast", COURSE, 0.893, 0.893, 0.3),
+    ):
+        mine, improved = curves[name], peer_name + IMPROVED
+        rows.append(_row(what, mine, curves[peer_name], accuracy, peers_accuracy, bound))
+        rows.append(_row(f"... / {improved}", mine, curves[improved], accuracy, peers_accuracy, 1))
     lines = [
         HEADING,
         f"{measure.machine('tensorflow', 'keras')}. {repeats} repeats of ours, each with another seed, and "
@@ -86,8 +95,31 @@ def section(dataset: str, epochs: int, repeats: int) -> str:
         ),
         "",
         "`tutorial` is Conv32-Pool-Dense64 with the tutorial's learning rates, `course` Conv32-Conv64-Dense64 with "
-        "Adam, both with `fit` and 64 examples a step (`benchmarks/tutorial.py`). The test split is looked at after "
+        "Adam, both with `fit` and 64 examples a step (`benchmarks/tutorial.py`), as their sources write them; "
+        "prefetch and steps_per_execution are the improvements that everybody knows. The test split is looked at after "
         "each epoch for this table alone; the recipes were chosen with 10,000 training examples held out.",
+        "",
+    ]
+    return "\n".join(lines)
+
+
+def best_section(dataset: str, epochs: int, repeats: int) -> str:
+    """Train the recipe that is to reach the most, once: it takes as long as all others; return the page's section."""
+    if not (measure.ROOT / "data" / "fashion_mnist" / "prepared").is_dir():
+        print("best: left out, because fashion_mnist is not prepared", file=sys.stderr)
+        return measure.kept(BEST_HEADING)
+    found = ours(BEST, 0)
+    (seconds, accuracy), parameters = found["curve"][-1], found["num_parameters"]
+    met = "yes" if accuracy >= BEST_ACCURACY and parameters <= BEST_PARAMETERS else "**no**"
+    lines = [
+        BEST_HEADING,
+        f"{measure.machine('tensorflow', 'keras')}. One training (seed 0) of the recipe `{BEST}`, "
+        f"{len(found['curve'])} epochs, in a process of its own.",
+        "",
+        "| recipe | parameters | test accuracy at its end | wanted | met | seconds |",
+        "|---|---|---|---|---|---|",
+        f"| {BEST} | {parameters:,} | {accuracy:.4f} "
+        f"| at least {BEST_ACCURACY}, at most {BEST_PARAMETERS:,} parameters | {met} | {seconds:,.0f} |",
         "",
     ]
     return "\n".join(lines)

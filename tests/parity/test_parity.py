@@ -259,15 +259,20 @@ def test_each_step_and_all_variables_are_those_of_one_device(measure, shared_pro
     print(f"| {' | '.join(map(str, row))} |")
 
     tolerance = TOLERANCE[dtype]
+    # In half precision the two best logits of an example may be equal but for rounding: one of 1,292 was, once.
+    either_way = 2 if dtype.startswith("mixed_") else 0
     np.testing.assert_allclose(means, expected_means, rtol=tolerance, atol=tolerance)
     for key, array in expected_arrays.items():
         assert arrays[key].dtype == array.dtype
         # Adam divides by the root of a second moment: a gradient of nothing but rounding moves a weight like any other.
-        np.testing.assert_allclose(arrays[key], array, rtol=tolerance, atol=tolerance, err_msg=key)
+        allowed = max(tolerance, either_way) if key == "metric/0002" else tolerance  # The number of right answers.
+        np.testing.assert_allclose(arrays[key], array, rtol=tolerance, atol=allowed, err_msg=key)
     result, expected = (records.load(records.TrainingResult, path / "result.json") for path in (folder, reference))
     assert result.history.keys() == expected.history.keys()
     for name, values in expected.history.items():
-        assert result.history[name] == pytest.approx(values, rel=tolerance, abs=tolerance), name
+        num_examples = WORK[work][0] if name.startswith("train/") else NUM_EXAMPLES - WORK[work][0]
+        allowed = max(tolerance, either_way / num_examples) if name.endswith("accuracy") else tolerance
+        assert result.history[name] == pytest.approx(values, rel=tolerance, abs=allowed), name
     assert (result.steps, result.epochs, result.loop) == (expected.steps, EPOCHS, loop)
     if dtype.startswith("mixed_"):
         with zipfile.ZipFile(shared_project / result.final_model) as model:
