@@ -5,11 +5,13 @@ a resumed run reads what the killed one would have read, and worker i of n compu
 others. Rows and augmentation are drawn in NumPy, for every backend alike; only what reads with TensorFlow imports it.
 """
 
+import itertools
 import logging
 import math
 import tempfile
+from collections import deque
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from pathlib import Path
@@ -31,7 +33,10 @@ Passes = Callable[[Any, Any, Any], Any]
 
 GATHERED, GATHERED_BYTES = 32, 8_000_000
 """How many batches the array source gathers at once, and how much that may be."""
-RECORDS_AT_ONCE = 256
+AHEAD = 2
+"""How many of those are gathered ahead for NumPy: with one, each waits for the thread to wake up."""
+RECORDS_AT_ONCE = 32
+"""How many records of a shard follow each other before those of the next: a small shuffle buffer still mixes shards."""
 
 log = logging.getLogger(__name__)
 
@@ -141,22 +146,30 @@ class Batches:
             tf.config.set_visible_devices([], "GPU")  # It would take all memory of a GPU that JAX trains on.
             yield from self._prefetched(self._whole, 1).as_numpy_iterator()
             return
-        images, labels = self.source.mapped()
+        source, (images, labels) = self.source, self.source.mapped()
 
-        def gather(steps: range) -> Iterator[Batch]:
-            parts = [self.rows(step) for step in steps]
-            rows, ends = np.concatenate(parts), np.cumsum([len(part) for part in parts])[:-1]
-            block = images.take(rows, axis=0)
-            drawn = [draws for step in steps if (draws := self.draws(step)) is not None]
-            if drawn and self.augmentation is not None:
-                flips, corners = (np.concatenate(draws) for draws in zip(*drawn, strict=True))
+        def gather(number: int, first: int, last: int) -> Iterator[Batch]:
+            parts = self._parts[first:last].tolist()
+
+            def places(values: npt.NDArray[Any]) -> npt.NDArray[Any]:
+                return np.concatenate([values[start:end] for start, end in parts])
+
+            order = _pass_order(self.num_examples, self.seed, self.shuffle, number)
+            rows = source.rows[places(order)]
+            block, its_labels = images.take(rows, axis=0), labels.take(rows)
+            if self.augmentation is not None:
+                flips, corners = map(places, _pass_draws(self.num_examples, self.seed, number, self.augmentation))
                 block = augment_arrays(block, flips, corners, self.augmentation)
-            return zip(np.split(block, ends), np.split(labels.take(rows), ends), strict=True)
+            ends = itertools.accumulate((end - start for start, end in parts), initial=0)
+            return ((block[start:end], its_labels[start:end]) for start, end in itertools.pairwise(ends))
 
-        steps = self._unread_steps()
         many = _at_once(-(-self.global_batch_size // self.num_workers), images.shape) if self.prefetch else 1
-        blocks = [steps[first : first + many] for first in range(0, len(steps), many)]
-        for block in _ahead(gather, blocks) if self.prefetch else map(gather, blocks):
+        blocks = [
+            (number, first, min(first + many, last))
+            for number, start, last in self._unread().tolist()
+            for first in range(start, last, many)
+        ]
+        for block in _ahead(gather, blocks) if self.prefetch else itertools.starmap(gather, blocks):
             yield from block
 
     @cached_property
@@ -316,10 +329,15 @@ def order(num_examples: int, seed: int, epoch: int | None) -> Rows:
     """Return a permutation of ``range(num_examples)``, int64 (num_examples,), that depends on (seed, epoch) alone.
 
     ``epoch`` None is the draw of the validation examples. Raw Philox words are sorted, because NumPy keeps a bit
-    generator's words the same for ever, and promises nothing of the kind for ``Generator.permutation``.
+    generator's words the same for ever, and promises nothing of the kind for ``Generator.permutation``. Each word has
+    its place in its lowest bits, so no two are equal, and the values themselves are sorted: 0.7 ms for 60,000, where a
+    stable argsort takes 5.2 ms, a quarter of the time in which NumPy reads MNIST.
     """
     words = np.random.Philox(key=[seed, 0 if epoch is None else epoch + 1]).random_raw(num_examples)
-    return np.argsort(words, kind="stable")
+    places = np.uint64((1 << num_examples.bit_length()) - 1)
+    words = words & ~places | np.arange(num_examples, dtype=np.uint64)
+    words.sort()
+    return (words & places).astype(np.int64)
 
 
 @lru_cache(maxsize=4)  # A pass of the training, the one that is gathered ahead of it, and the validation's.
@@ -475,17 +493,18 @@ def _source(section: config.Input, prepared: PreparedDataset, split: str, rows: 
     return StreamSource(prepared, split, rows, section.cache, section.shuffle_buffer)
 
 
-def _ahead(gather: Callable[[range], Iterator[Batch]], blocks: list[range]) -> Iterator[Iterator[Batch]]:
-    """Yield the batches of each block of steps, while a thread gathers the next block. Handing over is what costs: with
-    5 batches of 64 MNIST images in a block 0.5 million a second came, with 32 batches 1.1 million."""
-    pool, gathered = ThreadPoolExecutor(1, "input"), None
+def _ahead(
+    gather: Callable[[int, int, int], Iterator[Batch]], blocks: list[tuple[int, int, int]]
+) -> Iterator[Iterator[Batch]]:
+    """Yield the batches of each block, while a thread gathers the next AHEAD."""
+    pool, gathered = ThreadPoolExecutor(1, "input"), deque[Future[Iterator[Batch]]]()
     try:
         for block in blocks:
-            before, gathered = gathered, pool.submit(gather, block)
-            if before is not None:
-                yield before.result()
-        if gathered is not None:
-            yield gathered.result()
+            gathered.append(pool.submit(gather, *block))
+            if len(gathered) > AHEAD:
+                yield gathered.popleft().result()
+        while gathered:
+            yield gathered.popleft().result()
     finally:  # Also when nobody wants the rest.
         pool.shutdown(cancel_futures=True)
 
@@ -579,16 +598,17 @@ def _streamed(batches: Batches, source: StreamSource) -> Passes:
         return tf.boolean_mask(serialized, tf.gather(chosen, rows))
 
     def blocks(path: Any, start: Any) -> Any:
-        # Not one record at a time, which costs more than reading it.
         read = tf.data.TFRecordDataset(path).batch(RECORDS_AT_ONCE).enumerate()
-        return read.map(lambda block, serialized: wanted(block, start, serialized)).unbatch()
+        return read.map(lambda block, serialized: wanted(block, start, serialized))
 
-    records = tf.data.Dataset.from_tensor_slices((shards.paths, starts)).interleave(
+    # Many records at once: the threads of the interleave handed over 60,000 single ones in 1.6 s, and these in 0.2 s.
+    many = tf.data.Dataset.from_tensor_slices((shards.paths, starts)).interleave(
         blocks,
         cycle_length=min(4, len(shards.paths)) if batches.shuffle else 1,  # One shard after the other is their order.
         num_parallel_calls=tf.data.AUTOTUNE,
         deterministic=True,
     )
+    records = many.unbatch()
     if source.cache == "memory":
         records = records.cache()
     elif source.cache == "file":

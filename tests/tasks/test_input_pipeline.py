@@ -407,20 +407,38 @@ def gathering():
 def watched(tiny):
     """Batches of which the steps that were gathered are known, and an event for each."""
 
+    class Images:
+        """An array that tells which rows are taken."""
+
+        def __init__(self, images, taken):
+            self.shape, self.images, self.taken = images.shape, images, taken
+
+        def take(self, rows, axis):
+            self.taken(rows)
+            return self.images.take(rows, axis)
+
+    class Source(input_pipeline.ArraySource):
+        def mapped(self):
+            images, labels = super().mapped()
+            return Images(images, watching), labels
+
     def watched(prefetch, failing=None):
+        nonlocal watching
         batches = input_pipeline.training(load(f"input.prefetch={prefetch}"), tiny, 10)
-        rows, batches.seen, batches.gathered = batches.rows, [], [threading.Event() for _ in range(20)]
+        batches.seen, batches.gathered = [], [threading.Event() for _ in range(20)]
+        step_of = {row: step for step in range(20) for row in batches.rows(step)}
+        batches.source = Source(batches.source.split, batches.source.rows)
 
-        def watching(step):
-            batches.seen.append(step)
-            batches.gathered[step].set()
-            if step == failing:
-                raise OSError("the disk is gone")
-            return rows(step)
+        def watching(rows):
+            for step in dict.fromkeys(step_of[row] for row in rows):
+                batches.seen.append(step)
+                batches.gathered[step].set()
+                if step == failing:
+                    raise OSError("the disk is gone")
 
-        batches.rows = watching
         return batches
 
+    watching = None
     assert gathering() == []
     return watched
 
@@ -436,7 +454,7 @@ def test_batches_are_gathered_ahead_until_nobody_wants_them(watched, five_at_onc
     batches = watched(prefetch)
     iterator = batches.arrays()
     next(iterator)
-    assert batches.gathered[9].wait(60), "nobody has asked for this one yet"
+    assert batches.gathered[14].wait(60), "nobody has asked for this one yet"
     assert len(gathering()) == 1
     if end == "close":
         iterator.close()
@@ -444,7 +462,7 @@ def test_batches_are_gathered_ahead_until_nobody_wants_them(watched, five_at_onc
         del iterator
         gc.collect()
     assert gathering() == []
-    assert batches.seen == list(range(10))
+    assert batches.seen == list(range(15))
 
 
 def test_without_prefetch_nothing_is_gathered_ahead(watched):
