@@ -171,3 +171,17 @@ def test_a_stage_without_memory_says_what_to_do(error):
     assert str(told).startswith(
         f"train ran out of memory ({type(error).__name__}): give a smaller train.global_batch_size"
     )
+
+
+@pytest.mark.parametrize(("backend", "imported"), [("tensorflow", "False"), ("jax", "True")])
+def test_a_stage_process_imports_jax_for_itself_alone(run, backend, imported):
+    code = """
+import sys
+from tasks.__main__ import _import_quietly
+_import_quietly("tasks.train")
+print("jax" in sys.modules)
+import jax.numpy
+print(jax.numpy.arange(3).sum())
+"""
+    result = run(["python", "-c", code], env={"KERAS_BACKEND": backend})
+    assert result.stdout.split() == [imported, "3"], result.stderr
