@@ -11,7 +11,8 @@ from benchmarks import checkpoints, inputs, measure, pipeline, recipes, scaling,
 
 HEADER = "# Benchmarks\n\nWritten by `make bench` (`python -m benchmarks`), which measures anew.\n\n"
 PARTS = {
-    "pipeline": (pipeline.section, "## A whole run\n"),
+    "short": (pipeline.short_section, pipeline.SHORT_HEADING),
+    "long": (pipeline.long_section, pipeline.LONG_HEADING),
     "speed": (speed.section, "## Training\n"),
     "inputs": (inputs.section, "## Input\n"),
     "recipes": (recipes.section, recipes.HEADING),

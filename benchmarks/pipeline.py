@@ -11,6 +11,7 @@ import time
 import urllib.request
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 from benchmarks import measure
 
@@ -30,21 +31,31 @@ SAME_TRAINING = {
     "checkpoint.monitor": "train/loss",
 }
 FAST = {"train.loop": "custom", "train.autotune": True}
-SCRIPT, ALONE, SERVED = "script, short", "run, short, no server", "run, short, server up"
+SHORT_HEADING, LONG_HEADING = "## A short run\n", "## A long run\n"
+SCRIPT, IMPROVED = "script", "script with prefetch and 20 steps a call"
+ALONE, SERVED, LONG = "run, no server", "run, server up", "run"
 UNCHANGED = "run --if-changed, nothing changed"
-LONG, LONG_SCRIPT, LONG_IMPROVED = "run, long", "script, long", "script with prefetch and 20 steps a call, long"
-QUESTIONS = [
-    measure.Question("short: run with a Prefect server up / script", SERVED, SCRIPT, "at most", 1.35),
-    measure.Question("short: run without a server / script", ALONE, SCRIPT, "at most", 1.7),
-    measure.Question("long: run / script", LONG, LONG_SCRIPT, "at most", 1.0),
-    measure.Question("... / script with prefetch and 20 steps a call", LONG, LONG_IMPROVED, "at most", 1.0),
+SHORT_QUESTIONS = [
+    measure.Question("run with a Prefect server up / script", SERVED, SCRIPT, "at most", 1.35),
+    measure.Question("run without a server / script", ALONE, SCRIPT, "at most", 1.7),
     measure.Question("`--if-changed` with nothing changed / the run before it", UNCHANGED, ALONE, "at most", 0.15),
 ]
+LONG_QUESTIONS = [
+    measure.Question("run / script", LONG, SCRIPT, "at most", 1.0),
+    measure.Question("... / script with prefetch and 20 steps a call", LONG, IMPROVED, "at most", 1.0),
+]
+LONG_MEMORY = measure.Question("peak memory of the largest process: run / script", LONG, SCRIPT, "at most", 1.25)
+SCRIPTS = (
+    "The script is the [tutorial](https://www.tensorflow.org/tutorials/distribute/keras) as its source writes it "
+    "(`benchmarks/tutorial.py`): `tfds.load`, `map(scale).cache().shuffle(10000).batch(64)`, Conv32-Pool-Dense64, "
+    "`fit`, `evaluate`; on the same TFDS files. Ours does the same training and also looks at the data through DVC "
+    "(a no-op here), checkpoints each epoch, evaluates the restored checkpoint, tracks, exports and registers."
+)
 
 
 def ours(
     dataset: str, values: Mapping[str, object], *options: str, environment: Mapping[str, str] | None = None
-) -> tuple[measure.Done, dict[str, object]]:
+) -> tuple[measure.Done, dict[str, Any]]:
     """Run `stratagem run` with the tutorial's training."""
     # Not among the user's own runs and models.
     apart = {"tracking.experiment": "benchmarks", "register.model_name": "benchmarks"}
@@ -55,7 +66,7 @@ def ours(
     return done, json.loads(done.output)
 
 
-def tutorial(dataset: str, epochs: int, *options: str) -> tuple[measure.Done, dict[str, float]]:
+def tutorial(dataset: str, epochs: int, *options: str) -> tuple[measure.Done, dict[str, Any]]:
     """Run the plain recipe on the same TFDS files."""
     arguments = [dataset, f"data/{dataset}/raw", str(epochs), *options]
     done = measure.watch([sys.executable, "-m", "benchmarks.tutorial", *arguments])
@@ -84,85 +95,117 @@ def prefect_server() -> Iterator[dict[str, str]]:
             server.wait()
 
 
-def section(dataset: str, epochs: int, repeats: int) -> str:
-    """Measure; return the page's section."""
-    memory: dict[str, list[float]] = {}
-    stages: list[dict[str, float]] = []
-    accuracies: dict[str, list[float]] = {}
-    training: list[float] = []
+class Measured:
+    """What the runs of a section left, by variant: peak memory in MB, test accuracy, and their records."""
 
-    def kept(name: str, done: measure.Done, record: Mapping[str, object], accuracy: float) -> float:
-        memory.setdefault(name, []).append(done.peak_megabytes)
-        accuracies.setdefault(name, []).append(accuracy)
-        if name == ALONE:
-            stages.append(record["seconds"])
+    def __init__(self) -> None:
+        self.memory: dict[str, list[float]] = {}
+        self.accuracies: dict[str, list[float]] = {}
+        self.records: dict[str, list[dict[str, Any]]] = {}
+
+    def run(
+        self, name: str, of: str, values: Mapping[str, object], *options: str, **served: Mapping[str, str]
+    ) -> float:
+        """Run ours and return its seconds."""
+        done, record = ours(of, values, *options, **served)
+        return self._keep(name, done, record, record["metrics"]["test/accuracy"])
+
+    def script(self, name: str, of: str, epochs: int, *options: str) -> float:
+        """Run the plain recipe and return its seconds."""
+        done, record = tutorial(of, epochs, *options)
+        return self._keep(name, done, record, record["test/accuracy"])
+
+    def _keep(self, name: str, done: measure.Done, record: dict[str, Any], accuracy: float) -> float:
+        self.memory.setdefault(name, []).append(done.peak_megabytes)
+        self.accuracies.setdefault(name, []).append(accuracy)
+        self.records.setdefault(name, []).append(record)
         return done.seconds
 
-    def run(name: str, of: str, values: Mapping[str, object], *options: str, **served: Mapping[str, str]) -> float:
-        done, record = ours(of, values, *options, **served)
-        return kept(name, done, record, record["metrics"]["test/accuracy"])
+    def table(self, seconds: Mapping[str, list[float]]) -> list[str]:
+        """Return the lines of the table."""
+        return [
+            "| what | seconds | peak memory of the largest process, MB | test accuracy |",
+            "|---|---|---|---|",
+            *(
+                f"| {name} | {measure.spread(values)} | "
+                f"{measure.spread(self.memory[name], 0) if name in self.memory else ''} | "
+                f"{measure.spread(self.accuracies[name], 4) if name in self.accuracies else ''} |"
+                for name, values in seconds.items()
+            ),
+            "",
+        ]
 
-    def script(name: str, of: str, epochs: int, *options: str) -> float:
-        done, record = tutorial(of, epochs, *options)
-        if name == LONG_SCRIPT:
-            training.append(record["training_seconds"])
-        return kept(name, done, record, record["test/accuracy"])
+
+def short_section(dataset: str, epochs: int, repeats: int) -> str:
+    """Measure runs that are over in seconds; return the page's section."""
+    found = Measured()
 
     def served() -> float:
         with prefect_server() as environment:
-            return run(SERVED, SHORT, short, "--fresh", environment=environment)
+            return found.run(SERVED, SHORT, values, "--fresh", environment=environment)
 
-    def long() -> float:
-        with measure.no_tunings():
-            return run(LONG, dataset, {"train.epochs": LONG_EPOCHS, **FAST}, "--fresh")
-
-    short = {"train.epochs": SHORT_EPOCHS}
+    values = {"train.epochs": SHORT_EPOCHS}
     measure.run([str(BIN / "stratagem"), "prepare", "--set", f"dataset.name={SHORT}"])
     seconds = measure.alternate(
-        "pipeline",
+        "short",
         repeats,
         {
-            SCRIPT: lambda: script(SCRIPT, SHORT, SHORT_EPOCHS),
+            SCRIPT: lambda: found.script(SCRIPT, SHORT, SHORT_EPOCHS),
             SERVED: served,
-            ALONE: lambda: run(ALONE, SHORT, short, "--fresh"),
-            UNCHANGED: lambda: run(UNCHANGED, SHORT, short, "--if-changed"),
-            LONG_SCRIPT: lambda: script(LONG_SCRIPT, dataset, LONG_EPOCHS),
-            LONG_IMPROVED: lambda: script(LONG_IMPROVED, dataset, LONG_EPOCHS, "--improved"),
-            LONG: long,
+            ALONE: lambda: found.run(ALONE, SHORT, values, "--fresh"),
+            UNCHANGED: lambda: found.run(UNCHANGED, SHORT, values, "--if-changed"),
             "stratagem --help": lambda: measure.run([str(BIN / "stratagem"), "--help"])[0],
         },
     )
-    question = measure.Question(
-        "long: peak memory of the largest process, run / script", LONG, LONG_SCRIPT, "at most", 1.25
-    )
-    by_stage = {name: measure.spread([one[name] for one in stages], 1) for name in stages[0]}
+    stages = [one["seconds"] for one in found.records[ALONE]]
+    by_stage = ", ".join(f"{name} {measure.spread([one[name] for one in stages], 1)}" for name in stages[0])
     lines = [
-        "## A whole run",
-        "",
+        SHORT_HEADING,
         f"{measure.machine('tensorflow', 'keras', 'prefect', 'mlflow', 'dvc')}. {repeats} repeats, alternated; median "
-        f"(range). Short: {SHORT}, {SHORT_EPOCHS} epochs. Long: {dataset}, {LONG_EPOCHS} epochs, ours with "
-        "`train.autotune=true`, whose trial is made in each of these runs. The long script's steps take "
+        f"(range). {SHORT}, {SHORT_EPOCHS} epochs.",
+        "",
+        *found.table(seconds),
+        *measure.answers(SHORT_QUESTIONS, seconds),
+        "",
+        SCRIPTS,
+        "",
+        f"Seconds inside a run without a server, by stage: {by_stage}. `total` is the flow's; the rest is the start of "
+        "Python, Prefect and its server.",
+        "",
+    ]
+    return "\n".join(lines)
+
+
+def long_section(dataset: str, epochs: int, repeats: int) -> str:
+    """Measure runs that train for a minute; return the page's section."""
+    found = Measured()
+
+    def long() -> float:
+        with measure.no_tunings():
+            return found.run(LONG, dataset, {"train.epochs": LONG_EPOCHS, **FAST}, "--fresh")
+
+    seconds = measure.alternate(
+        "long",
+        repeats,
+        {
+            SCRIPT: lambda: found.script(SCRIPT, dataset, LONG_EPOCHS),
+            IMPROVED: lambda: found.script(IMPROVED, dataset, LONG_EPOCHS, "--improved"),
+            LONG: long,
+        },
+    )
+    training = [one["training_seconds"] for one in found.records[SCRIPT]]
+    lines = [
+        LONG_HEADING,
+        f"{measure.machine('tensorflow', 'keras', 'prefect', 'mlflow', 'dvc')}. {repeats} repeats, alternated; median "
+        f"(range). {dataset}, {LONG_EPOCHS} epochs, ours without a Prefect server and with `train.autotune=true`, "
+        "whose trial is made in each of these runs. The script's steps take "
         f"{measure.spread(training, 0)} s of it.",
         "",
-        "| what | seconds | peak memory of the largest process, MB | test accuracy |",
-        "|---|---|---|---|",
-        *(
-            f"| {name} | {measure.spread(values)} | {measure.spread(memory[name], 0) if name in memory else ''} | "
-            f"{measure.spread(accuracies[name], 4) if name in accuracies else ''} |"
-            for name, values in seconds.items()
-        ),
+        *found.table(seconds),
+        *measure.answers(LONG_QUESTIONS, seconds),
+        *measure.answers([LONG_MEMORY], found.memory)[2:],
         "",
-        *measure.answers(QUESTIONS, seconds),
-        *measure.answers([question], memory)[2:],
-        "",
-        "The script is the [tutorial](https://www.tensorflow.org/tutorials/distribute/keras) as its source writes it "
-        "(`benchmarks/tutorial.py`): `tfds.load`, `map(scale).cache().shuffle(10000).batch(64)`, Conv32-Pool-Dense64, "
-        "`fit`, `evaluate`; on the same TFDS files. Ours does the same training and also looks at the data through DVC "
-        "(a no-op here), checkpoints each epoch, evaluates the restored checkpoint, tracks, exports and registers.",
-        "",
-        f"Seconds inside a short run without a server, by stage: "
-        f"{', '.join(f'{name} {value}' for name, value in by_stage.items())}. `total` is the flow's; the rest is the "
-        "start of Python, Prefect and its server.",
+        SCRIPTS,
         "",
     ]
     return "\n".join(lines)

@@ -36,9 +36,9 @@ def ours(dataset: str, epochs: int, strategy: dict[str, object]) -> float:
     return json.loads(output.splitlines()[-1])["examples_per_second"]
 
 
-def floor(dataset: str, epochs: int) -> float:
+def floor(dataset: str, epochs: int, *options: str) -> float:
     """Train with nothing but TensorFlow's operations; return the examples per second."""
-    _, output = measure.run([sys.executable, "-m", "benchmarks.floor", dataset, str(epochs)])
+    _, output = measure.run([sys.executable, "-m", "benchmarks.floor", dataset, str(epochs), *options])
     return json.loads(output.splitlines()[-1])["examples_per_second"]
 
 
