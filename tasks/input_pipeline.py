@@ -204,14 +204,11 @@ class Batches:
         first, last = self._parts[place]
         return number, slice(first, last)
 
-    def _unread_steps(self) -> range:
-        """Return the steps of the rest of the epoch."""
-        return range(self.epoch * self.steps + self.start_step, (self.epoch + 1) * self.steps)
-
     def _unread(self) -> npt.NDArray[np.int64]:
         """Return the rest of the epoch, cut where a pass ends: int64 (n, 3), a pass and the steps of it to begin with
         and to end before."""
-        steps, in_pass = self._unread_steps(), self.steps_in_pass
+        steps = range(self.epoch * self.steps + self.start_step, (self.epoch + 1) * self.steps)
+        in_pass = self.steps_in_pass
         passes = np.arange(steps.start // in_pass, -(-steps.stop // in_pass))
         starts = np.maximum(steps.start - passes * in_pass, 0)
         ends = np.minimum(steps.stop - passes * in_pass, in_pass)

@@ -417,17 +417,10 @@ def watched(tiny):
             self.taken(rows)
             return self.images.take(rows, axis)
 
-    class Source(input_pipeline.ArraySource):
-        def mapped(self):
-            images, labels = super().mapped()
-            return Images(images, watching), labels
-
     def watched(prefetch, failing=None):
-        nonlocal watching
         batches = input_pipeline.training(load(f"input.prefetch={prefetch}"), tiny, 10)
         batches.seen, batches.gathered = [], [threading.Event() for _ in range(20)]
         step_of = {row: step for step in range(20) for row in batches.rows(step)}
-        batches.source = Source(batches.source.split, batches.source.rows)
 
         def watching(rows):
             for step in dict.fromkeys(step_of[row] for row in rows):
@@ -436,9 +429,14 @@ def watched(tiny):
                 if step == failing:
                     raise OSError("the disk is gone")
 
+        class Source(input_pipeline.ArraySource):
+            def mapped(self):
+                images, labels = super().mapped()
+                return Images(images, watching), labels
+
+        batches.source = Source(batches.source.split, batches.source.rows)
         return batches
 
-    watching = None
     assert gathering() == []
     return watched
 
