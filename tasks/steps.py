@@ -4,7 +4,8 @@ The rules of https://www.tensorflow.org/tutorials/distribute/custom_training: a 
 the size of the *global* batch, so that the replicas' gradients add up to those of one device that had all examples.
 """
 
-from collections.abc import Callable
+import itertools
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
@@ -122,9 +123,13 @@ def train_function(
         section: ``steps_per_execution`` and ``jit_compile`` are read.
     """
     step = train_step(model, loss, strategy)
-    if section.jit_compile:
-        step = tf.function(step, jit_compile=True)
-    many = _many_steps(model, strategy, step, batches)
+    if section.jit_compile and not strategy.distributed and isinstance(batches.source, ArraySource):
+        on_rows = _step_on_rows(step, strategy, batches.source, batches.augmentation)
+        many = _compiled_steps(model, on_rows, batches, section.steps_per_execution)
+    else:
+        many = _many_steps(
+            model, strategy, tf.function(step, jit_compile=True) if section.jit_compile else step, batches
+        )
 
     def function(iterator: Any) -> dict[str, Any]:
         count = min(section.steps_per_execution, batches.steps - position.step_in_epoch)
@@ -201,19 +206,51 @@ def _many_steps(
         return model.get_metrics_result()
 
     def many_on_rows(iterator: Any, first: int, count: int) -> dict[str, Any]:
-        numbers = range(first, first + count)
-        parts = [batches.rows(number) for number in numbers]
-        drawn = [draws for number in numbers if (draws := batches.draws(number)) is not None]
-        logs: dict[str, Any] = gather(
-            tf.constant(np.concatenate(parts)),
-            [tf.constant(np.concatenate(draws)) for draws in zip(*drawn, strict=True)],
-            tf.constant(np.cumsum([0, *map(len, parts)])),
-            tf.constant(first, tf.int64),
-            tf.constant(count, tf.int64),
-        )
+        parts = _parts(batches, range(first, first + count))
+        rows, *draws = [tf.constant(np.concatenate(arrays)) for arrays in parts]
+        ends = tf.constant(np.cumsum([0, *map(len, parts[0])]))
+        logs: dict[str, Any] = gather(rows, draws, ends, tf.constant(first, tf.int64), tf.constant(count, tf.int64))
         return logs
 
     return many_on_rows
+
+
+def _compiled_steps(
+    model: Any, on_rows: Callable[..., None], batches: Batches, most: int
+) -> Callable[[Any, int, int], dict[str, Any]]:
+    """Return what ``_many_steps`` returns, for at most ``most`` steps a call of one device: XLA compiles the steps with
+    their loop. A perceptron trains 1.5 times as fast as where it compiles a step, which hands over all variables.
+    """
+    flips, corners = tf.TensorSpec([most, None], tf.bool), tf.TensorSpec([most, None, 2], tf.int32)
+    draws_specs = [flips, corners] if batches.augmentation else []
+    rows_spec, count_spec = tf.TensorSpec([most, None], tf.int64), tf.TensorSpec([], tf.int64)
+
+    @tf.function(jit_compile=True, input_signature=[rows_spec, draws_specs, count_spec])
+    def compiled(rows: Any, draws: Any, count: Any) -> Any:
+        i = tf.constant(0, tf.int64)
+        while i < count:  # XLA would compile tf.range anew for each count.
+            on_rows(rows[i], [draw[i] for draw in draws], tf.shape(rows, tf.int64)[1])
+            i += 1
+        return model.get_metrics_result()
+
+    def many(iterator: Any, first: int, count: int) -> dict[str, Any]:
+        logs: dict[str, Any] = {}
+        for _, run in itertools.groupby(range(first, first + count), batches.size):
+            parts = _parts(batches, run)
+            # XLA compiles for each shape. A short batch is one; fewer steps are filled up to be none.
+            filled = [np.resize(np.stack(arrays), (most, *arrays[0].shape)) for arrays in parts]
+            rows, *draws = map(tf.constant, filled)
+            logs = compiled(rows, draws, tf.constant(len(parts[0]), tf.int64))
+        return logs
+
+    return many
+
+
+def _parts(batches: Batches, numbers: Iterable[int]) -> list[list[Any]]:
+    """Return, an array for each step, the rows that this worker reads, int64 (n,), and what ``augment`` takes for them,
+    if anything: bool (n,) and int32 (n, 2)."""
+    steps = [(batches.rows(number), *(batches.draws(number) or ())) for number in numbers]
+    return [list(arrays) for arrays in zip(*steps, strict=True)]
 
 
 def _step_on_rows(
