@@ -666,7 +666,9 @@ def _run_dvc(command: list[str], environment: dict[str, str], root: Path, proble
         message = next(
             (line for line in told.stderr.splitlines() if line.startswith("ERROR")), told.stderr.strip()[-500:]
         )
-        if "busy" not in told.stderr or time.monotonic() - waiting_since > DVC_BUSY_SECONDS:
+        # Said of a stage's files, and, after three seconds, of the whole project.
+        busy = "is busy" in told.stderr or "Unable to acquire lock" in told.stderr
+        if not busy or time.monotonic() - waiting_since > DVC_BUSY_SECONDS:
             raise StratagemError(f"`dvc {' '.join(command[3:])}` failed: {message.removeprefix('ERROR: ')}")
         time.sleep(2)
 

@@ -545,7 +545,8 @@ class MetricWriter:
         self._queue.put(None)
         self._thread.join(None if kind is None else STOPPING_SECONDS)
         if self._file is not None:
-            self._file.close()
+            with _best_effort():  # It writes what a full disk did not take before.
+                self._file.close()
 
     def _deliver_all(self) -> None:
         closing = False
@@ -554,7 +555,9 @@ class MetricWriter:
             while not self._queue.empty():
                 taken.append(self._queue.get())
             closing = None in taken
-            _deliver(self.run, {"metrics": [metric for metrics in taken if metrics is not None for metric in metrics]})
+            points = [metric for metrics in taken if metrics is not None for metric in metrics]
+            if points:
+                _deliver(self.run, {"metrics": points})
 
 
 def log_metrics(run: records.Run, metrics: Mapping[str, float]) -> None:

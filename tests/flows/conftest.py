@@ -1,5 +1,6 @@
 """Projects whose data are prepared, what each process imports, and commands that are ended in their middle."""
 
+import contextlib
 import json
 import os
 import shutil
@@ -96,7 +97,7 @@ def start(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., Co
                 command.process.kill()
                 command.process.wait()
         for child in command.family:
-            if child.is_running():
+            with contextlib.suppress(psutil.NoSuchProcess):
                 child.kill()
 
 

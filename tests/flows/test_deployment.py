@@ -162,6 +162,8 @@ def test_a_run_on_demand_is_completed_there_and_finished_in_mlflow(prefect):
     (flow_run,) = prefect.flow_runs("training")
     assert flow_run["state_type"] == "COMPLETED"
     assert flow_run["name"] == "digits-one_device-fit"
+    # Prefect writes tasks down beside the run, some of them after its end.
+    _wait("the last task", lambda: len(prefect.task_runs(flow_run)) >= 6)
     names = prefect.task_runs(flow_run)
     assert names[0] == "data digits"
     assert "train convnet2 on digits, one_device fit" in names
@@ -193,6 +195,7 @@ def test_a_comparison_on_demand_leaves_its_table(prefect):
     assert "none of one_device has this key" in first["state"]["message"]
     assert first["id"] not in prefect.mlflow_runs()
     assert flow_run["name"] == "comparison of one_device"
+    _wait("the last task", lambda: len(prefect.task_runs(flow_run)) >= 8)
     names = [re.sub(r"-[0-9a-f]{6}\b", "", name) for name in prefect.task_runs(flow_run)]
     assert names == [
         "data digits", "start comparison on digits", "start run on digits, one_device fit",
@@ -252,6 +255,7 @@ def test_a_scheduled_run_fires_and_the_next_one_trains_nothing(prefect):
     assert first["auto_scheduled"]
     assert second["auto_scheduled"]
     assert "train convnet2 on digits, one_device fit" in prefect.task_runs(first)
+    _wait("its task", lambda: prefect.task_runs(second))
     assert prefect.task_runs(second) == ["data digits"]
     new = {flow_run: status for flow_run, status in prefect.mlflow_runs().items() if flow_run not in before}
     assert new == {first["id"]: "FINISHED"}

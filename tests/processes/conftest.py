@@ -1,5 +1,6 @@
 """Commands with processes of their own, which are watched, ended one by one, and counted."""
 
+import contextlib
 import json
 import os
 import shutil
@@ -71,7 +72,7 @@ class Command:
     def survivors(self) -> list[str]:
         """Return the child processes that are still there a while after the command's end."""
         _, alive = psutil.wait_procs(list(self.seen.values()), 20)
-        return [" ".join(child.cmdline()) for child in alive]
+        return [" ".join(child.cmdline()) for child in alive if child.is_running()]
 
 
 def _runs(process: psutil.Process, entry: str) -> bool:
@@ -132,5 +133,5 @@ def stratagem(cluster_project: Path) -> Iterator[Callable[..., Command]]:
             command.process.send_signal(signal.SIGKILL)
             command.process.wait()
         for child in command.seen.values():
-            if child.is_running():
+            with contextlib.suppress(psutil.NoSuchProcess):
                 child.kill()

@@ -34,7 +34,7 @@ from tasks.launchers.local import free_ports
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(3000)]
 
 STEPS_IN_EPOCH = 21
-EPOCHS = 6
+EPOCHS = 12
 STEPS = EPOCHS * STEPS_IN_EPOCH
 
 # Dropout, whose seeds have to be restored, and checkpoints in the middle of epochs.
@@ -453,12 +453,24 @@ def flow_runs() -> dict[str, str]:
 
 
 # Each: where a whole run is when its flow's process is killed, and whether an MLflow run has begun by then.
+def registers(command) -> bool:
+    """Whether the model's files are in the store. The flow, which would end the run a tenth of a second later, stands
+    still from the moment when its registration has begun."""
+    if "evaluation.json" not in records_of(command):
+        return False
+    with closing(sqlite3.connect(command.project / "mlruns" / "mlflow.db", timeout=60)) as database:
+        ((begun,),) = database.execute("SELECT count(*) FROM logged_models").fetchall()
+    if begun:
+        command.process.send_signal(signal.SIGSTOP)
+    return bool(begun) and is_there("mlruns/artifacts/**/MLmodel")(command)
+
+
 PLACES = [
     ("download", is_there("data/digits/.scratch.*"), False),
     ("prepare", is_there("data/digits/.prepared.*"), False),
     ("training", lambda command: newest(command) >= 30, True),
     ("evaluation", has("training.json"), True),
-    ("registration", is_there("mlruns/artifacts/**/MLmodel"), True),
+    ("registration", registers, True),
 ]
 WHOLE = (*SAME, *ONE, "register.minimum=0")
 
@@ -629,7 +641,8 @@ def test_a_tracking_server_that_hangs_and_dies_disturbs_no_step(stratagem, whole
     check_whole(command, whole(*ONE), resumed=False)
     assert command.err.read_text().count("MLflow cannot be told of this run now") == 1
     with mlflow_server(port, tmp_path):
-        reconciling = stratagem("reconcile", **environment)
+        # A server that has just started may take longer than the one that hung was given.
+        reconciling = stratagem("reconcile", **environment | {"MLFLOW_HTTP_REQUEST_TIMEOUT": "60"})
         assert reconciling.end() == 0, reconciling.err.read_text()
         assert reconciling.result["undelivered"] == []
     assert served_runs(tmp_path) == [("FINISHED", EPOCHS)], "no point is missing, and none is there twice"
@@ -706,7 +719,8 @@ def test_two_dvc_repro_at_once_leave_whole_data(cluster_project):
     codes = [process.returncode for process in both]
     assert 0 in codes, said
     for code, text in zip(codes, said, strict=True):
-        assert code == 0 or "busy" in text, text
+        # The one is said of a stage's files, the other of the whole project, after three seconds.
+        assert code == 0 or "is busy" in text or "Unable to acquire lock" in text, text
     again = subprocess.run([*target, "--quiet"], capture_output=True, text=True, check=False)
     assert again.returncode == 0, again.stderr
     datasets.verify(records.load(records.PreparedDataset, cluster_project / "data/digits/prepared/manifest.json"))

@@ -195,6 +195,7 @@ def test_commands_with_a_tf_config_train_together(stratagem, mlflow_runs, chief_
 
 SERVERS = {"strategy.kind": "parameter_server", "train.loop": "custom"}
 ONE_DEVICE = {"strategy.kind": "one_device", "strategy.device": "cpu", "train.loop": "custom"}
+SEEDS = 6
 
 
 def test_one_worker_trains_as_one_device_does(digits, run):
@@ -218,22 +219,22 @@ def test_one_worker_trains_as_one_device_does(digits, run):
 
 
 def test_two_workers_learn_as_well_as_one_device(digits, run):
-    """Over three seeds."""
+    """Over six seeds: a mean of three clusters' differs by 0.003 (standard deviation) from another."""
     trainings = [
         [f"{name} {seed}", settings | {"train.seed": seed}]
         for name, settings in (("servers", SERVERS), ("one", ONE_DEVICE))
-        for seed in range(3)
+        for seed in range(SEEDS)
     ]
     found = train_and_evaluate(run, trainings)
     accuracies = {
-        name: [found[f"{name} {seed}"]["test"]["test/accuracy"] for seed in range(3)] for name in ("servers", "one")
+        name: [found[f"{name} {seed}"]["test"]["test/accuracy"] for seed in range(SEEDS)] for name in ("servers", "one")
     }
     for name, values in accuracies.items():
         print(f"| {name} | {' | '.join(f'{value:.4f}' for value in [*values, np.mean(values)])} |")
     accuracy = {name: np.mean(values) for name, values in accuracies.items()}
     assert accuracy["one"] > 0.95
     assert accuracy["servers"] == pytest.approx(accuracy["one"], abs=0.01), "within a point"
-    for seed in range(3):
+    for seed in range(SEEDS):
         training = found[f"servers {seed}"]["training"]
         assert training["steps"] == 15 * STEPS_IN_EPOCH
         assert training["devices"] == [f"/job:worker/replica:0/task:{task}/device:CPU:0" for task in (0, 1)]
