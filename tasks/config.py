@@ -338,7 +338,7 @@ class Train(Section):
     steps_per_execution: PositiveInt
     """Steps in one call of the compiled train function."""
     jit_compile: bool
-    """Compile the step with XLA."""
+    """Compile with XLA: with `loop=custom`, arrays and one device all steps of a call together, else each step."""
     autotune: bool
     """Choose steps_per_execution and jit_compile by a short measured trial, whose result is kept for the same model,
     batch, machine and versions. What they are set to does not count then."""

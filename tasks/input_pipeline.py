@@ -28,9 +28,6 @@ Rows = npt.NDArray[np.int64]
 Draws = tuple[npt.NDArray[np.bool_], npt.NDArray[np.int32]]
 """Which images are mirrored, bool (n,), and the top left corner of each crop in its padded image, int32 (n, 2)."""
 Batch = tuple[npt.NDArray[np.uint8], npt.NDArray[np.int64]]
-Passes = Callable[[Any, Any, Any], Any]
-"""Takes a pass and the steps of it to begin with and to end before; returns this worker's ``tf.data.Dataset``."""
-
 GATHERED, GATHERED_BYTES = 32, 8_000_000
 """How many batches the array source gathers at once, and how much that may be."""
 AHEAD = 2
@@ -149,26 +146,15 @@ class Batches:
         source, (images, labels) = self.source, self.source.mapped()
 
         def gather(number: int, first: int, last: int) -> Iterator[Batch]:
-            parts = self._parts[first:last].tolist()
-
-            def places(values: npt.NDArray[Any]) -> npt.NDArray[Any]:
-                return np.concatenate([values[start:end] for start, end in parts])
-
-            order = _pass_order(self.num_examples, self.seed, self.shuffle, number)
-            rows = source.rows[places(order)]
+            rows, draws = self._read(source, number, first, last)
             block, its_labels = images.take(rows, axis=0), labels.take(rows)
-            if self.augmentation is not None:
-                flips, corners = map(places, _pass_draws(self.num_examples, self.seed, number, self.augmentation))
-                block = augment_arrays(block, flips, corners, self.augmentation)
-            ends = itertools.accumulate((end - start for start, end in parts), initial=0)
+            if draws is not None and self.augmentation is not None:
+                block = augment_arrays(block, *draws, self.augmentation)
+            ends = itertools.accumulate((end - start for start, end in self._parts[first:last].tolist()), initial=0)
             return ((block[start:end], its_labels[start:end]) for start, end in itertools.pairwise(ends))
 
         many = _at_once(-(-self.global_batch_size // self.num_workers), images.shape) if self.prefetch else 1
-        blocks = [
-            (number, first, min(first + many, last))
-            for number, start, last in self._unread().tolist()
-            for first in range(start, last, many)
-        ]
+        blocks = self._blocks(many).tolist()
         for block in _ahead(gather, blocks) if self.prefetch else itertools.starmap(gather, blocks):
             yield from block
 
@@ -185,11 +171,6 @@ class Batches:
         """Remove what was cached in a file. TensorFlow keeps this object alive, so nothing else would."""
         if self.cache_folder is not None:
             self.cache_folder.cleanup()
-
-    @property
-    def _cuts_blocks(self) -> bool:
-        """Whether many batches are gathered at once: this worker's parts of them lie one after the other."""
-        return isinstance(self.source, ArraySource) and self.num_workers == 1
 
     @cached_property
     def _parts(self) -> npt.NDArray[np.int64]:
@@ -214,9 +195,34 @@ class Batches:
         ends = np.minimum(steps.stop - passes * in_pass, in_pass)
         return np.stack([passes, starts, ends], axis=1)
 
+    def _blocks(self, many: int) -> npt.NDArray[np.int64]:
+        """Return what ``_unread`` returns, cut into blocks of so many steps or fewer; a short batch is one alone."""
+        whole = self.num_examples // self.global_batch_size
+        blocks = [
+            (number, first, min(first + many, last))
+            for number, start, end in self._unread().tolist()
+            for begin, last in ((start, min(end, whole)), (max(start, whole), end))
+            for first in range(begin, last, many)
+        ]
+        return np.array(blocks, np.int64).reshape(-1, 3)
+
+    def _read(self, source: ArraySource, number: int, start: int, end: int) -> tuple[Rows, Draws | None]:
+        """Return which rows this worker reads in steps ``start`` to ``end`` - 1 of a pass, and what ``augment`` takes
+        for them; None when nothing is augmented."""
+        parts = self._parts[start:end].tolist()
+
+        def places(values: npt.NDArray[Any]) -> npt.NDArray[Any]:
+            return np.concatenate([values[first:last] for first, last in parts])
+
+        rows = source.rows[places(_pass_order(self.num_examples, self.seed, self.shuffle, number))]
+        if self.augmentation is None:
+            return rows, None
+        flips, corners = _pass_draws(self.num_examples, self.seed, number, self.augmentation)
+        return rows, (places(flips), places(corners))
+
     def _prefetched(self, dataset: Any, num_elements: int) -> Any:
         """Make batches of so many elements ready ahead."""
-        if self._cuts_blocks and self.num_replicas == 1 and self.augmentation is None:
+        if isinstance(self.source, ArraySource) and self.num_replicas == 1 and self.augmentation is None:
             import tensorflow as tf
 
             # The blocks are ready ahead already. With a thread that hands over each batch, and tf.data's tuning, 0.7
@@ -232,43 +238,12 @@ class Batches:
 
     @cached_property
     def _whole(self) -> Any:
-        """The dataset with one element a step: source -> augmentation."""
-        import tensorflow as tf
-
+        """The dataset with one element a step: source -> batch -> augmentation."""
         if isinstance(self.source, ArraySource):
-            passes = _gathered(self, self.source)
-        elif isinstance(self.source, StreamSource):
-            passes = _streamed(self, self.source)
-        else:
-            raise ValueError("these batches have no source: they can be counted, not read")
-        section = self.augmentation
-
-        def one_pass(number: Any, start: Any, end: Any) -> Any:
-            dataset = passes(number, start, end)
-            if section is None:
-                return dataset
-            flips, corners = tf.numpy_function(
-                lambda number: _pass_draws(self.num_examples, self.seed, int(number), section),
-                [number],
-                [tf.bool, tf.int32],
-            )
-            flips = tf.ensure_shape(flips, (self.num_examples,))
-            corners = tf.ensure_shape(corners, (self.num_examples, 2))
-
-            def augmented(place: Any, batch: tuple[Any, Any]) -> tuple[Any, Any]:
-                first, last = tf.unstack(tf.gather(self._parts, place))
-                return augment(batch[0], flips[first:last], corners[first:last], section), batch[1]
-
-            return dataset.enumerate(start).map(augmented, num_parallel_calls=tf.data.AUTOTUNE)
-
-        def unread(_: Any) -> Any:
-            # Asked when an iteration starts, so that one dataset serves all epochs and a resume starts inside one.
-            parts = tf.ensure_shape(tf.numpy_function(self._unread, [], tf.int64), (None, 3))
-            return tf.data.Dataset.from_tensor_slices(parts)
-
-        # Not one inside the other, which would cost 8 ms more at the start of each iteration.
-        dataset = tf.data.Dataset.from_tensors(0).flat_map(unread)
-        return dataset.flat_map(lambda part: one_pass(part[0], part[1], part[2]))
+            return _gathered(self, self.source)
+        if isinstance(self.source, StreamSource):
+            return _streamed(self, self.source)
+        raise ValueError("these batches have no source: they can be counted, not read")
 
 
 def carve(prepared: PreparedDataset, validation: str | float | int | None, seed: int) -> dict[str, tuple[str, Rows]]:
@@ -535,51 +510,45 @@ def _resident(images: Path, labels: Path, sha256: tuple[str, ...]) -> tuple[Any,
     return tuple(tf.convert_to_tensor(np.load(path, mmap_mode="r")) for path in (images, labels))
 
 
-def _gathered(batches: Batches, source: ArraySource) -> Passes:
-    """Return passes of batches that are rows of arrays that lie in memory."""
+def _gathered(batches: Batches, source: ArraySource) -> Any:
+    """Return the dataset of batches that are rows of arrays that lie in memory."""
     import tensorflow as tf
 
     with tf.device("CPU:0"):  # Where tf.data gathers, whatever the strategy trains on.
         images, labels = source.tensors()
-    total, size, num_workers = batches.num_examples, batches.global_batch_size, batches.num_workers
-    even = (total % size == 0 or batches.drop_remainder) and size % num_workers == 0
-    parts = batches._parts
+    section = batches.augmentation
+    size, rest = divmod(batches.global_batch_size, batches.num_workers)
+    short = not batches.drop_remainder and batches.num_examples % batches.global_batch_size
+    many = _at_once(size + (rest > 0), images.shape)
 
-    def passes(number: Any, start: Any, end: Any) -> Any:
-        # Once a pass: asking Python for the rows of each batch makes the loop inside a tf.function 1.4 times slower.
-        rows = tf.numpy_function(
-            lambda number: source.rows[_pass_order(total, batches.seed, batches.shuffle, int(number))],
-            [number],
-            tf.int64,
-        )
-        rows = tf.ensure_shape(rows, (total,))
+    def read(block: npt.NDArray[np.int64]) -> tuple[npt.NDArray[Any], ...]:
+        rows, draws = batches._read(source, *block.tolist())
+        return rows, *(draws or ())
 
-        def gather(first: Any, last: Any) -> tuple[Any, Any]:
-            mine = rows[first:last]
-            return tf.gather(images, mine), tf.gather(labels, mine)
+    def gather(block: Any) -> tuple[Any, ...]:
+        # Once a block: asking Python for the rows of each batch takes three times as long.
+        rows, *draws = tf.numpy_function(read, [block], [tf.int64, *([tf.bool, tf.int32] if section else [])])
+        for tensor, shape in zip((rows, *draws), ([None], [None], [None, 2]), strict=False):
+            tensor.set_shape(shape)
+        arrays = tf.gather(images, rows), tf.gather(labels, rows), *draws
+        # The batches of a block have one size; where those of all blocks do, a TPU has to know it.
+        shape = block[2] - block[1], -1 if short or rest else size
+        return tuple(tf.reshape(array, [*shape, *array.shape[1:]]) for array in arrays)
 
-        if batches._cuts_blocks:
-            # Many batches at once, then cut: 1.3 million MNIST images a second instead of 1.0, 64 a batch.
-            first, last = start * size, tf.minimum(end * size, total)
-            many = size * _at_once(size, images.shape)
-            blocks = tf.data.Dataset.range(first, last, many)
-            blocks = blocks.map(lambda place: gather(place, tf.minimum(place + many, last)))
-            blocks = blocks.prefetch(2) if batches.prefetch else blocks
-            return blocks.rebatch(size, drop_remainder=even)
+    dataset = _at_start(lambda: batches._blocks(many)).map(gather)
+    dataset = dataset.prefetch(2) if batches.prefetch else dataset
+    dataset = dataset.flat_map(lambda *arrays: tf.data.Dataset.from_tensor_slices(arrays))
+    if section is None:
+        return dataset
 
-        def gather_part(place: Any) -> tuple[Any, Any]:
-            found = gather(*tf.unstack(tf.gather(parts, place)))
-            if even:
-                found = tuple(tf.ensure_shape(array, (size // num_workers, *array.shape[1:])) for array in found)
-            return found
+    def augmented(images: Any, labels: Any, flips: Any, corners: Any) -> tuple[Any, Any]:
+        return augment(images, flips, corners, section), labels
 
-        return tf.data.Dataset.range(start, end).map(gather_part, num_parallel_calls=tf.data.AUTOTUNE)
-
-    return passes
+    return dataset.map(augmented, num_parallel_calls=tf.data.AUTOTUNE)
 
 
-def _streamed(batches: Batches, source: StreamSource) -> Passes:
-    """Return passes of batches that are read from TFRecord shards."""
+def _streamed(batches: Batches, source: StreamSource) -> Any:
+    """Return the dataset of batches that are read from TFRecord shards."""
     import tensorflow as tf
 
     prepared = source.prepared
@@ -624,7 +593,7 @@ def _streamed(batches: Batches, source: StreamSource) -> Passes:
         worker, num_workers = batches.worker, batches.num_workers
         return shards.decode(serialized[size * worker // num_workers : size * (worker + 1) // num_workers])
 
-    def passes(number: Any, start: Any, end: Any) -> Any:
+    def one_pass(number: Any, start: Any, end: Any) -> Any:
         shuffled = records
         if batches.shuffle:
             # The seed of this function's graph alone: with a graph seed of 0, which train.seed=0 would hand down,
@@ -636,6 +605,34 @@ def _streamed(batches: Batches, source: StreamSource) -> Passes:
         batched = shuffled.batch(batches.global_batch_size, drop_remainder=batches.drop_remainder).skip(start)
         # Not to count up to the end of the data: the cache is whole when it was read.
         batched = batched.take(tf.where(end < batches.steps_in_pass, end - start, -1))
-        return batched.map(decode_part, num_parallel_calls=tf.data.AUTOTUNE)
+        decoded = batched.map(decode_part, num_parallel_calls=tf.data.AUTOTUNE)
+        section = batches.augmentation
+        if section is None:
+            return decoded
+        flips, corners = tf.numpy_function(
+            lambda number: _pass_draws(batches.num_examples, batches.seed, int(number), section),
+            [number],
+            [tf.bool, tf.int32],
+        )
+        flips = tf.ensure_shape(flips, (batches.num_examples,))
+        corners = tf.ensure_shape(corners, (batches.num_examples, 2))
 
-    return passes
+        def augmented(place: Any, batch: tuple[Any, Any]) -> tuple[Any, Any]:
+            first, last = tf.unstack(tf.gather(batches._parts, place))
+            return augment(batch[0], flips[first:last], corners[first:last], section), batch[1]
+
+        return decoded.enumerate(start).map(augmented, num_parallel_calls=tf.data.AUTOTUNE)
+
+    # Not one inside the other, which would cost 8 ms more at the start of each iteration.
+    return _at_start(batches._unread).flat_map(lambda part: one_pass(part[0], part[1], part[2]))
+
+
+def _at_start(parts: Callable[[], npt.NDArray[np.int64]]) -> Any:
+    """Return the dataset of what a function returns when an iteration starts, int64 (n, 3): so one dataset serves all
+    epochs, and a resume starts inside one."""
+    import tensorflow as tf
+
+    def asked(_: Any) -> Any:
+        return tf.data.Dataset.from_tensor_slices(tf.ensure_shape(tf.numpy_function(parts, [], tf.int64), (None, 3)))
+
+    return tf.data.Dataset.from_tensors(0).flat_map(asked)
