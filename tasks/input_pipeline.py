@@ -517,9 +517,7 @@ def _gathered(batches: Batches, source: ArraySource) -> Any:
     with tf.device("CPU:0"):  # Where tf.data gathers, whatever the strategy trains on.
         images, labels = source.tensors()
     section = batches.augmentation
-    size, rest = divmod(batches.global_batch_size, batches.num_workers)
-    short = not batches.drop_remainder and batches.num_examples % batches.global_batch_size
-    many = _at_once(size + (rest > 0), images.shape)
+    many = _at_once(-(-batches.global_batch_size // batches.num_workers), images.shape)
 
     def read(block: npt.NDArray[np.int64]) -> tuple[npt.NDArray[Any], ...]:
         rows, draws = batches._read(source, *block.tolist())
@@ -531,9 +529,8 @@ def _gathered(batches: Batches, source: ArraySource) -> Any:
         for tensor, shape in zip((rows, *draws), ([None], [None], [None, 2]), strict=False):
             tensor.set_shape(shape)
         arrays = tf.gather(images, rows), tf.gather(labels, rows), *draws
-        # The batches of a block have one size; where those of all blocks do, a TPU has to know it.
-        shape = block[2] - block[1], -1 if short or rest else size
-        return tuple(tf.reshape(array, [*shape, *array.shape[1:]]) for array in arrays)
+        # The batches of a block have one size.
+        return tuple(tf.reshape(array, [block[2] - block[1], -1, *array.shape[1:]]) for array in arrays)
 
     dataset = _at_start(lambda: batches._blocks(many)).map(gather)
     dataset = dataset.prefetch(2) if batches.prefetch else dataset

@@ -125,7 +125,7 @@ def train_function(
     step = train_step(model, loss, strategy)
     if section.jit_compile and not strategy.distributed and isinstance(batches.source, ArraySource):
         on_rows = _step_on_rows(step, strategy, batches.source, batches.augmentation)
-        many = _compiled_steps(model, on_rows, batches, section.steps_per_execution)
+        many = _compiled_steps(model, on_rows, batches, min(section.steps_per_execution, batches.steps))
     else:
         many = _many_steps(
             model, strategy, tf.function(step, jit_compile=True) if section.jit_compile else step, batches
@@ -206,7 +206,7 @@ def _many_steps(
         return model.get_metrics_result()
 
     def many_on_rows(iterator: Any, first: int, count: int) -> dict[str, Any]:
-        parts = _parts(batches, range(first, first + count))
+        parts = _rows_and_draws(batches, range(first, first + count))
         rows, *draws = [tf.constant(np.concatenate(arrays)) for arrays in parts]
         ends = tf.constant(np.cumsum([0, *map(len, parts[0])]))
         logs: dict[str, Any] = gather(rows, draws, ends, tf.constant(first, tf.int64), tf.constant(count, tf.int64))
@@ -236,7 +236,7 @@ def _compiled_steps(
     def many(iterator: Any, first: int, count: int) -> dict[str, Any]:
         logs: dict[str, Any] = {}
         for _, run in itertools.groupby(range(first, first + count), batches.size):
-            parts = _parts(batches, run)
+            parts = _rows_and_draws(batches, run)
             # XLA compiles for each shape. A short batch is one; fewer steps are filled up to be none.
             filled = [np.resize(np.stack(arrays), (most, *arrays[0].shape)) for arrays in parts]
             rows, *draws = map(tf.constant, filled)
@@ -246,7 +246,7 @@ def _compiled_steps(
     return many
 
 
-def _parts(batches: Batches, numbers: Iterable[int]) -> list[list[Any]]:
+def _rows_and_draws(batches: Batches, numbers: Iterable[int]) -> list[list[Any]]:
     """Return, an array for each step, the rows that this worker reads, int64 (n,), and what ``augment`` takes for them,
     if anything: bool (n,) and int32 (n, 2)."""
     steps = [(batches.rows(number), *(batches.draws(number) or ())) for number in numbers]

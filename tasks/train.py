@@ -465,8 +465,8 @@ def compile_model(model: Any, settings: config.Settings, optimizer: Any) -> Any:
         metrics=[keras.metrics.SparseCategoricalAccuracy(name="accuracy")],
         steps_per_execution=section.steps_per_execution,
         # Keras' own "auto" compiles on the CPU too, where XLA makes convolutions 3.7 times slower. On JAX a
-        # step that is not compiled runs one operation at a time.
-        jit_compile=section.jit_compile or keras.backend.backend() == "jax",
+        # step that is not compiled runs one operation at a time. The custom loop compiles by itself.
+        jit_compile=(section.jit_compile and section.loop == "fit") or keras.backend.backend() == "jax",
     )
     if isinstance(loss, SoftmaxSquaredError):
         # An exported model would name this class, and could not be loaded where this project is not installed.

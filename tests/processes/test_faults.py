@@ -452,7 +452,6 @@ def flow_runs() -> dict[str, str]:
         return {str(uuid.UUID(run)): state for run, state in database.execute("SELECT id, state_type FROM flow_run")}
 
 
-# Each: where a whole run is when its flow's process is killed, and whether an MLflow run has begun by then.
 def registers(command) -> bool:
     """Whether the model's files are in the store. The flow, which would end the run a tenth of a second later, stands
     still from the moment when its registration has begun."""
@@ -465,6 +464,7 @@ def registers(command) -> bool:
     return bool(begun) and is_there("mlruns/artifacts/**/MLmodel")(command)
 
 
+# Each: where a whole run is when its flow's process is killed, and whether an MLflow run has begun by then.
 PLACES = [
     ("download", is_there("data/digits/.scratch.*"), False),
     ("prepare", is_there("data/digits/.prepared.*"), False),

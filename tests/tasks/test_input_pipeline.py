@@ -252,7 +252,7 @@ def test_workers_share_an_epoch_out(digits, source, num_workers, size, drop):
     ("drop", "steps_per_epoch", "start"),
     [(False, "null", 0), (False, "null", 9), (True, "null", 3), (False, 6, 2), (False, 40, 0), (True, 40, 17)],
 )
-def test_all_readers_get_the_same(tiny, drop, steps_per_epoch, start):
+def test_all_readers_get_the_same(tiny, five_at_once, drop, steps_per_epoch, start):
     """200 examples are 15 batches of 13 and one of 5, so one worker of three, or a replica, gets less of the last."""
     settings = load(
         "input.augmentation={flip: true, crop_padding: 2}",
