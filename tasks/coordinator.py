@@ -153,8 +153,6 @@ def worker_function(model: Any, loss: Any, strategy: Strategy, training: Batches
     The workers' additions to shared metrics would be lost as their counts of steps are.
     """
     optimizer, metrics = model.optimizer, model.metrics_variables
-    if isinstance(optimizer, keras.optimizers.Adam):  # AdamW is one.
-        optimizer.update_step = adam_at_once(optimizer)
     dtype, section = metrics[0].dtype, training.augmentation
 
     def step(images: Any, labels: Any, number: Any) -> Any:
@@ -185,38 +183,6 @@ def worker_function(model: Any, loss: Any, strategy: Strategy, training: Batches
         return tf.concat([sums, [tf.cast(worker % 2**24, dtype)]], axis=0)
 
     return many
-
-
-def adam_at_once(optimizer: Any) -> Callable[[Any, Any, Any], None]:
-    """Return what replaces Adam's ``update_step``: the same change of one variable, float (...), by a gradient of its
-    shape and dtype, in one operation where the variable lies.
-
-    Keras changes the two moments and the variable one after the other. A worker that reads the first moment with
-    another one's gradient in it, and the second still without, divides by epsilon: where both moments were 0, as those
-    of pixels that are hardly ever lit are, one step of digits threw a network out for good (loss 36, in 1 of 18
-    trainings).
-    """
-
-    def update_step(gradient: Any, variable: Any, learning_rate: Any) -> None:
-        index = optimizer._get_variable_index(variable)
-        step = tf.cast(optimizer.iterations + 1, variable.dtype)
-        # As Keras rounds: tf.cast makes float32 of a Python number before it makes float64 of it.
-        powers = [tf.cast(beta, variable.dtype) ** step for beta in (optimizer.beta_1, optimizer.beta_2)]
-        tf.raw_ops.ResourceApplyAdam(
-            var=variable.handle,  # Keras hands over what TensorFlow holds.
-            m=optimizer._momentums[index].value.handle,
-            v=optimizer._velocities[index].value.handle,
-            beta1_power=powers[0],
-            beta2_power=powers[1],
-            lr=tf.cast(learning_rate, variable.dtype),
-            beta1=optimizer.beta_1,
-            beta2=optimizer.beta_2,
-            epsilon=optimizer.epsilon,
-            grad=tf.cast(gradient, variable.dtype),
-            use_locking=True,
-        )
-
-    return update_step
 
 
 def _fetch(coordinator: Any, result: Any) -> npt.NDArray[np.floating[Any]]:

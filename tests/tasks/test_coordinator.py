@@ -385,32 +385,3 @@ def test_a_process_that_is_no_chief_of_a_cluster_is_refused(monkeypatch, environ
     with pytest.raises(UserError, match="TF_CONFIG must describe a cluster of a chief, workers and ps") as error:
         strategies.build(config.ParameterServer(kind="parameter_server"))
     assert error.value.exit_code == 2
-
-
-def test_workers_that_change_a_variable_at_the_same_time_do_not_throw_it_out():
-    """One worker's gradients are 0 but at a few places, as those of pixels that are hardly ever lit; another's all are.
-    With Keras' own update the variable ends at 1.5 to 3.1."""
-    size, num_steps = 400_000, 60
-    optimizer, variable = keras.optimizers.Adam(1e-3), keras.Variable(np.zeros(size, "float32"))
-    optimizer.build([variable])
-    optimizer.update_step = coordinator.adam_at_once(optimizer)
-
-    @tf.function
-    def apply(gradient):
-        optimizer.apply([gradient], [variable])
-
-    gradients = np.zeros((num_steps, size), "float32")
-    for number, gradient in enumerate(gradients):
-        gradient[number::num_steps] = 1e-2
-    apply(gradients[0])
-    workers = [
-        threading.Thread(target=lambda: [apply(tf.constant(gradient)) for gradient in gradients]),
-        threading.Thread(target=lambda: [apply(tf.zeros(size)) for _ in range(3 * num_steps)]),
-    ]
-    for worker in workers:
-        worker.start()
-    for worker in workers:
-        worker.join()
-    largest = np.abs(variable.numpy())
-    assert largest.min() > 0, "every place had its gradient once"
-    assert largest.max() < 0.05

@@ -443,7 +443,8 @@ def watched(tiny):
 
 @pytest.fixture
 def five_at_once(monkeypatch):
-    monkeypatch.setattr(input_pipeline, "GATHERED", 5)
+    """Blocks of five batches of ten."""
+    monkeypatch.setattr(input_pipeline, "GATHERED_BYTES", 5 * 10 * 8 * 8)
 
 
 @pytest.mark.parametrize("prefetch", [1, "auto"])
