@@ -163,6 +163,7 @@ def worker_function(model: Any, loss: Any, strategy: Strategy, training: Batches
         gradients = tape.gradient(total, model.trainable_variables)
         # The learning rate and Adam's correction depend on it, and workers that add 1 at the same time lose counts.
         optimizer.iterations.assign(number)
+        # Workers do this at the same time; Keras' own Adam would be thrown out (schedules.adam_at_once).
         optimizer.apply(gradients, model.trainable_variables)
         with keras.StatelessScope((variable, tf.zeros(variable.shape, dtype)) for variable in metrics) as scope:
             model.metrics[0].update_state(total, sample_weight=count)

@@ -30,8 +30,8 @@ Draws = tuple[npt.NDArray[np.bool_], npt.NDArray[np.int32]]
 Batch = tuple[npt.NDArray[np.uint8], npt.NDArray[np.int64]]
 
 GATHERED_BYTES = 4_000_000
-"""How much the array source gathers at once, at most: NumPy read MNIST 1.4 times as fast in blocks of 3 to 6 MB as in
-those of 1.6 or of 8 MB, whatever the batch."""
+"""How much the array source gathers at once, or one batch where that is more: NumPy read MNIST 1.4 times as fast in
+blocks of 3 to 6 MB as in those of 1.6 or of 8 MB, whatever the batch."""
 AHEAD = 2
 """How many of those are gathered ahead for NumPy: with one, each waits for the thread to wake up."""
 RECORDS_AT_ONCE = 32

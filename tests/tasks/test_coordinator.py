@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tasks import config, coordinator, input_pipeline, loops, strategies
+from tasks import config, coordinator, input_pipeline, loops, schedules, strategies
 from tasks.callbacks import Position, SaveCheckpoints
 from tasks.checkpoints import Checkpoints, State, snapshot
 from tasks.errors import UserError
@@ -43,7 +43,9 @@ def small_model(dropout=0.5, rate=RATE):
     x = keras.layers.BatchNormalization()(keras.layers.Dropout(dropout, seed=3)(x))
     model = keras.Model(images, keras.layers.Dense(10, kernel_regularizer=keras.regularizers.L2(0.01))(x))
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-    model.compile(keras.optimizers.Adam(rate), loss, metrics=["accuracy"], jit_compile=False)
+    adam = keras.optimizers.Adam(rate)
+    adam.update_step = schedules.adam_at_once(adam)
+    model.compile(adam, loss, metrics=["accuracy"], jit_compile=False)
     model.optimizer.build(model.trainable_variables)
     model.compute_metrics(None, keras.ops.zeros([1], "int64"), keras.ops.zeros([1, 10]))
     return model, loss

@@ -252,7 +252,7 @@ def test_workers_share_an_epoch_out(digits, source, num_workers, size, drop):
     ("drop", "steps_per_epoch", "start"),
     [(False, "null", 0), (False, "null", 9), (True, "null", 3), (False, 6, 2), (False, 40, 0), (True, 40, 17)],
 )
-def test_all_readers_get_the_same(tiny, five_at_once, drop, steps_per_epoch, start):
+def test_all_readers_get_the_same(tiny, small_blocks, drop, steps_per_epoch, start):
     """200 examples are 15 batches of 13 and one of 5, so one worker of three, or a replica, gets less of the last."""
     settings = load(
         "input.augmentation={flip: true, crop_padding: 2}",
@@ -442,14 +442,14 @@ def watched(tiny):
 
 
 @pytest.fixture
-def five_at_once(monkeypatch):
-    """Blocks of five batches of ten."""
+def small_blocks(monkeypatch):
+    """Of five batches of ten images of 8 x 8 pixels."""
     monkeypatch.setattr(input_pipeline, "GATHERED_BYTES", 5 * 10 * 8 * 8)
 
 
 @pytest.mark.parametrize("prefetch", [1, "auto"])
 @pytest.mark.parametrize("end", ["close", "drop"])
-def test_batches_are_gathered_ahead_until_nobody_wants_them(watched, five_at_once, prefetch, end):
+def test_batches_are_gathered_ahead_until_nobody_wants_them(watched, small_blocks, prefetch, end):
     batches = watched(prefetch)
     iterator = batches.arrays()
     next(iterator)
@@ -474,7 +474,7 @@ def test_without_prefetch_nothing_is_gathered_ahead(watched):
 
 
 @pytest.mark.parametrize("prefetch", [0, 1, 1000])
-def test_an_epoch_ends_its_thread(watched, five_at_once, prefetch):
+def test_an_epoch_ends_its_thread(watched, small_blocks, prefetch):
     batches = watched(prefetch)
     assert len(read_arrays(batches)) == 20
     assert gathering() == []
@@ -483,7 +483,7 @@ def test_an_epoch_ends_its_thread(watched, five_at_once, prefetch):
 
 
 @pytest.mark.parametrize(("prefetch", "before"), [(0, 7), (3, 5)])
-def test_what_fails_in_the_thread_fails_where_its_block_is_read(watched, five_at_once, prefetch, before):
+def test_what_fails_in_the_thread_fails_where_its_block_is_read(watched, small_blocks, prefetch, before):
     batches, found = watched(prefetch, failing=7), []
     iterator = batches.arrays()
     with pytest.raises(OSError, match="the disk is gone"):
