@@ -1,12 +1,13 @@
 """Choose by a short measured trial how many steps a call does and whether XLA compiles them.
 
 Neither changes what is learned, beyond rounding. Which is faster depends on the model, the batch and the machine: on
-two CPU cores XLA made a perceptron 2.5 times faster, and convolutions 3.7 times slower.
+two CPU cores XLA made a perceptron 1.8 times faster, and a convnet 7 times slower.
 """
 
 import hashlib
 import json
 import logging
+import math
 import os
 import platform
 from collections.abc import Callable
@@ -20,12 +21,15 @@ from tasks.records import Measurement, Tuning
 # A call must not take so long that a signal waits for it, nor the bar stand still.
 CALL_SECONDS = 0.25
 MAX_STEPS = 200
+# Where one step a call takes so many times as long with XLA, many are not tried: of a convnet they took 10 seconds.
+TOO_SLOW = 2.0
 PACKAGES = ("jax", "keras", "numpy", "tensorflow")
 
 log = logging.getLogger(__name__)
 
-Trial = Callable[[config.Train], tuple[float, float]]
-"""Trains a new model for a moment; returns the seconds of a step, and the examples per second."""
+Trial = Callable[[config.Train, float], tuple[float, float]]
+"""Trains a new model for a moment, a shorter one where a step takes more than so many seconds; returns the seconds of a
+step, and the examples per second."""
 
 
 def key_of(settings: config.Settings, image_shape: tuple[int, ...], devices: tuple[str, ...], num_steps: int) -> str:
@@ -72,18 +76,19 @@ def choose(settings: config.Settings, key: str, num_steps: int, own: Path, cache
             log.info("autotune  %s, measured before", describe(found))
             return found
 
-    def measure(steps: int, jit_compile: bool) -> float:
+    def measure(steps: int, jit_compile: bool, too_long: float = math.inf) -> float:
         section = settings.train.model_copy(update={"steps_per_execution": steps, "jit_compile": jit_compile})
-        seconds, speed = trial(section)
+        seconds, speed = trial(section, too_long)
         measured.append(Measurement(steps_per_execution=steps, jit_compile=jit_compile, examples_per_second=speed))
         return seconds
 
     measured: list[Measurement] = []
     seconds = measure(1, False)  # As Keras trains where nobody asks for more.
-    many = max(1, min(round(CALL_SECONDS / seconds), MAX_STEPS, num_steps))
+    compiled = offered and measure(1, True, TOO_SLOW * seconds) < TOO_SLOW * seconds
+    many = min(round(CALL_SECONDS / seconds), MAX_STEPS, num_steps)
     if many > 1:
         measure(many, False)
-    if offered:
+    if many > 1 and compiled:
         measure(many, True)
     best = max(measured, key=lambda one: one.examples_per_second)
     tuning = Tuning(

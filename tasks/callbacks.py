@@ -153,14 +153,16 @@ class CallClock(keras.callbacks.Callback):
     """The seconds of each call of the step function, the first of which traces it. Ends the training when it has been
     timed long enough, or is told to stop."""
 
-    def __init__(self, enough_seconds: float, stop: threading.Event) -> None:
+    def __init__(self, enough_seconds: float, too_long: float, stop: threading.Event) -> None:
         """
         Args:
             enough_seconds: of all calls but the first two; there are three of those in any case.
+            too_long: seconds of a call; three that take longer are enough.
             stop: set when this process is told to stop.
         """
         super().__init__()
         self.enough_seconds = enough_seconds
+        self.too_long = too_long
         self.stop = stop
         self.seconds: list[float] = []
         self._since = 0.0
@@ -174,7 +176,7 @@ class CallClock(keras.callbacks.Callback):
         self.seconds.append(now - self._since)
         self._since = now
         timed = self.seconds[2:]
-        enough = len(timed) >= 3 and sum(timed) >= self.enough_seconds
+        enough = len(timed) >= 3 and (sum(timed) >= self.enough_seconds or min(timed) > self.too_long)
         self.model.stop_training = enough or self.stop.is_set()
 
 

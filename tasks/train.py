@@ -273,7 +273,7 @@ def _tuned(
     if isinstance(source, input_pipeline.StreamSource):
         source = dataclasses.replace(source, cache="none")  # A trial reads a little, and would cache everything.
 
-    def trial(section: config.Train) -> tuple[float, float]:
+    def trial(section: config.Train, too_long: float) -> tuple[float, float]:
         # Two calls that trace and settle, then those that are timed.
         calls = 2 + max(3, round(TRIAL_STEPS / section.steps_per_execution))
         batches = dataclasses.replace(
@@ -282,7 +282,10 @@ def _tuned(
         tried = settings.model_copy(update={"train": section.model_copy(update={"epochs": 1})})
         state = _first_state(tried, prepared, batches.global_batch_size)
         model, loss = _model(tried, prepared, strategy, batches, state)
-        position, clock = Position(batches, state), CallClock(TRIAL_SECONDS, stop)
+        position, clock = (
+            Position(batches, state),
+            CallClock(TRIAL_SECONDS, too_long * section.steps_per_execution, stop),
+        )
         _loop(tried, model, loss, strategy, batches, None, position, None, [position, clock])
         if stop.is_set():
             raise Interrupted("the training was stopped before it did a step. The same command goes on")
@@ -464,7 +467,7 @@ def compile_model(model: Any, settings: config.Settings, optimizer: Any) -> Any:
         loss=loss,
         metrics=[keras.metrics.SparseCategoricalAccuracy(name="accuracy")],
         steps_per_execution=section.steps_per_execution,
-        # Keras' own "auto" compiles on the CPU too, where XLA makes convolutions 3.7 times slower. On JAX a
+        # Keras' own "auto" compiles on the CPU too, where XLA makes a convnet 7 times slower. On JAX a
         # step that is not compiled runs one operation at a time. The custom loop compiles by itself.
         jit_compile=(section.jit_compile and section.loop == "fit") or keras.backend.backend() == "jax",
     )

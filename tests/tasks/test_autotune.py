@@ -1,4 +1,5 @@
 import json
+import math
 import threading
 from pathlib import Path
 
@@ -9,12 +10,15 @@ from tasks import autotune, callbacks, config
 from tasks import train as train_module
 from tasks.errors import Interrupted, UserError
 
-# Each: seconds of a step that is not compiled, examples/s by (many steps a call, compiled), what is chosen.
+# Each: seconds of a step of one a call, not compiled and compiled; examples/s by (many steps a call, compiled); what is
+# chosen.
+NO, YES, MANY, BOTH = (False, False), (False, True), (True, False), (True, True)
 SPEEDS = [
-    (0.0025, {(False, False): 10.0, (True, False): 17.0, (True, True): 4.0}, (100, False)),
-    (0.0005, {(False, False): 10.0, (True, False): 17.0, (True, True): 30.0}, (200, True)),
-    (0.0025, {(False, False): 18.0, (True, False): 17.0, (True, True): 4.0}, (1, False)),
-    (0.5, {(False, False): 10.0, (False, True): 12.0}, (1, True)),
+    ((0.0025, 0.0051), {NO: 10.0, YES: 2.0, MANY: 17.0}, (100, False)),
+    ((0.0025, 0.0049), {NO: 10.0, YES: 6.0, MANY: 17.0, BOTH: 4.0}, (100, False)),
+    ((0.0005, 0.0005), {NO: 10.0, YES: 11.0, MANY: 17.0, BOTH: 30.0}, (200, True)),
+    ((0.0025, 0.0040), {NO: 18.0, YES: 8.0, MANY: 17.0, BOTH: 4.0}, (1, False)),
+    ((0.5, 0.4), {NO: 10.0, YES: 12.0}, (1, True)),
 ]
 
 
@@ -27,9 +31,10 @@ def places(tmp_path):
 def test_the_fastest_is_chosen_and_kept(project, places, seconds, speeds, chosen):
     tried = []
 
-    def trial(section):
+    def trial(section, too_long):
         tried.append((section.steps_per_execution > 1, section.jit_compile))
-        return seconds, speeds[tried[-1]]
+        assert too_long == (2 * seconds[0] if tried[-1] == YES else math.inf)
+        return seconds[section.jit_compile], speeds[tried[-1]]
 
     settings = config.load(None, {"train.autotune": True})
     found = autotune.choose(settings, "k" * 64, 1000, *places, trial)
@@ -42,16 +47,20 @@ def test_the_fastest_is_chosen_and_kept(project, places, seconds, speeds, chosen
 
 def test_a_run_keeps_its_choice_and_another_key_is_measured(project, places):
     settings = config.load(None, {"train.autotune": True})
-    found = autotune.choose(settings, "k" * 64, 30, *places, lambda s: (0.001, s.steps_per_execution - s.jit_compile))
+
+    def trial(section, too_long):
+        return 0.001, section.steps_per_execution - section.jit_compile
+
+    found = autotune.choose(settings, "k" * 64, 30, *places, trial)
     assert (found.steps_per_execution, found.jit_compile) == (30, False), "no call is longer than an epoch"
     other = autotune.choose(settings, "x" * 64, 30, *places, pytest.fail)
     assert other == found, "a run that is resumed elsewhere goes on as it began"
     with pytest.raises(ZeroDivisionError):
-        autotune.choose(settings, "x" * 64, 30, places[0].with_name("new"), places[1], lambda section: 1 / 0)
+        autotune.choose(settings, "x" * 64, 30, places[0].with_name("new"), places[1], lambda *_: 1 / 0)
 
 
 def test_a_run_does_not_keep_xla_under_a_strategy_that_has_none(project, places):
-    def fastest(section):
+    def fastest(section, too_long):
         return 0.001, 1 + section.jit_compile
 
     found = autotune.choose(config.load(None, {"train.autotune": True}), "k" * 64, 30, *places, fastest)
@@ -62,7 +71,7 @@ def test_a_run_does_not_keep_xla_under_a_strategy_that_has_none(project, places)
 def test_xla_is_not_tried_where_the_strategy_has_none(project, places):
     for overrides in ({"strategy.kind": "mirrored"}, {"strategy.kind": "data_parallel"}):
         settings = config.load(None, {"train.autotune": True, **overrides})
-        found = autotune.choose(settings, overrides["strategy.kind"] * 9, 30, places[0], places[1], lambda s: (1e-3, 1))
+        found = autotune.choose(settings, overrides["strategy.kind"] * 9, 30, *places, lambda *_: (1e-3, 1))
         assert [one.jit_compile for one in found.measured] == [False, False]
         places[0].unlink()
 
@@ -116,11 +125,16 @@ def test_a_trial_ends_when_the_training_is_told_to_stop(tiny, train):
     assert not Path("mlruns/runs/first/records/tuning.json").exists(), "nothing was chosen"
 
 
-@pytest.mark.parametrize("enough_seconds", [0, 1e9])
-def test_a_trial_lasts_as_long_as_is_enough_and_not_less_than_three_calls(tiny, train, monkeypatch, enough_seconds):
+@pytest.mark.parametrize(("enough_seconds", "too_long", "number"), [(0, 1e9, 5), (1e9, 0, 5), (1e9, 1e9, 12)])
+def test_a_trial_lasts_as_long_as_is_enough_and_not_less_than_three_calls(
+    tiny, train, monkeypatch, enough_seconds, too_long, number
+):
     calls = []
 
     class Clock(callbacks.CallClock):
+        def __init__(self, enough, _, stop):
+            super().__init__(enough, too_long, stop)
+
         def on_train_end(self, logs=None):
             calls.append(len(self.seconds))
 
@@ -128,7 +142,7 @@ def test_a_trial_lasts_as_long_as_is_enough_and_not_less_than_three_calls(tiny, 
     monkeypatch.setattr(train_module, "TRIAL_SECONDS", enough_seconds)
     monkeypatch.setattr(train_module, "TRIAL_STEPS", 10)
     train(tiny, "train.autotune=true", "train.deterministic=true", "train.epochs=1")
-    assert calls[0] == (5 if enough_seconds == 0 else 12)
+    assert calls[0] == number
 
 
 def test_a_trial_on_a_stream_caches_nothing(digits, train):
