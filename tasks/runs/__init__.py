@@ -1,0 +1,47 @@
+"""The runs in mlruns/: which are at work (`holds`), how the others ended (`outcome`), which one a command takes up
+(`index`), and what killed processes left (`leftovers`)."""
+
+from tasks.runs.holds import Hold, abandoned, describe, hold, hold_run, is_held, is_over, key_of, refuse_held
+from tasks.runs.index import begun, find, find_named, find_unfinished, finished, newest, next_number, undelivered
+from tasks.runs.leftovers import remove_leftovers
+from tasks.runs.outcome import (
+    RESULTS,
+    forget_results,
+    left_by,
+    load_evaluation,
+    load_training,
+    mark_nonfinite,
+    nonfinite_steps,
+    settle,
+    status,
+)
+
+__all__ = [
+    "RESULTS",
+    "Hold",
+    "abandoned",
+    "begun",
+    "describe",
+    "find",
+    "find_named",
+    "find_unfinished",
+    "finished",
+    "forget_results",
+    "hold",
+    "hold_run",
+    "is_held",
+    "is_over",
+    "key_of",
+    "left_by",
+    "load_evaluation",
+    "load_training",
+    "mark_nonfinite",
+    "newest",
+    "next_number",
+    "nonfinite_steps",
+    "refuse_held",
+    "remove_leftovers",
+    "settle",
+    "status",
+    "undelivered",
+]

@@ -1,0 +1,179 @@
+"""Which runs are at work.
+
+Whoever leads a run holds a lock, which the kernel frees when that process dies, however it does, and keeps a note of
+what it does. A note without its lock is of a process that was killed.
+"""
+
+import contextlib
+import fcntl
+import os
+import socket
+import uuid
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+
+import psutil
+from filelock import FileLock, Timeout
+
+from tasks import config, records
+from tasks.errors import UserError
+from tasks.records import Holder, Run
+from tasks.runs.index import find_named
+
+# Who only looks whether a lock is free holds it for a moment.
+MOMENT_SECONDS = 2.0
+
+
+class Hold:
+    """A run that this process leads."""
+
+    def __init__(self, path: Path, holder: Holder) -> None:
+        self._path = path
+        self.holder = holder
+        records.save(holder, path)
+
+    def note(self, **known: str) -> None:
+        """Note what is known by now: ``run_id``."""
+        self.holder = self.holder.model_copy(update=known)
+        records.save(self.holder, self._path)
+
+
+def key_of(settings: config.Settings) -> str:
+    """Return what two commands that would do the same have in common."""
+    return settings.digest()[:16]
+
+
+@contextlib.contextmanager
+def hold(key: str, what: str, flow_run_id: str | None = None) -> Iterator[Hold]:
+    """Be the one process that does this, until the block ends or the process dies.
+
+    Args:
+        key: of the settings, see ``key_of``; or any name for what is one of a kind.
+        what: as others are told it, such as ``one_device fit on digits``.
+        flow_run_id: the run of Prefect's flow.
+
+    Raises:
+        UserError: another process does it now; names it.
+    """
+    folder = _folder()
+    lock = FileLock(folder / f"{key}.lock", timeout=MOMENT_SECONDS)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        lock.acquire()
+    except Timeout:
+        raise _refusal(key, what) from None
+    except OSError as error:
+        raise UserError(
+            f"{lock.lock_file} cannot be written ({error.strerror}): it may be another user's. Ask them, or make "
+            "mlruns/active writable and remove it"
+        ) from None
+    path = folder / f"{key}.{uuid.uuid4().hex[:8]}.json"
+    try:
+        yield Hold(
+            path,
+            Holder(
+                key=key,
+                pid=os.getpid(),
+                host=socket.gethostname(),
+                since=datetime.now(UTC).isoformat(timespec="seconds"),
+                what=what,
+                flow_run_id=flow_run_id,
+            ),
+        )
+    finally:
+        path.unlink(missing_ok=True)
+        # Still locked: who has opened it sees that it is gone, and makes another one.
+        Path(lock.lock_file).unlink(missing_ok=True)
+        lock.release()
+
+
+@contextlib.contextmanager
+def hold_run(settings: config.Settings, resume: str | None = None, flow_run_id: str | None = None) -> Iterator[Hold]:
+    """Be the one process that runs these settings, and that is at work on the run that is to be resumed.
+
+    Args:
+        resume: the id of a run, or ``latest`` on the settings' dataset.
+        flow_run_id: the run of Prefect's flow.
+
+    Raises:
+        UserError: another process is; or there is no such run.
+    """
+    with contextlib.ExitStack() as stack:
+        held = stack.enter_context(hold(key_of(settings), describe(settings), flow_run_id))
+        named = find_named(settings, resume)
+        if named is not None and named.key != held.holder.key:
+            stack.enter_context(hold(named.key, f"run {named.run_id}", flow_run_id))
+        yield held
+
+
+def refuse_held(settings: config.Settings, resume: str | None = None) -> None:
+    """Refuse what another process is doing now, before anything is started.
+
+    Raises:
+        UserError: names that process; or there is no run to resume.
+    """
+    named = find_named(settings, resume)
+    for key, what in [(key_of(settings), describe(settings))] + (
+        [(named.key, f"run {named.run_id}")] if named is not None else []
+    ):
+        if is_held(key):
+            raise _refusal(key, what)
+
+
+def describe(settings: config.Settings) -> str:
+    """Return what a run is called before it has a name."""
+    return f"{settings.strategy.kind} {settings.train.loop} on {settings.dataset.name}"
+
+
+def is_held(key: str) -> bool:
+    """Return whether a process, also this one, is at work on what has this key."""
+    try:
+        descriptor = os.open(_folder() / f"{key}.lock", os.O_RDONLY)
+    except FileNotFoundError:
+        return False
+    except OSError:  # Another user's, who need not be at work; nothing of theirs is ours to end.
+        return True
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(descriptor)
+    return False
+
+
+def is_over(run: Run) -> bool:
+    """Return whether no process of this host is at work on a run; False for another host's."""
+    return run.host == socket.gethostname() and not is_held(run.key)
+
+
+def abandoned() -> list[tuple[Path, Holder]]:
+    """Return the notes of this host's processes that died at work, and where each lies."""
+    found = []
+    for path in sorted(_folder().glob("*.json")):
+        with contextlib.suppress(UserError):  # Just ended.
+            holder = records.load(Holder, path)
+            # Not by the time of the note: a clock may be set back.
+            at_work = is_held(holder.key) and psutil.pid_exists(holder.pid)
+            if holder.host == socket.gethostname() and not at_work:
+                found.append((path, holder))
+    return found
+
+
+def _folder() -> Path:
+    return config.project_root() / "mlruns" / "active"
+
+
+def _refusal(key: str, what: str) -> UserError:
+    who = ""
+    for path in _folder().glob(f"{key}.*.json"):
+        with contextlib.suppress(UserError):  # Just ended.
+            holder = records.load(Holder, path)
+            run = f", run {holder.run_id}" if holder.run_id else ""
+            if psutil.pid_exists(holder.pid) or holder.host != socket.gethostname():
+                who = f" by process {holder.pid} on {holder.host} since {holder.since}{run}"
+    return UserError(
+        f"{what} with these settings is being done{who}: wait for its end, end that process, or change a setting, such "
+        "as --set train.seed=1"
+    )

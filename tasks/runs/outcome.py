@@ -1,0 +1,79 @@
+"""How a run stands: that it is at work or how it ended, and what its stages left."""
+
+from datetime import UTC, datetime
+from pathlib import Path
+
+from tasks import config, records
+from tasks.errors import UserError
+from tasks.records import EvaluationResult, NonFinite, R, RegisteredModel, Run, RunStatus, TrainingResult
+
+RESULTS: dict[type[records.Record], str] = {
+    TrainingResult: "training.json",
+    EvaluationResult: "evaluation.json",
+    RegisteredModel: "registration.json",
+}
+
+
+def settle(run: Run, status: str, reason: str | None = None) -> None:
+    """Write down that a run is at work, or how it ended."""
+    now = datetime.now(UTC).isoformat(timespec="seconds")
+    record = RunStatus.model_validate({"status": status, "reason": reason, "at": now})
+    records.save(record, config.project_root() / run.folder / "status.json")
+
+
+def status(run: Run) -> RunStatus | None:
+    """Return how a run ended, or that it is at work; None for one that has nothing of it."""
+    path = config.project_root() / run.folder / "status.json"
+    return records.load(RunStatus, path) if path.exists() else None
+
+
+def left_by(run: Run, kind: type[R]) -> R | None:
+    """Return the record that a stage of a run left, None where it did not come to its end."""
+    path = config.project_root() / run.folder / "records" / RESULTS[kind]
+    return records.load(kind, path) if path.exists() else None
+
+
+def load_training(run: Run) -> TrainingResult:
+    """Return what the training of a run left.
+
+    Raises:
+        UserError: it was not trained to its end.
+    """
+    if (found := left_by(run, TrainingResult)) is None:
+        raise UserError(
+            f"run {run.run_id} was not trained to its end: go on with `stratagem train --resume {run.run_id}`"
+        )
+    return found
+
+
+def load_evaluation(run: Run) -> EvaluationResult:
+    """Return the evaluation of a run.
+
+    Raises:
+        UserError: it was not evaluated.
+    """
+    if (found := left_by(run, EvaluationResult)) is None:
+        raise UserError(f"run {run.run_id} was not evaluated: `stratagem evaluate --run {run.run_id}`")
+    return found
+
+
+def forget_results(run: Run) -> None:
+    """Remove what the stages of a run left, because it is to train on; its checkpoints stay."""
+    folder = config.project_root() / run.folder
+    for path in (folder / "summary.json", *(folder / "records" / name for name in RESULTS.values())):
+        path.unlink(missing_ok=True)
+
+
+def nonfinite_steps(run: Run) -> tuple[int, ...]:
+    """Return the steps at which the loss of a run was no finite number."""
+    path = _mark(run)
+    return records.load(NonFinite, path).steps if path.exists() else ()
+
+
+def mark_nonfinite(run: Run, step: int) -> None:
+    """Mark a run whose loss was no finite number."""
+    records.save(NonFinite(steps=(*nonfinite_steps(run), step)), _mark(run))
+
+
+def _mark(run: Run) -> Path:
+    return config.project_root() / run.folder / "records" / "nonfinite.json"
