@@ -294,7 +294,7 @@ def test_no_params_yaml(tmp_path):
     assert "params.yaml: cannot be read" in message_of([], root=tmp_path)
 
 
-KEYS = [key for key, _ in config._fields(config.Settings)]
+KEYS = [key for key, _ in config.fields_of(config.Settings)]
 SCALARS = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8) | st.just("mirrored")
 VALUES = st.recursive(
     SCALARS, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3)

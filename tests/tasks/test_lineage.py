@@ -55,7 +55,7 @@ def test_trace_holds_commit_settings_data_and_code(project: Path) -> None:
     ("change", "dirty"),
     [
         (lambda: Path("README.md").write_text("changed"), True),
-        (lambda: Path("tasks/config.py").unlink(), True),
+        (lambda: Path("tasks/config/schema.py").unlink(), True),
         (lambda: Path("my_model.py").write_text("new and in no commit"), True),
         (lambda: Path("mlruns/mlflow.db").write_text("git ignores it"), False),
     ],
@@ -90,7 +90,7 @@ def test_no_usable_git_checkout_is_recorded_as_such(project: Path, broken: bool)
 @pytest.mark.parametrize(
     ("path", "counts"),
     [
-        ("tasks/config.py", True),
+        ("tasks/config/schema.py", True),
         ("tasks/models/mlp.py", True),
         ("flows/__init__.py", True),
         ("requirements.lock", True),

@@ -1,4 +1,4 @@
-"""What every setting means and may hold, and how params.yaml, a recipe and ``--set`` become one ``Settings``.
+"""Every section and key of the settings: its type, its bounds and what it means.
 
 Values live in params.yaml; this file gives them meaning and bounds. Only keys that params.yaml cannot hold, because
 they belong to a ``kind`` that it does not select, have their default here.
@@ -8,15 +8,11 @@ import hashlib
 import json
 import math
 import re
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from copy import deepcopy
+from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Self, get_args, get_origin
 
-import yaml
-from pydantic import BaseModel, ConfigDict, Field, PositiveInt, ValidationError, create_model, model_validator
-
-from tasks.errors import UserError, one_of
+from pydantic import BaseModel, ConfigDict, Field, PositiveInt, model_validator
 
 BATCH_SIZES = ("per_replica_batch_size", "global_batch_size")
 Metric = Literal["train/loss", "train/accuracy", "validation/loss", "validation/accuracy"]
@@ -460,7 +456,7 @@ class Settings(Section):
 
     def flat(self) -> dict[str, Any]:
         """Return the settings as ``{"section.key": value}``, in the spelling of ``--set``."""
-        return dict(_leaves(self.to_json(), whole=("strategy.layout",)))
+        return dict(leaves(self.to_json(), whole=("strategy.layout",)))
 
     def digest(self) -> str:
         """Return the sha256 of every setting that can change the trained model or its evaluation."""
@@ -498,169 +494,20 @@ def strategy_kinds() -> dict[str, type[StrategySection]]:
     return {get_args(section.model_fields["kind"].annotation)[0]: section for section in get_args(AnyStrategy)}
 
 
-def project_root() -> Path:
-    """Return the folder with params.yaml and .dvc/: this one or one above it, else the installed project's."""
-    here = Path.cwd()
-    for folder in (here, *here.parents, Path(__file__).resolve().parent.parent):
-        # A dataset's folder has a params.yaml and a dvc.yaml too.
-        if (folder / "params.yaml").is_file() and (folder / ".dvc").is_dir():
-            return folder
-    raise UserError(f"no project here: neither {here} nor a folder above it holds params.yaml and .dvc/")
-
-
-def names_of(room: Literal["datasets", "models", "strategies"]) -> list[str]:
-    """Return what a registry offers: the file names of ``tasks/<room>/`` are its keys."""
-    return sorted(p.stem for p in (Path(__file__).parent / room).glob("*.py") if not p.stem.startswith("_"))
-
-
-def recipes(root: Path) -> dict[str, Path]:
-    """Return the recipes of the project by name."""
-    return {path.stem: path for path in sorted((root / "recipes").glob("*.yaml"))}
-
-
-def load(
-    recipe: str | None = None, overrides: Sequence[str] | Mapping[str, Any] = (), root: Path | None = None
-) -> Settings:
-    """Return the settings of params.yaml, overlaid by a recipe, overlaid by single values.
-
-    Args:
-        recipe: a name in ``recipes/`` or a path to a YAML file.
-        overrides: ``{"train.epochs": 3}``, or texts such as ``train.epochs=3``.
-        root: the project's folder.
-
-    Raises:
-        UserError: names the first key that is wrong, its value, what is allowed and what to do.
-    """
-    root = root or project_root()
-    values = _read_yaml(root / "params.yaml")
-    if recipe is not None:
-        values = _overlay(values, _read_recipe(recipe, root))
-    # One overlay for all texts together: their order does not matter, and a wrong key is not lost by a change of kind.
-    given = overrides if isinstance(overrides, Mapping) else read_overrides(overrides)
-    return parse(_overlay(values, _nested(given)))
-
-
-def read_overrides(texts: Sequence[str]) -> dict[str, Any]:
-    """Return ``{"section.key": value}`` of texts such as ``train.epochs=3``; the value is read as YAML.
-
-    Keys are those of ``overrides_model``: ``model.options.units=[64]`` gives ``{"model.options": {"units": [64]}}``.
-    """
-    values = {}
-    for text in texts:
-        key, equals, value = text.partition("=")
-        if not equals or not key.strip():
-            raise UserError(f"--set {text}: write it as section.key=value, such as --set train.epochs=3")
-        try:
-            values[key.strip()] = yaml.safe_load(value)
-        except yaml.YAMLError as error:
-            raise UserError(f"--set {text}: the value is not YAML ({str(error).splitlines()[0]})") from None
-    keys = {key for key, _ in _fields(Settings)}
-    keys |= {f"strategy.{kind}.{name}" for kind, section in strategy_kinds().items() for name in section.model_fields}
-    return dict(_leaves(_nested(values), whole=keys))
-
-
-def _nested(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return ``{"train": {"epochs": 3}}`` of ``{"train.epochs": 3}``."""
-    nested: dict[str, Any] = {}
-    for key, value in values.items():
-        *sections, name = key.split(".")
-        place = nested
-        for section in sections:
-            if not isinstance(place.get(section), dict):
-                place[section] = {}
-            place = place[section]
-        place[name] = deepcopy(value)  # The next key may lie in it.
-    return nested
-
-
-def parse(values: Mapping[str, Any]) -> Settings:
-    """Return ``Settings`` of nested values; a ``UserError`` explains the first one that is wrong."""
-    try:
-        settings = Settings.model_validate(values)
-    except ValidationError as error:
-        raise UserError(_explain(error, values)) from None
-    if ":" not in settings.model.name and settings.model.name not in names_of("models"):
-        raise UserError(one_of("model.name", settings.model.name, names_of("models")) + ", or your own module:function")
-    return settings
-
-
-def overrides_model() -> type[BaseModel]:
-    """Return a model with one optional field for each ``section.key``, for a deployment's parameters.
-
-    Its JSON schema carries the bounds, so Prefect refuses a bad value before a flow run exists.
-    """
-    fields: dict[str, list[Any]] = {}
-    for key, field in _fields(Settings):
-        fields.setdefault(key, []).append(
-            Annotated[field.annotation, *field.metadata] if field.metadata else field.annotation
-        )
-    joined = {
-        key.replace(".", "__"): (_union([*kinds, type(None)]), Field(default=None, alias=key))
-        for key, kinds in fields.items()
-    }
-    config = ConfigDict(extra="forbid", frozen=True, validate_by_name=True, serialize_by_alias=True)
-    return create_model("Overrides", __config__=config, **joined)  # type: ignore[call-overload, no-any-return]
-
-
-def _read_yaml(path: Path) -> dict[str, Any]:
-    try:
-        values = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"{path}: cannot be read ({error})") from None
-    except yaml.YAMLError as error:
-        raise UserError(f"{path}: not valid YAML ({' '.join(str(error).split())})") from None
-    if not isinstance(values, dict):
-        raise UserError(f"{path}: must hold sections such as `train:`, got {type(values).__name__}")
-    return values
-
-
-def _read_recipe(recipe: str, root: Path) -> dict[str, Any]:
-    known = recipes(root)
-    if recipe in known:
-        return _read_yaml(known[recipe])
-    if Path(recipe).suffix in (".yaml", ".yml") and Path(recipe).is_file():
-        return _read_yaml(Path(recipe))
-    raise UserError(one_of("recipe", recipe, known) + ", or the path of a YAML file")
-
-
-def _overlay(base: dict[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
-    """Return ``base`` with ``over`` laid over it, section by section.
-
-    A section whose ``kind`` changes keeps only the keys that the new kind knows, a model of another name starts without
-    options, one batch size takes the other's place, and so does one ``layout``: its rules belong together.
-    """
-    merged = dict(base)
-    for name, value in over.items():
-        old = merged.get(name)
-        if isinstance(old, dict) and isinstance(value, Mapping) and name != "layout":
-            if "kind" in value and value["kind"] != old.get("kind"):
-                known = _kinds(name).get(str(value["kind"]))
-                old = {key: kept for key, kept in old.items() if known is None or key in known.model_fields}
-            if name == "model" and value.get("name", old.get("name")) != old.get("name"):
-                old = {key: kept for key, kept in old.items() if key != "options"} | {"options": {}}
-            merged[name] = _overlay(old, value)
-        else:
-            merged[name] = value
-    for one, other in (BATCH_SIZES, BATCH_SIZES[::-1]):
-        if over.get(one) is not None and other not in over and other in merged:
-            merged[other] = None
-    return merged
-
-
-def _kinds(section: str) -> dict[str, type[Section]]:
+def kinds_of(section: str) -> dict[str, type[Section]]:
     """Return the classes of a section that has a ``kind``, by kind; nothing for other sections."""
     field = Settings.model_fields.get(section)
     variants = get_args(field.annotation) if field is not None else ()
     return {get_args(v.model_fields["kind"].annotation)[0]: v for v in variants}
 
 
-def _fields(section: type[BaseModel], prefix: str = "") -> Iterator[tuple[str, Any]]:
+def fields_of(section: type[BaseModel], prefix: str = "") -> Iterator[tuple[str, Any]]:
     """Yield ``("section.key", field)`` for every key of every kind."""
     for name, field in section.model_fields.items():
         key = prefix + (field.alias or name)
         inner = [t for t in (get_args(field.annotation) or (field.annotation,)) if _is_section(t)]
         for variant in inner:
-            yield from _fields(variant, f"{key}.")
+            yield from fields_of(variant, f"{key}.")
         if not inner or type(None) in get_args(field.annotation):
             yield key, field
 
@@ -669,73 +516,10 @@ def _is_section(annotation: Any) -> bool:
     return get_origin(annotation) is None and isinstance(annotation, type) and issubclass(annotation, Section)
 
 
-def _union(types: Sequence[Any]) -> Any:
-    union = types[0]
-    for other in types[1:]:
-        union = union | other
-    return union
-
-
-def _leaves(values: Mapping[str, Any], prefix: str = "", whole: Collection[str] = ()) -> Iterator[tuple[str, Any]]:
+def leaves(values: Mapping[str, Any], prefix: str = "", whole: Collection[str] = ()) -> Iterator[tuple[str, Any]]:
     """Yield ``("section.key", value)``; a mapping under a key in ``whole`` is a value."""
     for name, value in values.items():
         if isinstance(value, Mapping) and value and prefix + name not in whole:
-            yield from _leaves(value, f"{prefix}{name}.", whole)
+            yield from leaves(value, f"{prefix}{name}.", whole)
         else:
             yield prefix + name, value
-
-
-def _explain(error: ValidationError, values: Mapping[str, Any]) -> str:
-    """Return one sentence for the first error: the key, its value, what is allowed, what to do."""
-    first = error.errors()[0]
-    kinds = {kind for section in Settings.model_fields for kind in _kinds(section)}
-    # A discriminated union puts the kind into the location: ("strategy", "mirrored", "devices").
-    parts = [str(part) for i, part in enumerate(first["loc"]) if not (i == 1 and part in kinds)]
-    known = dict(_fields(Settings))
-    for section, given in values.items():  # Several kinds can have a key, each with a meaning of its own.
-        kind = _kinds(section).get(str(given.get("kind"))) if isinstance(given, Mapping) else None
-        if kind is not None:
-            known |= _fields(kind, f"{section}.")
-    if first["type"] in ("extra_forbidden", "invalid_key"):
-        return _unknown_key(parts, known, values)
-    depth = len(parts)
-    # A union of plain types puts the type into the location, a list the index: ("input", "validation", "int").
-    while ".".join(parts) not in known and any(".".join(parts[:end]) in known for end in range(1, len(parts))):
-        parts.pop()
-    key, message = ".".join(parts), first["msg"].removeprefix("Value error, ")
-    if first["type"] == "union_tag_invalid":
-        return one_of(f"{key}.kind", first["input"].get("kind"), _kinds(key))
-    if first["type"] == "union_tag_not_found":
-        return f"{key}.kind is missing: give --set {key}.kind=VALUE, one of {', '.join(_kinds(key))}"
-    if first["type"] == "missing" and len(parts) == depth:
-        return f"{key} is missing: add it to params.yaml or give --set {key}=VALUE"
-    if not key:
-        return message
-    if first["type"] == "value_error":
-        return f"{key}.{message}" if f"{key}.{message.split()[0]}" in known else f"{key}: {message}"
-    value: Any = values
-    for part in parts:
-        value = value.get(part)
-    inside = [k for k in known if k.startswith(f"{key}.")]
-    if inside:
-        return f"{key} = {value!r}: this is a section. Set its keys: {', '.join(inside)}"
-    # A union of plain types reports one error for each of them.
-    reasons = dict.fromkeys(
-        _lower(e["msg"]) for e in error.errors() if e["loc"][: len(parts)] == first["loc"][: len(parts)]
-    )
-    meaning = " ".join((known[key].description or "").split()) if key in known else ""
-    return f"{key} = {value!r}: {', or '.join(reasons)}. {meaning}{' ' if meaning else ''}Give --set {key}=VALUE."
-
-
-def _unknown_key(parts: Sequence[str], known: Iterable[str], values: Mapping[str, Any]) -> str:
-    key, section = ".".join(parts), ".".join(parts[:-1])
-    if not section:
-        return one_of("section", key, {name.partition(".")[0] for name in known})
-    kind = values[section].get("kind") if section in values else None
-    if kind in _kinds(section):
-        return one_of("key", key, [f"{section}.{name}" for name in _kinds(section)[kind].model_fields])
-    return one_of("key", key, [name for name in known if name.startswith(f"{section}.")])
-
-
-def _lower(message: str) -> str:
-    return message[:1].lower() + message[1:]

@@ -1,0 +1,65 @@
+"""One sentence for the first of pydantic's errors: the key, its value, what is allowed, what to do."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from pydantic import ValidationError
+
+from tasks.config.schema import Settings, fields_of, kinds_of
+from tasks.errors import one_of
+
+
+def explain(error: ValidationError, values: Mapping[str, Any]) -> str:
+    """Return one sentence for the first error: the key, its value, what is allowed, what to do."""
+    first = error.errors()[0]
+    kinds = {kind for section in Settings.model_fields for kind in kinds_of(section)}
+    # A discriminated union puts the kind into the location: ("strategy", "mirrored", "devices").
+    parts = [str(part) for i, part in enumerate(first["loc"]) if not (i == 1 and part in kinds)]
+    known = dict(fields_of(Settings))
+    for section, given in values.items():  # Several kinds can have a key, each with a meaning of its own.
+        kind = kinds_of(section).get(str(given.get("kind"))) if isinstance(given, Mapping) else None
+        if kind is not None:
+            known |= fields_of(kind, f"{section}.")
+    if first["type"] in ("extra_forbidden", "invalid_key"):
+        return _unknown_key(parts, known, values)
+    depth = len(parts)
+    # A union of plain types puts the type into the location, a list the index: ("input", "validation", "int").
+    while ".".join(parts) not in known and any(".".join(parts[:end]) in known for end in range(1, len(parts))):
+        parts.pop()
+    key, message = ".".join(parts), first["msg"].removeprefix("Value error, ")
+    if first["type"] == "union_tag_invalid":
+        return one_of(f"{key}.kind", first["input"].get("kind"), kinds_of(key))
+    if first["type"] == "union_tag_not_found":
+        return f"{key}.kind is missing: give --set {key}.kind=VALUE, one of {', '.join(kinds_of(key))}"
+    if first["type"] == "missing" and len(parts) == depth:
+        return f"{key} is missing: add it to params.yaml or give --set {key}=VALUE"
+    if not key:
+        return message
+    if first["type"] == "value_error":
+        return f"{key}.{message}" if f"{key}.{message.split()[0]}" in known else f"{key}: {message}"
+    value: Any = values
+    for part in parts:
+        value = value.get(part)
+    inside = [k for k in known if k.startswith(f"{key}.")]
+    if inside:
+        return f"{key} = {value!r}: this is a section. Set its keys: {', '.join(inside)}"
+    # A union of plain types reports one error for each of them.
+    reasons = dict.fromkeys(
+        _lower(e["msg"]) for e in error.errors() if e["loc"][: len(parts)] == first["loc"][: len(parts)]
+    )
+    meaning = " ".join((known[key].description or "").split()) if key in known else ""
+    return f"{key} = {value!r}: {', or '.join(reasons)}. {meaning}{' ' if meaning else ''}Give --set {key}=VALUE."
+
+
+def _unknown_key(parts: Sequence[str], known: Iterable[str], values: Mapping[str, Any]) -> str:
+    key, section = ".".join(parts), ".".join(parts[:-1])
+    if not section:
+        return one_of("section", key, {name.partition(".")[0] for name in known})
+    kind = values[section].get("kind") if section in values else None
+    if kind in kinds_of(section):
+        return one_of("key", key, [f"{section}.{name}" for name in kinds_of(section)[kind].model_fields])
+    return one_of("key", key, [name for name in known if name.startswith(f"{section}.")])
+
+
+def _lower(message: str) -> str:
+    return message[:1].lower() + message[1:]

@@ -1,0 +1,26 @@
+"""The project's folder, and what lies in it by name."""
+
+from pathlib import Path
+from typing import Literal
+
+from tasks.errors import UserError
+
+
+def project_root() -> Path:
+    """Return the folder with params.yaml and .dvc/: this one or one above it, else the installed project's."""
+    here = Path.cwd()
+    for folder in (here, *here.parents, Path(__file__).resolve().parents[2]):
+        # A dataset's folder has a params.yaml and a dvc.yaml too.
+        if (folder / "params.yaml").is_file() and (folder / ".dvc").is_dir():
+            return folder
+    raise UserError(f"no project here: neither {here} nor a folder above it holds params.yaml and .dvc/")
+
+
+def names_of(room: Literal["datasets", "models", "strategies"]) -> list[str]:
+    """Return what a registry offers: the file names of ``tasks/<room>/`` are its keys."""
+    return sorted(p.stem for p in (Path(__file__).parents[1] / room).glob("*.py") if not p.stem.startswith("_"))
+
+
+def recipes(root: Path) -> dict[str, Path]:
+    """Return the recipes of the project by name."""
+    return {path.stem: path for path in sorted((root / "recipes").glob("*.yaml"))}

@@ -1,0 +1,125 @@
+"""How params.yaml, a recipe and ``--set`` become one ``Settings``."""
+
+from collections.abc import Mapping, Sequence
+from copy import deepcopy
+from pathlib import Path
+from typing import Any
+
+import yaml
+from pydantic import ValidationError
+
+from tasks.config.explain import explain
+from tasks.config.project import names_of, project_root, recipes
+from tasks.config.schema import BATCH_SIZES, Settings, fields_of, kinds_of, leaves, strategy_kinds
+from tasks.errors import UserError, one_of
+
+
+def load(
+    recipe: str | None = None, overrides: Sequence[str] | Mapping[str, Any] = (), root: Path | None = None
+) -> Settings:
+    """Return the settings of params.yaml, overlaid by a recipe, overlaid by single values.
+
+    Args:
+        recipe: a name in ``recipes/`` or a path to a YAML file.
+        overrides: ``{"train.epochs": 3}``, or texts such as ``train.epochs=3``.
+        root: the project's folder.
+
+    Raises:
+        UserError: names the first key that is wrong, its value, what is allowed and what to do.
+    """
+    root = root or project_root()
+    values = _read_yaml(root / "params.yaml")
+    if recipe is not None:
+        values = _overlay(values, _read_recipe(recipe, root))
+    # One overlay for all texts together: their order does not matter, and a wrong key is not lost by a change of kind.
+    given = overrides if isinstance(overrides, Mapping) else read_overrides(overrides)
+    return parse(_overlay(values, _nested(given)))
+
+
+def read_overrides(texts: Sequence[str]) -> dict[str, Any]:
+    """Return ``{"section.key": value}`` of texts such as ``train.epochs=3``; the value is read as YAML.
+
+    Keys are those of ``overrides_model``: ``model.options.units=[64]`` gives ``{"model.options": {"units": [64]}}``.
+    """
+    values = {}
+    for text in texts:
+        key, equals, value = text.partition("=")
+        if not equals or not key.strip():
+            raise UserError(f"--set {text}: write it as section.key=value, such as --set train.epochs=3")
+        try:
+            values[key.strip()] = yaml.safe_load(value)
+        except yaml.YAMLError as error:
+            raise UserError(f"--set {text}: the value is not YAML ({str(error).splitlines()[0]})") from None
+    keys = {key for key, _ in fields_of(Settings)}
+    keys |= {f"strategy.{kind}.{name}" for kind, section in strategy_kinds().items() for name in section.model_fields}
+    return dict(leaves(_nested(values), whole=keys))
+
+
+def parse(values: Mapping[str, Any]) -> Settings:
+    """Return ``Settings`` of nested values; a ``UserError`` explains the first one that is wrong."""
+    try:
+        settings = Settings.model_validate(values)
+    except ValidationError as error:
+        raise UserError(explain(error, values)) from None
+    if ":" not in settings.model.name and settings.model.name not in names_of("models"):
+        raise UserError(one_of("model.name", settings.model.name, names_of("models")) + ", or your own module:function")
+    return settings
+
+
+def _nested(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return ``{"train": {"epochs": 3}}`` of ``{"train.epochs": 3}``."""
+    nested: dict[str, Any] = {}
+    for key, value in values.items():
+        *sections, name = key.split(".")
+        place = nested
+        for section in sections:
+            if not isinstance(place.get(section), dict):
+                place[section] = {}
+            place = place[section]
+        place[name] = deepcopy(value)  # The next key may lie in it.
+    return nested
+
+
+def _read_yaml(path: Path) -> dict[str, Any]:
+    try:
+        values = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"{path}: cannot be read ({error})") from None
+    except yaml.YAMLError as error:
+        raise UserError(f"{path}: not valid YAML ({' '.join(str(error).split())})") from None
+    if not isinstance(values, dict):
+        raise UserError(f"{path}: must hold sections such as `train:`, got {type(values).__name__}")
+    return values
+
+
+def _read_recipe(recipe: str, root: Path) -> dict[str, Any]:
+    known = recipes(root)
+    if recipe in known:
+        return _read_yaml(known[recipe])
+    if Path(recipe).suffix in (".yaml", ".yml") and Path(recipe).is_file():
+        return _read_yaml(Path(recipe))
+    raise UserError(one_of("recipe", recipe, known) + ", or the path of a YAML file")
+
+
+def _overlay(base: dict[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+    """Return ``base`` with ``over`` laid over it, section by section.
+
+    A section whose ``kind`` changes keeps only the keys that the new kind knows, a model of another name starts without
+    options, one batch size takes the other's place, and so does one ``layout``: its rules belong together.
+    """
+    merged = dict(base)
+    for name, value in over.items():
+        old = merged.get(name)
+        if isinstance(old, dict) and isinstance(value, Mapping) and name != "layout":
+            if "kind" in value and value["kind"] != old.get("kind"):
+                known = kinds_of(name).get(str(value["kind"]))
+                old = {key: kept for key, kept in old.items() if known is None or key in known.model_fields}
+            if name == "model" and value.get("name", old.get("name")) != old.get("name"):
+                old = {key: kept for key, kept in old.items() if key != "options"} | {"options": {}}
+            merged[name] = _overlay(old, value)
+        else:
+            merged[name] = value
+    for one, other in (BATCH_SIZES, BATCH_SIZES[::-1]):
+        if over.get(one) is not None and other not in over and other in merged:
+            merged[other] = None
+    return merged
