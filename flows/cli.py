@@ -102,6 +102,7 @@ def run(
     A run with the same settings, data and code that did not come to its end is carried on.
     """
     with command(debug):
+        from flows import prefect_server
         from tasks import config, processes, runs
         from tasks.errors import UserError
 
@@ -121,9 +122,9 @@ def run(
         if _joined(settings, prepare=True):
             return
         runs.refuse_held(settings, resume)
-        processes.set_flow_environment(debug)
+        prefect_server.set_environment(debug)
         processes.start(settings)  # Imports its framework while this process imports Prefect.
-        server = processes.start_flow_server()
+        server = prefect_server.start_server()
         from flows.stages import result
         from flows.training import Overrides, training
 
@@ -205,6 +206,7 @@ def compare(
     the global one. A strategy that fails is a row with its reason.
     """
     with command(debug):
+        from flows import prefect_server
         from flows.plan import plan
         from tasks import config, processes
 
@@ -212,9 +214,9 @@ def compare(
         first = plan(kinds, wanted, recipe, values).trainable[0]
         processes.check_writable()
         processes.check_source(first.dataset)
-        processes.set_flow_environment(debug)
+        prefect_server.set_environment(debug)
         processes.start(first, whole=False)
-        server = processes.start_flow_server()
+        server = prefect_server.start_server()
         from flows.comparison import comparison
         from flows.stages import result
 
@@ -386,11 +388,12 @@ def reconcile(json: Json = False, debug: Debug = False) -> None:
     with command(debug):
         from json import dumps
 
+        from flows import prefect_server
         from tasks import processes
 
         processes.check_writable()
-        processes.set_flow_environment(debug)
-        server = processes.start_flow_server()
+        prefect_server.set_environment(debug)
+        server = prefect_server.start_server()
         from flows.reconciliation import reconcile
 
         if server is not None:
@@ -489,10 +492,11 @@ def _fold(name: str, width: int) -> str:
 def ui(debug: Debug = False) -> None:
     """Serve the MLflow UI and a Prefect server on 127.0.0.1 until Ctrl-C."""
     with command(debug):
-        from tasks import processes
+        from flows import prefect_server
+        from flows.ui import serve
 
-        processes.set_flow_environment(debug)
-        processes.serve_ui()
+        prefect_server.set_environment(debug)
+        serve()
 
 
 def _print_record(record: "Record | None", json: bool, fields: tuple[str, ...]) -> None:

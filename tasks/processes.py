@@ -19,19 +19,16 @@ import sys
 import tempfile
 import threading
 import time
-import urllib.error
-import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
-from typing import IO, Any, TypeVar
+from typing import Any, TypeVar
 
 import yaml
 from filelock import FileLock, Timeout
 
 from tasks import config, errors, launchers, lineage, records, runs
 from tasks.errors import StratagemError, UserError
-from tasks.launchers.cluster import GRACE_SECONDS, Cluster, close
-from tasks.launchers.local import free_ports
+from tasks.launchers.cluster import GRACE_SECONDS, Cluster
 from tasks.records import PreparedDataset, Record, Run, RunSummary, TrainingResult
 
 R = TypeVar("R", bound=Record)
@@ -43,103 +40,9 @@ MIN_JAX_THREADS = 32
 _stage_process: Cluster | None = None
 
 
-def set_flow_environment(debug: bool) -> None:
-    """Set what Prefect reads when it is imported. What the user has set stays.
-
-    Without ``debug`` Prefect logs nothing to the terminal: a failed run ends with its one message, not with tracebacks.
-    """
-    os.environ.setdefault("PREFECT_SERVER_ANALYTICS_ENABLED", "false")  # Without a network it only prints errors.
-    os.environ.setdefault("DO_NOT_TRACK", "1")
-    os.environ.setdefault("PREFECT_LOGGING_LEVEL", "INFO" if debug else "CRITICAL")
-
-
 def show_tracebacks() -> None:
     """Let the processes that are started from now on show tracebacks of their own."""
     os.environ["STRATAGEM_DEBUG"] = "1"
-
-
-class FlowServer:
-    """The Prefect API of this process's run, for a user who has none: one running `python -m flows.server`.
-
-    It ends when its standard input closes, so it cannot outlive this process.
-    """
-
-    def __init__(self) -> None:
-        self._log = tempfile.TemporaryFile()  # noqa: SIM115  # Its last line is the reason when it fails.
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "flows.server"],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=None if os.environ.get("STRATAGEM_DEBUG") else self._log,
-            cwd=config.project_root(),
-            # What only a server needs that other programs talk to. Each is one more writer to one SQLite file.
-            env={
-                **os.environ,
-                "PREFECT_SERVER_SERVICES_TRIGGERS_ENABLED": "false",
-                "PREFECT_SERVER_SERVICES_EVENT_PERSISTER_ENABLED": "false",
-                "PREFECT_SERVER_UI_ENABLED": "false",
-            },
-            text=True,
-            process_group=0,  # Ctrl-C must not reach it: the run reports its end to it.
-        )
-
-    def await_ready(self) -> None:
-        """Wait until the server answers.
-
-        Raises:
-            StratagemError: it ended instead.
-        """
-        self.read()
-
-    def read(self) -> str:
-        """Return the next line that the server says: where it serves, then that it is ready.
-
-        Raises:
-            StratagemError: it ended instead.
-        """
-        said = self._process.stdout.readline().strip() if self._process.stdout is not None else ""
-        if not said:
-            close(self._process)
-            self._log.seek(0)
-            last = (self._log.read().decode(errors="replace").strip() or "it said nothing").splitlines()[-1]
-            raise StratagemError(f"Prefect's server for this run did not start: {last} (the whole story: --debug)")
-        return said
-
-    def close(self) -> None:
-        """End the server and wait for it."""
-        close(self._process)
-        if self._process.stdout is not None:
-            self._process.stdout.close()
-        self._log.close()
-
-
-def start_flow_server() -> FlowServer | None:
-    """Start this run's own Prefect API, before Prefect is imported here; None when Prefect's settings name a server."""
-    if url := os.environ.get("PREFECT_API_URL"):
-        _check_flow_server(url)
-        return None
-    server = FlowServer()
-    # Not sooner: Prefect sends its last events while Python ends, and would try for half a minute.
-    atexit.register(server.close)
-    said = server.read()
-    if said == "configured":
-        server.close()
-        return None
-    os.environ["PREFECT_API_URL"] = said.removeprefix("serving ")
-    return server
-
-
-def _check_flow_server(url: str) -> None:
-    # Prefect's client tries for a minute.
-    try:
-        urllib.request.urlopen(f"{url.rstrip('/')}/health", timeout=5).close()
-    except urllib.error.HTTPError:
-        pass  # It answers. Whether it lets us in shows at the first request.
-    except (OSError, ValueError) as error:
-        raise UserError(
-            f"PREFECT_API_URL = {url}: no Prefect server answers ({error}): start it with `prefect server start`, or "
-            "unset the variable: then each run starts one of its own"
-        ) from None
 
 
 def stage_environment(settings: config.Settings | None) -> dict[str, str]:
@@ -684,62 +587,6 @@ def _held_open() -> Iterator[int]:
         os.close(writing)
 
 
-def serve_ui() -> None:
-    """Serve MLflow's pages and a Prefect server on free ports of 127.0.0.1 until this process is interrupted."""
-    root = config.project_root()
-    database = root / "mlruns" / "mlflow.db"
-    store = os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{database}"
-    if not (os.environ.get("MLFLOW_TRACKING_URI") or database.exists()):
-        # A new store that MLflow's server and a run make at the same moment stays broken for ever.
-        make = "from tasks import tracking; tracking.open_store()"
-        subprocess.run([sys.executable, "-c", make], check=True, cwd=root, env=stage_environment(None))
-    mlflow_port, prefect_port = free_ports(2)
-    python = [sys.executable, "-m"]
-    commands = {
-        f"MLflow   http://127.0.0.1:{mlflow_port}": [
-            *python, "mlflow", "ui", "--host", "127.0.0.1", "--port", str(mlflow_port), "--backend-store-uri", store
-        ],
-        f"Prefect  http://127.0.0.1:{prefect_port}": [
-            *python, "prefect", "server", "start", "--host", "127.0.0.1", "--port", str(prefect_port), "--no-services"
-        ],
-    }  # fmt: skip
-    # Prefect's pages would ask port 4200 whatever port their server has.
-    environment = {**stage_environment(None), "PREFECT_SERVER_UI_API_URL": f"http://127.0.0.1:{prefect_port}/api"}
-    log = root / "mlruns" / "ui.log"
-    with log.open("wb") as output, contextlib.ExitStack() as stack:
-        servers = [stack.enter_context(_server(command, environment, root, output)) for command in commands.values()]
-        for address, server in zip(commands, servers, strict=True):
-            while server.poll() is None and not _answers(address.split()[-1]):
-                time.sleep(0.2)
-            print(address, flush=True)
-        print("Ctrl-C ends both.", flush=True)
-        while all(server.poll() is None for server in servers):
-            time.sleep(0.5)
-        raise StratagemError(f"a server ended by itself; its log is {log}")
-
-
-@contextlib.contextmanager
-def _server(
-    command: list[str], environment: dict[str, str], root: Path, output: IO[bytes]
-) -> Iterator["subprocess.Popen[bytes]"]:
-    """Run a server, and end it with the processes that it started itself, also when this process is killed."""
-    server = subprocess.Popen(
-        [sys.executable, "-m", "tasks", "guard", *command],
-        cwd=root,
-        env=environment,
-        stdin=subprocess.PIPE,
-        stdout=output,
-        stderr=output,
-        process_group=0,  # Ctrl-C reaches this process alone.
-    )
-    try:
-        yield server
-    finally:
-        if server.stdin is not None:
-            server.stdin.close()
-        server.wait()
-
-
 def guard(command: list[str]) -> int:
     """Run a command until it ends or standard input closes; return its exit code. What it started ends with it."""
     guarded = subprocess.Popen(command, stdin=subprocess.DEVNULL, process_group=0)
@@ -757,11 +604,3 @@ def guard(command: list[str]) -> int:
     with contextlib.suppress(ProcessLookupError):  # What is left of its group.
         os.killpg(guarded.pid, signal.SIGKILL)
     return code
-
-
-def _answers(url: str) -> bool:
-    try:
-        urllib.request.urlopen(url, timeout=5).close()
-    except OSError:
-        return False
-    return True
