@@ -272,6 +272,8 @@ class ModelParallel(StrategySection):
     layout: dict[str, list[MeshAxis | None]] = {}
     """Which axis of the mesh each dimension lies on, by a regular expression on the ends of paths: of variables
     (`d1/kernel: [null, model]`) and of layers' outputs (`d2/output: [batch, null]`)."""
+    unmatched_rules: Literal["refuse", "warn"] = "refuse"
+    """A rule that holds for no variable and no output: `refuse` to train, or `warn`, for a layout of several models."""
 
     @model_validator(mode="after")
     def mesh_agrees(self) -> Self:
@@ -462,7 +464,7 @@ class Settings(Section):
         """Return the sha256 of every setting that can change the trained model or its evaluation."""
         values = self.to_json()
         del values["dataset"]["downloads"], values["tracking"]
-        for name in ("launcher", "max_restarts", "heartbeat_timeout_seconds"):
+        for name in ("launcher", "max_restarts", "heartbeat_timeout_seconds", "unmatched_rules"):
             values["strategy"].pop(name, None)
         return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()
 

@@ -1,5 +1,6 @@
 """Variables in shards over a mesh of devices, by rules on their paths (keras.distribution.ModelParallel on JAX)."""
 
+import logging
 import math
 import re
 from typing import Any
@@ -10,6 +11,8 @@ import keras
 from tasks import config
 from tasks.errors import UserError
 from tasks.strategies import Strategy, data_parallel
+
+log = logging.getLogger(__name__)
 
 
 class _ModelParallel(data_parallel.EveryExample, keras.distribution.ModelParallel):
@@ -50,9 +53,15 @@ def build(section: config.ModelParallel) -> Strategy:
             raise UserError(f"strategy.layout: '{rule}' gives one axis of the mesh to two dimensions: {axes}")
         layout[_from_a_boundary(rule)] = tuple(axes)
     distribution = _ModelParallel(layout_map=layout, batch_dim_name=section.batch_dim_name)
-    return data_parallel.strategy(
-        section.kind, distribution, check_model=lambda model: _check(section, distribution, model)
-    )
+    warned: set[str] = set()  # A model is checked before a run begins, and again where it is trained.
+
+    def check_model(model: Any) -> None:
+        for warning in _check(section, distribution, model):
+            if warning not in warned:
+                warned.add(warning)
+                log.warning("%s", warning)
+
+    return data_parallel.strategy(section.kind, distribution, check_model=check_model)
 
 
 def _from_a_boundary(rule: str) -> str:
@@ -65,17 +74,25 @@ def _from_a_boundary(rule: str) -> str:
     return expression
 
 
-def _check(section: config.ModelParallel, distribution: Any, model: Any) -> None:
-    """Raise ``UserError`` when a rule holds for nothing, or two for one path, or one does not fit the shape."""
+def _check(section: config.ModelParallel, distribution: Any, model: Any) -> list[str]:
+    """Return a sentence for each rule that holds for nothing, where ``section.unmatched_rules`` lets it be.
+
+    Raises:
+        UserError: a rule holds for nothing, or two for one path, or one does not fit the shape.
+    """
     listening = _Listening([str(device) for device in distribution.device_mesh.devices.flat][:1])
     _trace(model, listening)
     shapes = {variable.path: tuple(variable.shape) for variable in model.variables}
     paths = [*shapes, *dict.fromkeys(listening.paths)]
     everything = f"The paths are: {', '.join(paths)}"
     used = {path: [rule for rule in section.layout if re.fullmatch(_from_a_boundary(rule), path)] for path in paths}
+    warnings = []
     for rule in section.layout:
         if not any(rule in rules for rules in used.values()):
-            raise UserError(f"strategy.layout: '{rule}' holds for no variable and for no layer's output. {everything}")
+            nothing = f"strategy.layout: '{rule}' holds for no variable and for no layer's output. {everything}"
+            if section.unmatched_rules == "refuse":
+                raise UserError(f"{nothing}. Mend or remove the rule, or give strategy.unmatched_rules=warn")
+            warnings.append(nothing)
     for path, rules in used.items():
         if len(rules) > 1:
             both = " and ".join(f"'{rule}'" for rule in rules)
@@ -89,6 +106,7 @@ def _check(section: config.ModelParallel, distribution: Any, model: Any) -> None
         raise UserError(
             f"strategy.layout: {outputs} names more axes than an output has dimensions. Give an axis or null for each"
         ) from error
+    return warnings
 
 
 def _check_shape(section: config.ModelParallel, rule: str, path: str, shape: tuple[int, ...]) -> None:

@@ -32,7 +32,7 @@ MESHES = [(8, 1), (4, 2), (2, 4), (1, 8)]
 
 # One process: JAX' devices and precision are those of its environment.
 JAX = """
-import json, shutil, sys
+import json, logging, shutil, sys
 from pathlib import Path
 import jax, keras, numpy as np
 from tasks import checkpoints, config, models, records, strategies
@@ -126,6 +126,12 @@ with jax.default_device(jax.devices()[1]):
 models.build = build
 found["outputs"] = {name: output_axes(overrides) for name, overrides in task["outputs"].items()}
 found["refusals"] = [refusal(section) for section in task["refusals"]]
+said = []
+listener = logging.Handler()
+listener.emit = lambda record: said.append(record.getMessage())
+logging.getLogger("tasks").addHandler(listener)
+found["unmatched"] = run("unmatched", task["unmatched"])
+found["warnings"] = said
 found["refused"] = [refused, Path("mlruns/runs/refused").exists()]
 found["tensorflow"] = sorted(name for name in sys.modules if name == "tensorflow")
 print(json.dumps(found))
@@ -161,6 +167,9 @@ def build(input_shape, num_classes):
     return keras.Model(images, keras.layers.Dense(num_classes)(keras.layers.Dense(16)(x)))
 """
 UNNAMED = mesh((4, 2), {"dense/kernel": [None, "model"]}) | {"model.name": "unnamed:build", "train.epochs": 1}
+# The layout of Keras' guide, whose d1 has no bias either.
+GUIDE = {"d1/kernel": [None, "model"], "d1/bias": ["model"], "d2/output": ["data", None]}
+UNMATCHED = mesh((2, 4), GUIDE, axis_names=["data", "model"], batch_dim_name="data")
 # What Keras does under keras.distribution: gradients of three steps, of which the first two lie before the resume.
 OFFERED = {
     "accumulation": {"train.gradient_accumulation_steps": 3},
@@ -204,6 +213,10 @@ REFUSALS = [
     (
         rules(layout={"d2/output": [None, "model"], "(d1|d2)/output": ["batch", None]}),
         f"'d2/output' and '(d1|d2)/output' both hold for d2/output: keep one of them. {PATHS}",
+    ),
+    (
+        rules(layout=GUIDE, axis_names=["data", "model"], batch_dim_name="data"),
+        f"'d1/bias' {NOTHING}. {PATHS}. Mend or remove the rule, or give strategy.unmatched_rules=warn",
     ),
     (rules(layout={"d1/kernel": ["model"]}), "'d1/kernel' names 1 axes, and d1/kernel has the shape (64, 200)"),
     (
@@ -251,6 +264,7 @@ def found(tiny, train, run):
         "whole": {**RUNS["mesh_2_4"], **RESUMED},
         "offered": offered,
         "unnamed": UNNAMED,
+        "unmatched": UNMATCHED | {"strategy.unmatched_rules": "warn", "train.epochs": FIRST + 1},
         "reference": reference.checkpoint,
         "outputs": OUTPUTS,
         "refusals": [section for section, _ in REFUSALS],
@@ -341,6 +355,8 @@ def test_jax(tiny, found):
     placed = {variable["path"]: variable["sharding"] for variable in on_jax["unnamed"]["placement"]["variables"]}
     assert placed["dense/kernel"] == "(None, model)", "the rule is about the model that was trained"
     assert placed["dense_1/kernel"] == "replicated"
+    assert on_jax["warnings"] == [f"strategy.layout: 'd1/bias' {NOTHING}. {PATHS}"], "once a process"
+    check_placement(on_jax["unmatched"], 4, ["sgd/d1_kernel_momentum"])  # The other rules hold.
     assert on_jax["checked on"] == ["cpu:0"], "a model that is only looked at costs no device anything"
 
     # A resumed run is the whole run to the bit.

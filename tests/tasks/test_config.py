@@ -173,6 +173,8 @@ BAD = [
     (["strategy.kind=model_parallel", "strategy.layout={a: [x-y]}"], ["strategy.layout = {'a': ['x-y']}", "pattern"]),
     (["strategy.kind=model_parallel", "strategy.layout={a: [3]}"], ["strategy.layout = {'a': [3]}", "valid string"]),
     (["strategy.kind=model_parallel", "strategy.layout={d1/kernel: model}"], ["strategy.layout", "valid list"]),
+    (["strategy.kind=model_parallel", "strategy.unmatched_rules=ignore"],
+     ["strategy.unmatched_rules = 'ignore'", "'refuse' or 'warn'"]),
     (["strategy.kind=model_parallel", "strategy.layout=3"], ["strategy.layout = 3", "dictionary"]),
     # how it is trained
     (["train.loop=both"], ["train.loop = 'both'", "'fit' or 'custom'"]),
@@ -492,12 +494,21 @@ def test_settings_and_records_load_no_framework(run):
 
 def test_the_rules_of_a_layout_belong_together():
     recipe = config.load("model-parallel", (), ROOT).strategy
-    assert len(recipe.layout) == 2
+    # As Keras' guide to distribution writes them: nothing has the path d1/bias.
+    assert recipe.layout == {"d1/kernel": [None, "model"], "d1/bias": ["model"], "d2/output": ["data", None]}
+    assert (recipe.axis_names, recipe.batch_dim_name, recipe.unmatched_rules) == (["data", "model"], "data", "warn")
     assert config.load("model-parallel", ["strategy.layout={}"], ROOT).strategy.layout == {}
     own = ["strategy.layout={'.*kernel': [null, model]}"]
     assert config.load("model-parallel", own, ROOT).strategy.layout == {".*kernel": [None, "model"]}
     read = config.read_overrides(["strategy.model_parallel.layout={'.*kernel': [null, model]}"])
     assert read == {"strategy.model_parallel.layout": {".*kernel": [None, "model"]}}
+
+
+def test_what_becomes_of_an_unmatched_rule_makes_no_other_run():
+    sections = ["strategy.kind=model_parallel"], ["strategy.kind=model_parallel", "strategy.unmatched_rules=warn"]
+    before, asked = (config.load(None, overrides, ROOT) for overrides in sections)
+    assert before.strategy.unmatched_rules == "refuse"
+    assert before.digest() == asked.digest()
 
 
 def test_the_callers_values_stay_as_they_are():
