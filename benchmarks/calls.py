@@ -8,7 +8,7 @@ import json
 import sys
 import time
 
-from tasks import config, processes, strategies
+from tasks import config, dvc_data, strategies
 
 STRATEGIES = {
     # First: it makes the logical CPU, which TensorFlow allows only before it has used one.
@@ -23,7 +23,7 @@ def main(overrides: dict[str, object]) -> None:
     from tasks import steps, train
     from tasks.callbacks import Position
 
-    prepared = processes.load_prepared(config.load(overrides=overrides).dataset.name)
+    prepared = dvc_data.load_prepared(config.load(overrides=overrides).dataset.name)
     functions = {}
     for name, chosen in STRATEGIES.items():
         settings = config.load(overrides=overrides | chosen)

@@ -6,7 +6,8 @@ import sys
 
 from benchmarks import measure
 from benchmarks.pipeline import BIN, SAME_TRAINING
-from tasks import config, processes
+from tasks import config
+from tasks.process.environment import stage_environment
 
 EVERY_STEPS = 100
 NO_CHECKPOINTS = {"checkpoint.every_epochs": None, "checkpoint.every_steps": None}
@@ -26,7 +27,7 @@ QUESTIONS = [
 
 def stall(which: str, values: dict[str, object]) -> float:
     """Return the median seconds that a checkpoint holds up the training."""
-    environment = processes.stage_environment(config.load(overrides=values))
+    environment = stage_environment(config.load(overrides=values))
     command = [sys.executable, "-m", "benchmarks.stalls", which, str(EVERY_STEPS), json.dumps(values)]
     _, output = measure.run(command, environment)
     return statistics.median(json.loads(output.splitlines()[-1]))
@@ -35,7 +36,7 @@ def stall(which: str, values: dict[str, object]) -> float:
 def untracked(values: dict[str, object]) -> float:
     """Train by the project's own stage, with neither; return the seconds of an epoch."""
     values = {**values, **NO_CHECKPOINTS}
-    environment = processes.stage_environment(config.load(overrides=values))
+    environment = stage_environment(config.load(overrides=values))
     _, output = measure.run([sys.executable, "-m", "benchmarks.training", json.dumps(values)], environment)
     return _seconds(output)
 

@@ -10,7 +10,7 @@ import json
 import sys
 
 from benchmarks.training import trained
-from tasks import config, processes
+from tasks import config, dvc_data
 
 
 def main(recipe: str, seed: int) -> None:
@@ -25,7 +25,7 @@ def main(recipe: str, seed: int) -> None:
         accuracies = []
         for epoch in range(1, epochs + 1):
             at = config.load(recipe, {**overrides, "evaluate.checkpoint": epoch * steps})
-            evaluated = evaluate(at, processes.load_prepared(result.dataset), result)
+            evaluated = evaluate(at, dvc_data.load_prepared(result.dataset), result)
             accuracies.append(evaluated.metrics["test/accuracy"])
     _, *seconds = itertools.accumulate([result.setup_seconds, *result.epoch_seconds])
     curve = list(zip(seconds, accuracies, strict=True))

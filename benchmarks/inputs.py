@@ -6,7 +6,8 @@ import sys
 
 from benchmarks import measure
 from benchmarks.reading import STEPS_PER_EXECUTION
-from tasks import config, processes
+from tasks import config
+from tasks.process.environment import stage_environment
 
 BATCH_SIZES = (64, 256)
 PASSES = 4
@@ -14,7 +15,7 @@ PASSES = 4
 
 def read(way: str, dataset: str, batch_size: int) -> dict[str, list[float] | float]:
     """Read the data by one way in a process of its own."""
-    environment = processes.stage_environment(config.load())
+    environment = stage_environment(config.load())
     command = [sys.executable, "-m", "benchmarks.reading", way, dataset, str(batch_size), str(PASSES)]
     _, output = measure.run(command, environment)
     return json.loads(output.splitlines()[-1])

@@ -13,7 +13,7 @@ from collections.abc import Callable
 import numpy as np
 import psutil
 
-from tasks import config, input_pipeline, processes, strategies
+from tasks import config, dvc_data, input_pipeline, strategies
 
 STEPS_PER_EXECUTION = 50
 """About what `train.autotune` chooses for a convnet of MNIST."""
@@ -24,7 +24,7 @@ def batches_of(dataset: str, batch_size: int, source: str) -> input_pipeline.Bat
     """Return the project's training batches."""
     values = {**SHUFFLED, "dataset.name": dataset, "train.per_replica_batch_size": batch_size, "input.source": source}
     settings = config.load(overrides=values)
-    return input_pipeline.training(settings, processes.load_prepared(dataset), batch_size)
+    return input_pipeline.training(settings, dvc_data.load_prepared(dataset), batch_size)
 
 
 def ours(dataset: str, batch_size: int, source: str) -> Callable[[int], int]:
@@ -131,7 +131,7 @@ def nothing(dataset: str, batch_size: int) -> Callable[[int], int]:
     """Return what takes as many elements from tf.data as a pass has batches, with no data in them: the loop alone."""
     import tensorflow as tf
 
-    num_examples = processes.load_prepared(dataset).splits["train"].num_examples
+    num_examples = dvc_data.load_prepared(dataset).splits["train"].num_examples
     options = tf.data.Options()  # As ours sets them, because it is faster.
     options.autotune.enabled = False
     options.experimental_optimization.apply_default_optimizations = False

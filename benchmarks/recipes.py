@@ -9,7 +9,8 @@ from typing import Any
 
 from benchmarks import measure
 from benchmarks.pipeline import tutorial
-from tasks import config, processes
+from tasks import config
+from tasks.process.environment import stage_environment
 
 Curve = list[list[float]]
 """Seconds since the imports, without evaluations, and test accuracy, after each epoch."""
@@ -35,7 +36,7 @@ def ours(recipe: str, seed: int) -> dict[str, Any]:
     """Train a recipe of ours; return its curve and its number of parameters."""
     settings = config.load(recipe, {"train.seed": seed})
     command = [sys.executable, "-m", "benchmarks.curve", recipe, str(seed)]
-    _, output = measure.run(command, processes.stage_environment(settings))
+    _, output = measure.run(command, stage_environment(settings))
     return json.loads(output.splitlines()[-1])
 
 

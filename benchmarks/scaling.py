@@ -9,7 +9,8 @@ import tempfile
 from pathlib import Path
 
 from benchmarks import measure
-from tasks import config, processes
+from tasks import config
+from tasks.process.environment import stage_environment
 
 HEADING = "## Growth\n"
 LINEAR = 1.15
@@ -31,7 +32,7 @@ def section(dataset: str, epochs: int, repeats: int) -> str:
             project = Path(folder)
             (project / ".dvc").mkdir()
             shutil.copy(measure.ROOT / "params.yaml", project)
-            environment = processes.stage_environment(config.load()) | {"PYTHONPATH": str(measure.ROOT)}
+            environment = stage_environment(config.load()) | {"PYTHONPATH": str(measure.ROOT)}
             _, output = measure.run([sys.executable, "-m", "benchmarks.sizes"], environment, project)
         found.append(json.loads(output.splitlines()[-1]))
     lines = [

@@ -7,7 +7,8 @@ from functools import partial
 from benchmarks import measure
 from benchmarks.pipeline import SAME_TRAINING, tutorial
 from benchmarks.strategies import floor
-from tasks import config, processes
+from tasks import config
+from tasks.process.environment import stage_environment
 
 FLOAT32, BFLOAT16, PERCEPTRON = "convnet, ours", "convnet, ours, mixed_bfloat16", "perceptron, ours"
 TUTORIAL, IMPROVED, FLOOR = "convnet, tutorial", "convnet, tutorial improved", "convnet, floor"
@@ -43,7 +44,7 @@ def section(dataset: str, epochs: int, repeats: int) -> str:
     def ours(name: str) -> float:
         values = {"dataset.name": dataset, "train.epochs": epochs, **SAME_TRAINING, **OURS[name]}
         values |= {"train.loop": "custom", "train.autotune": True}
-        environment = processes.stage_environment(config.load(overrides=values))
+        environment = stage_environment(config.load(overrides=values))
         with measure.no_tunings():
             _, output = measure.run([sys.executable, "-m", "benchmarks.training", json.dumps(values)], environment)
         found = json.loads(output.splitlines()[-1])

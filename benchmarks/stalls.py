@@ -16,7 +16,7 @@ from unittest import mock
 import keras
 
 from benchmarks.training import trained
-from tasks import config, processes, strategies
+from tasks import config, dvc_data, strategies
 
 
 def ours(every_steps: int, overrides: dict[str, object]) -> list[float]:
@@ -42,7 +42,7 @@ def backup_and_restore(every_steps: int, overrides: dict[str, object]) -> list[f
     from tasks import train
 
     settings = config.load(overrides=overrides)
-    prepared = processes.load_prepared(settings.dataset.name)
+    prepared = dvc_data.load_prepared(settings.dataset.name)
     strategy = strategies.build(settings.strategy)
     size = train.find_global_batch_size(settings.train, strategy.num_replicas)
     batches, _ = train._data(settings, prepared, strategy, size)

@@ -7,7 +7,8 @@ import sys
 
 from benchmarks import measure
 from benchmarks.pipeline import SAME_TRAINING, tutorial
-from tasks import config, processes
+from tasks import config
+from tasks.process.environment import stage_environment
 
 STEPS_PER_EXECUTION = 100
 ALONE, ONE_REPLICA, TWO_REPLICAS = "one_device, custom", "mirrored on 1, custom", "mirrored on 2, custom"
@@ -31,7 +32,7 @@ def ours(dataset: str, epochs: int, strategy: dict[str, object]) -> float:
     """Train with the project's own stage, without tracking; return its examples per second."""
     loop = {"train.loop": "custom", "train.steps_per_execution": STEPS_PER_EXECUTION}
     values = {"dataset.name": dataset, "train.epochs": epochs, **SAME_TRAINING, **loop, **strategy}
-    environment = processes.stage_environment(config.load(overrides=values))
+    environment = stage_environment(config.load(overrides=values))
     _, output = measure.run([sys.executable, "-m", "benchmarks.training", json.dumps(values)], environment)
     return json.loads(output.splitlines()[-1])["examples_per_second"]
 
@@ -46,7 +47,7 @@ def one_process(dataset: str) -> str:
     """Measure what one replica costs without the differences between processes; return the sentence."""
     loop = {"train.loop": "custom", "train.steps_per_execution": STEPS_PER_EXECUTION}
     values = {"dataset.name": dataset, **SAME_TRAINING, **loop}
-    environment = processes.stage_environment(config.load(overrides=values))
+    environment = stage_environment(config.load(overrides=values))
     _, output = measure.run([sys.executable, "-m", "benchmarks.calls", json.dumps(values)], environment)
     seconds = json.loads(output.splitlines()[-1])
     mirrored, alone = seconds["mirrored"], seconds["one_device"]

@@ -12,7 +12,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 
-from tasks import autotune, config, lineage, processes, records
+from tasks import autotune, config, dvc_data, lineage, records
 
 
 @contextlib.contextmanager
@@ -21,7 +21,7 @@ def trained(overrides: dict[str, object], recipe: str | None = None) -> Iterator
     from tasks.train import train
 
     settings = config.load(recipe, overrides)
-    prepared = processes.load_prepared(settings.dataset.name)
+    prepared = dvc_data.load_prepared(settings.dataset.name)
     runs = config.project_root() / "mlruns" / "runs"
     runs.mkdir(parents=True, exist_ok=True)
     folder = tempfile.mkdtemp(prefix="benchmark-", dir=runs)
@@ -46,7 +46,7 @@ def main(overrides: dict[str, object]) -> None:
     settings = config.load(overrides=overrides)
     with trained(overrides) as result:
         began = time.perf_counter()
-        evaluated = evaluate(settings, processes.load_prepared(result.dataset), result)
+        evaluated = evaluate(settings, dvc_data.load_prepared(result.dataset), result)
         seconds = time.perf_counter() - began
         tuning = config.project_root() / result.checkpoints.removesuffix("/checkpoints") / "records" / "tuning.json"
         chosen = autotune.describe(records.load(records.Tuning, tuning)) if tuning.exists() else None

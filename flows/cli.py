@@ -103,7 +103,7 @@ def run(
     """
     with command(debug):
         from flows import prefect_server
-        from tasks import config, processes, runs
+        from tasks import config, dvc_data, processes, runs
         from tasks.errors import UserError
 
         settings = config.load(recipe, overrides)
@@ -117,7 +117,7 @@ def run(
         if if_changed and (same := processes.find_unchanged(settings)):
             print(same.model_dump_json()) if json else print_summary(same, changed=False)
             return
-        processes.check_source(settings.dataset)
+        dvc_data.check_source(settings.dataset)
         processes.check_devices(settings)
         if _joined(settings, prepare=True):
             return
@@ -208,12 +208,12 @@ def compare(
     with command(debug):
         from flows import prefect_server
         from flows.plan import plan
-        from tasks import config, processes
+        from tasks import config, dvc_data, processes
 
         kinds, wanted, values = strategies.split(","), loops.split(","), config.read_overrides(overrides)
         first = plan(kinds, wanted, recipe, values).trainable[0]
         processes.check_writable()
-        processes.check_source(first.dataset)
+        dvc_data.check_source(first.dataset)
         prefect_server.set_environment(debug)
         processes.start(first, whole=False)
         server = prefect_server.start_server()
@@ -275,10 +275,10 @@ def prepare(
 
 def _data(stage: str, recipe: str | None, overrides: list[str], force: bool, json: bool, debug: bool) -> None:
     with command(debug):
-        from tasks import config, processes
+        from tasks import config, dvc_data, processes
 
         processes.check_writable()
-        record = processes.prepare_data(config.load(recipe, overrides), stage, force)
+        record = dvc_data.prepare_data(config.load(recipe, overrides), stage, force)
         _print_record(record, json, ("name", "version", "data_version", "folder", "num_classes"))
 
 
@@ -297,7 +297,7 @@ def train(
     A training with the same settings, data and code that did not come to its end is carried on.
     """
     with command(debug):
-        from tasks import config, processes
+        from tasks import config, dvc_data, processes
 
         settings = config.load(recipe, overrides)
         _check_resume(resume, allow_changes, fresh)
@@ -305,7 +305,7 @@ def train(
         processes.check_devices(settings)
         if _joined(settings):
             return
-        prepared = processes.load_prepared(settings.dataset.name)
+        prepared = dvc_data.load_prepared(settings.dataset.name)
         result = processes.train_alone(settings, prepared, resume=resume, allow_changes=allow_changes, fresh=fresh)
         processes.stop()
         shown = (

@@ -13,7 +13,7 @@ from prefect.cache_policies import NO_CACHE
 from prefect.client.schemas import TaskRun
 from prefect.states import Cancelled
 
-from tasks import processes, runs
+from tasks import dvc_data, processes, runs
 from tasks.config import Settings
 from tasks.errors import DownloadError, Interrupted
 from tasks.records import Comparison, EvaluationResult, PreparedDataset, RegisteredModel, Run, TrainingResult
@@ -37,8 +37,8 @@ async def _download_broke_off(task: Task[..., object], task_run: TaskRun, state:
 )
 def data(settings: Settings) -> PreparedDataset:
     """Download and prepare through DVC; a no-op when nothing changed."""
-    processes.prepare_data(settings)
-    return processes.load_prepared(settings.dataset.name)
+    dvc_data.prepare_data(settings)
+    return dvc_data.load_prepared(settings.dataset.name)
 
 
 @task(

@@ -13,7 +13,7 @@ from typing import IO
 from tasks import config
 from tasks.errors import StratagemError
 from tasks.launchers.local import free_ports
-from tasks.processes import stage_environment
+from tasks.process.environment import stage_environment
 
 
 def serve() -> None:

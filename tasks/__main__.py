@@ -30,7 +30,7 @@ from typing import Any, Literal
 
 import yaml
 
-from tasks import config, errors, lineage, processes, records, runs
+from tasks import config, dvc_data, errors, lineage, processes, records, runs
 from tasks.errors import StratagemError, UserError
 from tasks.records import Comparison, EvaluationResult, PreparedDataset, Record, RegisteredModel, Run, TrainingResult
 
@@ -491,7 +491,7 @@ def model_stage(stage: str, settings: config.Settings) -> None:
 
     root = config.project_root()
     folder = root / "metrics"
-    prepared = processes.load_prepared(settings.dataset.name)
+    prepared = dvc_data.load_prepared(settings.dataset.name)
     if stage == "train":
         processes.check_devices(settings)
         training = processes.train_alone(settings, prepared)

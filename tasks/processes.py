@@ -1,4 +1,4 @@
-"""Child processes: their environment, complete before a framework is imported, their start and their end.
+"""Child processes: their start and their end, and what a run is from its beginning to its end.
 
 The stage process imports its framework once and then serves train, evaluate and register. It is started as early as
 possible, so that its imports overlap with Prefect's and DVC's start. Where the strategy is a cluster, the other members
@@ -10,32 +10,23 @@ import contextlib
 import importlib
 import importlib.util
 import json
-import math
 import os
-import shutil
 import signal
 import subprocess
 import sys
 import tempfile
 import threading
-import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, TypeVar
 
-import yaml
-from filelock import FileLock, Timeout
-
-from tasks import config, errors, launchers, lineage, records, runs
+from tasks import config, dvc_data, errors, launchers, lineage, records, runs
 from tasks.errors import StratagemError, UserError
 from tasks.launchers.cluster import GRACE_SECONDS, Cluster
+from tasks.process.environment import stage_environment
+from tasks.process.guard import held_open
 from tasks.records import PreparedDataset, Record, Run, RunSummary, TrainingResult
 
 R = TypeVar("R", bound=Record)
-
-DVC_BUSY_SECONDS = 600.0
-# With fewer threads than devices that wait for each other, JAX aborts the process after 40 s.
-MIN_JAX_THREADS = 32
 
 _stage_process: Cluster | None = None
 
@@ -43,59 +34,6 @@ _stage_process: Cluster | None = None
 def show_tracebacks() -> None:
     """Let the processes that are started from now on show tracebacks of their own."""
     os.environ["STRATAGEM_DEBUG"] = "1"
-
-
-def stage_environment(settings: config.Settings | None) -> dict[str, str]:
-    """Return the environment of a process that runs stages with these settings."""
-    environment = {
-        **os.environ,
-        "KERAS_BACKEND": "tensorflow",
-        "JAX_PLATFORMS": "cpu",  # TensorFlow imports JAX, which would take the GPU's memory from TensorFlow.
-        "TF_CPP_MIN_LOG_LEVEL": os.environ.get("TF_CPP_MIN_LOG_LEVEL", "2"),
-        "MLFLOW_DISABLE_TELEMETRY": "true",
-        # By default MLflow's client tries for minutes where a server hangs.
-        "MLFLOW_HTTP_REQUEST_TIMEOUT": os.environ.get("MLFLOW_HTTP_REQUEST_TIMEOUT", "10"),
-        "MLFLOW_HTTP_REQUEST_MAX_RETRIES": os.environ.get("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "1"),
-        "MLFLOW_LOGGING_LEVEL": os.environ.get("MLFLOW_LOGGING_LEVEL", "WARNING"),
-        "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",
-        "DO_NOT_TRACK": "1",
-        "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")]),
-    }
-    # Set only after the stage process was started, and no stage's business.
-    environment.pop("PREFECT_API_URL", None)
-    environment.pop("TF_CONFIG", None)  # A launcher says who is a member of a cluster.
-    if settings is not None and settings.strategy.kind == "one_device" and settings.strategy.device == "cpu":
-        environment["CUDA_VISIBLE_DEVICES"] = ""
-    if settings is not None and settings.strategy.backend == "jax":
-        environment |= _jax_environment(settings)
-    return environment
-
-
-def _jax_environment(settings: config.Settings) -> dict[str, str]:
-    """Return what makes Keras run on JAX; CPU devices can be made only when a process starts."""
-    section = settings.strategy
-    wanted: int | list[str] | None = None
-    if isinstance(section, config.DataParallel):
-        wanted = section.devices
-    elif isinstance(section, config.ModelParallel):
-        wanted = section.devices or math.prod(section.mesh_shape)
-    named = wanted if isinstance(wanted, list) else []
-    on_cpu = [int(name.removeprefix("cpu:")) for name in named if name.startswith("cpu:")]
-    count = wanted if isinstance(wanted, int) else max(on_cpu, default=-1) + 1
-    environment = {
-        "KERAS_BACKEND": "jax",
-        # The accelerators of this machine, unless the user wants none.
-        "JAX_PLATFORMS": "cpu" if on_cpu and len(on_cpu) == len(named) else os.environ.get("JAX_PLATFORMS", ""),
-        "NPROC": str(max(MIN_JAX_THREADS, 4 * count)),
-    }
-    flags = [f"--xla_force_host_platform_device_count={count}"] if count else []
-    if settings.train.deterministic:
-        flags.append("--xla_gpu_deterministic_ops=true")
-    if flags:
-        environment["XLA_FLAGS"] = " ".join([os.environ.get("XLA_FLAGS", ""), *flags]).strip()
-    if settings.train.dtype_policy == "float64":
-        environment["JAX_ENABLE_X64"] = "1"
-    return environment
 
 
 def kind_of_process(settings: config.Settings) -> str:
@@ -297,7 +235,7 @@ def reconcile() -> list[records.Ended]:
         environment = {**stage_environment(None), "STRATAGEM_ERROR": str(problem)}
         command = [sys.executable, "-m", "tasks", "reconcile"]
         root = config.project_root()
-        with _held_open() as stdin:
+        with held_open() as stdin:
             done = subprocess.run(
                 command, check=False, cwd=root, env=environment, stdin=stdin, stdout=subprocess.PIPE, text=True
             )
@@ -334,8 +272,8 @@ def join(settings: config.Settings, prepare: bool = False) -> None:
         StratagemError: the training failed, or another member was lost.
     """
     if prepare:
-        prepare_data(settings)
-    prepared = load_prepared(settings.dataset.name)
+        dvc_data.prepare_data(settings)
+    prepared = dvc_data.load_prepared(settings.dataset.name)
     cluster = start(settings)
     name = cluster.first.member.name
     print(f"{name} joins the cluster of TF_CONFIG; its log: {cluster.logs}", file=sys.stderr)
@@ -349,64 +287,6 @@ def join(settings: config.Settings, prepare: bool = False) -> None:
     stop()
     chief = "has ended" if isinstance(settings.strategy, config.ParameterServer) else "tells the result"
     print(f"{name} has done its part; the chief {chief}", file=sys.stderr)
-
-
-def prepare_data(settings: config.Settings, stage: str = "prepare", force: bool = False) -> PreparedDataset | None:
-    """Bring a dataset up to date through DVC and return its record; None after ``stage`` download.
-
-    A dataset that has no folder in data/ yet gets one; it is taken away again when nothing could be prepared.
-
-    Raises:
-        UserError: what the stage refused, or settings that contradict data/<name>/params.yaml.
-    """
-    root = config.project_root()
-    name = settings.dataset.name
-    added = _add_dataset(settings.dataset, root)
-    try:
-        _reproduce(f"data/{name}/dvc.yaml:{stage}", settings.dataset.downloads, root, force)
-    except BaseException:
-        # What was fetched stays for the next try; a folder that holds nothing but our own three files goes.
-        if added and not (root / "data" / name / "raw").exists():
-            shutil.rmtree(root / "data" / name)
-        raise
-    if added:
-        print(f"added data/{name}: put it under version control with `git add data/{name}`", file=sys.stderr)
-    if stage != "prepare":
-        return None
-    return load_prepared(name)
-
-
-def load_prepared(name: str) -> PreparedDataset:
-    """Return the record of a dataset that is prepared, with its data version.
-
-    Raises:
-        UserError: it is not prepared.
-    """
-    path = config.project_root() / "data" / name / "prepared" / "manifest.json"
-    if not path.exists():
-        raise UserError(f"dataset {name} is not prepared: `stratagem prepare --set dataset.name={name}`")
-    return records.load(PreparedDataset, path).model_copy(update={"data_version": lineage.data_version(name)})
-
-
-def check_source(dataset: config.Dataset) -> None:
-    """Refuse a dataset that is not here and cannot be fetched, before anything else is started for a run.
-
-    Raises:
-        UserError: no such dataset, or no network.
-    """
-    root = config.project_root()
-    if dataset.name in config.names_of("datasets") or (root / "data" / dataset.name / "raw" / "manifest.json").exists():
-        return
-    values = dataset.model_dump(mode="json", exclude={"image_size"})
-    settings = [part for key, value in values.items() for part in ("--set", f"dataset.{key}={json.dumps(value)}")]
-    with tempfile.TemporaryDirectory() as scratch:
-        problem = Path(scratch) / "error"
-        environment = {**stage_environment(None), "STRATAGEM_ERROR": str(problem)}
-        command = [sys.executable, "-m", "tasks", "check", *settings]
-        with _held_open() as stdin:
-            subprocess.run(command, check=False, cwd=root, env=environment, stdout=sys.stderr, stdin=stdin)
-        if problem.exists():
-            raise errors.from_json(json.loads(problem.read_text(encoding="utf-8")))
 
 
 def load_training(
@@ -427,7 +307,7 @@ def load_training(
     training = runs.load_training(run)
     now = settings.to_json()
     trained = config.parse({**run.settings, "evaluate": now["evaluate"], "register": now["register"]})
-    return trained, load_prepared(trained.dataset.name), run, training
+    return trained, dvc_data.load_prepared(trained.dataset.name), run, training
 
 
 def check_writable() -> None:
@@ -453,138 +333,17 @@ def find_unchanged(settings: config.Settings) -> RunSummary | None:
     Prefect nor a framework is imported for it."""
     name = settings.dataset.name
     try:
-        same = unchanged(settings, load_prepared(name))
+        same = unchanged(settings, dvc_data.load_prepared(name))
     except UserError:  # The data are not there, or damaged: a run makes them.
         return None
     if same is None:
         return None
-    command = [sys.executable, "-m", "dvc", "status", "--quiet", "--with-deps", f"data/{name}/dvc.yaml:prepare"]
-    with _held_open() as stdin:
-        looked = subprocess.run(
-            command,
-            check=False,
-            cwd=config.project_root(),
-            env=stage_environment(None),
-            stdin=stdin,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-        )
-    return same if looked.returncode == 0 else None
+    return same if dvc_data.is_up_to_date(name) else None
 
 
 def unchanged(settings: config.Settings, prepared: PreparedDataset) -> RunSummary | None:
     """Return the newest finished run on this data with these settings and this code, or None."""
     return lineage.finished_run(prepared.name, lineage.trace(settings, prepared.data_version))
-
-
-def _add_dataset(dataset: config.Dataset, root: Path) -> bool:
-    """Make data/<name> if it is not there; return whether it was made."""
-    folder, template = root / "data" / dataset.name, root / "data" / "digits"
-    size = list(dataset.image_size) if dataset.image_size else None
-    described = {"name": dataset.name, "version": dataset.version, "image_size": size}
-    path = folder / "params.yaml"
-    if path.exists():
-        present = yaml.safe_load(path.read_text(encoding="utf-8"))["dataset"]
-        for key, wanted in described.items():
-            if wanted is not None and present.get(key) != wanted:
-                raise UserError(
-                    f"dataset.{key} = {wanted}: data/{dataset.name}/params.yaml says {present.get(key)}. "
-                    f"Change it there, or leave dataset.{key} null"
-                )
-        return False
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        for file in ("dvc.yaml", ".gitignore"):
-            shutil.copyfile(template / file, folder / file)
-        header = "# What this dataset is.\n"
-        path.write_text(header + yaml.safe_dump({"dataset": described}, sort_keys=False), encoding="utf-8")
-    except OSError as error:
-        raise UserError(
-            f"data/{dataset.name} cannot be made ({error}): make data/ a folder that you can write to"
-        ) from None
-    return True
-
-
-def _reproduce(target: str, downloads: Path | None, root: Path, force: bool) -> None:
-    """Run `dvc repro TARGET`; a stage's own message comes through as the error."""
-    state = root / ".dvc" / "tmp"
-    try:
-        state.mkdir(parents=True, exist_ok=True)
-        if lineage.git_state(root) == (None, None):
-            local = root / ".dvc" / "config.local"
-            if not local.exists():
-                local.write_text("[core]\n    no_scm = true\n", encoding="utf-8")
-    except OSError as error:
-        raise UserError(f"{state} cannot be written ({error}): make the project's folder writable") from None
-    with tempfile.TemporaryDirectory() as scratch:
-        problem = Path(scratch) / "error"
-        environment = {**stage_environment(None), "STRATAGEM_ERROR": str(problem)}
-        if downloads is not None:
-            environment["STRATAGEM_DOWNLOADS"] = str(downloads.absolute())
-        command = [sys.executable, "-m", "dvc", "repro", *(["--force", "--single-item"] if force else []), target]
-        try:
-            # DVC refuses at once when another of its commands runs; a second flow waits here instead.
-            with FileLock(state / "stratagem.lock", timeout=DVC_BUSY_SECONDS):
-                _run_dvc(command, environment, root, problem)
-        except Timeout:
-            raise StratagemError(
-                "another run has been preparing data for ten minutes: wait for it, then run again"
-            ) from None
-
-
-def _run_dvc(command: list[str], environment: dict[str, str], root: Path, problem: Path) -> None:
-    waiting_since = time.monotonic()
-    while True:
-        # Quiet DVC, so that the stage has the terminal for its own progress.
-        # Its stage reads the pipe, and ends when this process does, however that dies.
-        child = subprocess.Popen(
-            [*command, "--quiet"],
-            cwd=root,
-            env=environment,
-            stdin=subprocess.PIPE,
-            stdout=sys.stderr,
-            process_group=0,
-        )
-        try:
-            code = child.wait()
-        except BaseException:
-            os.killpg(child.pid, signal.SIGTERM)
-            child.wait()
-            raise
-        finally:
-            if child.stdin is not None:
-                child.stdin.close()
-        if code == 0:
-            return
-        if problem.exists():
-            raise errors.from_json(json.loads(problem.read_text(encoding="utf-8")))
-        with _held_open() as stdin:
-            told = subprocess.run(
-                command, check=False, cwd=root, env=environment, stdin=stdin, capture_output=True, text=True
-            )
-        if told.returncode == 0:
-            return
-        if problem.exists():
-            continue
-        message = next(
-            (line for line in told.stderr.splitlines() if line.startswith("ERROR")), told.stderr.strip()[-500:]
-        )
-        # Said of a stage's files, and, after three seconds, of the whole project.
-        busy = "is busy" in told.stderr or "Unable to acquire lock" in told.stderr
-        if not busy or time.monotonic() - waiting_since > DVC_BUSY_SECONDS:
-            raise StratagemError(f"`dvc {' '.join(command[3:])}` failed: {message.removeprefix('ERROR: ')}")
-        time.sleep(2)
-
-
-@contextlib.contextmanager
-def _held_open() -> Iterator[int]:
-    """Give a child process a standard input that closes when the block ends or this process dies, however it does."""
-    reading, writing = os.pipe()
-    try:
-        yield reading
-    finally:
-        os.close(reading)
-        os.close(writing)
 
 
 def guard(command: list[str]) -> int:

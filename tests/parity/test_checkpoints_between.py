@@ -9,8 +9,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tasks import config, processes, records
+from tasks import config, records
 from tasks.checkpoints import Checkpoints
+from tasks.process.environment import stage_environment
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(3000)]
 
@@ -92,7 +93,7 @@ def found(shared_project, start):
                     # What a run leaves that was stopped in the middle of its first epoch.
                     target = Path(f"mlruns/runs/{source} then {layout}/checkpoints/{INSIDE}")
                     shutil.copytree(f"mlruns/runs/{source}/checkpoints/{INSIDE}", target)
-                environment = processes.stage_environment(config.load(None, SHARED | options))
+                environment = stage_environment(config.load(None, SHARED | options))
                 start("test_checkpoints_between", [layout, sources], options.get("strategy.workers", 1), environment)
     return shared_project
 

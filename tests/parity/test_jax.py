@@ -10,10 +10,11 @@ import keras
 import numpy as np
 import pytest
 
-from tasks import checkpoints, config, models, processes, strategies
+from tasks import checkpoints, config, models, strategies
 from tasks.checkpoints import Checkpoints
 from tasks.errors import UserError
 from tasks.evaluate import evaluate
+from tasks.process.environment import stage_environment
 from tasks.records import TrainingResult
 
 # 147 examples are 4 * 32 + 19: the last batch of a pass divides by no mesh, nor does that of the 53 held out.
@@ -270,7 +271,7 @@ def found(tiny, train, run):
         "refusals": [section for section, _ in REFUSALS],
     }
     Path("task.json").write_text(json.dumps(task))
-    environment = processes.stage_environment(config.load(None, {**SAME, **RUNS["data_parallel"]}))
+    environment = stage_environment(config.load(None, {**SAME, **RUNS["data_parallel"]}))
     done = run([sys.executable, "-c", JAX], env=environment)
     assert done.returncode == 0, done.stderr
     yield reference, references, json.loads(done.stdout.splitlines()[-1])

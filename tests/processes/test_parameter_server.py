@@ -141,10 +141,10 @@ def test_a_lost_server_and_a_lost_coordinator_start_everything_from_the_latest_c
 TRAIN_AND_EVALUATE = """
 import json, sys
 from pathlib import Path
-from tasks import config, processes, records
+from tasks import config, dvc_data, processes, records
 from tasks.records import EvaluationResult, Run, TrainingResult
 
-prepared = processes.load_prepared("digits")
+prepared = dvc_data.load_prepared("digits")
 found = {}
 for name, overrides in json.loads(sys.argv[1]):
     settings = config.load(None, {"tracking.system_metrics": False, **overrides})

@@ -11,6 +11,7 @@ import pytest
 
 from tasks import config, errors, processes
 from tasks.errors import Interrupted, StratagemError, UserError
+from tasks.process.environment import stage_environment
 from tasks.records import Run, TrainingResult
 
 # A user's own models. What they print must not mix with the answers.
@@ -104,7 +105,7 @@ def test_a_stage_process_ends_in_its_middle_when_its_input_closes(project, tiny)
         stdin=subprocess.PIPE,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
-        env=processes.stage_environment(settings),
+        env=stage_environment(settings),
         text=True,
     )
     with process:

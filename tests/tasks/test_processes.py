@@ -2,16 +2,11 @@ import importlib.util
 import json
 import os
 import shutil
-import subprocess
-import sys
-import threading
 import time
 from pathlib import Path
 
 import psutil
 import pytest
-import yaml
-from filelock import FileLock
 
 from tasks import config, processes, runs
 from tasks.errors import StratagemError, UserError
@@ -31,67 +26,6 @@ def settings(project):
 
 def _load(*overrides: str) -> config.Settings:
     return config.load(None, overrides)
-
-
-def test_a_stage_finds_its_backend_and_the_environment_it_was_installed_in(settings, monkeypatch):
-    monkeypatch.setenv("KERAS_BACKEND", "jax")
-    monkeypatch.setenv("PREFECT_API_URL", "http://127.0.0.1:1/api")
-    monkeypatch.setenv("TF_CPP_MIN_LOG_LEVEL", "0")
-    environment = processes.stage_environment(settings)
-    assert environment["KERAS_BACKEND"] == "tensorflow"
-    assert environment["PATH"].split(os.pathsep)[0] == str(Path(sys.executable).parent)
-    assert environment["TF_CPP_MIN_LOG_LEVEL"] == "0", "what the user set stays"
-    assert "PREFECT_API_URL" not in environment
-
-
-def test_only_a_launcher_says_who_is_in_a_cluster(project, monkeypatch):
-    monkeypatch.setenv("TF_CONFIG", "{}")
-    for kind in ("one_device", "multi_worker"):
-        assert "TF_CONFIG" not in processes.stage_environment(_load(f"strategy.kind={kind}"))
-
-
-# Each: settings of a strategy on JAX, what its process finds.
-FORCED = "--xla_force_host_platform_device_count"
-ON_JAX = [
-    (["strategy.kind=data_parallel"], {"XLA_FLAGS": None, "JAX_PLATFORMS": "", "NPROC": "32", "JAX_ENABLE_X64": None}),
-    (["strategy.kind=data_parallel", "strategy.devices=8"], {"XLA_FLAGS": f"{FORCED}=8", "JAX_PLATFORMS": ""}),
-    (["strategy.kind=data_parallel", "strategy.devices=[cpu:0,cpu:3]"], {"XLA_FLAGS": f"{FORCED}=4"}),
-    (["strategy.kind=data_parallel", "strategy.devices=[cpu:0,cpu:3]"], {"JAX_PLATFORMS": "cpu"}),
-    (["strategy.kind=data_parallel", "strategy.devices=[gpu:0,gpu:1]"], {"XLA_FLAGS": None, "JAX_PLATFORMS": ""}),
-    (["strategy.kind=model_parallel", "strategy.mesh_shape=[2,4]"], {"XLA_FLAGS": f"{FORCED}=8", "NPROC": "32"}),
-    (["strategy.kind=model_parallel", "strategy.mesh_shape=[4,4]"], {"XLA_FLAGS": f"{FORCED}=16", "NPROC": "64"}),
-    (["strategy.kind=data_parallel", "train.dtype_policy=float64"], {"JAX_ENABLE_X64": "1"}),
-    (
-        ["strategy.kind=data_parallel", "strategy.devices=2", "train.deterministic=true"],
-        {"XLA_FLAGS": f"{FORCED}=2 --xla_gpu_deterministic_ops=true"},
-    ),
-]
-
-
-@pytest.mark.parametrize(("overrides", "found"), ON_JAX)
-def test_a_stage_on_jax_finds_its_devices(project, monkeypatch, overrides, found):
-    for name in ("XLA_FLAGS", "JAX_PLATFORMS", "JAX_ENABLE_X64", "NPROC"):
-        monkeypatch.setenv(name, "")
-        monkeypatch.delenv(name)
-    environment = processes.stage_environment(_load(*overrides))
-    assert environment["KERAS_BACKEND"] == "jax"
-    assert {name: environment.get(name) for name in found} == found
-
-
-def test_what_the_user_set_for_jax_stays(project, monkeypatch):
-    monkeypatch.setenv("JAX_PLATFORMS", "cuda")
-    monkeypatch.setenv("XLA_FLAGS", "--xla_dump_to=somewhere")
-    environment = processes.stage_environment(_load("strategy.kind=data_parallel", "strategy.devices=2"))
-    assert environment["JAX_PLATFORMS"] == "cuda"
-    assert environment["XLA_FLAGS"] == f"--xla_dump_to=somewhere {FORCED}=2"
-    assert processes.stage_environment(_load())["JAX_PLATFORMS"] == "cpu", "TensorFlow has the GPU there"
-
-
-@pytest.mark.parametrize(("device", "hidden"), [("cpu", True), ("gpu:0", False), ("null", False)])
-def test_a_run_on_the_cpu_hides_the_gpus_from_its_process(project, monkeypatch, device, hidden):
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3")
-    environment = processes.stage_environment(_load(f"strategy.device={device}"))
-    assert environment["CUDA_VISIBLE_DEVICES"] == ("" if hidden else "3")
 
 
 SAME_PROCESS = [["train.epochs=3"], ["model.name=mlp"], ["train.seed=7"]]
@@ -217,80 +151,6 @@ def test_a_stage_process_that_died_is_told_and_replaced(settings):
         assert processes.start(settings) is not process
     finally:
         processes.stop()
-
-
-# Each: what data/digits/params.yaml says, what the settings ask for, what is refused.
-CONTRADICTIONS = [
-    ({}, "dataset.version=9.9.9", "dataset.version = 9.9.9: data/digits/params.yaml says None"),
-    ({"version": "1.0.0"}, "dataset.version=2.0.0", "dataset.version = 2.0.0: data/digits/params.yaml says 1.0.0"),
-    ({}, "dataset.image_size=[16,16]", r"dataset.image_size = \[16, 16\]: data/digits/params.yaml says None"),
-    ({"image_size": [8, 8]}, "dataset.image_size=[16,16]", r"params.yaml says \[8, 8\]"),
-]
-
-
-@pytest.mark.parametrize(("present", "override", "message"), CONTRADICTIONS)
-def test_settings_that_contradict_the_datasets_own_are_refused(project, present, override, message):
-    path = project / "data" / "digits" / "params.yaml"
-    values = yaml.safe_load(path.read_text())
-    values["dataset"] |= present
-    path.write_text(yaml.safe_dump(values))
-    before = path.read_text()
-    with pytest.raises(UserError, match=message) as caught:
-        processes.prepare_data(_load(override))
-    assert "Change it there, or leave dataset." in str(caught.value)
-    assert path.read_text() == before
-
-
-def test_a_dataset_that_is_not_there_leaves_no_folder(project):
-    before = sorted(path.name for path in (project / "data").iterdir())
-    with pytest.raises(UserError, match="unknown dataset 'mnits': did you mean 'mnist'"):
-        processes.prepare_data(_load("dataset.name=mnits"))
-    assert sorted(path.name for path in (project / "data").iterdir()) == before
-
-
-def test_a_new_dataset_gets_a_folder_of_its_own(project):
-    folder = project / "data" / "cifar100"
-    dataset = _load("dataset.name=cifar100", "dataset.image_size=[16,16]").dataset
-    assert processes._add_dataset(dataset, project)
-    described = yaml.safe_load((folder / "params.yaml").read_text())
-    assert described == {"dataset": {"name": "cifar100", "version": None, "image_size": [16, 16]}}
-    for name in ("dvc.yaml", ".gitignore"):
-        assert (folder / name).read_bytes() == (project / "data" / "digits" / name).read_bytes()
-    assert not processes._add_dataset(dataset, project), "it is there now"
-
-
-def test_data_that_another_run_is_preparing_are_waited_for(project, monkeypatch):
-    monkeypatch.setattr(processes, "DVC_BUSY_SECONDS", 0.1)
-    (project / ".dvc" / "tmp").mkdir()
-    with (
-        FileLock(project / ".dvc" / "tmp" / "stratagem.lock"),
-        pytest.raises(StratagemError, match="another run has been preparing data"),
-    ):
-        processes.prepare_data(_load())
-
-
-def test_a_dvc_command_that_runs_outside_is_waited_for(project, digits_folder, monkeypatch):
-    """DVC refuses to run beside another DVC; a run tries again until the other one is done."""
-    shutil.copytree(digits_folder, project / "data" / "digits", dirs_exist_ok=True)
-    pipeline = {"stages": {"slow": {"cmd": "touch began; while ! test -e end; do sleep 0.1; done"}}}
-    (project / "other").mkdir()
-    (project / "other" / "dvc.yaml").write_text(yaml.safe_dump(pipeline))
-    # A stage of no moment in place of the real one: what is looked at is the waiting.
-    stage = {"cmd": "touch done", "outs": [{"prepared": {"persist": True}}]}
-    (project / "data" / "digits" / "dvc.yaml").write_text(yaml.safe_dump({"stages": {"prepare": stage}}))
-    other = subprocess.Popen(
-        [sys.executable, "-m", "dvc", "repro", "--quiet", "other/dvc.yaml"], stdin=subprocess.DEVNULL
-    )
-    try:
-        while not (project / "other" / "began").exists():
-            assert other.poll() is None
-            time.sleep(0.1)
-        threading.Timer(8, (project / "other" / "end").touch).start()
-        assert processes.prepare_data(_load()) is not None
-    finally:
-        (project / "other" / "end").touch()
-        assert other.wait() == 0
-    assert (project / "data" / "digits" / "done").exists()
 
 
 @pytest.mark.parametrize("room", ["data", "mlruns", ".dvc"])

@@ -1,0 +1,1 @@
+"""Child processes: what they find in their environment, and how they end with the process that started them."""

@@ -1,0 +1,64 @@
+"""The environment of a child process, complete before it imports a framework."""
+
+import math
+import os
+import sys
+from pathlib import Path
+
+from tasks import config
+
+# With fewer threads than devices that wait for each other, JAX aborts the process after 40 s.
+MIN_JAX_THREADS = 32
+
+
+def stage_environment(settings: config.Settings | None) -> dict[str, str]:
+    """Return the environment of a process that runs stages with these settings."""
+    environment = {
+        **os.environ,
+        "KERAS_BACKEND": "tensorflow",
+        "JAX_PLATFORMS": "cpu",  # TensorFlow imports JAX, which would take the GPU's memory from TensorFlow.
+        "TF_CPP_MIN_LOG_LEVEL": os.environ.get("TF_CPP_MIN_LOG_LEVEL", "2"),
+        "MLFLOW_DISABLE_TELEMETRY": "true",
+        # By default MLflow's client tries for minutes where a server hangs.
+        "MLFLOW_HTTP_REQUEST_TIMEOUT": os.environ.get("MLFLOW_HTTP_REQUEST_TIMEOUT", "10"),
+        "MLFLOW_HTTP_REQUEST_MAX_RETRIES": os.environ.get("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "1"),
+        "MLFLOW_LOGGING_LEVEL": os.environ.get("MLFLOW_LOGGING_LEVEL", "WARNING"),
+        "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",
+        "DO_NOT_TRACK": "1",
+        "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")]),
+    }
+    # Set only after the stage process was started, and no stage's business.
+    environment.pop("PREFECT_API_URL", None)
+    environment.pop("TF_CONFIG", None)  # A launcher says who is a member of a cluster.
+    if settings is not None and settings.strategy.kind == "one_device" and settings.strategy.device == "cpu":
+        environment["CUDA_VISIBLE_DEVICES"] = ""
+    if settings is not None and settings.strategy.backend == "jax":
+        environment |= _jax_environment(settings)
+    return environment
+
+
+def _jax_environment(settings: config.Settings) -> dict[str, str]:
+    """Return what makes Keras run on JAX; CPU devices can be made only when a process starts."""
+    section = settings.strategy
+    wanted: int | list[str] | None = None
+    if isinstance(section, config.DataParallel):
+        wanted = section.devices
+    elif isinstance(section, config.ModelParallel):
+        wanted = section.devices or math.prod(section.mesh_shape)
+    named = wanted if isinstance(wanted, list) else []
+    on_cpu = [int(name.removeprefix("cpu:")) for name in named if name.startswith("cpu:")]
+    count = wanted if isinstance(wanted, int) else max(on_cpu, default=-1) + 1
+    environment = {
+        "KERAS_BACKEND": "jax",
+        # The accelerators of this machine, unless the user wants none.
+        "JAX_PLATFORMS": "cpu" if on_cpu and len(on_cpu) == len(named) else os.environ.get("JAX_PLATFORMS", ""),
+        "NPROC": str(max(MIN_JAX_THREADS, 4 * count)),
+    }
+    flags = [f"--xla_force_host_platform_device_count={count}"] if count else []
+    if settings.train.deterministic:
+        flags.append("--xla_gpu_deterministic_ops=true")
+    if flags:
+        environment["XLA_FLAGS"] = " ".join([os.environ.get("XLA_FLAGS", ""), *flags]).strip()
+    if settings.train.dtype_policy == "float64":
+        environment["JAX_ENABLE_X64"] = "1"
+    return environment
