@@ -20,7 +20,7 @@ VERSION = "0123456789abcdef0123456789abcdef"
 @pytest.fixture(scope="module")
 def empty_store(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("store") / "mlflow.db"
-    tracking._make_store(path)
+    tracking.store.make_store(path)
     return path
 
 

@@ -35,7 +35,7 @@ VERSION = "0123456789abcdef0123456789abcdef"
 @pytest.fixture(scope="session")
 def empty_store(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("store") / "mlflow.db"
-    tracking._make_store(path)
+    tracking.store.make_store(path)
     return path
 
 
@@ -214,7 +214,7 @@ def test_a_comparison_is_the_parent_of_its_runs(store: Path) -> None:
     found = client.get_run(parent.run_id)
     assert found.info.run_name == parent.name == f"digits-comparison-{parent.run_id[:6]}"
     assert found.data.params == {
-        key: tracking._text(value)
+        key: tracking.outbox.text_of(value)
         for key, value in settings.flat().items()
         if not key.startswith("strategy.") and key != "train.loop"
     }
@@ -373,7 +373,7 @@ def test_a_run_that_becomes_another_training_forgets_its_results_before_it_says_
 
     for now, stays in ((config.parse(run.settings), True), (settings, False)):
         result.write_text("{}")
-        monkeypatch.setattr(tracking, "_deliver", killed)
+        monkeypatch.setattr(tracking.OUTBOX, "deliver", killed)
         with pytest.raises(KeyboardInterrupt):
             tracking.resume(run, now, lineage.trace(now, VERSION))
         assert result.exists() is stays
@@ -406,7 +406,7 @@ def test_what_a_killed_process_had_on_its_way_is_told_by_the_next_and_nothing_tw
     run: records.Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as patch:
-        patch.setattr(tracking, "_deliver", lambda run, *events: None)  # It died before it could.
+        patch.setattr(tracking.OUTBOX, "deliver", lambda run, *events: None)  # It died before it could.
         with tracking.MetricWriter(run) as writer:
             for step in (21, 42, 63):
                 writer.write(step, {"train/loss": step / 100})
@@ -431,7 +431,7 @@ def test_metrics_of_the_whole_run_and_not_a_number(run: records.Run) -> None:
 
 def answers_again() -> None:
     """Let the store be asked at once, and not after the pause that follows a failure."""
-    tracking._ask_again["at"] = 0.0
+    tracking.OUTBOX.ask_at_once()
 
 
 def test_all_is_kept_in_its_order_while_the_store_is_away_and_delivered_once(

@@ -1,0 +1,26 @@
+"""Runs, metrics and models in MLflow; the only importer of mlflow.
+
+A run is always addressed by its id, never as MLflow's "active run", which does not cross threads and leaves stray runs
+behind.
+"""
+
+from tasks.tracking.lifecycle import (
+    end_abandoned,
+    finish,
+    log_comparison,
+    log_files,
+    resume,
+    set_tags,
+    start,
+    start_comparison,
+)
+from tasks.tracking.metrics import MetricWriter, log_metrics, system_metrics
+from tasks.tracking.models import log_model, register_version
+from tasks.tracking.outbox import OUTBOX, await_told, mlflow_run_id
+from tasks.tracking.store import Unavailable, open_store, store_uri
+
+__all__ = [
+    "OUTBOX", "MetricWriter", "Unavailable", "await_told", "end_abandoned", "finish", "log_comparison", "log_files",
+    "log_metrics", "log_model", "mlflow_run_id", "open_store", "register_version", "resume", "set_tags", "start",
+    "start_comparison", "store_uri", "system_metrics",
+]  # fmt: skip

@@ -1,0 +1,327 @@
+"""Runs in MLflow: begun, resumed, described, ended."""
+
+import contextlib
+import socket
+import time
+import uuid
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import mlflow
+from mlflow.exceptions import MlflowException
+
+from tasks import config, records, runs
+from tasks.errors import UserError
+from tasks.tracking.metrics import log_metrics, tell_again, written
+from tasks.tracking.outbox import (
+    MAX_TAG_LENGTH,
+    OUTBOX,
+    Event,
+    best_effort,
+    create_run,
+    mlflow_run_id,
+    present,
+    text_of,
+)
+from tasks.tracking.store import SQLITE, Unavailable, answering, dataset_of, open_store, store_name, store_uri
+
+
+def start(
+    settings: config.Settings,
+    prepared: records.PreparedDataset,
+    lineage: records.Lineage,
+    flow_run_id: str | None = None,
+    parent_run_id: str | None = None,
+) -> records.Run:
+    """Begin an MLflow run with its settings, its data and where it comes from, and its folder mlruns/runs/<run_id>.
+
+    Args:
+        settings: become the run's parameters.
+        prepared: becomes the run's dataset.
+        lineage: where the run comes from.
+        flow_run_id: the run of Prefect's flow.
+        parent_run_id: of the comparison that the run belongs to; MLflow's pages show it under that one.
+
+    Raises:
+        UserError: see ``open_store``; or the experiment was deleted.
+    """
+    kind, loop = settings.strategy.kind, settings.train.loop
+    tags = {"strategy": kind, "loop": loop, "mlflow.parentRunId": parent_run_id}
+    params = settings.flat()
+    if parent_run_id is not None:
+        # The first parameter that differs, so the one that MLflow's page for comparing runs draws first.
+        params = {"comparison": f"{kind} {loop}", **params}
+    key = runs.key_of(settings)
+    return _begin(settings, prepared, lineage, f"{kind}-{loop}", "runs", key, flow_run_id, params, tags)
+
+
+def start_comparison(
+    settings: config.Settings,
+    prepared: records.PreparedDataset,
+    lineage: records.Lineage,
+    key: str,
+    flow_run_id: str | None,
+) -> records.Run:
+    """Begin the MLflow run that is the parent of a comparison's runs; its folder is mlruns/comparisons/<run_id>.
+
+    Args:
+        settings: of any of those runs; what they do not share is left out of the parameters.
+        prepared: becomes the run's dataset.
+        lineage: where the run comes from.
+        key: what the process that leads the comparison holds, see ``runs.hold``.
+        flow_run_id: the run of Prefect's flow.
+
+    Raises:
+        UserError: see ``open_store``; or the experiment was deleted.
+    """
+    shared = {
+        key: value for key, value in settings.flat().items() if key != "train.loop" and not key.startswith("strategy.")
+    }
+    return _begin(settings, prepared, lineage, "comparison", "comparisons", key, flow_run_id, shared, {})
+
+
+def _begin(
+    settings: config.Settings,
+    prepared: records.PreparedDataset,
+    lineage: records.Lineage,
+    kind: str,
+    room: str,
+    key: str,
+    flow_run_id: str | None,
+    params: Mapping[str, Any],
+    tags: Mapping[str, str | None],
+) -> records.Run:
+    """Begin a run of a kind, with its folder in a room of mlruns/."""
+    experiment = settings.tracking.experiment or settings.dataset.name
+    described = {
+        "dataset": prepared.name,
+        "data_version": lineage.data_version,
+        "code_digest": lineage.code_digest,
+        "settings_digest": lineage.settings_digest,
+        "git_dirty": None if lineage.git_dirty is None else str(lineage.git_dirty).lower(),
+        "flow_run_id": flow_run_id,
+        "held_by": _holder(key),
+        "mlflow.source.git.commit": lineage.git_commit,
+        "mlflow.source.name": "stratagem",
+        "mlflow.source.type": "LOCAL",
+        **tags,
+    }
+    start_time = int(time.time() * 1000)
+    host = socket.gethostname()
+    creation: Event = {"experiment": experiment, "start_time": start_time, "tags": present(described)}
+    try:
+        client: mlflow.MlflowClient | None = open_store()
+        run_id = create_run(client, creation)
+    except (Unavailable, MlflowException) as error:
+        if store_uri().startswith(SQLITE):
+            raise
+        client, run_id = None, uuid.uuid4().hex  # MLflow's own run gets another id, and this one as a tag.
+        OUTBOX.warn(run_id, error)
+    run: records.Run | None = None
+    try:
+        # The id's first letters tell runs of one kind apart, and lead from a chart's legend to the folder.
+        run = records.Run(
+            run_id=run_id,
+            experiment=experiment,
+            name=f"{prepared.name}-{kind}-{run_id[:6]}",
+            folder=f"mlruns/{room}/{run_id}",
+            lineage=lineage,
+            settings=settings.to_json(),
+            flow_run_id=flow_run_id,
+            parent_run_id=tags.get("mlflow.parentRunId"),
+            number=runs.next_number(),
+            start_time=start_time,
+            key=key,
+            host=host,
+            store=store_name(),
+        )
+        data = {"dataset": dataset_of(prepared, lineage).to_dictionary(), "context": "training"}
+        told: list[Event] = [] if client is not None else [{"create": creation}]
+        told += [
+            {"name": run.name},
+            {"params": {key: text_of(value) for key, value in params.items()}},
+            {"input": data},
+        ]
+        runs.settle(run, "RUNNING")
+        records.save(run, config.project_root() / run.folder / "records" / "run.json")
+        OUTBOX.deliver(run, *told)
+    except BaseException as error:
+        status = "FAILED" if isinstance(error, Exception) else "KILLED"
+        if run is not None:
+            with best_effort():
+                runs.settle(run, status, str(error) or type(error).__name__)
+        if client is not None:
+            client.set_terminated(run_id, status)
+        raise
+    return run
+
+
+def resume(
+    run: records.Run, settings: config.Settings, lineage: records.Lineage, flow_run_id: str | None = None
+) -> records.Run:
+    """Set a run that was begun before running again, and return it as it is from now on.
+
+    Args:
+        settings: from now on.
+        lineage: from now on.
+        flow_run_id: the run of Prefect's flow, from now on.
+
+    Raises:
+        UserError: see ``open_store``.
+    """
+    with contextlib.suppress(Unavailable):
+        try:
+            deleted = open_store().get_run(mlflow_run_id(run)).info.lifecycle_stage == "deleted"
+        except MlflowException as error:
+            # Unless it began while the server did not answer.
+            deleted = error.error_code == "RESOURCE_DOES_NOT_EXIST" and not OUTBOX.holds(run)
+        if deleted:
+            raise UserError(
+                f"the run '{run.run_id}' cannot be resumed: it is no longer in {store_uri()}. Bring it back with "
+                f"`mlflow runs restore --run-id {run.run_id}`, or begin a new one with --fresh"
+            )
+    before, now = config.parse(run.settings).flat(), settings.flat()
+    changes = {
+        f"changed.{name}": f"{text_of(before.get(name))} -> {text_of(now.get(name))}"
+        for name in sorted(before.keys() | now.keys())
+        if before.get(name) != now.get(name)
+    }
+    key = runs.key_of(settings)
+    now_of = {
+        "settings": settings.to_json(),
+        "lineage": lineage,
+        "key": key,
+        "host": socket.gethostname(),
+        "number": runs.next_number(),
+        "flow_run_id": flow_run_id,
+    }
+    if (lineage.settings_digest, lineage.data_version) != (run.lineage.settings_digest, run.lineage.data_version):
+        runs.forget_results(run)  # Of the training as it was; before the run says that it is another one.
+    run = run.model_copy(update=now_of)
+    records.save(run, config.project_root() / run.folder / "records" / "run.json")
+    runs.settle(run, "RUNNING")
+    tags = present({"held_by": _holder(key), "flow_run_id": flow_run_id, **changes})
+    OUTBOX.deliver(run, {"status": "RUNNING"}, {"tags": tags}, {"no_tag": "reason"})
+    return run
+
+
+def finish(run: records.Run, status: Literal["FINISHED", "FAILED", "KILLED"], reason: str | None = None) -> None:
+    """End a run. The reason of a failure becomes a tag."""
+    with best_effort():
+        runs.settle(run, status, reason)
+    OUTBOX.ask_at_once()  # It may be back, and this is the last chance of this process.
+    OUTBOX.deliver(
+        run,
+        *([{"tags": {"reason": reason}}] if reason is not None else []),
+        {"status": status, "end_time": int(time.time() * 1000)},
+    )
+
+
+@answering()
+def end_abandoned(mine: str = "", but: str | None = None) -> list[records.Ended]:
+    """End the runs of this host whose process died: as it had put down, else as KILLED. Also deliver what runs that are
+    not at work have kept.
+
+    Args:
+        mine: a key that the caller holds; what was done under it before is over.
+        but: the id of a run of this key that the caller is at work on.
+
+    Raises:
+        UserError: see ``open_store``; what can be known without the store is settled then.
+    """
+    ended: list[records.Ended] = []
+    known: dict[str, records.Run] = {}
+    died = f"the process that led it on {socket.gethostname()} died"
+    for path in _run_files():
+        with contextlib.suppress(UserError):  # Killed while it was written.
+            known[path.parent.parent.name] = records.load(records.Run, path)
+    for run in known.values():
+        if run.run_id == but or not (run.key == mine or runs.is_over(run)):
+            continue
+        put_down = runs.status(run)
+        with best_effort():  # What is left of another user's run must not end this one.
+            if put_down is not None and put_down.status == "RUNNING":
+                tell_again(run, written(run))
+                finish(run, "KILLED", died)
+                ended.append(records.Ended(what=f"MLflow run {run.run_id}", status="KILLED", reason=died))
+            elif OUTBOX.holds(run):
+                OUTBOX.flush(run)
+    client = open_store()
+    wanted = "attributes.status = 'RUNNING' AND tags.`mlflow.source.name` = 'stratagem'"
+    experiments = [experiment.experiment_id for experiment in client.search_experiments()]
+    for found in client.search_runs(experiments, wanted, max_results=1000) if experiments else []:
+        held_by, run_id = found.data.tags.get("held_by", ""), found.info.run_id
+        local_id = found.data.tags.get("local_run_id", run_id)
+        run_of = known.get(local_id)
+        # What it is told last may still be on its way.
+        key = run_of.key if run_of is not None else held_by.rpartition(":")[2]
+        if held_by != _holder(held_by.rpartition(":")[2]) or local_id == but or (key != mine and runs.is_held(key)):
+            continue
+        # Killed after it had put down its end, and before MLflow knew; or before it had a folder.
+        put_down = runs.status(run_of) if run_of is not None else None
+        if put_down is not None and put_down.status == "RUNNING":
+            continue  # It has just begun.
+        status, reason = (put_down.status, put_down.reason) if put_down is not None else ("KILLED", died)
+        if reason is not None:
+            client.set_tag(run_id, "reason", reason)
+        client.set_terminated(run_id, status)
+        if f"MLflow run {local_id}" not in {record.what for record in ended}:
+            ended.append(records.Ended(what=f"MLflow run {local_id}", status=status, reason=reason or ""))
+    return ended
+
+
+def set_tags(run: records.Run, tags: Mapping[str, str]) -> None:
+    """Add short texts to a run, such as where its checkpoint lies."""
+    OUTBOX.deliver(run, {"tags": dict(tags)})
+
+
+def log_files(run: records.Run, paths: Iterable[str | Path], folder: str) -> None:
+    """Copy files, named from the project's folder, into a folder of the run's artifacts."""
+    root = config.project_root()
+    OUTBOX.deliver(run, *({"file": str((root / path).relative_to(root)), "folder": folder} for path in paths))
+
+
+def log_comparison(run: records.Run, comparison: records.Comparison, page: Path, tables: Sequence[Path]) -> None:
+    """Give a comparison its table, as files and as its description, and each of its runs its own figures.
+
+    They have the same names in all runs, so that MLflow's page for comparing runs shows them in one chart each.
+
+    Args:
+        run: the comparison's.
+        comparison: its rows name the runs.
+        page: the table in Markdown.
+        tables: other files to keep with it.
+    """
+    for row in comparison.rows:
+        if row.run_id is None or row.reason is not None:
+            continue
+        figures = {
+            "num_replicas": row.num_replicas,
+            "seconds_per_epoch": row.seconds_per_epoch,
+            "speed_up": row.speed_up,
+            "efficiency": row.efficiency,
+            "start_seconds": row.start_seconds,
+            "setup_seconds": row.setup_seconds,
+            "tracing_seconds": row.tracing_seconds,
+        }
+        known = {f"performance/{name}": value for name, value in figures.items() if value is not None}
+        log_metrics(records.load(records.Run, _run_file(row.run_id)), known)
+    log_files(run, [page, *tables], "comparison")
+    # MLflow shows a few lines of a description: those of the table, not its heading.
+    description = page.read_text(encoding="utf-8").partition("\n\n")[2]
+    set_tags(run, {"mlflow.note.content": description[:MAX_TAG_LENGTH]})
+
+
+def _holder(key: str) -> str:
+    """Return who leads a run, for others that share the store: the host, the project's folder and the key."""
+    return f"{socket.gethostname()}:{config.project_root()}:{key}"
+
+
+def _run_file(run_id: str) -> Path:
+    return config.project_root() / "mlruns" / "runs" / run_id / "records" / "run.json"
+
+
+def _run_files() -> list[Path]:
+    """Return the files of all runs, comparisons too."""
+    return sorted(config.project_root().glob("mlruns/*/*/records/run.json"))

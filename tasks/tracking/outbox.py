@@ -1,0 +1,240 @@
+"""What MLflow is told of a run, in its order, at once or later.
+
+No training waits for the store or fails with it. What cannot be delivered, from the beginning of a run to its end, is
+kept in the run's unsent.jsonl in its order, and delivered with the run's next event, by the next command, or by
+`stratagem reconcile`. Delivering an event twice changes nothing.
+"""
+
+import contextlib
+import json
+import logging
+import os
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import mlflow
+from filelock import FileLock, Timeout
+from mlflow.entities import Dataset, DatasetInput, InputTag, Metric, Param, RunTag, ViewType
+from mlflow.exceptions import MlflowException
+
+from tasks import config, records
+from tasks.errors import UserError
+from tasks.tracking.store import REFUSALS, Unavailable, find_experiment, open_store, store_name, store_uri
+
+logger = logging.getLogger(__name__)
+
+# MLflow's own limits.
+MAX_METRICS_PER_BATCH = 1000
+MAX_PARAMS_PER_BATCH = 100
+MAX_PARAM_LENGTH = 6000
+MAX_TAG_LENGTH = 8000
+
+# A store that did not answer is asked again after so long.
+PAUSE_SECONDS = 15.0
+
+Event = dict[str, Any]
+
+
+class Outbox:
+    """What this process has to tell MLflow of its runs. Several threads may use it."""
+
+    def __init__(self) -> None:
+        self._lock = threading.RLock()
+        self._ask_again_at = 0.0
+        self._warned: set[str] = set()
+
+    def deliver(self, run: records.Run, *events: Event) -> None:
+        """Tell the store what happened to a run, or keep it; it is told in the order of these calls."""
+        with self._lock, best_effort(), FileLock(_outbox(run).with_suffix(".lock")):
+            path = _outbox(run)
+            if not path.exists() and self._send(run, list(events)) == len(events):
+                return
+            with path.open("a+b") as file:
+                if file.tell():
+                    file.seek(-1, os.SEEK_END)
+                    if file.read() != b"\n":  # A process killed while it wrote left half a line.
+                        file.write(b"\n")
+                file.write("".join(json.dumps(event) + "\n" for event in events).encode())
+            self._send_kept(run)
+
+    def flush(self, run: records.Run) -> None:
+        """Deliver what is kept, as far as the store takes it now; nothing while another process does that."""
+        with contextlib.suppress(Timeout), self._lock, FileLock(_outbox(run).with_suffix(".lock"), blocking=False):
+            self._send_kept(run)
+
+    def warn(self, run_id: str, error: Exception) -> None:
+        """Tell once that a run's events are kept."""
+        if run_id not in self._warned:
+            self._warned.add(run_id)
+            logger.warning(
+                "MLflow cannot be told of this run now (%s): it goes on, and what there is to tell is kept and "
+                "delivered later, also by `stratagem reconcile`",
+                " ".join(str(error).split()),
+            )
+
+    def holds(self, run: records.Run) -> bool:
+        """Return whether something of a run is kept."""
+        return _outbox(run).exists()
+
+    def ask_at_once(self) -> None:
+        """Let the store be asked at once, and not after the pause that follows a failure."""
+        self._ask_again_at = 0.0
+
+    def _send_kept(self, run: records.Run) -> None:
+        path = _outbox(run)
+        if not path.exists() or self._is_away(run):
+            return  # After a day without its server this would be seconds of reading, every few seconds.
+        events: list[Event] = []
+        for line in path.read_text(encoding="utf-8").splitlines():
+            with contextlib.suppress(ValueError):
+                event = json.loads(line)
+                if "metrics" in event and events and "metrics" in events[-1]:
+                    events[-1]["metrics"] += event["metrics"]  # A request for a thousand points, not one for each line.
+                else:
+                    events.append(event)
+        sent = self._send(run, events)
+        if sent == len(events):
+            path.unlink()
+        elif sent:
+            rest = path.with_suffix(".partial")
+            rest.write_text("".join(json.dumps(event) + "\n" for event in events[sent:]), encoding="utf-8")
+            rest.replace(path)
+
+    def _send(self, run: records.Run, events: Sequence[Event]) -> int:
+        """Return how many of the events were delivered; all others come after them."""
+        sent = 0
+        if self._is_away(run):
+            return 0
+        try:
+            client = open_store()
+            for event in events:
+                try:
+                    _send_one(client, run, event)
+                except (MlflowException, FileNotFoundError) as error:
+                    if isinstance(error, MlflowException) and error.error_code not in REFUSALS:
+                        raise
+                    logger.warning("MLflow does not take what it is told of run %s: %s", run.run_id, error)
+                sent += 1
+        except Exception as error:  # Whatever ails the store, the training goes on.
+            self._ask_again_at = time.monotonic() + PAUSE_SECONDS
+            self.warn(run.run_id, error)
+        return sent
+
+    def _is_away(self, run: records.Run) -> bool:
+        """Return whether a run's store is another one than this process's, or did not answer a moment ago."""
+        return run.store != store_name() or time.monotonic() < self._ask_again_at
+
+
+OUTBOX = Outbox()
+
+
+def _send_one(client: mlflow.MlflowClient, run: records.Run, event: Event) -> None:
+    place = config.project_root() / run.folder / "mlflow_run_id"
+    if "create" in event:
+        place.write_text(create_run(client, event["create"], run.run_id), encoding="utf-8")
+        return
+    run_id = mlflow_run_id(run)
+    if "name" in event:
+        client.update_run(run_id, name=event["name"])
+    elif "params" in event:
+        params = [Param(key, text[:MAX_PARAM_LENGTH]) for key, text in event["params"].items()]
+        for batch in _batches(params, MAX_PARAMS_PER_BATCH):
+            client.log_batch(run_id, params=batch)
+    elif "input" in event:
+        context = InputTag("mlflow.data.context", event["input"]["context"])
+        client.log_inputs(run_id, [DatasetInput(Dataset(**event["input"]["dataset"]), [context])])
+    elif "metrics" in event:
+        for batch in _batches([Metric(*values) for values in event["metrics"]], MAX_METRICS_PER_BATCH):
+            client.log_batch(run_id, metrics=batch)
+    elif "tags" in event:
+        tags = [RunTag(key, text[:MAX_TAG_LENGTH]) for key, text in event["tags"].items()]
+        client.log_batch(run_id, tags=tags)
+    elif "file" in event:
+        client.log_artifact(run_id, str(config.project_root() / event["file"]), event["folder"])
+    elif "no_tag" in event:
+        with contextlib.suppress(MlflowException):  # There is none.
+            client.delete_tag(run_id, event["no_tag"])
+    elif event["status"] == "RUNNING":
+        client.update_run(run_id, status="RUNNING")
+    else:
+        client.set_terminated(run_id, event["status"], event["end_time"])
+
+
+def await_told(run: records.Run) -> None:
+    """Deliver what is kept of a run before something is logged that cannot be kept.
+
+    Raises:
+        Unavailable: the tracking server does not answer.
+    """
+    if run.store != store_name():
+        own = f"MLFLOW_TRACKING_URI = {run.store}" if run.store else "no MLFLOW_TRACKING_URI"
+        raise UserError(
+            f"run {run.run_id} was begun with {own}, and it is {store_name() or 'not set'} now: set it as it was then"
+        )
+    open_store()
+    OUTBOX.ask_at_once()
+    OUTBOX.flush(run)
+    if OUTBOX.holds(run):
+        raise Unavailable(f"{store_uri()}: MLflow cannot be told of run {run.run_id} now: see to it")
+
+
+def create_run(client: mlflow.MlflowClient, creation: Event, local_id: str | None = None) -> str:
+    """Return the id of a new MLflow run; of the one that a local run got before, if it did."""
+    experiment_id = find_experiment(client, creation["experiment"])
+    tags = dict(creation["tags"])
+    if (parent := tags.get("mlflow.parentRunId")) is not None:
+        tags["mlflow.parentRunId"] = _mlflow_id_of_comparison(parent)
+    if local_id is not None:
+        tags["local_run_id"] = local_id
+        found = client.search_runs([experiment_id], f"tags.local_run_id = '{local_id}'", ViewType.ALL, 1)
+        if found:
+            return str(found[0].info.run_id)
+    created: str = client.create_run(experiment_id, creation["start_time"], tags).info.run_id
+    return created
+
+
+def _mlflow_id_of_comparison(run_id: str) -> str:
+    """Return the id that MLflow knows a comparison by; one that began without the server is told to it first."""
+    path = config.project_root() / "mlruns" / "comparisons" / run_id / "records" / "run.json"
+    if not path.exists():
+        return run_id
+    comparison = records.load(records.Run, path)
+    OUTBOX.flush(comparison)
+    return mlflow_run_id(comparison)
+
+
+def mlflow_run_id(run: records.Run) -> str:
+    """Return the id that MLflow knows a run by: its own, unless it began while the server did not answer."""
+    place = config.project_root() / run.folder / "mlflow_run_id"
+    return place.read_text(encoding="utf-8") if place.exists() else run.run_id
+
+
+@contextlib.contextmanager
+def best_effort() -> Iterator[None]:
+    """A disk that is full must not hide why a training ended, nor end one."""
+    try:
+        yield
+    except OSError as error:
+        logger.warning("what MLflow is to be told cannot be kept: %s", error)
+
+
+def _batches(items: Sequence[Any], size: int) -> Iterator[Sequence[Any]]:
+    for start in range(0, len(items), size):
+        yield items[start : start + size]
+
+
+def present(texts: Mapping[str, str | None]) -> dict[str, str]:
+    """Return the texts that are there."""
+    return {key: text for key, text in texts.items() if text is not None}
+
+
+def text_of(value: object) -> str:
+    """Return a setting in the spelling of ``--set``."""
+    return value if isinstance(value, str) else json.dumps(value)
+
+
+def _outbox(run: records.Run) -> Path:
+    return config.project_root() / run.folder / "unsent.jsonl"

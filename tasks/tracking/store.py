@@ -1,0 +1,179 @@
+"""The store of runs and models: where it is, whether it answers, what is made in it once.
+
+It is mlruns/mlflow.db with its files in mlruns/artifacts, or what MLFLOW_TRACKING_URI names.
+"""
+
+import contextlib
+import hashlib
+import json
+import os
+import shutil
+import sqlite3
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+
+import mlflow
+import numpy as np
+from filelock import FileLock
+from mlflow.data.schema import TensorDatasetSchema
+from mlflow.entities import Dataset
+from mlflow.exceptions import MlflowException
+from mlflow.types.schema import Schema, TensorSpec
+
+from tasks import config, records
+from tasks.errors import UserError
+
+SQLITE = "sqlite:///"
+
+MAX_DIGEST_LENGTH = 36  # MLflow's own.
+
+# What MLflow will not take at any other time either.
+REFUSALS = ("BAD_REQUEST", "INVALID_PARAMETER_VALUE", "RESOURCE_ALREADY_EXISTS", "RESOURCE_DOES_NOT_EXIST")
+
+
+class Unavailable(UserError):
+    """The tracking server does not answer."""
+
+
+def store_uri() -> str:
+    """Return the address of the tracking store, which is the model registry too."""
+    return os.environ.get("MLFLOW_TRACKING_URI") or f"{SQLITE}{config.project_root() / 'mlruns' / 'mlflow.db'}"
+
+
+def store_name() -> str:
+    """Return what a run remembers of its store: nothing for the project's own, which may be moved with it."""
+    return os.environ.get("MLFLOW_TRACKING_URI", "")
+
+
+def open_store() -> mlflow.MlflowClient:
+    """Return a client of the store. A SQLite store that does not exist yet is made, by one process only.
+
+    Raises:
+        UserError: the store cannot be written, is no MLflow store, is of another MLflow version, or does not answer.
+    """
+    uri = store_uri()
+    if uri.startswith(SQLITE):
+        path = Path(uri.removeprefix(SQLITE)).absolute()
+        if not path.exists():
+            make_store(path)
+        _check_schema(path)
+    elif uri.startswith(("http://", "https://")):
+        _check_server(uri)
+    try:
+        return mlflow.MlflowClient(uri, registry_uri=uri)
+    except MlflowException as error:
+        raise UserError(f"the MLflow store {uri} cannot be used: {error}") from None
+
+
+def make_store(path: Path) -> None:
+    """Make an empty SQLite store; one process does it.
+
+    Raises:
+        UserError: its folder cannot be written.
+    """
+    from mlflow.store.tracking.sqlalchemy_store import SqlAlchemyStore
+
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        # Several first runs at once, or one that is killed inside the migration, would leave a broken store for ever.
+        with FileLock(path.with_name(f".{path.name}.lock"), timeout=120):
+            if path.exists():
+                return
+            building = path.with_name(f".{path.name}.building")
+            shutil.rmtree(building, ignore_errors=True)
+            building.mkdir()
+            store = SqlAlchemyStore(f"{SQLITE}{building / path.name}", (path.parent / "artifacts").as_uri())
+            store.engine.dispose()
+            os.replace(building / path.name, path)
+            shutil.rmtree(building)
+    except OSError as error:
+        raise UserError(f"{path} cannot be made ({error}): make {path.parent} a folder that you can write to") from None
+
+
+def _check_schema(path: Path) -> None:
+    """Refuse what MLflow would damage or misname: to it a newer store is "out-of-date", and a broken one is empty."""
+    if not (os.access(path, os.W_OK) and os.access(path.parent, os.W_OK)):
+        raise UserError(f"{path} cannot be written: give yourself write access to it and to its folder")
+    try:
+        with contextlib.closing(sqlite3.connect(path, timeout=20)) as connection:
+            (revision,) = connection.execute("SELECT version_num FROM alembic_version").fetchone()
+    except (sqlite3.Error, TypeError) as error:
+        raise UserError(f"{path} is no MLflow store ({error}): move it away; the next run makes a new one") from None
+    migrations = Path(mlflow.__file__).parent / "store" / "db_migrations" / "versions"
+    if not any(migrations.glob(f"{revision}_*.py")):
+        raise UserError(
+            f"{path} was written by a newer MLflow than the installed {mlflow.__version__} (its schema is {revision}): "
+            "install that MLflow, or move the file away; the next run makes a new one"
+        )
+
+
+def _check_server(uri: str) -> None:
+    # MLflow's client tries for 246 s before it says that a server is down.
+    try:
+        urllib.request.urlopen(f"{uri.rstrip('/')}/health", timeout=3).close()
+    except (OSError, ValueError) as error:
+        # Whether one that answers lets us in shows at the first request; 502 and its like are a proxy's.
+        if isinstance(error, urllib.error.HTTPError) and error.code < 500:
+            return
+        raise Unavailable(
+            f"MLFLOW_TRACKING_URI = {uri}: no MLflow server answers ({error}): start it, or unset the variable"
+        ) from None
+
+
+@contextlib.contextmanager
+def answering() -> Iterator[None]:
+    """Take a store that does not do what it should at any other time for one that does not answer."""
+    try:
+        yield
+    except MlflowException as error:
+        if error.error_code in REFUSALS:
+            raise
+        raise Unavailable(f"{store_uri()}: MLflow does not do what it is asked ({error})") from None
+
+
+def find_experiment(client: mlflow.MlflowClient, name: str) -> str:
+    """Return the id of an experiment, which is made if it is not there.
+
+    Raises:
+        UserError: it was deleted.
+    """
+    found = client.get_experiment_by_name(name)
+    if found is None:
+        # MLflow's default would be relative to the folder that the user happens to be in.
+        uri = store_uri()
+        beside = Path(uri.removeprefix(SQLITE)).absolute().parent if uri.startswith(SQLITE) else None
+        location = (beside / "artifacts" / name).as_uri() if beside else None
+        try:
+            # The tag makes MLflow's pages show training runs at the side, instead of prompts and agents.
+            made: str = client.create_experiment(name, location, {"mlflow.experimentKind": "custom_model_development"})
+            return made
+        except MlflowException as error:
+            if error.error_code != "RESOURCE_ALREADY_EXISTS":
+                raise
+            found = client.get_experiment_by_name(name)  # Another process was quicker.
+    if found.lifecycle_stage == "deleted":
+        raise UserError(
+            f"the MLflow experiment '{name}' was deleted: bring it back with `mlflow experiments restore "
+            f"--experiment-id {found.experiment_id}`, or give another one: --set tracking.experiment=NAME"
+        )
+    found_id: str = found.experiment_id
+    return found_id
+
+
+def dataset_of(prepared: records.PreparedDataset, lineage: records.Lineage) -> Dataset:
+    """Return prepared data as MLflow's description of them."""
+    images = TensorSpec(np.dtype("uint8"), (-1, *prepared.image_shape), "image")
+    labels = TensorSpec(np.dtype("int64"), (-1,), "label")
+    sizes = {f"num_{name}": split.num_examples for name, split in prepared.splits.items()}
+    # Without DVC there is no version, and MLflow wants a digest: that of the manifest, which holds every file's sha256.
+    digest = lineage.data_version or hashlib.sha256(prepared.model_dump_json().encode()).hexdigest()
+    return Dataset(
+        name=prepared.name,
+        digest=digest[:MAX_DIGEST_LENGTH],
+        source_type="local",
+        source=json.dumps({"uri": prepared.folder}),
+        schema=json.dumps(TensorDatasetSchema(Schema([images]), Schema([labels])).to_dict()),
+        profile=json.dumps({**sizes, "num_classes": prepared.num_classes}),
+    )
