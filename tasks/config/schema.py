@@ -9,12 +9,24 @@ import json
 import math
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping
+from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Self, get_args, get_origin
 
-from pydantic import BaseModel, ConfigDict, Field, PositiveInt, model_validator
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from tasks.config.affects import Affects, Bookkeeping, Course, Result, Speed, What
 
 BATCH_SIZES = ("per_replica_batch_size", "global_batch_size")
+# Larger numbers are slips of the keyboard: they are refused before anything is made in their size.
+MAX_COUNT = 1_000_000_000
+MAX_PIXELS = 32_768
+MAX_DEVICES = 4096
+MAX_FLOAT32 = 3e38
+Text = Annotated[str, Field(max_length=250)]
+Count = Annotated[int, Field(gt=0, le=MAX_COUNT)]
+Pixels = Annotated[int, Field(gt=0, le=MAX_PIXELS)]
+Devices = Annotated[int, Field(gt=0, le=MAX_DEVICES)]
 Metric = Literal["train/loss", "train/accuracy", "validation/loss", "validation/accuracy"]
 
 
@@ -34,90 +46,90 @@ class Section(BaseModel):
 
 
 class Dataset(Section):
-    name: Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]*$")]
+    name: Result[Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]*$")]]
     """A TFDS image-classification dataset, or one embedded in tasks/datasets/. It is also the folder: data/<name>."""
-    version: str | None
+    version: Result[Text | None]
     """TFDS version; null takes what data/<name>/params.yaml says, at first the builder's newest."""
-    image_size: tuple[PositiveInt, PositiveInt] | None
+    image_size: Result[tuple[Pixels, Pixels] | None]
     """Height and width that `prepare` resizes to; null keeps the dataset's own (needed where sizes differ)."""
-    downloads: Path | None
+    downloads: Bookkeeping[Path | None]
     """Folder of source archives that you fetched yourself: FOLDER/<dataset>/<last one or two parts of the URL>."""
 
 
 class Augmentation(Section):
-    flip: bool
+    flip: Result[bool]
     """Mirror half of the training images left to right."""
-    crop_padding: Annotated[int, Field(ge=0)]
+    crop_padding: Result[Annotated[int, Field(ge=0, le=MAX_PIXELS)]]
     """Pad training images by this many pixels on each side, then crop at random; 0 is off."""
 
 
 class Input(Section):
-    source: Literal["auto", "array", "stream"]
+    source: Result[Literal["auto", "array", "stream"]]
     """`array`: decoded images in memory. `stream`: TFRecord shards. `auto`: array where the split fits the budget."""
-    memory_budget_bytes: PositiveInt
+    memory_budget_bytes: Result[Annotated[int, Field(gt=0, le=10**18)]]
     """The largest training split, decoded as uint8, that `auto` holds in memory."""
-    validation: str | Annotated[float, Field(gt=0, lt=1)] | PositiveInt | None
+    validation: Result[Text | Annotated[float, Field(gt=0, lt=1)] | Count | None]
     """The name of a split, a fraction of the training examples, an exact number of them, or null for none."""
-    normalization: Literal["scale", "standardize", "none"]
+    normalization: Result[Literal["scale", "standardize", "none"]]
     """`scale`: to 0..1. `standardize`: by the training split's mean and deviation of each channel. `none`: 0..255."""
-    shuffle: bool
+    shuffle: Result[bool]
     """A new order every epoch, drawn from (train.seed, epoch)."""
-    drop_remainder: bool
+    drop_remainder: Result[bool]
     """Leave out a short last batch of each epoch."""
-    prefetch: Annotated[int, Field(ge=0)] | Literal["auto"]
+    prefetch: Speed[Annotated[int, Field(ge=0, le=1000)] | Literal["auto"]]
     """Batches made ready ahead: 0 for none; `auto` lets tf.data tune it. Of an array many are gathered at once."""
-    cache: Literal["memory", "file", "none"]
+    cache: Speed[Literal["memory", "file", "none"]]
     """Where the `stream` source keeps records after the first epoch."""
-    shuffle_buffer: PositiveInt
+    shuffle_buffer: Result[Count]
     """Records that the `stream` source shuffles among."""
     augmentation: Augmentation
 
 
 class Model(Section):
-    name: str
+    name: Result[Text]
     """A file of tasks/models/, or your own `module:function` with the signature of their `build`."""
-    options: dict[str, Any]
+    options: Result[dict[str, Any]]
     """Keyword arguments of the model's `build`."""
 
 
 class OptimizerBase(Section):
-    global_clipnorm: Annotated[float, Field(gt=0)] | None = None
+    global_clipnorm: Result[Annotated[float, Field(gt=0, le=MAX_FLOAT32)] | None] = None
     """Clip all gradients together to this norm; null is off."""
 
 
 class Adam(OptimizerBase):
-    kind: Literal["adam"]
+    kind: Result[Literal["adam"]]
 
 
 class AdamW(OptimizerBase):
-    kind: Literal["adamw"]
-    weight_decay: Annotated[float, Field(ge=0)] = 0.004
+    kind: Result[Literal["adamw"]]
+    weight_decay: Result[Annotated[float, Field(ge=0, le=MAX_FLOAT32)]] = 0.004
 
 
 class SGD(OptimizerBase):
-    kind: Literal["sgd"]
-    momentum: Annotated[float, Field(ge=0, lt=1)] = 0.0
-    nesterov: bool = False
+    kind: Result[Literal["sgd"]]
+    momentum: Result[Annotated[float, Field(ge=0, lt=1)]] = 0.0
+    nesterov: Result[bool] = False
 
 
 class RMSprop(OptimizerBase):
-    kind: Literal["rmsprop"]
-    momentum: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    kind: Result[Literal["rmsprop"]]
+    momentum: Result[Annotated[float, Field(ge=0, lt=1)]] = 0.0
 
 
-LearningRate = Annotated[float, Field(gt=0)]
+LearningRate = Annotated[float, Field(gt=0, le=MAX_FLOAT32)]
 
 
 class Constant(Section):
-    kind: Literal["constant"]
-    learning_rate: LearningRate
+    kind: Result[Literal["constant"]]
+    learning_rate: Result[LearningRate]
 
 
 class Piecewise(Section):
-    kind: Literal["piecewise"]
-    boundaries_epochs: list[PositiveInt] = [3, 7]
+    kind: Result[Literal["piecewise"]]
+    boundaries_epochs: Result[Annotated[list[Count], Field(min_length=1, max_length=1000)]] = [3, 7]
     """Epochs at which the next learning rate starts."""
-    learning_rates: list[LearningRate] = [1e-3, 1e-4, 1e-5]
+    learning_rates: Result[list[LearningRate]] = [1e-3, 1e-4, 1e-5]
 
     @model_validator(mode="after")
     def one_more_rate(self) -> Self:
@@ -132,12 +144,12 @@ class Piecewise(Section):
 
 
 class Cosine(Section):
-    kind: Literal["cosine"]
-    learning_rate: LearningRate
+    kind: Result[Literal["cosine"]]
+    learning_rate: Result[LearningRate]
     """The highest, at the end of the warm-up."""
-    warmup_epochs: Annotated[float, Field(ge=0)] = 1.0
+    warmup_epochs: Result[Annotated[float, Field(ge=0, le=1e9)]] = 1.0
     """Epochs in which the learning rate rises from 0."""
-    final_learning_rate: Annotated[float, Field(ge=0)] = 0.0
+    final_learning_rate: Result[Annotated[float, Field(ge=0, le=MAX_FLOAT32)]] = 0.0
 
 
 class StrategySection(Section):
@@ -152,8 +164,8 @@ class StrategySection(Section):
 class OneDevice(StrategySection):
     """Everything on one CPU or one GPU."""
 
-    kind: Literal["one_device"]
-    device: Annotated[str, Field(pattern=r"^(cpu|gpu(:\d+)?)$")] | None = None
+    kind: Course[Literal["one_device"]]
+    device: Speed[Annotated[str, Field(pattern=r"^(cpu|gpu(:\d+)?)$")] | None] = None
     """`cpu`, `gpu` or `gpu:1`; null takes the first GPU, else the CPU."""
 
 
@@ -168,27 +180,27 @@ class Mirrored(StrategySection):
         "train.jit_compile": NO_XLA,
         "train.gradient_accumulation_steps": NO_ACCUMULATION,
     }
-    kind: Literal["mirrored"]
-    devices: PositiveInt | Annotated[list[Annotated[str, Field(pattern=r"^gpu:\d+$")]], Field(min_length=1)] | None = (
-        None
-    )
+    kind: Course[Literal["mirrored"]]
+    devices: Course[
+        Devices | Annotated[list[Annotated[str, Field(pattern=r"^gpu:\d+$")]], Field(min_length=1)] | None
+    ] = None
     """Number of replicas: GPUs where there are any, else logical CPUs; or a list such as [gpu:0, gpu:2]. Null takes all
     GPUs."""
-    cross_device_ops: Literal["auto", "nccl", "hierarchical_copy", "reduction_to_one_device"] = "auto"
+    cross_device_ops: Speed[Literal["auto", "nccl", "hierarchical_copy", "reduction_to_one_device"]] = "auto"
     """How gradients are summed over the devices; `auto` is NCCL on GPUs, else reduction to one device."""
 
 
 class Cluster(StrategySection):
     """Several processes that train together."""
 
-    launcher: Literal["local", "tf_config"] | None = None
+    launcher: Bookkeeping[Literal["local", "tf_config"] | None] = None
     """`local` starts the processes on this machine; `tf_config` joins the cluster that TF_CONFIG describes; null is
     `tf_config` where that variable is set, else `local`."""
-    workers: PositiveInt = 2
+    workers: Course[Devices] = 2
     """Processes that train; with `tf_config` the variable says how many."""
-    max_restarts: Annotated[int, Field(ge=0)] = 3
+    max_restarts: Bookkeeping[Annotated[int, Field(ge=0, le=MAX_COUNT)]] = 3
     """How often lost processes are started again, from the latest checkpoint, before the run fails."""
-    heartbeat_timeout_seconds: Annotated[float, Field(gt=0)] = 60.0
+    heartbeat_timeout_seconds: Bookkeeping[Annotated[float, Field(gt=0, le=1e6)]] = 60.0
     """A process that gives no sign of life for so long counts as lost."""
 
 
@@ -200,10 +212,10 @@ class MultiWorker(Cluster):
         "train.autotune": "all workers would have to try the same at the same time",
         "train.gradient_accumulation_steps": NO_ACCUMULATION,
     }
-    kind: Literal["multi_worker"]
-    devices: PositiveInt | None = None
+    kind: Course[Literal["multi_worker"]]
+    devices: Course[Devices | None] = None
     """GPUs of each worker; null shares the machine's GPUs evenly, or takes the CPU where there are none."""
-    communication: Literal["auto", "ring", "nccl"] = "auto"
+    communication: Speed[Literal["auto", "ring", "nccl"]] = "auto"
     """How gradients are summed over the workers: RING over gRPC, NCCL between GPUs; `auto` lets TensorFlow choose."""
 
 
@@ -220,8 +232,8 @@ class ParameterServer(Cluster):
         "train.profile_steps": "a step runs in another process than the profiler",
         "input.source=stream": "a worker gathers the rows that the coordinator names: give input.source=array",
     }
-    kind: Literal["parameter_server"]
-    ps: PositiveInt = 1
+    kind: Course[Literal["parameter_server"]]
+    ps: Speed[Devices] = 1
     """Processes that hold the variables."""
 
 
@@ -233,8 +245,8 @@ class Tpu(StrategySection):
         "train.dtype_policy=float64": "a TPU has no float64",
         "train.gradient_accumulation_steps": NO_ACCUMULATION,
     }
-    kind: Literal["tpu"]
-    tpu: str | None = None
+    kind: Course[Literal["tpu"]]
+    tpu: Speed[Text | None] = None
     """Name or address of the TPU; null takes TPU_NAME, or the TPU of this machine."""
 
 
@@ -246,13 +258,13 @@ class DataParallel(StrategySection):
 
     backend: ClassVar[Literal["tensorflow", "jax"]] = "jax"
     loops: ClassVar[tuple[str, ...]] = ("fit",)
-    kind: Literal["data_parallel"]
-    devices: (
-        PositiveInt | Annotated[list[Annotated[str, Field(pattern=r"^(cpu|gpu|tpu):\d+$")]], Field(min_length=1)] | None
-    ) = None
+    kind: Course[Literal["data_parallel"]]
+    devices: Course[
+        Devices | Annotated[list[Annotated[str, Field(pattern=r"^(cpu|gpu|tpu):\d+$")]], Field(min_length=1)] | None
+    ] = None
     """Number of replicas: accelerators where there are any, else so many CPU devices are forced. Or a list such as
     [gpu:0, gpu:2]. Null takes all local devices."""
-    axis_name: MeshAxis = "batch"
+    axis_name: Bookkeeping[MeshAxis] = "batch"
     """Name of the one axis of the device mesh."""
 
 
@@ -261,18 +273,18 @@ class ModelParallel(StrategySection):
 
     backend: ClassVar[Literal["tensorflow", "jax"]] = "jax"
     loops: ClassVar[tuple[str, ...]] = ("fit",)
-    kind: Literal["model_parallel"]
-    devices: PositiveInt | None = None
+    kind: Course[Literal["model_parallel"]]
+    devices: Course[Devices | None] = None
     """Number of devices: accelerators where there are any, else so many CPU devices are forced. Null takes all."""
-    mesh_shape: Annotated[list[PositiveInt], Field(min_length=1)] = [1, 1]
+    mesh_shape: Course[Annotated[list[Devices], Field(min_length=1, max_length=8)]] = [1, 1]
     """Devices along each axis; their product is the number of devices."""
-    axis_names: Annotated[list[MeshAxis], Field(min_length=1)] = ["batch", "model"]
-    batch_dim_name: MeshAxis = "batch"
+    axis_names: Course[Annotated[list[MeshAxis], Field(min_length=1, max_length=8)]] = ["batch", "model"]
+    batch_dim_name: Course[MeshAxis] = "batch"
     """The axis over which a batch is cut."""
-    layout: dict[str, list[MeshAxis | None]] = {}
+    layout: Course[Annotated[dict[str, list[MeshAxis | None]], Field(max_length=1000)]] = {}
     """Which axis of the mesh each dimension lies on, by a regular expression on the ends of paths: of variables
     (`d1/kernel: [null, model]`) and of layers' outputs (`d2/output: [batch, null]`)."""
-    unmatched_rules: Literal["refuse", "warn"] = "refuse"
+    unmatched_rules: Bookkeeping[Literal["refuse", "warn"]] = "refuse"
     """A rule that holds for no variable and no output: `refuse` to train, or `warn`, for a layout of several models."""
 
     @model_validator(mode="after")
@@ -314,49 +326,49 @@ AnyStrategy = OneDevice | Mirrored | MultiWorker | ParameterServer | Tpu | DataP
 
 
 class EarlyStopping(Section):
-    monitor: Metric = "validation/loss"
-    patience_epochs: Annotated[int, Field(ge=0)] = 3
-    min_delta: Annotated[float, Field(ge=0)] = 0.0
+    monitor: Course[Metric] = "validation/loss"
+    patience_epochs: Course[Annotated[int, Field(ge=0, le=MAX_COUNT)]] = 3
+    min_delta: Course[Annotated[float, Field(ge=0, le=MAX_FLOAT32)]] = 0.0
 
 
 class Train(Section):
-    loop: Literal["fit", "custom"]
+    loop: Speed[Literal["fit", "custom"]]
     """`fit` is Keras' Model.fit; `custom` is our own loop, which groups steps into one compiled call."""
-    loss: Literal["sparse_categorical_crossentropy", "mean_squared_error"]
+    loss: Result[Literal["sparse_categorical_crossentropy", "mean_squared_error"]]
     """Cross-entropy of the logits, or the squared error of their softmax against the one-hot label."""
-    epochs: PositiveInt
-    steps_per_epoch: PositiveInt | None
+    epochs: Course[Count]
+    steps_per_epoch: Result[Count | None]
     """Steps that count as an epoch; the data go on where the epoch before left them. Null is one pass over the data."""
-    per_replica_batch_size: PositiveInt | None
+    per_replica_batch_size: Course[Count | None]
     """Examples a replica takes in one step. Give this or global_batch_size, and set the other to null."""
-    global_batch_size: PositiveInt | None
+    global_batch_size: Course[Count | None]
     """Examples all replicas take together in one step."""
-    scale_learning_rate_from: PositiveInt | None
+    scale_learning_rate_from: Result[Count | None]
     """Linear scaling rule: multiply learning rates by global batch / this batch size; null is off."""
-    steps_per_execution: PositiveInt
+    steps_per_execution: Speed[Count]
     """Steps in one call of the compiled train function."""
-    jit_compile: bool
+    jit_compile: Speed[bool]
     """Compile with XLA: with `loop=custom`, arrays and one device all steps of a call together, else each step."""
-    autotune: bool
+    autotune: Speed[bool]
     """Choose steps_per_execution and jit_compile by a short measured trial, whose result is kept for the same model,
     batch, machine and versions. What they are set to does not count then."""
-    gradient_accumulation_steps: PositiveInt
+    gradient_accumulation_steps: Result[Count]
     """Steps whose gradients are averaged before the weights change; 1 is off."""
-    dtype_policy: Literal["float32", "mixed_bfloat16", "mixed_float16", "float64"]
-    seed: Annotated[int, Field(ge=0, lt=2**31)]
-    deterministic: bool
+    dtype_policy: Result[Literal["float32", "mixed_bfloat16", "mixed_float16", "float64"]]
+    seed: Result[Annotated[int, Field(ge=0, lt=2**31)]]
+    deterministic: Course[bool]
     """Refuse TensorFlow kernels whose results differ from run to run."""
-    on_nonfinite: Literal["stop", "rollback"]
+    on_nonfinite: Course[Literal["stop", "rollback"]]
     """When the loss is no finite number: `stop` the training, or `rollback` to the latest checkpoint and go on with a
     lower learning rate. Such a run is marked, and never registered."""
-    max_rollbacks: PositiveInt
+    max_rollbacks: Course[Count]
     """How often, before the training stops."""
-    rollback_factor: Annotated[float, Field(gt=0, lt=1)]
+    rollback_factor: Course[Annotated[float, Field(gt=0, lt=1)]]
     """What each rollback multiplies the learning rate with."""
-    early_stopping: EarlyStopping | None
-    tensorboard: bool
+    early_stopping: Course[EarlyStopping | None]
+    tensorboard: Bookkeeping[bool]
     """Write a TensorBoard log into the run's folder."""
-    profile_steps: Annotated[list[PositiveInt], Field(min_length=2, max_length=2)] | None
+    profile_steps: Bookkeeping[Annotated[list[Count], Field(min_length=2, max_length=2)] | None]
     """First and last training step that the profiler traces, such as [10, 20]; null is off."""
 
     @model_validator(mode="after")
@@ -376,36 +388,36 @@ class Train(Section):
 
 
 class Checkpoint(Section):
-    every_epochs: PositiveInt | None
-    every_steps: PositiveInt | None
-    every_seconds: Annotated[float, Field(gt=0)] | None
+    every_epochs: Course[Count | None]
+    every_steps: Course[Count | None]
+    every_seconds: Course[Annotated[float, Field(gt=0, le=1e9)] | None]
     """At the next step after so many seconds without a checkpoint; null is off."""
-    keep: PositiveInt
+    keep: Bookkeeping[Count]
     """Newest checkpoints kept; the best one is kept beside them."""
-    monitor: Metric
+    monitor: Course[Metric]
     """What "best" means: the lowest loss or the highest accuracy."""
 
 
 class Evaluate(Section):
-    checkpoint: Literal["latest", "best"] | PositiveInt
+    checkpoint: Course[Literal["latest", "best"] | Count]
     """`latest`, `best`, or the step of a checkpoint."""
-    global_batch_size: PositiveInt
+    global_batch_size: Speed[Count]
 
 
 class Register(Section):
-    enabled: bool
-    model_name: Annotated[str, Field(pattern=r"^[\w.-]+$")] | None
+    enabled: Bookkeeping[bool]
+    model_name: Bookkeeping[Annotated[str, Field(pattern=r"^[\w.-]+$")] | None]
     """Name in MLflow's model registry; null is <dataset>-<model>."""
-    alias: Annotated[str, Field(pattern=r"^[a-z][\w-]*$")]
-    metric: Literal["test/accuracy", "test/loss"]
-    minimum: float | None
+    alias: Bookkeeping[Annotated[str, Field(pattern=r"^[a-z][\w-]*$")]]
+    metric: Bookkeeping[Literal["test/accuracy", "test/loss"]]
+    minimum: Bookkeeping[float | None]
     """The gate: no version is registered when the metric is worse than this; null is off."""
 
 
 class Tracking(Section):
-    experiment: Annotated[str, Field(pattern=r"^\w[\w .-]*$")] | None
+    experiment: Bookkeeping[Annotated[str, Field(pattern=r"^\w[\w .-]*$")] | None]
     """MLflow experiment; null is the dataset's name."""
-    system_metrics: bool
+    system_metrics: Bookkeeping[bool]
     """Log processor, memory and GPU use while training."""
 
 
@@ -460,13 +472,15 @@ class Settings(Section):
         """Return the settings as ``{"section.key": value}``, in the spelling of ``--set``."""
         return dict(leaves(self.to_json(), whole=("strategy.layout",)))
 
-    def digest(self) -> str:
-        """Return the sha256 of every setting that can change the trained model or its evaluation."""
-        values = self.to_json()
-        del values["dataset"]["downloads"], values["tracking"]
-        for name in ("launcher", "max_restarts", "heartbeat_timeout_seconds", "unmatched_rules"):
-            values["strategy"].pop(name, None)
-        return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()
+    def digest(self, *affects: What) -> str:
+        """Return the sha256 of every setting that affects the result; or of those that affect what is named."""
+        marks = marks_of(Settings)
+        chosen = {
+            key: value
+            for key, value in leaves(self.to_json(), whole=marks)
+            if marks[key].what in (affects or ("result",))
+        }
+        return hashlib.sha256(json.dumps(chosen, sort_keys=True).encode()).hexdigest()
 
 
 class Feature(NamedTuple):
@@ -512,6 +526,12 @@ def fields_of(section: type[BaseModel], prefix: str = "") -> Iterator[tuple[str,
             yield from fields_of(variant, f"{key}.")
         if not inner or type(None) in get_args(field.annotation):
             yield key, field
+
+
+@cache
+def marks_of(section: type[BaseModel]) -> Mapping[str, Affects]:
+    """Return what each key of a section affects, by ``section.key``."""
+    return {key: next(m for m in field.metadata if isinstance(m, Affects)) for key, field in fields_of(section)}
 
 
 def _is_section(annotation: Any) -> bool:

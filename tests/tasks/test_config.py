@@ -10,6 +10,8 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from tasks import config
+from tasks.config.affects import Affects
+from tasks.config.schema import marks_of
 from tasks.errors import UserError
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -391,6 +393,13 @@ def test_one_batch_size_takes_the_place_of_the_other(root, params, recipe, overr
     assert (train.per_replica_batch_size, train.global_batch_size) == expected
 
 
+def test_every_setting_says_once_what_it_affects():
+    for key, field in config.fields_of(config.Settings):
+        marks = [mark for mark in field.metadata if isinstance(mark, Affects)]
+        assert len(marks) == 1, f"{key}: mark it Result, Course, Speed or Bookkeeping, see tasks/config/affects.py"
+        assert marks[0] == marks_of(config.Settings)[key], f"{key} is marked otherwise for another kind"
+
+
 def changed(section, path):
     """Return a copy of frozen settings in which one key, and nothing else, holds another value."""
     name, *rest = path
@@ -401,12 +410,32 @@ def changed(section, path):
     return section.model_copy(update={field: value})
 
 
-def test_the_digest_ignores_where_archives_lie_and_where_runs_are_tracked_and_nothing_else():
-    settings = config.load(None, ["train.early_stopping={}", "dataset.downloads=/archives"], ROOT)
+# What is named by hand, so that a wrong mark shows: the rest of the keys changes the result.
+NO_RESULT = {
+    "checkpoint.keep", "dataset.downloads", "evaluate.global_batch_size", "input.cache", "input.prefetch",
+    "register.alias", "register.enabled", "register.metric", "register.minimum", "register.model_name",
+    "strategy.communication", "strategy.heartbeat_timeout_seconds", "strategy.launcher", "strategy.max_restarts",
+    "tracking.experiment", "tracking.system_metrics", "train.autotune", "train.jit_compile", "train.loop",
+    "train.profile_steps", "train.steps_per_execution", "train.tensorboard",
+}  # fmt: skip
+
+
+def test_the_digest_is_of_what_affects_the_result():
+    cluster = ["strategy.kind=multi_worker", "train.early_stopping={}", "dataset.downloads=/archives"]
+    settings = config.load(None, cluster, ROOT)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # pydantic: "something else" is not of the key's type
         ignored = {key for key in settings.flat() if changed(settings, key.split(".")).digest() == settings.digest()}
-    assert ignored == {"dataset.downloads", "tracking.experiment", "tracking.system_metrics"}
+    assert ignored == NO_RESULT
+
+
+def test_workers_must_agree_on_more_than_the_result():
+    """Two loops end with the same weights; a worker that runs another one than the chief waits for ever."""
+    fit, custom = (config.load(None, [f"train.loop={loop}"], ROOT) for loop in ("fit", "custom"))
+    assert fit.digest() == custom.digest()
+    assert fit.digest("result", "speed") != custom.digest("result", "speed")
+    alone = config.load(None, ["register.enabled=false"], ROOT)
+    assert fit.digest("result", "speed") == alone.digest("result", "speed")
 
 
 def test_the_rules_of_a_layout_are_one_value():
@@ -440,7 +469,9 @@ def test_a_deployment_refuses_what_is_out_of_bounds():
     overrides = config.overrides_model()
     schema = overrides.model_json_schema()
     assert schema["additionalProperties"] is False
-    assert {"exclusiveMinimum": 0, "type": "integer"} in schema["properties"]["train.epochs"]["anyOf"]
+    assert {"exclusiveMinimum": 0, "maximum": 1_000_000_000, "type": "integer"} in schema["properties"]["train.epochs"][
+        "anyOf"
+    ]
     kinds = {choice.get("const") for choice in schema["properties"]["strategy.kind"]["anyOf"]}
     assert {"one_device", "mirrored"} <= kinds
     for key in config.load(root=ROOT).flat():
@@ -515,10 +546,3 @@ def test_the_callers_values_stay_as_they_are():
     given = {"train": {"epochs": 2}, "train.loop": "custom"}
     assert config.load(None, given, ROOT).train.loop == "custom"
     assert given == {"train": {"epochs": 2}, "train.loop": "custom"}
-
-
-def test_how_lost_processes_are_handled_changes_no_model():
-    cluster = ["strategy.kind=multi_worker"]
-    plain = config.load(None, cluster, ROOT).digest()
-    assert config.load(None, [*cluster, "strategy.max_restarts=0", "strategy.launcher=local"], ROOT).digest() == plain
-    assert config.load(None, [*cluster, "strategy.workers=3"], ROOT).digest() != plain

@@ -697,14 +697,18 @@ def test_a_worker_with_other_settings_or_data_than_the_chiefs_is_refused(tiny, t
         (config.load("../small.yaml", ["train.epochs=1", "optimizer.kind=sgd"]), tiny),
         (settings, tiny.model_copy(update={"data_version": "0123"})),
     ]
+
+    def told(one):
+        return one.digest("result", "speed")
+
     for other, data in others:
         received.clear()
         with pytest.raises(UserError) as error:
             assist(other, data)
         assert error.value.exit_code == 2
         assert str(error.value) == (
-            f"this worker was started with the settings {other.digest()} and the data {data.data_version}, and the "
-            f"chief with the settings {settings.digest()} and the data None: give every member of the cluster the same "
+            f"this worker was started with the settings {told(other)} and the data {data.data_version}, and the "
+            f"chief with the settings {told(settings)} and the data None: give every member of the cluster the same "
             "command, and the same data"
         )
         assert len(received) == 1, "before a model is made"
