@@ -11,6 +11,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 from tasks import autotune, config, dvc_data, lineage, records
 
@@ -30,7 +31,7 @@ def trained(overrides: dict[str, object], recipe: str | None = None) -> Iterator
             run_id="benchmark",
             experiment="benchmark",
             name="benchmark",
-            folder=folder,
+            folder=Path(folder).relative_to(config.project_root()).as_posix(),
             lineage=lineage.trace(settings, prepared.data_version),
             settings=settings.to_json(),
         )

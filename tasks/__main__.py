@@ -499,7 +499,7 @@ def model_stage(stage: str, settings: config.Settings) -> None:
         report.history_table(training, folder / "history.csv")
         return
     training = records.load(TrainingResult, folder / "training.json")
-    run = records.load(Run, root / "mlruns" / "runs" / training.run_id / "records" / "run.json")
+    run = runs.find(training.run_id)
     given = {"prepared": prepared, "training": training, "run": run}
     evaluation = processes.run("evaluate", EvaluationResult, settings, **given)
     records.save(evaluation, folder / "evaluation.json")

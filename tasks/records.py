@@ -3,11 +3,16 @@
 import os
 import tempfile
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from tasks.errors import UserError
+
+# What becomes part of a path: a record that was edited must not lead out of mlruns/, where files are read and removed.
+Name = Annotated[str, Field(pattern=r"^[^./][^/]*$")]
+Place = Annotated[str, Field(pattern=r"^mlruns(/[^./][^/]*)+$")]
+"""A file or folder in mlruns/, from the project's folder."""
 
 
 class Record(BaseModel):
@@ -83,21 +88,21 @@ class Lineage(Record):
 class Run(Record):
     """A run that has an MLflow run and a folder mlruns/runs/<run_id>."""
 
-    run_id: str
+    run_id: Name
     experiment: str
     name: str
-    folder: str
+    folder: Place
     lineage: Lineage
     settings: dict[str, Any]
     """What it was started with, nested as in params.yaml: a later stage reads the model and the input from here."""
     flow_run_id: str | None = None
-    parent_run_id: str | None = None
+    parent_run_id: Name | None = None
     """The comparison that it belongs to."""
     number: int = 0
     """Rises with each run that is begun or taken up here, whatever the clock says."""
     start_time: int = 0
     """In milliseconds since 1970."""
-    key: str = ""
+    key: Literal[""] | Name = ""
     """What the process that leads it holds, see ``runs.hold``."""
     host: str = ""
     """Where that process is."""
@@ -116,13 +121,13 @@ class RunStatus(Record):
 class Holder(Record):
     """The process that leads a run."""
 
-    key: str
+    key: Name
     """What two commands that would do the same have in common."""
     pid: int
     host: str
     since: str
     what: str
-    run_id: str | None = None
+    run_id: Name | None = None
     flow_run_id: str | None = None
 
 
@@ -189,7 +194,7 @@ class Tuning(Record):
 class TrainingResult(Record):
     """What `train` leaves: the checkpoints, the exported models and what the training was like."""
 
-    run_id: str
+    run_id: Name
     dataset: str
     strategy: str
     loop: str
@@ -210,11 +215,11 @@ class TrainingResult(Record):
     history: dict[str, tuple[float, ...]]
     """Metric by name (`train/loss`, `validation/accuracy`, `train/learning_rate`), one value a whole epoch."""
     stopped_early: bool
-    checkpoints: str
-    checkpoint: str
-    best_checkpoint: str
-    final_model: str
-    best_model: str
+    checkpoints: Place
+    checkpoint: Place
+    best_checkpoint: Place
+    final_model: Place
+    best_model: Place
     weights_digest: str
     """sha256 over the sorted weights of the final model."""
     best_weights_digest: str
@@ -292,7 +297,7 @@ class ComparisonRow(Record):
     loop: str | None
     """None for a strategy that none of the loops drives."""
     reason: str | None = None
-    run_id: str | None = None
+    run_id: Name | None = None
     """The MLflow run, a child of the comparison's; None when it was refused before there was one."""
     devices: tuple[str, ...] = ()
     num_replicas: int | None = None

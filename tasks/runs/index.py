@@ -1,21 +1,25 @@
 """The runs in mlruns/: all that were begun, and the one that a command means or takes up."""
 
 import contextlib
+import re
 
 from tasks import config, errors, records
 from tasks.errors import UserError
 from tasks.records import Run
 from tasks.runs.outcome import nonfinite_steps, status
 
+# As MLflow and ``uuid4().hex`` write it.
+ID = re.compile("[0-9a-f]{32}")
+
 
 def find(run_id: str) -> Run:
     """Return a run by its id.
 
     Raises:
-        UserError: there is none.
+        UserError: there is none. What is no id, such as a path, names none either.
     """
     path = config.project_root() / "mlruns" / "runs" / run_id / "records" / "run.json"
-    if not path.exists():
+    if not ID.fullmatch(run_id) or not path.exists():
         known = [run.run_id for run in begun()]
         see = f"the newest runs: {', '.join(known[:5])}" if known else "there is none yet"
         raise UserError(errors.one_of("run", run_id, known, see))

@@ -185,8 +185,9 @@ def test_the_newest_run_is_that_on_the_same_dataset(project):
 
 
 def test_a_run_that_cannot_be_evaluated_is_refused(project, settings):
-    _begin(project, "abcdef", "digits")
-    with pytest.raises(UserError, match="unknown run 'abcdeg': did you mean 'abcdef'"):
-        processes.load_training(settings, "abcdeg")
-    with pytest.raises(UserError, match="abcdef was not trained to its end: go on with `stratagem train --resume"):
-        processes.load_training(settings, "abcdef")
+    run_id = "0123456789abcdef" * 2
+    _begin(project, run_id, "digits")
+    with pytest.raises(UserError, match=f"unknown run '{run_id[:-1]}': did you mean '{run_id}'"):
+        processes.load_training(settings, run_id[:-1])
+    with pytest.raises(UserError, match=f"{run_id} was not trained to its end: go on with `stratagem train --resume"):
+        processes.load_training(settings, run_id)

@@ -225,13 +225,70 @@ def test_leftovers_of_killed_processes_are_removed_and_those_at_work_left_alone(
     assert not any(path.exists() for path in (half[0], export, *scratch))
 
 
+KNOWN = "0123456789abcdef0123456789abcdef"
+
+
 def test_an_unknown_run_is_refused_with_those_that_there_are(settings):
-    with pytest.raises(UserError, match="unknown run 'abc': there is none yet"):
-        runs.find("abc")
-    begin(settings, "abcd", "KILLED")
-    with pytest.raises(UserError, match=r"unknown run 'abce': did you mean 'abcd'\? the newest runs: abcd"):
-        runs.find("abce")
-    assert runs.find("abcd").run_id == "abcd"
+    near = KNOWN[:-1] + "e"
+    with pytest.raises(UserError, match=f"unknown run '{near}': there is none yet"):
+        runs.find(near)
+    begin(settings, KNOWN, "KILLED")
+    with pytest.raises(UserError, match=rf"unknown run '{near}': did you mean '{KNOWN}'\? the newest runs: {KNOWN}"):
+        runs.find(near)
+    assert runs.find(KNOWN).run_id == KNOWN
+
+
+# What leads to the very same folder, or to a run of somebody's elsewhere.
+PATHS = (
+    "{known}/",
+    "./{known}",
+    "../runs/{known}",
+    "{project}/mlruns/runs/{known}",
+    "{elsewhere}",
+    "../../{elsewhere}",
+    "",
+)
+
+
+def test_only_an_id_names_a_run(settings, tmp_path):
+    run = begin(settings, KNOWN, "KILLED")
+    elsewhere = tmp_path / "elsewhere"
+    records.save(run, elsewhere / "records" / "run.json")
+    for path in PATHS:
+        named = path.format(known=KNOWN, project=Path.cwd(), elsewhere=elsewhere)
+        for refused in (runs.find, lambda name: runs.refuse_held(settings, name)):
+            with pytest.raises(UserError, match=f"^unknown run '{named}': .*the newest runs: {KNOWN}$"):
+                refused(named)
+
+
+# What a record holds that leads out of mlruns/, where it is read from the disk.
+EDITS = [
+    ("run.json", "folder", "../elsewhere"), ("run.json", "folder", "/elsewhere"), ("run.json", "folder", "data"),
+    ("run.json", "folder", "mlruns/runs/../../elsewhere"), ("run.json", "key", "../../x"),
+    ("run.json", "run_id", "../x"), ("run.json", "parent_run_id", "../../x"), ("training.json", "run_id", "../x"),
+    ("training.json", "final_model", "../secret.keras"), ("training.json", "checkpoints", "/elsewhere"),
+]  # fmt: skip
+
+
+def test_a_record_that_was_edited_leads_nowhere_else(settings):
+    run = begin(settings, KNOWN, "KILLED")
+    folder = run.folder
+    trained = records.TrainingResult(
+        run_id=KNOWN, dataset="d", strategy="s", loop="fit", num_replicas=1, devices=("cpu:0",), global_batch_size=8,
+        epochs=1, steps=1, num_parameters=1, examples_per_second=None, setup_seconds=1.0, first_call_seconds=None,
+        epoch_seconds=(), history={}, stopped_early=False, checkpoints=f"{folder}/checkpoints",
+        checkpoint=f"{folder}/checkpoints/1", best_checkpoint=f"{folder}/checkpoints/1",
+        final_model=f"{folder}/models/final-1.keras", best_model=f"{folder}/models/best-1.keras", weights_digest="w",
+        best_weights_digest="w",
+    )  # fmt: skip
+    for name, field, value in EDITS:
+        records.save(run, Path(folder, "records", "run.json"))
+        path = records.save(trained, Path(folder, "records", "training.json")).with_name(name)
+        assert runs.load_training(runs.find(KNOWN)) == trained
+        path.write_text(json.dumps(json.loads(path.read_text()) | {field: value}))
+        with pytest.raises(UserError, match=rf"{name} is not a readable"):
+            runs.load_training(runs.find(KNOWN))
+        assert len(runs.begun()) == (name != "run.json")
 
 
 def test_a_status_is_json_that_others_can_read(settings):
