@@ -7,7 +7,7 @@ import sys
 import tempfile
 import threading
 from collections.abc import Callable
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlparse
 
@@ -79,10 +79,10 @@ def refuse_early(dataset: config.Dataset) -> None:
     """
     raw = config.project_root() / "data" / dataset.name / "raw"
     builder = datasets.build(dataset.name, dataset.version, raw)
-    urls = list(builder.url_infos or {})
-    here = (raw / "downloads" / dataset.name).exists() or (raw / "manifest.json").exists()
-    if not here and not any(_find_brought(url, builder.url_infos[url], dataset) for url in urls):
-        _require_server(urls, dataset)
+    names = _names(builder.url_infos or {})
+    here = (raw / "downloads" / builder.name).exists() or (raw / "manifest.json").exists()
+    if not here and not any(_find_brought(own, dataset) for own in names.values()):
+        _require_server(list(names), names, dataset)
 
 
 def _complete(dataset: config.Dataset, raw: Path) -> DatasetManifest | None:
@@ -118,11 +118,11 @@ def _make(dataset: config.Dataset, folder: Path) -> dict[str, Any]:
             )
             builder.download_and_prepare(download_dir=downloads, download_config=settings)
             (raw / "manifest.json").unlink(missing_ok=True)
-            if (raw / dataset.name).exists():  # another version, or a damaged one
-                shutil.rmtree(raw / dataset.name)
-            Path(scratch, dataset.name).rename(raw / dataset.name)
+            if (raw / builder.name).exists():  # another version, or a damaged one
+                shutil.rmtree(raw / builder.name)
+            Path(scratch, builder.name).rename(raw / builder.name)
     finally:
-        for empty in (downloads / dataset.name, downloads, raw):
+        for empty in (downloads / dataset.name.partition("-")[0], downloads, raw):
             with contextlib.suppress(OSError):  # Not empty.
                 empty.rmdir()
     return archives
@@ -146,7 +146,9 @@ def _check_archives(builder: Any, dataset: config.Dataset, downloads: Path, scra
 
     Only the builder knows what it needs: some register more URLs than they use. What is returned fills as it asks.
     """
-    registered = {**checksums.get_all_url_infos(), **(builder.url_infos or {})}
+    own = builder.url_infos or {}
+    registered = {**checksums.get_all_url_infos(), **own}
+    names = _names(own)
     used: dict[str, Any] = {}
 
     def provide(url_or_urls: Any) -> None:
@@ -160,17 +162,19 @@ def _check_archives(builder: Any, dataset: config.Dataset, downloads: Path, scra
                 )
             used[archive.url] = expected = registered[archive.url]
             name = resource.get_dl_fname(archive.url, expected.checksum)
-            cached = downloads / dataset.name / archive.relative_download_dir / name
+            cached = downloads / builder.name / archive.relative_download_dir / name
             # TFDS also takes what lies where its older versions put it.
             for parent in (cached.parent, downloads):
                 for file in (name, resource.get_dl_fname(archive.url)):
                     _set_aside_if_damaged(parent / file, archive.url, expected, scratch.parent)
-            if not cached.exists() and not _place(archive.url, expected, cached, dataset, scratch):
+            if archive.url not in names:
+                names.update(_names({archive.url: expected}))
+            if not cached.exists() and not _place(archive.url, names[archive.url], expected, cached, dataset, scratch):
                 missing.append(archive.url)
             elif not resource.is_locally_cached(cached):
                 original = expected.filename or _url_parts(archive.url)[-1]
-                resource.write_info_file(archive.url, cached, dataset.name, original, expected)
-        _require_server(missing, dataset)
+                resource.write_info_file(archive.url, cached, builder.name, original, expected)
+        _require_server(missing, names, dataset)
 
     def checked(fetch: Callable[[Any], Any]) -> Callable[[Any], Any]:
         def provide_and_fetch(url_or_urls: Any) -> Any:
@@ -202,9 +206,9 @@ def _set_aside_if_damaged(path: Path, url: str, expected: Any, folder: Path) -> 
     )
 
 
-def _place(url: str, expected: Any, cached: Path, dataset: config.Dataset, scratch: Path) -> bool:
+def _place(url: str, names: list[str], expected: Any, cached: Path, dataset: config.Dataset, scratch: Path) -> bool:
     """Copy an archive that the user brought into TFDS' cache; False when there is none."""
-    found = _find_brought(url, expected, dataset)
+    found = _find_brought(names, dataset)
     if found is None:
         return False
     copy = scratch / cached.name
@@ -216,14 +220,28 @@ def _place(url: str, expected: Any, cached: Path, dataset: config.Dataset, scrat
     return True
 
 
-def _find_brought(url: str, expected: Any, dataset: config.Dataset) -> Path | None:
-    """Return the archive of a URL in the folder that the user brought, or None."""
+def _find_brought(names: list[str], dataset: config.Dataset) -> Path | None:
+    """Return the archive that the user brought under one of its names, or None."""
     if dataset.downloads is None:
         return None
-    parts = _url_parts(url)
     folder = config.project_root() / dataset.downloads / dataset.name
-    names = [PurePosixPath(*parts[-2:]), parts[-1], expected.filename or parts[-1]]
     return next((folder / name for name in names if (folder / name).is_file()), None)
+
+
+def _names(registered: dict[str, Any]) -> dict[str, list[str]]:
+    """Return by URL the names that its archive may be brought under, the shortest first; no name is two archives'.
+
+    Three archives of cmaterdb end in `testing-images.npz`, in `bangla-numerals/`, `devanagari-numerals/` and so on.
+    """
+    possible: dict[str, list[str]] = {}
+    checksums_of: dict[str, set[str]] = {}
+    for url, expected in registered.items():
+        parts = _url_parts(url)
+        own = resource.get_dl_fname(url, expected.checksum)  # TFDS' own, with the checksum in it.
+        possible[url] = [parts[-1], "/".join(parts[-2:]), expected.filename or parts[-1], own]
+        for name in possible[url]:
+            checksums_of.setdefault(name, set()).add(expected.checksum)
+    return {url: [name for name in names if len(checksums_of[name]) == 1] for url, names in possible.items()}
 
 
 def _difference(path: Path, expected: Any) -> str | None:
@@ -238,12 +256,12 @@ def _url_parts(url: str) -> list[str]:
     return unquote(urlparse(url).path).strip("/").split("/")
 
 
-def _require_server(urls: list[str], dataset: config.Dataset) -> None:
+def _require_server(urls: list[str], names: dict[str, list[str]], dataset: config.Dataset) -> None:
     """Raise at once when archives are missing and a server does not answer: TFDS would try for 205 seconds."""
     for url in {urlparse(url).netloc: url for url in urls if url.startswith("http")}.values():
         if problem := _no_answer(url):
             folder = Path(dataset.downloads or "FOLDER") / dataset.name
-            wanted = ", ".join(f"{url} as {folder / _url_parts(url)[-1]}" for url in urls[:4])
+            wanted = ", ".join(f"{url} as {folder / names[url][0]}" for url in urls[:4])
             more = f" and {len(urls) - 4} more" if len(urls) > 4 else ""
             raise UserError(
                 f"dataset {dataset.name}: missing archives ({len(urls)}), and {urlparse(url).netloc} cannot be reached "
@@ -276,7 +294,7 @@ def _describe(dataset: config.Dataset, archives: dict[str, Any], raw: Path) -> D
     builder = datasets.build(dataset.name, dataset.version, raw)
     image, label = (builder.info.features[key] for key in builder.info.supervised_keys)
     return DatasetManifest(
-        name=builder.name,
+        name=dataset.name,
         version=str(builder.version),
         tfds_version=tfds.__version__,
         folder=raw.relative_to(config.project_root()).as_posix(),

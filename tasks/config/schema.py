@@ -13,7 +13,7 @@ from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Self, get_args, get_origin
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
 from tasks.config.affects import Affects, Bookkeeping, Course, Result, Speed, What
 
@@ -45,15 +45,28 @@ class Section(BaseModel):
         return values
 
 
+def _folder_name(name: str) -> str:
+    return name.replace("/", "-", 1)
+
+
 class Dataset(Section):
-    name: Result[Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]*$")]]
-    """A TFDS image-classification dataset, or one embedded in tasks/datasets/. It is also the folder: data/<name>."""
+    # A name of TFDS has no hyphen, so the folder's name says which dataset and which configuration it is.
+    name: Result[
+        Annotated[
+            str,
+            Field(pattern=r"^[a-z][a-z0-9_]*([/-][A-Za-z0-9][A-Za-z0-9_.-]*)?$", max_length=100),
+            AfterValidator(_folder_name),
+        ]
+    ]
+    """A TFDS image-classification dataset, NAME or NAME/CONFIG, or one embedded in tasks/datasets/. It is also the
+    folder: data/NAME or data/NAME-CONFIG."""
     version: Result[Text | None]
     """TFDS version; null takes what data/<name>/params.yaml says, at first the builder's newest."""
     image_size: Result[tuple[Pixels, Pixels] | None]
     """Height and width that `prepare` resizes to; null keeps the dataset's own (needed where sizes differ)."""
     downloads: Bookkeeping[Path | None]
-    """Folder of source archives that you fetched yourself: FOLDER/<dataset>/<last one or two parts of the URL>."""
+    """Folder of source archives that you fetched yourself: FOLDER/NAME/<last one or two parts of the URL>, with a
+    configuration FOLDER/NAME-CONFIG/..."""
 
 
 class Augmentation(Section):

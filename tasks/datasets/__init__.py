@@ -19,14 +19,17 @@ from tasks.records import PreparedDataset
 DECODED = 8
 
 
-def find(name: str) -> Any:
-    """Return the ``tfds.core.DatasetBuilder`` class that a name stands for: a file of this folder comes first.
+def find(folder_name: str) -> tuple[Any, str | None]:
+    """Return the ``tfds.core.DatasetBuilder`` class that a name stands for, and the configuration in it, or None.
+
+    A file of this folder comes first. ``cmaterdb-bangla`` is the configuration ``bangla`` of ``cmaterdb``.
 
     Raises:
-        UserError: neither this folder nor TFDS has it.
+        UserError: neither this folder nor TFDS has it, or it has no such configuration.
     """
     import tensorflow_datasets as tfds
 
+    name, _, configuration = folder_name.partition("-")
     embedded = config.names_of("datasets")
     if name in embedded:
         importlib.import_module(f"tasks.datasets.{name}")  # Its class registers itself with TFDS.
@@ -36,14 +39,23 @@ def find(name: str) -> Any:
             f"or one of tasks/datasets/ ({', '.join(embedded)})"
         )
         raise UserError(one_of("dataset", name, {*embedded, *stock}, see))
-    return tfds.builder_cls(name)
+    kind = tfds.builder_cls(name)
+    if not configuration:
+        return kind, None
+    if not kind.builder_configs:
+        raise UserError(
+            f"dataset.name = '{name}/{configuration}': {name} has no configurations: give dataset.name={name}"
+        )
+    if configuration not in kind.builder_configs:
+        raise UserError(one_of(f"configuration of {name}", configuration, kind.builder_configs))
+    return kind, configuration
 
 
 def build(name: str, version: str | None, data_dir: Path) -> Any:
     """Return a ``tfds.core.DatasetBuilder`` whose supervised keys are an image (uint8) and its class.
 
     Args:
-        name: see ``find``.
+        name: of the dataset's folder, see ``find``.
         version: one that the builder can make; None is its newest.
         data_dir: TFDS' folder; what it already holds is described by the builder's ``info``.
 
@@ -52,16 +64,16 @@ def build(name: str, version: str | None, data_dir: Path) -> Any:
     """
     import tensorflow_datasets as tfds
 
-    kind = find(name)
+    kind, configuration = find(name)
     # TFDS has its bucket switched off: all that this method still does is leave an empty temporary folder behind.
     tfds.core.DatasetInfo.initialize_from_bucket = lambda info: None
     try:
-        builder = kind(data_dir=data_dir)
+        builder = kind(data_dir=data_dir, config=configuration)
         makeable = {str(builder.version), str(max(builder.versions))}
         if version not in {None, *makeable}:
             raise UserError(one_of(f"dataset.version of {name}", version, makeable))
         if version not in {None, str(builder.version)}:
-            builder = kind(data_dir=data_dir, version=version)
+            builder = kind(data_dir=data_dir, config=configuration, version=version)
         features, keys = builder.info.features, builder.info.supervised_keys
     except UserError:
         raise

@@ -107,6 +107,8 @@ BAD = [
     (["evaluate.checkpoint=newest"], ["evaluate.checkpoint = 'newest'", "'latest' or 'best'"]),
     (["evaluate.checkpoint=0"], ["evaluate.checkpoint = 0", "'latest' or 'best'"]),
     (["dataset.name=../mnist"], ["dataset.name = '../mnist'", "pattern"]),
+    (["dataset.name=mnist/.."], ["dataset.name = 'mnist/..'", "pattern", "NAME/CONFIG"]),
+    (["dataset.name=mnist/a/b"], ["dataset.name = 'mnist/a/b'", "pattern"]),
     (["strategy.device=tpu"], ["strategy.device = 'tpu'", "`gpu:1`"]),
     (["register.alias=9lives"], ["register.alias = '9lives'", "pattern"]),
     # values that do not go together

@@ -49,9 +49,20 @@ def test_build_describes_the_dataset(name, shape, num_classes, tmp_path):
     assert datasets.build(name, str(builder.version), tmp_path).version == builder.version
 
 
+@pytest.mark.parametrize("spelling", ["cmaterdb/telugu", "cmaterdb-telugu"])
+def test_a_configuration_is_a_dataset_with_a_folder_of_its_own(spelling, tmp_path):
+    section = config.Dataset(name=spelling, version=None, image_size=None, downloads=None)
+    assert section.name == "cmaterdb-telugu"
+    builder = datasets.build(section.name, None, tmp_path)
+    assert (builder.name, builder.builder_config.name) == ("cmaterdb", "telugu")
+    assert datasets.build("imagenet_v2-threshold-0.7", None, tmp_path).builder_config.name == "threshold-0.7"
+
+
 @pytest.mark.parametrize(
     ("name", "version", "expected"),
     [
+        ("cmaterdb-bangle", None, ["unknown configuration of cmaterdb", "'bangle'", "did you mean 'bangla'?"]),
+        ("mnist-small", None, ["dataset.name = 'mnist/small'", "no configurations", "dataset.name=mnist"]),
         ("mnits", None, ["unknown dataset 'mnits'", "did you mean 'mnist'?", "digits"]),
         ("digitz", None, ["did you mean 'digits'?"]),
         ("mnist", "9.9.9", ["dataset.version of mnist", "'9.9.9'", "Allowed: 3.0.1"]),

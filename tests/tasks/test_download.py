@@ -24,7 +24,7 @@ from tensorflow_datasets.core.download import checksums, resource
 from tensorflow_datasets.core.features import TensorInfo
 
 from tasks import config, records
-from tasks.download import download
+from tasks.download import _names, download
 from tasks.errors import StratagemError, UserError
 
 CHECKOUT = Path(__file__).parents[2]
@@ -48,6 +48,16 @@ class TinyImages(tfds.core.GeneratorBasedBuilder):
     def _generate_examples(self, path):
         for i, image in enumerate(np.frombuffer(Path(path).read_bytes(), np.uint8).reshape(-1, 4, 5, 3)):
             yield i, {"image": image, "label": i % 2}
+
+
+class Alphabets(TinyImages):
+    """One archive a configuration, and both have the same last part of their URL."""
+
+    BUILDER_CONFIGS = [tfds.core.BuilderConfig(name=name, version="1.0.0") for name in ("bangla", "telugu")]
+
+    @property
+    def url(self):
+        return f"http://127.0.0.1:1/{self.builder_config.name}/tiny.gz"
 
 
 PIXELS = np.random.default_rng(0).integers(0, 256, (6, 4, 5, 3), np.uint8)
@@ -147,6 +157,32 @@ def test_brought_archives_are_used_and_nothing_is_fetched(root, server, tmp_path
         assert cached_archive(root).read_bytes() == ARCHIVE
         shutil.rmtree(root / "data")
     assert server.asked == []
+
+
+def test_configurations_whose_archives_have_one_name(root, tmp_path, monkeypatch):
+    archives = {"bangla": ARCHIVE, "telugu": DAMAGED}
+    infos = {
+        f"http://127.0.0.1:1/{name}/tiny.gz": checksums.UrlInfo(len(a), hashlib.sha256(a).hexdigest(), "tiny.gz")
+        for name, a in archives.items()
+    }
+    monkeypatch.setattr(Alphabets, "url_infos", infos)
+    brought = tmp_path / "brought"
+    for name, archive in archives.items():
+        chosen = dataset(f"alphabets/{name}", downloads=brought)
+        place = brought / f"alphabets-{name}" / name / "tiny.gz"
+        assert f"http://127.0.0.1:1/{name}/tiny.gz as {place}" in message_of(chosen)
+        place.parent.mkdir(parents=True)
+        place.write_bytes(archive)
+        manifest = download(chosen)
+        assert (manifest.name, manifest.folder) == (f"alphabets-{name}", f"data/alphabets-{name}/raw")
+        assert [path.name for path in (root / manifest.folder / "alphabets").glob("[!.]*")] == [name]
+    assert not (root / "data/alphabets").exists()
+
+
+def test_every_archive_of_a_stock_dataset_has_a_name_of_its_own():
+    for name in ("cmaterdb", "mnist", "quickdraw_bitmap"):
+        first = [names[0] for names in _names(tfds.builder_cls(name).url_infos).values()]
+        assert len(set(first)) == len(first), name
 
 
 @pytest.mark.parametrize("damaged", [DAMAGED, ARCHIVE[:-1], b""], ids=["other content", "one byte short", "empty"])
