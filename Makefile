@@ -66,4 +66,5 @@ else
 	@$(BIN)/python -m pip install --quiet --no-deps --require-hashes -r requirements.lock
 	@$(BIN)/python -m pip install --quiet --no-deps --no-build-isolation -e .
 endif
+	@$(BIN)/python -c 'from tasks.process import dvc_cache; dvc_cache.configure()'
 	@touch $@

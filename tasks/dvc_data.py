@@ -15,6 +15,7 @@ from filelock import FileLock, Timeout
 
 from tasks import config, errors, lineage, records
 from tasks.errors import StratagemError, UserError
+from tasks.process import dvc_cache
 from tasks.process.environment import stage_environment
 from tasks.process.guard import held_open
 from tasks.records import PreparedDataset
@@ -61,6 +62,7 @@ def load_prepared(name: str) -> PreparedDataset:
 
 def is_up_to_date(name: str) -> bool:
     """Return whether DVC finds the prepared data to be what their stages would make now; nothing is made."""
+    dvc_cache.configure()
     command = [sys.executable, "-m", "dvc", "status", "--quiet", "--with-deps", f"data/{name}/dvc.yaml:prepare"]
     with held_open() as stdin:
         looked = subprocess.run(
@@ -126,13 +128,10 @@ def _add_dataset(dataset: config.Dataset, root: Path) -> bool:
 
 def _reproduce(target: str, downloads: Path | None, root: Path, force: bool) -> None:
     """Run `dvc repro TARGET`; a stage's own message comes through as the error."""
+    dvc_cache.configure()
     state = root / ".dvc" / "tmp"
     try:
         state.mkdir(parents=True, exist_ok=True)
-        if lineage.git_state(root) == (None, None):
-            local = root / ".dvc" / "config.local"
-            if not local.exists():
-                local.write_text("[core]\n    no_scm = true\n", encoding="utf-8")
     except OSError as error:
         raise UserError(f"{state} cannot be written ({error}): make the project's folder writable") from None
     with tempfile.TemporaryDirectory() as scratch:
