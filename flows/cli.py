@@ -107,7 +107,7 @@ def run(
         from tasks.errors import UserError
 
         settings = config.load(recipe, overrides)
-        _check_resume(resume, allow_changes, fresh, if_changed)
+        _check_resume(settings, resume, allow_changes, fresh, if_changed)
         if if_changed and processes.in_foreign_cluster(settings):
             raise UserError(
                 "--if-changed: the members of the cluster of TF_CONFIG would wait for a chief that has nothing to do. "
@@ -141,8 +141,11 @@ def run(
             print_summary(summary, changed=not if_changed or summary.run_id not in before)
 
 
-def _check_resume(resume: str | None, allow_changes: bool, fresh: bool, if_changed: bool = False) -> None:
-    """Refuse options that contradict each other."""
+def _check_resume(
+    settings: "Settings", resume: str | None, allow_changes: bool, fresh: bool, if_changed: bool = False
+) -> None:
+    """Refuse options that contradict each other, and a run that is another training, before anything is looked up."""
+    from tasks import runs
     from tasks.errors import UserError
 
     if resume is not None and fresh:
@@ -151,6 +154,7 @@ def _check_resume(resume: str | None, allow_changes: bool, fresh: bool, if_chang
         raise UserError("--if-changed may train nothing, and --resume and --fresh ask for a training: give one of them")
     if resume is None and allow_changes:
         raise UserError("--allow-changes is about a run that you name: give --resume RUN too")
+    runs.refuse_resume(settings, resume, allow_changes)
 
 
 def print_summary(summary: "RunSummary", changed: bool = True) -> None:
@@ -300,7 +304,7 @@ def train(
         from tasks import config, dvc_data, processes
 
         settings = config.load(recipe, overrides)
-        _check_resume(resume, allow_changes, fresh)
+        _check_resume(settings, resume, allow_changes, fresh)
         processes.check_writable()
         processes.check_devices(settings)
         if _joined(settings):

@@ -67,6 +67,7 @@ def training(
 def _run(
     settings: config.Settings, if_changed: bool, resume: str | None, allow_changes: bool, fresh: bool
 ) -> RunSummary:
+    runs.refuse_resume(settings, resume, allow_changes)  # Before data are made that are not needed.
     with runs.hold_run(settings, resume, flow_run.id) as held:
         clock = Clock()
         if not if_changed:

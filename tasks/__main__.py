@@ -99,11 +99,10 @@ def resume_run(
 ) -> Run:
     """Take up a run that was begun before, unless that would be another training."""
     from tasks import tracking
-    from tasks.train import check, refuse_other_training
+    from tasks.train import check
 
     run = runs.find(run_id)
-    if not allow_changes:
-        refuse_other_training(settings, prepared, run)
+    runs.refuse_other_training(settings, run, allow_changes, prepared)
     check(settings, prepared)
     traced = lineage.trace(settings, prepared.data_version)
     _end_abandoned(runs.key_of(settings), run_id)

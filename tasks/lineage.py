@@ -1,7 +1,9 @@
 """Where a run comes from: the commit, the code, the settings, the data and the weights, each as one digest."""
 
+import ast
+import contextlib
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -9,6 +11,7 @@ import yaml
 
 from tasks import config, records
 from tasks.errors import UserError
+from tasks.records import CodeMeanings
 
 if TYPE_CHECKING:
     import numpy as np
@@ -50,7 +53,8 @@ def git_state(folder: Path) -> tuple[str | None, bool | None]:
 def code_digest(model_name: str = "") -> str:
     """Return the sha256 of flows/, tasks/, requirements.lock and, for a model ``module:function``, that module's file.
 
-    What such a module imports itself is not looked at.
+    Comments, docstrings and the layout of Python files do not count. What such a module imports itself is not looked
+    at.
     """
     root = config.project_root()
     files = [*root.glob("flows/**/*.py"), *root.glob("tasks/**/*.py"), root / "requirements.lock"]
@@ -58,10 +62,52 @@ def code_digest(model_name: str = "") -> str:
     if colon:
         path = root.joinpath(*module.split("."))
         files += [path.with_suffix(".py"), path / "__init__.py"]
-    digest = hashlib.sha256()
-    for name, file in sorted((file.relative_to(root).as_posix(), file) for file in set(files) if file.is_file()):
-        digest.update(f"{name}\0{hashlib.sha256(file.read_bytes()).hexdigest()}\n".encode())
-    return digest.hexdigest()
+    found = {file.relative_to(root).as_posix(): file.read_bytes() for file in set(files) if file.is_file()}
+    names = sorted(found)
+    cache = root / "mlruns" / "code.json"
+    try:
+        known = records.load(CodeMeanings, cache).by_bytes
+    except UserError:
+        known = {}
+    told = {name: hashlib.sha256(found[name]).hexdigest() for name in names}
+    # Files that were seen before are not parsed again: all of them take 0.3 s, their bytes 0.01 s.
+    meant = {
+        told[name]: known.get(told[name]) or meaning(found[name]) if name.endswith(".py") else told[name]
+        for name in names
+    }
+    if not meant.items() <= known.items():
+        with contextlib.suppress(OSError):  # A project that cannot be written is refused elsewhere.
+            records.save(CodeMeanings(by_bytes=meant), cache)
+    return hashlib.sha256("".join(f"{name}\0{meant[told[name]]}\n" for name in names).encode()).hexdigest()
+
+
+def meaning(source: bytes) -> str:
+    """Return the sha256 of what Python makes of a file: no comment, no docstring, no layout; of its bytes where it is
+    no Python."""
+    try:
+        tree = ast.parse(source)
+    except (SyntaxError, ValueError):
+        return hashlib.sha256(source).hexdigest()
+    return hashlib.sha256("\0".join(_parts(tree)).encode()).hexdigest()
+
+
+def _parts(node: ast.AST) -> Iterator[str]:
+    """Yield what a syntax tree holds, without places, empty fields (newer Pythons have more) and bare strings."""
+    yield type(node).__name__
+    for name, value in ast.iter_fields(node):
+        for item in value if isinstance(value, list) else [value]:
+            if (
+                isinstance(item, ast.Expr)
+                and isinstance(item.value, ast.Constant)
+                and isinstance(item.value.value, str)
+            ):
+                continue
+            if isinstance(item, ast.AST):
+                yield f"{name}("
+                yield from _parts(item)
+                yield ")"
+            elif item is not None or isinstance(value, list):  # In a list, None is a place: `{**a, b: c}`.
+                yield f"{name}={item!r}"
 
 
 def weights_digest(weights: Sequence[tuple[str, "np.ndarray"]]) -> str:

@@ -159,14 +159,18 @@ def begin(
     runs.remove_leftovers()
     unfinished = None
     if resume is None and not fresh:
-        unfinished = runs.find_unfinished(settings, lineage.trace(settings, prepared.data_version))
+        traced = lineage.trace(settings, prepared.data_version)
+        unfinished = runs.find_unfinished(settings, traced)
+        if unfinished is None and (why := runs.why_not_taken_up(settings, traced)):
+            print(why, file=sys.stderr)
     taken = unfinished or runs.find_named(settings, resume)
     if taken is None:
         run_of = run("start", Run, settings, prepared=prepared, flow_run_id=flow_run_id)
     else:
         run_id = taken.run_id
         if unfinished is not None:
-            print(f"going on with run {run_id}, which did not end; --fresh begins a new one", file=sys.stderr)
+            changed = runs.changes_without_result(settings, unfinished)
+            print(f"going on with run {run_id}, which did not end{changed}; --fresh begins a new one", file=sys.stderr)
         options = {"flow_run_id": flow_run_id, "allow_changes": allow_changes}
         run_of = run("resume", Run, settings, prepared=prepared, run_id=run_id, **options)
     held.note(run_id=run_of.run_id)
@@ -306,7 +310,7 @@ def load_training(
     run = runs.newest(settings.dataset.name) if run_id is None else runs.find(run_id)
     training = runs.load_training(run)
     now = settings.to_json()
-    trained = config.parse({**run.settings, "evaluate": now["evaluate"], "register": now["register"]})
+    trained = config.restore({**run.settings, "evaluate": now["evaluate"], "register": now["register"]})
     return trained, dvc_data.load_prepared(trained.dataset.name), run, training
 
 
@@ -343,7 +347,12 @@ def find_unchanged(settings: config.Settings) -> RunSummary | None:
 
 def unchanged(settings: config.Settings, prepared: PreparedDataset) -> RunSummary | None:
     """Return the newest finished run on this data with these settings and this code, or None."""
-    return lineage.finished_run(prepared.name, lineage.trace(settings, prepared.data_version))
+    same = lineage.finished_run(prepared.name, lineage.trace(settings, prepared.data_version))
+    if same is not None:
+        with contextlib.suppress(UserError):  # Its record is gone, and its summary is enough.
+            if changed := runs.changes_without_result(settings, runs.find(same.run_id)):
+                print(f"run {same.run_id} has that result already, with other settings{changed}", file=sys.stderr)
+    return same
 
 
 def guard(command: list[str]) -> int:

@@ -85,6 +85,13 @@ class Lineage(Record):
     data_version: str | None
 
 
+class CodeMeanings(Record):
+    """What Python makes of the project's files (``lineage.meaning``); kept, because parsing all of them takes 0.3 s."""
+
+    by_bytes: dict[str, str]
+    """By the sha256 of the file's bytes."""
+
+
 class Run(Record):
     """A run that has an MLflow run and a folder mlruns/runs/<run_id>."""
 

@@ -48,15 +48,6 @@ from tasks.records import Placement, PreparedDataset, Run, TrainingResult
 
 log = logging.getLogger(__name__)
 
-# What a resumed run may change: how long, where and how fast it trains and what becomes of it, not what it learns from.
-MAY_CHANGE = (
-    "checkpoint.", "dataset.downloads", "evaluate.", "input.cache", "input.prefetch", "register.", "strategy.",
-    "tracking.", "train.autotune", "train.deterministic", "train.early_stopping", "train.epochs",
-    "train.global_batch_size", "train.jit_compile", "train.loop", "train.max_rollbacks", "train.on_nonfinite",
-    "train.per_replica_batch_size", "train.profile_steps", "train.rollback_factor", "train.steps_per_execution",
-    "train.tensorboard",
-)  # fmt: skip
-
 DYING_SECONDS = 30.0
 TRIAL_STEPS, TRIAL_SECONDS = 100, 3.0
 """A trial of `train.autotune` ends with whichever comes first, but not before three calls."""
@@ -509,43 +500,6 @@ def _lock(run: Run, folder: Path) -> Iterator[None]:
         yield
     finally:
         lock.release()
-
-
-def refuse_other_training(settings: config.Settings, prepared: PreparedDataset, run: Run) -> None:
-    """Refuse to carry a run on with settings or data that make it another training.
-
-    Raises:
-        UserError: names each difference.
-    """
-    before = config.parse(run.settings).flat() | {"data version": run.lineage.data_version}
-    now = settings.flat() | {"data version": prepared.data_version}
-    changed = [
-        f"{key} was {before.get(key)!r} and is {now.get(key)!r}"
-        for key in sorted(before.keys() | now.keys())
-        if before.get(key) != now.get(key) and not key.startswith(MAY_CHANGE)
-    ]
-    changed += _other_batch_size(settings.train, run)
-    if changed:
-        raise UserError(
-            f"run {run.run_id} cannot be resumed as another training: {'; '.join(changed)}. "
-            "Give the settings that it was started with, start a new run, or give --allow-changes"
-        )
-
-
-def _other_batch_size(section: config.Train, run: Run) -> list[str]:
-    """Return how the batch size differs from the run's. On other devices a run keeps its global one."""
-    before = config.parse(run.settings).train
-    reached = Checkpoints(config.project_root() / run.folder / "checkpoints", read_only=True).peek()
-    size = section.global_batch_size
-    if size is not None and reached is not None and size != reached.global_batch_size:
-        return [f"train.global_batch_size was {reached.global_batch_size} and is {size}"]
-    sizes = before.per_replica_batch_size, section.per_replica_batch_size
-    if None not in sizes and sizes[0] != sizes[1]:
-        return [
-            f"train.per_replica_batch_size was {sizes[0]} and is {sizes[1]} (a run keeps its global batch; only "
-            "train.global_batch_size changes it)"
-        ]
-    return []
 
 
 def _first_state(settings: config.Settings, prepared: PreparedDataset, global_batch_size: int) -> State:

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tasks import config, records
+from tasks import config, records, runs
 
 CHECKOUT = Path(__file__).resolve().parent.parent
 # What git would ignore, for a checkout without git.
@@ -228,7 +228,6 @@ def train(project: Path) -> Iterator[Callable[..., records.TrainingResult]]:
     from tensorflow.python.framework import config as tf_config
 
     from tasks import models
-    from tasks.train import refuse_other_training
     from tasks.train import train as train_stage
 
     small = project.with_name("small.yaml")
@@ -257,7 +256,7 @@ def train(project: Path) -> Iterator[Callable[..., records.TrainingResult]]:
             settings=started,
         )
         if resume:
-            refuse_other_training(settings, prepared, run)
+            runs.refuse_other_training(settings, run, prepared=prepared)
         return train_stage(settings, prepared, run, send, stop or threading.Event())
 
     # What a training sets for its whole process.

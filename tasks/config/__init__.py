@@ -1,5 +1,6 @@
 """The settings of a run: what every key means and may hold, and how params.yaml, a recipe and ``--set`` give it."""
 
+from tasks.config.affects import Affects
 from tasks.config.form import overrides_model
 from tasks.config.project import names_of, project_root, recipes
 from tasks.config.schema import (
@@ -28,13 +29,17 @@ from tasks.config.schema import (
     Tpu,
     Train,
     fields_of,
+    flat,
+    leaves,
+    marks_of,
     strategy_kinds,
 )
-from tasks.config.sources import load, parse, read_overrides
+from tasks.config.sources import load, parse, read_overrides, restore
 
 __all__ = [
     "BATCH_SIZES",
     "FEATURES",
+    "Affects",
     "AnyStrategy",
     "Augmentation",
     "Checkpoint",
@@ -58,12 +63,16 @@ __all__ = [
     "Tpu",
     "Train",
     "fields_of",
+    "flat",
+    "leaves",
     "load",
+    "marks_of",
     "names_of",
     "overrides_model",
     "parse",
     "project_root",
     "read_overrides",
     "recipes",
+    "restore",
     "strategy_kinds",
 ]

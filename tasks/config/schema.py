@@ -483,7 +483,7 @@ class Settings(Section):
 
     def flat(self) -> dict[str, Any]:
         """Return the settings as ``{"section.key": value}``, in the spelling of ``--set``."""
-        return dict(leaves(self.to_json(), whole=("strategy.layout",)))
+        return flat(self.to_json())
 
     def digest(self, *affects: What) -> str:
         """Return the sha256 of every setting that affects the result; or of those that affect what is named."""
@@ -539,6 +539,11 @@ def fields_of(section: type[BaseModel], prefix: str = "") -> Iterator[tuple[str,
             yield from fields_of(variant, f"{key}.")
         if not inner or type(None) in get_args(field.annotation):
             yield key, field
+
+
+def flat(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return nested settings, also those of an older version, as ``{"section.key": value}``."""
+    return dict(leaves(values, whole=("strategy.layout",)))
 
 
 @cache

@@ -10,7 +10,7 @@ from pydantic import ValidationError
 
 from tasks.config.explain import explain
 from tasks.config.project import names_of, project_root, recipes
-from tasks.config.schema import BATCH_SIZES, Settings, fields_of, kinds_of, leaves, strategy_kinds
+from tasks.config.schema import BATCH_SIZES, Settings, fields_of, kinds_of, leaves, marks_of, strategy_kinds
 from tasks.errors import UserError, one_of
 
 
@@ -78,6 +78,20 @@ def _nested(values: Mapping[str, Any]) -> dict[str, Any]:
             place = place[section]
         place[name] = deepcopy(value)  # The next key may lie in it.
     return nested
+
+
+def restore(values: Mapping[str, Any], root: Path | None = None) -> Settings:
+    """Return the settings of a run, also of one that an older version began: a key that is newer than the run has the
+    value of params.yaml, and one that is no more is left out.
+
+    Raises:
+        UserError: a value is not allowed any more.
+    """
+    marks = marks_of(Settings)
+    recorded = {key: value for key, value in leaves(values, whole=marks) if key in marks}
+    today = dict(leaves(_read_yaml((root or project_root()) / "params.yaml"), whole=marks))
+    others = {key.removesuffix("kind") for key in recorded if key.endswith(".kind") and today.get(key) != recorded[key]}
+    return parse(_nested({k: v for k, v in today.items() if not k.startswith(tuple(others))} | recorded))
 
 
 def _read_yaml(path: Path) -> dict[str, Any]:

@@ -1,5 +1,5 @@
 """The runs in mlruns/: which are at work (`holds`), how the others ended (`outcome`), which one a command takes up
-(`index`), and what killed processes left (`leftovers`)."""
+(`index`, `resume`), and what killed processes left (`leftovers`)."""
 
 from tasks.runs.holds import Hold, abandoned, describe, hold, hold_run, is_held, is_over, key_of, refuse_held
 from tasks.runs.index import begun, find, find_named, find_unfinished, finished, newest, next_number, undelivered
@@ -15,18 +15,29 @@ from tasks.runs.outcome import (
     settle,
     status,
 )
+from tasks.runs.resume import (
+    changes_without_result,
+    differences,
+    forget_what_changed,
+    refuse_other_training,
+    refuse_resume,
+    why_not_taken_up,
+)
 
 __all__ = [
     "RESULTS",
     "Hold",
     "abandoned",
     "begun",
+    "changes_without_result",
     "describe",
+    "differences",
     "find",
     "find_named",
     "find_unfinished",
     "finished",
     "forget_results",
+    "forget_what_changed",
     "hold",
     "hold_run",
     "is_held",
@@ -40,8 +51,11 @@ __all__ = [
     "next_number",
     "nonfinite_steps",
     "refuse_held",
+    "refuse_other_training",
+    "refuse_resume",
     "remove_leftovers",
     "settle",
     "status",
     "undelivered",
+    "why_not_taken_up",
 ]

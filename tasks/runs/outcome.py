@@ -57,10 +57,10 @@ def load_evaluation(run: Run) -> EvaluationResult:
     return found
 
 
-def forget_results(run: Run) -> None:
-    """Remove what the stages of a run left, because it is to train on; its checkpoints stay."""
+def forget_results(run: Run, *kinds: type[records.Record]) -> None:
+    """Remove what some stages of a run left, or all, because they are to be done again; its checkpoints stay."""
     folder = config.project_root() / run.folder
-    for path in (folder / "summary.json", *(folder / "records" / name for name in RESULTS.values())):
+    for path in (folder / "summary.json", *(folder / "records" / RESULTS[kind] for kind in kinds or RESULTS)):
         path.unlink(missing_ok=True)
 
 

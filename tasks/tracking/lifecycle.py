@@ -181,7 +181,7 @@ def resume(
                 f"the run '{run.run_id}' cannot be resumed: it is no longer in {store_uri()}. Bring it back with "
                 f"`mlflow runs restore --run-id {run.run_id}`, or begin a new one with --fresh"
             )
-    before, now = config.parse(run.settings).flat(), settings.flat()
+    before, now = config.flat(run.settings), settings.flat()
     changes = {
         f"changed.{name}": f"{text_of(before.get(name))} -> {text_of(now.get(name))}"
         for name in sorted(before.keys() | now.keys())
@@ -196,8 +196,7 @@ def resume(
         "number": runs.next_number(),
         "flow_run_id": flow_run_id,
     }
-    if (lineage.settings_digest, lineage.data_version) != (run.lineage.settings_digest, run.lineage.data_version):
-        runs.forget_results(run)  # Of the training as it was; before the run says that it is another one.
+    runs.forget_what_changed(run, settings, lineage)  # Before the run says that it is another one.
     run = run.model_copy(update=now_of)
     records.save(run, config.project_root() / run.folder / "records" / "run.json")
     runs.settle(run, "RUNNING")

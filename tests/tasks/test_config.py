@@ -10,8 +10,6 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from tasks import config
-from tasks.config.affects import Affects
-from tasks.config.schema import marks_of
 from tasks.errors import UserError
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -397,9 +395,9 @@ def test_one_batch_size_takes_the_place_of_the_other(root, params, recipe, overr
 
 def test_every_setting_says_once_what_it_affects():
     for key, field in config.fields_of(config.Settings):
-        marks = [mark for mark in field.metadata if isinstance(mark, Affects)]
+        marks = [mark for mark in field.metadata if isinstance(mark, config.Affects)]
         assert len(marks) == 1, f"{key}: mark it Result, Course, Speed or Bookkeeping, see tasks/config/affects.py"
-        assert marks[0] == marks_of(config.Settings)[key], f"{key} is marked otherwise for another kind"
+        assert marks[0] == config.marks_of(config.Settings)[key], f"{key} is marked otherwise for another kind"
 
 
 def changed(section, path):

@@ -102,8 +102,45 @@ def test_code_digest_changes_with_the_code_only(project: Path, path: str, counts
     before = lineage.code_digest()
     Path(path).parent.mkdir(exist_ok=True)
     with Path(path).open("a") as file:
-        file.write("\n# changed\n")
+        file.write("\nchanged = 1\n")
     assert (lineage.code_digest() != before) == counts
+
+
+SOURCE = '''
+"""A module."""
+def build(a, *, b, c=1):
+    """Return."""
+    return {**a, b: c}
+'''
+# Each row: the same file written otherwise, and whether it says the same.
+SOURCES = [
+    (SOURCE.replace("Return.", "Give back."), True),
+    (SOURCE.replace("\n", "\n\n") + "# a comment\n", True),
+    (SOURCE.replace("(a, *, b, c=1)", "(\n    a,\n    *,\n    b,\n    c=1,\n)"), True),
+    (SOURCE.replace('    """Return."""\n', ""), True),
+    (SOURCE.replace("c=1", "c=1.0"), False),
+    (SOURCE.replace("b, c=1", "b=1, c"), False),
+    (SOURCE.replace("{**a, b: c}", "{b: c, **a}"), False),
+    (SOURCE.replace("{**a, b: c}", "{a: b, **c}"), False),
+    (SOURCE.replace("{**a, b: c}", "'a'"), False),
+    (SOURCE + "build = None\n", False),
+    ("this is no Python\n", False),
+]
+
+
+@pytest.mark.parametrize(("other", "same"), SOURCES)
+def test_a_file_means_what_python_makes_of_it(other: str, same: bool) -> None:
+    assert (lineage.meaning(other.encode()) == lineage.meaning(SOURCE.encode())) == same
+
+
+def test_a_damaged_memory_of_the_code_is_made_again(project: Path) -> None:
+    digest = lineage.code_digest()
+    cache = project / "mlruns" / "code.json"
+    whole = cache.read_text()
+    for text in ("", "{", '{"by_bytes": {"x": 1}}', "[]"):
+        cache.write_text(text)
+        assert lineage.code_digest() == digest
+        assert cache.read_text() == whole
 
 
 def test_code_digest_tells_a_moved_file(project: Path) -> None:

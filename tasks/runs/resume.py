@@ -1,0 +1,163 @@
+"""Whether a run is the same training as what the settings ask for: what differs, and what of it a resume refuses."""
+
+import contextlib
+import json
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from tasks import config, records
+from tasks.errors import UserError
+from tasks.records import PreparedDataset, RegisteredModel, Run
+from tasks.runs.holds import is_over
+from tasks.runs.index import find_named, newest
+from tasks.runs.outcome import forget_results, nonfinite_steps, status
+
+SHOWN = 3
+
+
+class Difference(NamedTuple):
+    """A setting that a run has another value of."""
+
+    key: str
+    before: Any
+    now: Any
+    mark: config.Affects
+
+    def __str__(self) -> str:
+        return f"{self.key} was {self.before!r} and is {self.now!r}"
+
+
+def differences(run: Run, settings: config.Settings) -> list[Difference]:
+    """Return the settings that a run, also one of an older version, has another value of. Keys that only one of them
+    has are of another kind of the same section, or newer than the run."""
+    marks = config.marks_of(config.Settings)
+    before = dict(config.leaves(run.settings, whole=marks))
+    now = dict(config.leaves(settings.to_json(), whole=marks))
+    return [
+        Difference(key, before[key], now[key], marks[key])
+        for key in sorted(before.keys() & now.keys())
+        if before[key] != now[key]
+    ]
+
+
+def refuse_resume(settings: config.Settings, resume: str | None, allow_changes: bool = False) -> None:
+    """Refuse, before anything is downloaded or started, to carry a run on as another training.
+
+    Args:
+        settings: from now on.
+        resume: the id of the run, ``latest``, or None, which refuses nothing.
+        allow_changes: refuse only another dataset.
+
+    Raises:
+        UserError: there is no such run, or see ``refuse_other_training``.
+    """
+    run = find_named(settings, resume)
+    if run is not None:
+        refuse_other_training(settings, run, allow_changes)
+
+
+def refuse_other_training(
+    settings: config.Settings, run: Run, allow_changes: bool = False, prepared: PreparedDataset | None = None
+) -> None:
+    """Refuse to carry a run on with settings or data that make it another training.
+
+    Args:
+        settings: from now on.
+        run: the run.
+        allow_changes: refuse only another dataset.
+        prepared: the data, where they are there already.
+
+    Raises:
+        UserError: names each difference.
+    """
+    dataset = run.settings["dataset"]["name"]
+    if dataset != settings.dataset.name:
+        raise UserError(
+            f"run {run.run_id} cannot be resumed: it was trained on dataset.name = '{dataset}', and "
+            f"'{settings.dataset.name}' is another run, whatever is allowed. Give --set dataset.name={dataset}, or "
+            "leave --resume out"
+        )
+    if allow_changes:
+        return
+    changed = [str(one) for one in differences(run, settings) if not one.mark.free_on_resume]
+    if prepared is not None and prepared.data_version != run.lineage.data_version:
+        changed.append(f"data version was {run.lineage.data_version!r} and is {prepared.data_version!r}")
+    changed += _other_batch_size(settings.train, run)
+    if changed:
+        raise UserError(
+            f"run {run.run_id} cannot be resumed as another training: {'; '.join(changed)}. "
+            "Give the settings that it was started with, start a new run, or give --allow-changes"
+        )
+
+
+def why_not_taken_up(settings: config.Settings, wanted: records.Lineage) -> str | None:
+    """Return which run did not come to its end and is not the one that is asked for, why, and what to do about it.
+
+    Only the newest run on the dataset counts, and only if nobody is at work on it; None where there is none such.
+    """
+    try:
+        run = newest(settings.dataset.name)
+    except UserError:
+        return None
+    ended = status(run)
+    if ended is None or ended.status == "FINISHED" or run.parent_run_id is not None or not is_over(run):
+        return None
+    other = differences(run, settings)
+    why = _few([str(one) for one in other if one.mark.what == "result"])
+    if run.lineage.data_version != wanted.data_version:
+        why.append(f"its data version was {run.lineage.data_version} and is {wanted.data_version}")
+    if run.lineage.code_digest != wanted.code_digest:
+        why.append("the code of flows/, tasks/ or its model, or requirements.lock, is not what it was")
+    if steps := nonfinite_steps(run):
+        why.append(f"its loss was no finite number at step {steps[-1]}")
+    if not why:
+        return None
+    fixed = any(not one.mark.free_on_resume for one in other) or run.lineage.data_version != wanted.data_version
+    how = " and its own settings" if fixed else ""
+    return (
+        f"run {run.run_id} did not end, and is not taken up: {'; '.join(why)}. A new run begins; --resume {run.run_id}"
+        f"{how} carries that one on"
+    )
+
+
+def forget_what_changed(run: Run, settings: config.Settings, now: records.Lineage) -> None:
+    """Remove what stages of a run left that settings or data of another value would have made otherwise."""
+    other = differences(run, settings)
+    if now.data_version != run.lineage.data_version or any(one.mark.what == "result" for one in other):
+        forget_results(run)
+    elif any(one.key.startswith("register.") for one in other):
+        forget_results(run, RegisteredModel)
+
+
+def changes_without_result(settings: config.Settings, run: Run) -> str:
+    """Return the settings that differ from a run of the same result, in parentheses; empty where none does."""
+    other = _few([str(one) for one in differences(run, settings) if one.mark.what != "result"])
+    return f" ({'; '.join(other)})" if other else ""
+
+
+def _few(texts: Sequence[str]) -> list[str]:
+    more = [f"{len(texts) - SHOWN} more"] if len(texts) > SHOWN else []
+    return [*texts[:SHOWN], *more]
+
+
+def _other_batch_size(section: config.Train, run: Run) -> list[str]:
+    """Return how the batch size differs from the run's. On other devices a run keeps its global one."""
+    size, reached = section.global_batch_size, _reached_batch_size(run)
+    if size is not None and reached is not None and size != reached:
+        return [f"train.global_batch_size was {reached} and is {size}"]
+    sizes = run.settings["train"]["per_replica_batch_size"], section.per_replica_batch_size
+    if None not in sizes and sizes[0] != sizes[1]:
+        return [
+            f"train.per_replica_batch_size was {sizes[0]} and is {sizes[1]} (a run keeps its global batch; only "
+            "train.global_batch_size changes it)"
+        ]
+    return []
+
+
+def _reached_batch_size(run: Run) -> int | None:
+    """Return the global batch size of the run's newest checkpoint that can be read, without a framework."""
+    folder = config.project_root() / run.folder / "checkpoints"
+    for state in sorted(folder.glob("[0-9]*/state.json"), key=lambda path: int(path.parent.name), reverse=True):
+        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+            return int(json.loads(state.read_text(encoding="utf-8"))["state"]["global_batch_size"])
+    return None

@@ -1,0 +1,185 @@
+import contextlib
+import json
+import socket
+from pathlib import Path
+
+import pytest
+
+from tasks import config, lineage, records, runs
+from tasks.errors import UserError
+
+CLUSTER = ("strategy.kind=multi_worker", "train.loop=custom")
+
+
+def begin(*overrides, run_id="before", ended="KILLED", data_version="d", settings=None):
+    """Leave a run behind that ended as ``ended`` says; return it."""
+    begun_with = config.load(None, overrides)
+    run = records.Run(
+        run_id=run_id,
+        experiment="e",
+        name="n",
+        folder=f"mlruns/runs/{run_id}",
+        lineage=lineage.trace(begun_with, data_version),
+        settings=settings or begun_with.to_json(),
+        key=runs.key_of(begun_with),
+        host=socket.gethostname(),
+        number=runs.next_number(),
+    )
+    records.save(run, Path(run.folder, "records", "run.json"))
+    runs.settle(run, ended)
+    return run
+
+
+def taken_up(*overrides, data_version="d"):
+    """Return the run that a command takes up without being told to."""
+    settings = config.load(None, overrides)
+    found = runs.find_unfinished(settings, lineage.trace(settings, data_version))
+    return found and found.run_id
+
+
+# What a command may give anew without being another run.
+SAME = [
+    "register.alias=champion",
+    "train.tensorboard=true",
+    "input.prefetch=0",
+    "checkpoint.keep=7",
+    "train.loop=custom",
+    "train.steps_per_execution=4",
+    "tracking.experiment=other",
+]
+
+
+def test_a_setting_without_result_makes_no_other_run(project):
+    run = begin()
+    assert runs.changes_without_result(config.load(), run) == ""
+    for override in SAME:
+        assert taken_up(override) == "before", override
+        key, _, value = override.partition("=")
+        said = runs.changes_without_result(config.load(None, [override]), run)
+        assert said.startswith(f" ({key} was ")
+        assert value.lower() in said.lower()
+
+
+# Each row: what the next command is given, and why the run is not taken up.
+OTHER = [
+    (["train.seed=7"], "train.seed was 0 and is 7. A new run begins; --resume before and its own settings carries"),
+    (["train.epochs=2"], "train.epochs was 15 and is 2. A new run begins; --resume before carries that one on"),
+    (
+        ["train.seed=7", "train.epochs=2", "schedule.learning_rate=0.5", "optimizer.kind=sgd"],
+        "optimizer.kind was 'adam' and is 'sgd'; schedule.learning_rate was 0.003 and is 0.5; train.epochs was 15 and "
+        "is 2; 1 more.",
+    ),
+]
+
+
+def test_a_run_that_is_not_taken_up_is_named_with_the_reason(project):
+    begin()
+    for overrides, said in OTHER:
+        settings = config.load(None, overrides)
+        traced = lineage.trace(settings, "d")
+        assert runs.find_unfinished(settings, traced) is None
+        why = runs.why_not_taken_up(settings, traced)
+        assert why.startswith("run before did not end, and is not taken up: ")
+        assert said in why
+        assert "\n" not in why
+
+
+def test_other_data_and_other_code_are_reasons(project):
+    begin()
+    Path("tasks/models/own.py").write_text("new = True\n")
+    settings = config.load()
+    why = runs.why_not_taken_up(settings, lineage.trace(settings, "e"))
+    assert "its data version was d and is e; the code of flows/, tasks/" in why
+
+
+def test_a_comment_in_the_code_is_no_reason(project):
+    begin()
+    with Path("tasks/models/mlp.py").open("a") as file:
+        file.write("# changed\n")
+    assert taken_up() == "before"
+
+
+def test_nothing_is_said_of_a_run_that_ended_or_is_at_work_or_has_other_data(project):
+    run = begin(ended="RUNNING")
+    settings = config.load(None, ["train.seed=7"])
+    traced = lineage.trace(settings, "d")
+    with runs.hold(run.key, "a training"):
+        assert runs.why_not_taken_up(settings, traced) is None
+    assert runs.why_not_taken_up(settings, traced) is not None
+    assert runs.why_not_taken_up(config.load(None, ["dataset.name=mnist"]), traced) is None
+    runs.settle(run, "FINISHED")
+    assert runs.why_not_taken_up(settings, traced) is None
+
+
+# Each row: what a resume gives, and what it is refused with; None where it is not.
+RESUMES = [
+    ([], None),
+    (["train.epochs=99", "strategy.kind=mirrored", "train.loop=custom", "checkpoint.monitor=train/loss"], None),
+    (["train.per_replica_batch_size=16"], "train.per_replica_batch_size was 32 and is 16 (a run keeps"),
+    (["train.global_batch_size=64"], "train.global_batch_size was 48 and is 64"),
+    (["model.options.dropout=0.1"], "model.options was {'dropout': 0.4} and is {'dropout': 0.1}"),
+    (["train.seed=1", "input.source=array"], "input.source was 'auto' and is 'array'; train.seed was 0 and is 1"),
+]
+
+
+def test_a_resume_may_change_how_a_training_goes_on_and_not_what_it_learns(project):
+    run = begin()
+    # The newest checkpoint that can be read says what the batch is by now.
+    for step, text in (("9", json.dumps({"state": {"global_batch_size": 48}})), ("10", "{")):
+        state = project / run.folder / "checkpoints" / step / "state.json"
+        state.parent.mkdir(parents=True)
+        state.write_text(text)
+    for overrides, said in RESUMES:
+        settings = config.load(None, overrides)
+        runs.refuse_resume(settings, "before", allow_changes=True)
+        with pytest.raises(UserError) if said else contextlib.nullcontext() as error:
+            runs.refuse_resume(settings, "before")
+        assert said is None or said in str(error.value)
+
+
+def test_a_resume_is_refused_before_anything_is_downloaded_or_begun(project, run):
+    begin()
+    before = sorted(project.rglob("*"))
+    command = ["stratagem", "run", "--resume", "before", "--allow-changes", "--set", "dataset.name=fashion_mnist"]
+    done = run(command)
+    assert done.returncode == 2
+    assert "error: run before cannot be resumed: it was trained on dataset.name = 'digits'" in done.stderr
+    new = {path.relative_to(project).as_posix() for path in project.rglob("*")} - {
+        path.relative_to(project).as_posix() for path in before
+    }
+    assert [name for name in new if "__pycache__" not in name] == []
+
+
+def test_a_run_of_an_older_version_is_read(project):
+    """It lacks a key of today, has one that is no more, and its digests are of other rules."""
+    settings = config.load(None, ["optimizer={kind: sgd}", "train.epochs=3"]).to_json()
+    del settings["train"]["on_nonfinite"], settings["optimizer"]["nesterov"], settings["evaluate"]
+    settings["train"]["jit"] = True
+    run = begin("optimizer={kind: sgd}", "train.epochs=3", settings=settings)
+    restored = config.restore(run.settings)
+    assert (restored.train.epochs, restored.train.on_nonfinite, restored.optimizer.kind) == (3, "stop", "sgd")
+    assert restored.evaluate == config.load().evaluate
+    now = config.load(None, ["optimizer={kind: sgd}", "train.epochs=4"])
+    assert [one.key for one in runs.differences(run, now)] == ["train.epochs"]
+    runs.refuse_resume(now, "before")
+    assert "train.epochs was 3 and is 4" in runs.why_not_taken_up(now, lineage.trace(now, "d"))
+
+
+# Each row: what is given anew, and which records of the stages stay.
+KEPT = [
+    ([], {"training.json", "evaluation.json", "registration.json"}),
+    (["input.prefetch=0"], {"training.json", "evaluation.json", "registration.json"}),
+    (["register.alias=champion"], {"training.json", "evaluation.json"}),
+    (["train.epochs=99"], set()),
+]
+
+
+def test_what_a_stage_left_stays_while_its_settings_are_those(project):
+    run = begin()
+    folder = project / run.folder / "records"
+    for overrides, kept in KEPT:
+        for name in ("training.json", "evaluation.json", "registration.json"):
+            (folder / name).touch()
+        settings = config.load(None, overrides)
+        runs.forget_what_changed(run, settings, lineage.trace(settings, "d"))
+        assert {path.name for path in folder.iterdir()} - {"run.json"} == kept
