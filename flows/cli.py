@@ -418,6 +418,8 @@ def reconcile(json: Json = False, debug: Debug = False) -> None:
 def recipes(json: Json = False) -> None:
     """List the recipes."""
     with command(False):
+        import re
+        from itertools import takewhile
         from json import dumps
 
         from rich.console import Console
@@ -433,7 +435,9 @@ def recipes(json: Json = False) -> None:
         table.add_column("recipe")
         table.add_column("what it is", overflow="fold")
         for name, path in known.items():
-            table.add_row(name, path.read_text(encoding="utf-8").splitlines()[0].lstrip("# "))
+            # The first comment, up to the command, which is indented.
+            comment = takewhile(lambda line: re.match("# [^ ]", line), path.read_text(encoding="utf-8").splitlines())
+            table.add_row(name, " ".join(line.removeprefix("# ") for line in comment))
         Console(highlight=False).print(table)
 
 

@@ -1,6 +1,7 @@
 """The one family of errors. Its exit codes: 2 a user's mistake, 1 a failed run, 130/143 interrupted, 75 start again."""
 
 import os
+import reprlib
 from collections.abc import Iterable, Mapping
 from difflib import get_close_matches
 
@@ -56,6 +57,22 @@ def from_json(reply: Mapping[str, str]) -> StratagemError:
     return {kind.__name__: kind for kind in KINDS}[reply["kind"]](reply["error"])
 
 
+_SHORT = reprlib.Repr()
+_SHORT.maxlevel, _SHORT.maxdict, _SHORT.maxlist, _SHORT.maxtuple = 4, 8, 12, 12
+_SHORT.maxstring = _SHORT.maxlong = _SHORT.maxother = 120
+
+
+def cut(text: str, length: int = 200) -> str:
+    """Return a text as one line, without its middle where it is too long for a message."""
+    text, half = " ".join(text.split()), (length - 3) // 2
+    return text if len(text) <= length else f"{text[:half]}...{text[-half:]}"
+
+
+def shown(value: object) -> str:
+    """Return ``repr(value)``, cut where it is too long for a message."""
+    return cut(_SHORT.repr(value))
+
+
 def one_of(what: str, value: object, allowed: Iterable[str], see: str | None = None) -> str:
     """Return ``unknown <what> 'value'`` with the nearest match and everything that is allowed.
 
@@ -65,6 +82,7 @@ def one_of(what: str, value: object, allowed: Iterable[str], see: str | None = N
     "unknown recipe 'mnits': did you mean 'mnist'? Allowed: cifar10, mnist"
     """
     names = sorted(allowed)
-    near = get_close_matches(str(value), names, n=1, cutoff=0.6)
+    given = cut(str(value))
+    near = get_close_matches(given, names, n=1, cutoff=0.6)
     hint = f"did you mean '{near[0]}'? " if near else ""
-    return f"unknown {what} '{value}': {hint}" + (see or f"Allowed: {', '.join(names)}")
+    return f"unknown {what} '{given}': {hint}" + (see or f"Allowed: {', '.join(names)}")

@@ -6,12 +6,14 @@ from typing import Any
 from pydantic import ValidationError
 
 from tasks.config.schema import Settings, fields_of, kinds_of
-from tasks.errors import one_of
+from tasks.errors import one_of, shown
 
 
 def explain(error: ValidationError, values: Mapping[str, Any]) -> str:
     """Return one sentence for the first error: the key, its value, what is allowed, what to do."""
-    first = error.errors()[0]
+    # A key that is written wrong is also missing under its right name.
+    unknown = ("extra_forbidden", "invalid_key")
+    first = next((one for one in error.errors() if one["type"] in unknown), error.errors()[0])
     kinds = {kind for section in Settings.model_fields for kind in kinds_of(section)}
     # A discriminated union puts the kind into the location: ("strategy", "mirrored", "devices").
     parts = [str(part) for i, part in enumerate(first["loc"]) if not (i == 1 and part in kinds)]
@@ -20,7 +22,7 @@ def explain(error: ValidationError, values: Mapping[str, Any]) -> str:
         kind = kinds_of(section).get(str(given.get("kind"))) if isinstance(given, Mapping) else None
         if kind is not None:
             known |= fields_of(kind, f"{section}.")
-    if first["type"] in ("extra_forbidden", "invalid_key"):
+    if first["type"] in unknown:
         return _unknown_key(parts, known, values)
     depth = len(parts)
     # A union of plain types puts the type into the location, a list the index: ("input", "validation", "int").
@@ -42,23 +44,30 @@ def explain(error: ValidationError, values: Mapping[str, Any]) -> str:
         value = value.get(part)
     inside = [k for k in known if k.startswith(f"{key}.")]
     if inside:
-        return f"{key} = {value!r}: this is a section. Set its keys: {', '.join(inside)}"
+        return f"{key} = {shown(value)}: this is a section. Set its keys: {', '.join(inside)}"
     # A union of plain types reports one error for each of them.
     reasons = dict.fromkeys(
         _lower(e["msg"]) for e in error.errors() if e["loc"][: len(parts)] == first["loc"][: len(parts)]
     )
     meaning = " ".join((known[key].description or "").split()) if key in known else ""
-    return f"{key} = {value!r}: {', or '.join(reasons)}. {meaning}{' ' if meaning else ''}Give --set {key}=VALUE."
+    return f"{key} = {shown(value)}: {', or '.join(reasons)}. {meaning}{' ' if meaning else ''}Give --set {key}=VALUE."
 
 
 def _unknown_key(parts: Sequence[str], known: Iterable[str], values: Mapping[str, Any]) -> str:
     key, section = ".".join(parts), ".".join(parts[:-1])
     if not section:
         return one_of("section", key, {name.partition(".")[0] for name in known})
-    kind = values[section].get("kind") if section in values else None
-    if kind in kinds_of(section):
-        return one_of("key", key, [f"{section}.{name}" for name in kinds_of(section)[kind].model_fields])
-    return one_of("key", key, [name for name in known if name.startswith(f"{section}.")])
+    kinds, kind = kinds_of(section), str(values[section].get("kind")) if section in values else ""
+    of_others = [other for other, variant in kinds.items() if parts[-1] in variant.model_fields]
+    allowed = [f"{section}.{name}" for name in kinds[kind].model_fields] if kind in kinds else []
+    if of_others and kind in kinds:
+        given = f"{section}.kind={' or '.join(of_others)}"
+        return f"{one_of('key', key, allowed)}; with {given} there is one: give that kind too"
+    allowed = allowed or [name for name in known if name.startswith(f"{section}.")]
+    elsewhere = [name for name in known if name.rpartition(".")[2] == parts[-1]]
+    if elsewhere:
+        return f"unknown key '{key}': did you mean '{elsewhere[0]}'? Allowed: {', '.join(sorted(allowed))}"
+    return one_of("key", key, allowed)
 
 
 def _lower(message: str) -> str:

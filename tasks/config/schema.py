@@ -13,7 +13,7 @@ from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Self, get_args, get_origin
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from tasks.config.affects import Affects, Bookkeeping, Course, Result, Speed, What
 
@@ -103,6 +103,15 @@ class Model(Section):
     """A file of tasks/models/, or your own `module:function` with the signature of their `build`."""
     options: Result[dict[str, Any]]
     """Keyword arguments of the model's `build`."""
+
+    @field_validator("options")
+    @classmethod
+    def finite(cls, options: dict[str, Any]) -> dict[str, Any]:
+        try:
+            json.dumps(options, allow_nan=False)
+        except ValueError:
+            raise ValueError("options holds a number that is not finite: JSON and Keras cannot keep it") from None
+        return options
 
 
 class OptimizerBase(Section):
@@ -263,7 +272,7 @@ class Tpu(StrategySection):
     """Name or address of the TPU; null takes TPU_NAME, or the TPU of this machine."""
 
 
-MeshAxis = Annotated[str, Field(pattern=r"^[A-Za-z_]\w*$")]
+MeshAxis = Annotated[str, Field(pattern=r"^[A-Za-z_]\w*$", max_length=50)]
 
 
 class DataParallel(StrategySection):
@@ -294,7 +303,7 @@ class ModelParallel(StrategySection):
     axis_names: Course[Annotated[list[MeshAxis], Field(min_length=1, max_length=8)]] = ["batch", "model"]
     batch_dim_name: Course[MeshAxis] = "batch"
     """The axis over which a batch is cut."""
-    layout: Course[Annotated[dict[str, list[MeshAxis | None]], Field(max_length=1000)]] = {}
+    layout: Course[Annotated[dict[Text, list[MeshAxis | None]], Field(max_length=1000)]] = {}
     """Which axis of the mesh each dimension lies on, by a regular expression on the ends of paths: of variables
     (`d1/kernel: [null, model]`) and of layers' outputs (`d2/output: [batch, null]`)."""
     unmatched_rules: Bookkeeping[Literal["refuse", "warn"]] = "refuse"
@@ -312,6 +321,8 @@ class ModelParallel(StrategySection):
                 f"batch_dim_name = '{self.batch_dim_name}' is no axis of the mesh: axis_names = {self.axis_names}"
             )
         product = math.prod(self.mesh_shape)
+        if product > MAX_DEVICES:
+            raise ValueError(f"mesh_shape = {self.mesh_shape} needs {product} devices, and {MAX_DEVICES} are the most")
         if self.devices is not None and product != self.devices:
             sizes = " * ".join(map(str, self.mesh_shape))
             raise ValueError(
@@ -419,16 +430,16 @@ class Evaluate(Section):
 
 class Register(Section):
     enabled: Bookkeeping[bool]
-    model_name: Bookkeeping[Annotated[str, Field(pattern=r"^[\w.-]+$")] | None]
+    model_name: Bookkeeping[Annotated[str, Field(pattern=r"^[\w.-]+$", max_length=250)] | None]
     """Name in MLflow's model registry; null is <dataset>-<model>."""
-    alias: Bookkeeping[Annotated[str, Field(pattern=r"^[a-z][\w-]*$")]]
+    alias: Bookkeeping[Annotated[str, Field(pattern=r"^[a-z][\w-]*$", max_length=250)]]
     metric: Bookkeeping[Literal["test/accuracy", "test/loss"]]
     minimum: Bookkeeping[float | None]
     """The gate: no version is registered when the metric is worse than this; null is off."""
 
 
 class Tracking(Section):
-    experiment: Bookkeeping[Annotated[str, Field(pattern=r"^\w[\w .-]*$")] | None]
+    experiment: Bookkeeping[Annotated[str, Field(pattern=r"^\w[\w .-]*$", max_length=250)] | None]
     """MLflow experiment; null is the dataset's name."""
     system_metrics: Bookkeeping[bool]
     """Log processor, memory and GPU use while training."""

@@ -1,17 +1,18 @@
 """How params.yaml, a recipe and ``--set`` become one ``Settings``."""
 
+import contextlib
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
-import yaml
 from pydantic import ValidationError
 
+from tasks.config import plain
 from tasks.config.explain import explain
 from tasks.config.project import names_of, project_root, recipes
 from tasks.config.schema import BATCH_SIZES, Settings, fields_of, kinds_of, leaves, marks_of, strategy_kinds
-from tasks.errors import UserError, one_of
+from tasks.errors import UserError, cut, one_of
 
 
 def load(
@@ -32,7 +33,10 @@ def load(
     if recipe is not None:
         values = _overlay(values, _read_recipe(recipe, root))
     # One overlay for all texts together: their order does not matter, and a wrong key is not lost by a change of kind.
-    given = overrides if isinstance(overrides, Mapping) else read_overrides(overrides)
+    try:
+        given = plain.plain(overrides) if isinstance(overrides, Mapping) else read_overrides(overrides)
+    except plain.NotPlain as error:
+        raise UserError(f"overrides: {error}") from None
     return parse(_overlay(values, _nested(given)))
 
 
@@ -45,11 +49,11 @@ def read_overrides(texts: Sequence[str]) -> dict[str, Any]:
     for text in texts:
         key, equals, value = text.partition("=")
         if not equals or not key.strip():
-            raise UserError(f"--set {text}: write it as section.key=value, such as --set train.epochs=3")
+            raise UserError(f"--set {cut(text)}: write it as section.key=value, such as --set train.epochs=3")
         try:
-            values[key.strip()] = yaml.safe_load(value)
-        except yaml.YAMLError as error:
-            raise UserError(f"--set {text}: the value is not YAML ({str(error).splitlines()[0]})") from None
+            values[key.strip()] = plain.read(value)
+        except plain.NotPlain as error:
+            raise UserError(f"--set {cut(text)}: {error}") from None
     keys = {key for key, _ in fields_of(Settings)}
     keys |= {f"strategy.{kind}.{name}" for kind, section in strategy_kinds().items() for name in section.model_fields}
     return dict(leaves(_nested(values), whole=keys))
@@ -96,11 +100,12 @@ def restore(values: Mapping[str, Any], root: Path | None = None) -> Settings:
 
 def _read_yaml(path: Path) -> dict[str, Any]:
     try:
-        values = yaml.safe_load(path.read_text(encoding="utf-8"))
+        with path.open("rb") as file:
+            values = plain.read(file.read(plain.MAX_TEXT + 1).decode())
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"{path}: cannot be read ({error})") from None
-    except yaml.YAMLError as error:
-        raise UserError(f"{path}: not valid YAML ({' '.join(str(error).split())})") from None
+    except plain.NotPlain as error:
+        raise UserError(f"{path}: {error}") from None
     if not isinstance(values, dict):
         raise UserError(f"{path}: must hold sections such as `train:`, got {type(values).__name__}")
     return values
@@ -110,8 +115,10 @@ def _read_recipe(recipe: str, root: Path) -> dict[str, Any]:
     known = recipes(root)
     if recipe in known:
         return _read_yaml(known[recipe])
-    if Path(recipe).suffix in (".yaml", ".yml") and Path(recipe).is_file():
-        return _read_yaml(Path(recipe))
+    # A name that is too long for a file is none.
+    with contextlib.suppress(OSError, ValueError):
+        if Path(recipe).suffix in (".yaml", ".yml") and Path(recipe).is_file():
+            return _read_yaml(Path(recipe))
     raise UserError(one_of("recipe", recipe, known) + ", or the path of a YAML file")
 
 

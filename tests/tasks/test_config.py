@@ -1,4 +1,4 @@
-import contextlib
+import json
 import shutil
 import warnings
 from pathlib import Path
@@ -49,6 +49,9 @@ def message_of(overrides, recipe=None, root=ROOT):
 # Each row: what the user gives, and what the one message must say: key, value, what is allowed or what to do.
 BAD = [
     # unknown names, with the nearest match
+    (["optimizer.learning_rate=0.1"], ["did you mean 'schedule.learning_rate'?", "optimizer.global_clipnorm"]),
+    (["strategy.devices=2"], ["unknown key 'strategy.devices'", "Allowed: strategy.device, strategy.kind; with "
+     "strategy.kind=mirrored or multi_worker or data_parallel or model_parallel there is one: give that kind too"]),
     (["train.epohcs=3"], ["'train.epohcs'", "did you mean 'train.epochs'?", "train.seed"]),
     (["modle.name=mlp"], ["unknown section 'modle'", "did you mean 'model'?", "dataset"]),
     (["input.augmentation.flipp=true"], ["did you mean 'input.augmentation.flip'?", "crop_padding"]),
@@ -192,8 +195,8 @@ BAD = [
     # not settings at all
     (["train.epochs"], ["--set train.epochs", "section.key=value"]),
     (["=3"], ["--set =3", "section.key=value"]),
-    (["train.epochs=[1"], ["--set train.epochs=[1", "not YAML"]),
-    (["model.options.x=!!python/object/apply:os.getcwd []"], ["not YAML", "python/object"]),
+    (["train.epochs=[1"], ["--set train.epochs=[1", "not valid YAML"]),
+    (["model.options.x=!!python/object/apply:os.getcwd []"], ["line 1 has the tag", "python/object"]),
 ]  # fmt: skip
 
 
@@ -284,6 +287,12 @@ def test_a_key_that_params_yaml_lacks_is_named(root, key):
     assert message_of([], root=root).startswith(f"{key} is missing")
 
 
+def test_a_key_of_params_yaml_that_is_written_wrong_is_named(root):
+    text = (root / "params.yaml").read_text()
+    (root / "params.yaml").write_text(text.replace("  epochs: ", "  epochz: "))
+    assert message_of([], root=root).startswith("unknown key 'train.epochz': did you mean 'train.epochs'?")
+
+
 def test_a_section_without_its_kind(root):
     write_params(root)
     values = yaml.safe_load((root / "params.yaml").read_text())
@@ -299,20 +308,170 @@ def test_no_params_yaml(tmp_path):
 
 
 KEYS = [key for key, _ in config.fields_of(config.Settings)]
-SCALARS = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8) | st.just("mirrored")
+SECTIONS = list(PARAMS)
+SCALARS = (
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.integers(min_value=10**20, max_value=10**40)
+    | st.floats()
+    | st.text(max_size=8)
+    | st.sampled_from(
+        ["mirrored", "adam", "2001-13-45", "1:99", "0x", "!!int abc", "&a [*a]", "*a", "<<", "=", "x" * 3000]
+    )
+)
 VALUES = st.recursive(
-    SCALARS, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3)
+    SCALARS,
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(st.text(max_size=5) | st.sampled_from(["kind", "epochs", "options"]), inner, max_size=3)
+    ),
+)
+# YAML that no value dumps to: tags, anchors, brackets that do not close, keys of every type, a key twice.
+YAML = st.lists(
+    st.sampled_from(
+        ["{", "}", "[", "]", ": ", ", ", "? ", "- ", "\n", "  ", "&a ", "*a", "<<: ", "!!int ", "!!set ", "!x ", "~",
+         "abc", "1e9", ".nan", "'", '"', "|", "#", "%", "@", "\t", "kind", "train", "epochs", "null", "2001-01-01",
+         "\x00", "\ufeff"]
+    ),
+    max_size=12,
+).map("".join)  # fmt: skip
+GIVEN = st.lists(st.tuples(st.sampled_from(KEYS + SECTIONS) | st.text("abc.=", max_size=8), VALUES | YAML), max_size=4)
+
+
+def answer(recipe, texts, root):
+    """Return settings that JSON can keep, or None for one message that fits a terminal; anything else is an error."""
+    try:
+        settings = config.load(recipe, texts, root)
+    except UserError as error:
+        message = str(error)
+    else:
+        message, again = "", config.parse(json.loads(json.dumps(settings.to_json(), allow_nan=False)))
+        assert again == settings
+        assert again.digest() == settings.digest()
+    assert len(message) <= 1000
+    assert "\n" not in message
+
+
+def dumped(value):
+    try:
+        return yaml.safe_dump(value, default_flow_style=True).removesuffix("...\n")
+    except yaml.YAMLError:  # Half a character.
+        return repr(value)
+
+
+def fuzz(examples):
+    return hypothesis.settings(
+        max_examples=examples,
+        deadline=None,
+        derandomize=True,
+        database=None,
+        suppress_health_check=[hypothesis.HealthCheck.too_slow, hypothesis.HealthCheck.function_scoped_fixture],
+    )
+
+
+def check_texts(given):
+    answer(None, [f"{key}={value if isinstance(value, str) else dumped(value)}" for key, value in given], ROOT)
+
+
+def check_document(root, values, text):
+    (root / "recipes" / "fuzz.yaml").write_text(dumped(values) + text, encoding="utf-8", errors="surrogatepass")
+    answer("fuzz", [], root)
+
+
+DOCUMENTS = st.dictionaries(
+    st.sampled_from(SECTIONS) | st.integers() | st.text(max_size=5),
+    VALUES | st.dictionaries(st.sampled_from([key.rpartition(".")[2] for key in KEYS]), VALUES, max_size=3),
+    max_size=3,
 )
 
 
-@hypothesis.settings(max_examples=400, deadline=None, derandomize=True, database=None)
-@hypothesis.given(st.lists(st.tuples(st.sampled_from(KEYS) | st.text("abc.=", max_size=8), VALUES), max_size=4))
+@fuzz(120)
+@hypothesis.given(GIVEN)
 def test_whatever_is_given_the_answer_is_settings_or_one_message(given):
-    texts = [
-        f"{key}={yaml.safe_dump(value, default_flow_style=True).removesuffix('...' + chr(10))}" for key, value in given
-    ]
-    with contextlib.suppress(UserError):
-        config.load(None, texts, ROOT)
+    check_texts(given)
+
+
+@fuzz(60)
+@hypothesis.given(DOCUMENTS, YAML)
+def test_whatever_a_recipe_holds_the_answer_is_settings_or_one_message(root, values, text):
+    check_document(root, values, text)
+
+
+@pytest.mark.slow
+@fuzz(1500)
+@hypothesis.given(GIVEN)
+def test_thousands_of_texts(given):
+    check_texts(given)
+
+
+@pytest.mark.slow
+@fuzz(1500)
+@hypothesis.given(DOCUMENTS, YAML)
+def test_thousands_of_recipes(root, values, text):
+    check_document(root, values, text)
+
+
+BOMB = "a: &a [x, x]\n" + "".join(
+    f"{chr(98 + i)}: &{chr(98 + i)} [{', '.join([f'*{chr(97 + i)}'] * 9)}]\n" for i in range(9)
+)
+# What once crashed, or printed megabytes.
+HOSTILE = [
+    ("model: {options: !!int abc}\n", "line 1 has the tag tag:yaml.org,2002:int"),
+    ("model: {options: !!python/name:os.system x}\n", "has the tag tag:yaml.org,2002:python/name:os.system"),
+    ("model: {options: &a {b: *a}}\n", "line 1 repeats the value of an anchor, *a"),
+    (BOMB, "line 2 repeats the value of an anchor, *a: write the value"),
+    ("train: " + "[" * 2000, "more than 20 deep"),
+    ("[" * 100_000, "more than 20 deep"),
+    ("train: {epochs: " + "9" * 5000 + "}\n", "Exceeds the limit"),
+    ("model: {options: [" + "1, " * 20_000 + "]}\n", "more than 10,000 values"),
+    ("train: {epochs: 1}\n# " + "x" * 1_000_000, "at most 1,000,000"),
+    ("train:\n  epochs: 1\n  seed: 2\n  epochs: 3\n", "line 4 gives the key 'epochs' once more"),
+    ("train:\n  epochs: 1\nmodel: {}\ntrain: {}\n", "line 4 gives the key 'train' once more"),
+    ('model: {options: {a: "\\ud800"}}\n', "invalid Unicode character escape code"),
+    ('model: {options: {a: "\\0"}}\n', "a character that no file can have"),
+    ("model: {options: {a: .nan}}\n", "not finite"),
+    ("train: {epochs: 2001-01-01}\n", "train.epochs = '2001-01-01'"),
+    (f"train: {{epochs: {'x' * 9000}}}\n", "train.epochs = 'xxx"),
+    (f"train: {{{'x' * 900}: 1}}\n", "unknown key 'train.xxx"),
+    (f"{'x' * 900}: 1\n", "unknown section 'xxx"),
+    (f"dataset: {{name: {'x' * 9000}}}\n", "dataset.name = 'xxx"),
+    (f"strategy: {{kind: {'x' * 9000}}}\n", "unknown strategy.kind 'xxx"),
+    (f"model: {{name: {'x' * 200}}}\n", "unknown model.name 'xxx"),
+    ("strategy: {kind: model_parallel, layout: {'" + "(" * 240 + "': [null]}}\n", "no regular expression"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("text", "said"), HOSTILE, ids=[text[:30] for text, _ in HOSTILE])
+def test_hostile_yaml_gives_one_short_message(root, text, said):
+    message = message_of([], write_recipe(root, text), root)
+    assert said in message
+    assert len(message) <= 1000
+
+
+def test_a_recipe_of_an_impossible_name():
+    for name in ("x" * 5000 + ".yaml", "a\0b.yaml", "x" * 100_000):
+        assert len(message_of([], name)) <= 1000
+
+
+# Each row: what was accepted, and killed a run later, or the machine.
+TOO_MUCH = [
+    "train.epochs=1000000000000000000000000000000", "train.steps_per_epoch=2147483648",
+    "train.per_replica_batch_size=99999999999", "evaluate.global_batch_size=1.0e+30", "checkpoint.keep=2000000000",
+    "input.shuffle_buffer=1000000001", "input.prefetch=1000000", "input.validation=1000000000000",
+    "input.memory_budget_bytes=1000000000000000000000", "input.augmentation.crop_padding=40000",
+    "dataset.image_size=[1, 1000000]", "schedule.warmup_epochs=1.0e+308", "schedule.learning_rate=1.0e+39",
+    "schedule={kind: piecewise, boundaries_epochs: [], learning_rates: [0.1]}",
+    "strategy={kind: mirrored, devices: 1000000}", "strategy={kind: multi_worker, workers: 1000000}",
+    "strategy={kind: multi_worker, heartbeat_timeout_seconds: 1.0e+308}",
+    "strategy={kind: model_parallel, mesh_shape: [4096, 4096]}", "register.alias=" + "a" * 300,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("text", TOO_MUCH)
+def test_what_no_run_could_bear_is_refused(text):
+    key = text.partition("=")[0]
+    assert message_of([text]).startswith(key)
 
 
 def test_order_of_the_layers(root):

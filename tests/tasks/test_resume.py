@@ -8,10 +8,10 @@ import pytest
 from tasks import config, lineage, records, runs
 from tasks.errors import UserError
 
-CLUSTER = ("strategy.kind=multi_worker", "train.loop=custom")
+RUN = "0123456789abcdef" * 2
 
 
-def begin(*overrides, run_id="before", ended="KILLED", data_version="d", settings=None):
+def begin(*overrides, run_id=RUN, ended="KILLED", data_version="d", settings=None):
     """Leave a run behind that ended as ``ended`` says; return it."""
     begun_with = config.load(None, overrides)
     run = records.Run(
@@ -53,7 +53,7 @@ def test_a_setting_without_result_makes_no_other_run(project):
     run = begin()
     assert runs.changes_without_result(config.load(), run) == ""
     for override in SAME:
-        assert taken_up(override) == "before", override
+        assert taken_up(override) == RUN, override
         key, _, value = override.partition("=")
         said = runs.changes_without_result(config.load(None, [override]), run)
         assert said.startswith(f" ({key} was ")
@@ -62,8 +62,8 @@ def test_a_setting_without_result_makes_no_other_run(project):
 
 # Each row: what the next command is given, and why the run is not taken up.
 OTHER = [
-    (["train.seed=7"], "train.seed was 0 and is 7. A new run begins; --resume before and its own settings carries"),
-    (["train.epochs=2"], "train.epochs was 15 and is 2. A new run begins; --resume before carries that one on"),
+    (["train.seed=7"], f"train.seed was 0 and is 7. A new run begins; --resume {RUN} and its own settings carries"),
+    (["train.epochs=2"], f"train.epochs was 15 and is 2. A new run begins; --resume {RUN} carries that one on"),
     (
         ["train.seed=7", "train.epochs=2", "schedule.learning_rate=0.5", "optimizer.kind=sgd"],
         "optimizer.kind was 'adam' and is 'sgd'; schedule.learning_rate was 0.003 and is 0.5; train.epochs was 15 and "
@@ -79,7 +79,7 @@ def test_a_run_that_is_not_taken_up_is_named_with_the_reason(project):
         traced = lineage.trace(settings, "d")
         assert runs.find_unfinished(settings, traced) is None
         why = runs.why_not_taken_up(settings, traced)
-        assert why.startswith("run before did not end, and is not taken up: ")
+        assert why.startswith(f"run {RUN} did not end, and is not taken up: ")
         assert said in why
         assert "\n" not in why
 
@@ -96,7 +96,7 @@ def test_a_comment_in_the_code_is_no_reason(project):
     begin()
     with Path("tasks/models/mlp.py").open("a") as file:
         file.write("# changed\n")
-    assert taken_up() == "before"
+    assert taken_up() == RUN
 
 
 def test_nothing_is_said_of_a_run_that_ended_or_is_at_work_or_has_other_data(project):
@@ -131,19 +131,19 @@ def test_a_resume_may_change_how_a_training_goes_on_and_not_what_it_learns(proje
         state.write_text(text)
     for overrides, said in RESUMES:
         settings = config.load(None, overrides)
-        runs.refuse_resume(settings, "before", allow_changes=True)
+        runs.refuse_resume(settings, RUN, allow_changes=True)
         with pytest.raises(UserError) if said else contextlib.nullcontext() as error:
-            runs.refuse_resume(settings, "before")
+            runs.refuse_resume(settings, RUN)
         assert said is None or said in str(error.value)
 
 
 def test_a_resume_is_refused_before_anything_is_downloaded_or_begun(project, run):
     begin()
     before = sorted(project.rglob("*"))
-    command = ["stratagem", "run", "--resume", "before", "--allow-changes", "--set", "dataset.name=fashion_mnist"]
+    command = ["stratagem", "run", "--resume", RUN, "--allow-changes", "--set", "dataset.name=fashion_mnist"]
     done = run(command)
     assert done.returncode == 2
-    assert "error: run before cannot be resumed: it was trained on dataset.name = 'digits'" in done.stderr
+    assert f"error: run {RUN} cannot be resumed: it was trained on dataset.name = 'digits'" in done.stderr
     new = {path.relative_to(project).as_posix() for path in project.rglob("*")} - {
         path.relative_to(project).as_posix() for path in before
     }
@@ -161,7 +161,7 @@ def test_a_run_of_an_older_version_is_read(project):
     assert restored.evaluate == config.load().evaluate
     now = config.load(None, ["optimizer={kind: sgd}", "train.epochs=4"])
     assert [one.key for one in runs.differences(run, now)] == ["train.epochs"]
-    runs.refuse_resume(now, "before")
+    runs.refuse_resume(now, RUN)
     assert "train.epochs was 3 and is 4" in runs.why_not_taken_up(now, lineage.trace(now, "d"))
 
 
