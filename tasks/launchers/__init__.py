@@ -1,8 +1,9 @@
 """Launchers by name: which processes of a cluster this command starts, and what the environment of each says.
 
-A launcher is a module with ``members(section) -> list[Member]``, called anew for each start, and ``WHOLE``: whether
-these are all of the cluster's, so that they can be started again together. `local` makes a cluster on this machine;
-`tf_config` takes this process's place in a cluster that someone else starts.
+A launcher is a module with ``members(section) -> list[Member]``, called anew for each start; ``WHOLE``: whether these
+are all of the cluster's, so that they can be started again together; and ``network()``: one that no other process is in
+(see `isolation`), or why there is none. `local` makes a cluster on this machine; `tf_config` takes this process's place
+in a cluster that someone else starts.
 """
 
 import importlib

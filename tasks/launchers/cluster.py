@@ -23,6 +23,7 @@ from typing import IO, Any
 from tasks import config, errors, launchers
 from tasks.errors import Interrupted, Preempted, StratagemError, Terminated
 from tasks.launchers import Member
+from tasks.launchers.isolation import Network
 
 # A stage that is interrupted ends at its next training step; a step that hangs is not waited for.
 GRACE_SECONDS = 15.0
@@ -47,7 +48,13 @@ class Process:
     """One child process, and what it says."""
 
     def __init__(
-        self, member: Member, entry: str, environment: Mapping[str, str], log: Path | None, said: "Said"
+        self,
+        member: Member,
+        entry: str,
+        environment: Mapping[str, str],
+        log: Path | None,
+        said: "Said",
+        network: Network | None = None,
     ) -> None:
         self.member = member
         self.entry = entry
@@ -61,8 +68,9 @@ class Process:
             environment["STRATAGEM_LOG"] = str(log)
             if entry != "serve":  # The chief's messages are for the terminal; it puts what its libraries say aside.
                 kept = log.open("ab")
+        command = [sys.executable, "-m", "tasks", entry]
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "tasks", entry],
+            network.command(command) if network is not None else command,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=kept,
@@ -70,6 +78,7 @@ class Process:
             env=environment,
             text=True,
             process_group=0,  # Ctrl-C reaches this process alone, which passes it on once.
+            pass_fds=network.descriptors if network is not None else (),
         )
         if kept is not None:
             kept.close()
@@ -165,12 +174,14 @@ class Cluster:
         self._num_requests = 0
         self._broken = False
         self._logs: Path | None = None
+        self._network: Network | None = None
         members = launchers.members(section) if whole else [Member("worker", 0, True, {})]
         if self._section is not None:
             seconds = min(5.0, self._section.heartbeat_timeout_seconds / 4)
             self._environment["STRATAGEM_HEARTBEAT_SECONDS"] = str(seconds)
             self._logs = config.project_root() / "mlruns" / "logs" / time.strftime(f"%Y%m%d-%H%M%S-{os.getpid()}")
             self._logs.mkdir(parents=True, exist_ok=True)
+            self._network = _network_of(self._section)
         self._start(members)
 
     def _start(self, members: list[Member]) -> None:
@@ -189,7 +200,7 @@ class Cluster:
         entry = "serve"
         if not member.is_chief:
             entry = "member" if isinstance(self._section, config.ParameterServer) else "assist"
-        return Process(member, entry, self._environment, log, self._said)
+        return Process(member, entry, self._environment, log, self._said, self._network)
 
     @property
     def first(self) -> Process:
@@ -279,6 +290,8 @@ class Cluster:
         """End all processes and wait for them."""
         for process in self._processes:  # The chief first: it would tell at length that the others have gone.
             process.close()
+        if self._network is not None:
+            self._network.close()
         if self._logs is not None:
             with contextlib.suppress(OSError):  # A log that says something stays, and so does its folder.
                 for log in self._logs.iterdir():
@@ -465,6 +478,18 @@ class Cluster:
         if self._logs is not None and self._logs.parent != folder:
             folder.mkdir(parents=True, exist_ok=True)
             self._logs = self._logs.rename(folder / self._logs.name)
+
+
+def _network_of(section: config.Cluster) -> Network | None:
+    """Return the network that the members are to share, or say why others reach their servers, too."""
+    found: Network | str = launchers.find(section).network()
+    if isinstance(found, Network):
+        return found
+    _say(
+        f"this cluster's servers let in whoever reaches this machine's ports, because {found}: TensorFlow asks no "
+        "password, and who is in can read and write your files. Let a firewall admit the cluster's machines alone"
+    )
+    return None
 
 
 def _say(message: str) -> None:

@@ -1,4 +1,5 @@
-"""A cluster on this machine: every member on a free port of 127.0.0.1, with its share of the cores and of the GPUs."""
+"""A cluster on this machine: every member on a free port of 127.0.0.1, with its share of the cores and of the GPUs, and
+all of them in a network that no other process is in."""
 
 import json
 import os
@@ -7,7 +8,7 @@ import sys
 
 from tasks import config
 from tasks.errors import UserError
-from tasks.launchers import Member, visible_gpus
+from tasks.launchers import Member, isolation, visible_gpus
 
 WHOLE = True
 
@@ -36,6 +37,18 @@ def members(section: config.MultiWorker | config.ParameterServer) -> list[Member
             environment["CUDA_VISIBLE_DEVICES"] = ",".join(gpus[index]) if job == "worker" else ""
         found.append(Member(job, index, (job, index) == tasks[0], environment))
     return found
+
+
+def network() -> isolation.Network | str:
+    """Return a network for the members alone, or why there is none."""
+    if os.environ.get("STRATAGEM_CLUSTER_NETWORK") == "host":
+        return "STRATAGEM_CLUSTER_NETWORK = host"
+    if not (os.environ.get("MLFLOW_TRACKING_URI") or "sqlite:").startswith("sqlite:"):
+        return "the chief has to reach the server of MLFLOW_TRACKING_URI"
+    try:
+        return isolation.make()
+    except OSError as error:
+        return f"the kernel gives them no network of their own ({error})"
 
 
 def _threads(workers: int) -> dict[str, str]:

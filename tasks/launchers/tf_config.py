@@ -47,6 +47,11 @@ def members(section: config.MultiWorker | config.ParameterServer) -> list[Member
     return [Member(job, index, (job, index) == first, environment)]
 
 
+def network() -> str:
+    """Return why the members have no network for themselves alone."""
+    return "TF_CONFIG puts them on one that this machine shares"
+
+
 def _read(kind: str) -> tuple[dict[str, list[str]], str, int]:
     """Return the addresses by job, this process's job, and its index."""
     text = os.environ.get("TF_CONFIG")

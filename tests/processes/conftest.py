@@ -5,6 +5,7 @@ import json
 import os
 import shutil
 import signal
+import socket
 import sqlite3
 import subprocess
 import time
@@ -54,6 +55,18 @@ class Command:
             assert self.process.poll() is None, f"ended with {self.process.returncode}: {self.err.read_text()}"
             assert time.monotonic() < end, f"it never came: {self.err.read_text()}"
             time.sleep(0.01)
+
+    def open_servers(self) -> list[str]:
+        """Return the addresses of its cluster's members at which this process, which is none of them, is let in."""
+        found = []
+        for member in self.members("serve"):
+            for addresses in json.loads(member.environ()["TF_CONFIG"])["cluster"].values():
+                for address in addresses:
+                    host, _, port = address.rpartition(":")
+                    with contextlib.suppress(ConnectionRefusedError):
+                        socket.create_connection((host, int(port)), 10).close()
+                        found.append(address)
+        return found
 
     def checkpoints(self) -> list[int]:
         """Return the steps of the newest run that are saved."""

@@ -28,6 +28,7 @@ def test_a_training_survives_the_loss_of_a_worker(stratagem, cluster_project, ml
         "train", "strategy.kind=multi_worker", f"train.loop={loop}", "strategy.heartbeat_timeout_seconds=15"
     )
     training.wait_until(lambda: len(training.checkpoints()) > 1)
+    assert training.open_servers() == []
     (victim,) = training.members(entry)
     victim.send_signal(number)
     training.wait_until(lambda: "all 2 processes start again" in training.err.read_text())
@@ -107,6 +108,8 @@ def test_a_cluster_of_someone_elses_ends_everywhere_when_one_dies(stratagem, mlf
     overrides = ("strategy.kind=multi_worker", "train.epochs=1000", "strategy.heartbeat_timeout_seconds=15")
     chief, other = (stratagem("train", *overrides, TF_CONFIG=_tf_config(index, addresses)) for index in range(2))
     chief.wait_until(chief.checkpoints)
+    assert chief.open_servers() == addresses, "it is seen who lets in"
+    assert "let in whoever reaches this machine's ports, because TF_CONFIG" in chief.err.read_text()
     chief.members("serve")
     other.wait_until(lambda: other.members("assist"))
     other.members("assist")[0].kill()

@@ -2,18 +2,22 @@
 
 import json
 import os
+import re
+import shutil
 import signal
 import socket
 import sys
+import tempfile
 import threading
 import time
+from pathlib import Path
 
 import psutil
 import pytest
 
 from tasks import config, launchers
 from tasks.errors import Interrupted, StratagemError, UserError
-from tasks.launchers import cluster, local, tf_config
+from tasks.launchers import cluster, isolation, local, tf_config
 from tasks.launchers.cluster import Cluster
 
 
@@ -599,3 +603,78 @@ def test_a_process_that_was_stopped_itself_does_not_take_the_others_for_lost(sta
 def test_the_python_that_runs_this_runs_the_members(start):
     team = start(config.OneDevice(kind="one_device"), {})
     assert psutil.Process(team.first.pid).cmdline() == [sys.executable, "-m", "tasks", "serve"]
+
+
+# A server that lets in everybody, as TensorFlow's, in a network of
+# its own, and who reaches it.
+STRANGER = r"""
+import os, socket, subprocess, sys
+import isolation
+SERVER = "import socket; s = socket.create_server(('0.0.0.0', 0)); print(s.getsockname()[1], flush=True); s.accept()"
+REACH = "import os, socket, sys\nsocket.create_connection(('127.0.0.1', int(sys.argv[1])), 5); print(os.getuid())"
+network = isolation.make()
+inside = dict(stdout=subprocess.PIPE, text=True, pass_fds=network.descriptors)
+with subprocess.Popen(network.command([sys.executable, "-c", SERVER]), **inside) as server:
+    port = server.stdout.readline()
+    listening = {int(line.split()[1].rpartition(":")[2], 16) for line in open("/proc/net/tcp").readlines()[1:]}
+    stranger = subprocess.run([sys.executable, "-c", REACH, port], stderr=subprocess.PIPE, text=True)
+    peer = subprocess.run(network.command([sys.executable, "-c", REACH, port]), check=True, **inside)
+print(int(port) in listening, stranger.stderr.splitlines()[-1], int(peer.stdout) == os.getuid())
+"""
+
+
+@pytest.mark.parametrize("user", [None, 65534], ids=["this user", "nobody"])
+def test_a_network_of_its_own_lets_in_only_members(user, run):
+    command = [sys.executable, "-c", STRANGER]
+    if user is not None:
+        python = shutil.which("python3", path="/usr/bin")
+        if os.getuid() or python is None:
+            pytest.skip("this user is any user, or only root has a Python")
+        command = ["setpriv", f"--reuid={user}", f"--regid={user}", "--clear-groups", python, "-c", STRANGER]
+    with tempfile.TemporaryDirectory() as folder:  # Not pytest's, which is this user's alone.
+        Path(folder).chmod(0o755)
+        shutil.copy(isolation.__file__, folder)
+        Path(folder, "isolation.py").chmod(0o644)
+        found = run(command, cwd="/", env={"PYTHONPATH": folder})
+    assert found.stdout.startswith("False "), found.stderr
+    assert "ConnectionRefusedError" in found.stdout
+    assert found.stdout.endswith("True\n"), "a member is who it was"
+
+
+def test_a_kernel_that_gives_no_network_is_told(run):
+    # A user namespace in which the kernel counts no network namespace as allowed.
+    refuse = 'echo 0 > /proc/sys/user/max_net_namespaces && exec "$@"'
+    command = [sys.executable, "-c", "from tasks.launchers import local; print(local.network())"]
+    found = run(["unshare", "--user", "--map-root-user", "sh", "-c", refuse, "sh", *command])
+    assert re.match(r"the kernel gives them no network of their own \(.*unshare: .+\)$", found.stdout), found.stderr
+
+
+# Each: a variable, the launcher, and why others reach the cluster's servers.
+OPEN = [
+    ("MLFLOW_TRACKING_URI", "http://127.0.0.1:1", "the chief has to reach the server of MLFLOW_TRACKING_URI"),
+    ("STRATAGEM_CLUSTER_NETWORK", "host", "STRATAGEM_CLUSTER_NETWORK = host"),
+    ("TF_CONFIG", "127.0.0.1", "TF_CONFIG puts them on one that this machine shares"),
+]
+
+
+@pytest.mark.parametrize(("name", "value", "reason"), OPEN)
+def test_a_cluster_that_others_reach_says_so_in_one_line(start, monkeypatch, capfd, name, value, reason):
+    if name == "TF_CONFIG":
+        addresses = [f"{value}:{port}" for port in local.free_ports(2)]
+        value = json.dumps({"cluster": {"worker": addresses}, "task": {"type": "worker", "index": 0}})
+    monkeypatch.setenv(name, value)
+    start(_multi_worker(), {})
+    (line,) = [line for line in capfd.readouterr().err.splitlines() if "whoever" in line]
+    assert line.startswith(f"this cluster's servers let in whoever reaches this machine's ports, because {reason}: ")
+    assert value not in line or name == "STRATAGEM_CLUSTER_NETWORK"
+
+
+def test_the_members_of_a_local_cluster_share_a_network_of_their_own(start, capfd):
+    team = start(_multi_worker(), {})
+    team.call("start", ARGUMENTS)
+    children = [child.pid for child in psutil.Process().children() if "tasks" in child.cmdline()]
+    networks = {os.readlink(f"/proc/{pid}/ns/net") for pid in children}
+    assert len(children) == 2
+    assert len(networks) == 1
+    assert networks != {os.readlink("/proc/self/ns/net")}
+    assert "whoever" not in capfd.readouterr().err
