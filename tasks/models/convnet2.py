@@ -3,12 +3,16 @@
 import keras
 
 
-def build(input_shape: tuple[int, ...], num_classes: int, dropout: float = 0.0) -> keras.Model:
-    """Return images (batch, height, width, channels) -> logits (batch, num_classes), of the policy's variable dtype."""
+def build(input_shape: tuple[int, ...], num_classes: int, dropout: float = 0.0, padding: str = "valid") -> keras.Model:
+    """Return images (batch, height, width, channels) -> logits (batch, num_classes), of the policy's variable dtype.
+
+    The tutorial pads nothing. Images of fewer than 10 pixels a side then leave nothing to the second pool: give them
+    ``padding`` ``same``.
+    """
     images = keras.Input(input_shape, name="image")
     x = images
     for i, filters in enumerate((32, 64), start=1):
-        x = keras.layers.Conv2D(filters, 3, padding="same", activation="relu", name=f"conv{i}")(x)
+        x = keras.layers.Conv2D(filters, 3, padding=padding, activation="relu", name=f"conv{i}")(x)
         x = keras.layers.MaxPooling2D(name=f"pool{i}")(x)
     x = keras.layers.Flatten(name="flatten")(x)
     x = keras.layers.Dense(64, activation="relu", name="dense1")(x)

@@ -30,7 +30,7 @@ print(json.dumps(found))
 def test_exported_models_predict_as_their_checkpoints_with_and_without_a_scope(tiny, train, run, normalization):
     # A learning rate that ruins what the first epoch learned: the best is not the final one.
     overrides = (
-        f"input.normalization={normalization}", "model.name=convnet2", "model.options={dropout: 0.4}",
+        f"input.normalization={normalization}", "model.name=convnet2", "model.options={dropout: 0.4, padding: same}",
         "schedule={kind: piecewise, boundaries_epochs: [1], learning_rates: [0.003, 10]}",
         "checkpoint.monitor=validation/loss",
     )  # fmt: skip

@@ -36,7 +36,8 @@ CLIPPED_ADAM = {"optimizer": {"kind": "adam", "global_clipnorm": 0.5}}
 CLIPPED_ADAMW = {"optimizer": {"kind": "adamw", "weight_decay": 0.05, "global_clipnorm": 0.5}}
 MLP = {"model": {"name": "mlp", "options": {"units": [24, 16]}}}
 CONVNET = {"model": {"name": "convnet", "options": {}}}
-CONVNET2 = {"model": {"name": "convnet2", "options": {"dropout": 0.0}}}  # Of params.yaml, which has Dropout.
+# Of params.yaml, which has Dropout.
+CONVNET2 = {"model": {"name": "convnet2", "options": {"dropout": 0.0, "padding": "same"}}}
 AUGMENTED = {"input.augmentation": {"flip": True, "crop_padding": 1}}
 STREAM = {"input.source": "stream", "input.shuffle_buffer": 200}
 SQUARED_ERROR = {"train.loss": "mean_squared_error"}

@@ -67,8 +67,12 @@ PARAMETERS = [
     ("mlp", (4, 4, 3), 5, {"units": []}, dense(48, 5)),
     ("convnet", (28, 28, 1), 10, {}, conv(3, 1, 32) + dense(13 * 13 * 32, 64) + dense(64, 10)),
     ("convnet", (32, 32, 3), 100, {}, conv(3, 3, 32) + dense(15 * 15 * 32, 64) + dense(64, 100)),
-    ("convnet2", (28, 28, 1), 10, {}, conv(3, 1, 32) + conv(3, 32, 64) + dense(7 * 7 * 64, 64) + dense(64, 10)),
-    ("convnet2", (8, 8, 1), 10, {}, conv(3, 1, 32) + conv(3, 32, 64) + dense(2 * 2 * 64, 64) + dense(64, 10)),
+    ("convnet2", (28, 28, 1), 10, {}, conv(3, 1, 32) + conv(3, 32, 64) + dense(5 * 5 * 64, 64) + dense(64, 10)),
+    ("convnet2", (10, 10, 1), 10, {}, conv(3, 1, 32) + conv(3, 32, 64) + dense(1 * 1 * 64, 64) + dense(64, 10)),
+    (
+        "convnet2", (8, 8, 1), 10, {"padding": "same"},
+        conv(3, 1, 32) + conv(3, 32, 64) + dense(2 * 2 * 64, 64) + dense(64, 10),
+    ),
     ("dense200", (28, 28, 1), 10, {}, 784 * 200 + dense(200, 10)),
     (
         "vgg", (28, 28, 1), 10, {},
@@ -253,6 +257,7 @@ def test_a_wrong_model_gives_one_message(own_models, name, options, said):
         assert text in message
 
 
-def test_an_image_too_small_for_the_model():
-    with pytest.raises(UserError, match=r"'convnet'.*\(2, 2, 1\)"):
-        build("convnet", (2, 2, 1))
+@pytest.mark.parametrize(("name", "side"), [("convnet", 2), ("convnet2", 9)])
+def test_an_image_too_small_for_the_model(name, side):
+    with pytest.raises(UserError, match=rf"'{name}'.*\({side}, {side}, 1\)"):
+        build(name, (side, side, 1))

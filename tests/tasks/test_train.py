@@ -44,7 +44,7 @@ def content(result):
         # The network of params.yaml: convolutions, Dropout, augmentation, a cosine.
         (
             [
-                *LAST_BATCH_SHORT, "model.name=convnet2", "model.options={dropout: 0.4}",
+                *LAST_BATCH_SHORT, "model.name=convnet2", "model.options={dropout: 0.4, padding: same}",
                 "input.augmentation={flip: true, crop_padding: 1}", "train.epochs=3",
                 "schedule={kind: cosine, learning_rate: 0.003, warmup_epochs: 1.0}",
                 "checkpoint.every_steps=2", "optimizer.global_clipnorm=1.0",
@@ -63,7 +63,8 @@ def content(result):
         ),
         (
             [
-                "train.loop=custom", *LAST_BATCH_SHORT, "model.name=convnet2", "model.options={dropout: 0.4}",
+                "train.loop=custom", *LAST_BATCH_SHORT, "model.name=convnet2",
+                "model.options={dropout: 0.4, padding: same}",
                 "input.augmentation={flip: true, crop_padding: 1}", "train.epochs=2",
                 "schedule={kind: cosine, learning_rate: 0.003, warmup_epochs: 1.0}",
                 "checkpoint.every_steps=2", "optimizer.global_clipnorm=1.0",
