@@ -41,7 +41,8 @@ def evaluate(settings: config.Settings, prepared: PreparedDataset, training: Tra
             arrays, _ = saved.restore(step)
         except checkpoints.Damaged as error:
             raise UserError(
-                f"{error}. Evaluate another one: --resume {training.run_id} --set evaluate.checkpoint=best, or a step"
+                f"{error}. Evaluate another one: `stratagem evaluate --run {training.run_id} "
+                "--set evaluate.checkpoint=best`, or a step"
             ) from None
     checkpoints.assign(model, arrays, ("model",))
 

@@ -143,6 +143,11 @@ def test_latest_best_or_a_number(tiny, train):
         assert found[which].metrics["test/accuracy"] == pytest.approx(accuracy_score(labels, shares.argmax(1)))
     with pytest.raises(UserError, match=r"evaluate.checkpoint = 99999: .* has no checkpoint of that step. Allowed: "):
         evaluate(load("evaluate.checkpoint=99999"), tiny, training)
+    # What the message says can be typed: `evaluate` takes a run by --run.
+    (arrays,) = Path(f"mlruns/runs/first/checkpoints/{2 * steps}").glob("*.npz")
+    arrays.write_bytes(arrays.read_bytes()[:-1])
+    with pytest.raises(UserError, match=r"`stratagem evaluate --run first --set evaluate.checkpoint=best`, or a step"):
+        evaluate(load(f"evaluate.checkpoint={2 * steps}"), tiny, training)
 
 
 def test_the_model_is_a_fresh_one_of_the_checkpoint_alone(tiny, train):
