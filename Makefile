@@ -4,6 +4,8 @@ BIN := .venv/bin
 INSTALLED := .venv/.installed
 # Several times quicker than pip; both check every package against the hashes of requirements.lock.
 UV := $(shell command -v uv 2>/dev/null)
+# pip says nothing for minutes, or thousands of lines: its lines are counted.
+LOCKED = $(shell grep -c '^[a-z0-9].*==' requirements.lock)
 
 # Most tests wait for one core, which starts a process or imports TensorFlow: two at a time keep two cores three quarters busy.
 WORKERS := -n 2 --dist loadfile
@@ -63,7 +65,12 @@ ifdef UV
 	@$(UV) pip install --python $(BIN)/python --compile-bytecode --no-deps --require-hashes -r requirements.lock
 	@$(UV) pip install --python $(BIN)/python --quiet --no-deps --no-build-isolation -e .
 else
-	@$(BIN)/python -m pip install --quiet --no-deps --require-hashes -r requirements.lock
+	@{ $(BIN)/python -u -m pip install --progress-bar off --no-deps --require-hashes -r requirements.lock; \
+	  echo "pip ended with $$?"; } | { n=0; while IFS= read -r line; do case "$$line" in \
+	    Collecting*|Processing*) n=$$((n + 1)); test $$((n % 20)) -ne 0 || echo "  $$n of $(LOCKED) packages are here";; \
+	    Installing*) echo "  all are here; unpacking them takes about as long again";; \
+	    "pip ended with "*) exit "$${line##* }";; \
+	  esac; done; }
 	@$(BIN)/python -m pip install --quiet --no-deps --no-build-isolation -e .
 endif
 	@$(BIN)/python -c 'from tasks.process import dvc_cache; dvc_cache.configure()'

@@ -13,9 +13,7 @@ if TYPE_CHECKING:
     from tasks.config import Settings
     from tasks.records import (
         Comparison,
-        EvaluationResult,
         PreparedDataset,
-        Record,
         Run,
         RunSummary,
         TrainingResult,
@@ -42,6 +40,23 @@ Fresh = Annotated[
     bool, typer.Option("--fresh", help="Begin a new run, also where one of the same did not come to its end.")
 ]
 NO_SETTINGS: list[str] = []
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        from importlib.metadata import version
+
+        print(f"stratagem {version('stratagem')}")
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and end.")
+    ] = False,
+) -> None:
+    """Take the options that belong to no command."""
 
 
 @contextmanager
@@ -115,7 +130,7 @@ def run(
             )
         processes.check_writable()
         if if_changed and (same := processes.find_unchanged(settings)):
-            print(same.model_dump_json()) if json else print_summary(same, changed=False)
+            print(same.model_dump_json()) if json else _print_run(same, changed=False)
             return
         dvc_data.check_source(settings.dataset)
         processes.check_devices(settings)
@@ -138,7 +153,21 @@ def run(
         if json:
             print(summary.model_dump_json())
         else:
-            print_summary(summary, changed=not if_changed or summary.run_id not in before)
+            _print_run(summary, changed=not if_changed or summary.run_id not in before)
+
+
+def _print_run(summary: "RunSummary", changed: bool) -> None:
+    """Print what a run ends with: how good it is for each class, the run itself, where its pictures are."""
+    from flows import tables
+    from tasks import config, runs
+    from tasks.records import EvaluationResult
+
+    running, root = runs.find(summary.run_id), config.project_root()
+    if evaluated := runs.left_by(running, EvaluationResult):
+        tables.print_classes(evaluated)
+        print()
+    tables.print_summary(summary, changed)
+    tables.print_pictures(root / running.folder, root)
 
 
 def _check_resume(
@@ -155,34 +184,6 @@ def _check_resume(
     if resume is None and allow_changes:
         raise UserError("--allow-changes is about a run that you name: give --resume RUN too")
     runs.refuse_resume(settings, resume, allow_changes)
-
-
-def print_summary(summary: "RunSummary", changed: bool = True) -> None:
-    """Print the short table that a run ends with."""
-    if not changed:
-        print("Nothing to do: data, settings and code are those of this finished run:")
-    speed = (
-        "one call of the step function only"
-        if summary.examples_per_second is None
-        else f"{summary.examples_per_second:,.0f}"
-    )
-    replicas = f"{summary.num_replicas} replica{'s' * (summary.num_replicas > 1)}"
-    rows = {
-        "dataset": f"{summary.dataset}, data version {(summary.data_version or 'not under DVC')[:12]}",
-        "strategy": f"{summary.strategy}, {replicas}, loop {summary.loop}",
-        "trained": f"{summary.epochs} epochs, {summary.steps:,} steps",
-        "examples/s": speed,
-        "test accuracy": f"{summary.metrics['test/accuracy']:.4f}",
-        "checkpoint": summary.checkpoint,
-        "model": f"{summary.model_version} {' '.join('@' + alias for alias in summary.aliases)}"
-        if summary.model_version
-        else f"not registered: {summary.reason}",
-        "run": summary.run_id,
-        "finished": summary.finished_at,
-        "seconds": ", ".join(f"{stage} {seconds:.1f}" for stage, seconds in summary.seconds.items()),
-        "next": "stratagem ui",
-    }
-    _print_rows(rows)
 
 
 @app.command()
@@ -279,11 +280,12 @@ def prepare(
 
 def _data(stage: str, recipe: str | None, overrides: list[str], force: bool, json: bool, debug: bool) -> None:
     with command(debug):
+        from flows import tables
         from tasks import config, dvc_data, processes
 
         processes.check_writable()
         record = dvc_data.prepare_data(config.load(recipe, overrides), stage, force)
-        _print_record(record, json, ("name", "version", "data_version", "folder", "num_classes"))
+        tables.print_record(record, json, ("name", "version", "data_version", "folder", "num_classes"))
 
 
 @app.command()
@@ -301,6 +303,7 @@ def train(
     A training with the same settings, data and code that did not come to its end is carried on.
     """
     with command(debug):
+        from flows import tables
         from tasks import config, dvc_data, processes
 
         settings = config.load(recipe, overrides)
@@ -322,7 +325,7 @@ def train(
             "checkpoint",
             "best_checkpoint",
         )
-        _print_record(result, json, (*shown, "weights_digest"))
+        tables.print_record(result, json, (*shown, "weights_digest"))
 
 
 def _joined(settings: "Settings", prepare: bool = False) -> bool:
@@ -344,7 +347,8 @@ def evaluate(
 ) -> None:
     """Evaluate a checkpoint of a run: --set evaluate.checkpoint=latest, best or a step."""
     with command(debug):
-        from tasks import processes
+        from flows import tables
+        from tasks import config, processes
         from tasks.records import EvaluationResult
 
         settings, prepared, running, training = _trained(recipe, overrides, run_id)
@@ -355,8 +359,9 @@ def evaluate(
         if json:
             print(result.model_dump_json())
             return
-        _print_record(result, False, ("run_id", "checkpoint", "num_examples", "metrics"))
-        _print_classes(result)
+        tables.print_record(result, False, ("run_id", "checkpoint", "num_examples", "metrics"))
+        tables.print_classes(result)
+        tables.print_pictures(config.project_root() / running.folder, config.project_root())
 
 
 @app.command()
@@ -365,6 +370,7 @@ def register(
 ) -> None:
     """Register the model of a run that was evaluated."""
     with command(debug):
+        from flows import tables
         from tasks import processes, runs
         from tasks.records import RegisteredModel
 
@@ -374,7 +380,7 @@ def register(
         with runs.hold(running.key, f"run {running.run_id}"):
             result = processes.run("register", RegisteredModel, settings, **given)
         processes.stop()
-        _print_record(result, json, ("run_id", "model_name", "model_version", "aliases", "model_uri", "reason"))
+        tables.print_record(result, json, ("run_id", "model_name", "model_version", "aliases", "model_uri", "reason"))
 
 
 def _trained(
@@ -418,27 +424,16 @@ def reconcile(json: Json = False, debug: Debug = False) -> None:
 def recipes(json: Json = False) -> None:
     """List the recipes."""
     with command(False):
-        import re
-        from itertools import takewhile
         from json import dumps
 
-        from rich.console import Console
-        from rich.table import Table
-
+        from flows import tables
         from tasks import config
 
         known = config.recipes(config.project_root())
         if json:
             print(dumps({name: str(path) for name, path in known.items()}))
             return
-        table = Table(box=None, padding=(0, 2, 0, 0))
-        table.add_column("recipe")
-        table.add_column("what it is", overflow="fold")
-        for name, path in known.items():
-            # The first comment, up to the command, which is indented.
-            comment = takewhile(lambda line: re.match("# [^ ]", line), path.read_text(encoding="utf-8").splitlines())
-            table.add_row(name, " ".join(line.removeprefix("# ") for line in comment))
-        Console(highlight=False).print(table)
+        tables.print_recipes(known)
 
 
 @app.command()
@@ -453,6 +448,7 @@ def strategies(
         from rich.console import Console
         from rich.table import Table
 
+        from flows import tables
         from tasks import config, report
 
         kinds = config.strategy_kinds()
@@ -483,7 +479,7 @@ def strategies(
         for feature, *marks in rows:
             table.add_row(_fold(feature, 22), *marks)
         Console(highlight=False).print(table)
-        _print_rows(reasons)
+        tables.print_rows(reasons)
         for backend in dict.fromkeys(section.backend for section in kinds.values()):
             print(f"on {backend}: {', '.join(kind for kind in kinds if kinds[kind].backend == backend)}")
 
@@ -505,50 +501,6 @@ def ui(debug: Debug = False) -> None:
 
         prefect_server.set_environment(debug)
         serve()
-
-
-def _print_record(record: "Record | None", json: bool, fields: tuple[str, ...]) -> None:
-    """Print a record as JSON, or some of its fields as a short table."""
-    if record is None:
-        return
-    if json:
-        print(record.model_dump_json())
-        return
-    rows = {}
-    for field in fields:
-        value = getattr(record, field)
-        if isinstance(value, dict):
-            value = ", ".join(f"{name} {number:.4f}" for name, number in value.items())
-        elif isinstance(value, tuple):
-            value = ", ".join(map(str, value))
-        rows[field.replace("_", " ")] = f"{value:,.0f}" if isinstance(value, float) else str(value)
-    _print_rows(rows)
-
-
-def _print_rows(rows: dict[str, str]) -> None:
-    from rich.console import Console
-    from rich.table import Table
-
-    table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
-    table.add_column()
-    table.add_column(overflow="fold")
-    for name, value in rows.items():
-        table.add_row(name, value)
-    Console(highlight=False, markup=False).print(table)
-
-
-def _print_classes(result: "EvaluationResult") -> None:
-    from rich.console import Console
-    from rich.table import Table
-
-    table = Table(box=None, padding=(0, 2, 0, 0))
-    for heading in ("class", "precision", "recall", "f1", "examples"):
-        table.add_column(heading, justify="left" if heading == "class" else "right")
-    for entry in result.classes:
-        table.add_row(
-            entry.name, f"{entry.precision:.4f}", f"{entry.recall:.4f}", f"{entry.f1:.4f}", str(entry.support)
-        )
-    Console(highlight=False).print(table)
 
 
 def main() -> None:

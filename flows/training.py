@@ -157,5 +157,6 @@ def result_page(summary: RunSummary, run: Run, trained: TrainingResult) -> str:
         "Git commit": f"`{summary.git_commit}`{' with changes' if summary.git_dirty else ''}",
     }
     table = "\n".join(f"| {name} | {value} |" for name, value in rows.items())
-    picture = Path(run.folder) / "report" / "confusion_matrix.png"
-    return f"# {run.name}\n\n| | |\n|---|---|\n{table}\n\nConfusion matrix: `{picture}`\n"
+    folder = Path(run.folder) / "report"
+    pictures = f"Confusion matrix: `{folder / 'confusion_matrix.png'}`, curves: `{folder / 'learning_curve.png'}`"
+    return f"# {run.name}\n\n| | |\n|---|---|\n{table}\n\n{pictures}\n"

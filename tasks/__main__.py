@@ -155,16 +155,19 @@ def train(settings: config.Settings, prepared: PreparedDataset, run: Run) -> Tra
 def evaluate(
     settings: config.Settings, prepared: PreparedDataset, training: TrainingResult, run: Run
 ) -> EvaluationResult:
-    """Evaluate, with metrics, records and the confusion matrix going to MLflow."""
+    """Evaluate, with metrics, records and pictures going to MLflow."""
     from tasks import report, tracking
     from tasks.evaluate import evaluate as evaluate_stage
 
     result = evaluate_stage(settings, prepared, training)
     folder = config.project_root() / run.folder
     title = f"{run.name}: test accuracy {result.metrics['test/accuracy']:.4f}"
-    picture = report.confusion_matrix(result, title, folder / "report" / "confusion_matrix.png")
+    pictures = [
+        report.confusion_matrix(result, title, folder / "report" / "confusion_matrix.png"),
+        report.learning_curve(training, title, folder / "report" / "learning_curve.png"),
+    ]
     tracking.log_metrics(run, result.metrics)
-    tracking.log_files(run, [picture], "evaluation")
+    tracking.log_files(run, pictures, "evaluation")
     # When MLflow has all of it: who finds the record does not evaluate again.
     record = records.save(result, folder / "records" / "evaluation.json")
     tracking.log_files(run, [record], "evaluation")

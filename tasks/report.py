@@ -45,6 +45,35 @@ def confusion_matrix(evaluation: EvaluationResult, title: str, path: Path) -> Pa
     return path
 
 
+def learning_curve(training: TrainingResult, title: str, path: Path) -> Path:
+    """Draw what each epoch gave as a PNG: a panel a metric, a line a split."""
+    import matplotlib
+    from matplotlib.figure import Figure
+    from matplotlib.ticker import MaxNLocator
+
+    matplotlib.use("agg")
+    panels: dict[str, dict[str, tuple[float, ...]]] = {}
+    for name, values in training.history.items():
+        split, _, metric = name.partition("/")
+        panels.setdefault(metric, {})[split] = values
+    # Margins by hand: a layout that measures the text takes twice as long to draw, at the end of every run.
+    figure = Figure(figsize=(4.2 * len(panels), 3.6))
+    figure.subplots_adjust(left=0.2 / len(panels), right=1 - 0.06 / len(panels), bottom=0.14, top=0.82, wspace=0.3)
+    figure.suptitle(title, wrap=True)
+    for place, (metric, splits) in enumerate(panels.items(), start=1):
+        axes = figure.add_subplot(1, len(panels), place)
+        for split, values in splits.items():
+            epochs = range(1, len(values) + 1)
+            axes.plot(epochs, values, label=split, marker=".")  # A line alone does not show a single epoch.
+        axes.set(xlabel="epoch", title=metric.replace("_", " "))
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+        axes.grid(alpha=0.3)
+        axes.legend()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=120)
+    return path
+
+
 def history_table(training: TrainingResult, path: Path) -> Path:
     """Write one CSV row an epoch, a column a metric."""
     names = sorted(training.history)

@@ -1,10 +1,12 @@
 """The Makefile, the lock, and the two fixtures that all other tests stand on."""
 
+import hashlib
 import os
 import re
 import sys
 import time
 import tomllib
+import zipfile
 from pathlib import Path
 
 import psutil
@@ -46,6 +48,31 @@ def test_an_install_that_fails_leaves_no_stamp(project, run):
     assert result.returncode == 2
     assert "gone.whl" in result.stderr
     assert not (project / ".venv" / ".installed").exists()
+
+
+def test_pip_counts_the_packages_and_its_failure_is_makes(project, run):
+    wheels = project / "wheels"
+    wheels.mkdir()
+    pins = [f"nothing{i}==1.0 --hash=sha256:{_write_wheel(wheels, f'nothing{i}')}" for i in range(20)]
+    (project / "requirements.lock").write_text("\n".join([*pins, f"gone==1.0 --hash=sha256:{'0' * 64}", ""]))
+    # Without uv, as most machines are.
+    result = run(["make", "setup", f"PYTHON={sys.executable}", "UV=", f"PIP_FIND_LINKS={wheels}", "PIP_NO_INDEX=1"])
+    assert "\n  20 of 21 packages are here\n" in result.stdout
+    assert "Collecting" not in result.stdout
+    assert result.returncode == 2
+    assert "gone==1.0" in result.stderr
+    assert not (project / ".venv" / ".installed").exists()
+
+
+def _write_wheel(folder, name):
+    """Write a wheel of a package with nothing in it; return its sha256."""
+    path = folder / f"{name}-1.0-py3-none-any.whl"
+    with zipfile.ZipFile(path, "w") as wheel:
+        info = f"{name}-1.0.dist-info"
+        wheel.writestr(f"{info}/METADATA", f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
+        wheel.writestr(f"{info}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
+        wheel.writestr(f"{info}/RECORD", f"{info}/METADATA,,\n{info}/WHEEL,,\n{info}/RECORD,,\n")
+    return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
 def test_a_python_that_is_not_there_is_refused(project, run):

@@ -6,6 +6,7 @@ import signal
 import socket
 import sqlite3
 import subprocess
+import tomllib
 from contextlib import closing
 from pathlib import Path
 
@@ -16,6 +17,7 @@ import yaml
 
 from tasks import config, processes
 
+CHECKOUT = Path(__file__).resolve().parent.parent.parent
 COMMANDS = [
     "run", "compare", "download", "prepare", "train", "evaluate", "register", "reconcile", "recipes",
     "strategies", "ui",
@@ -51,6 +53,25 @@ def test_help_lists_every_command_and_imports_no_framework(run, record_imports, 
     heavy = "tensorflow keras jax mlflow prefect numpy pydantic"
     code = f"import flows.cli, sys; print([name for name in '{heavy}'.split() if name in sys.modules])"
     assert run(["python", "-c", code]).stdout == "[]\n"
+
+
+def test_the_version(run):
+    result = run(["stratagem", "--version"])
+    version = tomllib.loads((CHECKOUT / "pyproject.toml").read_text())["project"]["version"]
+    assert (result.returncode, result.stdout, result.stderr) == (0, f"stratagem {version}\n", "")
+
+
+def test_recipes_are_told_whole_and_fit_a_terminal(run, project):
+    what = "Noise, of which nothing is to be learned, with a first line that is as long as a line may be,"
+    (project / "recipes" / "mine.yaml").write_text(
+        f"# {what}\n# and a [second] line.\n#   stratagem run mine\n# More.\n"
+    )
+    result = run(["stratagem", "recipes"], env={"COLUMNS": "80"})
+    assert result.returncode == 0, result.stderr
+    assert [line for line in result.stdout.splitlines() if len(line) > 80] == []
+    told = " ".join(result.stdout.split())
+    assert f"mine {what} and a [second] line. " in told
+    assert "More." not in told
 
 
 @pytest.fixture
@@ -93,6 +114,8 @@ def test_the_mlflow_run_has_it_all(store, in_finished):
     assert run.data.params["dataset.name"] == "digits"
     assert {name: run.data.metrics[name] for name in summary["metrics"]} == summary["metrics"]
     assert len(store.get_metric_history(summary["run_id"], "validation/accuracy")) == 2
+    kept = {Path(entry.path).name for entry in store.list_artifacts(summary["run_id"], "evaluation")}
+    assert {"confusion_matrix.png", "learning_curve.png", "evaluation.json"} <= kept
     assert run.data.tags["flow_run_id"] == summary["flow_run_id"]
 
 
@@ -132,6 +155,14 @@ def test_if_changed_trains_nothing_again_and_says_why(in_finished, run, record_i
     assert "Nothing to do: data, settings and code are those of this finished run" in result.stdout
     assert in_finished.summary["run_id"] in result.stdout
     assert [line for line in result.stdout.splitlines() if len(line) > 80 or "\x1b" in line] == []
+    # What `evaluate` prints of the classes, and each picture's path whole, on a line of its own.
+    rows = re.findall(r"^ ?(\d) +[01]\.\d{4} +[01]\.\d{4} +[01]\.\d{4} +(\d+) *$", result.stdout, re.MULTILINE)
+    assert [name for name, _ in rows] == list("0123456789")
+    assert sum(int(support) for _, support in rows) == 360
+    pictures = [line for line in result.stdout.splitlines() if line.endswith(".png")]
+    folder = f"mlruns/runs/{in_finished.summary['run_id']}/report"
+    assert pictures == [f"{folder}/confusion_matrix.png", f"{folder}/learning_curve.png"]
+    assert all((in_finished.project / path).is_file() for path in pictures)
     assert imports.of("tensorflow") == imports.of("prefect") == [], "nothing is started"
     assert len(list((in_finished.project / "mlruns/runs").iterdir())) == 1
 

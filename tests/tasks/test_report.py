@@ -73,6 +73,33 @@ def test_a_class_without_examples_is_no_warning(tmp_path):
     assert report.confusion_matrix(evaluation([[0, 0], [1, 2]]), "t", tmp_path / "p.png").stat().st_size > 1000
 
 
+HISTORY = {
+    "train/loss": (2.0, float("nan"), 0.5), "validation/loss": (1.5, 1.0, 0.75), "train/accuracy": (0.2, 0.5, 0.9),
+    "train/learning_rate": (0.1, 0.1, 0.01),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("epochs", [1, 3])
+def test_the_learning_curve_has_a_panel_a_metric_and_a_line_a_split(tmp_path, epochs):
+    def draw(name, **changes):
+        history = {metric: values[:epochs] for metric, values in (HISTORY | changes).items() if values}
+        drawn = report.learning_curve(TrainingResult.model_construct(history=history), "a run", tmp_path / name)
+        return matplotlib.image.imread(drawn)
+
+    whole, changed = draw("whole.png"), draw("changed.png", **{"train/accuracy": (0.9, 0.5, 0.2)})
+    height, width, _ = whole.shape
+    assert 2.5 < width / height < 4.5, "three panels beside each other"
+    assert (whole[:, :3] > 0.98).all()
+    assert (whole[:, -3:] > 0.98).all(), "nothing is cut off at the edge"
+    _, columns = np.nonzero((whole != changed).any(2))
+    assert width / 3 < columns.min() < columns.max() < 2 * width / 3, "the second panel alone"
+    without = draw("without.png", **{"validation/loss": ()})
+    _, columns = np.nonzero((whole != without).any(2))
+    assert columns.max() < width / 3, "validation is a line of the first panel"
+    narrow = draw("narrow.png", **{"train/learning_rate": ()})
+    assert narrow.shape[1] < width * 0.7
+
+
 def read(path):
     with path.open(newline="", encoding="utf-8") as file:
         return list(csv.reader(file))
