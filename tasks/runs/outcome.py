@@ -1,5 +1,6 @@
 """How a run stands: that it is at work or how it ended, and what its stages left."""
 
+import contextlib
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -22,9 +23,15 @@ def settle(run: Run, status: str, reason: str | None = None) -> None:
 
 
 def status(run: Run) -> RunStatus | None:
-    """Return how a run ended, or that it is at work; None for one that has nothing of it."""
+    """Return how a run ended, or that it is at work; None for one that has nothing of it.
+
+    One that cannot be read counts as at work: with no process that holds the run, it is ended as killed, and readable.
+    """
     path = config.project_root() / run.folder / "status.json"
-    return records.load(RunStatus, path) if path.exists() else None
+    try:
+        return records.load(RunStatus, path) if path.exists() else None
+    except UserError as error:
+        return RunStatus(status="RUNNING", reason=str(error), at="")
 
 
 def left_by(run: Run, kind: type[R]) -> R | None:
@@ -65,9 +72,11 @@ def forget_results(run: Run, *kinds: type[records.Record]) -> None:
 
 
 def nonfinite_steps(run: Run) -> tuple[int, ...]:
-    """Return the steps at which the loss of a run was no finite number."""
+    """Return the steps at which the loss of a run was no finite number; none where that cannot be read."""
     path = _mark(run)
-    return records.load(NonFinite, path).steps if path.exists() else ()
+    with contextlib.suppress(UserError):
+        return records.load(NonFinite, path).steps if path.exists() else ()
+    return ()
 
 
 def mark_nonfinite(run: Run, step: int) -> None:

@@ -1,6 +1,7 @@
 """Runs in MLflow: begun, resumed, described, ended."""
 
 import contextlib
+import logging
 import socket
 import time
 import uuid
@@ -25,6 +26,8 @@ from tasks.tracking.outbox import (
     text_of,
 )
 from tasks.tracking.store import SQLITE, Unavailable, answering, dataset_of, open_store, store_name, store_uri
+
+logger = logging.getLogger(__name__)
 
 
 def start(
@@ -233,17 +236,21 @@ def end_abandoned(mine: str = "", but: str | None = None) -> list[records.Ended]
     known: dict[str, records.Run] = {}
     died = f"the process that led it on {socket.gethostname()} died"
     for path in _run_files():
-        with contextlib.suppress(UserError):  # Killed while it was written.
+        try:
             known[path.parent.parent.name] = records.load(records.Run, path)
+        except UserError as error:
+            logger.warning("%s. The run is left alone", error)
     for run in known.values():
         if run.run_id == but or not (run.key == mine or runs.is_over(run)):
             continue
         put_down = runs.status(run)
         with best_effort():  # What is left of another user's run must not end this one.
             if put_down is not None and put_down.status == "RUNNING":
-                tell_again(run, written(run))
-                finish(run, "KILLED", died)
-                ended.append(records.Ended(what=f"MLflow run {run.run_id}", status="KILLED", reason=died))
+                with best_effort():
+                    tell_again(run, written(run))
+                why = put_down.reason or died
+                finish(run, "KILLED", why)
+                ended.append(records.Ended(what=f"MLflow run {run.run_id}", status="KILLED", reason=why))
             elif OUTBOX.holds(run):
                 OUTBOX.flush(run)
     client = open_store()

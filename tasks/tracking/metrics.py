@@ -127,9 +127,9 @@ def written(run: records.Run) -> list[list[Any]]:
     """Return all points that the processes of a run have written so far."""
     path = _metrics_file(run)
     points = []
-    for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else []:
-        with contextlib.suppress(ValueError):  # An empty line, or half of one.
-            points += json.loads(line)
+    for line in path.read_text(encoding="utf-8", errors="replace").splitlines() if path.exists() else []:
+        with contextlib.suppress(ValueError, TypeError):  # An empty line, or half of one; or a disk's damage.
+            points += [list(point) for point in json.loads(line)]
     return points
 
 

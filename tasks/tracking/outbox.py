@@ -88,9 +88,11 @@ class Outbox:
         if not path.exists() or self._is_away(run):
             return  # After a day without its server this would be seconds of reading, every few seconds.
         events: list[Event] = []
-        for line in path.read_text(encoding="utf-8").splitlines():
+        for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
             with contextlib.suppress(ValueError):
                 event = json.loads(line)
+                if not isinstance(event, dict):
+                    continue  # A disk's damage.
                 if "metrics" in event and events and "metrics" in events[-1]:
                     events[-1]["metrics"] += event["metrics"]  # A request for a thousand points, not one for each line.
                 else:

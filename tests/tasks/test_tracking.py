@@ -11,6 +11,7 @@ import time
 import urllib.request
 from collections.abc import Iterator
 from contextlib import closing
+from itertools import product
 from pathlib import Path
 
 import mlflow
@@ -347,6 +348,41 @@ def test_runs_whose_process_died_are_ended_as_they_had_put_down_or_as_killed(sto
         f"MLflow run {resumed.run_id}",
     }
     assert tracking.end_abandoned() == []
+
+
+# What an old run's file may hold: nothing, half of it, another encoding, JSON of another kind; or it is a folder.
+DAMAGED = (b"", b'{"status": "RUNN', b"\xff\xfe\x00{", b"[5]\n7\nnull\n", None)
+FILES = ("status.json", "unsent.jsonl", "metrics.jsonl", "records/run.json", "records/nonfinite.json", "summary.json")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("ended", [False, True])
+def test_an_unreadable_file_of_an_old_run_stops_no_other_one(store: Path, ended: bool) -> None:
+    damaged = {
+        (name, content): start(f"train.seed={seed}") for seed, (name, content) in enumerate(product(FILES, DAMAGED))
+    }
+    left = start("train.seed=1000")
+    for (name, content), run in damaged.items():
+        if ended:
+            runs.settle(run, "FINISHED")
+        path = Path(run.folder, name)
+        path.unlink(missing_ok=True)
+        path.mkdir(parents=True) if content is None else path.write_bytes(content)
+    found = {record.what: record.status for record in tracking.end_abandoned()}
+    assert found[f"MLflow run {left.run_id}"] == "KILLED"
+    assert runs.remove_leftovers() == []
+    now = config.load(overrides=["train.seed=1000"])
+    traced = lineage.trace(now, VERSION)
+    assert runs.find_unfinished(now, traced) == left
+    for seed in range(len(damaged)):
+        old = config.load(overrides=[f"train.seed={seed}"])
+        traced = lineage.trace(old, VERSION)
+        runs.find_unfinished(old, traced)
+        runs.why_not_taken_up(old, traced)
+        lineage.finished_run("digits", traced)
+    mended = [damaged["status.json", content] for content in DAMAGED if content is not None]
+    assert [runs.status(run).status for run in mended] == ["KILLED"] * 4, "it is ended, and readable from then on"
+    assert not [status for status, _ in statuses().values() if status == "RUNNING" and not ended]
 
 
 def test_without_the_store_a_run_whose_process_died_is_ended_in_its_folder(
