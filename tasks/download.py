@@ -2,9 +2,9 @@
 
 import contextlib
 import io
+import re
 import shutil
 import sys
-import tempfile
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -19,9 +19,11 @@ from tensorflow_datasets.core.download import checksums, resource
 from tensorflow_datasets.core.download.download_manager import NonMatchingChecksumError
 from tensorflow_datasets.core.utils.lazy_imports_utils import tree
 
-from tasks import config, datasets, errors, records
+from tasks import config, datasets, errors, files, records
 from tasks.errors import UserError
 from tasks.records import DatasetManifest, SourceFile
+
+MADE_BY_TFDS = re.compile(r"(dataset_info|features|metadata)\.json|.+\.labels\.txt|.+\.tfrecord-\d+-of-\d+")
 
 
 def _serialize(self: Any, example: Any) -> bytes:
@@ -100,32 +102,50 @@ def _make(dataset: config.Dataset, folder: Path) -> dict[str, Any]:
     """Let TFDS make raw/<name> anew, beside it first; return the ``UrlInfo`` of every archive that it used, by URL."""
     raw = folder / "raw"
     downloads = raw / "downloads"
-    for leftover in [*folder.glob(".scratch.*"), *downloads.glob("**/*.tmp.*/")]:  # of killed runs
-        shutil.rmtree(leftover)
+    root = config.project_root()
+    files.remove_scratch(folder.glob(".scratch.*"), root)  # of killed runs
+    for leftover in downloads.glob("**/*.tmp.*/"):  # as TFDS names a download in progress
+        if files.is_inside(leftover, root):
+            shutil.rmtree(leftover)
     tfds.display_progress_bar(sys.stderr.isatty())
     try:
         with (
-            tempfile.TemporaryDirectory(prefix=".scratch.", dir=folder) as scratch,
+            files.scratch(folder, ".scratch.") as scratch,
             contextlib.redirect_stdout(io.StringIO()),  # TFDS prints; standard output belongs to the command's result.
         ):
-            builder = datasets.build(dataset.name, dataset.version, Path(scratch))
-            archives = _check_archives(builder, dataset, downloads, Path(scratch))
+            builder = datasets.build(dataset.name, dataset.version, scratch)
+            archives = _check_archives(builder, dataset, downloads, scratch)
             settings = tfds.download.DownloadConfig(
                 # A new folder each time: Fashion-MNIST after MNIST in one extract_dir holds MNIST's images.
-                extract_dir=Path(scratch, "extracted"),
+                extract_dir=scratch / "extracted",
                 manual_dir=_fetched_by_hand(builder, dataset),
                 try_download_gcs=False,
             )
             builder.download_and_prepare(download_dir=downloads, download_config=settings)
             (raw / "manifest.json").unlink(missing_ok=True)
-            if (raw / builder.name).exists():  # another version, or a damaged one
-                shutil.rmtree(raw / builder.name)
-            Path(scratch, builder.name).rename(raw / builder.name)
+            _make_room(raw / builder.name, folder)
+            (scratch / builder.name).rename(raw / builder.name)
     finally:
         for empty in (downloads / dataset.name.partition("-")[0], downloads, raw):
             with contextlib.suppress(OSError):  # Not empty.
                 empty.rmdir()
     return archives
+
+
+def _make_room(made: Path, folder: Path) -> None:
+    """Remove another version or a damaged one of what TFDS makes; a folder with other files in it is moved aside."""
+    root = config.project_root()
+    if not made.exists():
+        return
+    names = [path.name for path in made.rglob("*") if not path.is_dir()]
+    if files.is_inside(made, root) and all(MADE_BY_TFDS.fullmatch(name) for name in names):
+        shutil.rmtree(made)
+        return
+    aside = files.set_aside(made, folder / "set_aside")
+    print(
+        f"{made.relative_to(root)} held what TFDS did not make: it now lies at {aside.relative_to(root)}",
+        file=sys.stderr,
+    )
 
 
 def _fetched_by_hand(builder: Any, dataset: config.Dataset) -> Path | None:
@@ -196,8 +216,7 @@ def _check_archives(builder: Any, dataset: config.Dataset, downloads: Path, scra
 def _set_aside_if_damaged(path: Path, url: str, expected: Any, folder: Path) -> None:
     if not path.exists() or not (difference := _difference(path, expected)):
         return
-    aside = folder / f"{path.name}.bad"
-    path.replace(aside)
+    aside = files.set_aside(path, folder, f"{path.name}.bad")
     resource.get_info_path(path).unlink(missing_ok=True)
     root = config.project_root()
     raise UserError(

@@ -1,19 +1,20 @@
 """The data through DVC: a folder data/<name> for each dataset, its stages up to date, and its data version."""
 
+import contextlib
 import json
 import os
-import shutil
 import signal
 import subprocess
 import sys
 import tempfile
 import time
 from pathlib import Path
+from typing import Any
 
 import yaml
 from filelock import FileLock, Timeout
 
-from tasks import config, errors, lineage, records
+from tasks import config, errors, lineage, prepared_data, records
 from tasks.errors import StratagemError, UserError
 from tasks.process import dvc_cache
 from tasks.process.environment import stage_environment
@@ -22,26 +23,71 @@ from tasks.records import PreparedDataset
 
 DVC_BUSY_SECONDS = 600.0
 
+PIPELINE = """\
+# data/<name>/params.yaml says which dataset this is.
+stages:
+  download:
+    wdir: ../..
+    cmd: python -m tasks download ${dataset.name}
+    deps:
+      - tasks/datasets/__init__.py
+      - OWN
+      - tasks/download.py
+    params:
+      - data/${dataset.name}/params.yaml:
+          - dataset.version
+    outs:
+      - data/${dataset.name}/raw:
+          persist: true
+  prepare:
+    wdir: ../..
+    cmd: python -m tasks prepare ${dataset.name}
+    deps:
+      - data/${dataset.name}/raw
+      - tasks/datasets/__init__.py
+      - OWN
+      - tasks/prepare.py
+    params:
+      - data/${dataset.name}/params.yaml:
+          - dataset.image_size
+    outs:
+      - data/${dataset.name}/prepared
+"""
+GITIGNORE = """\
+/raw
+/prepared
+/.download.lock
+/.prepare.lock
+/.scratch.*
+/.prepared.*
+/*.bad*
+"""
+
 
 def prepare_data(settings: config.Settings, stage: str = "prepare", force: bool = False) -> PreparedDataset | None:
     """Bring a dataset up to date through DVC and return its record; None after ``stage`` download.
 
-    A dataset that has no folder in data/ yet gets one; it is taken away again when nothing could be prepared.
+    A dataset that has no folder in data/ yet gets one; what was made of it is taken away again when nothing could be
+    fetched.
 
     Raises:
-        UserError: what the stage refused, or settings that contradict data/<name>/params.yaml.
+        UserError: what the stage refused, settings that contradict data/<name>/params.yaml, or files of the user's in
+            the place of those that are to be made.
     """
     root = config.project_root()
     name = settings.dataset.name
-    added = _add_dataset(settings.dataset, root)
+    folder = root / "data" / name
+    locks = [folder / lock for lock in (".download.lock", ".prepare.lock") if not (folder / lock).exists()]
+    made = _add_dataset(settings.dataset, root)
+    prepared_data.set_foreign_aside(name)
     try:
         _reproduce(f"data/{name}/dvc.yaml:{stage}", settings.dataset.downloads, root, force)
     except BaseException:
-        # What was fetched stays for the next try; a folder that holds nothing but our own three files goes.
-        if added and not (root / "data" / name / "raw").exists():
-            shutil.rmtree(root / "data" / name)
+        # What was fetched stays for the next try.
+        if made and not (folder / "raw").exists():
+            _take_away([*made, *locks])
         raise
-    if added:
+    if made:
         print(f"added data/{name}: put it under version control with `git add data/{name}`", file=sys.stderr)
     if stage != "prepare":
         return None
@@ -84,7 +130,8 @@ def check_source(dataset: config.Dataset) -> None:
         UserError: no such dataset, or no network.
     """
     root = config.project_root()
-    if dataset.name in config.names_of("datasets") or (root / "data" / dataset.name / "raw" / "manifest.json").exists():
+    fetched = root / "data" / dataset.name / "raw" / "manifest.json"
+    if dataset.name.partition("-")[0] in config.names_of("datasets") or fetched.exists():
         return
     values = dataset.model_dump(mode="json", exclude={"image_size"})
     settings = [part for key, value in values.items() for part in ("--set", f"dataset.{key}={json.dumps(value)}")]
@@ -98,32 +145,96 @@ def check_source(dataset: config.Dataset) -> None:
             raise errors.from_json(json.loads(problem.read_text(encoding="utf-8")))
 
 
-def _add_dataset(dataset: config.Dataset, root: Path) -> bool:
-    """Make data/<name> if it is not there; return whether it was made."""
-    folder, template = root / "data" / dataset.name, root / "data" / "digits"
-    size = list(dataset.image_size) if dataset.image_size else None
-    described = {"name": dataset.name, "version": dataset.version, "image_size": size}
-    path = folder / "params.yaml"
-    if path.exists():
-        present = yaml.safe_load(path.read_text(encoding="utf-8"))["dataset"]
-        for key, wanted in described.items():
-            if wanted is not None and present.get(key) != wanted:
-                raise UserError(
-                    f"dataset.{key} = {wanted}: data/{dataset.name}/params.yaml says {present.get(key)}. "
-                    f"Change it there, or leave dataset.{key} null"
-                )
-        return False
+def _add_dataset(dataset: config.Dataset, root: Path) -> list[Path]:
+    """Make data/<name>/params.yaml and what belongs to it, if it is not there; return the files and folders made."""
+    name = dataset.name
+    folder = root / "data" / name
+    if (folder / "params.yaml").exists():
+        _keep_to_description(dataset, folder)
+        return []
+    wanted = {
+        "dvc.yaml": _pipeline(name),
+        ".gitignore": GITIGNORE,
+        "params.yaml": _description(_described(dataset)),  # Last: it says that the folder is whole.
+    }
+    _refuse_files_of_the_users(folder, wanted)
+    made = [path for path in (folder.parent, folder) if not path.exists()]
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        for file in ("dvc.yaml", ".gitignore"):
-            shutil.copyfile(template / file, folder / file)
-        header = "# What this dataset is.\n"
-        path.write_text(header + yaml.safe_dump({"dataset": described}, sort_keys=False), encoding="utf-8")
+        for file, text in wanted.items():
+            if not (folder / file).exists():
+                made.append(folder / file)
+                (folder / file).write_text(text, encoding="utf-8")
     except OSError as error:
-        raise UserError(
-            f"data/{dataset.name} cannot be made ({error}): make data/ a folder that you can write to"
-        ) from None
-    return True
+        _take_away(made)
+        raise UserError(f"data/{name} cannot be made ({error}): make data/ a folder that you can write to") from None
+    return made
+
+
+def _refuse_files_of_the_users(folder: Path, wanted: dict[str, str]) -> None:
+    """Refuse a folder that holds what would be overwritten, or what DVC would take for its own and delete."""
+    place = f"data/{folder.name}"
+    for file, text in wanted.items():
+        path = folder / file
+        if path.is_symlink() or (path.exists() and not (path.is_file() and path.read_bytes() == text.encode())):
+            raise UserError(
+                f"{place}/{file} is there already, and is not what dataset.name={folder.name} needs there: move it "
+                f"away, then run again (the other files in {place} stay as they are)"
+            )
+    for made, own in (("raw", {"downloads"}), ("prepared", set())):
+        held = [path.name for path in (folder / made).iterdir()] if (folder / made).is_dir() else []
+        if (folder / made).is_file() or not own.issuperset(held):
+            raise UserError(
+                f"{place}/{made} is there already, and a dataset that is made there would take its place: move it "
+                "away, then run again"
+            )
+
+
+def _described(dataset: config.Dataset) -> dict[str, Any]:
+    size = list(dataset.image_size) if dataset.image_size else None
+    return {"name": dataset.name, "version": dataset.version, "image_size": size}
+
+
+def _description(described: dict[str, Any]) -> str:
+    return "# What this dataset is.\n" + yaml.safe_dump({"dataset": described}, sort_keys=False)
+
+
+def _keep_to_description(dataset: config.Dataset, folder: Path) -> None:
+    """Refuse settings that contradict data/<name>/params.yaml.
+
+    As long as nothing was prepared and nobody has edited that file, it is written anew instead: a first try that
+    failed must not hold its user to what nobody said.
+    """
+    path = folder / "params.yaml"
+    text = path.read_text(encoding="utf-8")
+    present = yaml.safe_load(text)["dataset"]
+    asked = {key: value for key, value in _described(dataset).items() if value is not None}
+    different = [key for key, value in asked.items() if present.get(key) != value]
+    if not different:
+        return
+    untouched = text == _description(present)
+    if untouched and lineage.data_version(folder.name) is None and not (folder / "prepared").exists():
+        path.write_text(_description({**present, **asked}), encoding="utf-8")
+        return
+    key = different[0]
+    raise UserError(
+        f"dataset.{key} = {asked[key]}: data/{folder.name}/params.yaml says {present.get(key)}. "
+        f"Change it there, or leave dataset.{key} null"
+    )
+
+
+def _pipeline(name: str) -> str:
+    """Return the dvc.yaml of a dataset. One of tasks/datasets/ depends on its own file, and on no other one's."""
+    builder = name.partition("-")[0]
+    own = f"      - tasks/datasets/{builder}.py\n" if builder in config.names_of("datasets") else ""
+    return PIPELINE.replace("      - OWN\n", own)
+
+
+def _take_away(made: list[Path]) -> None:
+    """Remove these files, and these folders where nothing else lies in them."""
+    for path in sorted(made, reverse=True):
+        with contextlib.suppress(OSError):  # Not empty, or never made.
+            path.rmdir() if path.is_dir() else path.unlink()
 
 
 def _reproduce(target: str, downloads: Path | None, root: Path, force: bool) -> None:

@@ -3,8 +3,6 @@
 import hashlib
 import math
 import os
-import shutil
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -13,7 +11,7 @@ import numpy as np
 import tensorflow as tf
 from filelock import FileLock
 
-from tasks import config, datasets, records
+from tasks import config, datasets, files, prepared_data, records
 from tasks.errors import UserError
 from tasks.records import DatasetManifest, PreparedDataset, PreparedSplit
 
@@ -46,17 +44,15 @@ def prepare(dataset: config.Dataset, manifest: DatasetManifest) -> PreparedDatas
     shape = (height, width, manifest.image_shape[2])
     folder = root / "data" / manifest.name
     target = folder / "prepared"
+    again = f"stratagem download --set dataset.name={manifest.name}"
     builder = datasets.build(manifest.name, manifest.version, root / manifest.folder)
     if not builder.is_prepared():
-        raise UserError(
-            f"{manifest.folder} does not hold {manifest.name} {manifest.version}: stratagem download {manifest.name}"
-        )
+        raise UserError(f"{manifest.folder} does not hold {manifest.name} {manifest.version}: {again}")
     try:
         with FileLock(folder / ".prepare.lock"):
-            for leftover in folder.glob(".prepared.*"):  # of killed runs
-                shutil.rmtree(leftover)
-            with tempfile.TemporaryDirectory(prefix=".prepared.", dir=folder) as scratch:
-                new = Path(scratch) / "new"
+            files.remove_scratch(folder.glob(".prepared.*"), root)  # of killed runs
+            with files.scratch(folder, ".prepared.") as scratch:
+                new = scratch / "new"
                 new.mkdir()
                 splits = {
                     name: split
@@ -77,14 +73,15 @@ def prepare(dataset: config.Dataset, manifest: DatasetManifest) -> PreparedDatas
                     licence=manifest.licence,
                 )
                 records.save(prepared, new / "manifest.json")
+                prepared_data.set_foreign_aside(manifest.name)
                 if target.exists():
-                    target.rename(Path(scratch) / "old")
+                    target.rename(scratch / "old")
                 new.rename(target)
     except tf.errors.OpError as error:
         shard = datasets.damaged_shard(builder)
         raise UserError(
             f"{shard.relative_to(root) if shard else manifest.folder}: damaged ({error.message.splitlines()[0]}). "
-            f"Make it again from its archives: stratagem download {manifest.name}"
+            f"Make it again from its archives: {again}"
         ) from None
     except OSError as error:
         raise UserError(

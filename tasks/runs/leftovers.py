@@ -6,7 +6,7 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 
-from tasks import config, records
+from tasks import config, files, records
 from tasks.errors import UserError
 from tasks.records import Run
 from tasks.runs.holds import is_over
@@ -18,13 +18,13 @@ def remove_leftovers() -> list[Path]:
     removed = []
     for lock, pattern in ((".download.lock", ".scratch.*"), (".prepare.lock", ".prepared.*")):
         for path in root.glob(f"data/*/{pattern}"):
-            with contextlib.suppress(Timeout), FileLock(path.with_name(lock), blocking=False):
-                shutil.rmtree(path, ignore_errors=True)  # Another process may be doing the same.
-                removed.append(path)
+            if files.is_inside(path, root):  # Not even a lock is written elsewhere.
+                with contextlib.suppress(Timeout), FileLock(path.with_name(lock), blocking=False):
+                    removed += files.remove_scratch([path], root)
     for path in [*root.glob("mlruns/runs/*/checkpoints/.*.partial"), *root.glob("mlruns/runs/*/models/.*.partial*")]:
         with contextlib.suppress(UserError):
             run = records.load(Run, path.parent.parent / "records" / "run.json")
-            if is_over(run):
+            if is_over(run) and files.is_inside(path, root):
                 shutil.rmtree(path, ignore_errors=True) if path.is_dir() else path.unlink(missing_ok=True)
                 removed.append(path)
     return removed

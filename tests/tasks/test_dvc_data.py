@@ -3,6 +3,7 @@ import subprocess
 import sys
 import threading
 import time
+from pathlib import Path
 
 import pytest
 import yaml
@@ -38,22 +39,88 @@ def test_settings_that_contradict_the_datasets_own_are_refused(project, present,
     assert path.read_text() == before
 
 
-def test_a_dataset_that_is_not_there_leaves_no_folder(project):
-    before = sorted(path.name for path in (project / "data").iterdir())
+def _files_below(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def test_a_dataset_that_is_not_there_leaves_the_users_folder_as_it_was(project):
+    folder = project / "data" / "mnits"
+    (folder / "labels").mkdir(parents=True)
+    (folder / "notes.md").write_text("three weeks of work")
+    (folder / "labels" / "own.csv").write_text("1,2,3")
+    before = _files_below(project / "data")
     with pytest.raises(UserError, match="unknown dataset 'mnits': did you mean 'mnist'"):
         dvc_data.prepare_data(_load("dataset.name=mnits"))
-    assert sorted(path.name for path in (project / "data").iterdir()) == before
+    assert _files_below(project / "data") == before
 
 
 def test_a_new_dataset_gets_a_folder_of_its_own(project):
     folder = project / "data" / "cifar100"
     dataset = _load("dataset.name=cifar100", "dataset.image_size=[16,16]").dataset
-    assert dvc_data._add_dataset(dataset, project)
+    made = dvc_data._add_dataset(dataset, project)
+    assert made == [folder, *(folder / name for name in ("dvc.yaml", ".gitignore", "params.yaml"))]
     described = yaml.safe_load((folder / "params.yaml").read_text())
     assert described == {"dataset": {"name": "cifar100", "version": None, "image_size": [16, 16]}}
-    for name in ("dvc.yaml", ".gitignore"):
-        assert (folder / name).read_bytes() == (project / "data" / "digits" / name).read_bytes()
-    assert not dvc_data._add_dataset(dataset, project), "it is there now"
+    assert dvc_data._add_dataset(dataset, project) == [], "it is there now"
+    dvc_data._take_away(made)
+    assert not folder.exists()
+
+
+@pytest.mark.parametrize("name", ["digits", "noise"])
+def test_the_datasets_of_the_project_are_as_a_new_one_would_be(project, name):
+    for file, text in {"dvc.yaml": dvc_data._pipeline(name), ".gitignore": dvc_data.GITIGNORE}.items():
+        assert (project / "data" / name / file).read_text() == text
+
+
+def test_a_dataset_depends_on_its_own_builder_and_on_no_other_one(project):
+    for name, expected in {"noise": ["noise.py"], "mnist": [], "noise-loud": ["noise.py"]}.items():
+        stages = yaml.safe_load(dvc_data._pipeline(name))["stages"]
+        for stage in stages.values():
+            found = [dep for dep in stage["deps"] if dep.startswith("tasks/datasets/")]
+            assert found == [f"tasks/datasets/{file}" for file in ("__init__.py", *expected)]
+
+
+# Each: what the user has in data/cifar100, what is refused.
+IN_THE_WAY = [
+    ("dvc.yaml", "data/cifar100/dvc.yaml is there already, and is not what dataset.name=cifar100 needs"),
+    (".gitignore", "data/cifar100/.gitignore is there already"),
+    ("raw/photo.png", "data/cifar100/raw is there already, and a dataset that is made there would take its place"),
+    ("prepared/labels.csv", "data/cifar100/prepared is there already"),
+]
+
+
+@pytest.mark.parametrize(("file", "message"), IN_THE_WAY)
+def test_what_lies_in_the_way_of_a_new_dataset_is_refused(project, file, message):
+    path = project / "data" / "cifar100" / file
+    path.parent.mkdir(parents=True)
+    path.write_text("mine")
+    (project / "data" / "cifar100" / "notes.md").write_text("mine, too")
+    before = _files_below(project)
+    with pytest.raises(UserError, match=f"{message}.+move it away, then run again"):
+        dvc_data.prepare_data(_load("dataset.name=cifar100"))
+    assert _files_below(project) == before
+
+
+def test_archives_that_were_brought_are_not_in_the_way(project):
+    folder = project / "data" / "mnist"
+    for file in ("train.gz", "raw/downloads/mnist/train.gz"):
+        (folder / file).parent.mkdir(parents=True, exist_ok=True)
+        (folder / file).write_bytes(b"archive")
+    made = dvc_data._add_dataset(_load("dataset.name=mnist").dataset, project)
+    dvc_data._take_away(made)
+    assert set(_files_below(folder)) == {"train.gz", "raw/downloads/mnist/train.gz"}
+
+
+def test_a_first_try_that_failed_holds_nobody_to_what_was_not_said(project):
+    path = project / "data" / "tf_flowers" / "params.yaml"
+    for override, size in (("null", None), ("[32,48]", [32, 48]), ("null", [32, 48]), ("[16,16]", [16, 16])):
+        dvc_data._add_dataset(_load("dataset.name=tf_flowers", f"dataset.image_size={override}").dataset, project)
+        assert yaml.safe_load(path.read_text())["dataset"]["image_size"] == size
+    edited = path.read_text() + "# mine\n"
+    path.write_text(edited)
+    with pytest.raises(UserError, match=r"dataset.image_size = \[8, 8\]: data/tf_flowers/params.yaml says \[16, 16\]"):
+        dvc_data._add_dataset(_load("dataset.name=tf_flowers", "dataset.image_size=[8,8]").dataset, project)
+    assert path.read_text() == edited
 
 
 def test_data_that_another_run_is_preparing_are_waited_for(project, monkeypatch):

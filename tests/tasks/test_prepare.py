@@ -16,7 +16,7 @@ import tensorflow as tf
 import tensorflow_datasets as tfds
 from tensorflow_datasets.core.download import checksums
 
-from tasks import config, datasets, records
+from tasks import config, datasets, files, records
 from tasks.download import download
 from tasks.errors import UserError
 from tasks.prepare import prepare
@@ -130,16 +130,22 @@ def test_arrays_hold_what_tfds_reads(root):
     assert {path.name for path in (root / "data/digits/prepared").iterdir()} == expected
 
 
-def test_made_again_it_is_the_same_bytes(root):
+def test_made_again_it_is_the_same_bytes(root, capsys):
     manifest = download(dataset())
     prepare(dataset(), manifest)
     first = files_below(root / "data/digits/prepared")
-    # What a killed one left, and an older result with a file too many.
+    # What a killed one left, and what is the user's.
     (root / "data/digits/.prepared.killed" / "new").mkdir(parents=True)
-    (root / "data/digits/prepared" / "stray.npy").write_bytes(b"")
+    (root / "data/digits/.prepared.killed" / files.MARK).touch()
+    (root / "data/digits/.prepared.mine").mkdir()
+    (root / "data/digits/prepared" / "notes.md").write_text("mine")
     prepare(dataset(), manifest)
     assert files_below(root / "data/digits/prepared") == first
-    assert not list((root / "data/digits").glob(".prepared.*"))
+    assert [path.name for path in (root / "data/digits").glob(".prepared.*")] == [".prepared.mine"]
+    assert (root / "data/digits/set_aside/notes.md").read_text() == "mine"
+    assert "data/digits/prepared held what `prepare` did not make: it now lies at data/digits/set_aside/notes.md" in (
+        capsys.readouterr().err
+    )
     # And elsewhere: no path and no time is in it.
     shutil.rmtree(root / "data/digits")
     prepare(dataset(), download(dataset()))
@@ -198,7 +204,7 @@ def test_damaged_shard_is_named_and_the_old_result_stays(root, damage):
     damage(shard)
     message = message_of(dataset(), manifest)
     assert f"{shard.relative_to(root)}: damaged" in message
-    assert "stratagem download digits" in message
+    assert "stratagem download --set dataset.name=digits" in message
     assert files_below(root / "data/digits/prepared") == before
     assert not list((root / "data/digits").glob(".prepared.*"))
     # What the message says helps.
@@ -227,7 +233,9 @@ prepare.prepare(digits, records.DatasetManifest.model_validate_json(sys.argv[1])
 def test_without_raw_it_says_what_to_do(root):
     manifest = download(dataset())
     shutil.rmtree(root / manifest.folder)
-    assert "data/digits/raw does not hold digits 1.0.0: stratagem download digits" in message_of(dataset(), manifest)
+    assert "data/digits/raw does not hold digits 1.0.0: stratagem download --set dataset.name=digits" in message_of(
+        dataset(), manifest
+    )
 
 
 def test_folder_that_cannot_be_written(root):
@@ -276,10 +284,10 @@ def test_real_archives(root, name, archives):
     prepared = prepare(dataset(name), manifest)
     check(prepared, root)
     assert len(prepared.sources) == 4
-    for split, files in (("train", "train"), ("test", "t10k")):
+    for split, archive in (("train", "train"), ("test", "t10k")):
         source = zip(
-            idx_images(archives / name / f"{files}-images-idx3-ubyte.gz"),
-            idx_labels(archives / name / f"{files}-labels-idx1-ubyte.gz"),
+            idx_images(archives / name / f"{archive}-images-idx3-ubyte.gz"),
+            idx_labels(archives / name / f"{archive}-labels-idx1-ubyte.gz"),
             strict=True,
         )
         made = prepared.splits[split]

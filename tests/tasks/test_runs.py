@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tasks import config, records, runs
+from tasks import config, files, records, runs
 from tasks.errors import UserError
 
 DATA, CODE = "0123abcd", "c0de"
@@ -218,6 +218,8 @@ def test_leftovers_of_killed_processes_are_removed_and_those_at_work_left_alone(
     for folder in (*half, *scratch, *whole, export.parent):
         folder.mkdir(parents=True)
     export.touch()
+    for folder in scratch:
+        (folder / files.MARK).touch()
     with runs.hold(alive.key, "a training"):
         assert set(runs.remove_leftovers()) == {(Path.cwd() / path) for path in (half[0], export, *scratch)}
     assert half[1].exists()
