@@ -481,6 +481,12 @@ def data_stage(stage: str, name: str) -> None:
     prepared = prepare(dataset, records.load(records.DatasetManifest, root / "data" / name / "raw" / "manifest.json"))
     sizes = {split: part.num_examples for split, part in prepared.splits.items()}
     print(f"prepared {prepared.name} {prepared.version}: {_sizes(sizes)}", file=sys.stderr)
+    if held := prepared.held_out:
+        print(
+            f"it has no test split: {held.num_examples:,} of its training examples, drawn with seed {held.seed}, are "
+            "the test split from now on",
+            file=sys.stderr,
+        )
 
 
 def _sizes(splits: dict[str, int]) -> str:

@@ -98,12 +98,16 @@ def load_prepared(name: str) -> PreparedDataset:
     """Return the record of a dataset that is prepared, with its data version.
 
     Raises:
-        UserError: it is not prepared.
+        UserError: it is not prepared, or its manifest cannot be read.
     """
     path = config.project_root() / "data" / name / "prepared" / "manifest.json"
     if not path.exists():
         raise UserError(f"dataset {name} is not prepared: `stratagem prepare --set dataset.name={name}`")
-    return records.load(PreparedDataset, path).model_copy(update={"data_version": lineage.data_version(name)})
+    try:
+        prepared = records.load(PreparedDataset, path)
+    except UserError as error:
+        raise UserError(f"{error}. {prepared_data.remedy(name)}") from None
+    return prepared.model_copy(update={"data_version": lineage.data_version(name)})
 
 
 def is_up_to_date(name: str) -> bool:

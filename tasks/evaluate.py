@@ -10,7 +10,7 @@ import numpy.typing as npt
 from scipy.special import log_softmax, softmax
 from sklearn.metrics import confusion_matrix, precision_recall_fscore_support, top_k_accuracy_score
 
-from tasks import checkpoints, config, datasets, input_pipeline, models
+from tasks import checkpoints, config, input_pipeline, models, prepared_data
 from tasks.checkpoints import Checkpoints
 from tasks.errors import StratagemError, UserError
 from tasks.records import ClassMetrics, EvaluationResult, PreparedDataset, TrainingResult
@@ -31,7 +31,7 @@ def evaluate(settings: config.Settings, prepared: PreparedDataset, training: Tra
         UserError: no such checkpoint, or it is of another model; or a damaged array.
         StratagemError: the model's outputs are no numbers.
     """
-    datasets.verify(prepared)
+    prepared_data.verify(prepared)
     models.set_precision(settings.train.dtype_policy)
     model = models.build(settings.model, prepared, settings.input.normalization)
     folder = config.project_root() / training.checkpoints

@@ -291,9 +291,11 @@ def carve(prepared: PreparedDataset, validation: str | float | int | None, seed:
         use["train"] = ("train", np.sort(shuffled[count:]))
     test = next((name for name in ("test", "validation") if name in splits and name != validation), None)
     if test is None:
+        again = f"Prepare it again, which makes one: stratagem prepare --set dataset.name={prepared.name} --force"
+        remedy = "Give input.validation=0.1" if validation in splits else again
         raise UserError(
             f"dataset {prepared.name} has the splits {', '.join(splits)} and input.validation = {validation!r}: "
-            "nothing is left to test on. Give input.validation=0.1"
+            f"nothing is left to test on. {remedy}"
         )
     use["test"] = (test, everything[test])
     return use
@@ -552,9 +554,16 @@ def _streamed(batches: Batches, source: StreamSource) -> Any:
 
     prepared = source.prepared
     builder = datasets.build(prepared.name, prepared.version, config.project_root() / prepared.raw_folder)
-    shards = datasets.shards(builder, source.split, prepared.image_shape)
+    held_out, split = prepared.held_out, source.split
+    if held_out is not None and split == "test":
+        split = "train"
+    shards = datasets.shards(builder, split, prepared.image_shape)
+    places = np.arange(sum(shards.lengths))
+    if held_out is not None and split == "train":
+        held = datasets.is_held_out(len(places), held_out)
+        places = places[held if source.split == "test" else ~held]
     chosen = np.zeros(sum(shards.lengths), bool)
-    chosen[source.rows] = True
+    chosen[places[source.rows]] = True
     chosen = tf.constant(chosen)
     starts = np.cumsum([0, *shards.lengths[:-1]])
 

@@ -1,11 +1,12 @@
 """prepare: a TFDS dataset -> every split decoded once, as memory-mappable arrays with their statistics and hashes."""
 
+import contextlib
 import hashlib
 import math
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, Self
 
 import numpy as np
 import tensorflow as tf
@@ -13,7 +14,7 @@ from filelock import FileLock
 
 from tasks import config, datasets, files, prepared_data, records
 from tasks.errors import UserError
-from tasks.records import DatasetManifest, PreparedDataset, PreparedSplit
+from tasks.records import DatasetManifest, HeldOut, PreparedDataset, PreparedSplit
 
 CHUNK_BYTES = 8 * 2**20
 
@@ -22,7 +23,8 @@ def prepare(dataset: config.Dataset, manifest: DatasetManifest) -> PreparedDatas
     """Decode each split of a downloaded dataset into data/<name>/prepared, in the order of its shards.
 
     A split becomes <split>_images.npy, uint8 (n, height, width, channels), and <split>_labels.npy, int64 (n,). A split
-    with unlabelled examples (class -1, as in ImageNet's test split) is left out. The same input gives the same bytes.
+    with unlabelled examples (class -1, as in ImageNet's test split) is left out. Where neither a test nor a validation
+    split is there, a fifth of the training examples becomes the test split. The same input gives the same bytes.
 
     Args:
         dataset: ``image_size`` resizes every image (bilinear, antialiased, without keeping the aspect ratio).
@@ -54,11 +56,7 @@ def prepare(dataset: config.Dataset, manifest: DatasetManifest) -> PreparedDatas
             with files.scratch(folder, ".prepared.") as scratch:
                 new = scratch / "new"
                 new.mkdir()
-                splits = {
-                    name: split
-                    for name in sorted(manifest.num_examples)
-                    if (split := _write(builder, name, shape, new, target.relative_to(root)))
-                }
+                splits, held_out = _write_all(builder, shape, new, target.relative_to(root))
                 prepared = PreparedDataset(
                     name=manifest.name,
                     version=manifest.version,
@@ -71,6 +69,7 @@ def prepare(dataset: config.Dataset, manifest: DatasetManifest) -> PreparedDatas
                     splits=splits,
                     sources=manifest.sources,
                     licence=manifest.licence,
+                    held_out=held_out,
                 )
                 records.save(prepared, new / "manifest.json")
                 prepared_data.set_foreign_aside(manifest.name)
@@ -90,47 +89,101 @@ def prepare(dataset: config.Dataset, manifest: DatasetManifest) -> PreparedDatas
     return prepared
 
 
-def _write(builder: Any, split: str, shape: tuple[int, int, int], new: Path, target: Path) -> PreparedSplit | None:
-    """Write one split's arrays, counting in the same pass; None for a split with unlabelled examples."""
+def _write_all(
+    builder: Any, shape: tuple[int, int, int], new: Path, target: Path
+) -> tuple[dict[str, PreparedSplit], HeldOut | None]:
+    """Write every split that has labels; the training split last, because it may have to give a test split."""
+    splits: dict[str, PreparedSplit] = {}
+    held_out = None
+    for name in sorted(builder.info.splits, key=lambda name: (name == "train", name)):
+        if name == "train" and splits.keys().isdisjoint(("test", "validation")):
+            held_out = datasets.hold_out(builder.info.splits[name].num_examples)
+        splits |= _write(builder, name, shape, new, target, held_out)
+    return dict(sorted(splits.items())), held_out
+
+
+def _write(
+    builder: Any, split: str, shape: tuple[int, int, int], new: Path, target: Path, held_out: HeldOut | None
+) -> dict[str, PreparedSplit]:
+    """Write one split's arrays, or two where a test split is held out; none for a split with unlabelled examples."""
     num_examples = builder.info.splits[split].num_examples
     num_classes = builder.info.features[builder.info.supervised_keys[1]].num_classes
-    class_counts, num_written = np.zeros(num_classes, np.int64), 0
-    sums, squares = np.zeros(shape[2], np.int64), np.zeros(shape[2], np.int64)
-    images_path, labels_path = new / f"{split}_images.npy", new / f"{split}_labels.npy"
-    # Plain writes, because the pages of a memory map that is written to stay resident and grow with the dataset.
-    with images_path.open("wb") as images_file, labels_path.open("wb") as labels_file:
-        _write_header(images_file, np.uint8, (num_examples, *shape))
-        _write_header(labels_file, np.int64, (num_examples,))
+    chosen = {split: np.ones(num_examples, bool)}
+    if held_out is not None:
+        held = datasets.is_held_out(num_examples, held_out)
+        chosen = {split: ~held, "test": held}
+    num_read = 0
+    with contextlib.ExitStack() as stack:
+        writers = {
+            name: stack.enter_context(_Writer(new, name, int(rows.sum()), shape, num_classes))
+            for name, rows in chosen.items()
+        }
         for images, labels in _read(builder, split, shape):
             if labels.min() < 0:
-                images_path.unlink()
-                labels_path.unlink()
-                return None
-            images_file.write(images.data)
-            labels_file.write(labels.data)
-            num_written += len(labels)
-            class_counts += np.bincount(labels, minlength=num_classes)
-            sums += images.sum((0, 1, 2), np.int64)
-            squares += np.square(images, dtype=np.uint16).sum((0, 1, 2), np.int64)
-        for file in (images_file, labels_file):
+                for writer in writers.values():
+                    writer.remove()
+                return {}
+            for name, writer in writers.items():
+                rows = chosen[name][num_read : num_read + len(labels)]
+                writer.write(images[rows], labels[rows]) if held_out else writer.write(images, labels)
+            num_read += len(labels)
+    if num_read != num_examples:
+        raise tf.errors.DataLossError(None, None, f"{num_read} of the {num_examples} examples of split '{split}'")
+    return {name: writer.describe(target) for name, writer in writers.items()}
+
+
+class _Writer:
+    """The two arrays of one split, with what is counted while they are written."""
+
+    def __init__(self, new: Path, split: str, num_examples: int, shape: tuple[int, int, int], num_classes: int) -> None:
+        self._num_examples = num_examples
+        self._num_pixels = num_examples * shape[0] * shape[1]
+        self._class_counts = np.zeros(num_classes, np.int64)
+        self._sums, self._squares = np.zeros(shape[2], np.int64), np.zeros(shape[2], np.int64)
+        self._paths = new / f"{split}_images.npy", new / f"{split}_labels.npy"
+        # Plain writes, because the pages of a memory map that is written to stay resident and grow with the dataset.
+        self._images, self._labels = (path.open("wb") for path in self._paths)
+        _write_header(self._images, np.uint8, (num_examples, *shape))
+        _write_header(self._labels, np.int64, (num_examples,))
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        for file in (self._images, self._labels):
             file.flush()
             os.fsync(file.fileno())
-    if num_written != num_examples:
-        raise tf.errors.DataLossError(None, None, f"{num_written} of the {num_examples} examples of split '{split}'")
-    num_pixels = num_examples * shape[0] * shape[1]
-    return PreparedSplit(
-        num_examples=num_examples,
-        images=(target / images_path.name).as_posix(),
-        labels=(target / labels_path.name).as_posix(),
-        sha256={(target / path.name).as_posix(): _sha256(path) for path in (images_path, labels_path)},
-        class_counts=tuple(class_counts.tolist()),
-        pixel_mean=tuple(total / num_pixels for total in sums.tolist()),
-        # In whole numbers up to the root: exact, whatever the size of the dataset.
-        pixel_std=tuple(
-            math.sqrt(num_pixels * square - total**2) / num_pixels
-            for total, square in zip(sums.tolist(), squares.tolist(), strict=True)
-        ),
-    )
+            file.close()
+
+    def remove(self) -> None:
+        """Remove what was written."""
+        for path in self._paths:
+            path.unlink()
+
+    def write(self, images: Any, labels: Any) -> None:
+        """Write some examples after those before."""
+        self._images.write(images.data)
+        self._labels.write(labels.data)
+        self._class_counts += np.bincount(labels, minlength=len(self._class_counts))
+        self._sums += images.sum((0, 1, 2), np.int64)
+        self._squares += np.square(images, dtype=np.uint16).sum((0, 1, 2), np.int64)
+
+    def describe(self, target: Path) -> PreparedSplit:
+        """Return the record of the arrays, which will lie in ``target``."""
+        images, labels = self._paths
+        return PreparedSplit(
+            num_examples=self._num_examples,
+            images=(target / images.name).as_posix(),
+            labels=(target / labels.name).as_posix(),
+            sha256={(target / path.name).as_posix(): _sha256(path) for path in self._paths},
+            class_counts=tuple(self._class_counts.tolist()),
+            pixel_mean=tuple(total / self._num_pixels for total in self._sums.tolist()),
+            # In whole numbers up to the root: exact, whatever the size of the dataset.
+            pixel_std=tuple(
+                math.sqrt(self._num_pixels * square - total**2) / self._num_pixels
+                for total, square in zip(self._sums.tolist(), self._squares.tolist(), strict=True)
+            ),
+        )
 
 
 def _read(builder: Any, split: str, shape: tuple[int, int, int]) -> Iterator[tuple[Any, Any]]:

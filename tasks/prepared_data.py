@@ -1,14 +1,104 @@
 """data/<name>/prepared: what lies there, and whether it is what its data version says. No framework is imported."""
 
+import hashlib
+import json
 import re
 import sys
+from functools import lru_cache
 from pathlib import Path
 
 from tasks import config, files, records
 from tasks.errors import UserError
 from tasks.records import PreparedDataset
 
+LISTINGS = ".dvc/cache/files/md5"
 MADE = re.compile(r"manifest\.json|[\w.-]+_(images|labels)\.npy")
+
+
+def remedy(name: str) -> str:
+    """Return what makes a dataset's prepared data again, as the end of a message."""
+    return f"Make it again: stratagem prepare --set dataset.name={name} --force"
+
+
+def verify(prepared: PreparedDataset) -> None:
+    """Compare what lies in a dataset's folder with its record, and the record with its data version.
+
+    What was read before is read again only where the file is another one or was written to.
+
+    Raises:
+        UserError: names the file that is missing, damaged or changed, and what makes it again.
+    """
+    root = config.project_root()
+    manifest = Path(prepared.folder) / "manifest.json"
+    _verify_manifest(prepared, manifest, root)
+    for split in prepared.splits.values():
+        for path, expected in split.sha256.items():
+            got = _digest(path, "sha256", prepared.name)
+            if got != expected:
+                raise UserError(
+                    f"{path}: damaged, its sha256 is {got} and its manifest says {expected}. {remedy(prepared.name)}"
+                )
+
+
+def _verify_manifest(prepared: PreparedDataset, manifest: Path, root: Path) -> None:
+    """Compare the manifest with the record of it that a run began with, and with what DVC knows of the folder."""
+    # Before it is parsed: a manifest that nobody can read is named as damaged, too.
+    if prepared.data_version is not None:
+        listed = _listed(prepared.data_version, root)
+        if listed is not None:
+            unchanged = listed.get("manifest.json") == _digest(manifest.as_posix(), "md5", prepared.name)
+        else:
+            unchanged = _folder_md5(prepared) == prepared.data_version
+        if not unchanged:
+            raise UserError(
+                f"{manifest}: changed since it was made, it is not that of the data version {prepared.data_version} in "
+                f"data/{prepared.name}/dvc.lock. {remedy(prepared.name)}"
+            )
+    try:
+        found = records.load(PreparedDataset, root / manifest)
+    except UserError:
+        raise UserError(f"{manifest}: missing or damaged. {remedy(prepared.name)}") from None
+    if found != prepared.model_copy(update={"data_version": None}):
+        raise UserError(f"{manifest}: is another one than this run began with. {remedy(prepared.name)}")
+
+
+def _listed(data_version: str, root: Path) -> dict[str, str] | None:
+    """Return the md5 of each file of a data version from DVC's cache, where it is the listing's name; else None."""
+    try:
+        listing = (root / LISTINGS / data_version[:2] / f"{data_version[2:]}.dir").read_bytes()
+    except OSError:  # Another cache's folder, or a clone that has none.
+        return None
+    if hashlib.md5(listing, usedforsecurity=False).hexdigest() != data_version:
+        return None
+    return {entry["relpath"]: entry["md5"] for entry in json.loads(listing)}
+
+
+def _folder_md5(prepared: PreparedDataset) -> str:
+    """Return what DVC calls the md5 of the prepared folder: that of its listing."""
+    arrays = [path for split in prepared.splits.values() for path in split.sha256]
+    entries = [
+        {"md5": _digest(path, "md5", prepared.name), "relpath": Path(path).name}
+        for path in sorted([*arrays, f"{prepared.folder}/manifest.json"])
+    ]
+    return hashlib.md5(json.dumps(entries, sort_keys=True).encode(), usedforsecurity=False).hexdigest()
+
+
+def _digest(path: str, algorithm: str, name: str) -> str:
+    """Return the digest of a file of a dataset, computed again only where the file is another one or was written to."""
+    place = config.project_root() / path
+    try:
+        state = place.stat()
+        # Nobody can set the time of a file's last change.
+        signature = (state.st_dev, state.st_ino, state.st_size, state.st_mtime_ns, state.st_ctime_ns)
+        return _digest_once(place, algorithm, signature)
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read ({error.strerror}). {remedy(name)}") from None
+
+
+@lru_cache(maxsize=1024)  # The stages of one run look at the same files, one after the other.
+def _digest_once(path: Path, algorithm: str, signature: tuple[int, ...]) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, lambda: hashlib.new(algorithm, usedforsecurity=False)).hexdigest()
 
 
 def set_foreign_aside(name: str) -> list[Path]:

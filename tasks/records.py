@@ -57,6 +57,13 @@ class PreparedSplit(Record):
     pixel_std: tuple[float, ...]
 
 
+class HeldOut(Record):
+    """The test split that `prepare` took from the training split of a dataset that has none."""
+
+    num_examples: int
+    seed: int
+
+
 class PreparedDataset(Record):
     """What `prepare` leaves in data/<name>/prepared/manifest.json. Mean and deviation are of the values 0..255."""
 
@@ -71,6 +78,8 @@ class PreparedDataset(Record):
     splits: dict[str, PreparedSplit]
     sources: tuple[SourceFile, ...]
     licence: str | None
+    # Left out where there is none, so that the manifests of all other datasets keep their bytes.
+    held_out: HeldOut | None = Field(default=None, exclude_if=lambda value: value is None)
     data_version: str | None = None
     """The md5 of the prepared folder in DVC's lock; not in the file itself, which is part of that md5."""
 

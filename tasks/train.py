@@ -18,11 +18,11 @@ from tasks import (
     autotune,
     checkpoints,
     config,
-    datasets,
     input_pipeline,
     lineage,
     loops,
     models,
+    prepared_data,
     records,
     runs,
     schedules,
@@ -61,7 +61,7 @@ def check(settings: config.Settings, prepared: PreparedDataset) -> tuple[strateg
     Raises:
         UserError: damaged arrays; or data, batch, devices or model do not fit the settings.
     """
-    datasets.verify(prepared)
+    prepared_data.verify(prepared)
     models.set_precision(settings.train.dtype_policy)
     strategy = strategies.build(settings.strategy)
     if strategy.coordinator is not None and input_pipeline.choose_source(settings.input, prepared) == "stream":

@@ -1,22 +1,23 @@
 """Datasets by name: a file of this folder, else a stock TFDS builder; and the checks of what lies on the disk."""
 
-import hashlib
 import importlib
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from tasks import config
 from tasks.errors import UserError, one_of
-from tasks.records import PreparedDataset
+from tasks.records import HeldOut
 
-# TensorFlow and TFDS are imported where they are needed: training calls `verify`, and on JAX it needs neither.
+# TensorFlow and TFDS are imported where they are needed: on JAX, training needs neither.
 
 DECODED = 8
+TEST_SHARE = 0.2
+"""Of the training examples, where a dataset has no test split."""
 
 
 def find(folder_name: str) -> tuple[Any, str | None]:
@@ -141,6 +142,21 @@ def shards(builder: Any, split: str, image_shape: tuple[int, int, int]) -> Shard
     return Shards([str(path) for path in info.filepaths], [int(length) for length in info.shard_lengths], decode)
 
 
+def hold_out(num_examples: int) -> HeldOut | None:
+    """Return the test split that a dataset without one gets; None where there is nothing to divide."""
+    count = max(1, round(num_examples * TEST_SHARE))
+    return HeldOut(num_examples=count, seed=0) if num_examples > 1 else None
+
+
+def is_held_out(total: int, held: HeldOut) -> npt.NDArray[np.bool_]:
+    """Return which of so many training examples are test examples, bool (total,): the same ones for ever."""
+    # Raw words, because NumPy keeps those of a bit generator the same, and promises nothing for its permutations.
+    words = np.random.Philox(key=[held.seed, 0], counter=[0, 0, 0, 2]).random_raw(total)
+    chosen = np.zeros(total, bool)
+    chosen[np.argsort(words, kind="stable")[: held.num_examples]] = True
+    return chosen
+
+
 def damaged_shard(builder: Any) -> Path | None:
     """Return the first file of a dataset on disk that cannot be read to its last record; None when all can."""
     import tensorflow as tf
@@ -156,28 +172,3 @@ def damaged_shard(builder: Any) -> Path | None:
             if num_records != expected:
                 return Path(path)
     return None
-
-
-def verify(prepared: PreparedDataset) -> None:
-    """Compare every prepared array with the sha256 in its manifest.
-
-    Raises:
-        UserError: an array is missing or differs; says how to rebuild it.
-    """
-    root = config.project_root()
-    rebuild = f"Rebuild it: stratagem prepare --set dataset.name={prepared.name} --force"
-    for split in prepared.splits.values():
-        for path, expected in split.sha256.items():
-            try:
-                state = (root / path).stat()
-                got = _sha256(root / path, state.st_mtime_ns, state.st_size)
-            except OSError as error:
-                raise UserError(f"{path}: cannot be read ({error.strerror}). {rebuild}") from None
-            if got != expected:
-                raise UserError(f"{path}: damaged, its sha256 is {got} and its manifest says {expected}. {rebuild}")
-
-
-@lru_cache  # The stages of one run look at the same files, one after the other.
-def _sha256(path: Path, mtime_ns: int, num_bytes: int) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -27,7 +27,7 @@ import numpy as np
 import psutil
 import pytest
 
-from tasks import datasets, records
+from tasks import prepared_data, records
 from tasks.checkpoints import Checkpoints
 from tasks.launchers.local import free_ports
 
@@ -522,7 +522,7 @@ def test_a_download_that_is_killed_while_it_extracts(stratagem, cluster_project,
     again = stratagem("prepare", *options)
     assert again.end() == 0, again.err.read_text()
     prepared = records.load(records.PreparedDataset, folder / "prepared" / "manifest.json")
-    datasets.verify(prepared)
+    prepared_data.verify(prepared)
     assert {name: split.num_examples for name, split in prepared.splits.items()} == {"train": 60_000, "test": 10_000}
     assert list(folder.glob(".scratch.*")) == []
 
@@ -723,7 +723,7 @@ def test_two_dvc_repro_at_once_leave_whole_data(cluster_project):
         assert code == 0 or "is busy" in text or "Unable to acquire lock" in text, text
     again = subprocess.run([*target, "--quiet"], capture_output=True, text=True, check=False)
     assert again.returncode == 0, again.stderr
-    datasets.verify(records.load(records.PreparedDataset, cluster_project / "data/digits/prepared/manifest.json"))
+    prepared_data.verify(records.load(records.PreparedDataset, cluster_project / "data/digits/prepared/manifest.json"))
 
 
 def test_a_run_that_is_stopped_for_a_while_goes_on(stratagem, whole):

@@ -114,29 +114,6 @@ def test_noise_is_the_same_for_ever(root):
     assert {row.tobytes() for row in images}.isdisjoint({row.tobytes() for row in np.load(found.splits["test"].images)})
 
 
-@pytest.mark.parametrize(
-    ("damage", "expected"),
-    [
-        (lambda path: path.write_bytes(path.read_bytes()[:-1] + b"\7"), "its manifest says"),
-        (lambda path: path.write_bytes(path.read_bytes()[:-1]), "its manifest says"),
-        (lambda path: path.unlink(), "cannot be read"),
-    ],
-    ids=["one byte changed", "one byte short", "missing"],
-)
-@pytest.mark.parametrize("kind", ["images", "labels"])
-def test_verify_names_a_damaged_array(prepared, damage, expected, kind):
-    datasets.verify(prepared)
-    path = getattr(prepared.splits["train"], kind)
-    damage(Path(path))
-    with pytest.raises(UserError) as caught:
-        datasets.verify(prepared)
-    message = str(caught.value)
-    assert path in message
-    assert expected in message
-    assert "stratagem prepare --set dataset.name=digits --force" in message
-    assert "cannot be read" in message or prepared.splits["train"].sha256[path] in message
-
-
 def test_damaged_shard_is_the_file_that_cannot_be_read(prepared, root):
     raw = root / prepared.raw_folder
     assert datasets.damaged_shard(datasets.build("digits", None, raw)) is None

@@ -16,9 +16,10 @@ import tensorflow as tf
 import tensorflow_datasets as tfds
 from tensorflow_datasets.core.download import checksums
 
-from tasks import config, datasets, files, records
+from tasks import config, datasets, files, prepared_data, records
 from tasks.download import download
 from tasks.errors import UserError
+from tasks.input_pipeline import Batches, StreamSource
 from tasks.prepare import prepare
 
 
@@ -42,6 +43,25 @@ class NoisyPhotos(tfds.core.GeneratorBasedBuilder):
             size = noise.integers(5, 30, 2)
             label = -1 if split == "unlabelled" else i % 3
             yield i, {"image": noise.integers(0, 256, (*size, 3), np.uint8), "label": label}
+
+
+class TrainOnly(tfds.core.GeneratorBasedBuilder):
+    """A dataset without a test split, as about fifteen of TFDS are."""
+
+    VERSION = tfds.core.Version("1.0.0")
+
+    def _info(self):
+        features = {"image": tfds.features.Image(shape=(3, 3, 1)), "label": tfds.features.ClassLabel(num_classes=3)}
+        return tfds.core.DatasetInfo(
+            builder=self, features=tfds.features.FeaturesDict(features), supervised_keys=("image", "label")
+        )
+
+    def _split_generators(self, dl_manager):
+        return {"train": self._generate_examples()}
+
+    def _generate_examples(self):
+        for i in range(33):
+            yield i, {"image": np.full((3, 3, 1), i, np.uint8), "label": i % 3}
 
 
 class PlainImages(tfds.core.GeneratorBasedBuilder):
@@ -114,7 +134,7 @@ def check(prepared, root):
         assert split.pixel_std == pytest.approx(images.std((0, 1, 2), dtype=np.float64), rel=1e-9)
         hashes = {path: hashlib.sha256(Path(path).read_bytes()).hexdigest() for path in (split.images, split.labels)}
         assert split.sha256 == hashes
-    datasets.verify(prepared)
+    prepared_data.verify(prepared)
 
 
 def test_arrays_hold_what_tfds_reads(root):
@@ -173,6 +193,30 @@ def test_split_without_labels_is_left_out(root):
     prepared = prepare(dataset("noisy_photos", image_size=(8, 8)), download(dataset("noisy_photos")))
     assert list(prepared.splits) == ["test", "train"]
     assert not [path for path in Path(prepared.folder).iterdir() if "unlabelled" in path.name]
+
+
+def test_a_test_split_is_held_out_where_there_is_none(root):
+    manifest = download(dataset("train_only"))
+    prepared = prepare(dataset("train_only"), manifest)
+    check(prepared, root)
+    assert {name: split.num_examples for name, split in prepared.splits.items()} == {"test": 7, "train": 26}
+    assert prepared.held_out == records.HeldOut(num_examples=7, seed=0)
+    first = files_below(root / "data/train_only/prepared")
+    prepare(dataset("train_only"), manifest)
+    assert files_below(root / "data/train_only/prepared") == first
+
+    read = {name: (np.load(split.images), np.load(split.labels)) for name, split in prepared.splits.items()}
+    images, labels = read_by_tfds(manifest, "train")
+    together = np.concatenate([read[name][0] for name in ("train", "test")])
+    assert sorted(together[:, 0, 0, 0]) == sorted(image[0, 0, 0] for image in images)
+    assert all((images[:, 0, 0, 0] % 3 == labels).all() for images, labels in read.values())
+    # And from the shards, which have one split.
+    for name, (images, labels) in read.items():
+        source = StreamSource(prepared, name, np.arange(len(labels)), "none", 10)
+        (found,) = Batches(len(labels), len(labels), drop_remainder=False, source=source).dataset
+        np.testing.assert_array_equal(found[0], images)
+        np.testing.assert_array_equal(found[1], labels)
+    assert "held_out" not in (root / prepare(dataset(), download(dataset())).folder / "manifest.json").read_text()
 
 
 def test_own_size_changes_nothing(root):
