@@ -30,7 +30,7 @@ from typing import Any, Literal
 
 import yaml
 
-from tasks import config, dvc_data, errors, lineage, processes, records, runs
+from tasks import config, dvc_data, errors, lineage, prepared_data, processes, records, runs
 from tasks.errors import StratagemError, UserError
 from tasks.records import Comparison, EvaluationResult, PreparedDataset, Record, RegisteredModel, Run, TrainingResult
 
@@ -42,7 +42,7 @@ _stop = threading.Event()
 
 @contextlib.contextmanager
 def quiet_standard_error() -> Iterator[None]:
-    """Hold back what is written to descriptor 2, and write it only if the block fails.
+    """Hold back what is written to descriptor 2, and write it only if the block fails for a reason that it may explain.
 
     TensorFlow's C++ start-up lines ignore TF_CPP_MIN_LOG_LEVEL.
     """
@@ -53,10 +53,12 @@ def quiet_standard_error() -> Iterator[None]:
         os.dup2(held.fileno(), 2)
         try:
             yield
-        except BaseException:
+        except BaseException as error:
             os.dup2(visible, 2)
             held.seek(0)
-            sys.stderr.write(held.read().decode(errors="replace"))
+            # A refusal is one message.
+            if not isinstance(error, StratagemError) or os.environ.get("STRATAGEM_DEBUG"):
+                sys.stderr.write(held.read().decode(errors="replace"))
             raise
         finally:
             os.dup2(visible, 2)
@@ -184,6 +186,7 @@ def register(
     """Register the evaluated model."""
     from tasks.register import register as register_stage
 
+    prepared_data.verify(prepared)  # The model's version names the data.
     result = register_stage(settings, run, prepared, training, evaluation)
     records.save(result, config.project_root() / run.folder / "records" / "registration.json")
     return result
@@ -470,7 +473,8 @@ def data_stage(stage: str, name: str) -> None:
     if stage == "download":
         from tasks.download import download, refuse_early
 
-        refuse_early(dataset)
+        with quiet_standard_error():
+            refuse_early(dataset)
         _import_quietly()
         manifest = download(dataset)
         print(f"downloaded {manifest.name} {manifest.version}: {_sizes(manifest.num_examples)}", file=sys.stderr)
@@ -547,7 +551,9 @@ def main() -> None:
         elif arguments.stage == "check":
             from tasks.download import refuse_early
 
-            refuse_early(config.load(arguments.name, arguments.overrides).dataset)
+            dataset = config.load(arguments.name, arguments.overrides).dataset
+            with quiet_standard_error():
+                refuse_early(dataset)
         else:
             settings = config.load(arguments.name, arguments.overrides)
             model_stage(arguments.stage, settings)

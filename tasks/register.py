@@ -4,7 +4,7 @@ import hashlib
 
 import numpy as np
 
-from tasks import config, prepared_data, tracking
+from tasks import config, tracking
 from tasks.records import EvaluationResult, PreparedDataset, RegisteredModel, Run, TrainingResult
 
 
@@ -21,11 +21,9 @@ def register(
     leads to the version.
 
     Raises:
-        UserError: the prepared data changed since, or the MLflow store cannot be used. A server that does not answer is
-            a reason in the record.
+        UserError: the MLflow store cannot be used. A server that does not answer is a reason in the record.
         StratagemError: MLflow did not make the version ready.
     """
-    prepared_data.verify(prepared)
     name = settings.register_.model_name or f"{prepared.name}-{settings.model.name.replace(':', '.')}"
     models = {training.best_checkpoint: training.best_model, training.checkpoint: training.final_model}
     digests = {training.best_model: training.best_weights_digest, training.final_model: training.weights_digest}

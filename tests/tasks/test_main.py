@@ -186,3 +186,11 @@ print(jax.numpy.arange(3).sum())
 """
     result = run(["python", "-c", code], env={"KERAS_BACKEND": backend})
     assert result.stdout.split() == [imported, "3"], result.stderr
+
+
+@pytest.mark.slow
+def test_a_dataset_that_is_refused_is_one_message_without_tensorflows_own_lines(project, run):
+    refused = run([sys.executable, "-m", "tasks", "check", "--set", "dataset.name=wine_quality"])
+    assert refused.returncode == 2
+    (line,) = refused.stderr.splitlines()
+    assert line.startswith("error: dataset.name = 'wine_quality' is not image classification")
