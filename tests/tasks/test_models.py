@@ -3,6 +3,7 @@ import sys
 import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 
 from tasks import config, models
 from tasks.errors import UserError
@@ -261,3 +262,14 @@ def test_a_wrong_model_gives_one_message(own_models, name, options, said):
 def test_an_image_too_small_for_the_model(name, side):
     with pytest.raises(UserError, match=rf"'{name}'.*\({side}, {side}, 1\)"):
         build(name, (side, side, 1))
+
+
+@pytest.mark.parametrize(("name", "filters"), [("resnet", 2), ("vgg", [2, 2])])
+def test_batch_normalisation_has_settled_after_a_hundred_steps(name, filters):
+    """Else a short training, or the first epochs on few examples, validates at chance."""
+    model = build(name, (8, 8, 1), filters=filters)
+    pixels = np.random.default_rng(0).integers(0, 256, (16, 8, 8, 1), dtype=np.uint8)
+    step = tf.function(lambda: model(pixels, training=True))
+    for _ in range(100):
+        as_trained = step()
+    np.testing.assert_allclose(model(pixels, training=False), as_trained, atol=0.01)
