@@ -141,12 +141,12 @@ def run(
         processes.start(settings)  # Imports its framework while this process imports Prefect.
         server = prefect_server.start_server()
         from flows.stages import result
-        from flows.training import Overrides, training
+        from flows.training import training
 
         if server is not None:
             server.await_ready()
         before = set(runs.finished())
-        values = Overrides(**config.read_overrides(overrides))
+        values = config.Overrides(config.read_overrides(overrides))
         options = (if_changed, resume, allow_changes, fresh)
         summary = result(training(recipe, values, *options, return_state=True))
         processes.stop()

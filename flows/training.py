@@ -5,27 +5,24 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Annotated, Any
 
 from prefect import flow
 from prefect.artifacts import create_markdown_artifact
 from prefect.runtime import flow_run
-from pydantic import BaseModel
+from pydantic import WithJsonSchema
 
 from flows import reconciliation, stages
 from tasks import config, processes, records, runs
 from tasks.errors import Interrupted, UserError
 from tasks.records import EvaluationResult, PreparedDataset, RegisteredModel, Run, RunSummary, TrainingResult
 
-if TYPE_CHECKING:
-    Overrides = BaseModel
-else:
-    Overrides = config.overrides_model()
+NOTHING = config.Overrides({})
+Recipe = Annotated[str | None, WithJsonSchema(config.recipe_schema())]
 
 
 def _settings(recipe: str | None, overrides: Any) -> config.Settings:
-    values = overrides.model_dump(by_alias=True, exclude_unset=True) if isinstance(overrides, BaseModel) else overrides
-    return config.load(recipe, values or {})
+    return config.load(recipe, config.Overrides.model_validate(overrides).given())
 
 
 def _flow_run_name() -> str:
@@ -38,8 +35,8 @@ def _flow_run_name() -> str:
 
 @flow(name="training", flow_run_name=_flow_run_name)
 def training(
-    recipe: str | None = None,
-    overrides: Overrides | None = None,
+    recipe: Recipe = None,
+    overrides: config.Overrides = NOTHING,
     if_changed: bool = False,
     resume: str | None = None,
     allow_changes: bool = False,
@@ -49,7 +46,7 @@ def training(
 
     Args:
         recipe: a name in recipes/, laid over params.yaml.
-        overrides: single settings, laid over both: {"train.epochs": 3}.
+        overrides: single settings, laid over both: {"train.epochs": 3} or {"train": {"epochs": 3}}.
         if_changed: train nothing when the last finished run had the same data, settings and code; return that run.
         resume: the id of the run to carry on, or "latest".
         allow_changes: carry it on even where settings or data make it another training.

@@ -1,7 +1,7 @@
 """The settings of a run: what every key means and may hold, and how params.yaml, a recipe and ``--set`` give it."""
 
 from tasks.config.affects import Affects
-from tasks.config.form import overrides_model
+from tasks.config.form import Overrides, recipe_schema
 from tasks.config.project import names_of, project_root, recipes
 from tasks.config.schema import (
     BATCH_SIZES,
@@ -55,6 +55,7 @@ __all__ = [
     "ModelParallel",
     "MultiWorker",
     "OneDevice",
+    "Overrides",
     "ParameterServer",
     "Piecewise",
     "Register",
@@ -68,10 +69,10 @@ __all__ = [
     "load",
     "marks_of",
     "names_of",
-    "overrides_model",
     "parse",
     "project_root",
     "read_overrides",
+    "recipe_schema",
     "recipes",
     "restore",
     "strategy_kinds",

@@ -43,7 +43,7 @@ def load(
 def read_overrides(texts: Sequence[str]) -> dict[str, Any]:
     """Return ``{"section.key": value}`` of texts such as ``train.epochs=3``; the value is read as YAML.
 
-    Keys are those of ``overrides_model``: ``model.options.units=[64]`` gives ``{"model.options": {"units": [64]}}``.
+    Keys are those of ``fields_of``: ``model.options.units=[64]`` gives ``{"model.options": {"units": [64]}}``.
     """
     values = {}
     for text in texts:

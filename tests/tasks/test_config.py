@@ -7,6 +7,7 @@ import hypothesis
 import pytest
 import yaml
 from hypothesis import strategies as st
+from prefect.utilities.schema_tools.validation import validate
 from pydantic import ValidationError
 
 from tasks import config
@@ -624,27 +625,69 @@ def test_settings_cannot_be_changed():
         config.load(root=ROOT).train.epochs = 3
 
 
+def errors_of(overrides):
+    """Return what Prefect's server says of a deployment's parameters before a run exists."""
+    schema = {"type": "object", "properties": {"overrides": config.Overrides.model_json_schema()}}
+    return [f"{error.json_path}: {error.message}" for error in validate({"overrides": overrides}, schema)]
+
+
 def test_a_deployment_refuses_what_is_out_of_bounds():
-    overrides = config.overrides_model()
-    schema = overrides.model_json_schema()
-    assert schema["additionalProperties"] is False
-    assert {"exclusiveMinimum": 0, "maximum": 1_000_000_000, "type": "integer"} in schema["properties"]["train.epochs"][
-        "anyOf"
-    ]
-    kinds = {choice.get("const") for choice in schema["properties"]["strategy.kind"]["anyOf"]}
-    assert {"one_device", "mirrored"} <= kinds
-    for key in config.load(root=ROOT).flat():
-        assert key in schema["properties"] or key.startswith("model.options.")  # given as one dictionary
-    for bad in (
-        {"train.epochs": 0},
-        {"train.epohcs": 3},
-        {"strategy.kind": "mirored"},
-        {"train.per_replica_batch_size": -1},
+    for good in (
+        {},
+        {"train.epochs": 3, "strategy.devices": 2, "train.early_stopping": None, "model.options": {"units": [8]}},
+        {"train": {"epochs": 3, "early_stopping": {"patience_epochs": 1}}, "strategy": {"kind": "mirrored"}},
     ):
-        with pytest.raises(ValidationError):
-            overrides.model_validate(bad)
-    good = overrides.model_validate({"train.epochs": 3, "strategy.devices": 2})
-    assert good.model_dump(by_alias=True, exclude_unset=True) == {"train.epochs": 3, "strategy.devices": 2}
+        assert errors_of(good) == []
+    for bad, said in (
+        ({"train.epochs": 0}, "$.overrides['train.epochs']"),
+        ({"train.epohcs": 3}, "'train.epohcs'"),
+        ({"train": {"epohcs": 3}}, "'epohcs' was unexpected"),
+        ({"train": {"epochs": 0}}, "0 is less than or equal to the minimum of 0"),
+        ({"strategy": {"kind": "mirored"}}, "'mirored' is not one of ['one_device', 'mirrored'"),
+        ({"strategy.kind": "mirored"}, "$.overrides['strategy.kind']"),
+        ({"train": {"per_replica_batch_size": -1}}, "-1 is less"),
+    ):
+        (error,) = errors_of(bad)
+        assert said in error
+
+
+def test_what_the_form_leaves_open_is_not_given():
+    """It sends null for each field that nobody filled in."""
+
+    def nothing(properties):
+        return {k: nothing(v["properties"]) if "properties" in v else None for k, v in properties.items()}
+
+    sent = nothing(config.Overrides.model_json_schema()["properties"])
+    shown = {f"{section}.{key}" for section, keys in sent.items() for key in keys}
+    assert shown >= {key for key in config.load(root=ROOT).flat() if key.count(".") == 1}
+    sent["train"] |= {"epochs": 2, "deterministic": "true"}
+    sent["train"]["early_stopping"]["patience_epochs"] = 1
+    assert errors_of(sent) == []
+    given = config.Overrides.model_validate(sent).given()
+    assert given == {"train": {"epochs": 2, "deterministic": True, "early_stopping": {"patience_epochs": 1}}}
+    assert config.load(None, given, ROOT).train.early_stopping.monitor == "validation/loss"
+    # Where null is meant, the key is written out.
+    dotted = {"train.early_stopping": None, "input": {"validation": None}, "checkpoint.monitor": "train/loss"}
+    given = config.Overrides.model_validate(dotted).given()
+    assert given == {"train.early_stopping": None, "checkpoint.monitor": "train/loss"}
+
+
+def test_the_form_explains_each_setting():
+    def found(properties, prefix=""):
+        for name, shown in properties.items():
+            if "properties" in shown:
+                yield from found(shown["properties"], f"{prefix}{name}.")
+            else:
+                yield f"{prefix}{name}", shown
+
+    form = dict(found(config.Overrides.model_json_schema()["properties"]))
+    assert "params.yaml: 15." in form["train.epochs"]["description"]
+    assert "Of multi_worker, parameter_server." in form["strategy.workers"]["description"]
+    assert [one["title"] for one in form["input.validation"]["anyOf"]] == ["text", "fraction", "number", "not given"]
+    for key, shown in form.items():
+        assert shown["title"] == key.rpartition(".")[2]
+        assert shown.get("type") != "boolean", f"{key}: the form sends false for a box that nobody ticked"
+    assert set(config.recipes(ROOT)) == set(config.recipe_schema()["anyOf"][0]["enum"])
 
 
 def test_the_project_is_found_from_inside_and_from_outside(project, tmp_path, monkeypatch):

@@ -1,0 +1,90 @@
+"""A page in Chromium, driven by its own protocol; a test that wants one is skipped where Chromium is not there."""
+
+import contextlib
+import json
+import shutil
+import subprocess
+import time
+import urllib.request
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from websockets.sync.client import ClientConnection, connect
+
+
+class Page:
+    """One page of a browser."""
+
+    def __init__(self, connection: ClientConnection) -> None:
+        self._connection = connection
+        self._calls = 0
+
+    def call(self, method: str, **params: Any) -> Any:
+        """Call a method of the DevTools protocol, and return its result."""
+        self._calls += 1
+        self._connection.send(json.dumps({"id": self._calls, "method": method, "params": params}))
+        while (answer := json.loads(self._connection.recv(timeout=60))).get("id") != self._calls:
+            pass  # An event.
+        return answer["result"]
+
+    def run(self, script: str) -> Any:
+        """Return the value of a JavaScript expression."""
+        result = self.call("Runtime.evaluate", expression=script, returnByValue=True, awaitPromise=True)
+        assert "exceptionDetails" not in result, result["exceptionDetails"]
+        return result["result"].get("value")
+
+    def wait_for(self, script: str, timeout_seconds: float = 120) -> Any:
+        """Return the value of an expression once it is true."""
+        end = time.monotonic() + timeout_seconds
+        while not (value := self.run(script)):
+            assert time.monotonic() < end, f"never true: {script}\n{self.run('document.body?.innerText')}"
+            time.sleep(0.2)
+        return value
+
+
+@pytest.fixture(scope="module")
+def page(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str], Page]]:
+    """Open an address in a browser of its own, which ends with the module."""
+    browser = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+    if browser is None:
+        pytest.skip("there is no Chromium: apt-get install chromium")
+    profile = tmp_path_factory.mktemp("browser")
+    # As root, as in a container, Chromium has no sandbox; it opens pages of this test's own servers only.
+    options = [
+        "--headless=new",
+        "--no-sandbox",
+        "--disable-gpu",
+        "--remote-debugging-port=0",
+        "--window-size=1400,3000",
+    ]
+    process = subprocess.Popen(
+        [browser, *options, f"--user-data-dir={profile}", "about:blank"],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    with contextlib.ExitStack() as opened:
+        opened.callback(process.wait, 60)
+        opened.callback(process.terminate)
+        port = _port(profile / "DevToolsActivePort", process)
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/json", timeout=60) as answer:
+            tab = next(tab for tab in json.load(answer) if tab["type"] == "page")
+        one = Page(opened.enter_context(connect(tab["webSocketDebuggerUrl"], max_size=2**26)))
+        one.call("Page.enable")
+
+        def go(address: str) -> Page:
+            one.call("Page.navigate", url=address)
+            return one
+
+        yield go
+
+
+def _port(file: Path, process: subprocess.Popen[bytes]) -> str:
+    """Return the port that Chromium has chosen."""
+    end = time.monotonic() + 120
+    while not (file.exists() and file.read_text().strip()):
+        assert process.poll() is None, f"Chromium ended with {process.returncode}"
+        assert time.monotonic() < end
+        time.sleep(0.1)
+    return file.read_text().split()[0]
