@@ -21,6 +21,7 @@ NUM_CALLS = 100
 def main(overrides: dict[str, object]) -> None:
     """Build one training for each strategy, and call their step functions in turn."""
     from tasks import steps, train
+    from tasks.autotune import Calls
     from tasks.callbacks import Position
 
     prepared = dvc_data.load_prepared(config.load(overrides=overrides).dataset.name)
@@ -33,7 +34,9 @@ def main(overrides: dict[str, object]) -> None:
         state = train._first_state(settings, prepared, size)
         model, loss = train._model(settings, prepared, strategy, batches, state)
         position = Position(batches, state)
-        functions[name] = strategy, steps.train_function(model, loss, strategy, batches, position, settings.train)
+        calls = Calls(settings.train, position, strategy)
+        function = steps.train_function(model, loss, strategy, batches, position, settings.train, calls)
+        functions[name] = strategy, function
 
     seconds: dict[str, list[float]] = {name: [] for name in STRATEGIES}
     for number in range(NUM_CALLS + 1):

@@ -1,15 +1,13 @@
 """What every benchmark needs: run a process, name the machine, write a median with its range."""
 
-import contextlib
 import os
 import platform
-import shutil
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib.metadata import version
@@ -50,21 +48,6 @@ def run(command: Sequence[str], environment: Mapping[str, str] | None = None, fo
     """Run a command to its end on the CPU, in a folder; return its seconds and its standard output."""
     done = watch(command, environment, folder)
     return done.seconds, done.output
-
-
-@contextlib.contextmanager
-def no_tunings() -> Iterator[None]:
-    """Within the block `train.autotune` finds no choice that was measured before; the user's are put aside."""
-    folder = ROOT / "mlruns" / "autotune"
-    with tempfile.TemporaryDirectory(dir=ROOT / "mlruns") as aside:
-        if folder.exists():
-            folder.rename(Path(aside, "kept"))
-        try:
-            yield
-        finally:
-            shutil.rmtree(folder, ignore_errors=True)
-            if Path(aside, "kept").exists():
-                Path(aside, "kept").rename(folder)
 
 
 def machine(*packages: str) -> str:

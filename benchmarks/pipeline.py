@@ -30,7 +30,6 @@ SAME_TRAINING = {
     "input.augmentation.crop_padding": 0,
     "checkpoint.monitor": "train/loss",
 }
-FAST = {"train.loop": "custom", "train.autotune": True}
 SHORT_HEADING, LONG_HEADING = "## A short run\n", "## A long run\n"
 SCRIPT, IMPROVED = "script", "script with prefetch and 20 steps a call"
 ALONE, SERVED, LONG = "run, no server", "run, server up", "run"
@@ -180,25 +179,20 @@ def long_section(dataset: str, epochs: int, repeats: int) -> str:
     """Measure runs that train for a minute; return the page's section."""
     found = Measured()
 
-    def long() -> float:
-        with measure.no_tunings():
-            return found.run(LONG, dataset, {"train.epochs": LONG_EPOCHS, **FAST}, "--fresh")
-
     seconds = measure.alternate(
         "long",
         repeats,
         {
             SCRIPT: lambda: found.script(SCRIPT, dataset, LONG_EPOCHS),
             IMPROVED: lambda: found.script(IMPROVED, dataset, LONG_EPOCHS, "--improved"),
-            LONG: long,
+            LONG: lambda: found.run(LONG, dataset, {"train.epochs": LONG_EPOCHS}, "--fresh"),
         },
     )
     training = [one["training_seconds"] for one in found.records[SCRIPT]]
     lines = [
         LONG_HEADING,
         f"{measure.machine('tensorflow', 'keras', 'prefect', 'mlflow', 'dvc')}. {repeats} repeats, alternated; median "
-        f"(range). {dataset}, {LONG_EPOCHS} epochs, ours without a Prefect server and with `train.autotune=true`, "
-        "whose trial is made in each of these runs. The script's steps take "
+        f"(range). {dataset}, {LONG_EPOCHS} epochs, ours without a Prefect server. The script's steps take "
         f"{measure.spread(training, 0)} s of it.",
         "",
         *found.table(seconds),

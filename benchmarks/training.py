@@ -1,7 +1,8 @@
 """One training by the project's own stage, without tracking, and the evaluation of its last checkpoint.
 
 `python -m benchmarks.training '{"train.epochs": 3}'`, in the environment of a stage process. Prints the training's
-record as one JSON line, with `test/accuracy`, `evaluation_seconds` and what `train.autotune` chose.
+record as one JSON line, with `test/accuracy`, `evaluation_seconds`, and `jit_compile` where
+that was left to be chosen.
 """
 
 import contextlib
@@ -13,7 +14,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from tasks import autotune, config, dvc_data, lineage, records
+from tasks import config, dvc_data, lineage, records
 
 
 @contextlib.contextmanager
@@ -50,8 +51,8 @@ def main(overrides: dict[str, object]) -> None:
         evaluated = evaluate(settings, dvc_data.load_prepared(result.dataset), result)
         seconds = time.perf_counter() - began
         tuning = config.project_root() / result.checkpoints.removesuffix("/checkpoints") / "records" / "tuning.json"
-        chosen = autotune.describe(records.load(records.Tuning, tuning)) if tuning.exists() else None
-    found = {"test/accuracy": evaluated.metrics["test/accuracy"], "evaluation_seconds": seconds, "chosen": chosen}
+        chosen = tuning.exists() and records.load(records.Tuning, tuning).jit_compile
+    found = {"test/accuracy": evaluated.metrics["test/accuracy"], "evaluation_seconds": seconds, "jit_compile": chosen}
     print(json.dumps(result.model_dump(mode="json") | found))
 
 

@@ -1,119 +1,142 @@
-"""Choose by a short measured trial how many steps a call does and whether XLA compiles them.
+"""How many steps a call of the step function does, and whether XLA compiles them: speed alone, beyond rounding.
 
-Neither changes what is learned, beyond rounding. Which is faster depends on the model, the batch and the machine: on
-two CPU cores XLA made a perceptron 1.8 times faster, and a convnet 7 times slower.
+Nothing is tried out. The calls grow with the time that the training's own calls take. XLA compiles what was measured to
+be faster so; a training keeps that choice, because it changes how sums are rounded.
 """
 
-import hashlib
-import json
 import logging
-import math
-import os
-import platform
-from collections.abc import Callable
-from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
-from tasks import config, lineage, records
+import keras
+
+from tasks import config, records
+from tasks.callbacks import Position
 from tasks.errors import UserError
-from tasks.records import Measurement, Tuning
+from tasks.input_pipeline import ArraySource, Batches
+from tasks.records import Tuning
+from tasks.strategies import Strategy
 
-# A call must not take so long that a signal waits for it, nor the bar stand still.
 CALL_SECONDS = 0.25
+"""No call takes longer, if a step does not: a signal waits for its end, and the bar stands still."""
 MAX_STEPS = 200
-# Where one step a call takes so many times as long with XLA, many are not tried: of a convnet they took 10 seconds.
-TOO_SLOW = 2.0
-PACKAGES = ("jax", "keras", "numpy", "tensorflow")
+GROWTH = 8
+"""How many times as many steps as the call before one may do: 1, 1, 8, 64, 200."""
 
 log = logging.getLogger(__name__)
 
-Trial = Callable[[config.Train, float], tuple[float, float]]
-"""Trains a new model for a moment, a shorter one where a step takes more than so many seconds; returns the seconds of a
-step, and the examples per second."""
+
+class Calls:
+    """How many steps each call does. With ``train.steps_per_execution=auto`` calls end where one of a single step would
+    have ended for a reason: at an epoch's end, at a checkpoint, and where the profiler begins and ends."""
+
+    def __init__(
+        self, section: config.Train, position: Position, strategy: Strategy, every_steps: int | None = None
+    ) -> None:
+        """
+        Args:
+            section: ``steps_per_execution`` and ``profile_steps`` are read.
+            position: says where the training is.
+            strategy: several workers do as the chief measures.
+            every_steps: ``checkpoint.every_steps``.
+        """
+        self.position = position
+        self.strategy = strategy
+        self.every_steps = every_steps
+        given = section.steps_per_execution
+        self.grows = given == "auto"
+        self.many = 1 if given == "auto" else given
+        """Steps of a call that nothing cuts short."""
+        self.most = min(MAX_STEPS if given == "auto" else given, position.batches.steps)
+        first, last = section.profile_steps or (1, 0)
+        self._ends = (first - 1, last)
+        self._traced = False
+
+    def next(self, left: int) -> int:
+        """Return the steps of the training's next call, where so many are left in the epoch."""
+        step = self.position.step
+        bounds = [self.many, left]
+        if self.grows:
+            bounds += [end - step for end in self._ends if end > step]
+            bounds += [self.every_steps - step % self.every_steps] if self.every_steps else []
+        return min(bounds)
+
+    def within(self, left: int) -> int:
+        """Return the steps of the next call of a test function that has so many left."""
+        return min(self.many, left)
+
+    def measure(self, count: int, seconds: float) -> None:
+        """Learn from a call of so many steps how many the next ones do."""
+        if not self.grows or count < self.many:
+            return  # A call that was cut short says little, and more for each step.
+        if not self._traced:
+            self._traced = True  # The first call traces.
+            return
+        fit = min(int(CALL_SECONDS * count / seconds), GROWTH * self.many, self.most)
+        if self.strategy.num_workers > 1:
+            (fit,) = self.strategy.total([fit if self.strategy.is_chief else 0])
+            self.grows = fit > self.many  # They ask each other no more than that.
+        self.many = max(1, fit)
 
 
-def key_of(settings: config.Settings, image_shape: tuple[int, ...], devices: tuple[str, ...], num_steps: int) -> str:
-    """Return what a choice holds for, as a sha256: model, batch, input, strategy, an epoch's steps as far as they bound
-    a call, machine, code and versions."""
-    train = settings.train.model_dump(mode="json")
-    decide = ("loop", "loss", "per_replica_batch_size", "global_batch_size", "dtype_policy", "deterministic")
-    values = settings.to_json()
-    known = [
-        *(values[name] for name in ("model", "optimizer", "strategy", "input")),
-        {name: train[name] for name in decide},
-        image_shape,
-        devices,
-        min(num_steps, MAX_STEPS),
-        _processor(),
-        lineage.code_digest(settings.model.name),
-        [version(package) for package in PACKAGES],
-    ]
-    return hashlib.sha256(json.dumps(known, sort_keys=True).encode()).hexdigest()
+DENSE = (
+    keras.Sequential,
+    keras.layers.Activation,
+    keras.layers.Dense,
+    keras.layers.Dropout,
+    keras.layers.Flatten,
+    keras.layers.InputLayer,
+    keras.layers.LeakyReLU,
+    keras.layers.ReLU,
+    keras.layers.Rescaling,
+    keras.layers.Reshape,
+)
+"""The layers of a perceptron. XLA made a convnet 7 times slower on two CPU cores."""
+MIN_STEPS = 1500
+"""A training of fewer steps does not win back the second or two that XLA takes to compile."""
 
 
-def choose(settings: config.Settings, key: str, num_steps: int, own: Path, cache: Path, trial: Trial) -> Tuning:
-    """Return the fastest of what the strategy offers: that of the run, of the cache, or measured now.
+def choose_compiler(
+    section: config.Train, model: Any, strategy: Strategy, training: Batches, kept: Path, begun: bool
+) -> bool:
+    """Return whether XLA compiles a training, and log why ``train.jit_compile=auto`` did so.
 
     Args:
-        settings: ``train`` and ``strategy`` say what there is to choose from.
-        key: see ``key_of``.
-        num_steps: in an epoch; no call does more.
-        own: the run's record, which a resumed run goes by. Written if it is not there.
-        cache: folder of the choices that were measured before.
-        trial: measures one choice.
+        section: ``jit_compile``, ``deterministic``, ``dtype_policy`` and ``epochs`` are read.
+        model: the one that is trained.
+        strategy: what it is trained under.
+        training: its batches.
+        kept: the run's record of the choice, which a resumed run goes by where the strategy allows it.
+        begun: whether the run has checkpoints.
     """
-    # On JAX every step is compiled, and with deterministic kernels Keras compiles none.
-    offered = settings.strategy.backend == "tensorflow" and "train.jit_compile" not in settings.strategy.refuses
-    offered = offered and not settings.train.deterministic
-    for path in (own, cache / f"{key[:16]}.json"):
-        try:
-            found = records.load(Tuning, path)
-        except UserError:
-            continue
-        # A run may be resumed under another strategy, which need not offer what was chosen.
-        if found.key == key or (path == own and (offered or not found.jit_compile)):
-            records.save(found, own)
-            log.info("autotune  %s, measured before", describe(found))
-            return found
-
-    def measure(steps: int, jit_compile: bool, too_long: float = math.inf) -> float:
-        section = settings.train.model_copy(update={"steps_per_execution": steps, "jit_compile": jit_compile})
-        seconds, speed = trial(section, too_long)
-        measured.append(Measurement(steps_per_execution=steps, jit_compile=jit_compile, examples_per_second=speed))
-        return seconds
-
-    measured: list[Measurement] = []
-    seconds = measure(1, False)  # As Keras trains where nobody asks for more.
-    compiled = offered and measure(1, True, TOO_SLOW * seconds) < TOO_SLOW * seconds
-    many = min(round(CALL_SECONDS / seconds), MAX_STEPS, num_steps)
-    if many > 1:
-        measure(many, False)
-    if many > 1 and compiled:
-        measure(many, True)
-    best = max(measured, key=lambda one: one.examples_per_second)
-    tuning = Tuning(
-        key=key,
-        steps_per_execution=best.steps_per_execution,
-        jit_compile=best.jit_compile,
-        measured=tuple(measured),
-    )
-    for path in (own, cache / f"{key[:16]}.json"):
-        records.save(tuning, path)
-    log.info("autotune  %s; it was the fastest of %d", describe(tuning), len(measured))
-    return tuning
-
-
-def describe(tuning: Tuning) -> str:
-    """Return the choice in the spelling of ``--set``."""
-    xla = str(tuning.jit_compile).lower()
-    return f"train.steps_per_execution={tuning.steps_per_execution} train.jit_compile={xla}"
-
-
-def _processor() -> str:
-    """Return the processor's model, where the system tells, and how many of its cores this process may use."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    if section.jit_compile != "auto":
+        return section.jit_compile
+    against = _against(section, model, strategy, training)
     try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-    except OSError:
-        return f"{platform.processor()} {cores}"
-    return f"{next((line.partition(':')[2] for line in lines if 'model name' in line), '')} {cores}"
+        before = records.load(Tuning, kept)
+    except UserError:
+        if begun:
+            return False  # The record was lost, and most trainings are not compiled.
+        too_short = section.epochs * training.steps < MIN_STEPS
+        against = against or ("it is too short to win back the time that compiling takes" if too_short else "")
+        chosen = Tuning(jit_compile=not against, reason=against or "dense layers train faster so on a CPU")
+        records.save(chosen, kept)
+        if chosen.jit_compile:
+            log.info("XLA       compiles the steps: %s (train.jit_compile=auto)", chosen.reason)
+        return chosen.jit_compile
+    return before.jit_compile and not against
+
+
+def _against(section: config.Train, model: Any, strategy: Strategy, training: Batches) -> str:
+    """Return why XLA is not to compile a training of any length, or nothing."""
+    if strategy.backend != "tensorflow" or strategy.distributed or strategy.coordinator is not None:
+        return f"nothing is chosen under strategy.kind={strategy.kind}"
+    if "CPU" not in strategy.devices[0] or section.dtype_policy != "float32":
+        return "it was measured in float32 on CPUs alone"
+    if section.deterministic:
+        return "train.deterministic=true keeps to TensorFlow's own kernels"
+    if not isinstance(training.source, ArraySource):
+        return "a stream hands over its batches one by one"
+    others = {type(layer).__name__ for layer in model._flatten_layers(include_self=False) if type(layer) not in DENSE}
+    others -= {"Functional"}
+    return f"of layers of other kinds ({', '.join(sorted(others))})" if others else ""

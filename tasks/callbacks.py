@@ -46,6 +46,8 @@ class Position(keras.callbacks.Callback):
         """Whether the variables are those of ``step``; under parameter servers later steps may be under way."""
         self.drain = False
         """Whether no step is to begin before that is so."""
+        self.nonfinite_step: int | None = None
+        """The first step after which the loss was no finite number, where a call of several steps had it inside."""
         self._first_step = start.step_in_epoch
         self.offset = start.step - self.step
         """How many more steps the run has done than ``step`` says, since it went on with another batch size."""
@@ -149,37 +151,6 @@ class Throughput(keras.callbacks.Callback):
         return time.perf_counter() - self.position.aside_seconds
 
 
-class CallClock(keras.callbacks.Callback):
-    """The seconds of each call of the step function, the first of which traces it. Ends the training when it has been
-    timed long enough, or is told to stop."""
-
-    def __init__(self, enough_seconds: float, too_long: float, stop: threading.Event) -> None:
-        """
-        Args:
-            enough_seconds: of all calls but the first two; there are three of those in any case.
-            too_long: seconds of a call; three that take longer are enough.
-            stop: set when this process is told to stop.
-        """
-        super().__init__()
-        self.enough_seconds = enough_seconds
-        self.too_long = too_long
-        self.stop = stop
-        self.seconds: list[float] = []
-        self._since = 0.0
-
-    def on_epoch_begin(self, epoch: int, logs: dict[str, float] | None = None) -> None:
-        self._since = time.perf_counter()
-
-    def on_train_batch_end(self, batch: int, logs: dict[str, float] | None = None) -> None:
-        float((logs or {})["loss"])  # An accelerator has not done its work before this is read.
-        now = time.perf_counter()
-        self.seconds.append(now - self._since)
-        self._since = now
-        timed = self.seconds[2:]
-        enough = len(timed) >= 3 and (sum(timed) >= self.enough_seconds or min(timed) > self.too_long)
-        self.model.stop_training = enough or self.stop.is_set()
-
-
 class EarlyStopping(keras.callbacks.EarlyStopping):
     """Keras' own, whose memory goes into the checkpoint: a resumed run stops where the whole one would have."""
 
@@ -216,9 +187,10 @@ class NonFiniteLoss(StratagemError):
     """The loss is no finite number, or the weights are not after the last step."""
 
     def __init__(self, what: str, position: Position) -> None:
-        self.step = position.step + position.offset
+        step = position.nonfinite_step or position.step
+        self.step = step + position.offset
         self.start = position.start
-        epoch = (position.step - 1) // position.batches.steps + 1
+        epoch = (step - 1) // position.batches.steps + 1
         super().__init__(
             f"{what} at step {self.step}, in epoch {epoch}. Lower schedule.learning_rate, give "
             "optimizer.global_clipnorm, or train.on_nonfinite=rollback"

@@ -18,6 +18,7 @@ import numpy.typing as npt
 import tensorflow as tf
 
 from tasks import config, input_pipeline, steps
+from tasks.autotune import Calls
 from tasks.callbacks import Position, SaveCheckpoints
 from tasks.input_pipeline import ArraySource, Batches
 from tasks.strategies import Strategy
@@ -44,14 +45,15 @@ def train(
     Raises:
         tf.errors.OpError: a parameter server was lost, or a step failed.
     """
-    coordinator, size = strategy.coordinator, section.steps_per_execution
+    calls = Calls(section, position, strategy)
+    coordinator, size = strategy.coordinator, calls.many
     function = worker_function(model, loss, strategy, training)
     arrays = iter(coordinator.create_per_worker_dataset(resident(training)))
     ahead = GROUPS_PER_WORKER * len(strategy.devices)
     saving = next((one for one in callbacks if isinstance(one, SaveCheckpoints)), None)
     every = (saving and saving.section.every_steps) or training.steps
     if validation is not None:
-        test = _test_function(model, loss, strategy, validation, section)
+        test = _test_function(model, loss, strategy, validation, section, calls)
 
     listeners = keras.callbacks.CallbackList(
         callbacks, add_history=True, model=model, epochs=section.epochs, steps=training.steps, verbose=0
@@ -203,13 +205,13 @@ def _results(model: Any, sums: npt.NDArray[np.float64]) -> dict[str, float]:
 
 
 def _test_function(
-    model: Any, loss: Any, strategy: Strategy, validation: Batches, section: config.Train
+    model: Any, loss: Any, strategy: Strategy, validation: Batches, section: config.Train, calls: Calls
 ) -> Callable[[Any], dict[str, float]]:
     """Return what measures the validation split in this process and tells the callbacks it is given."""
     # The strategy's own `run` hands a step to workers.
     here = replace(strategy, run=lambda step, arguments: step(*arguments))
-    function = steps.test_function(model, loss, here, validation, section)
-    total, size = validation.steps, section.steps_per_execution
+    function = steps.test_function(model, loss, here, validation, section, calls)
+    total, size = validation.steps, calls.many
 
     def test(listeners: Any) -> dict[str, float]:
         listeners.on_test_begin()

@@ -189,22 +189,11 @@ class Placement(Record):
     """The model's, then the optimizer's."""
 
 
-class Measurement(Record):
-    """How fast a training was with one choice of what changes its speed alone."""
-
-    steps_per_execution: int
-    jit_compile: bool
-    examples_per_second: float
-
-
 class Tuning(Record):
-    """What `train.autotune` chose, and from what."""
+    """What was chosen for a training that changes how its sums are rounded, so that a resumed one does the same."""
 
-    key: str
-    """Of the model, the data, the batch, the strategy, the machine and the versions that it holds for."""
-    steps_per_execution: int
     jit_compile: bool
-    measured: tuple[Measurement, ...]
+    reason: str
 
 
 class TrainingResult(Record):

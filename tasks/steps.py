@@ -5,6 +5,7 @@ the size of the *global* batch, so that the replicas' gradients add up to those 
 """
 
 import itertools
+import time
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -12,12 +13,16 @@ import numpy as np
 import tensorflow as tf
 
 from tasks import config
+from tasks.autotune import Calls
 from tasks.callbacks import Position
 from tasks.input_pipeline import ArraySource, Batches, augment
 from tasks.strategies import Strategy
 
 # Takes an epoch's iterator (if it reads one), does the steps of a call, returns the metrics' values so far by name.
 Function = Callable[[Any], dict[str, Any]]
+# Takes the iterator, the number of the first step and how many; returns the metrics' values, and after how many of the
+# steps the loss was still a finite number.
+Many = Callable[[Any, int, int], tuple[dict[str, Any], Any]]
 
 
 def example_losses(loss: Any, labels: Any, outputs: Any) -> Any:
@@ -109,10 +114,17 @@ def _update_metrics(
 
 
 def train_function(
-    model: Any, loss: Any, strategy: Strategy, batches: Batches, position: Position, section: config.Train
+    model: Any,
+    loss: Any,
+    strategy: Strategy,
+    batches: Batches,
+    position: Position,
+    section: config.Train,
+    calls: Calls,
 ) -> Function:
-    """Return the function that a training loop calls: from ``position`` on, ``steps_per_execution`` steps a call, fewer
-    at an epoch's end.
+    """Return the function that a training loop calls: from ``position`` on, as many steps a call as ``calls`` says.
+
+    ``fit`` on one device does Keras' own step, and all others ``train_step``.
 
     Args:
         model: compiled and built; what its optimizer and its metrics need is there.
@@ -120,25 +132,33 @@ def train_function(
         strategy: runs the steps.
         batches: the training's; an ``ArraySource`` is gathered in the step, and the iterator is then not read.
         position: says with which step a call begins, and must be moved on after it.
-        section: ``steps_per_execution`` and ``jit_compile`` are read.
+        section: ``loop`` and ``jit_compile`` are read.
+        calls: is told how long each call takes.
     """
-    step = train_step(model, loss, strategy)
-    if section.jit_compile and not strategy.distributed and isinstance(batches.source, ArraySource):
+    keras_own = section.loop == "fit" and not strategy.distributed
+    step = _on_batch(model.train_step) if keras_own else train_step(model, loss, strategy)
+    jit_compile = section.jit_compile is True
+    if jit_compile and not strategy.distributed and isinstance(batches.source, ArraySource):
         on_rows = _step_on_rows(step, strategy, batches.source, batches.augmentation)
-        many = _compiled_steps(model, on_rows, batches, min(section.steps_per_execution, batches.steps))
+        many = _compiled_steps(model, strategy, on_rows, batches, calls.most)
     else:
-        many = _many_steps(
-            model, strategy, tf.function(step, jit_compile=True) if section.jit_compile else step, batches
-        )
+        many = _many_steps(model, strategy, tf.function(step, jit_compile=True) if jit_compile else step, batches)
 
     def function(iterator: Any) -> dict[str, Any]:
-        count = min(section.steps_per_execution, batches.steps - position.step_in_epoch)
-        return many(iterator, position.step, count)
+        first, began = position.step, time.perf_counter()
+        count = calls.next(batches.steps - position.step_in_epoch)
+        logs, finite = many(iterator, first, count)
+        if int(finite) < count:  # Reading it waits for an accelerator to have done its work.
+            position.nonfinite_step = first + int(finite) + 1
+        calls.measure(count, time.perf_counter() - began)
+        return logs
 
     return function
 
 
-def test_function(model: Any, loss: Any, strategy: Strategy, batches: Batches, section: config.Train) -> Function:
+def test_function(
+    model: Any, loss: Any, strategy: Strategy, batches: Batches, section: config.Train, calls: Calls
+) -> Function:
     """Return the function that measures a split, as many steps a call as the training takes; after the last step of a
     pass the next call begins anew.
 
@@ -147,18 +167,31 @@ def test_function(model: Any, loss: Any, strategy: Strategy, batches: Batches, s
         loss: the one that it was compiled with.
         strategy: runs the steps.
         batches: the split's; an ``ArraySource`` is gathered in the step, and the iterator is then not read.
-        section: ``steps_per_execution`` is read.
+        section: ``loop`` is read.
+        calls: says how many steps a call does.
     """
-    many = _many_steps(model, strategy, test_step(model, loss, strategy), batches)
+    keras_own = section.loop == "fit" and not strategy.distributed
+    step = _on_batch(model.test_step) if keras_own else test_step(model, loss, strategy)
+    many = _many_steps(model, strategy, step, batches)
     done = 0
 
     def function(iterator: Any) -> dict[str, Any]:
         nonlocal done
-        first, count = done, min(section.steps_per_execution, batches.steps - done)
+        first, count = done, calls.within(batches.steps - done)
         done = (done + count) % batches.steps
-        return many(iterator, first, count)
+        logs, _ = many(iterator, first, count)
+        return logs
 
     return function
+
+
+def _on_batch(step: Callable[[Any], Any]) -> Callable[..., None]:
+    """Return a step of Keras' as one that is told the size of the global batch, which is that of its own."""
+
+    def on_batch(batch: Any, global_size: Any) -> None:
+        step(batch)
+
+    return on_batch
 
 
 def reads_iterator(batches: Batches) -> bool:
@@ -166,10 +199,8 @@ def reads_iterator(batches: Batches) -> bool:
     return not isinstance(batches.source, ArraySource)
 
 
-def _many_steps(
-    model: Any, strategy: Strategy, step: Callable[..., None], batches: Batches
-) -> Callable[[Any, int, int], dict[str, Any]]:
-    """Return ``many(iterator, first, count)``, which does steps ``first`` to ``first + count - 1`` in one call."""
+def _many_steps(model: Any, strategy: Strategy, step: Callable[..., None], batches: Batches) -> Many:
+    """Return what does steps ``first`` to ``first + count - 1`` in one call."""
     total, size, in_pass = batches.num_examples, batches.global_batch_size, batches.steps_in_pass
 
     def examples(number: Any) -> Any:
@@ -178,15 +209,15 @@ def _many_steps(
 
     if not isinstance(batches.source, ArraySource):
 
-        @tf.function(reduce_retracing=True)
+        @tf.function(reduce_retracing=True, autograph=False)
         def iterate(iterator: Any, first: Any, count: Any) -> Any:
-            for i in tf.range(count):
-                strategy.run(step, (next(iterator), examples(first + i)))
-            return model.get_metrics_result()
+            return _repeat(model, strategy, count, lambda i: strategy.run(step, (next(iterator), examples(first + i))))
 
-        def many(iterator: Any, first: int, count: int) -> dict[str, Any]:
-            logs: dict[str, Any] = iterate(iterator, tf.constant(first, tf.int64), tf.constant(count, tf.int64))
-            return logs
+        def many(iterator: Any, first: int, count: int) -> tuple[dict[str, Any], Any]:
+            done: tuple[dict[str, Any], Any] = iterate(
+                iterator, tf.constant(first, tf.int64), tf.constant(count, tf.int64)
+            )
+            return done
 
         return many
 
@@ -197,27 +228,45 @@ def _many_steps(
     drawn_specs = [tf.TensorSpec([None], tf.bool), tf.TensorSpec([None, 2], tf.int32)] if batches.augmentation else []
     numbers_spec = tf.TensorSpec([None], tf.int64)
 
-    @tf.function(input_signature=[numbers_spec, drawn_specs, numbers_spec, number, number])
+    @tf.function(input_signature=[numbers_spec, drawn_specs, numbers_spec, number, number], autograph=False)
     def gather(rows: Any, draws: Any, ends: Any, first: Any, count: Any) -> Any:
-        for i in tf.range(count):
+        def one(i: Any) -> None:
             begin, end = ends[i], ends[i + 1]
             drawn = [draw[begin:end] for draw in draws]
             strategy.run(on_rows, (rows[begin:end], drawn, examples(first + i)))
-        return model.get_metrics_result()
 
-    def many_on_rows(iterator: Any, first: int, count: int) -> dict[str, Any]:
+        return _repeat(model, strategy, count, one)
+
+    def many_on_rows(iterator: Any, first: int, count: int) -> tuple[dict[str, Any], Any]:
         parts = _rows_and_draws(batches, range(first, first + count))
         rows, *draws = [tf.constant(np.concatenate(arrays)) for arrays in parts]
         ends = tf.constant(np.cumsum([0, *map(len, parts[0])]))
-        logs: dict[str, Any] = gather(rows, draws, ends, tf.constant(first, tf.int64), tf.constant(count, tf.int64))
-        return logs
+        numbers = tf.constant(first, tf.int64), tf.constant(count, tf.int64)
+        done: tuple[dict[str, Any], Any] = gather(rows, draws, ends, *numbers)
+        return done
 
     return many_on_rows
 
 
-def _compiled_steps(
-    model: Any, on_rows: Callable[..., None], batches: Batches, most: int
-) -> Callable[[Any, int, int], dict[str, Any]]:
+def _repeat(model: Any, strategy: Strategy, count: Any, one: Callable[[Any], Any]) -> tuple[dict[str, Any], Any]:
+    """Inside a ``tf.function``: do ``one(i)`` for i = 0 to count - 1; return the metrics' values, and after how many
+    steps the loss was still a finite number (``count`` for several workers, who would have to ask each other).
+
+    It needs no autograph, which leaves a file of code in the temporary folder for each function.
+    """
+    total = model.metrics[0].total if strategy.num_workers == 1 else None  # Its mean is the loss so far.
+
+    def body(i: Any, finite: Any) -> tuple[Any, Any]:
+        one(i)
+        good = True if total is None else tf.math.is_finite(tf.convert_to_tensor(total))
+        return i + 1, finite + tf.cast(good, tf.int64)
+
+    zero = tf.constant(0, tf.int64)
+    _, finite = tf.while_loop(lambda i, finite: i < count, body, [zero, zero])
+    return model.get_metrics_result(), finite
+
+
+def _compiled_steps(model: Any, strategy: Strategy, on_rows: Callable[..., None], batches: Batches, most: int) -> Many:
     """Return what ``_many_steps`` returns, for at most ``most`` steps a call of one device: XLA compiles the steps with
     their loop. A perceptron trains 1.5 times as fast as where it compiles a step, which hands over all variables.
     """
@@ -225,23 +274,24 @@ def _compiled_steps(
     draws_specs = [flips, corners] if batches.augmentation else []
     rows_spec, count_spec = tf.TensorSpec([most, None], tf.int64), tf.TensorSpec([], tf.int64)
 
-    @tf.function(jit_compile=True, input_signature=[rows_spec, draws_specs, count_spec])
+    @tf.function(jit_compile=True, input_signature=[rows_spec, draws_specs, count_spec], autograph=False)
     def compiled(rows: Any, draws: Any, count: Any) -> Any:
-        i = tf.constant(0, tf.int64)
-        while i < count:  # XLA would compile tf.range anew for each count.
+        def one(i: Any) -> None:
             on_rows(rows[i], [draw[i] for draw in draws], tf.shape(rows, tf.int64)[1])
-            i += 1
-        return model.get_metrics_result()
 
-    def many(iterator: Any, first: int, count: int) -> dict[str, Any]:
+        return _repeat(model, strategy, count, one)
+
+    def many(iterator: Any, first: int, count: int) -> tuple[dict[str, Any], Any]:
         logs: dict[str, Any] = {}
+        good = 0
         for _, run in itertools.groupby(range(first, first + count), batches.size):
             parts = _rows_and_draws(batches, run)
             # XLA compiles for each shape. A short batch is one; fewer steps are filled up to be none.
             filled = [np.resize(np.stack(arrays), (most, *arrays[0].shape)) for arrays in parts]
             rows, *draws = map(tf.constant, filled)
-            logs = compiled(rows, draws, tf.constant(len(parts[0]), tf.int64))
-        return logs
+            logs, finite = compiled(rows, draws, tf.constant(len(parts[0]), tf.int64))
+            good += int(finite)
+        return logs, good
 
     return many
 

@@ -1,9 +1,7 @@
 """Train: prepared data -> input pipeline -> strategy scope -> loop -> checkpoints and exported models."""
 
 import contextlib
-import dataclasses
 import logging
-import statistics
 import threading
 import time
 from collections import Counter
@@ -29,7 +27,6 @@ from tasks import (
     strategies,
 )
 from tasks.callbacks import (
-    CallClock,
     EarlyStopping,
     MetricSink,
     NonFiniteLoss,
@@ -40,7 +37,7 @@ from tasks.callbacks import (
     Throughput,
 )
 from tasks.checkpoints import Checkpoints, State
-from tasks.errors import Interrupted, UserError
+from tasks.errors import UserError
 from tasks.input_pipeline import Batches
 from tasks.profiler import Profiler
 from tasks.progress import ProgressBar
@@ -49,8 +46,6 @@ from tasks.records import Placement, PreparedDataset, Run, TrainingResult
 log = logging.getLogger(__name__)
 
 DYING_SECONDS = 30.0
-TRIAL_STEPS, TRIAL_SECONDS = 100, 3.0
-"""A trial of `train.autotune` ends with whichever comes first, but not before three calls."""
 # What is never set.
 NEVER = threading.Event()
 
@@ -150,8 +145,6 @@ def _train(
         if strategy.num_workers > 1:
             strategy.broadcast(_told(settings, prepared))
         training, validation = _data(settings, prepared, strategy, global_batch_size)
-        if section.autotune:
-            settings = _tuned(settings, prepared, strategy, training, folder, stop)
         state = _in_batches_of(state, global_batch_size, training.steps)
         if strategy.num_workers > 1:
             strategy.broadcast(checkpoints.pack(arrays, state))
@@ -159,6 +152,9 @@ def _train(
             if batches is not None:
                 opened.enter_context(contextlib.closing(batches))
         model, loss = _model(settings, prepared, strategy, training, state)
+        tuning = folder / "records" / "tuning.json"
+        compiled = autotune.choose_compiler(section, model, strategy, training, tuning, bool(arrays))
+        settings = settings.model_copy(update={"train": section.model_copy(update={"jit_compile": compiled})})
         placement = strategy.place(model)
         records.save(placement, folder / "records" / "placement.json")
         _say(strategy, placement, settings, model)
@@ -248,46 +244,6 @@ def _assist(settings: config.Settings, prepared: PreparedDataset, stop: threadin
         position, stopping, callbacks = _callbacks(settings, model, training, state, arrays, None, stop, strategy)
         del arrays
         _loop(settings, model, loss, strategy, training, validation, position, stopping, callbacks)
-
-
-def _tuned(
-    settings: config.Settings,
-    prepared: PreparedDataset,
-    strategy: strategies.Strategy,
-    training: Batches,
-    folder: Path,
-    stop: threading.Event,
-) -> config.Settings:
-    """Return the settings with the steps of a call, and whether XLA compiles them, as they are fastest here."""
-
-    source = training.source
-    if isinstance(source, input_pipeline.StreamSource):
-        source = dataclasses.replace(source, cache="none")  # A trial reads a little, and would cache everything.
-
-    def trial(section: config.Train, too_long: float) -> tuple[float, float]:
-        # Two calls that trace and settle, then those that are timed.
-        calls = 2 + max(3, round(TRIAL_STEPS / section.steps_per_execution))
-        batches = dataclasses.replace(
-            training, source=source, steps_per_epoch=calls * section.steps_per_execution, cache_folder=None
-        )
-        tried = settings.model_copy(update={"train": section.model_copy(update={"epochs": 1})})
-        state = _first_state(tried, prepared, batches.global_batch_size)
-        model, loss = _model(tried, prepared, strategy, batches, state)
-        position, clock = (
-            Position(batches, state),
-            CallClock(TRIAL_SECONDS, too_long * section.steps_per_execution, stop),
-        )
-        _loop(tried, model, loss, strategy, batches, None, position, None, [position, clock])
-        if stop.is_set():
-            raise Interrupted("the training was stopped before it did a step. The same command goes on")
-        seconds = statistics.median(clock.seconds[2:]) / section.steps_per_execution
-        return seconds, batches.global_batch_size / seconds
-
-    key = autotune.key_of(settings, prepared.image_shape, strategy.devices, training.steps)
-    cache = config.project_root() / "mlruns" / "autotune"
-    tuning = autotune.choose(settings, key, training.steps, folder / "records" / "tuning.json", cache, trial)
-    chosen = tuning.model_dump(include={"steps_per_execution", "jit_compile"})
-    return settings.model_copy(update={"train": settings.train.model_copy(update=chosen)})
 
 
 def _data(
@@ -457,10 +413,11 @@ def compile_model(model: Any, settings: config.Settings, optimizer: Any) -> Any:
         optimizer=optimizer,
         loss=loss,
         metrics=[keras.metrics.SparseCategoricalAccuracy(name="accuracy")],
-        steps_per_execution=section.steps_per_execution,
+        # Read by Keras' own functions alone, whose every other number of steps would be traced anew.
+        steps_per_execution=1 if section.steps_per_execution == "auto" else section.steps_per_execution,
         # Keras' own "auto" compiles on the CPU too, where XLA makes a convnet 7 times slower. On JAX a
         # step that is not compiled runs one operation at a time. The custom loop compiles by itself.
-        jit_compile=(section.jit_compile and section.loop == "fit") or keras.backend.backend() == "jax",
+        jit_compile=(section.jit_compile is True and section.loop == "fit") or keras.backend.backend() == "jax",
     )
     if isinstance(loss, SoftmaxSquaredError):
         # An exported model would name this class, and could not be loaded where this project is not installed.

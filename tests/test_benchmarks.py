@@ -54,18 +54,6 @@ def test_the_largest_process_counts():
     assert 200 < float(megabytes) < 300
 
 
-def test_a_choice_that_was_measured_before_is_put_aside_for_a_while(tmp_path, monkeypatch):
-    monkeypatch.setattr(measure, "ROOT", tmp_path)
-    kept = tmp_path / "mlruns" / "autotune" / "kept.json"
-    kept.parent.mkdir(parents=True)
-    kept.touch()
-    with measure.no_tunings():
-        assert not kept.exists()
-        kept.parent.mkdir()
-        kept.with_name("new.json").touch()
-    assert [path.name for path in kept.parent.iterdir()] == ["kept.json"]
-
-
 @pytest.mark.parametrize(
     ("seconds", "power"),
     [({"1": 9.0, "10": 1.0, "40": 4.0}, 1), ({"10": 1.0, "20": 4.0}, 2), ({"1": 3.0, "2": 3.0}, 0)],

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Self, get_args, get_origin
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic.fields import FieldInfo
 
 from tasks.config.affects import Affects, Bookkeeping, Course, Result, Speed, What
 
@@ -30,6 +31,10 @@ Devices = Annotated[int, Field(gt=0, le=MAX_DEVICES)]
 Metric = Literal["train/loss", "train/accuracy", "validation/loss", "validation/accuracy"]
 
 
+def _takes_bool(field: FieldInfo) -> bool:
+    return bool in (field.annotation, *get_args(field.annotation))
+
+
 class Section(BaseModel):
     """A frozen group of settings that knows its keys and refuses all others."""
 
@@ -40,7 +45,7 @@ class Section(BaseModel):
     def true_is_not_one(cls, values: Any) -> Any:
         # Python's True is 1: without this, `epochs: true` trains one epoch.
         for name, field in cls.model_fields.items():
-            if isinstance(values, Mapping) and isinstance(values.get(name), bool) and field.annotation is not bool:
+            if isinstance(values, Mapping) and isinstance(values.get(name), bool) and not _takes_bool(field):
                 raise ValueError(f"{name} = {str(values[name]).lower()}: true and false have no meaning here")
         return values
 
@@ -231,7 +236,6 @@ class MultiWorker(Cluster):
 
     refuses: ClassVar[Mapping[str, str]] = {
         "train.jit_compile": NO_XLA,
-        "train.autotune": "all workers would have to try the same at the same time",
         "train.gradient_accumulation_steps": NO_ACCUMULATION,
     }
     kind: Course[Literal["multi_worker"]]
@@ -247,7 +251,6 @@ class ParameterServer(Cluster):
     loops: ClassVar[tuple[str, ...]] = ("custom",)
     refuses: ClassVar[Mapping[str, str]] = {
         "train.jit_compile": "a step reads and writes variables on other processes, which XLA cannot",
-        "train.autotune": "a call of many steps would keep a worker that is lost from being noticed",
         "train.gradient_accumulation_steps": "workers would add to and reset one accumulator at the same time",
         "train.dtype_policy=mixed_float16": "workers would change one loss scale at the same time",
         "train.deterministic": "workers are asynchronous: the order of their updates differs from run to run",
@@ -369,13 +372,12 @@ class Train(Section):
     """Examples all replicas take together in one step."""
     scale_learning_rate_from: Result[Count | None]
     """Linear scaling rule: multiply learning rates by global batch / this batch size; null is off."""
-    steps_per_execution: Speed[Count]
-    """Steps in one call of the compiled train function."""
-    jit_compile: Speed[bool]
-    """Compile with XLA: with `loop=custom`, arrays and one device all steps of a call together, else each step."""
-    autotune: Speed[bool]
-    """Choose steps_per_execution and jit_compile by a short measured trial, whose result is kept for the same model,
-    batch, machine and versions. What they are set to does not count then."""
+    steps_per_execution: Speed[Literal["auto"] | Count]
+    """Steps in one call of the compiled train function; `auto` begins with 1 and lets the calls grow, as their time
+    allows, to a quarter of a second. It changes no number."""
+    jit_compile: Speed[Literal["auto"] | bool]
+    """Compile with XLA: with arrays and one device all steps of a call together, else each step. `auto` compiles what
+    was measured to be faster so: a long training of dense layers on a CPU."""
     gradient_accumulation_steps: Result[Count]
     """Steps whose gradients are averaged before the weights change; 1 is off."""
     dtype_policy: Result[Literal["float32", "mixed_bfloat16", "mixed_float16", "float64"]]
@@ -517,8 +519,7 @@ class Feature(NamedTuple):
 
 # By the key (and value) that asks for it.
 FEATURES = {
-    "train.jit_compile": Feature(lambda s: s.train.jit_compile and not s.train.autotune, "false"),
-    "train.autotune": Feature(lambda s: s.train.autotune, "false"),
+    "train.jit_compile": Feature(lambda s: s.train.jit_compile is True, "false"),
     "train.gradient_accumulation_steps": Feature(lambda s: s.train.gradient_accumulation_steps > 1, "1"),
     "train.dtype_policy=mixed_bfloat16": Feature(lambda s: s.train.dtype_policy == "mixed_bfloat16", "float32"),
     "train.dtype_policy=mixed_float16": Feature(lambda s: s.train.dtype_policy == "mixed_float16", "float32"),

@@ -314,7 +314,6 @@ def test_the_widest_table_fits_80_columns(any_machine, monkeypatch, capsys):
 ASKING = {
     "train.steps_per_execution": 8,
     "train.jit_compile": True,
-    "train.autotune": True,
     "train.gradient_accumulation_steps": 2,
     "train.deterministic": True,
     "train.profile_steps": [10, 20],

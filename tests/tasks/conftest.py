@@ -1,11 +1,13 @@
-"""Ctrl-C in the middle of something."""
+"""Ctrl-C in the middle of something, and models of the user's own."""
 
 import contextlib
 import os
 import signal
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 
@@ -32,3 +34,16 @@ def interrupted_when() -> Callable[[Callable[[], object]], contextlib.AbstractCo
             signal.signal(signal.SIGINT, before)
 
     return interrupted_when
+
+
+@pytest.fixture
+def own(project: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], str]]:
+    """``own(code)`` makes a model of the user's own, and returns its name; this process is as before afterwards."""
+    monkeypatch.setattr(sys, "path", sys.path[:])
+
+    def own(code: str) -> str:
+        (project / "mine.py").write_text(code)
+        return "model.name=mine:build"
+
+    yield own
+    sys.modules.pop("mine", None)

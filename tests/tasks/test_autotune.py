@@ -1,151 +1,209 @@
 import json
-import math
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 
-import numpy as np
+import keras
 import pytest
 
-from tasks import autotune, callbacks, config
-from tasks import train as train_module
-from tasks.errors import Interrupted, UserError
+from tasks import autotune, config, records, strategies
+from tasks.autotune import Calls
+from tasks.callbacks import NonFiniteLoss, Position, SaveCheckpoints
+from tasks.checkpoints import Checkpoints, State
+from tasks.errors import Interrupted
+from tasks.input_pipeline import ArraySource, Batches
 
-# Each: seconds of a step of one a call, not compiled and compiled; examples/s by (many steps a call, compiled); what is
-# chosen.
-NO, YES, MANY, BOTH = (False, False), (False, True), (True, False), (True, True)
-SPEEDS = [
-    ((0.0025, 0.0051), {NO: 10.0, YES: 2.0, MANY: 17.0}, (100, False)),
-    ((0.0025, 0.0049), {NO: 10.0, YES: 6.0, MANY: 17.0, BOTH: 4.0}, (100, False)),
-    ((0.0005, 0.0005), {NO: 10.0, YES: 11.0, MANY: 17.0, BOTH: 30.0}, (200, True)),
-    ((0.0025, 0.0040), {NO: 18.0, YES: 8.0, MANY: 17.0, BOTH: 4.0}, (1, False)),
-    ((0.5, 0.4), {NO: 10.0, YES: 12.0}, (1, True)),
+START = State(
+    step=0, epoch=0, step_in_epoch=0, global_batch_size=1, seed=0, settings_digest="", data_version=None, history={}
+)
+AUTO = "train.steps_per_execution=auto"
+
+
+def sizes(position, calls, step_seconds, num_steps):
+    """The steps of each call of a training whose step takes so long; the first call takes a second more."""
+    found = []
+    while position.step < num_steps:
+        count = calls.next(position.batches.steps - position.step_in_epoch)
+        calls.measure(count, count * step_seconds(position.step) + (not found))
+        found.append(count)
+        epoch, position.step_in_epoch = divmod(position.step + count, position.batches.steps)
+        position.epoch = epoch
+    return found
+
+
+@pytest.mark.parametrize(
+    ("options", "epoch", "step_seconds", "expected"),
+    [
+        ({}, 1000, lambda step: 0.001, [1, 1, 8, 64, 200, 200, 200, 200, 126]),
+        ({}, 1000, lambda step: 0.0025, [1, 1, 8, 64, *[100] * 9, 26]),
+        ({}, 5, lambda step: 0.3, [1] * 10),
+        ({}, 20, lambda step: 0.001, [1, 1, 8, 10, 20]),
+        # A checkpoint lies where it would with single steps, and so does the profiler's range.
+        ({"every": 30}, 70, lambda step: 0.001, [1, 1, 8, 20, 30, 10, 20, 30, 20]),
+        ({"train.profile_steps": [40, 50]}, 100, lambda step: 0.001, [1, 1, 8, 29, 11, 50]),
+        ({"train.steps_per_execution": 7}, 20, lambda step: 9.0, [7, 7, 6, 7, 7, 6]),
+    ],
+)
+def test_calls_grow_with_the_time_that_they_take(options, epoch, step_seconds, expected):
+    values = {name: value for name, value in options.items() if name != "every"}
+    section = config.load(None, values).train
+    position = Position(Batches(epoch, 1, drop_remainder=False), START)
+    strategy = SimpleNamespace(num_workers=1)
+    found = sizes(position, Calls(section, position, strategy, options.get("every")), step_seconds, sum(expected))
+    assert found == expected
+
+
+def test_calls_shrink_when_a_step_takes_longer():
+    position = Position(Batches(10_000, 1, drop_remainder=False), START)
+    calls = Calls(config.load().train, position, SimpleNamespace(num_workers=1))
+    found = sizes(position, calls, lambda step: 0.05 if 500 < step < 950 else 0.001, 2000)
+    slow = found.index(5)
+    assert found[:slow].count(200) == 4
+    assert set(found[slow : slow + 10]) == {5}
+    assert 200 in found[slow:], "and grow again"
+
+
+def test_all_workers_do_as_the_chief_measures():
+    asked = []
+
+    def total(values):
+        asked.append(values)
+        return [9]
+
+    counts = {}
+    for is_chief in (True, False):
+        position = Position(Batches(100, 1, drop_remainder=False), START)
+        strategy = SimpleNamespace(num_workers=2, is_chief=is_chief, total=total)
+        calls = Calls(config.load().train, position, strategy)
+        counts[is_chief] = sizes(position, calls, lambda step: 0.01 if step else 5, 40)
+    assert counts[True] == counts[False] == [1, 1, 9, 9, 9, 9, 9][: len(counts[True])]
+    assert asked[: len(asked) // 2] == [[8], [25]], "no more, when the calls have stopped growing"
+    assert asked[len(asked) // 2 :] == [[0], [0]]
+
+
+SAME = [
+    ("train.loop=fit", "model.options={units: [16], dropout: 0.5}"),
+    ("train.loop=custom", "model.options={units: [16], dropout: 0.5}", "input.augmentation={flip: true}"),
+    ("train.loop=fit", "strategy={kind: mirrored, devices: 2}"),
+    ("train.loop=custom", "strategy={kind: mirrored, devices: 2}"),
+    ("train.loop=fit", "input.source=stream"),
+    ("train.loop=custom", "train.jit_compile=true"),
 ]
 
 
-@pytest.fixture
-def places(tmp_path):
-    return tmp_path / "tuning.json", tmp_path / "cache"
+@pytest.mark.parametrize("options", SAME, ids=[" ".join(options) for options in SAME])
+def test_the_numbers_are_those_of_single_steps(tiny, digits, train, options):
+    data = digits if "input.source=stream" in options else tiny
+    options = ("train.deterministic=true", "input.validation=53", "train.per_replica_batch_size=4", *options)
+    kept = {}
+    for steps in (1, "auto"):
+        result = train(data, *options, f"train.steps_per_execution={steps}", "checkpoint.every_steps=10",
+                       "checkpoint.keep=99", run_id=f"steps_{steps}")  # fmt: skip
+        with Checkpoints(Path(result.checkpoints)) as saved:
+            kept[steps] = result.weights_digest, result.history, saved.steps()
+    assert kept["auto"] == kept[1]
 
 
-@pytest.mark.parametrize(("seconds", "speeds", "chosen"), SPEEDS)
-def test_the_fastest_is_chosen_and_kept(project, places, seconds, speeds, chosen):
-    tried = []
+def test_a_run_that_was_stopped_ends_with_the_same_bits(tiny, train):
+    options = ("train.deterministic=true", AUTO, "input.validation=53", "train.per_replica_batch_size=4")
+    whole = train(tiny, *options, run_id="whole")
+    stop = threading.Event()
 
-    def trial(section, too_long):
-        tried.append((section.steps_per_execution > 1, section.jit_compile))
-        assert too_long == (2 * seconds[0] if tried[-1] == YES else math.inf)
-        return seconds[section.jit_compile], speeds[tried[-1]]
+    class Stop(SaveCheckpoints):
+        def on_train_batch_end(self, batch, logs=None):
+            if self.position.step > 20:
+                stop.set()
+            super().on_train_batch_end(batch, logs)
 
-    settings = config.load(None, {"train.autotune": True})
-    found = autotune.choose(settings, "k" * 64, 1000, *places, trial)
-    assert (found.steps_per_execution, found.jit_compile) == chosen
-    assert tried == list(speeds)
-    assert [one.examples_per_second for one in found.measured] == list(speeds.values())
-    again = autotune.choose(settings, "k" * 64, 1000, places[0].with_name("other run"), places[1], pytest.fail)
-    assert again == found, "of the cache"
-
-
-def test_a_run_keeps_its_choice_and_another_key_is_measured(project, places):
-    settings = config.load(None, {"train.autotune": True})
-
-    def trial(section, too_long):
-        return 0.001, section.steps_per_execution - section.jit_compile
-
-    found = autotune.choose(settings, "k" * 64, 30, *places, trial)
-    assert (found.steps_per_execution, found.jit_compile) == (30, False), "no call is longer than an epoch"
-    other = autotune.choose(settings, "x" * 64, 30, *places, pytest.fail)
-    assert other == found, "a run that is resumed elsewhere goes on as it began"
-    with pytest.raises(ZeroDivisionError):
-        autotune.choose(settings, "x" * 64, 30, places[0].with_name("new"), places[1], lambda *_: 1 / 0)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("tasks.train.SaveCheckpoints", Stop)
+        with pytest.raises(Interrupted):
+            train(tiny, *options, run_id="stopped", stop=stop)
+    resumed = train(tiny, *options, run_id="stopped", resume=True)
+    assert resumed.weights_digest == whole.weights_digest
+    assert resumed.history == whole.history
 
 
-def test_a_run_does_not_keep_xla_under_a_strategy_that_has_none(project, places):
-    def fastest(section, too_long):
-        return 0.001, 1 + section.jit_compile
+@pytest.mark.parametrize("steps", [1, "auto", 16])
+@pytest.mark.parametrize("loop", ["fit", "custom"])
+def test_a_loss_that_is_no_number_is_named_by_its_own_step(tiny, train, own, steps, loop):
+    """The network's output is no number from its eleventh step on, in the middle of a call."""
+    code = """
+import keras
 
-    found = autotune.choose(config.load(None, {"train.autotune": True}), "k" * 64, 30, *places, fastest)
-    mirrored = config.load(None, {"train.autotune": True, "strategy.kind": "mirrored"})
-    assert (found.jit_compile, autotune.choose(mirrored, "x" * 64, 30, *places, fastest).jit_compile) == (True, False)
+class FineForTen(keras.layers.Layer):
+    def build(self, shape):
+        self.calls = self.add_weight(shape=(), initializer="zeros", trainable=False)
 
+    def call(self, x, training=False):
+        if training:
+            self.calls.assign_add(1)
+        return x / keras.ops.cast(self.calls < 10.5, x.dtype)
 
-def test_xla_is_not_tried_where_the_strategy_has_none(project, places):
-    for overrides in ({"strategy.kind": "mirrored"}, {"strategy.kind": "data_parallel"}):
-        settings = config.load(None, {"train.autotune": True, **overrides})
-        found = autotune.choose(settings, overrides["strategy.kind"] * 9, 30, *places, lambda *_: (1e-3, 1))
-        assert [one.jit_compile for one in found.measured] == [False, False]
-        places[0].unlink()
-
-
-def test_what_decides_is_in_the_key_and_nothing_else(project):
-    def key(shape=(8, 8, 1), devices=("/device:CPU:0",), num_steps=1000, **overrides):
-        settings = config.load(None, {name.replace("__", "."): value for name, value in overrides.items()})
-        return autotune.key_of(settings, shape, devices, num_steps)
-
-    same = [key(), key(train__epochs=3), key(train__seed=3), key(tracking__system_metrics=False), key(num_steps=999)]
-    assert len(set(same)) == 1
-    other = [
-        key(shape=(28, 28, 1)),
-        key(model__name="mlp", model__options={}),
-        key(train__per_replica_batch_size=64),
-        key(train__dtype_policy="mixed_bfloat16"),
-        key(train__loop="custom"),
-        key(strategy__kind="mirrored"),
-        key(devices=("/device:GPU:0",)),
-        key(num_steps=10),
-        key(optimizer__kind="adamw"),
-        key(input__shuffle=False),
-    ]
-    (project / "tasks" / "models" / "lenet.py").write_text("# Another one.")
-    other.append(key())
-    assert len({*same, *other}) == 1 + len(other)
+def build(image_shape, num_classes):
+    return keras.Sequential([keras.layers.Flatten(), keras.layers.Dense(num_classes), FineForTen()])
+"""
+    with pytest.raises(NonFiniteLoss, match="at step 11, in epoch 1") as error:
+        train(tiny, own(code), "model.options={}", "train.per_replica_batch_size=4", f"train.loop={loop}",
+              f"train.steps_per_execution={steps}", "checkpoint.every_steps=2")  # fmt: skip
+    assert error.value.step == 11
 
 
-def test_under_several_workers_it_is_refused_with_the_reason(project):
-    with pytest.raises(UserError, match=r"train\.autotune = true: not under strategy\.kind=multi_worker, because all"):
-        config.load(None, {"train.autotune": True, "strategy.kind": "multi_worker"})
+# XLA
+
+
+def dense():
+    return keras.Sequential([keras.Input((8, 8, 1)), keras.layers.Flatten(), keras.layers.Dense(10)])
+
+
+def convolutional():
+    return keras.Sequential([keras.Input((8, 8, 1)), keras.layers.Conv2D(2, 3), keras.layers.Flatten()])
+
+
+LONG = {"train.epochs": 99}
+CHOICES = [
+    (dense, LONG, True),
+    (dense, LONG | {"train.jit_compile": False}, False),
+    (convolutional, LONG | {"train.jit_compile": True}, True),
+    (convolutional, LONG, False),
+    (dense, {"train.epochs": 1}, False),
+    (dense, LONG | {"train.deterministic": True}, False),
+    (dense, LONG | {"train.dtype_policy": "mixed_bfloat16"}, False),
+]
+
+
+def choice(tmp_path, build, values, begun=False, **strategy):
+    found = strategies.Strategy(
+        **({"kind": "one_device", "num_replicas": 1, "devices": ("/device:CPU:0",), "scope": None} | strategy)
+    )
+    batches = Batches(1000, 10, drop_remainder=False, source=ArraySource(None, None))
+    section = config.load(None, values).train
+    return autotune.choose_compiler(section, build(), found, batches, tmp_path / "tuning.json", begun)
+
+
+@pytest.mark.parametrize(("build", "values", "expected"), CHOICES)
+def test_xla_compiles_long_trainings_of_dense_layers(tmp_path, build, values, expected):
+    assert choice(tmp_path, build, values) is expected
+
+
+def test_a_run_keeps_its_choice(tmp_path):
+    assert choice(tmp_path, dense, LONG)
+    assert choice(tmp_path, dense, {"train.epochs": 1}, begun=True), "it was chosen for a longer training"
+    assert not choice(tmp_path, dense, LONG, begun=True, distributed=True), "no strategy of copies has XLA"
+    assert not choice(tmp_path, dense, LONG, begun=True, devices=("/device:GPU:0",))
+    assert "CPU" in json.loads((tmp_path / "tuning.json").read_text())["reason"]
+    (tmp_path / "tuning.json").unlink()
+    assert not choice(tmp_path, dense, LONG, begun=True), "a run without the record was not compiled"
 
 
 @pytest.mark.parametrize("loop", ["fit", "custom"])
-def test_a_tuned_training_is_the_one_with_the_chosen_settings(tiny, train, loop):
-    options = (f"train.loop={loop}", "train.deterministic=true", "train.epochs=2")
-    tuned = train(tiny, *options, "train.autotune=true", run_id="tuned")
-    chosen = json.loads(Path("mlruns/runs/tuned/records/tuning.json").read_text())
-    assert len(chosen["measured"]) == 2, "with deterministic kernels Keras compiles none"
-    named = [f"train.{name}={json.dumps(chosen[name])}" for name in ("steps_per_execution", "jit_compile")]
-    plain = train(tiny, *options, *named, run_id="plain")
-    assert tuned.weights_digest == plain.weights_digest, "the trial leaves no trace"
-    assert np.array_equal(tuned.history["train/loss"], plain.history["train/loss"])
-
-
-def test_a_trial_ends_when_the_training_is_told_to_stop(tiny, train):
-    stop = threading.Event()
-    stop.set()
-    with pytest.raises(Interrupted):
-        train(tiny, "train.autotune=true", stop=stop)
-    assert not Path("mlruns/runs/first/records/tuning.json").exists(), "nothing was chosen"
-
-
-@pytest.mark.parametrize(("enough_seconds", "too_long", "number"), [(0, 1e9, 5), (1e9, 0, 5), (1e9, 1e9, 12)])
-def test_a_trial_lasts_as_long_as_is_enough_and_not_less_than_three_calls(
-    tiny, train, monkeypatch, enough_seconds, too_long, number
-):
-    calls = []
-
-    class Clock(callbacks.CallClock):
-        def __init__(self, enough, _, stop):
-            super().__init__(enough, too_long, stop)
-
-        def on_train_end(self, logs=None):
-            calls.append(len(self.seconds))
-
-    monkeypatch.setattr(train_module, "CallClock", Clock)
-    monkeypatch.setattr(train_module, "TRIAL_SECONDS", enough_seconds)
-    monkeypatch.setattr(train_module, "TRIAL_STEPS", 10)
-    train(tiny, "train.autotune=true", "train.deterministic=true", "train.epochs=1")
-    assert calls[0] == number
-
-
-def test_a_trial_on_a_stream_caches_nothing(digits, train):
-    options = ("input.source=stream", "input.cache=file", "train.deterministic=true", "train.epochs=1")
-    train(digits, *options, "train.autotune=true")
-    assert list(Path("mlruns").glob(".cache.*")) == []
+def test_a_training_that_was_left_to_choose_is_the_one_that_was_told(tiny, train, monkeypatch, loop):
+    monkeypatch.setattr(autotune, "MIN_STEPS", 1)
+    chosen = train(tiny, f"train.loop={loop}", run_id="chosen")
+    told = train(tiny, f"train.loop={loop}", "train.jit_compile=true", run_id="told")
+    plain = train(tiny, f"train.loop={loop}", "train.jit_compile=false", run_id="plain")
+    kept = records.load(records.Tuning, Path("mlruns/runs/chosen/records/tuning.json"))
+    assert kept.jit_compile
+    assert chosen.weights_digest == told.weights_digest
+    assert chosen.history["train/loss"] == pytest.approx(plain.history["train/loss"], rel=1e-4)
+    assert not Path("mlruns/runs/told/records/tuning.json").exists()

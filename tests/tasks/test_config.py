@@ -212,7 +212,6 @@ KINDS_OF_STRATEGY = config.strategy_kinds()
 # How each feature is asked for, with a strategy that offers it.
 ASK = {
     "train.jit_compile": "train.jit_compile=true",
-    "train.autotune": "train.autotune=true",
     "train.gradient_accumulation_steps": "train.gradient_accumulation_steps=2",
     "train.deterministic": "train.deterministic=true",
     "train.profile_steps": "train.profile_steps=[1, 2]",

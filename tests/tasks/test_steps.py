@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from tasks import config, steps, strategies
+from tasks.autotune import Calls
 from tasks.callbacks import Position
 from tasks.checkpoints import State
 from tasks.input_pipeline import Batches
@@ -147,11 +148,12 @@ def model_of(case, strategy):
 def measured(case, strategy, **options):
     """Train one epoch: the loss so far after each call, accuracy and weights at the end, then the test function's."""
     every = case.get("steps_per_execution", 1)
-    section = config.load(None, {"train.steps_per_execution": every, **options}).train
+    section = config.load(None, {"train.steps_per_execution": every, "train.loop": "custom", **options}).train
     batches = Batches(case["examples"], 6, drop_remainder=False)
     model, loss = model_of(case, strategy)
     position = Position(batches, START)
-    train = steps.train_function(model, loss, strategy, batches, position, section)
+    calls = Calls(section, position, strategy)
+    train = steps.train_function(model, loss, strategy, batches, position, section, calls)
     data = strategy.distribute(dataset(case, strategy.num_replicas))
     iterator, losses = iter(data), []
     while position.step_in_epoch < batches.steps:
@@ -165,7 +167,7 @@ def measured(case, strategy, **options):
         "bias": model.get_weights()[1].tolist(),
     }
     model.reset_metrics()
-    test, iterator = steps.test_function(model, loss, strategy, batches, section), iter(data)
+    test, iterator = steps.test_function(model, loss, strategy, batches, section, calls), iter(data)
     for _ in range(0, batches.steps, every):
         logs = test(iterator)
     return found | {"held out": [float(logs["loss"]), float(logs["accuracy"])]}

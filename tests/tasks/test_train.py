@@ -288,19 +288,6 @@ def build(input_shape, num_classes):
 """
 
 
-@pytest.fixture
-def own(project, monkeypatch):
-    """``own(code)`` makes a model of the user's own, and returns its name; this process is as before afterwards."""
-    monkeypatch.setattr(sys, "path", sys.path[:])
-
-    def own(code):
-        (project / "mine.py").write_text(code)
-        return "model.name=mine:build"
-
-    yield own
-    sys.modules.pop("mine", None)
-
-
 def test_a_subclassed_model_of_the_users_own_trains_in_both_loops(tiny, train, own):
     options = (own(OWN), *LAST_BATCH_SHORT, "train.deterministic=true", "checkpoint.every_steps=3", "checkpoint.keep=9")
     results = {loop: train(tiny, *options, f"train.loop={loop}", run_id=loop) for loop in ("fit", "custom")}
