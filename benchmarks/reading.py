@@ -16,7 +16,7 @@ import psutil
 from tasks import config, dvc_data, input_pipeline, strategies
 
 STEPS_PER_EXECUTION = 50
-"""About what `train.autotune` chooses for a convnet of MNIST."""
+"""About what `auto` comes to for a convnet of MNIST."""
 SHUFFLED = {"input.validation": None, "checkpoint.monitor": "train/loss", "input.augmentation.crop_padding": 0}
 
 

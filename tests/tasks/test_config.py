@@ -574,7 +574,7 @@ NO_RESULT = {
     "checkpoint.keep", "dataset.downloads", "evaluate.global_batch_size", "input.cache", "input.prefetch",
     "register.alias", "register.enabled", "register.metric", "register.minimum", "register.model_name",
     "strategy.communication", "strategy.heartbeat_timeout_seconds", "strategy.launcher", "strategy.max_restarts",
-    "tracking.experiment", "tracking.system_metrics", "train.autotune", "train.jit_compile", "train.loop",
+    "tracking.experiment", "tracking.system_metrics", "train.jit_compile", "train.loop",
     "train.profile_steps", "train.steps_per_execution", "train.tensorboard",
 }  # fmt: skip
 
