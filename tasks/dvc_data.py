@@ -14,7 +14,7 @@ from typing import Any
 import yaml
 from filelock import FileLock, Timeout
 
-from tasks import config, errors, lineage, prepared_data, records
+from tasks import config, data_state, errors, lineage, prepared_data, records
 from tasks.errors import StratagemError, UserError
 from tasks.process import dvc_cache
 from tasks.process.environment import stage_environment
@@ -80,8 +80,11 @@ def prepare_data(settings: config.Settings, stage: str = "prepare", force: bool 
     locks = [folder / lock for lock in (".download.lock", ".prepare.lock") if not (folder / lock).exists()]
     made = _add_dataset(settings.dataset, root)
     prepared_data.set_foreign_aside(name)
+    if not force and data_state.is_known(root, name):
+        return load_prepared(name) if stage == "prepare" else None
     try:
-        _reproduce(f"data/{name}/dvc.yaml:{stage}", settings.dataset.downloads, root, force)
+        with data_state.remembered(root, name) if stage == "prepare" else contextlib.nullcontext():
+            _reproduce(f"data/{name}/dvc.yaml:{stage}", settings.dataset.downloads, root, force)
     except BaseException:
         # What was fetched stays for the next try.
         if made and not (folder / "raw").exists():
@@ -112,6 +115,8 @@ def load_prepared(name: str) -> PreparedDataset:
 
 def is_up_to_date(name: str) -> bool:
     """Return whether DVC finds the prepared data to be what their stages would make now; nothing is made."""
+    if data_state.is_known(config.project_root(), name):
+        return True
     dvc_cache.configure()
     command = [sys.executable, "-m", "dvc", "status", "--quiet", "--with-deps", f"data/{name}/dvc.yaml:prepare"]
     with held_open() as stdin:
