@@ -7,10 +7,11 @@ single ones. `python -m benchmarks strategies` measures one part alone and leave
 import argparse
 import sys
 
-from benchmarks import checkpoints, inputs, measure, pipeline, recipes, scaling, speed, strategies
+from benchmarks import checkpoints, defaults, inputs, measure, pipeline, recipes, scaling, speed, strategies
 
 HEADER = "# Benchmarks\n\nWritten by `make bench` (`python -m benchmarks`), which measures anew.\n\n"
 PARTS = {
+    "defaults": (defaults.section, defaults.HEADING),
     "short": (pipeline.short_section, pipeline.SHORT_HEADING),
     "long": (pipeline.long_section, pipeline.LONG_HEADING),
     "speed": (speed.section, "## Training\n"),

@@ -65,6 +65,18 @@ def ours(
     return done, json.loads(done.output)
 
 
+def ours_as_typed(
+    recipe: str | None, values: Mapping[str, object], environment: Mapping[str, str] | None = None
+) -> tuple[measure.Done, dict[str, Any]]:
+    """Run `stratagem run RECIPE` with nothing set but these values, and with where its run and its model are kept."""
+    values = {**values, "tracking.experiment": "benchmarks", "register.model_name": "benchmarks"}
+    settings = [part for key, value in values.items() for part in ("--set", f"{key}={json.dumps(value)}")]
+    alone = {name: value for name, value in os.environ.items() if name != "PREFECT_API_URL"}
+    command = [str(BIN / "stratagem"), "run", *([recipe] if recipe else []), "--json", "--fresh", *settings]
+    done = measure.watch(command, environment or alone)
+    return done, json.loads(done.output)
+
+
 def tutorial(dataset: str, epochs: int, *options: str) -> tuple[measure.Done, dict[str, Any]]:
     """Run the plain recipe on the same TFDS files."""
     arguments = [dataset, f"data/{dataset}/raw", str(epochs), *options]

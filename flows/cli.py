@@ -118,7 +118,7 @@ def run(
     """
     with command(debug):
         from flows import prefect_server
-        from tasks import config, dvc_data, processes, runs
+        from tasks import config, dvc_data, processes, runs, timeline
         from tasks.errors import UserError
 
         settings = config.load(recipe, overrides)
@@ -139,17 +139,22 @@ def run(
         runs.refuse_held(settings, resume)
         prefect_server.set_environment(debug)
         processes.start(settings)  # Imports its framework while this process imports Prefect.
-        server = prefect_server.start_server()
-        from flows.stages import result
-        from flows.training import training
+        with timeline.span("flow", "wait for the API's address"):
+            server = prefect_server.start_server()
+        with timeline.span("flow", "import Prefect"):
+            from flows.stages import result
+            from flows.training import training
 
         if server is not None:
-            server.await_ready()
+            with timeline.span("flow", "wait for the API"):
+                server.await_ready()
         before = set(runs.finished())
         values = config.Overrides(config.read_overrides(overrides))
         options = (if_changed, resume, allow_changes, fresh)
-        summary = result(training(recipe, values, *options, return_state=True))
-        processes.stop()
+        with timeline.span("flow", "flow"):
+            summary = result(training(recipe, values, *options, return_state=True))
+        with timeline.span("flow", "end the stages"):
+            processes.stop()
         if json:
             print(summary.model_dump_json())
         else:

@@ -17,6 +17,8 @@ import uvicorn
 from filelock import FileLock
 from prefect.settings import get_current_settings
 
+from tasks import timeline
+
 
 def main() -> None:
     """Serve until standard input closes."""
@@ -30,9 +32,9 @@ def main() -> None:
 
 
 async def _serve(listening: socket.socket, home: Path) -> None:
-    # 3 s of imports, after the address was printed.
-    from prefect.server.api.server import create_app
-    from prefect.server.database import provide_database_interface
+    with timeline.span("Prefect's API", "import"):  # 3 s, after the address was printed.
+        from prefect.server.api.server import create_app
+        from prefect.server.database import provide_database_interface
 
     home.mkdir(parents=True, exist_ok=True)
     # Of four first runs at once, one or two failed inside the migration of the database that they all made.
@@ -47,9 +49,10 @@ async def _serve(listening: socket.socket, home: Path) -> None:
         server.should_exit = True
 
     threading.Thread(target=end_with_input, daemon=True).start()
-    serving = asyncio.create_task(server.serve(sockets=[listening]))
-    while not server.started and not serving.done():
-        await asyncio.sleep(0.02)
+    with timeline.span("Prefect's API", "start"):
+        serving = asyncio.create_task(server.serve(sockets=[listening]))
+        while not server.started and not serving.done():
+            await asyncio.sleep(0.02)
     if server.started:
         print("ready", flush=True)
     await serving

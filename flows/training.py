@@ -13,7 +13,7 @@ from prefect.runtime import flow_run
 from pydantic import WithJsonSchema
 
 from flows import reconciliation, stages
-from tasks import config, processes, records, runs
+from tasks import config, processes, records, runs, timeline
 from tasks.errors import Interrupted, UserError
 from tasks.records import EvaluationResult, PreparedDataset, RegisteredModel, Run, RunSummary, TrainingResult
 
@@ -101,7 +101,8 @@ class Clock:
     @contextmanager
     def measure(self, stage: str) -> Iterator[None]:
         began = time.perf_counter()
-        yield
+        with timeline.span("flow", stage):
+            yield
         self._seconds[stage] = round(time.perf_counter() - began, 3)
 
     def read(self) -> dict[str, float]:

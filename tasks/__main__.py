@@ -30,7 +30,7 @@ from typing import Any, Literal
 
 import yaml
 
-from tasks import config, dvc_data, errors, lineage, prepared_data, processes, records, runs
+from tasks import config, dvc_data, errors, lineage, prepared_data, processes, records, runs, timeline
 from tasks.errors import StratagemError, UserError
 from tasks.records import Comparison, EvaluationResult, PreparedDataset, Record, RegisteredModel, Run, TrainingResult
 
@@ -322,7 +322,8 @@ def serve(chief: bool) -> None:
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # Nothing has begun: Ctrl-C need not wait for the imports.
     requests = _read_requests()
     # Now, while the flow's process is starting Prefect and DVC.
-    _import_quietly("tasks.train", *(("tasks.evaluate", "tasks.report", "tasks.tracking") if chief else ()))
+    with timeline.span("stages", "import TensorFlow, Keras, MLflow"):
+        _import_quietly("tasks.train", *(("tasks.evaluate", "tasks.report", "tasks.tracking") if chief else ()))
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Outside of a stage there is nothing to interrupt.
     while True:
         request = json.loads(requests.get())
@@ -386,7 +387,8 @@ def _answer(stage: str, arguments: dict[str, Any], beat: Callable[[], None]) -> 
                 with _ending_with_standard_input():
                     strategies.build(settings.strategy)
                 beat()
-            record = REQUESTS[stage](settings, **given)
+            with timeline.span("stages", stage):
+                record = REQUESTS[stage](settings, **given)
             return {"record": None if record is None else record.model_dump(mode="json")}
         finally:
             signal.signal(signal.SIGINT, signal.SIG_IGN)

@@ -10,7 +10,7 @@ from typing import Any
 import keras
 import numpy as np
 
-from tasks import config
+from tasks import config, timeline
 from tasks.checkpoints import Checkpoints, State, snapshot
 from tasks.errors import Interrupted, StratagemError
 from tasks.input_pipeline import Batches
@@ -137,6 +137,7 @@ class Throughput(keras.callbacks.Callback):
         now, step = self._now(), self.position.step
         if self.first_call_seconds is None:
             self.first_call_seconds = now - self._since
+            timeline.write("stages", "first step", time.monotonic() - self.first_call_seconds)
         else:
             self.num_examples += sum(self.position.batches.size(done) for done in range(self._step, step))
             self.seconds += now - self._since

@@ -399,7 +399,7 @@ def test_a_run_that_a_callback_stopped_inside_an_epoch_goes_on_there(tiny, train
     options = [
         f"train.loop={loop}", f"input.validation={53 if validate else 'null'}", "train.deterministic=true",
         f"train.per_replica_batch_size={32 if validate else 40}", "model.options={units: [16], dropout: 0.5}",
-        "train.epochs=3",
+        "train.epochs=3", "train.steps_per_execution=1",
         # No epoch is so much better than the first, so each counts.
         "train.early_stopping={monitor: train/accuracy, patience_epochs: 9, min_delta: 0.95}",
         f"checkpoint.monitor={'validation' if validate else 'train'}/loss",
