@@ -89,6 +89,8 @@ OTHER_LOOP = [
 ]
 MIXED = [("mlp, sgd, bfloat16", "custom", 8, {}), ("mlp, sgd, float16", "fit", 1, {})]
 REFERENCES = [(work, "fit", 1, {}) for work in WORK]
+# The runs of `RUNS` that do one step a call, with calls that grow.
+GROWING = [("convnet2, adam, float32", "fit", "auto", {}), ("mlp, sgd, float32", "custom", "auto", {})]
 HIERARCHICAL = ("mlp, adam, rest 1", "custom", 8, {"strategy.cross_device_ops": "hierarchical_copy"})
 TO_ONE_DEVICE = ("convnet2, adam, float32", "fit", 8, {"strategy.cross_device_ops": "reduction_to_one_device"})
 
@@ -98,11 +100,11 @@ LAYOUTS = {
         {"strategy.kind": "one_device", "strategy.device": "cpu"},
         [*REFERENCES, *(run for run in RUNS if run[1] == "custom"), *OTHER_LOOP[1:4], RUNS[1]],
     ),
-    "mirrored x2": ({"strategy.kind": "mirrored", "strategy.devices": 2}, [*RUNS, HIERARCHICAL]),
+    "mirrored x2": ({"strategy.kind": "mirrored", "strategy.devices": 2}, [*RUNS, *GROWING, HIERARCHICAL]),
     "mirrored x3": (
         {"strategy.kind": "mirrored", "strategy.devices": 3}, [*RUNS, *OTHER_LOOP, TO_ONE_DEVICE],
     ),
-    "multi_worker x2": ({"strategy.kind": "multi_worker", "strategy.workers": 2}, RUNS + OTHER_LOOP + MIXED),
+    "multi_worker x2": ({"strategy.kind": "multi_worker", "strategy.workers": 2}, RUNS + GROWING + OTHER_LOOP + MIXED),
     "multi_worker x3": ({"strategy.kind": "multi_worker", "strategy.workers": 3}, RUNS + OTHER_LOOP),
 }  # fmt: skip
 
@@ -225,6 +227,18 @@ CASES = [
     for run in runs
     if (layout, run) not in [("one_device", reference) for reference in REFERENCES]
 ]
+
+
+@pytest.mark.parametrize("layout", ["mirrored x2", "multi_worker x2"])
+@pytest.mark.parametrize("run", GROWING, ids=name_of)
+def test_calls_that_grow_change_no_bit(measure, layout, run):
+    work, loop, _, more = run
+    single, growing = measure(layout, (work, loop, 1, more)), measure(layout, run)
+    arrays = content(single)
+    for key, array in content(growing).items():
+        np.testing.assert_array_equal(array, arrays[key], err_msg=key)
+    calls = [json.loads((folder / "losses.json").read_text()) for folder in (single, growing)]
+    assert len(calls[1]) < len(calls[0]), "they grew"
 
 
 @pytest.mark.parametrize(("layout", "run"), CASES)

@@ -84,8 +84,6 @@ def test_all_workers_do_as_the_chief_measures():
 SAME = [
     ("train.loop=fit", "model.options={units: [16], dropout: 0.5}"),
     ("train.loop=custom", "model.options={units: [16], dropout: 0.5}", "input.augmentation={flip: true}"),
-    ("train.loop=fit", "strategy={kind: mirrored, devices: 2}"),
-    ("train.loop=custom", "strategy={kind: mirrored, devices: 2}"),
     ("train.loop=fit", "input.source=stream"),
     ("train.loop=custom", "train.jit_compile=true"),
 ]
