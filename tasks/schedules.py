@@ -82,11 +82,24 @@ def adam_at_once(adam: Any) -> Callable[[Any, Any, Any], None]:
     """
     import tensorflow as tf
 
+    known: tuple[Any, Any] = (None, None)
+
+    def beta_powers(variable: Any) -> Any:
+        nonlocal known
+        # Once for all variables of a step that lie on one device. TensorFlow finds that out by itself for one device,
+        # and not for one replica: its step had 50 operations instead of 14.
+        here = (tf.compat.v1.get_default_graph(), variable.handle.device, variable.dtype)
+        place, powers = known  # Both at once: other threads trace other graphs.
+        if tf.executing_eagerly() or place != here:
+            step = tf.cast(adam.iterations + 1, variable.dtype)
+            # As Keras rounds: tf.cast makes float32 of a Python number before it makes float64 of it.
+            powers = [tf.cast(beta, variable.dtype) ** step for beta in (adam.beta_1, adam.beta_2)]
+            known = here, powers
+        return powers
+
     def update_step(gradient: Any, variable: Any, learning_rate: Any) -> None:
         index = adam._get_variable_index(variable)
-        step = tf.cast(adam.iterations + 1, variable.dtype)
-        # As Keras rounds: tf.cast makes float32 of a Python number before it makes float64 of it.
-        powers = [tf.cast(beta, variable.dtype) ** step for beta in (adam.beta_1, adam.beta_2)]
+        powers = beta_powers(variable)
         tf.raw_ops.ResourceApplyAdam(
             var=variable.handle,  # Keras hands over what TensorFlow holds.
             m=adam._momentums[index].value.handle,
