@@ -59,22 +59,25 @@ def _look(root: Path, name: str) -> tuple[str, float] | None:
         stages = described["stages"].values()
         depended = [path.replace("${dataset.name}", name) for stage in stages for path in stage["deps"]]
         found = [*_states(folder)]
+        missing = []
         for path in (*depended, ".dvc/config", ".dvc/config.local", ".dvcignore"):
             if "${" in path:
                 return None
             if path.startswith(".dvc") and not (root / path).exists():
-                found.append((path,))
+                missing.append(path)
             elif not (root / path).resolve().is_relative_to(folder.resolve()):
                 found += _states(root / path)
     except (OSError, KeyError, TypeError, AttributeError, yaml.YAMLError):
         return None
-    settled = max((state[-1] for state in found if len(state) > 1), default=0) / 1e9
-    text = json.dumps([version("dvc"), sorted(map(list, found))])
-    return hashlib.sha256(text.encode()).hexdigest(), settled
+    changed = max((state.st_ctime_ns for _, state in found), default=0) / 1e9
+    numbers = ("st_mode", "st_dev", "st_ino", "st_size", "st_mtime_ns", "st_ctime_ns")
+    lines = sorted([str(path), *(getattr(state, number) for number in numbers)] for path, state in found)
+    text = json.dumps([version("dvc"), missing, lines])
+    return hashlib.sha256(text.encode()).hexdigest(), changed
 
 
-def _states(path: Path) -> Iterator[tuple[str | int, ...]]:
-    """Yield, for a file or for all inside a folder, its path, the file that it is, its size and when it changed."""
+def _states(path: Path) -> Iterator[tuple[Path, os.stat_result]]:
+    """Yield the state of a file, or of each in a folder; of a link, also of what it leads to."""
     if path.is_dir():
         if path.is_symlink():
             raise OSError(f"{path} leads to another folder")  # Or round in a circle.
@@ -82,5 +85,5 @@ def _states(path: Path) -> Iterator[tuple[str | int, ...]]:
             if inside.name != "__pycache__":
                 yield from _states(inside)
         return
-    for what in (path.lstat(), path.stat()):  # A link, and what it leads to.
-        yield str(path), what.st_mode, what.st_dev, what.st_ino, what.st_size, what.st_mtime_ns, what.st_ctime_ns
+    yield path, path.lstat()
+    yield path, path.stat()
