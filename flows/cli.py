@@ -142,7 +142,7 @@ def run(
         with timeline.span("flow", "wait for the API's address"):
             server = prefect_server.start_server()
         with timeline.span("flow", "import Prefect"):
-            from flows.stages import result
+            from flows.stages import result, without_heartbeats
             from flows.training import training
 
         if server is not None:
@@ -151,7 +151,7 @@ def run(
         before = set(runs.finished())
         values = config.Overrides(config.read_overrides(overrides))
         options = (if_changed, resume, allow_changes, fresh)
-        with timeline.span("flow", "flow"):
+        with timeline.span("flow", "flow"), without_heartbeats():
             summary = result(training(recipe, values, *options, return_state=True))
         with timeline.span("flow", "end the stages"):
             processes.stop()

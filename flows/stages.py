@@ -5,12 +5,13 @@ None has a time-out: how long one may take grows with the dataset and the epochs
 """
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any, TypeVar
 
 from prefect import State, Task, task
 from prefect.cache_policies import NO_CACHE
 from prefect.client.schemas import TaskRun
+from prefect.settings import PREFECT_FLOWS_HEARTBEAT_FREQUENCY, temporary_settings
 from prefect.states import Cancelled
 
 from tasks import dvc_data, processes, runs
@@ -139,6 +140,12 @@ def finish(settings: Settings, run: Run, status: str, reason: str | None = None)
 def cancelled(interrupted: Interrupted) -> Any:
     """Return the state of a flow run that somebody stopped."""
     return Cancelled(message=str(interrupted), data=interrupted.exit_code)
+
+
+def without_heartbeats() -> AbstractContextManager[Any]:
+    """Let a command's own flows send no heartbeats within the block: each would end with up to a second of waiting for
+    the thread that sends them. What dies in the middle is found by the next start (``reconciliation``)."""
+    return temporary_settings({PREFECT_FLOWS_HEARTBEAT_FREQUENCY: None})
 
 
 def result(state: State[R]) -> R:
