@@ -435,8 +435,8 @@ def _without(*packages: str) -> Iterator[None]:
 def _import_quietly(*modules: str) -> None:
     """Import what a stage needs, with a framework's start-up lines held back, and set who may log."""
     on_tensorflow = os.environ.get("KERAS_BACKEND", "tensorflow") == "tensorflow"
-    # Keras would import scikit-learn for wrappers that nobody uses here, and with it SciPy's statistics: 0.4 s of the 5.3
-    # of processor time that a stage process takes to start. TensorFlow would import JAX for a converter: 0.5 s.
+    # Keras would import scikit-learn for wrappers that nobody uses here, and with it SciPy's statistics: 0.4 s of the
+    # 5.3 s of processor time that a stage process takes to start. TensorFlow would import JAX for a converter: 0.5 s.
     left_out = ("sklearn", "jax") if on_tensorflow else ("sklearn",)
     with quiet_standard_error():
         with _without(*left_out):
