@@ -1,7 +1,9 @@
 """download: a dataset's name -> a TFDS dataset in data/<name>/raw, made from archives that were hashed before use."""
 
 import contextlib
+import errno
 import io
+import os
 import re
 import shutil
 import sys
@@ -51,6 +53,8 @@ def download(dataset: config.Dataset) -> DatasetManifest:
     root = config.project_root()
     folder = root / "data" / dataset.name
     raw = folder / "raw"
+    import tensorflow as tf  # Not above: what is refused early needs none of it.
+
     datasets.build(dataset.name, dataset.version, raw)  # A wrong name or version leaves nothing behind.
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -65,12 +69,12 @@ def download(dataset: config.Dataset) -> DatasetManifest:
         raise UserError(f"dataset {dataset.name}: {' '.join(str(error).split())}") from None
     except (requests.RequestException, tfds.download.DownloadError) as error:
         raise errors.DownloadError(f"dataset {dataset.name}: the download broke off ({error}). Run it again") from None
+    except tf.errors.ResourceExhaustedError:  # As TensorFlow says that a disk is full.
+        raise files.no_room(folder.relative_to(root), OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))) from None
     except ImportError as error:
         raise UserError(f"dataset {dataset.name} needs a package that is not installed: {error}") from None
     except OSError as error:
-        raise UserError(
-            f"{folder.relative_to(root)}: cannot be written ({error}). Check its permissions and the free space"
-        ) from None
+        raise files.unwritable(folder.relative_to(root), error) from None
 
 
 def refuse_early(dataset: config.Dataset) -> None:

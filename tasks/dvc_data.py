@@ -7,7 +7,6 @@ import signal
 import subprocess
 import sys
 import tempfile
-import time
 from pathlib import Path
 from typing import Any
 
@@ -259,56 +258,32 @@ def _reproduce(target: str, downloads: Path | None, root: Path, force: bool) -> 
         environment = {**stage_environment(None), "STRATAGEM_ERROR": str(problem)}
         if downloads is not None:
             environment["STRATAGEM_DOWNLOADS"] = str(downloads.absolute())
-        command = [sys.executable, "-m", "dvc", "repro", *(["--force", "--single-item"] if force else []), target]
+        command = [sys.executable, "-m", "tasks.process.repro", *(["--force"] if force else []), target]
         try:
             # DVC refuses at once when another of its commands runs; a second flow waits here instead.
             with FileLock(state / "stratagem.lock", timeout=DVC_BUSY_SECONDS):
-                _run_dvc(command, environment, root, problem)
+                code = _run(command, environment, root)
         except Timeout:
             raise StratagemError(
                 "another run has been preparing data for ten minutes: wait for it, then run again"
             ) from None
-
-
-def _run_dvc(command: list[str], environment: dict[str, str], root: Path, problem: Path) -> None:
-    waiting_since = time.monotonic()
-    while True:
-        # Quiet DVC, so that the stage has the terminal for its own progress.
-        # Its stage reads the pipe, and ends when this process does, however that dies.
-        child = subprocess.Popen(
-            [*command, "--quiet"],
-            cwd=root,
-            env=environment,
-            stdin=subprocess.PIPE,
-            stdout=sys.stderr,
-            process_group=0,
-        )
-        try:
-            code = child.wait()
-        except BaseException:
-            os.killpg(child.pid, signal.SIGTERM)
-            child.wait()
-            raise
-        finally:
-            if child.stdin is not None:
-                child.stdin.close()
-        if code == 0:
-            return
         if problem.exists():
             raise errors.from_json(json.loads(problem.read_text(encoding="utf-8")))
-        with held_open() as stdin:
-            told = subprocess.run(
-                command, check=False, cwd=root, env=environment, stdin=stdin, capture_output=True, text=True
-            )
-        if told.returncode == 0:
-            return
-        if problem.exists():
-            continue
-        message = next(
-            (line for line in told.stderr.splitlines() if line.startswith("ERROR")), told.stderr.strip()[-500:]
-        )
-        # Said of a stage's files, and, after three seconds, of the whole project.
-        busy = "is busy" in told.stderr or "Unable to acquire lock" in told.stderr
-        if not busy or time.monotonic() - waiting_since > DVC_BUSY_SECONDS:
-            raise StratagemError(f"`dvc {' '.join(command[3:])}` failed: {message.removeprefix('ERROR: ')}")
-        time.sleep(2)
+        if code != 0:
+            raise StratagemError(f"{target}: the process in which DVC makes it died (exit code {code}): run again")
+
+
+def _run(command: list[str], environment: dict[str, str], root: Path) -> int:
+    """Run DVC in a process of its own, and return its exit code; its stage ends when this process does."""
+    child = subprocess.Popen(
+        command, cwd=root, env=environment, stdin=subprocess.PIPE, stdout=sys.stderr, process_group=0
+    )
+    try:
+        return child.wait()
+    except BaseException:
+        os.killpg(child.pid, signal.SIGTERM)
+        child.wait()
+        raise
+    finally:
+        if child.stdin is not None:
+            child.stdin.close()

@@ -1,13 +1,29 @@
-"""What may be removed: only what this program made, and only inside of the project."""
+"""Files: what may be removed (only what this program made, inside of the project), and what cannot be written."""
 
 import contextlib
+import errno
 import shutil
 import tempfile
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
+from tasks.errors import StratagemError, UserError
+
+NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
 # In a scratch folder, it says who made that.
 MARK = ".stratagem"
+
+
+def no_room(place: Path | str, error: OSError) -> StratagemError:
+    """Return the one message for a full disk."""
+    return StratagemError(f"{place} cannot be written ({error.strerror}). Make room, and give the same command again")
+
+
+def unwritable(place: Path | str, error: OSError) -> StratagemError:
+    """Return the one message for what cannot be written: the user's mistake, but for a full disk."""
+    if error.errno in NO_ROOM:
+        return no_room(place, error)
+    return UserError(f"{place}: cannot be written ({error}). Check its permissions")
 
 
 def is_inside(path: Path, root: Path) -> bool:

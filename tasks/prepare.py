@@ -83,9 +83,7 @@ def prepare(dataset: config.Dataset, manifest: DatasetManifest) -> PreparedDatas
             f"Make it again from its archives: {again}"
         ) from None
     except OSError as error:
-        raise UserError(
-            f"{folder.relative_to(root)}: cannot be written ({error}). Check its permissions and the free space"
-        ) from None
+        raise files.unwritable(folder.relative_to(root), error) from None
     return prepared
 
 

@@ -9,7 +9,7 @@ import pytest
 import yaml
 from filelock import FileLock
 
-from tasks import config, dvc_data
+from tasks import config, dvc_data, prepared_data
 from tasks.errors import StratagemError, UserError
 
 
@@ -155,3 +155,71 @@ def test_a_dvc_command_that_runs_outside_is_waited_for(project, digits_folder, m
         (project / "other" / "end").touch()
         assert other.wait() == 0
     assert (project / "data" / "digits" / "done").exists()
+
+
+PHOTOS = """
+import numpy as np
+import tensorflow_datasets as tfds
+
+
+class Photos(tfds.core.GeneratorBasedBuilder):
+    VERSION = tfds.core.Version("1.0.0")
+
+    def _info(self):
+        label = tfds.features.ClassLabel(num_classes=2)
+        features = {"image": tfds.features.Image(shape=(None, None, 3)), "label": label}
+        return tfds.core.DatasetInfo(
+            builder=self, features=tfds.features.FeaturesDict(features), supervised_keys=("image", "label")
+        )
+
+    def _split_generators(self, dl_manager):
+        return {"train": self._generate_examples()}
+
+    def _generate_examples(self):
+        for i in range(20):
+            yield i, {"image": np.full((5 + i, 30 - i, 3), i, np.uint8), "label": i % 2}
+"""
+
+
+@pytest.mark.slow
+def test_photos_of_many_sizes_without_a_test_split(project, run):
+    (project / "tasks" / "datasets" / "photos.py").write_text(PHOTOS)
+    prepare = ["stratagem", "prepare", "--set", "dataset.name=photos"]
+    refused = run(prepare)
+    assert refused.returncode == 2
+    assert "Give --set dataset.image_size=[HEIGHT,WIDTH]" in refused.stderr
+    made = run([*prepare, "--set", "dataset.image_size=[12,9]"])
+    assert made.returncode == 0, made.stderr
+    assert "it has no test split: 4 of its training examples, drawn with seed 0" in made.stderr
+    prepared = dvc_data.load_prepared("photos")
+    assert prepared.image_shape == (12, 9, 3)
+    assert {name: split.num_examples for name, split in prepared.splits.items()} == {"test": 4, "train": 16}
+    # What DVC itself wrote down is what the manifest is compared with.
+    assert set(prepared_data._listed(prepared.data_version, project)) == {
+        path.name for path in (project / prepared.folder).iterdir()
+    }
+    assert prepared_data._folder_md5(prepared) == prepared.data_version
+    prepared_data.verify(prepared)
+
+
+@pytest.fixture
+def small_cache(project):
+    """DVC's cache on a file system of 64 kB."""
+    cache = project / ".dvc" / "cache"
+    cache.mkdir()
+    mounting = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", cache], capture_output=True, text=True, check=False
+    )
+    if mounting.returncode:
+        pytest.skip(f"a file system cannot be mounted here: {mounting.stderr.strip()}")
+    yield cache
+    subprocess.run(["umount", "--lazy", cache], check=True)
+
+
+@pytest.mark.slow
+def test_a_full_disk_is_one_message_and_nothing_is_done_twice(project, small_cache, run):
+    full = run(["stratagem", "prepare", "--set", "dataset.name=noise"])
+    assert full.returncode == 1
+    (message,) = [line for line in full.stderr.splitlines() if line.startswith("error: ")]
+    assert "cannot be written (No space left on device). Make room, and give the same command again" in message
+    assert full.stderr.count("prepared noise") == 1
