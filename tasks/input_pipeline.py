@@ -10,7 +10,7 @@ import logging
 import math
 import tempfile
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
@@ -32,6 +32,8 @@ Batch = tuple[npt.NDArray[np.uint8], npt.NDArray[np.int64]]
 GATHERED_BYTES = 4_000_000
 """How much the array source gathers at once, or one batch where that is more: NumPy read MNIST 1.4 times as fast in
 blocks of 3 to 6 MB as in those of 1.6 or of 8 MB, whatever the batch."""
+PLANNED_STEPS = 100_000
+"""Steps of whole passes that are planned at once, whatever train.steps_per_epoch is: 2147483648 took 13 GB."""
 AHEAD = 2
 """How many of those are gathered ahead for NumPy: with one, each waits for the thread to wake up."""
 RECORDS_AT_ONCE = 32
@@ -156,7 +158,7 @@ class Batches:
             return ((block[start:end], its_labels[start:end]) for start, end in itertools.pairwise(ends))
 
         many = _at_once(-(-self.global_batch_size // self.num_workers), images.shape) if self.prefetch else 1
-        blocks = self._blocks(many).tolist()
+        blocks = (block for chunk in range(self._chunks) for block in self._blocks(many, chunk).tolist())
         for block in _ahead(gather, blocks) if self.prefetch else itertools.starmap(gather, blocks):
             yield from block
 
@@ -187,22 +189,32 @@ class Batches:
         first, last = self._parts[place]
         return number, slice(first, last)
 
-    def _unread(self) -> npt.NDArray[np.int64]:
-        """Return the rest of the epoch, cut where a pass ends: int64 (n, 3), a pass and the steps of it to begin with
-        and to end before."""
+    @property
+    def _chunks(self) -> int:
+        """What the rest of an epoch is asked for in, so that no list grows with ``train.steps_per_epoch``."""
+        return -(-(self.steps // self.steps_in_pass + 2) // self._passes_at_once)
+
+    @property
+    def _passes_at_once(self) -> int:
+        return max(1, PLANNED_STEPS // self.steps_in_pass)
+
+    def _unread(self, chunk: int) -> npt.NDArray[np.int64]:
+        """Return a chunk of the rest of the epoch, cut where a pass ends: int64 (n, 3), a pass and the steps of it to
+        begin with and to end before."""
         steps = range(self.epoch * self.steps + self.start_step, (self.epoch + 1) * self.steps)
         in_pass = self.steps_in_pass
-        passes = np.arange(steps.start // in_pass, -(-steps.stop // in_pass))
+        first = steps.start // in_pass + chunk * self._passes_at_once
+        passes = np.arange(first, min(first + self._passes_at_once, -(-steps.stop // in_pass)))
         starts = np.maximum(steps.start - passes * in_pass, 0)
         ends = np.minimum(steps.stop - passes * in_pass, in_pass)
         return np.stack([passes, starts, ends], axis=1)
 
-    def _blocks(self, many: int) -> npt.NDArray[np.int64]:
+    def _blocks(self, many: int, chunk: int) -> npt.NDArray[np.int64]:
         """Return what ``_unread`` returns, cut into blocks of so many steps or fewer; a short batch is one alone."""
         whole = self.num_examples // self.global_batch_size
         blocks = [
             (number, first, min(first + many, last))
-            for number, start, end in self._unread().tolist()
+            for number, start, end in self._unread(chunk).tolist()
             for begin, last in ((start, min(end, whole)), (max(start, whole), end))
             for first in range(begin, last, many)
         ]
@@ -354,6 +366,16 @@ def check_batch(global_batch_size: int, num_examples: int, prepared: PreparedDat
         )
 
 
+def check_augmentation(section: config.Augmentation, prepared: PreparedDataset) -> None:
+    """Raise ``UserError`` when images are padded so far that a crop can miss them altogether."""
+    height, width, _ = prepared.image_shape
+    if section.crop_padding >= min(height, width):
+        raise UserError(
+            f"input.augmentation.crop_padding = {section.crop_padding}: the images of {prepared.name} have {height} x "
+            f"{width} pixels, and a crop would hold nothing of them. Give less than {min(height, width)}"
+        )
+
+
 def training(
     settings: config.Settings,
     prepared: PreparedDataset,
@@ -470,7 +492,7 @@ def _source(section: config.Input, prepared: PreparedDataset, split: str, rows: 
 
 
 def _ahead(
-    gather: Callable[[int, int, int], Iterator[Batch]], blocks: list[tuple[int, int, int]]
+    gather: Callable[[int, int, int], Iterator[Batch]], blocks: Iterable[tuple[int, int, int]]
 ) -> Iterator[Iterator[Batch]]:
     """Yield the batches of each block, while a thread gathers the next AHEAD."""
     pool, gathered = ThreadPoolExecutor(1, "input"), deque[Future[Iterator[Batch]]]()
@@ -536,7 +558,7 @@ def _gathered(batches: Batches, source: ArraySource) -> Any:
         # The batches of a block have one size.
         return tuple(tf.reshape(array, [block[2] - block[1], -1, *array.shape[1:]]) for array in arrays)
 
-    dataset = _at_start(lambda: batches._blocks(many)).map(gather)
+    dataset = _at_start(lambda chunk: batches._blocks(many, int(chunk)), batches._chunks).map(gather)
     dataset = dataset.prefetch(2) if batches.prefetch else dataset
     dataset = dataset.flat_map(lambda *arrays: tf.data.Dataset.from_tensor_slices(arrays))
     if section is None:
@@ -607,8 +629,11 @@ def _streamed(batches: Batches, source: StreamSource) -> Any:
             # The seed of this function's graph alone: with a graph seed of 0, which train.seed=0 would hand down,
             # TensorFlow compares the tensor below with 0 in Python, and fails.
             tf.random.set_seed(1)
+            # TensorFlow makes room for the whole buffer, also where there are fewer records.
             shuffled = records.shuffle(
-                source.shuffle_buffer, seed=batches.seed * 1_000_003 + number, reshuffle_each_iteration=False
+                min(source.shuffle_buffer, batches.num_examples),
+                seed=batches.seed * 1_000_003 + number,
+                reshuffle_each_iteration=False,
             )
         batched = shuffled.batch(batches.global_batch_size, drop_remainder=batches.drop_remainder).skip(start)
         # Not to count up to the end of the data: the cache is whole when it was read.
@@ -632,15 +657,18 @@ def _streamed(batches: Batches, source: StreamSource) -> Any:
         return decoded.enumerate(start).map(augmented, num_parallel_calls=tf.data.AUTOTUNE)
 
     # Not one inside the other, which would cost 8 ms more at the start of each iteration.
-    return _at_start(batches._unread).flat_map(lambda part: one_pass(part[0], part[1], part[2]))
+    return _at_start(lambda chunk: batches._unread(int(chunk)), batches._chunks).flat_map(
+        lambda part: one_pass(part[0], part[1], part[2])
+    )
 
 
-def _at_start(parts: Callable[[], npt.NDArray[np.int64]]) -> Any:
-    """Return the dataset of what a function returns when an iteration starts, int64 (n, 3): so one dataset serves all
-    epochs, and a resume starts inside one."""
+def _at_start(parts: Callable[[npt.NDArray[np.int64]], npt.NDArray[np.int64]], num_chunks: int) -> Any:
+    """Return the dataset of what a function returns for each chunk, int64 (n, 3), when an iteration comes to it: so one
+    dataset serves all epochs, and a resume starts inside one."""
     import tensorflow as tf
 
-    def asked(_: Any) -> Any:
-        return tf.data.Dataset.from_tensor_slices(tf.ensure_shape(tf.numpy_function(parts, [], tf.int64), (None, 3)))
+    def asked(chunk: Any) -> Any:
+        part = tf.numpy_function(parts, [chunk], tf.int64)
+        return tf.data.Dataset.from_tensor_slices(tf.ensure_shape(part, (None, 3)))
 
-    return tf.data.Dataset.from_tensors(0).flat_map(asked)
+    return tf.data.Dataset.range(num_chunks).flat_map(asked)

@@ -69,6 +69,7 @@ def check(settings: config.Settings, prepared: PreparedDataset) -> tuple[strateg
     global_batch_size = find_global_batch_size(settings.train, strategy.num_replicas)
     _, rows = input_pipeline.carve(prepared, settings.input.validation, settings.train.seed)["train"]
     input_pipeline.check_batch(global_batch_size, len(rows), prepared)
+    input_pipeline.check_augmentation(settings.input.augmentation, prepared)
     with _host():
         model = models.build(settings.model, prepared, settings.input.normalization)
     strategy.check_model(model)

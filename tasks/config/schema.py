@@ -372,7 +372,7 @@ class Train(Section):
     """Examples all replicas take together in one step."""
     scale_learning_rate_from: Result[Count | None]
     """Linear scaling rule: multiply learning rates by global batch / this batch size; null is off."""
-    steps_per_execution: Speed[Literal["auto"] | Count]
+    steps_per_execution: Speed[Literal["auto"] | Annotated[int, Field(gt=0, le=10_000)]]
     """Steps in one call of the compiled train function; `auto` begins with 1 and lets the calls grow, as their time
     allows, to a quarter of a second. It changes no number."""
     jit_compile: Speed[Literal["auto"] | bool]

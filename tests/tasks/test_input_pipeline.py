@@ -6,6 +6,7 @@ import re
 import shutil
 import sys
 import threading
+import tracemalloc
 from collections import Counter
 from itertools import chain, pairwise
 
@@ -443,8 +444,19 @@ def watched(tiny):
 
 @pytest.fixture
 def small_blocks(monkeypatch):
-    """Of five batches of ten images of 8 x 8 pixels."""
+    """Of five batches of ten images of 8 x 8 pixels; an epoch is planned a pass at a time."""
     monkeypatch.setattr(input_pipeline, "GATHERED_BYTES", 5 * 10 * 8 * 8)
+    monkeypatch.setattr(input_pipeline, "PLANNED_STEPS", 1)
+
+
+def test_what_an_epoch_takes_does_not_grow_with_its_steps(tiny):
+    batches = input_pipeline.training(load("train.steps_per_epoch=10000000"), tiny, 13)
+    for first in (lambda: next(batches.arrays()), lambda: next(iter(batches.dataset.take(1)))):
+        tracemalloc.start()
+        assert len(first()[1]) == 13
+        _, most = tracemalloc.get_traced_memory()
+        tracemalloc.stop()
+        assert most < 50_000_000
 
 
 @pytest.mark.parametrize("prefetch", [1, "auto"])

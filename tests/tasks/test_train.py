@@ -618,6 +618,10 @@ def test_a_run_without_a_checkpoint_begins_at_its_first_step(tiny, train):
 @pytest.mark.parametrize(
     ("overrides", "said"),
     [
+        (
+            ["input.augmentation.crop_padding=8"],
+            "have 8 x 8 pixels, and a crop would hold nothing of them. Give less than 8",
+        ),
         (["train.per_replica_batch_size=181"], "the global batch of 181 examples is larger than the training split"),
         (["input.validation=200"], "input.validation = 200: takes 200 of the 200 training examples"),
         (["input.validation=9999"], "input.validation = 9999"),
