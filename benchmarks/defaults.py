@@ -1,4 +1,4 @@
-"""What one gets without asking: the commands as a user types them, beside the tutorial. Twelve minutes on two cores."""
+"""What one gets without asking: the commands as a user types them, beside the tutorial; and the timeline's picture."""
 
 import sys
 from functools import partial
@@ -54,6 +54,7 @@ def section(dataset: str, epochs: int, repeats: int) -> str:
                 HELP: lambda: measure.run([str(BIN / "stratagem"), "--help"])[0],
             },
         )
+    timeline.main()
     help_seconds = measured[HELP]
     speeds = [CONVNET_TUTORIAL, CONVNET, PERCEPTRON_TUTORIAL, PERCEPTRON]
     return "\n".join(
