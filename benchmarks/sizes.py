@@ -18,12 +18,12 @@ import tensorflow_datasets as tfds
 
 from benchmarks.reading import counter
 from benchmarks.training import trained
-from tasks import config, download, input_pipeline, lineage, prepare, records, strategies, tracking, train
+from tasks import config, download, input_pipeline, lineage, prepare, records, runs, strategies, tracking, train
 from tasks.checkpoints import Checkpoints, assign
 from tasks.evaluate import evaluate
 
 EXAMPLES, SIDES = (1_000, 4_000, 16_000, 60_000), (8, 16, 32, 64)
-STEPS = POINTS = (100, 1_000, 10_000)
+STEPS = POINTS = RUNS = (100, 1_000, 10_000)
 UNITS = {10_000: 12, 100_000: 126, 1_000_000: 1_258, 10_000_000: 12_579}
 """Units of a perceptron's one hidden layer on 28x28 pixels, by about how many parameters it then has."""
 PLAIN = {
@@ -145,6 +145,36 @@ def tracked(size: int, settings: config.Settings, prepared: records.PreparedData
     measure("a tracked run / points", size, write)
 
 
+def history(size: int, settings: config.Settings) -> None:
+    """Measure what a start asks of the runs before it, when there are so many that have ended."""
+    traced = lineage.trace(settings, "0" * 32)
+    ended = records.RunStatus(status="FAILED", reason=None, at="")
+    for number in range(len(list(Path("mlruns/runs").glob("*"))), size):
+        run = records.Run(
+            run_id=f"{number:032x}",
+            experiment="e",
+            name="n",
+            folder=f"mlruns/runs/{number:032x}",
+            lineage=traced.model_copy(update={"code_digest": str(number)}),
+            settings=settings.to_json(),
+            number=number,
+        )
+        folder = Path(run.folder, "records")
+        folder.mkdir(parents=True)
+        (folder / "run.json").write_text(run.model_dump_json(indent=2))
+        folder.with_name("status.json").write_text(ended.model_dump_json())
+
+    def ask() -> None:
+        runs.remove_leftovers()
+        runs.find_unfinished(settings, traced)
+        runs.why_not_taken_up(settings, traced)
+        lineage.finished_run(settings.dataset.name, traced)
+        runs.open_ended()
+        runs.next_number()
+
+    measure("what a start asks of the runs before it / runs", size, ask)
+
+
 def main() -> None:
     """Measure every row, and print."""
     for count in EXAMPLES:
@@ -166,6 +196,8 @@ def main() -> None:
             put("an epoch / steps", size, result.epoch_seconds[-1])
     for size in POINTS:
         tracked(size, settings, prepared)
+    for size in RUNS:
+        history(size, settings)
     print(json.dumps(found))
 
 

@@ -12,6 +12,7 @@ import yaml
 from tasks import config, records
 from tasks.errors import UserError
 from tasks.records import CodeMeanings
+from tasks.runs import catalogue
 
 if TYPE_CHECKING:
     import numpy as np
@@ -146,15 +147,13 @@ def finished_run(dataset: str, lineage: records.Lineage) -> records.RunSummary |
     Only the last one counts: after other settings the same ones train again, and the registered model is theirs again.
     Unreadable records are skipped.
     """
-    finished = []
-    for path in config.project_root().glob("mlruns/runs/*/summary.json"):
+    last = None
+    newest = "dataset = ? AND finished_at IS NOT NULL ORDER BY finished_at DESC LIMIT 1"
+    while last is None and (found := catalogue.ask(newest, dataset)):
         try:
-            run = records.load(records.RunSummary, path)
+            last = records.load(records.RunSummary, config.project_root() / found[0].folder / "summary.json")
         except UserError:
-            continue
-        if run.dataset == dataset:
-            finished.append(run)
-    last = max(finished, key=lambda run: run.finished_at, default=None)
+            catalogue.forget(found[0].folder)  # It was readable when it was read.
     if last is None:
         return None
     wanted = (lineage.data_version, lineage.settings_digest, lineage.code_digest)

@@ -156,7 +156,7 @@ def begin(
     Raises:
         UserError: the training is refused, or what ``resume`` names cannot be carried on.
     """
-    runs.remove_leftovers()
+    runs.remove_leftovers(held.holder.key)
     unfinished = None
     if resume is None and not fresh:
         traced = lineage.trace(settings, prepared.data_version)

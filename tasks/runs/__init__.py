@@ -1,8 +1,21 @@
 """The runs in mlruns/: which are at work (`holds`), how the others ended (`outcome`), which one a command takes up
-(`index`, `resume`), and what killed processes left (`leftovers`)."""
+(`index`, `resume`), what killed processes left (`leftovers`), and what is known of all without reading them again
+(`catalogue`)."""
 
+from tasks.runs.catalogue import forget
 from tasks.runs.holds import Hold, abandoned, describe, hold, hold_run, is_held, is_over, key_of, refuse_held
-from tasks.runs.index import begun, find, find_named, find_unfinished, finished, newest, next_number, undelivered
+from tasks.runs.index import (
+    begun,
+    find,
+    find_named,
+    find_unfinished,
+    finished,
+    look_up,
+    newest,
+    next_number,
+    open_ended,
+    undelivered,
+)
 from tasks.runs.leftovers import remove_leftovers
 from tasks.runs.outcome import (
     RESULTS,
@@ -36,6 +49,7 @@ __all__ = [
     "find_named",
     "find_unfinished",
     "finished",
+    "forget",
     "forget_results",
     "forget_what_changed",
     "hold",
@@ -46,10 +60,12 @@ __all__ = [
     "left_by",
     "load_evaluation",
     "load_training",
+    "look_up",
     "mark_nonfinite",
     "newest",
     "next_number",
     "nonfinite_steps",
+    "open_ended",
     "refuse_held",
     "refuse_other_training",
     "refuse_resume",

@@ -6,10 +6,15 @@ import re
 from tasks import config, errors, records
 from tasks.errors import UserError
 from tasks.records import Run
+from tasks.runs import catalogue
 from tasks.runs.outcome import nonfinite_steps, status
 
 # As MLflow and ``uuid4().hex`` write it.
 ID = re.compile("[0-9a-f]{32}")
+
+# Of training runs that can be read.
+RUNS = "folder LIKE 'mlruns/runs/%' AND run_id IS NOT NULL"
+NEWEST_FIRST = "ORDER BY number DESC, changed DESC"
 
 
 def find(run_id: str) -> Run:
@@ -20,7 +25,7 @@ def find(run_id: str) -> Run:
     """
     path = config.project_root() / "mlruns" / "runs" / run_id / "records" / "run.json"
     if not ID.fullmatch(run_id) or not path.exists():
-        known = [run.run_id for run in begun()]
+        known = [str(entry.run_id) for entry in catalogue.ask(f"{RUNS} {NEWEST_FIRST}")]
         see = f"the newest runs: {', '.join(known[:5])}" if known else "there is none yet"
         raise UserError(errors.one_of("run", run_id, known, see))
     return records.load(Run, path)
@@ -43,9 +48,9 @@ def newest(dataset: str) -> Run:
     Raises:
         UserError: there is none.
     """
-    for run in begun():
-        if run.settings["dataset"]["name"] == dataset:
-            return run
+    run = _first("dataset = ?", dataset)
+    if run is not None:
+        return run
     raise UserError(f"no run on {dataset} has begun in mlruns/: train one first, or name a run with --run")
 
 
@@ -55,41 +60,61 @@ def find_unfinished(settings: config.Settings, wanted: records.Lineage) -> Run |
     The caller holds the key of the settings, so none of them is at work. A run of a comparison is left to it; one whose
     loss was not a number would come to the same end again.
     """
-    for run in begun():
-        same = (run.lineage.data_version, run.lineage.settings_digest, run.lineage.code_digest) == (
-            wanted.data_version,
-            wanted.settings_digest,
-            wanted.code_digest,
-        )
-        if same and run.parent_run_id is None:
-            ended = status(run)
-            if ended is None or ended.status == "FINISHED":
-                return None
-            allowed = settings.train.max_rollbacks if settings.train.on_nonfinite == "rollback" else 0
-            return None if len(nonfinite_steps(run)) > allowed else run
+    same = (wanted.data_version, wanted.settings_digest, wanted.code_digest)
+    run = _first("parent_run_id IS NULL AND data_version IS ? AND settings_digest IS ? AND code_digest IS ?", *same)
+    ended = status(run) if run is not None else None
+    if run is None or ended is None or ended.status == "FINISHED":
+        return None
+    allowed = settings.train.max_rollbacks if settings.train.on_nonfinite == "rollback" else 0
+    return None if len(nonfinite_steps(run)) > allowed else run
+
+
+def _first(condition: str, *values: object) -> Run | None:
+    """Return the newest run for which a condition on its entry holds, read from its own file."""
+    while found := catalogue.ask(f"{RUNS} AND {condition} {NEWEST_FIRST} LIMIT 1", *values):
+        if (run := load(found[0].folder)) is not None:
+            return run
+        catalogue.forget(found[0].folder)  # It was readable when it was read.
     return None
+
+
+def load(folder: str) -> Run | None:
+    """Return the run of a folder, None where that cannot be read."""
+    with contextlib.suppress(UserError):
+        return records.load(Run, config.project_root() / folder / "records" / "run.json")
+    return None
+
+
+def look_up(run_id: str) -> Run | None:
+    """Return a run or a comparison by its id, None where there is none; what is no id names none."""
+    if not ID.fullmatch(run_id):
+        return None
+    return load(f"mlruns/runs/{run_id}") or load(f"mlruns/comparisons/{run_id}")
 
 
 def begun() -> list[Run]:
     """Return all runs that were begun, the newest first."""
-    found = []
-    for path in config.project_root().glob("mlruns/runs/*/records/run.json"):
-        with contextlib.suppress(UserError):  # Killed while it was written.
-            run = records.load(Run, path)
-            found.append((run.number, path.stat().st_mtime_ns, run))
-    return [run for *_, run in sorted(found, key=lambda entry: entry[:2], reverse=True)]
+    found = (load(entry.folder) for entry in catalogue.ask(f"{RUNS} {NEWEST_FIRST}"))
+    return [run for run in found if run is not None]
+
+
+def open_ended() -> list[Run]:
+    """Return the runs and comparisons that say that they are at work, or have something to tell MLflow."""
+    found = (load(entry.folder) for entry in catalogue.ask("run_id IS NOT NULL AND (status = 'RUNNING' OR unsent)"))
+    return [run for run in found if run is not None]
 
 
 def next_number() -> int:
     """Return the number of the run that begins or is taken up now."""
-    return 1 + max((run.number for run in begun()), default=0)
+    return 1 + max((entry.number for entry in catalogue.ask(f"1 {NEWEST_FIRST} LIMIT 1")), default=0)
 
 
 def finished() -> list[str]:
     """Return the ids of the runs that have finished."""
-    return [path.parent.name for path in config.project_root().glob("mlruns/runs/*/summary.json")]
+    entries = catalogue.ask("folder LIKE 'mlruns/runs/%' AND finished_at IS NOT NULL")
+    return [entry.folder.rpartition("/")[2] for entry in entries]
 
 
 def undelivered() -> list[str]:
     """Return the ids of runs that have something to tell MLflow."""
-    return [path.parent.name for path in config.project_root().glob("mlruns/*/*/unsent.jsonl")]
+    return [entry.folder.rpartition("/")[2] for entry in catalogue.ask("unsent")]

@@ -6,14 +6,17 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 
-from tasks import config, files, records
-from tasks.errors import UserError
-from tasks.records import Run
+from tasks import config, files
+from tasks.runs import catalogue, index
 from tasks.runs.holds import is_over
 
 
-def remove_leftovers() -> list[Path]:
-    """Remove what killed processes left half-written in data/ and in the folders of runs; return what it was."""
+def remove_leftovers(mine: str = "") -> list[Path]:
+    """Remove what killed processes left half-written in data/ and in the folders of runs; return what it was.
+
+    Args:
+        mine: a key that the caller holds; what was done under it before is over.
+    """
     root = config.project_root()
     removed = []
     for lock, pattern in ((".download.lock", ".scratch.*"), (".prepare.lock", ".prepared.*")):
@@ -21,10 +24,14 @@ def remove_leftovers() -> list[Path]:
             if files.is_inside(path, root):  # Not even a lock is written elsewhere.
                 with contextlib.suppress(Timeout), FileLock(path.with_name(lock), blocking=False):
                     removed += files.remove_scratch([path], root)
-    for path in [*root.glob("mlruns/runs/*/checkpoints/.*.partial"), *root.glob("mlruns/runs/*/models/.*.partial*")]:
-        with contextlib.suppress(UserError):
-            run = records.load(Run, path.parent.parent / "records" / "run.json")
-            if is_over(run) and files.is_inside(path, root):
+    for entry in catalogue.ask("status = 'RUNNING' OR partial"):
+        folder = root / entry.folder
+        found = [*folder.glob("checkpoints/.*.partial"), *folder.glob("models/.*.partial*")]
+        run = index.load(entry.folder) if found else None
+        if run is None or not (run.key == mine or is_over(run)):
+            continue
+        for path in found:
+            if files.is_inside(path, root):
                 shutil.rmtree(path, ignore_errors=True) if path.is_dir() else path.unlink(missing_ok=True)
                 removed.append(path)
     return removed

@@ -7,6 +7,7 @@ from pathlib import Path
 from tasks import config, records
 from tasks.errors import UserError
 from tasks.records import EvaluationResult, NonFinite, R, RegisteredModel, Run, RunStatus, TrainingResult
+from tasks.runs import catalogue
 
 RESULTS: dict[type[records.Record], str] = {
     TrainingResult: "training.json",
@@ -20,6 +21,7 @@ def settle(run: Run, status: str, reason: str | None = None) -> None:
     now = datetime.now(UTC).isoformat(timespec="seconds")
     record = RunStatus.model_validate({"status": status, "reason": reason, "at": now})
     records.save(record, config.project_root() / run.folder / "status.json")
+    catalogue.forget(run.folder)
 
 
 def status(run: Run) -> RunStatus | None:

@@ -233,14 +233,8 @@ def end_abandoned(mine: str = "", but: str | None = None) -> list[records.Ended]
         UserError: see ``open_store``; what can be known without the store is settled then.
     """
     ended: list[records.Ended] = []
-    known: dict[str, records.Run] = {}
     died = f"the process that led it on {socket.gethostname()} died"
-    for path in _run_files():
-        try:
-            known[path.parent.parent.name] = records.load(records.Run, path)
-        except UserError as error:
-            logger.warning("%s. The run is left alone", error)
-    for run in known.values():
+    for run in runs.open_ended():
         if run.run_id == but or not (run.key == mine or runs.is_over(run)):
             continue
         put_down = runs.status(run)
@@ -259,7 +253,7 @@ def end_abandoned(mine: str = "", but: str | None = None) -> list[records.Ended]
     for found in client.search_runs(experiments, wanted, max_results=1000) if experiments else []:
         held_by, run_id = found.data.tags.get("held_by", ""), found.info.run_id
         local_id = found.data.tags.get("local_run_id", run_id)
-        run_of = known.get(local_id)
+        run_of = runs.look_up(local_id)
         # What it is told last may still be on its way.
         key = run_of.key if run_of is not None else held_by.rpartition(":")[2]
         if held_by != _holder(held_by.rpartition(":")[2]) or local_id == but or (key != mine and runs.is_held(key)):
@@ -326,8 +320,3 @@ def _holder(key: str) -> str:
 
 def _run_file(run_id: str) -> Path:
     return config.project_root() / "mlruns" / "runs" / run_id / "records" / "run.json"
-
-
-def _run_files() -> list[Path]:
-    """Return the files of all runs, comparisons too."""
-    return sorted(config.project_root().glob("mlruns/*/*/records/run.json"))

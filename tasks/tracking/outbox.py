@@ -20,7 +20,7 @@ from filelock import FileLock, Timeout
 from mlflow.entities import Dataset, DatasetInput, InputTag, Metric, Param, RunTag, ViewType
 from mlflow.exceptions import MlflowException
 
-from tasks import config, records
+from tasks import config, records, runs
 from tasks.errors import UserError
 from tasks.tracking.store import REFUSALS, Unavailable, find_experiment, open_store, store_name, store_uri
 
@@ -58,6 +58,7 @@ class Outbox:
                     if file.read() != b"\n":  # A process killed while it wrote left half a line.
                         file.write(b"\n")
                 file.write("".join(json.dumps(event) + "\n" for event in events).encode())
+            runs.forget(run.folder)  # Of a run that had ended it is not known that it has something to tell.
             self._send_kept(run)
 
     def flush(self, run: records.Run) -> None:

@@ -1,7 +1,10 @@
+import contextlib
 import json
 import os
+import shutil
 import signal
 import socket
+import sqlite3
 import subprocess
 import sys
 import time
@@ -9,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tasks import config, files, records, runs
+from tasks import config, files, lineage, records, runs
 from tasks.errors import UserError
 
 DATA, CODE = "0123abcd", "c0de"
@@ -230,6 +233,15 @@ def test_leftovers_of_killed_processes_are_removed_and_those_at_work_left_alone(
 KNOWN = "0123456789abcdef0123456789abcdef"
 
 
+def test_what_a_killed_run_of_the_same_left_is_removed_also_where_a_new_one_begins(settings):
+    dead = begin(settings, "dead", "RUNNING")
+    half = Path(dead.folder, "checkpoints", ".7.partial")
+    half.mkdir(parents=True)
+    with runs.hold(dead.key, "a training"):
+        assert runs.remove_leftovers() == []
+        assert runs.remove_leftovers(dead.key) == [Path.cwd() / half]
+
+
 def test_an_unknown_run_is_refused_with_those_that_there_are(settings):
     near = KNOWN[:-1] + "e"
     with pytest.raises(UserError, match=f"unknown run '{near}': there is none yet"):
@@ -300,3 +312,92 @@ def test_a_status_is_json_that_others_can_read(settings):
     found = json.loads(Path(run.folder, "status.json").read_text())
     assert (found["status"], found["reason"]) == ("KILLED", "it was stopped")
     assert runs.status(run).status == "KILLED"
+
+
+def opened(function):
+    """Return what a function returns, and the names of the files of runs that it opens, from mlruns/."""
+    names = []
+
+    def hear(event, arguments):
+        if listening and event == "open" and "/mlruns/runs/" in str(arguments[0]):
+            names.append(str(arguments[0]).rpartition("/mlruns/runs/")[2])
+
+    listening = True
+    sys.addaudithook(hear)
+    returned = function()
+    listening = False
+    return returned, names
+
+
+def test_of_runs_that_ended_only_the_one_that_is_meant_is_read_again(settings):
+    for number in range(20):
+        begin(settings, f"old{number}", "FINISHED" if number % 2 else "FAILED", code=f"c{number}")
+    run = begin(settings, "newest", "KILLED")
+    begin(settings, "later", "KILLED", code="other")
+    assert runs.next_number() == 23
+    for question, answer in (
+        (lambda: runs.find_unfinished(settings, run.lineage), run),
+        (lambda: lineage.finished_run("digits", run.lineage), None),
+        (runs.next_number, 23),
+        (runs.remove_leftovers, []),
+        (runs.open_ended, []),
+        (runs.undelivered, []),
+        (runs.finished, []),
+    ):
+        returned, names = opened(question)
+        assert returned == answer
+        assert {name for name in names if not name.startswith("newest/")} == set()
+    runs.settle(run, "FINISHED")
+    assert runs.find_unfinished(settings, run.lineage) is None, "what changed is read again"
+
+
+def test_a_catalogue_is_made_anew_whatever_happened_to_it(settings):
+    run = begin(settings, "one", "KILLED")
+    place = Path("mlruns/catalogue.db")
+    whole = place.read_bytes()
+    for damage in (b"", b"no database " * 1000, whole[: len(whole) // 2], whole[:100] + bytes(len(whole) - 100), None):
+        place.unlink(missing_ok=True)
+        place.mkdir() if damage is None else place.write_bytes(damage)
+        assert runs.find_unfinished(settings, run.lineage) == run
+        runs.settle(run, "KILLED")
+        assert runs.next_number() == 2
+        place.rmdir() if damage is None else None
+    with contextlib.closing(sqlite3.connect(place)) as newer, newer:
+        newer.execute("PRAGMA user_version = 1000")
+        newer.execute("DROP TABLE IF EXISTS runs")
+        newer.execute("CREATE TABLE runs (other)")
+    assert runs.find_unfinished(settings, run.lineage) == run
+    shutil.rmtree(run.folder)
+    assert runs.find_unfinished(settings, run.lineage) is None
+    assert runs.next_number() == 1
+
+
+ASKING = """
+import sys
+from tasks import records, runs
+from pathlib import Path
+run = records.load(records.Run, Path("mlruns/runs/one/records/run.json"))
+print("begun", flush=True)
+for number in range(10000):
+    runs.settle(run, "FAILED" if number % 2 else "RUNNING")
+    found = runs.open_ended()
+    assert len(found) == (number + 1) % 2 or sys.argv[1:], (number, found)
+"""
+
+
+def test_processes_that_ask_at_once_and_are_killed_leave_a_whole_catalogue(settings):
+    run = begin(settings, "one", "KILLED")
+    processes = [
+        subprocess.Popen([sys.executable, "-c", ASKING, "several"], stdout=subprocess.PIPE, text=True) for _ in range(3)
+    ]
+    for process in processes:
+        assert process.stdout.readline() == "begun\n"
+    for process in processes:
+        time.sleep(0.1)
+        assert process.poll() is None
+        process.kill()
+        process.wait()
+        process.stdout.close()
+    for status, count in (("RUNNING", 1), ("FAILED", 0)):
+        runs.settle(run, status)
+        assert len(runs.open_ended()) == count
