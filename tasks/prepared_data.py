@@ -17,7 +17,7 @@ MADE = re.compile(r"manifest\.json|[\w.-]+_(images|labels)\.npy")
 
 def remedy(name: str) -> str:
     """Return what makes a dataset's prepared data again, as the end of a message."""
-    return f"Make it again: stratagem prepare --set dataset.name={name} --force"
+    return f"Rebuild it: stratagem prepare --set dataset.name={name} --force"
 
 
 def verify(prepared: PreparedDataset) -> None:
@@ -29,8 +29,20 @@ def verify(prepared: PreparedDataset) -> None:
         UserError: names the file that is missing, damaged or changed, and what makes it again.
     """
     root = config.project_root()
-    manifest = Path(prepared.folder) / "manifest.json"
-    _verify_manifest(prepared, manifest, root)
+    manifest = f"{prepared.folder}/manifest.json"
+    listed = _listed(prepared.data_version, root) if prepared.data_version is not None else None
+    changed = UserError(
+        f"{manifest}: changed since it was made, it is not that of the data version {prepared.data_version} in "
+        f"data/{prepared.name}/dvc.lock. {remedy(prepared.name)}"
+    )
+    if listed is not None and listed.get("manifest.json") != _digest(manifest, "md5", prepared.name):
+        raise changed
+    try:
+        found = records.load(PreparedDataset, root / manifest)
+    except UserError:
+        raise UserError(f"{manifest}: missing or damaged. {remedy(prepared.name)}") from None
+    if found != prepared.model_copy(update={"data_version": None}):
+        raise UserError(f"{manifest}: is another one than this run began with. {remedy(prepared.name)}")
     for split in prepared.splits.values():
         for path, expected in split.sha256.items():
             got = _digest(path, "sha256", prepared.name)
@@ -38,28 +50,9 @@ def verify(prepared: PreparedDataset) -> None:
                 raise UserError(
                     f"{path}: damaged, its sha256 is {got} and its manifest says {expected}. {remedy(prepared.name)}"
                 )
-
-
-def _verify_manifest(prepared: PreparedDataset, manifest: Path, root: Path) -> None:
-    """Compare the manifest with the record of it that a run began with, and with what DVC knows of the folder."""
-    # Before it is parsed: a manifest that nobody can read is named as damaged, too.
-    if prepared.data_version is not None:
-        listed = _listed(prepared.data_version, root)
-        if listed is not None:
-            unchanged = listed.get("manifest.json") == _digest(manifest.as_posix(), "md5", prepared.name)
-        else:
-            unchanged = _folder_md5(prepared) == prepared.data_version
-        if not unchanged:
-            raise UserError(
-                f"{manifest}: changed since it was made, it is not that of the data version {prepared.data_version} in "
-                f"data/{prepared.name}/dvc.lock. {remedy(prepared.name)}"
-            )
-    try:
-        found = records.load(PreparedDataset, root / manifest)
-    except UserError:
-        raise UserError(f"{manifest}: missing or damaged. {remedy(prepared.name)}") from None
-    if found != prepared.model_copy(update={"data_version": None}):
-        raise UserError(f"{manifest}: is another one than this run began with. {remedy(prepared.name)}")
+    # Without DVC's listing all files together must tell, after the damaged array that can be named.
+    if listed is None and prepared.data_version is not None and _folder_md5(prepared) != prepared.data_version:
+        raise changed
 
 
 def _listed(data_version: str, root: Path) -> dict[str, str] | None:
