@@ -383,7 +383,8 @@ def test_a_run_resumed_inside_an_epoch_is_traced_once(tiny, train, monkeypatch, 
     counted, sent = [], []
     split = profiler.split
     monkeypatch.setattr(profiler, "split", lambda trace, count: counted.append(count) or split(trace, count))
-    options = (f"train.loop={loop}", "input.validation=53", "checkpoint.every_steps=3", "checkpoint.keep=9")
+    options = (f"train.loop={loop}", "input.validation=53", "checkpoint.every_steps=3", "checkpoint.keep=9",
+               "train.steps_per_execution=1")  # fmt: skip
     train(tiny, *options, "train.epochs=1")
     for folder in Path("mlruns/runs/first/checkpoints").iterdir():
         if folder.name != "3":
