@@ -3,6 +3,7 @@
 import os
 import signal
 import sys
+import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Annotated
@@ -64,7 +65,10 @@ def command(debug: bool) -> Iterator[None]:
     """End a command as the shell expects: one message and the error's exit code, no traceback."""
     from tasks import processes
     from tasks.errors import Interrupted, StratagemError, Terminated
+    from tasks.network import without_secrets
+    from tasks.process.environment import keep_private
 
+    keep_private()
     if debug:
         processes.show_tracebacks()
 
@@ -85,7 +89,7 @@ def command(debug: bool) -> Iterator[None]:
         sys.exit(interrupted.exit_code)
     except StratagemError as error:
         if debug:
-            raise
+            print(without_secrets(traceback.format_exc()), file=sys.stderr)
         print(f"error: {error}", file=sys.stderr)
         sys.exit(error.exit_code)
     except KeyboardInterrupt as interrupt:
@@ -93,9 +97,9 @@ def command(debug: bool) -> Iterator[None]:
         sys.exit(getattr(interrupt, "exit_code", 130))
     except Exception as error:
         if debug:
-            raise
+            print(without_secrets(traceback.format_exc()), file=sys.stderr)
         cause = (str(error).strip() or "no message").splitlines()[0]
-        print(f"error: {type(error).__name__}: {cause} (the whole story: --debug)", file=sys.stderr)
+        print(f"error: {type(error).__name__}: {without_secrets(cause)} (the whole story: --debug)", file=sys.stderr)
         sys.exit(1)
 
 

@@ -18,10 +18,12 @@ from filelock import FileLock
 from prefect.settings import get_current_settings
 
 from tasks import timeline
+from tasks.process.environment import keep_private
 
 
 def main() -> None:
     """Serve until standard input closes."""
+    keep_private()
     settings = get_current_settings()
     if settings.api.url is not None:
         print("configured", flush=True)

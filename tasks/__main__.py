@@ -30,8 +30,9 @@ from typing import Any, Literal
 
 import yaml
 
-from tasks import config, dvc_data, errors, lineage, prepared_data, processes, records, runs, timeline
+from tasks import config, dvc_data, errors, lineage, network, prepared_data, processes, records, runs, timeline
 from tasks.errors import StratagemError, UserError
+from tasks.process.environment import keep_private
 from tasks.records import Comparison, EvaluationResult, PreparedDataset, Record, RegisteredModel, Run, TrainingResult
 
 Status = Literal["FINISHED", "FAILED", "KILLED"]
@@ -405,7 +406,7 @@ def _answer(stage: str, arguments: dict[str, Any], beat: Callable[[], None]) -> 
 def _unexpected(stage: str, error: Exception) -> StratagemError:
     """Return the one message for an error that nobody foresaw; its traceback is for --debug."""
     if os.environ.get("STRATAGEM_DEBUG"):
-        traceback.print_exc()
+        print(network.without_secrets(traceback.format_exc()), file=sys.stderr)
     if (
         isinstance(error, MemoryError)
         or type(error).__name__ == "ResourceExhaustedError"
@@ -529,6 +530,7 @@ def main() -> None:
     """Run one stage, and end with its exit code."""
     if sys.argv[1:2] == ["guard"]:
         sys.exit(processes.guard(sys.argv[2:]))
+    keep_private()
     parser = argparse.ArgumentParser(prog="python -m tasks", description="Run one stage; `stratagem` runs them all.")
     parser.add_argument("stage", choices=[*STAGES])
     parser.add_argument("name", nargs="?", metavar="NAME|RECIPE")

@@ -5,11 +5,16 @@ import reprlib
 from collections.abc import Iterable, Mapping
 from difflib import get_close_matches
 
+from tasks.network import without_secrets
+
 
 class StratagemError(Exception):
-    """A run failed in a way that one sentence explains."""
+    """A run failed in a way that one sentence explains. A password in a library's words for it is left out."""
 
     exit_code = 1
+
+    def __init__(self, message: str) -> None:
+        super().__init__(without_secrets(message))
 
 
 class UserError(StratagemError):

@@ -1,7 +1,7 @@
 """The small frozen records that cross from one stage to the next. Never a tensor, a dataset or a model."""
 
 import os
-import tempfile
+import uuid
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
@@ -358,16 +358,16 @@ R = TypeVar("R", bound=Record)
 def save(record: Record, path: Path) -> Path:
     """Write a record as JSON under a temporary name, flush it, and rename it: a reader sees all of it or none."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    # Not tempfile's: it gives 0600 also where a team shares the folder; who may read is the process' umask.
+    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}")
     try:
-        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+        with temporary.open("x", encoding="utf-8") as file:
             file.write(record.model_dump_json(indent=2) + "\n")
             file.flush()
             os.fsync(file.fileno())
-        os.chmod(temporary, 0o644)  # mkstemp gives 0600, and another user's DVC or MLflow must read it too.
         os.replace(temporary, path)
     except BaseException:
-        Path(temporary).unlink(missing_ok=True)
+        temporary.unlink(missing_ok=True)
         raise
     return path
 

@@ -2,8 +2,6 @@
 
 import hashlib
 
-import numpy as np
-
 from tasks import config, tracking
 from tasks.records import EvaluationResult, PreparedDataset, RegisteredModel, Run, TrainingResult
 
@@ -33,11 +31,10 @@ def register(
         return _record(run, None, name, None, (), reason)
     keras_file = models[evaluation.checkpoint]
     root = config.project_root()
-    images = np.load(root / prepared.splits["train"].images, mmap_mode="r")
     try:
         tracking.await_told(run)
         model_uri = tracking.log_model(
-            run, name.replace(".", "-"), keras_file, prepared, images[:1], evaluation.step, evaluation.metrics
+            run, name.replace(".", "-"), keras_file, prepared, evaluation.step, evaluation.metrics
         )
     except tracking.Unavailable as error:
         return _record(run, None, name, None, (), _later(run, error))

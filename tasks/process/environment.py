@@ -1,14 +1,30 @@
 """The environment of a child process, complete before it imports a framework."""
 
+import contextlib
 import math
 import os
+import stat
 import sys
 from pathlib import Path
 
-from tasks import config
+from tasks import config, network
+from tasks.errors import UserError
 
 # With fewer threads than devices that wait for each other, JAX aborts the process after 40 s.
 MIN_JAX_THREADS = 32
+
+
+def keep_private() -> None:
+    """Let no other user read what this process writes, and take the passwords out of the addresses in its environment.
+
+    A team that shares mlruns/ says so with `chmod g+ws mlruns`: then the group may read and write.
+    """
+    shared = False
+    with contextlib.suppress(UserError, OSError):
+        mode = (config.project_root() / "mlruns").stat().st_mode
+        shared = bool(mode & stat.S_ISGID and mode & stat.S_IWGRP)
+    os.umask(0o007 if shared else 0o077)
+    network.separate_credentials(os.environ)
 
 
 def stage_environment(settings: config.Settings | None) -> dict[str, str]:

@@ -31,7 +31,6 @@ def log_model(
     name: str,
     keras_file: str | Path,
     prepared: records.PreparedDataset,
-    example: "np.ndarray",
     step: int,
     metrics: Mapping[str, float],
 ) -> str:
@@ -43,7 +42,6 @@ def log_model(
     Args:
         name: what MLflow calls the model, without its version.
         keras_file: from the project's folder.
-        example: images, uint8 (n, height, width, channels), kept with the model as the request to try its server with.
         step: of training, at which the model was exported.
 
     Returns:
@@ -86,7 +84,8 @@ def log_model(
                 loader_module="mlflow.keras",
                 mlflow_model=model,
                 signature=signature,
-                input_example=example,
+                # Of random pixels, to try the model's server with: the first training image is not MLflow's business.
+                input_example=np.random.default_rng(0).integers(0, 256, (1, *prepared.image_shape), np.uint8),
                 pip_requirements=[f"{package}=={version(package)}" for package in packages],
             )
             (folder / "data").mkdir()

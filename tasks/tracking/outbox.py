@@ -20,7 +20,7 @@ from filelock import FileLock, Timeout
 from mlflow.entities import Dataset, DatasetInput, InputTag, Metric, Param, RunTag, ViewType
 from mlflow.exceptions import MlflowException
 
-from tasks import config, records, runs
+from tasks import config, network, records, runs
 from tasks.errors import UserError
 from tasks.tracking.store import REFUSALS, Unavailable, find_experiment, open_store, store_name, store_uri
 
@@ -73,7 +73,7 @@ class Outbox:
             logger.warning(
                 "MLflow cannot be told of this run now (%s): it goes on, and what there is to tell is kept and "
                 "delivered later, also by `stratagem reconcile`",
-                " ".join(str(error).split()),
+                network.without_secrets(" ".join(str(error).split())),
             )
 
     def holds(self, run: records.Run) -> bool:
@@ -119,7 +119,11 @@ class Outbox:
                 except (MlflowException, FileNotFoundError) as error:
                     if isinstance(error, MlflowException) and error.error_code not in REFUSALS:
                         raise
-                    logger.warning("MLflow does not take what it is told of run %s: %s", run.run_id, error)
+                    logger.warning(
+                        "MLflow does not take what it is told of run %s: %s",
+                        run.run_id,
+                        network.without_secrets(str(error)),
+                    )
                 sent += 1
         except Exception as error:  # Whatever ails the store, the training goes on.
             self._ask_again_at = time.monotonic() + PAUSE_SECONDS
@@ -128,10 +132,15 @@ class Outbox:
 
     def _is_away(self, run: records.Run) -> bool:
         """Return whether a run's store is another one than this process's, or did not answer a moment ago."""
-        return run.store != store_name() or time.monotonic() < self._ask_again_at
+        return _is_elsewhere(run) or time.monotonic() < self._ask_again_at
 
 
 OUTBOX = Outbox()
+
+
+def _is_elsewhere(run: records.Run) -> bool:
+    """Return whether a run was begun in another store than this process's."""
+    return network.without_userinfo(run.store) != store_name()
 
 
 def _send_one(client: mlflow.MlflowClient, run: records.Run, event: Event) -> None:
@@ -172,7 +181,7 @@ def await_told(run: records.Run) -> None:
     Raises:
         Unavailable: the tracking server does not answer.
     """
-    if run.store != store_name():
+    if _is_elsewhere(run):
         own = f"MLFLOW_TRACKING_URI = {run.store}" if run.store else "no MLFLOW_TRACKING_URI"
         raise UserError(
             f"run {run.run_id} was begun with {own}, and it is {store_name() or 'not set'} now: set it as it was then"

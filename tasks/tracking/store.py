@@ -9,8 +9,6 @@ import json
 import os
 import shutil
 import sqlite3
-import urllib.error
-import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -22,7 +20,7 @@ from mlflow.entities import Dataset
 from mlflow.exceptions import MlflowException
 from mlflow.types.schema import Schema, TensorSpec
 
-from tasks import config, records
+from tasks import config, network, records
 from tasks.errors import UserError
 
 SQLITE = "sqlite:///"
@@ -44,7 +42,7 @@ def store_uri() -> str:
 
 def store_name() -> str:
     """Return what a run remembers of its store: nothing for the project's own, which may be moved with it."""
-    return os.environ.get("MLFLOW_TRACKING_URI", "")
+    return network.without_userinfo(os.environ.get("MLFLOW_TRACKING_URI", ""))
 
 
 def open_store() -> mlflow.MlflowClient:
@@ -111,15 +109,10 @@ def _check_schema(path: Path) -> None:
 
 def _check_server(uri: str) -> None:
     # MLflow's client tries for 246 s before it says that a server is down.
-    try:
-        urllib.request.urlopen(f"{uri.rstrip('/')}/health", timeout=3).close()
-    except (OSError, ValueError) as error:
-        # Whether one that answers lets us in shows at the first request; 502 and its like are a proxy's.
-        if isinstance(error, urllib.error.HTTPError) and error.code < 500:
-            return
+    if (reason := network.why_silent(f"{uri.rstrip('/')}/health", timeout_seconds=3)) is not None:
         raise Unavailable(
-            f"MLFLOW_TRACKING_URI = {uri}: no MLflow server answers ({error}): start it, or unset the variable"
-        ) from None
+            f"MLFLOW_TRACKING_URI = {uri}: no MLflow server answers ({reason}): start it, or unset the variable"
+        )
 
 
 @contextlib.contextmanager

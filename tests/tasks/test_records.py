@@ -1,5 +1,6 @@
 import json
 import math
+import os
 import stat
 import threading
 
@@ -37,11 +38,16 @@ def test_a_loss_that_is_no_number_stays_one(tmp_path):
     assert loaded.metrics["test/accuracy"] == 0.5
 
 
-def test_a_saved_record_can_be_read_by_others_and_nothing_else_is_left(tmp_path):
-    path = records.save(OLD, tmp_path / "record.json")
-    records.save(NEW, path)
+@pytest.mark.parametrize(("umask", "mode"), [(0o077, 0o600), (0o007, 0o660)])
+def test_a_saved_record_is_for_those_of_the_umask_and_nothing_else_is_left(tmp_path, umask, mode):
+    before = os.umask(umask)
+    try:
+        path = records.save(OLD, tmp_path / "record.json")
+        records.save(NEW, path)
+    finally:
+        os.umask(before)
     assert records.load(SourceFile, path) == NEW
-    assert stat.S_IMODE(path.stat().st_mode) == 0o644
+    assert stat.S_IMODE(path.stat().st_mode) == mode
     assert list(tmp_path.iterdir()) == [path]
 
 

@@ -1,0 +1,79 @@
+"""Addresses: whether a server answers at one, and no password of one in anything that is written or printed."""
+
+import os
+import re
+from collections.abc import Mapping, MutableMapping
+from urllib.parse import unquote, urlsplit
+
+# What may hold a password, or an address with one.
+SECRETS = re.compile(r"(URL|URI|PASSWORD|PASSWD|TOKEN|SECRET|AUTH_STRING|API_KEY|_DSN)$")
+# A shorter one would be found inside of ordinary words.
+MIN_SECRET_LENGTH = 4
+USERINFO = re.compile(r"(?<=://)[^\s/?#'\"]*@")
+
+
+def without_userinfo(text: str) -> str:
+    """Return a text with the user's name and password left out of each address in it.
+
+    >>> without_userinfo("postgresql://me:s3cret@db/runs does not answer")
+    'postgresql://db/runs does not answer'
+    """
+    return USERINFO.sub("", text)
+
+
+def without_secrets(text: str) -> str:
+    """Return a text without userinfo, and without the passwords that the environment holds, however they are quoted."""
+    text = without_userinfo(text)
+    for secret in _secrets(os.environ):
+        text = text.replace(secret, "***")
+    return text
+
+
+def _secrets(environment: Mapping[str, str]) -> list[str]:
+    """Return the passwords in an environment, the longest first."""
+    found = set()
+    for name, value in environment.items():
+        if not SECRETS.search(name):
+            continue
+        if "://" in value:
+            userinfo = value.partition("://")[2].rpartition("@")[0]
+            value = userinfo.partition(":")[2]
+        elif name.endswith("AUTH_STRING"):
+            value = value.partition(":")[2] or value
+        found |= {value, unquote(value)}
+    return sorted((secret for secret in found if len(secret) >= MIN_SECRET_LENGTH), key=len, reverse=True)
+
+
+def separate_credentials(environment: MutableMapping[str, str]) -> None:
+    """Put the user and password of a server's address into the variables that its client reads them from.
+
+    MLflow's client and Prefect's write the address into messages, records and databases as it is.
+    """
+    for name, split in (("MLFLOW_TRACKING_URI", _to_mlflow), ("PREFECT_API_URL", _to_prefect)):
+        url = environment.get(name, "")
+        if url.startswith(("http://", "https://")) and "@" in urlsplit(url).netloc:
+            user, _, password = urlsplit(url).netloc.rpartition("@")[0].partition(":")
+            environment.update(split(unquote(user), unquote(password)))
+            environment[name] = without_userinfo(url)
+
+
+def _to_mlflow(user: str, password: str) -> dict[str, str]:
+    return {"MLFLOW_TRACKING_USERNAME": user, "MLFLOW_TRACKING_PASSWORD": password}
+
+
+def _to_prefect(user: str, password: str) -> dict[str, str]:
+    return {"PREFECT_API_AUTH_STRING": f"{user}:{password}"}
+
+
+def why_silent(url: str, timeout_seconds: float = 5) -> str | None:
+    """Return why no server answers at an address, None where one does.
+
+    Whether one that answers lets us in shows at the first request; 502 and its like are a proxy's answers.
+    """
+    import requests  # Here and not above: 0.1 s that `stratagem --help` need not wait for.
+
+    try:
+        with requests.get(url, timeout=timeout_seconds, stream=True) as answer:
+            return f"HTTP status {answer.status_code}" if answer.status_code >= 500 else None
+    except (requests.RequestException, ValueError) as error:
+        return without_secrets(str(error))

@@ -1,0 +1,108 @@
+import http.server
+import os
+import stat
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from tasks import network
+from tasks.errors import UserError
+from tasks.process.environment import keep_private
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("http://me:s3cret@host:5000/api", "http://host:5000/api"),
+        ("at postgresql+asyncpg://me:s3@cret@db:5432/runs and", "at postgresql+asyncpg://db:5432/runs and"),
+        ("(https://token@host)", "(https://host)"),
+        ("redis://:s3cret@127.0.0.1:6379/0", "redis://127.0.0.1:6379/0"),
+        ("sqlite:////home/me@work/mlruns/mlflow.db", "sqlite:////home/me@work/mlruns/mlflow.db"),
+        ("ask me@example.org, or http://host/a@b?c@d", "ask me@example.org, or http://host/a@b?c@d"),
+    ],
+)
+def test_an_address_is_shown_without_its_user_and_password(text: str, shown: str) -> None:
+    assert network.without_userinfo(text) == shown
+    assert str(UserError(text)) == shown
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "text"),
+    [
+        ("MLFLOW_TRACKING_PASSWORD", "s3cret-1", "the password s3cret-1 is wrong"),
+        ("MLFLOW_TRACKING_URI", "http://me:s3cret%2F1@host", "the password s3cret/1 or s3cret%2F1 is wrong"),
+        ("PREFECT_API_AUTH_STRING", "admin:s3cret-1", "the password s3cret-1 is wrong"),
+        ("PREFECT_API_DATABASE_CONNECTION_URL", "postgresql://me:s3cret/1@host/db", "the password s3cret/1 is wrong"),
+    ],
+)
+def test_a_password_of_the_environment_is_in_no_message(
+    name: str, value: str, text: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert "s3cret" in str(UserError(text))
+    monkeypatch.setenv(name, value)
+    assert "s3cret" not in str(UserError(text))
+    assert str(UserError(text)).startswith("the password ***")
+
+
+def test_an_address_gives_its_password_to_the_variables_that_the_clients_read() -> None:
+    environment = {
+        "MLFLOW_TRACKING_URI": "http://me:s3%40cret@host:5000/x",
+        "PREFECT_API_URL": "https://admin:s3cret@host/api",
+        "PREFECT_API_DATABASE_CONNECTION_URL": "postgresql://me:s3cret@host/db",
+    }
+    network.separate_credentials(environment)
+    assert environment == {
+        "MLFLOW_TRACKING_URI": "http://host:5000/x",
+        "MLFLOW_TRACKING_USERNAME": "me",
+        "MLFLOW_TRACKING_PASSWORD": "s3@cret",
+        "PREFECT_API_URL": "https://host/api",
+        "PREFECT_API_AUTH_STRING": "admin:s3cret",
+        "PREFECT_API_DATABASE_CONNECTION_URL": "postgresql://me:s3cret@host/db",
+    }
+    other = {"MLFLOW_TRACKING_URI": "postgresql://me:s3cret@host/db", "PREFECT_API_URL": "http://host/api"}
+    network.separate_credentials(same := dict(other))
+    assert same == other, "a database's driver reads its password from the address itself"
+
+
+class Answer(http.server.BaseHTTPRequestHandler):
+    def do_GET(self) -> None:
+        self.send_response(int(self.path.removeprefix("/")))
+        self.end_headers()
+
+    def log_message(self, *args: object) -> None:
+        pass
+
+
+@pytest.fixture(scope="module")
+def address() -> Iterator[str]:
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Answer)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    yield f"http://me:s3cret@127.0.0.1:{server.server_port}"
+    server.shutdown()
+    server.server_close()
+
+
+@pytest.mark.parametrize(
+    ("status", "reason"), [(200, None), (401, None), (404, None), (500, "HTTP status 500"), (502, "HTTP status 502")]
+)
+def test_a_server_answers_also_where_it_lets_nobody_in(address: str, status: int, reason: str | None) -> None:
+    assert network.why_silent(f"{address}/{status}") == reason
+
+
+@pytest.mark.parametrize("url", ["http://me:s3cret@127.0.0.1:9/x", "http://me:s3cret@no such/x", "http://:x", "x"])
+def test_what_does_not_answer_is_told_without_the_password(url: str) -> None:
+    reason = network.why_silent(url)
+    assert reason
+    assert "s3cret" not in reason
+
+
+@pytest.mark.parametrize(("mode", "umask"), [(0o755, 0o077), (0o775, 0o077), (0o2775, 0o007)])
+def test_what_is_written_is_for_this_user_unless_the_folder_is_a_teams(project, mode: int, umask: int) -> None:
+    os.chmod("mlruns", mode)
+    assert stat.S_IMODE(os.stat("mlruns").st_mode) == mode
+    before = os.umask(0o022)
+    try:
+        keep_private()
+    finally:
+        assert os.umask(before) == umask
