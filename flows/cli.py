@@ -389,7 +389,8 @@ def register(
         with runs.hold(running.key, f"run {running.run_id}"):
             result = processes.run("register", RegisteredModel, settings, **given)
         processes.stop()
-        tables.print_record(result, json, ("run_id", "model_name", "model_version", "aliases", "model_uri", "reason"))
+        shown = ("run_id", "model_name", "model_version", "aliases", "model_uri", "reason", "notes")
+        tables.print_record(result, json, shown)
 
 
 def _trained(

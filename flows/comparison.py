@@ -17,6 +17,7 @@ from flows import reconciliation, stages
 from flows.plan import LOOPS, Pair, Plan, explain, plan
 from tasks import config, processes, runs
 from tasks.errors import Interrupted, StratagemError
+from tasks.process.environment import keep_private
 from tasks.records import Comparison, ComparisonRow, PreparedDataset, Run, TrainingResult
 
 
@@ -44,6 +45,7 @@ def comparison(
         UserError: nothing could be begun.
         StratagemError: no strategy worked. One that failed beside others that worked is a row with its reason.
     """
+    keep_private()
     began = time.perf_counter()
     planned = plan(strategies, loops or LOOPS, recipe, overrides or {})
     reconciliation.end_abandoned_flow_runs()

@@ -7,12 +7,11 @@ import os
 import subprocess
 import sys
 import tempfile
-import urllib.error
-import urllib.request
 
 from tasks import config
 from tasks.errors import StratagemError, UserError
 from tasks.launchers.cluster import close
+from tasks.network import why_silent
 
 
 def set_environment(debug: bool) -> None:
@@ -98,12 +97,8 @@ def start_server() -> PrefectServer | None:
 
 def _check_server(url: str) -> None:
     # Prefect's client tries for a minute.
-    try:
-        urllib.request.urlopen(f"{url.rstrip('/')}/health", timeout=5).close()
-    except urllib.error.HTTPError:
-        pass  # It answers. Whether it lets us in shows at the first request.
-    except (OSError, ValueError) as error:
+    if (reason := why_silent(f"{url.rstrip('/')}/health")) is not None:
         raise UserError(
-            f"PREFECT_API_URL = {url}: no Prefect server answers ({error}): start it with `prefect server start`, or "
+            f"PREFECT_API_URL = {url}: no Prefect server answers ({reason}): start it with `prefect server start`, or "
             "unset the variable: then each run starts one of its own"
-        ) from None
+        )

@@ -57,6 +57,7 @@ def print_summary(summary: RunSummary, changed: bool = True) -> None:
         "model": f"{summary.model_version} {' '.join('@' + alias for alias in summary.aliases)}"
         if summary.model_version
         else f"not registered: {summary.reason}",
+        **({"note": "; ".join(summary.notes)} if summary.notes else {}),
         "run": summary.run_id,
         "finished": summary.finished_at,
         "seconds": ", ".join(f"{stage} {seconds:.1f}" for stage, seconds in summary.seconds.items()),

@@ -15,6 +15,7 @@ from pydantic import WithJsonSchema
 from flows import reconciliation, stages
 from tasks import config, processes, records, runs, timeline
 from tasks.errors import Interrupted, UserError
+from tasks.process.environment import keep_private
 from tasks.records import EvaluationResult, PreparedDataset, RegisteredModel, Run, RunSummary, TrainingResult
 
 NOTHING = config.Overrides({})
@@ -52,6 +53,7 @@ def training(
         allow_changes: carry it on even where settings or data make it another training.
         fresh: begin a new run in any case.
     """
+    keep_private()
     settings = _settings(recipe, overrides)
     reconciliation.end_abandoned_flow_runs()
     try:
@@ -136,6 +138,7 @@ def summarise(
         model_version=registered.model_version and f"{registered.model_name}/{registered.model_version}",
         aliases=registered.aliases,
         reason=registered.reason,
+        notes=registered.notes,
         seconds=clock.read(),
         finished_at=datetime.now(UTC).isoformat(timespec="seconds"),
     )

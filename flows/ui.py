@@ -5,14 +5,14 @@ import os
 import subprocess
 import sys
 import time
-import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 from typing import IO
 
-from tasks import config
+from tasks import config, relocation
 from tasks.errors import StratagemError
 from tasks.launchers.local import free_ports
+from tasks.network import why_silent
 from tasks.process.environment import stage_environment
 
 
@@ -25,23 +25,29 @@ def serve() -> None:
         # A new store that MLflow's server and a run make at the same moment stays broken for ever.
         make = "from tasks import tracking; tracking.open_store()"
         subprocess.run([sys.executable, "-c", make], check=True, cwd=root, env=stage_environment(None))
+    elif not os.environ.get("MLFLOW_TRACKING_URI"):
+        relocation.mend()
     mlflow_port, prefect_port = free_ports(2)
     python = [sys.executable, "-m"]
     commands = {
         f"MLflow   http://127.0.0.1:{mlflow_port}": [
-            *python, "mlflow", "ui", "--host", "127.0.0.1", "--port", str(mlflow_port), "--backend-store-uri", store
+            *python, "mlflow", "ui", "--host", "127.0.0.1", "--port", str(mlflow_port)
         ],
         f"Prefect  http://127.0.0.1:{prefect_port}": [
             *python, "prefect", "server", "start", "--host", "127.0.0.1", "--port", str(prefect_port), "--no-services"
         ],
     }  # fmt: skip
     # Prefect's pages would ask port 4200 whatever port their server has.
-    environment = {**stage_environment(None), "PREFECT_SERVER_UI_API_URL": f"http://127.0.0.1:{prefect_port}/api"}
+    environment = {
+        **stage_environment(None),
+        "PREFECT_SERVER_UI_API_URL": f"http://127.0.0.1:{prefect_port}/api",
+        "MLFLOW_BACKEND_STORE_URI": store,  # Not an argument: everybody's `ps` shows those, with a password in it.
+    }
     log = root / "mlruns" / "ui.log"
     with log.open("wb") as output, contextlib.ExitStack() as stack:
         servers = [stack.enter_context(_server(command, environment, root, output)) for command in commands.values()]
         for address, server in zip(commands, servers, strict=True):
-            while server.poll() is None and not _answers(address.split()[-1]):
+            while server.poll() is None and why_silent(address.split()[-1]) is not None:
                 time.sleep(0.2)
             print(address, flush=True)
         print("Ctrl-C ends both.", flush=True)
@@ -70,11 +76,3 @@ def _server(
         if server.stdin is not None:
             server.stdin.close()
         server.wait()
-
-
-def _answers(url: str) -> bool:
-    try:
-        urllib.request.urlopen(url, timeout=5).close()
-    except OSError:
-        return False
-    return True

@@ -7,8 +7,8 @@ from urllib.parse import unquote, urlsplit
 
 # What may hold a password, or an address with one.
 SECRETS = re.compile(r"(URL|URI|PASSWORD|PASSWD|TOKEN|SECRET|AUTH_STRING|API_KEY|_DSN)$")
-# A shorter one would be found inside of ordinary words.
-MIN_SECRET_LENGTH = 4
+# A shorter one would be found inside of ordinary words; and `true` is no password, whatever the variable is called.
+MIN_SECRET_LENGTH = 6
 USERINFO = re.compile(r"(?<=://)[^\s/?#'\"]*@")
 
 

@@ -124,6 +124,8 @@ class Run(Record):
     """Where that process is."""
     store: str = ""
     """MLFLOW_TRACKING_URI; empty for the project's own store."""
+    creation_id: str = ""
+    """A tag of the MLflow run that is this one's: the reply to its creation may be lost, and it must be found again."""
 
 
 class RunStatus(Record):
@@ -263,6 +265,8 @@ class RegisteredModel(Record):
     model_version: str | None
     aliases: tuple[str, ...]
     reason: str | None
+    notes: tuple[str, ...] = ()
+    """What is remarkable about the version: it was there before, or its alias moved to a worse model."""
 
 
 class RunSummary(Record):
@@ -291,6 +295,8 @@ class RunSummary(Record):
     aliases: tuple[str, ...]
     reason: str | None = None
     """Why there is no model version."""
+    notes: tuple[str, ...] = ()
+    """What is remarkable about the model version."""
     seconds: dict[str, float]
     finished_at: str
 

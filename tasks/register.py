@@ -1,8 +1,11 @@
 """Put the evaluated model into MLflow's registry, if it is good enough."""
 
 import hashlib
+import json
+import zipfile
+from pathlib import Path
 
-from tasks import config, tracking
+from tasks import config, own_code, tracking
 from tasks.records import EvaluationResult, PreparedDataset, RegisteredModel, Run, TrainingResult
 
 
@@ -50,15 +53,30 @@ def register(
             "checkpoint": evaluation.checkpoint,
             "keras_file_sha256": hashlib.file_digest(file, "sha256").hexdigest(),
             "weights_digest": digests[keras_file],
+            "model_digest": _model_digest(root / keras_file, digests[keras_file], settings.model.name),
             settings.register_.metric: f"{evaluation.metrics[settings.register_.metric]:.4f}",
         }
     alias = settings.register_.alias
     present = {key: text for key, text in tags.items() if text is not None}
     try:
-        version = tracking.register_version(run, model_uri, name, alias, present)
+        version, notes = tracking.register_version(run, model_uri, name, alias, present, settings.register_.metric)
     except tracking.Unavailable as error:
         return _record(run, model_uri, name, None, (), _later(run, error))
-    return _record(run, model_uri, name, version, (alias,), None)
+    return _record(run, model_uri, name, version, (alias,), None, notes)
+
+
+def _model_digest(keras_file: Path, weights_digest: str, model_name: str) -> str:
+    """Return the sha256 of what a model computes: its weights, its layers, and the user's own code of them.
+
+    The .keras file itself holds the time at which it was written.
+    """
+    with zipfile.ZipFile(keras_file) as archive:
+        layers = json.loads(archive.read("config.json"))
+    layers.pop("compile_config", None)
+    digest = hashlib.sha256(f"{weights_digest}\n{json.dumps(layers, sort_keys=True)}".encode())
+    for file in own_code.files(model_name):
+        digest.update((config.project_root() / file).read_bytes())
+    return digest.hexdigest()
 
 
 def _later(run: Run, error: Exception) -> str:
@@ -77,8 +95,20 @@ def _refusal(gate: config.Register, evaluation: EvaluationResult, training: Trai
 
 
 def _record(
-    run: Run, model_uri: str | None, name: str, version: str | None, aliases: tuple[str, ...], reason: str | None
+    run: Run,
+    model_uri: str | None,
+    name: str,
+    version: str | None,
+    aliases: tuple[str, ...],
+    reason: str | None,
+    notes: tuple[str, ...] = (),
 ) -> RegisteredModel:
     return RegisteredModel(
-        run_id=run.run_id, model_uri=model_uri, model_name=name, model_version=version, aliases=aliases, reason=reason
+        run_id=run.run_id,
+        model_uri=model_uri,
+        model_name=name,
+        model_version=version,
+        aliases=aliases,
+        reason=reason,
+        notes=notes,
     )

@@ -1,7 +1,10 @@
 """A project of its own for each test, and a way to run commands in it."""
 
+import base64
 import contextlib
 import hashlib
+import http.client
+import http.server
 import os
 import re
 import shutil
@@ -263,6 +266,71 @@ def train(project: Path) -> Iterator[Callable[..., records.TrainingResult]]:
     yield train
     models.set_precision("float32")
     tf_config.disable_op_determinism()
+
+
+class Proxy:
+    """An HTTP server on 127.0.0.1 in front of another one: it may want a password, and lose replies."""
+
+    def __init__(self, upstream: int, password: str | None = None) -> None:
+        self.lose: list[str] = []
+        """The ends of paths: the reply of the next request to each is lost, after the server has done it."""
+        self.password = password
+        self._upstream = upstream
+        proxy = self
+
+        class Handler(http.server.BaseHTTPRequestHandler):
+            def do_GET(self) -> None:
+                proxy.forward(self)
+
+            do_POST = do_PUT = do_PATCH = do_DELETE = do_GET
+
+            def log_message(self, *args: object) -> None:
+                pass
+
+        self._server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.port = self._server.server_port
+        threading.Thread(target=self._server.serve_forever, daemon=True).start()
+
+    def forward(self, asked: http.server.BaseHTTPRequestHandler) -> None:
+        wanted = self.password and f"Basic {base64.b64encode(self.password.encode()).decode()}"
+        if wanted and asked.headers.get("Authorization") != wanted:
+            asked.send_response(401)
+            asked.end_headers()
+            return
+        body = asked.rfile.read(int(asked.headers.get("Content-Length", 0)))
+        upstream = http.client.HTTPConnection("127.0.0.1", self._upstream, timeout=60)
+        upstream.request(asked.command, asked.path, body, dict(asked.headers))
+        answer = upstream.getresponse()
+        content = answer.read()
+        upstream.close()
+        if lost := next((end for end in self.lose if asked.path.partition("?")[0].endswith(end)), None):
+            self.lose.remove(lost)
+            return
+        asked.send_response(answer.status)
+        for name, value in answer.headers.items():
+            if name.lower() not in ("connection", "content-length", "transfer-encoding", "server", "date"):
+                asked.send_header(name, value)
+        asked.send_header("Content-Length", str(len(content)))
+        asked.end_headers()
+        asked.wfile.write(content)
+
+    def close(self) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+
+
+@pytest.fixture
+def proxy() -> Iterator[Callable[..., Proxy]]:
+    """Stand in front of a server: ``proxy(port, password="me:secret").port``."""
+    made: list[Proxy] = []
+
+    def proxy(upstream: int, password: str | None = None) -> Proxy:
+        made.append(Proxy(upstream, password))
+        return made[-1]
+
+    yield proxy
+    for one in made:
+        one.close()
 
 
 def _files_of(checkout: Path) -> Iterator[Path]:

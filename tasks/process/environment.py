@@ -37,7 +37,8 @@ def stage_environment(settings: config.Settings | None) -> dict[str, str]:
         "MLFLOW_DISABLE_TELEMETRY": "true",
         # By default MLflow's client tries for minutes where a server hangs.
         "MLFLOW_HTTP_REQUEST_TIMEOUT": os.environ.get("MLFLOW_HTTP_REQUEST_TIMEOUT", "10"),
-        "MLFLOW_HTTP_REQUEST_MAX_RETRIES": os.environ.get("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "1"),
+        # It would send a request again of which the reply was lost: two runs of one training. tracking/ looks first.
+        "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0",
         "MLFLOW_LOGGING_LEVEL": os.environ.get("MLFLOW_LOGGING_LEVEL", "WARNING"),
         "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",
         "DO_NOT_TRACK": "1",

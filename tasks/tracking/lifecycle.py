@@ -21,11 +21,13 @@ from tasks.tracking.outbox import (
     Event,
     best_effort,
     create_run,
+    end_twin,
+    find_created,
     mlflow_run_id,
     present,
     text_of,
 )
-from tasks.tracking.store import SQLITE, Unavailable, answering, dataset_of, open_store, store_name, store_uri
+from tasks.tracking.store import SQLITE, Unavailable, dataset_of, open_store, patiently, store_name, store_uri
 
 logger = logging.getLogger(__name__)
 
@@ -97,6 +99,7 @@ def _begin(
 ) -> records.Run:
     """Begin a run of a kind, with its folder in a room of mlruns/."""
     experiment = settings.tracking.experiment or settings.dataset.name
+    creation_id = uuid.uuid4().hex
     described = {
         "dataset": prepared.name,
         "data_version": lineage.data_version,
@@ -105,6 +108,7 @@ def _begin(
         "git_dirty": None if lineage.git_dirty is None else str(lineage.git_dirty).lower(),
         "flow_run_id": flow_run_id,
         "held_by": _holder(key),
+        "creation_id": creation_id,
         "mlflow.source.git.commit": lineage.git_commit,
         "mlflow.source.name": "stratagem",
         "mlflow.source.type": "LOCAL",
@@ -113,13 +117,13 @@ def _begin(
     start_time = int(time.time() * 1000)
     host = socket.gethostname()
     creation: Event = {"experiment": experiment, "start_time": start_time, "tags": present(described)}
+    began = True
     try:
-        client: mlflow.MlflowClient | None = open_store()
-        run_id = create_run(client, creation)
+        run_id = create_run(creation)
     except (Unavailable, MlflowException) as error:
         if store_uri().startswith(SQLITE):
             raise
-        client, run_id = None, uuid.uuid4().hex  # MLflow's own run gets another id, and this one as a tag.
+        began, run_id = False, uuid.uuid4().hex  # MLflow's own run gets another id, and this one as a tag.
         OUTBOX.warn(run_id, error)
     run: records.Run | None = None
     try:
@@ -138,9 +142,10 @@ def _begin(
             key=key,
             host=host,
             store=store_name(),
+            creation_id=creation_id,
         )
         data = {"dataset": dataset_of(prepared, lineage).to_dictionary(), "context": "training"}
-        told: list[Event] = [] if client is not None else [{"create": creation}]
+        told: list[Event] = [] if began else [{"create": creation}]
         told += [
             {"name": run.name},
             {"params": {key: text_of(value) for key, value in params.items()}},
@@ -154,8 +159,8 @@ def _begin(
         if run is not None:
             with best_effort():
                 runs.settle(run, status, str(error) or type(error).__name__)
-        if client is not None:
-            client.set_terminated(run_id, status)
+        if began:
+            open_store().set_terminated(run_id, status)
         raise
     return run
 
@@ -217,10 +222,11 @@ def finish(run: records.Run, status: Literal["FINISHED", "FAILED", "KILLED"], re
         run,
         *([{"tags": {"reason": reason}}] if reason is not None else []),
         {"status": status, "end_time": int(time.time() * 1000)},
+        *([] if store_uri().startswith(SQLITE) else [{"twins": run.creation_id}]),
     )
 
 
-@answering()
+@patiently
 def end_abandoned(mine: str = "", but: str | None = None) -> list[records.Ended]:
     """End the runs of this host whose process died: as it had put down, else as KILLED. Also deliver what runs that are
     not at work have kept.
@@ -254,6 +260,10 @@ def end_abandoned(mine: str = "", but: str | None = None) -> list[records.Ended]
         held_by, run_id = found.data.tags.get("held_by", ""), found.info.run_id
         local_id = found.data.tags.get("local_run_id", run_id)
         run_of = runs.look_up(local_id)
+        original = run_of or _original_of(client, run_id, found.info.experiment_id, found.data.tags)
+        if original is not None and not OUTBOX.holds(original) and mlflow_run_id(original) != run_id:
+            end_twin(client, run_id, original.run_id)
+            continue
         # What it is told last may still be on its way.
         key = run_of.key if run_of is not None else held_by.rpartition(":")[2]
         if held_by != _holder(held_by.rpartition(":")[2]) or local_id == but or (key != mine and runs.is_held(key)):
@@ -269,6 +279,19 @@ def end_abandoned(mine: str = "", but: str | None = None) -> list[records.Ended]
         if f"MLflow run {local_id}" not in {record.what for record in ended}:
             ended.append(records.Ended(what=f"MLflow run {local_id}", status=status, reason=reason or ""))
     return ended
+
+
+def _original_of(
+    client: mlflow.MlflowClient, run_id: str, experiment_id: str, tags: Mapping[str, str]
+) -> records.Run | None:
+    """Return the run here that was created together with an MLflow run, and is another one's."""
+    creation_id = tags.get("creation_id")
+    for other in find_created(client, [experiment_id], creation_id) if creation_id else []:
+        if other != run_id:
+            run = runs.look_up(client.get_run(other).data.tags.get("local_run_id", other))
+            if run is not None and run.creation_id == creation_id:
+                return run
+    return None
 
 
 def set_tags(run: records.Run, tags: Mapping[str, str]) -> None:

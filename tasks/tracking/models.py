@@ -9,6 +9,7 @@ import tempfile
 from collections.abc import Mapping
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 import mlflow
 import numpy as np
@@ -17,15 +18,15 @@ from mlflow.exceptions import MlflowException
 from mlflow.models import Model, ModelSignature
 from mlflow.types.schema import Schema, TensorSpec
 
-from tasks import config, records
+from tasks import config, own_code, records
 from tasks.errors import StratagemError
 from tasks.tracking.lifecycle import set_tags
 from tasks.tracking.metrics import points_of
 from tasks.tracking.outbox import mlflow_run_id, present
-from tasks.tracking.store import SQLITE, answering, dataset_of, open_store, store_uri
+from tasks.tracking.store import SQLITE, dataset_of, open_store, patiently, store_uri
 
 
-@answering()
+@patiently
 def log_model(
     run: records.Run,
     name: str,
@@ -37,7 +38,8 @@ def log_model(
     """Log an exported model with its signature, its requirements and the metrics of its evaluation.
 
     The .keras file is copied as it is; its input is uint8 (batch, height, width, channels), its output float32
-    (batch, num_classes). ``mlflow.keras`` and ``mlflow.pyfunc`` load it.
+    (batch, num_classes). ``mlflow.pyfunc`` loads it, with the user's own code that it needs, and ``mlflow.keras`` where
+    it needs none.
 
     Args:
         name: what MLflow calls the model, without its version.
@@ -51,63 +53,136 @@ def log_model(
         Unavailable: the tracking server does not answer, or fails.
     """
     client = open_store()
-    backend = os.environ.get("KERAS_BACKEND", "tensorflow")
-    packages = ["keras", "numpy", backend]
-    signature = ModelSignature(
-        inputs=Schema([TensorSpec(np.dtype("uint8"), (-1, *prepared.image_shape))]),
-        outputs=Schema([TensorSpec(np.dtype("float32"), (-1, prepared.num_classes))]),
-    )
     run_id = mlflow_run_id(run)
-    experiment_id = client.get_run(run_id).info.experiment_id
+    found_run = client.get_run(run_id)
+    experiment_id = found_run.info.experiment_id
     with (config.project_root() / keras_file).open("rb") as file:
         digest = hashlib.file_digest(file, "sha256").hexdigest()
     tags = present(
         {"data_version": run.lineage.data_version, "git_commit": run.lineage.git_commit, "keras_file_sha256": digest}
     )
-    found = client.search_logged_models([experiment_id], f"source_run_id = '{run_id}'")
-    for one in found:  # Of a registration that was killed.
-        if one.status == LoggedModelStatus.READY and one.tags.get("keras_file_sha256") == digest:
+    logged = None
+    for one in client.search_logged_models([experiment_id], f"source_run_id = '{run_id}'"):
+        same = one.tags.get("keras_file_sha256") == digest
+        if same and one.status == LoggedModelStatus.READY:
             return f"models:/{one.model_id}"
-        if one.status == LoggedModelStatus.PENDING:
-            client.finalize_logged_model(one.model_id, "FAILED")
-    logged = client.create_logged_model(experiment_id, name, run_id, tags=tags, model_type="keras")
+        if one.status == LoggedModelStatus.PENDING:  # Of a registration that was killed, or lost a reply.
+            if same and logged is None:
+                logged = one
+            else:
+                client.finalize_logged_model(one.model_id, "FAILED")
+    if logged is None:
+        logged = client.create_logged_model(experiment_id, name, run_id, tags=tags, model_type="keras")
     try:
         with tempfile.TemporaryDirectory() as temporary:
             folder = Path(temporary, "model")
-            model = Model(run_id=run_id, model_id=logged.model_id, model_uuid=logged.model_id)
-            model.add_flavor(
-                "keras", data="data", keras_version=version("keras"), keras_backend=backend, save_exported_model=False
-            )
-            # Not mlflow.keras.save_model: it wants the model in memory, and writes another file than the run's.
-            mlflow.pyfunc.save_model(
-                str(folder),
-                loader_module="mlflow.keras",
-                mlflow_model=model,
-                signature=signature,
-                # Of random pixels, to try the model's server with: the first training image is not MLflow's business.
-                input_example=np.random.default_rng(0).integers(0, 256, (1, *prepared.image_shape), np.uint8),
-                pip_requirements=[f"{package}=={version(package)}" for package in packages],
-            )
-            (folder / "data").mkdir()
-            copied = Path(shutil.copyfile(config.project_root() / keras_file, folder / "data" / "model.keras"))
-            model.model_size_bytes += copied.stat().st_size
-            model.save(str(folder / "MLmodel"))
+            _write_model(folder, run, run_id, logged.model_id, keras_file, prepared)
             client.log_model_artifacts(logged.model_id, str(folder))
-        client.log_outputs(run_id, [LoggedModelOutput(logged.model_id, step)])
+        outputs = found_run.outputs.model_outputs if found_run.outputs else []
+        if logged.model_id not in {output.model_id for output in outputs}:
+            client.log_outputs(run_id, [LoggedModelOutput(logged.model_id, step)])
         dataset = dataset_of(prepared, run.lineage)
         of_model = {"model_id": logged.model_id, "dataset_name": dataset.name, "dataset_digest": dataset.digest}
-        measured = [Metric(*values, **of_model) for values in points_of(metrics, 0)]
-        client.log_batch(run_id, metrics=measured)
+        points = [_as_the_run_has_it(client, run_id, point) for point in points_of(metrics, 0)]
+        client.log_batch(run_id, metrics=[Metric(*point, **of_model) for point in points])
         client.finalize_logged_model(logged.model_id, "READY")
+    except MlflowException:
+        raise  # The next try takes the pending model up.
     except BaseException:
         client.finalize_logged_model(logged.model_id, "FAILED")
         raise
     return f"models:/{logged.model_id}"
 
 
-@answering()
-def register_version(run: records.Run, model_uri: str, name: str, alias: str, tags: Mapping[str, str]) -> str:
-    """Make a logged model the next version of a registered model, give it the alias, and return the version.
+def _as_the_run_has_it(client: mlflow.MlflowClient, run_id: str, point: list[Any]) -> list[Any]:
+    """Return a point with the time of the run's own: MLflow gives a model's metrics to its run too, a second time."""
+    name, value, _, step = point
+    for known in client.get_metric_history(run_id, name):
+        if known.step == step and (known.value == value or (known.value != known.value and value != value)):
+            return [name, value, known.timestamp, step]
+    return point
+
+
+def _write_model(
+    folder: Path,
+    run: records.Run,
+    run_id: str,
+    model_id: str,
+    keras_file: str | Path,
+    prepared: records.PreparedDataset,
+) -> None:
+    """Write an MLflow model into a new folder.
+
+    It is not written by mlflow.keras, which wants the model in memory, and writes another file than the run's.
+    """
+    backend = os.environ.get("KERAS_BACKEND", "tensorflow")
+    packages = ["keras", "numpy", backend]
+    signature = ModelSignature(
+        inputs=Schema([TensorSpec(np.dtype("uint8"), (-1, *prepared.image_shape))]),
+        outputs=Schema([TensorSpec(np.dtype("float32"), (-1, prepared.num_classes))]),
+    )
+    model = Model(run_id=run_id, model_id=model_id, model_uuid=model_id)
+    model.add_flavor(
+        "keras", data="data", keras_version=version("keras"), keras_backend=backend, save_exported_model=False
+    )
+    code, loader = _write_code(folder.with_name("code"), run.settings["model"]["name"])
+    mlflow.pyfunc.save_model(
+        str(folder),
+        loader_module=loader,
+        code_paths=code or None,
+        mlflow_model=model,
+        signature=signature,
+        # Of random pixels, to try the model's server with: the first training image is not MLflow's business.
+        input_example=np.random.default_rng(0).integers(0, 256, (1, *prepared.image_shape), np.uint8),
+        pip_requirements=[f"{package}=={version(package)}" for package in packages],
+    )
+    (folder / "data").mkdir()
+    copied = Path(shutil.copyfile(config.project_root() / keras_file, folder / "data" / "model.keras"))
+    model.model_size_bytes += copied.stat().st_size
+    model.save(str(folder / "MLmodel"))
+
+
+def _write_code(folder: Path, model_name: str) -> tuple[list[str], str]:
+    """Write the user's own code of a model, and return what lies in the folder and the module that loads the model.
+
+    Keras knows a class of the user's by its name once the module that registers it is imported, and imports none.
+    """
+    root = config.project_root()
+    files = own_code.files(model_name)
+    if not files:
+        return [], "mlflow.keras"
+    module = model_name.partition(":")[0]
+    digest = hashlib.sha256(module.encode())
+    for file in files:
+        (folder / file).parent.mkdir(parents=True, exist_ok=True)
+        digest.update((root / file).read_bytes())
+        shutil.copyfile(root / file, folder / file)
+    # A process that loads two models must not take one's loader for the other's.
+    loader = f"load_{digest.hexdigest()[:12]}"
+    text = f'"""Loads the model, whose classes are registered in {module}."""\n\n'
+    text += f"import importlib\n\nfrom mlflow.keras.load import _load_pyfunc\n\nimportlib.import_module({module!r})\n"
+    (folder / f"{loader}.py").write_text(text, encoding="utf-8")
+    return sorted(str(path) for path in folder.iterdir()), loader
+
+
+@patiently
+def register_version(
+    run: records.Run, model_uri: str, name: str, alias: str, tags: Mapping[str, str], metric: str
+) -> tuple[str, tuple[str, ...]]:
+    """Make a logged model a version of a registered model and give it the alias.
+
+    A version that has the same ``model_digest`` among its tags is used again.
+
+    Args:
+        run: whose model it is.
+        model_uri: ``models:/<model_id>``.
+        name: of the registered model.
+        alias: moves to the version.
+        tags: of a new version.
+        metric: which of the tags says how good the model is.
+
+    Returns:
+        the version, and what is remarkable about it: sentences.
 
     Raises:
         Unavailable: the tracking server does not answer, or fails.
@@ -120,18 +195,46 @@ def register_version(run: records.Run, model_uri: str, name: str, alias: str, ta
     source = client.get_logged_model(model_id).artifact_location if local else model_uri
     with contextlib.suppress(MlflowException):
         client.create_registered_model(name)
-    # A registration that was killed may have made the version.
-    versions = client.search_model_versions(f"name = '{name}' AND run_id = '{mlflow_run_id(run)}'")
-    made = next((version for version in versions if version.source == source), None)
+    made = _find_version(client, name, mlflow_run_id(run), source, tags["model_digest"])
     if made is None:
         made = client.create_model_version(name, source, mlflow_run_id(run), tags=dict(tags), model_id=model_id)
     status = client.get_model_version(name, made.version).status
     if status != "READY":
         raise StratagemError(f"version {made.version} of model '{name}' is {status}: '{alias}' was not moved to it")
+    notes = []
+    if made.run_id != mlflow_run_id(run):
+        notes.append(f"the same model as run {made.run_id}'s: version {made.version} is used again")
+    before = client.get_registered_model(name).aliases.get(alias)
+    if before is not None and str(before) != str(made.version):
+        was = client.get_model_version(name, before).tags.get(metric)
+        if was is not None and _is_worse(metric, float(tags[metric]), float(was)):
+            notes.append(f"@{alias} moved to a worse model: {metric} {tags[metric]}, version {before} has {was}")
+            client.set_model_version_tag(name, made.version, "alias_moved", notes[-1])
+            set_tags(run, {"alias_moved": notes[-1]})
     client.set_registered_model_alias(name, alias, made.version)
     # What MLflow's pages link the model to its version with.
     client.set_logged_model_tags(
         model_id, {"mlflow.modelVersions": json.dumps([{"name": name, "version": made.version}])}
     )
     set_tags(run, {"model_version": f"{name}/{made.version}"})
-    return str(made.version)
+    return str(made.version), tuple(notes)
+
+
+def _find_version(client: mlflow.MlflowClient, name: str, run_id: str, source: str, digest: str) -> Any:
+    """Return the version that is this model already, None where there is none.
+
+    One that a lost request made beside it is deleted, unless it has an alias.
+    """
+    same = client.search_model_versions(f"name = '{name}' AND tags.model_digest = '{digest}'")
+    # Made before versions had digests, by a registration of this run that was killed.
+    same = same or [one for one in client.search_model_versions(f"name = '{name}' AND run_id = '{run_id}'")
+                    if one.source == source]  # fmt: skip
+    first, *others = sorted(same, key=lambda one: int(one.version)) or [None]
+    for one in others:
+        if one.run_id == run_id and one.source == source and one.source == first.source and not one.aliases:
+            client.delete_model_version(name, one.version)
+    return first
+
+
+def _is_worse(metric: str, value: float, before: float) -> bool:
+    return value > before if metric == "test/loss" else value < before

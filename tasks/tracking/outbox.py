@@ -22,7 +22,7 @@ from mlflow.exceptions import MlflowException
 
 from tasks import config, network, records, runs
 from tasks.errors import UserError
-from tasks.tracking.store import REFUSALS, Unavailable, find_experiment, open_store, store_name, store_uri
+from tasks.tracking.store import REFUSALS, Unavailable, find_experiment, open_store, patiently, store_name, store_uri
 
 logger = logging.getLogger(__name__)
 
@@ -146,10 +146,15 @@ def _is_elsewhere(run: records.Run) -> bool:
 def _send_one(client: mlflow.MlflowClient, run: records.Run, event: Event) -> None:
     place = config.project_root() / run.folder / "mlflow_run_id"
     if "create" in event:
-        place.write_text(create_run(client, event["create"], run.run_id), encoding="utf-8")
+        place.write_text(create_run(event["create"], run.run_id), encoding="utf-8")
         return
     run_id = mlflow_run_id(run)
-    if "name" in event:
+    if "twins" in event:
+        experiment = client.get_run(run_id).info.experiment_id
+        for twin in find_created(client, [experiment], event["twins"]):
+            if twin != run_id and client.get_run(twin).info.lifecycle_stage == "active":
+                end_twin(client, twin, run_id)
+    elif "name" in event:
         client.update_run(run_id, name=event["name"])
     elif "params" in event:
         params = [Param(key, text[:MAX_PARAM_LENGTH]) for key, text in event["params"].items()]
@@ -193,19 +198,49 @@ def await_told(run: records.Run) -> None:
         raise Unavailable(f"{store_uri()}: MLflow cannot be told of run {run.run_id} now: see to it")
 
 
-def create_run(client: mlflow.MlflowClient, creation: Event, local_id: str | None = None) -> str:
-    """Return the id of a new MLflow run; of the one that a local run got before, if it did."""
+@patiently
+def create_run(creation: Event, local_id: str | None = None) -> str:
+    """Return the id of an MLflow run, which is made if no request before this one has made it.
+
+    Args:
+        creation: experiment, start time and tags, of which ``creation_id`` is this run's alone: the reply to a request
+            may be lost, or late, after the server has made the run.
+        local_id: the id that the run has here, when it began while the server did not answer.
+
+    Raises:
+        Unavailable: the tracking server does not answer.
+    """
+    client = open_store()
     experiment_id = find_experiment(client, creation["experiment"])
     tags = dict(creation["tags"])
     if (parent := tags.get("mlflow.parentRunId")) is not None:
         tags["mlflow.parentRunId"] = _mlflow_id_of_comparison(parent)
     if local_id is not None:
         tags["local_run_id"] = local_id
-        found = client.search_runs([experiment_id], f"tags.local_run_id = '{local_id}'", ViewType.ALL, 1)
-        if found:
-            return str(found[0].info.run_id)
+    if found := find_created(client, [experiment_id], tags.get("creation_id"), local_id):
+        if local_id is not None:
+            client.set_tag(found[0], "local_run_id", local_id)
+        return found[0]
     created: str = client.create_run(experiment_id, creation["start_time"], tags).info.run_id
     return created
+
+
+def find_created(
+    client: mlflow.MlflowClient, experiments: Sequence[str], creation_id: str | None, local_id: str | None = None
+) -> list[str]:
+    """Return the ids of the MLflow runs that the requests of one creation made, those that were deleted last."""
+    wanted = f"tags.creation_id = '{creation_id}'" if creation_id else f"tags.local_run_id = '{local_id}'"
+    if not (creation_id or local_id):
+        return []
+    found = client.search_runs(list(experiments), wanted, ViewType.ALL)
+    return [run.info.run_id for run in sorted(found, key=lambda run: (run.info.lifecycle_stage, run.info.run_id))]
+
+
+def end_twin(client: mlflow.MlflowClient, run_id: str, of: str) -> None:
+    """End an MLflow run that a request made of which the reply was lost, and delete it: it holds nothing."""
+    client.set_tag(run_id, "reason", f"a twin of run {of}: the reply to its creation was lost")
+    client.set_terminated(run_id, "KILLED")
+    client.delete_run(run_id)
 
 
 def _mlflow_id_of_comparison(run_id: str) -> str:

@@ -4,13 +4,16 @@ It is mlruns/mlflow.db with its files in mlruns/artifacts, or what MLFLOW_TRACKI
 """
 
 import contextlib
+import functools
 import hashlib
 import json
 import os
 import shutil
 import sqlite3
-from collections.abc import Iterator
+import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import ParamSpec, TypeVar
 
 import mlflow
 import numpy as np
@@ -19,8 +22,9 @@ from mlflow.data.schema import TensorDatasetSchema
 from mlflow.entities import Dataset
 from mlflow.exceptions import MlflowException
 from mlflow.types.schema import Schema, TensorSpec
+from sqlalchemy.exc import SQLAlchemyError
 
-from tasks import config, network, records
+from tasks import network, records, relocation
 from tasks.errors import UserError
 
 SQLITE = "sqlite:///"
@@ -31,13 +35,20 @@ MAX_DIGEST_LENGTH = 36  # MLflow's own.
 REFUSALS = ("BAD_REQUEST", "INVALID_PARAMETER_VALUE", "RESOURCE_ALREADY_EXISTS", "RESOURCE_DOES_NOT_EXIST")
 
 
+# Between two tries of the same.
+PAUSES_SECONDS = (0.5, 2.0)
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
 class Unavailable(UserError):
     """The tracking server does not answer."""
 
 
 def store_uri() -> str:
     """Return the address of the tracking store, which is the model registry too."""
-    return os.environ.get("MLFLOW_TRACKING_URI") or f"{SQLITE}{config.project_root() / 'mlruns' / 'mlflow.db'}"
+    return os.environ.get("MLFLOW_TRACKING_URI") or f"{SQLITE}{relocation.own_store()}"
 
 
 def store_name() -> str:
@@ -57,12 +68,15 @@ def open_store() -> mlflow.MlflowClient:
         if not path.exists():
             make_store(path)
         _check_schema(path)
+        if path == relocation.own_store():
+            relocation.mend()
     elif uri.startswith(("http://", "https://")):
         _check_server(uri)
     try:
         return mlflow.MlflowClient(uri, registry_uri=uri)
-    except MlflowException as error:
-        raise UserError(f"the MLflow store {uri} cannot be used: {error}") from None
+    except (MlflowException, ImportError, SQLAlchemyError) as error:
+        name = "the MLflow store" if uri.startswith(SQLITE) else "MLFLOW_TRACKING_URI ="
+        raise UserError(f"{name} {uri} cannot be used: {error}") from None
 
 
 def make_store(path: Path) -> None:
@@ -115,15 +129,30 @@ def _check_server(uri: str) -> None:
         )
 
 
-@contextlib.contextmanager
-def answering() -> Iterator[None]:
-    """Take a store that does not do what it should at any other time for one that does not answer."""
-    try:
-        yield
-    except MlflowException as error:
-        if error.error_code in REFUSALS:
-            raise
-        raise Unavailable(f"{store_uri()}: MLflow does not do what it is asked ({error})") from None
+def patiently(work: Callable[P, T]) -> Callable[P, T]:
+    """Try work again that changes nothing when it is done twice, where the store did not do or not answer it.
+
+    MLflow's own client would send the same request again without looking whether the first one was done, and its reply
+    lost: so came two runs, and two versions, of one training.
+
+    Raises:
+        Unavailable: the store does not do it at any other time either, or does not answer any more.
+    """
+
+    @functools.wraps(work)
+    def patient(*args: P.args, **kwargs: P.kwargs) -> T:
+        for pause in (*PAUSES_SECONDS, None):
+            try:
+                return work(*args, **kwargs)
+            except MlflowException as error:
+                if error.error_code in REFUSALS:
+                    raise
+                if pause is None:
+                    raise Unavailable(f"{store_uri()}: MLflow does not do what it is asked ({error})") from None
+            time.sleep(pause)
+        raise AssertionError
+
+    return patient
 
 
 def find_experiment(client: mlflow.MlflowClient, name: str) -> str:

@@ -1,6 +1,10 @@
 import hashlib
+import json
 import re
 import shutil
+import sqlite3
+import sys
+from contextlib import closing
 from pathlib import Path
 
 import keras
@@ -10,7 +14,7 @@ import pytest
 from mlflow import MlflowClient
 from mlflow.exceptions import MlflowException
 
-from tasks import config, lineage, records, register, tracking
+from tasks import config, lineage, models, records, register, tracking
 from tasks.errors import UserError
 
 IMAGES = np.random.default_rng(0).integers(0, 256, (5, 4, 4, 1), np.uint8)
@@ -72,6 +76,7 @@ class Trained:
             run_id=self.run.run_id, checkpoint=f"{self.run.folder}/checkpoints/{step}", step=step, num_examples=5,
             metrics={"test/accuracy": accuracy, "test/loss": loss}, classes=(), confusion_matrix=(),
         )  # fmt: skip
+        tracking.log_metrics(self.run, evaluation.metrics)  # As the stage before.
         result = register.register(self.settings, self.run, self.prepared, self.training, evaluation)
         tracking.finish(self.run, "FINISHED")
         return result
@@ -95,6 +100,7 @@ def test_a_good_model_becomes_a_version_with_the_alias(store: Path) -> None:
 
     # From the version to data, commit, checkpoint, weights and file ...
     keras_file = Path(trained.training.final_model)
+    assert re.fullmatch("[0-9a-f]{64}", version.tags.pop("model_digest"))
     assert version.tags == {
         "data_version": VERSION,
         "git_commit": trained.run.lineage.git_commit,
@@ -117,6 +123,9 @@ def test_a_good_model_becomes_a_version_with_the_alias(store: Path) -> None:
     assert (logged.source_run_id, logged.status.value) == (trained.run.run_id, "READY")
     assert f'"name": "{name}"' in logged.tags["mlflow.modelVersions"]
     assert {metric.key: metric.value for metric in logged.metrics} == {"test/accuracy": 0.95, "test/loss": 0.2}
+    for metric, value in (("test/accuracy", 0.95), ("test/loss", 0.2)):
+        history = client.get_metric_history(trained.run.run_id, metric)
+        assert [(point.step, point.value) for point in history] == [(0, value)], "once, though the model has it too"
 
     assert mlflow.active_run() is None
     every = client.search_runs([experiment.experiment_id for experiment in client.search_experiments()])
@@ -290,3 +299,99 @@ def test_a_store_that_fails_in_the_registration_does_not_fail_the_run(
     assert "database is locked" in result.reason
     assert f"stratagem register --run {trained.run.run_id}" in result.reason
     assert trained.register().model_uri == result.model_uri, "the logged model is used again"
+
+
+def test_the_same_model_is_the_same_version(store: Path) -> None:
+    first, second = Trained(), Trained()
+    keras.saving.load_model(first.training.final_model).save(second.training.final_model)
+    files = [Path(trained.training.final_model).read_bytes() for trained in (first, second)]
+    assert files[0] != files[1], "they hold the time at which they were written"
+    before, again = first.register(), second.register()
+    assert (again.model_version, again.aliases) == (before.model_version, before.aliases) == ("1", ("challenger",))
+    assert (before.notes, again.notes) == (
+        (), (f"the same model as run {first.run.run_id}'s: version 1 is used again",)
+    )  # fmt: skip
+    client = tracking.open_store()
+    assert [version.run_id for version in client.search_model_versions()] == [first.run.run_id]
+    assert client.get_run(second.run.run_id).data.tags["model_version"] == f"{again.model_name}/1"
+
+    other = Trained()  # Other layers; in `second` and here the weights' digest is the same, too.
+    assert (other.register().model_version, other.register().notes) == ("2", ())
+
+
+@pytest.mark.parametrize(
+    ("overrides", "before", "now", "note"),
+    [
+        ([], {"accuracy": 0.98}, {"accuracy": 0.95}, "test/accuracy 0.9500, version 1 has 0.9800"),
+        (["register.metric=test/loss", "register.minimum=null"], {"loss": 0.1}, {"loss": 0.2},
+         "test/loss 0.2000, version 1 has 0.1000"),
+        ([], {"accuracy": 0.95}, {"accuracy": 0.95}, None),
+        ([], {"accuracy": 0.95}, {"accuracy": 0.98}, None),
+        (["register.metric=test/loss", "register.minimum=null"], {"loss": 0.2}, {"loss": 0.1}, None),
+    ],
+)  # fmt: skip
+def test_an_alias_that_moves_to_a_worse_model_says_so(
+    store: Path, overrides: list[str], before: dict[str, float], now: dict[str, float], note: str | None
+) -> None:
+    Trained(*overrides).register(**before)
+    worse = Trained(*overrides)
+    result = worse.register(**now)
+    assert (result.model_version, result.aliases) == ("2", ("challenger",)), "said, not refused"
+    expected = None if note is None else f"@challenger moved to a worse model: {note}"
+    assert result.notes == (() if expected is None else (expected,))
+    client = tracking.open_store()
+    assert client.get_run(worse.run.run_id).data.tags.get("alias_moved") == expected
+    assert client.get_model_version(result.model_name, "2").tags.get("alias_moved") == expected
+
+
+def test_a_model_of_a_project_that_was_moved_is_loaded_from_its_new_place(
+    store: Path, project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with closing(sqlite3.connect(store)) as database, database:  # As of a store that was made here.
+        place = f"{project.as_uri()}/mlruns/artifacts/0"
+        database.execute("UPDATE experiments SET artifact_location = ? WHERE experiment_id = 0", (place,))
+    before = Trained().register()
+    new = project.rename(project.with_name("moved"))
+    monkeypatch.chdir(new)
+    after = Trained().register()
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", tracking.store_uri())
+    assert not project.exists(), "the old place does not come back"
+    for version in (before, after):
+        model = mlflow.pyfunc.load_model(f"models:/{version.model_name}/{version.model_version}")
+        assert model.predict(IMAGES).shape == (5, 3)
+        assert logged_folder(version.model_uri).is_relative_to(new)
+
+
+CLEAN = """
+import mlflow, numpy, sys
+mlflow.set_tracking_uri(sys.argv[1])
+model = mlflow.pyfunc.load_model(sys.argv[2])
+images = numpy.random.default_rng(0).integers(0, 256, (5, 4, 4, 1), numpy.uint8)
+print(repr(model.predict(images).tolist()))
+print(type(model.get_raw_model()).__name__)
+"""
+
+
+@pytest.mark.slow
+def test_readmes_own_model_is_loaded_in_a_process_that_knows_nothing_of_the_project(
+    store: Path, project: Path, tmp_path: Path, run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (block,) = re.findall(r"```python\n(# my_models.py\n.*?)```", Path("README.md").read_text(), re.DOTALL)
+    Path("my_models.py").write_text(block)
+    trained = Trained("model.name=my_models:build", "model.options={units: 8}")
+    try:
+        model = models.build(trained.settings.model, trained.prepared, "scale")
+        model.save(trained.training.final_model)
+    finally:
+        sys.modules.pop("my_models", None)
+        sys.path.remove(str(project))
+    result = trained.register()
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    monkeypatch.delenv("PYTHONPATH")
+    uri = f"models:/{result.model_name}@challenger"
+    ended = run([sys.executable, "-c", CLEAN, tracking.store_uri(), uri], cwd=elsewhere)
+    assert ended.returncode == 0, ended.stderr
+    predicted, kind = ended.stdout.splitlines()[-2:]
+    np.testing.assert_allclose(json.loads(predicted), model.predict(IMAGES, verbose=0), rtol=1e-5)
+    assert kind == "Functional"

@@ -274,6 +274,20 @@ def test_a_run_that_cannot_begin_is_not_left_running(store: Path) -> None:
     assert [run.info.status for run in client.search_runs([experiment.experiment_id])] == ["FAILED"]
 
 
+def test_a_run_that_a_late_request_made_twice_is_ended_and_deleted(run: records.Run) -> None:
+    client = tracking.open_store()
+    found = client.get_run(run.run_id)
+    tags = {"creation_id": run.creation_id, "mlflow.source.name": "stratagem"}
+    assert tags.items() <= found.data.tags.items()
+    twin = client.create_run(found.info.experiment_id, tags=tags).info.run_id
+    ended = tracking.end_abandoned(but=run.run_id)
+    assert ended == []
+    assert client.get_run(run.run_id).info.status == "RUNNING"
+    info = client.get_run(twin).info
+    assert (info.status, info.lifecycle_stage) == ("KILLED", "deleted")
+    assert client.get_run(twin).data.tags["reason"].startswith(f"a twin of run {run.run_id}")
+
+
 def test_a_deleted_experiment_is_refused(run: records.Run) -> None:
     client = tracking.open_store()
     client.delete_experiment(client.get_experiment_by_name("digits").experiment_id)
@@ -674,3 +688,26 @@ def test_no_run_of_mlflows_own_is_active(run: records.Run) -> None:
     client = tracking.open_store()
     every = client.search_runs([experiment.experiment_id for experiment in client.search_experiments()])
     assert [(found.info.run_id, found.info.status) for found in every] == [(run.run_id, "FINISHED")]
+
+
+@pytest.mark.slow
+def test_a_lost_reply_makes_no_twin(server: "subprocess.Popen[bytes]", proxy, monkeypatch) -> None:
+    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")  # As a stage process has it.
+    losing = proxy(int(tracking.store_uri().rpartition(":")[2]))
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"http://127.0.0.1:{losing.port}")
+    losing.lose = ["runs/create", "runs/log-batch"]
+    run = start()
+    assert tracking.mlflow_run_id(run) == run.run_id, "the run that the lost reply was about"
+    answers_again()
+    tracking.log_metrics(run, {"test/accuracy": 0.5})
+    client = tracking.open_store()
+    experiment = client.get_run(run.run_id).info.experiment_id
+    late = client.create_run(experiment, tags={"creation_id": run.creation_id}).info.run_id
+    losing.lose.append("runs/log-batch")
+    tracking.log_metrics(run, {"test/loss": 0.25})
+    tracking.finish(run, "FINISHED")
+    assert losing.lose == []
+    assert statuses() == {run.run_id: ("FINISHED", None)}
+    assert client.get_run(late).info.lifecycle_stage == "deleted"
+    assert (sent(run, "test/accuracy"), sent(run, "test/loss")) == ([(0, 0.5)], [(0, 0.25)])
+    assert tracking.open_store().get_run(run.run_id).data.params["train.epochs"] == "15"
