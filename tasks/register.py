@@ -4,6 +4,7 @@ import hashlib
 import json
 import zipfile
 from pathlib import Path
+from typing import Any
 
 from tasks import config, own_code, tracking
 from tasks.records import EvaluationResult, PreparedDataset, RegisteredModel, Run, TrainingResult
@@ -68,15 +69,19 @@ def register(
 def _model_digest(keras_file: Path, weights_digest: str, model_name: str) -> str:
     """Return the sha256 of what a model computes: its weights, its layers, and the user's own code of them.
 
-    The .keras file itself holds the time at which it was written.
+    The .keras file itself holds the time at which it was written, and addresses in memory.
     """
     with zipfile.ZipFile(keras_file) as archive:
-        layers = json.loads(archive.read("config.json"))
+        layers = json.loads(archive.read("config.json"), object_hook=_without_addresses)
     layers.pop("compile_config", None)
     digest = hashlib.sha256(f"{weights_digest}\n{json.dumps(layers, sort_keys=True)}".encode())
     for file in own_code.files(model_name):
         digest.update((config.project_root() / file).read_bytes())
     return digest.hexdigest()
+
+
+def _without_addresses(part: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in part.items() if name != "shared_object_id"}
 
 
 def _later(run: Run, error: Exception) -> str:

@@ -17,7 +17,7 @@ from mlflow.exceptions import MlflowException
 from tasks import config, lineage, models, records, register, tracking
 from tasks.errors import UserError
 
-IMAGES = np.random.default_rng(0).integers(0, 256, (5, 4, 4, 1), np.uint8)
+IMAGES = np.random.default_rng(1).integers(0, 256, (5, 4, 4, 1), np.uint8)
 VERSION = "0123456789abcdef0123456789abcdef"
 
 
@@ -366,7 +366,7 @@ CLEAN = """
 import mlflow, numpy, sys
 mlflow.set_tracking_uri(sys.argv[1])
 model = mlflow.pyfunc.load_model(sys.argv[2])
-images = numpy.random.default_rng(0).integers(0, 256, (5, 4, 4, 1), numpy.uint8)
+images = numpy.random.default_rng(1).integers(0, 256, (5, 4, 4, 1), numpy.uint8)
 print(repr(model.predict(images).tolist()))
 print(type(model.get_raw_model()).__name__)
 """
