@@ -138,7 +138,7 @@ def run(
             return
         dvc_data.check_source(settings.dataset)
         processes.check_devices(settings)
-        if _joined(settings, prepare=True):
+        if _joined(settings, pipeline=True):
             return
         runs.refuse_held(settings, resume)
         prefect_server.set_environment(debug)
@@ -337,13 +337,13 @@ def train(
         tables.print_record(result, json, (*shown, "weights_digest"))
 
 
-def _joined(settings: "Settings", prepare: bool = False) -> bool:
+def _joined(settings: "Settings", pipeline: bool = False) -> bool:
     """Train as a member of a cluster that someone else started; False when this process is the one that leads."""
     from tasks import processes
 
     if processes.member_name(settings) is None:
         return False
-    processes.join(settings, prepare)
+    processes.join(settings, pipeline)
     return True
 
 

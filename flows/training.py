@@ -80,7 +80,7 @@ def _run(
             with clock.measure("train"):
                 trained = processes.trained_before(settings, run) or stages.train(settings, prepared, run)
             with clock.measure("evaluate"):
-                evaluated = runs.left_by(run, EvaluationResult)
+                evaluated = processes.evaluated_before(settings, run)
                 evaluated = evaluated or stages.evaluate(settings, prepared, trained, run)
             with clock.measure("register"):
                 registered = runs.left_by(run, RegisteredModel)

@@ -7,7 +7,7 @@ python -m tasks evaluate [RECIPE] [--set section.key=value]...
 python -m tasks reconcile               ends the MLflow runs of processes that were killed
 python -m tasks guard COMMAND...         runs a command, and ends it when standard input closes
 python -m tasks serve                   JSON lines on standard input, an answer each on standard output
-python -m tasks assist                  the same for a worker that is not the chief: it only checks and trains
+python -m tasks assist                  the same for a worker that is not the chief: it checks, trains, evaluates
 python -m tasks member                  a worker or a parameter server that the chief gives work to
 """
 
@@ -32,6 +32,7 @@ import yaml
 
 from tasks import config, dvc_data, errors, lineage, network, prepared_data, processes, records, runs, timeline
 from tasks.errors import StratagemError, UserError
+from tasks.launchers.cluster import SHARED
 from tasks.process.environment import keep_private
 from tasks.records import Comparison, EvaluationResult, PreparedDataset, Record, RegisteredModel, Run, TrainingResult
 
@@ -244,18 +245,27 @@ def assist(settings: config.Settings, prepared: PreparedDataset) -> None:
     assist_training(settings, prepared, _stop)
 
 
+def assist_evaluation(settings: config.Settings, prepared: PreparedDataset) -> None:
+    """Evaluate with the chief: the outputs for this worker's part of the data. Nothing is tracked or written."""
+    from tasks.evaluate import assist as assist_evaluate
+
+    assist_evaluate(settings, prepared)
+
+
 REQUESTS: dict[str, Callable[..., Record | None]] = {
     "start": start_run,
     "start_comparison": start_comparison,
     "resume": resume_run,
     "train": train,
     "evaluate": evaluate,
+    "evaluate on one device": evaluate,
     "register": register,
     "report_comparison": report_comparison,
     "report_restarts": report_restarts,
     "finish": finish_run,
     "check": check,
     "assist": assist,
+    "assist_evaluation": assist_evaluation,
 }
 RECORDS: dict[str, type[Record]] = {
     "prepared": PreparedDataset,
@@ -324,7 +334,7 @@ def serve(chief: bool) -> None:
     requests = _read_requests()
     # Now, while the flow's process is starting Prefect and DVC.
     with timeline.span("stages", "import TensorFlow, Keras, MLflow"):
-        _import_quietly("tasks.train", *(("tasks.evaluate", "tasks.report", "tasks.tracking") if chief else ()))
+        _import_quietly("tasks.train", "tasks.evaluate", *(("tasks.report", "tasks.tracking") if chief else ()))
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Outside of a stage there is nothing to interrupt.
     while True:
         request = json.loads(requests.get())
@@ -380,7 +390,7 @@ def _answer(stage: str, arguments: dict[str, Any], beat: Callable[[], None]) -> 
         try:
             settings = config.parse(arguments.pop("settings"))
             given = {name: RECORDS[name].model_validate(v) if name in RECORDS else v for name, v in arguments.items()}
-            if isinstance(settings.strategy, config.Cluster) and stage in ("check", "train", "assist"):
+            if isinstance(settings.strategy, config.Cluster) and stage in {*SHARED, *SHARED.values()}:
                 from tasks import strategies
 
                 # TensorFlow holds Python's lock while it waits for the other members: there is no sign of life before,

@@ -8,7 +8,7 @@ once if no worker dies, and at least once otherwise.
 
 import logging
 from collections import Counter, deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -108,6 +108,39 @@ def train(
         log.info("workers   %d processes did %s steps", len(done_by), shares)
 
 
+def outputs(
+    strategy: Strategy, test: Batches, call: Callable[[Any], tuple[Any, Any]]
+) -> Iterator[tuple[npt.NDArray[np.int64], npt.NDArray[np.float64], float, str]]:
+    """Yield the labels of each batch, its logits, the model's own loss, and which worker's process computed it.
+
+    The workers take the batches as they are free; one that was lost has its batch done by another.
+
+    Args:
+        strategy: of the chief.
+        test: in order; an array source.
+        call: images -> logits (n, classes) and a scalar, on variables that the servers hold.
+    """
+    coordinator = strategy.coordinator
+    arrays = iter(coordinator.create_per_worker_dataset(resident(test)))
+
+    @tf.function(reduce_retracing=True)
+    def compute(arrays: Any, rows: Any) -> Any:
+        images, labels, worker = next(arrays)
+        logits, own_loss = strategy.run(call, (tf.gather(images, rows),))
+        return tf.gather(labels, rows), tf.cast(logits, tf.float64), own_loss, worker
+
+    names: dict[int, str] = {}
+    ahead = GROUPS_PER_WORKER * len(strategy.devices)
+    results: deque[Any] = deque()
+    for step in range(test.steps + ahead):
+        if step < test.steps:
+            results.append(coordinator.schedule(compute, args=(arrays, tf.constant(test.rows(step)))))
+        if step >= ahead and results:
+            labels, logits, own_loss, worker = _fetch(coordinator, results.popleft())
+            name = names.setdefault(int(worker), f"worker process {len(names) + 1}")
+            yield labels, logits, float(own_loss), name
+
+
 def examples(training: Batches, first: int, end: int, size: int) -> npt.NDArray[np.int64]:
     """Return what a worker reads in the steps from ``first`` to before ``end``: a line for each example.
 
@@ -188,9 +221,9 @@ def worker_function(model: Any, loss: Any, strategy: Strategy, training: Batches
     return many
 
 
-def _fetch(coordinator: Any, result: Any) -> npt.NDArray[np.floating[Any]]:
+def _fetch(coordinator: Any, result: Any) -> Any:
     try:
-        values: npt.NDArray[np.floating[Any]] = result.fetch()
+        values = result.fetch()
     except tf.errors.OpError:
         # A worker that died before its result was here has the group done again; any other error is raised now.
         coordinator.join()

@@ -1,18 +1,19 @@
-"""Evaluate: one checkpoint, restored into a fresh model on one device, over the test split."""
+"""Evaluate: one checkpoint, restored into a fresh model, over the test split, on the devices of the run's strategy."""
 
-import contextlib
-from collections.abc import Callable
+import logging
 from typing import Any
 
-import keras
 import numpy as np
 import numpy.typing as npt
 from scipy.special import log_softmax, softmax
 
-from tasks import checkpoints, config, input_pipeline, models, prepared_data
+from tasks import checkpoints, config, models, outputs, prepared_data, strategies
 from tasks.checkpoints import Checkpoints
 from tasks.errors import StratagemError, UserError
 from tasks.records import ClassMetrics, EvaluationResult, PreparedDataset, TrainingResult
+from tasks.strategies import Strategy
+
+log = logging.getLogger(__name__)
 
 
 def evaluate(settings: config.Settings, prepared: PreparedDataset, training: TrainingResult) -> EvaluationResult:
@@ -21,8 +22,8 @@ def evaluate(settings: config.Settings, prepared: PreparedDataset, training: Tra
     The loss is what ``validation/loss`` is, the run's own with the model's own losses (regularisation), in float64.
 
     Args:
-        settings: ``model``, ``input``, ``evaluate``, ``train.loss`` and ``train.dtype_policy`` are read; not the
-            strategy, so a checkpoint of any is evaluated in a process of any.
+        settings: ``model``, ``input``, ``evaluate``, ``strategy``, ``train.loss`` and ``train.dtype_policy`` are read.
+            A checkpoint of any strategy is evaluated under any, and the metrics do not depend on which.
         prepared: the data.
         training: names the run and its checkpoints.
 
@@ -32,30 +33,22 @@ def evaluate(settings: config.Settings, prepared: PreparedDataset, training: Tra
     """
     prepared_data.verify(prepared)
     models.set_precision(settings.train.dtype_policy)
-    model = models.build(settings.model, prepared, settings.input.normalization)
+    strategy = _strategy(settings)
     folder = config.project_root() / training.checkpoints
     with Checkpoints(folder, monitor=settings.checkpoint.monitor, read_only=True) as saved:
         step = saved.find(settings.evaluate.checkpoint)
         try:
-            arrays, _ = saved.restore(step)
+            arrays, state = saved.restore(step)
         except checkpoints.Damaged as error:
             raise UserError(
                 f"{error}. Evaluate another one: `stratagem evaluate --run {training.run_id} "
                 "--set evaluate.checkpoint=best`, or a step"
             ) from None
-    checkpoints.assign(model, arrays, ("model",))
-
-    test = input_pipeline.ordered(settings, prepared, "test", settings.evaluate.global_batch_size)
-    with contextlib.closing(test):
-        function = _function(model)
-        # An array not of tf.data, which takes longer to start than these batches take to be read.
-        with_numpy = keras.backend.backend() == "jax" or isinstance(test.source, input_pipeline.ArraySource)
-        batches = test.arrays() if with_numpy else test.dataset.as_numpy_iterator()
-        found = [(batch_labels, *function(images)) for images, batch_labels in batches]
-    labels = np.concatenate([batch_labels for batch_labels, _, _ in found])
-    logits = np.concatenate([batch_logits for _, batch_logits, _ in found])
-    # As Keras takes them: those of each batch, as often as it has examples.
-    own_loss = sum(len(batch_labels) * batch_loss for batch_labels, _, batch_loss in found) / len(labels)
+    arrays = {key: array for key, array in arrays.items() if key.startswith("model/")}
+    if strategy.num_workers > 1:
+        strategy.broadcast(checkpoints.pack(arrays, state))
+    found = outputs.compute(settings, prepared, strategy, arrays)
+    labels, logits = found.labels, found.logits
     if not np.isfinite(logits).all():
         raise StratagemError(
             f"checkpoint {step} of run {training.run_id} gives outputs that are no numbers: its training diverged. "
@@ -63,7 +56,7 @@ def evaluate(settings: config.Settings, prepared: PreparedDataset, training: Tra
         )
     predicted = logits.argmax(axis=1)
     metrics = {
-        "test/loss": float(_losses(settings.train.loss, labels, logits).mean() + own_loss),
+        "test/loss": float(_losses(settings.train.loss, labels, logits).mean() + found.own_losses.mean()),
         "test/accuracy": float((predicted == labels).mean()),
     }
     if prepared.num_classes > 5:
@@ -76,6 +69,8 @@ def evaluate(settings: config.Settings, prepared: PreparedDataset, training: Tra
         checkpoint=f"{training.checkpoints}/{step}",
         step=step,
         num_examples=len(labels),
+        strategy=strategy.kind,
+        examples_by_device=found.examples_by_device,
         metrics=metrics,
         classes=tuple(
             ClassMetrics(name=name, precision=float(p), recall=float(r), f1=float(f), support=int(n))
@@ -83,6 +78,15 @@ def evaluate(settings: config.Settings, prepared: PreparedDataset, training: Tra
         ),
         confusion_matrix=tuple(map(tuple, confusion.tolist())),
     )
+
+
+def assist(settings: config.Settings, prepared: PreparedDataset) -> None:
+    """Compute the share of a worker that is not the chief, from the chief's checkpoint; nothing is written."""
+    prepared_data.verify(prepared)
+    models.set_precision(settings.train.dtype_policy)
+    strategy = strategies.build(settings.strategy)
+    arrays, _ = checkpoints.unpack(strategy.broadcast(b""))
+    outputs.compute(settings, prepared, strategy, arrays)
 
 
 # By hand, and not by scikit-learn, whose import takes 0.4 s of a processor.
@@ -104,32 +108,14 @@ def _by_class(confusion: npt.NDArray[np.int64]) -> tuple[npt.NDArray[Any], ...]:
     return precision, recall, f1, support
 
 
-def _function(model: Any) -> Callable[[Any], tuple[npt.NDArray[np.float64], float]]:
-    """Return what computes a batch: images uint8 (n, height, width, channels) -> logits (n, classes), and the sum of
-    the model's own losses, which Keras' ``predict`` leaves out."""
-    state = [
-        [variable.value for variable in part] for part in (model.trainable_variables, model.non_trainable_variables)
-    ]
-
-    def call(trainable: Any, others: Any, images: Any) -> tuple[Any, list[Any]]:
-        logits, _, losses = model.stateless_call(trainable, others, images, training=False, return_losses=True)
-        return logits, losses
-
-    if keras.backend.backend() == "jax":
-        import jax
-
-        compiled: Any = jax.jit(call)
-    else:
-        import tensorflow as tf
-
-        # Keras lets AutoGraph convert nothing of a model either, and looking for something takes 0.09 s.
-        compiled = tf.function(call, autograph=False, reduce_retracing=True)
-
-    def function(images: Any) -> tuple[npt.NDArray[np.float64], float]:
-        logits, losses = compiled(*state, images)
-        return np.asarray(logits).astype("float64"), sum(float(loss) for loss in losses)
-
-    return function
+def _strategy(settings: config.Settings) -> Strategy:
+    """Return the run's strategy; or one device, where that is asked for or this machine has not what it needs."""
+    if settings.evaluate.strategy == "run":
+        try:
+            return strategies.build(settings.strategy)
+        except UserError as error:
+            log.info("evaluated on one device: %s", error)
+    return strategies.on_one_device()
 
 
 def _losses(kind: str, labels: npt.NDArray[np.int64], logits: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:

@@ -119,6 +119,10 @@ class Batches:
         before = step % self.steps_in_pass * self.global_batch_size
         return min(self.global_batch_size, self.num_examples - before)
 
+    def place(self, step: int) -> slice:
+        """Return where this worker's examples of a step lie in its pass."""
+        return self._part(step)[1]
+
     def rows(self, step: int) -> Rows:
         """Return the rows of the split's arrays that this worker reads in a step, int64 (n,). Array source only."""
         if not isinstance(self.source, ArraySource):

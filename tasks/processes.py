@@ -24,7 +24,7 @@ from tasks.errors import StratagemError, UserError
 from tasks.launchers.cluster import GRACE_SECONDS, Cluster
 from tasks.process.environment import stage_environment
 from tasks.process.guard import held_open
-from tasks.records import PreparedDataset, Record, Run, RunSummary, TrainingResult
+from tasks.records import EvaluationResult, PreparedDataset, Record, Run, RunSummary, TrainingResult
 
 R = TypeVar("R", bound=Record)
 
@@ -108,8 +108,11 @@ def run(stage: str, returns: type[R], settings: config.Settings, **arguments: An
         **arguments: records and plain values.
     """
     values = {name: v.model_dump(mode="json") if isinstance(v, Record) else v for name, v in arguments.items()}
+    if stage == "evaluate":
+        settings = _evaluable(settings)
+        stage = "evaluate" if settings.evaluate.strategy == "run" else "evaluate on one device"
     values["settings"] = settings.to_json()
-    process = start(settings, whole=stage in ("start", "resume", "train"))
+    process = start(settings, whole=stage in ("start", "resume", "train", "evaluate"))
     if not process.first.member.is_chief:
         name = process.first.member.name
         stop()
@@ -129,6 +132,25 @@ def run(stage: str, returns: type[R], settings: config.Settings, **arguments: An
     if process.restarts:
         answer = process.call("report_restarts", told | {"restarts": process.restarts, "training": answer})
     return returns.model_validate(answer)
+
+
+def _evaluable(settings: config.Settings) -> config.Settings:
+    """Return the settings as they are, or for one device where the members of the run's cluster are not to be had: a
+    run of eight machines can be evaluated on a laptop."""
+    section, evaluate = settings.strategy, settings.evaluate
+    if evaluate.strategy == "one_device" or not isinstance(section, config.Cluster):
+        return settings
+    running = _stage_process
+    if running is not None and running.kind == kind_of_process(settings) and running.whole and running.usable:
+        return settings
+    try:
+        if in_foreign_cluster(settings):
+            raise UserError("someone else starts the members of the run's cluster, and none waits for this")
+        launchers.members(section)
+    except UserError as error:
+        print(f"evaluated on one device: {error}", file=sys.stderr)
+        return settings.model_copy(update={"evaluate": evaluate.model_copy(update={"strategy": "one_device"})})
+    return settings
 
 
 def begin(
@@ -198,6 +220,14 @@ def trained_before(settings: config.Settings, run_of: Run) -> TrainingResult | N
     return None if in_foreign_cluster(settings) else runs.left_by(run_of, TrainingResult)
 
 
+def evaluated_before(settings: config.Settings, run_of: Run) -> EvaluationResult | None:
+    """Return what the evaluation of a run left that was taken up after it, else None.
+
+    Members of a cluster that someone else started wait for an evaluation too.
+    """
+    return None if in_foreign_cluster(settings) else runs.left_by(run_of, EvaluationResult)
+
+
 def train_alone(
     settings: config.Settings,
     prepared: PreparedDataset,
@@ -264,18 +294,19 @@ def member_name(settings: config.Settings) -> str | None:
     return None if member.is_chief else member.name
 
 
-def join(settings: config.Settings, prepare: bool = False) -> None:
-    """Do the part of a member that is not the chief, until the chief has trained.
+def join(settings: config.Settings, pipeline: bool = False) -> None:
+    """Do the part of a member that is not the chief, until the chief has trained, or evaluated too.
 
     Args:
         settings: those of the chief.
-        prepare: bring the data up to date first, as the chief does; without it they must be prepared.
+        pipeline: bring the data up to date first and evaluate after the training, as the chief does in `stratagem run`;
+            without it the data must be prepared.
 
     Raises:
         UserError: the settings, the data or TF_CONFIG are refused.
         StratagemError: the training failed, or another member was lost.
     """
-    if prepare:
+    if pipeline:
         dvc_data.prepare_data(settings)
     prepared = dvc_data.load_prepared(settings.dataset.name)
     cluster = start(settings)
@@ -286,7 +317,8 @@ def join(settings: config.Settings, prepare: bool = False) -> None:
     else:
         arguments = {"settings": settings.to_json(), "prepared": prepared.model_dump(mode="json")}
         # What the chief asks of the workers on its own machine: who builds a model waits until all others build it.
-        for stage in ("check", "train"):
+        evaluates = pipeline and settings.evaluate.strategy == "run"
+        for stage in ("check", "train", *(["evaluate"] if evaluates else [])):
             cluster.call(stage, arguments)
     stop()
     chief = "has ended" if isinstance(settings.strategy, config.ParameterServer) else "tells the result"

@@ -251,6 +251,11 @@ class EvaluationResult(Record):
     checkpoint: str
     step: int
     num_examples: int
+    strategy: str = "one_device"
+    """Under which the outputs were computed; older records have none, and were."""
+    examples_by_device: dict[str, int] = {}
+    """How many examples really lay on each device. With several devices a replica, or a short last batch on JAX, some
+    lie on more than one."""
     metrics: dict[str, float]
     classes: tuple[ClassMetrics, ...]
     confusion_matrix: tuple[tuple[int, ...], ...]

@@ -428,6 +428,9 @@ class Evaluate(Section):
     checkpoint: Course[Literal["latest", "best"] | Count]
     """`latest`, `best`, or the step of a checkpoint."""
     global_batch_size: Speed[Count]
+    strategy: Speed[Literal["run", "one_device"]] = "run"
+    """`run`: on the devices of the run's strategy, or on one where this machine has not those. `one_device`: always on
+    one, without a cluster. The metrics are the same."""
 
 
 class Register(Section):

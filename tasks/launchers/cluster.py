@@ -35,7 +35,7 @@ POLL_SECONDS = 1.0
 START_SECONDS = 300.0
 
 # Requests that every worker takes part in, and what those that are not the chief do then.
-SHARED = {"check": "check", "train": "assist"}
+SHARED = {"check": "check", "train": "assist", "evaluate": "assist_evaluation"}
 
 Reply = dict[str, Any]
 
@@ -234,13 +234,19 @@ class Cluster:
         return self._call(stage, arguments)
 
     def _call(self, stage: str, arguments: dict[str, Any]) -> Any:
-        folder = config.project_root() / arguments["run"]["folder"] if stage == "train" and "run" in arguments else None
-        if folder is not None:
+        works = stage in ("train", "evaluate") and "run" in arguments
+        folder = config.project_root() / arguments["run"]["folder"] if works else None
+        # A training comes after a check. An evaluation may be the first request of all: the processes have yet to open
+        # the logs whose paths they were given.
+        if folder is not None and stage == "train":
             self._keep_logs_in(folder / "logs")
         try:
             while True:
                 try:
-                    return self._exchange(stage, arguments)
+                    answer = self._exchange(stage, arguments)
+                    if folder is not None:
+                        self._keep_logs_in(folder / "logs")
+                    return answer
                 except _Lost as lost:
                     self._restart(stage, str(lost))
         except KeyboardInterrupt as interrupt:

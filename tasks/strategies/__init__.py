@@ -2,7 +2,7 @@
 
 import importlib
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -42,12 +42,18 @@ class Strategy:
     """``run(step, args)`` calls a step on every replica (``tf.distribute.Strategy.run``)."""
     local_replica: Callable[[], Any] = lambda: 0
     """Inside a step: the number of the replica that runs it, among those of this worker."""
+    local_results: Callable[[Any], Sequence[Any]] = lambda value: (value,)
+    """Takes what ``run`` returned; returns the value of each replica of this worker, in their order."""
+    place_batch: Callable[[Any], Any] = lambda batch: batch
+    """On JAX: puts an array (n, ...) on the devices, cut as in a training."""
     all_reduce: Callable[[Any], Any] = lambda tensors: tensors
     """Inside a step: the sum of a list of tensors over all replicas, on each of them."""
     locate: Callable[[Any], tuple[tuple[str, ...], str, int]] = local_copies
     """Takes a Keras variable; returns its devices, its sharding, and the bytes of it on one device."""
     total: Callable[[Sequence[int]], list[int]] = list
     """Gives every worker the sum over all of them of each number."""
+    add_up: Callable[[Any], Any] = lambda values: values
+    """Gives every worker the sum over all of them of an array int64, of any shape."""
     broadcast: Callable[[bytes], bytes] = _same
     """Gives every worker the chief's bytes."""
     check_model: Callable[[Any], None] = lambda model: None
@@ -111,6 +117,11 @@ def build(section: config.AnyStrategy) -> Strategy:
         UserError: a device that the section names does not exist.
     """
     return _build(section.kind, section.model_dump_json())
+
+
+def on_one_device() -> Strategy:
+    """Return the strategy of a process that computes on its first device, whatever it has been asked for before."""
+    return Strategy("one_device", 1, (), scope=nullcontext)
 
 
 @lru_cache(maxsize=1)

@@ -76,6 +76,7 @@ def strategy(kind: str, copies: Any, **more: Any) -> Strategy:
         "distribute": distribute,
         "run": copies.run,
         "local_replica": lambda: tf.distribute.get_replica_context().replica_id_in_sync_group % len(local),
+        "local_results": copies.experimental_local_results,
         "all_reduce": all_reduce,
         "distributed": True,
     }

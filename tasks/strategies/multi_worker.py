@@ -56,6 +56,7 @@ def build(section: config.MultiWorker) -> Strategy:
         devices=_of_all(tasks, local),
         locate=lambda variable: locate(variable, tasks),
         total=lambda values: [int(value) for value in total(list(map(int, values)))],
+        add_up=lambda values: total(values.ravel()).reshape(values.shape),
         broadcast=broadcast,
         collectives=_collectives(section, tf.DeviceSpec.from_string(local[0]).device_type),
         worker=worker,

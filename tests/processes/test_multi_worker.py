@@ -157,3 +157,67 @@ def test_a_member_that_waits_for_the_others_ends_with_its_command(stratagem):
     time.sleep(3)  # It listens at its address now, and asks for the chief, who never comes.
     waiting.process.kill()
     assert waiting.survivors() == []
+
+
+# Holds worker 1 where it builds the model, as long as a file says so.
+HELD = """
+import json, os, time
+from pathlib import Path
+import keras
+
+def build(input_shape, num_classes):
+    worker = json.loads(os.environ.get("TF_CONFIG", "{}")).get("task", {}).get("index")
+    while worker == 1 and Path("hold").exists():
+        Path("held").touch()
+        time.sleep(0.1)
+    images = keras.Input(input_shape)
+    return keras.Model(images, keras.layers.Dense(num_classes)(keras.layers.Flatten()(images)))
+"""
+
+
+def test_an_evaluation_survives_the_loss_of_a_worker(stratagem, cluster_project):
+    (cluster_project / "held.py").write_text(HELD)
+    model = ("model.name=held:build", "model.options={}")
+    training = stratagem("train", "strategy.kind=multi_worker", "train.epochs=1", *model)
+    assert training.end() == 0, training.err.read_text()
+    named = ("--run", training.result["run_id"])
+
+    (cluster_project / "hold").touch()
+    evaluation = stratagem("evaluate", options=named)
+    evaluation.wait_until((cluster_project / "held").exists)
+    (victim,) = evaluation.members("assist")
+    victim.kill()
+    (cluster_project / "hold").unlink()
+    assert evaluation.end() == 0, evaluation.err.read_text()
+    err = evaluation.err.read_text()
+    assert "worker 1 died (SIGKILL); all 2 processes start again, restart 1 of 3; logs: mlruns/logs/" in err
+    assert "Traceback" not in err
+    found = evaluation.result
+    assert list(found["examples_by_device"].values()) == [180, 180]
+    assert found["strategy"] == "multi_worker"
+    assert evaluation.survivors() == []
+
+    # Where its cluster is not to be had, as on a laptop that TF_CONFIG makes another cluster's chief.
+    alone = stratagem("evaluate", options=named, TF_CONFIG=_tf_config(0, _addresses(2)))
+    assert alone.end() == 0, alone.err.read_text()
+    assert "evaluated on one device: someone else starts the members" in alone.err.read_text()
+    assert alone.members("assist") == []
+    assert alone.result["strategy"] == "one_device"
+    assert alone.result["confusion_matrix"] == found["confusion_matrix"]
+    assert alone.result["metrics"]["test/loss"] == pytest.approx(found["metrics"]["test/loss"], abs=1e-6)
+
+
+def test_the_members_of_someone_elses_cluster_evaluate_with_the_chief(stratagem, mlflow_runs):
+    addresses = _addresses(2)
+    chief, other = (
+        stratagem("run", "strategy.kind=multi_worker", "train.epochs=1", TF_CONFIG=_tf_config(index, addresses))
+        for index in range(2)
+    )
+    assert chief.end() == 0, chief.err.read_text()
+    assert other.end() == 0, other.err.read_text()
+    record = chief.project / "mlruns" / "runs" / chief.result["run_id"] / "records" / "evaluation.json"
+    assert json.loads(record.read_text())["examples_by_device"] == {
+        f"/job:worker/replica:0/task:{index}/device:CPU:0": 180 for index in range(2)
+    }
+    assert [run["status"] for run in mlflow_runs()] == ["FINISHED"]
+    assert chief.survivors() == other.survivors() == []

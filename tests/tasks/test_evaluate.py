@@ -174,6 +174,32 @@ def test_the_precision_is_that_of_the_run(tiny, train):
     assert half != pytest.approx(found["float64"].metrics["test/loss"], rel=1e-12, abs=0)
 
 
+# Strategies that this process, or any machine of the tests, cannot have.
+ELSEWHERE = [
+    ("strategy={kind: mirrored, devices: ['gpu:7']}", "this machine has 0 GPUs"),
+    ("strategy={kind: data_parallel, devices: 8}", "keras.distribution does nothing on the tensorflow backend"),
+    ("strategy={kind: parameter_server}", "TF_CONFIG must describe a cluster"),
+]
+
+
+@pytest.mark.parametrize(("strategy", "reason"), ELSEWHERE, ids=[strategy for strategy, _ in ELSEWHERE])
+def test_a_machine_without_the_runs_devices_evaluates_on_one(tiny, train, caplog, monkeypatch, strategy, reason):
+    monkeypatch.delenv("TF_CONFIG", raising=False)
+    training = train(tiny)
+    expected = evaluate(load(), tiny, training)
+    loop = "train.loop=custom" if "server" in strategy else "train.loop=fit"
+    caplog.set_level("INFO", "tasks.evaluate")
+    found = evaluate(load(strategy, loop), tiny, training)
+    assert (found.strategy, found.metrics) == ("one_device", expected.metrics)
+    (line,) = [record.getMessage() for record in caplog.records if record.name == "tasks.evaluate"]
+    assert line.startswith("evaluated on one device: ")
+    assert reason in line
+    # Where one device is asked for, nobody looks for the others.
+    caplog.clear()
+    assert evaluate(load(strategy, loop, "evaluate.strategy=one_device"), tiny, training) == found
+    assert caplog.records == []
+
+
 def test_a_run_without_a_checkpoint(tiny, train):
     training = train(tiny)
     shutil.rmtree(training.checkpoints)

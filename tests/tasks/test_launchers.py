@@ -356,7 +356,9 @@ def test_a_request_that_all_take_part_in_goes_to_all_and_any_other_to_the_chief(
     team = start(_multi_worker(workers=3), {})
     assert team.call("start", ARGUMENTS | {"flow_run_id": None}) == {"name": "worker 0", "stage": "start"}
     assert team.call("train", ARGUMENTS)["stage"] == "train"
-    assert team.call("evaluate", {"settings": {}})["name"] == "worker 0"
+    assert team.call("evaluate", ARGUMENTS | {"training": {}})["stage"] == "evaluate"
+    for alone in ("evaluate on one device", "register"):
+        assert team.call(alone, {"settings": {}})["name"] == "worker 0"
     asked = _requests(tmp_path)
     names = ["flow_run_id", "prepared", "run", "settings"]
     # All check, before the chief begins a run.
@@ -365,7 +367,10 @@ def test_a_request_that_all_take_part_in_goes_to_all_and_any_other_to_the_chief(
     assert sorted([name, stage] for name, stage, _ in asked[4:7]) == [
         ["worker 0", "train"], ["worker 1", "assist"], ["worker 2", "assist"]
     ]  # fmt: skip
-    assert [name for name, _, _ in asked[7:]] == ["worker 0"]
+    assert sorted([name, stage] for name, stage, _ in asked[7:10]) == [
+        ["worker 0", "evaluate"], ["worker 1", "assist_evaluation"], ["worker 2", "assist_evaluation"]
+    ]  # fmt: skip
+    assert [name for name, _, _ in asked[10:]] == ["worker 0"] * 2
     assert team.restarts == []
     assert team.usable
     logs = tmp_path / "mlruns" / "runs" / "first" / "logs"
@@ -481,7 +486,7 @@ def test_a_mistake_is_not_a_lost_member(start, tmp_path, plan, kind, message):
 def test_a_death_while_the_chief_alone_works_does_not_disturb_it(start):
     team = start(_multi_worker(), {"worker 1 #1": "die"})
     os.kill(team._processes[1].pid, signal.SIGKILL)
-    assert team.call("evaluate", {})["stage"] == "evaluate"
+    assert team.call("register", {})["stage"] == "register"
     assert not team.usable
     os.kill(team.first.pid, signal.SIGKILL)
     with pytest.raises(StratagemError, match=r"the process that ran register died \(SIGKILL\)"):
@@ -490,7 +495,7 @@ def test_a_death_while_the_chief_alone_works_does_not_disturb_it(start):
 
 def test_what_does_not_train_needs_one_process(start, tmp_path):
     team = start(_multi_worker(workers=3), {}, whole=False)
-    assert team.call("evaluate", {})["name"] == "worker 0"
+    assert team.call("evaluate on one device", {})["name"] == "worker 0"
     assert [start.split()[1:] for start in _starts(tmp_path)["worker 0"]] == [["serve", "None"]]
     assert list(_starts(tmp_path)) == ["worker 0"]
 

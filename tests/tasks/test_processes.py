@@ -123,6 +123,32 @@ def test_what_comes_after_a_training_needs_no_cluster(project):
     assert _stage_processes() == []
 
 
+@pytest.mark.parametrize(
+    ("overrides", "reason"),
+    [
+        (["strategy.kind=multi_worker", "strategy.devices=2"], "2 workers need 4 GPUs, and this machine has 0"),
+        (["strategy.kind=multi_worker", "strategy.launcher=tf_config"], "someone else starts the members"),
+        (["strategy.kind=multi_worker"], None),
+        (["strategy.kind=multi_worker", "strategy.devices=2", "evaluate.strategy=one_device"], None),
+        (["strategy.kind=mirrored", "strategy.devices=['gpu:7']"], None),  # The process itself will see.
+    ],
+    ids=str,
+)
+def test_a_run_is_evaluated_on_one_device_where_its_cluster_is_not_to_be_had(monkeypatch, capsys, overrides, reason):
+    monkeypatch.delenv("TF_CONFIG", raising=False)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    settings = _load(*overrides)
+    found = processes._evaluable(settings)
+    said = capsys.readouterr().err
+    if reason is None:
+        assert (found, said) == (settings, "")
+    else:
+        assert found.evaluate.strategy == "one_device"
+        assert said.startswith("evaluated on one device: ")
+        assert reason in said
+        assert said.count("\n") == 1
+
+
 def _stage_processes() -> list[psutil.Process]:
     return [child for child in psutil.Process().children() if "tasks" in child.cmdline()]
 

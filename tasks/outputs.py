@@ -1,0 +1,180 @@
+"""A model's outputs for the test split, in the order of its examples, computed where a training of the strategy would
+compute them: each replica, worker or device takes its share of each batch."""
+
+import contextlib
+from collections import Counter
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import keras
+import numpy as np
+import numpy.typing as npt
+
+from tasks import checkpoints, config, input_pipeline, models
+from tasks.checkpoints import Arrays
+from tasks.input_pipeline import Batches
+from tasks.records import PreparedDataset
+from tasks.strategies import Strategy
+
+
+@dataclass(frozen=True)
+class Share:
+    """What one device computed of a batch: consecutive examples."""
+
+    logits: npt.NDArray[np.float64]
+    own_loss: float
+    """The sum of the model's own losses, such as regularisation, for these examples."""
+
+
+@dataclass(frozen=True)
+class Outputs:
+    """What a model gives for each of n examples."""
+
+    labels: npt.NDArray[np.int64]
+    logits: npt.NDArray[np.float64]
+    """(n, classes)."""
+    own_losses: npt.NDArray[np.float64]
+    """What the examples that a device computed together cost by the model's own losses, (n,)."""
+    examples_by_device: dict[str, int]
+    """How many examples lay on each device."""
+
+
+# Takes images uint8 (n, height, width, channels); returns the shares in the examples' order, and the examples that lay
+# on each device.
+Function = Callable[[npt.NDArray[np.uint8]], tuple[list[Share], dict[str, int]]]
+
+
+def compute(settings: config.Settings, prepared: PreparedDataset, strategy: Strategy, arrays: Arrays) -> Outputs:
+    """Return the outputs of a fresh model for all test examples. Every worker of a cluster calls this; what it returns
+    is the same on each.
+
+    Args:
+        settings: ``model``, ``input``, ``evaluate`` and ``train.seed`` are read.
+        prepared: the data.
+        strategy: where.
+        arrays: of a checkpoint; its group ``model`` is read.
+
+    Raises:
+        UserError: the checkpoint is of another model.
+    """
+    with strategy.scope():  # On JAX it is read for each layer.
+        model = models.build(settings.model, prepared, settings.input.normalization)
+        checkpoints.assign(model, arrays, ("model",))
+        # JAX computes a batch that does not divide by the replicas on each of them.
+        size = settings.evaluate.global_batch_size
+        size = max(size - size % strategy.num_replicas, strategy.num_replicas)
+        place = (1, strategy.worker, strategy.num_workers)
+        with contextlib.closing(input_pipeline.ordered(settings, prepared, "test", size, *place)) as test:
+            if strategy.coordinator is not None:
+                from tasks import coordinator
+
+                found = coordinator.outputs(strategy, test, lambda images: _call(model, images))
+                return _joined(
+                    test,
+                    strategy,
+                    (
+                        (labels, [Share(logits, own_loss)], {worker: len(labels)})
+                        for labels, logits, own_loss, worker in found
+                    ),
+                )
+            on_jax = keras.backend.backend() == "jax"
+            function = _function_on_jax(model, strategy) if on_jax else _function_on_tensorflow(model, strategy)
+            # An array not of tf.data, which takes longer to start than these batches take to be read.
+            with_numpy = on_jax or isinstance(test.source, input_pipeline.ArraySource)
+            batches = test.arrays() if with_numpy else test.dataset.as_numpy_iterator()
+            return _joined(test, strategy, ((labels, *function(images)) for images, labels in batches))
+
+
+def _joined(
+    test: Batches,
+    strategy: Strategy,
+    found: Iterable[tuple[npt.NDArray[np.int64], list[Share], dict[str, int]]],
+) -> Outputs:
+    """Return the outputs of all workers, from the labels and shares of each of this worker's batches."""
+    table = None  # A row an example: its label, its own loss, its logits.
+    examples: Counter[str] = Counter()
+    for step, (labels, shares, on_devices) in enumerate(found):
+        logits = np.concatenate([share.logits for share in shares])
+        own_losses = np.repeat([share.own_loss for share in shares], [len(share.logits) for share in shares])
+        if table is None:
+            table = np.zeros([test.num_examples, 2 + logits.shape[1]])
+        table[test.place(step)] = np.column_stack([labels, own_losses, logits])
+        examples.update(on_devices)
+    if table is None:
+        raise ValueError("there are no batches")
+    if strategy.num_workers > 1:
+        # The other workers' rows are zeros here, and zeros are the bits of 0: the sum has every row as it was computed.
+        table = strategy.add_up(table.view(np.int64)).view(np.float64)
+        counts = strategy.total([examples[name] for name in strategy.devices])
+        examples = Counter(dict(zip(strategy.devices, counts, strict=True)))
+    return Outputs(table[:, 0].astype(np.int64), table[:, 2:], table[:, 1], dict(sorted(examples.items())))
+
+
+def _function_on_tensorflow(model: Any, strategy: Strategy) -> Function:
+    import tensorflow as tf
+
+    num_replicas = strategy.num_local_replicas
+
+    def part(images: Any) -> tuple[Any, Any]:
+        if num_replicas > 1:
+            with tf.device("/device:CPU:0"):  # A replica's device gets its own share alone.
+                size, replica = tf.shape(images)[0], strategy.local_replica()
+                images = images[size * replica // num_replicas : size * (replica + 1) // num_replicas]
+        return _call(model, images)
+
+    # Keras lets AutoGraph convert nothing of a model either, and looking for something takes 0.09 s.
+    @tf.function(autograph=False, reduce_retracing=True)
+    def whole(images: Any) -> Any:
+        return strategy.run(part, (images,))
+
+    def device_of(tensor: Any) -> str:
+        # `device` names the task, but the device where the function was called; the memory's knows no task.
+        memory = tf.DeviceSpec.from_string(tensor.backing_device)
+        name: str = (
+            tf.DeviceSpec.from_string(tensor.device)
+            .replace(device_type=memory.device_type, device_index=memory.device_index)
+            .to_string()
+        )
+        return name
+
+    def function(images: npt.NDArray[np.uint8]) -> tuple[list[Share], dict[str, int]]:
+        logits, own_losses = (strategy.local_results(values) for values in whole(images))
+        shares = [
+            Share(np.asarray(some).astype("float64"), float(own_loss))
+            for some, own_loss in zip(logits, own_losses, strict=True)
+        ]
+        return shares, {device_of(some): len(share.logits) for some, share in zip(logits, shares, strict=True)}
+
+    return function
+
+
+def _call(model: Any, images: Any) -> tuple[Any, Any]:
+    """Return the logits of images, and the sum of the model's own losses, which Keras' ``predict`` leaves out."""
+    logits, _, losses = model.stateless_call(*_state(model), images, training=False, return_losses=True)
+    return logits, sum(losses, keras.ops.zeros([]))
+
+
+def _state(model: Any) -> list[list[Any]]:
+    """Return the values of a model's variables, as ``stateless_call`` takes them."""
+    parts = model.trainable_variables, model.non_trainable_variables
+    return [[variable.value for variable in part] for part in parts]
+
+
+def _function_on_jax(model: Any, strategy: Strategy) -> Function:
+    import jax
+
+    state = _state(model)
+
+    @jax.jit
+    def compiled(trainable: Any, others: Any, images: Any) -> tuple[Any, list[Any]]:
+        logits, _, losses = model.stateless_call(trainable, others, images, training=False, return_losses=True)
+        return logits, losses
+
+    def function(images: npt.NDArray[np.uint8]) -> tuple[list[Share], dict[str, int]]:
+        logits, losses = compiled(*state, strategy.place_batch(images))
+        share = Share(np.asarray(logits).astype("float64"), sum(float(loss) for loss in losses))
+        shards = logits.addressable_shards
+        return [share], {f"{one.device.platform}:{one.device.id}": len(one.data) for one in shards}
+
+    return function
