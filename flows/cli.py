@@ -211,10 +211,19 @@ def compare(
             "devices, strategy.mirrored.devices=2 to one.",
         ),
     ] = NO_SETTINGS,
+    repeats: Annotated[
+        int | None,
+        typer.Option(
+            "--repeats",
+            min=1,
+            metavar="N",
+            help="How often each is trained, in rounds. Without it twice; once where a round takes over 10 minutes.",
+        ),
+    ] = None,
     json: Json = False,
     debug: Debug = False,
 ) -> None:
-    """Train the same under several strategies, one after another: a table of speed and accuracy.
+    """Train the same under several strategies, one after another, in rounds: a table of speed, time and accuracy.
 
     Data, seed, epochs and the global batch are those of the settings for all; a batch size for each replica counts as
     the global one. A strategy that fails is a row with its reason.
@@ -236,7 +245,7 @@ def compare(
 
         if server is not None:
             server.await_ready()
-        compared = result(comparison(kinds, wanted, recipe, values, return_state=True))
+        compared = result(comparison(kinds, wanted, recipe, values, repeats, return_state=True))
         processes.stop()
         if json:
             print(compared.model_dump_json())
@@ -251,7 +260,7 @@ def print_comparison(result: "Comparison") -> None:
 
     from tasks import report
 
-    columns, cells = report.comparison_cells(result)
+    columns, cells = report.comparison_cells(result, narrow=True)
     table = Table(box=None, padding=(0, 1, 0, 0), pad_edge=False)
     for heading in ("strategy", "loop"):
         table.add_column(heading, vertical="bottom")

@@ -306,7 +306,7 @@ def log_files(run: records.Run, paths: Iterable[str | Path], folder: str) -> Non
 
 
 def log_comparison(run: records.Run, comparison: records.Comparison, page: Path, tables: Sequence[Path]) -> None:
-    """Give a comparison its table, as files and as its description, and each of its runs its own figures.
+    """Give a comparison its table, as files and as its description, and each of its runs the figures of its row.
 
     They have the same names in all runs, so that MLflow's page for comparing runs shows them in one chart each.
 
@@ -317,11 +317,12 @@ def log_comparison(run: records.Run, comparison: records.Comparison, page: Path,
         tables: other files to keep with it.
     """
     for row in comparison.rows:
-        if row.run_id is None or row.reason is not None:
+        if row.reason is not None:
             continue
         figures = {
             "num_replicas": row.num_replicas,
             "seconds_per_epoch": row.seconds_per_epoch,
+            "total_seconds": row.total_seconds,
             "speed_up": row.speed_up,
             "efficiency": row.efficiency,
             "start_seconds": row.start_seconds,
@@ -329,7 +330,8 @@ def log_comparison(run: records.Run, comparison: records.Comparison, page: Path,
             "tracing_seconds": row.tracing_seconds,
         }
         known = {f"performance/{name}": value for name, value in figures.items() if value is not None}
-        log_metrics(records.load(records.Run, _run_file(row.run_id)), known)
+        for repeat in row.repeats:
+            log_metrics(records.load(records.Run, _run_file(repeat.run_id)), known | {"performance/load": repeat.load})
     log_files(run, [page, *tables], "comparison")
     # MLflow shows a few lines of a description: those of the table, not its heading.
     description = page.read_text(encoding="utf-8").partition("\n\n")[2]

@@ -1,5 +1,6 @@
 """`stratagem compare` and `stratagem strategies`: what is compared, the table, a whole comparison."""
 
+import itertools
 import json
 import os
 import re
@@ -7,17 +8,22 @@ import shutil
 import signal
 import sqlite3
 import subprocess
+import sys
+import time
 from contextlib import closing
+from statistics import median
 
 import mlflow
+import psutil
 import pytest
 import yaml
 
 from flows import cli, comparison
+from flows.load import Load
 from flows.plan import LOOPS, plan
 from tasks import config, processes, records, report
 from tasks.errors import UserError
-from tasks.records import Comparison, ComparisonRow, TrainingResult
+from tasks.records import Comparison, ComparisonRow, Repeat, TrainingResult
 
 # Fails when the model is built for the second time: after the checks, when the run has begun.
 MODELS = """
@@ -188,16 +194,31 @@ def test_a_cluster_of_someone_else_is_not_compared(any_machine, monkeypatch):
 CPU = "/device:CPU:0"
 
 
-def row(strategy: str, loop: str, speed: float | None, devices: int = 1, **more: object) -> ComparisonRow:
-    return ComparisonRow(
-        strategy=strategy,
-        loop=loop,
-        devices=(CPU,) * devices,
-        num_replicas=more.pop("num_replicas", devices),
-        examples_per_second=speed,
-        metrics={"test/accuracy": 0.98765},
-        **more,
-    )
+def row(
+    strategy: str, loop: str, *speeds: float | None, devices: int = 1, load: float = 0.0, **more: object
+) -> ComparisonRow:
+    """One row of as many rounds as there are speeds."""
+    number = next(numbers)
+    repeats = [
+        ComparisonRow(
+            strategy=strategy,
+            loop=loop,
+            run_id=f"{number}-{i}",
+            repeats=(
+                Repeat(run_id=f"{number}-{i}", round=i, examples_per_second=speed, total_seconds=float(i), load=load),
+            ),
+            devices=(CPU,) * devices,
+            num_replicas=more.get("num_replicas", devices),
+            examples_per_second=speed,
+            metrics={"test/accuracy": 0.98765},
+            **{name: value for name, value in more.items() if name != "num_replicas"},
+        )
+        for i, speed in enumerate(speeds, start=1)
+    ]
+    return comparison.median_row(repeats)
+
+
+numbers = itertools.count()
 
 
 def summarised(*rows: ComparisonRow) -> Comparison:
@@ -217,7 +238,76 @@ def summarised(*rows: ComparisonRow) -> Comparison:
     )  # fmt: skip
     origin = records.Lineage(git_commit="c", git_dirty=False, code_digest="", settings_digest="", data_version="d")
     run = records.Run(run_id="p", experiment="e", name="n", folder="mlruns/comparisons/p", lineage=origin, settings={})
-    return comparison.summarise(planned, rows, prepared, run, 12.3456)
+    rounds = max(len(row.repeats) for row in rows)
+    return comparison.summarise(planned, rows, prepared, run, 12.3456, rounds)
+
+
+def test_a_row_is_the_median_of_its_rounds_and_is_held_against_those_of_one_device(any_machine):
+    """A machine that is half as fast in the second round is nobody's gain or loss."""
+    made = summarised(
+        row("one_device", "fit", 100, 50, 104),
+        row("mirrored", "fit", 120, 61, 124.8, devices=2),
+        row("data_parallel", "fit", 90, 55, 104, devices=2),
+        row("multi_worker", "fit", 80, 40, 78, devices=2),
+    )
+    one, faster, same, _ = made.rows
+    assert [found.examples_per_second for found in made.rows] == [100, 120, 90, 78]
+    assert (one.speed_up, one.speed_up_range) == (1, None)
+    assert faster.speed_up == pytest.approx(1.2)
+    assert faster.speed_up_range == pytest.approx((1.2, 1.22))
+    assert same.speed_up_range == pytest.approx((0.9, 1.1))
+    assert [found.differs for found in made.rows] == [False, True, False, True]
+    columns, cells = report.comparison_cells(made)
+    shown = [dict(zip([column.heading for column in columns], texts[2:], strict=True)) for texts in cells]
+    assert [texts["speed-up"] for texts in shown] == ["1.00", "1.20", "~1", "0.80"]
+    assert [texts["efficiency"] for texts in shown] == ["100%", "60%", "~50%", "40%"]
+    (spread,) = [said for said in report.comparison_remarks(made) if said.startswith("Speed-up in 3 rounds")]
+    assert "data_parallel, fit: 0.90 to 1.10" in spread
+
+
+def test_what_was_measured_once_is_no_gain(any_machine):
+    made = summarised(row("one_device", "fit", 100), row("mirrored", "fit", 193, devices=2))
+    assert not made.rows[1].differs
+    assert any("measured once" in said for said in report.comparison_remarks(made))
+
+
+def test_a_table_does_not_contradict_itself(any_machine, monkeypatch):
+    """On a busy machine it once had an efficiency of 193 % beside "no speed-up is to be expected"."""
+    monkeypatch.setattr("os.sched_getaffinity", lambda pid: {0, 1})
+    gained = summarised(row("one_device", "fit", 100, 100), row("mirrored", "fit", 200, 193, devices=2, load=1.5))
+    assert "no speed-up is to be expected" not in gained.note
+    assert "more devices cannot be why a row is faster" in gained.note
+    assert "Other programs kept 0.0 to 1.5 of 2 processor cores busy" in gained.note
+    quiet = summarised(row("one_device", "fit", 100, 100), row("mirrored", "fit", 130, 90, devices=2, load=0.1))
+    assert "no speed-up is to be expected" in quiet.note
+    assert "Other programs" not in quiet.note
+
+
+def test_a_later_round_that_fails_leaves_what_was_measured(any_machine):
+    worked = row("mirrored", "fit", 100.0)
+    broken = ComparisonRow(strategy="mirrored", loop="fit", reason="it broke", run_id="x")
+    made = comparison.median_row([worked, broken])
+    assert (made.reason, made.failures, made.examples_per_second, len(made.repeats)) == (None, ("it broke",), 100.0, 1)
+    assert "mirrored, fit: a later round: it broke" in report.comparison_remarks(summarised(made))
+    assert comparison.median_row([broken]) == broken
+
+
+def test_the_load_of_others_is_not_ones_own():
+    """What this process and a child of it use, and what others use, are no more than there is."""
+    child = subprocess.Popen([sys.executable, "-c", "while True: pass"])
+    try:
+        before, measured, began = _used(child.pid), Load(), time.perf_counter()
+        while time.perf_counter() < began + 0.6:
+            pass
+        own = (_used(child.pid) - before) / (time.perf_counter() - began)
+        assert 0 <= measured.of_others() <= len(os.sched_getaffinity(0)) - own + 0.2
+    finally:
+        child.kill()
+        child.wait()
+
+
+def _used(pid):
+    return sum(sum(psutil.Process(one).cpu_times()[:2]) for one in (pid, os.getpid()))
 
 
 def test_speed_up_is_against_one_device_of_the_same_loop(any_machine):
@@ -286,7 +376,13 @@ def test_an_epoch_is_counted_without_the_first_call(epochs, first_call, speed, e
 
 def test_the_widest_table_fits_80_columns(any_machine, monkeypatch, capsys):
     monkeypatch.setenv("COLUMNS", "80")
-    wide = {"seconds_per_epoch": 1234.56, "start_seconds": 100.0, "setup_seconds": 23.4, "tracing_seconds": 99.94}
+    wide = {
+        "seconds_per_epoch": 1234.56,
+        "total_seconds": 12345.6,
+        "start_seconds": 100.0,
+        "setup_seconds": 23.4,
+        "tracing_seconds": 99.94,
+    }
     long = "strategy.devices = [gpu:0, gpu:2]: this machine has 0 GPUs. " * 3
     made = summarised(
         row("one_device", "custom", 1_234_567.8, **wide),
@@ -299,8 +395,8 @@ def test_the_widest_table_fits_80_columns(any_machine, monkeypatch, capsys):
     assert [line for line in shown.splitlines() if len(line) > 80 or "…" in line] == []
     cells = [line.split() for line in shown.splitlines()]
     speed = ["1,234,568", "1,235", "1.00"]
-    assert ["one_device", "custom", "1", *speed, "100%", "0.9877", "123", "99.9"] in cells
-    assert ["parameter_server", "custom", "1", "on", "16", *speed, "6%", "0.9877", "123", "99.9"] in cells
+    assert ["one_device", "custom", "1", *speed, "100%", "12,346", "0.9877", "123"] in cells
+    assert ["parameter_server", "custom", "1", "on", "16", *speed, "6%", "12,346", "0.9877", "123"] in cells
     assert ["tpu", *"-" * 9] in cells
     said = " ".join(shown.split())
     assert f"model_parallel, fit: {long.strip()}" in said, "brackets are no markup"
@@ -365,11 +461,11 @@ def test_strategies_are_listed(project, run):
 
 @pytest.fixture(scope="module")
 def compared(prepared_template, record_imports, tmp_path_factory):
-    """One device and two replicas under both loops, and a TPU that is not there."""
+    """One device and two replicas, twice each, and a TPU that is not there."""
     project = tmp_path_factory.mktemp("compared") / "project"
     shutil.copytree(prepared_template, project, symlinks=True)
     imports = record_imports(project)
-    command = "stratagem compare --strategies one_device,mirrored,tpu --loops fit,custom --json"
+    command = "stratagem compare --strategies one_device,mirrored,tpu --loops fit --json"
     # A model without Dropout, which each replica would draw for itself.
     settings = "train.epochs=1 strategy.devices=2 train.per_replica_batch_size=64 model.name=mlp"
     done = subprocess.run(
@@ -383,7 +479,7 @@ def compared(prepared_template, record_imports, tmp_path_factory):
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    assert len(set(imports.of("tensorflow"))) == 5, "a process for each row that trained, and the parent's first"
+    assert len(set(imports.of("tensorflow"))) == 5, "a process for each training, and the parent's first"
     return project, done
 
 
@@ -398,29 +494,40 @@ def test_a_comparison_trains_the_same_everywhere(compared):
     made = Comparison.model_validate_json(done.stdout)
     assert done.stdout.count("\n") == 1
     assert [(found.strategy, found.loop, found.num_replicas) for found in made.rows] == [
-        ("one_device", "fit", 1), ("one_device", "custom", 1), ("mirrored", "fit", 2), ("mirrored", "custom", 2),
-        ("tpu", "fit", None), ("tpu", "custom", None),
+        ("one_device", "fit", 1), ("mirrored", "fit", 2), ("tpu", "fit", None),
     ]  # fmt: skip
+    assert made.rounds == 2
     assert made.global_batch_size == 64
-    for found in made.rows[:4]:
+    for found in made.rows[:2]:
         assert found.reason is None
         assert found.steps == 21, "1,293 examples are 21 batches of 64, however many replicas share them"
-        trained = records.load(TrainingResult, project / "mlruns/runs" / found.run_id / "records" / "training.json")
-        assert (trained.global_batch_size, trained.epochs) == (64, 1)
-        assert found.examples_per_second == trained.examples_per_second > 0
-        assert found.tracing_seconds == trained.first_call_seconds > 0
+        assert [repeat.round for repeat in found.repeats] == [1, 2]
+        folders = [project / "mlruns/runs" / repeat.run_id / "records" for repeat in found.repeats]
+        trained = [records.load(TrainingResult, folder / "training.json") for folder in folders]
+        assert {(one.global_batch_size, one.epochs) for one in trained} == {(64, 1)}
+        assert [repeat.examples_per_second for repeat in found.repeats] == [one.examples_per_second for one in trained]
+        assert found.examples_per_second == median(one.examples_per_second for one in trained) > 0
+        assert found.tracing_seconds == median(one.first_call_seconds for one in trained) > 0
+        assert found.total_seconds == median(repeat.total_seconds for repeat in found.repeats) > found.start_seconds
+        assert all(0 <= repeat.load <= made.num_cores for repeat in found.repeats)
         assert found.setup_seconds > 0
         assert found.start_seconds > 0
         assert found.seconds_per_epoch > 0
         assert abs(found.metrics["test/accuracy"] - made.rows[0].metrics["test/accuracy"]) < 0.01
-    for found in made.rows[4:]:
-        assert "TPU" in found.reason
-        assert found.run_id is None
-    one_fit, one_custom, two_fit, two_custom = made.rows[:4]
-    assert (one_fit.speed_up, one_custom.speed_up) == (1, 1)
-    assert two_fit.efficiency == two_fit.examples_per_second / one_fit.examples_per_second / 2
-    assert two_custom.efficiency == two_custom.examples_per_second / one_custom.examples_per_second / 2
+    one, two, refused = made.rows
+    assert "TPU" in refused.reason
+    assert refused.run_id is None
+    assert (one.speed_up, one.speed_up_range) == (1, None)
+    ratios = [
+        repeat.examples_per_second / base.examples_per_second
+        for base, repeat in zip(one.repeats, two.repeats, strict=True)
+    ]
+    assert two.speed_up == median(ratios)
+    assert two.speed_up_range == (min(ratios), max(ratios))
+    assert two.efficiency == two.speed_up / 2
     assert made.note.startswith("2 devices share")
+    assert done.stderr.index("one_device, fit\n") < done.stderr.index("mirrored, fit\n")
+    assert done.stderr.index("mirrored, fit, round 2") < done.stderr.index("one_device, fit, round 2"), "and back"
     assert records.load(Comparison, project / made.folder / "comparison.json") == made
     assert [line for line in done.stderr.splitlines() if len(line) > 80] == []
     assert "Traceback" not in done.stderr
@@ -438,18 +545,20 @@ def test_mlflow_has_a_parent_with_the_table_and_a_child_each(compared):
     ]  # fmt: skip
     page = (project / made.folder / "comparison.md").read_text()
     assert page.endswith(parent.data.tags["mlflow.note.content"])
-    assert "| mirrored | custom | 2 |" in page
+    assert "| mirrored | fit | 2 |" in page
     children = store.search_runs(
         [parent.info.experiment_id], f"tags.`mlflow.parentRunId` = '{made.run_id}'", order_by=["start_time"]
     )
-    trained = [found for found in made.rows if found.run_id is not None]
-    assert [child.info.run_id for child in children] == [found.run_id for found in trained]
-    for child, found in zip(children, trained, strict=True):
+    one, two, _ = made.rows
+    expected = [(one, one.repeats[0]), (two, two.repeats[0]), (two, two.repeats[1]), (one, one.repeats[1])]
+    assert [child.info.run_id for child in children] == [repeat.run_id for _, repeat in expected]
+    for child, (found, repeat) in zip(children, expected, strict=True):
         assert child.info.status == "FINISHED"
         assert (child.data.params["strategy.kind"], child.data.params["train.loop"]) == (found.strategy, found.loop)
         metrics = child.data.metrics
         assert metrics["performance/speed_up"] == found.speed_up
         assert metrics["performance/seconds_per_epoch"] == found.seconds_per_epoch
+        assert metrics["performance/load"] == repeat.load
         assert metrics["test/accuracy"] == found.metrics["test/accuracy"]
     figures = [{name for name in child.data.metrics if not name.startswith("system/")} for child in children]
     assert [other for other in figures if other != figures[0]] == []

@@ -135,7 +135,8 @@ def test_metrics_are_nested_as_dvc_shows_them(tmp_path):
 WORKED = ComparisonRow(
     strategy="model_parallel", loop="fit", run_id="r1", devices=("cpu:0", "cpu:1"), num_replicas=1, steps=41,
     metrics={"test/accuracy": 0.98765, "test/loss": 0.25}, examples_per_second=1234.5, seconds_per_epoch=2.25,
-    speed_up=0.5, efficiency=0.25, start_seconds=12.5, setup_seconds=1.25, tracing_seconds=100.4,
+    total_seconds=25.25, speed_up=0.5, speed_up_range=(0.45, 0.55), efficiency=0.25, start_seconds=12.5,
+    setup_seconds=1.25, tracing_seconds=100.4,
     restarts=("worker 1 died (SIGKILL)",),
 )  # fmt: skip
 FAILED = ComparisonRow(strategy="tpu", loop="custom", reason='no TPU, "nowhere"')
@@ -145,7 +146,7 @@ def compared(*rows, **more):
     return Comparison(
         run_id="p", folder="f", flow_run_id=None, git_commit="abc", data_version="def", dataset="digits", model="mlp",
         seed=7, epochs=3, global_batch_size=64, num_cores=2, rows=rows, seconds=9.5, finished_at="now",
-        **{"left_out": (), "note": None} | more,
+        **{"left_out": (), "note": None, "rounds": 2} | more,
     )  # fmt: skip
 
 
@@ -155,17 +156,19 @@ def test_a_comparison_as_a_page(tmp_path):
     assert report.comparison_page(made, tmp_path / "page.md").read_text() == (
         "# mlp on digits: model_parallel, tpu\n\n"
         "| strategy | loop | replicas (on devices) | examples/s | seconds per epoch | speed-up | efficiency "
-        "| test accuracy | start-up, s | tracing, s |\n"
-        "| --- | --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: |\n"
-        "| model_parallel | fit | 1 on 2 | 1,234 | 2.25 | 0.50 | 25% | 0.9877 | 13.8 | 100 |\n"
-        "| tpu | custom | - | - | - | - | - | - | - | - |\n"
-        "| tpu | fit | - | - | - | - | - | - | - | - |\n\n"
+        "| total, s | test accuracy | start-up, s | tracing, s |\n"
+        "| --- | --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: |\n"
+        "| model_parallel | fit | 1 on 2 | 1,234 | 2.25 | 0.50 | 25% | 25.2 | 0.9877 | 13.8 | 100 |\n"
+        "| tpu | custom | - | - | - | - | - | - | - | - | - |\n"
+        "| tpu | fit | - | - | - | - | - | - | - | - | - |\n\n"
         'tpu, custom and fit: no TPU, "nowhere"\n\n'
         "model_parallel, fit: started again: worker 1 died (SIGKILL)\n\n"
+        "Speed-up in 2 rounds: model_parallel, fit: 0.45 to 0.55. Where they span 1 it is ~1: no difference was "
+        "measured.\n\n"
         "left out: mlp with fit: none\n\n"
         "2 devices share 2 cores.\n\n"
         "3 epochs, 64 examples in a step of all replicas, seed 7, data version `def`, commit `abc`, "
-        "2 processor cores.\n"
+        "2 processor cores; each was measured 2 times, and figures are medians.\n"
     )
 
 

@@ -1,0 +1,41 @@
+"""How busy a machine is with other work while something is measured."""
+
+import os
+import sys
+import time
+from contextlib import suppress
+
+import psutil
+
+
+class Load:
+    """How busy other programs keep the processor cores of this process, from its making on."""
+
+    def __init__(self) -> None:
+        self._began, self._all, self._own = time.perf_counter(), self._busy(), self._of_family()
+
+    def of_others(self) -> float:
+        """Return how many cores others kept busy on average; what this process started must still be there."""
+        seconds = time.perf_counter() - self._began
+        own = self._of_family()
+        mine = sum(used - self._own.get(pid, 0.0) for pid, used in own.items())
+        return round(max(0.0, self._busy() - self._all - mine) / max(seconds, 1e-9), 2)
+
+    @staticmethod
+    def _busy() -> float:
+        """Return the seconds that all programs have used these cores."""
+        cores = psutil.cpu_times(percpu=True)
+        mine = os.sched_getaffinity(0) if sys.platform == "linux" else range(len(cores))
+        idle = (times.idle + getattr(times, "iowait", 0.0) for times in cores)
+        return sum(sum(times) - lazy for i, (times, lazy) in enumerate(zip(cores, idle, strict=True)) if i in mine)
+
+    @staticmethod
+    def _of_family() -> dict[int, float]:
+        """Return the seconds that this process and those below it have used, by pid."""
+        used = {}
+        this = psutil.Process()
+        for process in (this, *this.children(recursive=True)):
+            with suppress(psutil.NoSuchProcess):
+                times = process.cpu_times()
+                used[process.pid] = times.user + times.system
+        return used
