@@ -197,7 +197,7 @@ def test_a_machine_without_the_runs_devices_evaluates_on_one(tiny, train, caplog
     # Where one device is asked for, nobody looks for the others.
     caplog.clear()
     assert evaluate(load(strategy, loop, "evaluate.strategy=one_device"), tiny, training) == found
-    assert caplog.records == []
+    assert [record for record in caplog.records if record.name == "tasks.evaluate"] == []  # TensorFlow may speak.
 
 
 def test_a_run_without_a_checkpoint(tiny, train):
