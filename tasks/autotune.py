@@ -92,8 +92,10 @@ DENSE = (
     keras.layers.Reshape,
 )
 """The layers of a perceptron. XLA made a convnet 7 times slower on two CPU cores."""
-MIN_STEPS = 1500
-"""A training of fewer steps does not win back the second or two that XLA takes to compile."""
+MIN_PARAMETERS = 100_000
+"""With 784-256-256-10 a step took 0.8 times as long, with 1024 units 0.75 times; of smaller ones some took longer."""
+MIN_STEPS = 4000
+"""A training of fewer steps does not win back what XLA takes to compile: 0.7 s, and again for a short batch."""
 
 
 def choose_compiler(
@@ -139,4 +141,6 @@ def _against(section: config.Train, model: Any, strategy: Strategy, training: Ba
         return "a stream hands over its batches one by one"
     others = {type(layer).__name__ for layer in model._flatten_layers(include_self=False) if type(layer) not in DENSE}
     others -= {"Functional"}
+    if not others and model.count_params() < MIN_PARAMETERS:
+        return "it has little to gain with so few parameters"
     return f"of layers of other kinds ({', '.join(sorted(others))})" if others else ""

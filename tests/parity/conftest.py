@@ -27,7 +27,7 @@ importlib.import_module(sys.argv[2]).main(*json.loads(sys.argv[3]))
 def shared_project(digits_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A project's folder with the digits, for all tests of a file: ``params.yaml``, ``data`` and ``mlruns``."""
     root = tmp_path_factory.mktemp("parity")
-    shutil.copy(Path(config.__file__).parents[1] / "params.yaml", root)
+    shutil.copy(Path(config.__file__).parents[2] / "params.yaml", root)
     (root / ".dvc").mkdir()
     shutil.copytree(digits_folder, root / "data" / "digits")
     return root

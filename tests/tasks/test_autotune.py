@@ -151,6 +151,10 @@ def build(image_shape, num_classes):
 
 
 def dense():
+    return keras.Sequential([keras.Input((8, 8, 1)), keras.layers.Flatten(), keras.layers.Dense(2000)])
+
+
+def small():
     return keras.Sequential([keras.Input((8, 8, 1)), keras.layers.Flatten(), keras.layers.Dense(10)])
 
 
@@ -158,13 +162,14 @@ def convolutional():
     return keras.Sequential([keras.Input((8, 8, 1)), keras.layers.Conv2D(2, 3), keras.layers.Flatten()])
 
 
-LONG = {"train.epochs": 99}
+LONG = {"train.epochs": 40}
 CHOICES = [
     (dense, LONG, True),
     (dense, LONG | {"train.jit_compile": False}, False),
     (convolutional, LONG | {"train.jit_compile": True}, True),
     (convolutional, LONG, False),
-    (dense, {"train.epochs": 1}, False),
+    (small, LONG, False),
+    (dense, {"train.epochs": 39}, False),
     (dense, LONG | {"train.deterministic": True}, False),
     (dense, LONG | {"train.dtype_policy": "mixed_bfloat16"}, False),
 ]
@@ -197,6 +202,7 @@ def test_a_run_keeps_its_choice(tmp_path):
 @pytest.mark.parametrize("loop", ["fit", "custom"])
 def test_a_training_that_was_left_to_choose_is_the_one_that_was_told(tiny, train, monkeypatch, loop):
     monkeypatch.setattr(autotune, "MIN_STEPS", 1)
+    monkeypatch.setattr(autotune, "MIN_PARAMETERS", 1)
     chosen = train(tiny, f"train.loop={loop}", run_id="chosen")
     told = train(tiny, f"train.loop={loop}", "train.jit_compile=true", run_id="told")
     plain = train(tiny, f"train.loop={loop}", "train.jit_compile=false", run_id="plain")
