@@ -33,6 +33,7 @@ import yaml
 from tasks import config, dvc_data, errors, lineage, network, prepared_data, processes, records, runs, timeline
 from tasks.errors import StratagemError, UserError
 from tasks.launchers.cluster import SHARED
+from tasks.process import signals
 from tasks.process.environment import keep_private
 from tasks.records import Comparison, EvaluationResult, PreparedDataset, Record, RegisteredModel, Run, TrainingResult
 
@@ -335,7 +336,7 @@ def serve(chief: bool) -> None:
     # Now, while the flow's process is starting Prefect and DVC.
     with timeline.span("stages", "import TensorFlow, Keras, MLflow"):
         _import_quietly("tasks.train", "tasks.evaluate", *(("tasks.report", "tasks.tracking") if chief else ()))
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Outside of a stage there is nothing to interrupt.
+    signals.ignore()
     while True:
         request = json.loads(requests.get())
         answers.write({"id": request["id"], **_answer(request["stage"], request["arguments"], answers.beat)})
@@ -385,8 +386,10 @@ def _answer(stage: str, arguments: dict[str, Any], beat: Callable[[], None]) -> 
     try:
         _stop.clear()
         gently = stage in ("train", "assist")
-        signal.signal(signal.SIGINT, _stop_gently if gently else signal.default_int_handler)
-        signal.signal(signal.SIGTERM, _stop_gently if gently else _terminate)
+        if gently:
+            signals.stop_gently(_stop)
+        else:
+            signals.stop_at_once()
         try:
             settings = config.parse(arguments.pop("settings"))
             given = {name: RECORDS[name].model_validate(v) if name in RECORDS else v for name, v in arguments.items()}
@@ -402,8 +405,7 @@ def _answer(stage: str, arguments: dict[str, Any], beat: Callable[[], None]) -> 
                 record = REQUESTS[stage](settings, **given)
             return {"record": None if record is None else record.model_dump(mode="json")}
         finally:
-            signal.signal(signal.SIGINT, signal.SIG_IGN)
-            signal.signal(signal.SIGTERM, _terminate)
+            signals.ignore()
     except KeyboardInterrupt:
         return errors.to_json(errors.Interrupted(f"{stage} was interrupted"))
     except StratagemError as error:
@@ -581,10 +583,6 @@ def main() -> None:
         else:
             print(f"error: {told}", file=sys.stderr)
         sys.exit(told.exit_code)
-
-
-def _stop_gently(number: int, frame: object) -> None:
-    _stop.set()
 
 
 def _terminate(number: int, frame: object) -> None:

@@ -1,0 +1,71 @@
+"""A signal that a service manager or a closed terminal sends to every process of a run, and one to each of them."""
+
+import contextlib
+import json
+import re
+import signal
+import sqlite3
+import time
+
+import psutil
+import pytest
+
+pytestmark = pytest.mark.slow
+
+# It does not end by itself.
+ENDLESS = """
+input: {augmentation: {crop_padding: 0}}
+model: {name: mlp, options: {units: [16]}}
+schedule: {kind: constant, learning_rate: 0.01}
+train: {epochs: 100000}
+checkpoint: {every_epochs: 1}
+tracking: {system_metrics: false}
+"""
+
+
+def everyone(family):
+    return family
+
+
+def the_stage(family):
+    return [process for process in family if process.cmdline()[-2:] == ["tasks", "serve"]]
+
+
+TOLD = [
+    (everyone, signal.SIGINT, 130),
+    (everyone, signal.SIGTERM, 143),
+    (everyone, signal.SIGHUP, 143),
+    (the_stage, signal.SIGHUP, 143),
+    (the_stage, signal.SIGINT, 143),
+]
+
+
+@pytest.mark.parametrize(
+    ("whom", "number", "exit_code"), TOLD, ids=lambda value: getattr(value, "__name__", str(value))
+)
+def test_a_run_ends_with_a_saved_step_whoever_is_told(prepared_project, start, tmp_path, whom, number, exit_code):
+    (prepared_project / "endless.yaml").write_text(ENDLESS)
+    command = start("stratagem", "run", "endless.yaml", PREFECT_HOME=str(tmp_path / "home"))
+    leader = psutil.Process(command.process.pid)
+    end = time.monotonic() + 300
+    while not list(prepared_project.glob("mlruns/runs/*/checkpoints/*/state.json")):
+        assert command.process.poll() is None, command.err.read_text()
+        assert time.monotonic() < end, command.err.read_text()
+        time.sleep(0.1)
+    command.family = leader.children(recursive=True)
+    (server,) = [process for process in command.family if "flows.server" in process.cmdline()]
+    server.send_signal(number)  # Alone: the run needs it to report its end.
+    for process in [*whom(command.family), *([leader] if whom is everyone else [])]:
+        process.send_signal(number)
+    assert command.process.wait(300) == exit_code, command.err.read_text()
+    said = command.err.read_text()
+    # A SIGTERM of this process is taken by Prefect, which ends the flow by an exception of its own.
+    taken_by_prefect = whom is everyone and number == signal.SIGTERM
+    assert re.search("interrupted" if taken_by_prefect else r"interrupted: .*step [\d,]+", said), said
+    assert "Traceback" not in said
+    (status,) = prepared_project.glob("mlruns/runs/*/status.json")
+    assert json.loads(status.read_text())["status"] == "KILLED"
+    with contextlib.closing(sqlite3.connect(tmp_path / "home" / "prefect.db")) as database:
+        ((state,),) = database.execute("SELECT state_type FROM flow_run").fetchall()
+    assert state in ("CANCELLED", "CRASHED"), "Prefect takes a SIGTERM for a crash"
+    assert command.survivors() == []
