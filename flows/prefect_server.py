@@ -4,14 +4,24 @@ that the user named answers. Nothing here imports Prefect: its settings are read
 
 import atexit
 import os
+import secrets
+import signal
+import socket
 import subprocess
 import sys
 import tempfile
+import threading
+import time
 
 from tasks import config
 from tasks.errors import StratagemError, UserError
 from tasks.launchers.cluster import close
 from tasks.network import why_silent
+
+# So often a run's own server is started again; one that always dies again would be started for ever.
+MAX_RESTARTS = 3
+# Within this time a server answers whether it is well.
+ANSWER_SECONDS = 10.0
 
 
 def set_environment(debug: bool) -> None:
@@ -21,48 +31,99 @@ def set_environment(debug: bool) -> None:
     """
     os.environ.setdefault("PREFECT_SERVER_ANALYTICS_ENABLED", "false")  # Without a network it only prints errors.
     os.environ.setdefault("DO_NOT_TRACK", "1")
-    os.environ.setdefault("PREFECT_LOGGING_LEVEL", "INFO" if debug else "CRITICAL")
+    # Its log goes to its server, which shows it beside the run.
+    os.environ.setdefault("PREFECT_LOGGING_LEVEL", "INFO")
+    if not debug:
+        os.environ.setdefault("PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL", "CRITICAL")
+    if not debug:  # Of its own threads, which tell of each event that a lost server does not take.
+        os.environ.setdefault("PREFECT_LOGGING_INTERNAL_LEVEL", "CRITICAL")
+    os.environ.setdefault("PREFECT_CLIENT_MAX_RETRIES", "2")  # After 2 and 4 s. Five would be a minute a request.
+
+
+def make_key() -> str:
+    """Return what a server that this project starts asks of everyone: a user's name and a random password.
+
+    Whoever can use a Prefect server can let it run commands and read its blocks, and every user of a machine reaches
+    its loopback address. The key goes from process to process in the environment: a command line is read by every user.
+    """
+    return f"stratagem:{secrets.token_urlsafe(32)}"
+
+
+def guarded_environment(key: str, url: str) -> dict[str, str]:
+    """Return what lets only requests with the key into a Prefect server, and in a browser only its own pages ask it.
+
+    Args:
+        key: of ``make_key``.
+        url: of the server, without a path. Prefect does not look at a request's Host header, so that a web page could
+            reach it under a name of its own; without the key that page learns and does nothing.
+    """
+    return {"PREFECT_SERVER_API_AUTH_STRING": key, "PREFECT_SERVER_CORS_ALLOWED_ORIGINS": url}
 
 
 class PrefectServer:
     """The Prefect API of this process's run, for a user who has none: one running `python -m flows.server`.
 
-    It ends when its standard input closes, so it cannot outlive this process.
+    It ends when its standard input closes, so it cannot outlive this process. When it dies it is started again: its
+    socket stays open here meanwhile, so that requests wait for it instead of failing.
     """
 
     def __init__(self) -> None:
         self._log = tempfile.TemporaryFile()  # noqa: SIM115  # Its last line is the reason when it fails.
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "flows.server"],
+        self._listening = socket.create_server(("127.0.0.1", 0))
+        self._address = f"http://127.0.0.1:{self._listening.getsockname()[1]}"
+        self._key = make_key()
+        # Kept from before this process names its server in its own, which would tell the next one `configured`.
+        # Off is what only a server needs that other programs talk to. Each is one more writer to one SQLite file.
+        self._environment = {
+            **os.environ,
+            "PREFECT_SERVER_SERVICES_TRIGGERS_ENABLED": "false",
+            "PREFECT_SERVER_SERVICES_EVENT_PERSISTER_ENABLED": "false",
+            "PREFECT_SERVER_UI_ENABLED": "false",
+            **guarded_environment(self._key, self._address),
+        }
+        self._closing = threading.Event()
+        self._starting = threading.Lock()
+        self._process = self._start()
+
+    def _start(self) -> "subprocess.Popen[str]":
+        return subprocess.Popen(
+            [sys.executable, "-m", "flows.server", str(self._listening.fileno())],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=None if os.environ.get("STRATAGEM_DEBUG") else self._log,
             cwd=config.project_root(),
-            # What only a server needs that other programs talk to. Each is one more writer to one SQLite file.
-            env={
-                **os.environ,
-                "PREFECT_SERVER_SERVICES_TRIGGERS_ENABLED": "false",
-                "PREFECT_SERVER_SERVICES_EVENT_PERSISTER_ENABLED": "false",
-                "PREFECT_SERVER_UI_ENABLED": "false",
-            },
+            env=self._environment,
             text=True,
+            pass_fds=[self._listening.fileno()],
             process_group=0,  # Ctrl-C must not reach it: the run reports its end to it.
         )
 
+    def use(self) -> bool:
+        """Let the Prefect that this process imports talk to this server.
+
+        Returns:
+            False where Prefect's own settings name another server.
+
+        Raises:
+            StratagemError: it ended instead of telling.
+        """
+        if self._read() == "configured":
+            return False
+        os.environ["PREFECT_API_URL"] = f"{self._address}/api"
+        os.environ["PREFECT_API_AUTH_STRING"] = self._key
+        return True
+
     def await_ready(self) -> None:
-        """Wait until the server answers.
+        """Wait until the server answers; from then on it is started again when it dies.
 
         Raises:
             StratagemError: it ended instead.
         """
-        self.read()
+        self._read()
+        threading.Thread(target=self._keep_running, daemon=True).start()
 
-    def read(self) -> str:
-        """Return the next line that the server says: where it serves, then that it is ready.
-
-        Raises:
-            StratagemError: it ended instead.
-        """
+    def _read(self) -> str:
+        """Return the next line that the server says: whether it serves, then that it is ready."""
         said = self._process.stdout.readline().strip() if self._process.stdout is not None else ""
         if not said:
             close(self._process)
@@ -71,11 +132,31 @@ class PrefectServer:
             raise StratagemError(f"Prefect's server for this run did not start: {last} (the whole story: --debug)")
         return said
 
+    def _keep_running(self) -> None:
+        for _ in range(MAX_RESTARTS):
+            code = self._process.wait()
+            with self._starting:
+                if self._closing.is_set():
+                    return
+                how = signal.Signals(-code).name if code < 0 else f"exit code {code}"
+                print(f"warning: Prefect's server for this run died ({how}); it is started again", file=sys.stderr)
+                self._release()
+                self._process = self._start()
+        self._process.wait()
+        self._listening.close()  # Now requests fail at once, and the run goes on without Prefect.
+
+    def _release(self) -> None:
+        for pipe in (self._process.stdin, self._process.stdout):
+            if pipe is not None:
+                pipe.close()
+
     def close(self) -> None:
         """End the server and wait for it."""
+        with self._starting:
+            self._closing.set()
         close(self._process)
-        if self._process.stdout is not None:
-            self._process.stdout.close()
+        self._release()
+        self._listening.close()
         self._log.close()
 
 
@@ -87,12 +168,26 @@ def start_server() -> PrefectServer | None:
     server = PrefectServer()
     # Not sooner: Prefect sends its last events while Python ends, and would try for half a minute.
     atexit.register(server.close)
-    said = server.read()
-    if said == "configured":
-        server.close()
-        return None
-    os.environ["PREFECT_API_URL"] = said.removeprefix("serving ")
-    return server
+    if server.use():
+        return server
+    server.close()
+    return None
+
+
+def answers(url: str, seconds: float) -> bool:
+    """Return whether a Prefect server answers, now or within some seconds.
+
+    Args:
+        url: of its API.
+        seconds: for how long one that refuses is asked again. One that is being started takes requests and lets them
+            wait; that counts.
+    """
+    end = time.monotonic() + seconds
+    while why_silent(f"{url.rstrip('/')}/health", ANSWER_SECONDS) is not None:
+        if time.monotonic() >= end:
+            return False
+        time.sleep(0.5)
+    return True
 
 
 def _check_server(url: str) -> None:

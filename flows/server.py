@@ -1,16 +1,20 @@
-"""Prefect's API for one run, where the user has no server: `python -m flows.server`, a child of the run's process.
+"""Prefect's API for one run, where the user has no server: `python -m flows.server FD`, a child of the run's process.
 
-It prints `serving URL`, then `ready`; or `configured`, when Prefect's settings name a server. It ends when its standard
-input closes, which also happens when the process that started it dies.
+It serves on the listening socket that it was given. It prints `serving`, then `ready`; or `configured`, when Prefect's
+settings name a server. It ends when its standard input closes, which also happens when the process that started it
+dies.
 
 Prefect would start a temporary server by itself. That one shares the terminal's Ctrl-C with the run, which then waits
 77 s for it and ends with a traceback; it outlives a run that is killed; and it begins to start seconds later.
 """
 
 import asyncio
+import contextlib
+import signal
 import socket
 import sys
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 
 import uvicorn
@@ -24,17 +28,27 @@ from tasks.process.environment import keep_private
 def main() -> None:
     """Serve until standard input closes."""
     keep_private()
+    # A signal to every process must not take it from the run, which reports its end to it.
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
     settings = get_current_settings()
     if settings.api.url is not None:
         print("configured", flush=True)
         return
-    with socket.create_server(("127.0.0.1", 0)) as listening:
-        print(f"serving http://127.0.0.1:{listening.getsockname()[1]}/api", flush=True)
+    print("serving", flush=True)
+    with socket.socket(fileno=int(sys.argv[1])) as listening:
         asyncio.run(_serve(listening, settings.home))
 
 
+class _Server(uvicorn.Server):
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Leave the signals as they are; uvicorn would end at each."""
+        yield
+
+
 async def _serve(listening: socket.socket, home: Path) -> None:
-    with timeline.span("Prefect's API", "import"):  # 3 s, after the address was printed.
+    with timeline.span("Prefect's API", "import"):  # 3 s, after the run was told to go on.
         from prefect.server.api.server import create_app
         from prefect.server.database import provide_database_interface
 
@@ -42,7 +56,7 @@ async def _serve(listening: socket.socket, home: Path) -> None:
     # Of four first runs at once, one or two failed inside the migration of the database that they all made.
     with FileLock(home / "stratagem.lock"):
         await provide_database_interface().create_db()
-    server = uvicorn.Server(
+    server = _Server(
         uvicorn.Config(create_app(ephemeral=True, final=True), log_level="error", timeout_graceful_shutdown=2)
     )
 

@@ -44,8 +44,9 @@ def stage_environment(settings: config.Settings | None) -> dict[str, str]:
         "DO_NOT_TRACK": "1",
         "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")]),
     }
-    # Set only after the stage process was started, and no stage's business.
-    environment.pop("PREFECT_API_URL", None)
+    # Set only after the stage process was started, and no stage's business: a key least of all.
+    for name in ("PREFECT_API_URL", "PREFECT_API_AUTH_STRING", "PREFECT_SERVER_API_AUTH_STRING"):
+        environment.pop(name, None)
     environment.pop("TF_CONFIG", None)  # A launcher says who is a member of a cluster.
     if settings is not None and settings.strategy.kind == "one_device" and settings.strategy.device == "cpu":
         environment["CUDA_VISIBLE_DEVICES"] = ""

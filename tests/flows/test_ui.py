@@ -1,9 +1,18 @@
+import json
 import os
 import re
 import signal
-import urllib.request
 
+import psutil
 import pytest
+import requests
+
+from tasks.launchers.local import free_ports
+
+
+def _lines(out: str) -> dict[str, str]:
+    """Return what `stratagem ui` says, by its first word; the last one where there are two."""
+    return dict(re.findall(r"^(\w+) +(\S.*)$", out, re.MULTILINE))
 
 
 @pytest.mark.slow
@@ -12,21 +21,43 @@ import pytest
     [(signal.SIGINT, 130), (signal.SIGHUP, 143), (signal.SIGKILL, -signal.SIGKILL)],
     ids=["Ctrl-C", "SIGHUP", "kill -9"],
 )
-def test_ui_shows_the_runs_until_it_is_interrupted(in_finished, start, number, exit_code):
+def test_ui_shows_the_runs_to_whoever_has_its_key_until_it_is_interrupted(in_finished, start, number, exit_code):
+    ports = in_finished.project / "mlruns" / "ui.json"
+    before = dict(zip(("mlflow", "prefect"), free_ports(2), strict=True))
+    ports.write_text(json.dumps(before))
     command = start("stratagem", "ui")
-    command.wait_until("Ctrl-C ends both.", of=command.out)
-    said = re.findall(r"^(MLflow|Prefect) +(http://127\.0\.0\.1:\d+)$", command.out.read_text(), re.MULTILINE)
-    mlflow, prefect = (dict(said)[name] for name in ("MLflow", "Prefect"))
+    command.wait_until("Ctrl-C ends all.", of=command.out)
+    assert json.loads(ports.read_text()) == before, "those of the last time, so that a bookmark holds"
+    said = _lines(command.out.read_text())
+    mlflow, prefect = said["MLflow"].partition("/?")[0], said["Prefect"].removesuffix("/runs")
+    key = said["Password"].split()[0]
+    user, _, password = key.partition(":")
     summary = in_finished.summary
     for address, expected in {
         mlflow: "MLflow",
         f"{mlflow}/api/2.0/mlflow/runs/get?run_id={summary['run_id']}": "FINISHED",
-        prefect: "Prefect",
         f"{prefect}/api/flow_runs/{summary['flow_run_id']}": "COMPLETED",
     }.items():
-        assert expected in urllib.request.urlopen(address, timeout=60).read().decode(), address
-    command.wait_until("Ctrl-C ends both.", of=command.out)
+        assert requests.get(address, timeout=60).status_code == 401, address
+        assert requests.get(address, auth=(user, "guessed"), timeout=60).status_code == 401, address
+        answer = requests.get(address, auth=(user, password), timeout=60)
+        assert expected in answer.text, address
+    # The link that is printed opens MLflow's pages in a browser: it gets a cookie, and the address loses the password.
+    with requests.Session() as browser:
+        opened = browser.get(said["Runs"], timeout=60)
+        assert opened.status_code == 200
+        assert password not in opened.url
+        assert browser.get(f"{mlflow}/api/2.0/mlflow/experiments/get?experiment_id=1", timeout=60).status_code == 200
+    # A page of the web that reaches it under a name of its own, and one that guesses.
+    assert (
+        requests.get(mlflow, headers={"Host": "attacker.example"}, auth=(user, password), timeout=60).status_code == 403
+    )
+    assert requests.get(f"{mlflow}/?key=guessed", timeout=60).status_code == 401
+    command.wait_until("Ctrl-C ends all.", of=command.out)
     assert len(command.family) >= 2
+    for line in (" ".join(process.cmdline()) for process in [*command.family, psutil.Process(command.process.pid)]):
+        assert password not in line
+        assert "jobs" not in line, "no workers of MLflow's that nobody asked for"
     if number == signal.SIGKILL:
         command.process.kill()
     else:
