@@ -146,7 +146,7 @@ def run(
         with timeline.span("flow", "wait for the API's address"):
             server = prefect_server.start_server()
         with timeline.span("flow", "import Prefect"):
-            from flows.stages import result, without_heartbeats
+            from flows.reporting import lead
             from flows.training import training
 
         if server is not None:
@@ -155,8 +155,8 @@ def run(
         before = set(runs.finished())
         values = config.Overrides(config.read_overrides(overrides))
         options = (if_changed, resume, allow_changes, fresh)
-        with timeline.span("flow", "flow"), without_heartbeats():
-            summary = result(training(recipe, values, *options, return_state=True))
+        with timeline.span("flow", "flow"):
+            summary = lead(training, recipe, values, *options)
         with timeline.span("flow", "end the stages"):
             processes.stop()
         if json:
@@ -241,11 +241,11 @@ def compare(
         processes.start(first, whole=False)
         server = prefect_server.start_server()
         from flows.comparison import comparison
-        from flows.stages import result
+        from flows.reporting import lead
 
         if server is not None:
             server.await_ready()
-        compared = result(comparison(kinds, wanted, recipe, values, repeats, return_state=True))
+        compared = lead(comparison, kinds, wanted, recipe, values, repeats)
         processes.stop()
         if json:
             print(compared.model_dump_json())

@@ -10,11 +10,10 @@ from statistics import fmean, median
 from typing import Annotated, Any
 
 from prefect import flow
-from prefect.artifacts import create_markdown_artifact
 from prefect.runtime import flow_run
 from pydantic import Field
 
-from flows import reconciliation, stages
+from flows import reconciliation, reporting, stages
 from flows.load import Load
 from flows.plan import LOOPS, Pair, Plan, explain, plan
 from tasks import config, processes, runs
@@ -64,12 +63,12 @@ def comparison(
     reconciliation.end_abandoned_flow_runs()
     serving = planned.trainable[0]
     key = f"comparison-{uuid.uuid4().hex[:16]}"
-    try:
+
+    def compare() -> Comparison:
         with runs.hold(key, f"comparison of {', '.join(strategies)}", flow_run.id) as held:
             return _compare(planned, repeats, serving, held, began)
-    except Interrupted as interrupted:
-        stopped: Comparison = stages.cancelled(interrupted)  # Which Prefect takes for the run's state.
-        return stopped
+
+    return reporting.reported(compare)
 
 
 def _compare(planned: Plan, repeats: int | None, serving: config.Settings, held: runs.Hold, began: float) -> Comparison:
@@ -97,7 +96,7 @@ def _compare(planned: Plan, repeats: int | None, serving: config.Settings, held:
         )
         stages.report_comparison(serving, run, result)
         page = config.project_root() / run.folder / "comparison.md"
-        create_markdown_artifact(page.read_text(encoding="utf-8"), key="comparison", description=run.name)
+        reporting.publish(page.read_text(encoding="utf-8"), key="comparison", description=run.name)
         if all(row.reason is not None for row in result.rows):
             raise StratagemError(f"no strategy worked. {'; '.join(map(explain, result.rows))}")
     except BaseException as error:

@@ -1,15 +1,20 @@
 """What processes that were killed left open in Prefect: flow runs that would be RUNNING for ever."""
 
 import uuid
+from typing import Any
 
+import httpx
 from prefect.client.orchestration import SyncPrefectClient, get_client
 from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterId
-from prefect.client.schemas.objects import FlowRun, TaskRun
-from prefect.exceptions import ObjectNotFound, PrefectHTTPStatusError
+from prefect.client.schemas.objects import FlowRun, State, StateType, TaskRun
+from prefect.exceptions import ObjectNotFound
 from prefect.states import Crashed
 
 from tasks import processes, runs
 from tasks.records import Ended
+
+# A flow run of another server, or a server that is away or does not let us: it is left to that one, or a later start.
+LEFT_FOR_LATER = (ObjectNotFound, httpx.HTTPError)
 
 
 def reconcile() -> tuple[list[Ended], list[str]]:
@@ -23,32 +28,50 @@ def reconcile() -> tuple[list[Ended], list[str]]:
 
 
 def end_abandoned_flow_runs() -> list[Ended]:
-    """End the flow runs of this host whose process died, with the tasks that were running in them, as CRASHED."""
-    ended = []
+    """End the flow runs of this host whose process died, with the tasks that were running in them, as CRASHED; those
+    whose server was not told how they ended, as they did."""
+    ended = _report_ended()
     for path, holder in runs.abandoned():
         if holder.flow_run_id is not None:
             reason = f"process {holder.pid} on {holder.host} died"
             with get_client(sync_client=True) as client:
                 try:
-                    was_open = _end(client, holder.flow_run_id, reason)
-                except (ObjectNotFound, PrefectHTTPStatusError):
-                    continue  # Of another server, or one that does not let us: it is left to that, or to a later start.
+                    was_open = _end(client, holder.flow_run_id, Crashed(message=reason))
+                except LEFT_FOR_LATER:
+                    continue
             if was_open:
                 ended.append(Ended(what=f"Prefect flow run {holder.flow_run_id}", status="CRASHED", reason=reason))
         path.unlink(missing_ok=True)
     return ended
 
 
-def _end(client: SyncPrefectClient, flow_run_id: str, reason: str) -> bool:
+def _report_ended() -> list[Ended]:
+    """Tell the server of flow runs that came to their end while it was down."""
+    told = []
+    for path, end in runs.unreported():
+        with get_client(sync_client=True) as client:
+            state: State[Any] = State(type=StateType(end.state), message=end.message or None)
+            try:
+                was_open = _end(client, end.flow_run_id, state)
+            except LEFT_FOR_LATER:
+                continue
+        if was_open:
+            reason = "it ended while Prefect's server did not answer"
+            told.append(Ended(what=f"Prefect flow run {end.flow_run_id}", status=end.state, reason=reason))
+        path.unlink(missing_ok=True)
+    return told
+
+
+def _end(client: SyncPrefectClient, flow_run_id: str, state: "State[Any]") -> bool:
     """End a flow run and its tasks; return whether it was still open."""
     flow_run = client.read_flow_run(uuid.UUID(flow_run_id))
     tasks = client.read_task_runs(flow_run_filter=FlowRunFilter(id=FlowRunFilterId(any_=[flow_run.id])))
     for task_run in tasks:
         if _open(task_run):
-            client.set_task_run_state(task_run.id, Crashed(message=reason), force=True)
+            client.set_task_run_state(task_run.id, state, force=True)
     if not _open(flow_run):
         return False
-    client.set_flow_run_state(flow_run.id, Crashed(message=reason), force=True)
+    client.set_flow_run_state(flow_run.id, state, force=True)
     return True
 
 

@@ -1,22 +1,22 @@
 """The stages as Prefect tasks: when, again, and under which name. What they do is in tasks/.
 
 None has a time-out: how long one may take grows with the dataset and the epochs, and what waits for another program
-(a download, DVC's lock, MLflow's store) has a limit of its own. Only the download is tried again.
+(a download, DVC's lock, MLflow's store) has a limit of its own. Only the download is tried again. None has a tag: for
+a task with tags Prefect asks its server before it lets it begin, and a run must not need that server to go on.
 """
 
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
-from typing import Any, TypeVar
+from contextlib import contextmanager
+from typing import TypeVar
 
 from prefect import State, Task, task
 from prefect.cache_policies import NO_CACHE
 from prefect.client.schemas import TaskRun
-from prefect.settings import PREFECT_FLOWS_HEARTBEAT_FREQUENCY, temporary_settings
-from prefect.states import Cancelled
 
+from flows.training_log import epochs_logged
 from tasks import dvc_data, processes, runs
 from tasks.config import Settings
-from tasks.errors import DownloadError, Interrupted
+from tasks.errors import DownloadError
 from tasks.records import Comparison, EvaluationResult, PreparedDataset, RegisteredModel, Run, TrainingResult
 
 R = TypeVar("R")
@@ -93,11 +93,11 @@ def start_comparison(settings: Settings, prepared: PreparedDataset, key: str, fl
     task_run_name="train {settings.model.name} on {settings.dataset.name}, {settings.strategy.kind} "
     "{settings.train.loop}",
     cache_policy=NO_CACHE,
-    tags=["training"],
 )
 def train(settings: Settings, prepared: PreparedDataset, run: Run) -> TrainingResult:
     """Train under the strategy."""
-    return processes.run("train", TrainingResult, settings, prepared=prepared, run=run)
+    with epochs_logged(run):
+        return processes.run("train", TrainingResult, settings, prepared=prepared, run=run)
 
 
 @task(
@@ -135,31 +135,6 @@ def report_comparison(settings: Settings, run: Run, comparison: Comparison) -> C
 def finish(settings: Settings, run: Run, status: str, reason: str | None = None) -> None:
     """End the MLflow run: the one place that does."""
     processes.run("finish", Run, settings, run=run, status=status, reason=reason)
-
-
-def cancelled(interrupted: Interrupted) -> Any:
-    """Return the state of a flow run that somebody stopped."""
-    return Cancelled(message=str(interrupted), data=interrupted.exit_code)
-
-
-def without_heartbeats() -> AbstractContextManager[Any]:
-    """Let a command's own flows send no heartbeats within the block: each would end with up to a second of waiting for
-    the thread that sends them. What dies in the middle is found by the next start (``reconciliation``)."""
-    return temporary_settings({PREFECT_FLOWS_HEARTBEAT_FREQUENCY: None})
-
-
-def result(state: State[R]) -> R:
-    """Return what a flow run returned.
-
-    Raises:
-        Interrupted: somebody stopped it.
-        Exception: it failed.
-    """
-    if state.is_cancelled():
-        kept: Any = state.data  # Prefect puts it into a record of its own.
-        raise Interrupted(state.message or "the run was stopped", getattr(kept, "result", kept))
-    returned: R = state.result()
-    return returned
 
 
 @task(name="fail", task_run_name="end run {run.name}", cache_policy=NO_CACHE)

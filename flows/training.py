@@ -8,13 +8,12 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from prefect import flow
-from prefect.artifacts import create_markdown_artifact
 from prefect.runtime import flow_run
 from pydantic import WithJsonSchema
 
-from flows import reconciliation, stages
+from flows import reconciliation, reporting, stages
 from tasks import config, processes, records, runs, timeline
-from tasks.errors import Interrupted, UserError
+from tasks.errors import UserError
 from tasks.process.environment import keep_private
 from tasks.records import EvaluationResult, PreparedDataset, RegisteredModel, Run, RunSummary, TrainingResult
 
@@ -56,11 +55,7 @@ def training(
     keep_private()
     settings = _settings(recipe, overrides)
     reconciliation.end_abandoned_flow_runs()
-    try:
-        return _run(settings, if_changed, resume, allow_changes, fresh)
-    except Interrupted as interrupted:
-        stopped: RunSummary = stages.cancelled(interrupted)  # Which Prefect takes for the run's state.
-        return stopped
+    return reporting.reported(lambda: _run(settings, if_changed, resume, allow_changes, fresh))
 
 
 def _run(
@@ -87,9 +82,7 @@ def _run(
                 registered = registered or stages.register(settings, prepared, trained, evaluated, run)
             summary = summarise(prepared, run, trained, evaluated, registered, clock)
             records.save(summary, config.project_root() / run.folder / "summary.json")
-        create_markdown_artifact(
-            result_page(summary, run, trained), key="result", description=f"{run.name}: the result"
-        )
+        reporting.publish(result_page(summary, run, trained), key="result", description=f"{run.name}: the result")
     return summary
 
 

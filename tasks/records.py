@@ -158,6 +158,14 @@ class Ended(Record):
     reason: str
 
 
+class FlowEnd(Record):
+    """How a flow run ended that its Prefect server still takes for running."""
+
+    flow_run_id: str
+    state: Literal["COMPLETED", "FAILED", "CANCELLED"]
+    message: str
+
+
 class NonFinite(Record):
     """A run's mark: its loss was no finite number."""
 

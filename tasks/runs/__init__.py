@@ -1,6 +1,6 @@
 """The runs in mlruns/: which are at work (`holds`), how the others ended (`outcome`), which one a command takes up
-(`index`, `resume`), what killed processes left (`leftovers`), and what is known of all without reading them again
-(`catalogue`)."""
+(`index`, `resume`), what killed processes left (`leftovers`), what is known of all without reading them again
+(`catalogue`), and what Prefect was not told of (`unreported`)."""
 
 from tasks.runs.catalogue import forget
 from tasks.runs.holds import Hold, abandoned, describe, hold, hold_run, is_held, is_over, key_of, refuse_held
@@ -36,6 +36,7 @@ from tasks.runs.resume import (
     refuse_resume,
     why_not_taken_up,
 )
+from tasks.runs.unreported import keep_unreported, unreported
 
 __all__ = [
     "RESULTS",
@@ -56,6 +57,7 @@ __all__ = [
     "hold_run",
     "is_held",
     "is_over",
+    "keep_unreported",
     "key_of",
     "left_by",
     "load_evaluation",
@@ -73,5 +75,6 @@ __all__ = [
     "settle",
     "status",
     "undelivered",
+    "unreported",
     "why_not_taken_up",
 ]

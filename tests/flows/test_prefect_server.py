@@ -1,14 +1,20 @@
+import contextlib
 import http.server
+import json
 import os
+import signal
+import sqlite3
 import threading
-import urllib.request
+import time
 
 import psutil
 import pytest
+import requests
 
 from flows import prefect_server
 from tasks import processes
 from tasks.errors import StratagemError, UserError
+from tasks.launchers.local import free_ports
 
 
 def test_what_the_user_set_for_prefect_stays(monkeypatch):
@@ -28,20 +34,37 @@ def test_what_the_user_set_for_prefect_stays(monkeypatch):
 def own_prefect(project, tmp_path, monkeypatch):
     """A Prefect home of its own, and no server."""
     monkeypatch.setenv("PREFECT_HOME", str(tmp_path / "prefect"))
-    monkeypatch.setenv("PREFECT_API_URL", "")
-    monkeypatch.delenv("PREFECT_API_URL")
+    for name in ("PREFECT_API_URL", "PREFECT_API_AUTH_STRING"):
+        monkeypatch.setenv(name, "")
+        monkeypatch.delenv(name)
     return tmp_path / "prefect"
 
 
-def test_a_run_has_an_api_of_its_own_which_ends_with_it(own_prefect):
+def _asked(url, key=None):
+    """Return how a Prefect server answers when it is asked for something."""
+    auth = None if key is None else tuple(key.split(":"))
+    return requests.post(f"{url}/flow_runs/count", json={}, auth=auth, timeout=60).status_code
+
+
+def test_a_run_has_an_api_of_its_own_which_only_it_may_use_and_which_ends_with_it(own_prefect):
     server = prefect_server.start_server()
     assert server is not None
     try:
         server.await_ready()
-        url = os.environ["PREFECT_API_URL"]
+        url, key = os.environ["PREFECT_API_URL"], os.environ["PREFECT_API_AUTH_STRING"]
         assert url.startswith("http://127.0.0.1:")
-        assert urllib.request.urlopen(f"{url}/health", timeout=60).read() == b"true"
+        assert requests.get(f"{url}/health", timeout=60).text == "true"
         assert (own_prefect / "prefect.db").exists(), "`stratagem ui` shows the run later"
+        assert (_asked(url), _asked(url, "stratagem:guessed"), _asked(url, key)) == (401, 401, 200)
+        (child,) = [child for child in psutil.Process().children() if "flows.server" in child.cmdline()]
+        assert key.split(":")[1] not in " ".join(child.cmdline()), "every user can read it"
+        asked_from = {"Origin": "http://attacker.example", "Access-Control-Request-Method": "POST"}
+        answer = requests.options(f"{url}/deployments/", headers=asked_from, timeout=60)
+        assert "access-control-allow-origin" not in answer.headers
+        # What a service manager sends to every process leaves it to the run to end it.
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            child.send_signal(number)
+            assert _asked(url, key) == 200
     finally:
         server.close()
     assert [child for child in psutil.Process().children() if "flows.server" in child.cmdline()] == []
@@ -82,3 +105,87 @@ def test_an_api_that_cannot_start_is_told_in_one_message(own_prefect):
         server.await_ready()
     server.close()
     assert "\n" not in str(caught.value)
+
+
+@pytest.fixture
+def trains_long(prepared_project):
+    """Settings under which a training is still at work when its first checkpoint is there, and ends by itself."""
+    (prepared_project / "long.yaml").write_text(LONG)
+    return prepared_project
+
+
+LONG = """
+input: {augmentation: {crop_padding: 0}}
+model: {name: mlp, options: {units: [16]}}
+schedule: {kind: constant, learning_rate: 0.01}
+train: {epochs: 200}
+checkpoint: {every_epochs: 1}
+tracking: {system_metrics: false}
+"""
+
+
+def _await_checkpoint(command, project):
+    end = time.monotonic() + 300
+    while not list(project.glob("mlruns/runs/*/checkpoints/*/state.json")):
+        assert command.process.poll() is None, command.err.read_text()
+        assert time.monotonic() < end, command.err.read_text()
+        time.sleep(0.05)
+    command.family = psutil.Process(command.process.pid).children(recursive=True)
+
+
+def _finished_once(command, project):
+    """The command ended as if nothing had been, but for one line; return its summary."""
+    assert command.process.wait(400) == 0, command.err.read_text()
+    summary = json.loads(command.out.read_text())
+    said = command.err.read_text()
+    assert said.count("warning:") == 1, said
+    assert "Worker" not in said
+    assert "Traceback" not in said
+    with contextlib.closing(sqlite3.connect(project / "mlruns" / "mlflow.db")) as database:
+        assert database.execute("SELECT run_uuid, status FROM runs").fetchall() == [(summary["run_id"], "FINISHED")]
+    return summary
+
+
+@pytest.mark.slow
+def test_a_run_whose_own_prefect_server_is_killed_gets_it_back(trains_long, start, tmp_path):
+    command = start("stratagem", "run", "long.yaml", "--json", PREFECT_HOME=str(tmp_path / "home"))
+    _await_checkpoint(command, trains_long)
+    (server,) = [child for child in command.family if "flows.server" in child.cmdline()]
+    server.kill()
+    summary = _finished_once(command, trains_long)
+    assert "died (SIGKILL); it is started again" in command.err.read_text()
+    with contextlib.closing(sqlite3.connect(tmp_path / "home" / "prefect.db")) as database:
+        (state,) = database.execute("SELECT state_type FROM flow_run").fetchall()
+        log = [message for (message,) in database.execute("SELECT message FROM log")]
+    assert state == ("COMPLETED",), summary["flow_run_id"]
+    assert [line for line in log if "train/loss" in line], "Prefect's log of the run shows its epochs"
+    assert command.survivors() == []
+
+
+@pytest.mark.slow
+def test_a_run_whose_users_prefect_server_is_killed_ends_with_its_result_and_tells_the_server_later(
+    trains_long, start, run, tmp_path
+):
+    key, (port,) = prefect_server.make_key(), free_ports(1)
+    url = f"http://127.0.0.1:{port}/api"
+    serving = {"PREFECT_HOME": str(tmp_path / "home"), "PREFECT_SERVER_API_AUTH_STRING": key}
+    asking = {"PREFECT_API_URL": url, "PREFECT_API_AUTH_STRING": key}
+    serve = ["prefect", "server", "start", "--host", "127.0.0.1", "--port", str(port)]
+    server = start(*serve, **serving)
+    assert prefect_server.answers(url, 120)
+    command = start("stratagem", "run", "long.yaml", "--json", **asking)
+    _await_checkpoint(command, trains_long)
+    for process in [*psutil.Process(server.process.pid).children(recursive=True), server.process]:
+        process.kill()
+    server.process.wait()
+    summary = _finished_once(command, trains_long)
+    assert "warning: Prefect's server does not answer any more" in command.err.read_text()
+    start(*serve, **serving)
+    assert prefect_server.answers(url, 120)
+    auth = tuple(key.split(":"))
+    flow_run = f"{url}/flow_runs/{summary['flow_run_id']}"
+    assert requests.get(flow_run, auth=auth, timeout=60).json()["state_type"] == "RUNNING"
+    told = run(["stratagem", "reconcile"], env=asking)
+    assert f"Prefect flow run {summary['flow_run_id']} is COMPLETED now" in told.stdout, told.stderr
+    assert requests.get(flow_run, auth=auth, timeout=60).json()["state_type"] == "COMPLETED"
+    assert list(trains_long.glob("mlruns/unreported/*")) == []

@@ -1,0 +1,34 @@
+import json
+import logging
+
+import pytest
+
+from flows import training_log
+
+SAID = [
+    (
+        [["train/loss", 0.5, 1, 1200], ["train/accuracy", 0.98765, 1, 1200]],
+        "step 1,200: train/loss 0.5, train/accuracy 0.9877",
+    ),
+    ([["system/cpu_utilization_percentage", 50.0, 1, 3]], None),
+    ([], None),
+    ({"train/loss": 1}, None),
+]
+
+
+@pytest.mark.parametrize(("points", "said"), SAID)
+def test_an_epoch_is_one_line_and_other_numbers_are_none(points, said):
+    assert training_log.describe(json.dumps(points).encode()) == said
+
+
+def test_half_a_line_is_logged_when_it_is_whole(tmp_path, caplog):
+    caplog.set_level(logging.INFO)
+    (path := tmp_path / "metrics.jsonl").write_text('\n[["train/loss", 2.0, 1, 1]]\n[["train/lo')
+    logger = logging.getLogger("test")
+    place = training_log._log_from(path, 0, logger)
+    assert caplog.messages == ["step 1: train/loss 2"]
+    with path.open("a") as file:
+        file.write('ss", 1.0, 1, 2]]\n')
+    assert training_log._log_from(path, place, logger) == path.stat().st_size
+    assert caplog.messages == ["step 1: train/loss 2", "step 2: train/loss 1"]
+    assert training_log._log_from(tmp_path / "none", 0, logger) == 0
