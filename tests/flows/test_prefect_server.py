@@ -18,7 +18,9 @@ from tasks.launchers.local import free_ports
 
 
 def test_what_the_user_set_for_prefect_stays(monkeypatch):
-    for name in ("PREFECT_LOGGING_LEVEL", "PREFECT_SERVER_ANALYTICS_ENABLED", "DO_NOT_TRACK", "STRATAGEM_DEBUG"):
+    console, internal = "PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL", "PREFECT_LOGGING_INTERNAL_LEVEL"
+    others = (console, internal, "PREFECT_CLIENT_MAX_RETRIES", "DO_NOT_TRACK", "STRATAGEM_DEBUG")
+    for name in ("PREFECT_LOGGING_LEVEL", "PREFECT_SERVER_ANALYTICS_ENABLED", *others):
         monkeypatch.setenv(name, "")  # So that the test's end restores it.
         monkeypatch.delenv(name)
     monkeypatch.setenv("PREFECT_LOGGING_LEVEL", "WARNING")
