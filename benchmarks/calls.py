@@ -15,7 +15,7 @@ STRATEGIES = {
     "mirrored": {"strategy.kind": "mirrored", "strategy.devices": 1},
     "one_device": {"strategy.kind": "one_device"},
 }
-NUM_CALLS = 100
+NUM_CALLS = 40
 
 
 def main(overrides: dict[str, object]) -> None:
