@@ -18,6 +18,7 @@ import importlib
 import json
 import logging
 import os
+import shutil
 import signal
 import sys
 import threading
@@ -533,6 +534,8 @@ def model_stage(stage: str, settings: config.Settings) -> None:
     records.save(evaluation, folder / "evaluation.json")
     report.metrics_table(evaluation, folder / "test.json")
     report.confusion_table(evaluation, folder / "confusion.csv")
+    for picture in ("confusion_matrix.png", "learning_curve.png"):
+        shutil.copyfile(root / run.folder / "report" / picture, folder / picture)
 
 
 STAGES = ("check", "download", "prepare", "train", "evaluate", "reconcile", "serve", "assist", "member")

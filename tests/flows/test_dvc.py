@@ -2,9 +2,12 @@
 
 import json
 import re
+from pathlib import Path
 
 import pytest
 import yaml
+
+from tasks import config, runs
 
 pytestmark = pytest.mark.slow
 
@@ -55,6 +58,38 @@ def test_repro_runs_what_changed_and_nothing_else(project, run):
     page = (project / "plots" / "index.html").read_text()
     for title in ("train/loss", "validation/accuracy", "confusion"):
         assert title in page
-    # What a run leaves is ignored by git, but for the locks, which say what was made of what.
+    report = config.project_root() / runs.find(evaluation["run_id"]).folder / "report"
+    for picture in ("learning_curve.png", "confusion_matrix.png"):
+        assert f'src="static/workspace_metrics_{picture}"' in page
+        shown_picture = (project / "plots" / "static" / f"workspace_metrics_{picture}").read_bytes()
+        assert shown_picture == (report / picture).read_bytes()
+    # What a run leaves is ignored by git, but for the locks, which say what was made of what, and the small metrics.
     left = run(["git", "status", "--porcelain"]).stdout.split()[1::2]
-    assert sorted(left) == ["data/digits/dvc.lock", "data/digits/params.yaml", "dvc.lock", "params.yaml", "plots/"]
+    data = ["data/digits/dvc.lock", "data/digits/params.yaml"]
+    assert sorted(left) == [*data, "dvc.lock", "metrics/", "params.yaml", "plots/"]
+
+
+def test_what_is_pulled_in_a_second_clone_is_what_was_made_in_the_first(project, digits, run):
+    """Nothing else is missed: no dataset that nobody made, no output of a stage that has not run."""
+
+    def do(*command: str | Path, cwd: Path = project) -> str:
+        result = run([*command], cwd=cwd)
+        assert result.returncode == 0, result.stdout + result.stderr
+        assert "WARNING" not in result.stderr
+        return result.stdout
+
+    do("dvc", "commit", "--force", "data/digits/dvc.yaml")
+    do("dvc", "remote", "add", "--default", "shared", project.with_name("remote"))
+    do("dvc", "push")
+    do("git", "-c", "user.name=Test", "-c", "user.email=test@example.org", "commit", "--quiet", "-am", "a remote")
+    second = project.with_name("second")
+    do("git", "clone", "--quiet", project, second)
+    do("dvc", "pull", cwd=second)
+    for part in ("raw", "prepared"):
+        first = project / "data" / "digits" / part
+        made = {path.relative_to(project): path.read_bytes() for path in first.rglob("*") if path.is_file()}
+        assert made
+        for path, content in made.items():
+            assert (second / path).read_bytes() == content
+    assert "up to date" in do("dvc", "status", "data/digits/dvc.yaml", cwd=second)
+    assert do("git", "status", "--porcelain", cwd=second) == ""

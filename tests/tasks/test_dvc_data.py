@@ -66,10 +66,9 @@ def test_a_new_dataset_gets_a_folder_of_its_own(project):
     assert not folder.exists()
 
 
-@pytest.mark.parametrize("name", ["digits", "noise"])
-def test_the_datasets_of_the_project_are_as_a_new_one_would_be(project, name):
-    for file, text in {"dvc.yaml": dvc_data._pipeline(name), ".gitignore": dvc_data.GITIGNORE}.items():
-        assert (project / "data" / name / file).read_text() == text
+def test_the_dataset_of_the_project_is_as_a_new_one_would_be(project):
+    for file, text in {"dvc.yaml": dvc_data._pipeline("digits"), ".gitignore": dvc_data.GITIGNORE}.items():
+        assert (project / "data" / "digits" / file).read_text() == text
 
 
 def test_a_dataset_depends_on_its_own_builder_and_on_no_other_one(project):
