@@ -20,7 +20,7 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from tasks import config, datasets
+from tasks import config, datasets, prepared_data, raw_data
 from tasks.errors import UserError
 from tasks.records import PreparedDataset, PreparedSplit
 
@@ -424,6 +424,17 @@ def training(
         worker=worker,
         num_workers=num_workers,
     )
+
+
+def verify(section: config.Input, prepared: PreparedDataset) -> None:
+    """Compare what these settings read with what the data version says.
+
+    Raises:
+        UserError: names the file that is missing, damaged or changed, and what makes it again.
+    """
+    prepared_data.verify(prepared)
+    if choose_source(section, prepared) == "stream":
+        raw_data.verify(prepared)
 
 
 def ordered(

@@ -5,7 +5,7 @@ import contextlib
 import hashlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import yaml
 
@@ -120,10 +120,10 @@ def weights_digest(weights: Sequence[tuple[str, "np.ndarray"]]) -> str:
     return hashlib.sha256("".join(lines).encode()).hexdigest()
 
 
-def data_version(name: str) -> str | None:
+def data_version(name: str, part: Literal["prepared", "raw"] = "prepared") -> str | None:
     """Return the md5 of data/<name>/prepared in data/<name>/dvc.lock, without the ``.dir`` that DVC puts after it.
 
-    None when DVC has not prepared the dataset.
+    With ``part`` raw, that of the data/<name>/raw that it was made of. None when DVC has not prepared the dataset.
 
     Raises:
         UserError: the lock cannot be read.
@@ -131,8 +131,8 @@ def data_version(name: str) -> str | None:
     lock = config.project_root() / "data" / name / "dvc.lock"
     try:
         stages = yaml.safe_load(lock.read_text(encoding="utf-8"))["stages"]
-        outs = stages["prepare"]["outs"] if "prepare" in stages else []
-        versions = [out["md5"] for out in outs if f"/{out['path']}".endswith(f"/data/{name}/prepared")]
+        files = stages["prepare"]["deps" if part == "raw" else "outs"] if "prepare" in stages else []
+        versions = [file["md5"] for file in files if f"/{file['path']}".endswith(f"/data/{name}/{part}")]
     except FileNotFoundError:
         return None
     except (OSError, UnicodeDecodeError, yaml.YAMLError, KeyError, TypeError) as error:

@@ -30,12 +30,12 @@ def verify(prepared: PreparedDataset) -> None:
     """
     root = config.project_root()
     manifest = f"{prepared.folder}/manifest.json"
-    listed = _listed(prepared.data_version, root) if prepared.data_version is not None else None
+    known = listed(prepared.data_version, root) if prepared.data_version is not None else None
     changed = UserError(
         f"{manifest}: changed since it was made, it is not that of the data version {prepared.data_version} in "
         f"data/{prepared.name}/dvc.lock. {remedy(prepared.name)}"
     )
-    if listed is not None and listed.get("manifest.json") != _digest(manifest, "md5", prepared.name):
+    if known is not None and known.get("manifest.json") != _digest(manifest, "md5", prepared.name):
         raise changed
     try:
         found = records.load(PreparedDataset, root / manifest)
@@ -51,11 +51,11 @@ def verify(prepared: PreparedDataset) -> None:
                     f"{path}: damaged, its sha256 is {got} and its manifest says {expected}. {remedy(prepared.name)}"
                 )
     # Without DVC's listing all files together must tell, after the damaged array that can be named.
-    if listed is None and prepared.data_version is not None and _folder_md5(prepared) != prepared.data_version:
+    if known is None and prepared.data_version is not None and _folder_md5(prepared) != prepared.data_version:
         raise changed
 
 
-def _listed(data_version: str, root: Path) -> dict[str, str] | None:
+def listed(data_version: str, root: Path) -> dict[str, str] | None:
     """Return the md5 of each file of a data version from DVC's cache, where it is the listing's name; else None."""
     try:
         listing = (root / LISTINGS / data_version[:2] / f"{data_version[2:]}.dir").read_bytes()
@@ -69,10 +69,13 @@ def _listed(data_version: str, root: Path) -> dict[str, str] | None:
 def _folder_md5(prepared: PreparedDataset) -> str:
     """Return what DVC calls the md5 of the prepared folder: that of its listing."""
     arrays = [path for split in prepared.splits.values() for path in split.sha256]
-    entries = [
-        {"md5": _digest(path, "md5", prepared.name), "relpath": Path(path).name}
-        for path in sorted([*arrays, f"{prepared.folder}/manifest.json"])
-    ]
+    paths = [*arrays, f"{prepared.folder}/manifest.json"]
+    return listing_md5({Path(path).name: _digest(path, "md5", prepared.name) for path in paths})
+
+
+def listing_md5(files: dict[str, str]) -> str:
+    """Return what DVC calls the md5 of a folder of these files: path in it -> md5."""
+    entries = [{"md5": md5, "relpath": path} for path, md5 in sorted(files.items())]
     return hashlib.md5(json.dumps(entries, sort_keys=True).encode(), usedforsecurity=False).hexdigest()
 
 

@@ -20,7 +20,6 @@ from tasks import (
     lineage,
     loops,
     models,
-    prepared_data,
     records,
     runs,
     schedules,
@@ -56,7 +55,7 @@ def check(settings: config.Settings, prepared: PreparedDataset) -> tuple[strateg
     Raises:
         UserError: damaged arrays; or data, batch, devices or model do not fit the settings.
     """
-    prepared_data.verify(prepared)
+    input_pipeline.verify(settings.input, prepared)
     models.set_precision(settings.train.dtype_policy)
     strategy = strategies.build(settings.strategy)
     if strategy.coordinator is not None and input_pipeline.choose_source(settings.input, prepared) == "stream":

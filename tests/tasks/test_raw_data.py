@@ -1,0 +1,88 @@
+import hashlib
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from tasks import config, dvc_data, input_pipeline, lineage, prepared_data, raw_data
+from tasks.errors import UserError
+
+SHARD = "digits/1.0.0/digits-train.tfrecord-00000-of-00001"
+
+
+@pytest.fixture
+def raw(project, digits):
+    """data/digits/raw, as data/digits/dvc.lock says."""
+    (project / ".dvc" / "tmp").mkdir()
+    return project / "data" / "digits" / "raw"
+
+
+def _list(raw: Path, project: Path) -> None:
+    """Put the listing of the raw folder where DVC keeps it."""
+    files = sorted(path for path in raw.rglob("*") if path.is_file())
+    md5s = {path.relative_to(raw).as_posix(): hashlib.md5(path.read_bytes()).hexdigest() for path in files}
+    version = lineage.data_version("digits", "raw")
+    listing = project / prepared_data.LISTINGS / version[:2] / f"{version[2:]}.dir"
+    listing.parent.mkdir(parents=True)
+    listing.write_text(json.dumps([{"md5": md5, "relpath": path} for path, md5 in md5s.items()]))
+
+
+def _change(path: Path) -> None:
+    """Change a byte as quietly as can be: the file's size and its time stay."""
+    before = path.stat()
+    path.chmod(0o644)
+    content = bytearray(path.read_bytes())
+    content[100] ^= 1
+    path.write_bytes(content)
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+
+
+@pytest.mark.parametrize("has_listing", [True, False])
+def test_a_changed_shard_is_refused_where_it_is_streamed(project, raw, has_listing):
+    if has_listing:
+        _list(raw, project)
+    prepared = dvc_data.load_prepared("digits")
+    array, stream = (config.load(None, [f"input.source={source}"]).input for source in ("array", "stream"))
+    input_pipeline.verify(stream, prepared)
+    _change(raw / SHARD)
+    input_pipeline.verify(array, prepared)
+    with pytest.raises(UserError) as caught:
+        input_pipeline.verify(stream, prepared)
+    assert str(caught.value).startswith(f"data/digits/raw/{SHARD}: damaged" if has_listing else "data/digits/raw: ch")
+    assert "Move data/digits/raw away, then make it again: stratagem prepare" in str(caught.value)
+    (raw / SHARD).unlink()
+    with pytest.raises(UserError, match=f"{SHARD}: cannot be read" if has_listing else "data/digits/raw: changed"):
+        input_pipeline.verify(stream, prepared)
+
+
+def test_a_shard_is_read_again_only_where_it_was_written_to(project, raw, monkeypatch):
+    prepared = dvc_data.load_prepared("digits")
+    monkeypatch.setattr("tasks.data_state.SETTLED_SECONDS", 0)
+    raw_data.verify(prepared)
+    read = []
+    opened = Path.open
+    monkeypatch.setattr(Path, "open", lambda path, *a, **k: read.append(path.name) or opened(path, *a, **k))
+
+    def shards_read() -> list[str]:
+        read.clear()
+        try:
+            raw_data.verify(prepared)
+        except UserError:
+            read.append("refused")
+        return [name for name in read if "tfrecord" in name or name == "refused"]
+
+    train = Path(SHARD).name
+    assert shards_read() == []
+    _change(raw / SHARD)
+    assert shards_read() == [train, "refused"]
+    assert shards_read() == ["refused"]
+    # A second change within the same tick of the clock would not show.
+    monkeypatch.setattr("tasks.data_state.SETTLED_SECONDS", 3600)
+    _change(raw / SHARD)
+    assert shards_read() == [train]
+    assert train in shards_read()
+
+
+def test_without_dvc_nothing_is_compared(project, tiny):
+    raw_data.verify(tiny)
