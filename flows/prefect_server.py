@@ -17,6 +17,7 @@ from tasks import config
 from tasks.errors import StratagemError, UserError
 from tasks.launchers.cluster import close
 from tasks.network import why_silent
+from tasks.process import scratch
 
 # So often a run's own server is started again; one that always dies again would be started for ever.
 MAX_RESTARTS = 3
@@ -76,6 +77,7 @@ class PrefectServer:
         # Off is what only a server needs that other programs talk to. Each is one more writer to one SQLite file.
         self._environment = {
             **os.environ,
+            "TMPDIR": str(scratch.folder()),
             "PREFECT_SERVER_SERVICES_TRIGGERS_ENABLED": "false",
             "PREFECT_SERVER_SERVICES_EVENT_PERSISTER_ENABLED": "false",
             "PREFECT_SERVER_UI_ENABLED": "false",

@@ -15,7 +15,7 @@ from filelock import FileLock, Timeout
 
 from tasks import config, data_state, errors, lineage, prepared_data, records
 from tasks.errors import StratagemError, UserError
-from tasks.process import dvc_cache
+from tasks.process import dvc_cache, scratch
 from tasks.process.environment import stage_environment
 from tasks.process.guard import held_open
 from tasks.records import PreparedDataset
@@ -143,8 +143,8 @@ def check_source(dataset: config.Dataset) -> None:
         return
     values = dataset.model_dump(mode="json", exclude={"image_size"})
     settings = [part for key, value in values.items() for part in ("--set", f"dataset.{key}={json.dumps(value)}")]
-    with tempfile.TemporaryDirectory() as scratch:
-        problem = Path(scratch) / "error"
+    with tempfile.TemporaryDirectory(dir=scratch.folder()) as folder:
+        problem = Path(folder) / "error"
         environment = {**stage_environment(None), "STRATAGEM_ERROR": str(problem)}
         command = [sys.executable, "-m", "tasks", "check", *settings]
         with held_open() as stdin:
@@ -253,8 +253,8 @@ def _reproduce(target: str, downloads: Path | None, root: Path, force: bool) -> 
         state.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise UserError(f"{state} cannot be written ({error}): make the project's folder writable") from None
-    with tempfile.TemporaryDirectory() as scratch:
-        problem = Path(scratch) / "error"
+    with tempfile.TemporaryDirectory(dir=scratch.folder()) as folder:
+        problem = Path(folder) / "error"
         environment = {**stage_environment(None), "STRATAGEM_ERROR": str(problem)}
         if downloads is not None:
             environment["STRATAGEM_DOWNLOADS"] = str(downloads.absolute())

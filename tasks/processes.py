@@ -22,6 +22,7 @@ from typing import Any, TypeVar
 from tasks import config, dvc_data, errors, launchers, lineage, records, runs
 from tasks.errors import StratagemError, UserError
 from tasks.launchers.cluster import GRACE_SECONDS, Cluster
+from tasks.process import scratch
 from tasks.process.environment import stage_environment
 from tasks.process.guard import held_open
 from tasks.records import EvaluationResult, PreparedDataset, Record, Run, RunSummary, TrainingResult
@@ -264,8 +265,8 @@ def reconcile() -> list[records.Ended]:
         StratagemError: the store cannot be used, or does not answer.
     """
     removed = [path.relative_to(config.project_root()) for path in runs.remove_leftovers()]
-    with tempfile.TemporaryDirectory() as scratch:
-        problem = Path(scratch) / "error"
+    with tempfile.TemporaryDirectory(dir=scratch.folder()) as folder:
+        problem = Path(folder) / "error"
         environment = {**stage_environment(None), "STRATAGEM_ERROR": str(problem)}
         command = [sys.executable, "-m", "tasks", "reconcile"]
         root = config.project_root()

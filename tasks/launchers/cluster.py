@@ -173,13 +173,14 @@ class Cluster:
         self._environment = dict(environment)
         self._num_requests = 0
         self._broken = False
+        self._failed = False
         self._logs: Path | None = None
         self._network: Network | None = None
         members = launchers.members(section) if whole else [Member("worker", 0, True, {})]
         if self._section is not None:
             seconds = min(5.0, self._section.heartbeat_timeout_seconds / 4)
             self._environment["STRATAGEM_HEARTBEAT_SECONDS"] = str(seconds)
-            self._logs = config.project_root() / "mlruns" / "logs" / time.strftime(f"%Y%m%d-%H%M%S-{os.getpid()}")
+            self._logs = _unsettled_logs() / time.strftime(f"%Y%m%d-%H%M%S-{os.getpid()}")
             self._logs.mkdir(parents=True, exist_ok=True)
             self._network = _network_of(self._section)
         self._start(members)
@@ -228,10 +229,16 @@ class Cluster:
         """
         if stage in ("start", "resume"):
             self.restarts = []
-        if stage in ("start", "resume") and self._section is not None:
-            # First and apart, so that a member that is lost meanwhile does not leave a run that nobody ends.
-            self._call("check", {name: arguments[name] for name in ("settings", "prepared")})
-        return self._call(stage, arguments)
+        try:
+            if stage in ("start", "resume") and self._section is not None:
+                # First and apart, so that a member that is lost meanwhile does not leave a run that nobody ends.
+                self._call("check", {name: arguments[name] for name in ("settings", "prepared")})
+            return self._call(stage, arguments)
+        except errors.UserError:
+            raise
+        except BaseException:
+            self._failed = True
+            raise
 
     def _call(self, stage: str, arguments: dict[str, Any]) -> Any:
         works = stage in ("train", "evaluate") and "run" in arguments
@@ -290,6 +297,7 @@ class Cluster:
                 if process is not None and reply is None:
                     self._lose(process, f"died ({process.death})")
         except _Lost as lost:
+            self._failed = True
             raise StratagemError(f"{lost}; its log: {self.logs}") from None
 
     def close(self) -> None:
@@ -300,10 +308,13 @@ class Cluster:
             self._network.close()
         if self._logs is not None:
             with contextlib.suppress(OSError):  # A log that says something stays, and so does its folder.
+                # A run keeps its logs. Of what went well outside of a run nobody asks for them.
+                unasked = self._logs.parent == _unsettled_logs() and not self._failed and not self.restarts
                 for log in self._logs.iterdir():
-                    if not log.stat().st_size:
+                    if unasked or not log.stat().st_size:
                         log.unlink()
                 self._logs.rmdir()
+                self._logs.parent.rmdir()
 
     def _exchange(self, stage: str, arguments: dict[str, Any]) -> Any:
         """Send a request to everyone that takes part in it, and return the chief's record when all have answered."""
@@ -484,6 +495,13 @@ class Cluster:
         if self._logs is not None and self._logs.parent != folder:
             folder.mkdir(parents=True, exist_ok=True)
             self._logs = self._logs.rename(folder / self._logs.name)
+            with contextlib.suppress(OSError):  # Those of others lie there, too.
+                _unsettled_logs().rmdir()
+
+
+def _unsettled_logs() -> Path:
+    """Return where logs lie until the processes train for a run, into whose folder they then come."""
+    return config.project_root() / "mlruns" / "logs"
 
 
 def _network_of(section: config.Cluster) -> Network | None:
