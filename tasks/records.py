@@ -122,6 +122,10 @@ class Run(Record):
     """What the process that leads it holds, see ``runs.hold``."""
     host: str = ""
     """Where that process is."""
+    boot: str = ""
+    """That machine, from its start to its end; see ``runs.boot_id``."""
+    project: str = ""
+    """The folder where it was begun or taken up last, see ``runs.project_id``; empty in records of before."""
     store: str = ""
     """MLFLOW_TRACKING_URI; empty for the project's own store."""
     creation_id: str = ""
@@ -143,6 +147,10 @@ class Holder(Record):
     """What two commands that would do the same have in common."""
     pid: int
     host: str
+    boot: str = ""
+    """The machine, from its start to its end; see ``runs.boot_id``."""
+    process_space: str = ""
+    """Among which processes ``pid`` names one, see ``runs.process_space``; empty in notes of before."""
     since: str
     what: str
     run_id: Name | None = None

@@ -1,9 +1,10 @@
-"""The runs in mlruns/: which are at work (`holds`), how the others ended (`outcome`), which one a command takes up
-(`index`, `resume`), what killed processes left (`leftovers`), what is known of all without reading them again
-(`catalogue`), and what Prefect was not told of (`unreported`)."""
+"""The runs in mlruns/: which are at work (`holds`), and whose they are (`identity`); how the others ended (`outcome`);
+which one a command takes up (`index`, `resume`); what killed processes left (`leftovers`); what is known of all without
+reading them again (`catalogue`); and what Prefect was not told of (`unreported`)."""
 
 from tasks.runs.catalogue import forget
 from tasks.runs.holds import Hold, abandoned, describe, hold, hold_run, is_held, is_over, key_of, refuse_held
+from tasks.runs.identity import boot_id, process_space, project_id
 from tasks.runs.index import (
     begun,
     find,
@@ -43,6 +44,7 @@ __all__ = [
     "Hold",
     "abandoned",
     "begun",
+    "boot_id",
     "changes_without_result",
     "describe",
     "differences",
@@ -68,6 +70,8 @@ __all__ = [
     "next_number",
     "nonfinite_steps",
     "open_ended",
+    "process_space",
+    "project_id",
     "refuse_held",
     "refuse_other_training",
     "refuse_resume",

@@ -19,6 +19,7 @@ from filelock import FileLock, Timeout
 from tasks import config, records
 from tasks.errors import UserError
 from tasks.records import Holder, Run
+from tasks.runs.identity import boot_id, process_space
 from tasks.runs.index import find_named
 
 # Who only looks whether a lock is free holds it for a moment.
@@ -76,6 +77,8 @@ def hold(key: str, what: str, flow_run_id: str | None = None) -> Iterator[Hold]:
                 key=key,
                 pid=os.getpid(),
                 host=socket.gethostname(),
+                boot=boot_id(),
+                process_space=process_space(),
                 since=datetime.now(UTC).isoformat(timespec="seconds"),
                 what=what,
                 flow_run_id=flow_run_id,
@@ -144,21 +147,40 @@ def is_held(key: str) -> bool:
 
 
 def is_over(run: Run) -> bool:
-    """Return whether no process of this host is at work on a run; False for another host's."""
-    return run.host == socket.gethostname() and not is_held(run.key)
+    """Return whether no process of this machine, in any container, is at work on a run; False for another machine's."""
+    return _is_here(run) and not is_held(run.key)
 
 
 def abandoned() -> list[tuple[Path, Holder]]:
-    """Return the notes of this host's processes that died at work, and where each lies."""
+    """Return the notes of this machine's processes that died at work, and where each lies."""
     found = []
     for path in sorted(_folder().glob("*.json")):
         with contextlib.suppress(UserError):  # Just ended.
             holder = records.load(Holder, path)
             # Not by the time of the note: a clock may be set back.
-            at_work = is_held(holder.key) and psutil.pid_exists(holder.pid)
-            if holder.host == socket.gethostname() and not at_work:
+            if _is_here(holder) and not (is_held(holder.key) and _may_live(holder)):
                 found.append((path, holder))
     return found
+
+
+def remove_free_locks() -> None:
+    """Remove the locks of processes that were killed: that they are free says all."""
+    for path in _folder().glob("*.lock"):
+        with contextlib.suppress(Timeout, OSError), FileLock(path, blocking=False):
+            path.unlink(missing_ok=True)
+
+
+def _is_here(left: Run | Holder) -> bool:
+    """Return whether it was left on this machine, where a lock tells who is at work. Containers have names of their
+    own, and a machine that was started again has its name of before."""
+    return left.host == socket.gethostname() or (left.boot != "" and left.boot == boot_id())
+
+
+def _may_live(holder: Holder) -> bool:
+    """Return whether the process of a note may be the one that holds the lock; a process id says it only where it was
+    noted, not in another container."""
+    seen_here = holder.process_space == process_space() if holder.process_space else holder.host == socket.gethostname()
+    return not seen_here or psutil.pid_exists(holder.pid)
 
 
 def _folder() -> Path:
@@ -171,7 +193,7 @@ def _refusal(key: str, what: str) -> UserError:
         with contextlib.suppress(UserError):  # Just ended.
             holder = records.load(Holder, path)
             run = f", run {holder.run_id}" if holder.run_id else ""
-            if psutil.pid_exists(holder.pid) or holder.host != socket.gethostname():
+            if _may_live(holder):
                 who = f" by process {holder.pid} on {holder.host} since {holder.since}{run}"
     return UserError(
         f"{what} with these settings is being done{who}: wait for its end, end that process, or change a setting, such "

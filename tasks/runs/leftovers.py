@@ -8,7 +8,7 @@ from filelock import FileLock, Timeout
 
 from tasks import config, files
 from tasks.runs import catalogue, index
-from tasks.runs.holds import is_over
+from tasks.runs.holds import is_over, remove_free_locks
 
 
 def remove_leftovers(mine: str = "") -> list[Path]:
@@ -34,4 +34,5 @@ def remove_leftovers(mine: str = "") -> list[Path]:
             if files.is_inside(path, root):
                 shutil.rmtree(path, ignore_errors=True) if path.is_dir() else path.unlink(missing_ok=True)
                 removed.append(path)
+    remove_free_locks()
     return removed

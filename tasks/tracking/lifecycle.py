@@ -99,7 +99,7 @@ def _begin(
 ) -> records.Run:
     """Begin a run of a kind, with its folder in a room of mlruns/."""
     experiment = settings.tracking.experiment or settings.dataset.name
-    creation_id = uuid.uuid4().hex
+    creation_id, project = uuid.uuid4().hex, runs.project_id()
     described = {
         "dataset": prepared.name,
         "data_version": lineage.data_version,
@@ -107,7 +107,7 @@ def _begin(
         "settings_digest": lineage.settings_digest,
         "git_dirty": None if lineage.git_dirty is None else str(lineage.git_dirty).lower(),
         "flow_run_id": flow_run_id,
-        "held_by": _holder(key),
+        "held_by": f"{project}:{key}",
         "creation_id": creation_id,
         "mlflow.source.git.commit": lineage.git_commit,
         "mlflow.source.name": "stratagem",
@@ -115,7 +115,6 @@ def _begin(
         **tags,
     }
     start_time = int(time.time() * 1000)
-    host = socket.gethostname()
     creation: Event = {"experiment": experiment, "start_time": start_time, "tags": present(described)}
     began = True
     try:
@@ -140,7 +139,9 @@ def _begin(
             number=runs.next_number(),
             start_time=start_time,
             key=key,
-            host=host,
+            host=socket.gethostname(),
+            boot=runs.boot_id(),
+            project=project,
             store=store_name(),
             creation_id=creation_id,
         )
@@ -195,12 +196,14 @@ def resume(
         for name in sorted(before.keys() | now.keys())
         if before.get(name) != now.get(name)
     }
-    key = runs.key_of(settings)
+    key, project = runs.key_of(settings), runs.project_id()
     now_of = {
         "settings": settings.to_json(),
         "lineage": lineage,
         "key": key,
         "host": socket.gethostname(),
+        "boot": runs.boot_id(),
+        "project": project,
         "number": runs.next_number(),
         "flow_run_id": flow_run_id,
     }
@@ -208,7 +211,7 @@ def resume(
     run = run.model_copy(update=now_of)
     records.save(run, config.project_root() / run.folder / "records" / "run.json")
     runs.settle(run, "RUNNING")
-    tags = present({"held_by": _holder(key), "flow_run_id": flow_run_id, **changes})
+    tags = present({"held_by": f"{project}:{key}", "flow_run_id": flow_run_id, **changes})
     OUTBOX.deliver(run, {"status": "RUNNING"}, {"tags": tags}, {"no_tag": "reason"})
     return run
 
@@ -240,12 +243,20 @@ def end_abandoned(mine: str = "", but: str | None = None) -> list[records.Ended]
     """
     ended: list[records.Ended] = []
     died = f"the process that led it on {socket.gethostname()} died"
+    # Runs of before are tagged with the host and the folder.
+    project, project_before = runs.project_id(), f"{socket.gethostname()}:{config.project_root()}"
     for run in runs.open_ended():
         if run.run_id == but or not (run.key == mine or runs.is_over(run)):
             continue
         put_down = runs.status(run)
+        # In a copy of a project lie the runs of the original, which may be at work; the copy has a store of its own, or
+        # the same server.
+        shared = bool(run.store) and run.project not in ("", project)
         with best_effort():  # What is left of another user's run must not end this one.
-            if put_down is not None and put_down.status == "RUNNING":
+            if shared:
+                if put_down is not None and put_down.status == "RUNNING":
+                    runs.settle(run, "KILLED", "it was begun in another folder, of which this one is a copy")
+            elif put_down is not None and put_down.status == "RUNNING":
                 with best_effort():
                     tell_again(run, written(run))
                 why = put_down.reason or died
@@ -265,8 +276,10 @@ def end_abandoned(mine: str = "", but: str | None = None) -> list[records.Ended]
             end_twin(client, run_id, original.run_id)
             continue
         # What it is told last may still be on its way.
-        key = run_of.key if run_of is not None else held_by.rpartition(":")[2]
-        if held_by != _holder(held_by.rpartition(":")[2]) or local_id == but or (key != mine and runs.is_held(key)):
+        leader, _, held_key = held_by.rpartition(":")
+        key = run_of.key if run_of is not None else held_key
+        at_work = local_id == but or (key != mine and runs.is_held(key))
+        if leader not in (project, project_before) or at_work:
             continue
         # Killed after it had put down its end, and before MLflow knew; or before it had a folder.
         put_down = runs.status(run_of) if run_of is not None else None
@@ -336,11 +349,6 @@ def log_comparison(run: records.Run, comparison: records.Comparison, page: Path,
     # MLflow shows a few lines of a description: those of the table, not its heading.
     description = page.read_text(encoding="utf-8").partition("\n\n")[2]
     set_tags(run, {"mlflow.note.content": description[:MAX_TAG_LENGTH]})
-
-
-def _holder(key: str) -> str:
-    """Return who leads a run, for others that share the store: the host, the project's folder and the key."""
-    return f"{socket.gethostname()}:{config.project_root()}:{key}"
 
 
 def _run_file(run_id: str) -> Path:

@@ -153,7 +153,88 @@ def test_the_notes_of_another_machine_are_left_to_it(holder, monkeypatch):
     holder.kill()
     holder.wait()
     monkeypatch.setattr(socket, "gethostname", lambda: "elsewhere")
+    monkeypatch.setattr(runs.holds, "boot_id", lambda: "another")
     assert runs.abandoned() == []
+
+
+# As a container: process ids of its own.
+ALONE = ["unshare", "--pid", "--fork", "--mount-proc", "--kill-child"]
+WHO_DIED = "from tasks import runs; print([holder.pid for _, holder in runs.abandoned()])"
+
+
+@pytest.fixture
+def in_container(run):
+    if shutil.which("unshare") is None or run([*ALONE, "true"]).returncode != 0:
+        pytest.skip("this user may not make a process namespace")
+    return lambda code: run([*ALONE, sys.executable, "-c", code])
+
+
+def test_who_is_at_work_in_another_container_is_not_taken_for_dead(holder, in_container):
+    """They have the host's name and the folder in common, and number their processes each for itself."""
+    found = in_container(WHO_DIED)
+    assert found.stdout == "[]\n", found.stderr
+    refused = in_container("from tasks import runs; runs.hold('k', 'a training').__enter__()")
+    assert f"is being done by process {holder.pid} on " in refused.stderr
+    holder.kill()
+    holder.wait()
+    assert in_container(WHO_DIED).stdout == f"[{holder.pid}]\n", "the lock is free"
+
+
+def test_a_container_with_a_new_name_ends_what_the_one_before_left(holder, monkeypatch):
+    monkeypatch.setattr(socket, "gethostname", lambda: "elsewhere")
+    assert runs.abandoned() == []
+    holder.kill()
+    holder.wait()
+    ((_, left),) = runs.abandoned()
+    assert left.pid == holder.pid
+
+
+def test_a_note_of_before_is_read_and_counts_as_it_did(holder):
+    (path,) = Path("mlruns/active").glob("*.json")
+    before = json.loads(path.read_text())
+    for name in ("boot", "process_space"):
+        del before[name]
+    path.write_text(json.dumps(before))
+    assert runs.abandoned() == []
+    holder.kill()
+    holder.wait()
+    assert len(runs.abandoned()) == 1
+
+
+def test_the_lock_of_a_killed_process_is_removed_and_one_that_is_held_stays(holder):
+    with runs.hold("other", "a training"):
+        holder.kill()
+        holder.wait()
+        assert Path("mlruns/active/k.lock").exists()
+        runs.remove_leftovers()
+        assert [path.name for path in Path("mlruns/active").glob("*.lock")] == ["other.lock"]
+        assert runs.is_held("other")
+
+
+ASKING_ITS_ID = "from tasks import runs; print(runs.project_id())"
+
+
+def test_a_project_has_one_id_that_it_keeps_where_it_is_moved_and_a_copy_has_another(project, monkeypatch):
+    command = [sys.executable, "-c", ASKING_ITS_ID]
+    asking = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(4)]
+    found = {process.communicate()[0].strip() for process in asking}
+    assert found == {runs.project_id()}
+    assert [path.name for path in Path("mlruns").glob(".id*")] == [".id"]
+    copy, moved = project.with_name("copy"), project.with_name("moved")
+    shutil.copytree(project, copy)
+    project.rename(moved)
+    monkeypatch.chdir(moved)
+    assert {runs.project_id()} == found
+    monkeypatch.chdir(copy)
+    assert runs.project_id() not in found
+
+
+@pytest.mark.parametrize("damaged", [b"", b"../../x:y", b"\xff" * 40])
+def test_a_damaged_id_is_made_anew(project, damaged):
+    Path("mlruns/.id").write_bytes(damaged)
+    made = runs.project_id()
+    assert made == runs.project_id()
+    assert ":" not in made
 
 
 def test_commands_that_do_the_same_have_one_key(project):

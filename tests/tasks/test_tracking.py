@@ -338,7 +338,7 @@ def test_runs_whose_process_died_are_ended_as_they_had_put_down_or_as_killed(sto
     # As of a process that died between its own note and MLflow's.
     runs.settle(failed, "FAILED", "no number")
     client.set_tag(elsewhere.run_id, "held_by", f"elsewhere:{elsewhere.key}")
-    theirs = elsewhere.model_copy(update={"host": "elsewhere"})
+    theirs = elsewhere.model_copy(update={"host": "elsewhere", "boot": "another"})
     records.save(theirs, Path(elsewhere.folder, "records", "run.json"))
     with runs.hold(at_work.key, "a training"), runs.hold(mine.key, "a training"):
         ended = tracking.end_abandoned(mine.key, resumed.run_id)
@@ -362,6 +362,75 @@ def test_runs_whose_process_died_are_ended_as_they_had_put_down_or_as_killed(sto
         f"MLflow run {resumed.run_id}",
     }
     assert tracking.end_abandoned() == []
+
+
+def test_runs_of_before_whose_tag_is_the_host_and_the_folder_are_ended_too(store: Path) -> None:
+    run = start()
+    before = run.model_copy(update={"boot": "", "project": ""})
+    records.save(before, Path(run.folder, "records", "run.json"))
+    tracking.open_store().set_tag(run.run_id, "held_by", f"{socket.gethostname()}:{config.project_root()}:{run.key}")
+    runs.settle(run, "FAILED", "no number")  # Put down, and not told.
+    assert [(ended.what, ended.status) for ended in tracking.end_abandoned()] == [
+        (f"MLflow run {run.run_id}", "FAILED")
+    ]
+
+
+LEADING = """
+import sys, time
+sys.path.insert(0, sys.argv[1])
+from pathlib import Path
+from tasks import config, lineage, records, runs, tracking
+settings = config.load(overrides=[f"train.seed={sys.argv[2]}"])
+prepared = records.PreparedDataset.model_validate_json(Path(sys.argv[3]).read_text())
+with runs.hold_run(settings):
+    run = tracking.start(settings, prepared, lineage.trace(settings, "0123"))
+    print(run.run_id, flush=True)
+    sys.stdin.read()
+    tracking.finish(run, "FINISHED")
+"""
+ENDING = "from tasks import tracking; print([ended.what for ended in tracking.end_abandoned()])"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("other", ["another project in a container", "a copy"])
+def test_a_project_with_the_same_name_and_place_or_a_copy_ends_no_run_that_is_at_work(
+    store: Path, project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, other: str
+) -> None:
+    """Two containers with one hostname, and each with its own project at the same path, share a store."""
+    seen, shared = tmp_path / "seen", tmp_path / "shared.db"
+    seen.mkdir()
+    shutil.move(store, shared)
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{shared}")
+    (tmp_path / "prepared.json").write_text(PREPARED.model_dump_json())
+    second = tmp_path / "second"
+    shutil.copytree(project, second, symlinks=True)
+
+    def inside(folder: Path, *code: str) -> list[str]:
+        mounted = 'mount --bind "$0" "$1" && cd "$1" && PYTHONPATH="$1" && shift && exec "$@"'
+        return ["unshare", "--mount", "sh", "-c", mounted, str(folder), str(seen), sys.executable, "-c", *code]
+
+    if shutil.which("unshare") is None or subprocess.run(inside(project, ""), check=False).returncode != 0:
+        pytest.skip("this user may not mount")
+    leading = inside(project, LEADING, str(seen), "1", str(tmp_path / "prepared.json"))
+    leader = subprocess.Popen(leading, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    try:
+        run_id = leader.stdout.readline().strip()  # type: ignore[union-attr]
+        if other == "a copy":
+            shutil.copytree(project / "mlruns", second / "mlruns", dirs_exist_ok=True)
+        done = subprocess.run(inside(second, ENDING), check=True, capture_output=True, text=True)
+        assert (done.stdout, statuses()) == ("[]\n", {run_id: ("RUNNING", None)})
+        leader.communicate("", timeout=60)
+        assert statuses() == {run_id: ("FINISHED", None)}
+        # A process that was killed is ended, by the next start of its own project alone.
+        again = subprocess.Popen(leading, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        killed_id = again.stdout.readline().strip()  # type: ignore[union-attr]
+        again.kill()
+        again.communicate()
+        assert subprocess.check_output(inside(second, ENDING), text=True) == "[]\n"
+        assert subprocess.check_output(inside(project, ENDING), text=True) == f"['MLflow run {killed_id}']\n"
+    finally:
+        leader.kill()
+        leader.communicate()
 
 
 # What an old run's file may hold: nothing, half of it, another encoding, JSON of another kind; or it is a folder.
