@@ -117,7 +117,7 @@ RESUMES = [
     (["train.epochs=99", "strategy.kind=mirrored", "train.loop=custom", "checkpoint.monitor=train/loss"], None),
     (["train.per_replica_batch_size=16"], "train.per_replica_batch_size was 32 and is 16 (a run keeps"),
     (["train.global_batch_size=64"], "train.global_batch_size was 48 and is 64"),
-    (["model.options.dropout=0.1"], "model.options was {'dropout': 0.4} and is {'dropout': 0.1}"),
+    (["model.options.dropout=0.1"], "model.options was {'dropout': 0.4, 'padding': 'same'} and is {'dropout': 0.1,"),
     (["train.seed=1", "input.source=array"], "input.source was 'auto' and is 'array'; train.seed was 0 and is 1"),
 ]
 

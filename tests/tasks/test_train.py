@@ -1,3 +1,4 @@
+import hashlib
 import json
 import shutil
 import sys
@@ -12,7 +13,7 @@ import tensorflow as tf
 from filelock import FileLock
 from tensorflow.core.util import event_pb2
 
-from tasks import config, input_pipeline, records, steps, strategies
+from tasks import config, input_pipeline, prepared_data, records, steps, strategies
 from tasks import train as stage
 from tasks.callbacks import NonFiniteLoss
 from tasks.checkpoints import Checkpoints, State
@@ -686,9 +687,13 @@ def test_a_worker_with_other_settings_or_data_than_the_chiefs_is_refused(tiny, t
     pretend(monkeypatch, num_replicas=2, num_workers=2, worker=1, broadcast=receive)
     assist(settings, tiny)
     assert received == sent
+    prepared = config.project_root() / tiny.folder
+    version = prepared_data.listing_md5(
+        {path.name: hashlib.md5(path.read_bytes()).hexdigest() for path in prepared.iterdir()}
+    )
     others = [
         (config.load("../small.yaml", ["train.epochs=1", "optimizer.kind=sgd"]), tiny),
-        (settings, tiny.model_copy(update={"data_version": "0123"})),
+        (settings, tiny.model_copy(update={"data_version": version})),
     ]
 
     def told(one):
