@@ -45,8 +45,7 @@ FIRST, INSIDE = 5, 3  # The steps of an epoch, and one in its middle.
 
 def main(layout, sources):
     """Train an epoch; then evaluate each source's checkpoint, and train on from it to the end of the second epoch."""
-    from tasks import strategies, train
-    from tasks.evaluate import evaluate
+    from tasks import evaluate, strategies, train
 
     prepared = records.load(records.PreparedDataset, Path("data/digits/prepared/manifest.json"))
     origin = records.Lineage(git_commit=None, git_dirty=None, code_digest="", settings_digest="", data_version=None)
@@ -56,6 +55,7 @@ def main(layout, sources):
         settings = config.load(None, SHARED | LAYOUTS[layout] | {"train.epochs": epochs})
         if helps:
             train.assist(settings, prepared)
+            save(None, run_id)
             return
         one = records.Run(
             run_id=run_id,
@@ -70,16 +70,18 @@ def main(layout, sources):
 
     def save(result, name):
         settings = config.load(None, SHARED | LAYOUTS[layout])
+        if helps:
+            evaluate.assist(settings, prepared)
+            return
         records.save(result, Path(f"{name}.result.json"))
-        records.save(evaluate(settings, prepared, result), Path(f"{name}.evaluation.json"))
+        records.save(evaluate.evaluate(settings, prepared, result), Path(f"{name}.evaluation.json"))
 
     # Before an evaluation uses a device.
     strategies.build(config.load(None, SHARED | LAYOUTS[layout]).strategy)
     if not sources:
         run(layout, 1)
     for source in sources:
-        if not helps:
-            save(records.load(records.TrainingResult, Path(f"{source}.result.json")), f"{source} under {layout}")
+        save(records.load(records.TrainingResult, Path(f"{source}.result.json")), f"{source} under {layout}")
         run(f"{source} then {layout}", 2)
 
 
