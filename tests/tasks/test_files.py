@@ -19,7 +19,7 @@ def test_leftovers_are_only_what_this_program_made_in_the_project(project, tmp_p
     own.mkdir()
     (project / "data" / "digits" / ".prepared.link").symlink_to(outside)
     killed = project / "data" / "noise" / ".prepared.killed"
-    killed.mkdir()
+    killed.mkdir(parents=True)
     (killed / files.MARK).touch()
     before = sorted(outside.rglob("*"))
     assert remove_leftovers() == [killed]

@@ -230,9 +230,13 @@ def test_a_comparison_is_the_parent_of_its_runs(store: Path) -> None:
     assert {child.info.run_id for child in children} == {first.run_id, second.run_id, failed.run_id}
 
     one = {"strategy": "one_device", "loop": "fit", "num_replicas": 1, "tracing_seconds": 0.5}
+
+    def once(run: records.Run) -> tuple[records.Repeat, ...]:
+        return (records.Repeat(run_id=run.run_id, round=1, examples_per_second=9.0, total_seconds=1.0, load=0.5),)
+
     rows = (
-        records.ComparisonRow(run_id=first.run_id, speed_up=1.0, **one),
-        records.ComparisonRow(run_id=second.run_id, speed_up=0.25, **one),
+        records.ComparisonRow(run_id=first.run_id, repeats=once(first), speed_up=1.0, **one),
+        records.ComparisonRow(run_id=second.run_id, repeats=once(second), speed_up=0.25, **one),
         records.ComparisonRow(run_id=failed.run_id, reason="it broke", **one),
         records.ComparisonRow(strategy="tpu", loop="fit", reason="no TPU"),
     )
@@ -248,6 +252,7 @@ def test_a_comparison_is_the_parent_of_its_runs(store: Path) -> None:
     for run, speed_up in ((first, 1.0), (second, 0.25)):
         assert sent(run, "performance/speed_up") == [(0, speed_up)]
         assert sent(run, "performance/tracing_seconds") == [(0, 0.5)]
+        assert sent(run, "performance/load") == [(0, 0.5)]
         assert "performance/efficiency" not in client.get_run(run.run_id).data.metrics
     assert client.get_run(failed.run_id).data.metrics == {}
     files = [file.path for file in client.list_artifacts(parent.run_id, "comparison")]
