@@ -22,7 +22,7 @@ from tasks.records import Holder, Run
 from tasks.runs.identity import boot_id, process_space
 from tasks.runs.index import find_named
 
-# Who only looks whether a lock is free holds it for a moment.
+# A process that looks whether a lock is free holds it for a moment.
 MOMENT_SECONDS = 2.0
 
 
