@@ -66,11 +66,14 @@ def run(run_id, overrides):
     result = train(settings, prepared, one, lambda step, metrics: None)
     assert keras.distribution.distribution() is None
     placement = records.load(records.Placement, Path(folder, "records", "placement.json"))
+    training_cuts = sorted(set(map(tuple, cuts)), key=str)
+    cuts.clear()
+    evaluation = evaluate(settings, prepared, result)
     return {
         "result": result.model_dump(mode="json"),
         "placement": placement.model_dump(mode="json"),
-        "evaluation": evaluate(settings, prepared, result).model_dump(mode="json"),
-        "cuts": sorted(set(map(tuple, cuts)), key=str),
+        "evaluation": evaluation.model_dump(mode="json"),
+        "cuts": {"training": training_cuts, "evaluation": sorted(set(map(tuple, cuts)), key=str)},
     }
 
 def logits(path):
@@ -341,9 +344,12 @@ def test_jax(tiny, found):
             if not key.startswith("seed/"):
                 np.testing.assert_allclose(arrays[key], expected[key], atol=1e-12, rtol=0, err_msg=f"{name} {key}")
 
-        # A batch that divides is cut, a short one is not; Keras asked while it trained, so the distribution was there.
+        # A batch that divides is cut, a short one is not; Keras asked while it trained and while it evaluated the 53
+        # test examples, so the distribution was there both times.
         replicas = result["num_replicas"]
-        assert one["cuts"] == [[size, "batch" if size % replicas == 0 else None] for size in (19, 21, 32)], name
+        for stage, sizes in {"training": (19, 21, 32), "evaluation": (53,)}.items():
+            expected_cuts = [[size, "batch" if size % replicas == 0 else None] for size in sizes]
+            assert one["cuts"][stage] == expected_cuts, (name, stage)
         assert one["evaluation"]["metrics"] == pytest.approx(
             evaluate(config.load(None, SAME), tiny, TrainingResult.model_validate(result)).metrics, abs=1e-12, rel=0
         )
