@@ -20,9 +20,10 @@ NUM_CALLS = 40
 
 def main(overrides: dict[str, object]) -> None:
     """Build one training for each strategy, and call their step functions in turn."""
-    from tasks import steps, train
-    from tasks.autotune import Calls
-    from tasks.callbacks import Position
+    from tasks import train
+    from tasks.training import steps
+    from tasks.training.autotune import Calls
+    from tasks.training.callbacks import Position
 
     prepared = dvc_data.load_prepared(config.load(overrides=overrides).dataset.name)
     functions = {}

@@ -59,7 +59,7 @@ def our_steps(dataset: str, batch_size: int) -> Callable[[int], int]:
     """Return what reads a pass as the custom loop does: steps that gather their own batches, and only count them."""
     import tensorflow as tf
 
-    from tasks import steps
+    from tasks.training import steps
 
     batches, seen = batches_of(dataset, batch_size, "array"), tf.Variable(0, dtype=tf.int64)
 

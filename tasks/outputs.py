@@ -67,7 +67,7 @@ def compute(settings: config.Settings, prepared: PreparedDataset, strategy: Stra
         place = (1, strategy.worker, strategy.num_workers)
         with contextlib.closing(input_pipeline.ordered(settings, prepared, "test", size, *place)) as test:
             if strategy.coordinator is not None:
-                from tasks import coordinator
+                from tasks.training import coordinator
 
                 found = coordinator.outputs(strategy, test, lambda images: _call(model, images))
                 return _joined(

@@ -12,20 +12,13 @@ from typing import Any
 import keras
 from filelock import FileLock, Timeout
 
-from tasks import (
-    autotune,
-    checkpoints,
-    config,
-    input_pipeline,
-    lineage,
-    loops,
-    models,
-    records,
-    runs,
-    schedules,
-    strategies,
-)
-from tasks.callbacks import (
+from tasks import checkpoints, config, input_pipeline, lineage, models, records, runs, schedules, strategies
+from tasks.checkpoints import Checkpoints, State
+from tasks.errors import UserError
+from tasks.input_pipeline import Batches
+from tasks.records import Placement, PreparedDataset, Run, TrainingResult
+from tasks.training import autotune, loops
+from tasks.training.callbacks import (
     EarlyStopping,
     MetricSink,
     NonFiniteLoss,
@@ -35,12 +28,8 @@ from tasks.callbacks import (
     StopOnNonFinite,
     Throughput,
 )
-from tasks.checkpoints import Checkpoints, State
-from tasks.errors import UserError
-from tasks.input_pipeline import Batches
-from tasks.profiler import Profiler
-from tasks.progress import ProgressBar
-from tasks.records import Placement, PreparedDataset, Run, TrainingResult
+from tasks.training.profiler import Profiler
+from tasks.training.progress import ProgressBar
 
 log = logging.getLogger(__name__)
 
@@ -359,7 +348,7 @@ def _loop(
         return
     loop = {"fit": loops.fit, "custom": loops.custom}[settings.train.loop]
     if strategy.coordinator is not None:
-        from tasks import coordinator
+        from tasks.training import coordinator
 
         loop = coordinator.train
     with strategy.scope():  # On JAX it is read for each batch and layer.

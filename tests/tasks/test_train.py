@@ -13,12 +13,13 @@ import tensorflow as tf
 from filelock import FileLock
 from tensorflow.core.util import event_pb2
 
-from tasks import config, input_pipeline, prepared_data, records, steps, strategies
+from tasks import config, input_pipeline, prepared_data, records, strategies
 from tasks import train as stage
-from tasks.callbacks import NonFiniteLoss
 from tasks.checkpoints import Checkpoints, State
 from tasks.errors import Interrupted, UserError
 from tasks.train import assist, check
+from tasks.training import steps
+from tasks.training.callbacks import NonFiniteLoss
 
 # 147 examples are left to train on: the last batch of an epoch is a short one.
 LAST_BATCH_SHORT = ("input.validation=53", "train.per_replica_batch_size=32")

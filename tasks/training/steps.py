@@ -13,10 +13,10 @@ import numpy as np
 import tensorflow as tf
 
 from tasks import config
-from tasks.autotune import Calls
-from tasks.callbacks import Position
 from tasks.input_pipeline import ArraySource, Batches, augment
 from tasks.strategies import Strategy
+from tasks.training.autotune import Calls
+from tasks.training.callbacks import Position
 
 # Takes an epoch's iterator (if it reads one), does the steps of a call, returns the metrics' values so far by name.
 Function = Callable[[Any], dict[str, Any]]

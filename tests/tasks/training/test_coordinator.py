@@ -9,10 +9,11 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tasks import config, coordinator, input_pipeline, loops, schedules, strategies
-from tasks.callbacks import Position, SaveCheckpoints
+from tasks import config, input_pipeline, schedules, strategies
 from tasks.checkpoints import Checkpoints, State, snapshot
 from tasks.errors import UserError
+from tasks.training import coordinator, loops
+from tasks.training.callbacks import Position, SaveCheckpoints
 
 # 33 examples in batches of 8: five steps, the last a short one.
 STEPS = 5

@@ -7,11 +7,11 @@ import keras
 from keras.src.trainers.data_adapters.data_adapter import DataAdapter
 
 from tasks import config
-from tasks.autotune import Calls
-from tasks.callbacks import Position, SaveCheckpoints
 from tasks.input_pipeline import Batches
-from tasks.profiler import marked
 from tasks.strategies import Strategy
+from tasks.training.autotune import Calls
+from tasks.training.callbacks import Position, SaveCheckpoints
+from tasks.training.profiler import marked
 
 
 class Epochs(DataAdapter):
@@ -95,7 +95,7 @@ def fit(
     data, measured = None, None
     count, count_test = None, None
     if strategy.backend == "tensorflow" and (strategy.distributed or not _steps_itself(model)):
-        from tasks import steps
+        from tasks.training import steps
 
         calls = _calls(section, position, strategy, callbacks)
         data = _iterated(strategy, training)
@@ -143,7 +143,7 @@ def custom(
 ) -> None:
     """Train with our own loop from ``position`` to the end of epoch ``section.epochs``; it tells the callbacks what
     ``Model.fit`` tells them, in the same order."""
-    from tasks import steps
+    from tasks.training import steps
 
     calls = _calls(section, position, strategy, callbacks)
     train = steps.train_function(model, loss, strategy, training, position, section, calls)
@@ -206,7 +206,7 @@ def _iterated(strategy: Strategy, batches: Batches) -> Any:
     """Return what a loop iterates once an epoch: zeros, where the step gathers its batch itself."""
     import tensorflow as tf
 
-    from tasks import steps
+    from tasks.training import steps
 
     zeros = tf.data.Dataset.from_tensors(0).repeat()
     return strategy.distribute(batches.dataset if steps.reads_iterator(batches) else zeros)

@@ -12,10 +12,10 @@ import tensorflow as tf
 from jax.profiler import ProfileData
 from tensorflow.tsl.profiler.protobuf import xplane_pb2
 
-from tasks import callbacks, profiler
-from tasks.callbacks import Position, Throughput
 from tasks.checkpoints import State
 from tasks.input_pipeline import Batches
+from tasks.training import callbacks, profiler
+from tasks.training.callbacks import Position, Throughput
 
 START = State(
     step=0, epoch=0, step_in_epoch=0, global_batch_size=8, seed=0, settings_digest="", data_version=None, history={}
@@ -303,8 +303,8 @@ ON_JAX = """
 import json, sys, time
 from pathlib import Path
 import keras, numpy as np
-from tasks import profiler
-from tasks.callbacks import Position
+from tasks.training import profiler
+from tasks.training.callbacks import Position
 from tasks.checkpoints import State
 from tasks.input_pipeline import Batches
 

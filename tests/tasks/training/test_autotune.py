@@ -6,12 +6,13 @@ from types import SimpleNamespace
 import keras
 import pytest
 
-from tasks import autotune, config, records, strategies
-from tasks.autotune import Calls
-from tasks.callbacks import NonFiniteLoss, Position, SaveCheckpoints
+from tasks import config, records, strategies
 from tasks.checkpoints import Checkpoints, State
 from tasks.errors import Interrupted
 from tasks.input_pipeline import ArraySource, Batches
+from tasks.training import autotune
+from tasks.training.autotune import Calls
+from tasks.training.callbacks import NonFiniteLoss, Position, SaveCheckpoints
 
 START = State(
     step=0, epoch=0, step_in_epoch=0, global_batch_size=1, seed=0, settings_digest="", data_version=None, history={}

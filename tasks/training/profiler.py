@@ -12,7 +12,7 @@ from typing import Any, Self, TypeVar
 import keras
 
 from tasks import config
-from tasks.callbacks import MetricSink, Position
+from tasks.training.callbacks import MetricSink, Position
 
 log = logging.getLogger(__name__)
 

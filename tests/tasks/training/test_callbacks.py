@@ -8,14 +8,15 @@ import keras
 import numpy as np
 import pytest
 
-from tasks import callbacks, config
+from tasks import config
 from tasks import train as stage
-from tasks.callbacks import EarlyStopping, Position, SaveCheckpoints, SendMetrics, Throughput
 from tasks.checkpoints import Checkpoints, State
 from tasks.errors import Interrupted
 from tasks.input_pipeline import Batches
-from tasks.progress import ProgressBar
 from tasks.strategies import Strategy
+from tasks.training import callbacks
+from tasks.training.callbacks import EarlyStopping, Position, SaveCheckpoints, SendMetrics, Throughput
+from tasks.training.progress import ProgressBar
 
 ORIGIN = {"global_batch_size": 8, "seed": 0, "settings_digest": "d", "data_version": None, "history": {}}
 START = State(step=0, epoch=0, step_in_epoch=0, **ORIGIN)

@@ -11,11 +11,11 @@ from typing import Any
 import keras
 
 from tasks import config, records
-from tasks.callbacks import Position
 from tasks.errors import UserError
 from tasks.input_pipeline import ArraySource, Batches
 from tasks.records import Tuning
 from tasks.strategies import Strategy
+from tasks.training.callbacks import Position
 
 CALL_SECONDS = 0.25
 """No call takes longer, if a step does not: a signal waits for its end, and the bar stands still."""

@@ -17,11 +17,12 @@ import numpy as np
 import numpy.typing as npt
 import tensorflow as tf
 
-from tasks import config, input_pipeline, steps
-from tasks.autotune import Calls
-from tasks.callbacks import Position, SaveCheckpoints
+from tasks import config, input_pipeline
 from tasks.input_pipeline import ArraySource, Batches
 from tasks.strategies import Strategy
+from tasks.training import steps
+from tasks.training.autotune import Calls
+from tasks.training.callbacks import Position, SaveCheckpoints
 
 # Enough that no worker waits for this process, and few enough that the position is not far behind the workers.
 GROUPS_PER_WORKER = 4

@@ -9,12 +9,13 @@ import keras
 import numpy as np
 import pytest
 
-from tasks import config, steps, strategies
-from tasks.autotune import Calls
-from tasks.callbacks import Position
+from tasks import config, strategies
 from tasks.checkpoints import State
 from tasks.input_pipeline import Batches
 from tasks.train import SoftmaxSquaredError
+from tasks.training import steps
+from tasks.training.autotune import Calls
+from tasks.training.callbacks import Position
 
 START = State(
     step=0, epoch=0, step_in_epoch=0, global_batch_size=6, seed=0, settings_digest="", data_version=None, history={}

@@ -2,10 +2,11 @@ import keras
 import numpy as np
 import pytest
 
-from tasks import config, input_pipeline, loops, strategies
-from tasks.callbacks import Position
+from tasks import config, input_pipeline, strategies
 from tasks.checkpoints import State
 from tasks.input_pipeline import Batches
+from tasks.training import loops
+from tasks.training.callbacks import Position
 
 ORIGIN = {"global_batch_size": 8, "seed": 0, "settings_digest": "d", "data_version": None, "history": {}}
 START = State(step=0, epoch=0, step_in_epoch=0, **ORIGIN)
