@@ -53,7 +53,7 @@ def one_process(dataset: str) -> str:
     mirrored, alone = seconds["mirrored"], seconds["one_device"]
     low, middle, high = statistics.quantiles([a / b for a, b in zip(mirrored, alone, strict=True)], n=4)
     return (
-        f"One process after the other differs by more than what is asked in the first row. With both step functions in "
+        f"One process after the other differs by more than the 0.03 that are asked for. With both step functions in "
         f"one process, {len(alone)} calls of each in turn, a step takes {statistics.median(mirrored) * 1e3:.2f} ms "
         f"mirrored on one device and {statistics.median(alone) * 1e3:.2f} ms on one device: {middle:.3f} times as long "
         f"(middle half of the pairs: {low:.3f} to {high:.3f})."
