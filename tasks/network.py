@@ -3,22 +3,25 @@
 import os
 import re
 from collections.abc import Mapping, MutableMapping
-from urllib.parse import unquote, urlsplit
+from urllib.parse import unquote
 
 # What may hold a password, or an address with one.
-SECRETS = re.compile(r"(URL|URI|PASSWORD|PASSWD|TOKEN|SECRET|AUTH_STRING|API_KEY|_DSN)$")
+SECRETS = re.compile(r"(URL|URI|PASSWORD|PASSWD|TOKEN|SECRET|AUTH_STRING|_KEY|_DSN)$")
 # A shorter one would be found inside of ordinary words; and `true` is no password, whatever the variable is called.
 MIN_SECRET_LENGTH = 6
-USERINFO = re.compile(r"(?<=://)[^\s/?#'\"]*@")
+# A database's password may hold any sign but `@`, as SQLAlchemy reads it, or be a parameter.
+USERINFO = re.compile(r"(?<=://)(?:[^\s/?#'\"]*|(?<!http://)(?<!https://)[^\s/:@]*:[^\s@]*)@")
+PARAMETER = re.compile(r"([?&](?:password|passwd)=)[^\s&]+")
 
 
 def without_userinfo(text: str) -> str:
-    """Return a text with the user's name and password left out of each address in it.
+    """Return a text with the user's name and password left out of each address in it; without a password that is a
+    parameter of one.
 
     >>> without_userinfo("postgresql://me:s3cret@db/runs does not answer")
     'postgresql://db/runs does not answer'
     """
-    return USERINFO.sub("", text)
+    return PARAMETER.sub(r"\1***", USERINFO.sub("", text))
 
 
 def without_secrets(text: str) -> str:
@@ -51,10 +54,12 @@ def separate_credentials(environment: MutableMapping[str, str]) -> None:
     """
     for name, split in (("MLFLOW_TRACKING_URI", _to_mlflow), ("PREFECT_API_URL", _to_prefect)):
         url = environment.get(name, "")
-        if url.startswith(("http://", "https://")) and "@" in urlsplit(url).netloc:
-            user, _, password = urlsplit(url).netloc.rpartition("@")[0].partition(":")
+        scheme, _, rest = url.partition("://")
+        userinfo, at, _ = re.split("[/?#]", rest, maxsplit=1)[0].rpartition("@")
+        if at and scheme.lower() in ("http", "https"):
+            user, _, password = userinfo.partition(":")
             environment.update(split(unquote(user), unquote(password)))
-            environment[name] = without_userinfo(url)
+            environment[name] = f"{scheme}://{rest.removeprefix(userinfo + at)}"
 
 
 def _to_mlflow(user: str, password: str) -> dict[str, str]:

@@ -18,6 +18,9 @@ from tasks.process.environment import keep_private
         ("at postgresql+asyncpg://me:s3@cret@db:5432/runs and", "at postgresql+asyncpg://db:5432/runs and"),
         ("(https://token@host)", "(https://host)"),
         ("redis://:s3cret@127.0.0.1:6379/0", "redis://127.0.0.1:6379/0"),
+        ("at postgresql://me:s3/c'r?e#t@db/runs and", "at postgresql://db/runs and"),
+        ("mysql+pymysql://me:s3cret@db/runs?to=a@b", "mysql+pymysql://db/runs?to=a@b"),
+        ("postgresql://db/runs?user=me&password=s3cret&x=1", "postgresql://db/runs?user=me&password=***&x=1"),
         ("sqlite:////home/me@work/mlruns/mlflow.db", "sqlite:////home/me@work/mlruns/mlflow.db"),
         ("ask me@example.org, or http://host/a@b?c@d", "ask me@example.org, or http://host/a@b?c@d"),
     ],
@@ -30,6 +33,7 @@ def test_an_address_is_shown_without_its_user_and_password(text: str, shown: str
 @pytest.mark.parametrize(
     ("name", "value", "text"),
     [
+        ("AWS_SECRET_ACCESS_KEY", "s3cret-1", "the password s3cret-1 is wrong"),
         ("MLFLOW_TRACKING_PASSWORD", "s3cret-1", "the password s3cret-1 is wrong"),
         ("MLFLOW_TRACKING_URI", "http://me:s3cret%2F1@host", "the password s3cret/1 or s3cret%2F1 is wrong"),
         ("PREFECT_API_AUTH_STRING", "admin:s3cret-1", "the password s3cret-1 is wrong"),
@@ -60,6 +64,10 @@ def test_an_address_gives_its_password_to_the_variables_that_the_clients_read() 
         "PREFECT_API_AUTH_STRING": "admin:s3cret",
         "PREFECT_API_DATABASE_CONNECTION_URL": "postgresql://me:s3cret@host/db",
     }
+    quoted = {"MLFLOW_TRACKING_URI": "http://me:it's[\"s3cret@host:5000/x"}
+    network.separate_credentials(quoted)
+    assert quoted["MLFLOW_TRACKING_URI"] == "http://host:5000/x"
+    assert quoted["MLFLOW_TRACKING_PASSWORD"] == "it's[\"s3cret"
     other = {"MLFLOW_TRACKING_URI": "postgresql://me:s3cret@host/db", "PREFECT_API_URL": "http://host/api"}
     network.separate_credentials(same := dict(other))
     assert same == other, "a database's driver reads its password from the address itself"
