@@ -63,7 +63,7 @@ def options(
 @contextmanager
 def command(debug: bool) -> Iterator[None]:
     """End a command as the shell expects: one message and the error's exit code, no traceback."""
-    from tasks import processes
+    from tasks import files, processes
     from tasks.errors import Interrupted, StratagemError, Terminated
     from tasks.network import without_secrets
     from tasks.process.environment import keep_private
@@ -81,7 +81,7 @@ def command(debug: bool) -> Iterator[None]:
     try:
         yield
         sys.stdout.flush()
-    except BrokenPipeError:  # Who read the output wants no more of it, as `head`.
+    except BrokenPipeError:  # The reader of the output wants no more of it, as `head`.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes once more when it ends.
         sys.exit(128 + signal.SIGPIPE)
     except Interrupted as interrupted:
@@ -98,6 +98,9 @@ def command(debug: bool) -> Iterator[None]:
     except Exception as error:
         if debug:
             print(without_secrets(traceback.format_exc()), file=sys.stderr)
+        if full := files.full_disk(error, "the project's folder, or Prefect's,"):
+            print(f"error: {full}", file=sys.stderr)
+            sys.exit(full.exit_code)
         cause = (str(error).strip() or "no message").splitlines()[0]
         print(f"error: {type(error).__name__}: {without_secrets(cause)} (the whole story: --debug)", file=sys.stderr)
         sys.exit(1)

@@ -31,7 +31,7 @@ from typing import Any, Literal
 
 import yaml
 
-from tasks import config, dvc_data, errors, lineage, network, prepared_data, processes, records, runs, timeline
+from tasks import config, dvc_data, errors, files, lineage, network, prepared_data, processes, records, runs, timeline
 from tasks.errors import StratagemError, UserError
 from tasks.launchers.cluster import SHARED
 from tasks.process import signals
@@ -420,6 +420,8 @@ def _unexpected(stage: str, error: Exception) -> StratagemError:
     """Return the one message for an error that nobody foresaw; its traceback is for --debug."""
     if os.environ.get("STRATAGEM_DEBUG"):
         print(network.without_secrets(traceback.format_exc()), file=sys.stderr)
+    if full := files.full_disk(error, f"{config.project_root()}, or the temporary folder,"):
+        return full
     if (
         isinstance(error, MemoryError)
         or type(error).__name__ == "ResourceExhaustedError"

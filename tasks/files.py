@@ -2,6 +2,7 @@
 
 import contextlib
 import errno
+import os
 import shutil
 import tempfile
 from collections.abc import Iterable, Iterator
@@ -17,6 +18,22 @@ MARK = ".stratagem"
 def no_room(place: Path | str, error: OSError) -> StratagemError:
     """Return the one message for a full disk."""
     return StratagemError(f"{place} cannot be written ({error.strerror}). Make room, and give the same command again")
+
+
+def full_disk(error: BaseException, place: Path | str) -> StratagemError | None:
+    """Return the one message for a full disk where an error has that cause, whatever library wrapped it; else None.
+
+    Args:
+        place: where, if the error does not say it.
+    """
+    cause: BaseException | None = error
+    while cause is not None:
+        if isinstance(cause, OSError) and cause.errno in NO_ROOM:
+            return no_room(cause.filename or place, cause)
+        if "database or disk is full" in str(cause):  # SQLite's words.
+            return no_room(place, OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)))
+        cause = cause.__cause__ or cause.__context__
+    return None
 
 
 def unwritable(place: Path | str, error: OSError) -> StratagemError:

@@ -422,8 +422,10 @@ def save(record: Record, path: Path) -> Path:
             file.flush()
             os.fsync(file.fileno())
         os.replace(temporary, path)
-    except BaseException:
+    except BaseException as error:
         temporary.unlink(missing_ok=True)
+        if isinstance(error, OSError):  # One of writing does not say where.
+            error.filename = str(path)
         raise
     return path
 

@@ -61,9 +61,8 @@ def _causes(error: BaseException | None) -> Iterator[BaseException]:
 
 def _explain(target: str, causes: list[BaseException]) -> StratagemError:
     """Return the one message for why DVC failed: the innermost cause says it."""
-    for cause in causes:
-        if isinstance(cause, OSError) and cause.errno in files.NO_ROOM:
-            return files.no_room(cause.filename or f"{target.rpartition('/')[0]}, or DVC's cache of it,", cause)
+    if full := files.full_disk(causes[0], f"{target.rpartition('/')[0]}, or DVC's cache of it,"):
+        return full
     said = " ".join(str(causes[-1]).split()) or type(causes[-1]).__name__
     return StratagemError(f"{target}: DVC could not make it ({said[:500]})")
 

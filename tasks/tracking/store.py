@@ -24,7 +24,7 @@ from mlflow.exceptions import MlflowException
 from mlflow.types.schema import Schema, TensorSpec
 from sqlalchemy.exc import SQLAlchemyError
 
-from tasks import network, records, relocation
+from tasks import files, network, records, relocation
 from tasks.errors import UserError
 
 SQLITE = "sqlite:///"
@@ -147,6 +147,9 @@ def patiently(work: Callable[P, T]) -> Callable[P, T]:
             except MlflowException as error:
                 if error.error_code in REFUSALS:
                     raise
+                full = files.full_disk(error, store_uri().removeprefix(SQLITE))
+                if full is not None and store_uri().startswith(SQLITE):
+                    raise full from None
                 if pause is None:
                     raise Unavailable(f"{store_uri()}: MLflow does not do what it is asked ({error})") from None
             time.sleep(pause)

@@ -1,7 +1,9 @@
 """`python -m tasks`: the requests that a stage process serves, and what DVC calls."""
 
+import errno
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -172,6 +174,29 @@ def test_a_stage_without_memory_says_what_to_do(error):
     assert str(told).startswith(
         f"train ran out of memory ({type(error).__name__}): give a smaller train.global_batch_size"
     )
+
+
+@pytest.mark.parametrize(
+    ("error", "place"),
+    [
+        (OSError(errno.ENOSPC, "No space left on device", "mlruns/x"), "mlruns/x"),
+        (OSError(errno.EDQUOT, "Disk quota exceeded", "mlruns/x"), "mlruns/x"),
+        (
+            RuntimeError("(sqlite3.OperationalError) database or disk is full [SQL: INSERT]"),
+            ".+, or the temporary folder,",
+        ),
+        (ValueError("the file cannot be closed"), "mlruns/y"),
+    ],
+    ids=str,
+)
+def test_a_stage_whose_disk_is_full_says_the_same_as_everywhere(project, error, place):
+    from tasks.__main__ import _unexpected
+
+    if place == "mlruns/y":  # A library's own error for it.
+        error.__cause__ = OSError(errno.ENOSPC, "No space left on device", place)
+    told = _unexpected("train", error)
+    assert told.exit_code == 1
+    assert re.match(rf"{place} cannot be written \(.+\)\. Make room, and give the same command again$", str(told))
 
 
 @pytest.mark.parametrize(("backend", "imported"), [("tensorflow", "False"), ("jax", "True")])
