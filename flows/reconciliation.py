@@ -14,7 +14,8 @@ from tasks import processes, runs
 from tasks.records import Ended
 
 # A flow run of another server, or a server that is away or does not let us: it is left to that one, or a later start.
-LEFT_FOR_LATER = (ObjectNotFound, httpx.HTTPError)
+# What is no id at all stops no start either.
+LEFT_FOR_LATER = (ObjectNotFound, httpx.HTTPError, ValueError)
 
 
 def reconcile() -> tuple[list[Ended], list[str]]:

@@ -214,8 +214,14 @@ def _keep_to_description(dataset: config.Dataset, folder: Path) -> None:
     failed must not hold its user to what nobody said.
     """
     path = folder / "params.yaml"
-    text = path.read_text(encoding="utf-8")
-    present = yaml.safe_load(text)["dataset"]
+    try:
+        text = path.read_text(encoding="utf-8")
+        present = dict(yaml.safe_load(text)["dataset"])
+    except (OSError, UnicodeDecodeError, yaml.YAMLError, KeyError, TypeError, ValueError) as error:
+        raise UserError(
+            f"data/{folder.name}/params.yaml is there already, and does not say what dataset it is "
+            f"({type(error).__name__}): mend it, or move it away, then run again"
+        ) from None
     asked = {key: value for key, value in _described(dataset).items() if value is not None}
     different = [key for key, value in asked.items() if present.get(key) != value]
     if not different:

@@ -2,7 +2,7 @@
 
 Each start asks which run is the newest, which did not end, which has something to tell; to parse the files of all runs
 for that takes 0.4 s at a thousand. Here a run that has ended, and has nothing to tell and nothing half-written, is read
-once; all others are read at each question. Whoever changes a run that had ended lets it be read again (``forget``).
+once; all others are read at each question. Code that changes a run that had ended lets it be read again (``forget``).
 
 The files are the truth: what is found here is looked at in them before anything is done with it, and a catalogue that
 is missing, damaged, or of another version is made anew.

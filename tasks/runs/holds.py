@@ -1,7 +1,7 @@
 """Which runs are at work.
 
-Whoever leads a run holds a lock, which the kernel frees when that process dies, however it does, and keeps a note of
-what it does. A note without its lock is of a process that was killed.
+The process that leads a run holds a lock, which the kernel frees when that process dies, however it does, and keeps a
+note of what it does. A note without its lock is of a process that was killed.
 """
 
 import contextlib

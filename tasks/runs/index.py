@@ -17,6 +17,11 @@ RUNS = "folder LIKE 'mlruns/runs/%' AND run_id IS NOT NULL"
 NEWEST_FIRST = "ORDER BY number DESC, changed DESC"
 
 
+def is_id(text: str) -> bool:
+    """Return whether a text can be the id of a run, and not a path or anything else."""
+    return ID.fullmatch(text) is not None
+
+
 def find(run_id: str) -> Run:
     """Return a run by its id.
 
@@ -24,7 +29,7 @@ def find(run_id: str) -> Run:
         UserError: there is none. What is no id, such as a path, names none either.
     """
     path = config.project_root() / "mlruns" / "runs" / run_id / "records" / "run.json"
-    if not ID.fullmatch(run_id) or not path.exists():
+    if not is_id(run_id) or not path.exists():
         known = [str(entry.run_id) for entry in catalogue.ask(f"{RUNS} {NEWEST_FIRST}")]
         see = f"the newest runs: {', '.join(known[:5])}" if known else "there is none yet"
         raise UserError(errors.one_of("run", run_id, known, see))
@@ -87,7 +92,7 @@ def load(folder: str) -> Run | None:
 
 def look_up(run_id: str) -> Run | None:
     """Return a run or a comparison by its id, None where there is none; what is no id names none."""
-    if not ID.fullmatch(run_id):
+    if not is_id(run_id):
         return None
     return load(f"mlruns/runs/{run_id}") or load(f"mlruns/comparisons/{run_id}")
 

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from tasks import config, records
+from tasks.errors import UserError
 from tasks.records import FlowEnd
 
 
@@ -19,7 +20,7 @@ def unreported() -> Iterator[tuple[Path, FlowEnd]]:
     for path in sorted(_folder().glob("*.json")):
         try:
             yield path, records.load(FlowEnd, path)
-        except (OSError, ValueError):  # Half of a file, or somebody else's: nothing that could be told.
+        except UserError:  # Half of a file, or somebody else's: nothing that could be told.
             continue
 
 

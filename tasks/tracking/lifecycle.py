@@ -23,6 +23,7 @@ from tasks.tracking.outbox import (
     create_run,
     end_twin,
     find_created,
+    is_twin,
     mlflow_run_id,
     present,
     text_of,
@@ -116,14 +117,7 @@ def _begin(
     }
     start_time = int(time.time() * 1000)
     creation: Event = {"experiment": experiment, "start_time": start_time, "tags": present(described)}
-    began = True
-    try:
-        run_id = create_run(creation)
-    except (Unavailable, MlflowException) as error:
-        if store_uri().startswith(SQLITE):
-            raise
-        began, run_id = False, uuid.uuid4().hex  # MLflow's own run gets another id, and this one as a tag.
-        OUTBOX.warn(run_id, error)
+    run_id, began = _create(creation)
     run: records.Run | None = None
     try:
         # The id's first letters tell runs of one kind apart, and lead from a chart's legend to the folder.
@@ -145,16 +139,12 @@ def _begin(
             store=store_name(),
             creation_id=creation_id,
         )
+        runs.settle(run, "RUNNING")
+        records.save(run, _run_file(run))
         data = {"dataset": dataset_of(prepared, lineage).to_dictionary(), "context": "training"}
         told: list[Event] = [] if began else [{"create": creation}]
-        told += [
-            {"name": run.name},
-            {"params": {key: text_of(value) for key, value in params.items()}},
-            {"input": data},
-        ]
-        runs.settle(run, "RUNNING")
-        records.save(run, config.project_root() / run.folder / "records" / "run.json")
-        OUTBOX.deliver(run, *told)
+        texts = {key: text_of(value) for key, value in params.items()}
+        OUTBOX.deliver(run, *told, {"name": run.name}, {"params": texts}, {"input": data})
     except BaseException as error:
         status = "FAILED" if isinstance(error, Exception) else "KILLED"
         if run is not None:
@@ -164,6 +154,19 @@ def _begin(
             open_store().set_terminated(run_id, status)
         raise
     return run
+
+
+def _create(creation: Event) -> tuple[str, bool]:
+    """Return the id of a new run, and whether MLflow has made it: a server that does not answer makes it later, under
+    another id, with this one as a tag."""
+    try:
+        return create_run(creation), True
+    except (Unavailable, MlflowException) as error:
+        if store_uri().startswith(SQLITE):
+            raise
+        run_id = uuid.uuid4().hex
+        OUTBOX.warn(run_id, error)
+        return run_id, False
 
 
 def resume(
@@ -209,7 +212,7 @@ def resume(
     }
     runs.forget_what_changed(run, settings, lineage)  # Before the run says that it is another one.
     run = run.model_copy(update=now_of)
-    records.save(run, config.project_root() / run.folder / "records" / "run.json")
+    records.save(run, _run_file(run))
     runs.settle(run, "RUNNING")
     tags = present({"held_by": f"{project}:{key}", "flow_run_id": flow_run_id, **changes})
     OUTBOX.deliver(run, {"status": "RUNNING"}, {"tags": tags}, {"no_tag": "reason"})
@@ -241,10 +244,21 @@ def end_abandoned(mine: str = "", but: str | None = None) -> list[records.Ended]
     Raises:
         UserError: see ``open_store``; what can be known without the store is settled then.
     """
-    ended: list[records.Ended] = []
-    died = f"the process that led it on {socket.gethostname()} died"
-    # Runs of before are tagged with the host and the folder.
-    project, project_before = runs.project_id(), f"{socket.gethostname()}:{config.project_root()}"
+    ended = _end_folders(mine, but)
+    client = open_store()
+    wanted = "attributes.status = 'RUNNING' AND tags.`mlflow.source.name` = 'stratagem'"
+    experiments = [experiment.experiment_id for experiment in client.search_experiments()]
+    for found in client.search_runs(experiments, wanted, max_results=1000) if experiments else []:
+        end = _end_open(client, found, mine, but)
+        if end is not None and end.what not in {record.what for record in ended}:
+            ended.append(end)
+    return ended
+
+
+def _end_folders(mine: str, but: str | None) -> list[records.Ended]:
+    """End the runs whose folder says that they are at work, and deliver what others have kept."""
+    ended = []
+    project = runs.project_id()
     for run in runs.open_ended():
         if run.run_id == but or not (run.key == mine or runs.is_over(run)):
             continue
@@ -259,39 +273,43 @@ def end_abandoned(mine: str = "", but: str | None = None) -> list[records.Ended]
             elif put_down is not None and put_down.status == "RUNNING":
                 with best_effort():
                     tell_again(run, written(run))
-                why = put_down.reason or died
+                why = put_down.reason or _died()
                 finish(run, "KILLED", why)
                 ended.append(records.Ended(what=f"MLflow run {run.run_id}", status="KILLED", reason=why))
             elif OUTBOX.holds(run):
                 OUTBOX.flush(run)
-    client = open_store()
-    wanted = "attributes.status = 'RUNNING' AND tags.`mlflow.source.name` = 'stratagem'"
-    experiments = [experiment.experiment_id for experiment in client.search_experiments()]
-    for found in client.search_runs(experiments, wanted, max_results=1000) if experiments else []:
-        held_by, run_id = found.data.tags.get("held_by", ""), found.info.run_id
-        local_id = found.data.tags.get("local_run_id", run_id)
-        run_of = runs.look_up(local_id)
-        original = run_of or _original_of(client, run_id, found.info.experiment_id, found.data.tags)
-        if original is not None and not OUTBOX.holds(original) and mlflow_run_id(original) != run_id:
-            end_twin(client, run_id, original.run_id)
-            continue
-        # What it is told last may still be on its way.
-        leader, _, held_key = held_by.rpartition(":")
-        key = run_of.key if run_of is not None else held_key
-        at_work = local_id == but or (key != mine and runs.is_held(key))
-        if leader not in (project, project_before) or at_work:
-            continue
-        # Killed after it had put down its end, and before MLflow knew; or before it had a folder.
-        put_down = runs.status(run_of) if run_of is not None else None
-        if put_down is not None and put_down.status == "RUNNING":
-            continue  # It has just begun.
-        status, reason = (put_down.status, put_down.reason) if put_down is not None else ("KILLED", died)
-        if reason is not None:
-            client.set_tag(run_id, "reason", reason)
-        client.set_terminated(run_id, status)
-        if f"MLflow run {local_id}" not in {record.what for record in ended}:
-            ended.append(records.Ended(what=f"MLflow run {local_id}", status=status, reason=reason or ""))
     return ended
+
+
+def _end_open(client: mlflow.MlflowClient, found: Any, mine: str, but: str | None) -> records.Ended | None:
+    """End a run that MLflow takes for running, if its process died or it is another one's twin."""
+    tags, run_id = found.data.tags, found.info.run_id
+    local_id = tags.get("local_run_id", run_id)
+    run_of = runs.look_up(local_id)
+    original = run_of or _original_of(client, run_id, found.info.experiment_id, tags)
+    if original is not None and not OUTBOX.holds(original) and is_twin(original, run_id):
+        end_twin(client, run_id, original.run_id)
+        return None
+    # What it is told last may still be on its way.
+    leader, _, held_key = tags.get("held_by", "").rpartition(":")
+    key = run_of.key if run_of is not None else held_key
+    at_work = local_id == but or (key != mine and runs.is_held(key))
+    # Runs of before are tagged with the host and the folder.
+    if leader not in (runs.project_id(), f"{socket.gethostname()}:{config.project_root()}") or at_work:
+        return None
+    # Killed after it had put down its end, and before MLflow knew; or before it had a folder.
+    put_down = runs.status(run_of) if run_of is not None else None
+    if put_down is not None and put_down.status == "RUNNING":
+        return None  # It has just begun.
+    status, reason = (put_down.status, put_down.reason) if put_down is not None else ("KILLED", _died())
+    if reason is not None:
+        client.set_tag(run_id, "reason", reason)
+    client.set_terminated(run_id, status)
+    return records.Ended(what=f"MLflow run {local_id}", status=status, reason=reason or "")
+
+
+def _died() -> str:
+    return f"the process that led it on {socket.gethostname()} died"
 
 
 def _original_of(
@@ -344,12 +362,12 @@ def log_comparison(run: records.Run, comparison: records.Comparison, page: Path,
         }
         known = {f"performance/{name}": value for name, value in figures.items() if value is not None}
         for repeat in row.repeats:
-            log_metrics(records.load(records.Run, _run_file(repeat.run_id)), known | {"performance/load": repeat.load})
+            log_metrics(runs.find(repeat.run_id), known | {"performance/load": repeat.load})
     log_files(run, [page, *tables], "comparison")
     # MLflow shows a few lines of a description: those of the table, not its heading.
     description = page.read_text(encoding="utf-8").partition("\n\n")[2]
     set_tags(run, {"mlflow.note.content": description[:MAX_TAG_LENGTH]})
 
 
-def _run_file(run_id: str) -> Path:
-    return config.project_root() / "mlruns" / "runs" / run_id / "records" / "run.json"
+def _run_file(run: records.Run) -> Path:
+    return config.project_root() / run.folder / "records" / "run.json"

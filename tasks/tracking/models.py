@@ -61,16 +61,9 @@ def log_model(
     tags = present(
         {"data_version": run.lineage.data_version, "git_commit": run.lineage.git_commit, "keras_file_sha256": digest}
     )
-    logged = None
-    for one in client.search_logged_models([experiment_id], f"source_run_id = '{run_id}'"):
-        same = one.tags.get("keras_file_sha256") == digest
-        if same and one.status == LoggedModelStatus.READY:
-            return f"models:/{one.model_id}"
-        if one.status == LoggedModelStatus.PENDING:  # Of a registration that was killed, or lost a reply.
-            if same and logged is None:
-                logged = one
-            else:
-                client.finalize_logged_model(one.model_id, "FAILED")
+    logged = _find_logged(client, experiment_id, run_id, digest)
+    if logged is not None and logged.status == LoggedModelStatus.READY:
+        return f"models:/{logged.model_id}"
     if logged is None:
         logged = client.create_logged_model(experiment_id, name, run_id, tags=tags, model_type="keras")
     try:
@@ -92,6 +85,24 @@ def log_model(
         client.finalize_logged_model(logged.model_id, "FAILED")
         raise
     return f"models:/{logged.model_id}"
+
+
+def _find_logged(client: mlflow.MlflowClient, experiment_id: str, run_id: str, digest: str) -> Any:
+    """Return the model that was logged from a run's file before, ready or pending; None where there is none.
+
+    Others that are pending, of a registration that was killed or lost a reply, are ended.
+    """
+    found = None
+    for one in client.search_logged_models([experiment_id], f"source_run_id = '{run_id}'"):
+        same = one.tags.get("keras_file_sha256") == digest
+        if same and one.status == LoggedModelStatus.READY:
+            return one
+        if one.status == LoggedModelStatus.PENDING:
+            if same and found is None:
+                found = one
+            else:
+                client.finalize_logged_model(one.model_id, "FAILED")
+    return found
 
 
 def _as_the_run_has_it(client: mlflow.MlflowClient, run_id: str, point: list[Any]) -> list[Any]:

@@ -35,6 +35,9 @@ MAX_TAG_LENGTH = 8000
 # A store that did not answer is asked again after so long.
 PAUSE_SECONDS = 15.0
 
+# What an event raises that lost its form on the disk. It is left out: kept, it would hold up all that come after it.
+DAMAGE = (AttributeError, KeyError, TypeError)
+
 Event = dict[str, Any]
 
 
@@ -92,7 +95,7 @@ class Outbox:
         for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
             with contextlib.suppress(ValueError):
                 event = json.loads(line)
-                if not isinstance(event, dict):
+                if not (isinstance(event, dict) and isinstance(event.get("metrics", []), list)):
                     continue  # A disk's damage.
                 if "metrics" in event and events and "metrics" in events[-1]:
                     events[-1]["metrics"] += event["metrics"]  # A request for a thousand points, not one for each line.
@@ -116,7 +119,7 @@ class Outbox:
             for event in events:
                 try:
                     _send_one(client, run, event)
-                except (MlflowException, FileNotFoundError) as error:
+                except (MlflowException, FileNotFoundError, *DAMAGE) as error:
                     if isinstance(error, MlflowException) and error.error_code not in REFUSALS:
                         raise
                     logger.warning(
@@ -257,6 +260,14 @@ def mlflow_run_id(run: records.Run) -> str:
     """Return the id that MLflow knows a run by: its own, unless it began while the server did not answer."""
     place = config.project_root() / run.folder / "mlflow_run_id"
     return place.read_text(encoding="utf-8") if place.exists() else run.run_id
+
+
+def is_twin(run: records.Run, run_id: str) -> bool:
+    """Return whether MLflow knows a run by another id than this one; False where a damaged file has to say it."""
+    with contextlib.suppress(OSError, ValueError):
+        known = mlflow_run_id(run)
+        return known != run_id and runs.is_id(known)
+    return False
 
 
 @contextlib.contextmanager

@@ -85,6 +85,7 @@ IN_THE_WAY = [
     (".gitignore", "data/cifar100/.gitignore is there already"),
     ("raw/photo.png", "data/cifar100/raw is there already, and a dataset that is made there would take its place"),
     ("prepared/labels.csv", "data/cifar100/prepared is there already"),
+    ("params.yaml", "data/cifar100/params.yaml is there already, and does not say what dataset it is"),
 ]
 
 

@@ -311,6 +311,16 @@ def test_leftovers_of_killed_processes_are_removed_and_those_at_work_left_alone(
     assert not any(path.exists() for path in (half[0], export, *scratch))
 
 
+def test_a_file_that_says_nothing_of_a_flow_run_hides_no_other_one(project):
+    end = records.FlowEnd(flow_run_id="7d5f8f0e-2f6c-4f6f-9c0e-0a4f5b0c1d2e", state="COMPLETED", message="")
+    runs.keep_unreported(end)
+    folder = Path("mlruns/unreported")
+    for number, content in enumerate((b"", b'{"flow_run_id": "x', b"\xff", b"[5]")):
+        (folder / f"{number}.json").write_bytes(content)
+    (folder / "folder.json").mkdir()
+    assert [found for _, found in runs.unreported()] == [end]
+
+
 KNOWN = "0123456789abcdef0123456789abcdef"
 
 

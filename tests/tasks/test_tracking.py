@@ -440,7 +440,10 @@ def test_a_project_with_the_same_name_and_place_or_a_copy_ends_no_run_that_is_at
 
 # What an old run's file may hold: nothing, half of it, another encoding, JSON of another kind; or it is a folder.
 DAMAGED = (b"", b'{"status": "RUNN', b"\xff\xfe\x00{", b"[5]\n7\nnull\n", None)
-FILES = ("status.json", "unsent.jsonl", "metrics.jsonl", "records/run.json", "records/nonfinite.json", "summary.json")
+FILES = (
+    "status.json", "unsent.jsonl", "metrics.jsonl", "mlflow_run_id", "records/run.json", "records/nonfinite.json",
+    "summary.json",
+)  # fmt: skip
 
 
 @pytest.mark.slow
@@ -613,6 +616,22 @@ def test_what_mlflow_refuses_does_not_hold_up_the_rest(run: records.Run, caplog:
         tracking.log_metrics(run, {"test/accuracy": 0.5})
     assert "MLflow does not take what it is told of run" in caplog.text
     assert sent(run, "test/accuracy") == [(0, 0.5)]
+    assert runs.undelivered() == []
+
+
+# What damage may leave of a line, while it is JSON.
+WRONG_EVENTS = (
+    {"metrics": 5}, {"metrics": None}, {"metrics": [["test/loss"]]}, {"metricz": []}, {"tags": ["a"]}, {"params": 3},
+    {"file": 5, "folder": "x"}, {"status": "FINISHED"}, {"name": None}, {"input": {}}, {},
+)  # fmt: skip
+
+
+def test_a_damaged_event_holds_up_no_other_one(run: records.Run) -> None:
+    good = json.dumps({"metrics": [["test/loss", 0.5, 17, 0]]})
+    lines = [line for event in WRONG_EVENTS for line in (json.dumps(event), good)]
+    Path(run.folder, "unsent.jsonl").write_text("\n".join(lines))
+    tracking.log_metrics(run, {"test/accuracy": 0.5})
+    assert (sent(run, "test/loss"), sent(run, "test/accuracy")) == ([(0, 0.5)], [(0, 0.5)])
     assert runs.undelivered() == []
 
 
