@@ -36,7 +36,7 @@ def set_environment(debug: bool) -> None:
     os.environ.setdefault("PREFECT_LOGGING_LEVEL", "INFO")
     if not debug:
         os.environ.setdefault("PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL", "CRITICAL")
-    if not debug:  # Of its own threads, which tell of each event that a lost server does not take.
+        # Of its own threads, which tell of each event that a lost server does not take.
         os.environ.setdefault("PREFECT_LOGGING_INTERNAL_LEVEL", "CRITICAL")
     os.environ.setdefault("PREFECT_CLIENT_MAX_RETRIES", "2")  # After 2 and 4 s. Five would be a minute a request.
 

@@ -8,7 +8,7 @@ with one warning, and what the server has to be told is kept in mlruns/unreporte
 import contextlib
 import logging
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextvars import ContextVar
 from typing import Any, Literal, TypeVar
 
@@ -93,9 +93,10 @@ def lead(flow: Flow[..., R], *arguments: Any) -> R:
         Interrupted: somebody stopped it.
         Exception: it failed.
     """
+    _quiet_without_server()
     # A heartbeat's thread is waited for, up to a second, as a flow ends; what dies in the middle is found by the next
     # start (`reconciliation`).
-    with _quiet_without_server(), temporary_settings({PREFECT_FLOWS_HEARTBEAT_FREQUENCY: None}):
+    with temporary_settings({PREFECT_FLOWS_HEARTBEAT_FREQUENCY: None}):
         _outcome.set(None)
         try:
             state: Any = flow(*arguments, return_state=True)
@@ -117,14 +118,12 @@ def lead(flow: Flow[..., R], *arguments: Any) -> R:
             return returned
 
 
-@contextlib.contextmanager
-def _quiet_without_server() -> Iterator[None]:
+def _quiet_without_server() -> None:
     """Let Prefect give up soon, and silently, what it sends beside the flow."""
     # Events: by default each is tried for eight seconds, a dozen of them one after another while Python ends.
     if not emit_events_to_cloud():
         EventsWorker.set_client_override(PrefectEventsClient, reconnection_attempts=2)
     logging.raiseExceptions = False  # Its log handler writes to the terminal what it could not send.
-    yield
 
 
 def _server_answers(seconds: float) -> bool:

@@ -133,7 +133,7 @@ class Process:
         self._reader.join(POLL_SECONDS)  # A grandchild that was forked can hold the pipe open for longer.
 
 
-# Who said what; None is its end.
+# A process and what it said; None is its end.
 Said = SimpleQueue[tuple[Process, Reply | None]]
 
 
@@ -264,7 +264,7 @@ class Cluster:
             raise Interrupted(said or f"{stage} was interrupted", code) from None
         except StratagemError:
             raise
-        except BaseException:  # Who calls this may take SIGTERM, and cancel a run, by an exception of its own.
+        except BaseException:  # The caller may take SIGTERM, and cancel a run, by an exception of its own.
             said = self._interrupt()
             if self._foreign and stage in SHARED:
                 raise Preempted(f"{stage} was told to stop: {said}") from None
@@ -374,7 +374,7 @@ class Cluster:
             one.silent_seconds = 0.0 if one is process else one.silent_seconds + waited
         if watch and self._section is not None:
             begun = self._section.heartbeat_timeout_seconds
-            # Who builds a strategy waits for members that someone else has still to start.
+            # A process that builds a strategy waits for members that someone else has still to start.
             starting = START_SECONDS if launchers.find(self._section).WHOLE else math.inf
             for one in list(self._processes):
                 limit = begun if one.begun else max(begun, starting)

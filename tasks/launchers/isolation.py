@@ -1,9 +1,10 @@
 """A network for one cluster alone: TensorFlow's servers listen on all interfaces and do what anybody asks of them, such
 as to read and write files. In a network namespace of their own nobody else reaches them, on this machine or another.
 
-Whoever starts the members makes it (`make`), and each member enters it before it is Python with a framework: this file
-is run by itself, knows the standard library alone, and then becomes the member's command. A user who is not root has a
-user namespace with it, in which they are who they are; what they may do there is lost when the command begins.
+The process that starts the members makes it (`make`), and each member enters it before it is Python with a framework:
+this file is run by itself, knows the standard library alone, and then becomes the member's command. A user who is not
+root has a user namespace with it, in which they are who they are; what they may do there is lost when the command
+begins.
 """
 
 import ctypes

@@ -26,7 +26,8 @@ def build(section: config.ParameterServer) -> Strategy:
             f"process as its chief, and it is {os.environ.get('TF_CONFIG')!r}. Give strategy.launcher=local, which "
             "makes it"
         )
-    # It tells of each lost worker in ten lines, twice. Who starts the workers tells it in one; an error is raised.
+    # It tells of each lost worker in ten lines, twice. The process that starts the workers needs one line for it, and
+    # an error is raised.
     tf.get_logger().setLevel(logging.CRITICAL)
     # No partitioner: a Keras variable cannot hold a ShardedVariable.
     servers = tf.distribute.ParameterServerStrategy(resolver)
