@@ -63,14 +63,14 @@ def options(
 @contextmanager
 def command(debug: bool) -> Iterator[None]:
     """End a command as the shell expects: one message and the error's exit code, no traceback."""
-    from tasks import files, processes
+    from tasks import files
     from tasks.errors import Interrupted, StratagemError, Terminated
     from tasks.network import without_secrets
-    from tasks.process.environment import keep_private
+    from tasks.process.environment import keep_private, show_tracebacks
 
     keep_private()
     if debug:
-        processes.show_tracebacks()
+        show_tracebacks()
 
     def terminate(number: int, frame: object) -> None:
         raise Terminated
@@ -125,27 +125,28 @@ def run(
     """
     with command(debug):
         from flows import prefect_server
-        from tasks import config, dvc_data, processes, runs, timeline
+        from tasks import config, dvc_data, pipeline, runs, timeline
         from tasks.errors import UserError
+        from tasks.process import client
 
         settings = config.load(recipe, overrides)
         _check_resume(settings, resume, allow_changes, fresh, if_changed)
-        if if_changed and processes.in_foreign_cluster(settings):
+        if if_changed and pipeline.in_foreign_cluster(settings):
             raise UserError(
                 "--if-changed: the members of the cluster of TF_CONFIG would wait for a chief that has nothing to do. "
                 "Leave it out, or give --set strategy.launcher=local"
             )
-        processes.check_writable()
-        if if_changed and (same := processes.find_unchanged(settings)):
+        pipeline.check_writable()
+        if if_changed and (same := pipeline.find_unchanged(settings)):
             print(same.model_dump_json()) if json else _print_run(same, changed=False)
             return
         dvc_data.check_source(settings.dataset)
-        processes.check_devices(settings)
+        pipeline.check_devices(settings)
         if _joined(settings, pipeline=True):
             return
         runs.refuse_held(settings, resume)
         prefect_server.set_environment(debug)
-        processes.start(settings)  # Imports its framework while this process imports Prefect.
+        client.start(settings)  # Imports its framework while this process imports Prefect.
         with timeline.span("flow", "wait for the API's address"):
             server = prefect_server.start_server()
         with timeline.span("flow", "import Prefect"):
@@ -161,7 +162,7 @@ def run(
         with timeline.span("flow", "flow"):
             summary = lead(training, recipe, values, *options)
         with timeline.span("flow", "end the stages"):
-            processes.stop()
+            client.stop()
         if json:
             print(summary.model_dump_json())
         else:
@@ -234,14 +235,15 @@ def compare(
     with command(debug):
         from flows import prefect_server
         from flows.plan import plan
-        from tasks import config, dvc_data, processes
+        from tasks import config, dvc_data, pipeline
+        from tasks.process import client
 
         kinds, wanted, values = strategies.split(","), loops.split(","), config.read_overrides(overrides)
         first = plan(kinds, wanted, recipe, values).trainable[0]
-        processes.check_writable()
+        pipeline.check_writable()
         dvc_data.check_source(first.dataset)
         prefect_server.set_environment(debug)
-        processes.start(first, whole=False)
+        client.start(first, with_cluster=False)
         server = prefect_server.start_server()
         from flows.comparison import comparison
         from flows.reporting import lead
@@ -249,7 +251,7 @@ def compare(
         if server is not None:
             server.await_ready()
         compared = lead(comparison, kinds, wanted, recipe, values, repeats)
-        processes.stop()
+        client.stop()
         if json:
             print(compared.model_dump_json())
         else:
@@ -302,9 +304,9 @@ def prepare(
 def _data(stage: str, recipe: str | None, overrides: list[str], force: bool, json: bool, debug: bool) -> None:
     with command(debug):
         from flows import tables
-        from tasks import config, dvc_data, processes
+        from tasks import config, dvc_data, pipeline
 
-        processes.check_writable()
+        pipeline.check_writable()
         record = dvc_data.prepare_data(config.load(recipe, overrides), stage, force)
         tables.print_record(record, json, ("name", "version", "data_version", "folder", "num_classes"))
 
@@ -325,17 +327,18 @@ def train(
     """
     with command(debug):
         from flows import tables
-        from tasks import config, dvc_data, processes
+        from tasks import config, dvc_data, pipeline
+        from tasks.process import client
 
         settings = config.load(recipe, overrides)
         _check_resume(settings, resume, allow_changes, fresh)
-        processes.check_writable()
-        processes.check_devices(settings)
+        pipeline.check_writable()
+        pipeline.check_devices(settings)
         if _joined(settings):
             return
         prepared = dvc_data.load_prepared(settings.dataset.name)
-        result = processes.train_alone(settings, prepared, resume=resume, allow_changes=allow_changes, fresh=fresh)
-        processes.stop()
+        result = pipeline.train_alone(settings, prepared, resume=resume, allow_changes=allow_changes, fresh=fresh)
+        client.stop()
         shown = (
             "run_id",
             "dataset",
@@ -351,11 +354,11 @@ def train(
 
 def _joined(settings: "Settings", pipeline: bool = False) -> bool:
     """Train as a member of a cluster that someone else started; False when this process is the one that leads."""
-    from tasks import processes
+    from tasks import pipeline
 
-    if processes.member_name(settings) is None:
+    if pipeline.member_name(settings) is None:
         return False
-    processes.join(settings, pipeline)
+    pipeline.join(settings, pipeline)
     return True
 
 
@@ -369,14 +372,12 @@ def evaluate(
     """Evaluate a checkpoint of a run: --set evaluate.checkpoint=latest, best or a step."""
     with command(debug):
         from flows import tables
-        from tasks import config, processes
-        from tasks.records import EvaluationResult
+        from tasks import config
+        from tasks.process import client
 
         settings, prepared, running, training = _trained(recipe, overrides, run_id)
-        result = processes.run(
-            "evaluate", EvaluationResult, settings, prepared=prepared, training=training, run=running
-        )
-        processes.stop()
+        result = client.evaluate(settings, prepared, training, running)
+        client.stop()
         if json:
             print(result.model_dump_json())
             return
@@ -392,15 +393,14 @@ def register(
     """Register the model of a run that was evaluated."""
     with command(debug):
         from flows import tables
-        from tasks import processes, runs
-        from tasks.records import RegisteredModel
+        from tasks import runs
+        from tasks.process import client
 
         settings, prepared, running, training = _trained(recipe, overrides, run_id)
         evaluation = runs.load_evaluation(running)
-        given = {"prepared": prepared, "training": training, "evaluation": evaluation, "run": running}
         with runs.hold(running.key, f"run {running.run_id}"):
-            result = processes.run("register", RegisteredModel, settings, **given)
-        processes.stop()
+            result = client.register(settings, prepared, training, evaluation, running)
+        client.stop()
         shown = ("run_id", "model_name", "model_version", "aliases", "model_uri", "reason", "notes")
         tables.print_record(result, json, shown)
 
@@ -409,9 +409,9 @@ def _trained(
     recipe: str | None, overrides: list[str], run_id: str | None
 ) -> "tuple[Settings, PreparedDataset, Run, TrainingResult]":
     """Return what a stage after training begins with."""
-    from tasks import config, processes
+    from tasks import config, pipeline
 
-    return processes.load_training(config.load(recipe, overrides), run_id)
+    return pipeline.load_training(config.load(recipe, overrides), run_id)
 
 
 @app.command()
@@ -421,9 +421,9 @@ def reconcile(json: Json = False, debug: Debug = False) -> None:
         from json import dumps
 
         from flows import prefect_server
-        from tasks import processes
+        from tasks import pipeline
 
-        processes.check_writable()
+        pipeline.check_writable()
         prefect_server.set_environment(debug)
         server = prefect_server.start_server()
         from flows.reconciliation import reconcile

@@ -16,8 +16,9 @@ from pydantic import Field
 from flows import reconciliation, reporting, stages
 from flows.load import Load
 from flows.plan import LOOPS, Pair, Plan, explain, plan
-from tasks import config, processes, runs
+from tasks import config, runs
 from tasks.errors import Interrupted, StratagemError
+from tasks.process import client
 from tasks.process.environment import keep_private
 from tasks.records import Comparison, ComparisonRow, PreparedDataset, Repeat, Run, TrainingResult
 
@@ -72,7 +73,7 @@ def comparison(
 
 
 def _compare(planned: Plan, repeats: int | None, serving: config.Settings, held: runs.Hold, began: float) -> Comparison:
-    processes.start(serving, whole=False)  # Imports its framework while DVC looks at the data.
+    client.start(serving, with_cluster=False)  # Imports its framework while DVC looks at the data.
     prepared = stages.data(serving)
     run = stages.start_comparison(serving, prepared, held.holder.key, flow_run.id)
     held.note(run_id=run.run_id)
@@ -112,7 +113,7 @@ def _train(pair: Pair, prepared: PreparedDataset, parent: Run, number: int) -> C
     if pair.settings is None:
         return row
     print(f"\n{pair.strategy}, {pair.loop}{f', round {number}' if number > 1 else ''}", file=sys.stderr)
-    processes.stop()  # Each has processes of its own, so that none starts with what another left warm.
+    client.stop()  # Each has processes of its own, so that none starts with what another left warm.
     load = Load()
     began = time.perf_counter()
     run = None

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, get_args
 
-from tasks import config, processes
+from tasks import config, pipeline
 from tasks.errors import UserError, one_of
 from tasks.records import ComparisonRow
 
@@ -139,7 +139,7 @@ def _pair(recipe: str | None, values: Mapping[str, Any]) -> Pair:
     try:
         settings = config.load(recipe, values)
         _refuse_foreign_cluster(settings)
-        processes.check_devices(settings)
+        pipeline.check_devices(settings)
     except UserError as error:
         return Pair(kind, loop, reason=str(error))
     return Pair(kind, loop, settings)
@@ -147,7 +147,7 @@ def _pair(recipe: str | None, values: Mapping[str, Any]) -> Pair:
 
 def _refuse_foreign_cluster(settings: config.Settings) -> None:
     # The cluster's other members would wait for a training that they were never told of, and so would this process.
-    if processes.in_foreign_cluster(settings):
+    if pipeline.in_foreign_cluster(settings):
         raise UserError(
             "a comparison starts its processes itself, and this cluster was started by someone else: give "
             "--set strategy.launcher=local"

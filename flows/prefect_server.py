@@ -15,9 +15,8 @@ import time
 
 from tasks import config
 from tasks.errors import StratagemError, UserError
-from tasks.launchers.cluster import close
 from tasks.network import why_silent
-from tasks.process import scratch
+from tasks.process import guard, scratch
 
 # So often a run's own server is started again; one that always dies again would be started for ever.
 MAX_RESTARTS = 3
@@ -128,7 +127,7 @@ class PrefectServer:
         """Return the next line that the server says: whether it serves, then that it is ready."""
         said = self._process.stdout.readline().strip() if self._process.stdout is not None else ""
         if not said:
-            close(self._process)
+            guard.close(self._process)
             self._log.seek(0)
             last = (self._log.read().decode(errors="replace").strip() or "it said nothing").splitlines()[-1]
             raise StratagemError(f"Prefect's server for this run did not start: {last} (the whole story: --debug)")
@@ -156,7 +155,7 @@ class PrefectServer:
         """End the server and wait for it."""
         with self._starting:
             self._closing.set()
-        close(self._process)
+        guard.close(self._process)
         self._release()
         self._listening.close()
         self._log.close()

@@ -10,7 +10,7 @@ from prefect.client.schemas.objects import FlowRun, State, StateType, TaskRun
 from prefect.exceptions import ObjectNotFound
 from prefect.states import Crashed
 
-from tasks import processes, runs
+from tasks import pipeline, runs
 from tasks.records import Ended
 
 # A flow run of another server, or a server that is away or does not let us: it is left to that one, or a later start.
@@ -24,7 +24,7 @@ def reconcile() -> tuple[list[Ended], list[str]]:
     Raises:
         StratagemError: the MLflow store cannot be used, or does not answer.
     """
-    ended = [*end_abandoned_flow_runs(), *processes.reconcile()]
+    ended = [*end_abandoned_flow_runs(), *pipeline.reconcile()]
     return ended, runs.undelivered()
 
 

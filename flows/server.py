@@ -13,7 +13,6 @@ import contextlib
 import signal
 import socket
 import sys
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -22,6 +21,7 @@ from filelock import FileLock
 from prefect.settings import get_current_settings
 
 from tasks import timeline
+from tasks.process import guard
 from tasks.process.environment import keep_private
 
 
@@ -60,11 +60,10 @@ async def _serve(listening: socket.socket, home: Path) -> None:
         uvicorn.Config(create_app(ephemeral=True, final=True), log_level="error", timeout_graceful_shutdown=2)
     )
 
-    def end_with_input() -> None:
-        sys.stdin.read()
+    def end() -> None:
         server.should_exit = True
 
-    threading.Thread(target=end_with_input, daemon=True).start()
+    guard.when_input_closes(end)
     with timeline.span("Prefect's API", "start"):
         serving = asyncio.create_task(server.serve(sockets=[listening]))
         while not server.started and not serving.done():

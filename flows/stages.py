@@ -14,9 +14,10 @@ from prefect.cache_policies import NO_CACHE
 from prefect.client.schemas import TaskRun
 
 from flows.training_log import epochs_logged
-from tasks import dvc_data, processes, runs
+from tasks import dvc_data, pipeline, runs
 from tasks.config import Settings
 from tasks.errors import DownloadError
+from tasks.process import client
 from tasks.records import Comparison, EvaluationResult, PreparedDataset, RegisteredModel, Run, TrainingResult
 
 R = TypeVar("R")
@@ -51,9 +52,7 @@ def start(
     settings: Settings, prepared: PreparedDataset, flow_run_id: str | None, parent_run_id: str | None = None
 ) -> Run:
     """Begin the MLflow run of a comparison's row, under ``parent_run_id``."""
-    return processes.run(
-        "start", Run, settings, prepared=prepared, flow_run_id=flow_run_id, parent_run_id=parent_run_id
-    )
+    return client.start_run(settings, prepared, flow_run_id, parent_run_id)
 
 
 @task(
@@ -71,7 +70,7 @@ def begin(
     fresh: bool,
 ) -> Run:
     """Begin the MLflow run, or take up one that did not come to its end."""
-    return processes.begin(
+    return pipeline.begin(
         settings,
         prepared,
         held,
@@ -85,7 +84,7 @@ def begin(
 @task(name="start_comparison", task_run_name="start comparison on {settings.dataset.name}", cache_policy=NO_CACHE)
 def start_comparison(settings: Settings, prepared: PreparedDataset, key: str, flow_run_id: str | None) -> Run:
     """Begin the MLflow run that is the parent of a comparison's."""
-    return processes.run("start_comparison", Run, settings, prepared=prepared, key=key, flow_run_id=flow_run_id)
+    return client.start_comparison(settings, prepared, key, flow_run_id)
 
 
 @task(
@@ -97,7 +96,7 @@ def start_comparison(settings: Settings, prepared: PreparedDataset, key: str, fl
 def train(settings: Settings, prepared: PreparedDataset, run: Run) -> TrainingResult:
     """Train under the strategy."""
     with epochs_logged(run):
-        return processes.run("train", TrainingResult, settings, prepared=prepared, run=run)
+        return client.train(settings, prepared, run)
 
 
 @task(
@@ -108,7 +107,7 @@ def train(settings: Settings, prepared: PreparedDataset, run: Run) -> TrainingRe
 )
 def evaluate(settings: Settings, prepared: PreparedDataset, training: TrainingResult, run: Run) -> EvaluationResult:
     """Evaluate the checkpoint."""
-    return processes.run("evaluate", EvaluationResult, settings, prepared=prepared, training=training, run=run)
+    return client.evaluate(settings, prepared, training, run)
 
 
 @task(
@@ -120,27 +119,25 @@ def register(
     settings: Settings, prepared: PreparedDataset, training: TrainingResult, evaluation: EvaluationResult, run: Run
 ) -> RegisteredModel:
     """Register the model that was evaluated."""
-    return processes.run(
-        "register", RegisteredModel, settings, prepared=prepared, training=training, evaluation=evaluation, run=run
-    )
+    return client.register(settings, prepared, training, evaluation, run)
 
 
 @task(name="report", task_run_name="report {run.name}", cache_policy=NO_CACHE)
-def report_comparison(settings: Settings, run: Run, comparison: Comparison) -> Comparison:
+def report_comparison(settings: Settings, run: Run, comparison: Comparison) -> None:
     """Write a comparison's table into its folder and into MLflow."""
-    return processes.run("report_comparison", Comparison, settings, run=run, comparison=comparison)
+    client.report_comparison(settings, run, comparison)
 
 
 @task(name="finish", task_run_name="finish run {run.name}, {status}", cache_policy=NO_CACHE)
 def finish(settings: Settings, run: Run, status: str, reason: str | None = None) -> None:
     """End the MLflow run: the one place that does."""
-    processes.run("finish", Run, settings, run=run, status=status, reason=reason)
+    client.finish_run(settings, run, status, reason)
 
 
 @task(name="fail", task_run_name="end run {run.name}", cache_policy=NO_CACHE)
 def fail(settings: Settings, run: Run, error: BaseException) -> None:
     """End the MLflow run as failed, or as killed when somebody stopped it."""
-    processes.end_failed(settings, run, error)
+    pipeline.end_failed(settings, run, error)
 
 
 @contextmanager

@@ -12,8 +12,9 @@ from prefect.runtime import flow_run
 from pydantic import WithJsonSchema
 
 from flows import reconciliation, reporting, stages
-from tasks import config, processes, records, runs, timeline
+from tasks import config, pipeline, records, runs, timeline
 from tasks.errors import UserError
+from tasks.process import client
 from tasks.process.environment import keep_private
 from tasks.records import EvaluationResult, PreparedDataset, RegisteredModel, Run, RunSummary, TrainingResult
 
@@ -65,17 +66,17 @@ def _run(
     with runs.hold_run(settings, resume, flow_run.id) as held:
         clock = Clock()
         if not if_changed:
-            processes.start(settings)  # Imports its framework while DVC looks at the data.
+            client.start(settings)  # Imports its framework while DVC looks at the data.
         with clock.measure("data"):
             prepared = stages.data(settings)
-        if if_changed and (same := processes.unchanged(settings, prepared)):
+        if if_changed and (same := pipeline.unchanged(settings, prepared)):
             return same
         run = stages.begin(settings, prepared, held, flow_run.id, resume, allow_changes, fresh)
         with stages.finishing(settings, run):
             with clock.measure("train"):
-                trained = processes.trained_before(settings, run) or stages.train(settings, prepared, run)
+                trained = pipeline.trained_before(settings, run) or stages.train(settings, prepared, run)
             with clock.measure("evaluate"):
-                evaluated = processes.evaluated_before(settings, run)
+                evaluated = pipeline.evaluated_before(settings, run)
                 evaluated = evaluated or stages.evaluate(settings, prepared, trained, run)
             with clock.measure("register"):
                 registered = runs.left_by(run, RegisteredModel)

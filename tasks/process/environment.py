@@ -28,6 +28,11 @@ def keep_private() -> None:
     network.separate_credentials(os.environ)
 
 
+def show_tracebacks() -> None:
+    """Let the processes that are started from now on show tracebacks of their own."""
+    os.environ["STRATAGEM_DEBUG"] = "1"
+
+
 def stage_environment(settings: config.Settings | None) -> dict[str, str]:
     """Return the environment of a process that runs stages with these settings."""
     environment = {

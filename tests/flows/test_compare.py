@@ -21,7 +21,7 @@ import yaml
 from flows import cli, comparison
 from flows.load import Load
 from flows.plan import LOOPS, plan
-from tasks import config, processes, records, report
+from tasks import config, pipeline, records, report
 from tasks.errors import UserError
 from tasks.records import Comparison, ComparisonRow, Repeat, TrainingResult
 
@@ -46,7 +46,7 @@ def broken(input_shape, num_classes):
 @pytest.fixture
 def any_machine(monkeypatch):
     """What a strategy needs of the machine is the business of other tests."""
-    monkeypatch.setattr(processes, "check_devices", lambda settings: None)
+    monkeypatch.setattr(pipeline, "check_devices", lambda settings: None)
 
 
 ALL = list(config.strategy_kinds())
@@ -175,7 +175,7 @@ def test_what_the_machine_lacks_is_a_reason(any_machine, monkeypatch):
         if settings.strategy.kind == "tpu":
             raise UserError("no TPU")
 
-    monkeypatch.setattr(processes, "check_devices", check_devices)
+    monkeypatch.setattr(pipeline, "check_devices", check_devices)
     pairs = plan(["tpu", "one_device"], ["fit"], None, {}).pairs
     assert [pair.reason for pair in pairs] == ["no TPU", None]
 

@@ -12,9 +12,9 @@ import pytest
 import requests
 
 from flows import prefect_server
-from tasks import processes
 from tasks.errors import StratagemError, UserError
 from tasks.launchers.local import free_ports
+from tasks.process.environment import show_tracebacks
 
 
 def test_what_the_user_set_for_prefect_stays(monkeypatch):
@@ -28,7 +28,7 @@ def test_what_the_user_set_for_prefect_stays(monkeypatch):
     assert os.environ["PREFECT_LOGGING_LEVEL"] == "WARNING"
     assert os.environ["PREFECT_SERVER_ANALYTICS_ENABLED"] == "false"
     assert "STRATAGEM_DEBUG" not in os.environ
-    processes.show_tracebacks()
+    show_tracebacks()
     assert os.environ["STRATAGEM_DEBUG"] == "1"
 
 

@@ -56,28 +56,27 @@ STRATEGIES = {
 # Trains, then evaluates where the run says, and on one device: each checkpoint.
 WORK = """
 import json, sys
-from tasks import config, dvc_data, processes
-from tasks.records import EvaluationResult, Run, TrainingResult
+from tasks import config, dvc_data
+from tasks.process import client
 
 overrides, checkpoints = json.loads(sys.argv[1])
 prepared = dvc_data.load_prepared("tiny")
 settings = config.load(None, overrides)
-run = processes.run("start", Run, settings, prepared=prepared)
-training = processes.run("train", TrainingResult, settings, prepared=prepared, run=run)
-given = {"prepared": prepared, "training": training, "run": run}
-found = {"pids": [processes.start(settings).first.pid], "run_id": run.run_id}
+run = client.start_run(settings, prepared)
+training = client.train(settings, prepared, run)
+found = {"pids": [client.start(settings).first.pid], "run_id": run.run_id}
 for where in ("run", "one_device"):
     found[where] = [
-        processes.run(
-            "evaluate",
-            EvaluationResult,
+        client.evaluate(
             config.load(None, overrides | {"evaluate.strategy": where, "evaluate.checkpoint": checkpoint}),
-            **given,
+            prepared,
+            training,
+            run,
         ).model_dump(mode="json")
         for checkpoint in checkpoints
     ]
-    found["pids"].append(processes.start(settings).first.pid)
-processes.run("finish", Run, settings, run=run, status="FINISHED")
+    found["pids"].append(client.start(settings).first.pid)
+client.finish_run(settings, run, "FINISHED")
 print(json.dumps(found))
 """
 

@@ -142,17 +142,17 @@ def test_a_lost_server_and_a_lost_coordinator_start_everything_from_the_latest_c
 TRAIN_AND_EVALUATE = """
 import json, sys
 from pathlib import Path
-from tasks import config, dvc_data, processes, records
-from tasks.records import EvaluationResult, Run, TrainingResult
+from tasks import config, dvc_data, records
+from tasks.process import client
 
 prepared = dvc_data.load_prepared("digits")
 found = {}
 for name, overrides in json.loads(sys.argv[1]):
     settings = config.load(None, {"tracking.system_metrics": False, **overrides})
-    run = processes.run("start", Run, settings, prepared=prepared)
-    training = processes.run("train", TrainingResult, settings, prepared=prepared, run=run)
-    evaluation = processes.run("evaluate", EvaluationResult, settings, prepared=prepared, training=training, run=run)
-    processes.run("finish", Run, settings, run=run, status="FINISHED")
+    run = client.start_run(settings, prepared)
+    training = client.train(settings, prepared, run)
+    evaluation = client.evaluate(settings, prepared, training, run)
+    client.finish_run(settings, run, "FINISHED")
     placement = json.loads(Path(run.folder, "records", "placement.json").read_text())
     found[name] = {
         "training": training.model_dump(mode="json"), "test": evaluation.metrics, "placement": placement

@@ -24,9 +24,8 @@ from tasks import config, errors, launchers
 from tasks.errors import Interrupted, Preempted, StratagemError, Terminated
 from tasks.launchers import Member
 from tasks.launchers.isolation import Network
+from tasks.process import guard
 
-# A stage that is interrupted ends at its next training step; a step that hangs is not waited for.
-GRACE_SECONDS = 15.0
 # When a process fails because another one died, the death is seen within this time.
 SETTLE_SECONDS = 5.0
 POLL_SECONDS = 1.0
@@ -129,7 +128,7 @@ class Process:
 
     def close(self) -> None:
         """End the process and wait for it."""
-        close(self._process)
+        guard.close(self._process)
         self._reader.join(POLL_SECONDS)  # A grandchild that was forked can hold the pipe open for longer.
 
 
@@ -137,46 +136,36 @@ class Process:
 Said = SimpleQueue[tuple[Process, Reply | None]]
 
 
-def close(process: "subprocess.Popen[str]") -> None:
-    """End a process that ends when its standard input closes."""
-    if process.stdin is not None:
-        with contextlib.suppress(BrokenPipeError):  # A request that a dead process did not take.
-            process.stdin.close()
-    try:
-        process.wait(GRACE_SECONDS)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.wait()
-
-
-class Cluster:
+class StageProcesses:
     """The process that runs the stages, and all that this command starts beside it.
 
     When a member of a cluster is lost while it is at work, all of them are ended and started again, and the training
     goes on from its latest checkpoint. A lost worker of parameter servers is started again alone.
     """
 
-    def __init__(self, section: config.AnyStrategy, environment: Mapping[str, str], kind: str, whole: bool) -> None:
+    def __init__(
+        self, section: config.AnyStrategy, environment: Mapping[str, str], kind: str, with_cluster: bool
+    ) -> None:
         """Start the processes.
 
         Args:
             section: the strategy.
             environment: of every process; a member's own comes on top.
             kind: what is decided once in a process; whoever keeps the cluster compares it.
-            whole: False starts one process alone, which can do everything but train.
+            with_cluster: False starts one process alone, which can do everything but train.
         """
         self.kind = kind
-        self.whole = whole or not isinstance(section, config.Cluster)
+        self.with_cluster = with_cluster or not isinstance(section, config.Cluster)
         self.restarts: list[str] = []
         """Why members were started again, since the run was begun or taken up."""
-        self._section = section if whole and isinstance(section, config.Cluster) else None
+        self._section = section if with_cluster and isinstance(section, config.Cluster) else None
         self._environment = dict(environment)
         self._num_requests = 0
         self._broken = False
         self._failed = False
         self._logs: Path | None = None
         self._network: Network | None = None
-        members = launchers.members(section) if whole else [Member("worker", 0, True, {})]
+        members = launchers.members(section) if with_cluster else [Member("worker", 0, True, {})]
         if self._section is not None:
             seconds = min(5.0, self._section.heartbeat_timeout_seconds / 4)
             self._environment["STRATAGEM_HEARTBEAT_SECONDS"] = str(seconds)
@@ -345,7 +334,7 @@ class Cluster:
                 answers[process] = reply
                 # A training that was told to stop ends on all, the chief when its checkpoint is written.
                 if "error" in reply and settled_at is None and reply["kind"] != Interrupted.__name__:
-                    settled_at = time.monotonic() + (SETTLE_SECONDS if reply.get("lost_peer") else GRACE_SECONDS)
+                    settled_at = time.monotonic() + (SETTLE_SECONDS if reply.get("lost_peer") else guard.GRACE_SECONDS)
         if not any("error" in reply for reply in answers.values()):
             return answers[self.first]["record"]
         silent = [one for one in asked if one not in answers]
@@ -472,7 +461,7 @@ class Cluster:
         said = None
         try:
             self.first.interrupt()
-            end = time.monotonic() + GRACE_SECONDS
+            end = time.monotonic() + guard.GRACE_SECONDS
             while time.monotonic() < end:
                 process, reply = self._listen(watch=False)
                 if process is self.first and (reply is None or reply.get("id") == self._num_requests):

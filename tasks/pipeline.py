@@ -1,45 +1,21 @@
-"""Child processes: their start and their end, and what a run is from its beginning to its end.
+"""What a run is from its beginning to its end, and what is asked before one begins."""
 
-The stage process imports its framework once and then serves train, evaluate and register. It is started as early as
-possible, so that its imports overlap with Prefect's and DVC's start. Where the strategy is a cluster, the other members
-stand beside it.
-"""
-
-import atexit
 import contextlib
 import importlib
 import importlib.util
 import json
 import os
-import signal
 import subprocess
 import sys
 import tempfile
-import threading
 from pathlib import Path
-from typing import Any, TypeVar
 
 from tasks import config, dvc_data, errors, launchers, lineage, records, runs
 from tasks.errors import StratagemError, UserError
-from tasks.launchers.cluster import GRACE_SECONDS, Cluster
-from tasks.process import scratch
+from tasks.process import client, scratch
 from tasks.process.environment import stage_environment
 from tasks.process.guard import held_open
-from tasks.records import EvaluationResult, PreparedDataset, Record, Run, RunSummary, TrainingResult
-
-R = TypeVar("R", bound=Record)
-
-_stage_process: Cluster | None = None
-
-
-def show_tracebacks() -> None:
-    """Let the processes that are started from now on show tracebacks of their own."""
-    os.environ["STRATAGEM_DEBUG"] = "1"
-
-
-def kind_of_process(settings: config.Settings) -> str:
-    """Return what is decided once in a process: environment, devices, and whether kernels are deterministic."""
-    return json.dumps([stage_environment(settings), settings.strategy.model_dump(), settings.train.deterministic])
+from tasks.records import EvaluationResult, PreparedDataset, Run, RunSummary, TrainingResult
 
 
 def check_devices(settings: config.Settings) -> None:
@@ -67,91 +43,6 @@ def check_devices(settings: config.Settings) -> None:
     if isinstance(section, config.Tpu):
         importlib.import_module("tasks.launchers.tpu").check(section)
     launchers.members(section)
-
-
-def start(settings: config.Settings, whole: bool = True) -> Cluster:
-    """Return the stage process for these settings, with its cluster; the one that runs already, if it will do.
-
-    Args:
-        settings: decide the environment.
-        whole: False is enough for what is done with a trained model: one process, and no cluster.
-    """
-    global _stage_process
-    running, kind = _stage_process, kind_of_process(settings)
-    if running is not None and running.kind == kind:
-        # After a training that failed its chief can still do what needs no other member.
-        enough = running.usable and running.whole if whole else running.first.alive
-        if enough:
-            return running
-    stop()
-    _stage_process = Cluster(settings.strategy, stage_environment(settings), kind, whole)
-    return _stage_process
-
-
-def stop() -> None:
-    """End the stage process, if there is one."""
-    global _stage_process
-    if _stage_process is not None:
-        _stage_process.close()
-        _stage_process = None
-
-
-atexit.register(stop)
-
-
-def run(stage: str, returns: type[R], settings: config.Settings, **arguments: Any) -> R:
-    """Run a stage in the stage process.
-
-    Args:
-        stage: ``start``, ``resume``, ``train``, ``evaluate``, ``register`` or ``finish``.
-        returns: the class of the record that the stage returns.
-        settings: decide the process's environment, and are the stage's first argument.
-        **arguments: records and plain values.
-    """
-    values = {name: v.model_dump(mode="json") if isinstance(v, Record) else v for name, v in arguments.items()}
-    if stage == "evaluate":
-        settings = _evaluable(settings)
-        stage = "evaluate" if settings.evaluate.strategy == "run" else "evaluate on one device"
-    values["settings"] = settings.to_json()
-    process = start(settings, whole=stage in ("start", "resume", "train", "evaluate"))
-    if not process.first.member.is_chief:
-        name = process.first.member.name
-        stop()
-        raise UserError(
-            f"TF_CONFIG makes this process {name}, and only the chief leads a pipeline: start the members with "
-            "`stratagem run` or `stratagem train`, or unset TF_CONFIG"
-        )
-    if stage != "train":
-        return returns.model_validate(process.call(stage, values))
-    told: dict[str, Any] = {"settings": values["settings"], "run": values["run"]}
-    try:
-        answer = process.call(stage, values)
-    except BaseException:
-        if process.restarts:
-            start(settings, whole=False).call("report_restarts", told | {"restarts": process.restarts})
-        raise
-    if process.restarts:
-        answer = process.call("report_restarts", told | {"restarts": process.restarts, "training": answer})
-    return returns.model_validate(answer)
-
-
-def _evaluable(settings: config.Settings) -> config.Settings:
-    """Return the settings as they are, or for one device where the members of the run's cluster are not to be had: a
-    run of eight machines can be evaluated on a laptop."""
-    section, evaluate = settings.strategy, settings.evaluate
-    if evaluate.strategy == "one_device" or not isinstance(section, config.Cluster):
-        return settings
-    running = _stage_process
-    if running is not None and running.kind == kind_of_process(settings) and running.whole and running.usable:
-        return settings
-    try:
-        if in_foreign_cluster(settings):
-            raise UserError("someone else starts the members of the run's cluster, and none waits for this")
-        launchers.members(section)
-    except UserError as error:
-        print(f"evaluated on one device: {error}", file=sys.stderr)
-        return settings.model_copy(update={"evaluate": evaluate.model_copy(update={"strategy": "one_device"})})
-    return settings
 
 
 def begin(
@@ -188,19 +79,18 @@ def begin(
             print(why, file=sys.stderr)
     taken = unfinished or runs.find_named(settings, resume)
     if taken is None:
-        run_of = run("start", Run, settings, prepared=prepared, flow_run_id=flow_run_id)
+        run = client.start_run(settings, prepared, flow_run_id)
     else:
         run_id = taken.run_id
         if unfinished is not None:
             changed = runs.changes_without_result(settings, unfinished)
             print(f"going on with run {run_id}, which did not end{changed}; --fresh begins a new one", file=sys.stderr)
-        options = {"flow_run_id": flow_run_id, "allow_changes": allow_changes}
-        run_of = run("resume", Run, settings, prepared=prepared, run_id=run_id, **options)
-    held.note(run_id=run_of.run_id)
-    return run_of
+        run = client.resume_run(settings, prepared, run_id, flow_run_id, allow_changes)
+    held.note(run_id=run.run_id)
+    return run
 
 
-def end_failed(settings: config.Settings, run_of: Run, error: BaseException) -> None:
+def end_failed(settings: config.Settings, run: Run, error: BaseException) -> None:
     """End the MLflow run as failed, or as killed when somebody stopped it.
 
     A failure of that is told, not raised, because ``error`` is what the user has to know.
@@ -208,25 +98,25 @@ def end_failed(settings: config.Settings, run_of: Run, error: BaseException) -> 
     killed = isinstance(error, errors.Interrupted) or not isinstance(error, Exception)
     status, reason = "KILLED" if killed else "FAILED", str(error) or type(error).__name__
     try:
-        run("finish", Run, settings, run=run_of, status=status, reason=reason)
+        client.finish_run(settings, run, status, reason)
     except StratagemError as other:
-        print(f"run {run_of.run_id} could not be ended as {status}: {other}", file=sys.stderr)
+        print(f"run {run.run_id} could not be ended as {status}: {other}", file=sys.stderr)
 
 
-def trained_before(settings: config.Settings, run_of: Run) -> TrainingResult | None:
+def trained_before(settings: config.Settings, run: Run) -> TrainingResult | None:
     """Return what the training of a run left that was taken up after its end, else None.
 
     Members of a cluster that someone else started wait for a training: there the chief does one, of no steps.
     """
-    return None if in_foreign_cluster(settings) else runs.left_by(run_of, TrainingResult)
+    return None if in_foreign_cluster(settings) else runs.left_by(run, TrainingResult)
 
 
-def evaluated_before(settings: config.Settings, run_of: Run) -> EvaluationResult | None:
+def evaluated_before(settings: config.Settings, run: Run) -> EvaluationResult | None:
     """Return what the evaluation of a run left that was taken up after it, else None.
 
     Members of a cluster that someone else started wait for an evaluation too.
     """
-    return None if in_foreign_cluster(settings) else runs.left_by(run_of, EvaluationResult)
+    return None if in_foreign_cluster(settings) else runs.left_by(run, EvaluationResult)
 
 
 def train_alone(
@@ -245,15 +135,15 @@ def train_alone(
         StratagemError: it failed.
     """
     with runs.hold_run(settings, resume) as held:
-        run_of = begin(settings, prepared, held, resume=resume, allow_changes=allow_changes, fresh=fresh)
+        run = begin(settings, prepared, held, resume=resume, allow_changes=allow_changes, fresh=fresh)
         try:
-            result = trained_before(settings, run_of)
+            result = trained_before(settings, run)
             if result is None:
-                result = run("train", TrainingResult, settings, prepared=prepared, run=run_of)
+                result = client.train(settings, prepared, run)
         except BaseException as error:
-            end_failed(settings, run_of, error)
+            end_failed(settings, run, error)
             raise
-        run("finish", Run, settings, run=run_of, status="FINISHED")
+        client.finish_run(settings, run, "FINISHED")
     return result
 
 
@@ -310,7 +200,7 @@ def join(settings: config.Settings, pipeline: bool = False) -> None:
     if pipeline:
         dvc_data.prepare_data(settings)
     prepared = dvc_data.load_prepared(settings.dataset.name)
-    cluster = start(settings)
+    cluster = client.start(settings)
     name = cluster.first.member.name
     print(f"{name} joins the cluster of TF_CONFIG; its log: {cluster.logs}", file=sys.stderr)
     if isinstance(settings.strategy, config.ParameterServer):
@@ -321,7 +211,7 @@ def join(settings: config.Settings, pipeline: bool = False) -> None:
         evaluates = pipeline and settings.evaluate.strategy == "run"
         for stage in ("check", "train", *(["evaluate"] if evaluates else [])):
             cluster.call(stage, arguments)
-    stop()
+    client.stop()
     chief = "has ended" if isinstance(settings.strategy, config.ParameterServer) else "tells the result"
     print(f"{name} has done its part; the chief {chief}", file=sys.stderr)
 
@@ -386,22 +276,3 @@ def unchanged(settings: config.Settings, prepared: PreparedDataset) -> RunSummar
             if changed := runs.changes_without_result(settings, runs.find(same.run_id)):
                 print(f"run {same.run_id} has that result already, with other settings{changed}", file=sys.stderr)
     return same
-
-
-def guard(command: list[str]) -> int:
-    """Run a command until it ends or standard input closes; return its exit code. What it started ends with it."""
-    guarded = subprocess.Popen(command, stdin=subprocess.DEVNULL, process_group=0)
-
-    def end_with_input() -> None:
-        sys.stdin.read()
-        guarded.terminate()
-        try:
-            guarded.wait(GRACE_SECONDS)
-        except subprocess.TimeoutExpired:
-            guarded.kill()
-
-    threading.Thread(target=end_with_input, daemon=True).start()
-    code = guarded.wait()
-    with contextlib.suppress(ProcessLookupError):  # What is left of its group.
-        os.killpg(guarded.pid, signal.SIGKILL)
-    return code

@@ -1,0 +1,90 @@
+"""What DVC runs: the stages of data/<name>/dvc.yaml, and those of the root's dvc.yaml, which write into metrics/."""
+
+import json
+import os
+import shutil
+import sys
+
+import yaml
+
+from tasks import config, dvc_data, pipeline, records, report, runs
+from tasks.errors import UserError
+from tasks.process import client
+from tasks.process.imports import import_quietly, quiet_standard_error
+from tasks.records import TrainingResult
+
+
+def check(dataset: config.Dataset) -> None:
+    """Refuse a dataset that cannot be fetched.
+
+    Raises:
+        UserError: no such dataset, no network, or no images with a class each.
+    """
+    from tasks.download import refuse_early
+
+    with quiet_standard_error():
+        refuse_early(dataset)
+
+
+def make_data(stage: str, name: str) -> None:
+    """Run download or prepare for the dataset that data/<name>/params.yaml describes."""
+    root = config.project_root()
+    path = root / "data" / name / "params.yaml"
+    if not path.is_file():
+        raise UserError(
+            f"there is no dataset folder data/{name}: `stratagem {stage}` with dataset.name={name} makes it"
+        )
+    section = yaml.safe_load(path.read_text(encoding="utf-8"))["dataset"]
+    overrides = [f"dataset.{key}={json.dumps(value)}" for key, value in section.items()]
+    if downloads := os.environ.get("STRATAGEM_DOWNLOADS"):
+        overrides.append(f"dataset.downloads={json.dumps(downloads)}")
+    dataset = config.load(None, overrides, root).dataset
+    if stage == "download":
+        check(dataset)
+        import_quietly()
+        from tasks.download import download
+
+        manifest = download(dataset)
+        print(f"downloaded {manifest.name} {manifest.version}: {_sizes(manifest.num_examples)}", file=sys.stderr)
+        return
+    import_quietly("tasks.prepare")
+    from tasks.prepare import prepare
+
+    prepared = prepare(dataset, records.load(records.DatasetManifest, root / "data" / name / "raw" / "manifest.json"))
+    sizes = {split: part.num_examples for split, part in prepared.splits.items()}
+    print(f"prepared {prepared.name} {prepared.version}: {_sizes(sizes)}", file=sys.stderr)
+    if held := prepared.held_out:
+        print(
+            f"it has no test split: {held.num_examples:,} of its training examples, drawn with seed {held.seed}, are "
+            "the test split from now on",
+            file=sys.stderr,
+        )
+
+
+def _sizes(splits: dict[str, int]) -> str:
+    return ", ".join(f"{count:,} {name}" for name, count in splits.items())
+
+
+def train(settings: config.Settings) -> None:
+    """Train as a run of its own; write its record and its history."""
+    folder = config.project_root() / "metrics"
+    prepared = dvc_data.load_prepared(settings.dataset.name)
+    pipeline.check_devices(settings)
+    training = pipeline.train_alone(settings, prepared)
+    records.save(training, folder / "training.json")
+    report.history_table(training, folder / "history.csv")
+
+
+def evaluate(settings: config.Settings) -> None:
+    """Evaluate what `train` trained; write its record, its tables and its pictures."""
+    root = config.project_root()
+    folder = root / "metrics"
+    prepared = dvc_data.load_prepared(settings.dataset.name)
+    training = records.load(TrainingResult, folder / "training.json")
+    run = runs.find(training.run_id)
+    evaluation = client.evaluate(settings, prepared, training, run)
+    records.save(evaluation, folder / "evaluation.json")
+    report.metrics_table(evaluation, folder / "test.json")
+    report.confusion_table(evaluation, folder / "confusion.csv")
+    for picture in ("confusion_matrix.png", "learning_curve.png"):
+        shutil.copyfile(root / run.folder / "report" / picture, folder / picture)

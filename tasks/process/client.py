@@ -1,0 +1,173 @@
+"""The stages, run in the stage process of this command; the other half of the protocol is `serve`.
+
+The stage process imports its framework once and then serves train, evaluate and register. It is started as early as
+possible, so that its imports overlap with Prefect's and DVC's start. Where the strategy is a cluster, the other members
+stand beside it.
+"""
+
+import atexit
+import json
+import sys
+from typing import Any
+
+from tasks import config, launchers
+from tasks.errors import UserError
+from tasks.process.cluster import StageProcesses
+from tasks.process.environment import stage_environment
+from tasks.records import Comparison, EvaluationResult, PreparedDataset, Record, RegisteredModel, Run, TrainingResult
+
+_processes: StageProcesses | None = None
+
+
+def kind_of_process(settings: config.Settings) -> str:
+    """Return what is decided once in a process: environment, devices, and whether kernels are deterministic."""
+    return json.dumps([stage_environment(settings), settings.strategy.model_dump(), settings.train.deterministic])
+
+
+def start(settings: config.Settings, with_cluster: bool = True) -> StageProcesses:
+    """Return the stage process for these settings, with its cluster; the one that runs already, if it will do.
+
+    Args:
+        settings: decide the environment.
+        with_cluster: False is enough for what is done with a trained model: one process.
+    """
+    global _processes
+    running, kind = _processes, kind_of_process(settings)
+    if running is not None and running.kind == kind:
+        # After a training that failed its chief can still do what needs no other member.
+        enough = running.usable and running.with_cluster if with_cluster else running.first.alive
+        if enough:
+            return running
+    stop()
+    _processes = StageProcesses(settings.strategy, stage_environment(settings), kind, with_cluster)
+    return _processes
+
+
+def stop() -> None:
+    """End the stage process, if there is one."""
+    global _processes
+    if _processes is not None:
+        _processes.close()
+        _processes = None
+
+
+atexit.register(stop)
+
+
+def start_run(
+    settings: config.Settings,
+    prepared: PreparedDataset,
+    flow_run_id: str | None = None,
+    parent_run_id: str | None = None,
+) -> Run:
+    """Begin the MLflow run of a pipeline, unless its training would be refused."""
+    ids = {"flow_run_id": flow_run_id, "parent_run_id": parent_run_id}
+    return Run.model_validate(_call("start", settings, with_cluster=True, prepared=prepared, **ids))
+
+
+def resume_run(
+    settings: config.Settings,
+    prepared: PreparedDataset,
+    run_id: str,
+    flow_run_id: str | None = None,
+    allow_changes: bool = False,
+) -> Run:
+    """Take up a run that was begun before, unless that would be another training."""
+    given = {"run_id": run_id, "flow_run_id": flow_run_id, "allow_changes": allow_changes}
+    return Run.model_validate(_call("resume", settings, with_cluster=True, prepared=prepared, **given))
+
+
+def start_comparison(
+    settings: config.Settings, prepared: PreparedDataset, key: str, flow_run_id: str | None = None
+) -> Run:
+    """Begin the MLflow run that is the parent of a comparison's runs."""
+    return Run.model_validate(_call("start_comparison", settings, prepared=prepared, key=key, flow_run_id=flow_run_id))
+
+
+def train(settings: config.Settings, prepared: PreparedDataset, run: Run) -> TrainingResult:
+    """Train; why members of the cluster were started again meanwhile is in the result, and in MLflow."""
+    processes = _lead(settings, with_cluster=True)
+    try:
+        answer = _call("train", settings, with_cluster=True, prepared=prepared, run=run)
+    except BaseException:
+        if processes.restarts:
+            _call("report_restarts", settings, run=run, restarts=processes.restarts)
+        raise
+    if processes.restarts:
+        answer = _call("report_restarts", settings, run=run, restarts=processes.restarts, training=answer)
+    return TrainingResult.model_validate(answer)
+
+
+def evaluate(
+    settings: config.Settings, prepared: PreparedDataset, training: TrainingResult, run: Run
+) -> EvaluationResult:
+    """Evaluate, on the devices of the run's strategy or on one."""
+    settings = _evaluable(settings)
+    everywhere = settings.evaluate.strategy == "run"
+    stage = "evaluate" if everywhere else "evaluate on one device"
+    given = {"prepared": prepared, "training": training, "run": run}
+    return EvaluationResult.model_validate(_call(stage, settings, with_cluster=everywhere, **given))
+
+
+def register(
+    settings: config.Settings,
+    prepared: PreparedDataset,
+    training: TrainingResult,
+    evaluation: EvaluationResult,
+    run: Run,
+) -> RegisteredModel:
+    """Register the evaluated model."""
+    given = {"prepared": prepared, "training": training, "evaluation": evaluation, "run": run}
+    return RegisteredModel.model_validate(_call("register", settings, **given))
+
+
+def report_comparison(settings: config.Settings, run: Run, comparison: Comparison) -> None:
+    """Write a comparison's table into its folder and into MLflow."""
+    _call("report_comparison", settings, run=run, comparison=comparison)
+
+
+def finish_run(settings: config.Settings, run: Run, status: str, reason: str | None = None) -> None:
+    """End the MLflow run as FINISHED, FAILED or KILLED."""
+    _call("finish", settings, run=run, status=status, reason=reason)
+
+
+def _call(stage: str, settings: config.Settings, with_cluster: bool = False, **arguments: Any) -> Any:
+    """Run a stage in the stage process; return its record as JSON values."""
+    values = {name: v.model_dump(mode="json") if isinstance(v, Record) else v for name, v in arguments.items()}
+    return _lead(settings, with_cluster).call(stage, {"settings": settings.to_json(), **values})
+
+
+def _lead(settings: config.Settings, with_cluster: bool) -> StageProcesses:
+    """Return the stage process.
+
+    Raises:
+        UserError: TF_CONFIG makes this process another member than the chief.
+    """
+    processes = start(settings, with_cluster)
+    if not processes.first.member.is_chief:
+        name = processes.first.member.name
+        stop()
+        raise UserError(
+            f"TF_CONFIG makes this process {name}, and only the chief leads a pipeline: start the members with "
+            "`stratagem run` or `stratagem train`, or unset TF_CONFIG"
+        )
+    return processes
+
+
+def _evaluable(settings: config.Settings) -> config.Settings:
+    """Return the settings as they are, or for one device where the members of the run's cluster are not to be had: a
+    run of eight machines can be evaluated on a laptop."""
+    section, evaluate = settings.strategy, settings.evaluate
+    if evaluate.strategy == "one_device" or not isinstance(section, config.Cluster):
+        return settings
+    running = _processes
+    if running is not None and running.kind == kind_of_process(settings) and running.with_cluster and running.usable:
+        return settings
+    try:
+        if not launchers.find(section).WHOLE:
+            raise UserError("someone else starts the members of the run's cluster, and none waits for this")
+        launchers.members(section)
+    except UserError as error:
+        print(f"evaluated on one device: {error}", file=sys.stderr)
+        return settings.model_copy(update={"evaluate": evaluate.model_copy(update={"strategy": "one_device"})})
+    return settings

@@ -1,0 +1,74 @@
+"""Imports of a framework, without its start-up lines and without packages that it would import for nothing."""
+
+import contextlib
+import importlib
+import logging
+import os
+import sys
+import tempfile
+from collections.abc import Iterator
+
+from tasks.errors import StratagemError
+
+
+@contextlib.contextmanager
+def quiet_standard_error() -> Iterator[None]:
+    """Hold back what is written to descriptor 2, and write it only if the block fails for a reason that it may explain.
+
+    TensorFlow's C++ start-up lines ignore TF_CPP_MIN_LOG_LEVEL.
+    """
+    with tempfile.TemporaryFile() as held:
+        visible = os.dup(2)
+        os.dup2(held.fileno(), 2)
+        try:
+            yield
+        except BaseException as error:
+            os.dup2(visible, 2)
+            held.seek(0)
+            # A refusal is one message.
+            if not isinstance(error, StratagemError) or os.environ.get("STRATAGEM_DEBUG"):
+                sys.stderr.write(held.read().decode(errors="replace"))
+            raise
+        finally:
+            os.dup2(visible, 2)
+            os.close(visible)
+
+
+@contextlib.contextmanager
+def _without(*packages: str) -> Iterator[None]:
+    """Let imports of these packages fail within the block, unless they are there already."""
+    left_out = [name for name in packages if name not in sys.modules]
+    sys.modules |= dict.fromkeys(left_out)  # type: ignore[arg-type]
+    try:
+        yield
+    finally:
+        for name in left_out:
+            del sys.modules[name]
+
+
+def import_quietly(*modules: str) -> None:
+    """Import what a stage needs, with a framework's start-up lines held back, and set who may log."""
+    on_tensorflow = os.environ.get("KERAS_BACKEND", "tensorflow") == "tensorflow"
+    # Keras would import scikit-learn for wrappers that nobody uses here, and with it SciPy's statistics: 0.4 s of the
+    # 5.3 s of processor time that a stage process takes to start. TensorFlow would import JAX for a converter: 0.5 s.
+    left_out = ("sklearn", "jax") if on_tensorflow else ("sklearn",)
+    with quiet_standard_error():
+        with _without(*left_out):
+            for module in modules:
+                importlib.import_module(module)
+        if on_tensorflow:
+            import tensorflow as tf
+
+            tf.config.list_physical_devices()  # Looks for a GPU, and says so at length when there is none.
+    from rich.console import Console
+    from rich.highlighter import NullHighlighter
+    from rich.logging import RichHandler
+
+    # Lines end at a word where the terminal ends.
+    console = Console(stderr=True, highlight=False)
+    plain = RichHandler(
+        console=console, show_time=False, show_level=False, show_path=False, highlighter=NullHighlighter()
+    )
+    logging.basicConfig(level=logging.ERROR, format="%(message)s", handlers=[plain], force=True)
+    logging.getLogger("tasks").setLevel(logging.INFO)
+    logging.getLogger("mlflow").setLevel(logging.ERROR)  # It has a handler of its own.

@@ -1,0 +1,205 @@
+"""What a child process answers to the one that started it: JSON lines on standard input, an answer each on standard
+output. `client` is the other half of the protocol."""
+
+import contextlib
+import json
+import os
+import signal
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from queue import SimpleQueue
+from typing import Any
+
+from tasks import config, errors, files, network, timeline
+from tasks.errors import StratagemError
+from tasks.process import guard, signals
+from tasks.process.cluster import SHARED
+from tasks.process.imports import import_quietly
+from tasks.records import Comparison, EvaluationResult, PreparedDataset, Record, Run, TrainingResult
+
+# Requests that end after their next training step when they are told to stop.
+GENTLE = ("train", "assist")
+RECORDS: dict[str, type[Record]] = {
+    "prepared": PreparedDataset,
+    "run": Run,
+    "training": TrainingResult,
+    "evaluation": EvaluationResult,
+    "comparison": Comparison,
+}
+# What tf.distribute raises where another member of the cluster died or hangs.
+LOST_PEER = ("AbortedError", "CancelledError", "DeadlineExceededError", "UnavailableError")
+# And where a port that was free when it was chosen has been taken since.
+LOST_PORT = "Could not start gRPC server"
+# How JAX says that a device has no memory left.
+OUT_OF_MEMORY = "RESOURCE_EXHAUSTED"
+
+
+class Answers:
+    """What a child process says on standard output: JSON lines. Whatever else is written there goes to standard error,
+    because it must not mix with them."""
+
+    def __init__(self) -> None:
+        self._file = os.fdopen(os.dup(1), "w", encoding="utf-8")
+        self._lock = threading.Lock()
+        self._beating = False
+        os.dup2(2, 1)
+
+    def write(self, answer: dict[str, Any]) -> None:
+        """Say one line."""
+        with self._lock:
+            self._file.write(json.dumps(answer) + "\n")
+            self._file.flush()
+
+    def beat(self) -> None:
+        """Give a sign of life every few seconds from now on, if whoever started this process listens for it."""
+        seconds = os.environ.get("STRATAGEM_HEARTBEAT_SECONDS")
+        if seconds is None or self._beating:
+            return
+        self._beating = True
+
+        def say() -> None:
+            with contextlib.suppress(BrokenPipeError):  # Nobody listens any more; this process ends too.
+                while True:
+                    self.write({"heartbeat": os.getpid()})
+                    time.sleep(float(seconds))
+
+        threading.Thread(target=say, daemon=True).start()
+
+
+class Stages:
+    """The stages that a process runs on request, one after another."""
+
+    def __init__(self, functions: dict[str, Callable[..., Any]], beat: Callable[[], None]) -> None:
+        self._functions = functions
+        self._beat = beat
+        self._stop = threading.Event()
+        """Set when this process is told to stop while it trains."""
+
+    def answer(self, stage: str, arguments: dict[str, Any]) -> dict[str, Any]:
+        """Run a stage; return its record, or its error, as JSON values."""
+        try:
+            try:
+                record = self._run(stage, arguments)
+                return {"record": record.model_dump(mode="json") if isinstance(record, Record) else None}
+            finally:
+                signals.ignore()
+        except KeyboardInterrupt:
+            return errors.to_json(errors.Interrupted(f"{stage} was interrupted"))
+        except StratagemError as error:
+            return {**errors.to_json(error), "told": self._stop.is_set()}
+        except Exception as error:
+            lost = type(error).__name__ in LOST_PEER or LOST_PORT in str(error)
+            return {**errors.to_json(unexpected(stage, error)), "lost_peer": lost}
+
+    def _run(self, stage: str, arguments: dict[str, Any]) -> Any:
+        self._stop.clear()
+        if stage in GENTLE:
+            signals.stop_gently(self._stop)
+        else:
+            signals.stop_at_once()
+        settings = config.parse(arguments.pop("settings"))
+        given = {name: RECORDS[name].model_validate(v) if name in RECORDS else v for name, v in arguments.items()}
+        if stage in GENTLE:
+            given["stop"] = self._stop
+        if isinstance(settings.strategy, config.Cluster) and stage in {*SHARED, *SHARED.values()}:
+            from tasks import strategies
+
+            # TensorFlow holds Python's lock while it waits for the other members: there is no sign of life before, and
+            # no thread that could see standard input close.
+            with guard.ended_by_the_kernel():
+                strategies.build(settings.strategy)
+            self._beat()
+        with timeline.span("stages", stage):
+            return self._functions[stage](settings, **given)
+
+
+def serve(chief: bool) -> None:
+    """Answer requests until standard input closes.
+
+    Args:
+        chief: whether this process tracks, evaluates and registers, too.
+    """
+    answers = Answers()
+    if chief and (log := os.environ.get("STRATAGEM_LOG")):
+        _put_noise_aside(Path(log))
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # Nothing has begun: Ctrl-C need not wait for the imports.
+    requests: SimpleQueue[str] = SimpleQueue()
+    guard.when_input_closes(lambda: os._exit(0), requests.put)
+    # Now, while the flow's process is starting Prefect and DVC.
+    with timeline.span("stages", "import TensorFlow, Keras, MLflow"):
+        import_quietly("tasks.tracked" if chief else "tasks.evaluate", "tasks.train")
+    signals.ignore()
+    stages = Stages(_chiefs_stages() if chief else _workers_stages(), answers.beat)
+    while True:
+        request = json.loads(requests.get())
+        answers.write({"id": request["id"], **stages.answer(request["stage"], request["arguments"])})
+
+
+def _chiefs_stages() -> dict[str, Callable[..., Any]]:
+    from tasks import tracked, train
+
+    return {
+        "check": train.check,
+        "start": tracked.start_run,
+        "start_comparison": tracked.start_comparison,
+        "resume": tracked.resume_run,
+        "train": tracked.train,
+        "evaluate": tracked.evaluate,
+        "evaluate on one device": tracked.evaluate,
+        "register": tracked.register,
+        "report_comparison": tracked.report_comparison,
+        "report_restarts": tracked.report_restarts,
+        "finish": tracked.finish_run,
+    }
+
+
+def _workers_stages() -> dict[str, Callable[..., Any]]:
+    """Return what a worker does with the chief, on its part of the data; it tracks and writes nothing."""
+    from tasks import evaluate, train
+
+    # `check` waits on the chief until this worker has built the strategy.
+    return {"check": train.check, "assist": train.assist, "assist_evaluation": evaluate.assist}
+
+
+def serve_member() -> None:
+    """Be a worker or a parameter server until standard input closes."""
+    answers = Answers()
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # A server waits where no handler of Python's would be called.
+    guard.when_input_closes(lambda: os._exit(0))
+    import_quietly("tasks.strategies.parameter_server")
+    from tasks.strategies import parameter_server
+
+    answers.beat()
+    parameter_server.serve_member()
+
+
+def _put_noise_aside(log: Path) -> None:
+    """Keep standard error for what Python says; descriptor 2, where TensorFlow tells at length about members of the
+    cluster that have gone, becomes a log."""
+    sys.stderr = os.fdopen(os.dup(2), "w", encoding="utf-8", errors="backslashreplace", buffering=1)
+    with log.open("ab") as file:
+        os.dup2(file.fileno(), 2)
+
+
+def unexpected(stage: str, error: Exception) -> StratagemError:
+    """Return the one message for an error that nobody foresaw; its traceback is for --debug."""
+    if os.environ.get("STRATAGEM_DEBUG"):
+        print(network.without_secrets(traceback.format_exc()), file=sys.stderr)
+    if full := files.full_disk(error, f"{config.project_root()}, or the temporary folder,"):
+        return full
+    if (
+        isinstance(error, MemoryError)
+        or type(error).__name__ == "ResourceExhaustedError"
+        or OUT_OF_MEMORY in str(error)
+    ):
+        return StratagemError(
+            f"{stage} ran out of memory ({type(error).__name__}): give a smaller train.global_batch_size or "
+            "train.per_replica_batch_size, or another strategy; the same command goes on from the latest checkpoint"
+        )
+    # TensorFlow and Keras put the cause last, after the user code that led there.
+    cause = (str(error).strip() or "no message").splitlines()[-1].strip()
+    return StratagemError(f"{stage} failed: {type(error).__name__}: {cause} (the whole story: --debug)")

@@ -1,0 +1,152 @@
+"""The stages with their tracking around them: each tells MLflow what came of it, then leaves its record.
+
+A record is written when MLflow has all of it, because a run that is taken up repeats no stage whose record is there.
+"""
+
+import contextlib
+import sys
+import threading
+from typing import Literal
+
+from tasks import config, lineage, prepared_data, records, report, runs, tracking
+from tasks.evaluate import evaluate as evaluate_stage
+from tasks.records import Comparison, EvaluationResult, PreparedDataset, RegisteredModel, Run, TrainingResult
+from tasks.register import register as register_stage
+from tasks.train import check
+from tasks.train import train as train_stage
+
+Status = Literal["FINISHED", "FAILED", "KILLED"]
+
+
+def start_run(
+    settings: config.Settings,
+    prepared: PreparedDataset,
+    flow_run_id: str | None = None,
+    parent_run_id: str | None = None,
+) -> Run:
+    """Begin the MLflow run of a pipeline, unless its training would be refused."""
+    check(settings, prepared)
+    _end_abandoned(runs.key_of(settings))
+    traced = lineage.trace(settings, prepared.data_version)
+    return tracking.start(settings, prepared, traced, flow_run_id, parent_run_id)
+
+
+def start_comparison(
+    settings: config.Settings, prepared: PreparedDataset, key: str, flow_run_id: str | None = None
+) -> Run:
+    """Begin the MLflow run that is the parent of a comparison's runs."""
+    _end_abandoned(key)
+    traced = lineage.trace(settings, prepared.data_version)
+    return tracking.start_comparison(settings, prepared, traced, key, flow_run_id)
+
+
+def resume_run(
+    settings: config.Settings,
+    prepared: PreparedDataset,
+    run_id: str,
+    flow_run_id: str | None = None,
+    allow_changes: bool = False,
+) -> Run:
+    """Take up a run that was begun before, unless that would be another training."""
+    run = runs.find(run_id)
+    runs.refuse_other_training(settings, run, allow_changes, prepared)
+    check(settings, prepared)
+    traced = lineage.trace(settings, prepared.data_version)
+    _end_abandoned(runs.key_of(settings), run_id)
+    return tracking.resume(run, settings, traced, flow_run_id)
+
+
+def _end_abandoned(key: str, run_id: str | None = None) -> None:
+    """End what processes that were killed left open, before another run begins."""
+    with contextlib.suppress(tracking.Unavailable):
+        for ended in tracking.end_abandoned(key, run_id):
+            print(f"{ended.what} was left open and is {ended.status} now: {ended.reason}", file=sys.stderr)
+
+
+def train(settings: config.Settings, prepared: PreparedDataset, run: Run, stop: threading.Event) -> TrainingResult:
+    """Train, with metrics and the processor's load going to MLflow meanwhile, until ``stop`` is set or the end."""
+    try:
+        with tracking.MetricWriter(run) as writer, tracking.system_metrics(writer, settings):
+            result = train_stage(settings, prepared, run, writer.write, stop)
+    finally:
+        if steps := runs.nonfinite_steps(run):
+            tracking.set_tags(run, {"nonfinite_steps": ", ".join(map(str, steps))})
+    folder = config.project_root() / run.folder
+    history = report.history_table(result, folder / "report" / "history.csv")
+    found = [folder / "records" / name for name in ("placement.json", "tuning.json")]
+    tracking.log_files(run, [*(path for path in found if path.exists()), history], "training")
+    if result.examples_per_second is not None:
+        tracking.log_metrics(run, {"performance/examples_per_second": result.examples_per_second})
+    tracking.set_tags(
+        run,
+        {
+            "checkpoint": result.checkpoint,
+            "best_checkpoint": result.best_checkpoint,
+            "weights_digest": result.weights_digest,
+            "num_replicas": str(result.num_replicas),
+            "devices": ", ".join(result.devices),
+            "num_parameters": str(result.num_parameters),
+        },
+    )
+    tracking.log_files(run, [records.save(result, folder / "records" / "training.json")], "training")
+    return result
+
+
+def evaluate(
+    settings: config.Settings, prepared: PreparedDataset, training: TrainingResult, run: Run
+) -> EvaluationResult:
+    """Evaluate, with metrics, records and pictures going to MLflow."""
+    result = evaluate_stage(settings, prepared, training)
+    folder = config.project_root() / run.folder
+    title = f"{run.name}: test accuracy {result.metrics['test/accuracy']:.4f}"
+    pictures = [
+        report.confusion_matrix(result, title, folder / "report" / "confusion_matrix.png"),
+        report.learning_curve(training, title, folder / "report" / "learning_curve.png"),
+    ]
+    tracking.log_metrics(run, result.metrics)
+    tracking.log_files(run, pictures, "evaluation")
+    tracking.log_files(run, [records.save(result, folder / "records" / "evaluation.json")], "evaluation")
+    return result
+
+
+def register(
+    settings: config.Settings,
+    prepared: PreparedDataset,
+    training: TrainingResult,
+    evaluation: EvaluationResult,
+    run: Run,
+) -> RegisteredModel:
+    """Register the evaluated model."""
+    prepared_data.verify(prepared)  # The model's version names the data.
+    result = register_stage(settings, run, prepared, training, evaluation)
+    records.save(result, config.project_root() / run.folder / "records" / "registration.json")
+    return result
+
+
+def report_comparison(settings: config.Settings, run: Run, comparison: Comparison) -> None:
+    """Write a comparison's table into its folder and into MLflow."""
+    folder = config.project_root() / run.folder
+    tables = [
+        records.save(comparison, folder / "comparison.json"),
+        report.comparison_table(comparison, folder / "comparison.csv"),
+    ]
+    page = report.comparison_page(comparison, folder / "comparison.md")
+    tracking.log_comparison(run, comparison, page, tables)
+
+
+def finish_run(settings: config.Settings, run: Run, status: Status, reason: str | None = None) -> None:
+    """End the MLflow run."""
+    tracking.finish(run, status, reason)
+
+
+def report_restarts(
+    settings: config.Settings, run: Run, restarts: list[str], training: TrainingResult | None = None
+) -> TrainingResult | None:
+    """Put down why members of the cluster were started again while it trained; ``training`` is None where it failed."""
+    tracking.set_tags(run, {"restarts": str(len(restarts)), "restart_reasons": "; ".join(restarts)})
+    if training is None:
+        return None
+    result = training.model_copy(update={"restarts": tuple(restarts)})
+    path = records.save(result, config.project_root() / run.folder / "records" / "training.json")
+    tracking.log_files(run, [path], "training")
+    return result

@@ -1,0 +1,452 @@
+"""The processes of a cluster: who is asked what, and what happens to all of them when one is lost."""
+
+import json
+import os
+import signal
+import sys
+import threading
+import time
+
+import psutil
+import pytest
+
+from tasks import config, launchers
+from tasks.errors import Interrupted, StratagemError, UserError
+from tasks.launchers import local, tf_config
+from tasks.process import cluster, guard
+from tasks.process.cluster import StageProcesses
+
+
+def _multi_worker(**values) -> config.MultiWorker:
+    return config.MultiWorker(kind="multi_worker", **values)
+
+
+def _parameter_server(**values) -> config.ParameterServer:
+    return config.ParameterServer(kind="parameter_server", **values)
+
+
+@pytest.fixture(autouse=True)
+def no_gpus(monkeypatch):
+    """What a launcher finds does not depend on the machine that the tests run on."""
+    for module in (local, tf_config):
+        monkeypatch.setattr(module, "visible_gpus", list)
+    for name in ("TF_CONFIG", "CUDA_VISIBLE_DEVICES", "TF_NUM_INTRAOP_THREADS", "TF_NUM_INTEROP_THREADS"):
+        monkeypatch.setenv(name, "")
+        monkeypatch.delenv(name)
+
+
+def _tf_config(job: object, index: object, **cluster: list[str]) -> str:
+    return json.dumps({"cluster": cluster, "task": {"type": job, "index": index}})
+
+
+# In place of `python -m tasks`: a process that does what plan.json says for its name and the number of its start.
+MEMBER = """
+import glob, json, os, signal, socket, sys, threading, time
+
+task = json.loads(os.environ["TF_CONFIG"])["task"] if "TF_CONFIG" in os.environ else {"type": "worker", "index": 0}
+name = f"{task['type']} {task['index']}"
+starts = f"{name}.starts"
+with open(starts, "a") as file:
+    file.write(f"{os.getpid()} {sys.argv[1]} {os.environ.get('TF_CONFIG')}\\n")
+with open("plan.json") as file:
+    plans = json.load(file)
+with open(starts) as file:
+    plan = plans.get(f"{name} #{len(file.readlines())}", "work")
+lock, beaten = threading.Lock(), threading.Event()
+
+def say(**values):
+    with lock:
+        print(json.dumps(values), flush=True)
+
+def beat():
+    while plan != "never begin":
+        say(heartbeat=True)
+        beaten.set()
+        time.sleep(float(os.environ["STRATAGEM_HEARTBEAT_SECONDS"]))
+
+def act():
+    # All have begun: who is ended before it has, would count its next start as its first.
+    while plan in ("die", "stop") and len(glob.glob("*.starts")) < plans["members"]:
+        time.sleep(0.01)
+    if plan == "never begin":
+        time.sleep(1000)
+    beaten.wait()
+    if plan == "die":
+        print('{"half a li', end="", flush=True)
+        os.kill(os.getpid(), signal.SIGKILL)
+    if plan == "stop":
+        os.kill(os.getpid(), signal.SIGSTOP)
+
+def answer(request):
+    with open("requests", "a") as file:
+        file.write(json.dumps([name, request["stage"], sorted(request["arguments"])]) + "\\n")
+    act()
+    done = request["stage"] in plan.split(" in ")[1:] or " in " not in plan
+    errors = {
+        "lose a peer": dict(error="no peer", kind="StratagemError", lost_peer=True),
+        "fail": dict(error="it broke", kind="StratagemError", lost_peer=False),
+        "refuse": dict(error="train.epochs = 0", kind="UserError"),
+    }
+    what = plan.split(" in ")[0]
+    if done and what == "block":  # As in a collective: it reads nothing any more.
+        time.sleep(1000)
+    if done and what == "wait":
+        return
+    if done and what in errors:
+        say(id=request["id"], **errors[what])
+    else:
+        if plan == "take a while":
+            time.sleep(1)
+        say(id=request["id"], record={"name": name, "stage": request["stage"]})
+        if plan == "answer and die":
+            os.kill(os.getpid(), signal.SIGKILL)
+
+def interrupted(number, frame):
+    if plan == "wait":
+        say(id=last["id"], error="interrupted", kind="Interrupted")
+
+if sys.argv[1] == "serve" and task["type"] == "chief":
+    # The chief of parameter servers serves at its own address.
+    host, _, port = json.loads(os.environ["TF_CONFIG"])["cluster"]["chief"][0].rpartition(":")
+    listening = socket.create_server((host, int(port)))
+signal.signal(signal.SIGINT, interrupted)
+if "STRATAGEM_HEARTBEAT_SECONDS" in os.environ:
+    threading.Thread(target=beat, daemon=True).start()
+else:
+    beaten.set()
+print("for the log", file=sys.stderr, flush=True)
+if sys.argv[1] == "member":
+    time.sleep(0.3)
+    act()
+for line in sys.stdin:
+    last = json.loads(line)
+    answer(last)
+os._exit(0)
+"""
+
+
+@pytest.fixture
+def start(tmp_path, monkeypatch):
+    """Start a cluster of such processes: ``start(section, {"worker 1 #1": "die"})``; all are ended after the test."""
+    monkeypatch.setattr(cluster, "SETTLE_SECONDS", 1.0)
+    monkeypatch.setattr(cluster, "POLL_SECONDS", 0.1)
+    monkeypatch.setattr(guard, "GRACE_SECONDS", 3.0)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "params.yaml").touch()
+    (tmp_path / ".dvc").mkdir()
+    (tmp_path / "tasks").mkdir()
+    (tmp_path / "tasks" / "__main__.py").write_text(MEMBER)
+    started = []
+
+    def start(section: config.AnyStrategy, plan: dict[str, str], with_cluster: bool = True) -> StageProcesses:
+        members = len(launchers.members(section)) if with_cluster else 1
+        (tmp_path / "plan.json").write_text(json.dumps(plan | {"members": members}))
+        started.append(StageProcesses(section, os.environ, "kind", with_cluster))
+        return started[-1]
+
+    yield start
+    for one in started:
+        one.close()
+    children = psutil.Process().children(recursive=True)
+    assert not [child for child in children if "tasks" in child.cmdline()], "a process is left"
+
+
+def _requests(folder) -> list[list]:
+    path = folder / "requests"
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+
+def _starts(folder) -> dict[str, list[str]]:
+    return {path.stem: path.read_text().splitlines() for path in sorted(folder.glob("*.starts"))}
+
+
+ARGUMENTS = {"settings": {}, "prepared": {}, "run": {"folder": "mlruns/runs/first"}}
+
+
+def test_a_request_that_all_take_part_in_goes_to_all_and_any_other_to_the_chief(start, tmp_path):
+    team = start(_multi_worker(workers=3), {})
+    assert team.call("start", ARGUMENTS | {"flow_run_id": None}) == {"name": "worker 0", "stage": "start"}
+    assert team.call("train", ARGUMENTS)["stage"] == "train"
+    assert team.call("evaluate", ARGUMENTS | {"training": {}})["stage"] == "evaluate"
+    for alone in ("evaluate on one device", "register"):
+        assert team.call(alone, {"settings": {}})["name"] == "worker 0"
+    asked = _requests(tmp_path)
+    names = ["flow_run_id", "prepared", "run", "settings"]
+    # All check, before the chief begins a run.
+    assert sorted(asked[:3]) == [[f"worker {index}", "check", ["prepared", "settings"]] for index in range(3)]
+    assert asked[3] == ["worker 0", "start", names]
+    assert sorted([name, stage] for name, stage, _ in asked[4:7]) == [
+        ["worker 0", "train"], ["worker 1", "assist"], ["worker 2", "assist"]
+    ]  # fmt: skip
+    assert sorted([name, stage] for name, stage, _ in asked[7:10]) == [
+        ["worker 0", "evaluate"], ["worker 1", "assist_evaluation"], ["worker 2", "assist_evaluation"]
+    ]  # fmt: skip
+    assert [name for name, _, _ in asked[10:]] == ["worker 0"] * 2
+    assert team.restarts == []
+    assert team.usable
+    logs = tmp_path / "mlruns" / "runs" / "first" / "logs"
+    assert {log.name: log.read_text() for log in logs.glob("*/*")} == {
+        "worker-1.log": "for the log\n", "worker-2.log": "for the log\n"
+    }  # fmt: skip
+
+
+# Each: what the first start of a member does, why all start again.
+LOSSES = [
+    ({"worker 0 #1": "die"}, "worker 0 died (SIGKILL)"),
+    ({"worker 1 #1": "die"}, "worker 1 died (SIGKILL)"),
+    ({"worker 0 #1": "stop", "worker 1 #1": "wait"}, "worker 0 gave no sign of life for 2 s"),
+    ({"worker 0 #1": "wait", "worker 1 #1": "stop"}, "worker 1 gave no sign of life for 2 s"),
+    # Tensorflow's own heartbeats were quicker than ours.
+    ({"worker 0 #1": "lose a peer", "worker 1 #1": "stop"}, "worker 1 no longer answers"),
+    ({"worker 0 #1": "lose a peer", "worker 1 #1": "lose a peer"}, "worker 0 lost its peers"),
+    # The chief told of an error before anyone saw that it came from a death.
+    ({"worker 0 #1": "fail", "worker 1 #1": "die"}, "worker 1 died (SIGKILL)"),
+]
+
+
+@pytest.mark.parametrize(("plan", "reason"), LOSSES, ids=[reason for _, reason in LOSSES])
+def test_when_one_is_lost_all_start_again_from_the_latest_checkpoint(start, tmp_path, capfd, plan, reason):
+    team = start(_multi_worker(heartbeat_timeout_seconds=2), plan)
+    assert team.call("train", ARGUMENTS)["stage"] == "train"
+    assert team.restarts == [reason]
+    assert (
+        f"{reason}; all 2 processes start again, restart 1 of 3; logs: mlruns/runs/first/logs/"
+        in capfd.readouterr().err
+    )
+    for first, second in _starts(tmp_path).values():
+        pid, _, told = first.split(" ", 2)
+        assert not psutil.pid_exists(int(pid))
+        assert json.loads(told)["cluster"] != json.loads(second.split(" ", 2)[2])["cluster"], "new ports"
+    assert team.usable
+
+
+@pytest.mark.parametrize("most", [0, 2])
+def test_a_cluster_that_loses_members_too_often_fails(start, tmp_path, most):
+    team = start(_multi_worker(max_restarts=most), {f"worker 1 #{i}": "die" for i in range(1, 9)})
+    with pytest.raises(
+        StratagemError, match=rf"train failed: worker 1 died \(SIGKILL\), and strategy.max_restarts = {most} allows no"
+    ) as caught:
+        team.call("train", ARGUMENTS)
+    assert caught.value.exit_code == 1
+    assert len(team.restarts) == most
+    assert not team.usable
+    assert not team.first.alive
+    assert len(_starts(tmp_path)["worker 1"]) == most + 1
+
+
+def test_a_new_run_counts_its_restarts_from_none(start, tmp_path):
+    team = start(_multi_worker(), {"worker 1 #1": "die"})
+    team.call("start", ARGUMENTS)
+    assert len(team.restarts) == 1
+    team.call("start", ARGUMENTS)
+    assert team.restarts == []
+    assert [name for name, stage, _ in _requests(tmp_path) if stage == "start"] == ["worker 0"] * 2, "one run each"
+
+
+def test_a_process_that_never_begins_is_lost(start, monkeypatch):
+    monkeypatch.setattr(cluster, "START_SECONDS", 4.0)
+    plan = {"worker 1 #1": "never begin", "worker 0 #1": "wait"}
+    team = start(_multi_worker(heartbeat_timeout_seconds=2), plan)
+    assert team.call("train", ARGUMENTS)["stage"] == "train"
+    assert team.restarts == ["worker 1 gave no sign of life for 4 s"]
+
+
+def test_a_worker_that_dies_after_its_part_disturbs_nothing(start):
+    team = start(_multi_worker(max_restarts=0), {"worker 1 #1": "answer and die", "worker 0 #1": "take a while"})
+    assert team.call("train", ARGUMENTS)["stage"] == "train"
+    assert team.restarts == []
+    assert not team.usable
+
+
+# Each: what members do, the error that is told.
+FAILURES = [
+    (
+        {"worker 0 #1": "refuse in train in assist", "worker 1 #1": "refuse in train in assist"},
+        UserError,
+        "^train.epochs = 0$",
+    ),
+    (
+        {"worker 0 #1": "fail in train in assist", "worker 1 #1": "refuse in train in assist"},
+        UserError,
+        "^train.epochs = 0$",
+    ),
+    ({"worker 0 #1": "fail in train in assist", "worker 1 #1": "wait"}, StratagemError, "^it broke$"),
+    (
+        {"worker 0 #1": "block", "worker 1 #1": "fail in train in assist"},
+        StratagemError,
+        "^worker 1: it broke; its log: mlruns/",
+    ),
+]
+
+
+@pytest.mark.parametrize(("plan", "kind", "message"), FAILURES)
+def test_a_mistake_is_not_a_lost_member(start, tmp_path, plan, kind, message):
+    team = start(_multi_worker(), plan)
+    with pytest.raises(StratagemError, match=message) as caught:
+        team.call("train", ARGUMENTS)
+    assert type(caught.value) is kind
+    assert team.restarts == []
+    waits = {"wait", "block"} & set(plan.values())
+    assert team.usable == (not waits), "who waits for the others cannot be asked anything"
+    # The run can still be ended: by the chief, or by another process in place of one that would never answer.
+    assert team.first.alive == ("block" not in plan.values())
+    if team.first.alive:
+        assert team.call("finish", {})["name"] == "worker 0"
+
+
+def test_a_death_while_the_chief_alone_works_does_not_disturb_it(start):
+    team = start(_multi_worker(), {"worker 1 #1": "die"})
+    os.kill(team._processes[1].pid, signal.SIGKILL)
+    assert team.call("register", {})["stage"] == "register"
+    assert not team.usable
+    os.kill(team.first.pid, signal.SIGKILL)
+    with pytest.raises(StratagemError, match=r"the process that ran register died \(SIGKILL\)"):
+        team.call("register", {})
+
+
+def test_what_does_not_train_needs_one_process(start, tmp_path):
+    team = start(_multi_worker(workers=3), {}, with_cluster=False)
+    assert team.call("evaluate on one device", {})["name"] == "worker 0"
+    assert [start.split()[1:] for start in _starts(tmp_path)["worker 0"]] == [["serve", "None"]]
+    assert list(_starts(tmp_path)) == ["worker 0"]
+
+
+def test_an_interrupted_training_leaves_a_chief_that_can_end_the_run(start, tmp_path, interrupted_when):
+    team = start(_multi_worker(), {"worker 0 #1": "wait", "worker 1 #1": "wait"})
+    with (
+        interrupted_when(lambda: len(_requests(tmp_path)) == 2),
+        pytest.raises(Interrupted, match="interrupted"),
+    ):
+        team.call("train", ARGUMENTS)
+    assert team.first.alive
+    assert not team.usable
+    assert team.restarts == []
+
+
+def test_a_lost_worker_of_parameter_servers_starts_again_alone_on_its_own_port(
+    start, tmp_path, capfd, interrupted_when
+):
+    plan = {"worker 1 #1": "die", "worker 0 #1": "stop", "chief 0 #1": "wait"}
+    team = start(_parameter_server(heartbeat_timeout_seconds=2), plan)
+    with (
+        interrupted_when(lambda: [len(lines) for lines in _starts(tmp_path).values()] == [1, 1, 2, 2]),
+        pytest.raises(Interrupted, match="interrupted"),
+    ):
+        team.call("train", ARGUMENTS)
+    assert sorted(team.restarts) == ["worker 0 gave no sign of life for 2 s", "worker 1 died (SIGKILL)"]
+    starts = _starts(tmp_path)
+    assert list(starts) == ["chief 0", "ps 0", "worker 0", "worker 1"]
+    for name in ("worker 0", "worker 1"):
+        assert len({line.split(" ", 2)[2] for line in starts[name]}) == 1, "the others know it by this port"
+    err = capfd.readouterr().err
+    assert "worker 1 died (SIGKILL); it is started again, restart 1 of 3; its log: mlruns/" in err
+
+
+def test_a_training_goes_on_without_a_worker_that_may_not_start_again(start, tmp_path, capfd, interrupted_when):
+    plan = {"worker 1 #1": "die", "chief 0 #1": "wait"}
+    team = start(_parameter_server(max_restarts=0), plan)
+    with interrupted_when(lambda: len(team._processes) == 3), pytest.raises(Interrupted, match="interrupted"):
+        team.call("train", ARGUMENTS)
+    told = "worker 1 died (SIGKILL); strategy.max_restarts = 0, so the training goes on without it"
+    assert told in capfd.readouterr().err
+    assert len(_starts(tmp_path)["worker 1"]) == 1
+
+
+def test_without_any_worker_the_training_fails(start):
+    plan = {"worker 0 #1": "die", "worker 1 #1": "die", "chief 0 #1": "wait"}
+    with pytest.raises(
+        StratagemError, match=r"worker \d died \(SIGKILL\), as all workers, and strategy.max_restarts = 0"
+    ):
+        start(_parameter_server(max_restarts=0), plan).call("train", ARGUMENTS)
+
+
+@pytest.mark.parametrize("lost", ["ps 0", "chief 0"])
+def test_a_lost_parameter_server_or_chief_is_the_loss_of_all(start, tmp_path, lost):
+    team = start(_parameter_server(), {"chief 0 #1": "wait"} | {f"{lost} #1": "die"})
+    before = {one.pid for one in team._processes}
+    assert team.call("train", ARGUMENTS)["stage"] == "train"
+    assert team.restarts == [f"{lost} died (SIGKILL)"]
+    assert before.isdisjoint(one.pid for one in team._processes)
+    assert not any(map(psutil.pid_exists, before))
+
+
+def test_a_cluster_that_someone_else_started_is_not_started_again(start, monkeypatch):
+    ports = local.free_ports(2)
+    addresses = [f"localhost:{port}" for port in ports]
+    monkeypatch.setenv("TF_CONFIG", _tf_config("worker", 1, worker=addresses))
+    team = start(_multi_worker(), {"worker 1 #1": "lose a peer"})
+    with pytest.raises(
+        StratagemError, match=r"train ended: worker 1 lost its peers. .+ the same command for every member goes on"
+    ):
+        team.call("train", ARGUMENTS)
+    assert not team.usable
+
+
+def test_a_member_serves_as_long_as_the_chief_of_its_cluster(start, tmp_path, monkeypatch):
+    ports = local.free_ports(4)
+    addresses = [f"localhost:{port}" for port in ports]
+    cluster_of = {"chief": addresses[:1], "worker": addresses[1:3], "ps": addresses[3:]}
+    monkeypatch.setenv("TF_CONFIG", _tf_config("worker", 1, **cluster_of))
+    member = start(_parameter_server(), {"worker 1 #1": "die"})
+    monkeypatch.setenv("TF_CONFIG", _tf_config("chief", 0, **cluster_of))
+    chief = start(_parameter_server(), {"worker 1 #1": "die"})
+
+    def end_chief() -> None:
+        while len(_starts(tmp_path).get("worker 1", ())) < 2:
+            time.sleep(0.1)
+        chief.close()
+
+    thread = threading.Thread(target=end_chief)
+    thread.start()
+    member.stand_by()
+    assert not chief.first.alive
+    thread.join()
+    assert member.restarts == ["worker 1 died (SIGKILL)"], "on this machine, whoever started the cluster"
+    monkeypatch.setenv("TF_CONFIG", _tf_config("ps", 0, **cluster_of))
+    with pytest.raises(StratagemError, match=r"ps 0 died \(SIGKILL\); its log: mlruns/logs/"):
+        start(_parameter_server(), {"ps 0 #1": "die"}).stand_by()
+
+
+def test_a_process_that_was_stopped_itself_does_not_take_the_others_for_lost(start):
+    team = start(_multi_worker(heartbeat_timeout_seconds=2), {"worker 0 #1": "wait in train"})
+    team.call("start", ARGUMENTS)
+    # As after Ctrl-Z and fg: nobody has listened for longer than the time-out.
+    time.sleep(3)
+    assert team.call("start", ARGUMENTS)["name"] == "worker 0"
+    assert team.restarts == []
+
+
+def test_the_python_that_runs_this_runs_the_members(start):
+    team = start(config.OneDevice(kind="one_device"), {})
+    assert psutil.Process(team.first.pid).cmdline() == [sys.executable, "-m", "tasks", "serve"]
+
+
+# Each: a variable, the launcher, and why others reach the cluster's servers.
+OPEN = [
+    ("MLFLOW_TRACKING_URI", "http://127.0.0.1:1", "the chief has to reach the server of MLFLOW_TRACKING_URI"),
+    ("STRATAGEM_CLUSTER_NETWORK", "host", "STRATAGEM_CLUSTER_NETWORK = host"),
+    ("TF_CONFIG", "127.0.0.1", "TF_CONFIG puts them on one that this machine shares"),
+]
+
+
+@pytest.mark.parametrize(("name", "value", "reason"), OPEN)
+def test_a_cluster_that_others_reach_says_so_in_one_line(start, monkeypatch, capfd, name, value, reason):
+    if name == "TF_CONFIG":
+        addresses = [f"{value}:{port}" for port in local.free_ports(2)]
+        value = json.dumps({"cluster": {"worker": addresses}, "task": {"type": "worker", "index": 0}})
+    monkeypatch.setenv(name, value)
+    start(_multi_worker(), {})
+    (line,) = [line for line in capfd.readouterr().err.splitlines() if "whoever" in line]
+    assert line.startswith(f"this cluster's servers let in whoever reaches this machine's ports, because {reason}: ")
+    assert value not in line or name == "STRATAGEM_CLUSTER_NETWORK"
+
+
+def test_the_members_of_a_local_cluster_share_a_network_of_their_own(start, capfd):
+    team = start(_multi_worker(), {})
+    team.call("start", ARGUMENTS)
+    children = [child.pid for child in psutil.Process().children() if "tasks" in child.cmdline()]
+    networks = {os.readlink(f"/proc/{pid}/ns/net") for pid in children}
+    assert len(children) == 2
+    assert len(networks) == 1
+    assert networks != {os.readlink("/proc/self/ns/net")}
+    assert "whoever" not in capfd.readouterr().err

@@ -1,0 +1,123 @@
+"""What is asked before a run begins, and what a run is taken up from."""
+
+import importlib.util
+import json
+import os
+import shutil
+import time
+from pathlib import Path
+
+import pytest
+
+from tasks import config, pipeline, runs
+from tasks.errors import UserError
+from tasks.records import Run
+
+
+@pytest.fixture(autouse=True)
+def no_gpus(monkeypatch):
+    """A cluster here does not depend on the machine that the tests run on."""
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+
+
+@pytest.fixture
+def settings(project):
+    return config.load()
+
+
+def _load(*overrides: str) -> config.Settings:
+    return config.load(None, overrides)
+
+
+# Each: the variable, its value, the strategy, what is refused.
+CONTRADICTED = [
+    ("KERAS_BACKEND", "tensorflow", ["strategy.kind=data_parallel"], "contradicts strategy.kind = 'data_parallel'"),
+    ("KERAS_BACKEND", "jax", ["strategy.kind=mirrored"], "Unset KERAS_BACKEND, or give strategy.kind=data_parallel or"),
+    ("KERAS_BACKEND", "torch", [], r"which trains on tensorflow\. Unset KERAS_BACKEND$"),
+    ("TF_CONFIG", "{", ["strategy.kind=multi_worker"], r"TF_CONFIG = '\{': it is not JSON"),
+]
+
+
+@pytest.mark.parametrize(("variable", "value", "overrides", "message"), CONTRADICTED)
+def test_what_contradicts_a_strategy_is_refused_at_once(project, monkeypatch, variable, value, overrides, message):
+    settings = _load(*overrides)
+    pipeline.check_devices(settings)
+    monkeypatch.setenv(variable, value)
+    with pytest.raises(UserError, match=message):
+        pipeline.check_devices(settings)
+
+
+def test_what_fits_is_not_refused(project, monkeypatch):
+    monkeypatch.setenv("TF_CONFIG", "{")
+    monkeypatch.setenv("KERAS_BACKEND", "tensorflow")
+    for overrides in ([], ["strategy.kind=mirrored"], ["strategy.kind=multi_worker", "strategy.launcher=local"]):
+        pipeline.check_devices(_load(*overrides))
+
+
+def test_a_strategy_on_jax_needs_jax(project, monkeypatch):
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    pipeline.check_devices(_load())
+    with pytest.raises(UserError, match=r"strategy.kind = 'data_parallel' trains on JAX, which is not installed"):
+        pipeline.check_devices(_load("strategy.kind=data_parallel"))
+
+
+def test_there_is_no_tpu_here(project):
+    with pytest.raises(UserError, match=r"strategy.kind = 'tpu'"):
+        pipeline.check_devices(_load("strategy.kind=tpu"))
+
+
+@pytest.mark.parametrize(("index", "name"), [(0, None), (1, "worker 1")])
+def test_who_is_not_the_chief_of_a_cluster_knows_its_name(project, monkeypatch, index, name):
+    assert pipeline.member_name(_load("strategy.kind=multi_worker")) is None, "there the chief starts the others"
+    place = {"cluster": {"worker": ["localhost:40001", "localhost:40002"]}, "task": {"type": "worker", "index": index}}
+    monkeypatch.setenv("TF_CONFIG", json.dumps(place))
+    assert pipeline.member_name(_load("strategy.kind=multi_worker")) == name
+    assert pipeline.member_name(_load()) is None, "no cluster"
+
+
+def test_a_member_does_not_begin_before_the_data_are_prepared(project, monkeypatch):
+    place = {"cluster": {"worker": ["localhost:40001", "localhost:40002"]}, "task": {"type": "worker", "index": 1}}
+    monkeypatch.setenv("TF_CONFIG", json.dumps(place))
+    with pytest.raises(UserError, match="dataset digits is not prepared"):
+        pipeline.join(_load("strategy.kind=multi_worker"))
+    assert not (project / "mlruns" / "logs").exists()
+
+
+@pytest.mark.parametrize("room", ["data", "mlruns", ".dvc"])
+def test_a_folder_that_cannot_be_written_is_named(project, room):
+    shutil.rmtree(project / room)
+    (project / room).symlink_to("/proc/self")  # Nobody can make a file there, root neither.
+    with pytest.raises(UserError, match=rf"{room} cannot be written \(.+\): make the project's folder writable"):
+        pipeline.check_writable()
+
+
+def _begin(project: Path, name: str, dataset: str) -> Path:
+    """Write the record of a run as `start` does; return its folder."""
+    folder = project / "mlruns" / "runs" / name
+    (folder / "records").mkdir(parents=True)
+    values = {
+        "run_id": name, "experiment": dataset, "name": f"{dataset}-x", "folder": f"mlruns/runs/{name}",
+        "settings": _load(f"dataset.name={dataset}").to_json(),
+        "lineage": dict.fromkeys(("git_commit", "git_dirty", "data_version"))
+        | {"code_digest": "", "settings_digest": ""},
+    }  # fmt: skip
+    (folder / "records" / "run.json").write_text(Run.model_validate(values).model_dump_json())
+    return folder
+
+
+def test_the_newest_run_is_that_on_the_same_dataset(project):
+    with pytest.raises(UserError, match="no run on digits has begun"):
+        runs.newest("digits")
+    for age, (name, dataset) in enumerate([("other", "mnist"), ("new", "digits"), ("old", "digits")]):
+        record = _begin(project, name, dataset) / "records" / "run.json"
+        os.utime(record, (time.time() - age * 100,) * 2)
+    assert runs.newest("digits").run_id == "new"
+
+
+def test_a_run_that_cannot_be_evaluated_is_refused(project, settings):
+    run_id = "0123456789abcdef" * 2
+    _begin(project, run_id, "digits")
+    with pytest.raises(UserError, match=f"unknown run '{run_id[:-1]}': did you mean '{run_id}'"):
+        pipeline.load_training(settings, run_id[:-1])
+    with pytest.raises(UserError, match=f"{run_id} was not trained to its end: go on with `stratagem train --resume"):
+        pipeline.load_training(settings, run_id)

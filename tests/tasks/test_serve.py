@@ -1,0 +1,176 @@
+"""The requests that a stage process serves."""
+
+import errno
+import json
+import re
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from tasks import config
+from tasks.errors import Interrupted, StratagemError, UserError
+from tasks.process import client
+from tasks.process.environment import stage_environment
+from tasks.process.serve import unexpected
+
+# A user's own models. What they print must not mix with the answers.
+MODELS = """
+import os
+import keras
+
+def noisy(input_shape, num_classes):
+    print("noise from Python", flush=True)
+    os.write(1, b"noise from C\\n")
+    os.system("echo noise from a child")
+    images = keras.Input(input_shape)
+    return keras.Model(images, keras.layers.Dense(num_classes)(keras.layers.Flatten()(images)))
+
+def broken(input_shape, num_classes):
+    raise RuntimeError("first line\\nthe cause")
+"""
+QUICK = {"train.epochs": 1, "tracking.system_metrics": False, "model.options": {}}
+
+
+@pytest.mark.slow
+def test_a_stage_process_serves_requests_and_survives_their_errors(project, tiny, capfd):
+    (project / "own_models.py").write_text(MODELS)
+    noisy = config.load(None, {**QUICK, "dataset.name": "tiny", "model.name": "own_models:noisy"})
+    broken = config.load(None, {**QUICK, "dataset.name": "tiny", "model.name": "own_models:broken"})
+    try:
+        process = client.start(noisy)
+        with pytest.raises(StratagemError, match="nosuch failed: KeyError") as caught:
+            client._call("nosuch", noisy)
+        assert caught.value.exit_code == 1
+        with pytest.raises(UserError, match="unknown run 'nosuch'"):
+            client.resume_run(noisy, tiny, "nosuch")
+        running = client.start_run(noisy, tiny)
+        with pytest.raises(StratagemError, match=r"train failed: RuntimeError: the cause \(the whole story: --debug\)"):
+            client.train(broken, tiny, running)
+        trained = client.train(noisy, tiny, running)
+        assert trained.epochs == 1
+        assert client.start(noisy) is process, "all of it by one process"
+    finally:
+        client.stop()
+    shown = capfd.readouterr()
+    assert shown.out == ""
+    for noise in ("noise from Python", "noise from C", "noise from a child"):
+        assert noise in shown.err
+    assert "Traceback" not in shown.err
+
+
+@pytest.mark.slow
+def test_a_stage_that_is_interrupted_answers_and_the_process_serves_on(project, tiny, interrupted_when):
+    settings = config.load(None, {**QUICK, "dataset.name": "tiny", "train.epochs": 100_000})
+    try:
+        process = client.start(settings)
+        running = client.start_run(settings, tiny)
+        checkpoints = project / running.folder / "checkpoints"
+        with (
+            interrupted_when(lambda: list(checkpoints.glob("[0-9]*"))),
+            pytest.raises(Interrupted, match="the training was stopped at step") as caught,
+        ):
+            client.train(settings, tiny, running)
+        assert f"at step {max(int(path.name) for path in checkpoints.glob('[0-9]*'))}, which" in str(caught.value)
+        assert caught.value.exit_code == 130
+        client.finish_run(settings, running, "KILLED")
+        assert client.start(settings) is process
+    finally:
+        client.stop()
+
+
+def test_an_interrupt_before_anything_began_leaves_no_run(project, tiny, interrupted_when):
+    settings = config.load(None, {**QUICK, "dataset.name": "tiny"})
+    try:
+        process = client.start(settings)
+        asked = time.monotonic()
+        # It imports TensorFlow for seconds before it can answer.
+        with interrupted_when(lambda: time.monotonic() > asked + 1), pytest.raises(Interrupted):
+            client.start_run(settings, tiny)
+        assert process.first._process.wait(60) == -signal.SIGINT
+    finally:
+        client.stop()
+    assert [path.name for path in (project / "mlruns").iterdir()] == [".gitkeep"]
+
+
+@pytest.mark.slow
+def test_a_stage_process_ends_in_its_middle_when_its_input_closes(project, tiny):
+    settings = config.load(None, {**QUICK, "dataset.name": "tiny", "train.epochs": 100_000})
+    try:
+        running = client.start_run(settings, tiny)
+    finally:
+        client.stop()
+    process = subprocess.Popen(
+        [sys.executable, "-m", "tasks", "serve"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        env=stage_environment(settings),
+        text=True,
+    )
+    with process:
+        values = {"prepared": tiny.model_dump(mode="json"), "run": running.model_dump(mode="json")}
+        request = {"id": 1, "stage": "train", "arguments": {"settings": settings.to_json(), **values}}
+        process.stdin.write(json.dumps(request) + "\n")
+        process.stdin.flush()
+        checkpoints = project / running.folder / "checkpoints"
+        end = time.monotonic() + 300
+        while not list(checkpoints.glob("[0-9]*")):
+            assert process.poll() is None
+            assert time.monotonic() < end
+            time.sleep(0.1)
+        process.stdin.close()
+        assert process.wait(120) == 0
+
+
+class ResourceExhaustedError(Exception):
+    """What TensorFlow calls its own."""
+
+
+@pytest.mark.parametrize(
+    "error",
+    [MemoryError(), ResourceExhaustedError("OOM when allocating"), RuntimeError("RESOURCE_EXHAUSTED: Out of mem")],
+)
+def test_a_stage_without_memory_says_what_to_do(error):
+    told = unexpected("train", error)
+    assert told.exit_code == 1
+    assert str(told).startswith(
+        f"train ran out of memory ({type(error).__name__}): give a smaller train.global_batch_size"
+    )
+
+
+@pytest.mark.parametrize(
+    ("error", "place"),
+    [
+        (OSError(errno.ENOSPC, "No space left on device", "mlruns/x"), "mlruns/x"),
+        (OSError(errno.EDQUOT, "Disk quota exceeded", "mlruns/x"), "mlruns/x"),
+        (
+            RuntimeError("(sqlite3.OperationalError) database or disk is full [SQL: INSERT]"),
+            ".+, or the temporary folder,",
+        ),
+        (ValueError("the file cannot be closed"), "mlruns/y"),
+    ],
+    ids=str,
+)
+def test_a_stage_whose_disk_is_full_says_the_same_as_everywhere(project, error, place):
+    if place == "mlruns/y":  # A library's own error for it.
+        error.__cause__ = OSError(errno.ENOSPC, "No space left on device", place)
+    told = unexpected("train", error)
+    assert told.exit_code == 1
+    assert re.match(rf"{place} cannot be written \(.+\)\. Make room, and give the same command again$", str(told))
+
+
+@pytest.mark.parametrize(("backend", "imported"), [("tensorflow", "False"), ("jax", "True")])
+def test_a_stage_process_imports_jax_for_itself_alone(run, backend, imported):
+    code = """
+import sys
+from tasks.process.imports import import_quietly
+import_quietly("tasks.train")
+print("jax" in sys.modules)
+import jax.numpy
+print(jax.numpy.arange(3).sum())
+"""
+    result = run(["python", "-c", code], env={"KERAS_BACKEND": backend})
+    assert result.stdout.split() == [imported, "3"], result.stderr
