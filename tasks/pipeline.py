@@ -1,7 +1,6 @@
 """What a run is from its beginning to its end, and what is asked before one begins."""
 
 import contextlib
-import importlib
 import importlib.util
 import json
 import os
@@ -40,9 +39,7 @@ def check_devices(settings: config.Settings) -> None:
             f"strategy.kind = '{section.kind}' trains on JAX, which is not installed: install requirements.lock, or "
             "give strategy.kind=mirrored"
         )
-    if isinstance(section, config.Tpu):
-        importlib.import_module("tasks.launchers.tpu").check(section)
-    launchers.members(section)
+    launchers.check(section)
 
 
 def begin(
@@ -175,7 +172,8 @@ def reconcile() -> list[records.Ended]:
 
 def in_foreign_cluster(settings: config.Settings) -> bool:
     """Return whether this command is to join a cluster that someone else starts."""
-    return isinstance(settings.strategy, config.Cluster) and not launchers.find(settings.strategy).WHOLE
+    cluster = settings.strategy.cluster
+    return cluster is not None and not launchers.find(cluster).STARTS_ALL
 
 
 def member_name(settings: config.Settings) -> str | None:
@@ -200,19 +198,20 @@ def join(settings: config.Settings, pipeline: bool = False) -> None:
     if pipeline:
         dvc_data.prepare_data(settings)
     prepared = dvc_data.load_prepared(settings.dataset.name)
-    cluster = client.start(settings)
-    name = cluster.first.member.name
-    print(f"{name} joins the cluster of TF_CONFIG; its log: {cluster.logs}", file=sys.stderr)
-    if isinstance(settings.strategy, config.ParameterServer):
-        cluster.stand_by()
+    processes = client.start(settings)
+    name = processes.first.member.name
+    print(f"{name} joins the cluster of TF_CONFIG; its log: {processes.logs}", file=sys.stderr)
+    chief_gives_work = settings.strategy.cluster is not None and settings.strategy.cluster.chief_gives_work
+    if chief_gives_work:
+        processes.stand_by()
     else:
         arguments = {"settings": settings.to_json(), "prepared": prepared.model_dump(mode="json")}
-        # What the chief asks of the workers on its own machine: who builds a model waits until all others build it.
+        # What the chief asks of the workers on its own machine: to build a model is to wait until all others build it.
         evaluates = pipeline and settings.evaluate.strategy == "run"
         for stage in ("check", "train", *(["evaluate"] if evaluates else [])):
-            cluster.call(stage, arguments)
+            processes.call(stage, arguments)
     client.stop()
-    chief = "has ended" if isinstance(settings.strategy, config.ParameterServer) else "tells the result"
+    chief = "has ended" if chief_gives_work else "tells the result"
     print(f"{name} has done its part; the chief {chief}", file=sys.stderr)
 
 

@@ -180,12 +180,30 @@ class Cosine(Section):
 
 
 class StrategySection(Section):
-    """What every strategy says of itself: the loops that drive it, and what it cannot do, with the reason."""
+    """What every strategy says of itself, so that nobody else asks for its kind."""
 
     backend: ClassVar[Literal["tensorflow", "jax"]] = "tensorflow"
     loops: ClassVar[tuple[str, ...]] = ("fit", "custom")
+    """Those that drive it."""
     refuses: ClassVar[Mapping[str, str]] = {}
     """By key of ``FEATURES``: why it does not work here."""
+    needs: ClassVar[str | None] = None
+    """The file of tasks/launchers/ whose ``check`` says whether this machine has what it takes."""
+
+    @property
+    def cluster(self) -> "Cluster | None":
+        """These settings, where several processes train together."""
+        return None
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """What its processes must find before they import a framework."""
+        return {}
+
+    @property
+    def wanted_devices(self) -> int | list[str] | None:
+        """On JAX: how many devices, or which; None for all there are."""
+        return None
 
 
 class OneDevice(StrategySection):
@@ -194,6 +212,10 @@ class OneDevice(StrategySection):
     kind: Course[Literal["one_device"]]
     device: Speed[Annotated[str, Field(pattern=r"^(cpu|gpu(:\d+)?)$")] | None] = None
     """`cpu`, `gpu` or `gpu:1`; null takes the first GPU, else the CPU."""
+
+    @property
+    def environment(self) -> dict[str, str]:
+        return {"CUDA_VISIBLE_DEVICES": ""} if self.device == "cpu" else {}
 
 
 NO_XLA = "XLA compiles a step for one device, and the copies of a variable lie on several"
@@ -220,6 +242,8 @@ class Mirrored(StrategySection):
 class Cluster(StrategySection):
     """Several processes that train together."""
 
+    chief_gives_work: ClassVar[bool] = False
+    """Whether the other members serve the chief, instead of doing the stages with it."""
     launcher: Bookkeeping[Literal["local", "tf_config"] | None] = None
     """`local` starts the processes on this machine; `tf_config` joins the cluster that TF_CONFIG describes; null is
     `tf_config` where that variable is set, else `local`."""
@@ -229,6 +253,10 @@ class Cluster(StrategySection):
     """How often lost processes are started again, from the latest checkpoint, before the run fails."""
     heartbeat_timeout_seconds: Bookkeeping[Annotated[float, Field(gt=0, le=1e6)]] = 60.0
     """A process that gives no sign of life for so long counts as lost."""
+
+    @property
+    def cluster(self) -> "Cluster":
+        return self
 
 
 class MultiWorker(Cluster):
@@ -248,6 +276,7 @@ class MultiWorker(Cluster):
 class ParameterServer(Cluster):
     """Workers that train asynchronously on variables that servers hold (tf.distribute.ParameterServerStrategy)."""
 
+    chief_gives_work: ClassVar[bool] = True
     loops: ClassVar[tuple[str, ...]] = ("custom",)
     refuses: ClassVar[Mapping[str, str]] = {
         "train.jit_compile": "a step reads and writes variables on other processes, which XLA cannot",
@@ -270,6 +299,7 @@ class Tpu(StrategySection):
         "train.dtype_policy=float64": "a TPU has no float64",
         "train.gradient_accumulation_steps": NO_ACCUMULATION,
     }
+    needs: ClassVar[str | None] = "tpu"
     kind: Course[Literal["tpu"]]
     tpu: Speed[Text | None] = None
     """Name or address of the TPU; null takes TPU_NAME, or the TPU of this machine."""
@@ -292,6 +322,10 @@ class DataParallel(StrategySection):
     axis_name: Bookkeeping[MeshAxis] = "batch"
     """Name of the one axis of the device mesh."""
 
+    @property
+    def wanted_devices(self) -> int | list[str] | None:
+        return self.devices
+
 
 class ModelParallel(StrategySection):
     """Variables in shards, by rules, over a mesh of devices (keras.distribution.ModelParallel on JAX)."""
@@ -311,6 +345,10 @@ class ModelParallel(StrategySection):
     (`d1/kernel: [null, model]`) and of layers' outputs (`d2/output: [batch, null]`)."""
     unmatched_rules: Bookkeeping[Literal["refuse", "warn"]] = "refuse"
     """A rule that holds for no variable and no output: `refuse` to train, or `warn`, for a layout of several models."""
+
+    @property
+    def wanted_devices(self) -> int:
+        return self.devices or math.prod(self.mesh_shape)
 
     @model_validator(mode="after")
     def mesh_agrees(self) -> Self:

@@ -1,18 +1,17 @@
 """Launchers by name: which processes of a cluster this command starts, and what the environment of each says.
 
-A launcher is a module with ``members(section) -> list[Member]``, called anew for each start; ``WHOLE``: whether these
-are all of the cluster's, so that they can be started again together; and ``network()``: one that no other process is in
-(see `isolation`), or why there is none. `local` makes a cluster on this machine; `tf_config` takes this process's place
-in a cluster that someone else starts.
+The file is the key: `strategy.launcher` names it (`config.Cluster`), and it has what a `Launcher` has. `local` makes a
+cluster on this machine; `tf_config` takes this process's place in a cluster that someone else starts.
 """
 
 import importlib
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
-from types import ModuleType
+from typing import Any, Protocol
 
 from tasks import config
+from tasks.launchers.isolation import Network
 
 
 @dataclass(frozen=True)
@@ -33,10 +32,36 @@ class Member:
         return f"{self.job} {self.index}"
 
 
-def find(section: config.Cluster) -> ModuleType:
+# The process of a strategy that is no cluster.
+ALONE = Member("worker", 0, True, {})
+
+
+class Launcher(Protocol):
+    """What a module of this package has to have."""
+
+    STARTS_ALL: bool
+    """Whether its members are all of the cluster's, so that they can be started again together."""
+
+    def members(self, section: Any) -> list[Member]:
+        """Return the processes to start, anew for each start; where the chief is among them, it is the first.
+
+        Args:
+            section: the strategy's, a `config.Cluster`.
+
+        Raises:
+            UserError: the cluster cannot be made here: GPUs, ports, a variable.
+        """
+
+    def network(self) -> Network | str:
+        """Return a network that no other process is in, see `isolation`; or why there is none."""
+
+
+def find(cluster: config.Cluster) -> Launcher:
     """Return the launcher of a cluster."""
-    name = section.launcher or ("tf_config" if os.environ.get("TF_CONFIG") else "local")
-    return importlib.import_module(f"tasks.launchers.{name}")
+    name = cluster.launcher or ("tf_config" if os.environ.get("TF_CONFIG") else "local")
+    found: Any = importlib.import_module(f"tasks.launchers.{name}")
+    launcher: Launcher = found
+    return launcher
 
 
 def members(section: config.AnyStrategy) -> list[Member]:
@@ -45,10 +70,18 @@ def members(section: config.AnyStrategy) -> list[Member]:
     Raises:
         UserError: not enough GPUs, a TF_CONFIG that cannot be used, or a port that is taken.
     """
-    if not isinstance(section, config.Cluster):
-        return [Member("worker", 0, True, {})]
-    found: list[Member] = find(section).members(section)
-    return found
+    return [ALONE] if section.cluster is None else find(section.cluster).members(section)
+
+
+def check(section: config.AnyStrategy) -> None:
+    """Refuse a strategy that cannot be trained on this machine, as far as that shows without a framework.
+
+    Raises:
+        UserError: no TPU; or see `members`.
+    """
+    if section.needs is not None:
+        importlib.import_module(f"tasks.launchers.{section.needs}").check(section)
+    members(section)
 
 
 def visible_gpus() -> list[str]:

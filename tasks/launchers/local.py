@@ -10,7 +10,7 @@ from tasks import config
 from tasks.errors import UserError
 from tasks.launchers import Member, isolation, visible_gpus
 
-WHOLE = True
+STARTS_ALL = True
 
 
 def members(section: config.MultiWorker | config.ParameterServer) -> list[Member]:

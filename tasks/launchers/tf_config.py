@@ -9,7 +9,7 @@ from tasks import config
 from tasks.errors import UserError, one_of
 from tasks.launchers import Member, visible_gpus
 
-WHOLE = False
+STARTS_ALL = False
 EXAMPLE = '{"cluster": {"worker": ["host1:2222", "host2:2222"]}, "task": {"type": "worker", "index": 0}}'
 
 

@@ -157,16 +157,16 @@ def _lead(settings: config.Settings, with_cluster: bool) -> StageProcesses:
 def _evaluable(settings: config.Settings) -> config.Settings:
     """Return the settings as they are, or for one device where the members of the run's cluster are not to be had: a
     run of eight machines can be evaluated on a laptop."""
-    section, evaluate = settings.strategy, settings.evaluate
-    if evaluate.strategy == "one_device" or not isinstance(section, config.Cluster):
+    cluster, evaluate = settings.strategy.cluster, settings.evaluate
+    if evaluate.strategy == "one_device" or cluster is None:
         return settings
     running = _processes
     if running is not None and running.kind == kind_of_process(settings) and running.with_cluster and running.usable:
         return settings
     try:
-        if not launchers.find(section).WHOLE:
+        if not launchers.find(cluster).STARTS_ALL:
             raise UserError("someone else starts the members of the run's cluster, and none waits for this")
-        launchers.members(section)
+        launchers.members(settings.strategy)
     except UserError as error:
         print(f"evaluated on one device: {error}", file=sys.stderr)
         return settings.model_copy(update={"evaluate": evaluate.model_copy(update={"strategy": "one_device"})})

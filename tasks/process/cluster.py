@@ -11,20 +11,19 @@ import math
 import os
 import signal
 import socket
-import subprocess
 import sys
-import threading
 import time
 from collections.abc import Mapping
-from pathlib import Path
 from queue import Empty, SimpleQueue
-from typing import IO, Any
+from typing import Any
 
 from tasks import config, errors, launchers
 from tasks.errors import Interrupted, Preempted, StratagemError, Terminated
 from tasks.launchers import Member
 from tasks.launchers.isolation import Network
 from tasks.process import guard
+from tasks.process.logs import Logs
+from tasks.process.member import MemberProcess, Replies, Reply
 
 # When a process fails because another one died, the death is seen within this time.
 SETTLE_SECONDS = 5.0
@@ -36,104 +35,9 @@ START_SECONDS = 300.0
 # Requests that every worker takes part in, and what those that are not the chief do then.
 SHARED = {"check": "check", "train": "assist", "evaluate": "assist_evaluation"}
 
-Reply = dict[str, Any]
-
 
 class _Lost(Exception):
     """A member of a cluster died, hangs, or can no longer reach the others."""
-
-
-class Process:
-    """One child process, and what it says."""
-
-    def __init__(
-        self,
-        member: Member,
-        entry: str,
-        environment: Mapping[str, str],
-        log: Path | None,
-        said: "Said",
-        network: Network | None = None,
-    ) -> None:
-        self.member = member
-        self.entry = entry
-        self.begun = False
-        """Whether it has given a sign of life."""
-        self.silent_seconds = 0.0
-        """Since its last sign of life, or since it was asked for what it has to begin first."""
-        kept: IO[bytes] | None = None
-        environment = {**environment, **member.environment}
-        if log is not None:
-            environment["STRATAGEM_LOG"] = str(log)
-            if entry != "serve":  # The chief's messages are for the terminal; it puts what its libraries say aside.
-                kept = log.open("ab")
-        command = [sys.executable, "-m", "tasks", entry]
-        self._process = subprocess.Popen(
-            network.command(command) if network is not None else command,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=kept,
-            cwd=config.project_root(),
-            env=environment,
-            text=True,
-            process_group=0,  # Ctrl-C reaches this process alone, which passes it on once.
-            pass_fds=network.descriptors if network is not None else (),
-        )
-        if kept is not None:
-            kept.close()
-        self._reader = threading.Thread(target=self._read, args=(said,), daemon=True)
-        self._reader.start()
-
-    def _read(self, said: "Said") -> None:
-        if self._process.stdout is not None:
-            for line in self._process.stdout:
-                with contextlib.suppress(ValueError):  # A process that is killed leaves half a line.
-                    said.put((self, json.loads(line)))
-            self._process.stdout.close()
-        said.put((self, None))
-
-    @property
-    def alive(self) -> bool:
-        return self._process.poll() is None
-
-    @property
-    def pid(self) -> int:
-        return self._process.pid
-
-    @property
-    def death(self) -> str:
-        """How the process died."""
-        code = self._process.wait()
-        return signal.Signals(-code).name if code < 0 else f"exit code {code}"
-
-    def send(self, request: Reply) -> None:
-        """Send a request. One that died does not take it; its end is told by what is read."""
-        if self._process.stdin is not None:
-            with contextlib.suppress(BrokenPipeError):
-                self._process.stdin.write(json.dumps(request) + "\n")
-                self._process.stdin.flush()
-
-    def interrupt(self) -> None:
-        """Stop the running stage."""
-        self._process.send_signal(signal.SIGINT)
-
-    def kill_unawaited(self) -> None:
-        """End the process at once."""
-        self._process.kill()
-
-    def kill(self) -> None:
-        """End the process at once, also one that was stopped, and wait for it."""
-        self._process.kill()
-        self.close()
-
-    def close(self) -> None:
-        """End the process and wait for it."""
-        guard.close(self._process)
-        self._reader.join(POLL_SECONDS)  # A grandchild that was forked can hold the pipe open for longer.
-
-
-# A process and what it said; None is its end.
-Said = SimpleQueue[tuple[Process, Reply | None]]
 
 
 class StageProcesses:
@@ -155,28 +59,27 @@ class StageProcesses:
             with_cluster: False starts one process alone, which can do everything but train.
         """
         self.kind = kind
-        self.with_cluster = with_cluster or not isinstance(section, config.Cluster)
+        self.with_cluster = with_cluster or section.cluster is None
         self.restarts: list[str] = []
         """Why members were started again, since the run was begun or taken up."""
-        self._section = section if with_cluster and isinstance(section, config.Cluster) else None
+        self._cluster = section.cluster if with_cluster else None
         self._environment = dict(environment)
         self._num_requests = 0
         self._broken = False
         self._failed = False
-        self._logs: Path | None = None
+        self._logs: Logs | None = None
         self._network: Network | None = None
-        members = launchers.members(section) if with_cluster else [Member("worker", 0, True, {})]
-        if self._section is not None:
-            seconds = min(5.0, self._section.heartbeat_timeout_seconds / 4)
+        members = launchers.members(section) if with_cluster else [launchers.ALONE]
+        if self._cluster is not None:
+            seconds = min(5.0, self._cluster.heartbeat_timeout_seconds / 4)
             self._environment["STRATAGEM_HEARTBEAT_SECONDS"] = str(seconds)
-            self._logs = _unsettled_logs() / time.strftime(f"%Y%m%d-%H%M%S-{os.getpid()}")
-            self._logs.mkdir(parents=True, exist_ok=True)
-            self._network = _network_of(self._section)
+            self._logs = Logs()
+            self._network = _find_network(self._cluster)
         self._start(members)
 
     def _start(self, members: list[Member]) -> None:
-        self._said: Said = SimpleQueue()
-        self._processes: list[Process] = []
+        self._replies: Replies = SimpleQueue()
+        self._processes: list[MemberProcess] = []
         self._num_members = len(members)
         try:
             for member in members:
@@ -185,15 +88,15 @@ class StageProcesses:
             self.close()
             raise
 
-    def _open(self, member: Member) -> Process:
-        log = self._logs / f"{member.name.replace(' ', '-')}.log" if self._logs is not None else None
+    def _open(self, member: Member) -> MemberProcess:
+        log = self._logs.of(member) if self._logs is not None else None
         entry = "serve"
         if not member.is_chief:
-            entry = "member" if isinstance(self._section, config.ParameterServer) else "assist"
-        return Process(member, entry, self._environment, log, self._said, self._network)
+            entry = "member" if self._cluster is not None and self._cluster.chief_gives_work else "assist"
+        return MemberProcess(member, entry, self._environment, log, self._replies, self._network)
 
     @property
-    def first(self) -> Process:
+    def first(self) -> MemberProcess:
         """The chief; or the one member that this command starts."""
         return self._processes[0]
 
@@ -206,7 +109,7 @@ class StageProcesses:
     @property
     def logs(self) -> str:
         """Where the members' logs lie, from the project's folder."""
-        return str(self._logs.relative_to(config.project_root())) if self._logs is not None else ""
+        return str(self._logs or "")
 
     def call(self, stage: str, arguments: dict[str, Any]) -> Any:
         """Run a stage and return its record as JSON values.
@@ -219,7 +122,7 @@ class StageProcesses:
         if stage in ("start", "resume"):
             self.restarts = []
         try:
-            if stage in ("start", "resume") and self._section is not None:
+            if stage in ("start", "resume") and self._cluster is not None:
                 # First and apart, so that a member that is lost meanwhile does not leave a run that nobody ends.
                 self._call("check", {name: arguments[name] for name in ("settings", "prepared")})
             return self._call(stage, arguments)
@@ -234,14 +137,14 @@ class StageProcesses:
         folder = config.project_root() / arguments["run"]["folder"] if works else None
         # A training comes after a check. An evaluation may be the first request of all: the processes have yet to open
         # the logs whose paths they were given.
-        if folder is not None and stage == "train":
-            self._keep_logs_in(folder / "logs")
+        if self._logs is not None and folder is not None and stage == "train":
+            self._logs.move_to(folder)
         try:
             while True:
                 try:
                     answer = self._exchange(stage, arguments)
-                    if folder is not None:
-                        self._keep_logs_in(folder / "logs")
+                    if self._logs is not None and folder is not None:
+                        self._logs.move_to(folder)
                     return answer
                 except _Lost as lost:
                     self._restart(stage, str(lost))
@@ -253,7 +156,7 @@ class StageProcesses:
             raise Interrupted(said or f"{stage} was interrupted", code) from None
         except StratagemError:
             raise
-        except BaseException:  # The caller may take SIGTERM, and cancel a run, by an exception of its own.
+        except BaseException:  # Such as one by which the caller takes SIGTERM, or cancels a run.
             said = self._interrupt()
             if self._foreign and stage in SHARED:
                 raise Preempted(f"{stage} was told to stop: {said}") from None
@@ -267,9 +170,8 @@ class StageProcesses:
         Raises:
             StratagemError: the member died, and may not be started again.
         """
-        section = self._section
         host, _, port = json.loads(self.first.member.environment["TF_CONFIG"])["cluster"]["chief"][0].rpartition(":")
-        limit = section.heartbeat_timeout_seconds if section is not None else 0.0
+        limit = self._cluster.heartbeat_timeout_seconds if self._cluster is not None else 0.0
         tried_at, seen_at = 0.0, math.inf
         try:
             while True:
@@ -296,14 +198,7 @@ class StageProcesses:
         if self._network is not None:
             self._network.close()
         if self._logs is not None:
-            with contextlib.suppress(OSError):  # A log that says something stays, and so does its folder.
-                # A run keeps its logs. Of what went well outside of a run nobody asks for them.
-                unasked = self._logs.parent == _unsettled_logs() and not self._failed and not self.restarts
-                for log in self._logs.iterdir():
-                    if unasked or not log.stat().st_size:
-                        log.unlink()
-                self._logs.rmdir()
-                self._logs.parent.rmdir()
+            self._logs.close(went_well=not self._failed and not self.restarts)
 
     def _exchange(self, stage: str, arguments: dict[str, Any]) -> Any:
         """Send a request to everyone that takes part in it, and return the chief's record when all have answered."""
@@ -319,7 +214,7 @@ class StageProcesses:
                 needed = {name: arguments[name] for name in ("settings", "prepared")}
                 request |= {"stage": SHARED[stage], "arguments": needed}
             one.send(request)
-        answers: dict[Process, Reply] = {}
+        answers: dict[MemberProcess, Reply] = {}
         settled_at: float | None = None
         while len(answers) < len(asked) and (settled_at is None or time.monotonic() < settled_at):
             process, reply = self._listen(watch=stage in SHARED)
@@ -344,37 +239,37 @@ class StageProcesses:
         self._broken = self._broken or bool(silent)
         raise error
 
-    def _listen(self, watch: bool = True) -> tuple[Process | None, Reply | None]:
+    def _listen(self, watch: bool = True) -> tuple[MemberProcess | None, Reply | None]:
         """Return what a process says, with None for its end; (None, None) where nobody says anything for a while.
 
         Raises:
             _Lost: a process gives no sign of life for too long.
         """
         began = time.monotonic()
-        process: Process | None = None
+        process: MemberProcess | None = None
         reply: Reply | None = None
         with contextlib.suppress(Empty):
-            process, reply = self._said.get(timeout=POLL_SECONDS)
+            process, reply = self._replies.get(timeout=POLL_SECONDS)
         # Not the time since its last sign: after this process itself was stopped, that would be long for everyone.
         waited = min(time.monotonic() - began, POLL_SECONDS)
         beat = reply is not None and "heartbeat" in reply
         for one in self._processes:
-            one.begun = one.begun or (one is process and beat)
+            one.has_begun = one.has_begun or (one is process and beat)
             one.silent_seconds = 0.0 if one is process else one.silent_seconds + waited
-        if watch and self._section is not None:
-            begun = self._section.heartbeat_timeout_seconds
-            # A process that builds a strategy waits for members that someone else has still to start.
-            starting = START_SECONDS if launchers.find(self._section).WHOLE else math.inf
+        if watch and self._cluster is not None:
+            begun = self._cluster.heartbeat_timeout_seconds
+            # To build a strategy is to wait for all members, also for those that someone else has still to start.
+            starting = math.inf if self._foreign else START_SECONDS
             for one in list(self._processes):
-                limit = begun if one.begun else max(begun, starting)
+                limit = begun if one.has_begun else max(begun, starting)
                 if one.silent_seconds > limit:
                     self._lose(one, f"gave no sign of life for {limit:g} s")
         if beat or process not in self._processes:
             return None, None
         return process, reply
 
-    def _handle_death(self, process: Process, stage: str) -> None:
-        if self._section is not None and stage in SHARED:
+    def _handle_death(self, process: MemberProcess, stage: str) -> None:
+        if self._cluster is not None and stage in SHARED:
             self._lose(process, f"died ({process.death})")
             return
         self._broken = True
@@ -383,39 +278,41 @@ class StageProcesses:
             why = ". The machine may have run out of memory" if death == signal.SIGKILL.name else ""
             raise StratagemError(f"the process that ran {stage} died ({death}){why}. The same command goes on")
 
-    def _lose(self, process: Process, what: str) -> None:
+    def _lose(self, process: MemberProcess, what: str) -> None:
         """Start a worker of parameter servers again, on its own port; the loss of any other member is everyone's."""
         reason = f"{process.member.name} {what}"
-        if self._section is None or (process.entry, process.member.job) != ("member", "worker"):
+        if self._cluster is None or (process.entry, process.member.job) != ("member", "worker"):
             raise _Lost(reason)
         process.kill()
-        most = self._section.max_restarts
+        most = self._cluster.max_restarts
         if len(self.restarts) < most:
             self.restarts.append(reason)
-            _say(f"{reason}; it is started again, restart {len(self.restarts)} of {most}; its log: {self.logs}")
+            _print(f"{reason}; it is started again, restart {len(self.restarts)} of {most}; its log: {self.logs}")
             self._processes[self._processes.index(process)] = self._open(process.member)
             return
         self._processes.remove(process)
         if not any(one.member.job == "worker" for one in self._processes):
             raise _Lost(f"{reason}, as all workers")
-        _say(f"{reason}; strategy.max_restarts = {most}, so the training goes on without it; its log: {self.logs}")
+        _print(f"{reason}; strategy.max_restarts = {most}, so the training goes on without it; its log: {self.logs}")
 
-    def _failure(self, stage: str, answers: dict[Process, Reply], silent: list[Process]) -> Exception:
+    def _failure(self, stage: str, answers: dict[MemberProcess, Reply], silent: list[MemberProcess]) -> Exception:
         """Return the one error for the answers of all: the user's mistake, then a lost member, then what failed."""
         failed = [(process, reply) for process, reply in answers.items() if "error" in reply]
         failed.sort(key=lambda pair: (pair[1]["kind"] == "StratagemError", pair[0] is not self.first))
         process, reply = failed[0]
         lost = [one for one, answer in failed if answer.get("lost_peer")]
-        if reply["kind"] == "StratagemError" and lost and self._section is not None and stage in SHARED:
+        if reply["kind"] == "StratagemError" and lost and self._cluster is not None and stage in SHARED:
             return _Lost(
                 f"{silent[0].member.name} no longer answers" if silent else f"{lost[0].member.name} lost its peers"
             )
         error = errors.from_json(reply)
         if isinstance(error, Interrupted):  # Nobody told this command.
-            told = ", ".join(one.member.name for one, answer in failed if answer.get("told")) or "another member"
-            if self._section is None:
+            stopped = ", ".join(one.member.name for one, answer in failed if answer.get("told_to_stop"))
+            if self._cluster is None:
                 return Interrupted(str(error), Terminated.exit_code)
-            return Preempted(f"{stage} ended: {error}") if self._foreign else _Lost(f"{told} was told to stop")
+            if self._foreign:
+                return Preempted(f"{stage} ended: {error}")
+            return _Lost(f"{stopped or 'another member'} was told to stop")
         if process is not self.first and not isinstance(error, errors.UserError):
             return StratagemError(f"{process.member.name}: {error}; its log: {self.logs}")
         return error
@@ -425,23 +322,25 @@ class StageProcesses:
         for process in self._processes:
             process.kill()
         self._broken = True
-        if self._section is None:
+        if self._cluster is None:
             return
         if self._foreign:
             raise StratagemError(
                 f"{stage} ended: {reason}. Who started the cluster that TF_CONFIG describes starts it again: the same "
                 f"command for every member goes on from the latest checkpoint. The log: {self.logs}"
             )
-        most = self._section.max_restarts
+        most = self._cluster.max_restarts
         if len(self.restarts) >= most:
             raise StratagemError(
                 f"{stage} failed: {reason}, and strategy.max_restarts = {most} allows no further start. The same "
                 f"command goes on from the latest checkpoint; the logs: {self.logs}"
             )
         self.restarts.append(reason)
-        members = launchers.members(self._section)
-        count = len(members)
-        _say(f"{reason}; all {count} processes start again, restart {len(self.restarts)} of {most}; logs: {self.logs}")
+        members = launchers.members(self._cluster)
+        _print(
+            f"{reason}; all {len(members)} processes start again, restart {len(self.restarts)} of {most}; "
+            f"logs: {self.logs}"
+        )
         self._start(members)
         self._broken = False
 
@@ -478,32 +377,20 @@ class StageProcesses:
     @property
     def _foreign(self) -> bool:
         """Whether someone else starts the other members."""
-        return self._section is not None and not launchers.find(self._section).WHOLE
-
-    def _keep_logs_in(self, folder: Path) -> None:
-        if self._logs is not None and self._logs.parent != folder:
-            folder.mkdir(parents=True, exist_ok=True)
-            self._logs = self._logs.rename(folder / self._logs.name)
-            with contextlib.suppress(OSError):  # Those of others lie there, too.
-                _unsettled_logs().rmdir()
+        return self._cluster is not None and not launchers.find(self._cluster).STARTS_ALL
 
 
-def _unsettled_logs() -> Path:
-    """Return where logs lie until the processes train for a run, into whose folder they then come."""
-    return config.project_root() / "mlruns" / "logs"
-
-
-def _network_of(section: config.Cluster) -> Network | None:
+def _find_network(section: config.Cluster) -> Network | None:
     """Return the network that the members are to share, or say why others reach their servers, too."""
     found: Network | str = launchers.find(section).network()
     if isinstance(found, Network):
         return found
-    _say(
+    _print(
         f"this cluster's servers let in whoever reaches this machine's ports, because {found}: TensorFlow asks no "
         "password, and who is in can read and write your files. Let a firewall admit the cluster's machines alone"
     )
     return None
 
 
-def _say(message: str) -> None:
+def _print(message: str) -> None:
     print(message, file=sys.stderr, flush=True)

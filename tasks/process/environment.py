@@ -1,7 +1,6 @@
 """The environment of a child process, complete before it imports a framework."""
 
 import contextlib
-import math
 import os
 import stat
 import sys
@@ -55,21 +54,16 @@ def stage_environment(settings: config.Settings | None) -> dict[str, str]:
     for name in ("PREFECT_API_URL", "PREFECT_API_AUTH_STRING", "PREFECT_SERVER_API_AUTH_STRING"):
         environment.pop(name, None)
     environment.pop("TF_CONFIG", None)  # A launcher says who is a member of a cluster.
-    if settings is not None and settings.strategy.kind == "one_device" and settings.strategy.device == "cpu":
-        environment["CUDA_VISIBLE_DEVICES"] = ""
-    if settings is not None and settings.strategy.backend == "jax":
-        environment |= _jax_environment(settings)
+    if settings is not None:
+        environment |= settings.strategy.environment
+        if settings.strategy.backend == "jax":
+            environment |= _jax_environment(settings)
     return environment
 
 
 def _jax_environment(settings: config.Settings) -> dict[str, str]:
     """Return what makes Keras run on JAX; CPU devices can be made only when a process starts."""
-    section = settings.strategy
-    wanted: int | list[str] | None = None
-    if isinstance(section, config.DataParallel):
-        wanted = section.devices
-    elif isinstance(section, config.ModelParallel):
-        wanted = section.devices or math.prod(section.mesh_shape)
+    wanted = settings.strategy.wanted_devices
     named = wanted if isinstance(wanted, list) else []
     on_cpu = [int(name.removeprefix("cpu:")) for name in named if name.startswith("cpu:")]
     count = wanted if isinstance(wanted, int) else max(on_cpu, default=-1) + 1

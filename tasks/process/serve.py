@@ -90,7 +90,7 @@ class Stages:
         except KeyboardInterrupt:
             return errors.to_json(errors.Interrupted(f"{stage} was interrupted"))
         except StratagemError as error:
-            return {**errors.to_json(error), "told": self._stop.is_set()}
+            return {**errors.to_json(error), "told_to_stop": self._stop.is_set()}
         except Exception as error:
             lost = type(error).__name__ in LOST_PEER or LOST_PORT in str(error)
             return {**errors.to_json(unexpected(stage, error)), "lost_peer": lost}
@@ -105,7 +105,7 @@ class Stages:
         given = {name: RECORDS[name].model_validate(v) if name in RECORDS else v for name, v in arguments.items()}
         if stage in GENTLE:
             given["stop"] = self._stop
-        if isinstance(settings.strategy, config.Cluster) and stage in {*SHARED, *SHARED.values()}:
+        if settings.strategy.cluster is not None and stage in {*SHARED, *SHARED.values()}:
             from tasks import strategies
 
             # TensorFlow holds Python's lock while it waits for the other members: there is no sign of life before, and

@@ -1,0 +1,125 @@
+"""One child process `python -m tasks serve`, `assist` or `member`: its requests, and what it replies."""
+
+import contextlib
+import json
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Mapping
+from pathlib import Path
+from queue import SimpleQueue
+from typing import IO, Any
+
+from tasks import config
+from tasks.launchers import Member
+from tasks.launchers.isolation import Network
+from tasks.process import guard
+
+READER_SECONDS = 1.0
+
+Reply = dict[str, Any]
+
+
+class MemberProcess:
+    """A member of a cluster, or the one process of a strategy that is none."""
+
+    def __init__(
+        self,
+        member: Member,
+        entry: str,
+        environment: Mapping[str, str],
+        log: Path | None,
+        replies: "Replies",
+        network: Network | None = None,
+    ) -> None:
+        """Start the process.
+
+        Args:
+            member: whose environment it gets.
+            entry: the stage of `python -m tasks`.
+            environment: the member's own comes on top.
+            log: where its standard error goes; the chief's is for the terminal, and it puts what its libraries say
+                there.
+            replies: what it says is put there, and None at its end.
+            network: the one that it is in, if not this process's.
+        """
+        self.member = member
+        self.entry = entry
+        self.has_begun = False
+        """Whether it has given a sign of life."""
+        self.silent_seconds = 0.0
+        """Since its last sign of life, or since it was asked for what it has to begin first."""
+        environment = {**environment, **member.environment}
+        kept: IO[bytes] | None = None
+        if log is not None:
+            environment["STRATAGEM_LOG"] = str(log)
+            if entry != "serve":
+                kept = log.open("ab")
+        command = [sys.executable, "-m", "tasks", entry]
+        self._process = subprocess.Popen(
+            network.command(command) if network is not None else command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=kept,
+            cwd=config.project_root(),
+            env=environment,
+            text=True,
+            process_group=0,  # Ctrl-C reaches this process alone, which passes it on once.
+            pass_fds=network.descriptors if network is not None else (),
+        )
+        if kept is not None:
+            kept.close()
+        self._reader = threading.Thread(target=self._read, args=(replies,), daemon=True)
+        self._reader.start()
+
+    def _read(self, replies: "Replies") -> None:
+        if self._process.stdout is not None:
+            for line in self._process.stdout:
+                with contextlib.suppress(ValueError):  # A process that is killed leaves half a line.
+                    replies.put((self, json.loads(line)))
+            self._process.stdout.close()
+        replies.put((self, None))
+
+    @property
+    def alive(self) -> bool:
+        return self._process.poll() is None
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    @property
+    def death(self) -> str:
+        """How the process died."""
+        code = self._process.wait()
+        return signal.Signals(-code).name if code < 0 else f"exit code {code}"
+
+    def send(self, request: Reply) -> None:
+        """Send a request. A process that died does not take it; its end is seen by what is read."""
+        if self._process.stdin is not None:
+            with contextlib.suppress(BrokenPipeError):
+                self._process.stdin.write(json.dumps(request) + "\n")
+                self._process.stdin.flush()
+
+    def interrupt(self) -> None:
+        """Stop the running stage."""
+        self._process.send_signal(signal.SIGINT)
+
+    def kill_unawaited(self) -> None:
+        """End the process at once."""
+        self._process.kill()
+
+    def kill(self) -> None:
+        """End the process at once, also one that was stopped, and wait for it."""
+        self._process.kill()
+        self.close()
+
+    def close(self) -> None:
+        """End the process and wait for it."""
+        guard.close(self._process)
+        self._reader.join(READER_SECONDS)  # A grandchild that was forked can hold the pipe open for longer.
+
+
+# Who said what; None is its end.
+Replies = SimpleQueue[tuple[MemberProcess, Reply | None]]
