@@ -142,7 +142,7 @@ def run(
             return
         dvc_data.check_source(settings.dataset)
         pipeline.check_devices(settings)
-        if _joined(settings, pipeline=True):
+        if _joined(settings, as_run=True):
             return
         runs.refuse_held(settings, resume)
         prefect_server.set_environment(debug)
@@ -337,7 +337,7 @@ def train(
         if _joined(settings):
             return
         prepared = dvc_data.load_prepared(settings.dataset.name)
-        result = pipeline.train_alone(settings, prepared, resume=resume, allow_changes=allow_changes, fresh=fresh)
+        result = pipeline.train_alone(settings, prepared, pipeline.Resumption(resume, allow_changes, fresh))
         client.stop()
         shown = (
             "run_id",
@@ -352,13 +352,13 @@ def train(
         tables.print_record(result, json, (*shown, "weights_digest"))
 
 
-def _joined(settings: "Settings", pipeline: bool = False) -> bool:
+def _joined(settings: "Settings", as_run: bool = False) -> bool:
     """Train as a member of a cluster that someone else started; False when this process is the one that leads."""
     from tasks import pipeline
 
     if pipeline.member_name(settings) is None:
         return False
-    pipeline.join(settings, pipeline)
+    pipeline.join(settings, as_run)
     return True
 
 

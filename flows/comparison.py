@@ -1,6 +1,5 @@
 """The comparison flow: the same training under several strategies, one after another, then the table."""
 
-import os
 import sys
 import time
 import uuid
@@ -18,6 +17,7 @@ from flows.load import Load
 from flows.plan import LOOPS, Pair, Plan, explain, plan
 from tasks import config, runs
 from tasks.errors import Interrupted, StratagemError
+from tasks.machine import usable_cores
 from tasks.process import client
 from tasks.process.environment import keep_private
 from tasks.records import Comparison, ComparisonRow, PreparedDataset, Repeat, Run, TrainingResult
@@ -119,7 +119,7 @@ def _train(pair: Pair, prepared: PreparedDataset, parent: Run, number: int) -> C
     run = None
     try:
         with runs.hold(runs.key_of(pair.settings), runs.describe(pair.settings), flow_run.id) as held:
-            run = stages.start(pair.settings, prepared, flow_run.id, parent.run_id)
+            run = stages.start_run(pair.settings, prepared, flow_run.id, parent.run_id)
             held.note(run_id=run.run_id)
             start_seconds = time.perf_counter() - began
             with stages.finishing(pair.settings, run):
@@ -190,7 +190,7 @@ def summarise(
 ) -> Comparison:
     """Return the whole comparison as one record."""
     train = planned.trainable[0].train
-    num_cores = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
+    num_cores = usable_cores()
     rows = [_against_one_device(row, rows) for row in rows]
     return Comparison(
         run_id=run.run_id,

@@ -7,20 +7,21 @@ a task with tags Prefect asks its server before it lets it begin, and a run must
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TypeVar
 
 from prefect import State, Task, task
 from prefect.cache_policies import NO_CACHE
 from prefect.client.schemas import TaskRun
 
 from flows.training_log import epochs_logged
-from tasks import dvc_data, pipeline, runs
+from tasks import dvc_data, pipeline
 from tasks.config import Settings
 from tasks.errors import DownloadError
 from tasks.process import client
-from tasks.records import Comparison, EvaluationResult, PreparedDataset, RegisteredModel, Run, TrainingResult
+from tasks.records import PreparedDataset, Run, TrainingResult
 
-R = TypeVar("R")
+DATASET = "on {settings.dataset.name}"
+STRATEGY = DATASET + ", {settings.strategy.kind}"
+LOOP = STRATEGY + " {settings.train.loop}"
 
 
 async def _download_broke_off(task: Task[..., object], task_run: TaskRun, state: State[object]) -> bool:
@@ -43,106 +44,40 @@ def data(settings: Settings) -> PreparedDataset:
     return dvc_data.load_prepared(settings.dataset.name)
 
 
-@task(
-    name="start",
-    task_run_name="start run on {settings.dataset.name}, {settings.strategy.kind} {settings.train.loop}",
-    cache_policy=NO_CACHE,
-)
-def start(
-    settings: Settings, prepared: PreparedDataset, flow_run_id: str | None, parent_run_id: str | None = None
-) -> Run:
-    """Begin the MLflow run of a comparison's row, under ``parent_run_id``."""
-    return client.start_run(settings, prepared, flow_run_id, parent_run_id)
-
-
-@task(
-    name="begin",
-    task_run_name="begin run on {settings.dataset.name}, {settings.strategy.kind} {settings.train.loop}",
-    cache_policy=NO_CACHE,
-)
-def begin(
-    settings: Settings,
-    prepared: PreparedDataset,
-    held: runs.Hold,
-    flow_run_id: str | None,
-    resume: str | None,
-    allow_changes: bool,
-    fresh: bool,
-) -> Run:
-    """Begin the MLflow run, or take up one that did not come to its end."""
-    return pipeline.begin(
-        settings,
-        prepared,
-        held,
-        resume=resume,
-        allow_changes=allow_changes,
-        fresh=fresh,
-        flow_run_id=flow_run_id,
-    )
-
-
-@task(name="start_comparison", task_run_name="start comparison on {settings.dataset.name}", cache_policy=NO_CACHE)
-def start_comparison(settings: Settings, prepared: PreparedDataset, key: str, flow_run_id: str | None) -> Run:
-    """Begin the MLflow run that is the parent of a comparison's."""
-    return client.start_comparison(settings, prepared, key, flow_run_id)
-
-
-@task(
-    name="train",
-    task_run_name="train {settings.model.name} on {settings.dataset.name}, {settings.strategy.kind} "
-    "{settings.train.loop}",
-    cache_policy=NO_CACHE,
-)
+@task(name="train", task_run_name="train {settings.model.name} " + LOOP, cache_policy=NO_CACHE)
 def train(settings: Settings, prepared: PreparedDataset, run: Run) -> TrainingResult:
     """Train under the strategy."""
     with epochs_logged(run):
         return client.train(settings, prepared, run)
 
 
-@task(
+begin = Task(pipeline.begin, name="begin", task_run_name="begin run " + LOOP, cache_policy=NO_CACHE)
+start_run = Task(client.start_run, name="start", task_run_name="start run " + LOOP, cache_policy=NO_CACHE)
+start_comparison = Task(
+    client.start_comparison,
+    name="start_comparison",
+    task_run_name="start comparison " + DATASET,
+    cache_policy=NO_CACHE,
+)
+evaluate = Task(
+    client.evaluate,
     name="evaluate",
-    task_run_name="evaluate {settings.evaluate.checkpoint} on {settings.dataset.name}, {settings.strategy.kind} "
-    "{settings.train.loop}",
+    task_run_name="evaluate {settings.evaluate.checkpoint} " + LOOP,
     cache_policy=NO_CACHE,
 )
-def evaluate(settings: Settings, prepared: PreparedDataset, training: TrainingResult, run: Run) -> EvaluationResult:
-    """Evaluate the checkpoint."""
-    return client.evaluate(settings, prepared, training, run)
-
-
-@task(
-    name="register",
-    task_run_name="register {settings.model.name} on {settings.dataset.name}, {settings.strategy.kind}",
-    cache_policy=NO_CACHE,
+register = Task(
+    client.register, name="register", task_run_name="register {settings.model.name} " + STRATEGY, cache_policy=NO_CACHE
 )
-def register(
-    settings: Settings, prepared: PreparedDataset, training: TrainingResult, evaluation: EvaluationResult, run: Run
-) -> RegisteredModel:
-    """Register the model that was evaluated."""
-    return client.register(settings, prepared, training, evaluation, run)
-
-
-@task(name="report", task_run_name="report {run.name}", cache_policy=NO_CACHE)
-def report_comparison(settings: Settings, run: Run, comparison: Comparison) -> None:
-    """Write a comparison's table into its folder and into MLflow."""
-    client.report_comparison(settings, run, comparison)
-
-
-@task(name="finish", task_run_name="finish run {run.name}, {status}", cache_policy=NO_CACHE)
-def finish(settings: Settings, run: Run, status: str, reason: str | None = None) -> None:
-    """End the MLflow run: the one place that does."""
-    client.finish_run(settings, run, status, reason)
-
-
-@task(name="fail", task_run_name="end run {run.name}", cache_policy=NO_CACHE)
-def fail(settings: Settings, run: Run, error: BaseException) -> None:
-    """End the MLflow run as failed, or as killed when somebody stopped it."""
-    pipeline.end_failed(settings, run, error)
+report_comparison = Task(
+    client.report_comparison, name="report", task_run_name="report {run.name}", cache_policy=NO_CACHE
+)
+finish = Task(client.finish_run, name="finish", task_run_name="finish run {run.name}, {status}", cache_policy=NO_CACHE)
+fail = Task(pipeline.end_failed, name="fail", task_run_name="end run {run.name}", cache_policy=NO_CACHE)
 
 
 @contextmanager
 def finishing(settings: Settings, run: Run) -> Iterator[None]:
-    """End the MLflow run as the block ends."""
+    """End the MLflow run as the block ends: the one place that does."""
     try:
         yield
     except BaseException as error:

@@ -56,14 +56,13 @@ def training(
     keep_private()
     settings = _settings(recipe, overrides)
     reconciliation.end_abandoned_flow_runs()
-    return reporting.reported(lambda: _run(settings, if_changed, resume, allow_changes, fresh))
+    resumption = pipeline.Resumption(resume, allow_changes, fresh)
+    return reporting.reported(lambda: _run(settings, if_changed, resumption))
 
 
-def _run(
-    settings: config.Settings, if_changed: bool, resume: str | None, allow_changes: bool, fresh: bool
-) -> RunSummary:
-    runs.refuse_resume(settings, resume, allow_changes)  # Before data are made that are not needed.
-    with runs.hold_run(settings, resume, flow_run.id) as held:
+def _run(settings: config.Settings, if_changed: bool, resumption: pipeline.Resumption) -> RunSummary:
+    runs.refuse_resume(settings, resumption.run, resumption.allow_changes)  # Before data are made that are not needed.
+    with runs.hold_run(settings, resumption.run, flow_run.id) as held:
         clock = Clock()
         if not if_changed:
             client.start(settings)  # Imports its framework while DVC looks at the data.
@@ -71,12 +70,13 @@ def _run(
             prepared = stages.data(settings)
         if if_changed and (same := pipeline.unchanged(settings, prepared)):
             return same
-        run = stages.begin(settings, prepared, held, flow_run.id, resume, allow_changes, fresh)
+        run = stages.begin(settings, prepared, held, resumption, flow_run.id)
         with stages.finishing(settings, run):
             with clock.measure("train"):
-                trained = pipeline.trained_before(settings, run) or stages.train(settings, prepared, run)
+                trained = pipeline.earlier_result(settings, run, TrainingResult)
+                trained = trained or stages.train(settings, prepared, run)
             with clock.measure("evaluate"):
-                evaluated = pipeline.evaluated_before(settings, run)
+                evaluated = pipeline.earlier_result(settings, run, EvaluationResult)
                 evaluated = evaluated or stages.evaluate(settings, prepared, trained, run)
             with clock.measure("register"):
                 registered = runs.left_by(run, RegisteredModel)

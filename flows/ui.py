@@ -17,7 +17,7 @@ import requests
 from flows.prefect_server import guarded_environment, make_key
 from tasks import config, relocation
 from tasks.errors import StratagemError
-from tasks.launchers.local import free_ports
+from tasks.machine import free_ports
 from tasks.network import why_silent, without_userinfo
 from tasks.process.environment import stage_environment
 

@@ -16,6 +16,7 @@ from filelock import FileLock, Timeout
 from tasks import config, data_state, errors, lineage, prepared_data, records
 from tasks.errors import StratagemError, UserError
 from tasks.process import dvc_cache, scratch
+from tasks.process.apart import run_apart
 from tasks.process.environment import stage_environment
 from tasks.process.guard import held_open
 from tasks.records import PreparedDataset
@@ -143,14 +144,7 @@ def check_source(dataset: config.Dataset) -> None:
         return
     values = dataset.model_dump(mode="json", exclude={"image_size"})
     settings = [part for key, value in values.items() for part in ("--set", f"dataset.{key}={json.dumps(value)}")]
-    with tempfile.TemporaryDirectory(dir=scratch.folder()) as folder:
-        problem = Path(folder) / "error"
-        environment = {**stage_environment(None), "STRATAGEM_ERROR": str(problem)}
-        command = [sys.executable, "-m", "tasks", "check", *settings]
-        with held_open() as stdin:
-            subprocess.run(command, check=False, cwd=root, env=environment, stdout=sys.stderr, stdin=stdin)
-        if problem.exists():
-            raise errors.from_json(json.loads(problem.read_text(encoding="utf-8")))
+    run_apart("check", *settings)
 
 
 def _add_dataset(dataset: config.Dataset, root: Path) -> list[Path]:

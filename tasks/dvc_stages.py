@@ -70,7 +70,7 @@ def train(settings: config.Settings) -> None:
     folder = config.project_root() / "metrics"
     prepared = dvc_data.load_prepared(settings.dataset.name)
     pipeline.check_devices(settings)
-    training = pipeline.train_alone(settings, prepared)
+    training = pipeline.train_alone(settings, prepared, pipeline.Resumption())
     records.save(training, folder / "training.json")
     report.history_table(training, folder / "history.csv")
 

@@ -2,19 +2,19 @@
 
 import contextlib
 import importlib.util
-import json
 import os
-import subprocess
 import sys
 import tempfile
-from pathlib import Path
+from dataclasses import dataclass
+from typing import TypeVar
 
 from tasks import config, dvc_data, errors, launchers, lineage, records, runs
 from tasks.errors import StratagemError, UserError
-from tasks.process import client, scratch
-from tasks.process.environment import stage_environment
-from tasks.process.guard import held_open
-from tasks.records import EvaluationResult, PreparedDataset, Run, RunSummary, TrainingResult
+from tasks.process import client
+from tasks.process.apart import run_apart
+from tasks.records import PreparedDataset, Record, Run, RunSummary, TrainingResult
+
+R = TypeVar("R", bound=Record)
 
 
 def check_devices(settings: config.Settings) -> None:
@@ -42,14 +42,24 @@ def check_devices(settings: config.Settings) -> None:
     launchers.check(section)
 
 
+@dataclass(frozen=True)
+class Resumption:
+    """Which run is carried on, if any."""
+
+    run: str | None = None
+    """The id of one, or ``latest`` on the dataset; None is the newest one with the same settings, data and code, if it
+    did not come to its end."""
+    allow_changes: bool = False
+    """Carry ``run`` on even where settings or data make it another training."""
+    fresh: bool = False
+    """Carry none on."""
+
+
 def begin(
     settings: config.Settings,
     prepared: PreparedDataset,
     held: runs.Hold,
-    *,
-    resume: str | None = None,
-    allow_changes: bool = False,
-    fresh: bool = False,
+    resumption: Resumption,
     flow_run_id: str | None = None,
 ) -> Run:
     """Begin a run, or take up one that did not come to its end.
@@ -57,24 +67,21 @@ def begin(
     Args:
         settings: of the run.
         prepared: its data.
-        held: this process's hold on runs with these settings and on ``resume``.
-        resume: the id of the run to take up, or ``latest`` on this dataset; None is the newest one with these settings,
-            data and code, if it did not come to its end.
-        allow_changes: take up ``resume`` even where settings or data make it another training.
-        fresh: take up none.
+        held: this process's hold on runs with these settings, and on the one that is named.
+        resumption: which run to take up.
         flow_run_id: the run of Prefect's flow.
 
     Raises:
-        UserError: the training is refused, or what ``resume`` names cannot be carried on.
+        UserError: the training is refused, or the run that is named cannot be carried on.
     """
     runs.remove_leftovers(held.holder.key)
     unfinished = None
-    if resume is None and not fresh:
+    if resumption.run is None and not resumption.fresh:
         traced = lineage.trace(settings, prepared.data_version)
         unfinished = runs.find_unfinished(settings, traced)
         if unfinished is None and (why := runs.why_not_taken_up(settings, traced)):
             print(why, file=sys.stderr)
-    taken = unfinished or runs.find_named(settings, resume)
+    taken = unfinished or runs.find_named(settings, resumption.run)
     if taken is None:
         run = client.start_run(settings, prepared, flow_run_id)
     else:
@@ -82,7 +89,7 @@ def begin(
         if unfinished is not None:
             changed = runs.changes_without_result(settings, unfinished)
             print(f"going on with run {run_id}, which did not end{changed}; --fresh begins a new one", file=sys.stderr)
-        run = client.resume_run(settings, prepared, run_id, flow_run_id, allow_changes)
+        run = client.resume_run(settings, prepared, run_id, flow_run_id, resumption.allow_changes)
     held.note(run_id=run.run_id)
     return run
 
@@ -100,30 +107,16 @@ def end_failed(settings: config.Settings, run: Run, error: BaseException) -> Non
         print(f"run {run.run_id} could not be ended as {status}: {other}", file=sys.stderr)
 
 
-def trained_before(settings: config.Settings, run: Run) -> TrainingResult | None:
-    """Return what the training of a run left that was taken up after its end, else None.
+def earlier_result(settings: config.Settings, run: Run, kind: type[R]) -> R | None:
+    """Return what a stage of a run left that was taken up after it, such as its ``TrainingResult``, else None.
 
-    Members of a cluster that someone else started wait for a training: there the chief does one, of no steps.
+    Members of a cluster that someone else started wait for a training and an evaluation: there the chief does a
+    training of no steps, and evaluates again.
     """
-    return None if in_foreign_cluster(settings) else runs.left_by(run, TrainingResult)
+    return None if in_foreign_cluster(settings) else runs.left_by(run, kind)
 
 
-def evaluated_before(settings: config.Settings, run: Run) -> EvaluationResult | None:
-    """Return what the evaluation of a run left that was taken up after it, else None.
-
-    Members of a cluster that someone else started wait for an evaluation too.
-    """
-    return None if in_foreign_cluster(settings) else runs.left_by(run, EvaluationResult)
-
-
-def train_alone(
-    settings: config.Settings,
-    prepared: PreparedDataset,
-    *,
-    resume: str | None = None,
-    allow_changes: bool = False,
-    fresh: bool = False,
-) -> TrainingResult:
+def train_alone(settings: config.Settings, prepared: PreparedDataset, resumption: Resumption) -> TrainingResult:
     """Train as a run of its own, without Prefect; see ``begin``.
 
     Raises:
@@ -131,10 +124,10 @@ def train_alone(
         Interrupted: the training was told to stop.
         StratagemError: it failed.
     """
-    with runs.hold_run(settings, resume) as held:
-        run = begin(settings, prepared, held, resume=resume, allow_changes=allow_changes, fresh=fresh)
+    with runs.hold_run(settings, resumption.run) as held:
+        run = begin(settings, prepared, held, resumption)
         try:
-            result = trained_before(settings, run)
+            result = earlier_result(settings, run, TrainingResult)
             if result is None:
                 result = client.train(settings, prepared, run)
         except BaseException as error:
@@ -152,18 +145,8 @@ def reconcile() -> list[records.Ended]:
         StratagemError: the store cannot be used, or does not answer.
     """
     removed = [path.relative_to(config.project_root()) for path in runs.remove_leftovers()]
-    with tempfile.TemporaryDirectory(dir=scratch.folder()) as folder:
-        problem = Path(folder) / "error"
-        environment = {**stage_environment(None), "STRATAGEM_ERROR": str(problem)}
-        command = [sys.executable, "-m", "tasks", "reconcile"]
-        root = config.project_root()
-        with held_open() as stdin:
-            done = subprocess.run(
-                command, check=False, cwd=root, env=environment, stdin=stdin, stdout=subprocess.PIPE, text=True
-            )
-        if problem.exists():
-            raise errors.from_json(json.loads(problem.read_text(encoding="utf-8")))
-        done.check_returncode()
+    done = run_apart("reconcile")
+    done.check_returncode()
     return [
         *(records.Ended(what=str(path), status="removed", reason="it was half-written") for path in removed),
         *(records.Ended.model_validate_json(line) for line in done.stdout.splitlines()),
@@ -183,19 +166,19 @@ def member_name(settings: config.Settings) -> str | None:
     return None if member.is_chief else member.name
 
 
-def join(settings: config.Settings, pipeline: bool = False) -> None:
+def join(settings: config.Settings, as_run: bool = False) -> None:
     """Do the part of a member that is not the chief, until the chief has trained, or evaluated too.
 
     Args:
         settings: those of the chief.
-        pipeline: bring the data up to date first and evaluate after the training, as the chief does in `stratagem run`;
+        as_run: bring the data up to date first and evaluate after the training, as the chief does in `stratagem run`;
             without it the data must be prepared.
 
     Raises:
         UserError: the settings, the data or TF_CONFIG are refused.
         StratagemError: the training failed, or another member was lost.
     """
-    if pipeline:
+    if as_run:
         dvc_data.prepare_data(settings)
     prepared = dvc_data.load_prepared(settings.dataset.name)
     processes = client.start(settings)
@@ -207,7 +190,7 @@ def join(settings: config.Settings, pipeline: bool = False) -> None:
     else:
         arguments = {"settings": settings.to_json(), "prepared": prepared.model_dump(mode="json")}
         # What the chief asks of the workers on its own machine: to build a model is to wait until all others build it.
-        evaluates = pipeline and settings.evaluate.strategy == "run"
+        evaluates = as_run and settings.evaluate.strategy == "run"
         for stage in ("check", "train", *(["evaluate"] if evaluates else [])):
             processes.call(stage, arguments)
     client.stop()

@@ -64,7 +64,7 @@ def find(cluster: config.Cluster) -> Launcher:
     return launcher
 
 
-def members(section: config.AnyStrategy) -> list[Member]:
+def members(section: config.StrategySection) -> list[Member]:
     """Return the processes that this command starts; where the chief is among them, it is the first.
 
     Raises:
@@ -73,7 +73,7 @@ def members(section: config.AnyStrategy) -> list[Member]:
     return [ALONE] if section.cluster is None else find(section.cluster).members(section)
 
 
-def check(section: config.AnyStrategy) -> None:
+def check(section: config.StrategySection) -> None:
     """Refuse a strategy that cannot be trained on this machine, as far as that shows without a framework.
 
     Raises:
@@ -82,20 +82,3 @@ def check(section: config.AnyStrategy) -> None:
     if section.needs is not None:
         importlib.import_module(f"tasks.launchers.{section.needs}").check(section)
     members(section)
-
-
-def visible_gpus() -> list[str]:
-    """Return the GPUs that a process started now would see, as CUDA_VISIBLE_DEVICES spells them; no framework is
-    asked."""
-    import pynvml  # type: ignore[import-untyped]
-
-    try:
-        pynvml.nvmlInit()
-        count = pynvml.nvmlDeviceGetCount()
-        pynvml.nvmlShutdown()
-    except pynvml.NVMLError:  # No driver.
-        return []
-    named = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if named is None or not count:
-        return [str(index) for index in range(count)]
-    return [name.strip() for name in named.split(",") if name.strip() not in ("", "-1")]

@@ -3,12 +3,11 @@ all of them in a network that no other process is in."""
 
 import json
 import os
-import socket
-import sys
 
 from tasks import config
 from tasks.errors import UserError
-from tasks.launchers import Member, isolation, visible_gpus
+from tasks.launchers import Member, isolation
+from tasks.machine import free_ports, usable_cores, visible_gpus
 
 STARTS_ALL = True
 
@@ -53,8 +52,7 @@ def network() -> isolation.Network | str:
 
 def _threads(workers: int) -> dict[str, str]:
     """Return settings by which the workers share the cores: by default each would start a thread for every core."""
-    cores = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
-    share = cores // workers
+    share = usable_cores() // workers
     # A step waits for its peers in a thread of the second pool; with one alone nothing else could go on meanwhile.
     wanted = {"TF_NUM_INTRAOP_THREADS": max(1, share), "TF_NUM_INTEROP_THREADS": max(2, share)}
     return {name: os.environ.get(name, str(count)) for name, count in wanted.items()}
@@ -76,15 +74,3 @@ def _gpus_of_workers(section: config.MultiWorker | config.ParameterServer) -> li
             f"Give strategy.workers={len(gpus)}, or set CUDA_VISIBLE_DEVICES= to train on the CPU"
         )
     return [gpus[worker * share : (worker + 1) * share] for worker in range(workers)] if gpus else []
-
-
-def free_ports(count: int) -> list[int]:
-    """Return ports of 127.0.0.1 that nobody uses now."""
-    sockets = [socket.socket() for _ in range(count)]
-    try:
-        for one in sockets:
-            one.bind(("127.0.0.1", 0))
-        return [one.getsockname()[1] for one in sockets]
-    finally:
-        for one in sockets:
-            one.close()

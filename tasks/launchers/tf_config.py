@@ -7,7 +7,8 @@ from typing import Any
 
 from tasks import config
 from tasks.errors import UserError, one_of
-from tasks.launchers import Member, visible_gpus
+from tasks.launchers import Member
+from tasks.machine import visible_gpus
 
 STARTS_ALL = False
 EXAMPLE = '{"cluster": {"worker": ["host1:2222", "host2:2222"]}, "task": {"type": "worker", "index": 0}}'

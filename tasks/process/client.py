@@ -105,8 +105,9 @@ def evaluate(
     settings = _evaluable(settings)
     everywhere = settings.evaluate.strategy == "run"
     stage = "evaluate" if everywhere else "evaluate on one device"
-    given = {"prepared": prepared, "training": training, "run": run}
-    return EvaluationResult.model_validate(_call(stage, settings, with_cluster=everywhere, **given))
+    return EvaluationResult.model_validate(
+        _call(stage, settings, with_cluster=everywhere, prepared=prepared, training=training, run=run)
+    )
 
 
 def register(
@@ -117,8 +118,9 @@ def register(
     run: Run,
 ) -> RegisteredModel:
     """Register the evaluated model."""
-    given = {"prepared": prepared, "training": training, "evaluation": evaluation, "run": run}
-    return RegisteredModel.model_validate(_call("register", settings, **given))
+    return RegisteredModel.model_validate(
+        _call("register", settings, prepared=prepared, training=training, evaluation=evaluation, run=run)
+    )
 
 
 def report_comparison(settings: config.Settings, run: Run, comparison: Comparison) -> None:

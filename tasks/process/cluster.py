@@ -48,7 +48,7 @@ class StageProcesses:
     """
 
     def __init__(
-        self, section: config.AnyStrategy, environment: Mapping[str, str], kind: str, with_cluster: bool
+        self, section: config.StrategySection, environment: Mapping[str, str], kind: str, with_cluster: bool
     ) -> None:
         """Start the processes.
 

@@ -13,7 +13,7 @@ import requests
 
 from flows import prefect_server
 from tasks.errors import StratagemError, UserError
-from tasks.launchers.local import free_ports
+from tasks.machine import free_ports
 from tasks.process.environment import show_tracebacks
 
 

@@ -7,7 +7,7 @@ import psutil
 import pytest
 import requests
 
-from tasks.launchers.local import free_ports
+from tasks.machine import free_ports
 
 
 def _lines(out: str) -> dict[str, str]:

@@ -29,7 +29,7 @@ import pytest
 
 from tasks import prepared_data, records
 from tasks.checkpoints import Checkpoints
-from tasks.launchers.local import free_ports
+from tasks.machine import free_ports
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(3000)]
 

@@ -9,7 +9,7 @@ import numpy as np
 import psutil
 import pytest
 
-from tasks.launchers.local import free_ports
+from tasks.machine import free_ports
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]
 

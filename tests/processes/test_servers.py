@@ -16,7 +16,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tasks.launchers.local import free_ports
+from tasks.machine import free_ports
 
 pytestmark = pytest.mark.slow
 

@@ -13,6 +13,7 @@ import pytest
 from tasks import config, launchers
 from tasks.errors import Interrupted, StratagemError, UserError
 from tasks.launchers import local, tf_config
+from tasks.machine import free_ports
 from tasks.process import cluster, guard
 from tasks.process.cluster import StageProcesses
 
@@ -371,7 +372,7 @@ def test_a_lost_parameter_server_or_chief_is_the_loss_of_all(start, tmp_path, lo
 
 
 def test_a_cluster_that_someone_else_started_is_not_started_again(start, monkeypatch):
-    ports = local.free_ports(2)
+    ports = free_ports(2)
     addresses = [f"localhost:{port}" for port in ports]
     monkeypatch.setenv("TF_CONFIG", _tf_config("worker", 1, worker=addresses))
     team = start(_multi_worker(), {"worker 1 #1": "lose a peer"})
@@ -383,7 +384,7 @@ def test_a_cluster_that_someone_else_started_is_not_started_again(start, monkeyp
 
 
 def test_a_member_serves_as_long_as_the_chief_of_its_cluster(start, tmp_path, monkeypatch):
-    ports = local.free_ports(4)
+    ports = free_ports(4)
     addresses = [f"localhost:{port}" for port in ports]
     cluster_of = {"chief": addresses[:1], "worker": addresses[1:3], "ps": addresses[3:]}
     monkeypatch.setenv("TF_CONFIG", _tf_config("worker", 1, **cluster_of))
@@ -432,7 +433,7 @@ OPEN = [
 @pytest.mark.parametrize(("name", "value", "reason"), OPEN)
 def test_a_cluster_that_others_reach_says_so_in_one_line(start, monkeypatch, capfd, name, value, reason):
     if name == "TF_CONFIG":
-        addresses = [f"{value}:{port}" for port in local.free_ports(2)]
+        addresses = [f"{value}:{port}" for port in free_ports(2)]
         value = json.dumps({"cluster": {"worker": addresses}, "task": {"type": "worker", "index": 0}})
     monkeypatch.setenv(name, value)
     start(_multi_worker(), {})

@@ -100,34 +100,6 @@ def test_more_gpus_than_there_are_are_refused(monkeypatch, section, gpus, messag
         local.members(section)
 
 
-@pytest.mark.parametrize(
-    ("named", "count", "seen"),
-    [
-        (None, 2, ["0", "1"]),
-        ("1,0", 2, ["1", "0"]),
-        ("", 2, []),
-        ("-1", 2, []),
-        ("0", 0, []),
-        ("GPU-ab", 8, ["GPU-ab"]),
-    ],
-)
-def test_the_visible_gpus_are_those_of_the_driver_that_the_user_leaves(monkeypatch, named, count, seen):
-    import pynvml
-
-    monkeypatch.setattr(pynvml, "nvmlInit", lambda: None)
-    monkeypatch.setattr(pynvml, "nvmlShutdown", lambda: None)
-    monkeypatch.setattr(pynvml, "nvmlDeviceGetCount", lambda: count)
-    if named is not None:
-        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", named)
-    assert launchers.visible_gpus() == seen
-
-    def no_driver() -> None:
-        raise pynvml.NVMLError(pynvml.NVML_ERROR_LIBRARY_NOT_FOUND)
-
-    monkeypatch.setattr(pynvml, "nvmlInit", no_driver)
-    assert launchers.visible_gpus() == []
-
-
 def test_tf_config_is_used_where_it_is_set(monkeypatch):
     assert launchers.find(_multi_worker()) is local
     monkeypatch.setenv("TF_CONFIG", "{}")

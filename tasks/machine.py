@@ -1,0 +1,38 @@
+"""What a process may use of this machine: cores, GPUs, ports. No framework is asked."""
+
+import os
+import socket
+import sys
+
+
+def usable_cores() -> int:
+    """Return the number of processor cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
+
+
+def visible_gpus() -> list[str]:
+    """Return the GPUs that a process started now would see, as CUDA_VISIBLE_DEVICES spells them."""
+    import pynvml  # type: ignore[import-untyped]
+
+    try:
+        pynvml.nvmlInit()
+        count = pynvml.nvmlDeviceGetCount()
+        pynvml.nvmlShutdown()
+    except pynvml.NVMLError:  # No driver.
+        return []
+    named = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if named is None or not count:
+        return [str(index) for index in range(count)]
+    return [name.strip() for name in named.split(",") if name.strip() not in ("", "-1")]
+
+
+def free_ports(count: int) -> list[int]:
+    """Return ports of 127.0.0.1 that nobody uses now."""
+    sockets = [socket.socket() for _ in range(count)]
+    try:
+        for one in sockets:
+            one.bind(("127.0.0.1", 0))
+        return [one.getsockname()[1] for one in sockets]
+    finally:
+        for one in sockets:
+            one.close()
