@@ -121,5 +121,5 @@ class MemberProcess:
         self._reader.join(READER_SECONDS)  # A grandchild that was forked can hold the pipe open for longer.
 
 
-# Who said what; None is its end.
+# A process and what it said; None is its end.
 Replies = SimpleQueue[tuple[MemberProcess, Reply | None]]
