@@ -13,18 +13,20 @@ from collections.abc import Callable
 import numpy as np
 import psutil
 
-from tasks import config, dvc_data, input_pipeline, strategies
+from tasks import config, dvc_data, strategies
+from tasks.input import sources
+from tasks.input.batches import Batches
 
 STEPS_PER_EXECUTION = 50
 """About what `auto` comes to for a convnet of MNIST."""
 SHUFFLED = {"input.validation": None, "checkpoint.monitor": "train/loss", "input.augmentation.crop_padding": 0}
 
 
-def batches_of(dataset: str, batch_size: int, source: str) -> input_pipeline.Batches:
+def batches_of(dataset: str, batch_size: int, source: str) -> Batches:
     """Return the project's training batches."""
     values = {**SHUFFLED, "dataset.name": dataset, "train.per_replica_batch_size": batch_size, "input.source": source}
     settings = config.load(overrides=values)
-    return input_pipeline.training(settings, dvc_data.load_prepared(dataset), batch_size)
+    return sources.training_batches(settings, dvc_data.load_prepared(dataset), batch_size)
 
 
 def ours(dataset: str, batch_size: int, source: str) -> Callable[[int], int]:

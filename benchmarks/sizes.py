@@ -18,9 +18,11 @@ import tensorflow_datasets as tfds
 
 from benchmarks.reading import counter
 from benchmarks.training import trained
-from tasks import config, download, input_pipeline, lineage, prepare, records, runs, strategies, tracking, train
+from tasks import config, download, lineage, prepare, records, runs, strategies, tracking, train
 from tasks.checkpoints import Checkpoints, assign
 from tasks.evaluate import evaluate
+from tasks.input import sources
+from tasks.input.batches import Batches
 
 EXAMPLES, SIDES = (1_000, 4_000, 16_000, 60_000), (8, 16, 32, 64)
 STEPS = POINTS = RUNS = (100, 1_000, 10_000)
@@ -90,9 +92,9 @@ def data(axis: str, size: int, settings: config.Settings, manifest: records.Data
     """Measure what reads or writes the images."""
     measure(f"prepare / {axis}", size, lambda: prepare.prepare(settings.dataset, manifest))
     prepared = prepare.prepare(settings.dataset, manifest)
-    batches, consume = input_pipeline.training(settings, prepared, 64), counter()
+    batches, consume = sources.training_batches(settings, prepared, 64), counter()
 
-    def next_pass() -> input_pipeline.Batches:
+    def next_pass() -> Batches:
         batches.epoch += 1  # Each has an order of its own.
         return batches
 

@@ -7,9 +7,10 @@ import numpy as np
 import numpy.typing as npt
 from scipy.special import log_softmax, softmax
 
-from tasks import checkpoints, config, input_pipeline, models, outputs, strategies
+from tasks import checkpoints, config, models, outputs, strategies
 from tasks.checkpoints import Checkpoints
 from tasks.errors import StratagemError, UserError
+from tasks.input import sources
 from tasks.records import ClassMetrics, EvaluationResult, PreparedDataset, TrainingResult
 from tasks.strategies import Strategy
 
@@ -31,7 +32,7 @@ def evaluate(settings: config.Settings, prepared: PreparedDataset, training: Tra
         UserError: no such checkpoint, or it is of another model; or a damaged array.
         StratagemError: the model's outputs are no numbers.
     """
-    input_pipeline.verify(settings.input, prepared)
+    sources.verify(settings.input, prepared)
     models.set_precision(settings.train.dtype_policy)
     strategy = _strategy(settings)
     folder = config.project_root() / training.checkpoints
@@ -82,7 +83,7 @@ def evaluate(settings: config.Settings, prepared: PreparedDataset, training: Tra
 
 def assist(settings: config.Settings, prepared: PreparedDataset) -> None:
     """Compute the share of a worker that is not the chief, from the chief's checkpoint; nothing is written."""
-    input_pipeline.verify(settings.input, prepared)
+    sources.verify(settings.input, prepared)
     models.set_precision(settings.train.dtype_policy)
     strategy = strategies.build(settings.strategy)
     arrays, _ = checkpoints.unpack(strategy.broadcast(b""))

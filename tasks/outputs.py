@@ -11,9 +11,11 @@ import keras
 import numpy as np
 import numpy.typing as npt
 
-from tasks import checkpoints, config, input_pipeline, models
+from tasks import checkpoints, config, models
 from tasks.checkpoints import Arrays
-from tasks.input_pipeline import Batches
+from tasks.input import sources
+from tasks.input.array import ArraySource
+from tasks.input.batches import Batches
 from tasks.records import PreparedDataset
 from tasks.strategies import Strategy
 
@@ -65,7 +67,7 @@ def compute(settings: config.Settings, prepared: PreparedDataset, strategy: Stra
         size = settings.evaluate.global_batch_size
         size = max(size - size % strategy.num_replicas, strategy.num_replicas)
         place = (1, strategy.worker, strategy.num_workers)
-        with contextlib.closing(input_pipeline.ordered(settings, prepared, "test", size, *place)) as test:
+        with contextlib.closing(sources.ordered_batches(settings, prepared, "test", size, *place)) as test:
             if strategy.coordinator is not None:
                 from tasks.training import coordinator
 
@@ -81,7 +83,7 @@ def compute(settings: config.Settings, prepared: PreparedDataset, strategy: Stra
             on_jax = keras.backend.backend() == "jax"
             function = _function_on_jax(model, strategy) if on_jax else _function_on_tensorflow(model, strategy)
             # An array not of tf.data, which takes longer to start than these batches take to be read.
-            with_numpy = on_jax or isinstance(test.source, input_pipeline.ArraySource)
+            with_numpy = on_jax or isinstance(test.source, ArraySource)
             batches = test.arrays() if with_numpy else test.dataset.as_numpy_iterator()
             return _joined(test, strategy, ((labels, *function(images)) for images, labels in batches))
 

@@ -12,10 +12,13 @@ from typing import Any
 import keras
 from filelock import FileLock, Timeout
 
-from tasks import checkpoints, config, input_pipeline, lineage, models, records, runs, schedules, strategies
+from tasks import checkpoints, config, lineage, models, records, runs, schedules, strategies
 from tasks.checkpoints import Checkpoints, State
 from tasks.errors import UserError
-from tasks.input_pipeline import Batches
+from tasks.input import sources
+from tasks.input.augment import check_augmentation
+from tasks.input.batches import Batches
+from tasks.input.order import carve
 from tasks.records import Placement, PreparedDataset, Run, TrainingResult
 from tasks.training import autotune, loops
 from tasks.training.callbacks import (
@@ -44,10 +47,10 @@ def check(settings: config.Settings, prepared: PreparedDataset) -> tuple[strateg
     Raises:
         UserError: damaged arrays; or data, batch, devices or model do not fit the settings.
     """
-    input_pipeline.verify(settings.input, prepared)
+    sources.verify(settings.input, prepared)
     models.set_precision(settings.train.dtype_policy)
     strategy = strategies.build(settings.strategy)
-    if strategy.coordinator is not None and input_pipeline.choose_source(settings.input, prepared) == "stream":
+    if strategy.coordinator is not None and sources.choose_source(settings.input, prepared) == "stream":
         raise UserError(
             f"input.source = '{settings.input.source}': the training split of {prepared.name} is larger than "
             f"input.memory_budget_bytes = {settings.input.memory_budget_bytes:,}, so it would be a stream, and under "
@@ -55,9 +58,9 @@ def check(settings: config.Settings, prepared: PreparedDataset) -> tuple[strateg
             "input.source=array, a larger input.memory_budget_bytes, or another strategy"
         )
     global_batch_size = find_global_batch_size(settings.train, strategy.num_replicas)
-    _, rows = input_pipeline.carve(prepared, settings.input.validation, settings.train.seed)["train"]
-    input_pipeline.check_batch(global_batch_size, len(rows), prepared)
-    input_pipeline.check_augmentation(settings.input.augmentation, prepared)
+    _, rows = carve(prepared, settings.input.validation, settings.train.seed)["train"]
+    sources.check_batch(global_batch_size, len(rows), prepared)
+    check_augmentation(settings.input.augmentation, prepared)
     with _host():
         model = models.build(settings.model, prepared, settings.input.normalization)
     strategy.check_model(model)
@@ -240,10 +243,10 @@ def _data(
 ) -> tuple[Batches, Batches | None]:
     """Return this worker's training and validation batches."""
     place = (strategy.num_local_replicas, strategy.worker, strategy.num_workers)
-    training = input_pipeline.training(settings, prepared, global_batch_size, *place)
+    training = sources.training_batches(settings, prepared, global_batch_size, *place)
     if settings.input.validation is None:
         return training, None
-    return training, input_pipeline.ordered(settings, prepared, "validation", global_batch_size, *place)
+    return training, sources.ordered_batches(settings, prepared, "validation", global_batch_size, *place)
 
 
 def _model(

@@ -12,7 +12,8 @@ import keras
 
 from tasks import config, records
 from tasks.errors import UserError
-from tasks.input_pipeline import ArraySource, Batches
+from tasks.input.array import ArraySource
+from tasks.input.batches import Batches
 from tasks.records import Tuning
 from tasks.strategies import Strategy
 from tasks.training.callbacks import Position

@@ -13,7 +13,7 @@ import numpy as np
 from tasks import config, timeline
 from tasks.checkpoints import Checkpoints, State, snapshot
 from tasks.errors import Interrupted, StratagemError
-from tasks.input_pipeline import Batches
+from tasks.input.batches import Batches
 from tasks.strategies import Strategy
 
 MetricSink = Callable[[int, Mapping[str, float]], None]

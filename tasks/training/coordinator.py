@@ -17,8 +17,10 @@ import numpy as np
 import numpy.typing as npt
 import tensorflow as tf
 
-from tasks import config, input_pipeline
-from tasks.input_pipeline import ArraySource, Batches
+from tasks import config
+from tasks.input.array import ArraySource
+from tasks.input.augment import augment
+from tasks.input.batches import Batches
 from tasks.strategies import Strategy
 from tasks.training import steps
 from tasks.training.autotune import Calls
@@ -214,7 +216,7 @@ def worker_function(model: Any, loss: Any, strategy: Strategy, training: Batches
             mine = tf.boolean_mask(lines, lines[:, 0] == number)
             batch = tf.gather(images, mine[:, 1])
             if section is not None:
-                batch = input_pipeline.augment(batch, mine[:, 2] == 1, tf.cast(mine[:, 3:], tf.int32), section)
+                batch = augment(batch, mine[:, 2] == 1, tf.cast(mine[:, 3:], tf.int32), section)
             sums += strategy.run(step, (batch, tf.gather(labels, mine[:, 1]), number))
         # So many that two processes hardly share one, and few enough for a float to tell apart.
         return tf.concat([sums, [tf.cast(worker % 2**24, dtype)]], axis=0)

@@ -7,7 +7,7 @@ import keras
 from keras.src.trainers.data_adapters.data_adapter import DataAdapter
 
 from tasks import config
-from tasks.input_pipeline import Batches
+from tasks.input.batches import Batches
 from tasks.strategies import Strategy
 from tasks.training.autotune import Calls
 from tasks.training.callbacks import Position, SaveCheckpoints

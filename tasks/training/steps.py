@@ -13,7 +13,9 @@ import numpy as np
 import tensorflow as tf
 
 from tasks import config
-from tasks.input_pipeline import ArraySource, Batches, augment
+from tasks.input.array import ArraySource
+from tasks.input.augment import augment
+from tasks.input.batches import Batches
 from tasks.strategies import Strategy
 from tasks.training.autotune import Calls
 from tasks.training.callbacks import Position

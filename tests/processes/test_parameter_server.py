@@ -50,11 +50,11 @@ def check_whole(training, num_epochs, prepared):
     """Every step was done, and every epoch counted each example once: its loss is the one of the model that is left."""
     import keras
 
-    from tasks import input_pipeline
+    from tasks.input.order import carve
 
     result = training.result
     assert (result["epochs"], result["steps"]) == (num_epochs, num_epochs * STEPS_IN_EPOCH)
-    rows = input_pipeline.carve(prepared, 0.1, 0)["train"][1]
+    rows = carve(prepared, 0.1, 0)["train"][1]
     split = prepared.splits["train"]
     images, labels = np.load(split.images)[rows], np.load(split.labels)[rows]
     logits = keras.models.load_model(result["final_model"]).predict(images, verbose=0).astype("float64")

@@ -18,8 +18,12 @@ from hypothesis import HealthCheck, given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
-from tasks import config, datasets, input_pipeline
+from tasks import config, datasets
 from tasks.errors import UserError
+from tasks.input import array, sources
+from tasks.input.augment import augment, augment_arrays
+from tasks.input.batches import Batches
+from tasks.input.order import carve, order
 from tasks.records import PreparedDataset, PreparedSplit
 
 SOURCES = ["array", "stream"]
@@ -59,7 +63,7 @@ def read_rows(batches, images, labels, epoch=0, start_step=0):
         rows, draws = batches.rows(step), batches.draws(step)
         mine = images[rows]
         if draws is not None:
-            mine = input_pipeline.augment_arrays(mine, *draws, batches.augmentation)
+            mine = augment_arrays(mine, *draws, batches.augmentation)
         found.append((mine, labels[rows]))
     return found
 
@@ -106,7 +110,7 @@ class Rows:
 @pytest.mark.parametrize("source", SOURCES)
 @pytest.mark.parametrize(("size", "drop", "sizes"), [(100, False, [100] * 14 + [37]), (100, True, [100] * 14)])
 def test_every_example_once_an_epoch_in_another_order_each_epoch(digits, source, size, drop, sizes):
-    batches = input_pipeline.training(load(f"input.drop_remainder={drop}", source=source), digits, size)
+    batches = sources.training_batches(load(f"input.drop_remainder={drop}", source=source), digits, size)
     rows = Rows(digits)
     epochs = [rows(read(batches, epoch)) for epoch in range(3)]
     for epoch in epochs:
@@ -125,7 +129,7 @@ def test_every_example_once_an_epoch_in_another_order_each_epoch(digits, source,
 
 @pytest.mark.parametrize("source", SOURCES)
 def test_elements_are_bytes_and_whole_numbers(digits, source):
-    images, labels = input_pipeline.training(load(source=source), digits, 479).dataset.element_spec
+    images, labels = sources.training_batches(load(source=source), digits, 479).dataset.element_spec
     assert images.dtype == "uint8"
     assert labels.dtype == "int64"
     assert images.shape[1:] == (8, 8, 1)
@@ -137,7 +141,7 @@ def test_the_order_is_that_of_seed_and_epoch(digits, source):
     rows = Rows(digits)
 
     def order(seed, epoch, before=()):
-        batches = input_pipeline.training(load(f"train.seed={seed}", source=source), digits, 128)
+        batches = sources.training_batches(load(f"train.seed={seed}", source=source), digits, 128)
         for earlier in before:
             read(batches, earlier)
         return rows.flat(read(batches, epoch))
@@ -151,13 +155,14 @@ def test_the_order_is_that_of_seed_and_epoch(digits, source):
 # First what JAX reads, with as little as it needs, then the datasets.
 ORDERS = """
 import hashlib, json, sys
-from tasks import config, input_pipeline, records
+from tasks import config, records
+from tasks.input import sources
 prepared = records.load(records.PreparedDataset, config.project_root() / "data/digits/prepared/manifest.json")
 found = {}
 
 def training(source):
     settings = config.load(None, [f"input.source={source}", "input.validation=100", "train.seed=3"])
-    batches = input_pipeline.training(settings, prepared, 100)
+    batches = sources.training_batches(settings, prepared, 100)
     batches.epoch = 4
     return settings, batches
 
@@ -167,7 +172,7 @@ def digests(elements):
 settings, batches = training("array")
 found["array arrays"] = digests(batches.arrays())
 assert len(batches.rows(3)) == len(batches.draws(3)[0]) == 100
-assert sum(len(labels) for _, labels in input_pipeline.ordered(settings, prepared, "test", 100).arrays()) == 360
+assert sum(len(labels) for _, labels in sources.ordered_batches(settings, prepared, "test", 100).arrays()) == 360
 heavy = ("tensorflow", "tensorflow_datasets", "keras", "jax")
 found["imported"] = [name for name in heavy if name in sys.modules]
 
@@ -194,7 +199,7 @@ def test_another_process_reads_and_augments_the_same_and_jax_needs_no_tensorflow
         assert settings.input.augmentation.crop_padding
         here = [
             hashlib.sha256(images.tobytes() + labels.tobytes()).hexdigest()
-            for images, labels in read(input_pipeline.training(settings, digits, 100), epoch=4)
+            for images, labels in read(sources.training_batches(settings, digits, 100), epoch=4)
         ]
         assert there[source] == there[f"{source} arrays"] == here, source
     assert there["imported"] == []
@@ -205,7 +210,7 @@ def test_another_process_reads_and_augments_the_same_and_jax_needs_no_tensorflow
 @pytest.mark.parametrize("augmentation", ["{flip: false, crop_padding: 0}", "{flip: true, crop_padding: 2}"])
 @pytest.mark.parametrize("start", [1, 7, 14])
 def test_a_later_start_is_the_rest_of_the_epoch(digits, source, augmentation, start):
-    batches = input_pipeline.training(load(f"input.augmentation={augmentation}", source=source), digits, 100)
+    batches = sources.training_batches(load(f"input.augmentation={augmentation}", source=source), digits, 100)
     whole, rest = read(batches, 3), read(batches, 3, start)
     assert len(whole) == 15
     assert len(rest) == 15 - start
@@ -218,8 +223,8 @@ def test_a_later_start_is_the_rest_of_the_epoch(digits, source, augmentation, st
 @pytest.mark.parametrize("num_replicas", [2, 3])
 def test_replicas_get_even_pieces_of_the_same_batches_in_order(digits, source, num_replicas):
     settings = load("input.augmentation.flip=true", "input.augmentation.crop_padding=1", source=source)
-    alone = read(input_pipeline.training(settings, digits, 96), epoch=1)
-    pieces = read(input_pipeline.training(settings, digits, 96, num_replicas), epoch=1)
+    alone = read(sources.training_batches(settings, digits, 96), epoch=1)
+    pieces = read(sources.training_batches(settings, digits, 96, num_replicas), epoch=1)
     assert len(pieces) == num_replicas * len(alone)
     for i, (images, labels) in enumerate(alone):
         mine = pieces[i * num_replicas : (i + 1) * num_replicas]
@@ -235,9 +240,9 @@ def test_replicas_get_even_pieces_of_the_same_batches_in_order(digits, source, n
 def test_workers_share_an_epoch_out(digits, source, num_workers, size, drop):
     settings = load(f"input.drop_remainder={drop}", source=source)
     rows = Rows(digits)
-    alone = input_pipeline.training(settings, digits, size)
+    alone = sources.training_batches(settings, digits, size)
     workers = [
-        input_pipeline.training(settings, digits, size, worker=i, num_workers=num_workers) for i in range(num_workers)
+        sources.training_batches(settings, digits, size, worker=i, num_workers=num_workers) for i in range(num_workers)
     ]
     parts = [rows(read(worker, epoch=2)) for worker in workers]
     assert [len(part) for part in parts] == [alone.steps] * num_workers, "nobody waits for a worker that is done"
@@ -261,13 +266,13 @@ def test_all_readers_get_the_same(tiny, small_blocks, drop, steps_per_epoch, sta
         f"train.steps_per_epoch={steps_per_epoch}",
     )
     images, labels = Rows(tiny).images, Rows(tiny).labels
-    alone = read_arrays(input_pipeline.training(settings, tiny, 13), 2, start)
+    alone = read_arrays(sources.training_batches(settings, tiny, 13), 2, start)
     steps = (16 - drop) if steps_per_epoch == "null" else steps_per_epoch
     assert len(alone) == steps - start
     for num_workers, num_replicas in [(1, 1), (1, 2), (2, 1), (2, 2), (3, 1), (3, 2)]:
         parts = []
         for worker in range(num_workers):
-            batches = input_pipeline.training(settings, tiny, 13, num_replicas, worker, num_workers)
+            batches = sources.training_batches(settings, tiny, 13, num_replicas, worker, num_workers)
             assert [batches.size(2 * steps + start + i) for i in range(len(alone))] == [len(part) for _, part in alone]
             mine = read_arrays(batches, 2, start)
             assert_same(put_together(read(batches, 2, start), num_replicas), mine)
@@ -283,9 +288,9 @@ def test_all_readers_get_the_same(tiny, small_blocks, drop, steps_per_epoch, sta
 )
 def test_an_epoch_of_some_steps_goes_on_where_the_one_before_stopped(digits, source, per_epoch, epochs):
     options = ["input.augmentation={flip: true, crop_padding: 1}"]
-    passes = input_pipeline.training(load(*options, source=source), digits, 100)
+    passes = sources.training_batches(load(*options, source=source), digits, 100)
     wanted = joined(read(passes, number) for number in range(3))
-    batches = input_pipeline.training(load(*options, f"train.steps_per_epoch={per_epoch}", source=source), digits, 100)
+    batches = sources.training_batches(load(*options, f"train.steps_per_epoch={per_epoch}", source=source), digits, 100)
     assert (batches.steps, batches.steps_in_pass) == (per_epoch, 15)
     for epoch in epochs:
         assert_same(read(batches, epoch), wanted[epoch * per_epoch : (epoch + 1) * per_epoch])
@@ -302,13 +307,13 @@ def test_positions_are_arithmetic(make_dataset, data):
     images = np.zeros((total, 1, 1, 1), np.uint8)
     numbers = np.arange(total)  # The label is the row.
     prepared = make_dataset(f"numbered_{total}", total, train=(images, numbers), test=(images, numbers))
-    in_pass = input_pipeline.training(load(f"input.drop_remainder={drop}"), prepared, size).steps
+    in_pass = sources.training_batches(load(f"input.drop_remainder={drop}"), prepared, size).steps
     per_epoch = data.draw(st.none() | st.integers(1, 2 * in_pass + 1), "steps_per_epoch")
     settings = load(f"input.drop_remainder={drop}", f"train.steps_per_epoch={json.dumps(per_epoch)}")
     steps = per_epoch or in_pass
     start = data.draw(st.integers(0, steps), "start")
 
-    passes = [input_pipeline.order(total, settings.train.seed, number).tolist() for number in range(18)]
+    passes = [order(total, settings.train.seed, number).tolist() for number in range(18)]
     wanted = [one[step * size : (step + 1) * size] for one in passes for step in range(in_pass)]
     for one in passes:
         assert sorted(one) == list(range(total)), "every example exactly once a pass"
@@ -317,7 +322,7 @@ def test_positions_are_arithmetic(make_dataset, data):
 
     parts = []
     for worker in range(num_workers):
-        batches = input_pipeline.training(settings, prepared, size, num_replicas, worker, num_workers)
+        batches = sources.training_batches(settings, prepared, size, num_replicas, worker, num_workers)
         elements = [labels.tolist() for _, labels in read(batches, 5, start)]
         assert len(elements) == (steps - start) * num_replicas
         mine = [joined(elements[i : i + num_replicas]) for i in range(0, len(elements), num_replicas)]
@@ -330,7 +335,7 @@ def test_positions_are_arithmetic(make_dataset, data):
 
 @pytest.mark.parametrize("source", SOURCES)
 def test_without_shuffle_the_order_is_that_of_the_data(digits, source):
-    batches = input_pipeline.training(load("input.shuffle=false", source=source), digits, 100)
+    batches = sources.training_batches(load("input.shuffle=false", source=source), digits, 100)
     rows = Rows(digits)
     assert rows.flat(read(batches, 0)) == rows.flat(read(batches, 1)) == list(range(NUM_TRAIN))
 
@@ -345,14 +350,14 @@ def test_evaluation_reads_every_example_once_in_order_and_as_it_is(digits, sourc
         source=source,
         validation=100,
     )
-    test = input_pipeline.ordered(settings, digits, "test", 77, num_replicas)
+    test = sources.ordered_batches(settings, digits, "test", 77, num_replicas)
     assert (test.num_examples, test.steps) == (NUM_TEST, 5)
     assert Rows(digits, "test").flat(read(test)) == list(range(NUM_TEST))
-    held_out = input_pipeline.ordered(settings, digits, "validation", 33, num_replicas)
-    _, expected = input_pipeline.carve(digits, 100, settings.train.seed)["validation"]
+    held_out = sources.ordered_batches(settings, digits, "validation", 33, num_replicas)
+    _, expected = carve(digits, 100, settings.train.seed)["validation"]
     rows = Rows(digits)
     assert rows.flat(read(held_out)) == rows.flat(read(held_out, epoch=1)) == expected.tolist()
-    huge = input_pipeline.ordered(settings, digits, "test", 10_000, num_replicas)
+    huge = sources.ordered_batches(settings, digits, "test", 10_000, num_replicas)
     assert (huge.steps, huge.global_batch_size) == (1, NUM_TEST)
     assert Rows(digits, "test").flat(read(huge)) == list(range(NUM_TEST))
 
@@ -363,7 +368,7 @@ def test_workers_share_an_evaluation_out(digits, source, num_workers, size):
     """With 179 the last batch has two examples: one of three workers gets none, and takes the step all the same."""
     rows = Rows(digits, "test")
     parts = [
-        rows(read(input_pipeline.ordered(load(source=source), digits, "test", size, 2, worker, num_workers)))
+        rows(read(sources.ordered_batches(load(source=source), digits, "test", size, 2, worker, num_workers)))
         for worker in range(num_workers)
     ]
     assert len({len(part) for part in parts}) == 1
@@ -378,8 +383,8 @@ def test_training_never_sees_a_validation_example(digits, source):
     seen = {}
     for seed in (0, 1):
         settings = load(f"train.seed={seed}", "input.cache=file", source=source, validation=437)
-        train = rows.flat(read(input_pipeline.training(settings, digits, 100), 1))
-        held_out = rows.flat(read(input_pipeline.ordered(settings, digits, "validation", 100), 1))
+        train = rows.flat(read(sources.training_batches(settings, digits, 100), 1))
+        held_out = rows.flat(read(sources.ordered_batches(settings, digits, "validation", 100), 1))
         assert (len(train), len(held_out)) == (1000, 437)
         assert sorted(train + held_out) == list(range(NUM_TRAIN))
         seen[seed] = set(held_out)
@@ -391,8 +396,8 @@ def test_training_never_sees_a_validation_example(digits, source):
 @pytest.mark.parametrize("prefetch", [0, 3, "auto"])
 def test_prefetch_changes_no_batch(digits, source, prefetch):
     rows = Rows(digits)
-    expected = rows(read(input_pipeline.training(load(source=source), digits, 200), 1))
-    batches = input_pipeline.training(load(f"input.prefetch={prefetch}", source=source), digits, 200)
+    expected = rows(read(sources.training_batches(load(source=source), digits, 200), 1))
+    batches = sources.training_batches(load(f"input.prefetch={prefetch}", source=source), digits, 200)
     assert rows(read(batches, 1)) == expected
     assert (b"PrefetchDataset" in batches.dataset._as_serialized_graph(allow_stateful=True).numpy()) == bool(prefetch)
 
@@ -419,7 +424,7 @@ def watched(tiny):
             return self.images.take(rows, axis)
 
     def watched(prefetch, failing=None):
-        batches = input_pipeline.training(load(f"input.prefetch={prefetch}"), tiny, 10)
+        batches = sources.training_batches(load(f"input.prefetch={prefetch}"), tiny, 10)
         batches.seen, batches.gathered = [], [threading.Event() for _ in range(20)]
         step_of = {row: step for step in range(20) for row in batches.rows(step)}
 
@@ -430,7 +435,7 @@ def watched(tiny):
                 if step == failing:
                     raise OSError("the disk is gone")
 
-        class Source(input_pipeline.ArraySource):
+        class Source(array.ArraySource):
             def mapped(self):
                 images, labels = super().mapped()
                 return Images(images, watching), labels
@@ -444,13 +449,12 @@ def watched(tiny):
 
 @pytest.fixture
 def small_blocks(monkeypatch):
-    """Of five batches of ten images of 8 x 8 pixels; an epoch is planned a pass at a time."""
-    monkeypatch.setattr(input_pipeline, "GATHERED_BYTES", 5 * 10 * 8 * 8)
-    monkeypatch.setattr(input_pipeline, "PLANNED_STEPS", 1)
+    """Of five batches of ten images of 8 x 8 pixels."""
+    monkeypatch.setattr(array, "BLOCK_BYTES", 5 * 10 * 8 * 8)
 
 
 def test_what_an_epoch_takes_does_not_grow_with_its_steps(tiny):
-    batches = input_pipeline.training(load("train.steps_per_epoch=10000000"), tiny, 13)
+    batches = sources.training_batches(load("train.steps_per_epoch=10000000"), tiny, 13)
     for first in (lambda: next(batches.arrays()), lambda: next(iter(batches.dataset.take(1)))):
         tracemalloc.start()
         assert len(first()[1]) == 13
@@ -506,9 +510,9 @@ def test_what_fails_in_the_thread_fails_where_its_block_is_read(watched, small_b
 
 def test_only_an_array_says_which_rows_a_step_reads(digits):
     with pytest.raises(ValueError, match="shuffled in a buffer"):
-        input_pipeline.training(load(source="stream"), digits, 100).rows(0)
+        sources.training_batches(load(source="stream"), digits, 100).rows(0)
     with pytest.raises(ValueError, match="counted, not read"):
-        input_pipeline.Batches(33, 8, drop_remainder=False).dataset  # noqa: B018
+        Batches(33, 8, drop_remainder=False).dataset  # noqa: B018
 
 
 # The stream.
@@ -522,9 +526,9 @@ def test_a_stream_of_several_shards(digits, project):
     assert len(list(raw.glob("**/digits-train.tfrecord*"))) == 5
     rows = Rows(digits)
     settings = load("input.shuffle_buffer=100", source="stream", validation=437)
-    held_out = rows.flat(read(input_pipeline.ordered(settings, digits, "validation", 100)))
-    assert held_out == input_pipeline.carve(digits, 437, 0)["validation"][1].tolist()
-    train = rows.flat(read(input_pipeline.training(settings, digits, 100)))
+    held_out = rows.flat(read(sources.ordered_batches(settings, digits, "validation", 100)))
+    assert held_out == carve(digits, 437, 0)["validation"][1].tolist()
+    train = rows.flat(read(sources.training_batches(settings, digits, 100)))
     assert sorted(train + held_out) == list(range(NUM_TRAIN))
     assert max(train[:100]) > 500, "a buffer of 100 examples mixes what lies in several shards"
 
@@ -542,7 +546,7 @@ def test_a_stream_of_several_shards(digits, project):
 )
 def test_a_cache_spares_the_shards_after_the_first_epoch(digits, project, cache, options):
     rows = Rows(digits)
-    batches = input_pipeline.training(load(f"input.cache={cache}", *options, source="stream"), digits, NUM_TRAIN // 3)
+    batches = sources.training_batches(load(f"input.cache={cache}", *options, source="stream"), digits, NUM_TRAIN // 3)
     iterator = iter(batches.dataset)
     # As Model.fit reads: so many steps, and never on to the end of the data.
     first = [(images.numpy(), labels.numpy()) for images, labels in (next(iterator) for _ in range(batches.steps))]
@@ -564,7 +568,7 @@ def test_a_cache_spares_the_shards_after_the_first_epoch(digits, project, cache,
 def test_a_cache_is_whole_before_short_epochs_begin(digits, project, cache):
     rows = Rows(digits)
     settings = load(f"input.cache={cache}", "train.steps_per_epoch=2", "input.shuffle_buffer=10", source="stream")
-    batches = input_pipeline.training(settings, digits, NUM_TRAIN // 3)
+    batches = sources.training_batches(settings, digits, NUM_TRAIN // 3)
     first = rows.flat(read(batches))
     for shard in sorted((project / "data/digits/raw").glob("**/*.tfrecord*")):
         shard.unlink()
@@ -577,7 +581,7 @@ def test_a_cache_is_whole_before_short_epochs_begin(digits, project, cache):
 def test_a_file_cache_is_its_runs_own_and_goes_with_it(digits, project):
     before = set((project / "mlruns").iterdir())
     settings = load("input.cache=file", source="stream")
-    first, second = (input_pipeline.training(settings, digits, 100) for _ in range(2))
+    first, second = (sources.training_batches(settings, digits, 100) for _ in range(2))
     for (_, labels), (_, same_labels) in zip(first.dataset, second.dataset, strict=True):
         np.testing.assert_array_equal(labels, same_labels)
     assert len(set((project / "mlruns").iterdir()) - before) == 2
@@ -590,7 +594,7 @@ def test_a_file_cache_is_its_runs_own_and_goes_with_it(digits, project):
 @pytest.mark.parametrize("buffer", [1, 50, 5000])
 def test_the_shuffle_buffer_is_how_far_an_example_of_a_stream_can_come_forward(digits, buffer):
     rows = Rows(digits)
-    batches = input_pipeline.training(load(f"input.shuffle_buffer={buffer}", source="stream"), digits, 100)
+    batches = sources.training_batches(load(f"input.shuffle_buffer={buffer}", source="stream"), digits, 100)
     found = rows.flat(read(batches))
     assert sorted(found) == list(range(NUM_TRAIN))
     furthest = max(row - place for place, row in enumerate(found))
@@ -609,9 +613,9 @@ def test_the_shuffle_buffer_is_how_far_an_example_of_a_stream_can_come_forward(d
 )
 def test_auto_goes_by_the_budget_and_says_so(digits, asked, budget, chosen, caplog):
     settings = load(f"input.memory_budget_bytes={budget}", source=asked)
-    assert input_pipeline.choose_source(settings.input, digits) == chosen
+    assert sources.choose_source(settings.input, digits) == chosen
     with caplog.at_level(logging.INFO, logger="tasks"):
-        batches = input_pipeline.training(settings, digits, 100)
+        batches = sources.training_batches(settings, digits, 100)
     assert f"{chosen} source" in caplog.text
     assert sorted(Rows(digits).flat(read(batches))) == list(range(NUM_TRAIN))
 
@@ -621,7 +625,7 @@ def test_two_datasets_of_one_name_are_not_mixed_up(make_dataset):
     for value in (1, 2):
         split = (np.full((4, 2, 2, 1), value, np.uint8), np.zeros(4, np.int64))
         prepared = make_dataset("constant", train=split, test=split)
-        ((images, _),) = read(input_pipeline.ordered(load(), prepared, "test", 4))
+        ((images, _),) = read(sources.ordered_batches(load(), prepared, "test", 4))
         assert images.flat[0] == value
 
 
@@ -630,7 +634,7 @@ def test_two_datasets_of_one_name_are_not_mixed_up(make_dataset):
 
 def augmented(prepared, *overrides, epoch=0, seed=0):
     settings = load("input.shuffle=false", f"train.seed={seed}", *overrides)
-    batches = input_pipeline.training(settings, prepared, 50)
+    batches = sources.training_batches(settings, prepared, 50)
     return np.concatenate([images for images, _ in read(batches, epoch)])
 
 
@@ -678,9 +682,9 @@ def test_numpy_and_tensorflow_augment_alike(data):
     rng = np.random.default_rng(data.draw(st.integers(0, 100), "seed"))
     images = rng.integers(0, 256, (count, *shape), np.uint8)
     flips, corners = rng.random(count) < 0.5, rng.integers(0, 2 * padding + 1, (count, 2), np.int32)
-    here = input_pipeline.augment_arrays(images, flips, corners, section)
-    augment = tf.function(lambda *args: input_pipeline.augment(*args, section))
-    there = augment(*map(tf.constant, (images, flips, corners))).numpy()
+    here = augment_arrays(images, flips, corners, section)
+    traced = tf.function(lambda *args: augment(*args, section))
+    there = traced(*map(tf.constant, (images, flips, corners))).numpy()
     assert here.dtype == there.dtype == np.uint8
     assert here.shape == images.shape
     np.testing.assert_array_equal(here, there)
@@ -688,7 +692,7 @@ def test_numpy_and_tensorflow_augment_alike(data):
 
 def test_the_draws_stay_the_same_with_other_versions_and_machines():
     """As with the order: raw words, made a draw here."""
-    batches = input_pipeline.Batches(
+    batches = Batches(
         8, 4, False, seed=123, augmentation=config.Augmentation(flip=True, crop_padding=2), worker=1, num_workers=2
     )
     flips, corners = batches.draws(2 * 45 + 1)
@@ -699,17 +703,17 @@ def test_the_draws_stay_the_same_with_other_versions_and_machines():
 
 def test_every_draw_is_as_likely_and_has_nothing_to_do_with_the_order():
     section = config.Augmentation(flip=True, crop_padding=1)
-    batches = input_pipeline.Batches(18_000, 18_000, False, augmentation=section)
+    batches = Batches(18_000, 18_000, False, augmentation=section)
     flips, corners = batches.draws(0)
     counts = Counter(zip(flips.tolist(), *corners.T.tolist(), strict=True))
     assert len(counts) == 18
     assert 800 < min(counts.values()) <= max(counts.values()) < 1200  # Of 1000: six standard deviations are 190.
     for drawn in (flips, corners[:, 0], corners[:, 1]):
-        assert abs(np.corrcoef(drawn, input_pipeline.order(18_000, 0, 0))[0, 1]) < 0.05
+        assert abs(np.corrcoef(drawn, order(18_000, 0, 0))[0, 1]) < 0.05
     assert batches.draws(1)[0].tolist() != flips.tolist()
-    still = input_pipeline.Batches(50, 50, False, augmentation=config.Augmentation(flip=False, crop_padding=1))
+    still = Batches(50, 50, False, augmentation=config.Augmentation(flip=False, crop_padding=1))
     assert not still.draws(0)[0].any()
-    assert input_pipeline.Batches(50, 50, False).draws(0) is None
+    assert Batches(50, 50, False).draws(0) is None
 
 
 def test_the_draw_is_that_of_seed_epoch_and_step(make_dataset):
@@ -757,7 +761,7 @@ def test_a_part_of_the_training_examples_is_carved(total, share, exact, seed):
     count = round(total * share)
     if not 0 < count < total:
         return
-    use = input_pipeline.carve(sized(train=total, test=5), count if exact else share, seed)
+    use = carve(sized(train=total, test=5), count if exact else share, seed)
     train, held_out = use["train"][1].tolist(), use["validation"][1].tolist()
     assert (use["train"][0], use["validation"][0]) == ("train", "train")
     assert len(held_out) == count
@@ -770,12 +774,12 @@ def test_a_part_of_the_training_examples_is_carved(total, share, exact, seed):
 
 def test_the_draw_of_the_validation_examples_is_seeded_and_random():
     prepared = sized(train=1000, test=5)
-    drawn = [input_pipeline.carve(prepared, 100, seed)["validation"][1].tolist() for seed in (0, 0, 1)]
+    drawn = [carve(prepared, 100, seed)["validation"][1].tolist() for seed in (0, 0, 1)]
     assert drawn[0] == drawn[1] != drawn[2]
     assert drawn[0] != list(range(100))
     assert 300 < np.mean(drawn[0]) < 700
     # The first epoch has an order of its own: else the validation examples would be those that come first in it.
-    assert sorted(input_pipeline.order(1000, 0, 0)[:100].tolist()) != drawn[0]
+    assert sorted(order(1000, 0, 0)[:100].tolist()) != drawn[0]
 
 
 @pytest.mark.parametrize(
@@ -792,7 +796,7 @@ def test_the_draw_of_the_validation_examples_is_seeded_and_random():
 )
 def test_splits_by_name(splits, validation, expected):
     sizes = {"train": 9, "test": 4, "validation": 3, "extra": 5}
-    use = input_pipeline.carve(sized(**{name: sizes[name] for name in splits.split()}), validation, 0)
+    use = carve(sized(**{name: sizes[name] for name in splits.split()}), validation, 0)
     assert {name: split for name, (split, _) in use.items()} == expected
     for name, (split, rows) in use.items():
         carved = {"train": 7, "validation": 2} if validation == 2 else {}
@@ -819,24 +823,24 @@ def test_splits_by_name(splits, validation, expected):
 )
 def test_a_wrong_split_gives_one_message(splits, validation, said):
     with pytest.raises(UserError, match=said) as error:
-        input_pipeline.carve(sized(**dict.fromkeys(splits.split(), 9)), validation, 0)
+        carve(sized(**dict.fromkeys(splits.split(), 9)), validation, 0)
     assert error.value.exit_code == 2
     assert "\n" not in str(error.value)
 
 
 def test_a_batch_larger_than_the_split_is_refused(digits):
     settings = load(validation=437)
-    assert input_pipeline.training(settings, digits, 1000).steps == 1
+    assert sources.training_batches(settings, digits, 1000).steps == 1
     with pytest.raises(UserError, match=re.escape("global batch of 1001 examples is larger than the training split")):
-        input_pipeline.training(settings, digits, 1001)
+        sources.training_batches(settings, digits, 1001)
 
 
 @given(total=st.integers(0, 300), seed=st.integers(0, 2**31 - 1), epoch=st.none() | st.integers(0, 10**6))
 def test_an_order_is_a_permutation(total, seed, epoch):
-    assert sorted(input_pipeline.order(total, seed, epoch).tolist()) == list(range(total))
+    assert sorted(order(total, seed, epoch).tolist()) == list(range(total))
 
 
 def test_the_order_stays_the_same_with_other_versions_and_machines():
     # Raw Philox words, which NumPy promises never to change; a change here makes every resumed run read other data.
-    assert input_pipeline.order(8, 0, 0).tolist() == [5, 3, 7, 2, 4, 1, 0, 6]
-    assert input_pipeline.order(8, 123, 45).tolist() == [5, 4, 1, 6, 7, 2, 0, 3]
+    assert order(8, 0, 0).tolist() == [5, 3, 7, 2, 4, 1, 0, 6]
+    assert order(8, 123, 45).tolist() == [5, 4, 1, 6, 7, 2, 0, 3]

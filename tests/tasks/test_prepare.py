@@ -19,7 +19,8 @@ from tensorflow_datasets.core.download import checksums
 from tasks import config, datasets, files, prepared_data, records
 from tasks.download import download
 from tasks.errors import UserError
-from tasks.input_pipeline import Batches, StreamSource
+from tasks.input.batches import Batches
+from tasks.input.stream import StreamSource
 from tasks.prepare import prepare
 
 

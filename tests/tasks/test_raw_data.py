@@ -5,8 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from tasks import config, dvc_data, input_pipeline, lineage, prepared_data, raw_data
+from tasks import config, dvc_data, lineage, prepared_data, raw_data
 from tasks.errors import UserError
+from tasks.input import sources
 
 SHARD = "digits/1.0.0/digits-train.tfrecord-00000-of-00001"
 
@@ -44,16 +45,16 @@ def test_a_changed_shard_is_refused_where_it_is_streamed(project, raw, has_listi
         _list(raw, project)
     prepared = dvc_data.load_prepared("digits")
     array, stream = (config.load(None, [f"input.source={source}"]).input for source in ("array", "stream"))
-    input_pipeline.verify(stream, prepared)
+    sources.verify(stream, prepared)
     _change(raw / SHARD)
-    input_pipeline.verify(array, prepared)
+    sources.verify(array, prepared)
     with pytest.raises(UserError) as caught:
-        input_pipeline.verify(stream, prepared)
+        sources.verify(stream, prepared)
     assert str(caught.value).startswith(f"data/digits/raw/{SHARD}: damaged" if has_listing else "data/digits/raw: ch")
     assert "Move data/digits/raw away, then make it again: stratagem prepare" in str(caught.value)
     (raw / SHARD).unlink()
     with pytest.raises(UserError, match=f"{SHARD}: cannot be read" if has_listing else "data/digits/raw: changed"):
-        input_pipeline.verify(stream, prepared)
+        sources.verify(stream, prepared)
 
 
 def test_a_shard_is_read_again_only_where_it_was_written_to(project, raw, monkeypatch):

@@ -13,10 +13,11 @@ import tensorflow as tf
 from filelock import FileLock
 from tensorflow.core.util import event_pb2
 
-from tasks import config, input_pipeline, prepared_data, records, strategies
+from tasks import config, prepared_data, records, strategies
 from tasks import train as stage
 from tasks.checkpoints import Checkpoints, State
 from tasks.errors import Interrupted, UserError
+from tasks.input.order import carve
 from tasks.train import assist, check
 from tasks.training import steps
 from tasks.training.callbacks import NonFiniteLoss
@@ -350,7 +351,7 @@ def test_jit_compile_hands_the_step_to_xla(tiny, train, own, loop):
 @pytest.mark.parametrize("loop", ["fit", "custom"])
 def test_the_squared_error_is_that_of_the_shares(tiny, train, run, loop):
     result = train(tiny, *LAST_BATCH_SHORT, "train.loss=mean_squared_error", f"train.loop={loop}")
-    split, rows = input_pipeline.carve(tiny, 53, 0)["validation"]
+    split, rows = carve(tiny, 53, 0)["validation"]
     images, labels = (np.load(path)[rows] for path in (tiny.splits[split].images, tiny.splits[split].labels))
     logits = keras.models.load_model(result.final_model).predict(images, verbose=0).astype("float64")
     shares = np.exp(logits) / np.exp(logits).sum(1, keepdims=True)
@@ -383,7 +384,7 @@ def test_accumulated_gradients_are_those_of_a_larger_batch(tiny, train, loop):
 
 def held_out_metrics(prepared, validation, model):
     """Loss and accuracy over the validation examples, by hand."""
-    split, rows = input_pipeline.carve(prepared, validation, 0)["validation"]
+    split, rows = carve(prepared, validation, 0)["validation"]
     images, labels = (np.load(path)[rows] for path in (prepared.splits[split].images, prepared.splits[split].labels))
     logits = keras.models.load_model(model).predict(images, verbose=0).astype("float64")
     shares = np.exp(logits) / np.exp(logits).sum(1, keepdims=True)
@@ -802,7 +803,7 @@ from pathlib import Path
 import keras, numpy as np
 import tensorflow as tf
 from tasks import config, models, records
-from tasks import input_pipeline
+from tasks.input import sources
 from tasks.checkpoints import Checkpoints, State
 from tasks.errors import UserError
 from tasks.train import check, train

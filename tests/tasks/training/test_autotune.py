@@ -9,7 +9,8 @@ import pytest
 from tasks import config, records, strategies
 from tasks.checkpoints import Checkpoints, State
 from tasks.errors import Interrupted
-from tasks.input_pipeline import ArraySource, Batches
+from tasks.input.array import ArraySource
+from tasks.input.batches import Batches
 from tasks.training import autotune
 from tasks.training.autotune import Calls
 from tasks.training.callbacks import NonFiniteLoss, Position, SaveCheckpoints

@@ -12,7 +12,7 @@ from tasks import config
 from tasks import train as stage
 from tasks.checkpoints import Checkpoints, State
 from tasks.errors import Interrupted
-from tasks.input_pipeline import Batches
+from tasks.input.batches import Batches
 from tasks.strategies import Strategy
 from tasks.training import callbacks
 from tasks.training.callbacks import EarlyStopping, Position, SaveCheckpoints, SendMetrics, Throughput

@@ -9,9 +9,11 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tasks import config, input_pipeline, schedules, strategies
+from tasks import config, schedules, strategies
 from tasks.checkpoints import Checkpoints, State, snapshot
 from tasks.errors import UserError
+from tasks.input import sources
+from tasks.input.order import carve
 from tasks.training import coordinator, loops
 from tasks.training.callbacks import Position, SaveCheckpoints
 
@@ -31,7 +33,7 @@ def pipeline(tiny, **options):
         None,
         {"input.validation": 167, "train.per_replica_batch_size": 8, "input.augmentation.crop_padding": 0, **options},
     )
-    return input_pipeline.training(settings, tiny, 8), input_pipeline.ordered(settings, tiny, "validation", 100)
+    return sources.training_batches(settings, tiny, 8), sources.ordered_batches(settings, tiny, "validation", 100)
 
 
 RATE = keras.optimizers.schedules.PiecewiseConstantDecay([3, 7], [0.01, 0.001, 0.0001])
@@ -167,7 +169,7 @@ def test_a_worker_is_told_each_example_of_a_pass_once(tiny, options):
     lines = np.concatenate(groups)
     lines = lines[lines[:, 0] >= 0]
     assert np.bincount(lines[:, 0]).tolist() == [8, 8, 8, 8, 1, 8, 8, 8, 8, 1]
-    _, own = input_pipeline.carve(tiny, 167, 0)["train"]
+    _, own = carve(tiny, 167, 0)["train"]
     for part in (lines[:33], lines[33:]):
         assert sorted(part[:, 1]) == own.tolist()
     for step in range(10):

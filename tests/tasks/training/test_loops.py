@@ -2,9 +2,10 @@ import keras
 import numpy as np
 import pytest
 
-from tasks import config, input_pipeline, strategies
+from tasks import config, strategies
 from tasks.checkpoints import State
-from tasks.input_pipeline import Batches
+from tasks.input import sources
+from tasks.input.batches import Batches
 from tasks.training import loops
 from tasks.training.callbacks import Position
 
@@ -97,8 +98,8 @@ def pipeline(tiny, validate, **options):
         None,
         {"input.validation": 167, "train.per_replica_batch_size": 8, "input.augmentation.crop_padding": 0, **options},
     )
-    training = input_pipeline.training(settings, tiny, 8)
-    return training, input_pipeline.ordered(settings, tiny, "validation", 100) if validate else None
+    training = sources.training_batches(settings, tiny, 8)
+    return training, sources.ordered_batches(settings, tiny, "validation", 100) if validate else None
 
 
 def train(loop, model_and_loss, training, validation, start, epochs, callbacks, steps_per_execution=1):

@@ -13,7 +13,7 @@ from jax.profiler import ProfileData
 from tensorflow.tsl.profiler.protobuf import xplane_pb2
 
 from tasks.checkpoints import State
-from tasks.input_pipeline import Batches
+from tasks.input.batches import Batches
 from tasks.training import callbacks, profiler
 from tasks.training.callbacks import Position, Throughput
 
@@ -306,7 +306,7 @@ import keras, numpy as np
 from tasks.training import profiler
 from tasks.training.callbacks import Position
 from tasks.checkpoints import State
-from tasks.input_pipeline import Batches
+from tasks.input.batches import Batches
 
 start = State(
     step=0, epoch=0, step_in_epoch=0, global_batch_size=64, seed=0, settings_digest="", data_version=None, history={}

@@ -11,7 +11,7 @@ import pytest
 
 from tasks import config, strategies
 from tasks.checkpoints import State
-from tasks.input_pipeline import Batches
+from tasks.input.batches import Batches
 from tasks.train import SoftmaxSquaredError
 from tasks.training import steps
 from tasks.training.autotune import Calls
@@ -111,7 +111,7 @@ def by_hand(case):
 
 
 def dataset(case, num_replicas):
-    """The global batches as ``input_pipeline`` hands them over: an element a replica, as even as can be."""
+    """The global batches as ``Batches`` hands them over: an element a replica, as even as can be."""
     import tensorflow as tf
 
     def pieces():

@@ -1,0 +1,122 @@
+"""Which source reads a run's data, and the batches that it reads for each use of them."""
+
+import logging
+import math
+
+from tasks import config, prepared_data, raw_data
+from tasks.errors import UserError
+from tasks.input.array import ArraySource
+from tasks.input.batches import Batches
+from tasks.input.order import Rows, carve
+from tasks.input.stream import StreamSource
+from tasks.records import PreparedDataset
+
+log = logging.getLogger(__name__)
+
+
+def training_batches(
+    settings: config.Settings,
+    prepared: PreparedDataset,
+    global_batch_size: int,
+    num_replicas: int = 1,
+    worker: int = 0,
+    num_workers: int = 1,
+) -> Batches:
+    """Return the training batches: shuffled anew each pass, augmented if asked, this worker's part of each global
+    batch.
+
+    Args:
+        settings: ``input``, ``train.seed`` and ``train.steps_per_epoch`` are read.
+        prepared: the data.
+        global_batch_size: examples in one step of all workers together.
+        num_replicas: replicas of this worker; the dataset has one element for each.
+        worker: number of this worker, from 0.
+        num_workers: number of workers.
+
+    Raises:
+        UserError: the batch is larger than the split, or there is no such split.
+    """
+    section = settings.input
+    split, rows = carve(prepared, section.validation, settings.train.seed)["train"]
+    check_batch(global_batch_size, len(rows), prepared)
+    megabytes = f"{_train_bytes(prepared) / 1e6:,.1f} of {section.memory_budget_bytes / 1e6:,.0f} MB"
+    chosen = choose_source(section, prepared)
+    log.info(
+        "input     %s source (%s), %s of %s examples a step", chosen, megabytes, global_batch_size, f"{len(rows):,}"
+    )
+    return Batches(
+        len(rows),
+        global_batch_size,
+        section.drop_remainder,
+        settings.train.steps_per_epoch,
+        source=_source(section, prepared, split, rows),
+        seed=settings.train.seed,
+        shuffle=section.shuffle,
+        augmentation=section.augmentation if section.augmentation.flip or section.augmentation.crop_padding else None,
+        prefetch=section.prefetch,
+        num_replicas=num_replicas,
+        worker=worker,
+        num_workers=num_workers,
+    )
+
+
+def ordered_batches(
+    settings: config.Settings,
+    prepared: PreparedDataset,
+    use: str,
+    global_batch_size: int,
+    num_replicas: int = 1,
+    worker: int = 0,
+    num_workers: int = 1,
+) -> Batches:
+    """Return the batches of ``validation`` or ``test``: every example once, always in the same order, never
+    augmented; this worker's part of each."""
+    section = settings.input
+    split, rows = carve(prepared, section.validation, settings.train.seed)[use]
+    return Batches(
+        len(rows),
+        min(global_batch_size, len(rows)),
+        drop_remainder=False,
+        source=_source(section, prepared, split, rows),
+        prefetch=section.prefetch,
+        num_replicas=num_replicas,
+        worker=worker,
+        num_workers=num_workers,
+    )
+
+
+def choose_source(section: config.Input, prepared: PreparedDataset) -> str:
+    """Return ``array`` or ``stream``: what is asked for, else what the training split's size as uint8 allows."""
+    if section.source != "auto":
+        return section.source
+    return "array" if _train_bytes(prepared) <= section.memory_budget_bytes else "stream"
+
+
+def check_batch(global_batch_size: int, num_examples: int, prepared: PreparedDataset) -> None:
+    """Raise ``UserError`` when a global batch is larger than the training split."""
+    if global_batch_size > num_examples:
+        raise UserError(
+            f"the global batch of {global_batch_size} examples is larger than the training split of {prepared.name}, "
+            f"which has {num_examples}: lower train.per_replica_batch_size or train.global_batch_size"
+        )
+
+
+def verify(section: config.Input, prepared: PreparedDataset) -> None:
+    """Compare what these settings read with what the data version says.
+
+    Raises:
+        UserError: names the file that is missing, damaged or changed, and what makes it again.
+    """
+    prepared_data.verify(prepared)
+    if choose_source(section, prepared) == "stream":
+        raw_data.verify(prepared)
+
+
+def _source(section: config.Input, prepared: PreparedDataset, split: str, rows: Rows) -> ArraySource | StreamSource:
+    if choose_source(section, prepared) == "array":
+        return ArraySource(prepared.splits[split], rows)
+    return StreamSource(prepared, split, rows, section.cache, section.shuffle_buffer)
+
+
+def _train_bytes(prepared: PreparedDataset) -> int:
+    return prepared.splits["train"].num_examples * math.prod(prepared.image_shape)
