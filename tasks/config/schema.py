@@ -480,6 +480,14 @@ class Register(Section):
     minimum: Bookkeeping[float | None]
     """The gate: no version is registered when the metric is worse than this; null is off."""
 
+    @field_validator("alias")
+    @classmethod
+    def free(cls, alias: str) -> str:
+        # MLflow would say so after the training.
+        if alias == "latest" or re.fullmatch(r"v\d+", alias):
+            raise ValueError(f"MLflow keeps '{alias}' for itself. Give --set register.alias=VALUE, such as challenger")
+        return alias
+
 
 class Tracking(Section):
     experiment: Bookkeeping[Annotated[str, Field(pattern=r"^\w[\w .-]*$", max_length=250)] | None]

@@ -71,4 +71,5 @@ def import_quietly(*modules: str) -> None:
     )
     logging.basicConfig(level=logging.ERROR, format="%(message)s", handlers=[plain], force=True)
     logging.getLogger("tasks").setLevel(logging.INFO)
-    logging.getLogger("mlflow").setLevel(logging.ERROR)  # It has a handler of its own.
+    # It has a handler of its own, and tells of each error that it raises at length, with SQL.
+    logging.getLogger("mlflow").setLevel(logging.ERROR if os.environ.get("STRATAGEM_DEBUG") else logging.CRITICAL)

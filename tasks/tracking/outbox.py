@@ -20,9 +20,18 @@ from filelock import FileLock, Timeout
 from mlflow.entities import Dataset, DatasetInput, InputTag, Metric, Param, RunTag, ViewType
 from mlflow.exceptions import MlflowException
 
-from tasks import config, network, records, runs
+from tasks import config, files, network, records, runs
 from tasks.errors import UserError
-from tasks.tracking.store import REFUSALS, Unavailable, find_experiment, open_store, patiently, store_name, store_uri
+from tasks.tracking.store import (
+    REFUSALS,
+    SQLITE,
+    Unavailable,
+    find_experiment,
+    open_store,
+    patiently,
+    store_name,
+    store_uri,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -73,10 +82,11 @@ class Outbox:
         """Tell once that a run's events are kept."""
         if run_id not in self._warned:
             self._warned.add(run_id)
+            why = files.full_disk(error, store_uri().removeprefix(SQLITE)) or error
             logger.warning(
                 "MLflow cannot be told of this run now (%s): it goes on, and what there is to tell is kept and "
                 "delivered later, also by `stratagem reconcile`",
-                network.without_secrets(" ".join(str(error).split())),
+                network.without_secrets(" ".join(str(why).split())),
             )
 
     def holds(self, run: records.Run) -> bool:

@@ -113,6 +113,8 @@ BAD = [
     (["dataset.name=mnist/a/b"], ["dataset.name = 'mnist/a/b'", "pattern"]),
     (["strategy.device=tpu"], ["strategy.device = 'tpu'", "`gpu:1`"]),
     (["register.alias=9lives"], ["register.alias = '9lives'", "pattern"]),
+    (["register.alias=latest"], ["register.alias: MLflow keeps 'latest' for itself", "--set register.alias="]),
+    (["register.alias=v12"], ["register.alias: MLflow keeps 'v12' for itself"]),
     # values that do not go together
     (["train.global_batch_size=64", "train.per_replica_batch_size=32"], ["per_replica_batch_size=32", "exactly one"]),
     (["train.global_batch_size=null", "train.per_replica_batch_size=null"], ["exactly one"]),
