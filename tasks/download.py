@@ -8,7 +8,6 @@ import re
 import shutil
 import sys
 import threading
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlparse
@@ -16,25 +15,16 @@ from urllib.parse import unquote, urlparse
 import requests
 import tensorflow_datasets as tfds
 from filelock import FileLock
-from tensorflow_datasets.core import example_serializer
-from tensorflow_datasets.core.download import checksums, resource
-from tensorflow_datasets.core.download.download_manager import NonMatchingChecksumError
-from tensorflow_datasets.core.utils.lazy_imports_utils import tree
 
-from tasks import config, datasets, errors, files, records
+from tasks import config, datasets, errors, files, records, upstream
 from tasks.errors import UserError
 from tasks.records import DatasetManifest, SourceFile
 
 MADE_BY_TFDS = re.compile(r"(dataset_info|features|metadata)\.json|.+\.labels\.txt|.+\.tfrecord-\d+-of-\d+")
 
 
-def _serialize(self: Any, example: Any) -> bytes:
-    return bytes(self.get_tf_example(example).SerializeToString(deterministic=True))
-
-
-# TFDS lets protobuf order the fields of a record as it likes, which differs from process to process: equal datasets
-# would differ in their md5, and every clone would change data/<name>/dvc.lock.
-example_serializer.ExampleSerializer.serialize_example = _serialize
+checksums, resource, tree, NonMatchingChecksumError = upstream.archive_modules()
+upstream.serialize_the_same_everywhere()
 
 
 def download(dataset: config.Dataset) -> DatasetManifest:
@@ -200,20 +190,7 @@ def _check_archives(builder: Any, dataset: config.Dataset, downloads: Path, scra
                 resource.write_info_file(archive.url, cached, builder.name, original, expected)
         _require_server(missing, names, dataset)
 
-    def checked(fetch: Callable[[Any], Any]) -> Callable[[Any], Any]:
-        def provide_and_fetch(url_or_urls: Any) -> Any:
-            provide(url_or_urls)
-            return fetch(url_or_urls)
-
-        return provide_and_fetch
-
-    def make_checking_manager(**options: Any) -> Any:
-        manager = make_manager(**options)
-        manager.download = checked(manager.download)
-        manager.download_and_extract = checked(manager.download_and_extract)
-        return manager
-
-    make_manager, builder._make_download_manager = builder._make_download_manager, make_checking_manager
+    upstream.before_each_fetch(builder, provide)
     return used
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from tasks import config
+from tasks import config, upstream
 from tasks.errors import UserError, one_of
 from tasks.records import HeldOut
 
@@ -66,8 +66,7 @@ def build(name: str, version: str | None, data_dir: Path) -> Any:
     import tensorflow_datasets as tfds
 
     kind, configuration = find(name)
-    # TFDS has its bucket switched off: all that this method still does is leave an empty temporary folder behind.
-    tfds.core.DatasetInfo.initialize_from_bucket = lambda info: None
+    upstream.leave_bucket_alone()
     try:
         builder = kind(data_dir=data_dir, config=configuration)
         makeable = {str(builder.version), str(max(builder.versions))}

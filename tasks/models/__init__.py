@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from tasks import config
+from tasks import config, upstream
 from tasks.errors import UserError, one_of
 from tasks.records import PreparedDataset
 
@@ -72,11 +72,8 @@ def build(model: config.Model, prepared: PreparedDataset, normalization: str) ->
         UserError: the model knows no such option, or cannot be built with these options and this shape.
     """
     import keras
-    from keras.src.utils import naming
 
-    # Layers without a name are numbered on from build to build, and a variable's path must be the same in each:
-    # `dense/kernel` would be `dense_1/kernel` the next time. Keras' public clear_session forgets much more.
-    naming.reset_uids()
+    upstream.reset_names()
     function = find(model.name)
     known = [f"model.options.{name}" for name in list(inspect.signature(function).parameters)[2:]]
     for option in model.options:

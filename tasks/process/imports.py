@@ -8,6 +8,7 @@ import sys
 import tempfile
 from collections.abc import Iterator
 
+from tasks import upstream
 from tasks.errors import StratagemError
 
 
@@ -34,26 +35,12 @@ def quiet_standard_error() -> Iterator[None]:
             os.close(visible)
 
 
-@contextlib.contextmanager
-def _without(*packages: str) -> Iterator[None]:
-    """Let imports of these packages fail within the block, unless they are there already."""
-    left_out = [name for name in packages if name not in sys.modules]
-    sys.modules |= dict.fromkeys(left_out)  # type: ignore[arg-type]
-    try:
-        yield
-    finally:
-        for name in left_out:
-            del sys.modules[name]
-
-
 def import_quietly(*modules: str) -> None:
     """Import what a stage needs, with a framework's start-up lines held back, and set who may log."""
     on_tensorflow = os.environ.get("KERAS_BACKEND", "tensorflow") == "tensorflow"
-    # Keras would import scikit-learn for wrappers that nobody uses here, and with it SciPy's statistics: 0.4 s of the
-    # 5.3 s of processor time that a stage process takes to start. TensorFlow would import JAX for a converter: 0.5 s.
     left_out = ("sklearn", "jax") if on_tensorflow else ("sklearn",)
     with quiet_standard_error():
-        with _without(*left_out):
+        with upstream.importing_without(*left_out):
             for module in modules:
                 importlib.import_module(module)
         if on_tensorflow:

@@ -6,9 +6,8 @@ from contextlib import contextmanager
 from typing import Any
 
 import keras
-from keras.src.utils import module_utils
 
-from tasks import config
+from tasks import config, upstream
 from tasks.errors import UserError
 from tasks.strategies import Strategy
 
@@ -69,8 +68,7 @@ def require_jax(kind: str) -> None:
             f"strategy.kind = '{kind}': keras.distribution does nothing on the {keras.backend.backend()} backend, and "
             "Keras was imported with it. Set KERAS_BACKEND=jax before (`stratagem run` does)"
         )
-    # Keras imports TensorFlow wherever it is installed, when it sets seeds and when it saves a model: 5 s for nothing.
-    module_utils.tensorflow._available = False
+    upstream.leave_tensorflow_alone()
 
 
 def find_devices(wanted: int | list[str] | None) -> list[str]:
@@ -100,20 +98,8 @@ def find_devices(wanted: int | list[str] | None) -> list[str]:
 @contextmanager
 def _scope(distribution: Any) -> Iterator[None]:
     """Make a distribution current: Keras reads it when variables are made, and in ``fit`` for each batch and layer."""
-    from keras.src.backend.jax import trainer
-
-    def distribute_each(self: Any, _: Any) -> Iterator[Any]:
-        for batch in self.data_adapter.get_jax_iterator():
-            yield trainer._distribute_data(batch)
-
-    # Keras asks for a layout once an epoch, with the first batch, and then fails at a last one that does not divide.
-    kept = trainer.JAXEpochIterator._get_distributed_iterator
-    trainer.JAXEpochIterator._get_distributed_iterator = distribute_each
-    try:
-        with distribution.scope():
-            yield
-    finally:
-        trainer.JAXEpochIterator._get_distributed_iterator = kept
+    with upstream.layout_of_each_batch(), distribution.scope():
+        yield
 
 
 def locate(variable: Any) -> tuple[tuple[str, ...], str, int]:

@@ -5,7 +5,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tasks import config
+from tasks import config, upstream
 from tasks.errors import UserError
 from tasks.strategies import Strategy
 
@@ -57,8 +57,7 @@ def build(section: config.Mirrored) -> Strategy:
         "reduction_to_one_device": tf.distribute.ReductionToOneDevice,
     }[section.cross_device_ops]()
     mirrored = tf.distribute.MirroredStrategy(names[:wanted], cross_device_ops=ops)
-    # TensorFlow has no public name for what it chose.
-    return strategy(section.kind, mirrored, collectives=type(mirrored.extended._cross_device_ops).__name__)
+    return strategy(section.kind, mirrored, collectives=upstream.reduction_of(mirrored))
 
 
 def strategy(kind: str, copies: Any, **more: Any) -> Strategy:

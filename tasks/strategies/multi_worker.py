@@ -1,14 +1,11 @@
 """Synchronous copies in several processes, on one machine or many (tf.distribute.MultiWorkerMirroredStrategy)."""
 
-from collections import Counter
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
-from tensorflow.compiler.xla.tsl.protobuf.coordination_config_pb2 import CoordinatedJob
-from tensorflow.python.eager import context
 
-from tasks import config
+from tasks import config, upstream
 from tasks.strategies import Strategy, local_copies, mirrored
 
 
@@ -25,7 +22,7 @@ def build(section: config.MultiWorker) -> Strategy:
     # A chief is a worker like the others, and the first of them.
     tasks = [(job, index) for job in ("chief", "worker") for index in range(len(cluster.get(job, ())))]
     if tasks:
-        _set_heartbeat_timeout(tasks, section.heartbeat_timeout_seconds)
+        upstream.set_heartbeat_timeout(tasks, section.heartbeat_timeout_seconds)
     options = tf.distribute.experimental.CommunicationOptions(
         implementation=tf.distribute.experimental.CommunicationImplementation[section.communication.upper()]
     )
@@ -80,17 +77,6 @@ def _of_all(tasks: list[tuple[str, int]], devices: tuple[str, ...]) -> tuple[str
     """Return the devices of all tasks, each of which has those of this process; these alone without a cluster."""
     specs = [tf.DeviceSpec.from_string(device) for device in devices]
     return tuple(spec.replace(job=job, task=i).to_string() for job, i in tasks for spec in specs) or devices
-
-
-def _set_heartbeat_timeout(tasks: list[tuple[str, int]], seconds: float) -> None:
-    """Configure what the strategy would configure itself, with another time-out than TensorFlow's 10 seconds."""
-    counts = Counter(job for job, _ in tasks)
-    context.context().configure_coordination_service(
-        service_type="standalone",
-        service_leader=f"/job:{tasks[0][0]}/replica:0/task:0",
-        coordinated_jobs=[CoordinatedJob(name=job, num_tasks=count) for job, count in counts.items()],
-        heartbeat_timeout_in_ms=int(seconds * 1000),
-    )
 
 
 def _collectives(section: config.MultiWorker, device_type: str) -> str:

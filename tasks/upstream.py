@@ -1,0 +1,237 @@
+"""What this project leans on that its dependencies do not promise, and faults of theirs that it works around.
+
+Each function says what upstream does, what breaks without it, and the issue where one is known. It has a test in
+tests/tasks/test_upstream.py that fails when it is no longer needed, or names the test that is red without it. All were
+tried with the versions of TRIED. Nothing is imported before it is needed: a process without a framework stays so.
+"""
+
+import contextlib
+import functools
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterator
+from typing import Any
+
+TRIED = {"keras": "3.15", "tensorflow": "2.21", "tensorflow-datasets": "4.9.10", "jax": "0.10"}
+
+
+# Python's imports.
+
+
+@contextlib.contextmanager
+def importing_without(*packages: str) -> Iterator[None]:
+    """Let imports of these packages fail within the block, unless they are there already.
+
+    Keras imports scikit-learn for wrappers that nobody uses here, and with it SciPy's statistics: 0.4 s of the 5.3 s of
+    processor time that a stage process takes to start. TensorFlow imports JAX for a converter: 0.5 s. No issue known.
+    Red without it: test_serve.py.
+    """
+    left_out = [name for name in packages if name not in sys.modules]
+    sys.modules |= dict.fromkeys(left_out)  # type: ignore[arg-type]
+    try:
+        yield
+    finally:
+        for name in left_out:
+            del sys.modules[name]
+
+
+# Keras.
+
+
+def data_adapter() -> Any:
+    """Return the class of what ``Model.fit`` reads; Keras asks for subclasses of it, and has no public name for it.
+
+    Without it an epoch's length would be asked of the dataset, and a distributed one counts a step once for each
+    replica; or found at the end of the data, by a step that has already advanced Dropout's seeds. No issue known.
+    """
+    from keras.src.trainers.data_adapters.data_adapter import DataAdapter
+
+    return DataAdapter
+
+
+def iterate_in_calls(model: Any, lead: Callable[[Any], None]) -> None:
+    """Let a model's ``fit`` hand each of its iterators to ``lead`` instead of building the model from a first batch.
+
+    Under tf.distribute Keras averages the first batch over all replicas to learn its shape, and fails: keras#20585.
+    The model is built already, and this is the only place where Keras shows the iterator before it reads it. Red
+    without it: test_loops.py, and `fit` in test_parity.py.
+    """
+    model._maybe_symbolic_build = lambda iterator, **_: lead(iterator)
+
+
+def set_calls(iterator: Any, calls: Callable[[Any], Iterator[tuple[int, int, Any]]]) -> None:
+    """Let an iterator of ``Model.fit`` go through an epoch by (first step, last step, source), made of its source.
+
+    Its own calls do ``steps_per_execution`` steps each, and the last one of an epoch reads beyond the end. No issue
+    known. Red without it: test_loops.py.
+    """
+    iterator._enumerate_iterator = lambda: calls(iter(iterator._get_iterator()))
+
+
+def layers_of(model: Any) -> list[Any]:
+    """Return the layers of a model and of what it contains, without the model; ``Model.layers`` does not look into
+    layers of the user's own. Without it a normalisation in one of them is not found. No issue known."""
+    found: list[Any] = model._flatten_layers(include_self=False)
+    return found
+
+
+def reset_names() -> None:
+    """Let Keras number the names of layers and variables from the beginning again.
+
+    It numbers on from model to model: the next one's `dense/kernel` would be `dense_1/kernel`, and a variable's path
+    must be the same in each. The public clear_session forgets much more. No issue known.
+    """
+    from keras.src.utils import naming
+
+    naming.reset_uids()
+
+
+def rate_of(optimizer: Any) -> Any:
+    """Return an optimizer's learning rate as it was given: a variable, or a schedule, of which the public attribute
+    shows the next step's rate alone. Without it a resume would overwrite a schedule. No issue known."""
+    return optimizer._learning_rate
+
+
+def steps_of(optimizer: Any) -> Any:
+    """Return the variable in which an optimizer counts its steps; the public attribute is a tensor, and counts
+    accumulated steps as one. Without it a schedule cannot be set back. No issue known."""
+    return optimizer._iterations
+
+
+def moments_of(adam: Any, variable: Any) -> tuple[Any, Any]:
+    """Return Adam's variables of the two moments of a variable; there is no public way to them. Without them its step
+    on TensorFlow cannot be one operation. No issue known."""
+    index = adam._get_variable_index(variable)
+    return adam._momentums[index], adam._velocities[index]
+
+
+def leave_tensorflow_alone() -> None:
+    """Let Keras on JAX take TensorFlow for not installed.
+
+    It imports it wherever it is installed, when it sets seeds and when it saves a model: 5 s for nothing. keras#18455,
+    which was closed with no change.
+    """
+    from keras.src.utils import module_utils
+
+    module_utils.tensorflow._available = False
+
+
+@contextlib.contextmanager
+def layout_of_each_batch() -> Iterator[None]:
+    """Let ``Model.fit`` on JAX ask the distribution for a layout with each batch.
+
+    Keras asks once an epoch, with the first batch, and then fails at a last one that does not divide. keras#21167. Red
+    without it: test_jax.py.
+    """
+    from keras.src.backend.jax import trainer
+
+    def distribute_each(self: Any, _: Any) -> Iterator[Any]:
+        for batch in self.data_adapter.get_jax_iterator():
+            yield trainer._distribute_data(batch)
+
+    kept = trainer.JAXEpochIterator._get_distributed_iterator
+    trainer.JAXEpochIterator._get_distributed_iterator = distribute_each
+    try:
+        yield
+    finally:
+        trainer.JAXEpochIterator._get_distributed_iterator = kept
+
+
+# TensorFlow.
+
+
+def set_heartbeat_timeout(tasks: list[tuple[str, int]], seconds: float) -> None:
+    """Configure the coordination of a cluster's tasks, (job, index), as MultiWorkerMirroredStrategy would, with a
+    time-out of our own.
+
+    The strategy takes none, and the default of 10 seconds ends a training whose member is busy with something else for
+    longer. No issue known.
+    """
+    from tensorflow.compiler.xla.tsl.protobuf.coordination_config_pb2 import CoordinatedJob
+    from tensorflow.python.eager import context
+
+    counts = Counter(job for job, _ in tasks)
+    context.context().configure_coordination_service(
+        service_type="standalone",
+        service_leader=f"/job:{tasks[0][0]}/replica:0/task:0",
+        coordinated_jobs=[CoordinatedJob(name=job, num_tasks=count) for job, count in counts.items()],
+        heartbeat_timeout_in_ms=int(seconds * 1000),
+    )
+
+
+def reduction_of(strategy: Any) -> str:
+    """Return the name of what sums a MirroredStrategy's gradients; TensorFlow has no public name for what it chose.
+    Without it records and logs would say what was asked for. No issue known."""
+    return type(strategy.extended._cross_device_ops).__name__
+
+
+# TensorFlow Datasets.
+
+
+def serialize_the_same_everywhere() -> None:
+    """Let TFDS write the fields of a record in the order of their names.
+
+    It leaves the order to protobuf, where it differs from process to process: equal datasets would differ in their
+    md5, and every clone would change data/<name>/dvc.lock. No issue known.
+    """
+    from tensorflow_datasets.core.example_serializer import ExampleSerializer
+
+    _replace(
+        ExampleSerializer,
+        "serialize_example",
+        lambda self, example: bytes(self.get_tf_example(example).SerializeToString(deterministic=True)),
+    )
+
+
+def leave_bucket_alone() -> None:
+    """Let TFDS not look for a dataset's description in its bucket.
+
+    The bucket is switched off: all that is left of it is an empty temporary folder for each look. No issue known.
+    """
+    from tensorflow_datasets.core import DatasetInfo
+
+    _replace(DatasetInfo, "initialize_from_bucket", lambda info: None)
+
+
+def before_each_fetch(builder: Any, provide: Callable[[Any], None]) -> None:
+    """Let ``provide`` see what a TFDS builder asks for, a URL or a structure of them, before TFDS fetches it.
+
+    TFDS does not hash what lies in its cache: a valid archive with wrong content is prepared silently. And it asks for
+    what is missing 10 times, 205 s, where there is no network. No issue known. Red without it: test_download.py.
+    """
+
+    def seen(fetch: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        def provide_and_fetch(url_or_urls: Any) -> Any:
+            provide(url_or_urls)
+            return fetch(url_or_urls)
+
+        return provide_and_fetch
+
+    def make_seeing_manager(**options: Any) -> Any:
+        manager = make_manager(**options)
+        manager.download = seen(manager.download)
+        manager.download_and_extract = seen(manager.download_and_extract)
+        return manager
+
+    make_manager, builder._make_download_manager = builder._make_download_manager, make_seeing_manager
+
+
+def archive_modules() -> tuple[Any, Any, Any, Any]:
+    """Return TFDS' ``checksums`` and ``resource``, by which an archive is named and known in its cache; ``tree``; and
+    the error of one that is not what it must be.
+
+    None of them is public. Without them no archive can be verified before TFDS trusts it, or be brought by hand. No
+    issue known. Red without it: test_download.py.
+    """
+    from tensorflow_datasets.core.download import checksums, resource
+    from tensorflow_datasets.core.download.download_manager import NonMatchingChecksumError
+    from tensorflow_datasets.core.utils.lazy_imports_utils import tree
+
+    return checksums, resource, tree, NonMatchingChecksumError
+
+
+def _replace(owner: type, name: str, function: Callable[..., Any]) -> None:
+    """Put a function in the place of a class' own, once; it keeps the one before as ``__wrapped__``."""
+    before = getattr(owner, name)
+    if not hasattr(before, "__wrapped__"):
+        setattr(owner, name, functools.wraps(before)(function))
