@@ -20,24 +20,16 @@ NUM_CALLS = 40
 
 def main(overrides: dict[str, object]) -> None:
     """Build one training for each strategy, and call their step functions in turn."""
-    from tasks import train
-    from tasks.training import steps
+    from tasks.training import setup, steps
     from tasks.training.autotune import Calls
-    from tasks.training.callbacks import Position
 
     prepared = dvc_data.load_prepared(config.load(overrides=overrides).dataset.name)
     functions = {}
     for name, chosen in STRATEGIES.items():
         settings = config.load(overrides=overrides | chosen)
         strategy = strategies.build(settings.strategy)
-        size = train.find_global_batch_size(settings.train, strategy.num_replicas)
-        batches, _ = train._data(settings, prepared, strategy, size)
-        state = train._first_state(settings, prepared, size)
-        model, loss = train._model(settings, prepared, strategy, batches, state)
-        position = Position(batches, state)
-        calls = Calls(settings.train, position, strategy)
-        function = steps.train_function(model, loss, strategy, batches, position, settings.train, calls)
-        functions[name] = strategy, function
+        training = setup.fresh(settings, prepared, strategy)
+        functions[name] = strategy, steps.train_function(training, Calls(training))
 
     seconds: dict[str, list[float]] = {name: [] for name in STRATEGIES}
     for number in range(NUM_CALLS + 1):

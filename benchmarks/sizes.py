@@ -18,11 +18,12 @@ import tensorflow_datasets as tfds
 
 from benchmarks.reading import counter
 from benchmarks.training import trained
-from tasks import config, download, lineage, prepare, records, runs, strategies, tracking, train
+from tasks import config, download, lineage, prepare, records, runs, strategies, tracking
 from tasks.checkpoints import Checkpoints, assign
 from tasks.evaluate import evaluate
 from tasks.input import sources
 from tasks.input.batches import Batches
+from tasks.training import setup
 
 EXAMPLES, SIDES = (1_000, 4_000, 16_000, 60_000), (8, 16, 32, 64)
 STEPS = POINTS = RUNS = (100, 1_000, 10_000)
@@ -116,10 +117,8 @@ def parameters(size: int, units: int, prepared: records.PreparedDataset) -> None
     options = {"dataset.name": prepared.name, "model.options": {"units": [units]}}
     step("a step / parameters", size, options)
     settings = config.load(overrides={**PLAIN, **options})
-    strategy = strategies.build(settings.strategy)
-    batches, _ = train._data(settings, prepared, strategy, 64)
-    state = train._first_state(settings, prepared, 64)
-    model, _ = train._model(settings, prepared, strategy, batches, state)
+    training = setup.fresh(settings, prepared, strategies.build(settings.strategy))
+    model, state = training.model, training.position.start
 
     def save() -> None:
         with tempfile.TemporaryDirectory() as folder, Checkpoints(Path(folder)) as saved:

@@ -39,14 +39,11 @@ def ours(every_steps: int, overrides: dict[str, object]) -> list[float]:
 
 def backup_and_restore(every_steps: int, overrides: dict[str, object]) -> list[float]:
     """Train with Keras' ``fit``; return the seconds of each backup, which is written within a step's end."""
-    from tasks import train
+    from tasks.training import setup
 
     settings = config.load(overrides=overrides)
     prepared = dvc_data.load_prepared(settings.dataset.name)
-    strategy = strategies.build(settings.strategy)
-    size = train.find_global_batch_size(settings.train, strategy.num_replicas)
-    batches, _ = train._data(settings, prepared, strategy, size)
-    model, _ = train._model(settings, prepared, strategy, batches, train._first_state(settings, prepared, size))
+    training = setup.fresh(settings, prepared, strategies.build(settings.strategy))
     seconds: list[float] = []
 
     class Timed(keras.callbacks.BackupAndRestore):
@@ -57,7 +54,7 @@ def backup_and_restore(every_steps: int, overrides: dict[str, object]) -> list[f
 
     with tempfile.TemporaryDirectory() as folder:
         backup = Timed(str(Path(folder, "backup")), save_freq=every_steps)
-        model.fit(batches.dataset, epochs=settings.train.epochs, callbacks=[backup], verbose=0)
+        training.model.fit(training.batches.dataset, epochs=settings.train.epochs, callbacks=[backup], verbose=0)
     return seconds
 
 

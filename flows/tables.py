@@ -6,6 +6,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
+from tasks import config
 from tasks.records import EvaluationResult, Record, RunSummary
 
 
@@ -52,7 +53,7 @@ def print_summary(summary: RunSummary, changed: bool = True) -> None:
         "strategy": f"{summary.strategy}, {replicas}, loop {summary.loop}",
         "trained": f"{summary.epochs} epochs, {summary.steps:,} steps",
         "examples/s": speed,
-        "test accuracy": f"{summary.metrics['test/accuracy']:.4f}",
+        **{f"test {name}": f"{summary.metrics[f'test/{name}']:.4f}" for name in config.names_of("metrics")},
         "checkpoint": summary.checkpoint,
         "model": f"{summary.model_version} {' '.join('@' + alias for alias in summary.aliases)}"
         if summary.model_version

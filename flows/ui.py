@@ -25,7 +25,11 @@ from tasks.process.environment import stage_environment
 USUAL_PORTS = {"mlflow": 5000, "prefect": 4200}
 # What MLflow's table of runs shows on our link; it has no accuracy by itself.
 VIEW = {
-    "selectedColumns": ["attributes.`Dataset`", "metrics.`test/accuracy`", "metrics.`performance/examples_per_second`"],
+    "selectedColumns": [
+        "attributes.`Dataset`",
+        *(f"metrics.`test/{name}`" for name in config.names_of("metrics")),
+        "metrics.`performance/examples_per_second`",
+    ],
     "orderByKey": "attributes.start_time",
     "orderByAsc": False,
 }

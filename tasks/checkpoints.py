@@ -24,6 +24,7 @@ import numpy as np
 import numpy.typing as npt
 from pydantic import ValidationError
 
+from tasks import metrics
 from tasks.errors import StratagemError, UserError
 from tasks.records import Record
 
@@ -132,7 +133,7 @@ class Checkpoints:
 
         Args:
             keep: the newest so many stay, and the best one.
-            monitor: the metric that says which one is best: a loss the lower, all else the higher.
+            monitor: the metric that says which one is best.
             read_only: leave alone what a training is writing. Otherwise what a killed one left half-written is removed.
         """
         self.folder = folder
@@ -170,13 +171,13 @@ class Checkpoints:
         """Return the steps that have a checkpoint, rising as numbers (9, 10, 100)."""
         return sorted(int(path.name) for path in self.folder.glob("*") if path.name.isdigit())
 
-    def save(self, model: Any, state: State, metrics: Mapping[str, float] | None = None) -> None:
+    def save(self, model: Any, state: State, values: Mapping[str, float] | None = None) -> None:
         """Start writing a checkpoint; training goes on meanwhile.
 
         Args:
             model: compiled and built.
             state: where the training is; ``state.step`` names the checkpoint.
-            metrics: of the epoch that just ended, for "best"; None inside an epoch.
+            values: the metrics of the epoch that just ended, for "best"; None inside an epoch.
 
         Raises:
             ValueError: the step has a checkpoint already.
@@ -191,7 +192,7 @@ class Checkpoints:
         free = shutil.disk_usage(self.folder).free
         if free < needed:
             raise self._unwritten(state.step, f"it needs {needed / 1e6:,.1f} MB, and {free / 1e6:,.1f} MB are free")
-        self._writing = self._writer.submit(self._write, arrays, state, dict(metrics or {}))
+        self._writing = self._writer.submit(self._write, arrays, state, dict(values or {}))
 
     def find(self, which: Literal["latest", "best"] | int) -> int:
         """Return the step of a checkpoint.
@@ -300,7 +301,7 @@ class Checkpoints:
             writing, self._writing = self._writing, None
             writing.result()
 
-    def _write(self, arrays: Arrays, state: State, metrics: dict[str, float]) -> None:
+    def _write(self, arrays: Arrays, state: State, values: dict[str, float]) -> None:
         partial = self.folder / f".{state.step}.partial"
         try:
             partial.mkdir()
@@ -310,7 +311,7 @@ class Checkpoints:
                 _flush(file)
                 file.seek(0)
                 digest = hashlib.file_digest(file, "sha256").hexdigest()
-            content = {"state": state.model_dump(mode="json"), "metrics": metrics, "arrays_sha256": digest}
+            content = {"state": state.model_dump(mode="json"), "metrics": values, "arrays_sha256": digest}
             with (partial / "state.json").open("wb") as file:
                 file.write(json.dumps({**content, "sha256": _digest(content)}, indent=1).encode())
                 _flush(file)
@@ -340,7 +341,7 @@ class Checkpoints:
 
     def _ranked(self, steps: list[int]) -> list[int]:
         """Return the steps from the best to the worst; the newest first where their metric is the same, or none."""
-        sign = -1.0 if self.monitor.endswith("loss") else 1.0
+        sign = -1.0 if metrics.better(self.monitor) == "lower" else 1.0
 
         def score(step: int) -> tuple[float, int]:
             try:

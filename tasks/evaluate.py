@@ -1,13 +1,10 @@
 """Evaluate: one checkpoint, restored into a fresh model, over the test split, on the devices of the run's strategy."""
 
 import logging
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
-from scipy.special import log_softmax, softmax
 
-from tasks import checkpoints, config, models, outputs, strategies
+from tasks import checkpoints, config, figures, losses, metrics, models, outputs, strategies
 from tasks.checkpoints import Checkpoints
 from tasks.errors import StratagemError, UserError
 from tasks.input import sources
@@ -55,16 +52,12 @@ def evaluate(settings: config.Settings, prepared: PreparedDataset, training: Tra
             f"checkpoint {step} of run {training.run_id} gives outputs that are no numbers: its training diverged. "
             "Train again with a lower schedule.learning_rate, or evaluate an earlier checkpoint"
         )
-    predicted = logits.argmax(axis=1)
-    metrics = {
-        "test/loss": float(_losses(settings.train.loss, labels, logits).mean() + found.own_losses.mean()),
-        "test/accuracy": float((predicted == labels).mean()),
-    }
-    if prepared.num_classes > 5:
-        best = np.argsort(logits, axis=1, kind="stable")[:, -5:]
-        metrics["test/top_5_accuracy"] = float((best == labels[:, None]).any(axis=1).mean())
-    confusion = _confusion(labels, predicted, prepared.num_classes)
-    columns = _by_class(confusion)
+    example_losses = losses.LOSSES[settings.train.loss].of_predictions(labels, logits)
+    values = {"test/loss": float(example_losses.mean() + found.own_losses.mean())}
+    values |= {f"test/{name}": metric.of_predictions(labels, logits) for name, metric in metrics.find_all().items()}
+    values |= figures.compute(labels, logits)
+    confusion = figures.confusion(labels, logits)
+    columns = figures.by_class(confusion)
     return EvaluationResult(
         run_id=training.run_id,
         checkpoint=f"{training.checkpoints}/{step}",
@@ -72,7 +65,7 @@ def evaluate(settings: config.Settings, prepared: PreparedDataset, training: Tra
         num_examples=len(labels),
         strategy=strategy.kind,
         examples_by_device=found.examples_by_device,
-        metrics=metrics,
+        metrics=values,
         classes=tuple(
             ClassMetrics(name=name, precision=float(p), recall=float(r), f1=float(f), support=int(n))
             for name, p, r, f, n in zip(prepared.class_names, *columns, strict=True)
@@ -90,25 +83,6 @@ def assist(settings: config.Settings, prepared: PreparedDataset) -> None:
     outputs.compute(settings, prepared, strategy, arrays)
 
 
-# By hand, and not by scikit-learn, whose import takes 0.4 s of a processor.
-
-
-def _confusion(labels: npt.NDArray[Any], predicted: npt.NDArray[Any], num_classes: int) -> npt.NDArray[np.int64]:
-    """Return how many examples of each class, a row, were taken for each class, a column: int64 (classes, classes)."""
-    counts = np.bincount(labels * num_classes + predicted, minlength=num_classes**2)
-    return counts.reshape(num_classes, num_classes)
-
-
-def _by_class(confusion: npt.NDArray[np.int64]) -> tuple[npt.NDArray[Any], ...]:
-    """Return precision, recall, F1 and the number of examples of each class, (classes,); 0 where it would be 0 / 0."""
-    right, taken, support = np.diag(confusion), confusion.sum(axis=0), confusion.sum(axis=1)
-    precision, recall, f1 = (
-        share / np.maximum(whole, 1)
-        for share, whole in ((right, taken), (right, support), (2 * right, taken + support))
-    )
-    return precision, recall, f1, support
-
-
 def _strategy(settings: config.Settings) -> Strategy:
     """Return the run's strategy; or one device, where that is asked for or this machine has not what it needs."""
     if settings.evaluate.strategy == "run":
@@ -117,13 +91,3 @@ def _strategy(settings: config.Settings) -> Strategy:
         except UserError as error:
             log.info("evaluated on one device: %s", error)
     return strategies.on_one_device()
-
-
-def _losses(kind: str, labels: npt.NDArray[np.int64], logits: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-    """Return what ``train.loss`` is of each example: labels (n,), logits (n, classes) -> (n,)."""
-    values: npt.NDArray[np.float64]
-    if kind == "mean_squared_error":
-        values = np.square(softmax(logits, axis=1) - np.eye(logits.shape[1])[labels]).mean(axis=1)
-    else:
-        values = -log_softmax(logits, axis=1)[np.arange(len(labels)), labels]
-    return values

@@ -107,8 +107,8 @@ def _joined(
         raise ValueError("there are no batches")
     if strategy.num_workers > 1:
         # The other workers' rows are zeros here, and zeros are the bits of 0: the sum has every row as it was computed.
-        table = strategy.add_up(table.view(np.int64)).view(np.float64)
-        counts = strategy.total([examples[name] for name in strategy.devices])
+        table = strategy.sum_over_workers(table.view(np.int64)).view(np.float64)
+        counts = strategy.sum_over_workers([examples[name] for name in strategy.devices]).tolist()
         examples = Counter(dict(zip(strategy.devices, counts, strict=True)))
     return Outputs(table[:, 0].astype(np.int64), table[:, 2:], table[:, 1], dict(sorted(examples.items())))
 

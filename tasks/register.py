@@ -6,7 +6,7 @@ import zipfile
 from pathlib import Path
 from typing import Any
 
-from tasks import config, own_code, tracking
+from tasks import config, metrics, own_code, tracking
 from tasks.records import EvaluationResult, PreparedDataset, RegisteredModel, Run, TrainingResult
 
 
@@ -94,8 +94,8 @@ def _refusal(gate: config.Register, evaluation: EvaluationResult, training: Trai
     if training.nonfinite_steps:
         steps = ", ".join(map(str, training.nonfinite_steps))
         return f"the loss was no finite number at step {steps}, and such a run is never registered"
-    value = evaluation.metrics[gate.metric]
-    passed = gate.minimum is None or (value <= gate.minimum if gate.metric == "test/loss" else value >= gate.minimum)
+    value, lower = evaluation.metrics[gate.metric], metrics.better(gate.metric) == "lower"
+    passed = gate.minimum is None or (value <= gate.minimum if lower else value >= gate.minimum)
     return None if passed else f"{gate.metric} = {value:.4f} does not reach register.minimum = {gate.minimum}"
 
 

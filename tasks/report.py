@@ -148,13 +148,21 @@ RELATIVE = (
     Column("speed-up", "speed\nup", _speed_up),
     Column("efficiency", "effi.", _efficiency),
 )
+
+
+def _test_column(metric: str) -> Column:
+    return Column(
+        f"test {metric}", f"test\n{metric[:3]}.", lambda row: _number(row.metrics.get(f"test/{metric}"), ".4f")
+    )
+
+
 COLUMNS = (
     Column("replicas (on devices)", "repli-\ncas", _replicas),
     Column("examples/s", "examples\n/s", lambda row: _number(row.examples_per_second, ",.0f")),
     Column("seconds per epoch", "s per\nepoch", lambda row: _seconds(row.seconds_per_epoch)),
     *RELATIVE,
     Column("total, s", "total\ns", lambda row: _seconds(row.total_seconds)),
-    Column("test accuracy", "test\nacc.", lambda row: _number(row.metrics.get("test/accuracy"), ".4f")),
+    *(_test_column(name) for name in config.names_of("metrics")),
     Column("start-up, s", "start\nup s", lambda row: _seconds(_start_up(row))),
     Column("tracing, s", "", lambda row: _seconds(row.tracing_seconds)),
 )

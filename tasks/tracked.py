@@ -98,7 +98,8 @@ def evaluate(
     """Evaluate, with metrics, records and pictures going to MLflow."""
     result = evaluate_stage(settings, prepared, training)
     folder = config.project_root() / run.folder
-    title = f"{run.name}: test accuracy {result.metrics['test/accuracy']:.4f}"
+    reached = [f"test {name} {result.metrics[f'test/{name}']:.4f}" for name in config.names_of("metrics")]
+    title = f"{run.name}: {', '.join(reached)}"
     pictures = [
         report.confusion_matrix(result, title, folder / "report" / "confusion_matrix.png"),
         report.learning_curve(training, title, folder / "report" / "learning_curve.png"),

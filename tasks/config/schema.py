@@ -11,12 +11,13 @@ import re
 from collections.abc import Callable, Collection, Iterator, Mapping
 from functools import cache
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Self, get_args, get_origin
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, NamedTuple, Self, TypeAlias, get_args, get_origin
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, field_validator, model_validator
 from pydantic.fields import FieldInfo
 
 from tasks.config.affects import Affects, Bookkeeping, Course, Result, Speed, What
+from tasks.config.project import names_of
 
 BATCH_SIZES = ("per_replica_batch_size", "global_batch_size")
 # Larger numbers are slips of the keyboard: they are refused before anything is made in their size.
@@ -28,7 +29,13 @@ Text = Annotated[str, Field(max_length=250)]
 Count = Annotated[int, Field(gt=0, le=MAX_COUNT)]
 Pixels = Annotated[int, Field(gt=0, le=MAX_PIXELS)]
 Devices = Annotated[int, Field(gt=0, le=MAX_DEVICES)]
-Metric = Literal["train/loss", "train/accuracy", "validation/loss", "validation/accuracy"]
+METRICS = names_of("metrics")
+if TYPE_CHECKING:
+    TrainingMetric: TypeAlias = str
+    TestMetric: TypeAlias = str
+else:
+    TrainingMetric = Literal[*(f"{part}/{name}" for part in ("train", "validation") for name in ("loss", *METRICS))]
+    TestMetric = Literal[*(f"test/{name}" for name in (*METRICS, "loss"))]
 
 
 def _takes_bool(field: FieldInfo) -> bool:
@@ -391,7 +398,7 @@ AnyStrategy = OneDevice | Mirrored | MultiWorker | ParameterServer | Tpu | DataP
 
 
 class EarlyStopping(Section):
-    monitor: Course[Metric] = "validation/loss"
+    monitor: Course[TrainingMetric] = "validation/loss"
     patience_epochs: Course[Annotated[int, Field(ge=0, le=MAX_COUNT)]] = 3
     min_delta: Course[Annotated[float, Field(ge=0, le=MAX_FLOAT32)]] = 0.0
 
@@ -458,7 +465,7 @@ class Checkpoint(Section):
     """At the next step after so many seconds without a checkpoint; null is off."""
     keep: Bookkeeping[Count]
     """Newest checkpoints kept; the best one is kept beside them."""
-    monitor: Course[Metric]
+    monitor: Course[TrainingMetric]
     """What "best" means: the lowest loss or the highest accuracy."""
 
 
@@ -476,7 +483,7 @@ class Register(Section):
     model_name: Bookkeeping[Annotated[str, Field(pattern=r"^[\w.-]+$", max_length=250)] | None]
     """Name in MLflow's model registry; null is <dataset>-<model>."""
     alias: Bookkeeping[Annotated[str, Field(pattern=r"^[a-z][\w-]*$", max_length=250)]]
-    metric: Bookkeeping[Literal["test/accuracy", "test/loss"]]
+    metric: Bookkeeping[TestMetric]
     minimum: Bookkeeping[float | None]
     """The gate: no version is registered when the metric is worse than this; null is off."""
 

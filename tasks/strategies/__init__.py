@@ -13,10 +13,6 @@ from tasks import config
 from tasks.records import Placement, VariablePlacement
 
 
-def _same(payload: bytes) -> bytes:
-    return payload
-
-
 def local_copies(variable: Any) -> tuple[tuple[str, ...], str, int]:
     """Locate a Keras variable of the TensorFlow backend in this process: on one device, or mirrored on several."""
     copies = getattr(variable.value, "values", (variable.value,))
@@ -50,11 +46,9 @@ class Strategy:
     """Inside a step: the sum of a list of tensors over all replicas, on each of them."""
     locate: Callable[[Any], tuple[tuple[str, ...], str, int]] = local_copies
     """Takes a Keras variable; returns its devices, its sharding, and the bytes of it on one device."""
-    total: Callable[[Sequence[int]], list[int]] = list
-    """Gives every worker the sum over all of them of each number."""
-    add_up: Callable[[Any], Any] = lambda values: values
-    """Gives every worker the sum over all of them of an array int64, of any shape."""
-    broadcast: Callable[[bytes], bytes] = _same
+    sum_over_workers: Callable[[Any], Any] = lambda values: np.asarray(values, np.int64)
+    """Gives every worker the sum over all of them of each number of an array int64, of any shape."""
+    broadcast: Callable[[bytes], bytes] = lambda payload: payload
     """Gives every worker the chief's bytes."""
     check_model: Callable[[Any], None] = lambda model: None
     """Raises ``UserError`` when a built model does not fit the strategy."""

@@ -34,26 +34,25 @@ def build(section: config.MultiWorker) -> Strategy:
         first = tf.distribute.get_replica_context().replica_id_in_sync_group % len(local) == 0
         return mirrored.all_reduce(tf.where(first, values, tf.zeros_like(values)))
 
-    def total(values: Any) -> Any:
-        """Return the sum over the workers of int64 (n,)."""
-        summed = workers.run(add, args=(tf.constant(values, tf.int64),))
-        return workers.experimental_local_results(summed)[0].numpy()
+    def sum_over_workers(values: Any) -> Any:
+        values = np.asarray(values, np.int64)
+        summed = workers.run(add, args=(tf.constant(values.ravel()),))
+        return workers.experimental_local_results(summed)[0].numpy().reshape(values.shape)
 
     def broadcast(payload: bytes) -> bytes:
         # Collectives know numbers only: the chief's, and zeros from all others, add up to the chief's.
-        num_bytes = int(total([len(payload) if worker == 0 else 0])[0])
+        num_bytes = int(sum_over_workers([len(payload) if worker == 0 else 0])[0])
         padded = payload.ljust(-(-num_bytes // 8) * 8, b"\0") if worker == 0 else bytes(-(-num_bytes // 8) * 8)
-        received: bytes = total(np.frombuffer(padded, np.int64)).tobytes()
+        received: bytes = sum_over_workers(np.frombuffer(padded, np.int64)).tobytes()
         return received[:num_bytes]
 
     worker = tasks.index((resolver.task_type, resolver.task_id)) if tasks else 0
     return mirrored.strategy(
         section.kind,
         workers,
-        devices=_of_all(tasks, local),
+        devices=_of_all_tasks(tasks, local),
         locate=lambda variable: locate(variable, tasks),
-        total=lambda values: [int(value) for value in total(list(map(int, values)))],
-        add_up=lambda values: total(values.ravel()).reshape(values.shape),
+        sum_over_workers=sum_over_workers,
         broadcast=broadcast,
         collectives=_collectives(section, tf.DeviceSpec.from_string(local[0]).device_type),
         worker=worker,
@@ -69,11 +68,11 @@ def locate(variable: Any, tasks: list[tuple[str, int]]) -> tuple[tuple[str, ...]
     local, sharding, num_bytes = local_copies(variable)
     if not hasattr(variable.value, "values"):
         return local, sharding, num_bytes
-    devices = _of_all(tasks, local)
+    devices = _of_all_tasks(tasks, local)
     return devices, "mirrored" if len(devices) > 1 else "whole", num_bytes
 
 
-def _of_all(tasks: list[tuple[str, int]], devices: tuple[str, ...]) -> tuple[str, ...]:
+def _of_all_tasks(tasks: list[tuple[str, int]], devices: tuple[str, ...]) -> tuple[str, ...]:
     """Return the devices of all tasks, each of which has those of this process; these alone without a cluster."""
     specs = [tf.DeviceSpec.from_string(device) for device in devices]
     return tuple(spec.replace(job=job, task=i).to_string() for job, i in tasks for spec in specs) or devices

@@ -5,18 +5,16 @@ be faster so; a training keeps that choice, because it changes how sums are roun
 """
 
 import logging
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import keras
 
-from tasks import config, records
+from tasks import records
 from tasks.errors import UserError
 from tasks.input.array import ArraySource
-from tasks.input.batches import Batches
 from tasks.records import Tuning
-from tasks.strategies import Strategy
-from tasks.training.callbacks import Position
+from tasks.training import Training
 
 CALL_SECONDS = 0.25
 """No call takes longer, if a step does not: a signal waits for its end, and the bar stands still."""
@@ -31,24 +29,18 @@ class Calls:
     """How many steps each call does. With ``train.steps_per_execution=auto`` calls end where one of a single step would
     have ended for a reason: at an epoch's end, at a checkpoint, and where the profiler begins and ends."""
 
-    def __init__(
-        self, section: config.Train, position: Position, strategy: Strategy, every_steps: int | None = None
-    ) -> None:
-        """
-        Args:
-            section: ``steps_per_execution`` and ``profile_steps`` are read.
-            position: says where the training is.
-            strategy: several workers do as the chief measures.
-            every_steps: ``checkpoint.every_steps``.
-        """
-        self.position = position
-        self.strategy = strategy
-        self.every_steps = every_steps
+    def __init__(self, training: Training) -> None:
+        """``train.steps_per_execution``, ``train.profile_steps`` and ``checkpoint.every_steps`` are read. Several
+        workers do as the chief measures."""
+        section = training.settings.train
+        self.position = training.position
+        self.strategy = training.strategy
+        self.every_steps = training.settings.checkpoint.every_steps
         given = section.steps_per_execution
         self.grows = given == "auto"
         self.many = 1 if given == "auto" else given
         """Steps of a call that nothing cuts short."""
-        self.most = min(MAX_STEPS if given == "auto" else given, position.batches.steps)
+        self.most = min(MAX_STEPS if given == "auto" else given, training.batches.steps)
         first, last = section.profile_steps or (1, 0)
         self._ends = (first - 1, last)
         self._traced = False
@@ -75,7 +67,7 @@ class Calls:
             return
         fit = min(int(CALL_SECONDS * count / seconds), GROWTH * self.many, self.most)
         if self.strategy.num_workers > 1:
-            (fit,) = self.strategy.total([fit if self.strategy.is_chief else 0])
+            fit = int(self.strategy.sum_over_workers([fit if self.strategy.is_chief else 0])[0])
             self.grows = fit > self.many  # They ask each other no more than that.
         self.many = max(1, fit)
 
@@ -99,28 +91,29 @@ MIN_STEPS = 4000
 """A training of fewer steps does not win back what XLA takes to compile: 0.7 s, and again for a short batch."""
 
 
-def choose_compiler(
-    section: config.Train, model: Any, strategy: Strategy, training: Batches, kept: Path, begun: bool
-) -> bool:
-    """Return whether XLA compiles a training, and log why ``train.jit_compile=auto`` did so.
+def choose_compiler(training: Training, kept: Path, begun: bool) -> Training:
+    """Return the training with ``train.jit_compile`` decided, and log why ``auto`` has XLA compile it.
 
     Args:
-        section: ``jit_compile``, ``deterministic``, ``dtype_policy`` and ``epochs`` are read.
-        model: the one that is trained.
-        strategy: what it is trained under.
-        training: its batches.
+        training: ``jit_compile``, ``deterministic``, ``dtype_policy`` and ``epochs`` of its ``train`` are read.
         kept: the run's record of the choice, which a resumed run goes by where the strategy allows it.
         begun: whether the run has checkpoints.
     """
+    section = training.settings.train
     if section.jit_compile != "auto":
-        return section.jit_compile
-    against = _against(section, model, strategy, training)
+        return training
+    chosen = section.model_copy(update={"jit_compile": _compiles(training, kept, begun)})
+    return replace(training, settings=training.settings.model_copy(update={"train": chosen}))
+
+
+def _compiles(training: Training, kept: Path, begun: bool) -> bool:
+    against = _reason_against(training)
     try:
         before = records.load(Tuning, kept)
     except UserError:
         if begun:
             return False  # The record was lost, and most trainings are not compiled.
-        too_short = section.epochs * training.steps < MIN_STEPS
+        too_short = training.settings.train.epochs * training.batches.steps < MIN_STEPS
         against = against or ("it is too short to win back the time that compiling takes" if too_short else "")
         chosen = Tuning(jit_compile=not against, reason=against or "dense layers train faster so on a CPU")
         records.save(chosen, kept)
@@ -130,15 +123,16 @@ def choose_compiler(
     return before.jit_compile and not against
 
 
-def _against(section: config.Train, model: Any, strategy: Strategy, training: Batches) -> str:
+def _reason_against(training: Training) -> str:
     """Return why XLA is not to compile a training of any length, or nothing."""
+    section, strategy, model = training.settings.train, training.strategy, training.model
     if strategy.backend != "tensorflow" or strategy.distributed or strategy.coordinator is not None:
         return f"nothing is chosen under strategy.kind={strategy.kind}"
     if "CPU" not in strategy.devices[0] or section.dtype_policy != "float32":
         return "it was measured in float32 on CPUs alone"
     if section.deterministic:
         return "train.deterministic=true keeps to TensorFlow's own kernels"
-    if not isinstance(training.source, ArraySource):
+    if not isinstance(training.batches.source, ArraySource):
         return "a stream hands over its batches one by one"
     others = {type(layer).__name__ for layer in model._flatten_layers(include_self=False) if type(layer) not in DENSE}
     others -= {"Functional"}

@@ -6,6 +6,7 @@ The steps of a worker that died are done by another one. It can have changed som
 once if no worker dies, and at least once otherwise.
 """
 
+import itertools
 import logging
 from collections import Counter, deque
 from collections.abc import Callable, Iterator
@@ -22,9 +23,8 @@ from tasks.input.array import ArraySource
 from tasks.input.augment import augment
 from tasks.input.batches import Batches
 from tasks.strategies import Strategy
-from tasks.training import steps
+from tasks.training import Training, epochs, steps
 from tasks.training.autotune import Calls
-from tasks.training.callbacks import Position, SaveCheckpoints
 
 # Enough that no worker waits for this process, and few enough that the position is not far behind the workers.
 GROUPS_PER_WORKER = 4
@@ -32,83 +32,85 @@ GROUPS_PER_WORKER = 4
 log = logging.getLogger(__name__)
 
 
-def train(
-    model: Any,
-    loss: Any,
-    strategy: Strategy,
-    training: Batches,
-    validation: Batches | None,
-    position: Position,
-    section: config.Train,
-    callbacks: list[Any],
-) -> None:
-    """Train from ``position`` to the end of epoch ``section.epochs``; tell the callbacks what ``loops.custom`` tells
-    them, in the same order. Workers are given ``steps_per_execution`` steps at a time; this process validates.
+def asynchronous(training: Training) -> None:
+    """Train from the training's position to the end of its last epoch. Workers are given ``steps_per_execution`` steps
+    at a time; this process validates.
 
     Raises:
         tf.errors.OpError: a parameter server was lost, or a step failed.
     """
-    calls = Calls(section, position, strategy)
-    coordinator, size = strategy.coordinator, calls.many
-    function = worker_function(model, loss, strategy, training)
-    arrays = iter(coordinator.create_per_worker_dataset(resident(training)))
-    ahead = GROUPS_PER_WORKER * len(strategy.devices)
-    saving = next((one for one in callbacks if isinstance(one, SaveCheckpoints)), None)
-    every = (saving and saving.section.every_steps) or training.steps
-    if validation is not None:
-        test = _test_function(model, loss, strategy, validation, section, calls)
+    calls = Calls(training)
+    groups = _Groups(training, calls.many)
+    measure = None
+    if training.validation is not None:
+        # The strategy's own `run` hands a step to workers.
+        here = replace(training.strategy, run=lambda step, arguments: step(*arguments))
+        test = steps.test_function(replace(training, strategy=here), training.validation, calls)
+        measure = epochs.measuring(training, test, calls, itertools.repeat(None))  # It gathers its rows by itself.
+    epochs.drive(training, groups.train_epoch, measure)
+    if groups.done_by:
+        shares = ", ".join(f"{count:,}" for _, count in groups.done_by.most_common())
+        log.info("workers   %d processes did %s steps", len(groups.done_by), shares)
 
-    listeners = keras.callbacks.CallbackList(
-        callbacks, add_history=True, model=model, epochs=section.epochs, steps=training.steps, verbose=0
-    )
-    model.stop_training = False
-    results: dict[str, float] = {}
-    done_by: Counter[int] = Counter()
-    listeners.on_train_begin()
-    for epoch in range(position.start.epoch, section.epochs):
-        model.reset_metrics()
-        listeners.on_epoch_begin(epoch)
+
+class _Groups:
+    """Hands groups of steps to workers, and counts what they have done in the order of the steps."""
+
+    def __init__(self, training: Training, size: int) -> None:
+        self.training = training
+        self.size = size
+        """Steps of a group."""
+        self.done_by: Counter[int] = Counter()
+        """How many steps each worker has done."""
+        self._coordinator = training.strategy.coordinator
+        self._function = worker_function(training)
+        self._arrays = iter(self._coordinator.create_per_worker_dataset(resident(training.batches)))
+        self._ahead = GROUPS_PER_WORKER * len(training.strategy.devices)
+        self._every = training.settings.checkpoint.every_steps or training.batches.steps
+        self._waiting: deque[tuple[int, Any]] = deque()
+        self._given = 0
+        """The step before which all are handed out."""
+
+    def train_epoch(self, epoch: int, listeners: Any) -> dict[str, float]:
+        """Train the rest of an epoch, tell the callbacks of each group, and return the metrics."""
+        model, position = self.training.model, self.training.position
         # The first part of an epoch that was left in its middle is in them.
         sums = np.array([variable.numpy() for variable in model.metrics_variables], np.float64)
-        first, end = position.step, (epoch + 1) * training.steps
-        given, groups = first, deque[tuple[int, Any]]()
+        first, end = position.step, (epoch + 1) * self.training.batches.steps
+        self._given, results = first, {}
         # As in ``Model.fit``, a training that is to stop does one call of the epoch that it has begun.
-        while position.step < end and (groups or position.step == first or not model.stop_training):
-            # A checkpoint holds the variables of one step, so nothing past it begins before it is written.
-            due = min(end, (position.step // every + 1) * every)
-            while (
-                given < due
-                and len(groups) < ahead
-                and not position.drain
-                and (given == first or not model.stop_training)
-            ):
-                until = min(given + size, due)
-                lines = tf.constant(examples(training, given, until, size))
-                groups.append((until, coordinator.schedule(function, args=(arrays, lines))))
-                given = until
+        while position.step < end and (self._waiting or position.step == first or not model.stop_training):
+            self._hand_out(first, end)
             listeners.on_train_batch_begin(position.step - first)
-            until, result = groups.popleft()
-            *parts, worker = _fetch(coordinator, result)
+            until, result = self._waiting.popleft()
+            *parts, worker = _fetch(self._coordinator, result)
             sums += parts
-            done_by[int(worker)] += until - position.step
-            if not groups:
+            self.done_by[int(worker)] += until - position.step
+            if not self._waiting:
                 # Nothing is under way: the variables are those of step `until`, and the count is whoever's came last.
                 model.optimizer.iterations.assign(until)
                 for variable, value in zip(model.metrics_variables, sums, strict=True):
                     variable.assign(value)
             results = _results(model, sums)
-            position.settled = not groups
+            position.settled = not self._waiting
             listeners.on_train_batch_end(until - first - 1, results)
-        if validation is not None:
-            results |= {f"val_{name}": value for name, value in test(listeners).items()}
-        listeners.on_epoch_end(epoch, results)
-        if model.stop_training:
-            break
-    model.optimizer.finalize_variable_values(model.trainable_variables)
-    listeners.on_train_end(results)
-    if done_by:
-        shares = ", ".join(f"{count:,}" for _, count in done_by.most_common())
-        log.info("workers   %d processes did %s steps", len(done_by), shares)
+        return results
+
+    def _hand_out(self, first: int, end: int) -> None:
+        """Hand out groups of an epoch's steps ``first`` to before ``end``, as many as may be under way."""
+        model, position, batches = self.training.model, self.training.position, self.training.batches
+        # A checkpoint holds the variables of one step, so nothing past it begins before it is written.
+        due = min(end, (position.step // self._every + 1) * self._every)
+        while (
+            self._given < due
+            and len(self._waiting) < self._ahead
+            and not position.drain
+            and (self._given == first or not model.stop_training)
+        ):
+            until = min(self._given + self.size, due)
+            lines = tf.constant(examples(batches, self._given, until, self.size))
+            self._waiting.append((until, self._coordinator.schedule(self._function, args=(self._arrays, lines))))
+            self._given = until
 
 
 def outputs(
@@ -144,7 +146,7 @@ def outputs(
             yield labels, logits, float(own_loss), name
 
 
-def examples(training: Batches, first: int, end: int, size: int) -> npt.NDArray[np.int64]:
+def examples(batches: Batches, first: int, end: int, size: int) -> npt.NDArray[np.int64]:
     """Return what a worker reads in the steps from ``first`` to before ``end``: a line for each example.
 
     Columns are the step and the row, and where images are augmented, 1 for a mirrored one, top and left of its crop:
@@ -153,24 +155,24 @@ def examples(training: Batches, first: int, end: int, size: int) -> npt.NDArray[
     """
     parts = []
     for step in range(first, end):
-        rows = training.rows(step)
-        parts.append(np.column_stack([np.full(len(rows), step), rows, *(training.draws(step) or ())]))
+        rows = batches.rows(step)
+        parts.append(np.column_stack([np.full(len(rows), step), rows, *(batches.draws(step) or ())]))
     lines = np.concatenate(parts)
-    return np.pad(lines, ((0, size * training.global_batch_size - len(lines)), (0, 0)), constant_values=-1)
+    return np.pad(lines, ((0, size * batches.global_batch_size - len(lines)), (0, 0)), constant_values=-1)
 
 
-def resident(training: Batches) -> Callable[[], Any]:
+def resident(batches: Batches) -> Callable[[], Any]:
     """Return what makes a worker's dataset: for ever the same element (images, labels, worker), read once by the worker
     itself, from the same paths as here. ``worker`` is a number that tells its process from others.
 
     Only TensorFlow's operations run on another process: no NumPy reads there, and an array in the graph would be sent.
 
     Raises:
-        ValueError: the source is a stream; ``train.check`` refuses it before.
+        ValueError: the source is a stream; ``check`` of the stage refuses it before.
     """
-    if not isinstance(training.source, ArraySource):
+    if not isinstance(batches.source, ArraySource):
         raise ValueError("a stream has no rows that a worker could be told")
-    paths = [str(config.project_root() / path) for path in (training.source.split.images, training.source.split.labels)]
+    paths = [str(config.project_root() / path) for path in (batches.source.split.images, batches.source.split.labels)]
     headers = [np.load(path, mmap_mode="r") for path in paths]
 
     def read(_: Any) -> tuple[Any, ...]:
@@ -184,14 +186,15 @@ def resident(training: Batches) -> Callable[[], Any]:
     return lambda: tf.data.Dataset.from_tensors(0).map(read).cache().repeat()
 
 
-def worker_function(model: Any, loss: Any, strategy: Strategy, training: Batches) -> Any:
+def worker_function(training: Training) -> Any:
     """Return the ``tf.function`` that a worker runs: (iterator of ``resident``, ``examples``) -> float (m + 1,), what
     the steps add to the metrics' m variables, and the worker.
 
     The workers' additions to shared metrics would be lost as their counts of steps are.
     """
+    model, loss = training.model, training.loss
     optimizer, metrics = model.optimizer, model.metrics_variables
-    dtype, section = metrics[0].dtype, training.augmentation
+    dtype, section = metrics[0].dtype, training.batches.augmentation
 
     def step(images: Any, labels: Any, number: Any) -> Any:
         count = tf.shape(labels)[0]
@@ -201,7 +204,7 @@ def worker_function(model: Any, loss: Any, strategy: Strategy, training: Batches
         gradients = tape.gradient(total, model.trainable_variables)
         # The learning rate and Adam's correction depend on it, and workers that add 1 at the same time lose counts.
         optimizer.iterations.assign(number)
-        # Workers do this at the same time; Keras' own Adam would be thrown out (schedules.adam_at_once).
+        # Workers do this at the same time; Keras' own Adam would be thrown out (optimizers.FusedAdam).
         optimizer.apply(gradients, model.trainable_variables)
         with keras.StatelessScope((variable, tf.zeros(variable.shape, dtype)) for variable in metrics) as scope:
             model.metrics[0].update_state(total, sample_weight=count)
@@ -217,7 +220,7 @@ def worker_function(model: Any, loss: Any, strategy: Strategy, training: Batches
             batch = tf.gather(images, mine[:, 1])
             if section is not None:
                 batch = augment(batch, mine[:, 2] == 1, tf.cast(mine[:, 3:], tf.int32), section)
-            sums += strategy.run(step, (batch, tf.gather(labels, mine[:, 1]), number))
+            sums += training.strategy.run(step, (batch, tf.gather(labels, mine[:, 1]), number))
         # So many that two processes hardly share one, and few enough for a float to tell apart.
         return tf.concat([sums, [tf.cast(worker % 2**24, dtype)]], axis=0)
 
@@ -238,26 +241,3 @@ def _results(model: Any, sums: npt.NDArray[np.float64]) -> dict[str, float]:
     """Return the metrics by name, without asking the parameter servers."""
     with keras.StatelessScope(zip(model.metrics_variables, sums, strict=True)):
         return {name: float(value) for name, value in model.get_metrics_result().items()}
-
-
-def _test_function(
-    model: Any, loss: Any, strategy: Strategy, validation: Batches, section: config.Train, calls: Calls
-) -> Callable[[Any], dict[str, float]]:
-    """Return what measures the validation split in this process and tells the callbacks it is given."""
-    # The strategy's own `run` hands a step to workers.
-    here = replace(strategy, run=lambda step, arguments: step(*arguments))
-    function = steps.test_function(model, loss, here, validation, section, calls)
-    total, size = validation.steps, calls.many
-
-    def test(listeners: Any) -> dict[str, float]:
-        listeners.on_test_begin()
-        model.reset_metrics()
-        for done in range(0, total, size):
-            listeners.on_test_batch_begin(done)
-            logs = function(None)  # It gathers its rows by itself.
-            listeners.on_test_batch_end(min(done + size, total) - 1, logs)
-        results = {name: float(value) for name, value in logs.items()}
-        listeners.on_test_end(results)
-        return results
-
-    return test

@@ -17,8 +17,8 @@ from tasks.input.array import ArraySource
 from tasks.input.augment import augment
 from tasks.input.batches import Batches
 from tasks.strategies import Strategy
+from tasks.training import Training
 from tasks.training.autotune import Calls
-from tasks.training.callbacks import Position
 
 # Takes an epoch's iterator (if it reads one), does the steps of a call, returns the metrics' values so far by name.
 Function = Callable[[Any], dict[str, Any]]
@@ -115,36 +115,25 @@ def _update_metrics(
     model.compute_metrics(x, y, outputs, sample_weight)
 
 
-def train_function(
-    model: Any,
-    loss: Any,
-    strategy: Strategy,
-    batches: Batches,
-    position: Position,
-    section: config.Train,
-    calls: Calls,
-) -> Function:
-    """Return the function that a training loop calls: from ``position`` on, as many steps a call as ``calls`` says.
+def train_function(training: Training, calls: Calls) -> Function:
+    """Return the function that a training loop calls: from the training's position on, as many steps a call as
+    ``calls`` says.
 
-    ``fit`` on one device does Keras' own step, and all others ``train_step``.
+    ``fit`` on one device does Keras' own step, and all others ``train_step``. ``train.loop`` and ``train.jit_compile``
+    are read. An ``ArraySource`` is gathered in the step, and the iterator is then not read.
 
     Args:
-        model: compiled and built; what its optimizer and its metrics need is there.
-        loss: the one that it was compiled with.
-        strategy: runs the steps.
-        batches: the training's; an ``ArraySource`` is gathered in the step, and the iterator is then not read.
-        position: says with which step a call begins, and must be moved on after it.
-        section: ``loop`` and ``jit_compile`` are read.
+        training: its position says with which step a call begins, and must be moved on after it.
         calls: is told how long each call takes.
     """
-    keras_own = section.loop == "fit" and not strategy.distributed
-    step = _on_batch(model.train_step) if keras_own else train_step(model, loss, strategy)
-    jit_compile = section.jit_compile is True
+    model, strategy, batches, position = training.model, training.strategy, training.batches, training.position
+    step = _on_batch(model.train_step) if _keras_steps(training) else train_step(model, training.loss, strategy)
+    jit_compile = training.settings.train.jit_compile is True
     if jit_compile and not strategy.distributed and isinstance(batches.source, ArraySource):
         on_rows = _step_on_rows(step, strategy, batches.source, batches.augmentation)
-        many = _compiled_steps(model, strategy, on_rows, batches, calls.most)
+        many = compiled_steps(model, strategy, on_rows, batches, calls.most)
     else:
-        many = _many_steps(model, strategy, tf.function(step, jit_compile=True) if jit_compile else step, batches)
+        many = many_steps(model, strategy, tf.function(step, jit_compile=True) if jit_compile else step, batches)
 
     def function(iterator: Any) -> dict[str, Any]:
         first, began = position.step, time.perf_counter()
@@ -158,23 +147,18 @@ def train_function(
     return function
 
 
-def test_function(
-    model: Any, loss: Any, strategy: Strategy, batches: Batches, section: config.Train, calls: Calls
-) -> Function:
+def test_function(training: Training, batches: Batches, calls: Calls) -> Function:
     """Return the function that measures a split, as many steps a call as the training takes; after the last step of a
-    pass the next call begins anew.
+    pass the next call begins anew. As in ``train_function``, an ``ArraySource`` is gathered in the step.
 
     Args:
-        model: compiled and built; what its metrics need is there.
-        loss: the one that it was compiled with.
-        strategy: runs the steps.
-        batches: the split's; an ``ArraySource`` is gathered in the step, and the iterator is then not read.
-        section: ``loop`` is read.
+        training: of the model that is measured.
+        batches: the split's.
         calls: says how many steps a call does.
     """
-    keras_own = section.loop == "fit" and not strategy.distributed
-    step = _on_batch(model.test_step) if keras_own else test_step(model, loss, strategy)
-    many = _many_steps(model, strategy, step, batches)
+    model, strategy = training.model, training.strategy
+    step = _on_batch(model.test_step) if _keras_steps(training) else test_step(model, training.loss, strategy)
+    many = many_steps(model, strategy, step, batches)
     done = 0
 
     def function(iterator: Any) -> dict[str, Any]:
@@ -187,6 +171,10 @@ def test_function(
     return function
 
 
+def _keras_steps(training: Training) -> bool:
+    return training.settings.train.loop == "fit" and not training.strategy.distributed
+
+
 def _on_batch(step: Callable[[Any], Any]) -> Callable[..., None]:
     """Return a step of Keras' as one that is told the size of the global batch, which is that of its own."""
 
@@ -196,12 +184,13 @@ def _on_batch(step: Callable[[Any], Any]) -> Callable[..., None]:
     return on_batch
 
 
-def reads_iterator(batches: Batches) -> bool:
-    """Return whether the functions take their batches from an iterator; resident arrays they read by themselves."""
-    return not isinstance(batches.source, ArraySource)
+def iterated(strategy: Strategy, batches: Batches) -> Any:
+    """Return what a loop iterates once an epoch: zeros, where a step gathers from resident arrays."""
+    zeros = tf.data.Dataset.from_tensors(0).repeat()
+    return strategy.distribute(zeros if isinstance(batches.source, ArraySource) else batches.dataset)
 
 
-def _many_steps(model: Any, strategy: Strategy, step: Callable[..., None], batches: Batches) -> Many:
+def many_steps(model: Any, strategy: Strategy, step: Callable[..., None], batches: Batches) -> Many:
     """Return what does steps ``first`` to ``first + count - 1`` in one call."""
     total, size, in_pass = batches.num_examples, batches.global_batch_size, batches.steps_in_pass
 
@@ -268,8 +257,8 @@ def _repeat(model: Any, strategy: Strategy, count: Any, one: Callable[[Any], Any
     return model.get_metrics_result(), finite
 
 
-def _compiled_steps(model: Any, strategy: Strategy, on_rows: Callable[..., None], batches: Batches, most: int) -> Many:
-    """Return what ``_many_steps`` returns, for at most ``most`` steps a call of one device: XLA compiles the steps with
+def compiled_steps(model: Any, strategy: Strategy, on_rows: Callable[..., None], batches: Batches, most: int) -> Many:
+    """Return what ``many_steps`` returns, for at most ``most`` steps a call of one device: XLA compiles the steps with
     their loop. A perceptron trains 1.5 times as fast as where it compiles a step, which hands over all variables.
     """
     flips, corners = tf.TensorSpec([most, None], tf.bool), tf.TensorSpec([most, None, 2], tf.int32)

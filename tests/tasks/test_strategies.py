@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from tasks import config, records, strategies
 from tasks.errors import UserError
-from tasks.train import find_global_batch_size
+from tasks.training.batch_size import find_global_batch_size
 
 GPUS = tf.config.list_physical_devices("GPU")
 

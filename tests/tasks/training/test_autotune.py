@@ -11,14 +11,22 @@ from tasks.checkpoints import Checkpoints, State
 from tasks.errors import Interrupted
 from tasks.input.array import ArraySource
 from tasks.input.batches import Batches
-from tasks.training import autotune
+from tasks.training import Training, autotune
 from tasks.training.autotune import Calls
-from tasks.training.callbacks import NonFiniteLoss, Position, SaveCheckpoints
+from tasks.training.callbacks.saving import SaveCheckpoints
+from tasks.training.callbacks.stopping import NonFiniteLoss
+from tasks.training.position import Position
 
 START = State(
     step=0, epoch=0, step_in_epoch=0, global_batch_size=1, seed=0, settings_digest="", data_version=None, history={}
 )
 AUTO = "train.steps_per_execution=auto"
+
+
+def calls_of(position, values, **strategy):
+    """The calls of a training of which nothing but its place, its settings and its workers matters."""
+    strategy = SimpleNamespace(**({"num_workers": 1} | strategy))
+    return Calls(Training(config.load(None, values), strategy, None, None, position.batches, None, position))
 
 
 def sizes(position, calls, step_seconds, num_steps):
@@ -41,23 +49,20 @@ def sizes(position, calls, step_seconds, num_steps):
         ({}, 5, lambda step: 0.3, [1] * 10),
         ({}, 20, lambda step: 0.001, [1, 1, 8, 10, 20]),
         # A checkpoint lies where it would with single steps, and so does the profiler's range.
-        ({"every": 30}, 70, lambda step: 0.001, [1, 1, 8, 20, 30, 10, 20, 30, 20]),
+        ({"checkpoint.every_steps": 30}, 70, lambda step: 0.001, [1, 1, 8, 20, 30, 10, 20, 30, 20]),
         ({"train.profile_steps": [40, 50]}, 100, lambda step: 0.001, [1, 1, 8, 29, 11, 50]),
         ({"train.steps_per_execution": 7}, 20, lambda step: 9.0, [7, 7, 6, 7, 7, 6]),
     ],
 )
 def test_calls_grow_with_the_time_that_they_take(options, epoch, step_seconds, expected):
-    values = {name: value for name, value in options.items() if name != "every"}
-    section = config.load(None, values).train
     position = Position(Batches(epoch, 1, drop_remainder=False), START)
-    strategy = SimpleNamespace(num_workers=1)
-    found = sizes(position, Calls(section, position, strategy, options.get("every")), step_seconds, sum(expected))
+    found = sizes(position, calls_of(position, options), step_seconds, sum(expected))
     assert found == expected
 
 
 def test_calls_shrink_when_a_step_takes_longer():
     position = Position(Batches(10_000, 1, drop_remainder=False), START)
-    calls = Calls(config.load().train, position, SimpleNamespace(num_workers=1))
+    calls = calls_of(position, {})
     found = sizes(position, calls, lambda step: 0.05 if 500 < step < 950 else 0.001, 2000)
     slow = found.index(5)
     assert found[:slow].count(200) == 4
@@ -68,15 +73,14 @@ def test_calls_shrink_when_a_step_takes_longer():
 def test_all_workers_do_as_the_chief_measures():
     asked = []
 
-    def total(values):
+    def sum_over_workers(values):
         asked.append(values)
         return [9]
 
     counts = {}
     for is_chief in (True, False):
         position = Position(Batches(100, 1, drop_remainder=False), START)
-        strategy = SimpleNamespace(num_workers=2, is_chief=is_chief, total=total)
-        calls = Calls(config.load().train, position, strategy)
+        calls = calls_of(position, {}, num_workers=2, is_chief=is_chief, sum_over_workers=sum_over_workers)
         counts[is_chief] = sizes(position, calls, lambda step: 0.01 if step else 5, 40)
     assert counts[True] == counts[False] == [1, 1, 9, 9, 9, 9, 9][: len(counts[True])]
     assert asked[: len(asked) // 2] == [[8], [25]], "no more, when the calls have stopped growing"
@@ -182,8 +186,9 @@ def choice(tmp_path, build, values, begun=False, **strategy):
         **({"kind": "one_device", "num_replicas": 1, "devices": ("/device:CPU:0",), "scope": None} | strategy)
     )
     batches = Batches(1000, 10, drop_remainder=False, source=ArraySource(None, None))
-    section = config.load(None, values).train
-    return autotune.choose_compiler(section, build(), found, batches, tmp_path / "tuning.json", begun)
+    training = Training(config.load(None, values), found, build(), None, batches, None, None)
+    decided = autotune.choose_compiler(training, tmp_path / "tuning.json", begun)
+    return decided.settings.train.jit_compile
 
 
 @pytest.mark.parametrize(("build", "values", "expected"), CHOICES)

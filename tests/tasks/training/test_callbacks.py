@@ -1,5 +1,6 @@
 import gc
 import threading
+import time
 import weakref
 from dataclasses import replace
 from pathlib import Path
@@ -8,15 +9,19 @@ import keras
 import numpy as np
 import pytest
 
-from tasks import config
+from tasks import config, metrics
 from tasks import train as stage
 from tasks.checkpoints import Checkpoints, State
 from tasks.errors import Interrupted
 from tasks.input.batches import Batches
 from tasks.strategies import Strategy
-from tasks.training import callbacks
-from tasks.training.callbacks import EarlyStopping, Position, SaveCheckpoints, SendMetrics, Throughput
-from tasks.training.progress import ProgressBar
+from tasks.training import Training
+from tasks.training.callbacks.progress import ProgressBar
+from tasks.training.callbacks.saving import SaveCheckpoints
+from tasks.training.callbacks.sending import SendMetrics
+from tasks.training.callbacks.stopping import EarlyStopping
+from tasks.training.callbacks.throughput import Throughput
+from tasks.training.position import Position
 
 ORIGIN = {"global_batch_size": 8, "seed": 0, "settings_digest": "d", "data_version": None, "history": {}}
 START = State(step=0, epoch=0, step_in_epoch=0, **ORIGIN)
@@ -47,12 +52,14 @@ def position_of(start=START, steps_per_epoch=None, num_examples=33):
 ALONE = Strategy("one_device", 1, ("cpu",), None)
 
 
-def saving_of(saved, position, every_epochs=None, every_steps=None, every_seconds=None, **more):
+def saving_of(saved, position, every_epochs=None, every_steps=None, every_seconds=None, strategy=ALONE, **more):
     section = config.Checkpoint(
         every_epochs=every_epochs, every_steps=every_steps, every_seconds=every_seconds, keep=99, monitor="train/loss"
     )
-    options = {"restore_metrics": lambda: None, "stop": threading.Event(), "strategy": ALONE} | more
-    return SaveCheckpoints(saved, position, None, section, **options)
+    settings = config.load().model_copy(update={"checkpoint": section})
+    options = {"restore_metrics": lambda: None, "stop": threading.Event()} | more
+    training = Training(settings, strategy, position.model, None, position.batches, None, position)
+    return SaveCheckpoints(training, saved, None, **options)
 
 
 def drive(position, listeners, epochs, steps_a_call=1, logs=lambda epoch: {"loss": 0.5}):
@@ -77,7 +84,7 @@ def drive(position, listeners, epochs, steps_a_call=1, logs=lambda epoch: {"loss
 
 def test_our_names_of_keras_logs():
     logs = {"loss": np.float32(0.5), "accuracy": 1, "learning_rate": 0.1, "val_loss": 2.0, "val_accuracy": 0.25}
-    assert callbacks.metric_names(logs) == {
+    assert metrics.by_split(logs) == {
         "train/loss": 0.5,
         "train/accuracy": 1.0,
         "train/learning_rate": 0.1,
@@ -123,7 +130,7 @@ def test_the_history_goes_on_where_the_checkpoint_left_it():
     assert position.history["train/loss"] == [9.0, 8.0, 2.0, 3.0]
     assert position.history["validation/loss"] == [-2.0, -3.0]
     assert start.history == {"train/loss": (9.0, 8.0)}
-    state = position.state(None)
+    state = position.state({})
     assert (state.step, state.epoch, state.step_in_epoch, state.stopping) == (20, 4, 0, {})
     assert state.history["train/loss"] == (9.0, 8.0, 2.0, 3.0)
     assert (state.seed, state.settings_digest) == (start.seed, start.settings_digest)
@@ -133,7 +140,7 @@ def test_the_history_goes_on_where_the_checkpoint_left_it():
 def clock(monkeypatch):
     """A clock that only the test moves."""
     now = [0.0]
-    monkeypatch.setattr(callbacks.time, "perf_counter", lambda: now[0])
+    monkeypatch.setattr(time, "perf_counter", lambda: now[0])
 
     def advance(seconds):
         now[0] += seconds
@@ -248,9 +255,11 @@ def test_every_worker_takes_part_when_the_chief_saves(monkeypatch, start, every_
     chief, other = [], []
     for saved in (Chief(), None):
         position = position_of(start)
-        monkeypatch.setattr(callbacks, "snapshot", lambda model, position=position: other.append(position.step))
-        saving = saving_of(saved, position, every_epochs, every_steps)
-        drive(position, [saving], epochs=3, steps_a_call=steps_a_call)
+        monkeypatch.setattr(
+            "tasks.training.callbacks.saving.snapshot", lambda model, position=position: other.append(position.step)
+        )
+        callback = saving_of(saved, position, every_epochs, every_steps)
+        drive(position, [callback], epochs=3, steps_a_call=steps_a_call)
     assert chief == other
     assert len(set(chief)) == len(chief), "a step is saved once"
 
@@ -331,7 +340,7 @@ def test_all_workers_stop_at_the_same_step_whichever_is_told(told, step):
     barrier, given, ended, kept = threading.Barrier(2), {}, {}, Kept()
 
     def work(worker):
-        def total(values):
+        def sum_over_workers(values):
             given[worker] = values
             barrier.wait(60)
             summed = [sum(column) for column in zip(given[0], given[1], strict=True)]
@@ -339,7 +348,7 @@ def test_all_workers_stop_at_the_same_step_whichever_is_told(told, step):
             return summed
 
         position, stop = position_of(), threading.Event()
-        strategy = replace(ALONE, num_workers=2, worker=worker, total=total)
+        strategy = replace(ALONE, num_workers=2, worker=worker, sum_over_workers=sum_over_workers)
         saving = saving_of(kept if worker == 0 else None, position, stop=stop, strategy=strategy)
         watching = StopsAt(position, stop, step) if worker == told else keras.callbacks.Callback()
         try:

@@ -9,13 +9,14 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tasks import config, schedules, strategies
+from tasks import config, optimizers, strategies
 from tasks.checkpoints import Checkpoints, State, snapshot
 from tasks.errors import UserError
 from tasks.input import sources
 from tasks.input.order import carve
-from tasks.training import coordinator, loops
-from tasks.training.callbacks import Position, SaveCheckpoints
+from tasks.training import Training, coordinator, loops
+from tasks.training.callbacks.saving import SaveCheckpoints
+from tasks.training.position import Position
 
 # 33 examples in batches of 8: five steps, the last a short one.
 STEPS = 5
@@ -46,9 +47,7 @@ def small_model(dropout=0.5, rate=RATE):
     x = keras.layers.BatchNormalization()(keras.layers.Dropout(dropout, seed=3)(x))
     model = keras.Model(images, keras.layers.Dense(10, kernel_regularizer=keras.regularizers.L2(0.01))(x))
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-    adam = keras.optimizers.Adam(rate)
-    adam.update_step = schedules.adam_at_once(adam)
-    model.compile(adam, loss, metrics=["accuracy"], jit_compile=False)
+    model.compile(optimizers.FusedAdam(learning_rate=rate), loss, metrics=["accuracy"], jit_compile=False)
     model.optimizer.build(model.trainable_variables)
     model.compute_metrics(None, keras.ops.zeros([1], "int64"), keras.ops.zeros([1, 10]))
     return model, loss
@@ -98,11 +97,11 @@ def train(workers, model_and_loss, data, callbacks=(), start=None, epochs=2, spe
     """Train with the coordinator, or without ``workers`` with the custom loop, to the end of epoch ``epochs``."""
     position = Position(data[0], start or at(0))
     one = strategies.build(config.OneDevice(kind="one_device", device="cpu"))
-    section = config.load(None, {"train.epochs": epochs, "train.steps_per_execution": spe}).train
+    settings = config.load(None, {"train.epochs": epochs, "train.steps_per_execution": spe})
     loop = loops.custom
     if workers is not None:
-        one, loop = replace(one, coordinator=workers, devices=one.devices * devices), coordinator.train
-    loop(*model_and_loss, one, *data, position, section, [position, *callbacks])
+        one, loop = replace(one, coordinator=workers, devices=one.devices * devices), coordinator.asynchronous
+    loop(Training(settings, one, *model_and_loss, *data, position, (position, *callbacks)))
     return position
 
 
@@ -238,9 +237,9 @@ def test_a_checkpoint_is_of_one_step(tiny, tmp_path, start, spe, every_epochs, e
     (model, loss), in_flight = small_model(), []
 
     class Saving(SaveCheckpoints):
-        def _save(self, metrics):
+        def _save(self, values):
             in_flight.append(len(workers.waiting))
-            super()._save(metrics)
+            super()._save(values)
 
     def restore():
         for variable in model.metrics_variables[1::2]:
@@ -249,13 +248,19 @@ def test_a_checkpoint_is_of_one_step(tiny, tmp_path, start, spe, every_epochs, e
     position = Position(training, at(start))
     with Checkpoints(tmp_path / "c", keep=99, monitor="train/loss") as saved:
         strategy = strategies.build(config.OneDevice(kind="one_device", device="cpu"))
-        section = config.load(
-            None, {"checkpoint.every_epochs": every_epochs, "checkpoint.every_steps": every_steps}
-        ).checkpoint
-        saving = Saving(saved, position, None, section, restore, threading.Event(), strategy)
-        section = config.load(None, {"train.epochs": 3, "train.steps_per_execution": spe}).train
+        settings = config.load(
+            None,
+            {
+                "checkpoint.every_epochs": every_epochs,
+                "checkpoint.every_steps": every_steps,
+                "train.epochs": 3,
+                "train.steps_per_execution": spe,
+            },
+        )
         strategy = replace(strategy, coordinator=workers)
-        coordinator.train(model, loss, strategy, training, None, position, section, [position, saving])
+        made = Training(settings, strategy, model, loss, training, None, position)
+        saving = Saving(made, saved, None, restore, threading.Event())
+        coordinator.asynchronous(replace(made, callbacks=(position, saving)))
         saved.find("latest")
         assert saved.steps() == expected
         assert set(in_flight) == {0}
@@ -271,7 +276,7 @@ def test_a_step_has_its_own_learning_rate_whenever_it_is_done(tiny):
     rate = keras.optimizers.schedules.PiecewiseConstantDecay([3], [0.1, 0.0])
     model, loss = small_model(rate=rate)
     one = strategies.build(config.OneDevice(kind="one_device", device="cpu"))
-    function = coordinator.worker_function(model, loss, one, training)
+    function = coordinator.worker_function(Training(config.load(), one, model, loss, training, None, None))
     arrays = iter(coordinator.resident(training)())
     before = model.trainable_variables[-2].numpy()
     for step, moves in ((9, False), (4, False), (3, True), (8, False)):
@@ -290,7 +295,7 @@ def test_the_loss_of_logits_of_half_precision_is_computed_in_full(tiny):
         keras.config.set_dtype_policy("float32")
     one = strategies.build(config.OneDevice(kind="one_device", device="cpu"))
     arrays = iter(coordinator.resident(training)())
-    function = coordinator.worker_function(model, loss, one, training)
+    function = coordinator.worker_function(Training(config.load(), one, model, loss, training, None, None))
     images, labels, _ = next(arrays)
     rows = training.rows(0)
     outputs = model(tf.gather(images, rows), training=True)

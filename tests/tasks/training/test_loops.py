@@ -6,8 +6,8 @@ from tasks import config, strategies
 from tasks.checkpoints import State
 from tasks.input import sources
 from tasks.input.batches import Batches
-from tasks.training import loops
-from tasks.training.callbacks import Position
+from tasks.training import Training, loops
+from tasks.training.position import Position
 
 ORIGIN = {"global_batch_size": 8, "seed": 0, "settings_digest": "d", "data_version": None, "history": {}}
 START = State(step=0, epoch=0, step_in_epoch=0, **ORIGIN)
@@ -107,8 +107,9 @@ def train(loop, model_and_loss, training, validation, start, epochs, callbacks, 
     position = Position(training, start)
     strategy = strategies.build(config.OneDevice(kind="one_device", device="cpu"))
     options = {"train.epochs": epochs, "train.steps_per_execution": steps_per_execution, "train.loop": loop}
-    section = config.load(None, options).train
-    LOOPS[loop](*model_and_loss, strategy, training, validation, position, section, [position, *callbacks])
+    settings = config.load(None, options)
+    told = (position, *callbacks)
+    LOOPS[loop](Training(settings, strategy, *model_and_loss, training, validation, position, told))
     return position
 
 

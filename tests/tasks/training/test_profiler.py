@@ -14,8 +14,10 @@ from tensorflow.tsl.profiler.protobuf import xplane_pb2
 
 from tasks.checkpoints import State
 from tasks.input.batches import Batches
-from tasks.training import callbacks, profiler
-from tasks.training.callbacks import Position, Throughput
+from tasks.training import trace as traced
+from tasks.training.callbacks import profiler
+from tasks.training.callbacks.throughput import Throughput
+from tasks.training.position import Position
 
 START = State(
     step=0, epoch=0, step_in_epoch=0, global_batch_size=8, seed=0, settings_digest="", data_version=None, history={}
@@ -113,7 +115,7 @@ TRACES = {
 
 @pytest.mark.parametrize(("planes", "num_steps", "expected"), TRACES.values(), ids=TRACES.keys())
 def test_the_split_of_a_trace_made_by_hand(tmp_path, planes, num_steps, expected):
-    parts = profiler.split(write_trace(tmp_path / "made.xplane.pb", planes), num_steps)
+    parts = traced.split(write_trace(tmp_path / "made.xplane.pb", planes), num_steps)
     per_step = [milliseconds / num_steps for milliseconds in expected]
     assert list(parts) == ["input_wait", "compute", "other"]
     assert list(parts.values()) == pytest.approx(per_step)
@@ -209,11 +211,11 @@ def test_what_the_profiler_itself_takes_is_not_the_steps_time(tmp_path, monkeypa
         now[0] += seconds
         return result
 
-    monkeypatch.setattr(callbacks.time, "perf_counter", lambda: now[0])
-    monkeypatch.setattr(profiler, "_start", lambda folder: lasts(1000))
-    monkeypatch.setattr(profiler, "_stop", lambda: lasts(1000))
-    monkeypatch.setattr(profiler, "split", lambda trace, num_steps: lasts(1000, {}))
-    monkeypatch.setattr(profiler, "_mark_call", lambda step, counted: contextlib.nullcontext())
+    monkeypatch.setattr(time, "perf_counter", lambda: now[0])
+    monkeypatch.setattr(traced, "start", lambda folder: lasts(1000))
+    monkeypatch.setattr(traced, "stop", lambda: lasts(1000))
+    monkeypatch.setattr(traced, "split", lambda trace, num_steps: lasts(1000, {}))
+    monkeypatch.setattr(traced, "mark_call", lambda step, counted: contextlib.nullcontext())
     write_trace(tmp_path / "some.xplane.pb", {})
     monkeypatch.setattr(profiler.Path, "glob", lambda path, pattern: [path / "some.xplane.pb"])
     position = Position(Batches(48, 8, drop_remainder=False), START)
@@ -303,8 +305,9 @@ ON_JAX = """
 import json, sys, time
 from pathlib import Path
 import keras, numpy as np
-from tasks.training import profiler
-from tasks.training.callbacks import Position
+from tasks.training import trace as traced
+from tasks.training.callbacks import profiler
+from tasks.training.position import Position
 from tasks.checkpoints import State
 from tasks.input.batches import Batches
 
@@ -323,7 +326,7 @@ def fit(name, seconds, units):
     position = Position(Batches(64 * 6, 64, drop_remainder=False), start)
     sent = []
     watched = profiler.Profiler(position, 1, 5, Path(name), lambda step, metrics: sent.append((step, metrics)))
-    data = profiler.marked(batches(seconds))
+    data = traced.marked(batches(seconds))
     with watched:
         model.fit(data, steps_per_epoch=6, shuffle=False, callbacks=[position, watched], verbose=0)
     return sent, [len(list(Path(name).glob("plugins/profile/*/*.xplane.pb")))]
@@ -381,8 +384,8 @@ RESUMED = [
 @pytest.mark.parametrize("loop", ["fit", "custom"])
 def test_a_run_resumed_inside_an_epoch_is_traced_once(tiny, train, monkeypatch, caplog, loop, steps, calls, num_steps):
     counted, sent = [], []
-    split = profiler.split
-    monkeypatch.setattr(profiler, "split", lambda trace, count: counted.append(count) or split(trace, count))
+    split = traced.split
+    monkeypatch.setattr(traced, "split", lambda trace, count: counted.append(count) or split(trace, count))
     options = (f"train.loop={loop}", "input.validation=53", "checkpoint.every_steps=3", "checkpoint.keep=9",
                "train.steps_per_execution=1")  # fmt: skip
     train(tiny, *options, "train.epochs=1")

@@ -3,7 +3,7 @@ import io
 import pytest
 from rich.console import Console
 
-from tasks.training.progress import ProgressBar
+from tasks.training.callbacks.progress import ProgressBar
 
 LOGS = {"loss": 2.30258, "accuracy": 0.12345, "learning_rate": 0.000123456}
 VALIDATION = {"val_loss": 12.34567, "val_accuracy": 1.0}

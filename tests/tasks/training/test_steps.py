@@ -12,10 +12,10 @@ import pytest
 from tasks import config, strategies
 from tasks.checkpoints import State
 from tasks.input.batches import Batches
-from tasks.train import SoftmaxSquaredError
-from tasks.training import steps
+from tasks.losses import SoftmaxSquaredError
+from tasks.training import Training, steps
 from tasks.training.autotune import Calls
-from tasks.training.callbacks import Position
+from tasks.training.position import Position
 
 START = State(
     step=0, epoch=0, step_in_epoch=0, global_batch_size=6, seed=0, settings_digest="", data_version=None, history={}
@@ -149,12 +149,13 @@ def model_of(case, strategy):
 def measured(case, strategy, **options):
     """Train one epoch: the loss so far after each call, accuracy and weights at the end, then the test function's."""
     every = case.get("steps_per_execution", 1)
-    section = config.load(None, {"train.steps_per_execution": every, "train.loop": "custom", **options}).train
+    settings = config.load(None, {"train.steps_per_execution": every, "train.loop": "custom", **options})
     batches = Batches(case["examples"], 6, drop_remainder=False)
     model, loss = model_of(case, strategy)
     position = Position(batches, START)
-    calls = Calls(section, position, strategy)
-    train = steps.train_function(model, loss, strategy, batches, position, section, calls)
+    training = Training(settings, strategy, model, loss, batches, batches, position)
+    calls = Calls(training)
+    train = steps.train_function(training, calls)
     data = strategy.distribute(dataset(case, strategy.num_replicas))
     iterator, losses = iter(data), []
     while position.step_in_epoch < batches.steps:
@@ -168,7 +169,7 @@ def measured(case, strategy, **options):
         "bias": model.get_weights()[1].tolist(),
     }
     model.reset_metrics()
-    test, iterator = steps.test_function(model, loss, strategy, batches, section, calls), iter(data)
+    test, iterator = steps.test_function(training, batches, calls), iter(data)
     for _ in range(0, batches.steps, every):
         logs = test(iterator)
     return found | {"held out": [float(logs["loss"]), float(logs["accuracy"])]}

@@ -7,6 +7,8 @@ import keras
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+from tasks import config
+
 
 class ProgressBar(keras.callbacks.Callback):
     """Draws one bar an epoch on a terminal, and prints a table with one line an epoch everywhere."""
@@ -39,10 +41,11 @@ class ProgressBar(keras.callbacks.Callback):
     def on_epoch_end(self, epoch: int, logs: dict[str, float] | None = None) -> None:
         self.close()
         logs = logs or {}
-        cells = {"epoch": f"{epoch + 1}/{self.epochs}", "loss": f"{logs['loss']:.4f}"}
-        cells["accuracy"] = f"{logs['accuracy']:.4f}"
-        if "val_loss" in logs:
-            cells |= {"val loss": f"{logs['val_loss']:.4f}", "val accuracy": f"{logs['val_accuracy']:.4f}"}
+        cells = {"epoch": f"{epoch + 1}/{self.epochs}"}
+        names = "loss", *config.names_of("metrics")
+        for key in (*names, *(f"val_{name}" for name in names)):
+            if key in logs:
+                cells[key.replace("val_", "val ")] = f"{logs[key]:.4f}"
         cells["learning rate"] = f"{logs['learning_rate']:.3g}"
         if not self._headed:
             self._print(cells, cells)

@@ -1,0 +1,67 @@
+"""What Keras' ``Model.fit`` is given to read."""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from keras.src.trainers.data_adapters.data_adapter import DataAdapter
+
+from tasks.input.batches import Batches
+from tasks.training.trace import marked
+
+
+class Epochs(DataAdapter):
+    """What ``Model.fit`` reads: batches iterated once an epoch, which say how many steps an epoch has.
+
+    Keras would ask the dataset, and a distributed one counts a step once for each replica. It must not learn the
+    length from the end of the data either: the step that finds no data has already advanced Dropout's seeds.
+    """
+
+    def __init__(
+        self, batches: Batches, steps: int, dataset: Any = None, count: Callable[[int], int] | None = None
+    ) -> None:
+        """
+        Args:
+            batches: what is read.
+            steps: of an epoch.
+            dataset: what TensorFlow iterates instead of that of ``batches``.
+            count: takes the steps that are left, returns those of the next call; without it Keras counts.
+        """
+        self._batches = batches
+        self._steps = steps
+        self._dataset = dataset
+        self._count = count
+
+    def lead(self, iterator: Any) -> None:
+        """Let an iterator of Keras' go through an epoch in calls of as many steps as ``count`` says: its own ones do
+        the same number each time."""
+
+        def calls() -> Iterator[tuple[int, int, Any]]:
+            source, done = iter(iterator._get_iterator()), 0
+            while done < self._steps:
+                count = self._count(self._steps - done) if self._count else self._steps
+                yield done, done + count - 1, source
+                done += count
+
+        iterator._enumerate_iterator = calls
+
+    def get_tf_dataset(self) -> Any:
+        return self._batches.dataset if self._dataset is None else self._dataset
+
+    def get_jax_iterator(self) -> Iterator[Any]:
+        return marked(self._batches.arrays())
+
+    @property
+    def num_batches(self) -> int:
+        return self._steps
+
+    @property
+    def batch_size(self) -> None:
+        return None
+
+    @property
+    def has_partial_batch(self) -> None:
+        return None
+
+    @property
+    def partial_batch_size(self) -> None:
+        return None

@@ -1,0 +1,131 @@
+"""When a checkpoint is written, and how all workers of a training end at one step."""
+
+import threading
+import time
+from collections.abc import Callable
+
+import keras
+
+from tasks import metrics
+from tasks.checkpoints import Checkpoints, snapshot
+from tasks.errors import Interrupted
+from tasks.training import Training
+from tasks.training.callbacks.stopping import EarlyStopping
+
+# How often several workers ask each other whether one of them was told to stop.
+MEETING_SECONDS = 1.0
+
+
+class SaveCheckpoints(keras.callbacks.Callback):
+    """Saves every so many steps, epochs and seconds, when the training is to stop, and always at the end. After
+    EarlyStopping, whose memory it saves.
+
+    A worker that is not the chief has no ``checkpoints``.
+    """
+
+    def __init__(
+        self,
+        training: Training,
+        checkpoints: Checkpoints | None,
+        stopping: EarlyStopping | None,
+        restore_metrics: Callable[[], None],
+        stop: threading.Event,
+    ) -> None:
+        """
+        Args:
+            training: ``checkpoint`` of its settings is read; its strategy is how workers ask each other.
+            checkpoints: where they are written.
+            stopping: what remembers the epochs so far.
+            restore_metrics: gives the metrics the values of a checkpoint inside an epoch.
+            stop: set when this process is told to stop; then all workers do, at the same step.
+        """
+        super().__init__()
+        self.section = training.settings.checkpoint
+        self.position = position = training.position
+        self.strategy = training.strategy
+        self.checkpoints = checkpoints
+        self.stopping = stopping
+        self.restore_metrics = restore_metrics
+        self.stop = stop
+        self._metrics: dict[str, float] | None = None
+        self._last_step = self._saved_step = position.step
+        self._saved_at = time.perf_counter()
+        self._due = self._told_to_stop = False
+        self._next_meeting = self._met_step = position.step
+        self._met_at = time.perf_counter()
+
+    def on_train_begin(self, logs: dict[str, float] | None = None) -> None:
+        self._meet(always=True)
+        if self._told_to_stop:
+            raise Interrupted("the training was stopped before it did a step. The same command goes on")
+
+    def on_epoch_begin(self, epoch: int, logs: dict[str, float] | None = None) -> None:
+        start = self.position.start
+        if epoch == start.epoch and start.step_in_epoch:
+            self.restore_metrics()  # Keras has just reset them, and this epoch's first part is in them.
+
+    def on_train_batch_end(self, batch: int, logs: dict[str, float] | None = None) -> None:
+        done, every = self.position.step, self.section.every_steps
+        self._due = self._due or (every is not None and done // every > self._last_step // every)
+        self._last_step = done
+        self._meet()
+        wanted = self._inside_epoch and (self._due or self._told_to_stop)  # An epoch's end saves its metrics too.
+        self.position.drain = wanted and not self.position.settled
+        if wanted and self.position.settled:
+            self._save(None)
+            self._end_if_told()
+
+    def on_test_begin(self, logs: dict[str, float] | None = None) -> None:
+        if self._inside_epoch:
+            self._save(None)  # The training was stopped here, and validation resets the metrics of the epoch's part.
+
+    def on_epoch_end(self, epoch: int, logs: dict[str, float] | None = None) -> None:
+        self._metrics = metrics.by_split(logs or {}) if self.position.epoch > epoch else None
+        self._meet(always=True)
+        by_epoch = self.section.every_epochs and (epoch + 1) % self.section.every_epochs == 0
+        if by_epoch or self._due or self._told_to_stop:
+            self._save(self._metrics)
+        self._end_if_told()
+
+    def on_train_end(self, logs: dict[str, float] | None = None) -> None:
+        self._save(self._metrics)
+
+    @property
+    def _inside_epoch(self) -> bool:
+        return self.position.step_in_epoch < self.position.batches.steps
+
+    def _meet(self, always: bool = False) -> None:
+        """Learn whether a checkpoint is due by the clock, and whether a worker is told to stop: the same on all."""
+        now, step = time.perf_counter(), self.position.step
+        every = self.section.every_seconds
+        due = every is not None and now - self._saved_at >= every
+        told = self.stop.is_set()
+        if self.strategy.num_workers > 1:
+            if not always and step < self._next_meeting:
+                return
+            rate = (step - self._met_step) / max(now - self._met_at, 1e-6)
+            until = max(1, int(rate * MEETING_SECONDS))
+            # The clock is the chief's: each worker has its own.
+            chief = self.strategy.is_chief
+            stops, dues, steps = self.strategy.sum_over_workers([told, due and chief, until if chief else 0])
+            told, due = bool(stops > 0), bool(dues > 0)
+            self._next_meeting, self._met_step, self._met_at = step + int(steps), step, now
+        self._due = self._due or due
+        self._told_to_stop = self._told_to_stop or told
+
+    def _end_if_told(self) -> None:
+        if self._told_to_stop:
+            step = self.position.step
+            raise Interrupted(f"the training was stopped at step {step}, which is saved. The same command goes on")
+
+    def _save(self, values: dict[str, float] | None) -> None:
+        self._due, self._saved_at = False, time.perf_counter()
+        if self.position.step == self._saved_step:
+            return  # The last step of an epoch can be due twice, and every worker must take that the same way.
+        self._saved_step = self.position.step
+        with self.position.aside():
+            if self.checkpoints is None:
+                snapshot(self.model)  # The sum of a metric over all workers needs each of them.
+            else:
+                remembered = self.stopping.state() if self.stopping else {}
+                self.checkpoints.save(self.model, self.position.state(remembered), values)

@@ -1,0 +1,95 @@
+"""The model that is trained: built, compiled, and given its checkpoint."""
+
+import contextlib
+from pathlib import Path
+from typing import Any
+
+import keras
+
+from tasks import checkpoints, config, lineage, losses, metrics, models, optimizers
+from tasks.checkpoints import Arrays, Checkpoints, State
+from tasks.input.batches import Batches
+from tasks.records import PreparedDataset
+from tasks.strategies import Strategy
+from tasks.training.position import Position
+
+
+def build(
+    settings: config.Settings, prepared: PreparedDataset, strategy: Strategy, batches: Batches, state: State
+) -> tuple[Any, Any]:
+    """Return the compiled model with all its variables, and its loss."""
+    section = settings.train
+    keras.utils.set_random_seed(section.seed)
+    if section.deterministic and strategy.backend == "tensorflow":
+        import tensorflow as tf
+
+        tf.config.experimental.enable_op_determinism()
+    with strategy.scope():
+        model = models.build(settings.model, prepared, settings.input.normalization)
+        scale = section.rollback_factor**state.rollbacks
+        optimizer = optimizers.build(settings, batches.steps, batches.global_batch_size, scale)
+        loss = compile_model(model, section, optimizer)
+        model.optimizer.build(model.trainable_variables)
+        # Metrics and losses are made at the first use, and a resumed epoch needs theirs before.
+        example = keras.ops.zeros([1], "int32"), keras.ops.zeros([1, prepared.num_classes])
+        model.compute_loss(None, *example)
+        model.compute_metrics(None, *example)
+    strategy.check_model(model)  # What counts is the model that is trained.
+    return model, loss
+
+
+def compile_model(model: Any, section: config.Train, optimizer: Any) -> Any:
+    """Compile a classifier that ends in logits; return the loss."""
+    loss = losses.LOSSES[section.loss].in_training()
+    model.compile(
+        optimizer=optimizer,
+        loss=loss,
+        metrics=[metric.in_training(name) for name, metric in metrics.find_all().items()],
+        # Read by Keras' own functions alone, whose every other number of steps would be traced anew.
+        steps_per_execution=1 if section.steps_per_execution == "auto" else section.steps_per_execution,
+        # Keras' own "auto" compiles on the CPU too, where XLA makes a convnet 7 times slower. On JAX a
+        # step that is not compiled runs one operation at a time. The custom loop compiles by itself.
+        jit_compile=(section.jit_compile is True and section.loop == "fit") or keras.backend.backend() == "jax",
+    )
+    if not type(loss).__module__.startswith("keras."):
+        # An exported model would name this class, and could not be loaded where this project is not installed.
+        del model._compile_config
+    return loss
+
+
+def in_host_memory() -> contextlib.AbstractContextManager[Any]:
+    """Variables that are made inside lie in the host's memory: a model may fit into its strategy's devices only."""
+    try:
+        device: contextlib.AbstractContextManager[Any] = keras.device("cpu:0")
+    except RuntimeError:  # The user's JAX_PLATFORMS leaves the CPU out.
+        return contextlib.nullcontext()
+    return device
+
+
+def restore(model: Any, arrays: Arrays, position: Position) -> None:
+    """Give a model its checkpoint, with the learning rate and the batch size of now."""
+    optimizer = getattr(model.optimizer, "inner_optimizer", model.optimizer)  # Under mixed_float16.
+    scheduled = isinstance(optimizer._learning_rate, keras.optimizers.schedules.LearningRateSchedule)
+    rate = None if scheduled else float(keras.ops.convert_to_numpy(optimizer.learning_rate))
+    checkpoints.assign(model, arrays, ("model", "seed", "optimizer"))
+    if rate is not None:
+        optimizer.learning_rate = rate  # A constant one is a variable, and it may be lower after a rollback.
+    if position.offset:
+        # What a schedule goes by; without the underscore it can be a tensor.
+        optimizer._iterations.assign(position.step)
+
+
+def weights_digest(model: Any) -> str:
+    """Return the digest of a model's weights as they are now."""
+    return lineage.weights_digest(list(checkpoints.snapshot(model, ("model",)).items()))
+
+
+def export_best(model: Any, saved: Checkpoints, final_step: int, final_model: Path) -> tuple[int, Path]:
+    """Write ``best.keras``: the model as it was at its best step, which is returned. The model itself ends up holding
+    those weights."""
+    path = final_model.with_name("best.keras")
+    if saved.find("best") == final_step:
+        return final_step, checkpoints.copy(final_model, path)
+    arrays, state = saved.restore_best()
+    checkpoints.assign(model, arrays, ("model",))
+    return state.step, checkpoints.export(model, path)
