@@ -3,9 +3,8 @@
 from typing import Any
 
 import keras
-from keras.src import api_export
 
-from tasks import config, schedules
+from tasks import config, schedules, upstream
 
 
 class BetaPowers:
@@ -49,12 +48,12 @@ class _FusedUpdate:
         summed before they are squared; Keras squares each."""
         import tensorflow as tf
 
-        index = self._get_variable_index(variable)
+        first, second = upstream.moments_of(self, variable)
         powers = self._beta_powers.of(self, variable)
         tf.raw_ops.ResourceApplyAdam(
             var=variable.handle,  # Keras hands over what TensorFlow holds.
-            m=self._momentums[index].value.handle,
-            v=self._velocities[index].value.handle,
+            m=first.value.handle,
+            v=second.value.handle,
             beta1_power=powers[0],
             beta2_power=powers[1],
             lr=tf.cast(learning_rate, variable.dtype),
@@ -75,10 +74,8 @@ class FusedAdamW(_FusedUpdate, keras.optimizers.AdamW):
 
 
 # An exported model says Keras' own: it is loaded where this project is not installed.
-api_export.REGISTERED_OBJS_TO_NAMES |= {
-    FusedAdam: "keras.optimizers.Adam",
-    FusedAdamW: "keras.optimizers.AdamW",
-}
+upstream.export_as(FusedAdam, keras.optimizers.Adam)
+upstream.export_as(FusedAdamW, keras.optimizers.AdamW)
 
 OPTIMIZERS = {
     "adam": keras.optimizers.Adam,

@@ -127,7 +127,7 @@ def _function_on_tensorflow(model: Any, strategy: Strategy) -> Function:
 
     # Keras lets AutoGraph convert nothing of a model either, and looking for something takes 0.09 s.
     @tf.function(autograph=False, reduce_retracing=True)
-    def whole(images: Any) -> Any:
+    def on_all_replicas(images: Any) -> Any:
         return strategy.run(part, (images,))
 
     def device_of(tensor: Any) -> str:
@@ -141,7 +141,7 @@ def _function_on_tensorflow(model: Any, strategy: Strategy) -> Function:
         return name
 
     def function(images: npt.NDArray[np.uint8]) -> tuple[list[Share], dict[str, int]]:
-        logits, own_losses = (strategy.local_results(values) for values in whole(images))
+        logits, own_losses = (strategy.local_results(values) for values in on_all_replicas(images))
         shares = [
             Share(np.asarray(some).astype("float64"), float(own_loss))
             for some, own_loss in zip(logits, own_losses, strict=True)

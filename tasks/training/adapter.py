@@ -3,13 +3,12 @@
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from keras.src.trainers.data_adapters.data_adapter import DataAdapter
-
+from tasks import upstream
 from tasks.input.batches import Batches
 from tasks.training.trace import marked
 
 
-class Epochs(DataAdapter):
+class Epochs(upstream.data_adapter()):  # type: ignore[misc]
     """What ``Model.fit`` reads: batches iterated once an epoch, which say how many steps an epoch has.
 
     Keras would ask the dataset, and a distributed one counts a step once for each replica. It must not learn the
@@ -35,14 +34,14 @@ class Epochs(DataAdapter):
         """Let an iterator of Keras' go through an epoch in calls of as many steps as ``count`` says: its own ones do
         the same number each time."""
 
-        def calls() -> Iterator[tuple[int, int, Any]]:
-            source, done = iter(iterator._get_iterator()), 0
+        def calls(source: Any) -> Iterator[tuple[int, int, Any]]:
+            done = 0
             while done < self._steps:
                 count = self._count(self._steps - done) if self._count else self._steps
                 yield done, done + count - 1, source
                 done += count
 
-        iterator._enumerate_iterator = calls
+        upstream.set_calls(iterator, calls)
 
     def get_tf_dataset(self) -> Any:
         return self._batches.dataset if self._dataset is None else self._dataset

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import keras
 
-from tasks import records
+from tasks import records, upstream
 from tasks.errors import UserError
 from tasks.input.array import ArraySource
 from tasks.records import Tuning
@@ -134,7 +134,7 @@ def _reason_against(training: Training) -> str:
         return "train.deterministic=true keeps to TensorFlow's own kernels"
     if not isinstance(training.batches.source, ArraySource):
         return "a stream hands over its batches one by one"
-    others = {type(layer).__name__ for layer in model._flatten_layers(include_self=False) if type(layer) not in DENSE}
+    others = {type(layer).__name__ for layer in upstream.layers_of(model) if type(layer) not in DENSE}
     others -= {"Functional"}
     if not others and model.count_params() < MIN_PARAMETERS:
         return "it has little to gain with so few parameters"

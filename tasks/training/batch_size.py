@@ -5,7 +5,7 @@ from typing import Any
 
 import keras
 
-from tasks import config
+from tasks import config, upstream
 from tasks.checkpoints import State
 from tasks.errors import UserError
 from tasks.strategies import Strategy
@@ -68,7 +68,7 @@ def check_last_batch(
     rest = num_examples % global_batch_size
     if section.drop_remainder or not strategy.distributed or not 0 < rest < strategy.num_replicas:
         return
-    means = [layer.name for layer in model._flatten_layers() if isinstance(layer, keras.layers.BatchNormalization)]
+    means = [layer.name for layer in upstream.layers_of(model) if isinstance(layer, keras.layers.BatchNormalization)]
     if means:
         raise UserError(
             f"{num_examples} training examples leave {rest} for the last batch, {strategy.num_replicas} replicas share "

@@ -4,6 +4,7 @@ from typing import Any
 
 import keras
 
+from tasks import upstream
 from tasks.training import Training, epochs
 from tasks.training.adapter import Epochs
 from tasks.training.autotune import Calls
@@ -42,8 +43,7 @@ def fit(training: Training) -> None:
 
         calls = Calls(training)
         data = steps.iterated(strategy, batches)
-        # Everything is built. Keras would average the first batch over all replicas to learn its shape, and fails.
-        model._maybe_symbolic_build = lambda iterator, **_: iterator.data_adapter.lead(iterator)
+        upstream.iterate_in_calls(model, lambda iterator: iterator.data_adapter.lead(iterator))
         model.train_function = steps.train_function(training, calls)
         count = calls.next
         if validation is not None:

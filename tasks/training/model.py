@@ -6,7 +6,7 @@ from typing import Any
 
 import keras
 
-from tasks import checkpoints, config, lineage, losses, metrics, models, optimizers
+from tasks import checkpoints, config, lineage, losses, metrics, models, optimizers, upstream
 from tasks.checkpoints import Arrays, Checkpoints, State
 from tasks.input.batches import Batches
 from tasks.records import PreparedDataset
@@ -53,7 +53,7 @@ def compile_model(model: Any, section: config.Train, optimizer: Any) -> Any:
     )
     if not type(loss).__module__.startswith("keras."):
         # An exported model would name this class, and could not be loaded where this project is not installed.
-        del model._compile_config
+        upstream.forget_compilation(model)
     return loss
 
 
@@ -69,14 +69,13 @@ def in_host_memory() -> contextlib.AbstractContextManager[Any]:
 def restore(model: Any, arrays: Arrays, position: Position) -> None:
     """Give a model its checkpoint, with the learning rate and the batch size of now."""
     optimizer = getattr(model.optimizer, "inner_optimizer", model.optimizer)  # Under mixed_float16.
-    scheduled = isinstance(optimizer._learning_rate, keras.optimizers.schedules.LearningRateSchedule)
+    scheduled = isinstance(upstream.rate_of(optimizer), keras.optimizers.schedules.LearningRateSchedule)
     rate = None if scheduled else float(keras.ops.convert_to_numpy(optimizer.learning_rate))
     checkpoints.assign(model, arrays, ("model", "seed", "optimizer"))
     if rate is not None:
         optimizer.learning_rate = rate  # A constant one is a variable, and it may be lower after a rollback.
     if position.offset:
-        # What a schedule goes by; without the underscore it can be a tensor.
-        optimizer._iterations.assign(position.step)
+        upstream.steps_of(optimizer).assign(position.step)  # What a schedule goes by.
 
 
 def weights_digest(model: Any) -> str:

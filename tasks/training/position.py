@@ -7,7 +7,7 @@ from typing import Any
 
 import keras
 
-from tasks import metrics
+from tasks import metrics, upstream
 from tasks.checkpoints import State
 from tasks.input.batches import Batches
 
@@ -67,9 +67,9 @@ class Position(keras.callbacks.Callback):
     def _learning_rate(self) -> float:
         """Return the rate of the step just done. The optimizer's own is the next step's, of another epoch by now."""
         optimizer = getattr(self.model.optimizer, "inner_optimizer", self.model.optimizer)  # Under mixed_float16.
-        rate = optimizer._learning_rate
+        rate = upstream.rate_of(optimizer)
         if isinstance(rate, keras.optimizers.schedules.LearningRateSchedule):
-            rate = rate(optimizer._iterations - 1)  # Without the underscore it counts accumulated steps as one.
+            rate = rate(upstream.steps_of(optimizer) - 1)
         return float(keras.ops.convert_to_numpy(rate))
 
     def state(self, stopping: dict[str, Any]) -> State:

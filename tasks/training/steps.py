@@ -89,7 +89,7 @@ def train_step(model: Any, loss: Any, strategy: Strategy) -> Callable[..., None]
             # Keras sums again what is now the same on each replica.
             gradients = [gradient / strategy.num_replicas for gradient in gradients]
         optimizer.apply(gradients, variables)
-        _update_metrics(model, strategy, x, y, outputs, sample_weight, total, global_size)
+        _update_metrics(model, strategy, batch, outputs, total, global_size)
 
     return step
 
@@ -101,14 +101,13 @@ def test_step(model: Any, loss: Any, strategy: Strategy) -> Callable[..., None]:
         x, y, sample_weight = (*batch, None)[:3]
         outputs = model(x, training=False)
         total = average_loss(example_losses(loss, y, outputs), sample_weight, global_size, model.losses)
-        _update_metrics(model, strategy, x, y, outputs, sample_weight, total, global_size)
+        _update_metrics(model, strategy, batch, outputs, total, global_size)
 
     return step
 
 
-def _update_metrics(
-    model: Any, strategy: Strategy, x: Any, y: Any, outputs: Any, sample_weight: Any, total: Any, global_size: Any
-) -> None:
+def _update_metrics(model: Any, strategy: Strategy, batch: Any, outputs: Any, total: Any, global_size: Any) -> None:
+    x, y, sample_weight = (*batch, None)[:3]
     # Weighted so that the replicas' parts add up to the mean of all examples, also where one of them has none.
     share = tf.cast(global_size, total.dtype) / strategy.num_replicas
     model.metrics[0].update_state(total * strategy.num_replicas, sample_weight=share)

@@ -117,23 +117,13 @@ def _covered(intervals: Iterable[tuple[float, float]], windows: Intervals) -> fl
     return total
 
 
-def input_wait() -> AbstractContextManager[Any]:
-    """Mark in a trace that the training waits for input here; it costs next to nothing when nobody traces."""
-    if keras.backend.backend() == "jax":
-        import jax
-
-        annotation: AbstractContextManager[Any] = jax.profiler.TraceAnnotation(WAIT)
-        return annotation
-    import tensorflow as tf
-
-    trace: AbstractContextManager[Any] = tf.profiler.experimental.Trace(WAIT)
-    return trace
-
-
 def marked(batches: Iterator[Batch]) -> Iterator[Batch]:
-    """Yield the batches, and mark the wait for each in a trace: JAX has no operation that reads input."""
+    """Yield the batches, and mark the wait for each in a trace: JAX has no operation that reads input. It costs next to
+    nothing when nobody traces."""
+    import jax
+
     while True:
-        with input_wait():
+        with jax.profiler.TraceAnnotation(WAIT):
             try:
                 batch = next(batches)
             except StopIteration:

@@ -89,6 +89,20 @@ def test_keras_adam_is_a_dozen_operations():
     ]
 
 
+def test_keras_exports_a_class_of_ours_under_its_own_name(tmp_path):
+    class Own(keras.optimizers.SGD):
+        pass
+
+    model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+    model.compile(Own(), "mse")
+    model.save(tmp_path / "own.keras")
+    with pytest.raises(TypeError, match="Could not locate class 'Own'"):
+        keras.models.load_model(tmp_path / "own.keras")
+    upstream.export_as(Own, keras.optimizers.SGD)
+    model.save(tmp_path / "own.keras")
+    assert type(keras.models.load_model(tmp_path / "own.keras").optimizer) is keras.optimizers.SGD
+
+
 def test_keras_sets_tensorflows_seed_whatever_its_backend_is(monkeypatch):
     from keras.src.utils import module_utils
 
