@@ -188,11 +188,7 @@ def join(settings: config.Settings, as_run: bool = False) -> None:
     if chief_gives_work:
         processes.stand_by()
     else:
-        arguments = {"settings": settings.to_json(), "prepared": prepared.model_dump(mode="json")}
-        # What the chief asks of the workers on its own machine: to build a model is to wait until all others build it.
-        evaluates = as_run and settings.evaluate.strategy == "run"
-        for stage in ("check", "train", *(["evaluate"] if evaluates else [])):
-            processes.call(stage, arguments)
+        client.assist(settings, prepared, evaluates=as_run and settings.evaluate.strategy == "run")
     client.stop()
     chief = "has ended" if chief_gives_work else "tells the result"
     print(f"{name} has done its part; the chief {chief}", file=sys.stderr)
@@ -240,14 +236,11 @@ def check_writable() -> None:
 def find_unchanged(settings: config.Settings) -> RunSummary | None:
     """Return what ``unchanged`` does, where DVC finds the data up to date as they are; nothing is made, and neither
     Prefect nor a framework is imported for it."""
-    name = settings.dataset.name
     try:
-        same = unchanged(settings, dvc_data.load_prepared(name))
+        same = unchanged(settings, dvc_data.load_prepared(settings.dataset.name))
     except UserError:  # The data are not there, or damaged: a run makes them.
         return None
-    if same is None:
-        return None
-    return same if dvc_data.is_up_to_date(name) else None
+    return same if same is not None and dvc_data.is_up_to_date(settings.dataset.name) else None
 
 
 def unchanged(settings: config.Settings, prepared: PreparedDataset) -> RunSummary | None:

@@ -88,7 +88,7 @@ def train(settings: config.Settings, prepared: PreparedDataset, run: Run) -> Tra
     """Train; why members of the cluster were started again meanwhile is in the result, and in MLflow."""
     processes = _lead(settings, with_cluster=True)
     try:
-        answer = _call("train", settings, with_cluster=True, prepared=prepared, run=run)
+        answer = processes.call("train", _arguments(settings, prepared=prepared, run=run))
     except BaseException:
         if processes.restarts:
             _call("report_restarts", settings, run=run, restarts=processes.restarts)
@@ -128,6 +128,14 @@ def report_comparison(settings: config.Settings, run: Run, comparison: Compariso
     _call("report_comparison", settings, run=run, comparison=comparison)
 
 
+def assist(settings: config.Settings, prepared: PreparedDataset, evaluates: bool) -> None:
+    """Do the part of a member that is not the chief: what the chief asks of the workers on its own machine."""
+    processes = start(settings)
+    # To build a model is to wait until all others build it: each does all stages, in the chief's order.
+    for stage in ("check", "train", *(["evaluate"] if evaluates else [])):
+        processes.call(stage, _arguments(settings, prepared=prepared))
+
+
 def finish_run(settings: config.Settings, run: Run, status: str, reason: str | None = None) -> None:
     """End the MLflow run as FINISHED, FAILED or KILLED."""
     _call("finish", settings, run=run, status=status, reason=reason)
@@ -135,8 +143,12 @@ def finish_run(settings: config.Settings, run: Run, status: str, reason: str | N
 
 def _call(stage: str, settings: config.Settings, with_cluster: bool = False, **arguments: Any) -> Any:
     """Run a stage in the stage process; return its record as JSON values."""
+    return _lead(settings, with_cluster).call(stage, _arguments(settings, **arguments))
+
+
+def _arguments(settings: config.Settings, **arguments: Any) -> dict[str, Any]:
     values = {name: v.model_dump(mode="json") if isinstance(v, Record) else v for name, v in arguments.items()}
-    return _lead(settings, with_cluster).call(stage, {"settings": settings.to_json(), **values})
+    return {"settings": settings.to_json(), **values}
 
 
 def _lead(settings: config.Settings, with_cluster: bool) -> StageProcesses:
