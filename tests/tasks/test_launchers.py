@@ -8,6 +8,7 @@ import socket
 import sys
 import tempfile
 from pathlib import Path
+from typing import get_args
 
 import pytest
 
@@ -98,6 +99,15 @@ def test_more_gpus_than_there_are_are_refused(monkeypatch, section, gpus, messag
     monkeypatch.setattr(local, "visible_gpus", lambda: gpus)
     with pytest.raises(UserError, match=message):
         local.members(section)
+
+
+def test_every_launcher_that_the_settings_name_has_what_a_launcher_has():
+    names, _ = get_args(config.Cluster.model_fields["launcher"].annotation)
+    for name in get_args(names):
+        launcher = launchers.find(_multi_worker(launcher=name))
+        assert isinstance(launcher.STARTS_ALL, bool)
+        assert callable(launcher.members)
+        assert callable(launcher.network)
 
 
 def test_tf_config_is_used_where_it_is_set(monkeypatch):
