@@ -144,17 +144,13 @@ def _train(pair: Pair, prepared: PreparedDataset, parent: Run, number: int) -> C
         loop=pair.loop,
         run_id=run.run_id,
         repeats=(repeat,),
-        devices=trained.devices,
-        num_replicas=trained.num_replicas,
-        steps=trained.steps,
+        **trained.model_dump(include={"devices", "num_replicas", "steps", "examples_per_second", "restarts"}),
         metrics=evaluated.metrics,
-        examples_per_second=trained.examples_per_second,
         seconds_per_epoch=seconds_per_epoch(trained),
         total_seconds=total_seconds,
         start_seconds=round(start_seconds, 3),
         setup_seconds=trained.setup_seconds,
         tracing_seconds=trained.first_call_seconds,
-        restarts=trained.restarts,
     )
 
 
@@ -193,11 +189,8 @@ def summarise(
     num_cores = usable_cores()
     rows = [_against_one_device(row, rows) for row in rows]
     return Comparison(
-        run_id=run.run_id,
-        folder=run.folder,
-        flow_run_id=run.flow_run_id,
-        git_commit=run.lineage.git_commit,
-        data_version=run.lineage.data_version,
+        **run.model_dump(include={"run_id", "folder", "flow_run_id"}),
+        **run.lineage.model_dump(include={"git_commit", "data_version"}),
         dataset=prepared.name,
         model=planned.trainable[0].model.name,
         seed=train.seed,

@@ -19,6 +19,8 @@ from tasks.process.environment import keep_private
 from tasks.records import EvaluationResult, PreparedDataset, RegisteredModel, Run, RunSummary, TrainingResult
 
 NOTHING = config.Overrides({})
+# What a summary has of the training's record.
+OF_TRAINING = {"strategy", "loop", "num_replicas", "epochs", "steps", "examples_per_second", "weights_digest"}
 Recipe = Annotated[str | None, WithJsonSchema(config.recipe_schema())]
 
 
@@ -119,20 +121,11 @@ def summarise(
         flow_run_id=run.flow_run_id,
         **run.lineage.model_dump(),
         dataset=prepared.name,
-        strategy=trained.strategy,
-        loop=trained.loop,
-        num_replicas=trained.num_replicas,
-        epochs=trained.epochs,
-        steps=trained.steps,
-        examples_per_second=trained.examples_per_second,
+        **trained.model_dump(include=OF_TRAINING),
         metrics=evaluated.metrics,
         checkpoint=evaluated.checkpoint,
-        weights_digest=trained.weights_digest,
-        model_uri=registered.model_uri,
+        **registered.model_dump(include={"model_uri", "aliases", "reason", "notes"}),
         model_version=registered.model_version and f"{registered.model_name}/{registered.model_version}",
-        aliases=registered.aliases,
-        reason=registered.reason,
-        notes=registered.notes,
         seconds=clock.read(),
         finished_at=datetime.now(UTC).isoformat(timespec="seconds"),
     )
