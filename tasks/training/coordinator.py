@@ -200,7 +200,8 @@ def worker_function(training: Training) -> Any:
         count = tf.shape(labels)[0]
         with tf.GradientTape() as tape:
             outputs = model(images, training=True)
-            total = steps.average_loss(steps.example_losses(loss, labels, outputs), None, count, model.losses)
+            losses = steps.example_losses(loss, labels, outputs)
+            total = steps.average_loss(losses, None, count, model.losses, training.strategy.num_replicas)
         gradients = tape.gradient(total, model.trainable_variables)
         # The learning rate and Adam's correction depend on it, and workers that add 1 at the same time lose counts.
         optimizer.iterations.assign(number)

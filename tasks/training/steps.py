@@ -39,7 +39,9 @@ def example_losses(loss: Any, labels: Any, outputs: Any) -> Any:
     return loss.call(labels, tf.cast(outputs, loss.dtype))
 
 
-def average_loss(values: Any, sample_weight: Any, global_size: Any, regularization: list[Any]) -> Any:
+def average_loss(
+    values: Any, sample_weight: Any, global_size: Any, regularization: list[Any], num_replicas: int
+) -> Any:
     """Return this replica's part of the loss of a global batch; the parts of all replicas add up to it.
 
     Args:
@@ -48,13 +50,15 @@ def average_loss(values: Any, sample_weight: Any, global_size: Any, regularizati
         sample_weight: float (n,), or None.
         global_size: int scalar, the examples that all replicas have in this step together.
         regularization: the model's own losses, float scalars, which every replica has in full.
+        num_replicas: of all workers together.
     """
     values = tf.reduce_mean(values, axis=list(range(1, len(values.shape))))
     if sample_weight is not None:
         values *= tf.cast(sample_weight, values.dtype)  # compute_average_loss would multiply in float32.
     loss = tf.nn.compute_average_loss(values, global_batch_size=global_size)
     if regularization:
-        loss += tf.cast(tf.nn.scale_regularization_loss(tf.add_n(regularization)), loss.dtype)
+        # Not tf.nn.scale_regularization_loss: it refuses the chief of parameter servers, which validates by itself.
+        loss += tf.cast(tf.add_n(regularization) / num_replicas, loss.dtype)
     return loss
 
 
@@ -75,7 +79,9 @@ def train_step(model: Any, loss: Any, strategy: Strategy) -> Callable[..., None]
         x, y, sample_weight = (*batch, None)[:3]
         with tf.GradientTape() as tape:
             outputs = model(x, training=True)
-            total = average_loss(example_losses(loss, y, outputs), sample_weight, global_size, model.losses)
+            total = average_loss(
+                example_losses(loss, y, outputs), sample_weight, global_size, model.losses, strategy.num_replicas
+            )
             scaled = optimizer.scale_loss(total)
         variables = model.trainable_variables
         found = zip(tape.gradient(scaled, variables), variables, strict=True)
@@ -100,7 +106,9 @@ def test_step(model: Any, loss: Any, strategy: Strategy) -> Callable[..., None]:
     def step(batch: Any, global_size: Any) -> None:
         x, y, sample_weight = (*batch, None)[:3]
         outputs = model(x, training=False)
-        total = average_loss(example_losses(loss, y, outputs), sample_weight, global_size, model.losses)
+        total = average_loss(
+            example_losses(loss, y, outputs), sample_weight, global_size, model.losses, strategy.num_replicas
+        )
         _update_metrics(model, strategy, batch, outputs, total, global_size)
 
     return step

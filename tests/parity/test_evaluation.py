@@ -13,10 +13,10 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 OWN = """
 import keras
 
-def build(input_shape, num_classes, l2=0.01):
+def build(input_shape, num_classes):
     images = keras.Input(input_shape)
     x = keras.layers.Flatten()(images)
-    x = keras.layers.Dense(24, kernel_regularizer=keras.regularizers.L2(l2) if l2 else None, name="d1")(x)
+    x = keras.layers.Dense(24, kernel_regularizer=keras.regularizers.L2(0.01), name="d1")(x)
     x = keras.layers.BatchNormalization()(x)
     x = keras.layers.Dropout(0.5)(x)
     return keras.Model(images, keras.layers.Dense(num_classes, name="d2")(x))
@@ -38,9 +38,7 @@ STRATEGIES = {
     ),
     # 24 at once; of the last five one worker has two and the other three.
     "multi_worker": ({"strategy.kind": "multi_worker"}, {WORKER.format(0): 26, WORKER.format(1): 27}),
-    "parameter_server": (
-        {"strategy.kind": "parameter_server", "train.loop": "custom", "model.options": {"l2": 0.0}}, None,
-    ),
+    "parameter_server": ({"strategy.kind": "parameter_server", "train.loop": "custom"}, None),
     # A quarter of each 24, and the whole of the last five.
     "data_parallel": ({"strategy.kind": "data_parallel", "strategy.devices": 4}, {f"cpu:{i}": 17 for i in range(4)}),
     # A half of each 24 in each row of the mesh, and the whole of the last five.

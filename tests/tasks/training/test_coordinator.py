@@ -93,14 +93,15 @@ class Workers:
         self.work_until()
 
 
-def train(workers, model_and_loss, data, callbacks=(), start=None, epochs=2, spe=1, devices=1):
+def train(workers, model_and_loss, data, callbacks=(), start=None, epochs=2, spe=1, devices=1, **fields):
     """Train with the coordinator, or without ``workers`` with the custom loop, to the end of epoch ``epochs``."""
     position = Position(data[0], start or at(0))
     one = strategies.build(config.OneDevice(kind="one_device", device="cpu"))
     settings = config.load(None, {"train.epochs": epochs, "train.steps_per_execution": spe})
     loop = loops.custom
     if workers is not None:
-        one, loop = replace(one, coordinator=workers, devices=one.devices * devices), coordinator.asynchronous
+        one = replace(one, coordinator=workers, devices=one.devices * devices, **fields)
+        loop = coordinator.asynchronous
     loop(Training(settings, one, *model_and_loss, *data, position, (position, *callbacks)))
     return position
 
@@ -338,6 +339,16 @@ def test_a_worker_that_dies_with_its_result_has_the_group_done_again(tiny):
     found = train(Mortal(deaths=2), dying, pipeline(tiny)).history
     assert found == expected
     np.testing.assert_array_equal(dying[0].get_weights()[0], whole[0].get_weights()[0])
+
+
+def test_the_chief_validates_a_model_with_losses_of_its_own(tiny):
+    """It does so within the strategy's scope and outside of any replica."""
+    expected = train(Workers(), small_model(), pipeline(tiny)).history
+    servers = tf.distribute.OneDeviceStrategy("/cpu:0")
+    with servers.scope():
+        found = train(Workers(), small_model(), pipeline(tiny), run=servers.run, distributed=True).history
+    assert found == expected
+    assert len(found["validation/loss"]) == 2
 
 
 def test_a_lost_parameter_server_ends_the_training(tiny):
