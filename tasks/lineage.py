@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Literal
 
 import yaml
 
-from tasks import config, records
+from tasks import config, own_code, records
 from tasks.errors import UserError
 from tasks.records import CodeMeanings
 from tasks.runs import catalogue
@@ -52,17 +52,13 @@ def git_state(folder: Path) -> tuple[str | None, bool | None]:
 
 
 def code_digest(model_name: str = "") -> str:
-    """Return the sha256 of flows/, tasks/, requirements.lock and, for a model ``module:function``, that module's file.
+    """Return the sha256 of flows/, tasks/, requirements.lock and, for a model ``module:function``, the user's own code.
 
-    Comments, docstrings and the layout of Python files do not count. What such a module imports itself is not looked
-    at.
+    Comments, docstrings and the layout of Python files do not count.
     """
     root = config.project_root()
     files = [*root.glob("flows/**/*.py"), *root.glob("tasks/**/*.py"), root / "requirements.lock"]
-    module, colon, _ = model_name.partition(":")
-    if colon:
-        path = root.joinpath(*module.split("."))
-        files += [path.with_suffix(".py"), path / "__init__.py"]
+    files += [root / file for file in own_code.files(model_name)]
     found = {file.relative_to(root).as_posix(): file.read_bytes() for file in set(files) if file.is_file()}
     names = sorted(found)
     cache = root / "mlruns" / "code.json"

@@ -149,9 +149,12 @@ def test_code_digest_tells_a_moved_file(project: Path) -> None:
     assert lineage.code_digest() != before
 
 
-@pytest.mark.parametrize("path", ["my/models.py", "my/models/__init__.py"])
+@pytest.mark.parametrize("path", ["my/models.py", "my/models/__init__.py", "my/layers.py"])
 def test_code_digest_holds_the_users_own_model(project: Path, path: str) -> None:
-    Path(path).parent.mkdir(parents=True)
+    Path("my").mkdir()
+    Path("my/__init__.py").touch()
+    Path("my/models.py").write_text("import my.layers\n")
+    Path(path).parent.mkdir(exist_ok=True)
     Path(path).write_text("def build(): ...\n")
     digests = [lineage.code_digest("my.models:build"), lineage.code_digest("mlp")]
     Path(path).write_text("def build(): return None\n")
