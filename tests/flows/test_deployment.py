@@ -182,6 +182,13 @@ def test_a_run_on_demand_is_completed_there_and_finished_in_mlflow(prefect):
     assert summary["run_id"] in page["data"]
     assert f"{summary['metrics']['test/accuracy']:.4f}" in page["data"]
 
+    def epochs() -> list[str]:
+        logs = prefect.ask("logs/filter", {"logs": {"flow_run_id": {"any_": [flow_run["id"]]}}})
+        return [log["message"] for log in logs if "train/loss" in log["message"]]
+
+    _wait("Prefect's log of both epochs", lambda: len(epochs()) == 2)
+    assert sorted(line.partition(":")[0] for line in epochs()) == ["step 21", "step 42"]
+
 
 def test_a_comparison_on_demand_leaves_its_table(prefect):
     overrides = {"train.epochs": 1, "strategy.devices": 2}
