@@ -22,7 +22,7 @@ def check_devices(settings: config.Settings) -> None:
 
     Raises:
         UserError: no TPU, not enough GPUs, a TF_CONFIG that cannot be used, its port is taken, JAX is not installed, or
-            KERAS_BACKEND is another one than the strategy's.
+            KERAS_BACKEND is another one than the strategy's; or there is no run ``model.initial``.
     """
     section = settings.strategy
     present = os.environ.get("KERAS_BACKEND")
@@ -40,6 +40,8 @@ def check_devices(settings: config.Settings) -> None:
             "give strategy.kind=mirrored"
         )
     launchers.check(section)
+    if settings.model.initial is not None:
+        runs.find(settings.model.initial)
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,7 @@ def start_run(
     parent_run_id: str | None = None,
 ) -> Run:
     """Begin the MLflow run of a pipeline, unless its training would be refused."""
-    check(settings, prepared)
+    check(settings, prepared, new=True)
     _end_abandoned(runs.key_of(settings))
     traced = lineage.trace(settings, prepared.data_version)
     return tracking.start(settings, prepared, traced, flow_run_id, parent_run_id)

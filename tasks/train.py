@@ -44,8 +44,13 @@ class Watching(NamedTuple):
     tensorboard: Any = None
 
 
-def check(settings: config.Settings, prepared: PreparedDataset) -> tuple[strategies.Strategy, int]:
+def check(settings: config.Settings, prepared: PreparedDataset, new: bool = False) -> tuple[strategies.Strategy, int]:
     """Refuse what cannot be trained, before a run exists; return the strategy and the global batch size.
+
+    Args:
+        settings: of the run.
+        prepared: its data.
+        new: a run is to begin with the weights of ``model.initial``: they must fit, too.
 
     Raises:
         UserError: damaged arrays; or data, batch, devices or model do not fit the settings.
@@ -66,6 +71,11 @@ def check(settings: config.Settings, prepared: PreparedDataset) -> tuple[strateg
     check_augmentation(settings.input.augmentation, prepared)
     with model.in_host_memory():
         looked_at = models.build(settings.model, prepared, settings.input.normalization)
+        if new and (weights := model.initial_weights(settings.model)):
+            try:
+                checkpoints.assign(looked_at, weights, ("model",))
+            except UserError as error:
+                raise UserError(f"model.initial = {settings.model.initial}: {error}") from None
     strategy.check_model(looked_at)
     check_last_batch(looked_at, strategy, settings.input, len(rows), global_batch_size)
     return strategy, global_batch_size
@@ -133,12 +143,13 @@ def _train(
         opened.enter_context(_lock(run, folder))
         saved = Checkpoints(folder / "checkpoints", settings.checkpoint.keep, settings.checkpoint.monitor)
         opened.enter_context(saved)
-        if saved.steps():
+        if begun := bool(saved.steps()):
             arrays, state = saved.restore_latest()
             log.info("resuming at step %d, epoch %d", state.step, state.epoch + 1)
             global_batch_size = resumed_batch_size(settings.train, state, strategy.num_replicas)
         else:
-            arrays, state = {}, setup.first_state(settings, prepared, global_batch_size)
+            arrays = model.initial_weights(settings.model)
+            state = setup.first_state(settings, prepared, global_batch_size)
         state = state.model_copy(update=_origin(settings, prepared, run))
         if strategy.num_workers > 1:
             strategy.broadcast(_cluster_fingerprint(settings, prepared))
@@ -150,7 +161,7 @@ def _train(
             strategy.broadcast(checkpoints.pack(arrays, state))
 
         training = setup.build(settings, prepared, strategy, data, state, arrays)
-        training = autotune.choose_compiler(training, folder / "records" / "tuning.json", bool(arrays))
+        training = autotune.choose_compiler(training, folder / "records" / "tuning.json", begun)
         placement = strategy.place(training.model)
         records.save(placement, folder / "records" / "placement.json")
         _log_summary(training, placement)

@@ -115,6 +115,9 @@ class Model(Section):
     """A file of tasks/models/, or your own `module:function` with the signature of their `build`."""
     options: Result[dict[str, Any]]
     """Keyword arguments of the model's `build`."""
+    initial: Result[Annotated[str, Field(pattern="^[0-9a-f]{32}$")] | None]
+    """The id of a run of the same model, also on another dataset: a new run begins with the weights of its best
+    checkpoint. Null begins with random ones."""
 
     @field_validator("options")
     @classmethod
@@ -473,7 +476,7 @@ class Evaluate(Section):
     checkpoint: Course[Literal["latest", "best"] | Count]
     """`latest`, `best`, or the step of a checkpoint."""
     global_batch_size: Speed[Count]
-    strategy: Speed[Literal["run", "one_device"]] = "run"
+    strategy: Speed[Literal["run", "one_device"]]
     """`run`: on the devices of the run's strategy, or on one where this machine has not those. `one_device`: always on
     one, without a cluster. The metrics are the same."""
 

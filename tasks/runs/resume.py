@@ -75,7 +75,7 @@ def refuse_other_training(
         raise UserError(
             f"run {run.run_id} cannot be resumed: it was trained on dataset.name = '{dataset}', and "
             f"'{settings.dataset.name}' is another run, whatever is allowed. Give --set dataset.name={dataset}, or "
-            "leave --resume out"
+            f"--set model.initial={run.run_id} in place of --resume: a new run, which begins with its weights"
         )
     if allow_changes:
         return

@@ -6,7 +6,7 @@ from typing import Any
 
 import keras
 
-from tasks import checkpoints, config, lineage, losses, metrics, models, optimizers, upstream
+from tasks import checkpoints, config, lineage, losses, metrics, models, optimizers, runs, upstream
 from tasks.checkpoints import Arrays, Checkpoints, State
 from tasks.input.batches import Batches
 from tasks.records import PreparedDataset
@@ -66,12 +66,28 @@ def in_host_memory() -> contextlib.AbstractContextManager[Any]:
     return device
 
 
+def initial_weights(section: config.Model) -> Arrays:
+    """Return the weights that a new run begins with; nothing where they are random.
+
+    Raises:
+        UserError: there is no such run, or it has no checkpoint that can be read.
+    """
+    if section.initial is None:
+        return {}
+    run = runs.find(section.initial)
+    folder = config.project_root() / run.folder / "checkpoints"
+    with Checkpoints(folder, monitor=run.settings["checkpoint"]["monitor"], read_only=True) as saved:
+        arrays, _ = saved.restore(saved.find("best"))
+    return {key: array for key, array in arrays.items() if key.startswith("model/")}
+
+
 def restore(model: Any, arrays: Arrays, position: Position) -> None:
-    """Give a model its checkpoint, with the learning rate and the batch size of now."""
+    """Give a model its checkpoint, or no more than its initial weights, with the learning rate and the batch size of
+    now."""
     optimizer = getattr(model.optimizer, "inner_optimizer", model.optimizer)  # Under mixed_float16.
     scheduled = isinstance(upstream.rate_of(optimizer), keras.optimizers.schedules.LearningRateSchedule)
     rate = None if scheduled else float(keras.ops.convert_to_numpy(optimizer.learning_rate))
-    checkpoints.assign(model, arrays, ("model", "seed", "optimizer"))
+    checkpoints.assign(model, arrays, tuple({key.partition("/")[0] for key in arrays} - {"metric"}))
     if rate is not None:
         optimizer.learning_rate = rate  # A constant one is a variable, and it may be lower after a rollback.
     if position.offset:

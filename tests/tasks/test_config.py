@@ -521,12 +521,12 @@ KINDS = [
       "ps": 1}),
     ("strategy", {"kind": "one_device", "device": "cpu"}, ["strategy.kind=one_device"],
      {"kind": "one_device", "device": "cpu"}),
-    ("model", {"name": "mlp", "options": {"units": [8]}}, ["model.name=convnet"],
-     {"name": "convnet", "options": {}}),
-    ("model", {"name": "mlp", "options": {"units": [8]}}, ["model.name=convnet", "model.options.dropout=0.5"],
-     {"name": "convnet", "options": {"dropout": 0.5}}),
-    ("model", {"name": "mlp", "options": {"units": [8]}}, ["model.options.dropout=0.5"],
-     {"name": "mlp", "options": {"units": [8], "dropout": 0.5}}),
+    ("model", {"name": "mlp", "options": {"units": [8]}, "initial": None}, ["model.name=convnet"],
+     {"name": "convnet", "options": {}, "initial": None}),
+    ("model", {"name": "mlp", "options": {"units": [8]}, "initial": None}, ["model.name=convnet", "model.options.dropout=0.5"],
+     {"name": "convnet", "options": {"dropout": 0.5}, "initial": None}),
+    ("model", {"name": "mlp", "options": {"units": [8]}, "initial": None}, ["model.options.dropout=0.5"],
+     {"name": "mlp", "options": {"units": [8], "dropout": 0.5}, "initial": None}),
 ]  # fmt: skip
 
 

@@ -13,7 +13,7 @@ import tensorflow as tf
 from filelock import FileLock
 from tensorflow.core.util import event_pb2
 
-from tasks import config, prepared_data, records, strategies
+from tasks import config, prepared_data, records, runs, strategies
 from tasks import train as stage
 from tasks.checkpoints import Checkpoints, State
 from tasks.errors import Interrupted, UserError
@@ -617,6 +617,30 @@ def test_a_training_that_diverges_too_often_stops(tiny, train):
 def test_a_run_without_a_checkpoint_begins_at_its_first_step(tiny, train):
     resumed = train(tiny, resume=True)
     assert len(resumed.history["train/loss"]) == resumed.epochs == 2
+
+
+def test_a_new_run_begins_with_the_weights_of_another(tiny, train, project, monkeypatch):
+    worse_at_last = "schedule={kind: piecewise, boundaries_epochs: [1], learning_rates: [0.01, 10.0]}"
+    first, initial = train(tiny, worse_at_last), f"model.initial={'a' * 32}"
+    begun = records.Run.model_construct(folder="mlruns/runs/first", settings=config.load().to_json())
+    monkeypatch.setattr(runs, "find", {"a" * 32: begun}.__getitem__)
+    still = ("schedule={kind: constant, learning_rate: 1.0e-30}", "train.epochs=1", "train.seed=9")
+    second = train(tiny, initial, *still, run_id="second")
+    assert second.weights_digest == first.best_weights_digest != first.weights_digest
+    assert second.steps == first.steps / 2
+    # A resume goes on from its own checkpoint.
+    shutil.rmtree("mlruns/runs/first")
+    train(tiny, initial, *still, "train.epochs=2", run_id="second", resume=True)
+
+
+def test_initial_weights_of_another_model_are_refused_before_a_run_exists(tiny, train, project, monkeypatch):
+    train(tiny)
+    begun = records.Run.model_construct(folder="mlruns/runs/first", settings=config.load().to_json())
+    monkeypatch.setattr(runs, "find", lambda run_id: begun)
+    settings = config.load(None, ["model={name: mlp, options: {units: [7]}}", f"model.initial={'a' * 32}"])
+    check(settings, tiny)
+    with pytest.raises(UserError, match=r"model.initial = a+: the checkpoint is of another model .* has shape"):
+        check(settings, tiny, new=True)
 
 
 @pytest.mark.parametrize(
