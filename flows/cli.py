@@ -12,13 +12,7 @@ import typer
 
 if TYPE_CHECKING:
     from tasks.config import Settings
-    from tasks.records import (
-        Comparison,
-        PreparedDataset,
-        Run,
-        RunSummary,
-        TrainingResult,
-    )
+    from tasks.records import Comparison, RunSummary
 
 app = typer.Typer(
     help="Train Keras models on more than one device: a dataset and a strategy in, a proven model out.",
@@ -372,10 +366,10 @@ def evaluate(
     """Evaluate a checkpoint of a run: --set evaluate.checkpoint=latest, best or a step."""
     with command(debug):
         from flows import tables
-        from tasks import config
+        from tasks import config, pipeline
         from tasks.process import client
 
-        settings, prepared, running, training = _trained(recipe, overrides, run_id)
+        settings, prepared, running, training = pipeline.load_training(config.load(recipe, overrides), run_id)
         result = client.evaluate(settings, prepared, training, running)
         client.stop()
         if json:
@@ -393,25 +387,16 @@ def register(
     """Register the model of a run that was evaluated."""
     with command(debug):
         from flows import tables
-        from tasks import runs
+        from tasks import config, pipeline, runs
         from tasks.process import client
 
-        settings, prepared, running, training = _trained(recipe, overrides, run_id)
+        settings, prepared, running, training = pipeline.load_training(config.load(recipe, overrides), run_id)
         evaluation = runs.load_evaluation(running)
         with runs.hold(running.key, f"run {running.run_id}"):
             result = client.register(settings, prepared, training, evaluation, running)
         client.stop()
         shown = ("run_id", "model_name", "model_version", "aliases", "model_uri", "reason", "notes")
         tables.print_record(result, json, shown)
-
-
-def _trained(
-    recipe: str | None, overrides: list[str], run_id: str | None
-) -> "tuple[Settings, PreparedDataset, Run, TrainingResult]":
-    """Return what a stage after training begins with."""
-    from tasks import config, pipeline
-
-    return pipeline.load_training(config.load(recipe, overrides), run_id)
 
 
 @app.command()

@@ -238,13 +238,6 @@ class Checkpoints:
             reason = f"no such file: {Path(error.filename).name}" if isinstance(error, FileNotFoundError) else error
             raise Damaged(f"the checkpoint {folder} is damaged ({reason})") from None
 
-    def peek(self) -> State | None:
-        """Return the state of the newest checkpoint without its arrays; None where there is none that can be read."""
-        for step in reversed(self.steps()):
-            with contextlib.suppress(OSError, ValueError, KeyError):
-                return State.model_validate(_read_state(self.folder / str(step))["state"])
-        return None
-
     def restore_latest(self) -> tuple[Arrays, State]:
         """Return the newest checkpoint that is whole. Newer ones, which are damaged, are told and set aside.
 

@@ -5,7 +5,7 @@ import logging
 import numpy as np
 
 from tasks import checkpoints, config, figures, losses, metrics, models, outputs, strategies
-from tasks.checkpoints import Checkpoints
+from tasks.checkpoints import Checkpoints, State
 from tasks.errors import StratagemError, UserError
 from tasks.input import sources
 from tasks.records import ClassMetrics, EvaluationResult, PreparedDataset, TrainingResult
@@ -32,25 +32,15 @@ def evaluate(settings: config.Settings, prepared: PreparedDataset, training: Tra
     sources.verify(settings.input, prepared)
     models.set_precision(settings.train.dtype_policy)
     strategy = _strategy(settings)
-    folder = config.project_root() / training.checkpoints
-    with Checkpoints(folder, monitor=settings.checkpoint.monitor, read_only=True) as saved:
-        step = saved.find(settings.evaluate.checkpoint)
-        try:
-            arrays, state = saved.restore(step)
-        except checkpoints.Damaged as error:
-            raise UserError(
-                f"{error}. Evaluate another one: `stratagem evaluate --run {training.run_id} "
-                "--set evaluate.checkpoint=best`, or a step"
-            ) from None
-    arrays = {key: array for key, array in arrays.items() if key.startswith("model/")}
+    arrays, state = _restore(settings, training)
     if strategy.num_workers > 1:
         strategy.broadcast(checkpoints.pack(arrays, state))
     found = outputs.compute(settings, prepared, strategy, arrays)
     labels, logits = found.labels, found.logits
     if not np.isfinite(logits).all():
         raise StratagemError(
-            f"checkpoint {step} of run {training.run_id} gives outputs that are no numbers: its training diverged. "
-            "Train again with a lower schedule.learning_rate, or evaluate an earlier checkpoint"
+            f"checkpoint {state.step} of run {training.run_id} gives outputs that are no numbers: its training "
+            "diverged. Train again with a lower schedule.learning_rate, or evaluate an earlier checkpoint"
         )
     example_losses = losses.LOSSES[settings.train.loss].of_predictions(labels, logits)
     values = {"test/loss": float(example_losses.mean() + found.own_losses.mean())}
@@ -60,8 +50,8 @@ def evaluate(settings: config.Settings, prepared: PreparedDataset, training: Tra
     columns = figures.by_class(confusion)
     return EvaluationResult(
         run_id=training.run_id,
-        checkpoint=f"{training.checkpoints}/{step}",
-        step=step,
+        checkpoint=f"{training.checkpoints}/{state.step}",
+        step=state.step,
         num_examples=len(labels),
         strategy=strategy.kind,
         examples_by_device=found.examples_by_device,
@@ -81,6 +71,20 @@ def assist(settings: config.Settings, prepared: PreparedDataset) -> None:
     strategy = strategies.build(settings.strategy)
     arrays, _ = checkpoints.unpack(strategy.broadcast(b""))
     outputs.compute(settings, prepared, strategy, arrays)
+
+
+def _restore(settings: config.Settings, training: TrainingResult) -> tuple[checkpoints.Arrays, State]:
+    """Return the weights and the state of the checkpoint that is to be evaluated."""
+    folder = config.project_root() / training.checkpoints
+    with Checkpoints(folder, monitor=settings.checkpoint.monitor, read_only=True) as saved:
+        try:
+            arrays, state = saved.restore(saved.find(settings.evaluate.checkpoint))
+        except checkpoints.Damaged as error:
+            raise UserError(
+                f"{error}. Evaluate another one: `stratagem evaluate --run {training.run_id} "
+                "--set evaluate.checkpoint=best`, or a step"
+            ) from None
+    return {key: array for key, array in arrays.items() if key.startswith("model/")}, state
 
 
 def _strategy(settings: config.Settings) -> Strategy:

@@ -37,13 +37,7 @@ def prepare(dataset: config.Dataset, manifest: DatasetManifest) -> PreparedDatas
         UserError: images of different sizes and no ``image_size``, a damaged shard, or a folder that cannot be written.
     """
     root = config.project_root()
-    height, width = dataset.image_size or manifest.image_shape[:2]
-    if height is None or width is None:
-        raise UserError(
-            f"dataset.image_size = null: the images of {manifest.name} differ in size (shape {manifest.image_shape}). "
-            "Give --set dataset.image_size=[HEIGHT,WIDTH]"
-        )
-    shape = (height, width, manifest.image_shape[2])
+    shape = _shape(dataset, manifest)
     folder = root / "data" / manifest.name
     target = folder / "prepared"
     again = f"stratagem download --set dataset.name={manifest.name}"
@@ -85,6 +79,16 @@ def prepare(dataset: config.Dataset, manifest: DatasetManifest) -> PreparedDatas
     except OSError as error:
         raise files.unwritable(folder.relative_to(root), error) from None
     return prepared
+
+
+def _shape(dataset: config.Dataset, manifest: DatasetManifest) -> tuple[int, int, int]:
+    height, width = dataset.image_size or manifest.image_shape[:2]
+    if height is None or width is None:
+        raise UserError(
+            f"dataset.image_size = null: the images of {manifest.name} differ in size (shape {manifest.image_shape}). "
+            "Give --set dataset.image_size=[HEIGHT,WIDTH]"
+        )
+    return height, width, manifest.image_shape[2]
 
 
 def _write_all(

@@ -14,11 +14,9 @@ from tasks.records import Comparison, ComparisonRow, EvaluationResult, TrainingR
 def confusion_matrix(evaluation: EvaluationResult, title: str, path: Path) -> Path:
     """Draw the confusion matrix as a PNG: rows are true classes, shades are shares of a row, numbers are counts."""
     # Here and not above: the tables are also printed by commands that answer in half a second.
-    import matplotlib
     import numpy as np
     from matplotlib.figure import Figure
 
-    matplotlib.use("agg")
     counts = np.array(evaluation.confusion_matrix)
     names = [entry.name for entry in evaluation.classes]
     shares = counts / np.maximum(counts.sum(axis=1, keepdims=True), 1)
@@ -47,11 +45,9 @@ def confusion_matrix(evaluation: EvaluationResult, title: str, path: Path) -> Pa
 
 def learning_curve(training: TrainingResult, title: str, path: Path) -> Path:
     """Draw what each epoch gave as a PNG: a panel a metric, a line a split."""
-    import matplotlib
     from matplotlib.figure import Figure
     from matplotlib.ticker import MaxNLocator
 
-    matplotlib.use("agg")
     panels: dict[str, dict[str, tuple[float, ...]]] = {}
     for name, values in training.history.items():
         split, _, metric = name.partition("/")

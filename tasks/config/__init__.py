@@ -35,11 +35,3 @@ from tasks.config.schema import (
     strategy_kinds,
 )
 from tasks.config.sources import load, parse, read_overrides, restore
-
-__all__ = [
-    "BATCH_SIZES", "FEATURES", "Affects", "AnyStrategy", "Augmentation", "Checkpoint", "Cluster", "Constant",
-    "Cosine", "DataParallel", "Dataset", "EarlyStopping", "Input", "Mirrored", "Model", "ModelParallel",
-    "MultiWorker", "OneDevice", "Overrides", "ParameterServer", "Piecewise", "Register", "Settings",
-    "StrategySection", "Tpu", "Train", "fields_of", "flat", "leaves", "load", "marks_of", "names_of", "parse",
-    "project_root", "read_overrides", "recipe_schema", "recipes", "restore", "strategy_kinds",
-]  # fmt: skip

@@ -39,12 +39,3 @@ from tasks.runs.resume import (
     why_not_taken_up,
 )
 from tasks.runs.unreported import keep_unreported, unreported
-
-__all__ = [
-    "RESULTS", "Hold", "abandoned", "begun", "boot_id", "changes_without_result", "describe", "differences", "find",
-    "find_named", "find_unfinished", "finished", "forget", "forget_results", "forget_what_changed", "hold",
-    "hold_run", "is_held", "is_id", "is_over", "keep_unreported", "key_of", "left_by", "load_evaluation",
-    "load_training", "look_up", "mark_nonfinite", "newest", "next_number", "nonfinite_steps", "open_ended",
-    "process_space", "project_id", "refuse_held", "refuse_other_training", "refuse_resume", "remove_leftovers",
-    "settle", "status", "undelivered", "unreported", "why_not_taken_up",
-]  # fmt: skip

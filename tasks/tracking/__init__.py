@@ -18,9 +18,3 @@ from tasks.tracking.metrics import MetricWriter, log_metrics, system_metrics
 from tasks.tracking.models import log_model, register_version
 from tasks.tracking.outbox import OUTBOX, await_told, mlflow_run_id
 from tasks.tracking.store import Unavailable, open_store, store_uri
-
-__all__ = [
-    "OUTBOX", "MetricWriter", "Unavailable", "await_told", "end_abandoned", "finish", "log_comparison", "log_files",
-    "log_metrics", "log_model", "mlflow_run_id", "open_store", "register_version", "resume", "set_tags", "start",
-    "start_comparison", "store_uri", "system_metrics",
-]  # fmt: skip
