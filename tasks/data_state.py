@@ -16,6 +16,8 @@ from pathlib import Path
 
 import yaml
 
+from tasks import files
+
 SETTLED_SECONDS = 2.0
 """What was changed so short before is not trusted: a second change in the same moment of the clock would not show."""
 
@@ -39,11 +41,9 @@ def remembered(root: Path, name: str) -> Iterator[None]:
     after = _look(root, name)
     if before is None or after is None or before[0] != after[0] or time.time() - after[1] < SETTLED_SECONDS:
         return
-    with contextlib.suppress(OSError):  # DVC is asked again next time.
-        record = _record(root, name)
-        written = record.with_name(f"{record.name}.{os.getpid()}")
+    # Unwritten, DVC is asked again next time.
+    with contextlib.suppress(OSError), files.replacing(_record(root, name)) as written:
         written.write_text(after[0], encoding="utf-8")
-        written.replace(record)
 
 
 def _record(root: Path, name: str) -> Path:

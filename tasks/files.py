@@ -1,12 +1,15 @@
-"""Files: what may be removed (only what this program made, inside of the project), and what cannot be written."""
+"""Files: written whole or not at all, known by their hash; what may be removed, and what cannot be written."""
 
 import contextlib
 import errno
+import hashlib
 import os
 import shutil
 import tempfile
+import uuid
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import IO, Any
 
 from tasks.errors import StratagemError, UserError
 
@@ -46,6 +49,37 @@ def unwritable(place: Path | str, error: OSError) -> StratagemError:
 def is_inside(path: Path, root: Path) -> bool:
     """Return whether a path is no symlink, and none on its way leads out of a folder."""
     return not path.is_symlink() and path.parent.resolve().is_relative_to(root.resolve())
+
+
+@contextlib.contextmanager
+def replacing(path: Path, suffix: str = "") -> Iterator[Path]:
+    """Give a temporary name beside a file's, to write to; when the block ends, flush that file and rename it: a reader
+    sees all of it or what was there before. It goes if the block fails.
+
+    Args:
+        suffix: what the temporary name ends with.
+    """
+    # Not tempfile's: it gives 0600 also where a team shares the folder; who may read is the process' umask.
+    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}{suffix}")
+    try:
+        yield temporary
+        with temporary.open("rb+") as file:
+            flush(file)
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def flush(file: IO[Any]) -> None:
+    """Bring what was written to a file to the disk."""
+    file.flush()
+    os.fsync(file.fileno())
+
+
+def digest(path: Path, algorithm: str = "sha256") -> str:
+    """Return the digest of a file's bytes."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, lambda: hashlib.new(algorithm, usedforsecurity=False)).hexdigest()
 
 
 @contextlib.contextmanager

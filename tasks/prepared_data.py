@@ -73,9 +73,9 @@ def _folder_md5(prepared: PreparedDataset) -> str:
     return listing_md5({Path(path).name: _digest(path, "md5", prepared.name) for path in paths})
 
 
-def listing_md5(files: dict[str, str]) -> str:
+def listing_md5(md5s: dict[str, str]) -> str:
     """Return what DVC calls the md5 of a folder of these files: path in it -> md5."""
-    entries = [{"md5": md5, "relpath": path} for path, md5 in sorted(files.items())]
+    entries = [{"md5": md5, "relpath": path} for path, md5 in sorted(md5s.items())]
     return hashlib.md5(json.dumps(entries, sort_keys=True).encode(), usedforsecurity=False).hexdigest()
 
 
@@ -93,8 +93,7 @@ def _digest(path: str, algorithm: str, name: str) -> str:
 
 @lru_cache(maxsize=1024)  # The stages of one run look at the same files, one after the other.
 def _digest_once(path: Path, algorithm: str, signature: tuple[int, ...]) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, lambda: hashlib.new(algorithm, usedforsecurity=False)).hexdigest()
+    return files.digest(path, algorithm)
 
 
 def set_foreign_aside(name: str) -> list[Path]:

@@ -5,13 +5,11 @@ inode, size and times, of which nobody can set that of the last change. No frame
 """
 
 import contextlib
-import hashlib
 import json
-import os
 import time
 from pathlib import Path
 
-from tasks import config, data_state, lineage, prepared_data
+from tasks import config, data_state, files, lineage, prepared_data
 from tasks.errors import UserError
 from tasks.records import PreparedDataset
 
@@ -31,8 +29,8 @@ def verify(prepared: PreparedDataset) -> None:
     again = f"Move {place} away, then make it again: stratagem prepare --set dataset.name={prepared.name}"
     listed = prepared_data.listed(version, root)
     try:
-        files = [folder / path for path in listed] if listed else [path for path in folder.rglob("*") if path.is_file()]
-        found = _digests(sorted(files), folder, root / ".dvc" / "tmp" / f"stratagem-{prepared.name}-raw")
+        paths = [folder / path for path in listed] if listed else [path for path in folder.rglob("*") if path.is_file()]
+        found = _digests(sorted(paths), folder, root / ".dvc" / "tmp" / f"stratagem-{prepared.name}-raw")
     except OSError as error:
         shard = Path(error.filename or folder)
         raise UserError(f"{shard.relative_to(root)}: cannot be read ({error.strerror}). {again}") from None
@@ -49,14 +47,14 @@ def verify(prepared: PreparedDataset) -> None:
         )
 
 
-def _digests(files: list[Path], folder: Path, record: Path) -> dict[str, str]:
+def _digests(paths: list[Path], folder: Path, record: Path) -> dict[str, str]:
     """Return the md5 of each file by its path in a folder; read only those that are not as they were when last read."""
     try:
         known = json.loads(record.read_text(encoding="utf-8"))
     except (OSError, ValueError):
         known = {}
     found, kept = {}, {}
-    for path in files:
+    for path in paths:
         state = path.stat()
         signature = [state.st_dev, state.st_ino, state.st_size, state.st_mtime_ns, state.st_ctime_ns]
         name = path.relative_to(folder).as_posix()
@@ -64,17 +62,11 @@ def _digests(files: list[Path], folder: Path, record: Path) -> dict[str, str]:
         if before and before[0] == signature:
             found[name] = before[1]
         else:
-            with path.open("rb") as file:
-                found[name] = hashlib.file_digest(file, _md5).hexdigest()
+            found[name] = files.digest(path, "md5")
         if time.time() - state.st_ctime_ns / 1e9 > data_state.SETTLED_SECONDS:
             kept[name] = [signature, found[name]]
     if kept != known:
-        with contextlib.suppress(OSError):  # Then they are read again the next time.
-            written = record.with_name(f"{record.name}.{os.getpid()}")
+        # Unwritten, they are read again the next time.
+        with contextlib.suppress(OSError), files.replacing(record) as written:
             written.write_text(json.dumps(kept), encoding="utf-8")
-            written.replace(record)
     return found
-
-
-def _md5() -> "hashlib._Hash":
-    return hashlib.md5(usedforsecurity=False)

@@ -1,12 +1,11 @@
 """The small frozen records that cross from one stage to the next. Never a tensor, a dataset or a model."""
 
-import os
-import uuid
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from tasks import files
 from tasks.errors import UserError
 
 # What becomes part of a path: a record that was edited must not lead out of mlruns/, where files are read and removed.
@@ -414,19 +413,8 @@ R = TypeVar("R", bound=Record)
 def save(record: Record, path: Path) -> Path:
     """Write a record as JSON under a temporary name, flush it, and rename it: a reader sees all of it or none."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    # Not tempfile's: it gives 0600 also where a team shares the folder; who may read is the process' umask.
-    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}")
-    try:
-        with temporary.open("x", encoding="utf-8") as file:
-            file.write(record.model_dump_json(indent=2) + "\n")
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    except BaseException as error:
-        temporary.unlink(missing_ok=True)
-        if isinstance(error, OSError):  # One of writing does not say where.
-            error.filename = str(path)
-        raise
+    with files.replacing(path) as temporary:
+        temporary.write_text(record.model_dump_json(indent=2) + "\n", encoding="utf-8")
     return path
 
 

@@ -6,7 +6,7 @@ import zipfile
 from pathlib import Path
 from typing import Any
 
-from tasks import config, metrics, own_code, tracking
+from tasks import config, files, metrics, own_code, tracking
 from tasks.records import EvaluationResult, PreparedDataset, RegisteredModel, Run, TrainingResult
 
 
@@ -45,18 +45,17 @@ def register(
     refusal = _refusal(settings.register_, evaluation, training)
     if refusal is not None:
         return _record(run, model_uri, name, None, (), refusal)
-    with (root / keras_file).open("rb") as file:
-        tags = {
-            "data_version": run.lineage.data_version,
-            "git_commit": run.lineage.git_commit,
-            "code_digest": run.lineage.code_digest,
-            "settings_digest": run.lineage.settings_digest,
-            "checkpoint": evaluation.checkpoint,
-            "keras_file_sha256": hashlib.file_digest(file, "sha256").hexdigest(),
-            "weights_digest": digests[keras_file],
-            "model_digest": _model_digest(root / keras_file, digests[keras_file], settings.model.name),
-            settings.register_.metric: f"{evaluation.metrics[settings.register_.metric]:.4f}",
-        }
+    tags = {
+        "data_version": run.lineage.data_version,
+        "git_commit": run.lineage.git_commit,
+        "code_digest": run.lineage.code_digest,
+        "settings_digest": run.lineage.settings_digest,
+        "checkpoint": evaluation.checkpoint,
+        "keras_file_sha256": files.digest(root / keras_file),
+        "weights_digest": digests[keras_file],
+        "model_digest": _model_digest(root / keras_file, digests[keras_file], settings.model.name),
+        settings.register_.metric: f"{evaluation.metrics[settings.register_.metric]:.4f}",
+    }
     alias = settings.register_.alias
     present = {key: text for key, text in tags.items() if text is not None}
     try:

@@ -9,7 +9,7 @@ import shutil
 import stat
 from pathlib import Path
 
-from tasks import config, lineage
+from tasks import config, files, lineage
 from tasks.errors import UserError
 
 
@@ -60,7 +60,6 @@ def _set(path: Path, wanted: dict[str, str]) -> None:
     core = {**wanted, **before, **({"site_cache_dir": wanted["site_cache_dir"]} if moved else {})}
     if core != before:
         known["core"] = core
-        written = path.with_name(f".{path.name}.{os.getpid()}")
-        known.filename = str(written)
-        known.write()
-        written.replace(path)
+        with files.replacing(path) as written:
+            known.filename = str(written)
+            known.write()

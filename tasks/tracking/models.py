@@ -18,7 +18,7 @@ from mlflow.exceptions import MlflowException
 from mlflow.models import Model, ModelSignature
 from mlflow.types.schema import Schema, TensorSpec
 
-from tasks import config, own_code, records
+from tasks import config, files, own_code, records
 from tasks.errors import StratagemError
 from tasks.tracking.lifecycle import set_tags
 from tasks.tracking.metrics import points_of
@@ -56,8 +56,7 @@ def log_model(
     run_id = mlflow_run_id(run)
     found_run = client.get_run(run_id)
     experiment_id = found_run.info.experiment_id
-    with (config.project_root() / keras_file).open("rb") as file:
-        digest = hashlib.file_digest(file, "sha256").hexdigest()
+    digest = files.digest(config.project_root() / keras_file)
     tags = present(
         {"data_version": run.lineage.data_version, "git_commit": run.lineage.git_commit, "keras_file_sha256": digest}
     )
@@ -159,12 +158,12 @@ def _write_code(folder: Path, model_name: str) -> tuple[list[str], str]:
     Keras knows a class of the user's by its name once the module that registers it is imported, and imports none.
     """
     root = config.project_root()
-    files = own_code.files(model_name)
-    if not files:
+    code = own_code.files(model_name)
+    if not code:
         return [], "mlflow.keras"
     module = model_name.partition(":")[0]
     digest = hashlib.sha256(module.encode())
-    for file in files:
+    for file in code:
         (folder / file).parent.mkdir(parents=True, exist_ok=True)
         digest.update((root / file).read_bytes())
         shutil.copyfile(root / file, folder / file)

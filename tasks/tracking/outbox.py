@@ -115,9 +115,8 @@ class Outbox:
         if sent == len(events):
             path.unlink()
         elif sent:
-            rest = path.with_suffix(".partial")
-            rest.write_text("".join(json.dumps(event) + "\n" for event in events[sent:]), encoding="utf-8")
-            rest.replace(path)
+            with files.replacing(path) as rest:
+                rest.write_text("".join(json.dumps(event) + "\n" for event in events[sent:]), encoding="utf-8")
 
     def _send(self, run: records.Run, events: Sequence[Event]) -> int:
         """Return how many of the events were delivered; all others come after them."""
