@@ -44,7 +44,9 @@ def prepared(shape=(28, 28, 1), num_classes=10, mean=(0.0,), std=(1.0,)):
 
 
 def build(name, shape=(28, 28, 1), num_classes=10, normalization="scale", **options):
-    return models.build(config.Model(name=name, options=options), prepared(shape, num_classes), normalization)
+    return models.build(
+        config.Model(name=name, options=options, initial=None), prepared(shape, num_classes), normalization
+    )
 
 
 def dense(inputs, outputs):
@@ -154,7 +156,9 @@ def test_logits_are_never_of_half_precision(name, policy, precision, logits, oth
 def test_float64_is_float64_from_the_pixels_to_the_logits(policy, tmp_path, normalization, expected):
     policy("float64")
     model = models.build(
-        config.Model(name="dense200", options={}), prepared((4, 4, 1), 3, mean=(99.9,), std=(33.3,)), normalization
+        config.Model(name="dense200", options={}, initial=None),
+        prepared((4, 4, 1), 3, mean=(99.9,), std=(33.3,)),
+        normalization,
     )
     pixels = np.random.default_rng(0).integers(0, 256, (5, 4, 4, 1), dtype=np.uint8)
     first, second, bias = (keras.ops.convert_to_numpy(weight) for weight in model.weights)
@@ -186,7 +190,7 @@ def test_dropout_is_an_option_and_off_where_it_is_not_given(name):
 def test_normalization(kind, expected):
     # The second channel does not vary: it must be shifted, and not be divided by zero.
     data = prepared((1, 1, 2), mean=(100.0, 100.0), std=(50.0, 0.0))
-    model = models.build(config.Model(name="mlp", options={}), data, kind)
+    model = models.build(config.Model(name="mlp", options={}, initial=None), data, kind)
     pixels = np.array([[0, 0], [255, 255]], np.uint8).reshape(2, 1, 1, 2)
     normalized = keras.ops.convert_to_numpy(model.get_layer("normalization")(pixels)).reshape(2, 2)
     np.testing.assert_allclose(normalized, expected, rtol=1e-5, atol=1e-4)
