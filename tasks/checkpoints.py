@@ -10,21 +10,20 @@ import hashlib
 import io
 import json
 import logging
-import os
 import shutil
 import zipfile
 from collections.abc import Iterable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from types import TracebackType
-from typing import Any, BinaryIO, Literal, Self
+from typing import Any, Literal, Self
 
 import keras
 import numpy as np
 import numpy.typing as npt
 from pydantic import ValidationError
 
-from tasks import metrics
+from tasks import files, metrics
 from tasks.errors import StratagemError, UserError
 from tasks.records import Record
 
@@ -227,12 +226,10 @@ class Checkpoints:
         folder = self.folder / str(step)
         try:
             state = _read_state(folder)
-            with (folder / "arrays.npz").open("rb") as file:
-                if hashlib.file_digest(file, "sha256").hexdigest() != state["arrays_sha256"]:
-                    raise ValueError("arrays.npz has another sha256 than when it was written")
-                file.seek(0)
-                with np.load(file) as content:
-                    arrays = {name: content[name] for name in content.files}
+            if files.digest(folder / "arrays.npz") != state["arrays_sha256"]:
+                raise ValueError("arrays.npz has another sha256 than when it was written")
+            with np.load(folder / "arrays.npz") as content:
+                arrays = {name: content[name] for name in content.files}
             return arrays, State.model_validate(state["state"])
         except (OSError, ValueError, KeyError, zipfile.BadZipFile, ValidationError) as error:
             reason = f"no such file: {Path(error.filename).name}" if isinstance(error, FileNotFoundError) else error
@@ -298,16 +295,15 @@ class Checkpoints:
         partial = self.folder / f".{state.step}.partial"
         try:
             partial.mkdir()
-            with (partial / "arrays.npz").open("w+b") as file:
+            with (partial / "arrays.npz").open("wb") as file:
                 members: dict[str, Any] = arrays
                 np.savez(file, **members)
-                _flush(file)
-                file.seek(0)
-                digest = hashlib.file_digest(file, "sha256").hexdigest()
+                files.flush(file)
+            digest = files.digest(partial / "arrays.npz")
             content = {"state": state.model_dump(mode="json"), "metrics": values, "arrays_sha256": digest}
             with (partial / "state.json").open("wb") as file:
                 file.write(json.dumps({**content, "sha256": _digest(content)}, indent=1).encode())
-                _flush(file)
+                files.flush(file)
             partial.rename(self.folder / str(state.step))
         except OSError as error:
             shutil.rmtree(partial, ignore_errors=True)
@@ -358,11 +354,6 @@ def _nonfinite(arrays: Arrays) -> str | None:
     return next((key for key, a in arrays.items() if key.startswith("model/") and not np.isfinite(a).all()), None)
 
 
-def _flush(file: BinaryIO) -> None:
-    file.flush()
-    os.fsync(file.fileno())
-
-
 def _digest(content: Mapping[str, Any]) -> str:
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
@@ -382,19 +373,13 @@ def _read_state(folder: Path) -> dict[str, Any]:
 def export(model: Any, path: Path) -> Path:
     """Write a model as a ``.keras`` file under a temporary name, then rename it."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}")
-    temporary = temporary.with_suffix(".partial.keras")
-    try:
+    with files.replacing(path, ".partial.keras") as temporary:
         model.save(temporary)
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
     return path
 
 
 def copy(source: Path, path: Path) -> Path:
     """Copy an exported model under a temporary name, then rename it."""
-    temporary = path.with_name(f".{path.name}.partial")
-    shutil.copyfile(source, temporary)
-    temporary.replace(path)
+    with files.replacing(path, ".partial") as temporary:
+        shutil.copyfile(source, temporary)
     return path

@@ -1,6 +1,7 @@
 """Each fault of a dependency that tasks/upstream.py works around is still there: a test that fails here says that the
 function is no longer needed."""
 
+import ast
 import inspect
 import re
 from importlib.metadata import version
@@ -19,6 +20,7 @@ FUNCTIONS = {
     for name, function in vars(upstream).items()
     if inspect.isfunction(function) and function.__module__ == upstream.__name__ and not name.startswith("_")
 }
+PRIVATE = re.compile(r"keras\.src|tensorflow\.(python|compiler)|tensorflow_datasets\.core")
 
 
 @pytest.mark.parametrize("package", upstream.TRIED)
@@ -143,3 +145,20 @@ def test_tfds_leaves_a_folder_for_each_look_into_its_bucket(tmp_path, monkeypatc
     assert not list(tmp_path.iterdir())
     look.__wrapped__(info)
     assert list(tmp_path.iterdir())
+
+
+def test_what_is_not_public_is_used_in_one_room():
+    """Names after an underscore, of other things than ``self``, and modules that a dependency does not promise."""
+    own = {"os._exit", "entry._replace", "Entry._fields"}  # Public, in spite of the underscore.
+    found = []
+    for path in sorted(file for room in ("tasks", "flows") for file in Path(room).rglob("*.py")):
+        if path.name == "upstream.py":
+            continue
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Attribute) and re.match(r"_[a-z]", node.attr):
+                name = ast.unparse(node)
+                if name not in own and ast.unparse(node.value) not in ("self", "cls"):
+                    found.append(f"{path}:{node.lineno} {name}")
+            elif isinstance(node, ast.ImportFrom) and PRIVATE.match(node.module or ""):
+                found.append(f"{path}:{node.lineno} {node.module}")
+    assert found == []
