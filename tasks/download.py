@@ -7,7 +7,6 @@ import os
 import re
 import shutil
 import sys
-import threading
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlparse
@@ -16,7 +15,7 @@ import requests
 import tensorflow_datasets as tfds
 from filelock import FileLock
 
-from tasks import config, datasets, errors, files, records, upstream
+from tasks import config, datasets, errors, files, network, records, upstream
 from tasks.errors import UserError
 from tasks.records import DatasetManifest, SourceFile
 
@@ -272,22 +271,17 @@ def _require_server(urls: list[str], names: dict[str, list[str]], dataset: confi
 
 def _no_answer(url: str) -> str | None:
     """Return why a server does not deliver, asked through the library and proxy settings that TFDS uses; else None."""
-    answer = ["no answer within 4 seconds"]
 
-    def ask() -> None:
+    def ask() -> str | None:
         try:
             with requests.get(url, stream=True, timeout=(3, 3)) as response:
-                answer[0] = f"HTTP status {response.status_code}" if response.status_code >= 400 else ""
+                return f"HTTP status {response.status_code}" if response.status_code >= 400 else None
         except requests.ReadTimeout:
-            answer[0] = ""  # It is there, and slow.
+            return None  # It is there, and slow.
         except requests.RequestException as error:
-            answer[0] = type(error).__name__
+            return type(error).__name__
 
-    # A thread, because no time-out of requests covers the look-up of the name, which may take 20 seconds and more.
-    thread = threading.Thread(target=ask, daemon=True)
-    thread.start()
-    thread.join(timeout=4)
-    return answer[0] or None
+    return network.within(4, ask, "no answer within 4 seconds")
 
 
 def _describe(dataset: config.Dataset, archives: dict[str, Any], raw: Path) -> DatasetManifest:

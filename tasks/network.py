@@ -1,9 +1,15 @@
 """Addresses: whether a server answers at one, and no password of one in anything that is written or printed."""
 
 import os
+import queue
 import re
-from collections.abc import Mapping, MutableMapping
+import threading
+from collections.abc import Callable, Mapping, MutableMapping
+from typing import TypeVar
 from urllib.parse import unquote
+
+T = TypeVar("T")
+U = TypeVar("U")
 
 # What may hold a password, or an address with one.
 SECRETS = re.compile(r"(URL|URI|PASSWORD|PASSWD|TOKEN|SECRET|AUTH_STRING|_KEY|_DSN)$")
@@ -82,3 +88,16 @@ def why_silent(url: str, timeout_seconds: float = 5) -> str | None:
             return f"HTTP status {answer.status_code}" if answer.status_code >= 500 else None
     except (requests.RequestException, ValueError) as error:
         return without_secrets(str(error))
+
+
+def within(seconds: float, ask: Callable[[], T], otherwise: U) -> T | U:
+    """Return what a question to a server comes to, or something else after so many seconds.
+
+    It is asked in a thread, because no time-out covers the look-up of a name, which may take 20 seconds and more.
+    """
+    answers: queue.SimpleQueue[T] = queue.SimpleQueue()
+    threading.Thread(target=lambda: answers.put(ask()), daemon=True).start()
+    try:
+        return answers.get(timeout=seconds)
+    except queue.Empty:
+        return otherwise

@@ -3,10 +3,9 @@
 import importlib.util
 import os
 import socket
-import threading
 from glob import glob
 
-from tasks import config
+from tasks import config, network
 from tasks.errors import UserError
 from tasks.strategies.tpu import VARIABLES, find
 
@@ -64,15 +63,12 @@ def _looked_for(section: config.Tpu) -> str:
 
 def _answers(host: str, port: str) -> bool:
     """Return whether a connection is accepted within ``ANSWER_SECONDS``."""
-    accepted = threading.Event()
 
-    def connect() -> None:
+    def connects() -> bool:
         try:
             socket.create_connection((host, port), ANSWER_SECONDS).close()
         except (OSError, OverflowError):  # No such host, no route, nobody listens, no such port.
-            return
-        accepted.set()
+            return False
+        return True
 
-    # A thread, because a name server that is not there blocks for longer than any time-out of a socket.
-    threading.Thread(target=connect, daemon=True).start()
-    return accepted.wait(ANSWER_SECONDS)
+    return network.within(ANSWER_SECONDS, connects, False)
