@@ -25,7 +25,7 @@ def test_what_can_be_asked_for_is_there(registry, section, key):
 
 def test_a_metric_can_be_asked_for_where_one_is():
     names = list(metrics.find_all())
-    assert names == ["accuracy"]
+    assert "accuracy" in names
     parts = ("train", "validation")
     assert list(kinds(config.Checkpoint, "monitor")) == [
         f"{part}/{name}" for part in parts for name in ("loss", *names)
