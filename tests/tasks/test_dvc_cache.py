@@ -41,6 +41,13 @@ def test_a_place_that_leads_elsewhere_is_refused(site, tmp_path):
         dvc_cache.configure()
 
 
+def test_a_place_of_another_user_is_refused(site, monkeypatch):
+    site.mkdir(0o700)
+    monkeypatch.setattr(os, "getuid", lambda: site.stat().st_uid + 1)
+    with pytest.raises(UserError, match=r"\.dvc/site is not a folder of yours: let its owner remove it"):
+        dvc_cache.configure()
+
+
 # What lies in .dvc/config.local, and what is in it afterwards; PLACE is the project's own.
 CONFIGS = [
     (None, "[core]\n    site_cache_dir = PLACE\n"),

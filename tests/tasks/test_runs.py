@@ -302,12 +302,17 @@ def test_leftovers_of_killed_processes_are_removed_and_those_at_work_left_alone(
     for folder in (*half, *scratch, *whole, export.parent):
         folder.mkdir(parents=True)
     export.touch()
+    outside = Path.cwd().parent / "outside"
+    (outside / ".9.partial").mkdir(parents=True)
+    linked = begin(config.load(None, {"train.seed": 2}), "linked", "RUNNING")
+    Path(linked.folder, "checkpoints").symlink_to(outside)
     for folder in scratch:
         (folder / files.MARK).touch()
     with runs.hold(alive.key, "a training"):
         assert set(runs.remove_leftovers()) == {(Path.cwd() / path) for path in (half[0], export, *scratch)}
     assert half[1].exists()
     assert all(path.exists() for path in whole)
+    assert [path.name for path in outside.iterdir()] == [".9.partial"], "the user's, behind a link"
     assert not any(path.exists() for path in (half[0], export, *scratch))
 
 
@@ -361,6 +366,7 @@ def test_only_an_id_names_a_run(settings, tmp_path):
     records.save(run, elsewhere / "records" / "run.json")
     for path in PATHS:
         named = path.format(known=KNOWN, project=Path.cwd(), elsewhere=elsewhere)
+        assert runs.look_up(named) is None, "a tag of a server that others write to"
         for refused in (runs.find, lambda name: runs.refuse_held(settings, name)):
             with pytest.raises(UserError, match=f"^unknown run '{named}': .*the newest runs: {KNOWN}$"):
                 refused(named)
