@@ -377,7 +377,18 @@ def test_another_version_takes_the_place_of_the_old(root, server, monkeypatch):
     download(dataset())
     monkeypatch.setattr(TinyImages, "VERSION", tfds.core.Version("1.0.1"))
     assert download(dataset()).version == "1.0.1"
-    assert [p.name for p in (root / "data/tiny_images/raw/tiny_images").iterdir()] == ["1.0.1"]
+    made = root / "data/tiny_images/raw/tiny_images"
+    assert [p.name for p in made.iterdir()] == ["1.0.1"]
+    (made / "notes.md").write_text("mine")
+    elsewhere = root.parent / "elsewhere"
+    (elsewhere / "other.tmp.1").mkdir(parents=True)  # What another project's TFDS is fetching.
+    shutil.rmtree(made.with_name("downloads"))
+    made.with_name("downloads").symlink_to(elsewhere)
+    monkeypatch.setattr(TinyImages, "VERSION", tfds.core.Version("1.0.2"))
+    assert download(dataset()).version == "1.0.2"
+    assert [p.name for p in made.iterdir()] == ["1.0.2"]
+    assert (root / "data/tiny_images/set_aside/tiny_images/notes.md").read_text() == "mine"
+    assert (elsewhere / "other.tmp.1").is_dir()
 
 
 def test_records_are_written_in_one_order():

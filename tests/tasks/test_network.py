@@ -98,7 +98,11 @@ def test_a_server_answers_also_where_it_lets_nobody_in(address: str, status: int
     assert network.why_silent(f"{address}/{status}") == reason
 
 
-@pytest.mark.parametrize("url", ["http://me:s3cret@127.0.0.1:9/x", "http://me:s3cret@no such/x", "http://:x", "x"])
+@pytest.mark.parametrize(
+    "url",
+    ["http://me:s3cret@127.0.0.1:9/x", "http://me:s3cret@no such/x", "http://:x", "x", "http://me:s3cret@",
+     "http://me:s3cret@host:99999/x"],
+)  # fmt: skip
 def test_what_does_not_answer_is_told_without_the_password(url: str) -> None:
     reason = network.why_silent(url)
     assert reason

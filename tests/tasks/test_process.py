@@ -21,6 +21,7 @@ def test_a_stage_finds_its_backend_and_the_environment_it_was_installed_in(proje
     assert environment["PATH"].split(os.pathsep)[0] == str(Path(sys.executable).parent)
     assert environment["TF_CPP_MIN_LOG_LEVEL"] == "0", "what the user set stays"
     assert "PREFECT_API_URL" not in environment
+    assert environment["MLFLOW_HTTP_REQUEST_MAX_RETRIES"] == "0", "a lost reply would make a second run"
 
 
 def test_only_a_launcher_says_who_is_in_a_cluster(project, monkeypatch):

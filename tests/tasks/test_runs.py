@@ -455,6 +455,17 @@ def test_of_runs_that_ended_only_the_one_that_is_meant_is_read_again(settings):
     assert runs.find_unfinished(settings, run.lineage) is None, "what changed is read again"
 
 
+def test_two_runs_that_begin_within_one_tick_of_the_clock_are_both_seen(settings):
+    run = begin(settings, "one", "KILLED")
+    room = Path("mlruns/runs")
+    before = room.stat()
+    assert runs.next_number() == 2
+    other = run.model_copy(update={"run_id": "two", "folder": "mlruns/runs/two", "number": 2})
+    records.save(other, Path(other.folder, "records", "run.json"))
+    os.utime(room, ns=(before.st_atime_ns, before.st_mtime_ns))
+    assert runs.next_number() == 3
+
+
 def test_a_catalogue_is_made_anew_whatever_happened_to_it(settings):
     run = begin(settings, "one", "KILLED")
     place = Path("mlruns/catalogue.db")

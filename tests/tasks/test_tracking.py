@@ -474,6 +474,7 @@ def test_an_unreadable_file_of_an_old_run_stops_no_other_one(store: Path, ended:
     mended = [damaged["status.json", content] for content in DAMAGED if content is not None]
     assert [runs.status(run).status for run in mended] == ["KILLED"] * 4, "it is ended, and readable from then on"
     assert not [status for status, _ in statuses().values() if status == "RUNNING" and not ended]
+    assert len(statuses()) == len(damaged) + 1, "none is deleted as the twin of itself"
 
 
 def test_without_the_store_a_run_whose_process_died_is_ended_in_its_folder(
@@ -608,6 +609,15 @@ def test_what_is_kept_is_delivered_with_the_next_event_and_before_it(run: record
     tracking.set_tags(run, {"checkpoint": "second"})
     assert tracking.open_store().get_run(run.run_id).data.tags["checkpoint"] == "second"
     assert runs.undelivered() == []
+
+
+def test_what_is_kept_of_a_run_that_had_ended_is_known(run: records.Run, store: Path) -> None:
+    tracking.finish(run, "FINISHED")
+    assert runs.undelivered() == []
+    store.rename(store.with_name("away.db"))
+    store.mkdir()
+    tracking.set_tags(run, {"checkpoint": "first"})
+    assert runs.undelivered() == [run.run_id]
 
 
 def test_what_mlflow_refuses_does_not_hold_up_the_rest(run: records.Run, caplog: pytest.LogCaptureFixture) -> None:
