@@ -78,6 +78,9 @@ def serve() -> None:
             for name, address in [("MLflow", without_userinfo(store))] if served else mlflow_links(mlflow, key):
                 print(f"{name:9}{address}", flush=True)
             print(f"Prefect  {prefect}/runs", flush=True)
+            user, _, password = key.partition(":")
+            if not served:
+                print(f"User     {user}, password {password}   what MLflow's pages ask for, once", flush=True)
             print(f"Password {key}   what Prefect's page asks for, once", flush=True)
             print("Ctrl-C ends all.", flush=True)
         while all(server.poll() is None for server in servers):
@@ -93,7 +96,6 @@ def mlflow_links(mlflow: str, key: str) -> list[tuple[str, str]]:
         key: of the server.
     """
     user, _, password = key.partition(":")
-    opened = f"{mlflow}/?key={password}#"
     with requests.Session() as session:
         session.auth = (user, password)
 
@@ -124,12 +126,12 @@ def mlflow_links(mlflow: str, key: str) -> list[tuple[str, str]]:
                 value=view,
             )
             seen = f"workflowType=machine_learning&viewStateShareKey={VIEW_NAME}"
-            found.append(("Runs", f"{opened}/experiments/{of}/runs?{seen}"))
+            found.append(("Runs", f"{mlflow}/#/experiments/{of}/runs?{seen}"))
             if len(run_ids) > 1:
                 compared = json.dumps(run_ids, separators=(",", ":"))
                 chosen = urllib.parse.urlencode({"runs": compared, "experiments": json.dumps([of])})
-                found.append(("Compare", f"{opened}/compare-runs?{chosen}"))
-    return [("MLflow", f"{mlflow}/?key={password}"), *found]
+                found.append(("Compare", f"{mlflow}/#/compare-runs?{chosen}"))
+    return [("MLflow", f"{mlflow}/"), *found]
 
 
 def _choose_ports(kept: Path) -> dict[str, int]:

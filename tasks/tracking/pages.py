@@ -10,10 +10,8 @@ is read by every user. Jobs, which MLflow's own command starts processes for, ar
 
 import base64
 import hmac
-import http.cookies
 import os
 import sys
-import urllib.parse
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
 
@@ -23,44 +21,31 @@ Application = Callable[
 ]
 
 
-def guarded(inner: Application, key: str, cookie: str) -> Application:
-    """Return an ASGI application that answers 401 to requests without a key.
+def guarded(inner: Application, key: str) -> Application:
+    """Return an ASGI application that answers 401 to requests without a key, which both programs and browsers give by
+    Basic authentication.
 
-    A program gives the key by Basic authentication. A browser gives its password once, `?key=PASSWORD`, as in the link
-    that `stratagem ui` prints, and from then on the cookie that it gets for it, which no other page may send.
+    A browser keeps what it was given for this address and port alone. A cookie would go to whatever other port of
+    127.0.0.1 it opens, such as another user's server.
+
+    Args:
+        inner: the application.
+        key: ``user:password``.
     """
-    password = key.partition(":")[2]
     basic = "Basic " + base64.b64encode(key.encode()).decode()
 
     async def application(scope: Message, receive: Any, send: Any) -> None:
-        if scope["type"] not in ("http", "websocket"):
+        given = next((value for name, value in scope.get("headers", ()) if name == b"authorization"), b"")
+        if scope["type"] not in ("http", "websocket") or hmac.compare_digest(given, basic.encode()):
             await inner(scope, receive, send)
-            return
-        headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
-        query = urllib.parse.parse_qs(scope["query_string"].decode("latin-1")).get("key", [""])[0]
-        sent = http.cookies.SimpleCookie(headers.get("cookie", "")).get(cookie)
-        if _same(headers.get("authorization", ""), basic) or (sent is not None and _same(sent.value, password)):
-            await inner(scope, receive, send)
-        elif scope["type"] == "http" and _same(query, password):
-            # The browser keeps what stands behind `#`, and the address no longer shows the password.
-            kept = f"{cookie}={password}; Path=/; HttpOnly; SameSite=Strict"
-            await _answer(send, 303, {"location": "/", "set-cookie": kept})
         elif scope["type"] == "http":
-            await _answer(send, 401, {"www-authenticate": 'Basic realm="stratagem ui"'})
+            asked = [(b"www-authenticate", b'Basic realm="stratagem ui"')]
+            await send({"type": "http.response.start", "status": 401, "headers": asked})
+            await send({"type": "http.response.body", "body": b""})
         else:
             await send({"type": "websocket.close", "code": 1008})
 
     return application
-
-
-def _same(given: str, wanted: str) -> bool:
-    return hmac.compare_digest(given.encode(), wanted.encode())
-
-
-async def _answer(send: Any, status: int, headers: dict[str, str]) -> None:
-    pairs = [(name.encode(), value.encode()) for name, value in headers.items()]
-    await send({"type": "http.response.start", "status": status, "headers": pairs})
-    await send({"type": "http.response.body", "body": b""})
 
 
 def main() -> None:
@@ -76,9 +61,7 @@ def main() -> None:
     os.environ[BACKEND_STORE_URI_ENV_VAR] = os.environ["MLFLOW_TRACKING_URI"]
     from mlflow.server.fastapi_app import app
 
-    uvicorn.run(
-        guarded(app, os.environ["STRATAGEM_KEY"], f"stratagem-{port}"), host="127.0.0.1", port=port, access_log=False
-    )
+    uvicorn.run(guarded(app, os.environ["STRATAGEM_KEY"]), host="127.0.0.1", port=port, access_log=False)
 
 
 if __name__ == "__main__":

@@ -29,7 +29,7 @@ def test_ui_shows_the_runs_to_whoever_has_its_key_until_it_is_interrupted(in_fin
     command.wait_until("Ctrl-C ends all.", of=command.out)
     assert json.loads(ports.read_text()) == before, "those of the last time, so that a bookmark holds"
     said = _lines(command.out.read_text())
-    mlflow, prefect = said["MLflow"].partition("/?")[0], said["Prefect"].removesuffix("/runs")
+    mlflow, prefect = said["MLflow"].removesuffix("/"), said["Prefect"].removesuffix("/runs")
     key = said["Password"].split()[0]
     user, _, password = key.partition(":")
     summary = in_finished.summary
@@ -42,17 +42,22 @@ def test_ui_shows_the_runs_to_whoever_has_its_key_until_it_is_interrupted(in_fin
         assert requests.get(address, auth=(user, "guessed"), timeout=60).status_code == 401, address
         answer = requests.get(address, auth=(user, password), timeout=60)
         assert expected in answer.text, address
-    # The link that is printed opens MLflow's pages in a browser: it gets a cookie, and the address loses the password.
+    # What is printed to be opened holds no password, and no cookie does: another port's page would be sent it.
+    assert password in said["User"]
     with requests.Session() as browser:
-        opened = browser.get(said["Runs"], timeout=60)
-        assert opened.status_code == 200
-        assert password not in opened.url
-        assert browser.get(f"{mlflow}/api/2.0/mlflow/experiments/get?experiment_id=1", timeout=60).status_code == 200
-    # A page of the web that reaches it under a name of its own, and one that guesses.
-    assert (
-        requests.get(mlflow, headers={"Host": "attacker.example"}, auth=(user, password), timeout=60).status_code == 403
-    )
-    assert requests.get(f"{mlflow}/?key=guessed", timeout=60).status_code == 401
+        browser.auth = (user, password)
+        assert password not in said["Runs"]
+        assert browser.get(said["Runs"], timeout=60).status_code == 200
+        assert not browser.cookies
+        # A page of the web that reaches it under a name of its own, and one in a browser that kept the password.
+        assert browser.get(mlflow, headers={"Host": "attacker.example"}, timeout=60).status_code == 403
+        written, tag = f"{mlflow}/api/2.0/mlflow/runs/set-tag", {"key": "from a page", "value": "yes"}
+        for origin, status in {"http://attacker.example": 403, mlflow: 200}.items():
+            answer = browser.post(
+                written, json=tag | {"run_id": summary["run_id"]}, headers={"Origin": origin}, timeout=60
+            )
+            assert answer.status_code == status, origin
+    assert requests.get(f"{mlflow}/?key={password}", timeout=60).status_code == 401
     command.wait_until("Ctrl-C ends all.", of=command.out)
     assert len(command.family) >= 2
     for line in (" ".join(process.cmdline()) for process in [*command.family, psutil.Process(command.process.pid)]):
