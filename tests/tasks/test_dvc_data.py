@@ -126,11 +126,16 @@ def test_a_first_try_that_failed_holds_nobody_to_what_was_not_said(project):
 def test_data_that_another_run_is_preparing_are_waited_for(project, monkeypatch):
     monkeypatch.setattr(dvc_data, "DVC_BUSY_SECONDS", 0.1)
     (project / ".dvc" / "tmp").mkdir()
+    mine = project / "data" / "digits" / "prepared" / "labels.csv"
+    mine.parent.mkdir()
+    mine.write_text("mine")
     with (
         FileLock(project / ".dvc" / "tmp" / "stratagem.lock"),
         pytest.raises(StratagemError, match="another run has been preparing data"),
     ):
         dvc_data.prepare_data(_load())
+    # Before DVC, which removes what it makes before it makes it again.
+    assert (project / "data" / "digits" / "set_aside" / "labels.csv").read_text() == "mine"
 
 
 def test_a_dvc_command_that_runs_outside_is_waited_for(project, digits_folder, monkeypatch):

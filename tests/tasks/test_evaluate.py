@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from sklearn.metrics import accuracy_score, classification_report, confusion_matrix, log_loss, top_k_accuracy_score
 
-from tasks import config
+from tasks import config, tracked
 from tasks.errors import UserError
 from tasks.evaluate import evaluate
 
@@ -148,6 +148,13 @@ def test_latest_best_or_a_number(tiny, train):
     arrays.write_bytes(arrays.read_bytes()[:-1])
     with pytest.raises(UserError, match=r"`stratagem evaluate --run first --set evaluate.checkpoint=best`, or a step"):
         evaluate(load(f"evaluate.checkpoint={2 * steps}"), tiny, training)
+    # Another file took the place of the one that the training was checked with.
+    labels = Path(tiny.splits["test"].labels)
+    labels.with_name("new").write_bytes(labels.read_bytes()[:-8] + bytes([9]) + bytes(7))
+    labels.with_name("new").replace(labels)
+    for stage in (evaluate, lambda settings, *given: tracked.register(settings, *given, found["best"], None)):
+        with pytest.raises(UserError, match=r"test_labels.npy: damaged, its sha256 is"):
+            stage(load(), tiny, training)
 
 
 def test_the_model_is_a_fresh_one_of_the_checkpoint_alone(tiny, train):
