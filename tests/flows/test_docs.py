@@ -1,34 +1,242 @@
-"""The commands of README.md, as they stand there."""
+"""Every block of README.md, CONTRIBUTING.md and docs/, as it stands there.
 
+The language of a block says how it is checked. Those of commands are read from the top in one clone of the project, as
+a reader would: a new one needs nothing here, unless this machine cannot run it.
+"""
+
+import contextlib
 import os
 import re
+import shlex
 import signal
 import socket
 import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
+import yaml
+from typer.main import get_command
 
-README = Path(__file__).resolve().parents[2] / "README.md"
+from flows import cli, plan
+from tasks import config
+
+ROOT = Path(__file__).resolve().parents[2]
+DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), ROOT / "CONTRIBUTING.md"]
+LANGUAGES = {
+    "sh": "each command is run; a block that exports variables is one script",
+    "console": "its command's output has the lines of the block, whatever the figures, ids and times in them",
+    "python": "written to the file that its first line names, or run",
+    "text": "a drawing: nothing to run",
+}
+# What is not run, and why not. What of it is `make` or `stratagem` must still be something that those take.
+NOT_RUN = {
+    "make setup": "installs 3 GB of packages; tests/test_setup.py has its parts",
+    "make lint": "the tests' own caller runs it",
+    "make test": "these tests",
+    "make test-slow": "these tests",
+    ".ci/run": "these tests",
+    ".venv/bin/pip install xprof": "downloads a package",
+    "stratagem run --set dataset.name=kmnist": "downloads a dataset",
+}
+# What serves until it is ended, and what it says when it does.
+SERVERS = {"stratagem ui": "Ctrl-C ends all.", "tensorboard": "(Press CTRL+C to quit)"}
+# So short is a training here, where the command or its recipe says nothing else: an epoch of digits each.
+SHORT = {"epochs": 3, "steps_per_epoch": 41}
+FENCE = re.compile(r"^ *(```+|~~~+)(.*)\n((?:.*\n)*?) *\1 *$", re.MULTILINE)
 
 
-def block_after(heading: str, language: str) -> str:
-    """Return the first block of code in a language under a heading."""
-    under = README.read_text(encoding="utf-8").partition(f"\n## {heading}\n")[2]
-    return re.search(rf"^```{language}\n(.*?)^```$", under, re.MULTILINE | re.DOTALL)[1]
+@dataclass(frozen=True)
+class Block:
+    """What stands between two fences."""
+
+    place: str
+    language: str
+    text: str
+
+    @property
+    def commands(self) -> list[str]:
+        """The commands of a block, each with its comment."""
+        if self.language == "console":
+            return [self.text.splitlines()[0].removeprefix("$ ")]
+        if self.language != "sh":
+            return []
+        return [self.text] if "export " in self.text else re.split(r"(?<!\\)\n+", self.text.strip())
+
+
+def blocks_of(document: Path) -> list[Block]:
+    """Return the blocks of a document, from the top."""
+    text = document.read_text(encoding="utf-8")
+    return [
+        Block(f"{document.relative_to(ROOT)}:{text.count(chr(10), 0, found.start()) + 1}", found[2].strip(), found[3])
+        for found in FENCE.finditer(text)
+    ]
+
+
+def bare(command: str) -> str:
+    """Return a command without its comment, by which it is the same elsewhere."""
+    return command if "export " in command else " ".join(re.sub(r" +# .*| *\\\n", " ", command).split())
+
+
+BLOCKS = [block for document in DOCUMENTS for block in blocks_of(document)]
+COMMANDS = {bare(command): block.place for block in reversed(BLOCKS) for command in block.commands}
+SCHEDULE = next(command for command in COMMANDS if "prefect server start" in command)  # It has a test of its own.
+# What a reader does, from the top; the same command once.
+STEPS = {
+    f"{block.place} {(bare(command) or block.text).splitlines()[0]}": (block, command)
+    for block in BLOCKS
+    for command in (block.commands or [""] * (block.language == "python"))
+    if block.language != "sh" or (COMMANDS[bare(command)] == block.place and bare(command) not in {*NOT_RUN, SCHEDULE})
+}
+
+
+@pytest.mark.parametrize("block", BLOCKS, ids=lambda block: block.place)
+def test_every_block_says_how_it_is_checked(block):
+    first = block.text.partition("\n")[0]
+    assert block.language in LANGUAGES, (
+        f"{block.place}: the block '{first} ...' has the language '{block.language}'. Give it one of these: "
+        + "; ".join(f"{language} ({how})" for language, how in LANGUAGES.items())
+    )
+
+
+def test_every_fence_is_of_a_block():
+    for document in DOCUMENTS:
+        assert not re.search(r"^[ >]*(```|~~~)", FENCE.sub("", document.read_text(encoding="utf-8")), re.MULTILINE)
+
+
+def test_what_is_not_run_is_still_there():
+    assert [command for command in NOT_RUN if command not in COMMANDS] == []
+    assert os.access(ROOT / ".ci" / "run", os.X_OK)
+
+
+@pytest.mark.parametrize("command", [command for command in COMMANDS if command.startswith("stratagem ")])
+def test_settings_and_options_of_a_command_are_accepted(monkeypatch, command):
+    monkeypatch.chdir(ROOT)
+    _, name, *arguments = shlex.split(command)
+    given = get_command(cli.app).commands[name].make_context(name, arguments).params
+    if name == "compare":
+        pairs, overrides = given["strategies"].split(","), config.read_overrides(given["overrides"])
+        planned = plan.plan(pairs, given["loops"].split(","), given["recipe"], overrides)
+        assert [pair.reason for pair in planned.pairs if pair.reason] == []
+    elif "overrides" in given:
+        config.load(given["recipe"], given["overrides"])
+
+
+def test_make_knows_its_targets(run):
+    targets = [command.removeprefix("make ") for command in COMMANDS if command.startswith("make ")]
+    done = run(["make", "--dry-run", *targets], cwd=ROOT)
+    assert done.returncode == 0, done.stderr
+
+
+@dataclass
+class Reader:
+    """Somebody who reads the documents and types what stands there, in a clone of the project."""
+
+    folder: Path
+    upstream: Path
+    start: Callable
+    said: dict[str, str] = field(default_factory=dict)
+    """What each command said; none is run twice."""
+
+    def do(self, command: str) -> str:
+        """Run a command as it stands, in a shell; return its output."""
+        if bare(command) not in self.said:
+            folder = self.folder if self.folder.exists() else self.folder.parent
+            typed = command.replace("<this repository>", shlex.quote(str(self.upstream)))
+            typed = re.sub("<run_id>", lambda found: self.newest_run(), typed)
+            shell = ["bash", "-euo", "pipefail", "-c", f"exec 2>&1\n{typed}"]  # As in a terminal.
+            process = self.start(*shell, cwd=folder, PYTHONPATH=str(self.folder))
+            serves = next((said for program, said in SERVERS.items() if bare(command).startswith(program)), None)
+            if serves:
+                process.wait_until(serves, of=process.out)
+                os.killpg(process.process.pid, signal.SIGINT)
+            code = process.process.wait(500)
+            said = process.out.read_text()
+            assert code in ((0, 130) if serves else (0,)), f"{typed}\n{said}"
+            self.said[bare(command)] = said
+        return self.said[bare(command)]
+
+    def newest_run(self) -> str:
+        """Return the id of the run that began last."""
+        return max((self.folder / "mlruns" / "runs").iterdir(), key=lambda run: run.stat().st_ctime).name
+
+
+@pytest.fixture(scope="module")
+def reader(project_template, tmp_path_factory, start, request) -> Reader:
+    """A reader who has done README's first line, where params.yaml has short trainings and MNIST's archives."""
+    folder = tmp_path_factory.mktemp("reader")
+    upstream = folder / "upstream" / "stratagem"
+    subprocess.run(["git", "clone", "--quiet", project_template, upstream], check=True)
+    values = yaml.safe_load((upstream / "params.yaml").read_text())
+    values["train"] |= SHORT
+    with contextlib.suppress(pytest.skip.Exception):  # Then the commands on MNIST are skipped, too.
+        values["dataset"]["downloads"] = str(request.getfixturevalue("archives"))
+    (upstream / "params.yaml").write_text(yaml.safe_dump(values, sort_keys=False))
+    git = ["git", "-c", "user.name=Test", "-c", "user.email=test@example.org", "-c", "commit.gpgsign=false"]
+    subprocess.run([*git, "commit", "--quiet", "--all", "-m", "short trainings"], cwd=upstream, check=True)
+    reader = Reader(folder / "stratagem", upstream, start)
+    reader.do(BLOCKS[0].commands[0])
+    # As `make setup` leaves it.
+    environment = reader.folder / ".venv"
+    environment.mkdir()
+    (environment / "bin").symlink_to(Path(sys.prefix) / "bin")
+    (environment / ".installed").touch()
+    return reader
 
 
 @pytest.mark.slow
-def test_the_schedule_of_the_readme_runs_as_it_stands(prepared_project, tmp_path):
+@pytest.mark.parametrize(("block", "command"), STEPS.values(), ids=STEPS)
+def test_what_a_reader_types_works(reader, block, command, request):
+    if "mnist" in command:
+        request.getfixturevalue("archives")
+    if block.language == "console":
+        assert_like(reader.do(command), block.text.partition("\n")[2])
+    elif block.language == "sh":
+        reader.do(command)
+    elif named := re.match(r"# (\w+\.py)\n", block.text):
+        (reader.folder / named[1]).write_text(block.text)
+    else:
+        reader.do(f"python - <<'END'\n{block.text}END")
+
+
+def assert_like(said: str, sample: str) -> None:
+    """Find the lines of a sample in an output: one after the other, but where the sample has dots."""
+    lines = [shape(line) for line in said.splitlines()]
+    place = 0
+    for part in re.split(r"^ +\.\.\.\n", sample, flags=re.MULTILINE):
+        wanted = [shape(line) for line in part.splitlines()]
+        starts = range(place, len(lines) - len(wanted) + 1)
+        found = next((start for start in starts if lines[start : start + len(wanted)] == wanted), None)
+        assert found is not None, f"not in the output:\n{part}\n{said}"
+        place = found + len(wanted)
+
+
+def shape(line: str) -> str:
+    """Return a line without what is another in each run: ids, figures, times, and so the spaces between them."""
+    line = re.sub(r"\b(?=[a-f]*\d)[0-9a-f]{12,}\b", "#", line)
+    return " ".join(re.sub(r"(?<![a-z])\d[\d.,:T+e-]*", "#", line).split())
+
+
+@pytest.mark.slow
+def test_the_schedule_of_the_readme_runs_as_it_stands(reader, tmp_path):
     try:
         socket.create_server(("127.0.0.1", 4200)).close()
     except OSError:
         pytest.skip("port 4200, which the block names, is in use")
-    block = block_after("On a schedule", "sh") + "\ncurl --silent $PREFECT_API_URL/deployments/filter --json '{}'\n"
+    before = len(list(reader.folder.glob("mlruns/runs/*/summary.json")))
     log = (tmp_path / "log").open("w+")
     shell = subprocess.Popen(
-        ["bash", "-euo", "pipefail", "-c", block],
-        env=os.environ | {"PREFECT_HOME": str(tmp_path / "home")},
+        [
+            "bash",
+            "-euo",
+            "pipefail",
+            "-c",
+            f"{SCHEDULE}\ncurl --silent $PREFECT_API_URL/deployments/filter --json '{{}}'\n",
+        ],
+        cwd=reader.folder,
+        env=os.environ | {"PREFECT_HOME": str(tmp_path / "home"), "PYTHONPATH": str(reader.folder)},
         stdin=subprocess.DEVNULL,
         stdout=log,
         stderr=subprocess.STDOUT,
@@ -43,5 +251,5 @@ def test_the_schedule_of_the_readme_runs_as_it_stands(prepared_project, tmp_path
     log.close()
     assert code == 0, said
     assert "Completed" in said
-    assert said.rstrip().endswith('{"exception_message":"Unauthorized"}'), "who has no password"
-    assert list(prepared_project.glob("mlruns/runs/*/summary.json"))
+    assert '{"exception_message":"Unauthorized"}' in said, f"who has no password: {said}"
+    assert len(list(reader.folder.glob("mlruns/runs/*/summary.json"))) == before + 1
