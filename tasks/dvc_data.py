@@ -13,7 +13,7 @@ from typing import Any
 import yaml
 from filelock import FileLock, Timeout
 
-from tasks import config, data_state, errors, lineage, prepared_data, records
+from tasks import config, data_state, errors, files, lineage, prepared_data, records
 from tasks.errors import StratagemError, UserError
 from tasks.process import dvc_cache, scratch
 from tasks.process.apart import run_apart
@@ -25,6 +25,7 @@ DVC_BUSY_SECONDS = 600.0
 
 PIPELINE = """\
 # data/<name>/params.yaml says which dataset this is.
+# persist: DVC would remove a folder that is to be made again, with what else lies in it; the stages keep that.
 stages:
   download:
     wdir: ../..
@@ -51,8 +52,11 @@ stages:
       - data/${dataset.name}/params.yaml:
           - dataset.image_size
     outs:
-      - data/${dataset.name}/prepared
+      - data/${dataset.name}/prepared:
+          persist: true
 """
+# How the pipeline of a dataset ended that was added before its prepared folder was persisted.
+REMOVED_BY_DVC = "      - data/${dataset.name}/prepared\n"
 GITIGNORE = """\
 /raw
 /prepared
@@ -153,6 +157,7 @@ def _add_dataset(dataset: config.Dataset, root: Path) -> list[Path]:
     folder = root / "data" / name
     if (folder / "params.yaml").exists():
         _keep_to_description(dataset, folder)
+        _persist_prepared(folder)
         return []
     wanted = {
         "dvc.yaml": _pipeline(name),
@@ -229,6 +234,20 @@ def _keep_to_description(dataset: config.Dataset, folder: Path) -> None:
         f"dataset.{key} = {asked[key]}: data/{folder.name}/params.yaml says {present.get(key)}. "
         f"Change it there, or leave dataset.{key} null"
     )
+
+
+def _persist_prepared(folder: Path) -> None:
+    """Let DVC leave data/<name>/prepared to its stage, where the dataset was added before that was so."""
+    path = folder / "dvc.yaml"
+    with contextlib.suppress(OSError):  # DVC says what is wrong with it.
+        text = path.read_text(encoding="utf-8")
+        if text.endswith(REMOVED_BY_DVC):
+            with files.replacing(path) as written:
+                written.write_text(f"{text[:-1]}:\n          persist: true\n", encoding="utf-8")
+            print(
+                f"data/{folder.name}/dvc.yaml: `prepared` is persisted now, so that DVC removes no file of yours in it",
+                file=sys.stderr,
+            )
 
 
 def _pipeline(name: str) -> str:

@@ -99,15 +99,18 @@ def _digest_once(path: Path, algorithm: str, signature: tuple[int, ...]) -> str:
 def set_foreign_aside(name: str) -> list[Path]:
     """Move what `prepare` did not make out of data/<name>/prepared, and say so; return where it now lies.
 
-    The next `prepare`, and DVC before it, remove that folder.
+    The next `prepare` replaces that folder, and DVC would take what else lies in it for the dataset's.
     """
     root = config.project_root()
     folder = root / "data" / name
     prepared = folder / "prepared"
-    if not prepared.is_dir() or not files.is_inside(prepared, root):
+    if not prepared.exists() or not files.is_inside(prepared, root):
         return []
-    made = _made(folder)
-    foreign = [path for path in sorted(prepared.iterdir()) if path.name not in made]
+    if prepared.is_dir():
+        made = _made(folder)
+        foreign = [path for path in sorted(prepared.iterdir()) if path.name not in made]
+    else:
+        foreign = [prepared]
     moved = [files.set_aside(path, folder / "set_aside") for path in foreign]
     for path in moved:
         print(

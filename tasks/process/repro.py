@@ -16,13 +16,25 @@ from pathlib import Path
 
 from dvc.exceptions import DvcException
 from dvc.lock import LockError
-from dvc.logger import set_loggers_level
 from dvc.repo import Repo
 
 from tasks import errors, files
 from tasks.errors import StratagemError
 
 BUSY_SECONDS = 600.0
+LOGGERS = ("dvc", "dvc_data", "dvc_objects")
+
+
+class LastError(logging.Handler):
+    """Keeps what DVC only logs: why its cache did not take a file. Nothing goes to the terminal, where the stage tells
+    of its progress."""
+
+    error: BaseException | None = None
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Keep the error of a record that has one."""
+        if record.exc_info and record.exc_info[1] is not None:
+            self.error = record.exc_info[1]
 
 
 def reproduce(target: str, force: bool) -> None:
@@ -35,11 +47,16 @@ def reproduce(target: str, force: bool) -> None:
     Raises:
         StratagemError: DVC cannot do it.
     """
+    heard = LastError()
+    for name in LOGGERS:
+        logging.getLogger(name).handlers = [heard]
     waiting_since = time.monotonic()
     while True:
         try:
             with Repo() as repo:
-                repo.reproduce([target], force=force, single_item=force)
+                made = repo.reproduce([target], force=force, single_item=force)
+                if any(out.changed_cache() for stage in made for out in stage.outs if out.use_cache):
+                    raise heard.error or DvcException("its cache did not take all files")
             return
         except (DvcException, OSError) as error:
             causes = list(_causes(error))
@@ -74,8 +91,7 @@ def main() -> None:
     parser.add_argument("--force", action="store_true")
     arguments = parser.parse_args()
     try:
-        with set_loggers_level(logging.CRITICAL):  # The stage has the terminal for its own progress.
-            reproduce(arguments.target, arguments.force)
+        reproduce(arguments.target, arguments.force)
     except StratagemError as error:
         told = Path(os.environ["STRATAGEM_ERROR"])
         if not told.exists():  # Else the stage has said what went wrong.

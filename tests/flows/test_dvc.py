@@ -18,6 +18,10 @@ def _edit(path, section: str, **values: object) -> None:
     path.write_text(yaml.safe_dump(document, sort_keys=False))
 
 
+def _cached(project: Path) -> list[Path]:
+    return sorted(project.glob(".dvc/cache/files/md5/*/*"))
+
+
 def test_repro_runs_what_changed_and_nothing_else(project, run):
     def repro() -> list[str]:
         """Return the stages that ran."""
@@ -27,6 +31,8 @@ def test_repro_runs_what_changed_and_nothing_else(project, run):
         return re.findall(r"^Running stage '(.+)':$", result.stdout, re.MULTILINE)
 
     data = ["data/digits/dvc.yaml:download", "data/digits/dvc.yaml:prepare"]
+    # With links into its cache, what is written to a prepared file would change the cache.
+    (project / ".dvc" / "config.local").write_text("[cache]\n    type = hardlink\n")
     _edit(project / "params.yaml", "train", epochs=1)
     assert repro() == [*data, "train", "evaluate"]
     assert repro() == []
@@ -40,11 +46,19 @@ def test_repro_runs_what_changed_and_nothing_else(project, run):
     assert second["epochs"] == 2
     assert (project / first["checkpoint"]).is_dir(), "the run before is still there"
 
-    # The images are another size: they are decoded again, from what was downloaded.
+    # The images are another size: they are decoded again, from what was downloaded. The user's own files stay.
+    prepared = project / "data" / "digits" / "prepared"
+    images = prepared / "train_images.npy"
+    assert images.stat().st_nlink == 2, "DVC has linked it"
+    before = {path: path.read_bytes() for path in _cached(project)}
+    (prepared / "notes").mkdir()
+    (prepared / "notes" / "labels.csv").write_text("three weeks of work")
     _edit(project / "data" / "digits" / "params.yaml", "dataset", image_size=[10, 10])
     assert repro() == ["data/digits/dvc.yaml:prepare", "train", "evaluate"]
     third = json.loads((project / "data" / "digits" / "prepared" / "manifest.json").read_text())
     assert third["image_shape"] == [10, 10, 1]
+    assert (project / "data/digits/set_aside/notes/labels.csv").read_text() == "three weeks of work"
+    assert before.items() <= {path: path.read_bytes() for path in _cached(project)}.items()
     assert repro() == []
 
     shown = run(["dvc", "metrics", "show", "--json"])
@@ -65,7 +79,7 @@ def test_repro_runs_what_changed_and_nothing_else(project, run):
         assert shown_picture == (report / picture).read_bytes()
     # What a run leaves is ignored by git, but for the locks, which say what was made of what, and the small metrics.
     left = run(["git", "status", "--porcelain"]).stdout.split()[1::2]
-    data = ["data/digits/dvc.lock", "data/digits/params.yaml"]
+    data = ["data/digits/dvc.lock", "data/digits/params.yaml", "data/digits/set_aside/"]
     assert sorted(left) == [*data, "dvc.lock", "metrics/", "params.yaml", "plots/"]
 
 

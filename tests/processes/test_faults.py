@@ -701,6 +701,8 @@ def test_data_that_changed_are_made_again_and_a_damaged_cache_is_noticed(stratag
     damage("flipped")(cached)
     os.chmod(cached, 0o444)
     shutil.rmtree(images.parent)
+    delivered = run(["dvc", "checkout", "data/digits/dvc.yaml:prepare"])
+    assert delivered.returncode == 0, delivered.stderr
     refused = stratagem("run", *overrides)
     assert refused.end() == 2
     (message,) = [line for line in refused.err.read_text().splitlines() if line.startswith("error: ")]

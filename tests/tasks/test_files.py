@@ -46,7 +46,7 @@ def test_leftovers_are_only_what_this_program_made_in_the_project(project, tmp_p
     (project / "data" / "elsewhere").symlink_to(outside)
     own = project / "data" / "digits" / ".scratch.mine"
     own.mkdir()
-    (project / "data" / "digits" / ".prepared.link").symlink_to(outside)
+    (project / "data" / "digits" / ".prepared.link").symlink_to(outside / ".scratch.marked")
     killed = project / "data" / "noise" / ".prepared.killed"
     killed.mkdir(parents=True)
     (killed / files.MARK).touch()

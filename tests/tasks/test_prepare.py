@@ -257,21 +257,25 @@ def test_damaged_shard_is_named_and_the_old_result_stays(root, damage):
     assert files_below(root / "data/digits/prepared") == before
 
 
-def test_killed_prepare_leaves_nothing_usable_and_the_next_cleans_up(root):
+def test_killed_prepare_leaves_the_old_result_and_the_next_cleans_up(root):
     manifest = download(dataset())
+    prepare(dataset(), manifest)
+    before = files_below(root / "data/digits/prepared")
     code = """
 import os, signal, sys
 from tasks import config, prepare, records
 os.fsync = lambda descriptor: os.kill(os.getpid(), signal.SIGKILL)  # when the first arrays are written
-digits = config.Dataset(name="digits", version=None, image_size=None, downloads=None)
+digits = config.Dataset(name="digits", version=None, image_size=(16, 12), downloads=None)
 prepare.prepare(digits, records.DatasetManifest.model_validate_json(sys.argv[1]))
 """
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
     killed = subprocess.run([sys.executable, "-c", code, manifest.model_dump_json()], env=environment, check=False)
     assert killed.returncode == -signal.SIGKILL
     assert list((root / "data/digits").glob(".prepared.*/new/*.npy"))
-    assert not (root / "data/digits/prepared").exists()
-    check(prepare(dataset(), manifest), root)
+    assert files_below(root / "data/digits/prepared") == before
+    larger = prepare(dataset(image_size=(16, 12)), manifest)
+    check(larger, root)
+    assert larger.image_shape == (16, 12, 1)
     assert not list((root / "data/digits").glob(".prepared.*"))
 
 

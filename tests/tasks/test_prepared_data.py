@@ -26,6 +26,13 @@ def test_what_prepare_did_not_make_is_moved_out_of_its_way(project, tiny, capsys
     assert "it now lies at data/tiny/set_aside/notes.2" in capsys.readouterr().err
 
 
+def test_a_file_in_the_place_of_the_folder_is_moved_too(project):
+    folder = project / "data" / "digits"
+    (folder / "prepared").write_text("mine")
+    assert prepared_data.set_foreign_aside("digits") == [folder / "set_aside" / "prepared"]
+    assert (folder / "set_aside" / "prepared").read_text() == "mine"
+
+
 def test_without_a_manifest_only_what_dvc_knows_is_made(project, tiny):
     folder = project / "data" / "tiny"
     arrays = {path.name for path in (folder / "prepared").glob("*.npy")}
