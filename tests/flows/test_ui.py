@@ -57,6 +57,11 @@ def test_ui_shows_the_runs_to_whoever_has_its_key_until_it_is_interrupted(in_fin
                 written, json=tag | {"run_id": summary["run_id"]}, headers={"Origin": origin}, timeout=60
             )
             assert answer.status_code == status, origin
+        experiment = browser.get(f"{mlflow}/api/2.0/mlflow/experiments/get?experiment_id=1", timeout=60).json()
+    # Behind the link is the table of trainings, not the view for language models, with a column for the accuracy.
+    assert "/experiments/1/runs?workflowType=machine_learning&viewStateShareKey=stratagem" in said["Runs"]
+    tags = {tag["key"]: tag["value"] for tag in experiment["experiment"]["tags"]}
+    assert "metrics.`test/accuracy`" in tags["mlflow.sharedViewState.stratagem"]
     assert requests.get(f"{mlflow}/?key={password}", timeout=60).status_code == 401
     command.wait_until("Ctrl-C ends all.", of=command.out)
     assert len(command.family) >= 2
