@@ -62,6 +62,10 @@ def test_a_new_dataset_gets_a_folder_of_its_own(project):
     described = yaml.safe_load((folder / "params.yaml").read_text())
     assert described == {"dataset": {"name": "cifar100", "version": None, "image_size": [16, 16]}}
     assert dvc_data._add_dataset(dataset, project) == [], "it is there now"
+    (folder / "notes.md").write_text("mine")
+    dvc_data._take_away(made)
+    assert [path.name for path in folder.iterdir()] == ["notes.md"]
+    (folder / "notes.md").unlink()
     dvc_data._take_away(made)
     assert not folder.exists()
 
@@ -116,6 +120,15 @@ def test_what_lies_in_the_way_of_a_new_dataset_is_refused(project, file, message
     with pytest.raises(UserError, match=f"{message}.+move it away, then run again"):
         dvc_data.prepare_data(_load("dataset.name=cifar100"))
     assert _files_below(project) == before
+
+
+def test_a_link_in_the_way_is_not_written_through(project):
+    (folder := project / "data" / "cifar100").mkdir()
+    (folder / "dvc.yaml").symlink_to(project.with_name("theirs.yaml"))
+    with pytest.raises(UserError, match=IN_THE_WAY[0][1]):
+        dvc_data.prepare_data(_load("dataset.name=cifar100"))
+    assert not project.with_name("theirs.yaml").exists()
+    assert [path.name for path in folder.iterdir()] == ["dvc.yaml"]
 
 
 def test_archives_that_were_brought_are_not_in_the_way(project):

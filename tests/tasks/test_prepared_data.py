@@ -31,6 +31,11 @@ def test_a_file_in_the_place_of_the_folder_is_moved_too(project):
     (folder / "prepared").write_text("mine")
     assert prepared_data.set_foreign_aside("digits") == [folder / "set_aside" / "prepared"]
     assert (folder / "set_aside" / "prepared").read_text() == "mine"
+    (elsewhere := project.with_name("elsewhere")).mkdir()
+    (elsewhere / "notes.md").write_text("mine")
+    (folder / "prepared").symlink_to(elsewhere)
+    assert prepared_data.set_foreign_aside("digits") == [], "what lies outside of the project is left there"
+    assert (elsewhere / "notes.md").exists()
 
 
 def test_without_a_manifest_only_what_dvc_knows_is_made(project, tiny):
