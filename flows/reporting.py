@@ -7,6 +7,7 @@ with one warning, and what the server has to be told is kept in mlruns/unreporte
 
 import contextlib
 import logging
+import signal
 import sys
 from collections.abc import Callable
 from contextvars import ContextVar
@@ -17,7 +18,7 @@ from prefect import Flow, State
 from prefect.artifacts import create_markdown_artifact
 from prefect.events.clients import PrefectEventsClient
 from prefect.events.worker import EventsWorker, emit_events_to_cloud
-from prefect.exceptions import Abort
+from prefect.exceptions import Abort, TerminationSignal
 from prefect.runtime import flow_run
 from prefect.settings import PREFECT_FLOWS_HEARTBEAT_FREQUENCY, get_current_settings, temporary_settings
 from prefect.states import Cancelled
@@ -66,8 +67,14 @@ def reported(body: Callable[[], R]) -> R:
         outcome = Outcome(returned=body())
     except Exception as error:
         outcome = Outcome(error=error)
+    except (KeyboardInterrupt, TerminationSignal) as stop:
+        if _server_answers(0.0):
+            raise  # Prefect's engine reports it, and ends the command as the signal does.
+        number = stop.signal if isinstance(stop, TerminationSignal) else signal.SIGINT
+        outcome = Outcome(error=Interrupted("the run was stopped", 128 + number))
     _outcome.set(outcome)
-    if not _server_answers(PATIENCE_SECONDS):
+    # Who stopped it waits for its end.
+    if not _server_answers(0.0 if isinstance(outcome.error, Interrupted) else PATIENCE_SECONDS):
         outcome.keep()
         raise outcome
     if isinstance(outcome.error, Interrupted):

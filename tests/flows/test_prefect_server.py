@@ -191,3 +191,25 @@ def test_a_run_whose_users_prefect_server_is_killed_ends_with_its_result_and_tel
     assert f"Prefect flow run {summary['flow_run_id']} is COMPLETED now" in told.stdout, told.stderr
     assert requests.get(flow_run, auth=auth, timeout=60).json()["state_type"] == "COMPLETED"
     assert list(trains_long.glob("mlruns/unreported/*")) == []
+
+
+@pytest.mark.slow
+def test_a_run_that_is_told_to_stop_after_its_server_has_gone_ends_as_killed(trains_long, start, tmp_path):
+    key, (port,) = prefect_server.make_key(), free_ports(1)
+    url = f"http://127.0.0.1:{port}/api"
+    serving = {"PREFECT_HOME": str(tmp_path / "home"), "PREFECT_SERVER_API_AUTH_STRING": key}
+    server = start("prefect", "server", "start", "--host", "127.0.0.1", "--port", str(port), **serving)
+    assert prefect_server.answers(url, 120)
+    command = start("stratagem", "run", "long.yaml", PREFECT_API_URL=url, PREFECT_API_AUTH_STRING=key)
+    _await_checkpoint(command, trains_long)
+    for process in [*psutil.Process(server.process.pid).children(recursive=True), server.process]:
+        process.kill()
+    server.process.wait()
+    command.process.terminate()
+    assert command.process.wait(120) == 143, command.err.read_text()
+    assert "Traceback" not in command.err.read_text()
+    with contextlib.closing(sqlite3.connect(trains_long / "mlruns" / "mlflow.db")) as database:
+        assert database.execute("SELECT status FROM runs").fetchall() == [("KILLED",)]
+    (kept,) = (trains_long / "mlruns" / "unreported").iterdir()
+    assert json.loads(kept.read_text())["state"] == "CANCELLED"
+    assert command.survivors() == []
