@@ -73,8 +73,11 @@ def command(debug: bool) -> Iterator[None]:
         if signal.getsignal(number) != signal.SIG_IGN:  # As under nohup.
             signal.signal(number, terminate)
     try:
-        yield
-        sys.stdout.flush()
+        try:
+            yield
+            sys.stdout.flush()
+        finally:
+            _disarm_signals()
     except BrokenPipeError:  # The reader of the output wants no more of it, as `head`.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes once more when it ends.
         sys.exit(128 + signal.SIGPIPE)
@@ -98,6 +101,16 @@ def command(debug: bool) -> Iterator[None]:
         cause = (str(error).strip() or "no message").splitlines()[0]
         print(f"error: {type(error).__name__}: {without_secrets(cause)} (the whole story: --debug)", file=sys.stderr)
         sys.exit(1)
+
+
+def _disarm_signals() -> None:
+    """Let Python end in peace: an exception of ours in Prefect's last messages leaves it waiting, for 20 s at worst.
+
+    A first signal to a command that ends anyway does nothing, a second one ends it at once.
+    """
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) != signal.SIG_IGN:
+            signal.signal(number, lambda number, frame: signal.signal(number, signal.SIG_DFL))
 
 
 @app.command()

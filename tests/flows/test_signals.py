@@ -5,12 +5,12 @@ import json
 import re
 import signal
 import sqlite3
+import subprocess
+import sys
 import time
 
 import psutil
 import pytest
-
-pytestmark = pytest.mark.slow
 
 # It does not end by itself.
 ENDLESS = """
@@ -40,6 +40,7 @@ TOLD = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("whom", "number", "exit_code"), TOLD, ids=lambda value: getattr(value, "__name__", str(value))
 )
@@ -69,3 +70,25 @@ def test_a_run_ends_with_a_saved_step_whoever_is_told(prepared_project, start, t
         ((state,),) = database.execute("SELECT state_type FROM flow_run").fetchall()
     assert state in ("CANCELLED", "CRASHED"), "Prefect takes a SIGTERM for a crash"
     assert command.survivors() == []
+
+
+@pytest.mark.parametrize("body", ["pass", "raise KeyboardInterrupt", "raise StratagemError('failed')"])
+def test_a_signal_does_not_break_a_commands_end(body):
+    ends = (
+        "import atexit, os, signal, sys\n"
+        "from flows.cli import command\n"
+        "from tasks.errors import StratagemError\n"
+        "def end():\n"
+        "    os.kill(os.getpid(), signal.SIGTERM)\n"
+        "    print('its end', flush=True)\n"
+        "    if sys.argv[1:]:\n"
+        "        os.kill(os.getpid(), signal.SIGTERM)\n"
+        "        print('deaf', flush=True)\n"
+        "atexit.register(end)\n"
+        f"with command(False):\n    {body}\n"
+    )
+    code = {"pass": 0, "raise KeyboardInterrupt": 130}.get(body, 1)
+    for arguments, returned in (([], code), (["twice"], -signal.SIGTERM)):
+        ended = subprocess.run([sys.executable, "-c", ends, *arguments], capture_output=True, text=True, timeout=300)
+        assert (ended.stdout, ended.returncode) == ("its end\n", returned), ended.stderr
+        assert "Traceback" not in ended.stderr
