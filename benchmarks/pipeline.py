@@ -35,8 +35,8 @@ SCRIPT, IMPROVED = "script", "script with prefetch and 20 steps a call"
 ALONE, SERVED, LONG = "run, no server", "run, server up", "run"
 UNCHANGED = "run --if-changed, nothing changed"
 SHORT_QUESTIONS = [
-    measure.Question("run with a Prefect server up / script", SERVED, SCRIPT, "at most", 1.35),
-    measure.Question("run without a server / script", ALONE, SCRIPT, "at most", 1.7),
+    measure.Question("run with a Prefect server up / script", SERVED, SCRIPT, "at most", 1.25),
+    measure.Question("run without a server / script", ALONE, SCRIPT, "at most", 1.5),
     measure.Question("`--if-changed` with nothing changed / the run before it", UNCHANGED, ALONE, "at most", 0.15),
 ]
 LONG_QUESTIONS = [

@@ -168,7 +168,7 @@ def _workers_stages() -> dict[str, Callable[..., Any]]:
 def serve_member() -> None:
     """Be a worker or a parameter server until standard input closes."""
     answers = Answers()
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # A server waits where no handler of Python's would be called.
+    signals.ignore()  # The chief, told as well, could not end its step without this server, and not save it.
     guard.when_input_closes(lambda: os._exit(0))
     import_quietly("tasks.strategies.parameter_server")
     from tasks.strategies import parameter_server

@@ -40,20 +40,27 @@ TOLD = [
 ]
 
 
+def begin(project, start, home, *overrides):
+    """Return a command whose run has saved a step, and all processes of that run."""
+    (project / "endless.yaml").write_text(ENDLESS)
+    given = [word for override in overrides for word in ("--set", override)]
+    command = start("stratagem", "run", "endless.yaml", *given, PREFECT_HOME=str(home))
+    end = time.monotonic() + 300
+    while not list(project.glob("mlruns/runs/*/checkpoints/*/state.json")):
+        assert command.process.poll() is None, command.err.read_text()
+        assert time.monotonic() < end, command.err.read_text()
+        time.sleep(0.1)
+    leader = psutil.Process(command.process.pid)
+    command.family = leader.children(recursive=True)
+    return command, leader
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("whom", "number", "exit_code"), TOLD, ids=lambda value: getattr(value, "__name__", str(value))
 )
 def test_a_run_ends_with_a_saved_step_whoever_is_told(prepared_project, start, tmp_path, whom, number, exit_code):
-    (prepared_project / "endless.yaml").write_text(ENDLESS)
-    command = start("stratagem", "run", "endless.yaml", PREFECT_HOME=str(tmp_path / "home"))
-    leader = psutil.Process(command.process.pid)
-    end = time.monotonic() + 300
-    while not list(prepared_project.glob("mlruns/runs/*/checkpoints/*/state.json")):
-        assert command.process.poll() is None, command.err.read_text()
-        assert time.monotonic() < end, command.err.read_text()
-        time.sleep(0.1)
-    command.family = leader.children(recursive=True)
+    command, leader = begin(prepared_project, start, tmp_path / "home")
     (server,) = [process for process in command.family if "flows.server" in process.cmdline()]
     server.send_signal(number)  # Alone: the run needs it to report its end.
     for process in [*whom(command.family), *([leader] if whom is everyone else [])]:
@@ -69,6 +76,24 @@ def test_a_run_ends_with_a_saved_step_whoever_is_told(prepared_project, start, t
     with contextlib.closing(sqlite3.connect(tmp_path / "home" / "prefect.db")) as database:
         ((state,),) = database.execute("SELECT state_type FROM flow_run").fetchall()
     assert state in ("CANCELLED", "CRASHED"), "Prefect takes a SIGTERM for a crash"
+    assert command.survivors() == []
+
+
+@pytest.mark.slow
+def test_servers_of_a_cluster_leave_it_to_the_chief_to_stop(prepared_project, start, tmp_path):
+    layout = ("strategy.kind=parameter_server", "train.loop=custom")
+    command, leader = begin(prepared_project, start, tmp_path / "home", *layout)
+    servers = [process for process in command.family if process.cmdline()[-2:] == ["tasks", "member"]]
+    assert len(servers) == 3
+    for process in servers:
+        process.send_signal(signal.SIGTERM)
+    time.sleep(2)  # Time to die, and for the chief to miss them.
+    for process in [*servers, leader]:
+        process.send_signal(signal.SIGHUP)
+    assert command.process.wait(300) == 143, command.err.read_text()
+    said = command.err.read_text()
+    assert re.search(r"interrupted: .*step [\d,]+, which is saved", said), said
+    assert "died" not in said
     assert command.survivors() == []
 
 
@@ -89,6 +114,7 @@ def test_a_signal_does_not_break_a_commands_end(body):
     )
     code = {"pass": 0, "raise KeyboardInterrupt": 130}.get(body, 1)
     for arguments, returned in (([], code), (["twice"], -signal.SIGTERM)):
-        ended = subprocess.run([sys.executable, "-c", ends, *arguments], capture_output=True, text=True, timeout=300)
+        command = [sys.executable, "-c", ends, *arguments]
+        ended = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
         assert (ended.stdout, ended.returncode) == ("its end\n", returned), ended.stderr
         assert "Traceback" not in ended.stderr
