@@ -6,7 +6,7 @@ import uuid
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from statistics import fmean, median
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 from prefect import flow
 from prefect.runtime import flow_run
@@ -22,6 +22,7 @@ from tasks.process import client
 from tasks.process.environment import keep_private
 from tasks.records import Comparison, ComparisonRow, PreparedDataset, Repeat, Run, TrainingResult
 
+T = TypeVar("T")
 REPEATS = 2
 LONG_SECONDS = 600.0
 """A round that takes longer is not done again unless it is asked for."""
@@ -82,9 +83,7 @@ def _compare(planned: Plan, repeats: int | None, serving: config.Settings, held:
         first_round_began, rounds = time.perf_counter(), 0
         while rounds < (repeats or REPEATS):
             rounds += 1
-            # There and back, so that a machine that grows busier is no row's advantage.
-            there_or_back = 1 if rounds % 2 else -1
-            for pair, found in list(zip(planned.pairs, rows, strict=True))[::there_or_back]:
+            for pair, found in in_order_of(rounds, list(zip(planned.pairs, rows, strict=True))):
                 if found and found[0].reason is not None:
                     continue  # It was refused, or it failed.
                 found.append(_train(pair, prepared, run, rounds))
@@ -105,6 +104,11 @@ def _compare(planned: Plan, repeats: int | None, serving: config.Settings, held:
         raise
     stages.finish(serving, run, "FINISHED")
     return result
+
+
+def in_order_of(number: int, rows: Sequence[T]) -> Sequence[T]:
+    """Return rows there and back, by the number of a round: a machine that grows busier is no row's advantage."""
+    return rows[:: 1 if number % 2 else -1]
 
 
 def _train(pair: Pair, prepared: PreparedDataset, parent: Run, number: int) -> ComparisonRow:

@@ -12,6 +12,7 @@ import sys
 import time
 from contextlib import closing
 from statistics import median
+from unittest.mock import MagicMock
 
 import mlflow
 import psutil
@@ -290,6 +291,27 @@ def test_a_later_round_that_fails_leaves_what_was_measured(any_machine):
     assert (made.reason, made.failures, made.examples_per_second, len(made.repeats)) == (None, ("it broke",), 100.0, 1)
     assert "mirrored, fit: a later round: it broke" in report.comparison_remarks(summarised(made))
     assert comparison.median_row([broken]) == broken
+
+
+def test_rounds_go_there_and_back():
+    assert [list(comparison.in_order_of(number, "abc")) for number in (1, 2, 3)] == [[*"abc"], [*"cba"], [*"abc"]]
+
+
+def test_a_round_has_the_load_of_others_while_it_lasted(any_machine, monkeypatch):
+    times = {"epoch_seconds": (2.0,), "first_call_seconds": 0.5, "setup_seconds": 1.0, "examples_per_second": 9.0}
+    trained = TrainingResult.model_construct(devices=(CPU,), num_replicas=1, steps=3, restarts=(), **times)
+    for name in ("client", "runs", "stages"):
+        monkeypatch.setattr(comparison, name, MagicMock())
+    comparison.stages.start_run.return_value.run_id = "r"
+    comparison.stages.train.return_value = trained
+    comparison.stages.evaluate.return_value.metrics = {"test/accuracy": 0.5}
+    comparison.stages.finishing.return_value.__exit__.return_value = None
+    comparison.runs.hold.return_value.__exit__.return_value = None
+    monkeypatch.setattr(comparison, "Load", lambda: MagicMock(of_others=lambda: 0.75))
+    (pair,) = plan(["one_device"], ["fit"], None, {}).pairs
+    found = comparison._train(pair, None, MagicMock(), 2)
+    (repeat,) = found.repeats
+    assert (found.reason, repeat.round, repeat.load, repeat.total_seconds) == (None, 2, 0.75, found.total_seconds)
 
 
 def test_the_load_of_others_is_not_ones_own():
