@@ -14,6 +14,11 @@ from typing import IO, Any
 from tasks.errors import StratagemError, UserError
 
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
+# As SQLite says it, and TensorFlow.
+FULL = ("database or disk is full", "No space left on device")
+# SQLite's words where it cannot make its journal: for want of an inode, if none is left.
+NO_FILE = "unable to open database file"
+FEW_INODES = 16
 # In a scratch folder, it says who made that.
 MARK = ".stratagem"
 
@@ -33,10 +38,17 @@ def full_disk(error: BaseException, place: Path | str) -> StratagemError | None:
     while cause is not None:
         if isinstance(cause, OSError) and cause.errno in NO_ROOM:
             return no_room(cause.filename or place, cause)
-        if "database or disk is full" in str(cause):  # SQLite's words.
+        said = str(cause)
+        if any(words in said for words in FULL) or (NO_FILE in said and out_of_inodes()):
             return no_room(place, OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)))
         cause = cause.__cause__ or cause.__context__
     return None
+
+
+def out_of_inodes() -> bool:
+    """Return whether the file system of the current folder, the project's or one in it, can hold next to no file."""
+    disk = os.statvfs(".")
+    return disk.f_files > 0 and disk.f_favail < FEW_INODES
 
 
 def unwritable(place: Path | str, error: OSError) -> StratagemError:

@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any
 
-TRIED = {"keras": "3.15", "tensorflow": "2.21", "tensorflow-datasets": "4.9.10", "jax": "0.10"}
+TRIED = {"keras": "3.15", "tensorflow": "2.21", "tensorflow-datasets": "4.9.10", "jax": "0.10", "diskcache": "5.6"}
 
 
 # Python's imports.
@@ -250,8 +250,28 @@ def archive_modules() -> tuple[Any, Any, Any, Any]:
     return checksums, resource, tree, NonMatchingChecksumError
 
 
+# DVC.
+
+
+def end_on_a_full_disk() -> None:
+    """Let DVC's cache of hashes fail where SQLite cannot write.
+
+    diskcache begins a transaction again for ever, without a pause, whatever the error was: on a disk without inodes a
+    run never ended. SQLite itself waits 60 s for another process. No issue known.
+
+    Raises:
+        diskcache.Timeout: later, in place of waiting.
+    """
+    from diskcache import Cache
+
+    begin = Cache._transact
+    _replace(Cache, "_transact", lambda self, retry=False, filename=None: begin(self, False, filename))
+
+
 def _replace(owner: type, name: str, function: Callable[..., Any]) -> None:
     """Put a function in the place of a class' own, once; it keeps the one before as ``__wrapped__``."""
     before = getattr(owner, name)
-    if not hasattr(before, "__wrapped__"):
-        setattr(owner, name, functools.wraps(before)(function))
+    if not hasattr(before, "replaces_upstreams"):
+        replacement: Any = functools.wraps(before)(function)
+        replacement.replaces_upstreams = True
+        setattr(owner, name, replacement)

@@ -5,20 +5,23 @@ of its exception: one message whatever DVC calls it, and no second run to learn 
 """
 
 import argparse
+import errno
 import json
 import logging
 import os
 import select
+import sqlite3
 import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
+from diskcache import Timeout
 from dvc.exceptions import DvcException
 from dvc.lock import LockError
 from dvc.repo import Repo
 
-from tasks import errors, files
+from tasks import errors, files, upstream
 from tasks.errors import StratagemError
 
 BUSY_SECONDS = 600.0
@@ -50,6 +53,7 @@ def reproduce(target: str, force: bool) -> None:
     heard = LastError()
     for name in LOGGERS:
         logging.getLogger(name).handlers = [heard]
+    upstream.end_on_a_full_disk()
     waiting_since = time.monotonic()
     while True:
         try:
@@ -58,7 +62,7 @@ def reproduce(target: str, force: bool) -> None:
                 if any(out.changed_cache() for stage in made for out in stage.outs if out.use_cache):
                     raise heard.error or DvcException("its cache did not take all files")
             return
-        except (DvcException, OSError) as error:
+        except (DvcException, OSError, sqlite3.Error, Timeout) as error:
             causes = list(_causes(error))
             if not any(isinstance(cause, LockError) for cause in causes):
                 raise _explain(target, causes) from error
@@ -78,8 +82,11 @@ def _causes(error: BaseException | None) -> Iterator[BaseException]:
 
 def _explain(target: str, causes: list[BaseException]) -> StratagemError:
     """Return the one message for why DVC failed: the innermost cause says it."""
-    if full := files.full_disk(causes[0], f"{target.rpartition('/')[0]}, or DVC's cache of it,"):
+    place = f"{target.rpartition('/')[0]}, or DVC's cache of it,"
+    if full := files.full_disk(causes[0], place):
         return full
+    if isinstance(causes[0], Timeout) and files.out_of_inodes():
+        return files.no_room(place, OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)))
     said = " ".join(str(causes[-1]).split()) or type(causes[-1]).__name__
     return StratagemError(f"{target}: DVC could not make it ({said[:500]})")
 

@@ -285,7 +285,7 @@ def best_effort() -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        logger.warning("what MLflow is to be told cannot be kept: %s", error)
+        logger.warning("what MLflow is to be told cannot be kept: %s", files.unwritable(error.filename, error))
 
 
 def _batches(items: Sequence[Any], size: int) -> Iterator[Sequence[Any]]:

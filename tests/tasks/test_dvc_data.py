@@ -1,3 +1,4 @@
+import os
 import shutil
 import subprocess
 import sys
@@ -258,3 +259,35 @@ def test_a_full_disk_is_one_message_and_nothing_is_done_twice(project, small_cac
     (message,) = [line for line in full.stderr.splitlines() if line.startswith("error: ")]
     assert "cannot be written (No space left on device). Make room, and give the same command again" in message
     assert full.stderr.count("prepared noise") == 1
+
+
+@pytest.fixture
+def leave_inodes(project, tmp_path):
+    """A function that returns a copy of the project on a file system with this number of inodes left."""
+    small = tmp_path / "small"
+    small.mkdir()
+    mounting = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "nr_inodes=1000", "tmpfs", small], capture_output=True, text=True, check=False
+    )
+    if mounting.returncode:
+        pytest.skip(f"a file system cannot be mounted here: {mounting.stderr.strip()}")
+
+    def leave(number: int) -> Path:
+        copy = shutil.copytree(project, small / "project")
+        (small / "fillers").mkdir()
+        for filler in range(os.statvfs(small).f_favail - number):
+            (small / "fillers" / str(filler)).touch()
+        return copy
+
+    yield leave
+    subprocess.run(["umount", "--lazy", small], check=True)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("left", [60])
+def test_a_disk_without_inodes_is_one_message_and_an_end(leave_inodes, run, left):
+    full = run(["stratagem", "prepare"], cwd=leave_inodes(left), timeout_seconds=200)
+    assert full.returncode == 1, full.stderr
+    (message,) = [line for line in full.stderr.splitlines() if line.startswith("error: ")]
+    assert "cannot be written (No space left on device). Make room, and give the same command again" in message
+    assert "Traceback" not in full.stderr

@@ -4,6 +4,8 @@ function is no longer needed."""
 import ast
 import inspect
 import re
+import subprocess
+import sys
 from importlib.metadata import version
 from pathlib import Path
 
@@ -145,6 +147,28 @@ def test_tfds_leaves_a_folder_for_each_look_into_its_bucket(tmp_path, monkeypatc
     assert not list(tmp_path.iterdir())
     look.__wrapped__(info)
     assert list(tmp_path.iterdir())
+
+
+def test_diskcache_begins_a_transaction_again_for_ever(tmp_path):
+    writes = (
+        "import sys\n"
+        "from diskcache import Cache\n"
+        "from tasks import upstream\n"
+        "upstream.end_on_a_full_disk() if sys.argv[2] == 'mended' else None\n"
+        "cache, other = Cache(sys.argv[1], timeout=0.1), Cache(sys.argv[1])\n"
+        "other._sql('BEGIN IMMEDIATE')\n"
+        "cache.set('key', 1, retry=True)\n"
+    )
+    for whether, ends in (("mended", True), ("as it is", False)):
+        command = [sys.executable, "-c", writes, tmp_path / whether, whether]
+        with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+            try:
+                said = process.communicate(timeout=60 if ends else 5)[1]
+                assert ends
+                assert "diskcache.core.Timeout" in said
+            except subprocess.TimeoutExpired:
+                process.kill()
+                assert not ends
 
 
 def test_what_is_not_public_is_used_in_one_room():
