@@ -12,7 +12,7 @@ def usable_cores() -> int:
 
 def visible_gpus() -> list[str]:
     """Return the GPUs that a process started now would see, as CUDA_VISIBLE_DEVICES spells them."""
-    import pynvml  # type: ignore[import-untyped]
+    import pynvml
 
     try:
         pynvml.nvmlInit()
