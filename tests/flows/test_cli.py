@@ -15,7 +15,9 @@ import psutil
 import pytest
 import yaml
 
-from tasks import config, pipeline
+from flows import cli
+from tasks import config, pipeline, runs
+from tasks.process import client
 
 CHECKOUT = Path(__file__).resolve().parent.parent.parent
 COMMANDS = [
@@ -156,13 +158,7 @@ def test_if_changed_trains_nothing_again_and_says_why(in_finished, run, record_i
     assert in_finished.summary["run_id"] in result.stdout
     assert [line for line in result.stdout.splitlines() if len(line) > 80 or "\x1b" in line] == []
     # What `evaluate` prints of the classes, and each picture's path whole, on a line of its own.
-    rows = re.findall(r"^ ?(\d) +[01]\.\d{4} +[01]\.\d{4} +[01]\.\d{4} +(\d+) *$", result.stdout, re.MULTILINE)
-    assert [name for name, _ in rows] == list("0123456789")
-    assert sum(int(support) for _, support in rows) == 360
-    pictures = [line for line in result.stdout.splitlines() if line.endswith(".png")]
-    folder = f"mlruns/runs/{in_finished.summary['run_id']}/report"
-    assert pictures == [f"{folder}/confusion_matrix.png", f"{folder}/learning_curve.png"]
-    assert all((in_finished.project / path).is_file() for path in pictures)
+    assert_classes_and_pictures(result.stdout, in_finished)
     assert imports.of("tensorflow") == imports.of("prefect") == [], "nothing is started"
     assert len(list((in_finished.project / "mlruns/runs").iterdir())) == 1
 
@@ -176,6 +172,22 @@ def test_if_changed_trains_nothing_again_and_says_why(in_finished, run, record_i
     labels.write_bytes(whole[:-1] + b"\1")
     assert pipeline.find_unchanged(settings) is None
     labels.write_bytes(whole)
+
+
+def assert_classes_and_pictures(said, finished):
+    rows = re.findall(r"^ ?(\d) +[01]\.\d{4} +[01]\.\d{4} +[01]\.\d{4} +(\d+) *$", said, re.MULTILINE)
+    assert [name for name, _ in rows] == list("0123456789")
+    assert sum(int(support) for _, support in rows) == 360
+    pictures = [line for line in said.splitlines() if line.endswith(".png")]
+    folder = f"mlruns/runs/{finished.summary['run_id']}/report"
+    assert pictures == [f"{folder}/confusion_matrix.png", f"{folder}/learning_curve.png"]
+    assert all((finished.project / path).is_file() for path in pictures)
+
+
+def test_evaluate_prints_the_classes_and_the_pictures(in_finished, monkeypatch, capsys):
+    monkeypatch.setattr(client, "evaluate", lambda settings, prepared, training, run: runs.load_evaluation(run))
+    cli.evaluate(overrides=["train.epochs=2"], run_id=in_finished.summary["run_id"])
+    assert_classes_and_pictures(capsys.readouterr().out, in_finished)
 
 
 def late(*case):
