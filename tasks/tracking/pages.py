@@ -2,7 +2,8 @@
 
 MLflow has no key of its own without packages that are not installed here (its `basic-auth` imports flask-wtf), and asks
 nobody for one by default: every user of the machine could read the project's runs and delete them. So its application
-is served inside one that asks. Its checks of Host and Origin are narrowed to loopback names.
+is served inside one that asks. Its check of Host is narrowed to loopback names. Its check of Origin lets pages of every
+port of this machine in, so the one outside refuses all but its own.
 
 The environment says what is served, MLFLOW_TRACKING_URI, and to whom, STRATAGEM_KEY (`user:password`); a command line
 is read by every user. Jobs, which MLflow's own command starts processes for, are off.
@@ -12,7 +13,7 @@ import base64
 import hmac
 import os
 import sys
-from collections.abc import Awaitable, Callable, MutableMapping
+from collections.abc import Awaitable, Callable, Collection, MutableMapping
 from typing import Any
 
 Message = MutableMapping[str, Any]
@@ -21,9 +22,9 @@ Application = Callable[
 ]
 
 
-def guarded(inner: Application, key: str) -> Application:
+def guarded(inner: Application, key: str, origins: Collection[str]) -> Application:
     """Return an ASGI application that answers 401 to requests without a key, which both programs and browsers give by
-    Basic authentication.
+    Basic authentication, and 403 to those of a page from elsewhere, to which a browser adds the key as well.
 
     A browser keeps what it was given for this address and port alone. A cookie would go to whatever other port of
     127.0.0.1 it opens, such as another user's server.
@@ -31,16 +32,20 @@ def guarded(inner: Application, key: str) -> Application:
     Args:
         inner: the application.
         key: ``user:password``.
+        origins: of its own pages.
     """
-    basic = "Basic " + base64.b64encode(key.encode()).decode()
+    basic = ("Basic " + base64.b64encode(key.encode()).decode()).encode()
+    own = {origin.encode() for origin in origins}
 
     async def application(scope: Message, receive: Any, send: Any) -> None:
-        given = next((value for name, value in scope.get("headers", ()) if name == b"authorization"), b"")
-        if scope["type"] not in ("http", "websocket") or hmac.compare_digest(given, basic.encode()):
+        headers = dict(scope.get("headers", ()))
+        knows = hmac.compare_digest(headers.get(b"authorization", b""), basic)
+        elsewhere = headers.get(b"origin") not in {None, *own}
+        if scope["type"] not in ("http", "websocket") or (knows and not elsewhere):
             await inner(scope, receive, send)
         elif scope["type"] == "http":
-            asked = [(b"www-authenticate", b'Basic realm="stratagem ui"')]
-            await send({"type": "http.response.start", "status": 401, "headers": asked})
+            asked = [] if knows else [(b"www-authenticate", b'Basic realm="stratagem ui"')]
+            await send({"type": "http.response.start", "status": 403 if knows else 401, "headers": asked})
             await send({"type": "http.response.body", "body": b""})
         else:
             await send({"type": "websocket.close", "code": 1008})
@@ -54,14 +59,14 @@ def main() -> None:
     os.environ["MLFLOW_SERVER_ENABLE_JOB_EXECUTION"] = "false"
     names = [f"127.0.0.1:{port}", f"localhost:{port}"]
     os.environ["MLFLOW_SERVER_ALLOWED_HOSTS"] = ",".join(names)
-    os.environ["MLFLOW_SERVER_CORS_ALLOWED_ORIGINS"] = ",".join(f"http://{name}" for name in names)
     import uvicorn
     from mlflow.server.constants import BACKEND_STORE_URI_ENV_VAR
 
     os.environ[BACKEND_STORE_URI_ENV_VAR] = os.environ["MLFLOW_TRACKING_URI"]
     from mlflow.server.fastapi_app import app
 
-    uvicorn.run(guarded(app, os.environ["STRATAGEM_KEY"]), host="127.0.0.1", port=port, access_log=False)
+    pages = guarded(app, os.environ["STRATAGEM_KEY"], [f"http://{name}" for name in names])
+    uvicorn.run(pages, host="127.0.0.1", port=port, access_log=False)
 
 
 if __name__ == "__main__":

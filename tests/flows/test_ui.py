@@ -52,11 +52,17 @@ def test_ui_shows_the_runs_to_whoever_has_its_key_until_it_is_interrupted(in_fin
         # A page of the web that reaches it under a name of its own, and one in a browser that kept the password.
         assert browser.get(mlflow, headers={"Host": "attacker.example"}, timeout=60).status_code == 403
         written, tag = f"{mlflow}/api/2.0/mlflow/runs/set-tag", {"key": "from a page", "value": "yes"}
-        for origin, status in {"http://attacker.example": 403, mlflow: 200}.items():
+        elsewhere = ("http://attacker.example", "http://127.0.0.1:9")  # The second: another user's, on this machine.
+        for origin, status in {**dict.fromkeys(elsewhere, 403), mlflow: 200}.items():
             answer = browser.post(
                 written, json=tag | {"run_id": summary["run_id"]}, headers={"Origin": origin}, timeout=60
             )
             assert answer.status_code == status, origin
+            assert browser.get(mlflow, headers={"Origin": origin}, timeout=60).status_code == status, origin
+        for origin, allowed in {**dict.fromkeys(elsewhere), prefect: prefect}.items():
+            asked_from = {"Origin": origin, "Access-Control-Request-Method": "POST"}
+            answer = requests.options(f"{prefect}/api/deployments/", headers=asked_from, timeout=60)
+            assert answer.headers.get("access-control-allow-origin") == allowed
         experiment = browser.get(f"{mlflow}/api/2.0/mlflow/experiments/get?experiment_id=1", timeout=60).json()
     # Behind the link is the table of trainings, not the view for language models, with a column for the accuracy.
     assert "/experiments/1/runs?workflowType=machine_learning&viewStateShareKey=stratagem" in said["Runs"]

@@ -1,4 +1,5 @@
 import json
+import re
 import shutil
 import warnings
 from pathlib import Path
@@ -685,10 +686,12 @@ def test_the_form_explains_each_setting():
 
     form = dict(found(config.Overrides.model_json_schema()["properties"]))
     assert "params.yaml: 15." in form["train.epochs"]["description"]
+    assert form["dataset.name"]["description"].startswith("A TFDS image-classification dataset")
     assert "Of multi_worker, parameter_server." in form["strategy.workers"]["description"]
     assert [one["title"] for one in form["input.validation"]["anyOf"]] == ["text", "fraction", "number", "not given"]
     for key, shown in form.items():
         assert shown["title"] == key.rpartition(".")[2]
+        assert not re.search(r"(?<!\\)<", shown["description"]), "Markdown would leave out what looks like a tag"
         assert shown.get("type") != "boolean", f"{key}: the form sends false for a box that nobody ticked"
     assert set(config.recipes(ROOT)) == set(config.recipe_schema()["anyOf"][0]["enum"])
 
