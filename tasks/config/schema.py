@@ -154,6 +154,8 @@ class RMSprop(OptimizerBase):
     momentum: Result[Annotated[float, Field(ge=0, lt=1)]] = 0.0
 
 
+AnyOptimizer = Adam | AdamW | SGD | RMSprop
+
 LearningRate = Annotated[float, Field(gt=0, le=MAX_FLOAT32)]
 
 
@@ -187,6 +189,9 @@ class Cosine(Section):
     warmup_epochs: Result[Annotated[float, Field(ge=0, le=1e9)]] = 1.0
     """Epochs in which the learning rate rises from 0."""
     final_learning_rate: Result[Annotated[float, Field(ge=0, le=MAX_FLOAT32)]] = 0.0
+
+
+AnySchedule = Constant | Piecewise | Cosine
 
 
 class StrategySection(Section):
@@ -512,8 +517,8 @@ class Settings(Section):
     dataset: Dataset
     input: Input
     model: Model
-    optimizer: Annotated[Adam | AdamW | SGD | RMSprop, Field(discriminator="kind")]
-    schedule: Annotated[Constant | Piecewise | Cosine, Field(discriminator="kind")]
+    optimizer: Annotated[AnyOptimizer, Field(discriminator="kind")]
+    schedule: Annotated[AnySchedule, Field(discriminator="kind")]
     strategy: Annotated[AnyStrategy, Field(discriminator="kind")]
     train: Train
     checkpoint: Checkpoint

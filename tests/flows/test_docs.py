@@ -29,6 +29,7 @@ LANGUAGES = {
     "sh": "each command is run; a block that exports variables is one script",
     "console": "its command's output has the lines of the block, whatever the figures, ids and times in them",
     "python": "written to the file that its first line names, or run",
+    "diff": "test_contributing.py applies it to a copy of the project, which then trains with it",
     "text": "a drawing: nothing to run",
 }
 # What is not run, and why not. What of it is `make` or `stratagem` must still be something that those take.

@@ -1,0 +1,60 @@
+"""What CONTRIBUTING says that an addition takes is all that it takes: each of its diffs, in a copy of the project."""
+
+import json
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+
+CONTRIBUTING = (Path(__file__).resolve().parents[2] / "CONTRIBUTING.md").read_text(encoding="utf-8")
+DIFFS = {
+    heading.partition("\n")[0]: diff
+    for heading in CONTRIBUTING.split("\n### ")[1:]
+    for diff in re.findall(r"^```diff\n(.*?)^```$", heading, re.MULTILINE | re.DOTALL)
+}
+KINDS = ["recipe", "dataset", "model", "metric", "number of the evaluation alone", "loss", "optimizer", "schedule"]
+KINDS += ["strategy", "launcher"]
+# Each names what its diff adds.
+USES = {
+    "run digits-wide": [
+        "optimizer={kind: adagrad}",
+        "schedule={kind: linear, learning_rate: 0.1}",
+        "strategy.kind=one_replica",
+        "train.loss=mean_absolute_error",
+        "checkpoint.monitor=validation/top_2_accuracy",
+    ],
+    "run": [
+        "dataset.name=black_or_white",
+        "model={name: linear, options: {}}",
+        "strategy={kind: multi_worker, launcher: one_core}",
+    ],
+}
+
+
+def changed(diff: str) -> list[str]:
+    """Return the lines that a diff adds and takes out, without blank ones."""
+    return [line for line in diff.splitlines() if re.match(r"[+-](?!\+\+ |-- )\s*\S", line)]
+
+
+@pytest.mark.parametrize("what", KINDS)
+def test_an_addition_is_a_diff_of_at_most_fifteen_lines(what):
+    (diff,) = [diff for heading, diff in DIFFS.items() if heading.split(" ", 1)[1] == what]
+    assert 0 < len(changed(diff)) <= 15
+
+
+@pytest.mark.slow
+def test_a_project_trains_with_all_additions(prepared_project, run):
+    for heading, diff in DIFFS.items():
+        applied = subprocess.run(["git", "apply", "-"], input=diff, capture_output=True, text=True, check=False)
+        assert applied.returncode == 0, f"{heading}: {applied.stderr}"
+    summaries = []
+    for command, overrides in USES.items():
+        given = [word for override in [*overrides, "train.epochs=1"] for word in ("--set", override)]
+        done = run(["stratagem", *command.split(), "--json", *given])
+        assert done.returncode == 0, done.stderr
+        summaries.append(json.loads(done.stdout))
+    first, second = summaries
+    assert first["strategy"] == "one_replica"
+    assert {"test/top_2_accuracy", "test/balanced_accuracy"} <= first["metrics"].keys()
+    assert (second["dataset"], second["num_replicas"]) == ("black_or_white", 2)
