@@ -109,6 +109,25 @@ def test_what_does_not_answer_is_told_without_the_password(url: str) -> None:
     assert "s3cret" not in reason
 
 
+def test_what_a_process_begins_with_takes_the_passwords_out_of_the_addresses(project, monkeypatch) -> None:
+    for name, value in {
+        "MLFLOW_TRACKING_URI": "http://me:s3cret@host:5000",
+        "PREFECT_API_URL": "http://admin:s3cret@host/api",
+        "MLFLOW_TRACKING_USERNAME": "",
+        "MLFLOW_TRACKING_PASSWORD": "",
+        "PREFECT_API_AUTH_STRING": "",
+    }.items():
+        monkeypatch.setenv(name, value)
+    before = os.umask(0o022)
+    try:
+        keep_private()
+    finally:
+        os.umask(before)
+    assert (os.environ["MLFLOW_TRACKING_URI"], os.environ["PREFECT_API_URL"]) == ("http://host:5000", "http://host/api")
+    assert os.environ["MLFLOW_TRACKING_PASSWORD"] == "s3cret"
+    assert os.environ["PREFECT_API_AUTH_STRING"] == "admin:s3cret"
+
+
 @pytest.mark.parametrize(("mode", "umask"), [(0o755, 0o077), (0o775, 0o077), (0o2775, 0o007)])
 def test_what_is_written_is_for_this_user_unless_the_folder_is_a_teams(project, mode: int, umask: int) -> None:
     os.chmod("mlruns", mode)
