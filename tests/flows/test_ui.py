@@ -63,6 +63,8 @@ def test_ui_shows_the_runs_to_whoever_has_its_key_until_it_is_interrupted(in_fin
             asked_from = {"Origin": origin, "Access-Control-Request-Method": "POST"}
             answer = requests.options(f"{prefect}/api/deployments/", headers=asked_from, timeout=60)
             assert answer.headers.get("access-control-allow-origin") == allowed
+        job = {"job_name": "optimize_prompts", "params": {}}
+        assert "job execution feature is not enabled" in browser.post(f"{mlflow}/ajax-api/3.0/jobs/", json=job).text
         experiment = browser.get(f"{mlflow}/api/2.0/mlflow/experiments/get?experiment_id=1", timeout=60).json()
     # Behind the link is the table of trainings, not the view for language models, with a column for the accuracy.
     assert "/experiments/1/runs?workflowType=machine_learning&viewStateShareKey=stratagem" in said["Runs"]
