@@ -3,35 +3,35 @@
 from tasks.config.affects import Affects
 from tasks.config.form import Overrides, recipe_schema
 from tasks.config.project import names_of, project_root, recipes
+from tasks.config.schedules import Constant, Cosine, Piecewise
 from tasks.config.schema import (
     BATCH_SIZES,
     FEATURES,
-    AnyStrategy,
     Augmentation,
     Checkpoint,
-    Cluster,
-    Constant,
-    Cosine,
-    DataParallel,
     Dataset,
     EarlyStopping,
     Input,
-    Mirrored,
     Model,
-    ModelParallel,
-    MultiWorker,
-    OneDevice,
-    ParameterServer,
-    Piecewise,
     Register,
     Settings,
-    StrategySection,
-    Tpu,
     Train,
     fields_of,
     flat,
     leaves,
     marks_of,
-    strategy_kinds,
 )
 from tasks.config.sources import load, parse, read_overrides, restore
+from tasks.config.strategies import (
+    AnyStrategy,
+    Cluster,
+    DataParallel,
+    Mirrored,
+    ModelParallel,
+    MultiWorker,
+    OneDevice,
+    ParameterServer,
+    StrategySection,
+    Tpu,
+    strategy_kinds,
+)

@@ -1,34 +1,26 @@
 """Every section and key of the settings: its type, its bounds and what it means.
 
-Values live in params.yaml; this file gives them meaning and bounds. Only keys that params.yaml cannot hold, because
-they belong to a ``kind`` that it does not select, have their default here.
+Values live in params.yaml; this file and those of the kinds beside it give them meaning and bounds. Only keys that
+params.yaml cannot hold, because they belong to a ``kind`` that it does not select, have their default there.
 """
 
 import hashlib
 import json
-import math
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, NamedTuple, Self, TypeAlias, get_args, get_origin
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, Self, TypeAlias, get_args, get_origin
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, field_validator, model_validator
-from pydantic.fields import FieldInfo
+from pydantic import AfterValidator, BaseModel, Field, field_validator, model_validator
 
 from tasks.config.affects import Affects, Bookkeeping, Course, Result, Speed, What
+from tasks.config.optimizers import AnyOptimizer
 from tasks.config.project import names_of
+from tasks.config.schedules import AnySchedule
+from tasks.config.section import MAX_COUNT, MAX_FLOAT32, MAX_PIXELS, Count, Pixels, Section, Text
+from tasks.config.strategies import AnyStrategy, strategy_kinds
 
-BATCH_SIZES = ("per_replica_batch_size", "global_batch_size")
-# Larger numbers are slips of the keyboard: they are refused before anything is made in their size.
-MAX_COUNT = 1_000_000_000
-MAX_PIXELS = 32_768
-MAX_DEVICES = 4096
-MAX_FLOAT32 = 3e38
-Text = Annotated[str, Field(max_length=250)]
-Count = Annotated[int, Field(gt=0, le=MAX_COUNT)]
-Pixels = Annotated[int, Field(gt=0, le=MAX_PIXELS)]
-Devices = Annotated[int, Field(gt=0, le=MAX_DEVICES)]
 METRICS = names_of("metrics")
 if TYPE_CHECKING:
     TrainingMetric: TypeAlias = str
@@ -36,25 +28,7 @@ if TYPE_CHECKING:
 else:
     TrainingMetric = Literal[*(f"{part}/{name}" for part in ("train", "validation") for name in ("loss", *METRICS))]
     TestMetric = Literal[*(f"test/{name}" for name in (*METRICS, "loss"))]
-
-
-def _takes_bool(field: FieldInfo) -> bool:
-    return bool in (field.annotation, *get_args(field.annotation))
-
-
-class Section(BaseModel):
-    """A frozen group of settings that knows its keys and refuses all others."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False)
-
-    @model_validator(mode="before")
-    @classmethod
-    def true_is_not_one(cls, values: Any) -> Any:
-        # Python's True is 1: without this, `epochs: true` trains one epoch.
-        for name, field in cls.model_fields.items():
-            if isinstance(values, Mapping) and isinstance(values.get(name), bool) and not _takes_bool(field):
-                raise ValueError(f"{name} = {str(values[name]).lower()}: true and false have no meaning here")
-        return values
+BATCH_SIZES = ("per_replica_batch_size", "global_batch_size")
 
 
 def _folder_name(name: str) -> str:
@@ -127,282 +101,6 @@ class Model(Section):
         except ValueError:
             raise ValueError("options holds a number that is not finite: JSON and Keras cannot keep it") from None
         return options
-
-
-class OptimizerBase(Section):
-    global_clipnorm: Result[Annotated[float, Field(gt=0, le=MAX_FLOAT32)] | None] = None
-    """Clip all gradients together to this norm; null is off."""
-
-
-class Adam(OptimizerBase):
-    kind: Result[Literal["adam"]]
-
-
-class AdamW(OptimizerBase):
-    kind: Result[Literal["adamw"]]
-    weight_decay: Result[Annotated[float, Field(ge=0, le=MAX_FLOAT32)]] = 0.004
-
-
-class SGD(OptimizerBase):
-    kind: Result[Literal["sgd"]]
-    momentum: Result[Annotated[float, Field(ge=0, lt=1)]] = 0.0
-    nesterov: Result[bool] = False
-
-
-class RMSprop(OptimizerBase):
-    kind: Result[Literal["rmsprop"]]
-    momentum: Result[Annotated[float, Field(ge=0, lt=1)]] = 0.0
-
-
-AnyOptimizer = Adam | AdamW | SGD | RMSprop
-
-LearningRate = Annotated[float, Field(gt=0, le=MAX_FLOAT32)]
-
-
-class Constant(Section):
-    kind: Result[Literal["constant"]]
-    learning_rate: Result[LearningRate]
-
-
-class Piecewise(Section):
-    kind: Result[Literal["piecewise"]]
-    boundaries_epochs: Result[Annotated[list[Count], Field(min_length=1, max_length=1000)]] = [3, 7]
-    """Epochs at which the next learning rate starts."""
-    learning_rates: Result[list[LearningRate]] = [1e-3, 1e-4, 1e-5]
-
-    @model_validator(mode="after")
-    def one_more_rate(self) -> Self:
-        if len(self.learning_rates) != len(self.boundaries_epochs) + 1:
-            raise ValueError(
-                f"{len(self.boundaries_epochs)} boundaries_epochs need {len(self.boundaries_epochs) + 1} "
-                f"learning_rates, got {len(self.learning_rates)}"
-            )
-        if sorted(set(self.boundaries_epochs)) != self.boundaries_epochs:
-            raise ValueError(f"boundaries_epochs = {self.boundaries_epochs}: the epochs must rise, such as [3, 7]")
-        return self
-
-
-class Cosine(Section):
-    kind: Result[Literal["cosine"]]
-    learning_rate: Result[LearningRate]
-    """The highest, at the end of the warm-up."""
-    warmup_epochs: Result[Annotated[float, Field(ge=0, le=1e9)]] = 1.0
-    """Epochs in which the learning rate rises from 0."""
-    final_learning_rate: Result[Annotated[float, Field(ge=0, le=MAX_FLOAT32)]] = 0.0
-
-
-AnySchedule = Constant | Piecewise | Cosine
-
-
-class StrategySection(Section):
-    """What every strategy says of itself, so that nobody else asks for its kind."""
-
-    backend: ClassVar[Literal["tensorflow", "jax"]] = "tensorflow"
-    loops: ClassVar[tuple[str, ...]] = ("fit", "custom")
-    """Those that drive it."""
-    refuses: ClassVar[Mapping[str, str]] = {}
-    """By key of ``FEATURES``: why it does not work here."""
-    needs: ClassVar[str | None] = None
-    """The file of tasks/launchers/ whose ``check`` says whether this machine has what it takes."""
-
-    @property
-    def cluster(self) -> "Cluster | None":
-        """These settings, where several processes train together."""
-        return None
-
-    @property
-    def environment(self) -> dict[str, str]:
-        """What its processes must find before they import a framework."""
-        return {}
-
-    @property
-    def wanted_devices(self) -> int | list[str] | None:
-        """On JAX: how many devices, or which; None for all there are."""
-        return None
-
-
-class OneDevice(StrategySection):
-    """Everything on one CPU or one GPU."""
-
-    kind: Course[Literal["one_device"]]
-    device: Speed[Annotated[str, Field(pattern=r"^(cpu|gpu(:\d+)?)$")] | None] = None
-    """`cpu`, `gpu` or `gpu:1`; null takes the first GPU, else the CPU."""
-
-    @property
-    def environment(self) -> dict[str, str]:
-        return {"CUDA_VISIBLE_DEVICES": ""} if self.device == "cpu" else {}
-
-
-NO_XLA = "XLA compiles a step for one device, and the copies of a variable lie on several"
-NO_ACCUMULATION = "Keras changes the weights inside a condition there, and tf.distribute cannot sum gradients in one"
-
-
-class Mirrored(StrategySection):
-    """Synchronous copies on the devices of one machine (tf.distribute.MirroredStrategy)."""
-
-    refuses: ClassVar[Mapping[str, str]] = {
-        "train.jit_compile": NO_XLA,
-        "train.gradient_accumulation_steps": NO_ACCUMULATION,
-    }
-    kind: Course[Literal["mirrored"]]
-    devices: Course[
-        Devices | Annotated[list[Annotated[str, Field(pattern=r"^gpu:\d+$")]], Field(min_length=1)] | None
-    ] = None
-    """Number of replicas: GPUs where there are any, else logical CPUs; or a list such as [gpu:0, gpu:2]. Null takes all
-    GPUs."""
-    cross_device_ops: Speed[Literal["auto", "nccl", "hierarchical_copy", "reduction_to_one_device"]] = "auto"
-    """How gradients are summed over the devices; `auto` is NCCL on GPUs, else reduction to one device."""
-
-
-class Cluster(StrategySection):
-    """Several processes that train together."""
-
-    chief_gives_work: ClassVar[bool] = False
-    """Whether the other members serve the chief, instead of doing the stages with it."""
-    launcher: Bookkeeping[Literal["local", "tf_config"] | None] = None
-    """`local` starts the processes on this machine; `tf_config` joins the cluster that TF_CONFIG describes; null is
-    `tf_config` where that variable is set, else `local`."""
-    workers: Course[Devices] = 2
-    """Processes that train; with `tf_config` the variable says how many."""
-    max_restarts: Bookkeeping[Annotated[int, Field(ge=0, le=MAX_COUNT)]] = 3
-    """How often lost processes are started again, from the latest checkpoint, before the run fails."""
-    heartbeat_timeout_seconds: Bookkeeping[Annotated[float, Field(gt=0, le=1e6)]] = 60.0
-    """A process that gives no sign of life for so long counts as lost."""
-
-    @property
-    def cluster(self) -> "Cluster":
-        return self
-
-
-class MultiWorker(Cluster):
-    """Synchronous copies in several processes, on one machine or many (tf.distribute.MultiWorkerMirroredStrategy)."""
-
-    refuses: ClassVar[Mapping[str, str]] = {
-        "train.jit_compile": NO_XLA,
-        "train.gradient_accumulation_steps": NO_ACCUMULATION,
-    }
-    kind: Course[Literal["multi_worker"]]
-    devices: Course[Devices | None] = None
-    """GPUs of each worker; null shares the machine's GPUs evenly, or takes the CPU where there are none."""
-    communication: Speed[Literal["auto", "ring", "nccl"]] = "auto"
-    """How gradients are summed over the workers: RING over gRPC, NCCL between GPUs; `auto` lets TensorFlow choose."""
-
-
-class ParameterServer(Cluster):
-    """Workers that train asynchronously on variables that servers hold (tf.distribute.ParameterServerStrategy)."""
-
-    chief_gives_work: ClassVar[bool] = True
-    loops: ClassVar[tuple[str, ...]] = ("custom",)
-    refuses: ClassVar[Mapping[str, str]] = {
-        "train.jit_compile": "a step reads and writes variables on other processes, which XLA cannot",
-        "train.gradient_accumulation_steps": "workers would add to and reset one accumulator at the same time",
-        "train.dtype_policy=mixed_float16": "workers would change one loss scale at the same time",
-        "train.deterministic": "workers are asynchronous: the order of their updates differs from run to run",
-        "train.profile_steps": "a step runs in another process than the profiler",
-        "input.source=stream": "a worker gathers the rows that the coordinator names: give input.source=array",
-    }
-    kind: Course[Literal["parameter_server"]]
-    ps: Speed[Devices] = 1
-    """Processes that hold the variables."""
-
-
-class Tpu(StrategySection):
-    """Synchronous copies on the cores of a TPU (tf.distribute.TPUStrategy)."""
-
-    refuses: ClassVar[Mapping[str, str]] = {
-        "train.dtype_policy=mixed_float16": "a TPU computes in bfloat16: give train.dtype_policy=mixed_bfloat16",
-        "train.dtype_policy=float64": "a TPU has no float64",
-        "train.gradient_accumulation_steps": NO_ACCUMULATION,
-    }
-    needs: ClassVar[str | None] = "tpu"
-    kind: Course[Literal["tpu"]]
-    tpu: Speed[Text | None] = None
-    """Name or address of the TPU; null takes TPU_NAME, or the TPU of this machine."""
-
-
-MeshAxis = Annotated[str, Field(pattern=r"^[A-Za-z_]\w*$", max_length=50)]
-
-
-class DataParallel(StrategySection):
-    """Synchronous copies on the devices of one machine (keras.distribution.DataParallel on JAX)."""
-
-    backend: ClassVar[Literal["tensorflow", "jax"]] = "jax"
-    loops: ClassVar[tuple[str, ...]] = ("fit",)
-    kind: Course[Literal["data_parallel"]]
-    devices: Course[
-        Devices | Annotated[list[Annotated[str, Field(pattern=r"^(cpu|gpu|tpu):\d+$")]], Field(min_length=1)] | None
-    ] = None
-    """Number of replicas: accelerators where there are any, else so many CPU devices are forced. Or a list such as
-    [gpu:0, gpu:2]. Null takes all local devices."""
-    axis_name: Bookkeeping[MeshAxis] = "batch"
-    """Name of the one axis of the device mesh."""
-
-    @property
-    def wanted_devices(self) -> int | list[str] | None:
-        return self.devices
-
-
-class ModelParallel(StrategySection):
-    """Variables in shards, by rules, over a mesh of devices (keras.distribution.ModelParallel on JAX)."""
-
-    backend: ClassVar[Literal["tensorflow", "jax"]] = "jax"
-    loops: ClassVar[tuple[str, ...]] = ("fit",)
-    kind: Course[Literal["model_parallel"]]
-    devices: Course[Devices | None] = None
-    """Number of devices: accelerators where there are any, else so many CPU devices are forced. Null takes all."""
-    mesh_shape: Course[Annotated[list[Devices], Field(min_length=1, max_length=8)]] = [1, 1]
-    """Devices along each axis; their product is the number of devices."""
-    axis_names: Course[Annotated[list[MeshAxis], Field(min_length=1, max_length=8)]] = ["batch", "model"]
-    batch_dim_name: Course[MeshAxis] = "batch"
-    """The axis over which a batch is cut."""
-    layout: Course[Annotated[dict[Text, list[MeshAxis | None]], Field(max_length=1000)]] = {}
-    """Which axis of the mesh each dimension lies on, by a regular expression on the ends of paths: of variables
-    (`d1/kernel: [null, model]`) and of layers' outputs (`d2/output: [batch, null]`)."""
-    unmatched_rules: Bookkeeping[Literal["refuse", "warn"]] = "refuse"
-    """A rule that holds for no variable and no output: `refuse` to train, or `warn`, for a layout of several models."""
-
-    @property
-    def wanted_devices(self) -> int:
-        return self.devices or math.prod(self.mesh_shape)
-
-    @model_validator(mode="after")
-    def mesh_agrees(self) -> Self:
-        if len(self.mesh_shape) != len(self.axis_names) or len(set(self.axis_names)) != len(self.axis_names):
-            raise ValueError(
-                f"mesh_shape = {self.mesh_shape} has {len(self.mesh_shape)} axes and axis_names = {self.axis_names} "
-                f"names {len(set(self.axis_names))}: give each axis a name of its own"
-            )
-        if self.batch_dim_name not in self.axis_names:
-            raise ValueError(
-                f"batch_dim_name = '{self.batch_dim_name}' is no axis of the mesh: axis_names = {self.axis_names}"
-            )
-        product = math.prod(self.mesh_shape)
-        if product > MAX_DEVICES:
-            raise ValueError(f"mesh_shape = {self.mesh_shape} needs {product} devices, and {MAX_DEVICES} are the most")
-        if self.devices is not None and product != self.devices:
-            sizes = " * ".join(map(str, self.mesh_shape))
-            raise ValueError(
-                f"mesh_shape = {self.mesh_shape} needs {sizes} = {product} devices, and devices = {self.devices}: "
-                "make them equal"
-            )
-        for rule, axes in self.layout.items():
-            try:
-                re.compile(rule)
-            except re.error as error:
-                raise ValueError(
-                    f"layout has the rule '{rule}', which is no regular expression ({error}): write it as one on the "
-                    "end of a path, such as .*kernel"
-                ) from None
-            for axis in axes:
-                if axis is not None and axis not in self.axis_names:
-                    raise ValueError(
-                        f"layout has the rule '{rule}', which names the axis '{axis}': give null, or an axis of the "
-                        f"mesh: {', '.join(self.axis_names)}"
-                    )
-        return self
-
-
-AnyStrategy = OneDevice | Mirrored | MultiWorker | ParameterServer | Tpu | DataParallel | ModelParallel
 
 
 class EarlyStopping(Section):
@@ -592,11 +290,6 @@ FEATURES = {
     "train.profile_steps": Feature(lambda s: s.train.profile_steps is not None, "null"),
     "input.source=stream": Feature(lambda s: s.input.source == "stream", "array"),
 }
-
-
-def strategy_kinds() -> dict[str, type[StrategySection]]:
-    """Return the classes of the strategies' sections, by kind."""
-    return {get_args(section.model_fields["kind"].annotation)[0]: section for section in get_args(AnyStrategy)}
 
 
 def kinds_of(section: str) -> dict[str, type[Section]]:

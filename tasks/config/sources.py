@@ -11,7 +11,8 @@ from pydantic import ValidationError
 from tasks.config import plain
 from tasks.config.explain import explain
 from tasks.config.project import names_of, project_root, recipes
-from tasks.config.schema import BATCH_SIZES, Settings, fields_of, kinds_of, leaves, marks_of, strategy_kinds
+from tasks.config.schema import BATCH_SIZES, Settings, fields_of, kinds_of, leaves, marks_of
+from tasks.config.strategies import strategy_kinds
 from tasks.errors import UserError, cut, one_of
 
 

@@ -1,11 +1,10 @@
 """Workers that train asynchronously on variables that servers hold (tf.distribute.ParameterServerStrategy)."""
 
 import logging
-import os
 
 import tensorflow as tf
 
-from tasks import config
+from tasks import config, machine
 from tasks.errors import UserError
 from tasks.strategies import Strategy
 
@@ -56,7 +55,7 @@ def serve_member() -> None:
     members = resolver.cluster_spec()
     # A step waits for variables in threads of this pool: with as many threads as cores, two workers' steps can wait
     # for each other for ever (TensorFlow's guide to parameter servers).
-    threads = max(os.cpu_count() or 1, members.num_tasks("worker") + 1)
+    threads = max(machine.usable_cores(), members.num_tasks("worker") + 1)
     server = tf.distribute.Server(
         members,
         job_name=resolver.task_type,
