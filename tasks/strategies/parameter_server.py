@@ -1,6 +1,7 @@
 """Workers that train asynchronously on variables that servers hold (tf.distribute.ParameterServerStrategy)."""
 
 import logging
+import os
 
 import tensorflow as tf
 
