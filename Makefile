@@ -12,7 +12,7 @@ WORKERS := -n 2 --dist loadfile
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup run test test-slow lint bench ui clean lock
+.PHONY: help setup run test test-slow lint bench ui clean lock picture
 
 help:  ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' Makefile
@@ -38,6 +38,9 @@ lint: $(INSTALLED)  ## Check style (ruff), types (mypy, strict) and layers (impo
 
 bench: $(INSTALLED)  ## Measure this pipeline and the plain recipe side by side
 	@$(BIN)/python -m benchmarks $(ARGS)
+
+picture: $(INSTALLED)  ## Draw the rooms and their imports anew in docs/architecture.md
+	@$(BIN)/python -m tests.house
 
 ui: $(INSTALLED)  ## Open the MLflow and Prefect pages of the runs here
 	@$(BIN)/stratagem ui $(ARGS)

@@ -16,7 +16,7 @@ from packaging.requirements import Requirement
 ROOT = Path(__file__).resolve().parent.parent
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 LOCK = (ROOT / "requirements.lock").read_text()
-TARGETS = ["setup", "run", "test", "test-slow", "lint", "bench", "ui", "clean", "lock", "help"]
+TARGETS = ["setup", "run", "test", "test-slow", "lint", "bench", "ui", "clean", "lock", "picture", "help"]
 
 
 def test_make_alone_lists_every_target(project, run):

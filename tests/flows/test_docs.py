@@ -7,6 +7,7 @@ a reader would: a new one needs nothing here, unless this machine cannot run it.
 import contextlib
 import os
 import re
+import runpy
 import shlex
 import signal
 import socket
@@ -31,6 +32,7 @@ LANGUAGES = {
     "python": "written to the file that its first line names, or run",
     "diff": "test_contributing.py applies it to a copy of the project, which then trains with it",
     "text": "a drawing: nothing to run",
+    "mermaid": "`make picture` draws it",
 }
 # What is not run, and why not. What of it is `make` or `stratagem` must still be something that those take.
 NOT_RUN = {
@@ -129,6 +131,12 @@ def test_make_knows_its_targets(run):
     targets = [command.removeprefix("make ") for command in COMMANDS if command.startswith("make ")]
     done = run(["make", "--dry-run", *targets], cwd=ROOT)
     assert done.returncode == 0, done.stderr
+
+
+def test_the_picture_is_of_the_house_as_it_is():
+    house = runpy.run_path(str(ROOT / "tests" / "house.py"))
+    drawn = [block.text for document in DOCUMENTS for block in blocks_of(document) if block.language == "mermaid"]
+    assert drawn == [house["picture"]()], "docs/architecture.md shows another house: run make picture"
 
 
 @dataclass
