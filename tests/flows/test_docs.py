@@ -4,6 +4,7 @@ The language of a block says how it is checked. Those of commands are read from 
 a reader would: a new one needs nothing here, unless this machine cannot run it.
 """
 
+import ast
 import contextlib
 import os
 import re
@@ -48,6 +49,9 @@ NOT_RUN = {
 SERVERS = {"stratagem ui": "Ctrl-C ends all.", "tensorboard": "(Press CTRL+C to quit)"}
 # So short is a training here, where the command or its recipe says nothing else: an epoch of digits each.
 SHORT = {"epochs": 3, "steps_per_epoch": 41}
+# What a table of decisions says that there is not.
+PLANNED = {"tasks/settings/"}
+LINK = re.compile(r"\[([^\]]*)\]\((?!https?:)([^)#]*)(?:#([^)]*))?\)")
 FENCE = re.compile(r"^ *(```+|~~~+)(.*)\n((?:.*\n)*?) *\1 *$", re.MULTILINE)
 
 
@@ -131,6 +135,41 @@ def test_make_knows_its_targets(run):
     targets = [command.removeprefix("make ") for command in COMMANDS if command.startswith("make ")]
     done = run(["make", "--dry-run", *targets], cwd=ROOT)
     assert done.returncode == 0, done.stderr
+
+
+LINKS = sorted({(document, *link) for document in DOCUMENTS for link in LINK.findall(document.read_text("utf-8"))})
+
+
+@pytest.mark.parametrize(
+    ("document", "text", "file", "heading"), LINKS, ids=lambda value: getattr(value, "name", value) or "-"
+)
+def test_a_link_leads_to_what_it_names(document, text, file, heading):
+    target = (document.parent / file).resolve() if file else document
+    assert target.exists(), f"{document.name}: no {file}"
+    if heading:
+        headings = re.findall(r"^#+ (.*)$", target.read_text(encoding="utf-8"), re.MULTILINE)
+        assert heading in [re.sub(r"[^\w -]", "", one).lower().replace(" ", "-") for one in headings]
+    if target.suffix == ".py" and "/" not in text:
+        # `train.train` is `train` in train.py, `datasets.find` is `find` in datasets/__init__.py.
+        module, *names = text.strip("`").split(".")
+        assert module == (target.parent.name if target.stem == "__init__" else target.stem)
+        body = ast.parse(target.read_text(encoding="utf-8")).body
+        for name in names:
+            found = [part for part in body if name in names_in(part)]
+            assert found, f"{document.name}: {file} has no {text}"
+            body = getattr(found[0], "body", [])
+
+
+def names_in(statement: ast.stmt) -> set[str]:
+    """Return what a statement defines."""
+    targets = [*getattr(statement, "targets", ()), getattr(statement, "target", None)]
+    return {getattr(statement, "name", ""), *(part.id for part in targets if isinstance(part, ast.Name))}
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda document: document.name)
+def test_a_file_that_is_named_is_there(document):
+    named = re.findall(r"`((?:tasks|flows|tests|benchmarks|recipes)/[\w./]+)`", document.read_text(encoding="utf-8"))
+    assert [path for path in named if not (ROOT / path).exists() and path not in PLANNED] == []
 
 
 def test_the_picture_is_of_the_house_as_it_is():
