@@ -70,10 +70,11 @@ def _divide(prepared: PreparedDataset, validation: float | int, seed: int) -> tu
 def order(num_examples: int, seed: int, number: int | None) -> Rows:
     """Return the order of a pass: a permutation of ``range(num_examples)``, int64 (num_examples,).
 
-    It depends on the seed and the pass's number alone; None is the draw of the validation examples. Raw Philox words are sorted, because NumPy keeps a bit
-    generator's words the same for ever, and promises nothing of the kind for ``Generator.permutation``. Each word has
-    its place in its lowest bits, so no two are equal, and the values themselves are sorted: 0.7 ms for 60,000, where a
-    stable argsort takes 5.2 ms, a third of the time in which NumPy reads MNIST.
+    It depends on the seed and the pass's number alone; None is the draw of the validation examples. Raw Philox words
+    are sorted, because NumPy keeps a bit generator's words the same for ever, and promises nothing of the kind for
+    ``Generator.permutation``. Each word has its place in its lowest bits, so no two are equal, and the values
+    themselves are sorted: 0.7 ms for 60,000, where a stable argsort takes 5.2 ms, a third of the time in which NumPy
+    reads MNIST.
     """
     words = np.random.Philox(key=[seed, 0 if number is None else number + 1]).random_raw(num_examples)
     places = np.uint64((1 << num_examples.bit_length()) - 1)

@@ -100,22 +100,15 @@ def _begin(
 ) -> records.Run:
     """Begin a run of a kind, with its folder in a room of mlruns/."""
     experiment = settings.tracking.experiment or settings.dataset.name
-    creation_id, project = uuid.uuid4().hex, runs.project_id()
+    creation_id, project, start_time = uuid.uuid4().hex, runs.project_id(), int(time.time() * 1000)
     described = {
         "dataset": prepared.name,
-        "data_version": lineage.data_version,
-        "code_digest": lineage.code_digest,
-        "settings_digest": lineage.settings_digest,
-        "git_dirty": None if lineage.git_dirty is None else str(lineage.git_dirty).lower(),
+        **_tags_of(lineage),
         "flow_run_id": flow_run_id,
         "held_by": f"{project}:{key}",
         "creation_id": creation_id,
-        "mlflow.source.git.commit": lineage.git_commit,
-        "mlflow.source.name": "stratagem",
-        "mlflow.source.type": "LOCAL",
         **tags,
     }
-    start_time = int(time.time() * 1000)
     creation: Event = {"experiment": experiment, "start_time": start_time, "tags": present(described)}
     run_id, began = _create(creation)
     run: records.Run | None = None
@@ -154,6 +147,19 @@ def _begin(
             open_store().set_terminated(run_id, status)
         raise
     return run
+
+
+def _tags_of(lineage: records.Lineage) -> dict[str, str | None]:
+    """Return the tags that say where a run comes from."""
+    return {
+        "data_version": lineage.data_version,
+        "code_digest": lineage.code_digest,
+        "settings_digest": lineage.settings_digest,
+        "git_dirty": None if lineage.git_dirty is None else str(lineage.git_dirty).lower(),
+        "mlflow.source.git.commit": lineage.git_commit,
+        "mlflow.source.name": "stratagem",
+        "mlflow.source.type": "LOCAL",
+    }
 
 
 def _create(creation: Event) -> tuple[str, bool]:
