@@ -72,9 +72,9 @@ class Input(Section):
     normalization: Result[Literal["scale", "standardize", "none"]]
     """`scale`: to 0..1. `standardize`: by the training split's mean and deviation of each channel. `none`: 0..255."""
     shuffle: Result[bool]
-    """A new order every epoch, drawn from (train.seed, epoch)."""
+    """A new order every pass over the data, drawn from train.seed and the pass's number."""
     drop_remainder: Result[bool]
-    """Leave out a short last batch of each epoch."""
+    """Leave out a short last batch of each pass."""
     prefetch: Speed[Annotated[int, Field(ge=0, le=1000)] | Literal["auto"]]
     """Batches made ready ahead: 0 for none; `auto` lets tf.data tune it. Of an array many are gathered at once."""
     cache: Speed[Literal["memory", "file", "none"]]
