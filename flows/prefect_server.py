@@ -40,7 +40,7 @@ def set_environment(debug: bool) -> None:
     os.environ.setdefault("PREFECT_CLIENT_MAX_RETRIES", "2")  # After 2 and 4 s. Five would be a minute a request.
 
 
-def make_key() -> str:
+def make_password() -> str:
     """Return what a server that this project starts asks of everyone: a user's name and a random password.
 
     Whoever can use a Prefect server can let it run commands and read its blocks, and every user of a machine reaches
@@ -53,7 +53,7 @@ def guarded_environment(key: str, url: str) -> dict[str, str]:
     """Return what lets only requests with the key into a Prefect server, and in a browser only its own pages ask it.
 
     Args:
-        key: of ``make_key``.
+        key: of ``make_password``.
         url: of the server, without a path. Prefect does not look at a request's Host header, so that a web page could
             reach it under a name of its own; without the key that page learns and does nothing.
     """
@@ -71,7 +71,7 @@ class PrefectServer:
         self._log = tempfile.TemporaryFile()  # noqa: SIM115  # Its last line is the reason when it fails.
         self._listening = socket.create_server(("127.0.0.1", 0))
         self._address = f"http://127.0.0.1:{self._listening.getsockname()[1]}"
-        self._key = make_key()
+        self._key = make_password()
         # Kept from before this process names its server in its own, which would tell the next one `configured`.
         # Off is what only a server needs that other programs talk to. Each is one more writer to one SQLite file.
         self._environment = {

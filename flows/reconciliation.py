@@ -48,7 +48,7 @@ def end_abandoned_flow_runs() -> list[Ended]:
 
 def _report_ended() -> list[Ended]:
     """Tell the server of flow runs that came to their end while it was down."""
-    told = []
+    ended = []
     for path, end in runs.unreported():
         with get_client(sync_client=True) as client:
             state: State[Any] = State(type=StateType(end.state), message=end.message or None)
@@ -58,9 +58,9 @@ def _report_ended() -> list[Ended]:
                 continue
         if was_open:
             reason = "it ended while Prefect's server did not answer"
-            told.append(Ended(what=f"Prefect flow run {end.flow_run_id}", status=end.state, reason=reason))
+            ended.append(Ended(what=f"Prefect flow run {end.flow_run_id}", status=end.state, reason=reason))
         path.unlink(missing_ok=True)
-    return told
+    return ended
 
 
 def _end(client: SyncPrefectClient, flow_run_id: str, state: "State[Any]") -> bool:

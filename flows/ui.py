@@ -14,7 +14,7 @@ from typing import IO, Any
 
 import requests
 
-from flows.prefect_server import guarded_environment, make_key
+from flows.prefect_server import guarded_environment, make_password
 from tasks import config, relocation
 from tasks.errors import StratagemError
 from tasks.machine import free_ports
@@ -50,7 +50,7 @@ def serve() -> None:
         relocation.mend()
     ports = _choose_ports(root / "mlruns" / "ui.json")
     mlflow, prefect = (f"http://127.0.0.1:{ports[name]}" for name in USUAL_PORTS)
-    key = make_key()
+    key = make_password()
     environment = stage_environment(None)
     python = [sys.executable, "-m"]
     # Each knows its own secrets alone, and from its environment: every user can read a command line.

@@ -45,12 +45,12 @@ def main() -> None:
     except KeyboardInterrupt as interrupt:
         sys.exit(getattr(interrupt, "exit_code", 130))
     except Exception as error:
-        told = error if isinstance(error, StratagemError) else serve.unexpected(arguments.stage, error)
+        failure = error if isinstance(error, StratagemError) else serve.unexpected(arguments.stage, error)
         if place := os.environ.get("STRATAGEM_ERROR"):
-            Path(place).write_text(json.dumps(errors.to_json(told)), encoding="utf-8")
+            Path(place).write_text(json.dumps(errors.to_json(failure)), encoding="utf-8")
         else:
-            print(f"error: {told}", file=sys.stderr)
-        sys.exit(told.exit_code)
+            print(f"error: {failure}", file=sys.stderr)
+        sys.exit(failure.exit_code)
 
 
 def _run(stage: str, name: str | None, overrides: list[str]) -> None:

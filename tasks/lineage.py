@@ -66,16 +66,16 @@ def code_digest(model_name: str = "") -> str:
         known = records.load(CodeMeanings, cache).by_bytes
     except UserError:
         known = {}
-    told = {name: hashlib.sha256(found[name]).hexdigest() for name in names}
+    digests = {name: hashlib.sha256(found[name]).hexdigest() for name in names}
     # Files that were seen before are not parsed again: all of them take 0.3 s, their bytes 0.01 s.
     meant = {
-        told[name]: known.get(told[name]) or meaning(found[name]) if name.endswith(".py") else told[name]
+        digests[name]: known.get(digests[name]) or meaning(found[name]) if name.endswith(".py") else digests[name]
         for name in names
     }
     if not meant.items() <= known.items():
         with contextlib.suppress(OSError):  # A project that cannot be written is refused elsewhere.
             records.save(CodeMeanings(by_bytes=meant), cache)
-    return hashlib.sha256("".join(f"{name}\0{meant[told[name]]}\n" for name in names).encode()).hexdigest()
+    return hashlib.sha256("".join(f"{name}\0{meant[digests[name]]}\n" for name in names).encode()).hexdigest()
 
 
 def meaning(source: bytes) -> str:

@@ -101,7 +101,7 @@ def _joined(
         own_losses = np.repeat([share.own_loss for share in shares], [len(share.logits) for share in shares])
         if table is None:
             table = np.zeros([test.num_examples, 2 + logits.shape[1]])
-        table[test.place(step)] = np.column_stack([labels, own_losses, logits])
+        table[test.own_part(step)] = np.column_stack([labels, own_losses, logits])
         examples.update(on_devices)
     if table is None:
         raise ValueError("there are no batches")

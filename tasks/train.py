@@ -162,7 +162,7 @@ def _train(
 
         training = setup.build(settings, prepared, strategy, data, state, arrays)
         training = autotune.choose_compiler(training, folder / "records" / "tuning.json", begun)
-        placement = strategy.place(training.model)
+        placement = strategy.placement_of(training.model)
         records.save(placement, folder / "records" / "placement.json")
         _log_summary(training, placement)
 

@@ -90,21 +90,21 @@ class Batches:
         size = np.minimum(self.global_batch_size, self.num_examples - first)
         return np.stack([first + size * (self.worker + i) // self.num_workers for i in (0, 1)], axis=1)
 
-    def place(self, step: int) -> slice:
+    def own_part(self, step: int) -> slice:
         """Return where this worker's examples of a step lie in its pass."""
         first, last = self.parts[step % self.steps_in_pass]
         return slice(first, last)
 
     def rows(self, step: int) -> Rows:
         """Return the rows of the split's arrays that this worker reads in a step, int64 (n,). Array source only."""
-        return self._known_source.rows_at(self.pass_order(step // self.steps_in_pass)[self.place(step)])
+        return self._known_source.rows_at(self.pass_order(step // self.steps_in_pass)[self.own_part(step)])
 
     def draws(self, step: int) -> Draws | None:
         """Return what ``augment`` takes for this worker's examples of a step; None when nothing is augmented."""
         if self.augmentation is None:
             return None
         flips, corners = self.pass_draws(step // self.steps_in_pass, self.augmentation)
-        return flips[self.place(step)], corners[self.place(step)]
+        return flips[self.own_part(step)], corners[self.own_part(step)]
 
     def pass_order(self, number: int) -> Rows:
         """Return the order of a pass, int64 (num_examples,)."""

@@ -52,8 +52,8 @@ def make() -> Network:
     with subprocess.Popen(
         [sys.executable, "-I", __file__], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, process_group=0
     ) as maker:
-        told, _, names = (maker.stdout.readline() if maker.stdout is not None else "").strip().partition(" ")
-        if told != "made":
+        answer, _, names = (maker.stdout.readline() if maker.stdout is not None else "").strip().partition(" ")
+        if answer != "made":
             raise OSError(names or "no answer")
         return Network([os.open(f"/proc/{maker.pid}/ns/{name}", os.O_RDONLY) for name in names.split()])
 

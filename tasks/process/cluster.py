@@ -23,7 +23,7 @@ from tasks.launchers import Member
 from tasks.launchers.isolation import Network
 from tasks.process import guard
 from tasks.process.logs import Logs
-from tasks.process.member import MemberProcess, Replies, Reply
+from tasks.process.member import MemberProcess, Message, Replies
 
 # When a process fails because another one died, the death is seen within this time.
 SETTLE_SECONDS = 5.0
@@ -214,7 +214,7 @@ class StageProcesses:
                 needed = {name: arguments[name] for name in ("settings", "prepared")}
                 request |= {"stage": SHARED[stage], "arguments": needed}
             one.send(request)
-        answers: dict[MemberProcess, Reply] = {}
+        answers: dict[MemberProcess, Message] = {}
         settled_at: float | None = None
         while len(answers) < len(asked) and (settled_at is None or time.monotonic() < settled_at):
             process, reply = self._listen(watch=stage in SHARED)
@@ -239,7 +239,7 @@ class StageProcesses:
         self._broken = self._broken or bool(silent)
         raise error
 
-    def _listen(self, watch: bool = True) -> tuple[MemberProcess | None, Reply | None]:
+    def _listen(self, watch: bool = True) -> tuple[MemberProcess | None, Message | None]:
         """Return what a process says, with None for its end; (None, None) where nobody says anything for a while.
 
         Raises:
@@ -247,7 +247,7 @@ class StageProcesses:
         """
         began = time.monotonic()
         process: MemberProcess | None = None
-        reply: Reply | None = None
+        reply: Message | None = None
         with contextlib.suppress(Empty):
             process, reply = self._replies.get(timeout=POLL_SECONDS)
         # Not the time since its last sign: after this process itself was stopped, that would be long for everyone.
@@ -295,7 +295,7 @@ class StageProcesses:
             raise _Lost(f"{reason}, as all workers")
         _print(f"{reason}; strategy.max_restarts = {most}, so the training goes on without it; its log: {self.logs}")
 
-    def _failure(self, stage: str, answers: dict[MemberProcess, Reply], silent: list[MemberProcess]) -> Exception:
+    def _failure(self, stage: str, answers: dict[MemberProcess, Message], silent: list[MemberProcess]) -> Exception:
         """Return the one error for the answers of all: the user's mistake, then a lost member, then what failed."""
         failed = [(process, reply) for process, reply in answers.items() if "error" in reply]
         failed.sort(key=lambda pair: (pair[1]["kind"] == "StratagemError", pair[0] is not self.first))

@@ -18,7 +18,7 @@ from tasks.process import guard
 
 READER_SECONDS = 1.0
 
-Reply = dict[str, Any]
+Message = dict[str, Any]
 
 
 class MemberProcess:
@@ -95,7 +95,7 @@ class MemberProcess:
         code = self._process.wait()
         return signal.Signals(-code).name if code < 0 else f"exit code {code}"
 
-    def send(self, request: Reply) -> None:
+    def send(self, request: Message) -> None:
         """Send a request. A process that died does not take it; its end is seen by what is read."""
         if self._process.stdin is not None:
             with contextlib.suppress(BrokenPipeError):
@@ -122,4 +122,4 @@ class MemberProcess:
 
 
 # A process and what it said; None is its end.
-Replies = SimpleQueue[tuple[MemberProcess, Reply | None]]
+Replies = SimpleQueue[tuple[MemberProcess, Message | None]]

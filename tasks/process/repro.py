@@ -100,9 +100,9 @@ def main() -> None:
     try:
         reproduce(arguments.target, arguments.force)
     except StratagemError as error:
-        told = Path(os.environ["STRATAGEM_ERROR"])
-        if not told.exists():  # Else the stage has said what went wrong.
-            told.write_text(json.dumps(errors.to_json(error)), encoding="utf-8")
+        error_file = Path(os.environ["STRATAGEM_ERROR"])
+        if not error_file.exists():  # Else the stage has said what went wrong.
+            error_file.write_text(json.dumps(errors.to_json(error)), encoding="utf-8")
         sys.exit(error.exit_code)
 
 

@@ -78,7 +78,7 @@ class Strategy:
         workers = f" in {self.num_workers} workers" if self.num_workers > 1 else ""
         return f"{self.kind}, {replicas}{workers} on {', '.join(self.devices)}"
 
-    def place(self, model: Any) -> Placement:
+    def placement_of(self, model: Any) -> Placement:
         """Return where each variable of a built model and of its optimizer really lies."""
         variables = []
         for variable in [*model.variables, *model.optimizer.variables]:

@@ -193,7 +193,7 @@ def resume(
             deleted = open_store().get_run(mlflow_run_id(run)).info.lifecycle_stage == "deleted"
         except MlflowException as error:
             # Unless it began while the server did not answer.
-            deleted = error.error_code == "RESOURCE_DOES_NOT_EXIST" and not OUTBOX.holds(run)
+            deleted = error.error_code == "RESOURCE_DOES_NOT_EXIST" and not OUTBOX.has_unsent(run)
         if deleted:
             raise UserError(
                 f"the run '{run.run_id}' cannot be resumed: it is no longer in {store_uri()}. Bring it back with "
@@ -239,34 +239,34 @@ def finish(run: records.Run, status: Literal["FINISHED", "FAILED", "KILLED"], re
 
 
 @patiently
-def end_abandoned(mine: str = "", but: str | None = None) -> list[records.Ended]:
+def end_abandoned(own_key: str = "", except_run_id: str | None = None) -> list[records.Ended]:
     """End the runs of this host whose process died: as it had put down, else as KILLED. Also deliver what runs that are
     not at work have kept.
 
     Args:
-        mine: a key that the caller holds; what was done under it before is over.
-        but: the id of a run of this key that the caller is at work on.
+        own_key: a key that the caller holds; what was done under it before is over.
+        except_run_id: the id of a run of this key that the caller is at work on.
 
     Raises:
         UserError: see ``open_store``; what can be known without the store is settled then.
     """
-    ended = _end_folders(mine, but)
+    ended = _end_folders(own_key, except_run_id)
     client = open_store()
     wanted = "attributes.status = 'RUNNING' AND tags.`mlflow.source.name` = 'stratagem'"
     experiments = [experiment.experiment_id for experiment in client.search_experiments()]
     for found in client.search_runs(experiments, wanted, max_results=1000) if experiments else []:
-        end = _end_open(client, found, mine, but)
+        end = _end_open(client, found, own_key, except_run_id)
         if end is not None and end.what not in {record.what for record in ended}:
             ended.append(end)
     return ended
 
 
-def _end_folders(mine: str, but: str | None) -> list[records.Ended]:
+def _end_folders(own_key: str, except_run_id: str | None) -> list[records.Ended]:
     """End the runs whose folder says that they are at work, and deliver what others have kept."""
     ended = []
     project = runs.project_id()
     for run in runs.open_ended():
-        if run.run_id == but or not (run.key == mine or runs.is_over(run)):
+        if run.run_id == except_run_id or not (run.key == own_key or runs.is_over(run)):
             continue
         put_down = runs.status(run)
         # In a copy of a project lie the runs of the original, which may be at work; the copy has a store of its own, or
@@ -282,24 +282,24 @@ def _end_folders(mine: str, but: str | None) -> list[records.Ended]:
                 why = put_down.reason or _died()
                 finish(run, "KILLED", why)
                 ended.append(records.Ended(what=f"MLflow run {run.run_id}", status="KILLED", reason=why))
-            elif OUTBOX.holds(run):
+            elif OUTBOX.has_unsent(run):
                 OUTBOX.flush(run)
     return ended
 
 
-def _end_open(client: mlflow.MlflowClient, found: Any, mine: str, but: str | None) -> records.Ended | None:
+def _end_open(client: mlflow.MlflowClient, found: Any, own_key: str, except_run_id: str | None) -> records.Ended | None:
     """End a run that MLflow takes for running, if its process died or it is another one's twin."""
     tags, run_id = found.data.tags, found.info.run_id
     local_id = tags.get("local_run_id", run_id)
     run_of = runs.look_up(local_id)
     original = run_of or _original_of(client, run_id, found.info.experiment_id, tags)
-    if original is not None and not OUTBOX.holds(original) and is_twin(original, run_id):
+    if original is not None and not OUTBOX.has_unsent(original) and is_twin(original, run_id):
         end_twin(client, run_id, original.run_id)
         return None
     # What it is told last may still be on its way.
     leader, _, held_key = tags.get("held_by", "").rpartition(":")
     key = run_of.key if run_of is not None else held_key
-    at_work = local_id == but or (key != mine and runs.is_held(key))
+    at_work = local_id == except_run_id or (key != own_key and runs.is_held(key))
     # Runs of before are tagged with the host and the folder.
     if leader not in (runs.project_id(), f"{socket.gethostname()}:{config.project_root()}") or at_work:
         return None

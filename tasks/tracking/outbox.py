@@ -89,7 +89,7 @@ class Outbox:
                 network.without_secrets(" ".join(str(why).split())),
             )
 
-    def holds(self, run: records.Run) -> bool:
+    def has_unsent(self, run: records.Run) -> bool:
         """Return whether something of a run is kept."""
         return _outbox(run).exists()
 
@@ -206,7 +206,7 @@ def await_told(run: records.Run) -> None:
     open_store()
     OUTBOX.ask_at_once()
     OUTBOX.flush(run)
-    if OUTBOX.holds(run):
+    if OUTBOX.has_unsent(run):
         raise Unavailable(f"{store_uri()}: MLflow cannot be told of run {run.run_id} now: see to it")
 
 

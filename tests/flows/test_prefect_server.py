@@ -168,7 +168,7 @@ def test_a_run_whose_own_prefect_server_is_killed_gets_it_back(trains_long, star
 def test_a_run_whose_users_prefect_server_is_killed_ends_with_its_result_and_tells_the_server_later(
     trains_long, start, run, tmp_path
 ):
-    key, (port,) = prefect_server.make_key(), free_ports(1)
+    key, (port,) = prefect_server.make_password(), free_ports(1)
     url = f"http://127.0.0.1:{port}/api"
     serving = {"PREFECT_HOME": str(tmp_path / "home"), "PREFECT_SERVER_API_AUTH_STRING": key}
     asking = {"PREFECT_API_URL": url, "PREFECT_API_AUTH_STRING": key}
@@ -195,7 +195,7 @@ def test_a_run_whose_users_prefect_server_is_killed_ends_with_its_result_and_tel
 
 @pytest.mark.slow
 def test_a_run_that_is_told_to_stop_after_its_server_has_gone_ends_as_killed(trains_long, start, tmp_path):
-    key, (port,) = prefect_server.make_key(), free_ports(1)
+    key, (port,) = prefect_server.make_password(), free_ports(1)
     url = f"http://127.0.0.1:{port}/api"
     serving = {"PREFECT_HOME": str(tmp_path / "home"), "PREFECT_SERVER_API_AUTH_STRING": key}
     server = start("prefect", "server", "start", "--host", "127.0.0.1", "--port", str(port), **serving)

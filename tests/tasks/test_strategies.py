@@ -42,7 +42,7 @@ def test_a_placement_tells_where_each_variable_lies():
     model = keras.Model(images, keras.layers.Dropout(0.5)(keras.layers.Dense(2, name="dense")(images)))
     model.compile(keras.optimizers.SGD(momentum=0.9, name="sgd"))
     model.optimizer.build(model.trainable_variables)
-    placement = strategy.place(model)
+    placement = strategy.placement_of(model)
     assert (placement.strategy, placement.backend, placement.num_replicas) == ("one_device", "tensorflow", 1)
     assert placement.devices == strategy.devices
     sizes = {
@@ -188,7 +188,7 @@ print(json.dumps({
     "elements": [[part.numpy().tolist() for part in batch.values] for batch in batches],
     "sums": [[part.numpy().tolist() for part in total.values] for total in sums],
     "replicas": [int(number) for number in strategy.run(tf.function(strategy.local_replica)).values],
-    "placement": strategy.place(model).model_dump(mode="json"),
+    "placement": strategy.placement_of(model).model_dump(mode="json"),
     "outside": strategy.locate(outside),
     # A cluster's variables have the same components, those of this process.
     "of workers": [

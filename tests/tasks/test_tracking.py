@@ -286,7 +286,7 @@ def test_a_run_that_a_late_request_made_twice_is_ended_and_deleted(run: records.
     tags = {"creation_id": run.creation_id, "mlflow.source.name": "stratagem"}
     assert tags.items() <= found.data.tags.items()
     twin = client.create_run(found.info.experiment_id, tags=tags).info.run_id
-    ended = tracking.end_abandoned(but=run.run_id)
+    ended = tracking.end_abandoned(except_run_id=run.run_id)
     assert ended == []
     assert client.get_run(run.run_id).info.status == "RUNNING"
     info = client.get_run(twin).info

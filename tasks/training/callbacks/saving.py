@@ -99,7 +99,7 @@ class SaveCheckpoints(keras.callbacks.Callback):
         now, step = time.perf_counter(), self.position.step
         every = self.section.every_seconds
         due = every is not None and now - self._saved_at >= every
-        told = self.stop.is_set()
+        stop_asked = self.stop.is_set()
         if self.strategy.num_workers > 1:
             if not always and step < self._next_meeting:
                 return
@@ -107,11 +107,11 @@ class SaveCheckpoints(keras.callbacks.Callback):
             until = max(1, int(rate * MEETING_SECONDS))
             # The clock is the chief's: each worker has its own.
             chief = self.strategy.is_chief
-            stops, dues, steps = self.strategy.sum_over_workers([told, due and chief, until if chief else 0])
-            told, due = bool(stops > 0), bool(dues > 0)
+            stops, dues, steps = self.strategy.sum_over_workers([stop_asked, due and chief, until if chief else 0])
+            stop_asked, due = bool(stops > 0), bool(dues > 0)
             self._next_meeting, self._met_step, self._met_at = step + int(steps), step, now
         self._due = self._due or due
-        self._told_to_stop = self._told_to_stop or told
+        self._told_to_stop = self._told_to_stop or stop_asked
 
     def _end_if_told(self) -> None:
         if self._told_to_stop:
