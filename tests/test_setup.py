@@ -134,6 +134,7 @@ def test_the_copy_is_a_clean_repository_without_what_runs_left(project, run):
     assert [path.name for path in (project / "mlruns").iterdir()] == [".gitkeep"]
 
 
+@pytest.mark.slow
 def test_what_hangs_is_ended_with_all_it_started(run):
     with pytest.raises(pytest.fail.Exception, match=r"did not end within 5 s\nchild \d+") as caught:
         run(["sh", "-c", "sleep 600 & echo child $!; wait"], timeout_seconds=5)

@@ -48,6 +48,7 @@ def _asked(url, key=None):
     return requests.post(f"{url}/flow_runs/count", json={}, auth=auth, timeout=60).status_code
 
 
+@pytest.mark.slow
 def test_a_run_has_an_api_of_its_own_which_only_it_may_use_and_which_ends_with_it(own_prefect):
     server = prefect_server.start_server()
     assert server is not None
@@ -98,6 +99,7 @@ def test_a_server_of_the_users_own_is_used(own_prefect, monkeypatch):
     assert asked == ["/api/health"], "whether it lets us in shows later"
 
 
+@pytest.mark.slow
 def test_an_api_that_cannot_start_is_told_in_one_message(own_prefect):
     own_prefect.mkdir()
     (own_prefect / "prefect.db").write_text("no database " * 1000)

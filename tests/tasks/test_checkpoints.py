@@ -248,6 +248,7 @@ os._exit(9)  # While the second is being written.
 """
 
 
+@pytest.mark.slow
 def test_a_checkpoint_whose_writer_was_killed_does_not_count(tmp_path, run):
     done = run([sys.executable, "-c", KILLED, tmp_path / "c", Path(__file__).parent])
     assert done.returncode == 9, done.stderr

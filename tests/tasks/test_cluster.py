@@ -17,6 +17,8 @@ from tasks.machine import free_ports
 from tasks.process import cluster, guard
 from tasks.process.cluster import StageProcesses
 
+pytestmark = pytest.mark.slow  # Each starts processes.
+
 
 def _multi_worker(**values) -> config.MultiWorker:
     return config.MultiWorker(kind="multi_worker", **values)

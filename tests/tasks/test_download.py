@@ -268,6 +268,7 @@ def test_server_without_the_archive_is_named(root, server):
     assert server.url in message
 
 
+@pytest.mark.slow
 def test_name_that_nobody_answers_for_is_given_up(root, monkeypatch):
     # The look-up of a name has no time-out of its own.
     register(monkeypatch, "http://archives.invalid/tiny.gz")
@@ -429,6 +430,7 @@ def test_two_downloads_at_once(root):
     assert sorted(p.name for p in (root / "data/digits").iterdir()) == [".download.lock", "raw"]
 
 
+@pytest.mark.slow
 def test_killed_download_leaves_nothing_usable_and_the_next_cleans_up(root):
     process = start(root)
     # TFDS has begun to write.

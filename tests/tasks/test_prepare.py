@@ -257,6 +257,7 @@ def test_damaged_shard_is_named_and_the_old_result_stays(root, damage):
     assert files_below(root / "data/digits/prepared") == before
 
 
+@pytest.mark.slow
 def test_killed_prepare_leaves_the_old_result_and_the_next_cleans_up(root):
     manifest = download(dataset())
     prepare(dataset(), manifest)
@@ -294,6 +295,7 @@ def test_folder_that_cannot_be_written(root):
     assert not (root / "data/digits/prepared").exists()
 
 
+@pytest.mark.slow
 def test_memory_does_not_grow_with_the_dataset(root, monkeypatch):
     def peak_growth(num_images):
         """The most that this process' memory grew while it prepared so many images, in bytes."""

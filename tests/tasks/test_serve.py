@@ -162,6 +162,7 @@ def test_a_stage_whose_disk_is_full_says_the_same_as_everywhere(project, error, 
     assert re.match(rf"{place} cannot be written \(.+\)\. Make room, and give the same command again$", str(told))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("backend", "imported"), [("tensorflow", "False"), ("jax", "True")])
 def test_a_stage_process_imports_jax_for_itself_alone(run, backend, imported):
     code = """

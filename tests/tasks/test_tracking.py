@@ -80,6 +80,7 @@ def test_four_processes_on_a_new_store_all_succeed(project: Path) -> None:
     assert sorted(path.name for path in Path("mlruns").iterdir() if "building" in path.name) == []
 
 
+@pytest.mark.slow
 def test_a_first_run_killed_in_the_migration_leaves_no_broken_store(project: Path) -> None:
     code = "from tasks import tracking; tracking.open_store()"
     process = subprocess.Popen([sys.executable, "-c", code], stderr=subprocess.DEVNULL)

@@ -149,6 +149,7 @@ def test_tfds_leaves_a_folder_for_each_look_into_its_bucket(tmp_path, monkeypatc
     assert list(tmp_path.iterdir())
 
 
+@pytest.mark.slow
 def test_diskcache_begins_a_transaction_again_for_ever(tmp_path):
     writes = (
         "import sys\n"
