@@ -39,8 +39,8 @@ lint: $(INSTALLED)  ## Check style (ruff), types (mypy, strict) and layers (impo
 bench: $(INSTALLED)  ## Measure this pipeline and the plain recipe side by side
 	@$(BIN)/python -m benchmarks $(ARGS)
 
-picture: $(INSTALLED)  ## Draw the rooms and their imports anew in docs/architecture.md
-	@$(BIN)/python -m tests.house
+picture: $(INSTALLED)  ## Draw the layers and their imports anew in docs/architecture.md
+	@$(BIN)/python -m tests.layers
 
 ui: $(INSTALLED)  ## Open the MLflow and Prefect pages of the runs here
 	@$(BIN)/stratagem ui $(ARGS)
@@ -54,7 +54,7 @@ clean:  ## Remove what runs left: mlruns, metrics, data/*/raw and prepared, all 
 
 lock: $(INSTALLED)  ## Resolve pyproject.toml into requirements.lock: ARGS=--upgrade for newer versions
 	@$(BIN)/uv pip compile --quiet --generate-hashes --no-emit-index-url --universal --python-version 3.11 \
-	  --custom-compile-command "make lock" --extra dev -o requirements.lock pyproject.toml $(ARGS)
+	  --custom-compile-command "make lock" --all-extras -o requirements.lock pyproject.toml $(ARGS)
 
 # The stamp comes last: an install that was interrupted, or that is older than the lock, is done again.
 # --no-deps: the lock is complete, and pip 23 refuses it when it looks for `sqlalchemy[asyncio]` by itself.

@@ -86,13 +86,15 @@ def make(num_examples: int, side: int) -> tuple[config.Settings, records.Dataset
                 yield row, {"image": image, "label": int(generator.integers(10))}
 
     settings = config.load(overrides={**PLAIN, "dataset.name": Random.name})
-    return settings, download.download(settings.dataset)
+    download.download(settings.dataset)
+    return settings
 
 
-def data(axis: str, size: int, settings: config.Settings, manifest: records.DatasetManifest) -> records.PreparedDataset:
+def data(axis: str, size: int, settings: config.Settings) -> records.PreparedDataset:
     """Measure what reads or writes the images."""
-    measure(f"prepare / {axis}", size, lambda: prepare.prepare(settings.dataset, manifest))
-    prepared = prepare.prepare(settings.dataset, manifest)
+    described = config.Tfds(name=settings.dataset.name)
+    measure(f"prepare / {axis}", size, lambda: prepare.prepare(described))
+    prepared = prepare.prepare(described)
     batches, consume = sources.training_batches(settings, prepared, 64), counter()
 
     def next_pass() -> Batches:
@@ -101,7 +103,7 @@ def data(axis: str, size: int, settings: config.Settings, manifest: records.Data
 
     measure(f"a pass of tf.data / {axis}", size, lambda: int(consume(next_pass().dataset)))
     measure(f"a pass of NumPy / {axis}", size, lambda: sum(len(labels) for _, labels in next_pass().arrays()))
-    with trained({**PLAIN, "dataset.name": manifest.name, "train.steps_per_epoch": 100}) as result:
+    with trained({**PLAIN, "dataset.name": settings.dataset.name, "train.steps_per_epoch": 100}) as result:
         measure(f"evaluate / {axis}", size, lambda: evaluate(settings, prepared, result))
     return prepared
 
@@ -137,11 +139,11 @@ def tracked(size: int, settings: config.Settings, prepared: records.PreparedData
     """Measure what tracking takes for so many points."""
 
     def write() -> None:
-        run = tracking.start(settings, prepared, lineage.trace(settings, prepared.data_version))
+        run = tracking.start_run(settings, prepared, lineage.trace(settings, prepared.data_version))
         with tracking.MetricWriter(run) as writer:
             for number in range(size):
                 writer.write(number, {"train/loss": 1.0})
-        tracking.finish(run, "FINISHED")
+        tracking.end_run(run, "FINISHED")
 
     measure("a tracked run / points", size, write)
 
@@ -168,9 +170,9 @@ def history(size: int, settings: config.Settings) -> None:
     def ask() -> None:
         runs.remove_leftovers()
         runs.find_unfinished(settings, traced)
-        runs.why_not_taken_up(settings, traced)
+        runs.why_not_resumed(settings, traced)
         lineage.finished_run(settings.dataset.name, traced)
-        runs.open_ended()
+        runs.find_not_final()
         runs.next_number()
 
     measure("what a start asks of the runs before it / runs", size, ask)
@@ -179,15 +181,15 @@ def history(size: int, settings: config.Settings) -> None:
 def main() -> None:
     """Measure every row, and print."""
     for count in EXAMPLES:
-        settings, manifest = make(count, 28)
-        prepared = data("examples", count, settings, manifest)
+        settings = make(count, 28)
+        prepared = data("examples", count, settings)
     for side in SIDES:
-        chosen, manifest = make(4_000, side)
-        data("pixels", side * side, chosen, manifest)
+        chosen = make(4_000, side)
+        data("pixels", side * side, chosen)
         step(
             "a step / pixels",
             side * side,
-            {"dataset.name": manifest.name, "model.name": "convnet", "model.options": {}},
+            {"dataset.name": settings.dataset.name, "model.name": "convnet", "model.options": {}},
         )
     for size, units in UNITS.items():
         parameters(size, units, prepared)

@@ -1,18 +1,16 @@
 """The `stratagem` command: parses, calls, prints. Nothing heavy is imported before a command needs it."""
 
-import os
-import signal
-import sys
-import traceback
-from collections.abc import Iterator
-from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from flows import data
+from flows.command import command
+
 if TYPE_CHECKING:
     from tasks.config import Settings
-    from tasks.records import Comparison, RunSummary
+    from tasks.records import RunSummary
 
 app = typer.Typer(
     help="Train Keras models on more than one device: a dataset and a strategy in, a proven model out.",
@@ -21,19 +19,19 @@ app = typer.Typer(
     add_completion=False,
 )
 
+app.add_typer(data.app, name="data")
+
 Recipe = Annotated[str | None, typer.Argument(help="A name in recipes/ or a path; without one, params.yaml alone.")]
 Set = Annotated[list[str], typer.Option("--set", metavar="KEY=VALUE", help="One setting, such as train.epochs=3.")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON record to standard output, and nothing else there.")]
 Debug = Annotated[bool, typer.Option("--debug", help="Show tracebacks and Prefect's log.")]
 Resume = Annotated[
-    str | None, typer.Option("--resume", metavar="RUN|latest", help="Carry this run on, from its latest checkpoint.")
+    str | None, typer.Option("--resume", metavar="RUN|latest", help="Resume this run, from its latest checkpoint.")
 ]
 AllowChanges = Annotated[
     bool, typer.Option("--allow-changes", help="With --resume: also with settings or data of another training.")
 ]
-Fresh = Annotated[
-    bool, typer.Option("--fresh", help="Begin a new run, also where one of the same did not come to its end.")
-]
+Fresh = Annotated[bool, typer.Option("--fresh", help="Start a new run, also where one of the same is unfinished.")]
 NO_SETTINGS: list[str] = []
 
 
@@ -54,65 +52,6 @@ def options(
     """Take the options that belong to no command."""
 
 
-@contextmanager
-def command(debug: bool) -> Iterator[None]:
-    """End a command as the shell expects: one message and the error's exit code, no traceback."""
-    from tasks import files
-    from tasks.errors import Interrupted, StratagemError, Terminated
-    from tasks.network import without_secrets
-    from tasks.process.environment import keep_private, show_tracebacks
-
-    keep_private()
-    if debug:
-        show_tracebacks()
-
-    def terminate(number: int, frame: object) -> None:
-        raise Terminated
-
-    for number in (signal.SIGTERM, signal.SIGHUP):  # SIGHUP: the terminal was closed.
-        if signal.getsignal(number) != signal.SIG_IGN:  # As under nohup.
-            signal.signal(number, terminate)
-    try:
-        try:
-            yield
-            sys.stdout.flush()
-        finally:
-            _disarm_signals()
-    except BrokenPipeError:  # The reader of the output wants no more of it, as `head`.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes once more when it ends.
-        sys.exit(128 + signal.SIGPIPE)
-    except Interrupted as interrupted:
-        print(f"interrupted: {interrupted}", file=sys.stderr)
-        sys.exit(interrupted.exit_code)
-    except StratagemError as error:
-        if debug:
-            print(without_secrets(traceback.format_exc()), file=sys.stderr)
-        print(f"error: {error}", file=sys.stderr)
-        sys.exit(error.exit_code)
-    except KeyboardInterrupt as interrupt:
-        print("interrupted", file=sys.stderr)
-        sys.exit(getattr(interrupt, "exit_code", 130))
-    except Exception as error:
-        if debug:
-            print(without_secrets(traceback.format_exc()), file=sys.stderr)
-        if full := files.full_disk(error, "the project's folder, or Prefect's,"):
-            print(f"error: {full}", file=sys.stderr)
-            sys.exit(full.exit_code)
-        cause = (str(error).strip() or "no message").splitlines()[0]
-        print(f"error: {type(error).__name__}: {without_secrets(cause)} (the whole story: --debug)", file=sys.stderr)
-        sys.exit(1)
-
-
-def _disarm_signals() -> None:
-    """Let Python end in peace: an exception of ours in Prefect's last messages leaves it waiting, for 20 s at worst.
-
-    A first signal to a command that ends anyway does nothing, a second one ends it at once.
-    """
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        if signal.getsignal(number) != signal.SIG_IGN:
-            signal.signal(number, lambda number, frame: signal.signal(number, signal.SIG_DFL))
-
-
 @app.command()
 def run(
     recipe: Recipe = None,
@@ -128,7 +67,7 @@ def run(
 ) -> None:
     """Download, prepare, train, evaluate and register: the whole pipeline.
 
-    A run with the same settings, data and code that did not come to its end is carried on.
+    An unfinished run with the same settings, data and code is resumed.
     """
     with command(debug):
         from flows import prefect_server
@@ -145,7 +84,7 @@ def run(
             )
         pipeline.check_writable()
         if if_changed and (same := pipeline.find_unchanged(settings)):
-            print(same.model_dump_json()) if json else _print_run(same, changed=False)
+            _print_run(same, json, changed=False)
             return
         dvc_data.check_source(settings.dataset)
         pipeline.check_devices(settings)
@@ -153,11 +92,11 @@ def run(
             return
         runs.refuse_held(settings, resume)
         prefect_server.set_environment(debug)
-        client.start(settings)  # Imports its framework while this process imports Prefect.
+        client.start_processes(settings)  # Imports its framework while this process imports Prefect.
         with timeline.span("flow", "wait for the API's address"):
             server = prefect_server.start_server()
         with timeline.span("flow", "import Prefect"):
-            from flows.reporting import lead
+            from flows.reporting import run_flow
             from flows.training import training
 
         if server is not None:
@@ -167,27 +106,16 @@ def run(
         values = config.Overrides(config.read_overrides(overrides))
         options = (if_changed, resume, allow_changes, fresh)
         with timeline.span("flow", "flow"):
-            summary = lead(training, recipe, values, *options)
+            summary = run_flow(training, recipe, values, *options)
         with timeline.span("flow", "end the stages"):
-            client.stop()
-        if json:
-            print(summary.model_dump_json())
-        else:
-            _print_run(summary, changed=not if_changed or summary.run_id not in before)
+            client.stop_processes()
+        _print_run(summary, json, changed=not if_changed or summary.run_id not in before)
 
 
-def _print_run(summary: "RunSummary", changed: bool) -> None:
-    """Print what a run ends with: how good it is for each class, the run itself, where its pictures are."""
-    from flows import tables
-    from tasks import config, runs
-    from tasks.records import EvaluationResult
+def _print_run(summary: "RunSummary", json: bool, changed: bool) -> None:
+    from flows import tables  # Not before the run: 0.03 s that its stage process need not wait for.
 
-    running, root = runs.find(summary.run_id), config.project_root()
-    if evaluated := runs.left_by(running, EvaluationResult):
-        tables.print_classes(evaluated)
-        print()
-    tables.print_summary(summary, changed)
-    tables.print_pictures(root / running.folder, root)
+    print(summary.model_dump_json()) if json else tables.print_run(summary, changed)
 
 
 def _check_resume(
@@ -198,7 +126,7 @@ def _check_resume(
     from tasks.errors import UserError
 
     if resume is not None and fresh:
-        raise UserError(f"--resume {resume} carries a run on, and --fresh begins a new one: give one of them")
+        raise UserError(f"--resume {resume} resumes a run, and --fresh starts a new one: give one of them")
     if if_changed and (resume is not None or fresh):
         raise UserError("--if-changed may train nothing, and --resume and --fresh ask for a training: give one of them")
     if resume is None and allow_changes:
@@ -240,7 +168,7 @@ def compare(
     the global one. A strategy that fails is a row with its reason.
     """
     with command(debug):
-        from flows import prefect_server
+        from flows import prefect_server, tables
         from flows.plan import plan
         from tasks import config, dvc_data, pipeline
         from tasks.process import client
@@ -250,44 +178,19 @@ def compare(
         pipeline.check_writable()
         dvc_data.check_source(first.dataset)
         prefect_server.set_environment(debug)
-        client.start(first, with_cluster=False)
+        client.start_processes(first, with_cluster=False)
         server = prefect_server.start_server()
         from flows.comparison import comparison
-        from flows.reporting import lead
+        from flows.reporting import run_flow
 
         if server is not None:
             server.await_ready()
-        compared = lead(comparison, kinds, wanted, recipe, values, repeats)
-        client.stop()
+        compared = run_flow(comparison, kinds, wanted, recipe, values, repeats)
+        client.stop_processes()
         if json:
             print(compared.model_dump_json())
         else:
-            print_comparison(compared)
-
-
-def print_comparison(result: "Comparison") -> None:
-    """Print the table that a comparison ends with, in 80 columns."""
-    from rich.console import Console
-    from rich.table import Table
-
-    from tasks import report
-
-    columns, cells = report.comparison_cells(result, narrow=True)
-    table = Table(box=None, padding=(0, 1, 0, 0), pad_edge=False)
-    for heading in ("strategy", "loop"):
-        table.add_column(heading, vertical="bottom")
-    for column in columns:
-        table.add_column(column.narrow, justify="right")
-    for row in cells:
-        table.add_row(*row)
-    console = Console(highlight=False, markup=False)  # A reason may hold [gpu:0].
-    console.print(table)
-    for remark in report.comparison_remarks(result):
-        console.print(remark)
-    console.print(
-        f"{result.model} on {result.dataset}, {result.epochs} epochs, {result.global_batch_size} examples a step"
-    )
-    console.print(f"table: {result.folder}; runs: stratagem ui, under the run {result.run_id}")
+            tables.print_comparison(compared)
 
 
 @app.command()
@@ -315,7 +218,7 @@ def _data(stage: str, recipe: str | None, overrides: list[str], force: bool, jso
 
         pipeline.check_writable()
         record = dvc_data.prepare_data(config.load(recipe, overrides), stage, force)
-        tables.print_record(record, json, ("name", "version", "data_version", "folder", "num_classes"))
+        tables.print_record(record, json, ("name", "version", "data_version", "folder"))
 
 
 @app.command()
@@ -330,7 +233,7 @@ def train(
 ) -> None:
     """Train alone, without Prefect; the dataset must be prepared.
 
-    A training with the same settings, data and code that did not come to its end is carried on.
+    An unfinished run with the same settings, data and code is resumed.
     """
     with command(debug):
         from flows import tables
@@ -345,7 +248,7 @@ def train(
             return
         prepared = dvc_data.load_prepared(settings.dataset.name)
         result = pipeline.train_alone(settings, prepared, pipeline.Resumption(resume, allow_changes, fresh))
-        client.stop()
+        client.stop_processes()
         shown = (
             "run_id",
             "dataset",
@@ -360,7 +263,7 @@ def train(
 
 
 def _joined(settings: "Settings", as_run: bool = False) -> bool:
-    """Train as a member of a cluster that someone else started; False when this process is the one that leads."""
+    """Train as a member of a cluster that someone else started; False where this process is to run the pipeline."""
     from tasks import pipeline
 
     if pipeline.member_name(settings) is None:
@@ -384,13 +287,13 @@ def evaluate(
 
         settings, prepared, running, training = pipeline.load_training(config.load(recipe, overrides), run_id)
         result = client.evaluate(settings, prepared, training, running)
-        client.stop()
+        client.stop_processes()
         if json:
             print(result.model_dump_json())
             return
         tables.print_record(result, False, ("run_id", "checkpoint", "num_examples", "metrics"))
         tables.print_classes(result)
-        tables.print_pictures(config.project_root() / running.folder, config.project_root())
+        tables.print_pictures(running)
 
 
 @app.command()
@@ -407,14 +310,51 @@ def register(
         evaluation = runs.load_evaluation(running)
         with runs.hold(running.key, f"run {running.run_id}"):
             result = client.register(settings, prepared, training, evaluation, running)
-        client.stop()
+        client.stop_processes()
         shown = ("run_id", "model_name", "model_version", "aliases", "model_uri", "reason", "notes")
         tables.print_record(result, json, shown)
 
 
 @app.command()
+def export(
+    run_id: Annotated[
+        str,
+        typer.Argument(
+            metavar="RUN", help="A run, `latest` for the newest one, or models:/NAME@ALIAS or models:/NAME/VERSION."
+        ),
+    ],
+    format: Annotated[
+        str, typer.Option("--format", metavar="NAME", help="A file of tasks/exports/, such as keras or savedmodel.")
+    ],
+    to: Annotated[
+        Path | None,
+        typer.Option("--to", metavar="FOLDER", help="A folder that is not there yet; without it, one of the run's."),
+    ] = None,
+    checkpoint: Annotated[
+        str | None, typer.Option("--checkpoint", metavar="latest|best", help="Without it, the latest.")
+    ] = None,
+    json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Write the model of a run as files of a format, and compare what these give with Keras on the test split.
+
+    Beside the files lies export.json: where the model comes from, what it takes and gives, and the sha256 of each file.
+    """
+    with command(debug):
+        from flows import tables
+        from tasks import exports, pipeline
+        from tasks.process import client
+
+        exports.find(format)
+        settings, prepared, running, which = pipeline.find_model(run_id, checkpoint)
+        result = client.export(settings, prepared, running, format, which, to and to.absolute())
+        client.stop_processes()
+        print(result.model_dump_json()) if json else tables.print_export(result)
+
+
+@app.command()
 def reconcile(json: Json = False, debug: Debug = False) -> None:
-    """End what killed processes left open in MLflow, Prefect and mlruns/, and deliver what MLflow was not told."""
+    """End the runs of killed processes in MLflow, Prefect and mlruns/, and deliver what MLflow was not told."""
     with command(debug):
         from json import dumps
 
@@ -437,7 +377,7 @@ def reconcile(json: Json = False, debug: Debug = False) -> None:
         for run_id in kept:
             print(f"run {run_id} has more to tell its MLflow store, which does not answer or is not the one set now")
         if not ended and not kept:
-            print("Nothing was left open.")
+            print("There is nothing to end.")
 
 
 @app.command()
@@ -465,51 +405,25 @@ def strategies(
     with command(False):
         from json import dumps
 
-        from rich.console import Console
-        from rich.table import Table
-
         from flows import tables
         from tasks import config, report
 
-        kinds = config.strategy_kinds()
         if json:
-            offers = report.offers()
-            print(
-                dumps(
-                    {
-                        kind: {
-                            "backend": section.backend,
-                            "loops": section.loops,
-                            "offers": [feature for feature in offers if offers[feature][kind] is None],
-                            "refuses": {feature: by[kind] for feature, by in offers.items() if by[kind] is not None},
-                        }
-                        for kind, section in kinds.items()
-                    }
-                )
-            )
-            return
-        if markdown:
+            offers, kinds = report.offers(), config.strategy_kinds()
+            offered = {
+                kind: {
+                    "backend": section.backend,
+                    "loops": section.loops,
+                    "offers": [feature for feature in offers if offers[feature][kind] is None],
+                    "refuses": {feature: by[kind] for feature, by in offers.items() if by[kind] is not None},
+                }
+                for kind, section in kinds.items()
+            }
+            print(dumps(offered))
+        elif markdown:
             print(report.offers_page(), end="")
-            return
-        rows, reasons = report.offers_cells()
-        table = Table(box=None, padding=(0, 1, 0, 0))
-        table.add_column("--set")
-        for kind in kinds:
-            table.add_column(kind.replace("_", "_\n"), vertical="bottom")
-        for feature, *marks in rows:
-            table.add_row(_fold(feature, 22), *marks)
-        Console(highlight=False).print(table)
-        tables.print_rows(reasons)
-        for backend in dict.fromkeys(section.backend for section in kinds.values()):
-            print(f"on {backend}: {', '.join(kind for kind in kinds if kinds[kind].backend == backend)}")
-
-
-def _fold(name: str, width: int) -> str:
-    """Return a long name in two lines, broken after `=`, `_` or `.`."""
-    if len(name) <= width:
-        return name
-    cut = max(name.rfind(sign, 0, width) for sign in "=_.") + 1
-    return f"{name[:cut]}\n {name[cut:]}"
+        else:
+            tables.print_strategies()
 
 
 @app.command()

@@ -56,13 +56,13 @@ def comparison(
         repeats: how often each is trained, in rounds; null is twice, and once where a round takes over ten minutes.
 
     Raises:
-        UserError: nothing could be begun.
+        UserError: nothing could be started.
         StratagemError: no strategy worked. One that failed beside others that worked is a row with its reason.
     """
     keep_private()
     began = time.perf_counter()
     planned = plan(strategies, loops or LOOPS, recipe, overrides or {})
-    reconciliation.end_abandoned_flow_runs()
+    reconciliation.end_crashed_flow_runs()
     serving = planned.trainable[0]
     key = f"comparison-{uuid.uuid4().hex[:16]}"
 
@@ -74,7 +74,7 @@ def comparison(
 
 
 def _compare(planned: Plan, repeats: int | None, serving: config.Settings, held: runs.Hold, began: float) -> Comparison:
-    client.start(serving, with_cluster=False)  # Imports its framework while DVC looks at the data.
+    client.start_processes(serving, with_cluster=False)  # Imports its framework while DVC looks at the data.
     prepared = stages.data(serving)
     run = stages.start_comparison(serving, prepared, held.holder.key, flow_run.id)
     held.note(run_id=run.run_id)
@@ -100,9 +100,9 @@ def _compare(planned: Plan, repeats: int | None, serving: config.Settings, held:
         if all(row.reason is not None for row in result.rows):
             raise StratagemError(f"no strategy worked. {'; '.join(map(explain, result.rows))}")
     except BaseException as error:
-        stages.fail(serving, run, error)
+        stages.end_failed(serving, run, error)
         raise
-    stages.finish(serving, run, "FINISHED")
+    stages.end_run(serving, run, "FINISHED")
     return result
 
 
@@ -117,7 +117,7 @@ def _train(pair: Pair, prepared: PreparedDataset, parent: Run, number: int) -> C
     if pair.settings is None:
         return row
     print(f"\n{pair.strategy}, {pair.loop}{f', round {number}' if number > 1 else ''}", file=sys.stderr)
-    client.stop()  # Each has processes of its own, so that none starts with what another left warm.
+    client.stop_processes()  # Each has processes of its own, so that none starts with what another left warm.
     load = Load()
     began = time.perf_counter()
     run = None

@@ -1,4 +1,4 @@
-"""What processes that were killed left open in Prefect: flow runs that would be RUNNING for ever."""
+"""Flow runs whose process was killed, which Prefect would take for RUNNING for ever."""
 
 import uuid
 from typing import Any
@@ -19,28 +19,28 @@ LEFT_FOR_LATER = (ObjectNotFound, httpx.HTTPError, ValueError)
 
 
 def reconcile() -> tuple[list[Ended], list[str]]:
-    """End everything that is left open; return it, and the ids of the runs that MLflow still cannot be told of.
+    """End the flow runs and runs of processes that died; return those, and the runs that MLflow cannot be told of.
 
     Raises:
         StratagemError: the MLflow store cannot be used, or does not answer.
     """
-    ended = [*end_abandoned_flow_runs(), *pipeline.reconcile()]
+    ended = [*end_crashed_flow_runs(), *pipeline.reconcile()]
     return ended, runs.undelivered()
 
 
-def end_abandoned_flow_runs() -> list[Ended]:
+def end_crashed_flow_runs() -> list[Ended]:
     """End the flow runs of this host whose process died, with the tasks that were running in them, as CRASHED; those
     whose server was not told how they ended, as they did."""
     ended = _report_ended()
-    for path, holder in runs.abandoned():
+    for path, holder in runs.dead_holders():
         if holder.flow_run_id is not None:
             reason = f"process {holder.pid} on {holder.host} died"
             with get_client(sync_client=True) as client:
                 try:
-                    was_open = _end(client, holder.flow_run_id, Crashed(message=reason))
+                    ended_now = _end(client, holder.flow_run_id, Crashed(message=reason))
                 except LEFT_FOR_LATER:
                     continue
-            if was_open:
+            if ended_now:
                 ended.append(Ended(what=f"Prefect flow run {holder.flow_run_id}", status="CRASHED", reason=reason))
         path.unlink(missing_ok=True)
     return ended
@@ -53,10 +53,10 @@ def _report_ended() -> list[Ended]:
         with get_client(sync_client=True) as client:
             state: State[Any] = State(type=StateType(end.state), message=end.message or None)
             try:
-                was_open = _end(client, end.flow_run_id, state)
+                ended_now = _end(client, end.flow_run_id, state)
             except LEFT_FOR_LATER:
                 continue
-        if was_open:
+        if ended_now:
             reason = "it ended while Prefect's server did not answer"
             ended.append(Ended(what=f"Prefect flow run {end.flow_run_id}", status=end.state, reason=reason))
         path.unlink(missing_ok=True)
@@ -64,17 +64,17 @@ def _report_ended() -> list[Ended]:
 
 
 def _end(client: SyncPrefectClient, flow_run_id: str, state: "State[Any]") -> bool:
-    """End a flow run and its tasks; return whether it was still open."""
+    """End a flow run and its tasks; return whether it had no final state before."""
     flow_run = client.read_flow_run(uuid.UUID(flow_run_id))
     tasks = client.read_task_runs(flow_run_filter=FlowRunFilter(id=FlowRunFilterId(any_=[flow_run.id])))
     for task_run in tasks:
-        if _open(task_run):
+        if not _is_final(task_run):
             client.set_task_run_state(task_run.id, state, force=True)
-    if not _open(flow_run):
+    if _is_final(flow_run):
         return False
     client.set_flow_run_state(flow_run.id, state, force=True)
     return True
 
 
-def _open(run: FlowRun | TaskRun) -> bool:
-    return run.state is not None and not run.state.is_final()
+def _is_final(run: FlowRun | TaskRun) -> bool:
+    return run.state is None or run.state.is_final()

@@ -73,7 +73,7 @@ def reported(body: Callable[[], R]) -> R:
         number = stop.signal if isinstance(stop, TerminationSignal) else signal.SIGINT
         outcome = Outcome(error=Interrupted("the run was stopped", 128 + number))
     _outcome.set(outcome)
-    # Who stopped it waits for its end.
+    # The user who stopped the run is waiting for the command to end, so the server gets no time to come back.
     if not _server_answers(0.0 if isinstance(outcome.error, Interrupted) else PATIENCE_SECONDS):
         outcome.keep()
         raise outcome
@@ -93,7 +93,7 @@ def publish(page: str, key: str, description: str) -> None:
             create_markdown_artifact(page, key=key, description=description)
 
 
-def lead(flow: Flow[..., R], *arguments: Any) -> R:
+def run_flow(flow: Flow[..., R], *arguments: Any) -> R:
     """Run a flow from a command and return what its body returned, also when its server has died.
 
     Raises:

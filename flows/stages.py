@@ -51,8 +51,13 @@ def train(settings: Settings, prepared: PreparedDataset, run: Run) -> TrainingRe
         return client.train(settings, prepared, run)
 
 
-begin = Task(pipeline.begin, name="begin", task_run_name="begin run " + LOOP, cache_policy=NO_CACHE)
-start_run = Task(client.start_run, name="start", task_run_name="start run " + LOOP, cache_policy=NO_CACHE)
+start_or_resume = Task(
+    pipeline.start_or_resume,
+    name="start_or_resume",
+    task_run_name="start or resume run " + LOOP,
+    cache_policy=NO_CACHE,
+)
+start_run = Task(client.start_run, name="start_run", task_run_name="start run " + LOOP, cache_policy=NO_CACHE)
 start_comparison = Task(
     client.start_comparison,
     name="start_comparison",
@@ -71,8 +76,10 @@ register = Task(
 report_comparison = Task(
     client.report_comparison, name="report", task_run_name="report {run.name}", cache_policy=NO_CACHE
 )
-finish = Task(client.finish_run, name="finish", task_run_name="finish run {run.name}, {status}", cache_policy=NO_CACHE)
-fail = Task(pipeline.end_failed, name="fail", task_run_name="end run {run.name}", cache_policy=NO_CACHE)
+end_run = Task(client.end_run, name="end_run", task_run_name="end run {run.name}, {status}", cache_policy=NO_CACHE)
+end_failed = Task(
+    pipeline.end_failed, name="end_failed", task_run_name="end failed run {run.name}", cache_policy=NO_CACHE
+)
 
 
 @contextmanager
@@ -81,6 +88,6 @@ def finishing(settings: Settings, run: Run) -> Iterator[None]:
     try:
         yield
     except BaseException as error:
-        fail(settings, run, error)
+        end_failed(settings, run, error)
         raise
-    finish(settings, run, "FINISHED")
+    end_run(settings, run, "FINISHED")

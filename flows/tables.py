@@ -6,8 +6,8 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from tasks import config
-from tasks.records import EvaluationResult, Record, RunSummary
+from tasks import config, report, runs
+from tasks.records import Comparison, EvaluationResult, ExportedModel, Record, Run, RunSummary, TensorShape
 
 
 def print_rows(rows: Mapping[str, str]) -> None:
@@ -38,8 +38,16 @@ def print_record(record: Record | None, json: bool, fields: tuple[str, ...]) -> 
     print_rows(rows)
 
 
-def print_summary(summary: RunSummary, changed: bool = True) -> None:
-    """Print the short table that a run ends with."""
+def print_run(summary: RunSummary, changed: bool = True) -> None:
+    """Print what a run ends with: how good it is for each class, the run itself, where its pictures are.
+
+    Args:
+        changed: False for a run of before, after which nothing was to do.
+    """
+    run = runs.find(summary.run_id)
+    if evaluated := runs.load_result(run, EvaluationResult):
+        print_classes(evaluated)
+        print()
     if not changed:
         print("Nothing to do: data, settings and code are those of this finished run:")
     speed = (
@@ -65,6 +73,26 @@ def print_summary(summary: RunSummary, changed: bool = True) -> None:
         "next": "stratagem ui",
     }
     print_rows(rows)
+    print_pictures(run)
+
+
+def print_export(result: ExportedModel) -> None:
+    """Print what an export ends with: what the model takes and gives, how far it is from Keras, where it lies."""
+    rows = {
+        "run": result.run_id,
+        "checkpoint": result.checkpoint,
+        "format": result.format,
+        "takes": ", ".join(f"{one.name}: {_shape(one)}" for one in result.inputs),
+        "gives": ", ".join(map(_shape, result.outputs)),
+        "checked": f"{result.num_examples:,} test examples, at most {result.max_difference:.2g} from Keras",
+        "files": ", ".join(result.files),
+    }
+    print_rows(rows)
+    print(result.folder)  # On a line of its own, as nothing shorter can be opened.
+
+
+def _shape(one: TensorShape) -> str:
+    return f"{one.dtype} ({', '.join(str(size or 'any') for size in one.shape)})"
 
 
 def print_classes(result: EvaluationResult) -> None:
@@ -79,10 +107,55 @@ def print_classes(result: EvaluationResult) -> None:
     Console(highlight=False, markup=False).print(table)
 
 
-def print_pictures(folder: Path, root: Path) -> None:
+def print_pictures(run: Run) -> None:
     """Print the paths of the pictures that a run has in its folder: a line each, as nothing shorter can be opened."""
-    for path in sorted((folder / "report").glob("*.png")):
+    root = config.project_root()
+    for path in sorted((root / run.folder / "report").glob("*.png")):
         print(path.relative_to(root))
+
+
+def print_comparison(result: Comparison) -> None:
+    """Print the table that a comparison ends with, in 80 columns."""
+    columns, cells = report.comparison_cells(result, narrow=True)
+    table = Table(box=None, padding=(0, 1, 0, 0), pad_edge=False)
+    for heading in ("strategy", "loop"):
+        table.add_column(heading, vertical="bottom")
+    for column in columns:
+        table.add_column(column.narrow, justify="right")
+    for row in cells:
+        table.add_row(*row)
+    console = Console(highlight=False, markup=False)  # A reason may hold [gpu:0].
+    console.print(table)
+    for remark in report.comparison_remarks(result):
+        console.print(remark)
+    console.print(
+        f"{result.model} on {result.dataset}, {result.epochs} epochs, {result.global_batch_size} examples a step"
+    )
+    console.print(f"table: {result.folder}; runs: stratagem ui, under the run {result.run_id}")
+
+
+def print_strategies() -> None:
+    """Print what each strategy offers, with the reasons for what it does not."""
+    rows, reasons = report.offers_cells()
+    kinds = config.strategy_kinds()
+    table = Table(box=None, padding=(0, 1, 0, 0))
+    table.add_column("--set")
+    for kind in kinds:
+        table.add_column(kind.replace("_", "_\n"), vertical="bottom")
+    for feature, *marks in rows:
+        table.add_row(_fold(feature, 22), *marks)
+    Console(highlight=False).print(table)
+    print_rows(reasons)
+    for backend in dict.fromkeys(section.backend for section in kinds.values()):
+        print(f"on {backend}: {', '.join(kind for kind in kinds if kinds[kind].backend == backend)}")
+
+
+def _fold(name: str, width: int) -> str:
+    """Return a long name in two lines, broken after `=`, `_` or `.`."""
+    if len(name) <= width:
+        return name
+    cut = max(name.rfind(sign, 0, width) for sign in "=_.") + 1
+    return f"{name[:cut]}\n {name[cut:]}"
 
 
 def print_recipes(recipes: Mapping[str, Path]) -> None:

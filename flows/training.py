@@ -45,19 +45,19 @@ def training(
     allow_changes: bool = False,
     fresh: bool = False,
 ) -> RunSummary:
-    """Train, evaluate and register one model. A run of the same that did not come to its end is carried on.
+    """Train, evaluate and register one model. An unfinished run of the same is resumed.
 
     Args:
         recipe: a name in recipes/, laid over params.yaml.
         overrides: single settings, laid over both: {"train.epochs": 3} or {"train": {"epochs": 3}}.
         if_changed: train nothing when the last finished run had the same data, settings and code; return that run.
-        resume: the id of the run to carry on, or "latest".
-        allow_changes: carry it on even where settings or data make it another training.
-        fresh: begin a new run in any case.
+        resume: the id of the run to resume, or "latest".
+        allow_changes: resume it even where settings or data make it another training.
+        fresh: start a new run in any case.
     """
     keep_private()
     settings = _settings(recipe, overrides)
-    reconciliation.end_abandoned_flow_runs()
+    reconciliation.end_crashed_flow_runs()
     resumption = pipeline.Resumption(resume, allow_changes, fresh)
     return reporting.reported(lambda: _run(settings, if_changed, resumption))
 
@@ -67,12 +67,12 @@ def _run(settings: config.Settings, if_changed: bool, resumption: pipeline.Resum
     with runs.hold_run(settings, resumption.run, flow_run.id) as held:
         clock = Clock()
         if not if_changed:
-            client.start(settings)  # Imports its framework while DVC looks at the data.
+            client.start_processes(settings)  # Imports its framework while DVC looks at the data.
         with clock.measure("data"):
             prepared = stages.data(settings)
         if if_changed and (same := pipeline.unchanged(settings, prepared)):
             return same
-        run = stages.begin(settings, prepared, held, resumption, flow_run.id)
+        run = stages.start_or_resume(settings, prepared, held, resumption, flow_run.id)
         with stages.finishing(settings, run):
             with clock.measure("train"):
                 trained = pipeline.earlier_result(settings, run, TrainingResult)
@@ -81,7 +81,7 @@ def _run(settings: config.Settings, if_changed: bool, resumption: pipeline.Resum
                 evaluated = pipeline.earlier_result(settings, run, EvaluationResult)
                 evaluated = evaluated or stages.evaluate(settings, prepared, trained, run)
             with clock.measure("register"):
-                registered = runs.left_by(run, RegisteredModel)
+                registered = runs.load_result(run, RegisteredModel)
                 registered = registered or stages.register(settings, prepared, trained, evaluated, run)
             summary = summarise(prepared, run, trained, evaluated, registered, clock)
             records.save(summary, config.project_root() / run.folder / "summary.json")

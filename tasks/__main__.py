@@ -9,7 +9,7 @@ python -m tasks reconcile               ends the MLflow runs of processes that w
 python -m tasks guard COMMAND...         runs a command, and ends it when standard input closes
 python -m tasks serve                   JSON lines on standard input, an answer each on standard output
 python -m tasks assist                  the same for a worker that is not the chief: it checks, trains, evaluates
-python -m tasks member                  a worker or a parameter server that the chief gives work to
+python -m tasks tf_server               a worker or a parameter server: TensorFlow's server, which the chief gives work
 """
 
 import argparse
@@ -24,7 +24,7 @@ from tasks.errors import StratagemError, UserError
 from tasks.process import guard, serve
 from tasks.process.environment import keep_private
 
-STAGES = ("check", "download", "prepare", "train", "evaluate", "reconcile", "serve", "assist", "member")
+STAGES = ("check", "download", "prepare", "train", "evaluate", "reconcile", "serve", "assist", "tf_server")
 
 
 def main() -> None:
@@ -56,8 +56,8 @@ def main() -> None:
 def _run(stage: str, name: str | None, overrides: list[str]) -> None:
     if stage in ("serve", "assist"):
         serve.serve(chief=stage == "serve")
-    elif stage == "member":
-        serve.serve_member()
+    elif stage == "tf_server":
+        serve.run_tf_server()
     elif stage in ("download", "prepare"):
         if name is None:
             raise UserError(f"python -m tasks {stage}: give the name of a folder in data/")
@@ -65,7 +65,7 @@ def _run(stage: str, name: str | None, overrides: list[str]) -> None:
     elif stage == "reconcile":
         from tasks import tracking
 
-        for ended in tracking.end_abandoned():
+        for ended in tracking.end_crashed():
             print(ended.model_dump_json())
     elif stage == "check":
         dvc_stages.check(config.load(name, overrides).dataset)

@@ -18,7 +18,7 @@ import yaml
 
 from tasks import files
 
-SETTLED_SECONDS = 2.0
+TRUSTED_AFTER_SECONDS = 2.0
 """What was changed so short before is not trusted: a second change in the same moment of the clock would not show."""
 
 
@@ -39,11 +39,16 @@ def remembered(root: Path, name: str) -> Iterator[None]:
     before = _look(root, name)
     yield
     after = _look(root, name)
-    if before is None or after is None or before[0] != after[0] or time.time() - after[1] < SETTLED_SECONDS:
+    if before is None or after is None or before[0] != after[0] or time.time() - after[1] < TRUSTED_AFTER_SECONDS:
         return
     # Unwritten, DVC is asked again next time.
     with contextlib.suppress(OSError), files.replacing(_record(root, name)) as written:
         written.write_text(after[0], encoding="utf-8")
+
+
+def forget(root: Path, name: str) -> None:
+    """Ask DVC the next time."""
+    _record(root, name).unlink(missing_ok=True)
 
 
 def _record(root: Path, name: str) -> Path:

@@ -1,10 +1,7 @@
 """download: a dataset's name -> a TFDS dataset in data/<name>/raw, made from archives that were hashed before use."""
 
 import contextlib
-import errno
 import io
-import os
-import re
 import shutil
 import sys
 from pathlib import Path
@@ -15,12 +12,9 @@ import requests
 import tensorflow_datasets as tfds
 from filelock import FileLock
 
-from tasks import config, datasets, errors, files, network, records, upstream
+from tasks import config, dataset_folder, datasets, errors, files, network, records, upstream
 from tasks.errors import UserError
 from tasks.records import DatasetManifest, SourceFile
-
-MADE_BY_TFDS = re.compile(r"(dataset_info|features|metadata)\.json|.+\.labels\.txt|.+\.tfrecord-\d+-of-\d+")
-
 
 checksums, resource, tree, NonMatchingChecksumError = upstream.archive_modules()
 upstream.serialize_the_same_everywhere()
@@ -59,7 +53,7 @@ def download(dataset: config.Dataset) -> DatasetManifest:
     except (requests.RequestException, tfds.download.DownloadError) as error:
         raise errors.DownloadError(f"dataset {dataset.name}: the download broke off ({error}). Run it again") from None
     except tf.errors.ResourceExhaustedError:  # As TensorFlow says that a disk is full.
-        raise files.no_room(folder.relative_to(root), OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))) from None
+        raise files.no_room(folder.relative_to(root)) from None
     except ImportError as error:
         raise UserError(f"dataset {dataset.name} needs a package that is not installed: {error}") from None
     except OSError as error:
@@ -131,7 +125,7 @@ def _make_room(made: Path, folder: Path) -> None:
     if not made.exists():
         return
     names = [path.name for path in made.rglob("*") if not path.is_dir()]
-    if files.is_inside(made, root) and all(MADE_BY_TFDS.fullmatch(name) for name in names):
+    if files.is_inside(made, root) and all(dataset_folder.MADE_BY_TFDS.fullmatch(name) for name in names):
         shutil.rmtree(made)
         return
     aside = files.set_aside(made, folder / "set_aside")

@@ -7,14 +7,14 @@ import signal
 import subprocess
 import sys
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import yaml
 from filelock import FileLock, Timeout
 
-from tasks import config, data_state, errors, files, lineage, prepared_data, records
-from tasks.errors import StratagemError, UserError
+from tasks import config, data_state, dataset_folder, dataset_kinds, errors, lineage, prepared_data, records
+from tasks.errors import StratagemError, UserError, one_of
 from tasks.process import dvc_cache, scratch
 from tasks.process.apart import run_apart
 from tasks.process.environment import stage_environment
@@ -22,50 +22,6 @@ from tasks.process.guard import held_open
 from tasks.records import PreparedDataset
 
 DVC_BUSY_SECONDS = 600.0
-
-PIPELINE = """\
-# data/<name>/params.yaml says which dataset this is.
-# persist: DVC would remove a folder that is to be made again, with what else lies in it; the stages keep that.
-stages:
-  download:
-    wdir: ../..
-    cmd: python -m tasks download ${dataset.name}
-    deps:
-      - tasks/datasets/__init__.py
-      - OWN
-      - tasks/download.py
-    params:
-      - data/${dataset.name}/params.yaml:
-          - dataset.version
-    outs:
-      - data/${dataset.name}/raw:
-          persist: true
-  prepare:
-    wdir: ../..
-    cmd: python -m tasks prepare ${dataset.name}
-    deps:
-      - data/${dataset.name}/raw
-      - tasks/datasets/__init__.py
-      - OWN
-      - tasks/prepare.py
-    params:
-      - data/${dataset.name}/params.yaml:
-          - dataset.image_size
-    outs:
-      - data/${dataset.name}/prepared:
-          persist: true
-"""
-# How the pipeline of a dataset ended that was added before its prepared folder was persisted.
-REMOVED_BY_DVC = "      - data/${dataset.name}/prepared\n"
-GITIGNORE = """\
-/raw
-/prepared
-/.download.lock
-/.prepare.lock
-/.scratch.*
-/.prepared.*
-/*.bad*
-"""
 
 
 def prepare_data(settings: config.Settings, stage: str = "prepare", force: bool = False) -> PreparedDataset | None:
@@ -80,25 +36,100 @@ def prepare_data(settings: config.Settings, stage: str = "prepare", force: bool 
     """
     root = config.project_root()
     name = settings.dataset.name
+    if stage == "download" and dataset_folder.is_local(name, root):
+        print(f"data/{name} has nothing to download: it is read from a file or folder of yours", file=sys.stderr)
+        return None
+    locks = _missing_locks(name, root)
+    made = dataset_folder.add(settings.dataset, root)
+    return _bring_up_to_date(name, [*made, *locks] if made else [], root, stage, force, settings.dataset.downloads)
+
+
+def add(source: str, name: str | None, values: Mapping[str, Any]) -> PreparedDataset:
+    """Make the folder data/<name> of a dataset and prepare it; what was made is taken away again where that fails.
+
+    Args:
+        source: the user's file or folder, or what TFDS has: NAME, NAME/CONFIG, NAME:VERSION or NAME/CONFIG:VERSION.
+        name: of the dataset; None takes one from the source's.
+        values: what else data/<name>/params.yaml is to say, by key.
+
+    Raises:
+        UserError: no such source, a value that is not allowed, another dataset of that name, or what the kind refuses.
+    """
+    root = config.project_root()
+    for key, instead in (("name", "--name NAME"), ("source", "another SOURCE")):
+        if key in values:
+            raise UserError(f"--set dataset.{key}={values[key]}: `data add` takes it elsewhere. Give {instead}")
+    kind = values.get("kind") or dataset_kinds.kind_of(source)
+    values = {key: value for key, value in values.items() if key != "kind"}
+    if kind == "tfds":
+        if name is not None:
+            raise UserError(f"--name {name}: a dataset of TFDS has the name that TFDS gives it. Leave --name out")
+        wanted, _, version = source.partition(":")
+        values = {"name": wanted, **({"version": version} if version else {}), **values}
+        settings = config.load(None, {f"dataset.{key}": value for key, value in values.items()})
+        check_source(settings.dataset)
+        return prepare_data(settings) or load_prepared(settings.dataset.name)
+    path = Path(source).resolve()
+    if not path.exists():
+        raise UserError(f"SOURCE = '{source}': no such file or folder. Give one that is there")
+    place = path.relative_to(root) if path.is_relative_to(root) else path
+    name = dataset_folder.check_name(path.stem if name is None else name, asked=name is not None)
+    described = config.describe({"kind": kind, "name": name, "source": place.as_posix(), **values}, "data add")
+    locks = _missing_locks(name, root)
+    made = dataset_folder.add_local(described, root)
+    return _bring_up_to_date(name, [*made, *locks] if made else [], root) or load_prepared(name)
+
+
+def _bring_up_to_date(
+    name: str, made: list[Path], root: Path, stage: str = "prepare", force: bool = False, downloads: Path | None = None
+) -> PreparedDataset | None:
+    """Let DVC make what is not up to date; ``made`` is taken away where nothing comes of a new dataset."""
     folder = root / "data" / name
-    locks = [folder / lock for lock in (".download.lock", ".prepare.lock") if not (folder / lock).exists()]
-    made = _add_dataset(settings.dataset, root)
     prepared_data.set_foreign_aside(name)
+    if (source := dataset_folder.missing_source(name, root)) is not None:
+        return _without_source(name, source, force)
     if not force and data_state.is_known(root, name):
         return load_prepared(name) if stage == "prepare" else None
     try:
         with data_state.remembered(root, name) if stage == "prepare" else contextlib.nullcontext():
-            _reproduce(f"data/{name}/dvc.yaml:{stage}", settings.dataset.downloads, root, force)
+            _reproduce(f"data/{name}/dvc.yaml:{stage}", downloads, root, force)
     except BaseException:
         # What was fetched stays for the next try.
         if made and not (folder / "raw").exists():
-            _take_away([*made, *locks])
+            dataset_folder.take_away(made)
         raise
     if made:
         print(f"added data/{name}: put it under version control with `git add data/{name}`", file=sys.stderr)
-    if stage != "prepare":
-        return None
-    return load_prepared(name)
+    return load_prepared(name) if stage == "prepare" else None
+
+
+def _without_source(name: str, source: str, force: bool) -> PreparedDataset:
+    """Return what was prepared where the source is, as `dvc pull` brings it.
+
+    Raises:
+        UserError: it is not here either, or damaged.
+    """
+    if force or lineage.data_version(name) is None or not (config.project_root() / "data" / name / "prepared").exists():
+        raise UserError(
+            f"dataset.source = '{source}' is not here, and neither is what was prepared of it: bring it back, say in "
+            f"data/{name}/params.yaml where it is, or fetch the prepared data: dvc pull data/{name}/dvc.yaml"
+        )
+    folder = config.project_root() / "data" / name
+    if different := dataset_folder.changed_since_prepared(folder):
+        raise UserError(
+            f"dataset.{different}: data/{name}/params.yaml says another value than `prepared` was made with, and the "
+            f"source '{source}' is not here to make it again: bring the source back, or undo the change"
+        )
+    prepared = load_prepared(name)
+    prepared_data.verify(prepared)
+    print(f"data/{name}: its source '{source}' is not here; what was prepared of it is used", file=sys.stderr)
+    return prepared
+
+
+def _missing_locks(name: str, root: Path) -> list[Path]:
+    """Return the lock files that a first try would leave in data/<name>."""
+    locks = [root / "data" / name / lock for lock in (".download.lock", ".prepare.lock")]
+    return [lock for lock in locks if not lock.exists()]
 
 
 def load_prepared(name: str) -> PreparedDataset:
@@ -115,6 +146,40 @@ def load_prepared(name: str) -> PreparedDataset:
     except UserError as error:
         raise UserError(f"{error}. {prepared_data.remedy(name)}") from None
     return prepared.model_copy(update={"data_version": lineage.data_version(name)})
+
+
+def list_datasets() -> dict[str, PreparedDataset | None]:
+    """Return the datasets in data/ by name; None for one that is not prepared, or whose record cannot be read."""
+    found: dict[str, PreparedDataset | None] = {}
+    for described in sorted((config.project_root() / "data").glob("*/params.yaml")):
+        name = described.parent.name
+        try:
+            found[name] = load_prepared(name)
+        except UserError:
+            found[name] = None
+    return found
+
+
+def remove(name: str) -> list[str]:
+    """Remove the folder of a dataset and what was made in it; return what is not ours and stays, from the project's
+    folder.
+
+    Raises:
+        UserError: there is no such dataset, or another command is making its data.
+    """
+    root = config.project_root()
+    if name not in list_datasets():
+        raise UserError(one_of("dataset", name, list_datasets()) + ", which are the folders of data/")
+    state = root / ".dvc" / "tmp"
+    state.mkdir(parents=True, exist_ok=True)
+    try:
+        with FileLock(state / "stratagem.lock", timeout=1.0):
+            prepared_data.set_foreign_aside(name)
+            left = dataset_folder.remove(root / "data" / name, root)
+            data_state.forget(root, name)
+    except Timeout:
+        raise UserError(f"data/{name}: a command is preparing data: wait for its end, then remove it") from None
+    return left
 
 
 def is_up_to_date(name: str) -> bool:
@@ -144,124 +209,13 @@ def check_source(dataset: config.Dataset) -> None:
     """
     root = config.project_root()
     fetched = root / "data" / dataset.name / "raw" / "manifest.json"
+    if dataset_folder.is_local(dataset.name, root):
+        return
     if dataset.name.partition("-")[0] in config.names_of("datasets") or fetched.exists():
         return
     values = dataset.model_dump(mode="json", exclude={"image_size"})
     settings = [part for key, value in values.items() for part in ("--set", f"dataset.{key}={json.dumps(value)}")]
     run_apart("check", *settings)
-
-
-def _add_dataset(dataset: config.Dataset, root: Path) -> list[Path]:
-    """Make data/<name>/params.yaml and what belongs to it, if it is not there; return the files and folders made."""
-    name = dataset.name
-    folder = root / "data" / name
-    if (folder / "params.yaml").exists():
-        _keep_to_description(dataset, folder)
-        _persist_prepared(folder)
-        return []
-    wanted = {
-        "dvc.yaml": _pipeline(name),
-        ".gitignore": GITIGNORE,
-        "params.yaml": _description(_described(dataset)),  # Last: it says that the folder is whole.
-    }
-    _refuse_files_of_the_users(folder, wanted)
-    made = [path for path in (folder.parent, folder) if not path.exists()]
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        for file, text in wanted.items():
-            if not (folder / file).exists():
-                made.append(folder / file)
-                (folder / file).write_text(text, encoding="utf-8")
-    except OSError as error:
-        _take_away(made)
-        raise UserError(f"data/{name} cannot be made ({error}): make data/ a folder that you can write to") from None
-    return made
-
-
-def _refuse_files_of_the_users(folder: Path, wanted: dict[str, str]) -> None:
-    """Refuse a folder that holds what would be overwritten, or what DVC would take for its own and delete."""
-    place = f"data/{folder.name}"
-    for file, text in wanted.items():
-        path = folder / file
-        if path.is_symlink() or (path.exists() and not (path.is_file() and path.read_bytes() == text.encode())):
-            raise UserError(
-                f"{place}/{file} is there already, and is not what dataset.name={folder.name} needs there: move it "
-                f"away, then run again (the other files in {place} stay as they are)"
-            )
-    for made, own in (("raw", {"downloads"}), ("prepared", set())):
-        held = [path.name for path in (folder / made).iterdir()] if (folder / made).is_dir() else []
-        if (folder / made).is_file() or not own.issuperset(held):
-            raise UserError(
-                f"{place}/{made} is there already, and a dataset that is made there would take its place: move it "
-                "away, then run again"
-            )
-
-
-def _described(dataset: config.Dataset) -> dict[str, Any]:
-    size = list(dataset.image_size) if dataset.image_size else None
-    return {"name": dataset.name, "version": dataset.version, "image_size": size}
-
-
-def _description(described: dict[str, Any]) -> str:
-    return "# What this dataset is.\n" + yaml.safe_dump({"dataset": described}, sort_keys=False)
-
-
-def _keep_to_description(dataset: config.Dataset, folder: Path) -> None:
-    """Refuse settings that contradict data/<name>/params.yaml.
-
-    As long as nothing was prepared and nobody has edited that file, it is written anew instead: a first try that
-    failed must not hold its user to what nobody said.
-    """
-    path = folder / "params.yaml"
-    try:
-        text = path.read_text(encoding="utf-8")
-        present = dict(yaml.safe_load(text)["dataset"])
-    except (OSError, UnicodeDecodeError, yaml.YAMLError, KeyError, TypeError, ValueError) as error:
-        raise UserError(
-            f"data/{folder.name}/params.yaml is there already, and does not say what dataset it is "
-            f"({type(error).__name__}): mend it, or move it away, then run again"
-        ) from None
-    asked = {key: value for key, value in _described(dataset).items() if value is not None}
-    different = [key for key, value in asked.items() if present.get(key) != value]
-    if not different:
-        return
-    untouched = text == _description(present)
-    if untouched and lineage.data_version(folder.name) is None and not (folder / "prepared").exists():
-        path.write_text(_description({**present, **asked}), encoding="utf-8")
-        return
-    key = different[0]
-    raise UserError(
-        f"dataset.{key} = {asked[key]}: data/{folder.name}/params.yaml says {present.get(key)}. "
-        f"Change it there, or leave dataset.{key} null"
-    )
-
-
-def _persist_prepared(folder: Path) -> None:
-    """Let DVC leave data/<name>/prepared to its stage, where the dataset was added before that was so."""
-    path = folder / "dvc.yaml"
-    with contextlib.suppress(OSError):  # DVC says what is wrong with it.
-        text = path.read_text(encoding="utf-8")
-        if text.endswith(REMOVED_BY_DVC):
-            with files.replacing(path) as written:
-                written.write_text(f"{text[:-1]}:\n          persist: true\n", encoding="utf-8")
-            print(
-                f"data/{folder.name}/dvc.yaml: `prepared` is persisted now, so that DVC removes no file of yours in it",
-                file=sys.stderr,
-            )
-
-
-def _pipeline(name: str) -> str:
-    """Return the dvc.yaml of a dataset. One of tasks/datasets/ depends on its own file, and on no other one's."""
-    builder = name.partition("-")[0]
-    own = f"      - tasks/datasets/{builder}.py\n" if builder in config.names_of("datasets") else ""
-    return PIPELINE.replace("      - OWN\n", own)
-
-
-def _take_away(made: list[Path]) -> None:
-    """Remove these files, and these folders where nothing else lies in them."""
-    for path in sorted(made, reverse=True):
-        with contextlib.suppress(OSError):  # Not empty, or never made.
-            path.rmdir() if path.is_dir() else path.unlink()
 
 
 def _reproduce(target: str, downloads: Path | None, root: Path, force: bool) -> None:

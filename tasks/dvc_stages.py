@@ -5,12 +5,10 @@ import os
 import shutil
 import sys
 
-import yaml
-
 from tasks import config, dvc_data, pipeline, records, report, runs
 from tasks.errors import UserError
 from tasks.process import client
-from tasks.process.imports import import_quietly, quiet_standard_error
+from tasks.process.imports import import_quietly, quiet_standard_error, set_who_logs
 from tasks.records import TrainingResult
 
 
@@ -29,28 +27,32 @@ def check(dataset: config.Dataset) -> None:
 def make_data(stage: str, name: str) -> None:
     """Run download or prepare for the dataset that data/<name>/params.yaml describes."""
     root = config.project_root()
-    path = root / "data" / name / "params.yaml"
-    if not path.is_file():
+    folder = root / "data" / name
+    if not (folder / "params.yaml").is_file():
         raise UserError(
             f"there is no dataset folder data/{name}: `stratagem {stage}` with dataset.name={name} makes it"
         )
-    section = yaml.safe_load(path.read_text(encoding="utf-8"))["dataset"]
-    overrides = [f"dataset.{key}={json.dumps(value)}" for key, value in section.items()]
+    described = config.read_description(folder)
+    if stage == "prepare":
+        # TensorFlow, which takes seconds, is needed for TFDS alone.
+        set_who_logs() if described.is_local else import_quietly("tasks.dataset_kinds.tfds")
+        from tasks.prepare import prepare
+
+        _say(prepare(described))
+        return
+    overrides = [f"dataset.{key}={json.dumps(value)}" for key, value in described.model_dump(exclude={"kind"}).items()]
     if downloads := os.environ.get("STRATAGEM_DOWNLOADS"):
         overrides.append(f"dataset.downloads={json.dumps(downloads)}")
     dataset = config.load(None, overrides, root).dataset
-    if stage == "download":
-        check(dataset)
-        import_quietly()
-        from tasks.download import download
+    check(dataset)
+    import_quietly()
+    from tasks.download import download
 
-        manifest = download(dataset)
-        print(f"downloaded {manifest.name} {manifest.version}: {_sizes(manifest.num_examples)}", file=sys.stderr)
-        return
-    import_quietly("tasks.prepare")
-    from tasks.prepare import prepare
+    manifest = download(dataset)
+    print(f"downloaded {manifest.name} {manifest.version}: {_sizes(manifest.num_examples)}", file=sys.stderr)
 
-    prepared = prepare(dataset, records.load(records.DatasetManifest, root / "data" / name / "raw" / "manifest.json"))
+
+def _say(prepared: records.PreparedDataset) -> None:
     sizes = {split: part.num_examples for split, part in prepared.splits.items()}
     print(f"prepared {prepared.name} {prepared.version}: {_sizes(sizes)}", file=sys.stderr)
     if held := prepared.held_out:

@@ -49,17 +49,17 @@ class Terminated(KeyboardInterrupt):
 
 
 # Those that travel between processes; any other one travels as the first of these that it is.
-KINDS = (UserError, DownloadError, Interrupted, StratagemError)
+TYPES = (UserError, DownloadError, Interrupted, StratagemError)
 
 
 def to_json(error: StratagemError) -> dict[str, str]:
     """Return an error as it travels between processes."""
-    return {"error": str(error), "kind": next(kind.__name__ for kind in KINDS if isinstance(error, kind))}
+    return {"error": str(error), "type": next(one.__name__ for one in TYPES if isinstance(error, one))}
 
 
 def from_json(reply: Mapping[str, str]) -> StratagemError:
     """Return the error that ``to_json`` packed."""
-    return {kind.__name__: kind for kind in KINDS}[reply["kind"]](reply["error"])
+    return {one.__name__: one for one in TYPES}[reply["type"]](reply["error"])
 
 
 _SHORT = reprlib.Repr()

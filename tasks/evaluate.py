@@ -58,7 +58,7 @@ def evaluate(settings: config.Settings, prepared: PreparedDataset, training: Tra
         metrics=values,
         classes=tuple(
             ClassMetrics(name=name, precision=float(p), recall=float(r), f1=float(f), support=int(n))
-            for name, p, r, f, n in zip(prepared.class_names, *columns, strict=True)
+            for name, p, r, f, n in zip(prepared.target.class_names, *columns, strict=True)
         ),
         confusion_matrix=tuple(map(tuple, confusion.tolist())),
     )

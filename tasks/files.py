@@ -23,9 +23,11 @@ FEW_INODES = 16
 MARK = ".stratagem"
 
 
-def no_room(place: Path | str, error: OSError) -> StratagemError:
-    """Return the one message for a full disk."""
-    return StratagemError(f"{place} cannot be written ({error.strerror}). Make room, and give the same command again")
+def no_room(place: Path | str, number: int = errno.ENOSPC) -> StratagemError:
+    """Return the one message for a full disk, by the number of its error: also one of a full quota."""
+    return StratagemError(
+        f"{place} cannot be written ({os.strerror(number)}). Make room, and give the same command again"
+    )
 
 
 def full_disk(error: BaseException, place: Path | str) -> StratagemError | None:
@@ -37,10 +39,10 @@ def full_disk(error: BaseException, place: Path | str) -> StratagemError | None:
     cause: BaseException | None = error
     while cause is not None:
         if isinstance(cause, OSError) and cause.errno in NO_ROOM:
-            return no_room(cause.filename or place, cause)
+            return no_room(cause.filename or place, cause.errno)
         said = str(cause)
         if any(words in said for words in FULL) or (NO_FILE in said and out_of_inodes()):
-            return no_room(place, OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)))
+            return no_room(place)
         cause = cause.__cause__ or cause.__context__
     return None
 
@@ -54,7 +56,7 @@ def out_of_inodes() -> bool:
 def unwritable(place: Path | str, error: OSError) -> StratagemError:
     """Return the one message for what cannot be written: the user's mistake, but for a full disk."""
     if error.errno in NO_ROOM:
-        return no_room(place, error)
+        return no_room(place, error.errno)
     return UserError(f"{place}: cannot be written ({error}). Check its permissions")
 
 

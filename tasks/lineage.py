@@ -3,9 +3,11 @@
 import ast
 import contextlib
 import hashlib
+import json
+import zipfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import yaml
 
@@ -114,6 +116,24 @@ def weights_digest(weights: Sequence[tuple[str, "np.ndarray"]]) -> str:
         for name, array in weights
     )
     return hashlib.sha256("".join(lines).encode()).hexdigest()
+
+
+def model_digest(keras_file: Path, weights_digest: str, model_name: str) -> str:
+    """Return the sha256 of what a model computes: its weights, its layers, and the user's own code of them.
+
+    The .keras file itself holds the time at which it was written, and addresses in memory.
+    """
+    with zipfile.ZipFile(keras_file) as archive:
+        layers = json.loads(archive.read("config.json"), object_hook=_without_addresses)
+    layers.pop("compile_config", None)
+    digest = hashlib.sha256(f"{weights_digest}\n{json.dumps(layers, sort_keys=True)}".encode())
+    for file in own_code.files(model_name):
+        digest.update((config.project_root() / file).read_bytes())
+    return digest.hexdigest()
+
+
+def _without_addresses(part: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in part.items() if name != "shared_object_id"}
 
 
 def data_version(name: str, part: Literal["prepared", "raw"] = "prepared") -> str | None:

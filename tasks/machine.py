@@ -1,8 +1,11 @@
-"""What a process may use of this machine: cores, GPUs, ports. No framework is asked."""
+"""What a process may use: this machine's cores, GPUs and ports, and a TPU. No framework is asked."""
 
 import os
 import socket
 import sys
+
+TPU_VARIABLES = ("TPU_NAME", "KUBE_GOOGLE_CLOUD_TPU_ENDPOINTS", "COLAB_TPU_ADDR")
+"""Where a cloud says which TPU is meant, the first that is set."""
 
 
 def usable_cores() -> int:
@@ -24,6 +27,17 @@ def visible_gpus() -> list[str]:
     if named is None or not count:
         return [str(index) for index in range(count)]
     return [name.strip() for name in named.split(",") if name.strip() not in ("", "-1")]
+
+
+def find_tpu(name: str | None) -> str:
+    """Return a TPU as ``TPUClusterResolver`` takes it: ``grpc://ADDRESS``, a name in Google Cloud, or ``local``.
+
+    Args:
+        name: as the settings give it; None is what the cloud's variables name, or the one of this machine.
+    """
+    found = name or next((os.environ[variable] for variable in TPU_VARIABLES if os.environ.get(variable)), "local")
+    # Colab's variable has no scheme, Kubernetes' may be without one too: a name has no colon.
+    return f"grpc://{found}" if ":" in found and not found.startswith("grpc://") else found
 
 
 def free_ports(count: int) -> list[int]:

@@ -1,4 +1,4 @@
-"""What a run is from its beginning to its end, and what is asked before one begins."""
+"""What a run is from its start to its end, and what is asked before one starts."""
 
 import contextlib
 import importlib.util
@@ -8,7 +8,7 @@ import tempfile
 from dataclasses import dataclass
 from typing import TypeVar
 
-from tasks import config, dvc_data, errors, launchers, lineage, records, runs
+from tasks import config, dvc_data, errors, files, launchers, lineage, records, runs
 from tasks.errors import StratagemError, UserError
 from tasks.process import client
 from tasks.process.apart import run_apart
@@ -46,51 +46,51 @@ def check_devices(settings: config.Settings) -> None:
 
 @dataclass(frozen=True)
 class Resumption:
-    """Which run is carried on, if any."""
+    """Which run is resumed, if any."""
 
     run: str | None = None
     """The id of one, or ``latest`` on the dataset; None is the newest one with the same settings, data and code, if it
-    did not come to its end."""
+    is unfinished."""
     allow_changes: bool = False
-    """Carry ``run`` on even where settings or data make it another training."""
+    """Resume ``run`` even where settings or data make it another training."""
     fresh: bool = False
-    """Carry none on."""
+    """Resume none."""
 
 
-def begin(
+def start_or_resume(
     settings: config.Settings,
     prepared: PreparedDataset,
     held: runs.Hold,
     resumption: Resumption,
     flow_run_id: str | None = None,
 ) -> Run:
-    """Begin a run, or take up one that did not come to its end.
+    """Start a run, or resume an unfinished one.
 
     Args:
         settings: of the run.
         prepared: its data.
         held: this process's hold on runs with these settings, and on the one that is named.
-        resumption: which run to take up.
+        resumption: which run to resume.
         flow_run_id: the run of Prefect's flow.
 
     Raises:
-        UserError: the training is refused, or the run that is named cannot be carried on.
+        UserError: the training is refused, or the run that is named cannot be resumed.
     """
     runs.remove_leftovers(held.holder.key)
     unfinished = None
     if resumption.run is None and not resumption.fresh:
         traced = lineage.trace(settings, prepared.data_version)
         unfinished = runs.find_unfinished(settings, traced)
-        if unfinished is None and (why := runs.why_not_taken_up(settings, traced)):
+        if unfinished is None and (why := runs.why_not_resumed(settings, traced)):
             print(why, file=sys.stderr)
-    taken = unfinished or runs.find_named(settings, resumption.run)
-    if taken is None:
+    resumed = unfinished or runs.find_named(settings, resumption.run)
+    if resumed is None:
         run = client.start_run(settings, prepared, flow_run_id)
     else:
-        run_id = taken.run_id
+        run_id = resumed.run_id
         if unfinished is not None:
             changed = runs.changes_without_result(settings, unfinished)
-            print(f"going on with run {run_id}, which did not end{changed}; --fresh begins a new one", file=sys.stderr)
+            print(f"resuming run {run_id}, which is unfinished{changed}; --fresh starts a new one", file=sys.stderr)
         run = client.resume_run(settings, prepared, run_id, flow_run_id, resumption.allow_changes)
     held.note(run_id=run.run_id)
     return run
@@ -104,22 +104,22 @@ def end_failed(settings: config.Settings, run: Run, error: BaseException) -> Non
     killed = isinstance(error, errors.Interrupted) or not isinstance(error, Exception)
     status, reason = "KILLED" if killed else "FAILED", str(error) or type(error).__name__
     try:
-        client.finish_run(settings, run, status, reason)
+        client.end_run(settings, run, status, reason)
     except StratagemError as other:
         print(f"run {run.run_id} could not be ended as {status}: {other}", file=sys.stderr)
 
 
-def earlier_result(settings: config.Settings, run: Run, kind: type[R]) -> R | None:
-    """Return what a stage of a run left that was taken up after it, such as its ``TrainingResult``, else None.
+def earlier_result(settings: config.Settings, run: Run, record_type: type[R]) -> R | None:
+    """Return the record of a stage that a resumed run has done already, such as its ``TrainingResult``, else None.
 
     Members of a cluster that someone else started wait for a training and an evaluation: there the chief does a
     training of no steps, and evaluates again.
     """
-    return None if in_foreign_cluster(settings) else runs.left_by(run, kind)
+    return None if in_foreign_cluster(settings) else runs.load_result(run, record_type)
 
 
 def train_alone(settings: config.Settings, prepared: PreparedDataset, resumption: Resumption) -> TrainingResult:
-    """Train as a run of its own, without Prefect; see ``begin``.
+    """Train as a run of its own, without Prefect; see ``start_or_resume``.
 
     Raises:
         UserError: another process does the same, or the training is refused.
@@ -127,7 +127,7 @@ def train_alone(settings: config.Settings, prepared: PreparedDataset, resumption
         StratagemError: it failed.
     """
     with runs.hold_run(settings, resumption.run) as held:
-        run = begin(settings, prepared, held, resumption)
+        run = start_or_resume(settings, prepared, held, resumption)
         try:
             result = earlier_result(settings, run, TrainingResult)
             if result is None:
@@ -135,12 +135,12 @@ def train_alone(settings: config.Settings, prepared: PreparedDataset, resumption
         except BaseException as error:
             end_failed(settings, run, error)
             raise
-        client.finish_run(settings, run, "FINISHED")
+        client.end_run(settings, run, "FINISHED")
     return result
 
 
 def reconcile() -> list[records.Ended]:
-    """End what killed processes left open in MLflow and in mlruns/, in a process that imports MLflow; remove what they
+    """End the runs of processes that died, in MLflow and in mlruns/, by a process that imports MLflow; remove what they
     left half-written.
 
     Raises:
@@ -183,7 +183,7 @@ def join(settings: config.Settings, as_run: bool = False) -> None:
     if as_run:
         dvc_data.prepare_data(settings)
     prepared = dvc_data.load_prepared(settings.dataset.name)
-    processes = client.start(settings)
+    processes = client.start_processes(settings)
     name = processes.first.member.name
     print(f"{name} joins the cluster of TF_CONFIG; its log: {processes.logs}", file=sys.stderr)
     chief_gives_work = settings.strategy.cluster is not None and settings.strategy.cluster.chief_gives_work
@@ -191,7 +191,7 @@ def join(settings: config.Settings, as_run: bool = False) -> None:
         processes.stand_by()
     else:
         client.assist(settings, prepared, evaluates=as_run and settings.evaluate.strategy == "run")
-    client.stop()
+    client.stop_processes()
     chief = "has ended" if chief_gives_work else "tells the result"
     print(f"{name} has done its part; the chief {chief}", file=sys.stderr)
 
@@ -215,6 +215,39 @@ def load_training(
     now = settings.to_json()
     trained = config.restore({**run.settings, "evaluate": now["evaluate"], "register": now["register"]})
     return trained, dvc_data.load_prepared(trained.dataset.name), run, training
+
+
+def find_model(name: str, checkpoint: str | None) -> tuple[config.Settings, PreparedDataset, Run, str]:
+    """Return the settings, the data and the record of a run that was trained, and which of its two models is meant:
+    ``latest`` or ``best``.
+
+    Args:
+        name: the run's id, ``latest`` for the newest on any dataset, or the address of a model in MLflow.
+        checkpoint: ``latest`` or ``best``; None is the latest, or the one that MLflow's model was.
+
+    Raises:
+        UserError: no such run or model, the run was not trained to its end, or its models are others by now.
+    """
+    if checkpoint not in (None, "latest", "best"):
+        raise UserError(errors.one_of("--checkpoint", checkpoint, ("latest", "best")))
+    if not name.startswith("models:"):
+        run = runs.newest(None) if name == "latest" else runs.find(name)
+        settings, prepared, run, _ = load_training(config.restore(run.settings), run.run_id)
+        return settings, prepared, run, "best" if checkpoint == "best" else "latest"
+    if checkpoint is not None:
+        raise UserError(f"{name} is one model of its run: leave --checkpoint out, or name the run")
+    found = client.find_model(config.load(), name)
+    if (logged := runs.look_up(found.run_id)) is None:
+        raise UserError(f"{name} is of run {found.run_id}, which is not in mlruns/ here: give the command where it is")
+    settings, prepared, run, training = load_training(config.restore(logged.settings), logged.run_id)
+    root = config.project_root()
+    for which, file in (("latest", root / training.final_model), ("best", root / training.best_model)):
+        if file.is_file() and files.digest(file) == found.keras_file_sha256:
+            return settings, prepared, run, which
+    raise UserError(
+        f"{name} is a model of run {run.run_id} that is not in the run's folder: it is damaged there, or the run was "
+        "resumed since then. Give the run in place of the model, to export what it has now"
+    )
 
 
 def check_writable() -> None:

@@ -1,206 +1,200 @@
-"""prepare: a TFDS dataset -> every split decoded once, as memory-mappable arrays with their statistics and hashes."""
+"""prepare: a dataset of any kind -> every split decoded once, as memory-mappable arrays with statistics and hashes."""
 
 import contextlib
-import hashlib
 import math
 import os
-from collections.abc import Iterator
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, BinaryIO, Self
+from typing import Any, Self
 
 import numpy as np
-import tensorflow as tf
+import numpy.typing as npt
 from filelock import FileLock
 
-from tasks import config, datasets, files, prepared_data, records
+from tasks import config, dataset_kinds, files, prepared_data, records
 from tasks.errors import UserError
-from tasks.records import DatasetManifest, HeldOut, PreparedDataset, PreparedSplit
-
-CHUNK_BYTES = 8 * 2**20
+from tasks.records import Feature, HeldOut, PreparedDataset, PreparedSplit, Target
 
 
-def prepare(dataset: config.Dataset, manifest: DatasetManifest) -> PreparedDataset:
-    """Decode each split of a downloaded dataset into data/<name>/prepared, in the order of its shards.
+def prepare(dataset: config.Description) -> PreparedDataset:
+    """Write the arrays of each split of a dataset into data/<name>/prepared.
 
-    A split becomes <split>_images.npy, uint8 (n, height, width, channels), and <split>_labels.npy, int64 (n,). A split
-    with unlabelled examples (class -1, as in ImageNet's test split) is left out. Where neither a test nor a validation
-    split is there, a fifth of the training examples becomes the test split. The same input gives the same bytes.
+    A split becomes <split>_<feature>s.npy for each feature, of its dtype, (n, *shape), and <split>_labels.npy, see
+    ``records.PreparedSplit``. The same source gives the same bytes.
 
     Args:
-        dataset: ``image_size`` resizes every image (bilinear, antialiased, without keeping the aspect ratio).
-        manifest: what `download` returned.
+        dataset: what data/<name>/params.yaml says.
 
     Returns:
         The manifest, which is also in prepared/manifest.json.
 
     Raises:
-        UserError: images of different sizes and no ``image_size``, a damaged shard, or a folder that cannot be written.
+        UserError: what the dataset's kind refuses, or a folder that cannot be written.
     """
     root = config.project_root()
-    shape = _shape(dataset, manifest)
-    folder = root / "data" / manifest.name
+    folder = root / "data" / dataset.name
     target = folder / "prepared"
-    again = f"stratagem download --set dataset.name={manifest.name}"
-    builder = datasets.build(manifest.name, manifest.version, root / manifest.folder)
-    if not builder.is_prepared():
-        raise UserError(f"{manifest.folder} does not hold {manifest.name} {manifest.version}: {again}")
     try:
         with FileLock(folder / ".prepare.lock"):
+            examples = dataset_kinds.find(dataset.kind).examples(dataset)
             files.remove_scratch(folder.glob(".prepared.*"), root)  # of killed runs
             with files.scratch(folder, ".prepared.") as scratch:
                 new = scratch / "new"
                 new.mkdir()
-                splits, held_out = _write_all(builder, shape, new, target.relative_to(root))
+                splits, features = _write(dataset, examples, new, target.relative_to(root))
                 prepared = PreparedDataset(
-                    name=manifest.name,
-                    version=manifest.version,
-                    tfds_version=manifest.tfds_version,
+                    name=dataset.name,
+                    kind=dataset.kind,
+                    version=examples.version,
                     folder=target.relative_to(root).as_posix(),
-                    raw_folder=manifest.folder,
-                    image_shape=shape,
-                    num_classes=manifest.num_classes,
-                    class_names=manifest.class_names,
+                    features=features,
+                    target=examples.target,
                     splits=splits,
-                    sources=manifest.sources,
-                    licence=manifest.licence,
-                    held_out=held_out,
+                    held_out=_counted(examples.held_out, splits),
+                    **examples.origin,
                 )
                 records.save(prepared, new / "manifest.json")
-                prepared_data.set_foreign_aside(manifest.name)
+                prepared_data.set_foreign_aside(dataset.name)
                 if target.exists():
                     target.rename(scratch / "old")
                 new.rename(target)
-    except tf.errors.OpError as error:
-        shard = datasets.damaged_shard(builder)
-        raise UserError(
-            f"{shard.relative_to(root) if shard else manifest.folder}: damaged ({error.message.splitlines()[0]}). "
-            f"Make it again from its archives: {again}"
-        ) from None
     except OSError as error:
         raise files.unwritable(folder.relative_to(root), error) from None
     return prepared
 
 
-def _shape(dataset: config.Dataset, manifest: DatasetManifest) -> tuple[int, int, int]:
-    height, width = dataset.image_size or manifest.image_shape[:2]
-    if height is None or width is None:
-        raise UserError(
-            f"dataset.image_size = null: the images of {manifest.name} differ in size (shape {manifest.image_shape}). "
-            "Give --set dataset.image_size=[HEIGHT,WIDTH]"
-        )
-    return height, width, manifest.image_shape[2]
-
-
-def _write_all(
-    builder: Any, shape: tuple[int, int, int], new: Path, target: Path
-) -> tuple[dict[str, PreparedSplit], HeldOut | None]:
-    """Write every split that has labels; the training split last, because it may have to give a test split."""
-    splits: dict[str, PreparedSplit] = {}
-    held_out = None
-    for name in sorted(builder.info.splits, key=lambda name: (name == "train", name)):
-        if name == "train" and splits.keys().isdisjoint(("test", "validation")):
-            held_out = datasets.hold_out(builder.info.splits[name].num_examples)
-        splits |= _write(builder, name, shape, new, target, held_out)
-    return dict(sorted(splits.items())), held_out
-
-
 def _write(
-    builder: Any, split: str, shape: tuple[int, int, int], new: Path, target: Path, held_out: HeldOut | None
-) -> dict[str, PreparedSplit]:
-    """Write one split's arrays, or two where a test split is held out; none for a split with unlabelled examples."""
-    num_examples = builder.info.splits[split].num_examples
-    num_classes = builder.info.features[builder.info.supervised_keys[1]].num_classes
-    chosen = {split: np.ones(num_examples, bool)}
-    if held_out is not None:
-        held = datasets.is_held_out(num_examples, held_out)
-        chosen = {split: ~held, "test": held}
-    num_read = 0
+    dataset: config.Description, examples: dataset_kinds.Examples, new: Path, target: Path
+) -> tuple[dict[str, PreparedSplit], dict[str, Feature]]:
+    """Write all arrays into ``new``; return the records of the splits, which will lie in ``target``, and the features
+    with what was taken of the training split."""
     with contextlib.ExitStack() as stack:
-        writers = {
-            name: stack.enter_context(_Writer(new, name, int(rows.sum()), shape, num_classes))
-            for name, rows in chosen.items()
-        }
-        for images, labels in _read(builder, split, shape):
-            if labels.min() < 0:
-                for writer in writers.values():
-                    writer.remove()
-                return {}
-            for name, writer in writers.items():
-                rows = chosen[name][num_read : num_read + len(labels)]
-                writer.write(images[rows], labels[rows]) if held_out else writer.write(images, labels)
-            num_read += len(labels)
-    if num_read != num_examples:
-        raise tf.errors.DataLossError(None, None, f"{num_read} of the {num_examples} examples of split '{split}'")
-    return {name: writer.describe(target) for name, writer in writers.items()}
+        writers = {split: stack.enter_context(_Writer(new, split, examples)) for split in examples.splits}
+        for block in examples.blocks():
+            writers[block.split].write(block.features, block.labels)
+    splits = {split: writer.describe(target) for split, writer in sorted(writers.items())}
+    if dataset.is_local:
+        _check(dataset, examples.target, splits)
+    fitted = writers.get("train")
+    features = {
+        name: feature.model_copy(update=fitted.statistics(name)) if fitted else feature
+        for name, feature in examples.features.items()
+    }
+    return splits, features
+
+
+def _counted(held_out: HeldOut | None, splits: dict[str, PreparedSplit]) -> HeldOut | None:
+    """Return the test split that was held out, without the broken files that were left out of it."""
+    return held_out.model_copy(update={"num_examples": splits["test"].num_examples}) if held_out else None
+
+
+def _check(dataset: config.Description, target: Target, splits: dict[str, PreparedSplit]) -> None:
+    """Refuse a split with nothing in it, and a class that nothing is left of to train on, as where files are broken."""
+    for name, split in splits.items():
+        if not split.num_examples:
+            raise UserError(f"dataset {dataset.name}: no example is left in the split '{name}'")
+        if name == "train" and 0 in split.class_counts:
+            missing = target.class_names[split.class_counts.index(0)]
+            raise UserError(f"dataset {dataset.name}: no example of the class '{missing}' is left to train on")
 
 
 class _Writer:
-    """The two arrays of one split, with what is counted while they are written."""
+    """The arrays of one split, with what is counted while they are written."""
 
-    def __init__(self, new: Path, split: str, num_examples: int, shape: tuple[int, int, int], num_classes: int) -> None:
-        self._num_examples = num_examples
-        self._num_pixels = num_examples * shape[0] * shape[1]
-        self._class_counts = np.zeros(num_classes, np.int64)
-        self._sums, self._squares = np.zeros(shape[2], np.int64), np.zeros(shape[2], np.int64)
-        self._paths = new / f"{split}_images.npy", new / f"{split}_labels.npy"
-        # Plain writes, because the pages of a memory map that is written to stay resident and grow with the dataset.
-        self._images, self._labels = (path.open("wb") for path in self._paths)
-        _write_header(self._images, np.uint8, (num_examples, *shape))
-        _write_header(self._labels, np.int64, (num_examples,))
+    def __init__(self, new: Path, split: str, examples: dataset_kinds.Examples) -> None:
+        self._num_examples = 0
+        self._class_counts = np.zeros(len(examples.target.class_names), np.int64)
+        self._moments = {name: _PixelMoments(feature) for name, feature in examples.features.items()}
+        self._labels = _Array(new / f"{split}_labels.npy", np.dtype(np.int64), ())
+        self._features = {}
+        for name, feature in examples.features.items():
+            self._features[name] = _Array(new / f"{split}_{name}s.npy", np.dtype(feature.dtype), feature.shape)
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *error: object) -> None:
-        for file in (self._images, self._labels):
-            file.flush()
-            os.fsync(file.fileno())
-            file.close()
+        for array in (*self._features.values(), self._labels):
+            array.close()
 
-    def remove(self) -> None:
-        """Remove what was written."""
-        for path in self._paths:
-            path.unlink()
-
-    def write(self, images: Any, labels: Any) -> None:
+    def write(self, features: Mapping[str, npt.NDArray[Any]], labels: npt.NDArray[Any]) -> None:
         """Write some examples after those before."""
-        self._images.write(images.data)
-        self._labels.write(labels.data)
+        self._num_examples += len(labels)
+        self._labels.write(labels)
+        for name, array in features.items():
+            self._features[name].write(array)
+            self._moments[name].add(array)
         self._class_counts += np.bincount(labels, minlength=len(self._class_counts))
-        self._sums += images.sum((0, 1, 2), np.int64)
-        self._squares += np.square(images, dtype=np.uint16).sum((0, 1, 2), np.int64)
 
     def describe(self, target: Path) -> PreparedSplit:
         """Return the record of the arrays, which will lie in ``target``."""
-        images, labels = self._paths
+        paths = {name: array.path for name, array in self._features.items()}
         return PreparedSplit(
             num_examples=self._num_examples,
-            images=(target / images.name).as_posix(),
-            labels=(target / labels.name).as_posix(),
-            sha256={(target / path.name).as_posix(): _sha256(path) for path in self._paths},
+            features={name: (target / path.name).as_posix() for name, path in paths.items()},
+            labels=(target / self._labels.path.name).as_posix(),
+            sha256={
+                (target / path.name).as_posix(): files.digest(path) for path in (*paths.values(), self._labels.path)
+            },
             class_counts=tuple(self._class_counts.tolist()),
-            pixel_mean=tuple(total / self._num_pixels for total in self._sums.tolist()),
-            # In whole numbers up to the root: exact, whatever the size of the dataset.
-            pixel_std=tuple(
-                math.sqrt(self._num_pixels * square - total**2) / self._num_pixels
-                for total, square in zip(self._sums.tolist(), self._squares.tolist(), strict=True)
-            ),
         )
 
-
-def _read(builder: Any, split: str, shape: tuple[int, int, int]) -> Iterator[tuple[Any, Any]]:
-    """Yield images uint8 (batch, height, width, channels) and labels int64 (batch,), always in the same order."""
-    shards = datasets.shards(builder, split, shape)
-    batch_size = min(max(CHUNK_BYTES // math.prod(shape), 1), 1024)
-    batches = tf.data.TFRecordDataset(shards.paths, buffer_size=2**20).batch(batch_size)
-    yield from batches.map(shards.decode, num_parallel_calls=tf.data.AUTOTUNE).prefetch(1).as_numpy_iterator()
+    def statistics(self, name: str) -> dict[str, tuple[float, ...]]:
+        """Return the mean and the deviation of a feature."""
+        return self._moments[name].statistics()
 
 
-def _write_header(file: BinaryIO, dtype: type, shape: tuple[int, ...]) -> None:
-    descr = np.lib.format.dtype_to_descr(np.dtype(dtype))
-    np.lib.format.write_array_header_1_0(file, {"descr": descr, "fortran_order": False, "shape": shape})
+class _Array:
+    """A .npy file that grows."""
+
+    def __init__(self, path: Path, dtype: np.dtype[Any], shape: tuple[int, ...]) -> None:
+        self.path, self._dtype, self._shape, self._length = path, dtype, shape, 0
+        # Plain writes, because the pages of a memory map that is written to stay resident and grow with the dataset.
+        self._file = path.open("wb")
+        self._write_header()
+
+    def write(self, rows: npt.NDArray[Any]) -> None:
+        """Write some rows after those before.
+
+        Raises:
+            ValueError: they are of another dtype or shape.
+        """
+        if (rows.dtype, rows.shape[1:]) != (self._dtype, self._shape):
+            raise ValueError(f"{self.path.name} takes {self._dtype} {self._shape}, got {rows.dtype} {rows.shape[1:]}")
+        self._length += len(rows)
+        self._file.write(np.ascontiguousarray(rows).data)
+
+    def close(self) -> None:
+        """Write how many rows there are, and flush."""
+        self._file.seek(0)
+        self._write_header()  # As long as the one before: NumPy leaves room for any number of rows.
+        self._file.flush()
+        os.fsync(self._file.fileno())
+        self._file.close()
+
+    def _write_header(self) -> None:
+        header = {"descr": np.lib.format.dtype_to_descr(self._dtype), "fortran_order": False}
+        np.lib.format.write_array_header_1_0(self._file, {**header, "shape": (self._length, *self._shape)})
 
 
-def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+class _PixelMoments:
+    """Mean and deviation of each channel of an image, in whole numbers up to the root: exact for any dataset."""
+
+    def __init__(self, feature: Feature) -> None:
+        self._count = 0
+        self._sums, self._squares = np.zeros(feature.shape[-1], np.int64), np.zeros(feature.shape[-1], np.int64)
+
+    def add(self, images: npt.NDArray[Any]) -> None:
+        self._count += math.prod(images.shape[:-1])
+        self._sums += images.sum((0, 1, 2), np.int64)
+        self._squares += np.square(images, dtype=np.uint16).sum((0, 1, 2), np.int64)
+
+    def statistics(self) -> dict[str, tuple[float, ...]]:
+        sums, squares = self._sums.tolist(), self._squares.tolist()
+        return {
+            "mean": tuple(total / self._count for total in sums),
+            "deviation": tuple(
+                math.sqrt(self._count * square - total**2) / self._count
+                for total, square in zip(sums, squares, strict=True)
+            ),
+        }

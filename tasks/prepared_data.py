@@ -12,7 +12,7 @@ from tasks.errors import UserError
 from tasks.records import PreparedDataset
 
 LISTINGS = ".dvc/cache/files/md5"
-MADE = re.compile(r"manifest\.json|[\w.-]+_(images|labels)\.npy")
+MADE = re.compile(r"manifest\.json|[\w.-]+_\w+s\.npy")
 
 
 def remedy(name: str) -> str:
@@ -107,7 +107,7 @@ def set_foreign_aside(name: str) -> list[Path]:
     if not prepared.exists() or not files.is_inside(prepared, root):
         return []
     if prepared.is_dir():
-        made = _made(folder)
+        made = made_in(folder)
         foreign = [path for path in sorted(prepared.iterdir()) if path.name not in made]
     else:
         foreign = [prepared]
@@ -120,13 +120,15 @@ def set_foreign_aside(name: str) -> list[Path]:
     return moved
 
 
-def _made(folder: Path) -> set[str]:
-    """Return the names of the files that `prepare` made in a dataset's folder."""
+def made_in(folder: Path) -> set[str]:
+    """Return the names of the files that `prepare` made in the folder ``prepared`` of a dataset's folder."""
     try:
         prepared = records.load(PreparedDataset, folder / "prepared" / "manifest.json")
     except UserError:
         # Missing or damaged: then a name must do, and only where DVC knows the folder.
         known = (folder / "dvc.lock").is_file()
         return {path.name for path in (folder / "prepared").iterdir() if known and MADE.fullmatch(path.name)}
-    arrays = {Path(path).name for split in prepared.splits.values() for path in (split.images, split.labels)}
+    arrays = {
+        Path(path).name for split in prepared.splits.values() for path in (*split.features.values(), split.labels)
+    }
     return arrays | {"manifest.json"}

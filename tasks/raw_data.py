@@ -63,7 +63,7 @@ def _digests(paths: list[Path], folder: Path, record: Path) -> dict[str, str]:
             found[name] = before[1]
         else:
             found[name] = files.digest(path, "md5")
-        if time.time() - state.st_ctime_ns / 1e9 > data_state.SETTLED_SECONDS:
+        if time.time() - state.st_ctime_ns / 1e9 > data_state.TRUSTED_AFTER_SECONDS:
             kept[name] = [signature, found[name]]
     if kept != known:
         # Unwritten, they are read again the next time.

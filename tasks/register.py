@@ -1,12 +1,6 @@
 """Put the evaluated model into MLflow's registry, if it is good enough."""
 
-import hashlib
-import json
-import zipfile
-from pathlib import Path
-from typing import Any
-
-from tasks import config, files, metrics, own_code, tracking
+from tasks import config, files, lineage, metrics, tracking
 from tasks.records import EvaluationResult, PreparedDataset, RegisteredModel, Run, TrainingResult
 
 
@@ -53,7 +47,7 @@ def register(
         "checkpoint": evaluation.checkpoint,
         "keras_file_sha256": files.digest(root / keras_file),
         "weights_digest": digests[keras_file],
-        "model_digest": _model_digest(root / keras_file, digests[keras_file], settings.model.name),
+        "model_digest": lineage.model_digest(root / keras_file, digests[keras_file], settings.model.name),
         settings.register_.metric: f"{evaluation.metrics[settings.register_.metric]:.4f}",
     }
     alias = settings.register_.alias
@@ -63,24 +57,6 @@ def register(
     except tracking.Unavailable as error:
         return _record(run, model_uri, name, None, (), _later(run, error))
     return _record(run, model_uri, name, version, (alias,), None, notes)
-
-
-def _model_digest(keras_file: Path, weights_digest: str, model_name: str) -> str:
-    """Return the sha256 of what a model computes: its weights, its layers, and the user's own code of them.
-
-    The .keras file itself holds the time at which it was written, and addresses in memory.
-    """
-    with zipfile.ZipFile(keras_file) as archive:
-        layers = json.loads(archive.read("config.json"), object_hook=_without_addresses)
-    layers.pop("compile_config", None)
-    digest = hashlib.sha256(f"{weights_digest}\n{json.dumps(layers, sort_keys=True)}".encode())
-    for file in own_code.files(model_name):
-        digest.update((config.project_root() / file).read_bytes())
-    return digest.hexdigest()
-
-
-def _without_addresses(part: dict[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in part.items() if name != "shared_object_id"}
 
 
 def _later(run: Run, error: Exception) -> str:

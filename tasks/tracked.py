@@ -1,6 +1,6 @@
 """The stages with their tracking around them: each tells MLflow what came of it, then leaves its record.
 
-A record is written when MLflow has all of it, because a run that is taken up repeats no stage whose record is there.
+A record is written when MLflow has all of it, because a run that is resumed repeats no stage whose record is there.
 """
 
 import contextlib
@@ -10,7 +10,15 @@ from typing import Literal
 
 from tasks import config, lineage, prepared_data, records, report, runs, tracking
 from tasks.evaluate import evaluate as evaluate_stage
-from tasks.records import Comparison, EvaluationResult, PreparedDataset, RegisteredModel, Run, TrainingResult
+from tasks.records import (
+    Comparison,
+    EvaluationResult,
+    LoggedModel,
+    PreparedDataset,
+    RegisteredModel,
+    Run,
+    TrainingResult,
+)
 from tasks.register import register as register_stage
 from tasks.train import check
 from tasks.train import train as train_stage
@@ -24,18 +32,18 @@ def start_run(
     flow_run_id: str | None = None,
     parent_run_id: str | None = None,
 ) -> Run:
-    """Begin the MLflow run of a pipeline, unless its training would be refused."""
+    """Start the MLflow run of a pipeline, unless its training would be refused."""
     check(settings, prepared, new=True)
-    _end_abandoned(runs.key_of(settings))
+    _end_crashed(runs.key_of(settings))
     traced = lineage.trace(settings, prepared.data_version)
-    return tracking.start(settings, prepared, traced, flow_run_id, parent_run_id)
+    return tracking.start_run(settings, prepared, traced, flow_run_id, parent_run_id)
 
 
 def start_comparison(
     settings: config.Settings, prepared: PreparedDataset, key: str, flow_run_id: str | None = None
 ) -> Run:
-    """Begin the MLflow run that is the parent of a comparison's runs."""
-    _end_abandoned(key)
+    """Start the MLflow run that is the parent of a comparison's runs."""
+    _end_crashed(key)
     traced = lineage.trace(settings, prepared.data_version)
     return tracking.start_comparison(settings, prepared, traced, key, flow_run_id)
 
@@ -47,20 +55,20 @@ def resume_run(
     flow_run_id: str | None = None,
     allow_changes: bool = False,
 ) -> Run:
-    """Take up a run that was begun before, unless that would be another training."""
+    """Resume a run, unless that would be another training."""
     run = runs.find(run_id)
     runs.refuse_other_training(settings, run, allow_changes, prepared)
     check(settings, prepared)
     traced = lineage.trace(settings, prepared.data_version)
-    _end_abandoned(runs.key_of(settings), run_id)
-    return tracking.resume(run, settings, traced, flow_run_id)
+    _end_crashed(runs.key_of(settings), run_id)
+    return tracking.resume_run(run, settings, traced, flow_run_id)
 
 
-def _end_abandoned(key: str, run_id: str | None = None) -> None:
-    """End what processes that were killed left open, before another run begins."""
+def _end_crashed(key: str, run_id: str | None = None) -> None:
+    """End the runs of processes that died, before another one starts."""
     with contextlib.suppress(tracking.Unavailable):
-        for ended in tracking.end_abandoned(key, run_id):
-            print(f"{ended.what} was left open and is {ended.status} now: {ended.reason}", file=sys.stderr)
+        for ended in tracking.end_crashed(key, run_id):
+            print(f"{ended.what} is {ended.status} now: {ended.reason}", file=sys.stderr)
 
 
 def train(settings: config.Settings, prepared: PreparedDataset, run: Run, stop: threading.Event) -> TrainingResult:
@@ -124,6 +132,11 @@ def register(
     return result
 
 
+def find_model(settings: config.Settings, uri: str) -> LoggedModel:
+    """Return which run's model it is that MLflow has at an address."""
+    return tracking.find_model(uri)
+
+
 def report_comparison(settings: config.Settings, run: Run, comparison: Comparison) -> None:
     """Write a comparison's table into its folder and into MLflow."""
     folder = config.project_root() / run.folder
@@ -135,9 +148,9 @@ def report_comparison(settings: config.Settings, run: Run, comparison: Compariso
     tracking.log_comparison(run, comparison, page, tables)
 
 
-def finish_run(settings: config.Settings, run: Run, status: Status, reason: str | None = None) -> None:
+def end_run(settings: config.Settings, run: Run, status: Status, reason: str | None = None) -> None:
     """End the MLflow run."""
-    tracking.finish(run, status, reason)
+    tracking.end_run(run, status, reason)
 
 
 def report_restarts(

@@ -50,7 +50,7 @@ def check(settings: config.Settings, prepared: PreparedDataset, new: bool = Fals
     Args:
         settings: of the run.
         prepared: its data.
-        new: a run is to begin with the weights of ``model.initial``: they must fit, too.
+        new: a run is to start with the weights of ``model.initial``: they must fit, too.
 
     Raises:
         UserError: damaged arrays; or data, batch, devices or model do not fit the settings.
@@ -90,7 +90,7 @@ def train(
 ) -> TrainingResult:
     """Train the model of the settings and leave checkpoints, ``final.keras`` and ``best.keras`` in the run's folder.
 
-    A run that has checkpoints is carried on from the latest one.
+    A run that has checkpoints is resumed from the latest one.
 
     Args:
         settings: everything but ``evaluate``, ``register`` and ``tracking`` is read.
@@ -258,7 +258,7 @@ def _cluster_fingerprint(settings: config.Settings, prepared: PreparedDataset) -
 
 
 def _origin(settings: config.Settings, prepared: PreparedDataset, run: Run) -> dict[str, Any]:
-    """Return what a checkpoint says of the training that writes it, also where one of other settings was begun."""
+    """Return what a checkpoint says of the training that writes it, also where one of other settings was started."""
     rollbacks = len(runs.nonfinite_steps(run)) if settings.train.on_nonfinite == "rollback" else 0
     return {
         "seed": settings.train.seed,

@@ -49,14 +49,14 @@ def data_adapter() -> Any:
     return DataAdapter
 
 
-def iterate_in_calls(model: Any, lead: Callable[[Any], None]) -> None:
-    """Let a model's ``fit`` hand each of its iterators to ``lead`` instead of building the model from a first batch.
+def iterate_in_calls(model: Any, receive: Callable[[Any], None]) -> None:
+    """Let a model's ``fit`` hand each of its iterators to ``receive`` instead of building the model from a first batch.
 
     Under tf.distribute Keras averages the first batch over all replicas to learn its shape, and fails: keras#20585.
     The model is built already, and this is the only place where Keras shows the iterator before it reads it. Red
     without it: test_loops.py, and `fit` in test_parity.py.
     """
-    model._maybe_symbolic_build = lambda iterator, **_: lead(iterator)
+    model._maybe_symbolic_build = lambda iterator, **_: receive(iterator)
 
 
 def set_calls(iterator: Any, calls: Callable[[Any], Iterator[tuple[int, int, Any]]]) -> None:

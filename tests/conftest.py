@@ -19,6 +19,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from filelock import FileLock
 
 from tasks import config, records, runs
 
@@ -71,16 +72,42 @@ def pytest_unconfigure(config: pytest.Config) -> None:
 
 
 @pytest.fixture(scope="session")
-def project_template(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def made_once(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
+    """Return a folder that all tests read: ``made_once("digits", make)``.
+
+    ``make(folder)`` fills it, in the first process of the tests that asks for it; the others wait.
+    """
+    own = tmp_path_factory.getbasetemp()
+    shared = own.parent if "PYTEST_XDIST_WORKER" in os.environ else own
+
+    def made_once(name: str, make: Callable[[Path], None]) -> Path:
+        folder, done = shared / name, shared / f"{name}.done"
+        with FileLock(shared / f"{name}.lock"):
+            if not done.exists():
+                shutil.rmtree(folder, ignore_errors=True)  # Of a process that failed in the middle.
+                folder.mkdir()
+                make(folder)
+                done.touch()
+        return folder
+
+    return made_once
+
+
+@pytest.fixture(scope="session")
+def project_template(made_once: Callable[..., Path]) -> Path:
     """The checkout's files, tracked or new, without what runs left, as a git repository with one commit."""
-    template = tmp_path_factory.mktemp("template") / "project"
-    for file in _files_of(CHECKOUT):
-        (template / file).parent.mkdir(parents=True, exist_ok=True)
-        shutil.copy2(CHECKOUT / file, template / file)
-    git = ["git", "-c", "user.name=Test", "-c", "user.email=test@example.org", "-c", "commit.gpgsign=false"]
-    for command in (["init", "--quiet"], ["add", "--all"], ["commit", "--quiet", "--no-verify", "-m", "the project"]):
-        subprocess.run([*git, *command], cwd=template, check=True)
-    return template
+
+    def make(template: Path) -> None:
+        for file in _files_of(CHECKOUT):
+            (template / file).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(CHECKOUT / file, template / file)
+        git = ["git", "-c", "user.name=Test", "-c", "user.email=test@example.org", "-c", "commit.gpgsign=false"]
+        commit = ["commit", "--quiet", "--no-verify", "-m", "the project"]
+        # One pack in place of 330 files, and no samples of hooks: most tests copy them.
+        for command in (["init", "--quiet", "--template="], ["add", "--all"], commit, ["repack", "--quiet", "-ad"]):
+            subprocess.run([*git, *command], cwd=template, check=True)
+
+    return made_once("template", make)
 
 
 @pytest.fixture
@@ -143,19 +170,57 @@ def archives() -> Path:
 
 
 @pytest.fixture(scope="session")
-def digits_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """data/digits with raw and prepared, as the real stages leave it; made once for all tests."""
-    from tasks.download import download
-    from tasks.prepare import prepare
+def digits_folder(made_once: Callable[..., Path]) -> Path:
+    """data/digits with raw and prepared, as the real stages leave it."""
 
-    root = tmp_path_factory.mktemp("digits")
-    (root / "params.yaml").touch()
-    (root / ".dvc").mkdir()
-    with contextlib.chdir(root):
-        assert config.project_root() == root
-        dataset = config.Dataset(name="digits", version=None, image_size=None, downloads=None)
-        prepare(dataset, download(dataset))
-    return root / "data" / "digits"
+    def make(root: Path) -> None:
+        from tasks.download import download
+        from tasks.prepare import prepare
+
+        (root / "params.yaml").touch()
+        (root / ".dvc").mkdir()
+        with contextlib.chdir(root):
+            assert config.project_root() == root
+            dataset = config.Dataset(name="digits", version=None, image_size=None, downloads=None)
+            download(dataset)
+            prepare(config.Tfds(name="digits"))
+
+    return made_once("digits", make) / "data" / "digits"
+
+
+@pytest.fixture(scope="session")
+def empty_store(made_once: Callable[..., Path]) -> Path:
+    """A new MLflow store: to make one takes 2 s of a processor."""
+
+    def make(folder: Path) -> None:
+        from tasks.tracking.store import make_store
+
+        make_store(folder / "mlflow.db")
+        (folder / "mlflow.db").chmod(0o600)  # As a command leaves it.
+
+    return made_once("store", make) / "mlflow.db"
+
+
+@pytest.fixture(scope="session")
+def prefect_database(made_once: Callable[..., Path]) -> Path:
+    """The new database of a Prefect server: to make one takes 4 s of a processor."""
+
+    def make(folder: Path) -> None:
+        environment = os.environ | {"PREFECT_HOME": str(folder)}
+        command = ["prefect", "server", "database", "upgrade", "--yes"]
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stdout + done.stderr
+
+    return made_once("prefect", make) / "prefect.db"
+
+
+@pytest.fixture
+def prefect_home(prefect_database: Path, tmp_path: Path) -> Path:
+    """A Prefect home of the test's own."""
+    home = tmp_path / "prefect_home"
+    home.mkdir()
+    shutil.copy(prefect_database, home)
+    return home
 
 
 @pytest.fixture
@@ -184,22 +249,26 @@ def make_dataset(project: Path) -> Callable[..., records.PreparedDataset]:
             images, labels = arrays
             parts[split] = records.PreparedSplit(
                 num_examples=len(labels),
-                images=paths[0],
+                features={"image": paths[0]},
                 labels=paths[1],
                 sha256={path: hashlib.sha256((project / path).read_bytes()).hexdigest() for path in paths},
                 class_counts=tuple(np.bincount(labels, minlength=num_classes).tolist()),
-                pixel_mean=tuple(images.mean((0, 1, 2)).tolist()),
-                pixel_std=tuple(images.std((0, 1, 2)).tolist()),
             )
+        images = splits["train"][0]
+        pixels = {"mean": tuple(images.mean((0, 1, 2)).tolist()), "deviation": tuple(images.std((0, 1, 2)).tolist())}
         prepared = records.PreparedDataset(
             name=name,
+            kind="tfds",
             version="1.0.0",
             tfds_version="4.9.10",
             folder=f"data/{name}/prepared",
             raw_folder=f"data/{name}/raw",
-            image_shape=images.shape[1:],
-            num_classes=num_classes,
-            class_names=tuple(f"class {i}" for i in range(num_classes)),
+            features={"image": records.Feature(kind="image", shape=images.shape[1:], dtype="uint8", **pixels)},
+            target=records.Target(
+                task="classification",
+                num_outputs=num_classes,
+                class_names=tuple(f"class {i}" for i in range(num_classes)),
+            ),
             splits=parts,
             sources=(),
             licence=None,

@@ -1,17 +1,21 @@
 """The Makefile, the lock, and the two fixtures that all other tests stand on."""
 
 import hashlib
+import itertools
 import os
+import platform
 import re
 import sys
 import time
 import tomllib
 import zipfile
+from importlib import metadata
 from pathlib import Path
 
 import psutil
 import pytest
 from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
 
 ROOT = Path(__file__).resolve().parent.parent
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
@@ -42,26 +46,25 @@ def test_what_is_installed_is_not_installed_again(project, run):
         os.utime(project / changed, (before, before))
 
 
-def test_an_install_that_fails_leaves_no_stamp(project, run):
+def test_an_install_that_fails_leaves_no_stamp_and_pip_counts_the_packages(project, run):
+    stamp = project / ".venv" / ".installed"
     (project / "requirements.lock").write_text(f"./gone.whl --hash=sha256:{'0' * 64}\n")
     result = run(["make", "setup", f"PYTHON={sys.executable}"])
     assert result.returncode == 2
     assert "gone.whl" in result.stderr
-    assert not (project / ".venv" / ".installed").exists()
+    assert not stamp.exists()
 
-
-def test_pip_counts_the_packages_and_its_failure_is_makes(project, run):
     wheels = project / "wheels"
     wheels.mkdir()
     pins = [f"nothing{i}==1.0 --hash=sha256:{_write_wheel(wheels, f'nothing{i}')}" for i in range(20)]
     (project / "requirements.lock").write_text("\n".join([*pins, f"gone==1.0 --hash=sha256:{'0' * 64}", ""]))
-    # Without uv, as most machines are.
+    # Without uv, as most machines are; in the .venv that is there.
     result = run(["make", "setup", f"PYTHON={sys.executable}", "UV=", f"PIP_FIND_LINKS={wheels}", "PIP_NO_INDEX=1"])
     assert "\n  20 of 21 packages are here\n" in result.stdout
     assert "Collecting" not in result.stdout
-    assert result.returncode == 2
+    assert result.returncode == 2, "pip's failure is make's"
     assert "gone==1.0" in result.stderr
-    assert not (project / ".venv" / ".installed").exists()
+    assert not stamp.exists()
 
 
 def _write_wheel(folder, name):
@@ -101,7 +104,9 @@ def test_clean_removes_what_runs_leave_and_nothing_else(project, run):
 
 
 @pytest.mark.parametrize(
-    "requirement", PYPROJECT["dependencies"] + PYPROJECT["optional-dependencies"]["dev"], ids=lambda text: text
+    "requirement",
+    [*PYPROJECT["dependencies"], *itertools.chain.from_iterable(PYPROJECT["optional-dependencies"].values())],
+    ids=lambda text: text,
 )
 def test_the_lock_holds_every_requirement(requirement):
     wanted = Requirement(requirement)
@@ -150,3 +155,10 @@ def _runs(pid: int) -> bool:
         return psutil.Process(pid).status() not in (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD)
     except psutil.NoSuchProcess:
         return False
+
+
+def test_every_package_is_for_this_python():
+    """uv installs one whose Requires-Python ends below this Python, and pip refuses the whole lock then."""
+    wanted = {one.name: one.metadata.get("Requires-Python") for one in metadata.distributions()}
+    now = platform.python_version()
+    assert [name for name, versions in wanted.items() if versions and now not in SpecifierSet(versions)] == []

@@ -1,6 +1,17 @@
 """The settings of a run: what every key means and may hold, and how params.yaml, a recipe and ``--set`` give it."""
 
 from tasks.config.affects import Affects
+from tasks.config.datasets import (
+    AnyDescription,
+    Arrays,
+    Description,
+    ImageFolder,
+    LocalDescription,
+    Tfds,
+    describe,
+    description_kinds,
+    read_description,
+)
 from tasks.config.form import Overrides, recipe_schema
 from tasks.config.project import names_of, project_root, recipes
 from tasks.config.schedules import Constant, Cosine, Piecewise
@@ -21,7 +32,7 @@ from tasks.config.schema import (
     leaves,
     marks_of,
 )
-from tasks.config.sources import load, parse, read_overrides, restore
+from tasks.config.sources import load, parse, read_overrides, read_texts, restore
 from tasks.config.strategies import (
     AnyStrategy,
     Cluster,

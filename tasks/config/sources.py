@@ -46,6 +46,14 @@ def read_overrides(texts: Sequence[str]) -> dict[str, Any]:
 
     Keys are those of ``fields_of``: ``model.options.units=[64]`` gives ``{"model.options": {"units": [64]}}``.
     """
+    values = read_texts(texts)
+    keys = {key for key, _ in fields_of(Settings)}
+    keys |= {f"strategy.{kind}.{name}" for kind, section in strategy_kinds().items() for name in section.model_fields}
+    return dict(leaves(_nested(values), whole=keys))
+
+
+def read_texts(texts: Sequence[str]) -> dict[str, Any]:
+    """Return ``{"section.key": value}`` of texts, whatever the keys are."""
     values = {}
     for text in texts:
         key, equals, value = text.partition("=")
@@ -55,9 +63,7 @@ def read_overrides(texts: Sequence[str]) -> dict[str, Any]:
             values[key.strip()] = plain.read(value)
         except plain.NotPlain as error:
             raise UserError(f"--set {cut(text)}: {error}") from None
-    keys = {key for key, _ in fields_of(Settings)}
-    keys |= {f"strategy.{kind}.{name}" for kind, section in strategy_kinds().items() for name in section.model_fields}
-    return dict(leaves(_nested(values), whole=keys))
+    return values
 
 
 def parse(values: Mapping[str, Any]) -> Settings:

@@ -182,6 +182,11 @@ class ModelParallel(StrategySection):
     def wanted_devices(self) -> int:
         return self.devices or math.prod(self.mesh_shape)
 
+    @staticmethod
+    def expression_of(rule: str) -> str:
+        """Return the expression that Keras must find in a whole path for a rule to hold for the end of it."""
+        return f"(?:.*/)?(?:{rule})"
+
     @model_validator(mode="after")
     def mesh_agrees(self) -> Self:
         if len(self.mesh_shape) != len(self.axis_names) or len(set(self.axis_names)) != len(self.axis_names):
@@ -204,7 +209,7 @@ class ModelParallel(StrategySection):
             )
         for rule, axes in self.layout.items():
             try:
-                re.compile(rule)
+                re.compile(self.expression_of(rule))
             except re.error as error:
                 raise ValueError(
                     f"layout has the rule '{rule}', which is no regular expression ({error}): write it as one on the "
@@ -216,6 +221,8 @@ class ModelParallel(StrategySection):
                         f"layout has the rule '{rule}', which names the axis '{axis}': give null, or an axis of the "
                         f"mesh: {', '.join(self.axis_names)}"
                     )
+                if axis is not None and axes.count(axis) > 1:
+                    raise ValueError(f"layout has the rule '{rule}', which gives one axis to two dimensions: {axes}")
         return self
 
 

@@ -106,7 +106,7 @@ class Shards:
     (batch, height, width, channels) and labels int64 (batch,)."""
 
 
-def shards(builder: Any, split: str, image_shape: tuple[int, int, int]) -> Shards:
+def shards(builder: Any, split: str, image_shape: tuple[int, ...]) -> Shards:
     """Return the files of a split and how to decode them to one shape (bilinear, antialiased, if theirs is another).
 
     A batch is parsed whole: TFDS' own reader parses one example after the other and takes three times as long. Its

@@ -111,7 +111,7 @@ class ArraySource:
 
     def _files(self) -> tuple[Path, Path, tuple[str, ...]]:
         root = config.project_root()
-        return root / self.split.images, root / self.split.labels, tuple(self.split.sha256.values())
+        return root / self.split.features["image"], root / self.split.labels, tuple(self.split.sha256.values())
 
     def _read(self, batches: Batches, block: range) -> tuple[npt.NDArray[Any], ...]:
         """Return which rows a worker reads in the steps of a block, int64 (steps, n), and what ``augment`` takes for

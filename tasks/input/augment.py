@@ -16,7 +16,7 @@ Draws = tuple[npt.NDArray[np.bool_], npt.NDArray[np.int32]]
 
 def check_augmentation(section: config.Augmentation, prepared: PreparedDataset) -> None:
     """Raise ``UserError`` when images are padded so far that a crop can miss them altogether."""
-    height, width, _ = prepared.image_shape
+    height, width, _ = prepared.features["image"].shape
     if section.crop_padding >= min(height, width):
         raise UserError(
             f"input.augmentation.crop_padding = {section.crop_padding}: the images of {prepared.name} have {height} x "

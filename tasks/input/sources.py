@@ -87,6 +87,13 @@ def ordered_batches(
 
 def choose_source(section: config.Input, prepared: PreparedDataset) -> str:
     """Return ``array`` or ``stream``: what is asked for, else what the training split's size as uint8 allows."""
+    if prepared.raw_folder is None:
+        if section.source == "stream":
+            raise UserError(
+                f"input.source = 'stream': {prepared.name} is of kind {prepared.kind}, and only TFDS' shards can be "
+                "streamed. Give input.source=auto"
+            )
+        return "array"
     if section.source != "auto":
         return section.source
     return "array" if _train_bytes(prepared) <= section.memory_budget_bytes else "stream"
@@ -119,4 +126,4 @@ def _source(section: config.Input, prepared: PreparedDataset, split: str, rows: 
 
 
 def _train_bytes(prepared: PreparedDataset) -> int:
-    return prepared.splits["train"].num_examples * math.prod(prepared.image_shape)
+    return prepared.splits["train"].num_examples * math.prod(prepared.features["image"].shape)

@@ -89,11 +89,13 @@ class StreamSource:
     def _shards(self) -> tuple[datasets.Shards, npt.NDArray[np.bool_]]:
         """Return the files of the split, and which of their records are read."""
         prepared = self.prepared
+        if prepared.raw_folder is None:
+            raise ValueError(f"{prepared.name} has no shards: sources.choose_source refuses a stream of it")
         builder = datasets.build(prepared.name, prepared.version, config.project_root() / prepared.raw_folder)
         held_out, split = prepared.held_out, self.split
         if held_out is not None and split == "test":
             split = "train"
-        shards = datasets.shards(builder, split, prepared.image_shape)
+        shards = datasets.shards(builder, split, prepared.features["image"].shape)
         chosen = np.zeros(sum(shards.lengths), bool)
         places = np.arange(len(chosen))
         if held_out is not None and split == "train":

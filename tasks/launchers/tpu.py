@@ -7,7 +7,7 @@ from glob import glob
 
 from tasks import config, network
 from tasks.errors import UserError
-from tasks.strategies.tpu import VARIABLES, find
+from tasks.machine import TPU_VARIABLES, find_tpu
 
 DEVICE_FILES = ("/dev/accel[0-9]*", "/dev/vfio/[0-9]*")
 """A TPU VM has one a chip; which of the two depends on the generation."""
@@ -25,7 +25,7 @@ def check(section: config.Tpu) -> None:
     Raises:
         UserError: says what was looked for.
     """
-    name = find(section)
+    name = find_tpu(section.tpu)
     files = [file for pattern in DEVICE_FILES for file in glob(pattern)]
     if name == "local":
         if not files:
@@ -56,7 +56,7 @@ def check(section: config.Tpu) -> None:
 def _looked_for(section: config.Tpu) -> str:
     """Return every place and what is there."""
     places = {"strategy.tpu": section.tpu or "null"}
-    places |= {name: os.environ.get(name) or "not set" for name in VARIABLES}
+    places |= {name: os.environ.get(name) or "not set" for name in TPU_VARIABLES}
     places |= {pattern: ", ".join(glob(pattern)) or "no such file" for pattern in DEVICE_FILES}
     return ", ".join(f"{place} ({what})" for place, what in places.items())
 

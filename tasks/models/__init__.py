@@ -80,13 +80,13 @@ def build(model: config.Model, prepared: PreparedDataset, normalization: str) ->
         if f"model.options.{option}" not in known:
             raise UserError(one_of("key", f"model.options.{option}", known or ["no options"]))
     try:
-        core = function(prepared.image_shape, prepared.num_classes, **model.options)
+        core = function(prepared.features["image"].shape, prepared.target.num_outputs, **model.options)
     except (TypeError, ValueError) as error:
         raise UserError(
             f"model.name = '{model.name}' with model.options = {model.options} cannot be built for images of shape "
-            f"{prepared.image_shape} ({_one_line(error)})"
+            f"{prepared.features['image'].shape} ({_one_line(error)})"
         ) from error
-    images = keras.Input(prepared.image_shape, dtype="uint8", name="pixels")
+    images = keras.Input(prepared.features["image"].shape, dtype="uint8", name="pixels")
     return keras.Model(images, core(_normalization(normalization, prepared)(images)), name="classifier")
 
 
@@ -101,9 +101,9 @@ def _normalization(kind: str, prepared: PreparedDataset) -> Any:
     if kind == "scale":
         scale = np.array([1 / 255])
     elif kind == "standardize":
-        train = prepared.splits["train"]
-        deviations = np.array([std or 1.0 for std in train.pixel_std])
-        scale, offset = 1 / deviations, -np.array(train.pixel_mean) / deviations
+        image = prepared.features["image"]
+        deviations = np.array([deviation or 1.0 for deviation in image.deviation])
+        scale, offset = 1 / deviations, -np.array(image.mean) / deviations
     # Rescaling holds constants, no weights: a checkpoint of one normalisation loads into a model of another.
     # Lists in arrays: TensorFlow makes Python's numbers float32 before it makes them float64, which is 6e-8 off, and an
     # exported model gets such numbers for arrays without a dimension.

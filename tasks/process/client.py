@@ -8,23 +8,34 @@ stand beside it.
 import atexit
 import json
 import sys
+from pathlib import Path
 from typing import Any
 
 from tasks import config, launchers
 from tasks.errors import UserError
 from tasks.process.cluster import StageProcesses
 from tasks.process.environment import stage_environment
-from tasks.records import Comparison, EvaluationResult, PreparedDataset, Record, RegisteredModel, Run, TrainingResult
+from tasks.records import (
+    Comparison,
+    EvaluationResult,
+    ExportedModel,
+    LoggedModel,
+    PreparedDataset,
+    Record,
+    RegisteredModel,
+    Run,
+    TrainingResult,
+)
 
 _processes: StageProcesses | None = None
 
 
-def kind_of_process(settings: config.Settings) -> str:
-    """Return what is decided once in a process: environment, devices, and whether kernels are deterministic."""
+def fixed_at_start(settings: config.Settings) -> str:
+    """Return what is fixed when a process starts: environment, devices, and whether kernels are deterministic."""
     return json.dumps([stage_environment(settings), settings.strategy.model_dump(), settings.train.deterministic])
 
 
-def start(settings: config.Settings, with_cluster: bool = True) -> StageProcesses:
+def start_processes(settings: config.Settings, with_cluster: bool = True) -> StageProcesses:
     """Return the stage process for these settings, with its cluster; the one that runs already, if it will do.
 
     Args:
@@ -32,18 +43,18 @@ def start(settings: config.Settings, with_cluster: bool = True) -> StageProcesse
         with_cluster: False is enough for what is done with a trained model: one process.
     """
     global _processes
-    running, kind = _processes, kind_of_process(settings)
-    if running is not None and running.kind == kind:
+    running, fixed = _processes, fixed_at_start(settings)
+    if running is not None and running.fixed == fixed:
         # After a training that failed its chief can still do what needs no other member.
         enough = running.usable and running.with_cluster if with_cluster else running.first.alive
         if enough:
             return running
-    stop()
-    _processes = StageProcesses(settings.strategy, stage_environment(settings), kind, with_cluster)
+    stop_processes()
+    _processes = StageProcesses(settings.strategy, stage_environment(settings), fixed, with_cluster)
     return _processes
 
 
-def stop() -> None:
+def stop_processes() -> None:
     """End the stage process, if there is one."""
     global _processes
     if _processes is not None:
@@ -51,7 +62,7 @@ def stop() -> None:
         _processes = None
 
 
-atexit.register(stop)
+atexit.register(stop_processes)
 
 
 def start_run(
@@ -60,9 +71,9 @@ def start_run(
     flow_run_id: str | None = None,
     parent_run_id: str | None = None,
 ) -> Run:
-    """Begin the MLflow run of a pipeline, unless its training would be refused."""
+    """Start the MLflow run of a pipeline, unless its training would be refused."""
     ids = {"flow_run_id": flow_run_id, "parent_run_id": parent_run_id}
-    return Run.model_validate(_call("start", settings, with_cluster=True, prepared=prepared, **ids))
+    return Run.model_validate(_call("start_run", settings, with_cluster=True, prepared=prepared, **ids))
 
 
 def resume_run(
@@ -72,21 +83,21 @@ def resume_run(
     flow_run_id: str | None = None,
     allow_changes: bool = False,
 ) -> Run:
-    """Take up a run that was begun before, unless that would be another training."""
+    """Resume a run, unless that would be another training."""
     given = {"run_id": run_id, "flow_run_id": flow_run_id, "allow_changes": allow_changes}
-    return Run.model_validate(_call("resume", settings, with_cluster=True, prepared=prepared, **given))
+    return Run.model_validate(_call("resume_run", settings, with_cluster=True, prepared=prepared, **given))
 
 
 def start_comparison(
     settings: config.Settings, prepared: PreparedDataset, key: str, flow_run_id: str | None = None
 ) -> Run:
-    """Begin the MLflow run that is the parent of a comparison's runs."""
+    """Start the MLflow run that is the parent of a comparison's runs."""
     return Run.model_validate(_call("start_comparison", settings, prepared=prepared, key=key, flow_run_id=flow_run_id))
 
 
 def train(settings: config.Settings, prepared: PreparedDataset, run: Run) -> TrainingResult:
     """Train; why members of the cluster were started again meanwhile is in the result, and in MLflow."""
-    processes = _lead(settings, with_cluster=True)
+    processes = _of_chief(settings, with_cluster=True)
     try:
         answer = processes.call("train", _arguments(settings, prepared=prepared, run=run))
     except BaseException:
@@ -123,6 +134,24 @@ def register(
     )
 
 
+def find_model(settings: config.Settings, uri: str) -> LoggedModel:
+    """Return which run's model it is that MLflow has at an address such as ``models:/NAME@ALIAS``."""
+    return LoggedModel.model_validate(_call_on_tensorflow("find_model", settings, uri=uri))
+
+
+def export(
+    settings: config.Settings,
+    prepared: PreparedDataset,
+    run: Run,
+    format: str,
+    checkpoint: str,
+    folder: Path | None = None,
+) -> ExportedModel:
+    """Write a trained model into a folder, or one of its run's, as files of a format, and compare these with Keras."""
+    given = {"run": run, "format": format, "checkpoint": checkpoint, "folder": folder and str(folder)}
+    return ExportedModel.model_validate(_call_on_tensorflow("export", settings, prepared=prepared, **given))
+
+
 def report_comparison(settings: config.Settings, run: Run, comparison: Comparison) -> None:
     """Write a comparison's table into its folder and into MLflow."""
     _call("report_comparison", settings, run=run, comparison=comparison)
@@ -130,20 +159,29 @@ def report_comparison(settings: config.Settings, run: Run, comparison: Compariso
 
 def assist(settings: config.Settings, prepared: PreparedDataset, evaluates: bool) -> None:
     """Do the part of a member that is not the chief: what the chief asks of the workers on its own machine."""
-    processes = start(settings)
+    processes = start_processes(settings)
     # To build a model is to wait until all others build it: each does all stages, in the chief's order.
     for stage in ("check", "train", *(["evaluate"] if evaluates else [])):
         processes.call(stage, _arguments(settings, prepared=prepared))
 
 
-def finish_run(settings: config.Settings, run: Run, status: str, reason: str | None = None) -> None:
+def end_run(settings: config.Settings, run: Run, status: str, reason: str | None = None) -> None:
     """End the MLflow run as FINISHED, FAILED or KILLED."""
-    _call("finish", settings, run=run, status=status, reason=reason)
+    _call("end_run", settings, run=run, status=status, reason=reason)
 
 
 def _call(stage: str, settings: config.Settings, with_cluster: bool = False, **arguments: Any) -> Any:
     """Run a stage in the stage process; return its record as JSON values."""
-    return _lead(settings, with_cluster).call(stage, _arguments(settings, **arguments))
+    return _of_chief(settings, with_cluster).call(stage, _arguments(settings, **arguments))
+
+
+def _call_on_tensorflow(stage: str, settings: config.Settings, **arguments: Any) -> Any:
+    """Run a stage in a process that computes on the CPU with TensorFlow, whatever the run was trained on: a GPU rounds
+    float32 to TF32, and what is compared there differs by more than a model that was written wrongly."""
+    on_cpu = config.OneDevice(kind="one_device", device="cpu")
+    train = settings.train.model_copy(update={"deterministic": False})
+    process = start_processes(settings.model_copy(update={"strategy": on_cpu, "train": train}), with_cluster=False)
+    return process.call(stage, _arguments(settings, **arguments))
 
 
 def _arguments(settings: config.Settings, **arguments: Any) -> dict[str, Any]:
@@ -151,18 +189,18 @@ def _arguments(settings: config.Settings, **arguments: Any) -> dict[str, Any]:
     return {"settings": settings.to_json(), **values}
 
 
-def _lead(settings: config.Settings, with_cluster: bool) -> StageProcesses:
+def _of_chief(settings: config.Settings, with_cluster: bool) -> StageProcesses:
     """Return the stage process.
 
     Raises:
         UserError: TF_CONFIG makes this process another member than the chief.
     """
-    processes = start(settings, with_cluster)
+    processes = start_processes(settings, with_cluster)
     if not processes.first.member.is_chief:
         name = processes.first.member.name
-        stop()
+        stop_processes()
         raise UserError(
-            f"TF_CONFIG makes this process {name}, and only the chief leads a pipeline: start the members with "
+            f"TF_CONFIG makes this process {name}, and only the chief runs a pipeline: start the members with "
             "`stratagem run` or `stratagem train`, or unset TF_CONFIG"
         )
     return processes
@@ -175,7 +213,7 @@ def _evaluable(settings: config.Settings) -> config.Settings:
     if evaluate.strategy == "one_device" or cluster is None:
         return settings
     running = _processes
-    if running is not None and running.kind == kind_of_process(settings) and running.with_cluster and running.usable:
+    if running is not None and running.fixed == fixed_at_start(settings) and running.with_cluster and running.usable:
         return settings
     try:
         if not launchers.find(cluster).STARTS_ALL:

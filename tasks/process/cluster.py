@@ -1,7 +1,7 @@
 """The processes that run the stages of one strategy: their start, their answers, their signs of life, their end.
 
 One of them is the chief, `python -m tasks serve`. Where the strategy is a cluster the others stand beside it: workers
-that train with it (`assist`), or servers that it gives work to (`member`). Requests and answers are JSON lines. Each
+that train with it (`assist`), or servers that it gives work to (`tf_server`). Requests and answers are JSON lines. Each
 process ends when its standard input closes, so none outlives the process that started it.
 """
 
@@ -26,7 +26,7 @@ from tasks.process.logs import Logs
 from tasks.process.member import MemberProcess, Message, Replies
 
 # When a process fails because another one died, the death is seen within this time.
-SETTLE_SECONDS = 5.0
+LOST_PEER_SECONDS = 5.0
 POLL_SECONDS = 1.0
 # From a request until a process that has to build the strategy for it gives its first sign of life: imports, on a busy
 # machine, and the time that the last of its peers takes.
@@ -34,6 +34,8 @@ START_SECONDS = 300.0
 
 # Requests that every worker takes part in, and what those that are not the chief do then.
 SHARED = {"check": "check", "train": "assist", "evaluate": "assist_evaluation"}
+# Requests by which a run starts, or is resumed.
+STARTING = ("start_run", "resume_run")
 
 
 class _Lost(Exception):
@@ -48,20 +50,20 @@ class StageProcesses:
     """
 
     def __init__(
-        self, section: config.StrategySection, environment: Mapping[str, str], kind: str, with_cluster: bool
+        self, section: config.StrategySection, environment: Mapping[str, str], fixed: str, with_cluster: bool
     ) -> None:
         """Start the processes.
 
         Args:
             section: the strategy.
             environment: of every process; a member's own comes on top.
-            kind: what is decided once in a process; whoever keeps the cluster compares it.
+            fixed: what cannot change in a process, see ``client.fixed_at_start``; the client compares it.
             with_cluster: False starts one process alone, which can do everything but train.
         """
-        self.kind = kind
+        self.fixed = fixed
         self.with_cluster = with_cluster or section.cluster is None
         self.restarts: list[str] = []
-        """Why members were started again, since the run was begun or taken up."""
+        """Why members were started again, since the run was started or resumed."""
         self._cluster = section.cluster if with_cluster else None
         self._environment = dict(environment)
         self._num_requests = 0
@@ -92,7 +94,7 @@ class StageProcesses:
         log = self._logs.of(member) if self._logs is not None else None
         entry = "serve"
         if not member.is_chief:
-            entry = "member" if self._cluster is not None and self._cluster.chief_gives_work else "assist"
+            entry = "tf_server" if self._cluster is not None and self._cluster.chief_gives_work else "assist"
         return MemberProcess(member, entry, self._environment, log, self._replies, self._network)
 
     @property
@@ -119,10 +121,10 @@ class StageProcesses:
             StratagemError: the stage failed, or processes died more often than they may be started again.
             Interrupted: Ctrl-C or SIGTERM came; the stage was stopped.
         """
-        if stage in ("start", "resume"):
+        if stage in STARTING:
             self.restarts = []
         try:
-            if stage in ("start", "resume") and self._cluster is not None:
+            if stage in STARTING and self._cluster is not None:
                 # First and apart, so that a member that is lost meanwhile does not leave a run that nobody ends.
                 self._call("check", {name: arguments[name] for name in ("settings", "prepared")})
             return self._call(stage, arguments)
@@ -205,7 +207,7 @@ class StageProcesses:
         self._num_requests += 1
         asked = [self.first]
         if stage in SHARED:
-            asked = [process for process in self._processes if process.entry != "member"]
+            asked = [process for process in self._processes if process.entry != "tf_server"]
         for one in self._processes:
             one.silent_seconds = 0.0
         for one in asked:
@@ -215,8 +217,8 @@ class StageProcesses:
                 request |= {"stage": SHARED[stage], "arguments": needed}
             one.send(request)
         answers: dict[MemberProcess, Message] = {}
-        settled_at: float | None = None
-        while len(answers) < len(asked) and (settled_at is None or time.monotonic() < settled_at):
+        deadline = math.inf
+        while len(answers) < len(asked) and time.monotonic() < deadline:
             process, reply = self._listen(watch=stage in SHARED)
             if process is None:
                 continue
@@ -228,8 +230,9 @@ class StageProcesses:
             elif reply.get("id") == self._num_requests:
                 answers[process] = reply
                 # A training that was told to stop ends on all, the chief when its checkpoint is written.
-                if "error" in reply and settled_at is None and reply["kind"] != Interrupted.__name__:
-                    settled_at = time.monotonic() + (SETTLE_SECONDS if reply.get("lost_peer") else guard.GRACE_SECONDS)
+                if "error" in reply and deadline == math.inf and reply["type"] != Interrupted.__name__:
+                    patience = LOST_PEER_SECONDS if reply.get("lost_peer") else guard.GRACE_SECONDS
+                    deadline = time.monotonic() + patience
         if not any("error" in reply for reply in answers.values()):
             return answers[self.first]["record"]
         silent = [one for one in asked if one not in answers]
@@ -281,7 +284,7 @@ class StageProcesses:
     def _lose(self, process: MemberProcess, what: str) -> None:
         """Start a worker of parameter servers again, on its own port; the loss of any other member is everyone's."""
         reason = f"{process.member.name} {what}"
-        if self._cluster is None or (process.entry, process.member.job) != ("member", "worker"):
+        if self._cluster is None or (process.entry, process.member.job) != ("tf_server", "worker"):
             raise _Lost(reason)
         process.kill()
         most = self._cluster.max_restarts
@@ -298,10 +301,10 @@ class StageProcesses:
     def _failure(self, stage: str, answers: dict[MemberProcess, Message], silent: list[MemberProcess]) -> Exception:
         """Return the one error for the answers of all: the user's mistake, then a lost member, then what failed."""
         failed = [(process, reply) for process, reply in answers.items() if "error" in reply]
-        failed.sort(key=lambda pair: (pair[1]["kind"] == "StratagemError", pair[0] is not self.first))
+        failed.sort(key=lambda pair: (pair[1]["type"] == "StratagemError", pair[0] is not self.first))
         process, reply = failed[0]
         lost = [one for one, answer in failed if answer.get("lost_peer")]
-        if reply["kind"] == "StratagemError" and lost and self._cluster is not None and stage in SHARED:
+        if reply["type"] == "StratagemError" and lost and self._cluster is not None and stage in SHARED:
             return _Lost(
                 f"{silent[0].member.name} no longer answers" if silent else f"{lost[0].member.name} lost its peers"
             )
@@ -351,7 +354,7 @@ class StageProcesses:
         def stop_at_once(number: int, frame: object) -> None:
             for process in self._processes:
                 process.kill_unawaited()
-            os.write(2, b"stopped at once; the next run, or `stratagem reconcile`, ends what is left open\n")
+            os.write(2, b"stopped at once; the next run, or `stratagem reconcile`, ends the run\n")
             os._exit(128 + number)
 
         signals = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)

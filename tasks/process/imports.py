@@ -47,6 +47,11 @@ def import_quietly(*modules: str) -> None:
             import tensorflow as tf
 
             tf.config.list_physical_devices()  # Looks for a GPU, and says so at length when there is none.
+    set_who_logs()
+
+
+def set_who_logs() -> None:
+    """Let errors of all, and what the project itself tells, go to standard error, a line each."""
     from rich.console import Console
     from rich.highlighter import NullHighlighter
     from rich.logging import RichHandler

@@ -1,4 +1,4 @@
-"""One child process `python -m tasks serve`, `assist` or `member`: its requests, and what it replies."""
+"""One child process `python -m tasks serve`, `assist` or `tf_server`: its requests, and what it replies."""
 
 import contextlib
 import json

@@ -5,7 +5,6 @@ of its exception: one message whatever DVC calls it, and no second run to learn 
 """
 
 import argparse
-import errno
 import json
 import logging
 import os
@@ -86,7 +85,7 @@ def _explain(target: str, causes: list[BaseException]) -> StratagemError:
     if full := files.full_disk(causes[0], place):
         return full
     if isinstance(causes[0], Timeout) and files.out_of_inodes():
-        return files.no_room(place, OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)))
+        return files.no_room(place)
     said = " ".join(str(causes[-1]).split()) or type(causes[-1]).__name__
     return StratagemError(f"{target}: DVC could not make it ({said[:500]})")
 

@@ -33,7 +33,7 @@ def folder() -> Path:
         UserError: the machine's temporary folder cannot be written.
     """
     if os.getpid() not in _made:
-        remove_abandoned()
+        remove_leftovers()
         try:
             _made[os.getpid()] = _make()
         except OSError as error:
@@ -44,7 +44,7 @@ def folder() -> Path:
     return _made[os.getpid()][0]
 
 
-def remove_abandoned() -> None:
+def remove_leftovers() -> None:
     """Remove the temporary folders of this user's commands that were killed."""
     for path in Path(tempfile.gettempdir()).glob(f"{PREFIX}*"):
         with contextlib.suppress(OSError):  # It has just gone; or it is a link, no folder, another user's, or locked.

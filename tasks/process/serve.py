@@ -140,20 +140,22 @@ def serve(chief: bool) -> None:
 
 
 def _chiefs_stages() -> dict[str, Callable[..., Any]]:
-    from tasks import tracked, train
+    from tasks import export, tracked, train
 
     return {
         "check": train.check,
-        "start": tracked.start_run,
+        "start_run": tracked.start_run,
         "start_comparison": tracked.start_comparison,
-        "resume": tracked.resume_run,
+        "resume_run": tracked.resume_run,
         "train": tracked.train,
         "evaluate": tracked.evaluate,
         "evaluate on one device": tracked.evaluate,
         "register": tracked.register,
+        "find_model": tracked.find_model,
+        "export": export.export,
         "report_comparison": tracked.report_comparison,
         "report_restarts": tracked.report_restarts,
-        "finish": tracked.finish_run,
+        "end_run": tracked.end_run,
     }
 
 
@@ -165,8 +167,8 @@ def _workers_stages() -> dict[str, Callable[..., Any]]:
     return {"check": train.check, "assist": train.assist, "assist_evaluation": evaluate.assist}
 
 
-def serve_member() -> None:
-    """Be a worker or a parameter server until standard input closes."""
+def run_tf_server() -> None:
+    """Be a worker or a parameter server, which runs TensorFlow's server, until standard input closes."""
     answers = Answers()
     signals.ignore()  # The chief, told as well, could not end its step without this server, and not save it.
     guard.when_input_closes(lambda: os._exit(0))
@@ -174,7 +176,7 @@ def serve_member() -> None:
     from tasks.strategies import parameter_server
 
     answers.beat()
-    parameter_server.serve_member()
+    parameter_server.run_server()
 
 
 def _put_noise_aside(log: Path) -> None:

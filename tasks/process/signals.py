@@ -14,7 +14,7 @@ if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:  # As under nohup.
 
 
 def ignore() -> None:
-    """Do nothing: no stage is at work, and whoever leads the run needs this process to end it."""
+    """Do nothing: no stage is at work, and the process that started this one needs it to end the run."""
     for number in TOLD_TO_STOP:
         signal.signal(number, signal.SIG_IGN)
 

@@ -1,8 +1,9 @@
 """What is known of each run without reading its files again: mlruns/catalogue.db, which is made from them.
 
-Each start asks which run is the newest, which did not end, which has something to tell; to parse the files of all runs
-for that takes 0.4 s at a thousand. Here a run that has ended, and has nothing to tell and nothing half-written, is read
-once; all others are read at each question. Code that changes a run that had ended lets it be read again (``forget``).
+Each start asks which run is the newest, which is unfinished, which has something to tell; to parse the files of all
+runs for that takes 0.4 s at a thousand. Here a run that has ended, and has nothing to tell and nothing half-written, is
+read once; all others are read at each question. Code that changes a run that had ended lets it be read again
+(``forget``).
 
 The files are the truth: what is found here is looked at in them before anything is done with it, and a catalogue that
 is missing, damaged, or of another version is made anew.
@@ -22,8 +23,8 @@ from tasks.records import Run, RunStatus, RunSummary
 
 logger = logging.getLogger(__name__)
 
-VERSION = 1
-ROOMS = ("runs", "comparisons")
+VERSION = 2
+PLACES = ("runs", "comparisons")
 MOMENT_NANOSECONDS = 2 * 10**9
 
 
@@ -50,12 +51,12 @@ class Entry(NamedTuple):
     """Why a file of it cannot be read."""
 
     @property
-    def is_settled(self) -> bool:
-        """Whether nothing is to be expected of it."""
+    def is_final(self) -> bool:
+        """Whether nothing more is to be expected of it."""
         return self.run_id is not None and self.status != "RUNNING" and not self.unsent and not self.partial
 
 
-COLUMNS = (*Entry._fields, "settled")
+COLUMNS = (*Entry._fields, "final")
 
 
 def ask(condition: str, *values: object) -> list[Entry]:
@@ -80,49 +81,50 @@ def forget(folder: str) -> None:
         return
     try:
         with contextlib.closing(sqlite3.connect(path, timeout=10)) as connection, connection:
-            connection.execute("UPDATE runs SET settled = 0 WHERE folder = ?", (folder,))
+            connection.execute("UPDATE runs SET final = 0 WHERE folder = ?", (folder,))
     except sqlite3.Error:
         with contextlib.suppress(OSError):
             path.unlink(missing_ok=True)
 
 
 def _refresh(connection: sqlite3.Connection) -> None:
-    """Bring the table up to date: read what is new or not settled, leave out what is gone."""
+    """Bring the table up to date: read what is new or not final, leave out what is gone."""
     root = config.project_root()
     if connection.execute("PRAGMA user_version").fetchone() != (VERSION,):
         with connection:
             connection.execute("BEGIN IMMEDIATE")
             connection.execute("DROP TABLE IF EXISTS runs")
-            connection.execute("DROP TABLE IF EXISTS rooms")
+            connection.execute("DROP TABLE IF EXISTS places")
             connection.execute(f"CREATE TABLE runs ({', '.join(COLUMNS)}, PRIMARY KEY (folder))")
-            connection.execute("CREATE INDEX by_settled ON runs (settled)")
+            connection.execute("CREATE INDEX by_final ON runs (final)")
             connection.execute("CREATE INDEX by_number ON runs (number)")
-            connection.execute("CREATE TABLE rooms (room PRIMARY KEY, changed)")
+            connection.execute("CREATE TABLE places (place PRIMARY KEY, changed)")
             connection.execute(f"PRAGMA user_version = {VERSION}")
-    others = connection.execute("SELECT * FROM runs WHERE settled = 0").fetchall()
+    others = connection.execute("SELECT * FROM runs WHERE final = 0").fetchall()
     known = {entry.folder: entry for entry in (Entry(*row[:-1]) for row in others)}
-    rooms = {room: _changed(root / "mlruns" / room) for room in ROOMS}
+    places = {place: _changed(root / "mlruns" / place) for place in PLACES}
     gone: set[str] = set()
     unread = set(known)
-    if dict(connection.execute("SELECT room, changed FROM rooms")) != rooms:
-        settled = {folder for (folder,) in connection.execute("SELECT folder FROM runs WHERE settled = 1")}
+    noted = dict(connection.execute("SELECT place, changed FROM places"))
+    if noted != places:
+        final = {folder for (folder,) in connection.execute("SELECT folder FROM runs WHERE final = 1")}
         present: set[str] = set()
-        for room in ROOMS:
+        for place in PLACES:
             with contextlib.suppress(OSError):
-                present.update(f"mlruns/{room}/{name}" for name in os.listdir(root / "mlruns" / room))
-        gone, unread = (settled | unread) - present, present - settled
+                present.update(f"mlruns/{place}/{name}" for name in os.listdir(root / "mlruns" / place))
+        gone, unread = (final | unread) - present, present - final
     read = [_read(folder, root) for folder in sorted(unread)]
-    changed = [entry for entry in read if known.get(entry.folder) != entry or entry.is_settled]
+    changed = [entry for entry in read if known.get(entry.folder) != entry or entry.is_final]
     # A folder that changed a moment ago may do so again, and have the same time.
-    sure = {room: when for room, when in rooms.items() if when < time.time_ns() - MOMENT_NANOSECONDS}
-    if not changed and not gone and sure.items() <= dict(connection.execute("SELECT room, changed FROM rooms")).items():
+    sure = {place: when for place, when in places.items() if when < time.time_ns() - MOMENT_NANOSECONDS}
+    if not changed and not gone and sure.items() <= noted.items():
         return
     with connection:
         connection.executemany("DELETE FROM runs WHERE folder = ?", [(folder,) for folder in gone])
-        places = ", ".join("?" for _ in COLUMNS)
-        rows = [(*entry, entry.is_settled) for entry in changed]
-        connection.executemany(f"INSERT OR REPLACE INTO runs VALUES ({places})", rows)
-        connection.executemany("INSERT OR REPLACE INTO rooms VALUES (?, ?)", sure.items())
+        marks = ", ".join("?" for _ in COLUMNS)
+        rows = [(*entry, entry.is_final) for entry in changed]
+        connection.executemany(f"INSERT OR REPLACE INTO runs VALUES ({marks})", rows)
+        connection.executemany("INSERT OR REPLACE INTO places VALUES (?, ?)", sure.items())
     for entry in changed:
         if entry.problem is not None and entry.problem != known.get(entry.folder, entry._replace(problem=None)).problem:
             logger.warning("%s", entry.problem)  # Once, and not at each start.

@@ -1,6 +1,6 @@
 """Which runs are at work.
 
-The process that leads a run holds a lock, which the kernel frees when that process dies, however it does, and keeps a
+The process at work on a run holds a lock, which the kernel frees when that process dies, however it does, and keeps a
 note of what it does. A note without its lock is of a process that was killed.
 """
 
@@ -27,7 +27,7 @@ MOMENT_SECONDS = 2.0
 
 
 class Hold:
-    """A run that this process leads."""
+    """A run that this process is at work on."""
 
     def __init__(self, path: Path, holder: Holder) -> None:
         self._path = path
@@ -50,7 +50,7 @@ def hold(key: str, what: str, flow_run_id: str | None = None) -> Iterator[Hold]:
     """Be the one process that does this, until the block ends or the process dies.
 
     Args:
-        key: of the settings, see ``key_of``; or any name for what is one of a kind.
+        key: of the settings, see ``key_of``; or any name for what is done once.
         what: as others are told it, such as ``one_device fit on digits``.
         flow_run_id: the run of Prefect's flow.
 
@@ -151,7 +151,7 @@ def is_over(run: Run) -> bool:
     return _is_here(run) and not is_held(run.key)
 
 
-def abandoned() -> list[tuple[Path, Holder]]:
+def dead_holders() -> list[tuple[Path, Holder]]:
     """Return the notes of this machine's processes that died at work, and where each lies."""
     found = []
     for path in sorted(_folder().glob("*.json")):

@@ -38,7 +38,7 @@ def _read(path: Path) -> str | None:
 def _make(path: Path) -> str:
     """Make the file in one step, whole, unless another process has just done it; return the id."""
     path.parent.mkdir(exist_ok=True)
-    if path.exists():  # Damaged. What the old id names is then left open: better than to end what is at work.
+    if path.exists():  # Damaged. What the old id names is then ended by nobody: better than to end what is at work.
         path.unlink(missing_ok=True)
     new = uuid.uuid4().hex
     aside = path.with_name(f".id.{new}")

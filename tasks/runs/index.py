@@ -1,4 +1,4 @@
-"""The runs in mlruns/: all that were begun, and the one that a command means or takes up."""
+"""The runs in mlruns/: all of them, and the one that a command means or resumes."""
 
 import contextlib
 import re
@@ -47,20 +47,21 @@ def find_named(settings: config.Settings, resume: str | None) -> Run | None:
     return newest(settings.dataset.name) if resume == "latest" else find(resume)
 
 
-def newest(dataset: str) -> Run:
-    """Return the run on a dataset that began last.
+def newest(dataset: str | None) -> Run:
+    """Return the run on a dataset, or on any, that was started or resumed last.
 
     Raises:
         UserError: there is none.
     """
-    run = _first("dataset = ?", dataset)
+    run = _first("1") if dataset is None else _first("dataset = ?", dataset)
     if run is not None:
         return run
-    raise UserError(f"no run on {dataset} has begun in mlruns/: train one first, or name a run with --run")
+    on = "" if dataset is None else f" on {dataset}"
+    raise UserError(f"there is no run{on} in mlruns/: train one first, or name a run with --run")
 
 
 def find_unfinished(settings: config.Settings, wanted: records.Lineage) -> Run | None:
-    """Return the newest run with these settings, data and code that did not come to its end, or None.
+    """Return the newest run with these settings, data and code if it is unfinished, else None.
 
     The caller holds the key of the settings, so none of them is at work. A run of a comparison is left to it; one whose
     loss was not a number would come to the same end again.
@@ -97,20 +98,20 @@ def look_up(run_id: str) -> Run | None:
     return load(f"mlruns/runs/{run_id}") or load(f"mlruns/comparisons/{run_id}")
 
 
-def begun() -> list[Run]:
-    """Return all runs that were begun, the newest first."""
+def find_all() -> list[Run]:
+    """Return all runs, the newest first."""
     found = (load(entry.folder) for entry in catalogue.ask(f"{RUNS} {NEWEST_FIRST}"))
     return [run for run in found if run is not None]
 
 
-def open_ended() -> list[Run]:
+def find_not_final() -> list[Run]:
     """Return the runs and comparisons that say that they are at work, or have something to tell MLflow."""
     found = (load(entry.folder) for entry in catalogue.ask("run_id IS NOT NULL AND (status = 'RUNNING' OR unsent)"))
     return [run for run in found if run is not None]
 
 
 def next_number() -> int:
-    """Return the number of the run that begins or is taken up now."""
+    """Return the number of the run that is started or resumed now."""
     return 1 + max((entry.number for entry in catalogue.ask(f"1 {NEWEST_FIRST} LIMIT 1")), default=0)
 
 

@@ -16,7 +16,7 @@ RESULTS: dict[type[records.Record], str] = {
 }
 
 
-def settle(run: Run, status: str, reason: str | None = None) -> None:
+def set_status(run: Run, status: str, reason: str | None = None) -> None:
     """Write down that a run is at work, or how it ended."""
     now = datetime.now(UTC).isoformat(timespec="seconds")
     record = RunStatus.model_validate({"status": status, "reason": reason, "at": now})
@@ -36,10 +36,10 @@ def status(run: Run) -> RunStatus | None:
         return RunStatus(status="RUNNING", reason=str(error), at="")
 
 
-def left_by(run: Run, kind: type[R]) -> R | None:
-    """Return the record that a stage of a run left, None where it did not come to its end."""
-    path = config.project_root() / run.folder / "records" / RESULTS[kind]
-    return records.load(kind, path) if path.exists() else None
+def load_result(run: Run, record_type: type[R]) -> R | None:
+    """Return the record of a stage of a run, None where that stage did not come to its end."""
+    path = config.project_root() / run.folder / "records" / RESULTS[record_type]
+    return records.load(record_type, path) if path.exists() else None
 
 
 def load_training(run: Run) -> TrainingResult:
@@ -48,9 +48,9 @@ def load_training(run: Run) -> TrainingResult:
     Raises:
         UserError: it was not trained to its end.
     """
-    if (found := left_by(run, TrainingResult)) is None:
+    if (found := load_result(run, TrainingResult)) is None:
         raise UserError(
-            f"run {run.run_id} was not trained to its end: go on with `stratagem train --resume {run.run_id}`"
+            f"run {run.run_id} was not trained to its end: resume it with `stratagem train --resume {run.run_id}`"
         )
     return found
 
@@ -61,15 +61,15 @@ def load_evaluation(run: Run) -> EvaluationResult:
     Raises:
         UserError: it was not evaluated.
     """
-    if (found := left_by(run, EvaluationResult)) is None:
+    if (found := load_result(run, EvaluationResult)) is None:
         raise UserError(f"run {run.run_id} was not evaluated: `stratagem evaluate --run {run.run_id}`")
     return found
 
 
-def forget_results(run: Run, *kinds: type[records.Record]) -> None:
+def forget_results(run: Run, *types: type[records.Record]) -> None:
     """Remove what some stages of a run left, or all, because they are to be done again; its checkpoints stay."""
     folder = config.project_root() / run.folder
-    for path in (folder / "summary.json", *(folder / "records" / RESULTS[kind] for kind in kinds or RESULTS)):
+    for path in (folder / "summary.json", *(folder / "records" / RESULTS[one] for one in types or RESULTS)):
         path.unlink(missing_ok=True)
 
 

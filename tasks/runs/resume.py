@@ -41,7 +41,7 @@ def differences(run: Run, settings: config.Settings) -> list[Difference]:
 
 
 def refuse_resume(settings: config.Settings, resume: str | None, allow_changes: bool = False) -> None:
-    """Refuse, before anything is downloaded or started, to carry a run on as another training.
+    """Refuse, before anything is downloaded or started, to resume a run as another training.
 
     Args:
         settings: from now on.
@@ -59,7 +59,7 @@ def refuse_resume(settings: config.Settings, resume: str | None, allow_changes: 
 def refuse_other_training(
     settings: config.Settings, run: Run, allow_changes: bool = False, prepared: PreparedDataset | None = None
 ) -> None:
-    """Refuse to carry a run on with settings or data that make it another training.
+    """Refuse to resume a run with settings or data that make it another training.
 
     Args:
         settings: from now on.
@@ -75,7 +75,7 @@ def refuse_other_training(
         raise UserError(
             f"run {run.run_id} cannot be resumed: it was trained on dataset.name = '{dataset}', and "
             f"'{settings.dataset.name}' is another run, whatever is allowed. Give --set dataset.name={dataset}, or "
-            f"--set model.initial={run.run_id} in place of --resume: a new run, which begins with its weights"
+            f"--set model.initial={run.run_id} in place of --resume: a new run, which starts with its weights"
         )
     if allow_changes:
         return
@@ -90,8 +90,8 @@ def refuse_other_training(
         )
 
 
-def why_not_taken_up(settings: config.Settings, wanted: records.Lineage) -> str | None:
-    """Return which run did not come to its end and is not the one that is asked for, why, and what to do about it.
+def why_not_resumed(settings: config.Settings, wanted: records.Lineage) -> str | None:
+    """Return which run is unfinished and not the one that is asked for, why, and what to do about it.
 
     Only the newest run on the dataset counts, and only if nobody is at work on it; None where there is none such.
     """
@@ -115,8 +115,8 @@ def why_not_taken_up(settings: config.Settings, wanted: records.Lineage) -> str 
     fixed = any(not one.mark.free_on_resume for one in other) or run.lineage.data_version != wanted.data_version
     how = " and its own settings" if fixed else ""
     return (
-        f"run {run.run_id} did not end, and is not taken up: {'; '.join(why)}. A new run begins; --resume {run.run_id}"
-        f"{how} carries that one on"
+        f"run {run.run_id} is unfinished, and is not resumed: {'; '.join(why)}. A new run starts; --resume {run.run_id}"
+        f"{how} resumes that one"
     )
 
 

@@ -11,7 +11,7 @@ from tasks import config, upstream
 from tasks.errors import UserError
 from tasks.strategies import Strategy
 
-# How XLA moves what it sums, by the kind of device.
+# How XLA moves what it sums, by the type of device.
 COLLECTIVES = {"cpu": "shared memory", "gpu": "NCCL", "tpu": "interconnect"}
 
 

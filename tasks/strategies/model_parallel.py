@@ -34,8 +34,7 @@ def build(section: config.ModelParallel) -> Strategy:
     """Return the strategy of a mesh; a rule of ``section.layout`` holds for a path or for the end of one.
 
     Raises:
-        UserError: Keras runs on TensorFlow, the devices are not as many as the mesh needs, or a rule is not a regular
-            expression.
+        UserError: Keras runs on TensorFlow, or the devices are not as many as the mesh needs.
     """
     data_parallel.require_jax(section.kind)
     devices = data_parallel.find_devices(section.devices)
@@ -49,9 +48,7 @@ def build(section: config.ModelParallel) -> Strategy:
     mesh = keras.distribution.DeviceMesh(section.mesh_shape, section.axis_names, devices)
     layout = keras.distribution.LayoutMap(mesh)
     for rule, axes in section.layout.items():
-        if any(axis is not None and axes.count(axis) > 1 for axis in axes):
-            raise UserError(f"strategy.layout: '{rule}' gives one axis of the mesh to two dimensions: {axes}")
-        layout[_from_a_boundary(rule)] = tuple(axes)
+        layout[section.expression_of(rule)] = tuple(axes)
     distribution = _ModelParallel(layout_map=layout, batch_dim_name=section.batch_dim_name)
     warned: set[str] = set()  # A model is checked before a run begins, and again where it is trained.
 
@@ -62,16 +59,6 @@ def build(section: config.ModelParallel) -> Strategy:
                 log.warning("%s", warning)
 
     return data_parallel.strategy(section.kind, distribution, check_model=check_model)
-
-
-def _from_a_boundary(rule: str) -> str:
-    """Return the expression that Keras must find in a whole path for ``rule`` to hold for the end of it."""
-    expression = f"(?:.*/)?(?:{rule})"
-    try:
-        re.compile(expression)
-    except re.error as error:  # Flags such as (?i) stand only at an expression's beginning.
-        raise UserError(f"strategy.layout: '{rule}' is no regular expression for the end of a path ({error})") from None
-    return expression
 
 
 def _check(section: config.ModelParallel, distribution: Any, model: Any) -> list[str]:
@@ -85,7 +72,8 @@ def _check(section: config.ModelParallel, distribution: Any, model: Any) -> list
     shapes = {variable.path: tuple(variable.shape) for variable in model.variables}
     paths = [*shapes, *dict.fromkeys(listening.paths)]
     everything = f"The paths are: {', '.join(paths)}"
-    used = {path: [rule for rule in section.layout if re.fullmatch(_from_a_boundary(rule), path)] for path in paths}
+    expressions = {rule: section.expression_of(rule) for rule in section.layout}
+    used = {path: [rule for rule in section.layout if re.fullmatch(expressions[rule], path)] for path in paths}
     warnings = []
     for rule in section.layout:
         if not any(rule in rules for rules in used.values()):

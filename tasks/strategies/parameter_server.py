@@ -36,12 +36,12 @@ def build(section: config.ParameterServer) -> Strategy:
             f"strategy.kind = '{section.kind}': each worker sees {servers.num_replicas_in_sync} GPUs, and a step's "
             "batch goes to one. Start a worker a GPU, each with its own CUDA_VISIBLE_DEVICES"
         )
-    (kind,) = {device.rpartition("/device:")[2] for device in servers.extended.worker_devices}
+    (device_type,) = {device.rpartition("/device:")[2] for device in servers.extended.worker_devices}
     names = [device.name for device in tf.config.list_logical_devices()]
     return Strategy(
         kind="parameter_server",
         num_replicas=1,
-        devices=tuple(name for name in names if name.startswith("/job:worker/") and name.endswith(kind)),
+        devices=tuple(name for name in names if name.startswith("/job:worker/") and name.endswith(device_type)),
         scope=servers.scope,
         run=servers.run,
         collectives="none: those of a step change the variables by themselves",
@@ -50,7 +50,7 @@ def build(section: config.ParameterServer) -> Strategy:
     )
 
 
-def serve_member() -> None:
+def run_server() -> None:
     """Be the worker or the parameter server that TF_CONFIG says, until this process is ended."""
     resolver = tf.distribute.cluster_resolver.TFConfigClusterResolver()
     members = resolver.cluster_spec()

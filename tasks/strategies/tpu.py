@@ -4,21 +4,12 @@ No machine of this project's tests has a TPU. What is tested is the refusal wher
 https://www.tensorflow.org/guide/tpu.
 """
 
-import os
+import tensorflow as tf
 
 from tasks import config
 from tasks.errors import UserError
-from tasks.strategies import Strategy
-
-VARIABLES = ("TPU_NAME", "KUBE_GOOGLE_CLOUD_TPU_ENDPOINTS", "COLAB_TPU_ADDR")
-"""Where a cloud says which TPU is meant, the first that is set."""
-
-
-def find(section: config.Tpu) -> str:
-    """Return the TPU as ``TPUClusterResolver`` takes it: ``grpc://ADDRESS``, a name in Google Cloud, or ``local``."""
-    name = section.tpu or next((os.environ[name] for name in VARIABLES if os.environ.get(name)), "local")
-    # Colab's variable has no scheme, Kubernetes' may be without one too: a name has no colon.
-    return f"grpc://{name}" if ":" in name and not name.startswith("grpc://") else name
+from tasks.machine import find_tpu
+from tasks.strategies import Strategy, mirrored
 
 
 def build(section: config.Tpu) -> Strategy:
@@ -27,12 +18,7 @@ def build(section: config.Tpu) -> Strategy:
     Raises:
         UserError: TensorFlow cannot reach the TPU, or finds none there.
     """
-    # Here, because `find` is asked by a process that imports no framework.
-    import tensorflow as tf
-
-    from tasks.strategies import mirrored
-
-    name = find(section)
+    name = find_tpu(section.tpu)
     try:
         resolver = tf.distribute.cluster_resolver.TPUClusterResolver.connect(name)
     except (tf.errors.OpError, RuntimeError, ValueError, OSError) as error:

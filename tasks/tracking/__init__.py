@@ -5,16 +5,16 @@ behind.
 """
 
 from tasks.tracking.lifecycle import (
-    end_abandoned,
-    finish,
+    end_crashed,
+    end_run,
     log_comparison,
     log_files,
-    resume,
+    resume_run,
     set_tags,
-    start,
     start_comparison,
+    start_run,
 )
 from tasks.tracking.metrics import MetricWriter, log_metrics, system_metrics
-from tasks.tracking.models import log_model, register_version
+from tasks.tracking.models import find_model, log_model, register_version
 from tasks.tracking.outbox import OUTBOX, await_told, mlflow_run_id
 from tasks.tracking.store import Unavailable, open_store, store_uri

@@ -1,4 +1,4 @@
-"""Runs in MLflow: begun, resumed, described, ended."""
+"""Runs in MLflow: started, resumed, described, ended."""
 
 import contextlib
 import logging
@@ -7,7 +7,7 @@ import time
 import uuid
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import mlflow
 from mlflow.exceptions import MlflowException
@@ -33,14 +33,14 @@ from tasks.tracking.store import SQLITE, Unavailable, dataset_of, open_store, pa
 logger = logging.getLogger(__name__)
 
 
-def start(
+def start_run(
     settings: config.Settings,
     prepared: records.PreparedDataset,
     lineage: records.Lineage,
     flow_run_id: str | None = None,
     parent_run_id: str | None = None,
 ) -> records.Run:
-    """Begin an MLflow run with its settings, its data and where it comes from, and its folder mlruns/runs/<run_id>.
+    """Start an MLflow run with its settings, its data and where it comes from, and its folder mlruns/runs/<run_id>.
 
     Args:
         settings: become the run's parameters.
@@ -53,13 +53,13 @@ def start(
         UserError: see ``open_store``; or the experiment was deleted.
     """
     kind, loop = settings.strategy.kind, settings.train.loop
-    tags = {"strategy": kind, "loop": loop, "mlflow.parentRunId": parent_run_id}
     params = settings.flat()
     if parent_run_id is not None:
         # The first parameter that differs, so the one that MLflow's page for comparing runs draws first.
         params = {"comparison": f"{kind} {loop}", **params}
-    key = runs.key_of(settings)
-    return _begin(settings, prepared, lineage, f"{kind}-{loop}", "runs", key, flow_run_id, params, tags)
+    tags = {"strategy": kind, "loop": loop}
+    new = _New(f"{kind}-{loop}", "mlruns/runs", runs.key_of(settings), params, tags, parent_run_id)
+    return _start(new, settings, prepared, lineage, flow_run_id)
 
 
 def start_comparison(
@@ -69,13 +69,13 @@ def start_comparison(
     key: str,
     flow_run_id: str | None,
 ) -> records.Run:
-    """Begin the MLflow run that is the parent of a comparison's runs; its folder is mlruns/comparisons/<run_id>.
+    """Start the MLflow run that is the parent of a comparison's runs; its folder is mlruns/comparisons/<run_id>.
 
     Args:
         settings: of any of those runs; what they do not share is left out of the parameters.
         prepared: becomes the run's dataset.
         lineage: where the run comes from.
-        key: what the process that leads the comparison holds, see ``runs.hold``.
+        key: what the process at work on the comparison holds, see ``runs.hold``.
         flow_run_id: the run of Prefect's flow.
 
     Raises:
@@ -84,66 +84,75 @@ def start_comparison(
     shared = {
         key: value for key, value in settings.flat().items() if key != "train.loop" and not key.startswith("strategy.")
     }
-    return _begin(settings, prepared, lineage, "comparison", "comparisons", key, flow_run_id, shared, {})
+    return _start(_New("comparison", "mlruns/comparisons", key, shared), settings, prepared, lineage, flow_run_id)
 
 
-def _begin(
+class _New(NamedTuple):
+    """What a training's run and a comparison's have of their own when they start."""
+
+    label: str
+    """In its name, after the dataset's."""
+    place: str
+    """Where its folder is made."""
+    key: str
+    params: Mapping[str, Any]
+    tags: Mapping[str, str] = {}
+    parent_run_id: str | None = None
+
+
+def _start(
+    new: _New,
     settings: config.Settings,
     prepared: records.PreparedDataset,
     lineage: records.Lineage,
-    kind: str,
-    room: str,
-    key: str,
     flow_run_id: str | None,
-    params: Mapping[str, Any],
-    tags: Mapping[str, str | None],
 ) -> records.Run:
-    """Begin a run of a kind, with its folder in a room of mlruns/."""
     experiment = settings.tracking.experiment or settings.dataset.name
     creation_id, project, start_time = uuid.uuid4().hex, runs.project_id(), int(time.time() * 1000)
-    described = {
+    tags = {
         "dataset": prepared.name,
         **_tags_of(lineage),
         "flow_run_id": flow_run_id,
-        "held_by": f"{project}:{key}",
+        "held_by": f"{project}:{new.key}",
         "creation_id": creation_id,
-        **tags,
+        **new.tags,
+        "mlflow.parentRunId": new.parent_run_id,
     }
-    creation: Event = {"experiment": experiment, "start_time": start_time, "tags": present(described)}
-    run_id, began = _create(creation)
+    creation: Event = {"experiment": experiment, "start_time": start_time, "tags": present(tags)}
+    run_id, created = _create(creation)
     run: records.Run | None = None
     try:
-        # The id's first letters tell runs of one kind apart, and lead from a chart's legend to the folder.
+        # The id's first letters tell runs of one name apart, and show the folder of a line in a chart's legend.
         run = records.Run(
             run_id=run_id,
             experiment=experiment,
-            name=f"{prepared.name}-{kind}-{run_id[:6]}",
-            folder=f"mlruns/{room}/{run_id}",
+            name=f"{prepared.name}-{new.label}-{run_id[:6]}",
+            folder=f"{new.place}/{run_id}",
             lineage=lineage,
             settings=settings.to_json(),
             flow_run_id=flow_run_id,
-            parent_run_id=tags.get("mlflow.parentRunId"),
+            parent_run_id=new.parent_run_id,
             number=runs.next_number(),
             start_time=start_time,
-            key=key,
+            key=new.key,
             host=socket.gethostname(),
             boot=runs.boot_id(),
             project=project,
             store=store_name(),
             creation_id=creation_id,
         )
-        runs.settle(run, "RUNNING")
+        runs.set_status(run, "RUNNING")
         records.save(run, _run_file(run))
         data = {"dataset": dataset_of(prepared, lineage).to_dictionary(), "context": "training"}
-        told: list[Event] = [] if began else [{"create": creation}]
-        texts = {key: text_of(value) for key, value in params.items()}
+        told: list[Event] = [] if created else [{"create": creation}]
+        texts = {key: text_of(value) for key, value in new.params.items()}
         OUTBOX.deliver(run, *told, {"name": run.name}, {"params": texts}, {"input": data})
     except BaseException as error:
         status = "FAILED" if isinstance(error, Exception) else "KILLED"
         if run is not None:
             with best_effort():
-                runs.settle(run, status, str(error) or type(error).__name__)
-        if began:
+                runs.set_status(run, status, str(error) or type(error).__name__)
+        if created:
             open_store().set_terminated(run_id, status)
         raise
     return run
@@ -175,10 +184,10 @@ def _create(creation: Event) -> tuple[str, bool]:
         return run_id, False
 
 
-def resume(
+def resume_run(
     run: records.Run, settings: config.Settings, lineage: records.Lineage, flow_run_id: str | None = None
 ) -> records.Run:
-    """Set a run that was begun before running again, and return it as it is from now on.
+    """Set a run to RUNNING again, and return it as it is from now on.
 
     Args:
         settings: from now on.
@@ -192,12 +201,12 @@ def resume(
         try:
             deleted = open_store().get_run(mlflow_run_id(run)).info.lifecycle_stage == "deleted"
         except MlflowException as error:
-            # Unless it began while the server did not answer.
+            # Unless it was started while the server did not answer.
             deleted = error.error_code == "RESOURCE_DOES_NOT_EXIST" and not OUTBOX.has_unsent(run)
         if deleted:
             raise UserError(
                 f"the run '{run.run_id}' cannot be resumed: it is no longer in {store_uri()}. Bring it back with "
-                f"`mlflow runs restore --run-id {run.run_id}`, or begin a new one with --fresh"
+                f"`mlflow runs restore --run-id {run.run_id}`, or start a new one with --fresh"
             )
     before, now = config.flat(run.settings), settings.flat()
     changes = {
@@ -219,16 +228,16 @@ def resume(
     runs.forget_what_changed(run, settings, lineage)  # Before the run says that it is another one.
     run = run.model_copy(update=now_of)
     records.save(run, _run_file(run))
-    runs.settle(run, "RUNNING")
+    runs.set_status(run, "RUNNING")
     tags = present({"held_by": f"{project}:{key}", "flow_run_id": flow_run_id, **changes})
     OUTBOX.deliver(run, {"status": "RUNNING"}, {"tags": tags}, {"no_tag": "reason"})
     return run
 
 
-def finish(run: records.Run, status: Literal["FINISHED", "FAILED", "KILLED"], reason: str | None = None) -> None:
+def end_run(run: records.Run, status: Literal["FINISHED", "FAILED", "KILLED"], reason: str | None = None) -> None:
     """End a run. The reason of a failure becomes a tag."""
     with best_effort():
-        runs.settle(run, status, reason)
+        runs.set_status(run, status, reason)
     OUTBOX.ask_at_once()  # It may be back, and this is the last chance of this process.
     OUTBOX.deliver(
         run,
@@ -239,23 +248,23 @@ def finish(run: records.Run, status: Literal["FINISHED", "FAILED", "KILLED"], re
 
 
 @patiently
-def end_abandoned(own_key: str = "", except_run_id: str | None = None) -> list[records.Ended]:
-    """End the runs of this host whose process died: as it had put down, else as KILLED. Also deliver what runs that are
-    not at work have kept.
+def end_crashed(own_key: str = "", except_run_id: str | None = None) -> list[records.Ended]:
+    """End the runs of this host whose process died: as it had put down, else as KILLED. Also deliver what runs that no
+    process is at work on have kept.
 
     Args:
         own_key: a key that the caller holds; what was done under it before is over.
         except_run_id: the id of a run of this key that the caller is at work on.
 
     Raises:
-        UserError: see ``open_store``; what can be known without the store is settled then.
+        UserError: see ``open_store``; what can be known without the store is written down then.
     """
     ended = _end_folders(own_key, except_run_id)
     client = open_store()
     wanted = "attributes.status = 'RUNNING' AND tags.`mlflow.source.name` = 'stratagem'"
     experiments = [experiment.experiment_id for experiment in client.search_experiments()]
     for found in client.search_runs(experiments, wanted, max_results=1000) if experiments else []:
-        end = _end_open(client, found, own_key, except_run_id)
+        end = _end_running(client, found, own_key, except_run_id)
         if end is not None and end.what not in {record.what for record in ended}:
             ended.append(end)
     return ended
@@ -265,7 +274,7 @@ def _end_folders(own_key: str, except_run_id: str | None) -> list[records.Ended]
     """End the runs whose folder says that they are at work, and deliver what others have kept."""
     ended = []
     project = runs.project_id()
-    for run in runs.open_ended():
+    for run in runs.find_not_final():
         if run.run_id == except_run_id or not (run.key == own_key or runs.is_over(run)):
             continue
         put_down = runs.status(run)
@@ -275,19 +284,21 @@ def _end_folders(own_key: str, except_run_id: str | None) -> list[records.Ended]
         with best_effort():  # What is left of another user's run must not end this one.
             if shared:
                 if put_down is not None and put_down.status == "RUNNING":
-                    runs.settle(run, "KILLED", "it was begun in another folder, of which this one is a copy")
+                    runs.set_status(run, "KILLED", "it was started in another folder, of which this one is a copy")
             elif put_down is not None and put_down.status == "RUNNING":
                 with best_effort():
                     tell_again(run, written(run))
                 why = put_down.reason or _died()
-                finish(run, "KILLED", why)
+                end_run(run, "KILLED", why)
                 ended.append(records.Ended(what=f"MLflow run {run.run_id}", status="KILLED", reason=why))
             elif OUTBOX.has_unsent(run):
                 OUTBOX.flush(run)
     return ended
 
 
-def _end_open(client: mlflow.MlflowClient, found: Any, own_key: str, except_run_id: str | None) -> records.Ended | None:
+def _end_running(
+    client: mlflow.MlflowClient, found: Any, own_key: str, except_run_id: str | None
+) -> records.Ended | None:
     """End a run that MLflow takes for running, if its process died or it is another one's twin."""
     tags, run_id = found.data.tags, found.info.run_id
     local_id = tags.get("local_run_id", run_id)
@@ -297,16 +308,16 @@ def _end_open(client: mlflow.MlflowClient, found: Any, own_key: str, except_run_
         end_twin(client, run_id, original.run_id)
         return None
     # What it is told last may still be on its way.
-    leader, _, held_key = tags.get("held_by", "").rpartition(":")
+    owner, _, held_key = tags.get("held_by", "").rpartition(":")
     key = run_of.key if run_of is not None else held_key
     at_work = local_id == except_run_id or (key != own_key and runs.is_held(key))
     # Runs of before are tagged with the host and the folder.
-    if leader not in (runs.project_id(), f"{socket.gethostname()}:{config.project_root()}") or at_work:
+    if owner not in (runs.project_id(), f"{socket.gethostname()}:{config.project_root()}") or at_work:
         return None
     # Killed after it had put down its end, and before MLflow knew; or before it had a folder.
     put_down = runs.status(run_of) if run_of is not None else None
     if put_down is not None and put_down.status == "RUNNING":
-        return None  # It has just begun.
+        return None  # It has just started.
     status, reason = (put_down.status, put_down.reason) if put_down is not None else ("KILLED", _died())
     if reason is not None:
         client.set_tag(run_id, "reason", reason)
@@ -315,7 +326,7 @@ def _end_open(client: mlflow.MlflowClient, found: Any, own_key: str, except_run_
 
 
 def _died() -> str:
-    return f"the process that led it on {socket.gethostname()} died"
+    return f"its process on {socket.gethostname()} died"
 
 
 def _original_of(

@@ -59,10 +59,10 @@ class MetricWriter:
                 self._file.flush()
         self._queue.put(points)
 
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+    def __exit__(self, error_type: type[BaseException] | None, *_: object) -> None:
         """Wait until everything is delivered or kept; not for long where the training was stopped or failed."""
         self._queue.put(None)
-        self._thread.join(None if kind is None else STOPPING_SECONDS)
+        self._thread.join(None if error_type is None else STOPPING_SECONDS)
         if self._file is not None:
             with best_effort():  # It writes what a full disk did not take before.
                 self._file.close()

@@ -4,6 +4,7 @@ import contextlib
 import hashlib
 import json
 import os
+import re
 import shutil
 import tempfile
 from collections.abc import Mapping
@@ -19,11 +20,13 @@ from mlflow.models import Model, ModelSignature
 from mlflow.types.schema import Schema, TensorSpec
 
 from tasks import config, files, own_code, records
-from tasks.errors import StratagemError
+from tasks.errors import StratagemError, UserError, cut
 from tasks.tracking.lifecycle import set_tags
 from tasks.tracking.metrics import points_of
 from tasks.tracking.outbox import mlflow_run_id, present
-from tasks.tracking.store import SQLITE, dataset_of, open_store, patiently, store_uri
+from tasks.tracking.store import REFUSALS, SQLITE, dataset_of, open_store, patiently, store_uri
+
+ADDRESS = re.compile(r"models:/((?P<model_id>m-[0-9a-f]{32})|(?P<name>[^/@]+)(@(?P<alias>[^/@]+)|/(?P<version>\d+)))")
 
 
 @patiently
@@ -128,8 +131,8 @@ def _write_model(
     backend = os.environ.get("KERAS_BACKEND", "tensorflow")
     packages = ["keras", "numpy", backend]
     signature = ModelSignature(
-        inputs=Schema([TensorSpec(np.dtype("uint8"), (-1, *prepared.image_shape))]),
-        outputs=Schema([TensorSpec(np.dtype("float32"), (-1, prepared.num_classes))]),
+        inputs=Schema([TensorSpec(np.dtype("uint8"), (-1, *prepared.features["image"].shape))]),
+        outputs=Schema([TensorSpec(np.dtype("float32"), (-1, prepared.target.num_outputs))]),
     )
     model = Model(run_id=run_id, model_id=model_id, model_uuid=model_id)
     model.add_flavor(
@@ -143,7 +146,7 @@ def _write_model(
         mlflow_model=model,
         signature=signature,
         # Of random pixels, to try the model's server with: the first training image is not MLflow's business.
-        input_example=np.random.default_rng(0).integers(0, 256, (1, *prepared.image_shape), np.uint8),
+        input_example=np.random.default_rng(0).integers(0, 256, (1, *prepared.features["image"].shape), np.uint8),
         pip_requirements=[f"{package}=={version(package)}" for package in packages],
     )
     (folder / "data").mkdir()
@@ -173,6 +176,36 @@ def _write_code(folder: Path, model_name: str) -> tuple[list[str], str]:
     text += f"import importlib\n\nfrom mlflow.keras.load import _load_pyfunc\n\nimportlib.import_module({module!r})\n"
     (folder / f"{loader}.py").write_text(text, encoding="utf-8")
     return sorted(str(path) for path in folder.iterdir()), loader
+
+
+@patiently
+def find_model(uri: str) -> records.LoggedModel:
+    """Return what a model was logged from: ``models:/NAME@ALIAS``, ``models:/NAME/VERSION`` or ``models:/<model_id>``.
+
+    Raises:
+        UserError: it is written otherwise, there is none, or another program registered it.
+        Unavailable: the tracking server does not answer, or fails.
+    """
+    if (address := ADDRESS.fullmatch(uri)) is None:
+        raise UserError(f"'{uri}' names no model: write it as models:/NAME@ALIAS or models:/NAME/VERSION")
+    client = open_store()
+    try:
+        if model_id := address["model_id"]:
+            found = client.get_logged_model(model_id)
+            run_id = found.source_run_id
+        else:
+            name, alias, number = address["name"], address["alias"], address["version"]
+            found = client.get_model_version_by_alias(name, alias) if alias else client.get_model_version(name, number)
+            run_id = found.run_id
+        run_id = client.get_run(run_id).data.tags.get("local_run_id", run_id)
+        return records.LoggedModel(run_id=run_id, keras_file_sha256=found.tags["keras_file_sha256"])
+    except KeyError:
+        raise UserError(f"'{uri}' was not registered by stratagem: it does not say which file of a run it is") from None
+    except MlflowException as error:
+        if error.error_code not in REFUSALS:
+            raise
+        known = ", ".join(sorted(f"{one.name}/{one.version}" for one in client.search_model_versions()))
+        raise UserError(f"'{uri}' is not in {store_uri()}. There: {cut(known) or 'no model version'}") from None
 
 
 @patiently

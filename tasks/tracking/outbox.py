@@ -1,6 +1,6 @@
 """What MLflow is told of a run, in its order, at once or later.
 
-No training waits for the store or fails with it. What cannot be delivered, from the beginning of a run to its end, is
+No training waits for the store or fails with it. What cannot be delivered, from the start of a run to its end, is
 kept in the run's unsent.jsonl in its order, and delivered with the run's next event, by the next command, or by
 `stratagem reconcile`. Delivering an event twice changes nothing.
 """
@@ -151,7 +151,7 @@ OUTBOX = Outbox()
 
 
 def _is_elsewhere(run: records.Run) -> bool:
-    """Return whether a run was begun in another store than this process's."""
+    """Return whether a run was started in another store than this process's."""
     return network.without_userinfo(run.store) != store_name()
 
 
@@ -201,7 +201,7 @@ def await_told(run: records.Run) -> None:
     if _is_elsewhere(run):
         own = f"MLFLOW_TRACKING_URI = {run.store}" if run.store else "no MLFLOW_TRACKING_URI"
         raise UserError(
-            f"run {run.run_id} was begun with {own}, and it is {store_name() or 'not set'} now: set it as it was then"
+            f"run {run.run_id} was started with {own}, and it is {store_name() or 'not set'} now: set it as it was then"
         )
     open_store()
     OUTBOX.ask_at_once()
@@ -217,7 +217,7 @@ def create_run(creation: Event, local_id: str | None = None) -> str:
     Args:
         creation: experiment, start time and tags, of which ``creation_id`` is this run's alone: the reply to a request
             may be lost, or late, after the server has made the run.
-        local_id: the id that the run has here, when it began while the server did not answer.
+        local_id: the id that the run has here, when it was started while the server did not answer.
 
     Raises:
         Unavailable: the tracking server does not answer.
@@ -256,7 +256,7 @@ def end_twin(client: mlflow.MlflowClient, run_id: str, of: str) -> None:
 
 
 def _mlflow_id_of_comparison(run_id: str) -> str:
-    """Return the id that MLflow knows a comparison by; one that began without the server is told to it first."""
+    """Return the id that MLflow knows a comparison by; one that was started without the server is told to it first."""
     path = config.project_root() / "mlruns" / "comparisons" / run_id / "records" / "run.json"
     if not path.exists():
         return run_id
@@ -266,7 +266,7 @@ def _mlflow_id_of_comparison(run_id: str) -> str:
 
 
 def mlflow_run_id(run: records.Run) -> str:
-    """Return the id that MLflow knows a run by: its own, unless it began while the server did not answer."""
+    """Return the id that MLflow knows a run by: its own, unless it was started while the server did not answer."""
     place = config.project_root() / run.folder / "mlflow_run_id"
     return place.read_text(encoding="utf-8") if place.exists() else run.run_id
 
@@ -285,7 +285,9 @@ def best_effort() -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        logger.warning("what MLflow is to be told cannot be kept: %s", files.unwritable(error.filename, error))
+        # What fails in the middle of a file names none.
+        place = error.filename or config.project_root() / "mlruns"
+        logger.warning("what MLflow is to be told cannot be kept: %s", files.unwritable(place, error))
 
 
 def _batches(items: Sequence[Any], size: int) -> Iterator[Sequence[Any]]:

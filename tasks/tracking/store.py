@@ -189,7 +189,7 @@ def find_experiment(client: mlflow.MlflowClient, name: str) -> str:
 
 def dataset_of(prepared: records.PreparedDataset, lineage: records.Lineage) -> Dataset:
     """Return prepared data as MLflow's description of them."""
-    images = TensorSpec(np.dtype("uint8"), (-1, *prepared.image_shape), "image")
+    images = TensorSpec(np.dtype("uint8"), (-1, *prepared.features["image"].shape), "image")
     labels = TensorSpec(np.dtype("int64"), (-1,), "label")
     sizes = {f"num_{name}": split.num_examples for name, split in prepared.splits.items()}
     # Without DVC there is no version, and MLflow wants a digest: that of the manifest, which holds every file's sha256.
@@ -200,5 +200,5 @@ def dataset_of(prepared: records.PreparedDataset, lineage: records.Lineage) -> D
         source_type="local",
         source=json.dumps({"uri": prepared.folder}),
         schema=json.dumps(TensorDatasetSchema(Schema([images]), Schema([labels])).to_dict()),
-        profile=json.dumps({**sizes, "num_classes": prepared.num_classes}),
+        profile=json.dumps({**sizes, "num_outputs": prepared.target.num_outputs}),
     )

@@ -30,7 +30,7 @@ class Epochs(upstream.data_adapter()):  # type: ignore[misc]
         self._dataset = dataset
         self._count = count
 
-    def lead(self, iterator: Any) -> None:
+    def iterate_in_calls(self, iterator: Any) -> None:
         """Let an iterator of Keras' go through an epoch in calls of as many steps as ``count`` says: its own ones do
         the same number each time."""
 

@@ -92,7 +92,7 @@ class _Groups:
                 for variable, value in zip(model.metrics_variables, sums, strict=True):
                     variable.assign(value)
             results = _results(model, sums)
-            position.settled = not self._waiting
+            position.all_applied = not self._waiting
             listeners.on_train_batch_end(until - first - 1, results)
         return results
 
@@ -172,7 +172,8 @@ def resident(batches: Batches) -> Callable[[], Any]:
     """
     if not isinstance(batches.source, ArraySource):
         raise ValueError("a stream has no rows that a worker could be told")
-    paths = [str(config.project_root() / path) for path in (batches.source.split.images, batches.source.split.labels)]
+    split = batches.source.split
+    paths = [str(config.project_root() / path) for path in (*split.features.values(), split.labels)]
     headers = [np.load(path, mmap_mode="r") for path in paths]
 
     def read(_: Any) -> tuple[Any, ...]:

@@ -43,7 +43,7 @@ def fit(training: Training) -> None:
 
         calls = Calls(training)
         data = steps.iterated(strategy, batches)
-        upstream.iterate_in_calls(model, lambda iterator: iterator.data_adapter.lead(iterator))
+        upstream.iterate_in_calls(model, lambda iterator: iterator.data_adapter.iterate_in_calls(iterator))
         model.train_function = steps.train_function(training, calls)
         count = calls.next
         if validation is not None:

@@ -31,7 +31,7 @@ def build(
         loss = compile_model(model, section, optimizer)
         model.optimizer.build(model.trainable_variables)
         # Metrics and losses are made at the first use, and a resumed epoch needs theirs before.
-        example = keras.ops.zeros([1], "int32"), keras.ops.zeros([1, prepared.num_classes])
+        example = keras.ops.zeros([1], "int32"), keras.ops.zeros([1, prepared.target.num_outputs])
         model.compute_loss(None, *example)
         model.compute_metrics(None, *example)
     strategy.check_model(model)  # What counts is the model that is trained.

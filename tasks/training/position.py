@@ -24,7 +24,7 @@ class Position(keras.callbacks.Callback):
         self.step_in_epoch = start.step_in_epoch
         self.aside_seconds = 0.0
         """What checkpoints and the profiler's own work took so far."""
-        self.settled = True
+        self.all_applied = True
         """Whether the variables are those of ``step``; under parameter servers later steps may be under way."""
         self.drain = False
         """Whether no step is to begin before that is so."""
@@ -73,7 +73,7 @@ class Position(keras.callbacks.Callback):
         return float(keras.ops.convert_to_numpy(rate))
 
     def state(self, stopping: dict[str, Any]) -> State:
-        """Return what a checkpoint needs to carry on from here; ``stopping`` is what early stopping remembers."""
+        """Return what a checkpoint needs to go on from here; ``stopping`` is what early stopping remembers."""
         return self.start.model_copy(
             update={
                 "step": self.step + self.offset,

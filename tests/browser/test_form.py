@@ -31,13 +31,13 @@ SUBMIT = "[...document.querySelectorAll('button')].filter(one => one.innerText.t
 
 
 @pytest.fixture
-def server(tmp_path_factory, project):
+def server(prefect_home, project):
     """A Prefect server with the project's deployments, and no worker."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     address = f"http://127.0.0.1:{port}"
     environment = os.environ | {
-        "PREFECT_HOME": str(tmp_path_factory.mktemp("prefect")),
+        "PREFECT_HOME": str(prefect_home),
         "PREFECT_API_URL": f"{address}/api",
         "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
         "PROJECT_ROOT": str(project),

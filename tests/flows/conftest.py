@@ -102,25 +102,32 @@ def start(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., Co
 
 
 @pytest.fixture(scope="session")
-def prepared_template(project_template: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def prepared_template(project_template: Path, made_once: Callable[..., Path]) -> Path:
     """The project with its data prepared by the real stages, all committed."""
-    template = tmp_path_factory.mktemp("prepared") / "project"
-    shutil.copytree(project_template, template, symlinks=True)
-    environment = os.environ | {"PYTHONPATH": str(template)}
-    done = subprocess.run(
-        ["stratagem", "prepare"], cwd=template, env=environment, capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    git = ["git", "-c", "user.name=Test", "-c", "user.email=test@example.org", "-c", "commit.gpgsign=false"]
-    subprocess.run([*git, "commit", "--quiet", "--all", "--allow-empty", "-m", "prepared"], cwd=template, check=True)
-    return template
+
+    def make(template: Path) -> None:
+        shutil.copytree(project_template, template, symlinks=True, dirs_exist_ok=True)
+        environment = os.environ | {"PYTHONPATH": str(template)}
+        done = subprocess.run(
+            ["stratagem", "prepare"], cwd=template, env=environment, capture_output=True, text=True, check=False
+        )
+        assert done.returncode == 0, done.stderr
+        git = ["git", "-c", "user.name=Test", "-c", "user.email=test@example.org", "-c", "commit.gpgsign=false"]
+        commit = ["commit", "--quiet", "--all", "--allow-empty", "-m", "prepared"]
+        subprocess.run([*git, *commit], cwd=template, check=True)
+
+    return made_once("prepared", make)
 
 
 @pytest.fixture
-def prepared_project(prepared_template: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A copy of the project with prepared data: the current folder, and what child processes import."""
+def prepared_project(
+    prepared_template: Path, empty_store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Path:
+    """A copy of the project with prepared data and an empty MLflow store: the current folder, and what child processes
+    import."""
     folder = tmp_path / "prepared"
     shutil.copytree(prepared_template, folder, symlinks=True)
+    shutil.copy(empty_store, folder / "mlruns")
     monkeypatch.chdir(folder)
     monkeypatch.setenv("PYTHONPATH", str(folder))
     return folder

@@ -15,9 +15,7 @@ import psutil
 import pytest
 import yaml
 
-from flows import cli
-from tasks import config, pipeline, runs
-from tasks.process import client
+from tasks import config, pipeline
 
 CHECKOUT = Path(__file__).resolve().parent.parent.parent
 COMMANDS = [
@@ -82,6 +80,7 @@ def store(in_finished) -> mlflow.MlflowClient:
     return mlflow.MlflowClient(uri, registry_uri=uri)
 
 
+@pytest.mark.slow
 def test_json_is_one_line_with_every_key_and_nothing_else(finished):
     assert finished.out.count("\n") == 1
     summary = finished.summary
@@ -93,6 +92,7 @@ def test_json_is_one_line_with_every_key_and_nothing_else(finished):
     assert json.loads((finished.project / "mlruns/runs" / summary["run_id"] / "summary.json").read_text()) == summary
 
 
+@pytest.mark.slow
 def test_tensorflow_is_imported_once_and_not_by_the_flow(finished):
     (stage_process,) = finished.imports.of("tensorflow")
     assert stage_process != finished.flow_process
@@ -102,12 +102,14 @@ def test_tensorflow_is_imported_once_and_not_by_the_flow(finished):
     assert len(finished.imports.of("prefect")) == 2
 
 
+@pytest.mark.slow
 def test_what_a_person_sees_fits_a_terminal(finished):
     assert [line for line in finished.err.splitlines() if len(line) > 80] == []
     assert [line for line in finished.err.splitlines() if CHATTER.search(line)] == []
     assert re.search(r"^ +2/2 ", finished.err, re.MULTILINE), "one line an epoch"
 
 
+@pytest.mark.slow
 def test_the_mlflow_run_has_it_all(store, in_finished):
     summary = in_finished.summary
     run = store.get_run(summary["run_id"])
@@ -121,6 +123,7 @@ def test_the_mlflow_run_has_it_all(store, in_finished):
     assert run.data.tags["flow_run_id"] == summary["flow_run_id"]
 
 
+@pytest.mark.slow
 def test_data_commit_run_checkpoint_and_model_lead_to_each_other(store, in_finished, run):
     summary, project = in_finished.summary, in_finished.project
     # Forwards: from the data and the commit to the model that carries the alias.
@@ -149,6 +152,7 @@ def test_data_commit_run_checkpoint_and_model_lead_to_each_other(store, in_finis
     assert run(["git", "cat-file", "-t", version.tags["git_commit"]]).stdout == "commit\n"
 
 
+@pytest.mark.slow
 def test_if_changed_trains_nothing_again_and_says_why(in_finished, run, record_imports):
     imports = record_imports(in_finished.project)
     command = ["stratagem", "run", "--set", "train.epochs=2", "--if-changed"]
@@ -184,21 +188,16 @@ def assert_classes_and_pictures(said, finished):
     assert all((finished.project / path).is_file() for path in pictures)
 
 
-def test_evaluate_prints_the_classes_and_the_pictures(in_finished, monkeypatch, capsys):
-    monkeypatch.setattr(client, "evaluate", lambda settings, prepared, training, run: runs.load_evaluation(run))
-    cli.evaluate(overrides=["train.epochs=2"], run_id=in_finished.summary["run_id"])
-    assert_classes_and_pictures(capsys.readouterr().out, in_finished)
-
-
-def late(*case):
-    """Mark a mistake that shows only when the run's processes have started."""
-    return pytest.param(*case, marks=pytest.mark.slow)
+@pytest.mark.slow
+def test_evaluate_prints_the_classes_and_the_pictures(in_finished, run):
+    done = run(["stratagem", "evaluate", "--run", in_finished.summary["run_id"], "--set", "train.epochs=2"])
+    assert done.returncode == 0, done.stderr
+    assert_classes_and_pictures(done.stdout, in_finished)
 
 
 # Each: arguments of `stratagem run`, and what its one message must name: key, value, what is allowed or what to do.
 BAD = {
     "recipe": (["nosuch"], ["recipe 'nosuch'", "Allowed: "]),
-    "dataset": late(["--set", "dataset.name=digitz"], ["dataset 'digitz'", "did you mean 'digits'?"]),
     "strategy": (["--set", "strategy.kind=mirrord"], ["strategy.kind 'mirrord'", "did you mean 'mirrored'?"]),
     "model": (["--set", "model.name=convnt"], ["model.name 'convnt'", "did you mean 'convnet'?"]),
     "key": (["--set", "train.epoch=3"], ["key 'train.epoch'", "did you mean 'train.epochs'?"]),
@@ -208,12 +207,6 @@ BAD = {
     "zero": (["--set", "train.epochs=0"], ["train.epochs = 0", "greater than 0"]),
     "negative": (["--set", "train.per_replica_batch_size=-1"], ["train.per_replica_batch_size = -1", "greater than 0"]),
     "no validation": (["--set", "input.validation=null"], ["checkpoint.monitor", "input.validation is null"]),
-    "batch": late(["--set", "train.per_replica_batch_size=5000"], ["batch of 5000", "1293", "lower train."]),
-    "validation": late(["--set", "input.validation=5000"], ["input.validation = 5000", "from 1 to 1436"]),
-    "replicas": late(
-        ["--set", "strategy.kind=mirrored", "--set", "strategy.devices=2", "--set", "train.global_batch_size=33"],
-        ["train.global_batch_size = 33", "2 replicas", "Give 32 or 34"],
-    ),
     "loop": (
         ["--set", "strategy.kind=data_parallel", "--set", "train.loop=custom"], ["train.loop", "set train.loop=fit"]
     ),
@@ -221,15 +214,25 @@ BAD = {
         ["--set", "strategy.kind=model_parallel", "--set", "strategy.mesh_shape=[2,4]", "--set", "strategy.devices=6"],
         ["strategy.mesh_shape = [2, 4]", "8 devices", "devices = 6"],
     ),
-    "devices": late(
+}  # fmt: skip
+# The same of what shows only when the run's processes have started.
+BAD_LATER = {
+    "dataset": (["--set", "dataset.name=digitz"], ["dataset 'digitz'", "did you mean 'digits'?"]),
+    "batch": (["--set", "train.per_replica_batch_size=5000"], ["batch of 5000", "1293", "lower train."]),
+    "validation": (["--set", "input.validation=5000"], ["input.validation = 5000", "from 1 to 1436"]),
+    "replicas": (
+        ["--set", "strategy.kind=mirrored", "--set", "strategy.devices=2", "--set", "train.global_batch_size=33"],
+        ["train.global_batch_size = 33", "2 replicas", "Give 32 or 34"],
+    ),
+    "devices": (
         ["--set", "strategy.kind=mirrored", "--set", "strategy.devices=[gpu:63]"],
         ["strategy.devices", "GPUs", "Give a number"],
     ),
-    "batch on JAX": late(
+    "batch on JAX": (
         ["--set", "strategy.kind=data_parallel", "--set", "strategy.devices=4", "--set", "train.global_batch_size=33"],
         ["train.global_batch_size = 33", "4 replicas", "Give 32 or 36"],
     ),
-    "layout": late(
+    "layout": (
         ["--set", "strategy.kind=model_parallel", "--set", "strategy.layout={nosuch: [null, model]}"],
         ["strategy.layout", "'nosuch'", "logits/kernel", "logits/output"],
     ),
@@ -240,7 +243,7 @@ def _files(project: Path) -> dict[str, bytes]:
     """Return what lies in data/ and mlruns/."""
     # What is derived or names the project, and would be made anew: no run leaves it.
     derived = {project / "mlruns" / name for name in (".id", "catalogue.db", "code.json")}
-    paths = [path for room in ("data", "mlruns") for path in (project / room).rglob("*") if path.is_file()]
+    paths = [path for folder in ("data", "mlruns") for path in (project / folder).rglob("*") if path.is_file()]
     paths = [path for path in paths if path not in derived]
     return {str(path.relative_to(project)): path.read_bytes() for path in paths}
 
@@ -255,10 +258,27 @@ def _refused(result, *words: str) -> None:
 
 
 @pytest.mark.parametrize(("arguments", "words"), BAD.values(), ids=BAD)
-def test_bad_input_is_refused_with_one_message_and_leaves_nothing(prepared_project, run, arguments, words):
-    before = _files(prepared_project)
+def test_bad_input_is_refused_with_one_message_and_leaves_nothing(digits, project, run, arguments, words):
+    before = _files(project)
     _refused(run(["stratagem", "run", *arguments]), *words)
-    assert _files(prepared_project) == before
+    assert _files(project) == before
+
+
+@pytest.fixture(scope="module")
+def refusing_project(prepared_template, tmp_path_factory):
+    """A project with prepared data in which nothing comes to be done."""
+    folder = tmp_path_factory.mktemp("refusing") / "project"
+    shutil.copytree(prepared_template, folder, symlinks=True)
+    return folder
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("arguments", "words"), BAD_LATER.values(), ids=BAD_LATER)
+def test_bad_input_that_shows_later_is_refused_alike(refusing_project, run, arguments, words):
+    before = _files(refusing_project)
+    env = {"PYTHONPATH": str(refusing_project)}
+    _refused(run(["stratagem", "run", *arguments], cwd=refusing_project, env=env), *words)
+    assert _files(refusing_project) == before
 
 
 # Each: the strategy, a variable of the environment and its value, what the message must name.
@@ -273,11 +293,11 @@ FOREIGN = [
 
 
 @pytest.mark.parametrize(("kind", "variable", "value", "words"), FOREIGN)
-def test_an_environment_that_contradicts_is_refused(prepared_project, run, kind, variable, value, words):
+def test_an_environment_that_contradicts_is_refused(digits, project, run, kind, variable, value, words):
     _refused(run(["stratagem", "run", "--set", f"strategy.kind={kind}"], env={variable: value}), *words)
 
 
-def test_a_port_that_is_taken_is_refused(prepared_project, run):
+def test_a_port_that_is_taken_is_refused(digits, project, run):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         address = f"127.0.0.1:{taken.getsockname()[1]}"
         place = {"cluster": {"worker": [address, "127.0.0.1:1"]}, "task": {"type": "worker", "index": 0}}
@@ -285,7 +305,7 @@ def test_a_port_that_is_taken_is_refused(prepared_project, run):
     _refused(refused, address, "End the process that holds it, or give another port")
 
 
-def test_nobody_waits_for_a_chief_that_has_nothing_to_do(prepared_project, run):
+def test_nobody_waits_for_a_chief_that_has_nothing_to_do(digits, project, run):
     place = {"cluster": {"worker": ["127.0.0.1:1", "127.0.0.1:2"]}, "task": {"type": "worker", "index": 1}}
     arguments = ["stratagem", "run", "--if-changed", "--set", "strategy.kind=multi_worker"]
     _refused(run(arguments, env={"TF_CONFIG": json.dumps(place)}), "--if-changed", "strategy.launcher=local")
@@ -320,16 +340,16 @@ def test_a_store_of_a_newer_mlflow_is_refused_and_kept(prepared_project, run, fi
     assert _files(prepared_project) == before
 
 
-def test_a_folder_that_cannot_be_written_is_refused(prepared_project, run):
+def test_a_folder_that_cannot_be_written_is_refused(digits, project, run):
     # Root writes where the mode forbids it, but not on a file system that is mounted read-only.
     mounted = 'mount --bind "$0" "$0" && mount -o remount,ro,bind "$0" "$0" && cd "$0" && exec "$@"'
-    inside = ["unshare", "--mount", "sh", "-c", mounted, str(prepared_project)]
+    inside = ["unshare", "--mount", "sh", "-c", mounted, str(project)]
     if shutil.which("unshare") is None or run([*inside, "true"]).returncode != 0:
         pytest.skip("mounting a folder read-only is not permitted here")
-    before = _files(prepared_project)
+    before = _files(project)
     result = run([*inside, "stratagem", "run"], env={"PYTHONDONTWRITEBYTECODE": "1"})
-    _refused(result, str(prepared_project / "data"), "cannot be written", "Read-only file system")
-    assert _files(prepared_project) == before
+    _refused(result, str(project / "data"), "cannot be written", "Read-only file system")
+    assert _files(project) == before
 
 
 @pytest.mark.slow
@@ -350,42 +370,17 @@ def _statuses(project: Path) -> list[str]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("number", "to_all", "exit_code", "message"),
-    [
-        (signal.SIGINT, False, 130, "interrupted"),
-        (signal.SIGINT, True, 130, "interrupted"),  # As a terminal sends Ctrl-C: to the whole group of processes.
-        (signal.SIGTERM, False, 143, "interrupted"),
-        (signal.SIGHUP, True, 143, "interrupted"),  # The terminal was closed.
-    ],
-    ids=["SIGINT", "Ctrl-C at a terminal", "SIGTERM", "SIGHUP"],
-)
-def test_an_interrupted_run_ends_as_killed_and_leaves_no_process(
-    prepared_project, start, number, to_all, exit_code, message
-):
+def test_a_run_that_is_told_to_stop_ends_as_killed_and_leaves_no_process(prepared_project, start):
+    """By a SIGTERM of its own process; tests/flows/test_signals.py has the others."""
     command = start(*LONG)
     command.wait_until(EPOCH)
     assert len(command.family) >= 2, "the stage process and the API"
-    if to_all:
-        os.killpg(command.process.pid, number)
-    else:
-        command.process.send_signal(number)
-    assert command.process.wait(120) == exit_code
+    command.process.terminate()
+    assert command.process.wait(120) == 143
     assert command.survivors() == []
     assert _statuses(prepared_project) == ["KILLED"]
-    last = command.err.read_text().splitlines()[-1]
-    assert message in last
+    assert "interrupted" in command.err.read_text().splitlines()[-1]
     assert "Traceback" not in command.err.read_text()
-
-
-@pytest.mark.slow
-def test_no_process_outlives_a_run_that_is_killed(prepared_project, start):
-    command = start(*LONG)
-    command.wait_until(EPOCH)
-    assert len(command.family) >= 2
-    command.process.kill()
-    assert command.process.wait(60) == -signal.SIGKILL
-    assert command.survivors() == []
 
 
 @pytest.mark.slow

@@ -5,7 +5,9 @@ import re
 import subprocess
 from pathlib import Path
 
+import numpy as np
 import pytest
+from sklearn.datasets import load_digits
 
 CONTRIBUTING = (Path(__file__).resolve().parents[2] / "CONTRIBUTING.md").read_text(encoding="utf-8")
 DIFFS = {
@@ -13,7 +15,18 @@ DIFFS = {
     for heading in CONTRIBUTING.split("\n### ")[1:]
     for diff in re.findall(r"^```diff\n(.*?)^```$", heading, re.MULTILINE | re.DOTALL)
 }
-KINDS = ["recipe", "dataset", "model", "metric", "number of the evaluation alone", "loss", "optimizer", "schedule"]
+KINDS = [
+    "recipe",
+    "dataset",
+    "kind of dataset",
+    "model",
+    "metric",
+    "number of the evaluation alone",
+    "export format",
+    "loss",
+    "optimizer",
+    "schedule",
+]
 KINDS += ["strategy", "launcher"]
 # Each names what its diff adds.
 USES = {
@@ -48,6 +61,11 @@ def test_a_project_trains_with_all_additions(prepared_project, run):
     for heading, diff in DIFFS.items():
         applied = subprocess.run(["git", "apply", "-"], input=diff, capture_output=True, text=True, check=False)
         assert applied.returncode == 0, f"{heading}: {applied.stderr}"
+    digits = load_digits()
+    np.savetxt("pixels.csv", np.column_stack([digits.target, digits.data * 15]), "%d", ",")
+    added = run(["stratagem", "data", "add", "pixels.csv", "--set", "dataset.kind=pixel_rows", "--json"])
+    assert added.returncode == 0, added.stderr
+    assert json.loads(added.stdout)["splits"]["train"]["num_examples"] == 1438
     summaries = []
     for command, overrides in USES.items():
         given = [word for override in [*overrides, "train.epochs=1"] for word in ("--set", override)]
@@ -58,3 +76,6 @@ def test_a_project_trains_with_all_additions(prepared_project, run):
     assert first["strategy"] == "one_replica"
     assert {"test/top_2_accuracy", "test/balanced_accuracy"} <= first["metrics"].keys()
     assert (second["dataset"], second["num_replicas"]) == ("black_or_white", 2)
+    exported = run(["stratagem", "export", first["run_id"], "--format", "unzipped", "--json"])
+    assert exported.returncode == 0, exported.stderr
+    assert "model/config.json" in json.loads(exported.stdout)["files"]

@@ -79,13 +79,15 @@ def _wait(what: str, happened: Callable[[], Any], timeout_seconds: float = 300) 
 
 
 @pytest.fixture(scope="module")
-def prefect(prepared_template, start, tmp_path_factory) -> Iterator[Prefect]:
+def prefect(prepared_template, prefect_database, start, tmp_path_factory) -> Iterator[Prefect]:
     project = tmp_path_factory.mktemp("deployed") / "project"
     shutil.copytree(prepared_template, project, symlinks=True)
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
+    home = tmp_path_factory.mktemp("prefect")
+    shutil.copy(prefect_database, home)
     environment = {
-        "PREFECT_HOME": str(tmp_path_factory.mktemp("prefect")),
+        "PREFECT_HOME": str(home),
         "PREFECT_API_URL": f"http://127.0.0.1:{port}/api",
         "PROJECT_ROOT": str(project),
         "PYTHONPATH": str(project),
@@ -209,8 +211,8 @@ def test_a_comparison_on_demand_leaves_its_table(prefect):
     assert names == [
         "data digits", "start comparison on digits", "start run on digits, one_device fit",
         "train convnet2 on digits, one_device fit", "evaluate latest on digits, one_device fit",
-        "finish run digits-one_device-fit, FINISHED", "report digits-comparison",
-        "finish run digits-comparison, FINISHED",
+        "end run digits-one_device-fit, FINISHED", "report digits-comparison",
+        "end run digits-comparison, FINISHED",
     ]  # fmt: skip
     (page,) = prefect.ask("artifacts/filter", {"flow_runs": {"id": {"any_": [flow_run["id"]]}}})
     assert page["key"] == "comparison"

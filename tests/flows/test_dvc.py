@@ -56,7 +56,7 @@ def test_repro_runs_what_changed_and_nothing_else(project, run):
     _edit(project / "data" / "digits" / "params.yaml", "dataset", image_size=[10, 10])
     assert repro() == ["data/digits/dvc.yaml:prepare", "train", "evaluate"]
     third = json.loads((project / "data" / "digits" / "prepared" / "manifest.json").read_text())
-    assert third["image_shape"] == [10, 10, 1]
+    assert third["features"]["image"]["shape"] == [10, 10, 1]
     assert (project / "data/digits/set_aside/notes/labels.csv").read_text() == "three weeks of work"
     assert before.items() <= {path: path.read_bytes() for path in _cached(project)}.items()
     assert repro() == []

@@ -151,14 +151,14 @@ def _finished_once(command, project):
 
 
 @pytest.mark.slow
-def test_a_run_whose_own_prefect_server_is_killed_gets_it_back(trains_long, start, tmp_path):
-    command = start("stratagem", "run", "long.yaml", "--json", PREFECT_HOME=str(tmp_path / "home"))
+def test_a_run_whose_own_prefect_server_is_killed_gets_it_back(trains_long, start, prefect_home):
+    command = start("stratagem", "run", "long.yaml", "--json", PREFECT_HOME=str(prefect_home))
     _await_checkpoint(command, trains_long)
     (server,) = [child for child in command.family if "flows.server" in child.cmdline()]
     server.kill()
     summary = _finished_once(command, trains_long)
     assert "died (SIGKILL); it is started again" in command.err.read_text()
-    with contextlib.closing(sqlite3.connect(tmp_path / "home" / "prefect.db")) as database:
+    with contextlib.closing(sqlite3.connect(prefect_home / "prefect.db")) as database:
         (state,) = database.execute("SELECT state_type FROM flow_run").fetchall()
         log = [message for (message,) in database.execute("SELECT message FROM log")]
     assert state == ("COMPLETED",), summary["flow_run_id"]
@@ -168,11 +168,11 @@ def test_a_run_whose_own_prefect_server_is_killed_gets_it_back(trains_long, star
 
 @pytest.mark.slow
 def test_a_run_whose_users_prefect_server_is_killed_ends_with_its_result_and_tells_the_server_later(
-    trains_long, start, run, tmp_path
+    trains_long, start, run, prefect_home
 ):
     key, (port,) = prefect_server.make_password(), free_ports(1)
     url = f"http://127.0.0.1:{port}/api"
-    serving = {"PREFECT_HOME": str(tmp_path / "home"), "PREFECT_SERVER_API_AUTH_STRING": key}
+    serving = {"PREFECT_HOME": str(prefect_home), "PREFECT_SERVER_API_AUTH_STRING": key}
     asking = {"PREFECT_API_URL": url, "PREFECT_API_AUTH_STRING": key}
     serve = ["prefect", "server", "start", "--host", "127.0.0.1", "--port", str(port)]
     server = start(*serve, **serving)
@@ -196,10 +196,10 @@ def test_a_run_whose_users_prefect_server_is_killed_ends_with_its_result_and_tel
 
 
 @pytest.mark.slow
-def test_a_run_that_is_told_to_stop_after_its_server_has_gone_ends_as_killed(trains_long, start, tmp_path):
+def test_a_run_that_is_told_to_stop_after_its_server_has_gone_ends_as_killed(trains_long, start, prefect_home):
     key, (port,) = prefect_server.make_password(), free_ports(1)
     url = f"http://127.0.0.1:{port}/api"
-    serving = {"PREFECT_HOME": str(tmp_path / "home"), "PREFECT_SERVER_API_AUTH_STRING": key}
+    serving = {"PREFECT_HOME": str(prefect_home), "PREFECT_SERVER_API_AUTH_STRING": key}
     server = start("prefect", "server", "start", "--host", "127.0.0.1", "--port", str(port), **serving)
     assert prefect_server.answers(url, 120)
     command = start("stratagem", "run", "long.yaml", PREFECT_API_URL=url, PREFECT_API_AUTH_STRING=key)

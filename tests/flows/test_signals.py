@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import os
 import re
 import signal
 import sqlite3
@@ -59,31 +60,38 @@ def begin(project, start, home, *overrides):
 @pytest.mark.parametrize(
     ("whom", "number", "exit_code"), TOLD, ids=lambda value: getattr(value, "__name__", str(value))
 )
-def test_a_run_ends_with_a_saved_step_whoever_is_told(prepared_project, start, tmp_path, whom, number, exit_code):
-    command, leader = begin(prepared_project, start, tmp_path / "home")
+def test_a_run_ends_with_a_saved_step_whoever_is_told(prepared_project, start, prefect_home, whom, number, exit_code):
+    command, leader = begin(prepared_project, start, prefect_home)
     (server,) = [process for process in command.family if "flows.server" in process.cmdline()]
     server.send_signal(number)  # Alone: the run needs it to report its end.
-    for process in [*whom(command.family), *([leader] if whom is everyone else [])]:
+    told = whom(command.family)
+    if whom is everyone:  # The group, as a terminal tells it, and whoever is in another one.
+        told = [process for process in told if os.getpgid(process.pid) != leader.pid]
+        os.killpg(leader.pid, number)
+    for process in told:
         process.send_signal(number)
     assert command.process.wait(300) == exit_code, command.err.read_text()
     said = command.err.read_text()
     # A SIGTERM of this process is taken by Prefect, which ends the flow by an exception of its own.
     taken_by_prefect = whom is everyone and number == signal.SIGTERM
     assert re.search("interrupted" if taken_by_prefect else r"interrupted: .*step [\d,]+", said), said
+    assert "interrupted" in said.splitlines()[-1]
     assert "Traceback" not in said
+    with contextlib.closing(sqlite3.connect(prepared_project / "mlruns" / "mlflow.db")) as database:
+        assert database.execute("SELECT status FROM runs").fetchall() == [("KILLED",)]
     (status,) = prepared_project.glob("mlruns/runs/*/status.json")
     assert json.loads(status.read_text())["status"] == "KILLED"
-    with contextlib.closing(sqlite3.connect(tmp_path / "home" / "prefect.db")) as database:
+    with contextlib.closing(sqlite3.connect(prefect_home / "prefect.db")) as database:
         ((state,),) = database.execute("SELECT state_type FROM flow_run").fetchall()
     assert state in ("CANCELLED", "CRASHED"), "Prefect takes a SIGTERM for a crash"
     assert command.survivors() == []
 
 
 @pytest.mark.slow
-def test_servers_of_a_cluster_leave_it_to_the_chief_to_stop(prepared_project, start, tmp_path):
+def test_servers_of_a_cluster_leave_it_to_the_chief_to_stop(prepared_project, start, prefect_home):
     layout = ("strategy.kind=parameter_server", "train.loop=custom")
-    command, leader = begin(prepared_project, start, tmp_path / "home", *layout)
-    servers = [process for process in command.family if process.cmdline()[-2:] == ["tasks", "member"]]
+    command, leader = begin(prepared_project, start, prefect_home, *layout)
+    servers = [process for process in command.family if process.cmdline()[-2:] == ["tasks", "tf_server"]]
     assert len(servers) == 3
     for process in servers:
         process.send_signal(signal.SIGTERM)
@@ -101,7 +109,7 @@ def test_servers_of_a_cluster_leave_it_to_the_chief_to_stop(prepared_project, st
 def test_a_signal_does_not_break_a_commands_end(body):
     ends = (
         "import atexit, os, signal, sys\n"
-        "from flows.cli import command\n"
+        "from flows.command import command\n"
         "from tasks.errors import StratagemError\n"
         "def end():\n"
         "    os.kill(os.getpid(), signal.SIGTERM)\n"

@@ -36,7 +36,8 @@ def shared_project(digits_folder: Path, tmp_path_factory: pytest.TempPathFactory
 @pytest.fixture(scope="session")
 def start() -> Callable[..., None]:
     """Run a test file's ``main(*args)`` in the current folder, in one process or as workers of a cluster, to the end:
-    ``start("test_parity", ["mirrored x2"], num_workers=1, environment=os.environ)``."""
+    ``start("test_parity", ["mirrored x2"], num_workers=1, environment=os.environ)``; the first argument names the
+    logs."""
 
     def start(module: str, args: list[Any], num_workers: int, environment: Mapping[str, str] = os.environ) -> None:
         with contextlib.ExitStack() as held:
@@ -48,7 +49,7 @@ def start() -> Callable[..., None]:
         try:
             for index in range(num_workers):
                 cluster = {"cluster": {"worker": addresses}, "task": {"type": "worker", "index": index}}
-                logs.append(Path(f"worker{index}.log"))
+                logs.append(Path(f"{args[0]} {index}.log"))
                 with logs[-1].open("w") as output:
                     processes.append(
                         subprocess.Popen(

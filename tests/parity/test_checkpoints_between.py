@@ -4,6 +4,8 @@ import contextlib
 import json
 import os
 import shutil
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -43,8 +45,9 @@ LAYOUTS = {
 FIRST, INSIDE = 5, 3  # The steps of an epoch, and one in its middle.
 
 
-def main(layout, sources):
-    """Train an epoch; then evaluate each source's checkpoint, and train on from it to the end of the second epoch."""
+def main(layout):
+    """Train an epoch; then, when all have done so, evaluate each one's checkpoint, and train on from it to the end of
+    the second epoch. Every layout has a process of its own, which does both: to import TensorFlow takes longer."""
     from tasks import evaluate, strategies, train
 
     prepared = records.load(records.PreparedDataset, Path("data/digits/prepared/manifest.json"))
@@ -78,9 +81,17 @@ def main(layout, sources):
 
     # Before an evaluation uses a device.
     strategies.build(config.load(None, SHARED | LAYOUTS[layout]).strategy)
-    if not sources:
-        run(layout, 1)
-    for source in sources:
+    run(layout, 1)
+    if not helps:
+        Path(f"{layout}.trained").touch()
+    while not all(Path(f"{source}.trained").exists() for source in LAYOUTS):
+        assert not Path("failed").exists()
+        time.sleep(0.1)
+    for source in LAYOUTS:
+        if not helps:
+            # What a run leaves that was stopped in the middle of its first epoch.
+            checkpoint = f"checkpoints/{INSIDE}"
+            shutil.copytree(f"mlruns/runs/{source}/{checkpoint}", f"mlruns/runs/{source} then {layout}/{checkpoint}")
         save(records.load(records.TrainingResult, Path(f"{source}.result.json")), f"{source} under {layout}")
         run(f"{source} then {layout}", 2)
 
@@ -88,15 +99,18 @@ def main(layout, sources):
 @pytest.fixture(scope="module")
 def found(shared_project, start):
     """The folder with results and evaluations after all strategies went through all others' checkpoints."""
-    with contextlib.chdir(shared_project):
-        for sources in ([], list(LAYOUTS)):
-            for layout, options in LAYOUTS.items():
-                for source in sources:
-                    # What a run leaves that was stopped in the middle of its first epoch.
-                    target = Path(f"mlruns/runs/{source} then {layout}/checkpoints/{INSIDE}")
-                    shutil.copytree(f"mlruns/runs/{source}/checkpoints/{INSIDE}", target)
-                environment = stage_environment(config.load(None, SHARED | options))
-                start("test_checkpoints_between", [layout, sources], options.get("strategy.workers", 1), environment)
+
+    def work(layout):
+        options = LAYOUTS[layout]
+        environment = stage_environment(config.load(None, SHARED | options))
+        try:
+            start("test_checkpoints_between", [layout], options.get("strategy.workers", 1), environment)
+        except BaseException:
+            Path("failed").touch()
+            raise
+
+    with contextlib.chdir(shared_project), ThreadPoolExecutor(len(LAYOUTS)) as pool:
+        list(pool.map(work, LAYOUTS))
     return shared_project
 
 

@@ -62,7 +62,7 @@ prepared = dvc_data.load_prepared("tiny")
 settings = config.load(None, overrides)
 run = client.start_run(settings, prepared)
 training = client.train(settings, prepared, run)
-found = {"pids": [client.start(settings).first.pid], "run_id": run.run_id}
+found = {"pids": [client.start_processes(settings).first.pid], "run_id": run.run_id}
 for where in ("run", "one_device"):
     found[where] = [
         client.evaluate(
@@ -73,8 +73,8 @@ for where in ("run", "one_device"):
         ).model_dump(mode="json")
         for checkpoint in checkpoints
     ]
-    found["pids"].append(client.start(settings).first.pid)
-client.finish_run(settings, run, "FINISHED")
+    found["pids"].append(client.start_processes(settings).first.pid)
+client.end_run(settings, run, "FINISHED")
 print(json.dumps(found))
 """
 

@@ -36,7 +36,7 @@ def test_exported_models_predict_as_their_checkpoints_with_and_without_a_scope(t
     )  # fmt: skip
     result = train(tiny, *overrides)
     settings = config.load("../small.yaml", overrides)
-    images = np.load(tiny.splits["test"].images)
+    images = np.load(tiny.splits["test"].features["image"])
     np.save("images.npy", images)
 
     expected = {}

@@ -109,8 +109,9 @@ def mlflow_runs(cluster_project: Path) -> Callable[[], list[dict[str, str]]]:
 
 
 @pytest.fixture
-def cluster_project(digits: object, project: Path) -> Path:
-    """A project with the digits prepared, and cluster.yaml, a recipe of a short training."""
+def cluster_project(digits: object, project: Path, empty_store: Path) -> Path:
+    """A project with the digits prepared, an empty MLflow store, and cluster.yaml, a recipe of a short training."""
+    shutil.copy(empty_store, project / "mlruns")
     (project / "cluster.yaml").write_text(SETTINGS)
     return project
 

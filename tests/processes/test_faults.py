@@ -203,7 +203,7 @@ def check_whole(command, digest: str, resumed: bool = True, epochs: int = EPOCHS
     assert result["weights_digest"] == digest
     assert result["steps"] == epochs * STEPS_IN_EPOCH
     assert [len(values) for values in result["history"].values()] == [epochs] * len(result["history"])
-    assert (f"going on with run {result['run_id']}, which did not end; --fresh begins a new one" in err) is resumed
+    assert (f"resuming run {result['run_id']}, which is unfinished; --fresh starts a new one" in err) is resumed
     with Checkpoints(command.project / result["checkpoints"], read_only=True) as saved:
         arrays, _ = saved.restore(result["steps"])
     assert arrays["optimizer/0000"] == result["steps"], "each step was done once"
@@ -368,7 +368,7 @@ def test_two_of_the_same_at_once(stratagem, mlflow_runs):
     assert [run["status"] for run in mlflow_runs()] == ["KILLED"]
 
 
-def test_a_run_that_is_named_is_carried_on_only_as_the_same_training(stratagem, mlflow_runs):
+def test_a_run_that_is_named_is_resumed_only_as_the_same_training(stratagem, mlflow_runs):
     command = stratagem("train", *SAME, *ONE)
     command.wait_until(lambda: newest(command) >= 30)
     command.members("serve")
@@ -484,7 +484,9 @@ def test_a_whole_run_whose_flow_is_killed(stratagem, cluster_project, mlflow_run
     command = stratagem("run", *WHOLE)
     command.wait_until(lambda: when(command))
     command.members("serve")
+    assert len(command.seen) >= (2 if begun else 1), "the API, and the stage process"
     command.process.kill()
+    assert command.end() == KILL
     assert command.survivors() == []
     (killed,) = set(flow_runs()) - known
     assert flow_runs()[killed] == "RUNNING", "what Prefect says for ever, if nobody ends it"
@@ -530,9 +532,14 @@ def test_a_download_that_is_killed_while_it_extracts(stratagem, cluster_project,
 def test_a_whole_run_that_is_told_to_stop_is_cancelled_everywhere(stratagem, mlflow_runs, whole):
     command = stratagem("run", *WHOLE)
     command.wait_until(lambda: newest(command) >= 30)
+    command.members("serve")
     command.process.send_signal(signal.SIGINT)
     assert command.end() == 130
-    assert "interrupted: the training was stopped at step " in command.err.read_text()
+    assert command.survivors() == []
+    said = command.err.read_text()
+    assert "interrupted: the training was stopped at step " in said
+    assert "interrupted" in said.splitlines()[-1]
+    assert "Traceback" not in said
     (run,) = mlflow_runs()
     assert run["status"] == "KILLED"
     assert flow_runs()[run["flow_run_id"]] == "CANCELLED"
@@ -541,7 +548,7 @@ def test_a_whole_run_that_is_told_to_stop_is_cancelled_everywhere(stratagem, mlf
     assert again.result["weights_digest"] == whole(*ONE)
 
 
-def test_reconcile_ends_what_a_killed_run_left_open(stratagem, mlflow_runs):
+def test_reconcile_ends_a_killed_run(stratagem, mlflow_runs):
     command = stratagem("run", *WHOLE, "train.epochs=9999")
     command.wait_until(lambda: newest(command) > 0)
     command.members("serve")
@@ -599,7 +606,8 @@ def served_runs(folder: Path) -> list[tuple[str, int]]:
         return database.execute(f"SELECT status, ({points}) FROM runs").fetchall()
 
 
-def test_without_a_tracking_server_a_run_comes_to_its_end_and_tells_later(stratagem, whole, tmp_path):
+def test_without_a_tracking_server_a_run_comes_to_its_end_and_tells_later(stratagem, whole, tmp_path, empty_store):
+    shutil.copy(empty_store, tmp_path / "server.db")
     (port,) = free_ports(1)
     uri = f"http://127.0.0.1:{port}"
     command = stratagem("run", *WHOLE, MLFLOW_TRACKING_URI=uri)
@@ -621,7 +629,8 @@ def test_without_a_tracking_server_a_run_comes_to_its_end_and_tells_later(strata
     assert served_runs(tmp_path) == [("FINISHED", EPOCHS)], "no point is missing, and none is there twice"
 
 
-def test_a_tracking_server_that_hangs_and_dies_disturbs_no_step(stratagem, whole, tmp_path):
+def test_a_tracking_server_that_hangs_and_dies_disturbs_no_step(stratagem, whole, tmp_path, empty_store):
+    shutil.copy(empty_store, tmp_path / "server.db")
     (port,) = free_ports(1)
     environment = {
         "MLFLOW_TRACKING_URI": f"http://127.0.0.1:{port}",

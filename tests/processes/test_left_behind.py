@@ -42,6 +42,7 @@ def test_commands_leave_their_results_and_nothing_else(stratagem, cluster_projec
     (temporary / "stratagem-notes").mkdir()
     (temporary / "stratagem-notes" / "a.txt").write_text("the user's own")
     of_the_user = {"stratagem-notes/a.txt"}
+    (cluster_project / "mlruns" / "mlflow.db").unlink()  # The first command makes it.
     before = files_of(cluster_project)
 
     def start(command, *overrides, options=()):

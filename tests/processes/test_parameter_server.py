@@ -30,7 +30,7 @@ STILL = (
 def cluster(training):
     """The members by their names in the cluster."""
     found = {}
-    for process in [*training.members("serve"), *training.members("member")]:
+    for process in [*training.members("serve"), *training.members("tf_server")]:
         task = json.loads(process.environ()["TF_CONFIG"])["task"]
         found[f"{task['type']} {task['index']}"] = process
     return found
@@ -56,7 +56,7 @@ def check_whole(training, num_epochs, prepared):
     assert (result["epochs"], result["steps"]) == (num_epochs, num_epochs * STEPS_IN_EPOCH)
     rows = carve(prepared, 0.1, 0)["train"][1]
     split = prepared.splits["train"]
-    images, labels = np.load(split.images)[rows], np.load(split.labels)[rows]
+    images, labels = np.load(split.features["image"])[rows], np.load(split.labels)[rows]
     logits = keras.models.load_model(result["final_model"]).predict(images, verbose=0).astype("float64")
     shares = np.exp(logits) / np.exp(logits).sum(1, keepdims=True)
     values = -np.log(shares[np.arange(len(labels)), labels])
@@ -152,7 +152,7 @@ for name, overrides in json.loads(sys.argv[1]):
     run = client.start_run(settings, prepared)
     training = client.train(settings, prepared, run)
     evaluation = client.evaluate(settings, prepared, training, run)
-    client.finish_run(settings, run, "FINISHED")
+    client.end_run(settings, run, "FINISHED")
     placement = json.loads(Path(run.folder, "records", "placement.json").read_text())
     found[name] = {
         "training": training.model_dump(mode="json"), "test": evaluation.metrics, "placement": placement

@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import shutil
 import sqlite3
 import stat
 import subprocess
@@ -30,9 +31,10 @@ DATABASE = f"me:{SECRET}-3@127.0.0.1:9/runs"
 
 
 @contextlib.contextmanager
-def serving(command: list[str], health: str, folder: Path, **environment: str) -> Iterator[None]:
-    """Run a server until the block ends."""
+def serving(command: list[str], health: str, folder: Path, database: Path, **environment: str) -> Iterator[None]:
+    """Run a server until the block ends, on a copy of an empty database."""
     folder.mkdir()
+    shutil.copy(database, folder)
     with (folder / "log").open("wb") as log:
         server = subprocess.Popen(
             [sys.executable, "-m", *command], cwd=folder, env=os.environ | environment, stdout=log, stderr=log
@@ -50,18 +52,21 @@ def serving(command: list[str], health: str, folder: Path, **environment: str) -
         server.wait()
 
 
-def test_servers_with_passwords_are_used_and_nobody_sees_them(stratagem, tmp_path, proxy):
+def test_servers_with_passwords_are_used_and_nobody_sees_them(
+    stratagem, tmp_path, proxy, empty_store, prefect_database
+):
     mlflow_port, prefect_port = free_ports(2)
     on = ["--host", "127.0.0.1", "--port"]
-    mlflow = ["mlflow", "server", *on, str(mlflow_port), "--workers", "1", "--backend-store-uri", "sqlite:///own.db"]
+    mlflow = ["mlflow", "server", *on, str(mlflow_port), "--workers", "1", "--backend-store-uri", "sqlite:///mlflow.db"]
     prefect = ["prefect", "server", "start", *on, str(prefect_port), "--no-services"]
     home = tmp_path / "home"
     with (
-        serving(mlflow, f"http://127.0.0.1:{mlflow_port}/health", tmp_path / "mlflow"),
+        serving(mlflow, f"http://127.0.0.1:{mlflow_port}/health", tmp_path / "mlflow", empty_store),
         serving(
             prefect,
             f"http://127.0.0.1:{prefect_port}/api/health",
             tmp_path / "prefect",
+            prefect_database,
             PREFECT_HOME=str(tmp_path / "prefect"),
             PREFECT_SERVER_API_AUTH_STRING=f"admin:{SECRET}-2",
         ),
@@ -120,18 +125,18 @@ def test_what_cannot_be_used_is_told_without_its_password(stratagem, tmp_path, v
     assert [path for path in files if SECRET.encode() in path.read_bytes()] == []
 
 
-def test_a_run_whose_replies_are_lost_is_there_once(stratagem, tmp_path, proxy):
+def test_a_run_whose_replies_are_lost_is_there_once(stratagem, tmp_path, proxy, empty_store):
     (port,) = free_ports(1)
     command = ["mlflow", "server", "--host", "127.0.0.1", "--port", str(port), "--workers", "1"]
-    command += ["--backend-store-uri", "sqlite:///own.db"]
-    with serving(command, f"http://127.0.0.1:{port}/health", tmp_path / "mlflow"):
+    command += ["--backend-store-uri", "sqlite:///mlflow.db"]
+    with serving(command, f"http://127.0.0.1:{port}/health", tmp_path / "mlflow", empty_store):
         losing = proxy(port)
         losing.lose += LOST
         command = stratagem("run", "train.epochs=1", MLFLOW_TRACKING_URI=f"http://127.0.0.1:{losing.port}")
         assert command.end() == 0, command.err.read_text()
     assert losing.lose == []
     assert command.result["model_version"] == "digits-mlp/1"
-    with closing(sqlite3.connect(tmp_path / "mlflow" / "own.db")) as database:
+    with closing(sqlite3.connect(tmp_path / "mlflow" / "mlflow.db")) as database:
 
         def select(query):
             return database.execute(query).fetchall()

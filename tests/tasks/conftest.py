@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from tasks import config
+
 
 @pytest.fixture
 def interrupted_when() -> Callable[[Callable[[], object]], contextlib.AbstractContextManager[None]]:
@@ -34,6 +36,36 @@ def interrupted_when() -> Callable[[Callable[[], object]], contextlib.AbstractCo
             signal.signal(signal.SIGINT, before)
 
     return interrupted_when
+
+
+@pytest.fixture
+def gpus(monkeypatch: pytest.MonkeyPatch) -> Callable[[int, str | None], None]:
+    """``gpus(4, "0,2")``: NVIDIA's driver tells of so many GPUs, and the user's shell shows these of them, or all."""
+    import pynvml
+
+    def gpus(count: int, shown: str | None) -> None:
+        monkeypatch.setattr(pynvml, "nvmlInit", lambda: None)
+        monkeypatch.setattr(pynvml, "nvmlShutdown", lambda: None)
+        monkeypatch.setattr(pynvml, "nvmlDeviceGetCount", lambda: count)
+        monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+        if shown is not None:
+            monkeypatch.setenv("CUDA_VISIBLE_DEVICES", shown)
+
+    return gpus
+
+
+@pytest.fixture
+def on_cpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A cluster does not depend on this machine's GPUs, nor on what the user has set."""
+    for name in ("TF_CONFIG", "TF_NUM_INTRAOP_THREADS", "TF_NUM_INTEROP_THREADS"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+
+
+@pytest.fixture
+def settings(project: Path) -> config.Settings:
+    """Those of params.yaml."""
+    return config.load()
 
 
 @pytest.fixture

@@ -9,20 +9,7 @@ from tasks import config
 from tasks.errors import StratagemError, UserError
 from tasks.process import client
 
-
-@pytest.fixture(autouse=True)
-def no_gpus(monkeypatch):
-    """A cluster here does not depend on the machine that the tests run on."""
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-
-
-@pytest.fixture
-def settings(project):
-    return config.load()
-
-
-def _load(*overrides: str) -> config.Settings:
-    return config.load(None, overrides)
+pytestmark = pytest.mark.usefixtures("on_cpus")
 
 
 SAME_PROCESS = [["train.epochs=3"], ["model.name=mlp"], ["train.seed=7"]]
@@ -35,34 +22,34 @@ OTHER_PROCESS = [
 
 @pytest.mark.parametrize("overrides", [*SAME_PROCESS, *OTHER_PROCESS], ids=",".join)
 def test_only_what_is_decided_once_in_a_process_needs_another_one(settings, overrides):
-    same = client.kind_of_process(_load(*overrides)) == client.kind_of_process(settings)
+    same = client.fixed_at_start(config.load(None, overrides)) == client.fixed_at_start(settings)
     assert same == (overrides in SAME_PROCESS)
 
 
 def test_who_is_not_the_chief_leads_no_pipeline(project, monkeypatch):
     place = {"cluster": {"worker": ["localhost:40001", "localhost:40002"]}, "task": {"type": "worker", "index": 1}}
     monkeypatch.setenv("TF_CONFIG", json.dumps(place))
-    with pytest.raises(UserError, match=r"TF_CONFIG makes this process worker 1, and only the chief leads"):
-        client.start_run(_load("strategy.kind=multi_worker"), None)
+    with pytest.raises(UserError, match=r"TF_CONFIG makes this process worker 1, and only the chief runs"):
+        client.start_run(config.load(None, ["strategy.kind=multi_worker"]), None)
     assert _stage_processes() == []
 
 
 def test_what_comes_after_a_training_needs_no_cluster(project):
-    settings = _load("strategy.kind=multi_worker", "strategy.workers=3")
+    settings = config.load(None, ["strategy.kind=multi_worker", "strategy.workers=3"])
     try:
-        alone = client.start(settings, with_cluster=False)
+        alone = client.start_processes(settings, with_cluster=False)
         assert len(_stage_processes()) == 1
-        assert client.start(settings, with_cluster=False) is alone
-        all_members = client.start(settings)
+        assert client.start_processes(settings, with_cluster=False) is alone
+        all_members = client.start_processes(settings)
         assert all_members is not alone, "one process cannot train"
         assert not alone.first.alive
         assert len(_stage_processes()) == 3
-        assert client.start(settings, with_cluster=False) is all_members
+        assert client.start_processes(settings, with_cluster=False) is all_members
         all_members._processes[2].kill()
-        assert client.start(settings, with_cluster=False) is all_members, "its chief is there"
-        assert client.start(settings) is not all_members
+        assert client.start_processes(settings, with_cluster=False) is all_members, "its chief is there"
+        assert client.start_processes(settings) is not all_members
     finally:
-        client.stop()
+        client.stop_processes()
     assert _stage_processes() == []
 
 
@@ -80,7 +67,7 @@ def test_what_comes_after_a_training_needs_no_cluster(project):
 def test_a_run_is_evaluated_on_one_device_where_its_cluster_is_not_to_be_had(monkeypatch, capsys, overrides, reason):
     monkeypatch.delenv("TF_CONFIG", raising=False)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    settings = _load(*overrides)
+    settings = config.load(None, overrides)
     found = client._evaluable(settings)
     said = capsys.readouterr().err
     if reason is None:
@@ -96,27 +83,27 @@ def _stage_processes() -> list[psutil.Process]:
     return [child for child in psutil.Process().children() if "tasks" in child.cmdline()]
 
 
-def test_one_stage_process_serves_settings_of_one_kind(settings):
+def test_one_stage_process_serves_settings_that_fix_the_same(settings):
     try:
-        first = client.start(settings)
-        assert client.start(_load("train.epochs=3")) is first
-        other = client.start(_load("strategy.device=cpu"))
+        first = client.start_processes(settings)
+        assert client.start_processes(config.load(None, ["train.epochs=3"])) is first
+        other = client.start_processes(config.load(None, ["strategy.device=cpu"]))
         assert other is not first
         assert not first.first.alive
         assert other.usable
     finally:
-        client.stop()
+        client.stop_processes()
     assert not other.first.alive
-    client.stop()  # There is nothing to stop, and that is no error.
+    client.stop_processes()  # There is nothing to stop, and that is no error.
 
 
 def test_a_stage_process_that_died_is_told_and_replaced(settings):
     try:
-        process = client.start(settings)
+        process = client.start_processes(settings)
         (child,) = _stage_processes()
         child.kill()
-        with pytest.raises(StratagemError, match=r"the process that ran start died \(SIGKILL\)"):
-            process.call("start", {})
-        assert client.start(settings) is not process
+        with pytest.raises(StratagemError, match=r"the process that ran start_run died \(SIGKILL\)"):
+            process.call("start_run", {})
+        assert client.start_processes(settings) is not process
     finally:
-        client.stop()
+        client.stop_processes()

@@ -1,5 +1,6 @@
 """The processes of a cluster: who is asked what, and what happens to all of them when one is lost."""
 
+import functools
 import json
 import os
 import signal
@@ -12,30 +13,14 @@ import pytest
 
 from tasks import config, launchers
 from tasks.errors import Interrupted, StratagemError, UserError
-from tasks.launchers import local, tf_config
 from tasks.machine import free_ports
 from tasks.process import cluster, guard
 from tasks.process.cluster import StageProcesses
 
-pytestmark = pytest.mark.slow  # Each starts processes.
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("on_cpus")]  # Each starts processes.
 
-
-def _multi_worker(**values) -> config.MultiWorker:
-    return config.MultiWorker(kind="multi_worker", **values)
-
-
-def _parameter_server(**values) -> config.ParameterServer:
-    return config.ParameterServer(kind="parameter_server", **values)
-
-
-@pytest.fixture(autouse=True)
-def no_gpus(monkeypatch):
-    """What a launcher finds does not depend on the machine that the tests run on."""
-    for module in (local, tf_config):
-        monkeypatch.setattr(module, "visible_gpus", list)
-    for name in ("TF_CONFIG", "CUDA_VISIBLE_DEVICES", "TF_NUM_INTRAOP_THREADS", "TF_NUM_INTEROP_THREADS"):
-        monkeypatch.setenv(name, "")
-        monkeypatch.delenv(name)
+_multi_worker = functools.partial(config.MultiWorker, kind="multi_worker")
+_parameter_server = functools.partial(config.ParameterServer, kind="parameter_server")
 
 
 def _tf_config(job: object, index: object, **cluster: list[str]) -> str:
@@ -86,9 +71,9 @@ def answer(request):
     act()
     done = request["stage"] in plan.split(" in ")[1:] or " in " not in plan
     errors = {
-        "lose a peer": dict(error="no peer", kind="StratagemError", lost_peer=True),
-        "fail": dict(error="it broke", kind="StratagemError", lost_peer=False),
-        "refuse": dict(error="train.epochs = 0", kind="UserError"),
+        "lose a peer": dict(error="no peer", type="StratagemError", lost_peer=True),
+        "fail": dict(error="it broke", type="StratagemError", lost_peer=False),
+        "refuse": dict(error="train.epochs = 0", type="UserError"),
     }
     what = plan.split(" in ")[0]
     if done and what == "block":  # As in a collective: it reads nothing any more.
@@ -106,7 +91,7 @@ def answer(request):
 
 def interrupted(number, frame):
     if plan == "wait":
-        say(id=last["id"], error="interrupted", kind="Interrupted")
+        say(id=last["id"], error="interrupted", type="Interrupted")
 
 if sys.argv[1] == "serve" and task["type"] == "chief":
     # The chief of parameter servers serves at its own address.
@@ -118,7 +103,7 @@ if "STRATAGEM_HEARTBEAT_SECONDS" in os.environ:
 else:
     beaten.set()
 print("for the log", file=sys.stderr, flush=True)
-if sys.argv[1] == "member":
+if sys.argv[1] == "tf_server":
     time.sleep(0.3)
     act()
 for line in sys.stdin:
@@ -131,7 +116,7 @@ os._exit(0)
 @pytest.fixture
 def start(tmp_path, monkeypatch):
     """Start a cluster of such processes: ``start(section, {"worker 1 #1": "die"})``; all are ended after the test."""
-    monkeypatch.setattr(cluster, "SETTLE_SECONDS", 1.0)
+    monkeypatch.setattr(cluster, "LOST_PEER_SECONDS", 1.0)
     monkeypatch.setattr(cluster, "POLL_SECONDS", 0.1)
     monkeypatch.setattr(guard, "GRACE_SECONDS", 3.0)
     monkeypatch.chdir(tmp_path)
@@ -144,7 +129,7 @@ def start(tmp_path, monkeypatch):
     def start(section: config.AnyStrategy, plan: dict[str, str], with_cluster: bool = True) -> StageProcesses:
         members = len(launchers.members(section)) if with_cluster else 1
         (tmp_path / "plan.json").write_text(json.dumps(plan | {"members": members}))
-        started.append(StageProcesses(section, os.environ, "kind", with_cluster))
+        started.append(StageProcesses(section, os.environ, "fixed", with_cluster))
         return started[-1]
 
     yield start
@@ -168,7 +153,7 @@ ARGUMENTS = {"settings": {}, "prepared": {}, "run": {"folder": "mlruns/runs/firs
 
 def test_a_request_that_all_take_part_in_goes_to_all_and_any_other_to_the_chief(start, tmp_path):
     team = start(_multi_worker(workers=3), {})
-    assert team.call("start", ARGUMENTS | {"flow_run_id": None}) == {"name": "worker 0", "stage": "start"}
+    assert team.call("start_run", ARGUMENTS | {"flow_run_id": None}) == {"name": "worker 0", "stage": "start_run"}
     assert team.call("train", ARGUMENTS)["stage"] == "train"
     assert team.call("evaluate", ARGUMENTS | {"training": {}})["stage"] == "evaluate"
     for alone in ("evaluate on one device", "register"):
@@ -177,7 +162,7 @@ def test_a_request_that_all_take_part_in_goes_to_all_and_any_other_to_the_chief(
     names = ["flow_run_id", "prepared", "run", "settings"]
     # All check, before the chief begins a run.
     assert sorted(asked[:3]) == [[f"worker {index}", "check", ["prepared", "settings"]] for index in range(3)]
-    assert asked[3] == ["worker 0", "start", names]
+    assert asked[3] == ["worker 0", "start_run", names]
     assert sorted([name, stage] for name, stage, _ in asked[4:7]) == [
         ["worker 0", "train"], ["worker 1", "assist"], ["worker 2", "assist"]
     ]  # fmt: skip
@@ -239,11 +224,11 @@ def test_a_cluster_that_loses_members_too_often_fails(start, tmp_path, most):
 
 def test_a_new_run_counts_its_restarts_from_none(start, tmp_path):
     team = start(_multi_worker(), {"worker 1 #1": "die"})
-    team.call("start", ARGUMENTS)
+    team.call("start_run", ARGUMENTS)
     assert len(team.restarts) == 1
-    team.call("start", ARGUMENTS)
+    team.call("start_run", ARGUMENTS)
     assert team.restarts == []
-    assert [name for name, stage, _ in _requests(tmp_path) if stage == "start"] == ["worker 0"] * 2, "one run each"
+    assert [name for name, stage, _ in _requests(tmp_path) if stage == "start_run"] == ["worker 0"] * 2, "one run each"
 
 
 def test_a_process_that_never_begins_is_lost(start, monkeypatch):
@@ -282,19 +267,19 @@ FAILURES = [
 ]
 
 
-@pytest.mark.parametrize(("plan", "kind", "message"), FAILURES)
-def test_a_mistake_is_not_a_lost_member(start, tmp_path, plan, kind, message):
+@pytest.mark.parametrize(("plan", "expected", "message"), FAILURES)
+def test_a_mistake_is_not_a_lost_member(start, tmp_path, plan, expected, message):
     team = start(_multi_worker(), plan)
     with pytest.raises(StratagemError, match=message) as caught:
         team.call("train", ARGUMENTS)
-    assert type(caught.value) is kind
+    assert type(caught.value) is expected
     assert team.restarts == []
     waits = {"wait", "block"} & set(plan.values())
     assert team.usable == (not waits), "who waits for the others cannot be asked anything"
     # The run can still be ended: by the chief, or by another process in place of one that would never answer.
     assert team.first.alive == ("block" not in plan.values())
     if team.first.alive:
-        assert team.call("finish", {})["name"] == "worker 0"
+        assert team.call("end_run", {})["name"] == "worker 0"
 
 
 def test_a_death_while_the_chief_alone_works_does_not_disturb_it(start):
@@ -412,10 +397,10 @@ def test_a_member_serves_as_long_as_the_chief_of_its_cluster(start, tmp_path, mo
 
 def test_a_process_that_was_stopped_itself_does_not_take_the_others_for_lost(start):
     team = start(_multi_worker(heartbeat_timeout_seconds=2), {"worker 0 #1": "wait in train"})
-    team.call("start", ARGUMENTS)
+    team.call("start_run", ARGUMENTS)
     # As after Ctrl-Z and fg: nobody has listened for longer than the time-out.
     time.sleep(3)
-    assert team.call("start", ARGUMENTS)["name"] == "worker 0"
+    assert team.call("start_run", ARGUMENTS)["name"] == "worker 0"
     assert team.restarts == []
 
 
@@ -446,7 +431,7 @@ def test_a_cluster_that_others_reach_says_so_in_one_line(start, monkeypatch, cap
 
 def test_the_members_of_a_local_cluster_share_a_network_of_their_own(start, capfd):
     team = start(_multi_worker(), {})
-    team.call("start", ARGUMENTS)
+    team.call("start_run", ARGUMENTS)
     children = [child.pid for child in psutil.Process().children() if "tasks" in child.cmdline()]
     networks = {os.readlink(f"/proc/{pid}/ns/net") for pid in children}
     assert len(children) == 2

@@ -177,6 +177,11 @@ BAD = [
      ["strategy.batch_dim_name = 'rows'", "['batch', 'model']"]),
     (["strategy.kind=model_parallel", "strategy.layout={'d1/kernel(': [null, model]}"],
      ["strategy.layout has the rule 'd1/kernel('", "no regular expression", "such as .*kernel"]),
+    # Flags stand only at an expression's start, and Keras is given the end of a path.
+    (["strategy.kind=model_parallel", "strategy.layout={'(?i)D1/kernel': [null, model]}"],
+     ["strategy.layout has the rule '(?i)D1/kernel'", "no regular expression"]),
+    (["strategy.kind=model_parallel", "strategy.layout={d1/kernel: [model, model]}"],
+     ["strategy.layout has the rule 'd1/kernel'", "gives one axis to two dimensions: ['model', 'model']"]),
     (["strategy.kind=model_parallel", "strategy.layout={d1/kernel: [null, width]}"],
      ["strategy.layout has the rule 'd1/kernel'", "'width'", "give null", "batch, model"]),
     (["strategy.kind=model_parallel", "strategy.layout={a: [x-y]}"], ["strategy.layout = {'a': ['x-y']}", "pattern"]),

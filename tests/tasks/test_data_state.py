@@ -30,7 +30,7 @@ def known(tmp_path, monkeypatch):
         (tmp_path / name).write_text("12345")
     (tmp_path / ".dvc" / "tmp").mkdir()
     (tmp_path / "data" / "d" / "dvc.yaml").write_text(STAGES)
-    monkeypatch.setattr(data_state, "SETTLED_SECONDS", 0.1)
+    monkeypatch.setattr(data_state, "TRUSTED_AFTER_SECONDS", 0.1)
     time.sleep(0.15)
     with data_state.remembered(tmp_path, "d"):
         pass
@@ -73,7 +73,7 @@ def test_nothing_is_trusted_that_has_just_changed_or_changed_while_dvc_looked(kn
     assert not data_state.is_known(known, "e")
     (known / "tasks" / "datasets" / "__pycache__").mkdir()
     assert data_state.is_known(known, "d"), "DVC leaves it out"
-    data_state.SETTLED_SECONDS = 9
+    data_state.TRUSTED_AFTER_SECONDS = 9
     with data_state.remembered(known, "d"):
         assert not data_state.is_known(known, "d"), "while DVC is at work"
         (known / "data" / "d" / "raw" / "a").write_text("54321")

@@ -25,7 +25,8 @@ def root(tmp_path, monkeypatch):
 @pytest.fixture
 def prepared(root):
     digits = config.Dataset(name="digits", version=None, image_size=None, downloads=None)
-    return prepare(digits, download(digits))
+    download(digits)
+    return prepare(config.Tfds(name="digits"))
 
 
 # Stock TFDS: what the builder says before anything is downloaded.
@@ -84,7 +85,7 @@ def test_build_refuses(name, version, expected, tmp_path):
 def test_digits_are_the_images_of_scikit_learn(prepared):
     source = load_digits()
     expected = np.rint(source.images * 255 / 16).astype(np.uint8)
-    images = {name: np.load(split.images)[..., 0] for name, split in prepared.splits.items()}
+    images = {name: np.load(split.features["image"])[..., 0] for name, split in prepared.splits.items()}
     labels = {name: np.load(split.labels) for name, split in prepared.splits.items()}
     assert {name: len(x) for name, x in images.items()} == {"train": 1437, "test": 360}
     # Each image with its label once, in one of the splits.
@@ -101,9 +102,10 @@ PIXELS = ["9bd8e40864baf402", "2d7c40ce6d895964", "8be6b45d620696d9"]
 
 def test_noise_is_the_same_for_ever(root):
     noise = config.Dataset(name="noise", version=None, image_size=None, downloads=None)
-    found = prepare(noise, download(noise))
+    download(noise)
+    found = prepare(config.Tfds(name="noise"))
     assert {name: split.num_examples for name, split in found.splits.items()} == {"train": 128, "test": 32}
-    images, labels = (np.load(path) for path in (found.splits["train"].images, found.splits["train"].labels))
+    images, labels = (np.load(path) for path in (found.splits["train"].features["image"], found.splits["train"].labels))
     assert images.shape == (128, 28, 28, 1)
     # Written once as NumPy 2.4 drew them: the first eight pixels of each of the first three images, and its class.
     first = {image.reshape(-1)[:8].tobytes().hex(): label for image, label in zip(images, labels.tolist(), strict=True)}
@@ -111,7 +113,9 @@ def test_noise_is_the_same_for_ever(root):
     # Uniform: 100,352 bytes spread over 256 values, to five standard deviations.
     assert np.abs(np.bincount(images.reshape(-1), minlength=256) - 392).max() < 5 * 392**0.5
     assert set(labels.tolist()) == set(range(10))
-    assert {row.tobytes() for row in images}.isdisjoint({row.tobytes() for row in np.load(found.splits["test"].images)})
+    assert {row.tobytes() for row in images}.isdisjoint(
+        {row.tobytes() for row in np.load(found.splits["test"].features["image"])}
+    )
 
 
 def test_damaged_shard_is_the_file_that_cannot_be_read(prepared, root):
@@ -127,7 +131,9 @@ def test_damaged_shard_is_the_file_that_cannot_be_read(prepared, root):
 def test_records_are_decoded_in_any_number(prepared, root):
     import tensorflow as tf
 
-    shards = datasets.shards(datasets.build("digits", None, root / prepared.raw_folder), "test", prepared.image_shape)
+    shards = datasets.shards(
+        datasets.build("digits", None, root / prepared.raw_folder), "test", prepared.features["image"].shape
+    )
     serialized = next(iter(tf.data.TFRecordDataset(shards.paths).batch(1000)))
     images, labels = (np.load(root / path) for path in prepared.splits["test"].sha256)
     decode = tf.function(shards.decode, reduce_retracing=True)

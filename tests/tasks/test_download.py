@@ -448,21 +448,3 @@ def test_killed_download_leaves_nothing_usable_and_the_next_cleans_up(root):
     assert download(dataset("digits")).num_examples == {"test": 360, "train": 1437}
     assert sorted(p.name for p in (root / "data/digits").iterdir()) == [".download.lock", "raw"]
     assert sorted(p.name for p in (root / "data/digits/raw").iterdir()) == ["digits", "manifest.json"]
-
-
-def test_damaged_real_archive_in_the_cache(root, archives):
-    # The trap: TFDS prepares whatever lies in its cache under the right name, here MNIST's images as Fashion-MNIST.
-    infos = tfds.builder_cls("fashion_mnist").url_infos
-    cache = root / "data/fashion_mnist/raw/downloads/fashion_mnist"
-    cache.mkdir(parents=True)
-    for url, info in infos.items():
-        name = url.rpartition("/")[2]
-        path = cache / resource.get_dl_fname(url, info.checksum)
-        shutil.copyfile(archives / ("mnist" if "train-images" in name else "fashion_mnist") / name, path)
-        resource.write_info_file(url, path, "fashion_mnist", name, info)
-    message = message_of(dataset("fashion_mnist", downloads=archives))
-    assert "fashion-mnist_train-images-idx3-ubyte" in message
-    assert len(list((root / "data/fashion_mnist").glob("*.bad"))) == 1
-    assert not (root / "data/fashion_mnist/raw/fashion_mnist").exists()
-    # The next run takes the good one from the folder.
-    assert download(dataset("fashion_mnist", downloads=archives)).num_examples == {"test": 10000, "train": 60000}

@@ -10,7 +10,7 @@ import pytest
 import yaml
 from filelock import FileLock
 
-from tasks import config, dvc_data, prepared_data
+from tasks import config, dataset_folder, dvc_data, prepared_data
 from tasks.errors import StratagemError, UserError
 
 
@@ -58,21 +58,24 @@ def test_a_dataset_that_is_not_there_leaves_the_users_folder_as_it_was(project):
 def test_a_new_dataset_gets_a_folder_of_its_own(project):
     folder = project / "data" / "cifar100"
     dataset = _load("dataset.name=cifar100", "dataset.image_size=[16,16]").dataset
-    made = dvc_data._add_dataset(dataset, project)
+    made = dataset_folder.add(dataset, project)
     assert made == [folder, *(folder / name for name in ("dvc.yaml", ".gitignore", "params.yaml"))]
     described = yaml.safe_load((folder / "params.yaml").read_text())
     assert described == {"dataset": {"name": "cifar100", "version": None, "image_size": [16, 16]}}
-    assert dvc_data._add_dataset(dataset, project) == [], "it is there now"
+    assert dataset_folder.add(dataset, project) == [], "it is there now"
     (folder / "notes.md").write_text("mine")
-    dvc_data._take_away(made)
+    dataset_folder.take_away(made)
     assert [path.name for path in folder.iterdir()] == ["notes.md"]
     (folder / "notes.md").unlink()
-    dvc_data._take_away(made)
+    dataset_folder.take_away(made)
     assert not folder.exists()
 
 
 def test_the_dataset_of_the_project_is_as_a_new_one_would_be(project):
-    for file, text in {"dvc.yaml": dvc_data._pipeline("digits"), ".gitignore": dvc_data.GITIGNORE}.items():
+    for file, text in {
+        "dvc.yaml": dataset_folder.tfds_pipeline("digits"),
+        ".gitignore": dataset_folder.GITIGNORE,
+    }.items():
         assert (project / "data" / "digits" / file).read_text() == text
 
 
@@ -88,14 +91,14 @@ def test_dvc_leaves_alone_what_lies_in_the_folders_that_it_makes(project, capsys
     edited = of_before + "      - data/${dataset.name}/statistics.json\n"  # By somebody who knows more.
     for text, expected in ((of_before, now), (f"# mine\n{of_before}", f"# mine\n{now}"), (edited, edited), (now, now)):
         path.write_text(text)
-        dvc_data._add_dataset(dataset, project)
+        dataset_folder.add(dataset, project)
         assert path.read_text() == expected
         assert ("data/digits/dvc.yaml" in capsys.readouterr().err) is (text != expected)
 
 
 def test_a_dataset_depends_on_its_own_builder_and_on_no_other_one(project):
     for name, expected in {"noise": ["noise.py"], "mnist": [], "noise-loud": ["noise.py"]}.items():
-        stages = yaml.safe_load(dvc_data._pipeline(name))["stages"]
+        stages = yaml.safe_load(dataset_folder.tfds_pipeline(name))["stages"]
         for stage in stages.values():
             found = [dep for dep in stage["deps"] if dep.startswith("tasks/datasets/")]
             assert found == [f"tasks/datasets/{file}" for file in ("__init__.py", *expected)]
@@ -137,20 +140,20 @@ def test_archives_that_were_brought_are_not_in_the_way(project):
     for file in ("train.gz", "raw/downloads/mnist/train.gz"):
         (folder / file).parent.mkdir(parents=True, exist_ok=True)
         (folder / file).write_bytes(b"archive")
-    made = dvc_data._add_dataset(_load("dataset.name=mnist").dataset, project)
-    dvc_data._take_away(made)
+    made = dataset_folder.add(_load("dataset.name=mnist").dataset, project)
+    dataset_folder.take_away(made)
     assert set(_files_below(folder)) == {"train.gz", "raw/downloads/mnist/train.gz"}
 
 
 def test_a_first_try_that_failed_holds_nobody_to_what_was_not_said(project):
     path = project / "data" / "tf_flowers" / "params.yaml"
     for override, size in (("null", None), ("[32,48]", [32, 48]), ("null", [32, 48]), ("[16,16]", [16, 16])):
-        dvc_data._add_dataset(_load("dataset.name=tf_flowers", f"dataset.image_size={override}").dataset, project)
+        dataset_folder.add(_load("dataset.name=tf_flowers", f"dataset.image_size={override}").dataset, project)
         assert yaml.safe_load(path.read_text())["dataset"]["image_size"] == size
     edited = path.read_text() + "# mine\n"
     path.write_text(edited)
     with pytest.raises(UserError, match=r"dataset.image_size = \[8, 8\]: data/tf_flowers/params.yaml says \[16, 16\]"):
-        dvc_data._add_dataset(_load("dataset.name=tf_flowers", "dataset.image_size=[8,8]").dataset, project)
+        dataset_folder.add(_load("dataset.name=tf_flowers", "dataset.image_size=[8,8]").dataset, project)
     assert path.read_text() == edited
 
 
@@ -228,7 +231,7 @@ def test_photos_of_many_sizes_without_a_test_split(project, run):
     assert made.returncode == 0, made.stderr
     assert "it has no test split: 4 of its training examples, drawn with seed 0" in made.stderr
     prepared = dvc_data.load_prepared("photos")
-    assert prepared.image_shape == (12, 9, 3)
+    assert prepared.features["image"].shape == (12, 9, 3)
     assert {name: split.num_examples for name, split in prepared.splits.items()} == {"test": 4, "train": 16}
     # What DVC itself wrote down is what the manifest is compared with.
     assert set(prepared_data.listed(prepared.data_version, project)) == {

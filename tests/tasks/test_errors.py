@@ -24,7 +24,7 @@ class Damaged(UserError):
 
 
 @pytest.mark.parametrize(
-    ("error", "kind"),
+    ("error", "expected"),
     [
         (StratagemError("m"), StratagemError),
         (UserError("m"), UserError),
@@ -33,9 +33,9 @@ class Damaged(UserError):
         (Preempted("m"), Interrupted),
     ],
 )
-def test_an_error_travels_between_processes_as_what_it_is(error, kind):
+def test_an_error_travels_between_processes_as_what_it_is(error, expected):
     received = from_json(to_json(error))
-    assert type(received) is kind
+    assert type(received) is expected
     assert str(received) == "m"
 
 

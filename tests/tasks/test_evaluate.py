@@ -18,7 +18,7 @@ def load(*overrides):
 
 def predict(prepared, model, split="test"):
     """Labels and probabilities, by Keras alone."""
-    images, labels = np.load(prepared.splits[split].images), np.load(prepared.splits[split].labels)
+    images, labels = np.load(prepared.splits[split].features["image"]), np.load(prepared.splits[split].labels)
     logits = keras.models.load_model(model).predict(images, verbose=0).astype("float64")
     return labels, np.exp(logits) / np.exp(logits).sum(1, keepdims=True)
 
@@ -41,7 +41,7 @@ def test_metrics_are_those_of_scikit_learn(tiny, train, batch_size):
     np.testing.assert_array_equal(result.confusion_matrix, confusion_matrix(labels, predicted, labels=range(10)))
     expected = classification_report(labels, predicted, labels=range(10), output_dict=True, zero_division=0)
     for number, one in enumerate(result.classes):
-        assert one.name == tiny.class_names[number] == f"class {number}"
+        assert one.name == tiny.target.class_names[number] == f"class {number}"
         by_hand = expected[str(number)]
         assert (one.precision, one.recall, one.f1) == pytest.approx(
             (by_hand["precision"], by_hand["recall"], by_hand["f1-score"])
@@ -76,7 +76,7 @@ def test_the_loss_is_that_of_validation(tiny, train, make_dataset, project, monk
     monkeypatch.setattr(sys, "path", sys.path[:])
     (project / "own_evaluated.py").write_text(OWN)
     train_arrays, held_out = (
-        tuple(np.load(path) for path in (tiny.splits[split].images, tiny.splits[split].labels))
+        tuple(np.load(path) for path in (tiny.splits[split].features["image"], tiny.splits[split].labels))
         for split in ("train", "test")
     )
     same = make_dataset("same", train=train_arrays, validation=held_out, test=held_out)

@@ -24,7 +24,7 @@ from tasks.input import array, sources
 from tasks.input.augment import augment, augment_arrays
 from tasks.input.batches import Batches
 from tasks.input.order import carve, order
-from tasks.records import PreparedDataset, PreparedSplit
+from tasks.records import Feature, PreparedDataset, PreparedSplit, Target
 
 SOURCES = ["array", "stream"]
 NUM_TRAIN, NUM_TEST = 1437, 360
@@ -91,7 +91,7 @@ class Rows:
 
     def __init__(self, prepared, split="train"):
         self.images, self.labels = (
-            np.load(path) for path in (prepared.splits[split].images, prepared.splits[split].labels)
+            np.load(path) for path in (prepared.splits[split].features["image"], prepared.splits[split].labels)
         )
         self.place = {image.tobytes(): row for row, image in enumerate(self.images)}
         assert len(self.place) == len(self.images)
@@ -639,7 +639,7 @@ def augmented(prepared, *overrides, epoch=0, seed=0):
 
 
 def test_a_flip_mirrors_about_half_of_the_images_left_to_right(tiny):
-    original = np.load(tiny.splits["train"].images)
+    original = np.load(tiny.splits["train"].features["image"])
     images = augmented(tiny, "input.augmentation.flip=true")
     same = (images == original).all((1, 2, 3))
     mirrored = (images == original[:, :, ::-1]).all((1, 2, 3))
@@ -649,7 +649,7 @@ def test_a_flip_mirrors_about_half_of_the_images_left_to_right(tiny):
 
 @pytest.mark.parametrize("padding", [1, 3])
 def test_a_crop_cuts_the_padded_image_anywhere(tiny, padding):
-    original = np.load(tiny.splits["train"].images)
+    original = np.load(tiny.splits["train"].features["image"])
     padded = np.pad(original, [(0, 0), (padding, padding), (padding, padding), (0, 0)])
     corners = [(top, left) for top in range(2 * padding + 1) for left in range(2 * padding + 1)]
     crops = np.stack([padded[:, top : top + 8, left : left + 8] for top, left in corners])
@@ -664,7 +664,7 @@ def test_a_crop_cuts_the_padded_image_anywhere(tiny, padding):
 
 
 def test_flip_and_crop_together(tiny):
-    original = np.load(tiny.splits["train"].images)
+    original = np.load(tiny.splits["train"].features["image"])
     padded = np.pad(np.stack([original, original[:, :, ::-1]]), [(0, 0), (0, 0), (1, 1), (1, 1), (0, 0)])
     crops = np.concatenate([padded[:, :, top : top + 8, left : left + 8] for top in range(3) for left in range(3)])
     images = augmented(tiny, "input.augmentation.flip=true", "input.augmentation.crop_padding=1")
@@ -740,16 +740,16 @@ def test_the_draw_is_that_of_seed_epoch_and_step(make_dataset):
 
 
 def sized(**splits):
-    part = {"images": "", "labels": "", "sha256": {}, "class_counts": (), "pixel_mean": (), "pixel_std": ()}
+    part = {"features": {"image": ""}, "labels": "", "sha256": {}, "class_counts": ()}
     return PreparedDataset(
         name="sized",
+        kind="tfds",
         version="1.0.0",
         tfds_version="4.9.10",
         folder="data/sized/prepared",
         raw_folder="data/sized/raw",
-        image_shape=(1, 1, 1),
-        num_classes=2,
-        class_names=("a", "b"),
+        features={"image": Feature(kind="image", shape=(1, 1, 1), dtype="uint8")},
+        target=Target(task="classification", num_outputs=2, class_names=("a", "b")),
         splits={name: PreparedSplit(num_examples=n, **part) for name, n in splits.items()},
         sources=(),
         licence=None,

@@ -1,5 +1,6 @@
 """Launchers: which processes a cluster has, and who reaches them."""
 
+import functools
 import json
 import os
 import re
@@ -16,24 +17,10 @@ from tasks import config, launchers
 from tasks.errors import UserError
 from tasks.launchers import isolation, local, tf_config
 
+pytestmark = pytest.mark.usefixtures("on_cpus")
 
-def _multi_worker(**values) -> config.MultiWorker:
-    return config.MultiWorker(kind="multi_worker", **values)
-
-
-def _parameter_server(**values) -> config.ParameterServer:
-    return config.ParameterServer(kind="parameter_server", **values)
-
-
-@pytest.fixture(autouse=True)
-def no_gpus(monkeypatch):
-    """What a launcher finds does not depend on the machine that the tests run on."""
-    for module in (local, tf_config):
-        monkeypatch.setattr(module, "visible_gpus", list)
-    for name in ("TF_CONFIG", "CUDA_VISIBLE_DEVICES", "TF_NUM_INTRAOP_THREADS", "TF_NUM_INTEROP_THREADS"):
-        monkeypatch.setenv(name, "")
-        monkeypatch.delenv(name)
-
+_multi_worker = functools.partial(config.MultiWorker, kind="multi_worker")
+_parameter_server = functools.partial(config.ParameterServer, kind="parameter_server")
 
 CLUSTERS = [
     (_multi_worker(workers=1), ["worker 0"]),
@@ -88,15 +75,15 @@ TOO_FEW = [
 ]
 
 
-@pytest.mark.parametrize(("section", "gpus", "seen"), SHARES)
-def test_workers_share_the_gpus(monkeypatch, section, gpus, seen):
-    monkeypatch.setattr(local, "visible_gpus", lambda: gpus)
+@pytest.mark.parametrize(("section", "shown", "seen"), SHARES)
+def test_workers_share_the_gpus(gpus, section, shown, seen):
+    gpus(10, ",".join(shown))
     assert [member.environment.get("CUDA_VISIBLE_DEVICES") for member in local.members(section)] == seen
 
 
-@pytest.mark.parametrize(("section", "gpus", "message"), TOO_FEW)
-def test_more_gpus_than_there_are_are_refused(monkeypatch, section, gpus, message):
-    monkeypatch.setattr(local, "visible_gpus", lambda: gpus)
+@pytest.mark.parametrize(("section", "shown", "message"), TOO_FEW)
+def test_more_gpus_than_there_are_are_refused(gpus, section, shown, message):
+    gpus(10, ",".join(shown))
     with pytest.raises(UserError, match=message):
         local.members(section)
 
@@ -196,9 +183,9 @@ def test_a_port_that_is_taken_is_refused(monkeypatch):
 
 
 @pytest.mark.parametrize(("devices", "seen"), [(None, None), (1, "3"), (2, "3,5")])
-def test_a_member_takes_as_many_of_its_own_gpus_as_the_settings_say(monkeypatch, devices, seen):
+def test_a_member_takes_as_many_of_its_own_gpus_as_the_settings_say(monkeypatch, gpus, devices, seen):
     monkeypatch.setenv("TF_CONFIG", _tf_config("worker", 0, worker=TWO))
-    monkeypatch.setattr(tf_config, "visible_gpus", lambda: ["3", "5"])
+    gpus(8, "3,5")
     (member,) = launchers.members(_multi_worker(devices=devices))
     assert member.environment.get("CUDA_VISIBLE_DEVICES") == seen
     with pytest.raises(UserError, match=r"strategy.devices = 3: this machine has 2 GPUs"):

@@ -1,3 +1,4 @@
+import pynvml
 import pytest
 
 from tasks import machine
@@ -14,14 +15,8 @@ from tasks import machine
         ("GPU-ab", 8, ["GPU-ab"]),
     ],
 )
-def test_the_visible_gpus_are_those_of_the_driver_that_the_user_leaves(monkeypatch, named, count, seen):
-    import pynvml
-
-    monkeypatch.setattr(pynvml, "nvmlInit", lambda: None)
-    monkeypatch.setattr(pynvml, "nvmlShutdown", lambda: None)
-    monkeypatch.setattr(pynvml, "nvmlDeviceGetCount", lambda: count)
-    if named is not None:
-        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", named)
+def test_the_visible_gpus_are_those_of_the_driver_that_the_user_leaves(gpus, monkeypatch, named, count, seen):
+    gpus(count, named)
     assert machine.visible_gpus() == seen
 
     def no_driver() -> None:

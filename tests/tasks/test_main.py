@@ -34,7 +34,7 @@ def test_a_users_mistake_is_one_message(project, run, tmp_path, arguments, messa
         assert stage.wait(60) == 2
         assert stage.stderr.read() == ""
     assert message in str(errors.from_json(json.loads(told.read_text())))
-    assert json.loads(told.read_text())["kind"] == "UserError"
+    assert json.loads(told.read_text())["type"] == "UserError"
 
 
 def test_an_unknown_stage_is_refused(project, run):

@@ -7,7 +7,7 @@ import tensorflow as tf
 
 from tasks import config, models
 from tasks.errors import UserError
-from tasks.records import PreparedDataset, PreparedSplit
+from tasks.records import Feature, PreparedDataset, PreparedSplit, Target
 
 
 @pytest.fixture
@@ -21,22 +21,22 @@ def prepared(shape=(28, 28, 1), num_classes=10, mean=(0.0,), std=(1.0,)):
     """The manifest of a prepared dataset, of which a model reads shape, classes and statistics."""
     split = PreparedSplit(
         num_examples=1,
-        images="images.npy",
+        features={"image": "images.npy"},
         labels="labels.npy",
         sha256={},
         class_counts=(1,),
-        pixel_mean=mean,
-        pixel_std=std,
     )
     return PreparedDataset(
         name="digits",
+        kind="tfds",
         version="1.0.0",
         tfds_version="4.9.10",
         folder="data/digits/prepared",
         raw_folder="data/digits/raw",
-        image_shape=shape,
-        num_classes=num_classes,
-        class_names=tuple(str(i) for i in range(num_classes)),
+        features={"image": Feature(kind="image", shape=shape, dtype="uint8", mean=mean, deviation=std)},
+        target=Target(
+            task="classification", num_outputs=num_classes, class_names=tuple(str(i) for i in range(num_classes))
+        ),
         splits={"train": split},
         sources=(),
         licence=None,

@@ -1,4 +1,4 @@
-"""What is asked before a run begins, and what a run is taken up from."""
+"""What is asked before a run starts, and what a run is resumed from."""
 
 import importlib.util
 import json
@@ -13,20 +13,7 @@ from tasks import config, pipeline, runs
 from tasks.errors import UserError
 from tasks.records import Run
 
-
-@pytest.fixture(autouse=True)
-def no_gpus(monkeypatch):
-    """A cluster here does not depend on the machine that the tests run on."""
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-
-
-@pytest.fixture
-def settings(project):
-    return config.load()
-
-
-def _load(*overrides: str) -> config.Settings:
-    return config.load(None, overrides)
+pytestmark = pytest.mark.usefixtures("on_cpus")
 
 
 # Each: the variable, its value, the strategy, what is refused.
@@ -40,7 +27,7 @@ CONTRADICTED = [
 
 @pytest.mark.parametrize(("variable", "value", "overrides", "message"), CONTRADICTED)
 def test_what_contradicts_a_strategy_is_refused_at_once(project, monkeypatch, variable, value, overrides, message):
-    settings = _load(*overrides)
+    settings = config.load(None, overrides)
     pipeline.check_devices(settings)
     monkeypatch.setenv(variable, value)
     with pytest.raises(UserError, match=message):
@@ -51,43 +38,44 @@ def test_what_fits_is_not_refused(project, monkeypatch):
     monkeypatch.setenv("TF_CONFIG", "{")
     monkeypatch.setenv("KERAS_BACKEND", "tensorflow")
     for overrides in ([], ["strategy.kind=mirrored"], ["strategy.kind=multi_worker", "strategy.launcher=local"]):
-        pipeline.check_devices(_load(*overrides))
+        pipeline.check_devices(config.load(None, overrides))
 
 
 def test_a_strategy_on_jax_needs_jax(project, monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    pipeline.check_devices(_load())
+    pipeline.check_devices(config.load())
     with pytest.raises(UserError, match=r"strategy.kind = 'data_parallel' trains on JAX, which is not installed"):
-        pipeline.check_devices(_load("strategy.kind=data_parallel"))
+        pipeline.check_devices(config.load(None, ["strategy.kind=data_parallel"]))
 
 
 def test_there_is_no_tpu_here(project):
     with pytest.raises(UserError, match=r"strategy.kind = 'tpu'"):
-        pipeline.check_devices(_load("strategy.kind=tpu"))
+        pipeline.check_devices(config.load(None, ["strategy.kind=tpu"]))
 
 
 @pytest.mark.parametrize(("index", "name"), [(0, None), (1, "worker 1")])
 def test_who_is_not_the_chief_of_a_cluster_knows_its_name(project, monkeypatch, index, name):
-    assert pipeline.member_name(_load("strategy.kind=multi_worker")) is None, "there the chief starts the others"
+    settings = config.load(None, ["strategy.kind=multi_worker"])
+    assert pipeline.member_name(settings) is None, "there the chief starts the others"
     place = {"cluster": {"worker": ["localhost:40001", "localhost:40002"]}, "task": {"type": "worker", "index": index}}
     monkeypatch.setenv("TF_CONFIG", json.dumps(place))
-    assert pipeline.member_name(_load("strategy.kind=multi_worker")) == name
-    assert pipeline.member_name(_load()) is None, "no cluster"
+    assert pipeline.member_name(settings) == name
+    assert pipeline.member_name(config.load()) is None, "no cluster"
 
 
 def test_a_member_does_not_begin_before_the_data_are_prepared(project, monkeypatch):
     place = {"cluster": {"worker": ["localhost:40001", "localhost:40002"]}, "task": {"type": "worker", "index": 1}}
     monkeypatch.setenv("TF_CONFIG", json.dumps(place))
     with pytest.raises(UserError, match="dataset digits is not prepared"):
-        pipeline.join(_load("strategy.kind=multi_worker"))
+        pipeline.join(config.load(None, ["strategy.kind=multi_worker"]))
     assert not (project / "mlruns" / "logs").exists()
 
 
-@pytest.mark.parametrize("room", ["data", "mlruns", ".dvc"])
-def test_a_folder_that_cannot_be_written_is_named(project, room):
-    shutil.rmtree(project / room)
-    (project / room).symlink_to("/proc/self")  # Nobody can make a file there, root neither.
-    with pytest.raises(UserError, match=rf"{room} cannot be written \(.+\): make the project's folder writable"):
+@pytest.mark.parametrize("folder", ["data", "mlruns", ".dvc"])
+def test_a_folder_that_cannot_be_written_is_named(project, folder):
+    shutil.rmtree(project / folder)
+    (project / folder).symlink_to("/proc/self")  # Nobody can make a file there, root neither.
+    with pytest.raises(UserError, match=rf"{folder} cannot be written \(.+\): make the project's folder writable"):
         pipeline.check_writable()
 
 
@@ -97,7 +85,7 @@ def _begin(project: Path, name: str, dataset: str) -> Path:
     (folder / "records").mkdir(parents=True)
     values = {
         "run_id": name, "experiment": dataset, "name": f"{dataset}-x", "folder": f"mlruns/runs/{name}",
-        "settings": _load(f"dataset.name={dataset}").to_json(),
+        "settings": config.load(None, [f"dataset.name={dataset}"]).to_json(),
         "lineage": dict.fromkeys(("git_commit", "git_dirty", "data_version"))
         | {"code_digest": "", "settings_digest": ""},
     }  # fmt: skip
@@ -106,7 +94,7 @@ def _begin(project: Path, name: str, dataset: str) -> Path:
 
 
 def test_the_newest_run_is_that_on_the_same_dataset(project):
-    with pytest.raises(UserError, match="no run on digits has begun"):
+    with pytest.raises(UserError, match="there is no run on digits"):
         runs.newest("digits")
     for age, (name, dataset) in enumerate([("other", "mnist"), ("new", "digits"), ("old", "digits")]):
         record = _begin(project, name, dataset) / "records" / "run.json"
@@ -119,5 +107,5 @@ def test_a_run_that_cannot_be_evaluated_is_refused(project, settings):
     _begin(project, run_id, "digits")
     with pytest.raises(UserError, match=f"unknown run '{run_id[:-1]}': did you mean '{run_id}'"):
         pipeline.load_training(settings, run_id[:-1])
-    with pytest.raises(UserError, match=f"{run_id} was not trained to its end: go on with `stratagem train --resume"):
+    with pytest.raises(UserError, match=f"{run_id} was not trained to its end: resume it with `stratagem train"):
         pipeline.load_training(settings, run_id)

@@ -14,14 +14,14 @@ import pytest
 import scipy.io
 import tensorflow as tf
 import tensorflow_datasets as tfds
-from tensorflow_datasets.core.download import checksums
+from tensorflow_datasets.core.download import checksums, resource
 
 from tasks import config, datasets, files, prepared_data, records
+from tasks import prepare as stage
 from tasks.download import download
 from tasks.errors import UserError
 from tasks.input.batches import Batches
 from tasks.input.stream import StreamSource
-from tasks.prepare import prepare
 
 
 class NoisyPhotos(tfds.core.GeneratorBasedBuilder):
@@ -103,6 +103,11 @@ def dataset(name="digits", **values):
     return config.Dataset(**{"name": name, "version": None, "image_size": None, "downloads": None, **values})
 
 
+def prepare(values, manifest=None):
+    """Prepare what `download` left of a dataset."""
+    return stage.prepare(config.Tfds(name=values.name, version=values.version, image_size=values.image_size))
+
+
 def message_of(values, manifest):
     with pytest.raises(UserError) as caught:
         prepare(values, manifest)
@@ -125,15 +130,20 @@ def check(prepared, root):
     """Everything that a manifest says must be true of its files."""
     assert prepared == records.load(records.PreparedDataset, root / prepared.folder / "manifest.json")
     assert prepared.data_version is None
-    for split in prepared.splits.values():
-        images, labels = np.load(split.images, mmap_mode="r"), np.load(split.labels, mmap_mode="r")
+    for name, split in prepared.splits.items():
+        images, labels = np.load(split.features["image"], mmap_mode="r"), np.load(split.labels, mmap_mode="r")
         assert isinstance(images, np.memmap)
-        assert (images.dtype, images.shape) == (np.uint8, (split.num_examples, *prepared.image_shape))
+        assert (images.dtype, images.shape) == (np.uint8, (split.num_examples, *prepared.features["image"].shape))
         assert (labels.dtype, labels.shape) == (np.int64, (split.num_examples,))
-        assert split.class_counts == tuple(np.bincount(labels, minlength=prepared.num_classes))
-        assert split.pixel_mean == pytest.approx(images.mean((0, 1, 2), dtype=np.float64), rel=1e-12)
-        assert split.pixel_std == pytest.approx(images.std((0, 1, 2), dtype=np.float64), rel=1e-9)
-        hashes = {path: hashlib.sha256(Path(path).read_bytes()).hexdigest() for path in (split.images, split.labels)}
+        assert split.class_counts == tuple(np.bincount(labels, minlength=prepared.target.num_outputs))
+        if name == "train":
+            image = prepared.features["image"]
+            assert image.mean == pytest.approx(images.mean((0, 1, 2), dtype=np.float64), rel=1e-12)
+            assert image.deviation == pytest.approx(images.std((0, 1, 2), dtype=np.float64), rel=1e-9)
+        hashes = {
+            path: hashlib.sha256(Path(path).read_bytes()).hexdigest()
+            for path in (split.features["image"], split.labels)
+        }
         assert split.sha256 == hashes
     prepared_data.verify(prepared)
 
@@ -145,7 +155,7 @@ def test_arrays_hold_what_tfds_reads(root):
     assert list(prepared.splits) == ["test", "train"]
     for name, split in prepared.splits.items():
         images, labels = read_by_tfds(manifest, name)
-        np.testing.assert_array_equal(np.load(split.images), np.stack(images))
+        np.testing.assert_array_equal(np.load(split.features["image"]), np.stack(images))
         np.testing.assert_array_equal(np.load(split.labels), labels)
     expected = {"manifest.json", "test_images.npy", "test_labels.npy", "train_images.npy", "train_labels.npy"}
     assert {path.name for path in (root / "data/digits/prepared").iterdir()} == expected
@@ -183,10 +193,10 @@ def test_images_of_many_sizes_want_one_size(root):
 
     prepared = prepare(dataset("noisy_photos", image_size=(12, 9)), manifest)
     check(prepared, root)
-    assert prepared.image_shape == (12, 9, 3)
+    assert prepared.features["image"].shape == (12, 9, 3)
     images, labels = read_by_tfds(manifest, "train")
     resized = [tf.image.resize(image, (12, 9), antialias=True).numpy() for image in images]
-    np.testing.assert_array_equal(np.load(prepared.splits["train"].images), np.rint(resized).clip(0, 255))
+    np.testing.assert_array_equal(np.load(prepared.splits["train"].features["image"]), np.rint(resized).clip(0, 255))
     np.testing.assert_array_equal(np.load(prepared.splits["train"].labels), labels)
 
 
@@ -206,7 +216,7 @@ def test_a_test_split_is_held_out_where_there_is_none(root):
     prepare(dataset("train_only"), manifest)
     assert files_below(root / "data/train_only/prepared") == first
 
-    read = {name: (np.load(split.images), np.load(split.labels)) for name, split in prepared.splits.items()}
+    read = {name: (np.load(split.features["image"]), np.load(split.labels)) for name, split in prepared.splits.items()}
     images, labels = read_by_tfds(manifest, "train")
     together = np.concatenate([read[name][0] for name in ("train", "test")])
     assert sorted(together[:, 0, 0, 0]) == sorted(image[0, 0, 0] for image in images)
@@ -217,7 +227,7 @@ def test_a_test_split_is_held_out_where_there_is_none(root):
         (found,) = Batches(len(labels), len(labels), drop_remainder=False, source=source).dataset
         np.testing.assert_array_equal(found[0], images)
         np.testing.assert_array_equal(found[1], labels)
-    assert "held_out" not in (root / prepare(dataset(), download(dataset())).folder / "manifest.json").read_text()
+    assert prepare(dataset(), download(dataset())).held_out is None
 
 
 def test_own_size_changes_nothing(root):
@@ -226,7 +236,7 @@ def test_own_size_changes_nothing(root):
     assert prepare(dataset(image_size=(8, 8)), manifest) == own
     larger = prepare(dataset(image_size=(16, 12)), manifest)
     check(larger, root)
-    assert larger.image_shape == (16, 12, 1)
+    assert larger.features["image"].shape == (16, 12, 1)
 
 
 def flip(shard):
@@ -263,27 +273,26 @@ def test_killed_prepare_leaves_the_old_result_and_the_next_cleans_up(root):
     prepare(dataset(), manifest)
     before = files_below(root / "data/digits/prepared")
     code = """
-import os, signal, sys
-from tasks import config, prepare, records
+import os, signal
+from tasks import config, prepare
 os.fsync = lambda descriptor: os.kill(os.getpid(), signal.SIGKILL)  # when the first arrays are written
-digits = config.Dataset(name="digits", version=None, image_size=(16, 12), downloads=None)
-prepare.prepare(digits, records.DatasetManifest.model_validate_json(sys.argv[1]))
+prepare.prepare(config.Tfds(name="digits", image_size=(16, 12)))
 """
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
-    killed = subprocess.run([sys.executable, "-c", code, manifest.model_dump_json()], env=environment, check=False)
+    killed = subprocess.run([sys.executable, "-c", code], env=environment, check=False)
     assert killed.returncode == -signal.SIGKILL
     assert list((root / "data/digits").glob(".prepared.*/new/*.npy"))
     assert files_below(root / "data/digits/prepared") == before
     larger = prepare(dataset(image_size=(16, 12)), manifest)
     check(larger, root)
-    assert larger.image_shape == (16, 12, 1)
+    assert larger.features["image"].shape == (16, 12, 1)
     assert not list((root / "data/digits").glob(".prepared.*"))
 
 
 def test_without_raw_it_says_what_to_do(root):
     manifest = download(dataset())
     shutil.rmtree(root / manifest.folder)
-    assert "data/digits/raw does not hold digits 1.0.0: stratagem download --set dataset.name=digits" in message_of(
+    assert "data/digits/raw does not hold digits: stratagem download --set dataset.name=digits" in message_of(
         dataset(), manifest
     )
 
@@ -329,9 +338,30 @@ def idx_labels(path):
     return np.frombuffer(gzip.decompress(path.read_bytes()), np.uint8, offset=8)
 
 
+def check_that_mnist_is_not_taken_for_fashion_mnist(root, archives):
+    """The trap: TFDS prepares whatever lies in its cache under the right name."""
+    cache = root / "data/fashion_mnist/raw/downloads/fashion_mnist"
+    cache.mkdir(parents=True)
+    for url, info in tfds.builder_cls("fashion_mnist").url_infos.items():
+        name = url.rpartition("/")[2]
+        path = cache / resource.get_dl_fname(url, info.checksum)
+        shutil.copyfile(archives / ("mnist" if "train-images" in name else "fashion_mnist") / name, path)
+        resource.write_info_file(url, path, "fashion_mnist", name, info)
+    with pytest.raises(UserError, match="fashion-mnist_train-images-idx3-ubyte") as caught:
+        download(dataset("fashion_mnist", downloads=archives))
+    assert "\n" not in str(caught.value)
+    assert len(list((root / "data/fashion_mnist").glob("*.bad"))) == 1
+    assert not (root / "data/fashion_mnist/raw/fashion_mnist").exists()
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["mnist", "fashion_mnist"])
 def test_real_archives(root, name, archives):
+    if name == "fashion_mnist":
+        check_that_mnist_is_not_taken_for_fashion_mnist(root, archives)
+    # After the trap, it takes the good one from the folder.
     manifest = download(dataset(name, downloads=archives))
+    assert manifest.num_examples == {"test": 10000, "train": 60000}
     prepared = prepare(dataset(name), manifest)
     check(prepared, root)
     assert len(prepared.sources) == 4
@@ -342,7 +372,7 @@ def test_real_archives(root, name, archives):
             strict=True,
         )
         made = prepared.splits[split]
-        found = zip(np.load(made.images), np.load(made.labels), strict=True)
+        found = zip(np.load(made.features["image"]), np.load(made.labels), strict=True)
         # TFDS shuffles: the same images with the same labels, in another order.
         assert sorted((x.tobytes(), y) for x, y in found) == sorted((x.tobytes(), y) for x, y in source)
 
@@ -395,6 +425,6 @@ def test_stock_builders_whose_archives_are_too_large_for_a_test(root, monkeypatc
     found = [
         (image.tobytes(), label)
         for split in prepared.splits.values()
-        for image, label in zip(np.load(split.images), np.load(split.labels), strict=True)
+        for image, label in zip(np.load(split.features["image"]), np.load(split.labels), strict=True)
     ]
     assert sorted(found) == sorted((image.tobytes(), label) for image, label in zip(images, labels, strict=True))

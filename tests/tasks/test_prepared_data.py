@@ -79,7 +79,7 @@ def test_a_changed_digit_in_the_manifest_is_refused(project, versioned, has_list
         _list(versioned, project)
     prepared_data.verify(versioned)
     manifest = Path(versioned.folder) / "manifest.json"
-    digit = f"{versioned.splits['train'].pixel_mean[0]}".encode()
+    digit = f"{versioned.features['image'].mean[0]}".encode()
     _replace(manifest, digit, digit[:-1] + (b"1" if digit[-1:] != b"1" else b"2"))
     with pytest.raises(UserError, match=f"{manifest}: (changed since it was made|is another one)"):
         prepared_data.verify(versioned)
@@ -92,7 +92,7 @@ def test_a_changed_digit_in_the_manifest_is_refused(project, versioned, has_list
 def test_a_manifest_that_is_another_one_than_the_runs_is_refused(project, tiny):
     prepared_data.verify(tiny)
     manifest = Path(tiny.folder) / "manifest.json"
-    _replace(manifest, b'"num_classes": 10', b'"num_classes": 11')
+    _replace(manifest, b'"num_outputs": 10', b'"num_outputs": 11')
     with pytest.raises(UserError, match=f"{manifest}: is another one than this run began with"):
         prepared_data.verify(tiny)
     manifest.write_text("{")
@@ -104,7 +104,7 @@ def test_a_manifest_that_is_another_one_than_the_runs_is_refused(project, tiny):
 
 def test_what_was_verified_is_read_again_where_it_was_written_to(project, tiny):
     prepared_data.verify(tiny)
-    images = Path(tiny.splits["train"].images)
+    images = Path(tiny.splits["train"].features["image"])
     _replace(images, images.read_bytes()[-8:], b"12345678")
     with pytest.raises(UserError, match=f"{images}: damaged, its sha256 is"):
         prepared_data.verify(tiny)
@@ -121,7 +121,8 @@ def test_what_was_verified_is_read_again_where_it_was_written_to(project, tiny):
 )
 @pytest.mark.parametrize("kind", ["images", "labels"])
 def test_verify_names_a_damaged_array(tiny, damage, expected, kind):
-    path = getattr(tiny.splits["train"], kind)
+    split = tiny.splits["train"]
+    path = {"images": split.features["image"], "labels": split.labels}[kind]
     damage(Path(path))
     with pytest.raises(UserError) as caught:
         prepared_data.verify(tiny)

@@ -8,15 +8,11 @@ from tasks import config
 from tasks.process.environment import stage_environment
 
 
-def _load(*overrides: str) -> config.Settings:
-    return config.load(None, overrides)
-
-
 def test_a_stage_finds_its_backend_and_the_environment_it_was_installed_in(project, monkeypatch):
     monkeypatch.setenv("KERAS_BACKEND", "jax")
     monkeypatch.setenv("PREFECT_API_URL", "http://127.0.0.1:1/api")
     monkeypatch.setenv("TF_CPP_MIN_LOG_LEVEL", "0")
-    environment = stage_environment(_load())
+    environment = stage_environment(config.load())
     assert environment["KERAS_BACKEND"] == "tensorflow"
     assert environment["PATH"].split(os.pathsep)[0] == str(Path(sys.executable).parent)
     assert environment["TF_CPP_MIN_LOG_LEVEL"] == "0", "what the user set stays"
@@ -27,7 +23,7 @@ def test_a_stage_finds_its_backend_and_the_environment_it_was_installed_in(proje
 def test_only_a_launcher_says_who_is_in_a_cluster(project, monkeypatch):
     monkeypatch.setenv("TF_CONFIG", "{}")
     for kind in ("one_device", "multi_worker"):
-        assert "TF_CONFIG" not in stage_environment(_load(f"strategy.kind={kind}"))
+        assert "TF_CONFIG" not in stage_environment(config.load(None, [f"strategy.kind={kind}"]))
 
 
 # Each: settings of a strategy on JAX, what its process finds.
@@ -55,7 +51,7 @@ def test_a_stage_on_jax_finds_its_devices(project, monkeypatch, overrides, found
     for name in ("XLA_FLAGS", "JAX_PLATFORMS", "JAX_ENABLE_X64", "NPROC"):
         monkeypatch.setenv(name, "")
         monkeypatch.delenv(name)
-    environment = stage_environment(_load(*overrides))
+    environment = stage_environment(config.load(None, overrides))
     assert environment["KERAS_BACKEND"] == "jax"
     assert {name: environment.get(name) for name in found} == found
 
@@ -63,14 +59,14 @@ def test_a_stage_on_jax_finds_its_devices(project, monkeypatch, overrides, found
 def test_what_the_user_set_for_jax_stays(project, monkeypatch):
     monkeypatch.setenv("JAX_PLATFORMS", "cuda")
     monkeypatch.setenv("XLA_FLAGS", "--xla_dump_to=somewhere")
-    environment = stage_environment(_load("strategy.kind=data_parallel", "strategy.devices=2"))
+    environment = stage_environment(config.load(None, ["strategy.kind=data_parallel", "strategy.devices=2"]))
     assert environment["JAX_PLATFORMS"] == "cuda"
     assert environment["XLA_FLAGS"] == f"--xla_dump_to=somewhere {FORCED}=2"
-    assert stage_environment(_load())["JAX_PLATFORMS"] == "cpu", "TensorFlow has the GPU there"
+    assert stage_environment(config.load())["JAX_PLATFORMS"] == "cpu", "TensorFlow has the GPU there"
 
 
 @pytest.mark.parametrize(("device", "hidden"), [("cpu", True), ("gpu:0", False), ("null", False)])
 def test_a_run_on_the_cpu_hides_the_gpus_from_its_process(project, monkeypatch, device, hidden):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3")
-    environment = stage_environment(_load(f"strategy.device={device}"))
+    environment = stage_environment(config.load(None, [f"strategy.device={device}"]))
     assert environment["CUDA_VISIBLE_DEVICES"] == ("" if hidden else "3")

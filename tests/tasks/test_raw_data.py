@@ -59,7 +59,7 @@ def test_a_changed_shard_is_refused_where_it_is_streamed(project, raw, has_listi
 
 def test_a_shard_is_read_again_only_where_it_was_written_to(project, raw, monkeypatch):
     prepared = dvc_data.load_prepared("digits")
-    monkeypatch.setattr("tasks.data_state.SETTLED_SECONDS", 0)
+    monkeypatch.setattr("tasks.data_state.TRUSTED_AFTER_SECONDS", 0)
     raw_data.verify(prepared)
     read = []
     opened = Path.open
@@ -79,7 +79,7 @@ def test_a_shard_is_read_again_only_where_it_was_written_to(project, raw, monkey
     assert shards_read() == [train, "refused"]
     assert shards_read() == ["refused"]
     # A second change within the same tick of the clock would not show.
-    monkeypatch.setattr("tasks.data_state.SETTLED_SECONDS", 3600)
+    monkeypatch.setattr("tasks.data_state.TRUSTED_AFTER_SECONDS", 3600)
     _change(raw / SHARD)
     assert shards_read() == [train]
     assert train in shards_read()

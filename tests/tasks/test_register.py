@@ -21,13 +21,6 @@ IMAGES = np.random.default_rng(1).integers(0, 256, (5, 4, 4, 1), np.uint8)
 VERSION = "0123456789abcdef0123456789abcdef"
 
 
-@pytest.fixture(scope="module")
-def empty_store(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("store") / "mlflow.db"
-    tracking.store.make_store(path)
-    return path
-
-
 @pytest.fixture
 def store(project: Path, empty_store: Path) -> Path:
     Path("mlruns").mkdir(exist_ok=True)
@@ -48,17 +41,19 @@ class Trained:
     def __init__(self, *overrides: str) -> None:
         self.settings = config.load(overrides=["register.minimum=0.9", *overrides])
         split = records.PreparedSplit(
-            num_examples=5, images="data/digits/prepared/test_images.npy", labels="l.npy", sha256={},
-            class_counts=(1, 2, 2), pixel_mean=(0.0,), pixel_std=(1.0,),
+            num_examples=5, features={"image": "data/digits/prepared/test_images.npy"}, labels="l.npy", sha256={},
+            class_counts=(1, 2, 2),
         )  # fmt: skip
         self.prepared = records.PreparedDataset(
-            name="digits", version="1.0.0", tfds_version="4.9.10", folder="data/digits/prepared", raw_folder="r",
-            image_shape=(4, 4, 1), num_classes=3, class_names=("a", "b", "c"),
+            name="digits", kind="tfds", version="1.0.0", tfds_version="4.9.10",
+            folder="data/digits/prepared", raw_folder="r",
+            features={"image": records.Feature(kind="image", shape=(4, 4, 1), dtype="uint8")},
+            target=records.Target(task="classification", num_outputs=3, class_names=("a", "b", "c")),
             splits={"train": split, "test": split}, sources=(), licence=None,
         )  # fmt: skip
-        Path(split.images).parent.mkdir(parents=True, exist_ok=True)
-        np.save(split.images, IMAGES)
-        self.run = tracking.start(self.settings, self.prepared, lineage.trace(self.settings, VERSION))
+        Path(split.features["image"]).parent.mkdir(parents=True, exist_ok=True)
+        np.save(split.features["image"], IMAGES)
+        self.run = tracking.start_run(self.settings, self.prepared, lineage.trace(self.settings, VERSION))
         folder = self.run.folder
         self.training = records.TrainingResult(
             run_id=self.run.run_id, dataset="digits", strategy="one_device", loop="fit", num_replicas=1,
@@ -78,7 +73,7 @@ class Trained:
         )  # fmt: skip
         tracking.log_metrics(self.run, evaluation.metrics)  # As the stage before.
         result = register.register(self.settings, self.run, self.prepared, self.training, evaluation)
-        tracking.finish(self.run, "FINISHED")
+        tracking.end_run(self.run, "FINISHED")
         return result
 
 
@@ -273,7 +268,7 @@ def test_a_run_whose_loss_was_no_number_is_never_registered(store: Path) -> None
 def test_without_its_server_a_model_waits_for_it(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     trained = Trained()
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:9")
-    with pytest.raises(UserError, match="was begun with no MLFLOW_TRACKING_URI"):
+    with pytest.raises(UserError, match="was started with no MLFLOW_TRACKING_URI"):
         trained.register()
     began, trained.run = trained.run, trained.run.model_copy(update={"store": "http://127.0.0.1:9"})
     result = trained.register()

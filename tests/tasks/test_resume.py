@@ -26,12 +26,12 @@ def begin(*overrides, run_id=RUN, ended="KILLED", data_version="d", settings=Non
         number=runs.next_number(),
     )
     records.save(run, Path(run.folder, "records", "run.json"))
-    runs.settle(run, ended)
+    runs.set_status(run, ended)
     return run
 
 
-def taken_up(*overrides, data_version="d"):
-    """Return the run that a command takes up without being told to."""
+def resumed(*overrides, data_version="d"):
+    """Return the run that a command resumes without being told to."""
     settings = config.load(None, overrides)
     found = runs.find_unfinished(settings, lineage.trace(settings, data_version))
     return found and found.run_id
@@ -53,17 +53,17 @@ def test_a_setting_without_result_makes_no_other_run(project):
     run = begin()
     assert runs.changes_without_result(config.load(), run) == ""
     for override in SAME:
-        assert taken_up(override) == RUN, override
+        assert resumed(override) == RUN, override
         key, _, value = override.partition("=")
         said = runs.changes_without_result(config.load(None, [override]), run)
         assert said.startswith(f" ({key} was ")
         assert value.lower() in said.lower()
 
 
-# Each row: what the next command is given, and why the run is not taken up.
+# Each row: what the next command is given, and why the run is not resumed.
 OTHER = [
-    (["train.seed=7"], f"train.seed was 0 and is 7. A new run begins; --resume {RUN} and its own settings carries"),
-    (["train.epochs=2"], f"train.epochs was 15 and is 2. A new run begins; --resume {RUN} carries that one on"),
+    (["train.seed=7"], f"train.seed was 0 and is 7. A new run starts; --resume {RUN} and its own settings resumes"),
+    (["train.epochs=2"], f"train.epochs was 15 and is 2. A new run starts; --resume {RUN} resumes that one"),
     (
         ["train.seed=7", "train.epochs=2", "schedule.learning_rate=0.5", "optimizer.kind=sgd"],
         "optimizer.kind was 'adam' and is 'sgd'; schedule.learning_rate was 0.003 and is 0.5; train.epochs was 15 and "
@@ -72,14 +72,14 @@ OTHER = [
 ]
 
 
-def test_a_run_that_is_not_taken_up_is_named_with_the_reason(project):
+def test_a_run_that_is_not_resumed_is_named_with_the_reason(project):
     begin()
     for overrides, said in OTHER:
         settings = config.load(None, overrides)
         traced = lineage.trace(settings, "d")
         assert runs.find_unfinished(settings, traced) is None
-        why = runs.why_not_taken_up(settings, traced)
-        assert why.startswith(f"run {RUN} did not end, and is not taken up: ")
+        why = runs.why_not_resumed(settings, traced)
+        assert why.startswith(f"run {RUN} is unfinished, and is not resumed: ")
         assert said in why
         assert "\n" not in why
 
@@ -88,7 +88,7 @@ def test_other_data_and_other_code_are_reasons(project):
     begin()
     Path("tasks/models/own.py").write_text("new = True\n")
     settings = config.load()
-    why = runs.why_not_taken_up(settings, lineage.trace(settings, "e"))
+    why = runs.why_not_resumed(settings, lineage.trace(settings, "e"))
     assert "its data version was d and is e; the code of flows/, tasks/" in why
 
 
@@ -96,7 +96,7 @@ def test_a_comment_in_the_code_is_no_reason(project):
     begin()
     with Path("tasks/models/mlp.py").open("a") as file:
         file.write("# changed\n")
-    assert taken_up() == RUN
+    assert resumed() == RUN
 
 
 def test_nothing_is_said_of_a_run_that_ended_or_is_at_work_or_has_other_data(project):
@@ -104,11 +104,11 @@ def test_nothing_is_said_of_a_run_that_ended_or_is_at_work_or_has_other_data(pro
     settings = config.load(None, ["train.seed=7"])
     traced = lineage.trace(settings, "d")
     with runs.hold(run.key, "a training"):
-        assert runs.why_not_taken_up(settings, traced) is None
-    assert runs.why_not_taken_up(settings, traced) is not None
-    assert runs.why_not_taken_up(config.load(None, ["dataset.name=mnist"]), traced) is None
-    runs.settle(run, "FINISHED")
-    assert runs.why_not_taken_up(settings, traced) is None
+        assert runs.why_not_resumed(settings, traced) is None
+    assert runs.why_not_resumed(settings, traced) is not None
+    assert runs.why_not_resumed(config.load(None, ["dataset.name=mnist"]), traced) is None
+    runs.set_status(run, "FINISHED")
+    assert runs.why_not_resumed(settings, traced) is None
 
 
 # Each row: what a resume gives, and what it is refused with; None where it is not.
@@ -162,7 +162,7 @@ def test_a_run_of_an_older_version_is_read(project):
     now = config.load(None, ["optimizer={kind: sgd}", "train.epochs=4"])
     assert [one.key for one in runs.differences(run, now)] == ["train.epochs"]
     runs.refuse_resume(now, RUN)
-    assert "train.epochs was 3 and is 4" in runs.why_not_taken_up(now, lineage.trace(now, "d"))
+    assert "train.epochs was 3 and is 4" in runs.why_not_resumed(now, lineage.trace(now, "d"))
 
 
 # Each row: what is given anew, and which records of the stages stay.

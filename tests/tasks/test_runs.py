@@ -42,10 +42,10 @@ def begin(settings, run_id, status=None, data_version=DATA, code=CODE, **more):
     )
     path = records.save(run, Path(run.folder, "records", "run.json"))
     # A clock that goes backwards.
-    moment = 1_000_000_000 * (1000 - len(runs.begun()))
+    moment = 1_000_000_000 * (1000 - len(runs.find_all()))
     os.utime(path, ns=(moment, moment))
     if status is not None:
-        runs.settle(run, status, "some reason")
+        runs.set_status(run, status, "some reason")
     return run
 
 
@@ -78,7 +78,7 @@ def test_a_second_process_is_refused_and_told_who_holds(holder):
     assert error.value.exit_code == 2
     with runs.hold("other", "a training"):
         assert runs.is_held("other")
-    assert runs.abandoned() == []
+    assert runs.dead_holders() == []
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
@@ -86,19 +86,19 @@ def test_what_a_killed_process_held_is_free_and_its_note_is_found(holder, number
     holder.send_signal(number)
     holder.wait()
     assert not runs.is_held("k")
-    ((path, left),) = runs.abandoned()
+    ((path, left),) = runs.dead_holders()
     assert (left.pid, left.run_id, left.flow_run_id, left.key) == (holder.pid, "abc", "f", "k")
     with runs.hold("k", "a training"):
-        assert runs.abandoned() == [(path, left)], "the one of now is not among them"
+        assert runs.dead_holders() == [(path, left)], "the one of now is not among them"
 
 
 def test_a_clock_that_was_set_back_does_not_make_the_dead_alive(holder):
     holder.kill()
     holder.wait()
-    ((path, left),) = runs.abandoned()
+    ((path, left),) = runs.dead_holders()
     os.utime(path, (time.time() + 1000,) * 2)
     with runs.hold("k", "a training"):
-        assert runs.abandoned() == [(path, left)]
+        assert runs.dead_holders() == [(path, left)]
         with pytest.raises(UserError, match=f"by process {os.getpid()} on "), runs.hold("k", "a training"):
             pytest.fail("two at once")
 
@@ -113,7 +113,7 @@ def test_a_process_that_is_stopped_still_holds(holder):
     holder.send_signal(signal.SIGSTOP)
     time.sleep(0.2)
     assert runs.is_held("k")
-    assert runs.abandoned() == []
+    assert runs.dead_holders() == []
 
 
 def test_who_ends_leaves_no_note_however_it_ends(project):
@@ -154,12 +154,12 @@ def test_the_notes_of_another_machine_are_left_to_it(holder, monkeypatch):
     holder.wait()
     monkeypatch.setattr(socket, "gethostname", lambda: "elsewhere")
     monkeypatch.setattr(runs.holds, "boot_id", lambda: "another")
-    assert runs.abandoned() == []
+    assert runs.dead_holders() == []
 
 
 # As a container: process ids of its own.
 ALONE = ["unshare", "--pid", "--fork", "--mount-proc", "--kill-child"]
-WHO_DIED = "from tasks import runs; print([holder.pid for _, holder in runs.abandoned()])"
+WHO_DIED = "from tasks import runs; print([holder.pid for _, holder in runs.dead_holders()])"
 
 
 @pytest.fixture
@@ -182,10 +182,10 @@ def test_who_is_at_work_in_another_container_is_not_taken_for_dead(holder, in_co
 
 def test_a_container_with_a_new_name_ends_what_the_one_before_left(holder, monkeypatch):
     monkeypatch.setattr(socket, "gethostname", lambda: "elsewhere")
-    assert runs.abandoned() == []
+    assert runs.dead_holders() == []
     holder.kill()
     holder.wait()
-    ((_, left),) = runs.abandoned()
+    ((_, left),) = runs.dead_holders()
     assert left.pid == holder.pid
 
 
@@ -195,10 +195,10 @@ def test_a_note_of_before_is_read_and_counts_as_it_did(holder):
     for name in ("boot", "process_space"):
         del before[name]
     path.write_text(json.dumps(before))
-    assert runs.abandoned() == []
+    assert runs.dead_holders() == []
     holder.kill()
     holder.wait()
-    assert len(runs.abandoned()) == 1
+    assert len(runs.dead_holders()) == 1
 
 
 def test_the_lock_of_a_killed_process_is_removed_and_one_that_is_held_stays(holder):
@@ -243,18 +243,18 @@ def test_commands_that_do_the_same_have_one_key(project):
     assert runs.key_of(first) != runs.key_of(config.load(None, {"train.epochs": 4}))
 
 
-# Each: how the newest run of the same ended, and whether it is taken up.
+# Each: how the newest run of the same ended, and whether it is resumed.
 ENDS = [("KILLED", True), ("FAILED", True), ("RUNNING", True), ("FINISHED", False), (None, False)]
 
 
 @pytest.mark.parametrize(("status", "taken"), ENDS)
-def test_a_run_that_did_not_come_to_its_end_is_taken_up(settings, status, taken):
+def test_an_unfinished_run_is_resumed(settings, status, taken):
     begin(settings, "older", "KILLED")
     run = begin(settings, "newer", status)
     assert runs.find_unfinished(settings, run.lineage) == (run if taken else None)
 
 
-def test_a_run_of_other_settings_data_or_code_is_not_taken_up(settings):
+def test_a_run_of_other_settings_data_or_code_is_not_resumed(settings):
     run = begin(settings, "one", "KILLED")
     assert runs.find_unfinished(settings, run.lineage) == run
     for change in ({"settings_digest": "x"}, {"data_version": "x"}, {"code_digest": "x"}):
@@ -266,7 +266,7 @@ def test_a_run_of_other_settings_data_or_code_is_not_taken_up(settings):
     assert runs.find_unfinished(settings, run.lineage) == run
 
 
-def test_a_run_that_stopped_at_a_bad_loss_is_not_taken_up_but_one_that_may_still_roll_back_is(project):
+def test_a_run_that_stopped_at_a_bad_loss_is_not_resumed_but_one_that_may_still_roll_back_is(project):
     for kind, most, taken in (("stop", 2, False), ("rollback", 2, True), ("rollback", 1, False)):
         settings = config.load(None, {"train.on_nonfinite": kind, "train.max_rollbacks": most})
         run = begin(settings, f"{kind}{most}", "FAILED")
@@ -281,13 +281,13 @@ def test_what_stages_left_is_found_and_forgotten(settings):
     registered = records.RegisteredModel(
         run_id="one", model_uri=None, model_name="m", model_version=None, aliases=(), reason="r"
     )
-    assert runs.left_by(run, records.RegisteredModel) is None
+    assert runs.load_result(run, records.RegisteredModel) is None
     records.save(registered, Path(run.folder, "records", "registration.json"))
     Path(run.folder, "summary.json").write_text("{}")
     Path(run.folder, "checkpoints", "7").mkdir(parents=True)
-    assert runs.left_by(run, records.RegisteredModel) == registered
+    assert runs.load_result(run, records.RegisteredModel) == registered
     runs.forget_results(run)
-    assert runs.left_by(run, records.RegisteredModel) is None
+    assert runs.load_result(run, records.RegisteredModel) is None
     assert not Path(run.folder, "summary.json").exists()
     assert Path(run.folder, "checkpoints", "7").is_dir()
 
@@ -399,7 +399,7 @@ def test_a_record_that_was_edited_leads_nowhere_else(settings):
         path.write_text(json.dumps(json.loads(path.read_text()) | {field: value}))
         with pytest.raises(UserError, match=rf"{name} is not a readable"):
             runs.load_training(runs.find(KNOWN))
-        assert len(runs.begun()) == (name != "run.json")
+        assert len(runs.find_all()) == (name != "run.json")
 
 
 def test_half_of_a_note_for_a_prefect_server_stops_no_start(project):
@@ -412,7 +412,7 @@ def test_half_of_a_note_for_a_prefect_server_stops_no_start(project):
 def test_a_status_is_json_that_others_can_read(settings):
     run = begin(settings, "one")
     assert runs.status(run) is None
-    runs.settle(run, "KILLED", "it was stopped")
+    runs.set_status(run, "KILLED", "it was stopped")
     found = json.loads(Path(run.folder, "status.json").read_text())
     assert (found["status"], found["reason"]) == ("KILLED", "it was stopped")
     assert runs.status(run).status == "KILLED"
@@ -444,25 +444,25 @@ def test_of_runs_that_ended_only_the_one_that_is_meant_is_read_again(settings):
         (lambda: lineage.finished_run("digits", run.lineage), None),
         (runs.next_number, 23),
         (runs.remove_leftovers, []),
-        (runs.open_ended, []),
+        (runs.find_not_final, []),
         (runs.undelivered, []),
         (runs.finished, []),
     ):
         returned, names = opened(question)
         assert returned == answer
         assert {name for name in names if not name.startswith("newest/")} == set()
-    runs.settle(run, "FINISHED")
+    runs.set_status(run, "FINISHED")
     assert runs.find_unfinished(settings, run.lineage) is None, "what changed is read again"
 
 
 def test_two_runs_that_begin_within_one_tick_of_the_clock_are_both_seen(settings):
     run = begin(settings, "one", "KILLED")
-    room = Path("mlruns/runs")
-    before = room.stat()
+    folder = Path("mlruns/runs")
+    before = folder.stat()
     assert runs.next_number() == 2
     other = run.model_copy(update={"run_id": "two", "folder": "mlruns/runs/two", "number": 2})
     records.save(other, Path(other.folder, "records", "run.json"))
-    os.utime(room, ns=(before.st_atime_ns, before.st_mtime_ns))
+    os.utime(folder, ns=(before.st_atime_ns, before.st_mtime_ns))
     assert runs.next_number() == 3
 
 
@@ -474,7 +474,7 @@ def test_a_catalogue_is_made_anew_whatever_happened_to_it(settings):
         place.unlink(missing_ok=True)
         place.mkdir() if damage is None else place.write_bytes(damage)
         assert runs.find_unfinished(settings, run.lineage) == run
-        runs.settle(run, "KILLED")
+        runs.set_status(run, "KILLED")
         assert runs.next_number() == 2
         place.rmdir() if damage is None else None
     with contextlib.closing(sqlite3.connect(place)) as newer, newer:
@@ -494,8 +494,8 @@ from pathlib import Path
 run = records.load(records.Run, Path("mlruns/runs/one/records/run.json"))
 print("begun", flush=True)
 for number in range(10000):
-    runs.settle(run, "FAILED" if number % 2 else "RUNNING")
-    found = runs.open_ended()
+    runs.set_status(run, "FAILED" if number % 2 else "RUNNING")
+    found = runs.find_not_final()
     assert len(found) == (number + 1) % 2 or sys.argv[1:], (number, found)
 """
 
@@ -514,5 +514,5 @@ def test_processes_that_ask_at_once_and_are_killed_leave_a_whole_catalogue(setti
         process.wait()
         process.stdout.close()
     for status, count in (("RUNNING", 1), ("FAILED", 0)):
-        runs.settle(run, status)
-        assert len(runs.open_ended()) == count
+        runs.set_status(run, status)
+        assert len(runs.find_not_final()) == count

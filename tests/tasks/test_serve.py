@@ -40,7 +40,7 @@ def test_a_stage_process_serves_requests_and_survives_their_errors(project, tiny
     noisy = config.load(None, {**QUICK, "dataset.name": "tiny", "model.name": "own_models:noisy"})
     broken = config.load(None, {**QUICK, "dataset.name": "tiny", "model.name": "own_models:broken"})
     try:
-        process = client.start(noisy)
+        process = client.start_processes(noisy)
         with pytest.raises(StratagemError, match="nosuch failed: KeyError") as caught:
             client._call("nosuch", noisy)
         assert caught.value.exit_code == 1
@@ -51,9 +51,9 @@ def test_a_stage_process_serves_requests_and_survives_their_errors(project, tiny
             client.train(broken, tiny, running)
         trained = client.train(noisy, tiny, running)
         assert trained.epochs == 1
-        assert client.start(noisy) is process, "all of it by one process"
+        assert client.start_processes(noisy) is process, "all of it by one process"
     finally:
-        client.stop()
+        client.stop_processes()
     shown = capfd.readouterr()
     assert shown.out == ""
     for noise in ("noise from Python", "noise from C", "noise from a child"):
@@ -65,7 +65,7 @@ def test_a_stage_process_serves_requests_and_survives_their_errors(project, tiny
 def test_a_stage_that_is_interrupted_answers_and_the_process_serves_on(project, tiny, interrupted_when):
     settings = config.load(None, {**QUICK, "dataset.name": "tiny", "train.epochs": 100_000})
     try:
-        process = client.start(settings)
+        process = client.start_processes(settings)
         running = client.start_run(settings, tiny)
         checkpoints = project / running.folder / "checkpoints"
         with (
@@ -75,23 +75,23 @@ def test_a_stage_that_is_interrupted_answers_and_the_process_serves_on(project, 
             client.train(settings, tiny, running)
         assert f"at step {max(int(path.name) for path in checkpoints.glob('[0-9]*'))}, which" in str(caught.value)
         assert caught.value.exit_code == 130
-        client.finish_run(settings, running, "KILLED")
-        assert client.start(settings) is process
+        client.end_run(settings, running, "KILLED")
+        assert client.start_processes(settings) is process
     finally:
-        client.stop()
+        client.stop_processes()
 
 
 def test_an_interrupt_before_anything_began_leaves_no_run(project, tiny, interrupted_when):
     settings = config.load(None, {**QUICK, "dataset.name": "tiny"})
     try:
-        process = client.start(settings)
+        process = client.start_processes(settings)
         asked = time.monotonic()
         # It imports TensorFlow for seconds before it can answer.
         with interrupted_when(lambda: time.monotonic() > asked + 1), pytest.raises(Interrupted):
             client.start_run(settings, tiny)
         assert process.first._process.wait(60) == -signal.SIGINT
     finally:
-        client.stop()
+        client.stop_processes()
     assert [path.name for path in (project / "mlruns").iterdir()] == [".gitkeep"]
 
 
@@ -101,7 +101,7 @@ def test_a_stage_process_ends_in_its_middle_when_its_input_closes(project, tiny)
     try:
         running = client.start_run(settings, tiny)
     finally:
-        client.stop()
+        client.stop_processes()
     process = subprocess.Popen(
         [sys.executable, "-m", "tasks", "serve"],
         stdin=subprocess.PIPE,

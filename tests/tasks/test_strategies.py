@@ -205,6 +205,7 @@ print(json.dumps({
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(bool(GPUS), reason="this machine has GPUs")
 def test_mirrored_on_logical_cpus(project, run):
     done = run([sys.executable, "-c", MIRRORED])

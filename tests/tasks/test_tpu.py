@@ -7,17 +7,17 @@ import threading
 
 import pytest
 
-from tasks import config, strategies
+from tasks import config, machine, strategies
 from tasks.errors import UserError
 from tasks.launchers import tpu
 
-PLACES = ["strategy.tpu", *strategies.tpu.VARIABLES, *tpu.DEVICE_FILES]
+PLACES = ["strategy.tpu", *machine.TPU_VARIABLES, *tpu.DEVICE_FILES]
 
 
 @pytest.fixture(autouse=True)
 def nothing_here(monkeypatch, tmp_path):
     """No variable that names a TPU, and device files that a test can make."""
-    for name in (*strategies.tpu.VARIABLES, "GCE_METADATA_HOST"):
+    for name in (*machine.TPU_VARIABLES, "GCE_METADATA_HOST"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(tpu, "DEVICE_FILES", tuple(str(tmp_path) + pattern for pattern in tpu.DEVICE_FILES))
 
@@ -49,7 +49,7 @@ def test_without_a_tpu_it_says_what_was_looked_for():
 def test_which_tpu_is_meant(monkeypatch, given, variables, expected):
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
-    assert strategies.tpu.find(section(given)) == expected
+    assert machine.find_tpu(given) == expected
 
 
 @pytest.mark.parametrize("file", ["dev/accel0", "dev/vfio/0"])

@@ -1,3 +1,4 @@
+import errno
 import json
 import logging
 import math
@@ -20,24 +21,20 @@ import pytest
 
 from tasks import config, lineage, records, runs, tracking
 from tasks.errors import UserError
+from tasks.machine import free_ports
 
 NO_SPLIT = records.PreparedSplit(
-    num_examples=3, images="i.npy", labels="l.npy", sha256={"i.npy": "0"}, class_counts=(1, 2),
-    pixel_mean=(0.0,), pixel_std=(1.0,),
+    num_examples=3, features={"image": "i.npy"}, labels="l.npy", sha256={"i.npy": "0"}, class_counts=(1, 2),
 )  # fmt: skip
 PREPARED = records.PreparedDataset(
-    name="digits", version="1.0.0", tfds_version="4.9.10", folder="data/digits/prepared", raw_folder="data/digits/raw",
-    image_shape=(8, 8, 1), num_classes=2, class_names=("a", "b"), splits={"train": NO_SPLIT, "test": NO_SPLIT},
+    name="digits", kind="tfds", version="1.0.0", tfds_version="4.9.10", folder="data/digits/prepared",
+    raw_folder="data/digits/raw",
+    features={"image": records.Feature(kind="image", shape=(8, 8, 1), dtype="uint8")},
+    target=records.Target(task="classification", num_outputs=2, class_names=("a", "b")),
+    splits={"train": NO_SPLIT, "test": NO_SPLIT},
     sources=(), licence=None,
 )  # fmt: skip
 VERSION = "0123456789abcdef0123456789abcdef"
-
-
-@pytest.fixture(scope="session")
-def empty_store(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("store") / "mlflow.db"
-    tracking.store.make_store(path)
-    return path
 
 
 @pytest.fixture
@@ -56,7 +53,7 @@ def run(store: Path) -> records.Run:
 
 def start(*overrides: str) -> records.Run:
     settings = config.load(overrides=overrides)
-    return tracking.start(settings, PREPARED, lineage.trace(settings, VERSION))
+    return tracking.start_run(settings, PREPARED, lineage.trace(settings, VERSION))
 
 
 def sent(run: records.Run, name: str) -> list[tuple[int, float]]:
@@ -149,7 +146,7 @@ def test_a_place_that_cannot_be_written_is_refused(project: Path, place: str) ->
 
 
 def test_a_server_that_is_down_is_named_at_once(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"http://127.0.0.1:{free_port()}")
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"http://127.0.0.1:{free_ports(1)[0]}")
     with pytest.raises(UserError, match=r"MLFLOW_TRACKING_URI = http://127.*no MLflow server answers.*unset"):
         tracking.open_store()
 
@@ -177,7 +174,7 @@ def test_a_run_holds_settings_data_and_where_it_comes_from(store: Path) -> None:
     ]
     settings = config.load(overrides=overrides)
     traced = lineage.trace(settings, VERSION)
-    run = tracking.start(settings, PREPARED, traced, flow_run_id="flow-1")
+    run = tracking.start_run(settings, PREPARED, traced, flow_run_id="flow-1")
     found = tracking.open_store().get_run(run.run_id)
 
     assert found.info.status == "RUNNING"
@@ -200,7 +197,7 @@ def test_a_run_holds_settings_data_and_where_it_comes_from(store: Path) -> None:
     (dataset,) = found.inputs.dataset_inputs
     assert (dataset.dataset.name, dataset.dataset.digest) == ("digits", VERSION)
     assert [(tag.key, tag.value) for tag in dataset.tags] == [("mlflow.data.context", "training")]
-    assert json.loads(dataset.dataset.profile) == {"num_train": 3, "num_test": 3, "num_classes": 2}
+    assert json.loads(dataset.dataset.profile) == {"num_train": 3, "num_test": 3, "num_outputs": 2}
 
     assert run.folder == f"mlruns/runs/{run.run_id}"
     assert records.load(records.Run, Path(run.folder, "records", "run.json")) == run
@@ -211,7 +208,7 @@ def test_a_comparison_is_the_parent_of_its_runs(store: Path) -> None:
     traced = lineage.trace(settings, VERSION)
     parent = tracking.start_comparison(settings, PREPARED, traced, "comparison-1", "flow-1")
     first, second, failed = (
-        tracking.start(settings, PREPARED, traced, "flow-1", parent_run_id=parent.run_id) for _ in range(3)
+        tracking.start_run(settings, PREPARED, traced, "flow-1", parent_run_id=parent.run_id) for _ in range(3)
     )
     client = tracking.open_store()
     found = client.get_run(parent.run_id)
@@ -265,7 +262,7 @@ def test_a_comparison_is_the_parent_of_its_runs(store: Path) -> None:
 def test_without_git_and_dvc_a_run_says_so(store: Path) -> None:
     shutil.rmtree(".git")
     settings = config.load(overrides=["tracking.experiment=My runs"])
-    run = tracking.start(settings, PREPARED, lineage.trace(settings, None))
+    run = tracking.start_run(settings, PREPARED, lineage.trace(settings, None))
     found = tracking.open_store().get_run(run.run_id)
     assert run.experiment == "My runs"
     assert not {"mlflow.source.git.commit", "git_dirty", "data_version"} & found.data.tags.keys()
@@ -287,7 +284,7 @@ def test_a_run_that_a_late_request_made_twice_is_ended_and_deleted(run: records.
     tags = {"creation_id": run.creation_id, "mlflow.source.name": "stratagem"}
     assert tags.items() <= found.data.tags.items()
     twin = client.create_run(found.info.experiment_id, tags=tags).info.run_id
-    ended = tracking.end_abandoned(except_run_id=run.run_id)
+    ended = tracking.end_crashed(except_run_id=run.run_id)
     assert ended == []
     assert client.get_run(run.run_id).info.status == "RUNNING"
     info = client.get_run(twin).info
@@ -306,7 +303,7 @@ def test_a_deleted_experiment_is_refused(run: records.Run) -> None:
     ("status", "reason"), [("FINISHED", None), ("FAILED", "the loss is not a number"), ("KILLED", "Ctrl-C")]
 )
 def test_finish_and_resume(run: records.Run, status: object, reason: str | None) -> None:
-    tracking.finish(run, status, reason)
+    tracking.end_run(run, status, reason)
     found = tracking.open_store().get_run(run.run_id)
     assert found.info.status == status
     assert found.info.end_time >= found.info.start_time
@@ -314,7 +311,7 @@ def test_finish_and_resume(run: records.Run, status: object, reason: str | None)
 
     settings = config.load(overrides=["train.epochs=99"])
     traced = run.lineage.model_copy(update={"settings_digest": settings.digest()})
-    resumed = tracking.resume(run, settings, traced, "flow")
+    resumed = tracking.resume_run(run, settings, traced, "flow")
     assert (resumed.run_id, resumed.settings, resumed.flow_run_id) == (run.run_id, settings.to_json(), "flow")
     assert records.load(records.Run, Path(run.folder, "records", "run.json")) == resumed
     found = tracking.open_store().get_run(run.run_id)
@@ -326,7 +323,7 @@ def test_finish_and_resume(run: records.Run, status: object, reason: str | None)
 def test_a_run_that_was_deleted_is_not_resumed(run: records.Run) -> None:
     tracking.open_store().delete_run(run.run_id)
     with pytest.raises(UserError, match=rf"run '{run.run_id}' cannot be resumed: .*mlflow runs restore .*--fresh"):
-        tracking.resume(run, config.load(), run.lineage)
+        tracking.resume_run(run, config.load(), run.lineage)
 
 
 def statuses() -> dict[str, tuple[str, str | None]]:
@@ -343,13 +340,13 @@ def test_runs_whose_process_died_are_ended_as_they_had_put_down_or_as_killed(sto
     killed, failed, at_work, elsewhere, mine, resumed = (start(f"train.seed={seed}") for seed in range(6))
     client = tracking.open_store()
     # As of a process that died between its own note and MLflow's.
-    runs.settle(failed, "FAILED", "no number")
+    runs.set_status(failed, "FAILED", "no number")
     client.set_tag(elsewhere.run_id, "held_by", f"elsewhere:{elsewhere.key}")
     theirs = elsewhere.model_copy(update={"host": "elsewhere", "boot": "another"})
     records.save(theirs, Path(elsewhere.folder, "records", "run.json"))
     with runs.hold(at_work.key, "a training"), runs.hold(mine.key, "a training"):
-        ended = tracking.end_abandoned(mine.key, resumed.run_id)
-    died = f"the process that led it on {socket.gethostname()} died"
+        ended = tracking.end_crashed(mine.key, resumed.run_id)
+    died = f"its process on {socket.gethostname()} died"
     assert {record.what: (record.status, record.reason) for record in ended} == {
         f"MLflow run {killed.run_id}": ("KILLED", died),
         f"MLflow run {failed.run_id}": ("FAILED", "no number"),
@@ -364,11 +361,11 @@ def test_runs_whose_process_died_are_ended_as_they_had_put_down_or_as_killed(sto
         resumed.run_id: ("RUNNING", None),
     }
     assert [runs.status(run).status for run in (killed, failed, mine)] == ["KILLED", "FAILED", "KILLED"]
-    assert {record.what for record in tracking.end_abandoned()} == {
+    assert {record.what for record in tracking.end_crashed()} == {
         f"MLflow run {at_work.run_id}",
         f"MLflow run {resumed.run_id}",
     }
-    assert tracking.end_abandoned() == []
+    assert tracking.end_crashed() == []
 
 
 def test_runs_of_before_whose_tag_is_the_host_and_the_folder_are_ended_too(store: Path) -> None:
@@ -376,10 +373,8 @@ def test_runs_of_before_whose_tag_is_the_host_and_the_folder_are_ended_too(store
     before = run.model_copy(update={"boot": "", "project": ""})
     records.save(before, Path(run.folder, "records", "run.json"))
     tracking.open_store().set_tag(run.run_id, "held_by", f"{socket.gethostname()}:{config.project_root()}:{run.key}")
-    runs.settle(run, "FAILED", "no number")  # Put down, and not told.
-    assert [(ended.what, ended.status) for ended in tracking.end_abandoned()] == [
-        (f"MLflow run {run.run_id}", "FAILED")
-    ]
+    runs.set_status(run, "FAILED", "no number")  # Put down, and not told.
+    assert [(ended.what, ended.status) for ended in tracking.end_crashed()] == [(f"MLflow run {run.run_id}", "FAILED")]
 
 
 LEADING = """
@@ -390,12 +385,12 @@ from tasks import config, lineage, records, runs, tracking
 settings = config.load(overrides=[f"train.seed={sys.argv[2]}"])
 prepared = records.PreparedDataset.model_validate_json(Path(sys.argv[3]).read_text())
 with runs.hold_run(settings):
-    run = tracking.start(settings, prepared, lineage.trace(settings, "0123"))
+    run = tracking.start_run(settings, prepared, lineage.trace(settings, "0123"))
     print(run.run_id, flush=True)
     sys.stdin.read()
-    tracking.finish(run, "FINISHED")
+    tracking.end_run(run, "FINISHED")
 """
-ENDING = "from tasks import tracking; print([ended.what for ended in tracking.end_abandoned()])"
+ENDING = "from tasks import tracking; print([ended.what for ended in tracking.end_crashed()])"
 
 
 @pytest.mark.slow
@@ -457,11 +452,11 @@ def test_an_unreadable_file_of_an_old_run_stops_no_other_one(store: Path, ended:
     left = start("train.seed=1000")
     for (name, content), run in damaged.items():
         if ended:
-            runs.settle(run, "FINISHED")
+            runs.set_status(run, "FINISHED")
         path = Path(run.folder, name)
         path.unlink(missing_ok=True)
         path.mkdir(parents=True) if content is None else path.write_bytes(content)
-    found = {record.what: record.status for record in tracking.end_abandoned()}
+    found = {record.what: record.status for record in tracking.end_crashed()}
     assert found[f"MLflow run {left.run_id}"] == "KILLED"
     assert runs.remove_leftovers() == []
     now = config.load(overrides=["train.seed=1000"])
@@ -471,7 +466,7 @@ def test_an_unreadable_file_of_an_old_run_stops_no_other_one(store: Path, ended:
         old = config.load(overrides=[f"train.seed={seed}"])
         traced = lineage.trace(old, VERSION)
         runs.find_unfinished(old, traced)
-        runs.why_not_taken_up(old, traced)
+        runs.why_not_resumed(old, traced)
         lineage.finished_run("digits", traced)
     mended = [damaged["status.json", content] for content in DAMAGED if content is not None]
     assert [runs.status(run).status for run in mended] == ["KILLED"] * 4, "it is ended, and readable from then on"
@@ -484,11 +479,11 @@ def test_without_the_store_a_run_whose_process_died_is_ended_in_its_folder(
 ) -> None:
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:9")
     with pytest.raises(UserError, match="no MLflow server answers"):
-        tracking.end_abandoned()
+        tracking.end_crashed()
     assert runs.status(run).status == "KILLED"
     monkeypatch.delenv("MLFLOW_TRACKING_URI")
     answers_again()
-    assert tracking.end_abandoned() == []
+    assert tracking.end_crashed() == []
     assert statuses()[run.run_id][0] == "KILLED"
 
 
@@ -505,7 +500,7 @@ def test_a_run_that_becomes_another_training_forgets_its_results_before_it_says_
         result.write_text("{}")
         monkeypatch.setattr(tracking.OUTBOX, "deliver", killed)
         with pytest.raises(KeyboardInterrupt):
-            tracking.resume(run, now, lineage.trace(now, VERSION))
+            tracking.resume_run(run, now, lineage.trace(now, VERSION))
         assert result.exists() is stays
 
 
@@ -549,8 +544,8 @@ def test_what_a_killed_process_had_on_its_way_is_told_by_the_next_and_nothing_tw
     assert sent(run, "train/loss") == [(21, 0.21), (42, 0.42), (63, 0.63), (84, 0.84)]
     with Path(run.folder, "metrics.jsonl").open("a") as file:
         file.write(json.dumps([["train/loss", 1.05, int(time.time() * 1000), 105]]) + "\n")
-    tracking.end_abandoned()
-    assert sent(run, "train/loss")[-1] == (105, 1.05), "nobody carries it on, and nothing is missing"
+    tracking.end_crashed()
+    assert sent(run, "train/loss")[-1] == (105, 1.05), "nobody resumes it, and nothing is missing"
 
 
 def test_metrics_of_the_whole_run_and_not_a_number(run: records.Run) -> None:
@@ -579,7 +574,7 @@ def test_all_is_kept_in_its_order_while_the_store_is_away_and_delivered_once(
     tracking.set_tags(run, {"checkpoint": "first"})
     tracking.log_files(run, ["params.yaml"], "settings")
     tracking.set_tags(run, {"checkpoint": "second"})
-    tracking.finish(run, "FAILED", "the disk was full")
+    tracking.end_run(run, "FAILED", "the disk was full")
     (told,) = [record.getMessage() for record in caplog.records]
     assert "it goes on, and what there is to tell is kept and delivered later, also by `stratagem reconcile`" in told
     assert [next(iter(json.loads(line))) for line in unsent.read_text().splitlines()[-5:]] == [
@@ -593,7 +588,7 @@ def test_all_is_kept_in_its_order_while_the_store_is_away_and_delivered_once(
     for _ in range(2):  # As when a process is killed between the delivery and its note of it.
         unsent.write_text(kept + '{"metrics": [["train/loss", 1.0, 17')  # What a process that is killed then leaves.
         answers_again()
-        assert tracking.end_abandoned() == []
+        assert tracking.end_crashed() == []
         assert not unsent.exists()
         history = sent(run, "train/loss")
         assert [step for step, _ in history] == list(range(1501))
@@ -614,7 +609,7 @@ def test_what_is_kept_is_delivered_with_the_next_event_and_before_it(run: record
 
 
 def test_what_is_kept_of_a_run_that_had_ended_is_known(run: records.Run, store: Path) -> None:
-    tracking.finish(run, "FINISHED")
+    tracking.end_run(run, "FINISHED")
     assert runs.undelivered() == []
     store.rename(store.with_name("away.db"))
     store.mkdir()
@@ -657,7 +652,7 @@ def test_training_errors_pass_through_the_writer(run: records.Run) -> None:
 @pytest.mark.parametrize("wanted", [True, False])
 def test_system_metrics_come_even_from_a_short_run(store: Path, wanted: bool) -> None:
     settings = config.load(overrides=[f"tracking.system_metrics={str(wanted).lower()}"])
-    run = tracking.start(settings, PREPARED, lineage.trace(settings, VERSION))
+    run = tracking.start_run(settings, PREPARED, lineage.trace(settings, VERSION))
     with tracking.MetricWriter(run) as writer, tracking.system_metrics(writer, settings):
         until = time.monotonic() + 0.5
         while time.monotonic() < until:
@@ -671,104 +666,112 @@ def test_system_metrics_come_even_from_a_short_run(store: Path, wanted: bool) ->
 # A server
 
 
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
+class Server:
+    """An MLflow server of the tests in this file, which may end it; ``start`` starts it again, on its port."""
+
+    def __init__(self, folder: Path) -> None:
+        self.database, self.served, self._log = folder / "server.db", folder / "served", folder / "server.log"
+        (self.port,) = free_ports(1)
+        self.process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        """Start it, if it does not run, and wait for its first answer."""
+        if self.process is not None and self.process.poll() is None:
+            return
+        command = ["mlflow", "server", "--backend-store-uri", f"sqlite:///{self.database}", "--workers", "1"]
+        place = ["--artifacts-destination", str(self.served), "--host", "127.0.0.1", "--port", str(self.port)]
+        with self._log.open("ab") as log:
+            self.process = subprocess.Popen([sys.executable, "-m", *command, *place], stdout=log, stderr=log)
+        while self.process.poll() is None:
+            try:
+                urllib.request.urlopen(f"http://127.0.0.1:{self.port}/health", timeout=5).close()
+                break
+            except OSError:
+                time.sleep(0.2)
+        assert self.process.poll() is None, self._log.read_text()
+
+    def end(self) -> None:
+        """End it, if it runs."""
+        if self.process is not None:
+            self.process.terminate()
+            self.process.wait()
 
 
-def serve(project: Path, port: int) -> "subprocess.Popen[bytes]":
-    """Start an MLflow server on a port and wait for it."""
-    command = ["mlflow", "server", "--backend-store-uri", f"sqlite:///{project}/server.db", "--workers", "1"]
-    place = ["--artifacts-destination", str(project / "served"), "--host", "127.0.0.1", "--port", str(port)]
-    log = (project / "server.log").open("ab")
-    process = subprocess.Popen([sys.executable, "-m", *command, *place], stdout=log, stderr=log)
-    log.close()
-    while process.poll() is None:
-        try:
-            urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=5).close()
-            break
-        except OSError:
-            time.sleep(0.2)
-    return process
+@pytest.fixture(scope="module")
+def only_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    server = Server(tmp_path_factory.mktemp("server"))
+    yield server
+    server.end()
 
 
 @pytest.fixture
-def server(project: Path, empty_store: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator["subprocess.Popen[bytes]"]:
-    shutil.copy(empty_store, project / "server.db")
-    port = free_port()
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"http://127.0.0.1:{port}")
-    process = serve(project, port)
-    yield process
-    process.terminate()
-    process.wait()
+def server(project: Path, only_server: Server, empty_store: Path, monkeypatch: pytest.MonkeyPatch) -> Server:
+    """The server, with nothing in it; it is the store that the environment names."""
+    shutil.rmtree(only_server.served, ignore_errors=True)
+    with closing(sqlite3.connect(empty_store)) as empty, closing(sqlite3.connect(only_server.database)) as database:
+        empty.backup(database)
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"http://127.0.0.1:{only_server.port}")
+    tracking.OUTBOX.ask_at_once()  # That of the test before may have been away.
+    return only_server
 
 
 @pytest.mark.slow
-def test_a_tracking_server_and_its_end(server: "subprocess.Popen[bytes]") -> None:
-    assert server.poll() is None, Path("server.log").read_text()
+def test_a_tracking_server_and_its_end(server: Server) -> None:
+    server.start()
     run = start()
     tracking.log_files(run, ["params.yaml"], "settings")
     with tracking.MetricWriter(run) as writer:
         writer.write(1, {"train/loss": 0.5})
     assert sent(run, "train/loss") == [(1, 0.5)]
-    assert list(Path("served").rglob("params.yaml"))
+    assert list(server.served.rglob("params.yaml"))
     assert not Path("mlruns/mlflow.db").exists()
 
     unsent = Path(run.folder, "unsent.jsonl")
     with tracking.MetricWriter(run) as writer:
-        server.terminate()
-        server.wait()
+        server.end()
         writer.write(2, {"train/loss": 0.25})
     assert [json.loads(line)["metrics"][0][3] for line in unsent.read_text().splitlines()] == [2]
 
 
 @pytest.mark.slow
-def test_a_run_that_begins_without_its_server_is_whole_when_it_is_back(
-    project: Path, empty_store: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    shutil.copy(empty_store, project / "server.db")
-    port = free_port()
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"http://127.0.0.1:{port}")
+def test_a_run_that_begins_without_its_server_is_whole_when_it_is_back(server: Server) -> None:
+    server.end()
     run = start("train.epochs=7")
     with tracking.MetricWriter(run) as writer:
         writer.write(1, {"train/loss": 0.5})
     tracking.log_files(run, ["params.yaml"], "settings")
-    tracking.finish(run, "FINISHED")
+    tracking.end_run(run, "FINISHED")
     assert runs.undelivered() == [run.run_id]
     assert runs.status(run).status == "FINISHED"
-    process = serve(project, port)
-    try:
-        answers_again()
-        assert tracking.end_abandoned() == []
-        assert runs.undelivered() == []
-        found = tracking.open_store().get_run(tracking.mlflow_run_id(run))
-        assert statuses() == {run.run_id: ("FINISHED", None)}
-        assert found.data.tags["local_run_id"] == run.run_id != found.info.run_id
-        assert (found.info.run_name, found.info.start_time) == (run.name, run.start_time)
-        assert (found.data.params["train.epochs"], found.data.metrics["train/loss"]) == ("7", 0.5)
-        assert found.inputs.dataset_inputs[0].dataset.digest == VERSION
-        assert list(Path("served").rglob("params.yaml"))
-        # As when the process was killed before it noted MLflow's id.
-        Path(run.folder, "mlflow_run_id").unlink()
-        Path(run.folder, "unsent.jsonl").write_text(
-            json.dumps({"create": {"experiment": "digits", "start_time": 0, "tags": {}}}) + "\n"
-        )
-        runs.forget(run.folder)  # That process would never have found it settled.
-        assert tracking.end_abandoned() == []
-        assert tracking.mlflow_run_id(run) == found.info.run_id
-    finally:
-        process.terminate()
-        process.wait()
+    server.start()
+    answers_again()
+    assert tracking.end_crashed() == []
+    assert runs.undelivered() == []
+    found = tracking.open_store().get_run(tracking.mlflow_run_id(run))
+    assert statuses() == {run.run_id: ("FINISHED", None)}
+    assert found.data.tags["local_run_id"] == run.run_id != found.info.run_id
+    assert (found.info.run_name, found.info.start_time) == (run.name, run.start_time)
+    assert (found.data.params["train.epochs"], found.data.metrics["train/loss"]) == ("7", 0.5)
+    assert found.inputs.dataset_inputs[0].dataset.digest == VERSION
+    assert list(server.served.rglob("params.yaml"))
+    # As when the process was killed before it noted MLflow's id.
+    Path(run.folder, "mlflow_run_id").unlink()
+    Path(run.folder, "unsent.jsonl").write_text(
+        json.dumps({"create": {"experiment": "digits", "start_time": 0, "tags": {}}}) + "\n"
+    )
+    runs.forget(run.folder)  # That process would never have found it final.
+    assert tracking.end_crashed() == []
+    assert tracking.mlflow_run_id(run) == found.info.run_id
 
 
 @pytest.mark.slow
-def test_a_server_that_hangs_holds_up_no_step(server: "subprocess.Popen[bytes]", monkeypatch) -> None:
+def test_a_server_that_hangs_holds_up_no_step(server: Server, monkeypatch) -> None:
+    server.start()
     run = start()
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_TIMEOUT", "2")
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
-    family = [psutil.Process(server.pid), *psutil.Process(server.pid).children(recursive=True)]
+    first = psutil.Process(server.process.pid)
+    family = [first, *first.children(recursive=True)]
     for process in family:
         process.suspend()
     try:
@@ -781,14 +784,14 @@ def test_a_server_that_hangs_holds_up_no_step(server: "subprocess.Popen[bytes]",
             process.resume()
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_TIMEOUT", "60")  # For a thousand points at once.
     answers_again()
-    tracking.finish(run, "FINISHED")
+    tracking.end_run(run, "FINISHED")
     assert [step for step, _ in sent(run, "train/loss")] == list(range(1000))
     assert statuses() == {run.run_id: ("FINISHED", None)}
 
 
 def test_no_run_of_mlflows_own_is_active(run: records.Run) -> None:
     tracking.log_metrics(run, {"test/accuracy": 0.5})
-    tracking.finish(run, "FINISHED")
+    tracking.end_run(run, "FINISHED")
     assert mlflow.active_run() is None
     client = tracking.open_store()
     every = client.search_runs([experiment.experiment_id for experiment in client.search_experiments()])
@@ -796,9 +799,10 @@ def test_no_run_of_mlflows_own_is_active(run: records.Run) -> None:
 
 
 @pytest.mark.slow
-def test_a_lost_reply_makes_no_twin(server: "subprocess.Popen[bytes]", proxy, monkeypatch) -> None:
+def test_a_lost_reply_makes_no_twin(server: Server, proxy, monkeypatch) -> None:
+    server.start()
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")  # As a stage process has it.
-    losing = proxy(int(tracking.store_uri().rpartition(":")[2]))
+    losing = proxy(server.port)
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"http://127.0.0.1:{losing.port}")
     losing.lose = ["runs/create", "runs/log-batch"]
     run = start()
@@ -810,9 +814,17 @@ def test_a_lost_reply_makes_no_twin(server: "subprocess.Popen[bytes]", proxy, mo
     late = client.create_run(experiment, tags={"creation_id": run.creation_id}).info.run_id
     losing.lose.append("runs/log-batch")
     tracking.log_metrics(run, {"test/loss": 0.25})
-    tracking.finish(run, "FINISHED")
+    tracking.end_run(run, "FINISHED")
     assert losing.lose == []
     assert statuses() == {run.run_id: ("FINISHED", None)}
     assert client.get_run(late).info.lifecycle_stage == "deleted"
     assert (sent(run, "test/accuracy"), sent(run, "test/loss")) == ([(0, 0.5)], [(0, 0.25)])
     assert tracking.open_store().get_run(run.run_id).data.params["train.epochs"] == "15"
+
+
+def test_a_full_disk_without_a_files_name_is_told_of_the_folder(
+    project: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with tracking.outbox.best_effort():
+        raise OSError(errno.ENOSPC, "No space left on device")  # As a write says it.
+    assert f"{project}/mlruns cannot be written (No space left on device)" in caplog.text

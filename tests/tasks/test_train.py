@@ -353,7 +353,7 @@ def test_jit_compile_hands_the_step_to_xla(tiny, train, own, loop):
 def test_the_squared_error_is_that_of_the_shares(tiny, train, run, loop):
     result = train(tiny, *LAST_BATCH_SHORT, "train.loss=mean_squared_error", f"train.loop={loop}")
     split, rows = carve(tiny, 53, 0)["validation"]
-    images, labels = (np.load(path)[rows] for path in (tiny.splits[split].images, tiny.splits[split].labels))
+    images, labels = (np.load(path)[rows] for path in (tiny.splits[split].features["image"], tiny.splits[split].labels))
     logits = keras.models.load_model(result.final_model).predict(images, verbose=0).astype("float64")
     shares = np.exp(logits) / np.exp(logits).sum(1, keepdims=True)
     assert result.history["validation/loss"][-1] == pytest.approx(((shares - np.eye(10)[labels]) ** 2).mean(), rel=1e-4)
@@ -386,7 +386,9 @@ def test_accumulated_gradients_are_those_of_a_larger_batch(tiny, train, loop):
 def held_out_metrics(prepared, validation, model):
     """Loss and accuracy over the validation examples, by hand."""
     split, rows = carve(prepared, validation, 0)["validation"]
-    images, labels = (np.load(path)[rows] for path in (prepared.splits[split].images, prepared.splits[split].labels))
+    images, labels = (
+        np.load(path)[rows] for path in (prepared.splits[split].features["image"], prepared.splits[split].labels)
+    )
     logits = keras.models.load_model(model).predict(images, verbose=0).astype("float64")
     shares = np.exp(logits) / np.exp(logits).sum(1, keepdims=True)
     return -np.log(shares[range(validation), labels]).mean(), (logits.argmax(1) == labels).mean()
@@ -740,7 +742,7 @@ def test_a_worker_with_other_settings_or_data_than_the_chiefs_is_refused(tiny, t
 
 
 def test_a_damaged_array_is_refused_before_anything_else(tiny, train, project):
-    path = project / tiny.splits["train"].images
+    path = project / tiny.splits["train"].features["image"]
     content = bytearray(path.read_bytes())
     content[-1] ^= 1
     path.write_bytes(content)

@@ -176,7 +176,7 @@ def test_what_is_not_public_is_used_in_one_room():
     """Names after an underscore, of other things than ``self``, and modules that a dependency does not promise."""
     own = {"os._exit", "entry._replace", "Entry._fields"}  # Public, in spite of the underscore.
     found = []
-    for path in sorted(file for room in ("tasks", "flows") for file in Path(room).rglob("*.py")):
+    for path in sorted(file for folder in ("tasks", "flows") for file in Path(folder).rglob("*.py")):
         if path.name == "upstream.py":
             continue
         for node in ast.walk(ast.parse(path.read_text())):

@@ -70,8 +70,8 @@ class SaveCheckpoints(keras.callbacks.Callback):
         self._last_step = done
         self._meet()
         wanted = self._inside_epoch and (self._due or self._told_to_stop)  # An epoch's end saves its metrics too.
-        self.position.drain = wanted and not self.position.settled
-        if wanted and self.position.settled:
+        self.position.drain = wanted and not self.position.all_applied
+        if wanted and self.position.all_applied:
             self._save(None)
             self._end_if_told()
 

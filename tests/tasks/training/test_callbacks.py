@@ -323,7 +323,7 @@ def test_a_training_that_is_told_to_stop_before_it_begins_saves_nothing():
 def test_nothing_is_saved_before_the_steps_that_are_under_way_have_ended():
     class Settling(keras.callbacks.Callback):
         def on_train_batch_end(self, batch, logs=None):
-            position.settled = position.step in (4, 5)
+            position.all_applied = position.step in (4, 5)
             drained.append(position.drain)
 
     position, kept, stop, drained = position_of(), Kept(), threading.Event(), []

@@ -185,10 +185,10 @@ def test_a_worker_reads_the_arrays_once_and_has_a_number(tiny):
     training, _ = pipeline(tiny)
     elements = iter(coordinator.resident(training)())
     images, labels, worker = next(elements)
-    np.testing.assert_array_equal(images, np.load(tiny.splits["train"].images))
+    np.testing.assert_array_equal(images, np.load(tiny.splits["train"].features["image"]))
     np.testing.assert_array_equal(labels, np.load(tiny.splits["train"].labels))
     assert (images.dtype, labels.dtype) == (tf.uint8, tf.int64)
-    for path in (tiny.splits["train"].images, tiny.splits["train"].labels):
+    for path in (tiny.splits["train"].features["image"], tiny.splits["train"].labels):
         Path(path).unlink()
     again = next(elements)
     np.testing.assert_array_equal(again[0], images)

@@ -250,11 +250,13 @@ def test_one_device_does_what_the_rules_say(float64, name, jit_compile):
     assert_equal(found, by_hand(CASES[name]))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CASES)
 def test_two_replicas_do_what_the_rules_say(two_replicas, name):
     assert_equal(two_replicas[name], by_hand(CASES[name]))
 
 
+@pytest.mark.slow
 def test_replicas_agree_about_a_gradient_that_is_not_finite(two_replicas):
     found = two_replicas["overflow"]
     before, skipped, after = ([np.array(weight) for weight in weights] for weights in found["weights"])

@@ -1,0 +1,67 @@
+"""How a command ends: with the exit code that the shell expects, and one message where something went wrong."""
+
+import os
+import signal
+import sys
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+
+@contextmanager
+def command(debug: bool) -> Iterator[None]:
+    """End a command as the shell expects: one message and the error's exit code, no traceback."""
+    from tasks import files
+    from tasks.errors import Interrupted, StratagemError, Terminated
+    from tasks.network import without_secrets
+    from tasks.process.environment import keep_private, show_tracebacks
+
+    keep_private()
+    if debug:
+        show_tracebacks()
+
+    def terminate(number: int, frame: object) -> None:
+        raise Terminated
+
+    for number in (signal.SIGTERM, signal.SIGHUP):  # SIGHUP: the terminal was closed.
+        if signal.getsignal(number) != signal.SIG_IGN:  # As under nohup.
+            signal.signal(number, terminate)
+    try:
+        try:
+            yield
+            sys.stdout.flush()
+        finally:
+            _disarm_signals()
+    except BrokenPipeError:  # The reader of the output wants no more of it, as `head`.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes once more when it ends.
+        sys.exit(128 + signal.SIGPIPE)
+    except Interrupted as interrupted:
+        print(f"interrupted: {interrupted}", file=sys.stderr)
+        sys.exit(interrupted.exit_code)
+    except StratagemError as error:
+        if debug:
+            print(without_secrets(traceback.format_exc()), file=sys.stderr)
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(error.exit_code)
+    except KeyboardInterrupt as interrupt:
+        print("interrupted", file=sys.stderr)
+        sys.exit(getattr(interrupt, "exit_code", 130))
+    except Exception as error:
+        if debug:
+            print(without_secrets(traceback.format_exc()), file=sys.stderr)
+        if full := files.full_disk(error, "the project's folder, or Prefect's,"):
+            print(f"error: {full}", file=sys.stderr)
+            sys.exit(full.exit_code)
+        cause = (str(error).strip() or "no message").splitlines()[0]
+        print(f"error: {type(error).__name__}: {without_secrets(cause)} (the whole story: --debug)", file=sys.stderr)
+        sys.exit(1)
+
+
+def _disarm_signals() -> None:
+    """Let Python end in peace: an exception of ours in Prefect's last messages leaves it waiting, for 20 s at worst.
+
+    A first signal to a command that ends anyway does nothing, a second one ends it at once.
+    """
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) != signal.SIG_IGN:
+            signal.signal(number, lambda number, frame: signal.signal(number, signal.SIG_DFL))

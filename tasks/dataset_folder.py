@@ -1,0 +1,320 @@
+"""The folder data/<name> of a dataset: what says which dataset it is, and its own little pipeline for DVC."""
+
+import contextlib
+import json
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from tasks import config, files, lineage, prepared_data
+from tasks.errors import UserError
+
+MADE_BY_TFDS = re.compile(r"(dataset_info|features|metadata)\.json|.+\.labels\.txt|.+\.tfrecord-\d+-of-\d+")
+"""The names of the files in raw/."""
+PIPELINE = """\
+# data/<name>/params.yaml says which dataset this is.
+# persist: DVC would remove a folder that is to be made again, with what else lies in it; the stages keep that.
+stages:
+  download:
+    wdir: ../..
+    cmd: python -m tasks download ${dataset.name}
+    deps:
+      - tasks/datasets/__init__.py
+      - OWN
+      - tasks/download.py
+    params:
+      - data/${dataset.name}/params.yaml:
+          - dataset.version
+    outs:
+      - data/${dataset.name}/raw:
+          persist: true
+  prepare:
+    wdir: ../..
+    cmd: python -m tasks prepare ${dataset.name}
+    deps:
+      - data/${dataset.name}/raw
+      - tasks/datasets/__init__.py
+      - OWN
+      - tasks/dataset_kinds/tfds.py
+      - tasks/prepare.py
+    params:
+      - data/${dataset.name}/params.yaml:
+          - dataset.image_size
+    outs:
+      - data/${dataset.name}/prepared:
+          persist: true
+"""
+# How the pipeline of a dataset ended that was added before its prepared folder was persisted.
+REMOVED_BY_DVC = "      - data/${dataset.name}/prepared\n"
+STAGE = "      - tasks/prepare.py\n"
+# What it did not depend on before there were kinds of datasets.
+DECODER = "      - tasks/dataset_kinds/tfds.py\n"
+GITIGNORE = """\
+/raw
+/prepared
+/.download.lock
+/.prepare.lock
+/.scratch.*
+/.prepared.*
+/*.bad*
+"""
+
+
+# Of a kind whose source is the user's own file or folder: there is nothing to download.
+LOCAL_PIPELINE = """\
+# data/<name>/params.yaml says which dataset this is.
+# persist: DVC would remove a folder that is to be made again, with what else lies in it; the stage keeps that.
+stages:
+  prepare:
+    wdir: ../..
+    cmd: python -m tasks prepare ${dataset.name}
+    deps:
+      - SOURCE
+      - tasks/dataset_kinds/__init__.py
+      - tasks/dataset_kinds/KIND.py
+      - tasks/prepare.py
+    params:
+      - data/${dataset.name}/params.yaml:
+          - dataset
+    outs:
+      - data/${dataset.name}/prepared:
+          persist: true
+"""
+
+
+def is_local(name: str, root: Path) -> bool:
+    """Return whether data/<name> is a dataset whose source is a file or folder of the user's.
+
+    Raises:
+        UserError: data/<name>/params.yaml does not say what dataset it is.
+    """
+    folder = root / "data" / name
+    if not (folder / "params.yaml").exists():
+        return False
+    local: bool = config.read_description(folder).is_local
+    return local
+
+
+def missing_source(name: str, root: Path) -> str | None:
+    """Return the source of a dataset of the user's own that is not here, as in a clone; else None."""
+    if not is_local(name, root):
+        return None
+    source: str = config.read_description(root / "data" / name).source
+    return None if (root / source).exists() else source
+
+
+def changed_since_prepared(folder: Path) -> str | None:
+    """Return a key whose value in params.yaml is not the one that dvc.lock has, other than where the source is."""
+    now = config.read_description(folder).model_dump(mode="json")
+    stage = yaml.safe_load((folder / "dvc.lock").read_text(encoding="utf-8"))["stages"]["prepare"]
+    before = stage["params"][f"data/{folder.name}/params.yaml"]["dataset"]
+    return next((key for key, value in now.items() if key != "source" and before.get(key, value) != value), None)
+
+
+def check_name(name: str, asked: bool) -> str:
+    """Return the name of a dataset of the user's own: what was asked for, or what his file is called, as a word.
+
+    Raises:
+        UserError: it cannot be a folder's name.
+    """
+    word = name if asked else re.sub(r"[^a-z0-9_]+", "_", name.lower()).strip("_")
+    if not re.fullmatch(r"[a-z][a-z0-9_]{0,99}", word):
+        given = f"--name {name}" if asked else f"SOURCE = '{name}'"
+        raise UserError(
+            f"{given}: the dataset becomes the folder data/NAME, of small letters, digits and _, and begins with a "
+            "letter. Give --name NAME"
+        )
+    return word
+
+
+def add(dataset: config.Dataset, root: Path) -> list[Path]:
+    """Make the folder of a dataset of TFDS, if it is not there; return the files and folders made.
+
+    Raises:
+        UserError: settings that contradict data/<name>/params.yaml, or files of the user's in the place of its own.
+    """
+    folder = root / "data" / dataset.name
+    if (folder / "params.yaml").exists():
+        _keep_to_description(dataset, folder)
+        _bring_up_to_date(folder)
+        return []
+    return _make(folder, tfds_pipeline(dataset.name), _described(dataset))
+
+
+def add_local(description: config.LocalDescription, root: Path) -> list[Path]:
+    """Make the folder of a dataset whose source is the user's own; return the files and folders made.
+
+    Raises:
+        UserError: it is there already and is another dataset, or files of the user's are in the place of its own.
+    """
+    folder = root / "data" / description.name
+    if folder.is_relative_to(root / description.source):
+        raise UserError(
+            f"dataset.source = '{description.source}': data/{description.name} lies in it, and what is made there "
+            "would become part of the source. Move the source out of it, or give --name NAME"
+        )
+    described = description.model_dump(mode="json")
+    described = {key: described.pop(key) for key in ("kind", "name", "source")} | described
+    if (folder / "params.yaml").exists():
+        present = config.read_description(folder)
+        if present != description:
+            raise UserError(
+                f"data/{description.name} is there already, and is another dataset: edit data/{description.name}/"
+                "params.yaml and run `stratagem prepare --set dataset.name="
+                f"{description.name}`, give --name NAME, or take it away: stratagem data remove {description.name}"
+            )
+        return []
+    return _make(folder, local_pipeline(description), described)
+
+
+def _make(folder: Path, pipeline: str, described: dict[str, Any]) -> list[Path]:
+    wanted = {
+        "dvc.yaml": pipeline,
+        ".gitignore": GITIGNORE,
+        "params.yaml": _description(described),  # Last: it says that the folder is whole.
+    }
+    _refuse_files_of_the_users(folder, wanted)
+    made = [path for path in (folder.parent, folder) if not path.exists()]
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for file, text in wanted.items():
+            if not (folder / file).exists():
+                made.append(folder / file)
+                (folder / file).write_text(text, encoding="utf-8")
+    except OSError as error:
+        take_away(made)
+        raise UserError(
+            f"data/{folder.name} cannot be made ({error}): make data/ a folder that you can write to"
+        ) from None
+    return made
+
+
+def local_pipeline(description: config.LocalDescription) -> str:
+    """Return the dvc.yaml of a dataset whose source is the user's own.
+
+    Raises:
+        UserError: DVC would read the source's name as something else.
+    """
+    if "${" in description.source:
+        raise UserError(f"dataset.source = '{description.source}': DVC reads ${{ as a variable; give it another name")
+    source = json.dumps(description.source, ensure_ascii=False)
+    return LOCAL_PIPELINE.replace("KIND", description.kind).replace("SOURCE", source)
+
+
+def _refuse_files_of_the_users(folder: Path, wanted: dict[str, str]) -> None:
+    """Refuse a folder that holds what would be overwritten, or what DVC would take for its own and delete."""
+    place = f"data/{folder.name}"
+    for file, text in wanted.items():
+        path = folder / file
+        if path.is_symlink() or (path.exists() and not (path.is_file() and path.read_bytes() == text.encode())):
+            raise UserError(
+                f"{place}/{file} is there already, and is not what dataset.name={folder.name} needs there: move it "
+                f"away, then run again (the other files in {place} stay as they are)"
+            )
+    for made, own in (("raw", {"downloads"}), ("prepared", set())):
+        held = [path.name for path in (folder / made).iterdir()] if (folder / made).is_dir() else []
+        if (folder / made).is_file() or not own.issuperset(held):
+            raise UserError(
+                f"{place}/{made} is there already, and a dataset that is made there would take its place: move it "
+                "away, then run again"
+            )
+
+
+def _described(dataset: config.Dataset) -> dict[str, Any]:
+    size = list(dataset.image_size) if dataset.image_size else None
+    return {"name": dataset.name, "version": dataset.version, "image_size": size}
+
+
+def _description(described: dict[str, Any]) -> str:
+    return "# What this dataset is.\n" + yaml.safe_dump({"dataset": described}, sort_keys=False)
+
+
+def _keep_to_description(dataset: config.Dataset, folder: Path) -> None:
+    """Refuse settings that contradict data/<name>/params.yaml.
+
+    As long as nothing was prepared and nobody has edited that file, it is written anew instead: a first try that
+    failed must not hold its user to what nobody said.
+    """
+    path = folder / "params.yaml"
+    described = config.read_description(folder)
+    present = {key: value for key, value in described.model_dump(mode="json").items() if key != "kind"}
+    asked = {key: value for key, value in _described(dataset).items() if value is not None}
+    different = [key for key, value in asked.items() if present.get(key) != value]
+    if not different:
+        return
+    untouched = not described.is_local and path.read_text(encoding="utf-8") == _description(present)
+    if untouched and lineage.data_version(folder.name) is None and not (folder / "prepared").exists():
+        path.write_text(_description({**present, **asked}), encoding="utf-8")
+        return
+    key = different[0]
+    raise UserError(
+        f"dataset.{key} = {asked[key]}: data/{folder.name}/params.yaml says {present.get(key)}. "
+        f"Change it there, or leave dataset.{key} null"
+    )
+
+
+def _bring_up_to_date(folder: Path) -> None:
+    """Change the pipeline of a dataset that was added before: DVC leaves `prepared` to its stage, which depends on the
+    file that decodes."""
+    path = folder / "dvc.yaml"
+    with contextlib.suppress(OSError):  # DVC says what is wrong with it.
+        text = before = path.read_text(encoding="utf-8")
+        if text.endswith(REMOVED_BY_DVC):
+            text = f"{text[:-1]}:\n          persist: true\n"
+        if DECODER not in text:
+            text = text.replace(STAGE, DECODER + STAGE)
+        if text != before:
+            with files.replacing(path) as written:
+                written.write_text(text, encoding="utf-8")
+            print(
+                f"data/{folder.name}/dvc.yaml is as a new one would be now: `prepared` is persisted, so that DVC "
+                "removes no file of yours in it, and depends on the file that decodes",
+                file=sys.stderr,
+            )
+
+
+def tfds_pipeline(name: str) -> str:
+    """Return the dvc.yaml of a dataset. One of tasks/datasets/ depends on its own file, and on no other one's."""
+    builder = name.partition("-")[0]
+    own = f"      - tasks/datasets/{builder}.py\n" if builder in config.names_of("datasets") else ""
+    return PIPELINE.replace("      - OWN\n", own)
+
+
+def remove(folder: Path, root: Path) -> list[str]:
+    """Remove what was made in data/<name>, and the folder where nothing else lies in it; return what stays.
+
+    Archives that were fetched or brought stay in raw/downloads.
+
+    Raises:
+        UserError: it is not the folder of a dataset, or a link.
+    """
+    if not files.is_inside(folder, root):
+        raise UserError(f"{folder.relative_to(root)} leads to another folder: remove it yourself")
+    described = config.read_description(folder)
+    files.remove_scratch([*folder.glob(".scratch.*"), *folder.glob(".prepared.*")], root)
+    made = prepared_data.made_in(folder) if (folder / "prepared").is_dir() else set()
+    own = [folder / "prepared" / name for name in made]
+    if not described.is_local:
+        by_tfds = folder / "raw" / folder.name.partition("-")[0]
+        own += [path for path in _below(by_tfds) if path.is_dir() or MADE_BY_TFDS.fullmatch(path.name)]
+        own += [by_tfds, folder / "raw" / "manifest.json", folder / "raw"]
+    take_away([path for path in (*own, folder / "prepared") if path.exists() and not path.is_symlink()])
+    # The description last: without it this is no dataset, and with it the command can be given again.
+    for name in (".download.lock", ".prepare.lock", ".gitignore", "dvc.lock", "dvc.yaml", "params.yaml"):
+        (folder / name).unlink(missing_ok=True)
+    take_away([folder])
+    return [path.relative_to(root).as_posix() for path in _below(folder) if not path.is_dir()]
+
+
+def _below(folder: Path) -> list[Path]:
+    return sorted(folder.rglob("*")) if folder.is_dir() and not folder.is_symlink() else []
+
+
+def take_away(made: list[Path]) -> None:
+    """Remove these files, and these folders where nothing else lies in them."""
+    for path in sorted(made, reverse=True):
+        with contextlib.suppress(OSError):  # Not empty, or never made.
+            path.rmdir() if path.is_dir() else path.unlink()

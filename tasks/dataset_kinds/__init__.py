@@ -1,0 +1,128 @@
+"""Kinds of datasets: the file is the key, and its ``examples`` reads what `prepare` writes as arrays.
+
+``kind`` in data/<name>/params.yaml names the file; what else stands there is a section of ``tasks/config/datasets.py``.
+"""
+
+import importlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from tasks import config
+from tasks.errors import UserError
+from tasks.records import Feature, HeldOut, Target
+
+SUFFIXES = {".npz": "arrays"}
+"""The kind that reads a file, by the end of its name."""
+
+
+class Block(NamedTuple):
+    """Some examples of a split, which follow those of the block before."""
+
+    split: str
+    features: Mapping[str, npt.NDArray[Any]]
+    """By name: (n, *shape), of the feature's dtype."""
+    labels: npt.NDArray[Any]
+    """As in ``records.PreparedSplit``."""
+
+
+@dataclass(frozen=True)
+class Examples:
+    """The examples of a dataset, before they are prepared."""
+
+    version: str
+    features: dict[str, Feature]
+    """Without mean and deviation, which `prepare` takes of the training split."""
+    target: Target
+    splits: tuple[str, ...]
+    blocks: Callable[[], Iterator[Block]]
+    """Reads all, always in the same order; the blocks of different splits may alternate."""
+    held_out: HeldOut | None = None
+    """The test split that the training split gives, where there was none."""
+    origin: Mapping[str, Any] = field(default_factory=dict)
+    """More fields of ``records.PreparedDataset``."""
+
+
+class Kind(Protocol):
+    """What a file of this folder has."""
+
+    def examples(self, dataset: Any) -> Examples:
+        """Return the examples of a dataset, of which the description is the kind's section of the settings.
+
+        Raises:
+            UserError: there is none, or they cannot be read.
+        """
+
+
+def find(kind: str) -> Kind:
+    """Return the kind of a name."""
+    found: Any = importlib.import_module(f"tasks.dataset_kinds.{kind}")
+    return found  # type: ignore[no-any-return]
+
+
+def kind_of(source: str) -> str:
+    """Return the kind of what a user names: a file or folder that is there, else a name of TFDS.
+
+    Raises:
+        UserError: a file that no kind reads.
+    """
+    path = Path(source)
+    if path.is_dir():
+        arrays = any(file.suffix == ".npy" for file in path.iterdir())
+        return "arrays" if arrays else "image_folder"
+    if path.is_file() and path.suffix.lower() in SUFFIXES:
+        return SUFFIXES[path.suffix.lower()]
+    if path.exists() or path.suffix.lower() in SUFFIXES or source.startswith((".", "/", "~")):
+        what = "no kind of dataset is read from such a file" if path.exists() else "no such file or folder"
+        raise UserError(
+            f"SOURCE = '{source}': {what}. Allowed: a folder of images (FOLDER/<class>/*), "
+            f"{', '.join(f'a file *{suffix}' for suffix in SUFFIXES)}, a folder of *.npy, or a dataset of TFDS (NAME "
+            "or NAME/CONFIG)"
+        )
+    return "tfds"
+
+
+def split_rows(
+    labels: npt.NDArray[np.int64], names: Sequence[str], dataset: config.LocalDescription
+) -> dict[str, npt.NDArray[np.int64]]:
+    """Return which rows are to train on and which to test on, rising: int64 (n,) each.
+
+    Every class gives the same share to the test split, at least one example and never its last one, so that the two are
+    alike. The same labels and seed give the same rows for ever.
+
+    Args:
+        labels: the class of each example, int64 (n,).
+        names: of the classes.
+        dataset: ``test`` is a fraction of the examples or a number of them, and ``seed`` chooses them.
+
+    Raises:
+        UserError: a class has fewer than two examples, or the number leaves none to train or to test on.
+    """
+    total, test = len(labels), dataset.test
+    counts = np.bincount(labels, minlength=len(names)).tolist()
+    if few := [number for number, count in enumerate(counts) if count < 2]:
+        raise UserError(
+            f"dataset.source = '{dataset.source}': the class '{names[few[0]]}' has {counts[few[0]]} of the examples, "
+            "and needs one to train on and one to test on. Add some, or leave the class out"
+        )
+    count = test if isinstance(test, int) else max(1, round(total * test))
+    if count >= total:
+        raise UserError(
+            f"dataset.test = {test}: takes {count} of the {total} examples of {dataset.name}, and both splits need at "
+            f"least one. Give a number from 1 to {total - 1}, or a fraction"
+        )
+    # Raw words, because NumPy keeps those of a bit generator the same, and promises nothing for its permutations.
+    words = np.random.Philox(key=[dataset.seed, 0], counter=[0, 0, 0, 2]).random_raw(total)
+    held = np.zeros(total, bool)
+    exact = np.array(counts) * (count / total)
+    shares = np.floor(exact).astype(np.int64)
+    # What rounding leaves goes to the classes that lost most by it.
+    shares[np.argsort(shares - exact, kind="stable")[: count - shares.sum()]] += 1
+    for number, share in enumerate(np.clip(shares, 1, np.array(counts) - 1).tolist()):
+        own = np.flatnonzero(labels == number)
+        held[own[np.argsort(words[own], kind="stable")[:share]]] = True
+    return {"test": np.flatnonzero(held), "train": np.flatnonzero(~held)}

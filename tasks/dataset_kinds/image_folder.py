@@ -1,0 +1,276 @@
+"""A folder of images: FOLDER/<class>/*, or FOLDER/<split>/<class>/*; a class has what lies in deeper folders, too."""
+
+import os
+import statistics
+import sys
+import warnings
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from PIL import Image, ImageOps, UnidentifiedImageError
+
+from tasks import config, machine
+from tasks.dataset_kinds import Block, Examples, split_rows
+from tasks.errors import UserError
+from tasks.records import Feature, HeldOut, Target
+
+FORMATS = ("PNG", "JPEG", "BMP", "GIF", "WEBP")
+SPLITS = {"train": "train", "test": "test", "validation": "validation", "valid": "validation", "val": "validation"}
+MAX_NAMED = 20
+MAX_SIDE = 224
+"""The larger side of the size that is proposed where sizes differ: that of most pretrained models."""
+CHUNK_BYTES = 8 * 2**20
+ORIENTATION = 0x0112
+"""The EXIF tag that says how a camera was held; from 5 on, height and width change places."""
+
+
+@dataclass(frozen=True)
+class _Header:
+    """What the first bytes of a file say."""
+
+    path: Path
+    size: tuple[int, int]
+    """Height and width as they are seen."""
+    is_grey: bool
+
+
+def examples(dataset: config.ImageFolder) -> Examples:
+    """Return the images of a folder, class by class, each class in the order of its paths.
+
+    Images are turned as their EXIF says, laid on white where they are transparent, brought to 8 bits, and resized
+    (bilinear, antialiased, without keeping the aspect ratio) where ``image_size`` says so. They have one channel where
+    all are grey, else three. Hidden files and Windows' Thumbs.db do not count.
+
+    Raises:
+        UserError: no such folder, no classes, a class with one image, classes that differ between splits, a link that
+            leads out of the folder, images of different sizes and no ``image_size``, or files that are no whole image.
+    """
+    source = config.project_root() / dataset.source
+    by_split = _find(source)
+    names = tuple(sorted(next(iter(by_split.values()))))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", Image.DecompressionBombWarning)
+        headers, broken = _read_headers(by_split)
+    _refuse_broken(dataset, broken)
+    labels = {
+        split: np.repeat(np.arange(len(names)), [len(headers[split, name]) for name in names]) for split in by_split
+    }
+    images = {split: [header for name in names for header in headers[split, name]] for split in by_split}
+    every = [header for split in images.values() for header in split]
+    if not every:
+        raise UserError(f"dataset.source = '{dataset.source}': none of its files is an image")
+    shape = (*_size(dataset, every), 1 if all(header.is_grey for header in every) else 3)
+    held_out = None
+    if set(images) == {"train"}:
+        rows = split_rows(labels["train"], names, dataset)
+        images = {split: [images["train"][row] for row in chosen] for split, chosen in rows.items()}
+        labels = {split: labels["train"][chosen] for split, chosen in rows.items()}
+        held_out = HeldOut(num_examples=len(rows["test"]), seed=dataset.seed)
+
+    def blocks() -> Iterator[Block]:
+        broken: dict[Path, str] = {}
+        for split, own in images.items():
+            yield from _blocks(split, own, labels[split], shape, broken)
+        _refuse_broken(dataset, broken)
+
+    return Examples(
+        version="1",
+        features={"image": Feature(kind="image", shape=shape, dtype="uint8")},
+        target=Target.of_classes(names),
+        splits=tuple(images),
+        blocks=blocks,
+        held_out=held_out,
+    )
+
+
+def _find(source: Path) -> dict[str, dict[str, list[Path]]]:
+    """Return the files of each class of each split; one split, ``train``, where the folder has none."""
+    if not source.is_dir():
+        raise UserError(f"dataset.source = '{source}': no such folder")
+    folders = _folders(source)
+    as_splits = {folder: SPLITS[folder.name.lower()] for folder in folders if folder.name.lower() in SPLITS}
+    if len(as_splits) > 1:  # One alone may be a class: bus, car, train.
+        allowed = "Allowed: FOLDER/<class>/*, or FOLDER/<split>/<class>/* with the splits train, validation, test"
+        if others := [folder.name for folder in folders if folder not in as_splits]:
+            raise UserError(
+                f"dataset.source = '{source}': '{others[0]}' is no split, and lies beside folders that are. {allowed}"
+            )
+        if "train" not in as_splits.values():
+            raise UserError(f"dataset.source = '{source}': it has splits, and no folder 'train'. {allowed}")
+        if len(set(as_splits.values())) < len(folders):
+            names = ", ".join(folder.name for folder in folders)
+            raise UserError(f"dataset.source = '{source}': of {names} two are one split. Keep one. {allowed}")
+        found = {split: _classes(folder, source) for folder, split in as_splits.items()}
+        for split, classes in found.items():
+            if different := sorted(classes.keys() ^ found["train"].keys()):
+                raise UserError(
+                    f"dataset.source = '{source}': the classes of '{split}' are not those of 'train': "
+                    f"{', '.join(different[:MAX_NAMED])} {'is' if len(different) == 1 else 'are'} in one of them only"
+                )
+    else:
+        found = {"train": _classes(source, source)}
+    for split, classes in found.items():
+        if len(classes) < 2:
+            has = ", ".join(classes) or "none"
+            raise UserError(
+                f"dataset.source = '{source}': '{split}' needs a folder for each of two classes or more, and has "
+                f"{has}. Allowed: FOLDER/<class>/*, or FOLDER/<split>/<class>/* with the splits train, validation, test"
+            )
+        for name, paths in classes.items():
+            if not paths:
+                raise UserError(f"dataset.source = '{source}': the class '{name}' of '{split}' has no files")
+    return dict(sorted(found.items()))
+
+
+def _folders(folder: Path) -> list[Path]:
+    """Return the folders in one, sorted; not hidden ones, nor what macOS puts into archives."""
+    found = [path for path in folder.iterdir() if path.is_dir() and not path.name.startswith((".", "__MACOSX"))]
+    for path in found:
+        _refuse_linked_folder(path)
+    return sorted(found)
+
+
+def _refuse_linked_folder(path: Path) -> None:
+    if path.is_symlink():
+        raise UserError(f"{path} is a link to a folder, in which DVC would see no change: put the folder itself there")
+
+
+def _classes(folder: Path, source: Path) -> dict[str, list[Path]]:
+    """Return the files of each class, sorted."""
+    found: dict[str, list[Path]] = {}
+    for own in _folders(folder):
+        found[own.name] = []
+        for place, folders, names in os.walk(own):
+            folders[:] = sorted(name for name in folders if not name.startswith("."))
+            for name in [*folders, *sorted(names)]:
+                path = Path(place, name)
+                if name in folders:
+                    _refuse_linked_folder(path)
+                if path.is_symlink() and not path.resolve().is_relative_to(source.resolve()):
+                    raise UserError(
+                        f"{path} leads out of dataset.source = '{source}': put what it leads to into that folder"
+                    )
+                if name in names and not name.startswith(".") and name != "Thumbs.db":
+                    found[own.name].append(path)
+    return found
+
+
+def _read_headers(
+    by_split: dict[str, dict[str, list[Path]]],
+) -> tuple[dict[tuple[str, str], list[_Header]], dict[Path, str]]:
+    """Return the headers of the images by split and class, and why the other files have none."""
+    found: dict[tuple[str, str], list[_Header]] = {}
+    broken: dict[Path, str] = {}
+    for split, classes in by_split.items():
+        for name, paths in classes.items():
+            found[split, name] = [header for path in paths if (header := _header(path, broken))]
+    return found, broken
+
+
+def _header(path: Path, broken: dict[Path, str]) -> _Header | None:
+    try:
+        with Image.open(path, formats=FORMATS) as image:
+            width, height = image.size
+            # Pillow would decode a whole PNG to look for EXIF behind its pixels.
+            exif = image.getexif() if image.format != "PNG" or "exif" in image.info else {}
+            if exif.get(ORIENTATION, 1) >= 5:
+                width, height = height, width
+            return _Header(path, (height, width), image.mode in ("1", "L", "LA") or image.mode.startswith("I"))
+    except PermissionError:
+        raise
+    except Exception as error:  # Pillow's readers raise whatever a broken file leads them to.
+        broken[path] = _reason(path, error)
+        return None
+
+
+def _reason(path: Path, error: Exception) -> str:
+    if path.exists() and path.stat().st_size == 0:
+        return "empty"
+    if isinstance(error, Image.DecompressionBombWarning | Image.DecompressionBombError):
+        return f"more than {Image.MAX_IMAGE_PIXELS:,} pixels"
+    if isinstance(error, UnidentifiedImageError):
+        return f"no image of {', '.join(FORMATS).lower()}"
+    return " ".join(str(error).split())[:100] or type(error).__name__
+
+
+def _refuse_broken(dataset: config.ImageFolder, broken: dict[Path, str]) -> None:
+    """End with the names of the files that are no whole image; or say which are left out."""
+    if not broken:
+        return
+    source = config.project_root() / dataset.source
+    named = [f"{path.relative_to(source)} ({reason})" for path, reason in sorted(broken.items())[:MAX_NAMED]]
+    more = f" and {len(broken) - MAX_NAMED} more" if len(broken) > MAX_NAMED else ""
+    if dataset.on_broken == "skip":
+        print(f"left out, as no whole image ({len(broken)}): {', '.join(named)}{more}", file=sys.stderr)
+        return
+    raise UserError(
+        f"dataset.source = '{dataset.source}': {len(broken)} of its files "
+        f"{'is' if len(broken) == 1 else 'are'} no whole image: {', '.join(named)}{more}. Mend or remove "
+        "them, or leave them out: dataset.on_broken=skip"
+    )
+
+
+def _size(dataset: config.ImageFolder, headers: list[_Header]) -> tuple[int, int]:
+    if dataset.image_size is not None:
+        return dataset.image_size
+    sizes = {header.size for header in headers}
+    if len(sizes) == 1:
+        return sizes.pop()
+    height, width = (statistics.median_low(header.size[side] for header in headers) for side in (0, 1))
+    smaller = min(1.0, MAX_SIDE / max(height, width))
+    proposed = [max(1, round(side * smaller)) for side in (height, width)]
+    (low, high) = (min(sizes, key=lambda size: size[0] * size[1]), max(sizes, key=lambda size: size[0] * size[1]))
+    raise UserError(
+        f"dataset.image_size = null: the images of {dataset.name} differ in size, from {low[0]} x {low[1]} to "
+        f"{high[0]} x {high[1]} (height x width; the median is {height} x {width}). Give "
+        f"--set dataset.image_size=[{proposed[0]},{proposed[1]}], or another size"
+    )
+
+
+def _blocks(
+    split: str, headers: list[_Header], labels: npt.NDArray[np.int64], shape: tuple[int, ...], broken: dict[Path, str]
+) -> Iterator[Block]:
+    """Yield the images of a split; one that is broken has its reason in ``broken``, and no row."""
+    at_once = min(max(CHUNK_BYTES // (shape[0] * shape[1] * shape[2]), 1), 1024)
+    with ThreadPoolExecutor(machine.usable_cores()) as pool:
+        for first in range(0, len(headers), at_once):
+            some = headers[first : first + at_once]
+            decoded = list(pool.map(lambda header: _decode(header.path, shape, broken), some))
+            whole = [place for place, image in enumerate(decoded) if image is not None]
+            if whole:
+                stacked = np.stack([image for image in decoded if image is not None])
+                yield Block(split, {"image": stacked}, labels[first : first + at_once][whole])
+
+
+def _decode(path: Path, shape: tuple[int, ...], broken: dict[Path, str]) -> npt.NDArray[np.uint8] | None:
+    height, width, channels = shape
+    try:
+        with Image.open(path, formats=FORMATS) as opened:
+            # JPEG's own decoder leaves out what a smaller image does not show.
+            opened.draft("L" if channels == 1 else "RGB", (max(width, height),) * 2)
+            image = _eight_bits(ImageOps.exif_transpose(opened))
+            image = image.convert("L" if channels == 1 else "RGB")
+            if image.size != (width, height):
+                image = image.resize((width, height), Image.Resampling.BILINEAR)
+            return np.asarray(image, np.uint8).reshape(shape)
+    except PermissionError:
+        raise
+    except Exception as error:  # As in `_header`.
+        broken[path] = _reason(path, error)
+        return None
+
+
+def _eight_bits(image: Any) -> Any:
+    """Return an image of 8 bits a channel without transparency."""
+    if image.mode.startswith("I"):  # 16 bits, which Pillow would cut off at 255.
+        return Image.fromarray((np.asarray(image, np.uint32) // 257).astype(np.uint8))
+    if image.has_transparency_data:
+        image = image.convert("RGBA")
+        white = Image.new("RGBA", image.size, "white")
+        return Image.alpha_composite(white, image)
+    return image

@@ -1,0 +1,265 @@
+"""Export: a trained model as files of another format, which were loaded back and compared with Keras."""
+
+import contextlib
+import itertools
+import logging
+import os
+import zipfile
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+from filelock import FileLock, Timeout
+
+from tasks import config, exports, files, lineage, models, records, runs
+from tasks.errors import StratagemError, UserError, cut
+from tasks.input import sources
+from tasks.records import ExportedModel, PreparedDataset, Run, TensorShape, TrainingResult
+from tasks.training.model import weights_digest
+
+MANIFEST = "export.json"
+SCRATCH = ".export."
+MAX_DIFFERENCE = 1e-4
+# The first 1,000 examples of the test split, or all it has.
+BATCH_SIZE, MAX_BATCHES = 250, 4
+REMEDY = "Restore it from a backup, export the run's other model with --checkpoint, or train again with --fresh"
+
+log = logging.getLogger(__name__)
+
+
+def export(
+    settings: config.Settings,
+    prepared: PreparedDataset,
+    run: Run,
+    format: str,
+    checkpoint: str,
+    folder: str | None,
+) -> ExportedModel:
+    """Write a run's model into a folder that is not there yet, with a manifest beside the files.
+
+    Where the folder holds the same export already, nothing is written.
+
+    Args:
+        settings: ``model``, ``input``, ``train.seed`` and ``train.dtype_policy`` are read.
+        prepared: the data whose test split is compared.
+        run: whose model it is.
+        format: a file of tasks/exports/.
+        checkpoint: ``latest`` or ``best``: which of the run's two models.
+        folder: where to, absolute; None is a folder in the run's own.
+
+    Raises:
+        UserError: the run was not trained to its end, its model is missing or damaged, cannot be loaded or has no such
+            format; or the folder cannot be made.
+        StratagemError: what was written gives other outputs than Keras, and was removed; or the disk is full.
+    """
+    exporter, training = exports.find(format), runs.load_training(run)
+    chosen = _choose(training, checkpoint)
+    what = f"run {run.run_id} cannot be exported as {format}"
+    if reason := exporter.refuses.get(policy := settings.train.dtype_policy):
+        raise UserError(f"{what}: it was trained with train.dtype_policy = {policy}, and {reason}")
+    target = Path(folder or config.project_root() / run.folder / "exports" / f"{format}-{chosen.step}")
+    _check_whole(chosen.file)
+    model_digest = lineage.model_digest(chosen.file, chosen.weights_digest, settings.model.name)
+    if (before := _find_export(target, format, run, model_digest)) is not None:
+        log.info("%s is there already: nothing was written", target)
+        return before
+    model = _load(settings, chosen)
+    sources.verify(settings.input, prepared)
+    with _beside(target) as new:
+        with _explaining(what, target):
+            exporter.write(model, chosen.file, new)
+            num_examples, difference = _compare(exporter.load(new), _examples(model, settings, prepared))
+        if not difference <= MAX_DIFFERENCE:
+            raise StratagemError(
+                f"{what}: an output differs from Keras' by {difference:.3g} among the first {num_examples:,} test "
+                f"examples, and {MAX_DIFFERENCE:g} is allowed. Nothing was left in {target}"
+            )
+        made = ExportedModel(
+            format=format,
+            run_id=run.run_id,
+            dataset=training.dataset,
+            checkpoint=chosen.checkpoint,
+            model_digest=model_digest,
+            weights_digest=chosen.weights_digest,
+            data_version=run.lineage.data_version,
+            git_commit=run.lineage.git_commit,
+            inputs=tuple(TensorShape(name=one.name, shape=one.shape, dtype=one.dtype) for one in model.inputs),
+            # Keras numbers the names of outputs, and each format has names of its own for them.
+            outputs=tuple(TensorShape(shape=one.shape, dtype=one.dtype) for one in model.outputs),
+            num_examples=num_examples,
+            max_difference=difference,
+            files=_digests(new),
+        )
+        records.save(made, new / MANIFEST)
+    return made.model_copy(update={"folder": str(target)})
+
+
+@dataclass(frozen=True)
+class _Chosen:
+    """One of the two models that a training leaves."""
+
+    file: Path
+    weights_digest: str
+    checkpoint: str
+
+    @property
+    def step(self) -> str:
+        return Path(self.checkpoint).name
+
+
+def _choose(training: TrainingResult, checkpoint: str) -> _Chosen:
+    root = config.project_root()
+    if checkpoint == "best":
+        return _Chosen(root / training.best_model, training.best_weights_digest, training.best_checkpoint)
+    return _Chosen(root / training.final_model, training.weights_digest, training.checkpoint)
+
+
+def _check_whole(keras_file: Path) -> None:
+    """Refuse a .keras file that is not there, or of which a byte was lost."""
+    try:
+        with zipfile.ZipFile(keras_file) as archive:
+            broken = archive.testzip()
+    except FileNotFoundError:
+        raise UserError(f"{keras_file} is missing. {REMEDY}") from None
+    except Exception as error:  # zipfile raises many kinds for a byte that is another one.
+        raise UserError(f"{keras_file} is damaged ({error}). {REMEDY}") from None
+    if broken is not None:
+        raise UserError(f"{keras_file} is damaged ({broken} in it has another checksum). {REMEDY}")
+
+
+def _load(settings: config.Settings, chosen: _Chosen) -> Any:
+    """Return the Keras model of a file, on TensorFlow whatever it was trained on."""
+    models.find(settings.model.name)  # Keras knows a class of the user's once the module that registers it is imported.
+    models.set_precision(settings.train.dtype_policy)
+    try:
+        model = keras.models.load_model(chosen.file, compile=False)
+    except Exception as error:
+        raise UserError(
+            f"{chosen.file}: Keras cannot load it ({_cause(error)}). Classes and functions of your own must be "
+            f"registered, by @keras.saving.register_keras_serializable(), in the module of model.name = "
+            f"'{settings.model.name}'"
+        ) from error
+    if weights_digest(model) != chosen.weights_digest:
+        raise UserError(f"{chosen.file} has other weights than the run's record says. {REMEDY}")
+    return model
+
+
+def _find_export(target: Path, format: str, run: Run, model_digest: str) -> ExportedModel | None:
+    """Return the manifest of a folder that holds this export already; None where there is no such folder.
+
+    Raises:
+        UserError: the folder holds anything else. It is never written to, so nothing in it can be lost.
+    """
+    if not os.path.lexists(target):
+        return None
+    remedy = "Give another folder: --to FOLDER; or remove that one"
+    try:
+        found = records.load(ExportedModel, target / MANIFEST)
+    except UserError:
+        raise UserError(f"{target} is there already, and no export made it. {remedy}") from None
+    if (found.format, found.run_id, found.model_digest) != (format, run.run_id, model_digest):
+        raise UserError(f"{target} holds another model already, of run {found.run_id} as {found.format}. {remedy}")
+    if found.files != _digests(target):
+        raise UserError(f"{target} holds this export already, but files in it were changed, added or removed. {remedy}")
+    return found.model_copy(update={"folder": str(target)})
+
+
+@contextlib.contextmanager
+def _beside(target: Path) -> Iterator[Path]:
+    """Give a new folder beside the target; when the block ends, flush its files and rename it. It goes if one fails."""
+    missing = [folder for folder in target.parents if not folder.exists()]
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        _remove_leftovers(target.parent)
+        with files.scratch(target.parent, SCRATCH) as scratch, FileLock(scratch / files.MARK):
+            new = scratch / target.name
+            new.mkdir()
+            yield new
+            for path in new.rglob("*"):
+                if path.is_file():
+                    with path.open("rb+") as file:
+                        files.flush(file)
+            new.rename(target)
+    except BaseException as error:
+        for folder in missing:
+            with contextlib.suppress(OSError):
+                folder.rmdir()
+        if isinstance(error, OSError):
+            raise files.unwritable(target, error) from None
+        raise
+
+
+def _remove_leftovers(folder: Path) -> None:
+    """Remove what exports left that were killed: nobody holds the lock of their scratch folders."""
+    for left in folder.glob(f"{SCRATCH}*"):
+        if (left / files.MARK).is_file():
+            with contextlib.suppress(Timeout, OSError), FileLock(left / files.MARK, blocking=False):
+                files.remove_scratch([left], folder)
+
+
+@contextlib.contextmanager
+def _explaining(what: str, target: Path) -> Iterator[None]:
+    """Say in one message why a model has no such format, or that the disk is full; whatever library says it."""
+    try:
+        yield
+    except (StratagemError, MemoryError):
+        raise
+    except Exception as error:
+        if full := files.full_disk(error, target):
+            raise full from None
+        raise UserError(f"{what} ({_cause(error)})") from error
+
+
+def _examples(model: Any, settings: config.Settings, prepared: PreparedDataset) -> Iterator[tuple[Any, Any]]:
+    """Yield batches of the test split, and what Keras gives for each.
+
+    Raises:
+        UserError: the data are of another shape than those that the model was trained on.
+        StratagemError: the outputs are no numbers.
+    """
+    with contextlib.closing(sources.ordered_batches(settings, prepared, "test", BATCH_SIZE)) as test:
+        for batch, _ in itertools.islice(test.arrays(), MAX_BATCHES):
+            try:
+                expected = np.asarray(model.predict_on_batch(batch), np.float64)
+            except ValueError as error:
+                raise UserError(
+                    f"{prepared.folder} does not fit the model ({_cause(error)}): prepare the data as they were when "
+                    "it was trained"
+                ) from error
+            if not np.isfinite(expected).all():
+                raise StratagemError(
+                    "the model gives outputs that are no numbers: its training diverged. Train again with a lower "
+                    "schedule.learning_rate"
+                )
+            yield batch, expected
+
+
+def _compare(exported: Callable[[Any], Any], examples: Iterable[tuple[Any, Any]]) -> tuple[int, float]:
+    """Return how many examples there are, and by how much an output differs at most.
+
+    Raises:
+        StratagemError: outputs have another shape.
+    """
+    count, largest = 0, 0.0
+    for batch, expected in examples:
+        found = np.asarray(exported(batch), np.float64)
+        if found.shape != expected.shape:
+            raise StratagemError(f"the files give outputs of shape {found.shape}, and Keras of {expected.shape}")
+        largest = float(np.maximum(largest, abs(found - expected).max()))  # Python's `max` loses what is no number.
+        count += len(expected)
+    return count, largest
+
+
+def _digests(folder: Path) -> dict[str, str]:
+    """Return the sha256 of each file below a folder, but for the manifest."""
+    paths = sorted(path for path in folder.rglob("*") if path.is_file() and path != folder / MANIFEST)
+    return {path.relative_to(folder).as_posix(): files.digest(path) for path in paths}
+
+
+def _cause(error: Exception) -> str:
+    """Return what went wrong in one line: TensorFlow and Keras put the cause last, after the user code."""
+    lines = str(error).strip().splitlines() or ["no message"]
+    return f"{type(error).__name__}: {cut(lines[-1].strip(), 300)}"

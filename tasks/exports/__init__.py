@@ -1,0 +1,54 @@
+"""Formats that a trained model is exported to, by name: the file is the key, and its ``FORMAT`` says how a model
+becomes files, and how these are loaded back to give outputs.
+
+``stratagem export RUN --format NAME`` has it then: every export is loaded back, and compared with Keras on the test
+split.
+"""
+
+import importlib
+import importlib.util
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from tasks import config
+from tasks.errors import UserError, one_of
+
+
+@dataclass(frozen=True)
+class Format:
+    """How a trained model lies in files, for whoever uses it elsewhere."""
+
+    write: Callable[[Any, Path, Path], object]
+    """Takes the ``keras.Model``, the .keras file that it was loaded from, and an empty folder, which it fills. What it
+    raises is told as the reason why this model has no such format."""
+    load: Callable[[Path], Callable[[Any], Any]]
+    """Takes the folder; returns a function from a batch, as the Keras model takes it, to outputs of the same shape."""
+    packages: tuple[str, ...] = ()
+    """What it imports of the extra that has the format's name in pyproject.toml."""
+    refuses: Mapping[str, str] = field(default_factory=dict)
+    """By ``train.dtype_policy``: why a model that was trained with it has no such format."""
+
+
+def find(name: str) -> Format:
+    """Return the format of a name, a file of this folder. No framework is imported before it is used.
+
+    Raises:
+        UserError: there is none, or a package that it needs is not installed.
+    """
+    known = config.names_of("exports")
+    if name not in known:
+        raise UserError(one_of("export format", name, known))
+    found: Format = importlib.import_module(f"tasks.exports.{name}").FORMAT
+    if missing := [package for package in found.packages if importlib.util.find_spec(package) is None]:
+        raise UserError(
+            f"--format {name} needs {' and '.join(missing)}, not installed here: install requirements.lock (`make "
+            f"setup`), or the extra '{name}' alone: `pip install -e '.[{name}]'` in the project's folder"
+        )
+    return found
+
+
+def by_name(names: Sequence[str], batch: Any) -> dict[str, Any]:
+    """Return a batch as a mapping of a model's inputs: one array is the only input there is."""
+    return dict(batch) if isinstance(batch, Mapping) else dict(zip(names, [batch], strict=True))

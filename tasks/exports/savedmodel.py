@@ -1,0 +1,19 @@
+"""TensorFlow's SavedModel, which needs neither Keras nor the code of the layers; its function is ``serve``."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from tasks.exports import Format
+
+
+def _load(folder: Path) -> Callable[[Any], Any]:
+    import tensorflow as tf
+
+    loaded = tf.saved_model.load(str(folder))
+    return lambda batch: loaded.serve(batch).numpy()
+
+
+FORMAT = Format(
+    write=lambda model, keras_file, folder: model.export(folder, format="tf_saved_model", verbose=False), load=_load
+)

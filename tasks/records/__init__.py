@@ -1,0 +1,26 @@
+"""The small frozen records that cross from one stage to the next. Never a tensor, a dataset or a model."""
+
+from tasks.records.comparison import Comparison, ComparisonRow, Repeat
+from tasks.records.data import (
+    DatasetManifest,
+    Feature,
+    HeldOut,
+    PreparedDataset,
+    PreparedSplit,
+    SourceFile,
+    Target,
+)
+from tasks.records.record import Name, Place, R, Record, load, save
+from tasks.records.results import (
+    ClassMetrics,
+    EvaluationResult,
+    ExportedModel,
+    LoggedModel,
+    Placement,
+    RegisteredModel,
+    TensorShape,
+    TrainingResult,
+    Tuning,
+    VariablePlacement,
+)
+from tasks.records.runs import CodeMeanings, Ended, FlowEnd, Holder, Lineage, NonFinite, Run, RunStatus, RunSummary

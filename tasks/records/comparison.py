@@ -1,0 +1,89 @@
+"""The same training under several strategies."""
+
+from tasks.records.record import Name, Record
+
+
+class Repeat(Record):
+    """One of the trainings that a row of a comparison is made of."""
+
+    run_id: Name
+    """Its MLflow run, a child of the comparison's."""
+    round: int
+    """Each round trains all rows once, so that rows of one round met the same machine."""
+    examples_per_second: float | None
+    total_seconds: float
+    load: float
+    """How many processor cores other programs kept busy meanwhile, on average."""
+
+
+class ComparisonRow(Record):
+    """One strategy under one loop: what was measured, or in `reason` why it did not work. Figures are the medians of
+    the repeats."""
+
+    strategy: str
+    loop: str | None
+    """None for a strategy that none of the loops drives."""
+    reason: str | None = None
+    run_id: Name | None = None
+    """Its first MLflow run, a child of the comparison's; None when it was refused before there was one."""
+    repeats: tuple[Repeat, ...] = ()
+    failures: tuple[str, ...] = ()
+    """Why later repeats failed."""
+    devices: tuple[str, ...] = ()
+    num_replicas: int | None = None
+    steps: int | None = None
+    metrics: dict[str, float] = {}
+    examples_per_second: float | None = None
+    seconds_per_epoch: float | None = None
+    """Mean of the epochs after the first; of a single epoch, what is left of it without its first call."""
+    total_seconds: float | None = None
+    """From the start of the processes to the end of the evaluation."""
+    speed_up: float | None = None
+    """Times the examples/s of `one_device` under the same loop, or under another where there is no such row: the median
+    of the rounds."""
+    speed_up_range: tuple[float, float] | None = None
+    """The lowest and the highest of the rounds; None where there was only one, which says nothing of chance."""
+    efficiency: float | None = None
+    """`speed_up` by the number of devices, which is that of the replicas but for `model_parallel`, where a replica has
+    several, and `parameter_server`, where each worker does steps of its own."""
+    start_seconds: float | None = None
+    """The start of the processes: imports, devices, checks, and the start of the MLflow run."""
+    setup_seconds: float | None = None
+    """From there to the first training step: model, variables, input."""
+    tracing_seconds: float | None = None
+    """The first call of the step function."""
+    restarts: tuple[str, ...] = ()
+    """Why its processes were started again."""
+
+    @property
+    def differs(self) -> bool:
+        """Whether every round agrees that it is faster than `one_device`, or that it is slower."""
+        return self.speed_up_range is not None and not self.speed_up_range[0] <= 1 <= self.speed_up_range[1]
+
+
+class Comparison(Record):
+    """The same training under several strategies, as `stratagem compare --json` prints it."""
+
+    run_id: str
+    """The parent of the rows' MLflow runs."""
+    folder: str
+    """Where this record lies as comparison.json, beside the same table as CSV and as a Markdown page."""
+    flow_run_id: str | None
+    git_commit: str | None
+    data_version: str | None
+    dataset: str
+    model: str
+    seed: int
+    epochs: int
+    global_batch_size: int
+    num_cores: int
+    """Processor cores that this process may use."""
+    rounds: int = 1
+    """How often each row was trained."""
+    rows: tuple[ComparisonRow, ...]
+    left_out: tuple[str, ...]
+    """Pairs of strategy and loop that do not exist, where the strategy has another row."""
+    note: str | None
+    """What the figures of this machine cannot show."""
+    seconds: float
+    finished_at: str

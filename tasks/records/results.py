@@ -1,0 +1,157 @@
+"""What training, evaluation, registration and export leave."""
+
+from pydantic import Field
+
+from tasks.records.record import Name, Place, Record
+
+
+class VariablePlacement(Record):
+    """Where one variable really lies."""
+
+    path: str
+    shape: tuple[int, ...]
+    dtype: str
+    devices: tuple[str, ...]
+    sharding: str
+    """`whole` on one device; `mirrored`, or on JAX `replicated`, with a copy on each; or which axis of the mesh cuts
+    which dimension."""
+    bytes_per_device: int
+
+
+class Placement(Record):
+    """What a strategy really did with a model: which variable lies where. Equal losses cannot show that."""
+
+    strategy: str
+    backend: str
+    num_replicas: int
+    num_workers: int
+    devices: tuple[str, ...]
+    collectives: str
+    """What sums the gradients, such as `NcclAllReduce`, or `none`."""
+    variables: tuple[VariablePlacement, ...]
+    """The model's, then the optimizer's."""
+
+
+class Tuning(Record):
+    """What was chosen for a training that changes how its sums are rounded, so that a resumed one does the same."""
+
+    jit_compile: bool
+    reason: str
+
+
+class TrainingResult(Record):
+    """What `train` leaves: the checkpoints, the exported models and what the training was like."""
+
+    run_id: Name
+    dataset: str
+    strategy: str
+    loop: str
+    num_replicas: int
+    devices: tuple[str, ...]
+    global_batch_size: int
+    epochs: int
+    steps: int
+    num_parameters: int
+    examples_per_second: float | None
+    """Training steps after the first call of the step function, input wait included; None when there was one call."""
+    setup_seconds: float
+    """From the stage's beginning to the first call of the step function: model, variables, input."""
+    first_call_seconds: float | None
+    """The first call of the step function, which traces and compiles it; None when no step was left to do."""
+    epoch_seconds: tuple[float, ...]
+    """Of each whole epoch that this process trained, validation included, its last checkpoint left out."""
+    history: dict[str, tuple[float, ...]]
+    """Metric by name (`train/loss`, `validation/accuracy`, `train/learning_rate`), one value a whole epoch."""
+    stopped_early: bool
+    checkpoints: Place
+    checkpoint: Place
+    best_checkpoint: Place
+    final_model: Place
+    best_model: Place
+    weights_digest: str
+    """sha256 over the sorted weights of the final model."""
+    best_weights_digest: str
+    restarts: tuple[str, ...] = ()
+    """Why processes of the cluster were started again, a sentence for each time."""
+    nonfinite_steps: tuple[int, ...] = ()
+    """Where the loss was no finite number, and the training went back to a checkpoint."""
+
+
+class ClassMetrics(Record):
+    name: str
+    precision: float
+    recall: float
+    f1: float
+    support: int
+
+
+class EvaluationResult(Record):
+    """What `evaluate` leaves: the test split's metrics of one checkpoint. Rows of the matrix are true classes."""
+
+    run_id: str
+    checkpoint: str
+    step: int
+    num_examples: int
+    strategy: str = "one_device"
+    """Under which the outputs were computed; older records have none, and were."""
+    examples_by_device: dict[str, int] = {}
+    """How many examples really lay on each device. With several devices a replica, or a short last batch on JAX, some
+    lie on more than one."""
+    metrics: dict[str, float]
+    classes: tuple[ClassMetrics, ...]
+    confusion_matrix: tuple[tuple[int, ...], ...]
+
+
+class RegisteredModel(Record):
+    """What `register` leaves. Without a version, `reason` says why there is none."""
+
+    run_id: str
+    model_uri: str | None
+    model_name: str
+    model_version: str | None
+    aliases: tuple[str, ...]
+    reason: str | None
+    notes: tuple[str, ...] = ()
+    """What is remarkable about the version: it was there before, or its alias moved to a worse model."""
+
+
+class LoggedModel(Record):
+    """A model in MLflow, by what it was logged from."""
+
+    run_id: str
+    keras_file_sha256: str
+
+
+class TensorShape(Record):
+    """What a model takes or gives; None is a dimension of any size, such as the batch."""
+
+    name: str | None = Field(default=None, exclude_if=lambda value: value is None)
+    shape: tuple[int | None, ...]
+    dtype: str
+
+
+class ExportedModel(Record):
+    """What `export` leaves in export.json, beside the files of a model that was trained."""
+
+    format: str
+    run_id: Name
+    dataset: str
+    checkpoint: str
+    """Whose weights it has."""
+    model_digest: str
+    """Of its weights, its layers and the user's own code of them; the model's version in MLflow has it as a tag."""
+    weights_digest: str
+    data_version: str | None
+    """Of what it was trained on."""
+    git_commit: str | None
+    """At which it was trained."""
+    inputs: tuple[TensorShape, ...]
+    outputs: tuple[TensorShape, ...]
+    num_examples: int
+    """How many examples of the test split were given to Keras and to the files."""
+    max_difference: float
+    """By which an output of the two differed at most."""
+    files: dict[str, str]
+    """The sha256 of each, by its path from the folder of this file."""
+    folder: str | None = Field(default=None, exclude_if=lambda value: value is None)
+    """Where that lies; not in the file itself, which may be copied elsewhere."""

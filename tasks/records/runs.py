@@ -1,0 +1,133 @@
+"""A run: where it comes from, who leads it, how it ended, and what the whole of it gave."""
+
+from typing import Any, Literal
+
+from tasks.records.record import Name, Place, Record
+
+
+class Lineage(Record):
+    """Where a run comes from."""
+
+    git_commit: str | None
+    git_dirty: bool | None
+    code_digest: str
+    settings_digest: str
+    data_version: str | None
+
+
+class CodeMeanings(Record):
+    """What Python makes of the project's files (``lineage.meaning``); kept, because parsing all of them takes 0.3 s."""
+
+    by_bytes: dict[str, str]
+    """By the sha256 of the file's bytes."""
+
+
+class Run(Record):
+    """A run that has an MLflow run and a folder mlruns/runs/<run_id>."""
+
+    run_id: Name
+    experiment: str
+    name: str
+    folder: Place
+    lineage: Lineage
+    settings: dict[str, Any]
+    """What it was started with, nested as in params.yaml: a later stage reads the model and the input from here."""
+    flow_run_id: str | None = None
+    parent_run_id: Name | None = None
+    """The comparison that it belongs to."""
+    number: int = 0
+    """Rises with each run that is started or resumed here, whatever the clock says."""
+    start_time: int = 0
+    """In milliseconds since 1970."""
+    key: Literal[""] | Name = ""
+    """What the process at work on it holds, see ``runs.hold``."""
+    host: str = ""
+    """Where that process is."""
+    boot: str = ""
+    """That machine, from its start to its end; see ``runs.boot_id``."""
+    project: str = ""
+    """The folder where it was started or resumed last, see ``runs.project_id``; empty in records of before."""
+    store: str = ""
+    """MLFLOW_TRACKING_URI; empty for the project's own store."""
+    creation_id: str = ""
+    """A tag of the MLflow run that is this one's: the reply to its creation may be lost, and it must be found again."""
+
+
+class RunStatus(Record):
+    """Whether a run is at work or how it ended, as MLflow says it too."""
+
+    status: Literal["RUNNING", "FINISHED", "FAILED", "KILLED"]
+    reason: str | None
+    at: str
+
+
+class Holder(Record):
+    """The process that is at work on a run."""
+
+    key: Name
+    """What two commands that would do the same have in common."""
+    pid: int
+    host: str
+    boot: str = ""
+    """The machine, from its start to its end; see ``runs.boot_id``."""
+    process_space: str = ""
+    """Among which processes ``pid`` names one, see ``runs.process_space``; empty in notes of before."""
+    since: str
+    what: str
+    run_id: Name | None = None
+    flow_run_id: str | None = None
+
+
+class Ended(Record):
+    """What a process that died had not ended, and was ended after it."""
+
+    what: str
+    """Such as `MLflow run 0123abcd`."""
+    status: str
+    reason: str
+
+
+class FlowEnd(Record):
+    """How a flow run ended that its Prefect server still takes for running."""
+
+    flow_run_id: str
+    state: Literal["COMPLETED", "FAILED", "CANCELLED"]
+    message: str
+
+
+class NonFinite(Record):
+    """A run's mark: its loss was no finite number."""
+
+    steps: tuple[int, ...]
+
+
+class RunSummary(Record):
+    """One whole run, as `stratagem run --json` prints it and mlruns/runs/<run_id>/summary.json keeps it."""
+
+    run_id: str
+    status: Literal["FINISHED"] = "FINISHED"
+    flow_run_id: str | None
+    git_commit: str | None
+    git_dirty: bool | None
+    code_digest: str
+    settings_digest: str
+    data_version: str | None
+    dataset: str
+    strategy: str
+    loop: str
+    num_replicas: int
+    epochs: int
+    steps: int
+    examples_per_second: float | None
+    metrics: dict[str, float]
+    checkpoint: str
+    weights_digest: str
+    model_uri: str | None
+    model_version: str | None
+    aliases: tuple[str, ...]
+    reason: str | None = None
+    """Why there is no model version."""
+    notes: tuple[str, ...] = ()
+    """What is remarkable about the model version."""
+    seconds: dict[str, float]
+    finished_at: str

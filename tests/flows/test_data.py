@@ -1,0 +1,161 @@
+"""`stratagem data` as a user gives it."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+from sklearn.datasets import load_digits
+
+from tasks import config
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def photos(tmp_path_factory):
+    """400 digits as pictures of many sizes and formats, a folder for each class."""
+    folder = tmp_path_factory.mktemp("source") / "My photos"
+    digits, generator = load_digits(), np.random.default_rng(0)
+    for number in range(400):
+        shades = (digits.images[number] * 255 / 16).astype(np.uint8)
+        size = tuple(int(side) for side in generator.integers(16, 40, 2))
+        place = folder / f"digit {digits.target[number]}" / f"{number}.{('png', 'jpg', 'bmp')[number % 3]}"
+        place.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(shades).resize(size).save(place)
+    return folder
+
+
+def test_own_photos_become_a_model_that_takes_pixels_by_two_commands(photos, project, run, tmp_path):
+    source = shutil.copytree(photos, tmp_path / "My photos")
+    refused = run(["stratagem", "data", "add", source])
+    assert refused.returncode == 2
+    assert "dataset.image_size = null: the images of my_photos differ in size" in refused.stderr
+    assert not (project / "data" / "my_photos").exists()
+
+    added = run(["stratagem", "data", "add", source, "--set", "dataset.image_size=[16,16]", "--json"])
+    assert added.returncode == 0, added.stderr
+    first = json.loads(added.stdout)
+    assert (first["kind"], first["features"]["image"]["shape"]) == ("image_folder", [16, 16, 1])
+    assert {name: split["num_examples"] for name, split in first["splits"].items()} == {"test": 80, "train": 320}
+    assert "added data/my_photos: put it under version control" in added.stderr
+
+    train = ["stratagem", "run", "--set", "dataset.name=my_photos", "--set", "train.epochs=8", "--json"]
+    trained = run(train)
+    assert trained.returncode == 0, trained.stderr
+    summary = json.loads(trained.stdout)
+    assert (summary["dataset"], summary["data_version"]) == ("my_photos", first["data_version"])
+    assert summary["metrics"]["test/accuracy"] > 0.8
+    assert summary["model_version"] == "my_photos-convnet2/1"
+    use = (
+        "import sys, mlflow, numpy as np; mlflow.set_tracking_uri(sys.argv[1]);"
+        "images = np.load(sys.argv[2]); logits = mlflow.pyfunc.load_model('models:/my_photos-convnet2@challenger')"
+        ".predict(images); print((logits.argmax(1) == np.load(sys.argv[3])).mean())"
+    )
+    test = first["splits"]["test"]
+    used = subprocess.run(
+        [sys.executable, "-c", use, f"sqlite:///{project}/mlruns/mlflow.db", test["features"]["image"], test["labels"]],
+        capture_output=True,
+        text=True,
+        cwd=project,
+        check=True,
+    )
+    assert float(used.stdout.splitlines()[-1]) == summary["metrics"]["test/accuracy"]
+
+    # The same again does nothing; one picture more is another data version.
+    again = run(["stratagem", "data", "add", source, "--set", "dataset.image_size=[16,16]", "--json"])
+    assert json.loads(again.stdout) == first
+    assert "prepared my_photos" not in again.stderr
+    shutil.copyfile(next((source / "digit 1").iterdir()), source / "digit 1" / "more.png")
+    changed = run(["stratagem", "prepare", "--set", "dataset.name=my_photos", "--json"])
+    second = json.loads(changed.stdout)
+    assert second["data_version"] != first["data_version"]
+    assert sum(split["num_examples"] for split in second["splits"].values()) == 401
+
+    # Where the source is not, as in another clone, the prepared data serve.
+    source.rename(tmp_path / "elsewhere")
+    without = run(["stratagem", "prepare", "--set", "dataset.name=my_photos", "--json"])
+    assert json.loads(without.stdout) == second
+    assert "is not here; what was prepared of it is used" in without.stderr
+    described = project / "data" / "my_photos" / "params.yaml"
+    kept = described.read_text()
+    described.write_text(kept.replace("test: 0.2", "test: 0.3"))
+    edited = run(["stratagem", "prepare", "--set", "dataset.name=my_photos"])
+    assert (edited.returncode, "dataset.test: data/my_photos/params.yaml says another" in edited.stderr) == (2, True)
+    described.write_text(kept)
+    forced = run(["stratagem", "prepare", "--set", "dataset.name=my_photos", "--force"])
+    assert (forced.returncode, forced.stderr.count("error: dataset.source = ")) == (2, 1)
+
+
+def test_arrays_are_added_listed_shown_and_removed(project, run, tmp_path, record_imports):
+    np.savez(tmp_path / "own.npz", x=np.zeros((20, 4, 4), np.uint8), y=np.arange(20) % 2)
+    imports = record_imports(project)
+    added = run(["stratagem", "data", "add", tmp_path / "own.npz", "--set", "dataset.test=4"], env=imports.environment)
+    assert added.returncode == 0, added.stderr
+    assert imports.of("tensorflow") == []
+    assert "Train on it: stratagem run --set dataset.name=own" in added.stdout
+    other = run(["stratagem", "data", "add", tmp_path / "own.npz", "--set", "dataset.test=6"])
+    assert other.returncode == 2
+    assert "data/own is there already, and is another dataset" in other.stderr
+    listed = run(["stratagem", "data", "list"])
+    assert [line.split()[:2] for line in listed.stdout.splitlines()[1:]] == [["digits", "not"], ["own", "arrays"]]
+    shown = run(["stratagem", "data", "show", "own"])
+    assert "image (image 4 x 4 x 1)" in shown.stdout
+    assert max(map(len, (added.stdout + listed.stdout + shown.stdout).splitlines())) <= 80
+    (project / "data" / "own" / "notes.md").write_text("mine")
+    (project / "data" / "own" / "prepared" / "drawing.txt").write_text("mine, too")
+    (project / "data" / "own" / "raw").mkdir()
+    (project / "data" / "own" / "raw" / "mine.jpg").touch()
+    removed = run(["stratagem", "data", "remove", "own"])
+    assert removed.returncode == 0, removed.stderr
+    left = {path.relative_to(project / "data" / "own").as_posix() for path in (project / "data" / "own").rglob("*.*")}
+    assert left == {"notes.md", "raw/mine.jpg", "set_aside/drawing.txt"}
+    assert "left alone: data/own/notes.md" in removed.stdout
+    assert (tmp_path / "own.npz").exists()
+    (project / "data" / "experiment").mkdir()
+    (project / "data" / "experiment" / "params.yaml").write_text("lr: 1\n")
+    other = run(["stratagem", "data", "remove", "experiment"])
+    assert (other.returncode, "does not say what dataset it is" in other.stderr) == (2, True)
+    assert (project / "data" / "experiment" / "params.yaml").exists()
+    gone = run(["stratagem", "data", "remove", "own"])
+    assert (gone.returncode, "unknown dataset 'own'" in gone.stderr) == (2, True)
+
+
+def test_nothing_half_made_stays_of_a_source_that_is_refused(photos, project, run, tmp_path):
+    source = shutil.copytree(photos, tmp_path / "photos")
+    (source / "digit 3" / "broken.png").write_bytes(b"no picture")
+    before = sorted(path.name for path in (project / "data").iterdir())
+    for place, options, message in [
+        (source, ["--set", "dataset.image_size=[16,16]"], "1 of its files is no whole image: digit 3/broken.png"),
+        (source, ["--name", "../x"], "the dataset becomes the folder data/NAME"),
+        (source, ["--set", "dataset.name=../../escaped"], "`data add` takes it elsewhere. Give --name NAME"),
+        (source, ["--set", "train.epochs=3"], "`data add` takes keys of the dataset alone"),
+        (source, ["--set", "dataset.sizes=3"], "unknown key of a dataset of kind image_folder 'sizes'"),
+        ("/nope/pics", ["--set", "dataset.kind=image_folder"], "SOURCE = '/nope/pics': no such file or folder"),
+    ]:
+        refused = run(["stratagem", "data", "add", place, *options])
+        assert refused.returncode == 2, options
+        assert message in refused.stderr
+        assert "Traceback" not in refused.stderr
+        assert sorted(path.name for path in (project / "data").iterdir()) == before
+
+
+def test_a_dataset_of_tfds_is_added_by_its_name(project, run, record_imports):
+    imports = record_imports(project)
+    added = run(["stratagem", "data", "add", "noise:1.0.0", "--json"], env=imports.environment)
+    assert imports.of("tensorflow") != [], "only TFDS needs it"
+    assert added.returncode == 0, added.stderr
+    assert json.loads(added.stdout)["kind"] == "tfds"
+    assert config.read_description(project / "data" / "noise").version == "1.0.0"
+    for source, message in (("mnits", "did you mean 'mnist'"), ("noise:9.9.9", "dataset.version")):
+        refused = run(["stratagem", "data", "add", source])
+        assert refused.returncode == 2
+        assert message in refused.stderr
+    named = run(["stratagem", "data", "add", "noise", "--name", "quiet"])
+    assert (named.returncode, "has the name that TFDS gives it" in named.stderr) == (2, True)
+    assert not Path(os.path.join("data", "quiet")).exists()

@@ -1,0 +1,498 @@
+"""What each kind of dataset reads, and what it refuses."""
+
+import io
+import os
+import shutil
+import struct
+import zipfile
+import zlib
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from tasks import config, dataset_folder, dataset_kinds, prepared_data
+from tasks.errors import UserError
+from tasks.input import sources
+from tasks.prepare import prepare
+
+
+@pytest.fixture
+def source(project):
+    """An empty folder outside of the project, which is current."""
+    folder = project.with_name("source")
+    folder.mkdir()
+    return folder
+
+
+def describe(source, kind="image_folder", **values):
+    described = config.describe({"kind": kind, "name": "own", "source": str(source), **values}, "test")
+    (Path("data") / "own").mkdir(exist_ok=True)
+    return described
+
+
+def message_of(source, **values):
+    """What a dataset is refused with; nothing is left behind."""
+    with pytest.raises(UserError) as caught:
+        prepare(describe(source, **values))
+    assert "\n" not in str(caught.value)
+    assert [path.name for path in Path("data/own").iterdir()] == [".prepare.lock"]
+    return str(caught.value)
+
+
+def grey(shade, size=(6, 4)):
+    """A picture of one shade, of (width, height)."""
+    return Image.new("L", size, shade)
+
+
+def save(image, *path):
+    place = Path(*path)
+    place.parent.mkdir(parents=True, exist_ok=True)
+    image.save(place)
+    return place
+
+
+def fill(source, classes=("cat", "dog"), count=5):
+    for number, name in enumerate(classes):
+        for i in range(count):
+            save(grey(100 * number + i), source, name, f"{i}.png")
+
+
+def arrays_of(prepared, split):
+    found = prepared.splits[split]
+    return np.load(found.features["image"]), np.load(found.labels)
+
+
+def test_classes_are_folders_and_a_test_split_is_taken_of_each(source):
+    fill(source)
+    save(grey(50), source, "dog", "deeper", "9.png")
+    (source / ".DS_Store").write_text("hidden")
+    (source / "cat" / ".hidden.png").write_text("hidden")
+    prepared = prepare(describe(source))
+    assert prepared.target.class_names == ("cat", "dog")
+    assert prepared.features["image"].shape == (4, 6, 1)
+    assert {name: split.class_counts for name, split in prepared.splits.items()} == {"test": (1, 1), "train": (4, 5)}
+    assert prepared.held_out is not None
+    shades = {}
+    for split in prepared.splits:
+        images, labels = arrays_of(prepared, split)
+        assert (images == images[:, :1, :1]).all(), "each is of one shade"
+        shades |= dict(zip(images[:, 0, 0, 0].tolist(), labels.tolist(), strict=True))
+    assert shades == {0: 0, 1: 0, 2: 0, 3: 0, 4: 0, 50: 1, 100: 1, 101: 1, 102: 1, 103: 1, 104: 1}
+    prepared_data.verify(prepared)
+    before = {path.name: path.read_bytes() for path in Path(prepared.folder).iterdir()}
+    prepare(describe(source))
+    assert {path.name: path.read_bytes() for path in Path(prepared.folder).iterdir()} == before
+
+
+def test_splits_are_folders_of_classes(source):
+    for split, count in (("train", 4), ("val", 2), ("test", 3)):
+        fill(source / split, count=count)
+    prepared = prepare(describe(source))
+    assert {name: split.num_examples for name, split in prepared.splits.items()} == {
+        "train": 8, "validation": 4, "test": 6,
+    }  # fmt: skip
+    assert prepared.held_out is None
+    train = prepared.splits["train"]
+    assert prepared.features["image"].mean == (np.load(train.features["image"]).mean(),)
+
+
+# Each: how a picture is saved, the pixel that is read of it at the left and the right of its upper row.
+def transparent():
+    image = Image.new("RGBA", (2, 2), (10, 20, 30, 255))
+    image.putpixel((1, 0), (10, 20, 30, 0))
+    return image
+
+
+def turned():
+    """Lies on its side; the EXIF tag says how it was held."""
+    image = Image.new("RGB", (2, 2), (0, 0, 0))
+    image.putpixel((0, 0), (255, 255, 255))
+    exif = Image.Exif()
+    exif[0x0112] = 6  # The upper row is at the right.
+    buffer = io.BytesIO()
+    image.save(buffer, "PNG", exif=exif)
+    return Image.open(io.BytesIO(buffer.getvalue()))
+
+
+PICTURES = [
+    ("png", lambda: Image.new("RGB", (2, 2), (10, 20, 30)), [(10, 20, 30), (10, 20, 30)]),
+    ("png", transparent, [(10, 20, 30), (255, 255, 255)]),
+    ("png", turned, [(0, 0, 0), (255, 255, 255)]),
+    ("png", lambda: Image.fromarray(np.full((2, 2), 65535, np.uint16)), [(255,) * 3, (255,) * 3]),
+    ("png", lambda: Image.fromarray(np.full((2, 2), 257 * 7, np.uint16)), [(7,) * 3, (7,) * 3]),
+    ("png", lambda: Image.new("1", (2, 2), 1), [(255,) * 3, (255,) * 3]),
+    ("bmp", lambda: Image.new("RGB", (2, 2), (1, 2, 3)), [(1, 2, 3), (1, 2, 3)]),
+    ("gif", lambda: Image.new("P", (2, 2), 0), [(0, 0, 0), (0, 0, 0)]),
+    ("webp", lambda: Image.new("RGB", (2, 2), (255, 255, 255)), [(255,) * 3, (255,) * 3]),
+    ("jpg", lambda: Image.new("CMYK", (2, 2), (0, 0, 0, 0)), [(255,) * 3, (255,) * 3]),
+    ("jpg", lambda: Image.new("L", (2, 2), 255), [(255,) * 3, (255,) * 3]),
+]
+
+
+@pytest.mark.parametrize(("suffix", "make", "expected"), PICTURES)
+def test_a_picture_of_any_kind_becomes_the_pixels_that_are_seen(source, suffix, make, expected):
+    image = make()
+    exif = image.getexif() if suffix == "png" else None
+    (source / "a").mkdir()
+    image.save(source / "a" / f"picture.{suffix}", **({"exif": exif} if exif else {}))
+    save(Image.new("RGB", (2, 2), (9, 9, 9)), source, "a", "z.png")
+    fill(source, ("b",), 2)
+    prepared = prepare(describe(source, image_size=[2, 2]))
+    assert prepared.features["image"].shape == (2, 2, 3)
+    found = [arrays_of(prepared, split) for split in ("train", "test")]
+    rows = [image[0].tolist() for images, labels in found for image in images[labels == 0]]
+    assert [list(pixel) for pixel in expected] in rows
+
+
+def test_sizes_that_differ_want_one(source):
+    fill(source)
+    save(grey(0, (600, 400)), source, "cat", "large.png")
+    message = message_of(source)
+    assert message.startswith("dataset.image_size = null: the images of own differ in size, from 4 x 6 to 400 x 600 ")
+    assert "Give --set dataset.image_size=[4,6]" in message
+    prepared = prepare(describe(source, image_size=[3, 5]))
+    assert prepared.features["image"].shape == (3, 5, 1)
+    for split in prepared.splits:
+        images, _ = arrays_of(prepared, split)
+        assert (images == images[:, :1, :1]).all()
+
+
+def bomb():
+    """A PNG that says that it has 400 million pixels."""
+
+    def chunk(kind, content):
+        return struct.pack(">I", len(content)) + kind + content + struct.pack(">I", zlib.crc32(kind + content))
+
+    header = struct.pack(">IIBBBBB", 20_000, 20_000, 8, 0, 0, 0, 0)
+    rows = zlib.compress(bytes(1000))
+    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", rows) + chunk(b"IEND", b"")
+
+
+def half(image, suffix):
+    buffer = io.BytesIO()
+    image.save(buffer, suffix)
+    return buffer.getvalue()[: len(buffer.getvalue()) // 2]
+
+
+NOISE = Image.fromarray(np.random.default_rng(0).integers(0, 256, (40, 60), np.uint8))
+BROKEN = {
+    "empty.png": (b"", "empty"),
+    "notes.txt": (b"bought on Monday", "no image of png, jpeg, bmp, gif, webp"),
+    "half.png": (half(NOISE, "png"), "image file is truncated"),
+    "half.jpg": (half(NOISE, "jpeg"), "image file is truncated"),
+    "bomb.png": (bomb(), "more than 89,478,485 pixels"),
+}
+
+
+def test_files_that_are_no_whole_image_are_all_named_or_left_out(source, capsys):
+    fill(source)
+    for name, (content, _) in BROKEN.items():
+        (source / "cat" / name).write_bytes(content)
+    at_once = message_of(source, image_size=[4, 6])
+    # Those whose first bytes tell come first, before anything is decoded.
+    for name in ("empty.png", "notes.txt", "bomb.png"):
+        (source / "cat" / name).unlink()
+        assert f"cat/{name} ({BROKEN[name][1]}" in at_once
+    assert at_once.startswith(f"dataset.source = '{source}': 3 of its files are no whole image: ")
+    decoded = message_of(source, image_size=[4, 6])
+    assert "2 of its files are no whole image: " in decoded
+    for name in ("half.png", "half.jpg"):
+        assert f"cat/{name} ({BROKEN[name][1]}" in decoded
+    assert "or leave them out: dataset.on_broken=skip" in decoded
+    for name, (content, _) in BROKEN.items():
+        (source / "cat" / name).write_bytes(content)
+    prepared = prepare(describe(source, image_size=[4, 6], on_broken="skip"))
+    assert "left out, as no whole image (3): cat/bomb.png (more than" in (said := capsys.readouterr().err)
+    assert "left out, as no whole image (2): cat/half.jpg (image file is truncated" in said
+    assert prepared.held_out.num_examples == prepared.splits["test"].num_examples
+    assert sum(split.num_examples for split in prepared.splits.values()) == 10
+    for split in prepared.splits.values():
+        assert len(np.load(split.features["image"])) == len(np.load(split.labels)) == split.num_examples
+
+
+def test_at_most_twenty_broken_files_are_named(source):
+    fill(source)
+    for number in range(25):
+        (source / "dog" / f"broken{number:02}.png").touch()
+    message = message_of(source)
+    assert "25 of its files are no whole image" in message
+    assert "dog/broken19.png (empty) and 5 more. Mend or remove them" in message
+
+
+def one_image(source):
+    fill(source)
+    fill(source, ("zebra",), 1)
+
+
+def other_classes(source):
+    fill(source / "train")
+    fill(source / "test", ("cat", "cow"))
+
+
+def link_outside(source):
+    fill(source)
+    save(grey(1), source.parent, "theirs.png")
+    (source / "cat" / "link.png").symlink_to(source.parent / "theirs.png")
+
+
+def empty_class(source):
+    fill(source)
+    (source / "fox").mkdir()
+
+
+def no_classes(source):
+    save(grey(0), source, "0.png")
+
+
+def two_validations(source):
+    for split in ("train", "val", "valid"):
+        fill(source / split)
+
+
+def split_and_class(source):
+    for split in ("Train", "Test"):
+        fill(source / split)
+    save(grey(1), source, "unlabelled", "0.png")
+
+
+def no_train(source):
+    for split in ("test", "validation"):
+        fill(source / split)
+
+
+def link_class(source):
+    fill(source.parent / "theirs", ("cat",))
+    fill(source, ("dog", "fox"))
+    (source / "cat").symlink_to(source.parent / "theirs" / "cat")
+
+
+def link_deeper(source):
+    fill(source)
+    (source / "cat" / "more").symlink_to(source / "dog")
+
+
+FOLDERS = [
+    (lambda source: source.rmdir(), "no such folder"),
+    (lambda source: None, "needs a folder for each of two classes or more, and has none"),
+    (no_classes, "needs a folder for each of two classes or more, and has none"),
+    (lambda source: fill(source, ("cat",)), "two classes or more, and has cat. Allowed: FOLDER/<class>/*"),
+    (one_image, "the class 'zebra' has 1 of the examples, and needs one to train on and one to test on"),
+    (empty_class, "the class 'fox' of 'train' has no files"),
+    (other_classes, "the classes of 'test' are not those of 'train': cow, dog are in one of them only"),
+    (link_outside, "cat/link.png leads out of dataset.source"),
+    (two_validations, "of train, val, valid two are one split. Keep one"),
+    (split_and_class, "'unlabelled' is no split, and lies beside folders that are"),
+    (no_train, "it has splits, and no folder 'train'"),
+    (link_class, "cat is a link to a folder, in which DVC would see no change"),
+    (link_deeper, "more is a link to a folder"),
+]
+
+
+@pytest.mark.parametrize(("make", "message"), FOLDERS)
+def test_a_folder_that_cannot_be_trained_on_is_refused(source, make, message):
+    make(source)
+    assert message in message_of(source)
+
+
+def test_a_class_of_which_nothing_whole_is_left_is_refused(source):
+    fill(source)
+    for file in ("0.png", "1.png"):
+        (source / "fox").mkdir(exist_ok=True)
+        (source / "fox" / file).write_bytes(half(NOISE, "png"))
+    message = message_of(source, image_size=[4, 6], on_broken="skip")
+    assert "no example of the class 'fox' is left to train on" in message
+    shutil.rmtree(source)
+    for split in ("train", "test"):
+        fill(source / split)
+    for file in (source / "train").rglob("*.png"):
+        file.write_bytes(half(NOISE, "png"))
+    assert "no example is left in the split 'train'" in message_of(source, image_size=[4, 6], on_broken="skip")
+
+
+# Arrays.
+
+IMAGES = np.random.default_rng(0).integers(0, 256, (30, 5, 4), np.uint8)
+CLASSES = np.arange(30) % 3
+
+
+@pytest.mark.parametrize("compressed", [False, True])
+def test_arrays_of_a_file_are_read_as_they_are(source, compressed):
+    path = source / "own.npz"
+    (np.savez_compressed if compressed else np.savez)(path, x=IMAGES, y=CLASSES)
+    prepared = prepare(describe(path, "arrays", test=6))
+    assert prepared.features["image"].shape == (5, 4, 1)
+    assert {name: split.class_counts for name, split in prepared.splits.items()} == {
+        "test": (2, 2, 2), "train": (8, 8, 8),
+    }  # fmt: skip
+    read = [arrays_of(prepared, split) for split in prepared.splits]
+    found = {image.tobytes(): label for images, labels in read for image, label in zip(images, labels, strict=True)}
+    assert found == {image.tobytes(): label for image, label in zip(IMAGES, CLASSES, strict=True)}
+    prepared_data.verify(prepared)
+
+
+@pytest.mark.parametrize("dtype", ["U5", "S5"])
+def test_arrays_of_a_folder_have_splits_and_classes_that_are_words(source, dtype):
+    words = np.array(["mouse", "cat", "dog"], dtype)[CLASSES]
+    for split, rows in (("train", slice(0, 20)), ("val", slice(20, 24)), ("test", slice(24, 30))):
+        np.save(source / f"x_{split}.npy", np.stack([IMAGES[rows]] * 3, -1))
+        np.save(source / f"y_{split}.npy", words[rows])
+    prepared = prepare(describe(source, "arrays"))
+    assert prepared.target.class_names == ("cat", "dog", "mouse")
+    for split, rows in (("train", slice(0, 20)), ("validation", slice(20, 24)), ("test", slice(24, 30))):
+        images, labels = arrays_of(prepared, split)
+        np.testing.assert_array_equal(images[..., 2], IMAGES[rows])
+        assert [prepared.target.class_names[label] for label in labels] == words[rows].astype(str).tolist()
+
+
+class Harmful:
+    """Runs a command when it is unpickled."""
+
+    def __reduce__(self):
+        return os.mkdir, ("harmed",)
+
+
+def objects(path):
+    np.savez(path, x=IMAGES, y=np.array([Harmful()] * 30, object))
+
+
+def cut_short(path):
+    np.savez(path, x=IMAGES, y=CLASSES)
+    with zipfile.ZipFile(path) as archive:
+        whole = archive.read("x.npy")
+        labels = archive.read("y.npy")
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("x.npy", whole[:-7])
+        archive.writestr("y.npy", labels)
+
+
+def flipped(path):
+    np.savez_compressed(path, x=IMAGES, y=CLASSES)
+    with zipfile.ZipFile(path) as archive:
+        start = archive.getinfo("x.npy").header_offset + 200
+    content = bytearray(path.read_bytes())
+    content[start : start + 20] = bytes(20)
+    path.write_bytes(content)
+
+
+def saved(**arrays):
+    return lambda path: np.savez(path, **arrays)
+
+
+ARRAYS = [
+    (lambda path: None, "no such file"),
+    (lambda path: path.write_bytes(b"no archive"), "cannot be read as a .npz file"),
+    (objects, "the array 'y' holds pickled objects, which could run code when they are read"),
+    (cut_short, "the array 'x' ends too early"),
+    (saved(pictures=IMAGES), "has the arrays pictures. Wanted: x_train and y_train"),
+    (saved(x=IMAGES, y=CLASSES[:-1]), "x has the shape (30, 5, 4) and y (29,)"),
+    (saved(x=IMAGES / 255, y=CLASSES), "x is float64 (30, 5, 4), and must be images: uint8"),
+    (saved(x=np.stack([IMAGES] * 2, -1), y=CLASSES), "with 1 or 3 or 4 channels"),
+    (saved(x=IMAGES, y=CLASSES - 1), "the labels go from -1 to 1"),
+    (saved(x=IMAGES, y=np.eye(3)[CLASSES]), "the labels are float64 with 3 columns"),
+    (saved(x=IMAGES[:0], y=CLASSES[:0]), "one for each example, and at least one"),
+    (saved(x_train=IMAGES, y_train=CLASSES, x_test=IMAGES), "has x_test, and not y_test: give both or neither"),
+    (flipped, "the array 'x' cannot be read"),
+    (saved(x=IMAGES[:4], y=CLASSES[:4]), "the class '1' has 1 of the examples"),
+    (saved(x_train=IMAGES, y_train=CLASSES, x_test=IMAGES[:, :3], y_test=CLASSES), "all splits need one dtype"),
+    (saved(x=np.asfortranarray(IMAGES), y=CLASSES), "is in Fortran's order: save np.ascontiguousarray of it"),
+]
+
+
+@pytest.mark.parametrize(("make", "message"), ARRAYS)
+def test_arrays_that_cannot_be_trained_on_are_refused(source, make, message):
+    make(source / "own.npz")
+    assert message in message_of(source / "own.npz", kind="arrays")
+    assert not Path("harmed").exists()
+
+
+def test_what_has_no_shards_is_never_streamed(source):
+    np.savez(source / "own.npz", x=IMAGES, y=CLASSES)
+    prepared = prepare(describe(source / "own.npz", "arrays"))
+    small = config.load(None, {"input.memory_budget_bytes": 1})
+    assert sources.choose_source(small.input, prepared) == "array"
+    wanted = config.load(None, {"input.source": "stream"})
+    with pytest.raises(UserError, match=r"input.source = 'stream': own is of kind arrays.+Give input.source=auto"):
+        sources.choose_source(wanted.input, prepared)
+
+
+# What a source is, and its description.
+
+
+def test_a_source_says_its_kind(source):
+    fill(source / "photos")
+    (source / "arrays").mkdir()
+    np.save(source / "arrays" / "x.npy", IMAGES)
+    np.savez(source / "own.npz", x=IMAGES)
+    (source / "letter.doc").touch()
+    found = {name: dataset_kinds.kind_of(str(source / name)) for name in ("photos", "arrays", "own.npz")}
+    assert found == {"photos": "image_folder", "arrays": "arrays", "own.npz": "arrays"}
+    assert dataset_kinds.kind_of("mnist") == dataset_kinds.kind_of("cmaterdb/bangla") == "tfds"
+    for wrong, message in (("letter.doc", "no kind of dataset is read from such a file"), ("gone", "no such file")):
+        with pytest.raises(UserError, match=message):
+            dataset_kinds.kind_of(str(source / wrong))
+
+
+@pytest.mark.parametrize("name", ["../data", "Photos", "a/b", "", "1st", "x" * 101, "a b", "..", "-x"])
+def test_a_name_that_is_no_folders_is_refused(name):
+    with pytest.raises(UserError, match="the dataset becomes the folder data/NAME"):
+        dataset_folder.check_name(name, asked=True)
+
+
+def test_a_source_gives_its_name():
+    assert dataset_folder.check_name("My Photos (2026)", asked=False) == "my_photos_2026"
+    with pytest.raises(UserError, match=r"SOURCE = '2026'.+Give --name NAME"):
+        dataset_folder.check_name("2026", asked=False)
+
+
+DESCRIPTIONS = [
+    ({"kind": "spreadsheet"}, "unknown dataset.kind 'spreadsheet'"),
+    ({"kind": ["arrays"]}, "unknown dataset.kind"),
+    ({"tset": 0.1}, "unknown key of a dataset of kind image_folder 'tset': did you mean 'test'"),
+    ({"test": 1.5}, r"dataset.test = 1.5: .+The fraction or the number of the examples"),
+    ({"on_broken": "cry"}, r"dataset.on_broken = 'cry': .+'stop' or 'skip'"),
+    ({"image_size": [0, 4]}, r"dataset.image_size = \[0, 4\]: .+greater than 0"),
+]
+
+
+@pytest.mark.parametrize(("values", "message"), DESCRIPTIONS)
+def test_a_description_that_is_wrong_is_refused(values, message):
+    with pytest.raises(UserError, match=message):
+        config.describe({"kind": "image_folder", "name": "own", "source": "x", **values}, "data/own/params.yaml")
+
+
+def test_a_source_that_dvc_or_the_dataset_itself_would_change_is_refused(project):
+    for source, message in (
+        ("${HOME}", "DVC reads"),
+        ("data", "data/own lies in it"),
+        ("data/own", "data/own lies in"),
+    ):
+        described = config.describe({"kind": "image_folder", "name": "own", "source": source}, "test")
+        with pytest.raises(UserError, match=message):
+            dataset_folder.add_local(described, project)
+    assert not (project / "data" / "own").exists()
+    described = config.describe({"kind": "image_folder", "name": "own", "source": "/MANKIND"}, "test")
+    assert '- "/MANKIND"\n      - tasks/dataset_kinds/__init__.py' in dataset_folder.local_pipeline(described)
+
+
+def test_a_folder_says_its_own_name(project):
+    path = project / "data" / "digits" / "params.yaml"
+    path.write_text(path.read_text().replace("name: digits", "name: ../../escaped"))
+    with pytest.raises(UserError, match=r"dataset.name = '?../../escaped'?: a dataset has the name of its folder"):
+        config.read_description(path.parent)
+
+
+def test_a_share_of_each_class_is_held_out_the_same_for_ever(project):
+    labels = np.array([0] * 50 + [1] * 10 + [2] * 2)
+    rows = dataset_kinds.split_rows(labels, "abc", describe("s"))
+    assert np.bincount(labels[rows["test"]]).tolist() == [10, 2, 1]
+    assert sorted([*rows["test"], *rows["train"]]) == list(range(62))
+    assert rows["test"].tolist() == [6, 14, 17, 18, 20, 25, 28, 34, 42, 48, 56, 57, 60]
+    other = dataset_kinds.split_rows(labels, "abc", describe("s", seed=1))
+    assert other["test"].tolist() != rows["test"].tolist()
+    for wanted in (4, 7, 20):
+        rows = dataset_kinds.split_rows(np.arange(30) % 3, "abc", describe("s", test=wanted))
+        assert len(rows["test"]) == wanted
+    with pytest.raises(UserError, match=r"dataset.test = 62: takes 62 of the 62 examples"):
+        dataset_kinds.split_rows(labels, "abc", describe("s", test=62))

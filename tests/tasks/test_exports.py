@@ -1,0 +1,375 @@
+import importlib
+import json
+import re
+import shutil
+import subprocess
+import sys
+import tomllib
+from hashlib import sha256
+from pathlib import Path
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from filelock import FileLock
+
+from tasks import config, exports, files, records, runs
+from tasks.errors import StratagemError, UserError
+from tasks.export import export
+from tasks.exports import Format
+from tasks.records import ExportedModel, Lineage, Run
+
+# Without a framework, and none that another test has imported.
+NAMES = """
+import importlib
+import sys
+from tasks import config, exports
+found = [importlib.import_module(f"tasks.exports.{name}").FORMAT for name in config.names_of("exports")]
+assert all(isinstance(one, exports.Format) for one in found), found
+assert isinstance(exports.find("keras"), exports.Format)
+print(sorted({"tensorflow", "keras", "jax"} & set(sys.modules)))
+"""
+OWN = """
+import keras
+
+{decorator}
+class Small(keras.Model):
+    def __init__(self, num_classes, **kwargs):
+        super().__init__(**kwargs)
+        self.num_classes = num_classes
+        self.flatten = keras.layers.Flatten()
+        self.logits = keras.layers.Dense(num_classes, dtype="float32")
+
+    def call(self, images):
+        return self.logits(self.flatten(images))
+
+    def get_config(self):
+        return super().get_config() | {{"num_classes": self.num_classes}}
+
+
+def build(input_shape, num_classes):
+    return {made}
+"""
+
+
+# A stranger makes a function of the files, by the documentation of Keras, TensorFlow, ONNX Runtime and LiteRT.
+def keras_by_hand(folder):
+    return lambda images: keras.models.load_model(folder / "model.keras").predict(images, verbose=0)
+
+
+def savedmodel_by_hand(folder):
+    serving = tf.saved_model.load(str(folder)).signatures["serving_default"]
+    return lambda images: serving(tf.constant(images))["output_0"].numpy()
+
+
+def onnx_by_hand(folder):
+    import onnxruntime
+
+    session = onnxruntime.InferenceSession(folder / "model.onnx")
+    return lambda images: session.run(None, {"pixels": images})[0]
+
+
+def litert_by_hand(folder):
+    from ai_edge_litert.interpreter import Interpreter
+
+    interpreter = Interpreter(str(folder / "model.tflite"))
+    (taken,), (given,) = interpreter.get_input_details(), interpreter.get_output_details()
+
+    def predict(images):
+        interpreter.resize_tensor_input(taken["index"], images.shape)
+        interpreter.allocate_tensors()
+        interpreter.set_tensor(taken["index"], images)
+        interpreter.invoke()
+        return interpreter.get_tensor(given["index"])
+
+    return predict
+
+
+BY_HAND = {
+    "keras": keras_by_hand,
+    "savedmodel": savedmodel_by_hand,
+    "onnx": onnx_by_hand,
+    "litert": litert_by_hand,
+}
+
+
+def installed(name):
+    """Skip the test where the extra of a format is not installed."""
+    try:
+        exports.find(name)
+    except UserError as error:
+        pytest.skip(str(error))
+
+
+@pytest.fixture
+def trained(tiny, train):
+    """Train, and leave the record as a stage process does: ``trained("train.epochs=1")`` gives settings and run."""
+
+    def trained(*overrides, run_id="first"):
+        result = train(tiny, *overrides, run_id=run_id)
+        folder = Path(f"mlruns/runs/{run_id}")
+        records.save(result, folder / "records" / "training.json")
+        settings = config.load("../small.yaml", overrides)
+        origin = Lineage(git_commit="c0ffee", git_dirty=False, code_digest="", settings_digest="", data_version="da7a")
+        values = {"experiment": "tests", "name": "tests", "lineage": origin, "settings": settings.to_json()}
+        return settings, Run(run_id=run_id, folder=str(folder), **values)
+
+    return trained
+
+
+def everything(folder):
+    return {path: path.read_bytes() if path.is_file() else None for path in Path(folder).rglob("*")}
+
+
+def test_formats_are_found_by_name_without_a_framework(project, run):
+    done = run([sys.executable, "-c", NAMES])
+    assert (done.returncode, done.stdout) == (0, "[]\n"), done.stderr
+    with pytest.raises(UserError, match=r"unknown export format 'saved_model': did you mean 'savedmodel'\? Allowed: "):
+        exports.find("saved_model")
+
+
+# A training has the other formats refused.
+REFUSED = {("bfloat16", "onnx"), ("bfloat16", "litert"), ("float64", "litert")}
+TRAININGS = {
+    "dropout": ("model={name: convnet2, options: {dropout: 0.4, padding: same}}", "input.normalization=standardize"),
+    "bfloat16": ("train.dtype_policy=mixed_bfloat16",),
+    "float64": ("train.dtype_policy=float64",),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", TRAININGS)
+@pytest.mark.parametrize("name", config.names_of("exports"))
+def test_a_model_is_what_it_was_in_each_format(tiny, trained, name, kind, tmp_path):
+    installed(name)
+    overrides = TRAININGS[kind]
+    settings, run = trained(*overrides, "train.epochs=1")
+    if (kind, name) in REFUSED:
+        policy = settings.train.dtype_policy
+        with pytest.raises(UserError, match=f"cannot be exported as {name}: it was trained with train.dtype_policy = "
+                                            f"{policy}, and "):  # fmt: skip
+            export(settings, tiny, run, name, "latest", str(tmp_path / "out"))
+        assert list(tmp_path.glob("out")) == []
+        return
+    training = runs.load_training(run)
+    made = export(settings, tiny, run, name, "latest", str(tmp_path / "deep" / "er"))
+    folder = tmp_path / "deep" / "er"
+    images = np.load(tiny.splits["test"].features["image"])
+    expected = keras.models.load_model(training.final_model).predict(images, verbose=0)
+    np.testing.assert_allclose(BY_HAND[name](folder)(images), expected, rtol=0, atol=1e-4)
+    assert made.folder == str(folder)
+    assert records.load(ExportedModel, folder / "export.json") == made.model_copy(update={"folder": None})
+    assert (made.format, made.run_id, made.dataset, made.checkpoint) == (name, "first", "tiny", training.checkpoint)
+    assert (made.data_version, made.git_commit, made.weights_digest) == ("da7a", "c0ffee", training.weights_digest)
+    assert (made.num_examples, made.max_difference <= 1e-4) == (53, True)
+    (taken,), (given,) = made.inputs, made.outputs
+    assert (taken.name, taken.shape, taken.dtype) == ("pixels", (None, 8, 8, 1), "uint8")
+    assert (given.shape, given.dtype) == ((None, 10), "float64" if "float64" in overrides[0] else "float32")
+    present = {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
+    assert present == {*made.files, "export.json"}
+    assert all(sha256((folder / path).read_bytes()).hexdigest() == digest for path, digest in made.files.items())
+    assert [path.name for path in (tmp_path / "deep").iterdir()] == ["er"], "nothing half-written is left beside it"
+
+
+def test_the_best_model_is_another_one_and_lies_beside_the_latest_in_the_folder_of_the_run(tiny, trained):
+    # A learning rate that ruins what the first epoch learned: the best is not the final one.
+    schedule = "schedule={kind: piecewise, boundaries_epochs: [1], learning_rates: [0.003, 10]}"
+    settings, run = trained(schedule, "checkpoint.monitor=validation/loss")
+    training = runs.load_training(run)
+    assert training.best_checkpoint != training.checkpoint
+    found = {}
+    for which, file in (("latest", training.final_model), ("best", training.best_model)):
+        made = export(settings, tiny, run, "keras", which, None)
+        assert Path(made.folder) == Path.cwd() / run.folder / "exports" / f"keras-{Path(made.checkpoint).name}"
+        assert (Path(made.folder) / "model.keras").read_bytes() == Path(file).read_bytes()
+        found[which] = made
+    assert found["best"].weights_digest == training.best_weights_digest != found["latest"].weights_digest
+    assert found["best"].model_digest != found["latest"].model_digest
+
+
+def test_the_second_time_nothing_is_written_and_nothing_of_others_ever(tiny, trained, tmp_path):
+    settings, run = trained("train.epochs=1")
+    target = tmp_path / "out"
+    first = export(settings, tiny, run, "savedmodel", "latest", str(target))
+    before = everything(target), target.stat().st_mtime_ns
+    assert export(settings, tiny, run, "savedmodel", "latest", str(target)) == first
+    assert (everything(target), target.stat().st_mtime_ns) == before
+    with pytest.raises(UserError, match=r"out holds another model already, of run first as savedmodel. Give another"):
+        export(settings, tiny, run, "keras", "latest", str(target))
+    (target / "mine.txt").write_text("mine")
+    with pytest.raises(UserError, match=r"out holds this export already, but files in it were changed, added or"):
+        export(settings, tiny, run, "savedmodel", "latest", str(target))
+    assert everything(target) == {**before[0], target / "mine.txt": b"mine"}
+
+
+def test_what_no_export_made_is_left_alone(tiny, trained, tmp_path):
+    settings, run = trained("train.epochs=1")
+    out = tmp_path / "out"
+    for name in ("folder", "empty", "elsewhere"):
+        (out / name).mkdir(parents=True)
+    (out / "folder" / "export.json").write_text("{}")
+    (out / "file").write_text("mine")
+    (out / "link").symlink_to(out / "elsewhere")
+    (out / "dangling").symlink_to(out / "nowhere")
+    before = everything(out)
+    for name in ("folder", "empty", "file", "link", "dangling"):
+        with pytest.raises(UserError, match=f"{name} is there already, and no export made it. Give another folder: --"):
+            export(settings, tiny, run, "keras", "latest", str(out / name))
+    assert everything(out) == before
+    assert (out / "link").is_symlink()
+    assert (out / "dangling").is_symlink()
+
+
+def test_a_folder_that_cannot_be_made_is_one_message(tiny, trained, tmp_path):
+    settings, run = trained("train.epochs=1")
+    (tmp_path / "file").write_text("mine")
+    with pytest.raises(UserError, match=r"file/below/out: cannot be written \(.*Not a directory.*\). Check its perm"):
+        export(settings, tiny, run, "keras", "latest", str(tmp_path / "file" / "below" / "out"))
+    assert (tmp_path / "file").read_text() == "mine"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["keras", "savedmodel"])
+def test_a_full_disk_is_one_message_and_leaves_nothing(tiny, trained, tmp_path, name):
+    # As large as several pages, so that a disk of a few can be full.
+    settings, run = trained("train.epochs=1", "model.options={units: [512]}")
+    small = tmp_path / "small"
+    small.mkdir()
+    mounting = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", small], capture_output=True, text=True, check=False
+    )
+    if mounting.returncode:
+        pytest.skip(f"a file system cannot be mounted here: {mounting.stderr.strip()}")
+    try:
+        with pytest.raises(StratagemError, match=r"cannot be written \(No space left on device\). Make room") as caught:
+            export(settings, tiny, run, name, "latest", str(small / "out" / "model"))
+        assert caught.value.exit_code == 1
+        assert list(small.iterdir()) == []
+    finally:
+        subprocess.run(["umount", "--lazy", small], check=True)
+
+
+def test_a_model_that_is_missing_or_damaged_is_refused(tiny, trained, tmp_path):
+    settings, run = trained("train.epochs=1")
+    other = runs.load_training(trained("train.epochs=1", "train.seed=1", run_id="second")[1]).final_model
+    file = Path(runs.load_training(run).final_model)
+    whole, size = file.read_bytes(), file.stat().st_size
+    damaged = [b"", whole[: size // 2], whole[:-1], *(whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :]
+               for at in (0, size // 3, size // 2, size - 30)), Path(other).read_bytes()]  # fmt: skip
+    for content in damaged:
+        file.write_bytes(content)
+        with pytest.raises(UserError, match=r"final.keras (is damaged|has other weights than).* Restore it from a"):
+            export(settings, tiny, run, "keras", "latest", str(tmp_path / "out"))
+    file.unlink()
+    with pytest.raises(UserError, match=r"models/final.keras is missing. Restore it from a backup, export the run's o"):
+        export(settings, tiny, run, "keras", "latest", str(tmp_path / "out"))
+    assert not (tmp_path / "out").exists()
+    assert export(settings, tiny, run, "keras", "best", str(tmp_path / "out")).num_examples == 53
+
+
+def test_a_run_that_was_not_trained_to_its_end_is_refused(tiny, trained, tmp_path):
+    settings, run = trained("train.epochs=1")
+    Path(run.folder, "records", "training.json").unlink()
+    with pytest.raises(UserError, match=r"run first was not trained to its end: resume it with `stratagem train"):
+        export(settings, tiny, run, "keras", "latest", str(tmp_path / "out"))
+
+
+def copied(model, keras_file, folder):
+    shutil.copyfile(keras_file, folder / "model")
+
+
+def broken(model, keras_file, folder):
+    raise RuntimeError("this was said first\nno such operation: Frobnicate")
+
+
+WRONG = [
+    (Format(copied, lambda folder: lambda x: found(x) + 1e-3), StratagemError, r"differs from Keras' by 0\.001 among "
+     r"the first 53 test examples, and 0\.0001 is allowed\. Nothing was left in .*out"),
+    (Format(copied, lambda folder: lambda x: found(x) * np.nan), StratagemError, "differs from Keras' by nan"),
+    (Format(copied, lambda folder: lambda x: found(x)[:1]), StratagemError, r"outputs of shape \(1, 10\), and Keras"),
+    (Format(broken, copied), UserError, r"cannot be exported as wrong \(RuntimeError: no such operation: Frob"),
+]  # fmt: skip
+
+
+def found(batch):
+    return keras.models.load_model("mlruns/runs/first/models/final.keras").predict(batch, verbose=0)
+
+
+def test_what_is_not_the_model_is_not_left_behind(tiny, trained, tmp_path, monkeypatch):
+    settings, run = trained("train.epochs=1")
+    for format, error, message in WRONG:
+        monkeypatch.setattr(exports, "find", {"wrong": format}.__getitem__)
+        with pytest.raises(error, match=message) as caught:
+            export(settings, tiny, run, "wrong", "latest", str(tmp_path / "new" / "er" / "out"))
+        assert type(caught.value) is error
+        assert not (tmp_path / "new").exists()
+
+
+def test_what_a_killed_export_left_goes_with_the_next_one(tiny, trained, tmp_path):
+    settings, run = trained("train.epochs=1")
+    for name in ("killed", "at_work", "mine"):
+        (tmp_path / f".export.{name}").mkdir()
+        (tmp_path / f".export.{name}" / ("file" if name == "mine" else files.MARK)).touch()
+    with FileLock(tmp_path / ".export.at_work" / files.MARK):
+        export(settings, tiny, run, "keras", "latest", str(tmp_path / "out"))
+    assert {path.name for path in tmp_path.glob(".export.*")} == {".export.at_work", ".export.mine"}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", config.names_of("exports"))
+def test_a_model_of_the_users_own_is_exported(tiny, trained, own, tmp_path, name):
+    installed(name)
+    code = OWN.format(decorator="@keras.saving.register_keras_serializable()", made="Small(num_classes)")
+    settings, run = trained(own(code), "model.options={}", "train.epochs=1")
+    made = export(settings, tiny, run, name, "latest", str(tmp_path / "out"))
+    assert (made.num_examples, made.max_difference <= 1e-4) == (53, True)
+    images = np.load(tiny.splits["test"].features["image"])
+    expected = keras.models.load_model(runs.load_training(run).final_model).predict(images, verbose=0)
+    np.testing.assert_allclose(BY_HAND[name](tmp_path / "out")(images), expected, rtol=0, atol=1e-4)
+    with open("mine.py", "a") as file:
+        file.write("\nWIDTH = 3\n")
+    again = export(settings, tiny, run, name, "latest", str(tmp_path / "again"))
+    assert again.weights_digest == made.weights_digest
+    assert again.model_digest != made.model_digest, "it is of other code"
+
+
+UNREGISTERED = OWN.format(decorator="", made="Small(num_classes)")
+LAMBDA = OWN.format(
+    decorator="",
+    made="keras.Sequential([keras.layers.Lambda(lambda x: x / 2), keras.layers.Flatten(), "
+    "keras.layers.Dense(num_classes)])",
+)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("code", "reason"), [(UNREGISTERED, "Small"), (LAMBDA, "lambda")], ids=["class", "lambda"])
+def test_a_model_that_keras_cannot_load_is_refused_with_the_reason(tiny, trained, own, tmp_path, code, reason):
+    settings, run = trained(own(code), "model.options={}", "train.epochs=1")
+    with pytest.raises(UserError, match=r"final.keras: Keras cannot load it \(.*must be registered, by") as caught:
+        export(settings, tiny, run, "savedmodel", "latest", str(tmp_path / "out"))
+    assert reason in str(caught.value)
+    assert "\n" not in str(caught.value)
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_manifest_can_be_read_without_this_program(tiny, trained, tmp_path):
+    settings, run = trained("train.epochs=1")
+    export(settings, tiny, run, "savedmodel", "latest", str(tmp_path / "out"))
+    said = json.loads((tmp_path / "out" / "export.json").read_text())
+    assert set(said) == {
+        "format", "run_id", "dataset", "checkpoint", "model_digest", "weights_digest", "data_version", "git_commit",
+        "inputs", "outputs", "num_examples", "max_difference", "files",
+    }  # fmt: skip
+    assert said["inputs"] == [{"name": "pixels", "shape": [None, 8, 8, 1], "dtype": "uint8"}]
+
+
+def test_a_format_whose_packages_are_not_installed_says_which_extra_has_them(monkeypatch):
+    extras = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]
+    wanted = {name: set(extras["optional-dependencies"].get(name, ())) for name in config.names_of("exports")}
+    for name, packages in wanted.items():
+        found = importlib.import_module(f"tasks.exports.{name}").FORMAT
+        assert set(found.packages) == {re.split("[<>=]", one)[0].replace("-", "_") for one in packages}
+    monkeypatch.setattr(importlib.util, "find_spec", {"onnxruntime": None, "tf2onnx": None}.__getitem__)
+    with pytest.raises(UserError, match=r"--format onnx needs onnxruntime and tf2onnx, not.*\.\[onnx\]"):
+        exports.find("onnx")
