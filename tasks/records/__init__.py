@@ -2,6 +2,7 @@
 
 from tasks.records.comparison import Comparison, ComparisonRow, Repeat
 from tasks.records.data import (
+    Column,
     DatasetManifest,
     Feature,
     HeldOut,
@@ -9,6 +10,7 @@ from tasks.records.data import (
     PreparedSplit,
     SourceFile,
     Target,
+    Task,
 )
 from tasks.records.record import Name, Place, R, Record, load, save
 from tasks.records.results import (

@@ -29,26 +29,58 @@ class DatasetManifest(Record):
     licence: str | None
 
 
-class Feature(Record):
-    """One input of a model: what the array of each split holds, and what was fitted on the training split."""
+class Column(Record):
+    """A column of a table, as one place or several of a feature hold it."""
 
-    kind: Literal["image"]
+    name: str
+    kind: Literal["number", "datetime", "category", "text", "image"]
+    width: int = 1
+    """Places that it takes in the feature."""
+    fill: float | None = None
+    """What stands for a missing number; None refuses a missing one."""
+
+
+class Feature(Record):
+    """One input of a model: what the array of each split holds, and what was fitted on the training split.
+
+    An ``image`` is uint8 (height, width, channels) of pixels. ``number`` is float32 (k,): k numbers as they are, which
+    the model standardises by ``mean`` and ``deviation``. ``category`` is int32 (k,): for each of k columns the place of
+    its value in that column's vocabulary. ``text`` is int32 (length,): the places of its words, filled up with 0. In a
+    vocabulary 0 is for what is missing and 1 for what the training split does not have; its words begin at 2.
+    """
+
+    kind: Literal["image", "number", "category", "text"]
     shape: tuple[int, ...]
-    """Of one example: (height, width, channels)."""
-    dtype: Literal["uint8"]
+    """Of one example."""
+    dtype: Literal["uint8", "int32", "float32"]
     mean: tuple[float, ...] = ()
-    """Of each channel, in 0..255."""
+    """Of each channel of an image, in 0..255, or of each number."""
     deviation: tuple[float, ...] = ()
     """The standard deviation, as the mean."""
+    columns: tuple[Column, ...] = ()
+    """Of a table, in the order of their places."""
+    vocabulary: str | None = None
+    """Of categories or words: a JSON file of one list of texts for each column, from place 2 on."""
+    vocabulary_sizes: tuple[int, ...] = ()
+    """How many numbers each column has, 0 and 1 included."""
+
+
+Task = Literal["classification", "multilabel", "regression"]
 
 
 class Target(Record):
     """What a model learns to tell."""
 
-    task: Literal["classification"]
+    task: Task
     num_outputs: int
-    """Numbers that a model gives for an example: one for each class."""
-    class_names: tuple[str, ...]
+    """Numbers that a model gives for an example: a logit for each class, or the numbers of a regression."""
+    class_names: tuple[str, ...] = ()
+    """Without any for a regression."""
+    columns: tuple[str, ...] = ()
+    """Of a table: one, or one for each label or number."""
+    mean: tuple[float, ...] = ()
+    """Of each number of a regression in the training split."""
+    deviation: tuple[float, ...] = ()
 
     @classmethod
     def of_classes(cls, names: Iterable[str]) -> Self:
@@ -64,10 +96,16 @@ class PreparedSplit(Record):
     features: dict[str, str]
     """The file of each feature: (n, *shape)."""
     labels: str
-    """Its file: int64 (n,)."""
+    """Its file: int64 (n,) for a classification, uint8 (n, classes) for several labels, float32 (n, numbers) for a
+    regression."""
+    weights: str | None = None
+    """The file of how much each example counts in the training loss: float32 (n,). None is 1 for each."""
     sha256: dict[str, str]
     """Of each file."""
     class_counts: tuple[int, ...]
+    """How many examples have each class; nothing for a regression."""
+    num_missing: dict[str, int] = {}
+    """How many values of a column were missing; a column without any is not there."""
 
 
 class HeldOut(Record):
@@ -92,6 +130,8 @@ class PreparedDataset(Record):
     raw_folder: str | None = None
     """Where TFDS' shards lie; None for a kind that has none, which cannot be streamed."""
     sources: tuple[SourceFile, ...] = ()
+    sha256: dict[str, str] = {}
+    """Of each file that is of no split: the vocabularies."""
     licence: str | None = None
     held_out: HeldOut | None = None
     data_version: str | None = None
