@@ -61,8 +61,6 @@ GITIGNORE = """\
 /.prepared.*
 /*.bad*
 """
-
-
 # Of a kind whose source is the user's own file or folder: there is nothing to download.
 LOCAL_PIPELINE = """\
 # data/<name>/params.yaml says which dataset this is.
@@ -83,6 +81,30 @@ stages:
       - data/${dataset.name}/prepared:
           persist: true
 """
+SUFFIXES = {".npz": "arrays"}
+"""The kind that reads a file, by the end of its name."""
+
+
+def kind_of(source: str) -> str:
+    """Return the kind of what a user names: a file or folder that is there, else a name of TFDS.
+
+    Raises:
+        UserError: a file that no kind reads.
+    """
+    path = Path(source)
+    if path.is_dir():
+        arrays = any(file.suffix == ".npy" for file in path.iterdir())
+        return "arrays" if arrays else "image_folder"
+    if path.is_file() and path.suffix.lower() in SUFFIXES:
+        return SUFFIXES[path.suffix.lower()]
+    if path.exists() or path.suffix.lower() in SUFFIXES or source.startswith((".", "/", "~")):
+        what = "no kind of dataset is read from such a file" if path.exists() else "no such file or folder"
+        raise UserError(
+            f"SOURCE = '{source}': {what}. Allowed: a folder of images (FOLDER/<class>/*), "
+            f"{', '.join(f'a file *{suffix}' for suffix in SUFFIXES)}, a folder of *.npy, or a dataset of TFDS (NAME "
+            "or NAME/CONFIG)"
+        )
+    return "tfds"
 
 
 def is_local(name: str, root: Path) -> bool:

@@ -13,7 +13,7 @@ from typing import Any
 
 from filelock import FileLock, Timeout
 
-from tasks import config, data_state, dataset_folder, dataset_kinds, errors, lineage, prepared_data, records
+from tasks import config, data_state, dataset_folder, errors, lineage, prepared_data, records
 from tasks.errors import StratagemError, UserError, one_of
 from tasks.process import dvc_cache, scratch
 from tasks.process.apart import run_apart
@@ -59,7 +59,7 @@ def add(source: str, name: str | None, values: Mapping[str, Any]) -> PreparedDat
     for key, instead in (("name", "--name NAME"), ("source", "another SOURCE")):
         if key in values:
             raise UserError(f"--set dataset.{key}={values[key]}: `data add` takes it elsewhere. Give {instead}")
-    kind = values.get("kind") or dataset_kinds.kind_of(source)
+    kind = values.get("kind") or dataset_folder.kind_of(source)
     values = {key: value for key, value in values.items() if key != "kind"}
     if kind == "tfds":
         if name is not None:

@@ -6,7 +6,6 @@
 import importlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -15,9 +14,6 @@ import numpy.typing as npt
 from tasks import config
 from tasks.errors import UserError
 from tasks.records import Feature, HeldOut, Target
-
-SUFFIXES = {".npz": "arrays"}
-"""The kind that reads a file, by the end of its name."""
 
 
 class Block(NamedTuple):
@@ -60,30 +56,9 @@ class Kind(Protocol):
 
 def find(kind: str) -> Kind:
     """Return the kind of a name."""
-    found: Any = importlib.import_module(f"tasks.dataset_kinds.{kind}")
-    return found  # type: ignore[no-any-return]
-
-
-def kind_of(source: str) -> str:
-    """Return the kind of what a user names: a file or folder that is there, else a name of TFDS.
-
-    Raises:
-        UserError: a file that no kind reads.
-    """
-    path = Path(source)
-    if path.is_dir():
-        arrays = any(file.suffix == ".npy" for file in path.iterdir())
-        return "arrays" if arrays else "image_folder"
-    if path.is_file() and path.suffix.lower() in SUFFIXES:
-        return SUFFIXES[path.suffix.lower()]
-    if path.exists() or path.suffix.lower() in SUFFIXES or source.startswith((".", "/", "~")):
-        what = "no kind of dataset is read from such a file" if path.exists() else "no such file or folder"
-        raise UserError(
-            f"SOURCE = '{source}': {what}. Allowed: a folder of images (FOLDER/<class>/*), "
-            f"{', '.join(f'a file *{suffix}' for suffix in SUFFIXES)}, a folder of *.npy, or a dataset of TFDS (NAME "
-            "or NAME/CONFIG)"
-        )
-    return "tfds"
+    module: Any = importlib.import_module(f"tasks.dataset_kinds.{kind}")
+    found: Kind = module
+    return found
 
 
 def split_rows(

@@ -21,7 +21,7 @@ import importlib.machinery, os, sys
 
 class Recorder:
     def find_spec(self, name, path=None, target=None):
-        if name not in ("tensorflow", "keras", "jax", "mlflow", "prefect"):
+        if name not in ("tensorflow", "keras", "jax", "mlflow", "prefect", "numpy"):
             return None
         spec = importlib.machinery.PathFinder.find_spec(name, path, target)
         execute = spec.loader.exec_module

@@ -55,6 +55,13 @@ def test_help_lists_every_command_and_imports_no_framework(run, record_imports, 
     assert run(["python", "-c", code]).stdout == "[]\n"
 
 
+def test_what_a_run_imports_before_prefect_is_light(run, project):
+    before = "flows.prefect_server, flows.tables, tasks.dvc_data, tasks.pipeline, tasks.process.client, tasks.runs"
+    heavy = "tensorflow keras jax mlflow prefect numpy dvc"
+    code = f"import {before}, sys; print([name for name in '{heavy}'.split() if name in sys.modules])"
+    assert run(["python", "-c", code]).stdout == "[]\n"
+
+
 def test_the_version(run):
     result = run(["stratagem", "--version"])
     version = tomllib.loads((CHECKOUT / "pyproject.toml").read_text())["project"]["version"]
@@ -100,6 +107,7 @@ def test_tensorflow_is_imported_once_and_not_by_the_flow(finished):
     # The flow's, and that of its own API server.
     assert finished.flow_process in finished.imports.of("prefect")
     assert len(finished.imports.of("prefect")) == 2
+    assert finished.flow_process not in finished.imports.of("numpy"), "0.2 s"
 
 
 @pytest.mark.slow

@@ -426,12 +426,12 @@ def test_a_source_says_its_kind(source):
     np.save(source / "arrays" / "x.npy", IMAGES)
     np.savez(source / "own.npz", x=IMAGES)
     (source / "letter.doc").touch()
-    found = {name: dataset_kinds.kind_of(str(source / name)) for name in ("photos", "arrays", "own.npz")}
+    found = {name: dataset_folder.kind_of(str(source / name)) for name in ("photos", "arrays", "own.npz")}
     assert found == {"photos": "image_folder", "arrays": "arrays", "own.npz": "arrays"}
-    assert dataset_kinds.kind_of("mnist") == dataset_kinds.kind_of("cmaterdb/bangla") == "tfds"
+    assert dataset_folder.kind_of("mnist") == dataset_folder.kind_of("cmaterdb/bangla") == "tfds"
     for wrong, message in (("letter.doc", "no kind of dataset is read from such a file"), ("gone", "no such file")):
         with pytest.raises(UserError, match=message):
-            dataset_kinds.kind_of(str(source / wrong))
+            dataset_folder.kind_of(str(source / wrong))
 
 
 @pytest.mark.parametrize("name", ["../data", "Photos", "a/b", "", "1st", "x" * 101, "a b", "..", "-x"])
