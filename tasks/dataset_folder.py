@@ -1,8 +1,11 @@
 """The folder data/<name> of a dataset: what says which dataset it is, and its own little pipeline for DVC."""
 
 import contextlib
+import errno
 import json
+import os
 import re
+import stat
 import sys
 from pathlib import Path
 from typing import Any
@@ -10,46 +13,33 @@ from typing import Any
 import yaml
 
 from tasks import config, files, lineage, prepared_data
-from tasks.errors import UserError
+from tasks.errors import UserError, cut
 
 MADE_BY_TFDS = re.compile(r"(dataset_info|features|metadata)\.json|.+\.labels\.txt|.+\.tfrecord-\d+-of-\d+")
 """The names of the files in raw/."""
-PIPELINE = """\
+# The two stages that a dataset can have; one whose source is the user's own has nothing to download.
+HEAD = """\
 # data/<name>/params.yaml says which dataset this is.
 # persist: DVC would remove a folder that is to be made again, with what else lies in it; the stages keep that.
 stages:
-  download:
+"""
+STAGE = """\
+  STAGE:
     wdir: ../..
-    cmd: python -m tasks download ${dataset.name}
+    cmd: python -m tasks STAGE ${dataset.name}
     deps:
-      - tasks/datasets/__init__.py
-      - OWN
-      - tasks/download.py
+DEPENDENCIES
+      - tasks/STAGE.py
     params:
       - data/${dataset.name}/params.yaml:
-          - dataset.version
+          - KEY
     outs:
-      - data/${dataset.name}/raw:
-          persist: true
-  prepare:
-    wdir: ../..
-    cmd: python -m tasks prepare ${dataset.name}
-    deps:
-      - data/${dataset.name}/raw
-      - tasks/datasets/__init__.py
-      - OWN
-      - tasks/dataset_kinds/tfds.py
-      - tasks/prepare.py
-    params:
-      - data/${dataset.name}/params.yaml:
-          - dataset.image_size
-    outs:
-      - data/${dataset.name}/prepared:
+      - data/${dataset.name}/OUTPUT:
           persist: true
 """
 # How the pipeline of a dataset ended that was added before its prepared folder was persisted.
 REMOVED_BY_DVC = "      - data/${dataset.name}/prepared\n"
-STAGE = "      - tasks/prepare.py\n"
+PREPARES = "      - tasks/prepare.py\n"
 # What it did not depend on before there were kinds of datasets.
 DECODER = "      - tasks/dataset_kinds/tfds.py\n"
 GITIGNORE = """\
@@ -61,40 +51,25 @@ GITIGNORE = """\
 /.prepared.*
 /*.bad*
 """
-# Of a kind whose source is the user's own file or folder: there is nothing to download.
-LOCAL_PIPELINE = """\
-# data/<name>/params.yaml says which dataset this is.
-# persist: DVC would remove a folder that is to be made again, with what else lies in it; the stage keeps that.
-stages:
-  prepare:
-    wdir: ../..
-    cmd: python -m tasks prepare ${dataset.name}
-    deps:
-      - SOURCE
-      - tasks/dataset_kinds/__init__.py
-      - tasks/dataset_kinds/KIND.py
-      - tasks/prepare.py
-    params:
-      - data/${dataset.name}/params.yaml:
-          - dataset
-    outs:
-      - data/${dataset.name}/prepared:
-          persist: true
-"""
 SUFFIXES = {".npz": "arrays"}
 """The kind that reads a file, by the end of its name."""
+MAX_NAMED = 20
+SPECIAL = {stat.S_IFIFO: "a pipe", stat.S_IFSOCK: "a socket", stat.S_IFCHR: "a device", stat.S_IFBLK: "a device"}
 
 
 def kind_of(source: str) -> str:
     """Return the kind of what a user names: a file or folder that is there, else a name of TFDS.
 
     Raises:
-        UserError: a file that no kind reads.
+        UserError: a file that no kind reads, or what cannot be read.
     """
     path = Path(source)
-    if path.is_dir():
-        arrays = any(file.suffix == ".npy" for file in path.iterdir())
-        return "arrays" if arrays else "image_folder"
+    try:
+        if path.is_dir():
+            return "arrays" if any(file.suffix == ".npy" for file in path.iterdir()) else "image_folder"
+        path.exists()
+    except OSError as error:  # Of another user's, or too long a name.
+        raise UserError(f"SOURCE = '{cut(source)}': cannot be read ({error.strerror})") from None
     if path.is_file() and path.suffix.lower() in SUFFIXES:
         return SUFFIXES[path.suffix.lower()]
     if path.exists() or path.suffix.lower() in SUFFIXES or source.startswith((".", "/", "~")):
@@ -113,19 +88,82 @@ def is_local(name: str, root: Path) -> bool:
     Raises:
         UserError: data/<name>/params.yaml does not say what dataset it is.
     """
-    folder = root / "data" / name
-    if not (folder / "params.yaml").exists():
-        return False
-    local: bool = config.read_description(folder).is_local
-    return local
+    return source_of(name, root) is not None
 
 
 def missing_source(name: str, root: Path) -> str | None:
     """Return the source of a dataset of the user's own that is not here, as in a clone; else None."""
-    if not is_local(name, root):
+    source = source_of(name, root)
+    return None if source is None or (root / source).exists() else source
+
+
+def source_of(name: str, root: Path) -> str | None:
+    """Return the file or folder of the user's that a dataset is read from, None for one of TFDS or none.
+
+    Raises:
+        UserError: data/<name>/params.yaml does not say what dataset it is.
+    """
+    folder = root / "data" / name
+    if not (folder / "params.yaml").exists():
         return None
-    source: str = config.read_description(root / "data" / name).source
-    return None if (root / source).exists() else source
+    described = config.read_description(folder)
+    return described.source if described.is_local else None
+
+
+def refuse_unreadable(source: str, root: Path) -> None:
+    """Look at everything in the source of a dataset before DVC opens it: DVC would wait for ever for a pipe.
+
+    Raises:
+        UserError: names what is neither a file nor a folder, cannot be read, or is a link to a folder (in which DVC
+            would see no change), out of the source, or to nothing.
+    """
+    whole = root / source
+    if not os.path.lexists(whole):  # As in a clone; its kind says so.
+        return
+    wrong: dict[str, str] = {}
+    real = os.path.realpath(whole)
+    if not whole.is_dir():
+        if reason := _unreadable(whole, os.path.dirname(real)):
+            raise UserError(f"dataset.source = '{source}' is {reason}. Give a file or folder that can be read")
+        return
+
+    def unreadable(error: OSError) -> None:
+        wrong[os.path.relpath(error.filename, whole)] = f"cannot be read: {error.strerror}"
+
+    for place, folders, names in os.walk(whole, onerror=unreadable):
+        for path in (Path(place, name) for name in (*folders, *names)):
+            if reason := _unreadable(path, real):
+                wrong[os.path.relpath(path, whole)] = reason
+    if wrong:
+        named = ", ".join(f"{path} ({reason})" for path, reason in sorted(wrong.items())[:MAX_NAMED])
+        more = f" and {len(wrong) - MAX_NAMED} more" if len(wrong) > MAX_NAMED else ""
+        raise UserError(
+            f"dataset.source = '{source}': {len(wrong)} of its files and folders cannot be used: {named}{more}. Put "
+            "what can be read in their place, or remove them"
+        )
+
+
+def _unreadable(path: Path, inside: str) -> str | None:
+    """Return why a file or folder cannot be part of a source, of which the real path is ``inside``; None if it can."""
+    link = path.is_symlink()
+    try:
+        mode = path.stat().st_mode
+    except OSError as error:
+        if link:
+            return "a link round in a circle" if error.errno == errno.ELOOP else "a link to nothing"
+        return f"cannot be read: {error.strerror}"
+    if link and stat.S_ISDIR(mode):
+        return "a link to a folder, in which DVC would see no change"
+    if link and not Path(os.path.realpath(path)).is_relative_to(inside):
+        return "a link out of it"
+    if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
+        return SPECIAL.get(stat.S_IFMT(mode), "no file")
+    try:
+        if stat.S_ISREG(mode):
+            path.open("rb").close()
+    except OSError as error:
+        return f"cannot be read: {error.strerror}"
+    return None
 
 
 def changed_since_prepared(folder: Path) -> str | None:
@@ -223,7 +261,13 @@ def local_pipeline(description: config.LocalDescription) -> str:
     if "${" in description.source:
         raise UserError(f"dataset.source = '{description.source}': DVC reads ${{ as a variable; give it another name")
     source = json.dumps(description.source, ensure_ascii=False)
-    return LOCAL_PIPELINE.replace("KIND", description.kind).replace("SOURCE", source)
+    code = ["tasks/dataset_kinds/__init__.py", f"tasks/dataset_kinds/{description.kind}.py"]
+    return HEAD + _stage("prepare", [source, *code], "dataset", "prepared")
+
+
+def _stage(name: str, dependencies: list[str], key: str, output: str) -> str:
+    text = STAGE.replace("STAGE", name).replace("KEY", key).replace("OUTPUT", output)
+    return text.replace("DEPENDENCIES", "\n".join(f"      - {one}" for one in dependencies))
 
 
 def _refuse_files_of_the_users(folder: Path, wanted: dict[str, str]) -> None:
@@ -287,7 +331,7 @@ def _bring_up_to_date(folder: Path) -> None:
         if text.endswith(REMOVED_BY_DVC):
             text = f"{text[:-1]}:\n          persist: true\n"
         if DECODER not in text:
-            text = text.replace(STAGE, DECODER + STAGE)
+            text = text.replace(PREPARES, DECODER + PREPARES)
         if text != before:
             with files.replacing(path) as written:
                 written.write_text(text, encoding="utf-8")
@@ -301,8 +345,11 @@ def _bring_up_to_date(folder: Path) -> None:
 def tfds_pipeline(name: str) -> str:
     """Return the dvc.yaml of a dataset. One of tasks/datasets/ depends on its own file, and on no other one's."""
     builder = name.partition("-")[0]
-    own = f"      - tasks/datasets/{builder}.py\n" if builder in config.names_of("datasets") else ""
-    return PIPELINE.replace("      - OWN\n", own)
+    own = [f"tasks/datasets/{builder}.py"] if builder in config.names_of("datasets") else []
+    code = ["tasks/datasets/__init__.py", *own]
+    raw = "data/${dataset.name}/raw"
+    prepare = _stage("prepare", [raw, *code, "tasks/dataset_kinds/tfds.py"], "dataset.image_size", "prepared")
+    return HEAD + _stage("download", code, "dataset.version", "raw") + prepare
 
 
 def remove(folder: Path, root: Path) -> list[str]:

@@ -69,7 +69,7 @@ def add(source: str, name: str | None, values: Mapping[str, Any]) -> PreparedDat
         settings = config.load(None, {f"dataset.{key}": value for key, value in values.items()})
         check_source(settings.dataset)
         return prepare_data(settings) or load_prepared(settings.dataset.name)
-    path = Path(source).resolve()
+    path = Path(os.path.realpath(source))
     if not path.exists():
         raise UserError(f"SOURCE = '{source}': no such file or folder. Give one that is there")
     place = path.relative_to(root) if path.is_relative_to(root) else path
@@ -91,6 +91,8 @@ def _bring_up_to_date(
     if not force and data_state.is_known(root, name):
         return load_prepared(name) if stage == "prepare" else None
     try:
+        if (source := dataset_folder.source_of(name, root)) is not None:
+            dataset_folder.refuse_unreadable(source, root)
         with data_state.remembered(root, name) if stage == "prepare" else contextlib.nullcontext():
             _reproduce(f"data/{name}/dvc.yaml:{stage}", downloads, root, force)
     except BaseException:

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 from filelock import FileLock
 
-from tasks import config, dataset_kinds, files, prepared_data, records
+from tasks import config, dataset_folder, dataset_kinds, files, prepared_data, records
 from tasks.errors import UserError
 from tasks.records import Feature, HeldOut, PreparedDataset, PreparedSplit, Target
 
@@ -36,6 +36,8 @@ def prepare(dataset: config.Description) -> PreparedDataset:
     target = folder / "prepared"
     try:
         with FileLock(folder / ".prepare.lock"):
+            if isinstance(dataset, config.LocalDescription):
+                dataset_folder.refuse_unreadable(dataset.source, root)
             examples = dataset_kinds.find(dataset.kind).examples(dataset)
             files.remove_scratch(folder.glob(".prepared.*"), root)  # of killed runs
             with files.scratch(folder, ".prepared.") as scratch:
@@ -73,7 +75,7 @@ def _write(
         for block in examples.blocks():
             writers[block.split].write(block.features, block.labels)
     splits = {split: writer.describe(target) for split, writer in sorted(writers.items())}
-    if dataset.is_local:
+    if dataset.is_local:  # A builder of TFDS may declare classes and splits that have no examples.
         _check(dataset, examples.target, splits)
     fitted = writers.get("train")
     features = {

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import IO, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -146,19 +146,19 @@ def _members(source: Path) -> dict[str, _Member]:
 
 
 @contextmanager
-def _opened(source: Path, name: str) -> Iterator[BinaryIO]:
+def _opened(source: Path, name: str) -> Iterator[IO[bytes]]:
     try:
         if source.is_dir():
             with (source / f"{name}.npy").open("rb") as file:
                 yield file
         else:
             with zipfile.ZipFile(source) as archive, archive.open(f"{name}.npy") as member:
-                yield member  # type: ignore[misc]
+                yield member
     except (OSError, zipfile.BadZipFile, zlib.error, EOFError, ValueError, RuntimeError) as error:
         raise UserError(f"dataset.source = '{source}': the array '{name}' cannot be read ({error})") from None
 
 
-def _header(file: BinaryIO) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
+def _header(file: IO[bytes]) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
     """Return shape, whether it is in Fortran's order, and dtype."""
     version = np.lib.format.read_magic(file)
     read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0

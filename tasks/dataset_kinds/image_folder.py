@@ -47,8 +47,8 @@ def examples(dataset: config.ImageFolder) -> Examples:
     all are grey, else three. Hidden files and Windows' Thumbs.db do not count.
 
     Raises:
-        UserError: no such folder, no classes, a class with one image, classes that differ between splits, a link that
-            leads out of the folder, images of different sizes and no ``image_size``, or files that are no whole image.
+        UserError: no such folder, no classes, a class with one image, classes that differ between splits, images of
+            different sizes and no ``image_size``, or files that are no whole image.
     """
     source = config.project_root() / dataset.source
     by_split = _find(source)
@@ -105,7 +105,7 @@ def _find(source: Path) -> dict[str, dict[str, list[Path]]]:
         if len(set(as_splits.values())) < len(folders):
             names = ", ".join(folder.name for folder in folders)
             raise UserError(f"dataset.source = '{source}': of {names} two are one split. Keep one. {allowed}")
-        found = {split: _classes(folder, source) for folder, split in as_splits.items()}
+        found = {split: _classes(folder) for folder, split in as_splits.items()}
         for split, classes in found.items():
             if different := sorted(classes.keys() ^ found["train"].keys()):
                 raise UserError(
@@ -113,7 +113,7 @@ def _find(source: Path) -> dict[str, dict[str, list[Path]]]:
                     f"{', '.join(different[:MAX_NAMED])} {'is' if len(different) == 1 else 'are'} in one of them only"
                 )
     else:
-        found = {"train": _classes(source, source)}
+        found = {"train": _classes(source)}
     for split, classes in found.items():
         if len(classes) < 2:
             has = ", ".join(classes) or "none"
@@ -129,34 +129,19 @@ def _find(source: Path) -> dict[str, dict[str, list[Path]]]:
 
 def _folders(folder: Path) -> list[Path]:
     """Return the folders in one, sorted; not hidden ones, nor what macOS puts into archives."""
-    found = [path for path in folder.iterdir() if path.is_dir() and not path.name.startswith((".", "__MACOSX"))]
-    for path in found:
-        _refuse_linked_folder(path)
+    found = (path for path in folder.iterdir() if path.is_dir() and not path.name.startswith((".", "__MACOSX")))
     return sorted(found)
 
 
-def _refuse_linked_folder(path: Path) -> None:
-    if path.is_symlink():
-        raise UserError(f"{path} is a link to a folder, in which DVC would see no change: put the folder itself there")
-
-
-def _classes(folder: Path, source: Path) -> dict[str, list[Path]]:
+def _classes(folder: Path) -> dict[str, list[Path]]:
     """Return the files of each class, sorted."""
     found: dict[str, list[Path]] = {}
     for own in _folders(folder):
         found[own.name] = []
         for place, folders, names in os.walk(own):
             folders[:] = sorted(name for name in folders if not name.startswith("."))
-            for name in [*folders, *sorted(names)]:
-                path = Path(place, name)
-                if name in folders:
-                    _refuse_linked_folder(path)
-                if path.is_symlink() and not path.resolve().is_relative_to(source.resolve()):
-                    raise UserError(
-                        f"{path} leads out of dataset.source = '{source}': put what it leads to into that folder"
-                    )
-                if name in names and not name.startswith(".") and name != "Thumbs.db":
-                    found[own.name].append(path)
+            wanted = (name for name in sorted(names) if not name.startswith(".") and name != "Thumbs.db")
+            found[own.name] += [Path(place, name) for name in wanted]
     return found
 
 
@@ -181,14 +166,19 @@ def _header(path: Path, broken: dict[Path, str]) -> _Header | None:
             if exif.get(ORIENTATION, 1) >= 5:
                 width, height = height, width
             return _Header(path, (height, width), image.mode in ("1", "L", "LA") or image.mode.startswith("I"))
-    except PermissionError:
-        raise
     except Exception as error:  # Pillow's readers raise whatever a broken file leads them to.
         broken[path] = _reason(path, error)
         return None
 
 
 def _reason(path: Path, error: Exception) -> str:
+    """Return why a file is no whole image.
+
+    Raises:
+        UserError: the file system did not give it, which says nothing of the image.
+    """
+    if isinstance(error, OSError) and error.errno is not None:
+        raise UserError(f"{path} cannot be read ({error.strerror}): make it readable, or remove it") from None
     if path.exists() and path.stat().st_size == 0:
         return "empty"
     if isinstance(error, Image.DecompressionBombWarning | Image.DecompressionBombError):
@@ -258,8 +248,6 @@ def _decode(path: Path, shape: tuple[int, ...], broken: dict[Path, str]) -> npt.
             if image.size != (width, height):
                 image = image.resize((width, height), Image.Resampling.BILINEAR)
             return np.asarray(image, np.uint8).reshape(shape)
-    except PermissionError:
-        raise
     except Exception as error:  # As in `_header`.
         broken[path] = _reason(path, error)
         return None
