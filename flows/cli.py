@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from flows import data
-from flows.command import command
+from flows.command import NO_SETTINGS, Debug, Json, command
 
 if TYPE_CHECKING:
     from tasks.config import Settings
@@ -23,8 +23,6 @@ app.add_typer(data.app, name="data")
 
 Recipe = Annotated[str | None, typer.Argument(help="A name in recipes/ or a path; without one, params.yaml alone.")]
 Set = Annotated[list[str], typer.Option("--set", metavar="KEY=VALUE", help="One setting, such as train.epochs=3.")]
-Json = Annotated[bool, typer.Option("--json", help="Print one JSON record to standard output, and nothing else there.")]
-Debug = Annotated[bool, typer.Option("--debug", help="Show tracebacks and Prefect's log.")]
 Resume = Annotated[
     str | None, typer.Option("--resume", metavar="RUN|latest", help="Resume this run, from its latest checkpoint.")
 ]
@@ -32,7 +30,6 @@ AllowChanges = Annotated[
     bool, typer.Option("--allow-changes", help="With --resume: also with settings or data of another training.")
 ]
 Fresh = Annotated[bool, typer.Option("--fresh", help="Start a new run, also where one of the same is unfinished.")]
-NO_SETTINGS: list[str] = []
 
 
 def _print_version(wanted: bool) -> None:

@@ -1,4 +1,5 @@
-"""How a command ends: with the exit code that the shell expects, and one message where something went wrong."""
+"""What most commands take, and how each ends: with the exit code that the shell expects, and one message where
+something went wrong."""
 
 import os
 import signal
@@ -6,6 +7,13 @@ import sys
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Annotated
+
+import typer
+
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON record to standard output, and nothing else there.")]
+Debug = Annotated[bool, typer.Option("--debug", help="Show tracebacks and Prefect's log.")]
+NO_SETTINGS: list[str] = []
 
 
 @contextmanager

@@ -7,7 +7,19 @@ from rich.console import Console
 from rich.table import Table
 
 from tasks import config, report, runs
-from tasks.records import Comparison, EvaluationResult, ExportedModel, Record, Run, RunSummary, TensorShape
+from tasks.records import (
+    Comparison,
+    EvaluationResult,
+    ExportedModel,
+    PreparedDataset,
+    Record,
+    Run,
+    RunSummary,
+    TensorShape,
+)
+
+MAX_CLASSES = 30
+"""That are printed of a dataset."""
 
 
 def print_rows(rows: Mapping[str, str]) -> None:
@@ -132,6 +144,52 @@ def print_comparison(result: Comparison) -> None:
         f"{result.model} on {result.dataset}, {result.epochs} epochs, {result.global_batch_size} examples a step"
     )
     console.print(f"table: {result.folder}; runs: stratagem ui, under the run {result.run_id}")
+
+
+def print_dataset(prepared: PreparedDataset) -> None:
+    """Print what a prepared dataset holds: its features, its splits, and the examples of each class."""
+    splits = prepared.splits
+    print_rows(
+        {
+            "name": prepared.name,
+            "kind": f"{prepared.kind}, version {prepared.version}",
+            "data version": prepared.data_version or "not under DVC",
+            "folder": prepared.folder,
+            "features": ", ".join(_features(prepared)),
+            "task": f"{prepared.target.task}, {prepared.target.num_outputs} outputs",
+        }
+    )
+    print()
+    table = Table(box=None, padding=(0, 2, 0, 0))
+    table.add_column("examples")
+    for split in splits:
+        table.add_column(split, justify="right")
+    table.add_row("all", *(f"{split.num_examples:,}" for split in splits.values()))
+    for number, name in enumerate(prepared.target.class_names[:MAX_CLASSES]):
+        table.add_row(name, *(f"{split.class_counts[number]:,}" for split in splits.values()))
+    Console(highlight=False, markup=False).print(table)
+    if (more := len(prepared.target.class_names) - MAX_CLASSES) > 0:
+        print(f"and {more:,} classes more: --json has all")
+
+
+def print_datasets(found: Mapping[str, PreparedDataset | None]) -> None:
+    """Print a line for each dataset."""
+    table = Table(box=None, padding=(0, 2, 0, 0))
+    for column in ("name", "kind", "features", "examples", "data version"):
+        table.add_column(column, justify="right" if column == "examples" else "left")
+    for name, one in found.items():
+        if one is None:
+            table.add_row(name, "", "not prepared", "", "")
+            continue
+        total = sum(split.num_examples for split in one.splits.values())
+        table.add_row(name, one.kind, ", ".join(_features(one)), f"{total:,}", (one.data_version or "")[:12])
+    Console(highlight=False, markup=False).print(table)
+
+
+def _features(prepared: PreparedDataset) -> list[str]:
+    return [
+        f"{name} ({feature.kind} {' x '.join(map(str, feature.shape))})" for name, feature in prepared.features.items()
+    ]
 
 
 def print_strategies() -> None:

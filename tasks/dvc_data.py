@@ -13,7 +13,7 @@ from typing import Any
 
 from filelock import FileLock, Timeout
 
-from tasks import config, data_state, dataset_folder, errors, lineage, prepared_data, records
+from tasks import config, data_state, dataset_folder, errors, lineage, prepared_data, records, runs
 from tasks.errors import StratagemError, UserError, one_of
 from tasks.process import dvc_cache, scratch
 from tasks.process.apart import run_apart
@@ -153,8 +153,7 @@ def load_prepared(name: str) -> PreparedDataset:
 def list_datasets() -> dict[str, PreparedDataset | None]:
     """Return the datasets in data/ by name; None for one that is not prepared, or whose record cannot be read."""
     found: dict[str, PreparedDataset | None] = {}
-    for described in sorted((config.project_root() / "data").glob("*/params.yaml")):
-        name = described.parent.name
+    for name in _names():
         try:
             found[name] = load_prepared(name)
         except UserError:
@@ -162,20 +161,43 @@ def list_datasets() -> dict[str, PreparedDataset | None]:
     return found
 
 
+def show(name: str) -> PreparedDataset:
+    """Return the record of a dataset in data/ that is prepared.
+
+    Raises:
+        UserError: there is no such dataset, or it is not prepared.
+    """
+    _check_known(name)
+    return load_prepared(name)
+
+
+def _names() -> list[str]:
+    return sorted(path.parent.name for path in (config.project_root() / "data").glob("*/params.yaml"))
+
+
+def _check_known(name: str) -> None:
+    if name not in (known := _names()):
+        raise UserError(one_of("dataset", name, known) + ", which are the folders of data/")
+
+
 def remove(name: str) -> list[str]:
     """Remove the folder of a dataset and what was made in it; return what is not ours and stays, from the project's
     folder.
 
     Raises:
-        UserError: there is no such dataset, or another command is making its data.
+        UserError: there is no such dataset, a run is at work on it, or another command is making its data.
     """
     root = config.project_root()
-    if name not in list_datasets():
-        raise UserError(one_of("dataset", name, list_datasets()) + ", which are the folders of data/")
+    _check_known(name)
     state = root / ".dvc" / "tmp"
     state.mkdir(parents=True, exist_ok=True)
     try:
         with FileLock(state / "stratagem.lock", timeout=1.0):
+            if at_work := runs.at_work_on(name):
+                raise UserError(
+                    f"data/{name}: run {at_work[0].run_id} on {at_work[0].host} is at work on it: wait for its end, or "
+                    "end it, then remove the dataset"
+                )
             prepared_data.set_foreign_aside(name)
             left = dataset_folder.remove(root / "data" / name, root)
             data_state.forget(root, name)

@@ -160,6 +160,23 @@ def run() -> Run:
     return run
 
 
+@pytest.fixture
+def mount_small() -> Iterator[Callable[[Path, str], None]]:
+    """``mount_small(folder, "size=64k")``: a file system with so little room lies there until the test ends."""
+    mounted = []
+
+    def mount_small(folder: Path, option: str) -> None:
+        command = ["mount", "-t", "tmpfs", "-o", option, "tmpfs", str(folder)]
+        mounting = subprocess.run(command, capture_output=True, text=True, check=False)
+        if mounting.returncode:
+            pytest.skip(f"a file system cannot be mounted here: {mounting.stderr.strip()}")
+        mounted.append(folder)
+
+    yield mount_small
+    for folder in mounted:
+        subprocess.run(["umount", "--lazy", folder], check=True)
+
+
 @pytest.fixture(scope="session")
 def archives() -> Path:
     """Real MNIST and Fashion-MNIST archives, for machines that have them: FOLDER/<dataset>/<last part of the URL>."""

@@ -6,7 +6,7 @@ from typing import Annotated, Any, ClassVar, Literal, TypeAlias, get_args
 import yaml
 from pydantic import Field, ValidationError
 
-from tasks.config.section import Count, Pixels, Section, Text
+from tasks.config.section import Count, Pixels, Section, Text, refusal
 from tasks.errors import UserError, one_of, shown
 
 
@@ -81,13 +81,9 @@ def describe(values: dict[str, Any], where: str) -> Any:
             raise UserError(
                 f"{where}: {one_of(f'key of a dataset of kind {kind}', key, kinds[kind].model_fields)}"
             ) from None
-        meaning = " ".join(
-            ((kinds[kind].model_fields[key].description if key in kinds[kind].model_fields else "") or "").split()
-        )
-        reasons = dict.fromkeys(one["msg"].lower() for one in error.errors() if one["loc"][:1] == (key,))
-        raise UserError(
-            f"{where}: dataset.{key} = {shown(values.get(key))}: {', or '.join(reasons)}. {meaning}"
-        ) from None
+        of_value = (one for one in error.errors() if one["loc"][:1] == (key,))
+        said = refusal(f"dataset.{key}", values.get(key), of_value, kinds[kind].model_fields.get(key))
+        raise UserError(f"{where}: {said}") from None
 
 
 def read_description(folder: Path) -> Any:

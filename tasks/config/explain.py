@@ -6,6 +6,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from tasks.config.schema import Settings, fields_of, kinds_of
+from tasks.config.section import refusal
 from tasks.errors import one_of, shown
 
 
@@ -45,12 +46,8 @@ def explain(error: ValidationError, values: Mapping[str, Any]) -> str:
     inside = [k for k in known if k.startswith(f"{key}.")]
     if inside:
         return f"{key} = {shown(value)}: this is a section. Set its keys: {', '.join(inside)}"
-    # A union of plain types reports one error for each of them.
-    reasons = dict.fromkeys(
-        _lower(e["msg"]) for e in error.errors() if e["loc"][: len(parts)] == first["loc"][: len(parts)]
-    )
-    meaning = " ".join((known[key].description or "").split()) if key in known else ""
-    return f"{key} = {shown(value)}: {', or '.join(reasons)}. {meaning}{' ' if meaning else ''}Give --set {key}=VALUE."
+    of_value = (one for one in error.errors() if one["loc"][: len(parts)] == first["loc"][: len(parts)])
+    return f"{refusal(key, value, of_value, known.get(key))} Give --set {key}=VALUE."
 
 
 def _unknown_key(parts: Sequence[str], known: Iterable[str], values: Mapping[str, Any]) -> str:
@@ -68,7 +65,3 @@ def _unknown_key(parts: Sequence[str], known: Iterable[str], values: Mapping[str
     if elsewhere:
         return f"unknown key '{key}': did you mean '{elsewhere[0]}'? Allowed: {', '.join(sorted(allowed))}"
     return one_of("key", key, allowed)
-
-
-def _lower(message: str) -> str:
-    return message[:1].lower() + message[1:]

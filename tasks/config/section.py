@@ -1,10 +1,13 @@
 """What a section of the settings is, and the bounds that several of them have."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Annotated, Any, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 from pydantic.fields import FieldInfo
+from pydantic_core import ErrorDetails
+
+from tasks.errors import shown
 
 # Larger numbers are slips of the keyboard: they are refused before anything is made in their size.
 MAX_COUNT = 1_000_000_000
@@ -19,6 +22,13 @@ Devices = Annotated[int, Field(gt=0, le=MAX_DEVICES)]
 
 def _takes_bool(field: FieldInfo) -> bool:
     return bool in (field.annotation, *get_args(field.annotation))
+
+
+def refusal(key: str, value: object, errors: Iterable[ErrorDetails], field: FieldInfo | None) -> str:
+    """Return what is wrong with a value, of which a union of types reports an error each, and what its key means."""
+    reasons = dict.fromkeys(error["msg"][:1].lower() + error["msg"][1:] for error in errors)
+    meaning = " ".join((field.description or "").split()) if field else ""
+    return f"{key} = {shown(value)}: {', or '.join(reasons)}. {meaning}".rstrip()
 
 
 class Section(BaseModel):

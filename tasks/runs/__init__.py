@@ -3,7 +3,18 @@ which one a command resumes (`index`, `resume`); what killed processes left (`le
 reading them again (`catalogue`); and what Prefect was not told of (`unreported`)."""
 
 from tasks.runs.catalogue import forget
-from tasks.runs.holds import Hold, dead_holders, describe, hold, hold_run, is_held, is_over, key_of, refuse_held
+from tasks.runs.holds import (
+    Hold,
+    at_work_on,
+    dead_holders,
+    describe,
+    hold,
+    hold_run,
+    is_held,
+    is_over,
+    key_of,
+    refuse_held,
+)
 from tasks.runs.identity import boot_id, process_space, project_id
 from tasks.runs.index import (
     find,

@@ -20,7 +20,8 @@ from tasks import config, records
 from tasks.errors import UserError
 from tasks.records import Holder, Run
 from tasks.runs.identity import boot_id, process_space
-from tasks.runs.index import find_named
+from tasks.runs.index import find_named, find_not_final
+from tasks.runs.outcome import status
 
 # A process that looks whether a lock is free holds it for a moment.
 MOMENT_SECONDS = 2.0
@@ -149,6 +150,12 @@ def is_held(key: str) -> bool:
 def is_over(run: Run) -> bool:
     """Return whether no process of this machine, in any container, is at work on a run; False for another machine's."""
     return _is_here(run) and not is_held(run.key)
+
+
+def at_work_on(dataset: str) -> list[Run]:
+    """Return the runs and comparisons on a dataset that are at work; those of another machine, if they say so."""
+    unfinished = (run for run in find_not_final() if (ended := status(run)) and ended.status == "RUNNING")
+    return [run for run in unfinished if run.settings.get("dataset", {}).get("name") == dataset and not is_over(run)]
 
 
 def dead_holders() -> list[tuple[Path, Holder]]:

@@ -1,5 +1,6 @@
 import os
 import shutil
+import socket
 import subprocess
 import sys
 import threading
@@ -10,7 +11,7 @@ import pytest
 import yaml
 from filelock import FileLock
 
-from tasks import config, dataset_folder, dvc_data, prepared_data
+from tasks import config, dataset_folder, dvc_data, prepared_data, records, runs
 from tasks.errors import StratagemError, UserError
 
 
@@ -196,6 +197,43 @@ def test_a_dvc_command_that_runs_outside_is_waited_for(project, digits_folder, m
     assert (project / "data" / "digits" / "done").exists()
 
 
+def test_a_name_that_is_not_there_gets_the_nearest_one(project):
+    for ask in (dvc_data.show, dvc_data.remove):
+        with pytest.raises(UserError, match=r"unknown dataset 'digtis': did you mean 'digits'.+the folders of data/"):
+            ask("digtis")
+    with pytest.raises(UserError, match=r"dataset digits is not prepared: `stratagem prepare --set"):
+        dvc_data.show("digits")
+
+
+def test_a_dataset_that_a_run_is_at_work_on_is_not_removed(project):
+    settings = _load()
+    run = records.Run(
+        run_id="a" * 32,
+        experiment="tests",
+        name="tests",
+        folder=f"mlruns/runs/{'a' * 32}",
+        lineage=records.Lineage(git_commit=None, git_dirty=None, code_digest="", settings_digest="", data_version=None),
+        settings=settings.to_json(),
+        key=runs.key_of(settings),
+        host=socket.gethostname(),
+    )
+    records.save(run, project / run.folder / "records" / "run.json")
+    runs.set_status(run, "RUNNING")
+    with (
+        runs.hold(run.key, "tests"),
+        pytest.raises(UserError, match=f"data/digits: run {run.run_id} on .+ is at work"),
+    ):
+        dvc_data.remove("digits")
+    assert (project / "data" / "digits" / "params.yaml").exists()
+    with runs.hold(run.key, "tests"):
+        runs.set_status(run, "FINISHED")
+        assert runs.at_work_on("digits") == [], "another one with its settings may have begun"
+        runs.set_status(run, "RUNNING")
+        assert runs.at_work_on("digits") == [run]
+        assert runs.at_work_on("mnist") == []
+    assert dvc_data.remove("digits") == [], "its process was killed"
+
+
 PHOTOS = """
 import numpy as np
 import tensorflow_datasets as tfds
@@ -241,22 +279,10 @@ def test_photos_of_many_sizes_without_a_test_split(project, run):
     prepared_data.verify(prepared)
 
 
-@pytest.fixture
-def small_cache(project):
-    """DVC's cache on a file system of 64 kB."""
-    cache = project / ".dvc" / "cache"
-    cache.mkdir()
-    mounting = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", cache], capture_output=True, text=True, check=False
-    )
-    if mounting.returncode:
-        pytest.skip(f"a file system cannot be mounted here: {mounting.stderr.strip()}")
-    yield cache
-    subprocess.run(["umount", "--lazy", cache], check=True)
-
-
 @pytest.mark.slow
-def test_a_full_disk_is_one_message_and_nothing_is_done_twice(project, small_cache, run):
+def test_a_full_disk_is_one_message_and_nothing_is_done_twice(project, mount_small, run):
+    (project / ".dvc" / "cache").mkdir()
+    mount_small(project / ".dvc" / "cache", "size=64k")
     full = run(["stratagem", "prepare", "--set", "dataset.name=noise"])
     assert full.returncode == 1
     (message,) = [line for line in full.stderr.splitlines() if line.startswith("error: ")]
@@ -265,15 +291,11 @@ def test_a_full_disk_is_one_message_and_nothing_is_done_twice(project, small_cac
 
 
 @pytest.fixture
-def leave_inodes(project, tmp_path):
+def leave_inodes(project, tmp_path, mount_small):
     """A function that returns a copy of the project on a file system with this number of inodes left."""
     small = tmp_path / "small"
     small.mkdir()
-    mounting = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "nr_inodes=1000", "tmpfs", small], capture_output=True, text=True, check=False
-    )
-    if mounting.returncode:
-        pytest.skip(f"a file system cannot be mounted here: {mounting.stderr.strip()}")
+    mount_small(small, "nr_inodes=1000")
 
     def leave(number: int) -> Path:
         copy = shutil.copytree(project, small / "project")
@@ -282,8 +304,7 @@ def leave_inodes(project, tmp_path):
             (small / "fillers" / str(filler)).touch()
         return copy
 
-    yield leave
-    subprocess.run(["umount", "--lazy", small], check=True)
+    return leave
 
 
 @pytest.mark.slow

@@ -2,7 +2,6 @@ import importlib
 import json
 import re
 import shutil
-import subprocess
 import sys
 import tomllib
 from hashlib import sha256
@@ -231,23 +230,16 @@ def test_a_folder_that_cannot_be_made_is_one_message(tiny, trained, tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["keras", "savedmodel"])
-def test_a_full_disk_is_one_message_and_leaves_nothing(tiny, trained, tmp_path, name):
+def test_a_full_disk_is_one_message_and_leaves_nothing(tiny, trained, tmp_path, mount_small, name):
     # As large as several pages, so that a disk of a few can be full.
     settings, run = trained("train.epochs=1", "model.options={units: [512]}")
     small = tmp_path / "small"
     small.mkdir()
-    mounting = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", small], capture_output=True, text=True, check=False
-    )
-    if mounting.returncode:
-        pytest.skip(f"a file system cannot be mounted here: {mounting.stderr.strip()}")
-    try:
-        with pytest.raises(StratagemError, match=r"cannot be written \(No space left on device\). Make room") as caught:
-            export(settings, tiny, run, name, "latest", str(small / "out" / "model"))
-        assert caught.value.exit_code == 1
-        assert list(small.iterdir()) == []
-    finally:
-        subprocess.run(["umount", "--lazy", small], check=True)
+    mount_small(small, "size=64k")
+    with pytest.raises(StratagemError, match=r"cannot be written \(No space left on device\). Make room") as caught:
+        export(settings, tiny, run, name, "latest", str(small / "out" / "model"))
+    assert caught.value.exit_code == 1
+    assert list(small.iterdir()) == []
 
 
 def test_a_model_that_is_missing_or_damaged_is_refused(tiny, trained, tmp_path):
