@@ -73,7 +73,7 @@ def print_run(summary: RunSummary, changed: bool = True) -> None:
         "strategy": f"{summary.strategy}, {replicas}, loop {summary.loop}",
         "trained": f"{summary.epochs} epochs, {summary.steps:,} steps",
         "examples/s": speed,
-        **{f"test {name}": f"{summary.metrics[f'test/{name}']:.4f}" for name in config.names_of("metrics")},
+        **{name.replace("/", " "): f"{value:.4f}" for name, value in summary.metrics.items() if name != "test/loss"},
         "checkpoint": summary.checkpoint,
         "model": f"{summary.model_version} {' '.join('@' + alias for alias in summary.aliases)}"
         if summary.model_version

@@ -145,6 +145,5 @@ def result_page(summary: RunSummary, run: Run, trained: TrainingResult) -> str:
         "Git commit": f"`{summary.git_commit}`{' with changes' if summary.git_dirty else ''}",
     }
     table = "\n".join(f"| {name} | {value} |" for name, value in rows.items())
-    folder = Path(run.folder) / "report"
-    pictures = f"Confusion matrix: `{folder / 'confusion_matrix.png'}`, curves: `{folder / 'learning_curve.png'}`"
+    pictures = f"Pictures of the predictions and of the epochs: `{Path(run.folder) / 'report'}`"
     return f"# {run.name}\n\n| | |\n|---|---|\n{table}\n\n{pictures}\n"

@@ -20,6 +20,7 @@ from tasks.errors import StratagemError
 from tasks.machine import free_ports
 from tasks.network import why_silent, without_userinfo
 from tasks.process.environment import stage_environment
+from tasks.records import HEADLINES
 
 # MLflow's and Prefect's own.
 USUAL_PORTS = {"mlflow": 5000, "prefect": 4200}
@@ -27,7 +28,7 @@ USUAL_PORTS = {"mlflow": 5000, "prefect": 4200}
 VIEW = {
     "selectedColumns": [
         "attributes.`Dataset`",
-        *(f"metrics.`test/{name}`" for name in config.names_of("metrics")),
+        *(f"metrics.`test/{name}`" for name in HEADLINES.values()),
         "metrics.`performance/examples_per_second`",
     ],
     "orderByKey": "attributes.start_time",

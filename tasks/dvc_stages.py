@@ -87,6 +87,7 @@ def evaluate(settings: config.Settings) -> None:
     evaluation = client.evaluate(settings, prepared, training, run)
     records.save(evaluation, folder / "evaluation.json")
     report.metrics_table(evaluation, folder / "test.json")
-    report.confusion_table(evaluation, folder / "confusion.csv")
-    for picture in ("confusion_matrix.png", "learning_curve.png"):
-        shutil.copyfile(root / run.folder / "report" / picture, folder / picture)
+    report.predictions_table(evaluation, folder / "predictions.csv")
+    drawn = "confusion_matrix.png" if evaluation.confusion_matrix else "predictions.png"
+    for picture, name in ((drawn, "predictions.png"), ("learning_curve.png", "learning_curve.png")):
+        shutil.copyfile(root / run.folder / "report" / picture, folder / name)

@@ -73,6 +73,11 @@ def cut(text: str, length: int = 200) -> str:
     return text if len(text) <= length else f"{text[:half]}...{text[-half:]}"
 
 
+def one_line(error: BaseException) -> str:
+    """Return an error's type and message as one line."""
+    return f"{type(error).__name__}: {' '.join(str(error).split())}"
+
+
 def shown(value: object) -> str:
     """Return ``repr(value)``, cut where it is too long for a message."""
     return cut(_SHORT.repr(value))

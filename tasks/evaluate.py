@@ -1,23 +1,28 @@
 """Evaluate: one checkpoint, restored into a fresh model, over the test split, on the devices of the run's strategy."""
 
 import logging
+from typing import Any
 
 import numpy as np
 
-from tasks import checkpoints, config, figures, losses, metrics, models, outputs, strategies
+from tasks import checkpoints, config, losses, metrics, models, outputs, strategies
 from tasks.checkpoints import Checkpoints, State
 from tasks.errors import StratagemError, UserError
 from tasks.input import sources
 from tasks.records import ClassMetrics, EvaluationResult, PreparedDataset, TrainingResult
 from tasks.strategies import Strategy
 
+MAX_PREDICTIONS = 1000
+"""That a record holds; a picture shows no more."""
+
 log = logging.getLogger(__name__)
 
 
 def evaluate(settings: config.Settings, prepared: PreparedDataset, training: TrainingResult) -> EvaluationResult:
-    """Return loss, accuracy, top-5 accuracy (more than five classes), per-class metrics and the confusion matrix.
+    """Return the loss, the metrics of the task, and those of each class, or label; of classes the confusion matrix.
 
     The loss is what ``validation/loss`` is, the run's own with the model's own losses (regularisation), in float64.
+    Examples count the same, whatever weights the training gave them.
 
     Args:
         settings: ``model``, ``input``, ``evaluate``, ``strategy``, ``train.loss`` and ``train.dtype_policy`` are read.
@@ -36,18 +41,27 @@ def evaluate(settings: config.Settings, prepared: PreparedDataset, training: Tra
     if strategy.num_workers > 1:
         strategy.broadcast(checkpoints.pack(arrays, state))
     found = outputs.compute(settings, prepared, strategy, arrays)
-    labels, logits = found.labels, found.logits
-    if not np.isfinite(logits).all():
+    labels, values, target = found.labels, found.values, prepared.target
+    if not np.isfinite(values).all():
         raise StratagemError(
             f"checkpoint {state.step} of run {training.run_id} gives outputs that are no numbers: its training "
             "diverged. Train again with a lower schedule.learning_rate, or evaluate an earlier checkpoint"
         )
-    example_losses = losses.LOSSES[settings.train.loss].of_predictions(labels, logits)
-    values = {"test/loss": float(example_losses.mean() + found.own_losses.mean())}
-    values |= {f"test/{name}": metric.of_predictions(labels, logits) for name, metric in metrics.find_all().items()}
-    values |= figures.compute(labels, logits)
-    confusion = figures.confusion(labels, logits)
-    columns = figures.by_class(confusion)
+    example_losses = losses.find(settings.train, prepared).of_predictions(labels, values)
+    measured = {"loss": float(example_losses.mean() + found.own_losses.mean())}
+    measured |= metrics.compute(target.task, labels, values)
+    classes: tuple[ClassMetrics, ...] = ()
+    if target.class_names:
+        counts = metrics.count_classes(labels, values)
+        columns = counts.precision, counts.recall, counts.f1, counts.support
+        classes = tuple(
+            ClassMetrics(name=name, precision=float(p), recall=float(r), f1=float(f), support=int(n))
+            for name, p, r, f, n in zip(target.class_names, *columns, strict=True)
+        )
+    pairs: Any = (
+        np.column_stack([labels[:MAX_PREDICTIONS, 0], values[:MAX_PREDICTIONS, 0]]) if not target.class_names else []
+    )
+    confusion = metrics.confusion(labels, values).tolist() if target.task == "classification" else []
     return EvaluationResult(
         run_id=training.run_id,
         checkpoint=f"{training.checkpoints}/{state.step}",
@@ -55,12 +69,10 @@ def evaluate(settings: config.Settings, prepared: PreparedDataset, training: Tra
         num_examples=len(labels),
         strategy=strategy.kind,
         examples_by_device=found.examples_by_device,
-        metrics=values,
-        classes=tuple(
-            ClassMetrics(name=name, precision=float(p), recall=float(r), f1=float(f), support=int(n))
-            for name, p, r, f, n in zip(prepared.target.class_names, *columns, strict=True)
-        ),
-        confusion_matrix=tuple(map(tuple, confusion.tolist())),
+        metrics={f"test/{name}": value for name, value in measured.items()},
+        classes=classes,
+        confusion_matrix=tuple(map(tuple, confusion)),
+        predictions=tuple((float(wanted), float(given)) for wanted, given in pairs),
     )
 
 

@@ -1,25 +1,34 @@
 """Losses by name: what a training lowers, and the same of each example in float64, which an evaluation reports.
 
 An evaluation gives the same number on every backend. JAX computes in float32, so it cannot use Keras' loss: a test
-compares the two of each entry.
+compares the two of each entry. The loss of a user's own is the exception.
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 import keras
 import numpy as np
 import numpy.typing as npt
 from scipy.special import log_softmax, softmax
 
+from tasks import config, own_code
+from tasks.errors import UserError, one_line
+from tasks.records import PreparedDataset, Task
+
+Labels: TypeAlias = npt.NDArray[Any]
+"""As in ``records.PreparedSplit``: (n,) or (n, labels or numbers)."""
+Predictions: TypeAlias = npt.NDArray[np.float64]
+"""(n, num_outputs): logits, or the numbers of a regression."""
+
 
 @dataclass(frozen=True)
 class Loss:
-    """A loss of classes int (n,) and logits (n, classes)."""
+    """A loss of labels and outputs."""
 
     in_training: Callable[[], keras.losses.Loss]
-    of_predictions: Callable[[npt.NDArray[np.int64], npt.NDArray[np.float64]], npt.NDArray[np.float64]]
+    of_predictions: Callable[[Labels, Predictions], npt.NDArray[np.float64]]
     """The loss of each example, (n,)."""
 
 
@@ -31,16 +40,137 @@ class SoftmaxSquaredError(keras.losses.Loss):
         return keras.ops.mean(keras.ops.square(keras.ops.softmax(y_pred) - one_hot), axis=-1)
 
 
-LOSSES = {
-    "sparse_categorical_crossentropy": Loss(
-        in_training=lambda: keras.losses.SparseCategoricalCrossentropy(from_logits=True),
-        of_predictions=lambda labels, logits: -log_softmax(logits, axis=1)[np.arange(len(labels)), labels],
-    ),
-    "mean_squared_error": Loss(
-        in_training=lambda: SoftmaxSquaredError(name="mean_squared_error"),
-        of_predictions=lambda labels, logits: np.square(softmax(logits, axis=1) - np.eye(logits.shape[1])[labels]).mean(
-            axis=1
+class SmoothedCrossentropy(keras.losses.Loss):
+    """Cross-entropy of logits (n, classes) against classes int (n,), of which each gives a share to all classes alike
+    (Szegedy et al., "Rethinking the Inception architecture", 2015, section 7)."""
+
+    def __init__(self, smoothing: float) -> None:
+        super().__init__(name="sparse_categorical_crossentropy")
+        self._smoothing = smoothing
+
+    def call(self, y_true: Any, y_pred: Any) -> Any:
+        return keras.losses.categorical_crossentropy(
+            keras.ops.one_hot(y_true, y_pred.shape[-1], dtype=y_pred.dtype),
+            y_pred,
+            from_logits=True,
+            label_smoothing=self._smoothing,
+        )
+
+
+def _crossentropy(smoothing: float) -> Loss:
+    def of_predictions(labels: Labels, logits: Predictions) -> npt.NDArray[np.float64]:
+        logs = log_softmax(logits, axis=1)
+        own: npt.NDArray[np.float64] = -logs[np.arange(len(labels)), labels]
+        return (1 - smoothing) * own - smoothing * logs.mean(axis=1) if smoothing else own
+
+    if smoothing:
+        return Loss(lambda: SmoothedCrossentropy(smoothing), of_predictions)
+    return Loss(lambda: keras.losses.SparseCategoricalCrossentropy(from_logits=True), of_predictions)
+
+
+def _binary_crossentropy(smoothing: float) -> Loss:
+    def of_predictions(labels: Labels, logits: Predictions) -> npt.NDArray[np.float64]:
+        wanted = labels * (1 - smoothing) + smoothing / 2
+        each: npt.NDArray[np.float64] = np.maximum(logits, 0) - logits * wanted + np.log1p(np.exp(-np.abs(logits)))
+        return _mean(each)
+
+    return Loss(
+        lambda: keras.losses.BinaryCrossentropy(from_logits=True, label_smoothing=smoothing),
+        of_predictions,
+    )
+
+
+def _huber(labels: Labels, outputs: Predictions) -> npt.NDArray[np.float64]:
+    error = np.abs(outputs - labels)
+    return _mean(np.where(error <= 1, np.square(error) / 2, error - 0.5))
+
+
+def _mean(each: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+    means: npt.NDArray[np.float64] = each.mean(axis=1)
+    return means
+
+
+LOSSES: dict[Task, dict[str, Callable[[float], Loss]]] = {
+    "classification": {
+        "sparse_categorical_crossentropy": _crossentropy,
+        "mean_squared_error": lambda smoothing: Loss(
+            in_training=lambda: SoftmaxSquaredError(name="mean_squared_error"),
+            of_predictions=lambda labels, logits: np.square(
+                softmax(logits, axis=1) - np.eye(logits.shape[1])[labels]
+            ).mean(axis=1),
         ),
-    ),
+    },
+    "multilabel": {"binary_crossentropy": _binary_crossentropy},
+    "regression": {
+        "mean_squared_error": lambda smoothing: Loss(
+            in_training=keras.losses.MeanSquaredError,
+            of_predictions=lambda labels, outputs: _mean(np.square(outputs - labels)),
+        ),
+        "mean_absolute_error": lambda smoothing: Loss(
+            in_training=keras.losses.MeanAbsoluteError,
+            of_predictions=lambda labels, outputs: _mean(np.abs(outputs - labels)),
+        ),
+        "huber": lambda smoothing: Loss(in_training=keras.losses.Huber, of_predictions=_huber),
+    },
 }
-"""What ``train.loss`` can be."""
+"""What ``train.loss`` can be, for each task; the first one is ``auto``. Each takes the share of label smoothing."""
+SMOOTHED = ("sparse_categorical_crossentropy", "binary_crossentropy")
+
+
+def find(section: config.Train, prepared: PreparedDataset) -> Loss:
+    """Return the loss of a training.
+
+    Args:
+        section: ``loss`` and ``label_smoothing`` are read.
+        prepared: says what the task is.
+
+    Raises:
+        UserError: no loss of such a task, or of a user's own that does not exist or cannot be computed.
+    """
+    target, smoothing = prepared.target, section.label_smoothing
+    allowed = LOSSES[target.task]
+    name = next(iter(allowed)) if section.loss == "auto" else section.loss
+    if ":" not in name and name not in allowed:
+        raise UserError(
+            f"train.loss = '{name}': {prepared.name} is a {target.task}, and its losses are {', '.join(allowed)}. Give "
+            "train.loss=auto, one of these, or a module:function of your own"
+        )
+    if smoothing and name not in SMOOTHED:
+        raise UserError(
+            f"train.label_smoothing = {smoothing}: {name} has no such thing. Give train.label_smoothing=0, or a "
+            f"loss of {', '.join(SMOOTHED)}"
+        )
+    return _own(name, prepared) if ":" in name else allowed[name](smoothing)
+
+
+def _own(name: str, prepared: PreparedDataset) -> Loss:
+    """Return a user's own loss: (labels, outputs) of tensors -> the loss of each example, float (n,)."""
+    function = own_code.load(name, "train.loss")
+    labels, outputs = example(prepared, 2)
+    try:
+        shape = tuple(function(labels, outputs).shape)
+    except Exception as error:
+        raise UserError(f"train.loss = '{name}': cannot be computed ({one_line(error)})") from error
+    if shape != (2,):
+        raise UserError(
+            f"train.loss = '{name}': gives the shape {shape} for 2 examples, and must give one number for "
+            "each, (2,): do not average over them"
+        )
+
+    class Own(keras.losses.Loss):
+        def call(self, y_true: Any, y_pred: Any) -> Any:
+            return function(y_true, y_pred)
+
+    def of_predictions(labels: Labels, outputs: Predictions) -> npt.NDArray[np.float64]:
+        tensors = keras.ops.convert_to_tensor(labels), keras.ops.convert_to_tensor(outputs, keras.config.floatx())
+        return np.asarray(keras.ops.convert_to_numpy(function(*tensors)), np.float64)
+
+    return Loss(lambda: Own(name=name.partition(":")[2]), of_predictions)
+
+
+def example(prepared: PreparedDataset, num_examples: int) -> tuple[Any, Any]:
+    """Return labels and outputs of zeros, as a training has them."""
+    target = prepared.target
+    dtype = "int32" if target.task == "classification" else target.label_dtype
+    labels = keras.ops.zeros([num_examples, *target.label_shape], dtype)
+    return labels, keras.ops.zeros([num_examples, target.num_outputs])

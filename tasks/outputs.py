@@ -2,6 +2,7 @@
 compute them: each replica, worker or device takes its share of each batch."""
 
 import contextlib
+import math
 from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -24,7 +25,8 @@ from tasks.strategies import Strategy
 class Share:
     """What one device computed of a batch: consecutive examples."""
 
-    logits: npt.NDArray[np.float64]
+    values: npt.NDArray[np.float64]
+    """(n, num_outputs)."""
     own_loss: float
     """The sum of the model's own losses, such as regularisation, for these examples."""
 
@@ -33,18 +35,18 @@ class Share:
 class Outputs:
     """What a model gives for each of n examples."""
 
-    labels: npt.NDArray[np.int64]
-    logits: npt.NDArray[np.float64]
-    """(n, classes)."""
+    labels: npt.NDArray[Any]
+    """As in ``records.PreparedSplit``."""
+    values: npt.NDArray[np.float64]
+    """(n, num_outputs): logits, or the numbers of a regression."""
     own_losses: npt.NDArray[np.float64]
     """What the examples that a device computed together cost by the model's own losses, (n,)."""
     examples_by_device: dict[str, int]
     """How many examples lay on each device."""
 
 
-# Takes images uint8 (n, height, width, channels); returns the shares in the examples' order, and the examples that lay
-# on each device.
-Function = Callable[[npt.NDArray[np.uint8]], tuple[list[Share], dict[str, int]]]
+# Takes the features of a batch; returns the shares in the examples' order, and the examples that lay on each device.
+Function = Callable[[Any], tuple[list[Share], dict[str, int]]]
 
 
 def compute(settings: config.Settings, prepared: PreparedDataset, strategy: Strategy, arrays: Arrays) -> Outputs:
@@ -71,13 +73,13 @@ def compute(settings: config.Settings, prepared: PreparedDataset, strategy: Stra
             if strategy.coordinator is not None:
                 from tasks.training import coordinator
 
-                found = coordinator.outputs(strategy, test, lambda images: _call(model, images))
+                found = coordinator.outputs(strategy, test, lambda x: _call(model, x))
                 return _joined(
                     test,
                     strategy,
                     (
-                        (labels, [Share(logits, own_loss)], {worker: len(labels)})
-                        for labels, logits, own_loss, worker in found
+                        (labels, [Share(values, own_loss)], {worker: len(labels)})
+                        for labels, values, own_loss, worker in found
                     ),
                 )
             on_jax = keras.backend.backend() == "jax"
@@ -85,23 +87,25 @@ def compute(settings: config.Settings, prepared: PreparedDataset, strategy: Stra
             # An array not of tf.data, which takes longer to start than these batches take to be read.
             with_numpy = on_jax or isinstance(test.source, ArraySource)
             batches = test.arrays() if with_numpy else test.dataset.as_numpy_iterator()
-            return _joined(test, strategy, ((labels, *function(images)) for images, labels in batches))
+            return _joined(test, strategy, ((labels, *function(x)) for x, labels, *_ in batches))
 
 
 def _joined(
     test: Batches,
     strategy: Strategy,
-    found: Iterable[tuple[npt.NDArray[np.int64], list[Share], dict[str, int]]],
+    found: Iterable[tuple[npt.NDArray[Any], list[Share], dict[str, int]]],
 ) -> Outputs:
     """Return the outputs of all workers, from the labels and shares of each of this worker's batches."""
-    table = None  # A row an example: its label, its own loss, its logits.
+    table, label_shape, dtype = None, (), np.dtype(np.int64)
     examples: Counter[str] = Counter()
     for step, (labels, shares, on_devices) in enumerate(found):
-        logits = np.concatenate([share.logits for share in shares])
-        own_losses = np.repeat([share.own_loss for share in shares], [len(share.logits) for share in shares])
+        values = np.concatenate([share.values for share in shares])
+        own_losses = np.repeat([share.own_loss for share in shares], [len(share.values) for share in shares])
+        # A row an example: its own loss, its labels, which float64 holds as they are, and its outputs.
+        rows = np.column_stack([own_losses, labels.reshape(len(labels), -1), values])
         if table is None:
-            table = np.zeros([test.num_examples, 2 + logits.shape[1]])
-        table[test.own_part(step)] = np.column_stack([labels, own_losses, logits])
+            table, label_shape, dtype = np.zeros([test.num_examples, rows.shape[1]]), labels.shape[1:], labels.dtype
+        table[test.own_part(step)] = rows
         examples.update(on_devices)
     if table is None:
         raise ValueError("there are no batches")
@@ -110,7 +114,9 @@ def _joined(
         table = strategy.sum_over_workers(table.view(np.int64)).view(np.float64)
         counts = strategy.sum_over_workers([examples[name] for name in strategy.devices]).tolist()
         examples = Counter(dict(zip(strategy.devices, counts, strict=True)))
-    return Outputs(table[:, 0].astype(np.int64), table[:, 2:], table[:, 1], dict(sorted(examples.items())))
+    end = 1 + math.prod(label_shape)
+    own_labels = table[:, 1:end].astype(dtype).reshape(len(table), *label_shape)
+    return Outputs(own_labels, table[:, end:], table[:, 0], dict(sorted(examples.items())))
 
 
 def _function_on_tensorflow(model: Any, strategy: Strategy) -> Function:
@@ -118,17 +124,18 @@ def _function_on_tensorflow(model: Any, strategy: Strategy) -> Function:
 
     num_replicas = strategy.num_local_replicas
 
-    def part(images: Any) -> tuple[Any, Any]:
+    def part(x: Any) -> tuple[Any, Any]:
         if num_replicas > 1:
             with tf.device("/device:CPU:0"):  # A replica's device gets its own share alone.
-                size, replica = tf.shape(images)[0], strategy.local_replica()
-                images = images[size * replica // num_replicas : size * (replica + 1) // num_replicas]
-        return _call(model, images)
+                size, replica = tf.shape(tf.nest.flatten(x)[0])[0], strategy.local_replica()
+                first, last = size * replica // num_replicas, size * (replica + 1) // num_replicas
+                x = tf.nest.map_structure(lambda one: one[first:last], x)
+        return _call(model, x)
 
     # Keras lets AutoGraph convert nothing of a model either, and looking for something takes 0.09 s.
     @tf.function(autograph=False, reduce_retracing=True)
-    def on_all_replicas(images: Any) -> Any:
-        return strategy.run(part, (images,))
+    def on_all_replicas(x: Any) -> Any:
+        return strategy.run(part, (x,))
 
     def device_of(tensor: Any) -> str:
         # `device` names the task, but the device where the function was called; the memory's knows no task.
@@ -140,21 +147,22 @@ def _function_on_tensorflow(model: Any, strategy: Strategy) -> Function:
         )
         return name
 
-    def function(images: npt.NDArray[np.uint8]) -> tuple[list[Share], dict[str, int]]:
-        logits, own_losses = (strategy.local_results(values) for values in on_all_replicas(images))
+    def function(x: Any) -> tuple[list[Share], dict[str, int]]:
+        # As tensors: a function of NumPy's arrays in a mapping is traced anew for each.
+        outputs, own_losses = map(strategy.local_results, on_all_replicas(tf.nest.map_structure(tf.constant, x)))
         shares = [
             Share(np.asarray(some).astype("float64"), float(own_loss))
-            for some, own_loss in zip(logits, own_losses, strict=True)
+            for some, own_loss in zip(outputs, own_losses, strict=True)
         ]
-        return shares, {device_of(some): len(share.logits) for some, share in zip(logits, shares, strict=True)}
+        return shares, {device_of(some): len(share.values) for some, share in zip(outputs, shares, strict=True)}
 
     return function
 
 
-def _call(model: Any, images: Any) -> tuple[Any, Any]:
-    """Return the logits of images, and the sum of the model's own losses, which Keras' ``predict`` leaves out."""
-    logits, _, losses = model.stateless_call(*_state(model), images, training=False, return_losses=True)
-    return logits, sum(losses, keras.ops.zeros([]))
+def _call(model: Any, x: Any) -> tuple[Any, Any]:
+    """Return the outputs of a batch, and the sum of the model's own losses, which Keras' ``predict`` leaves out."""
+    outputs, _, losses = model.stateless_call(*_state(model), x, training=False, return_losses=True)
+    return outputs, sum(losses, keras.ops.zeros([]))
 
 
 def _state(model: Any) -> list[list[Any]]:
@@ -169,14 +177,14 @@ def _function_on_jax(model: Any, strategy: Strategy) -> Function:
     state = _state(model)
 
     @jax.jit
-    def compiled(trainable: Any, others: Any, images: Any) -> tuple[Any, list[Any]]:
-        logits, _, losses = model.stateless_call(trainable, others, images, training=False, return_losses=True)
-        return logits, losses
+    def compiled(trainable: Any, others: Any, x: Any) -> tuple[Any, list[Any]]:
+        outputs, _, losses = model.stateless_call(trainable, others, x, training=False, return_losses=True)
+        return outputs, losses
 
-    def function(images: npt.NDArray[np.uint8]) -> tuple[list[Share], dict[str, int]]:
-        logits, losses = compiled(*state, strategy.place_batch(images))
-        share = Share(np.asarray(logits).astype("float64"), sum(float(loss) for loss in losses))
-        shards = logits.addressable_shards
+    def function(x: Any) -> tuple[list[Share], dict[str, int]]:
+        outputs, losses = compiled(*state, strategy.place_batch(x))
+        share = Share(np.asarray(outputs).astype("float64"), sum(float(loss) for loss in losses))
+        shards = outputs.addressable_shards
         return [share], {f"{one.device.platform}:{one.device.id}": len(one.data) for one in shards}
 
     return function

@@ -1,9 +1,44 @@
-"""The user's own code of a model: what `module:function` needs from the project's folder."""
+"""The user's own code: what `module:function` names, and what it needs from the project's folder."""
 
+import importlib
 import modulefinder
+import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from tasks import config
+from tasks.errors import UserError, one_line
+
+
+def load(name: str, key: str) -> Callable[..., Any]:
+    """Return a user's own ``module:function``, looked for from the project's folder too.
+
+    Args:
+        name: the module and the function.
+        key: the setting that names them, for the message.
+
+    Raises:
+        UserError: the module or the function does not exist, or importing it failed.
+    """
+    module_name, _, function = name.partition(":")
+    root = str(config.project_root())
+    if root not in sys.path:
+        sys.path.insert(0, root)
+    if not all(part.isidentifier() for part in module_name.split(".")):
+        raise UserError(f"{key} = '{name}': write it as module:function, such as my_code:build")
+    try:
+        module = importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        raise UserError(
+            f"{key} = '{name}': no module '{error.name}'. It is looked for in {root} and in the environment"
+        ) from None
+    except Exception as error:
+        raise UserError(f"{key} = '{name}': importing {module_name} failed ({one_line(error)})") from error
+    if not callable(getattr(module, function, None)):
+        raise UserError(f"{key} = '{name}': {module_name} has no function '{function}'")
+    found: Callable[..., Any] = getattr(module, function)
+    return found
 
 
 def files(model_name: str) -> list[Path]:

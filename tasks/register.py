@@ -53,7 +53,9 @@ def register(
     alias = settings.register_.alias
     present = {key: text for key, text in tags.items() if text is not None}
     try:
-        version, notes = tracking.register_version(run, model_uri, name, alias, present, settings.register_.metric)
+        metric = settings.register_.metric
+        better = metrics.better(metric)
+        version, notes = tracking.register_version(run, model_uri, name, alias, present, metric, better)
     except tracking.Unavailable as error:
         return _record(run, model_uri, name, None, (), _later(run, error))
     return _record(run, model_uri, name, version, (alias,), None, notes)

@@ -6,9 +6,61 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from tasks import config
-from tasks.records import Comparison, ComparisonRow, EvaluationResult, TrainingResult
+from tasks.records import HEADLINES, Comparison, ComparisonRow, EvaluationResult, TrainingResult
+
+MAX_LABELS = 60
+"""That a picture shows."""
+
+
+def predictions(evaluation: EvaluationResult, title: str, folder: Path) -> Path:
+    """Draw what was predicted for what is true: a confusion matrix of classes, precision and recall of labels, or the
+    numbers of a regression against each other. Return the picture's path."""
+    if evaluation.confusion_matrix:
+        return confusion_matrix(evaluation, title, folder / "confusion_matrix.png")
+    draw = _draw_labels if evaluation.classes else _draw_numbers
+    return draw(evaluation, title, folder / "predictions.png")
+
+
+def _draw_numbers(evaluation: EvaluationResult, title: str, path: Path) -> Path:
+    from matplotlib.figure import Figure
+
+    wanted, given = zip(*evaluation.predictions, strict=True)
+    figure = Figure(figsize=(5.6, 5.2), layout="constrained")
+    axes = figure.add_subplot()
+    ends = min(*wanted, *given), max(*wanted, *given)
+    axes.plot(ends, ends, color="0.6", linewidth=1, label="as it is")
+    axes.scatter(wanted, given, s=12, alpha=0.6, linewidths=0)
+    axes.set(xlabel="true", ylabel="predicted")
+    axes.set_title(title, wrap=True)
+    axes.grid(alpha=0.3)
+    axes.legend()
+    return _saved(figure, path)
+
+
+def _draw_labels(evaluation: EvaluationResult, title: str, path: Path) -> Path:
+    from matplotlib.figure import Figure
+
+    shown = evaluation.classes[:MAX_LABELS]
+    figure = Figure(figsize=(6.4, 1.6 + 0.34 * len(shown)), layout="constrained")
+    axes = figure.add_subplot()
+    for offset, name in ((-0.2, "precision"), (0.2, "recall")):
+        places = [place + offset for place in range(len(shown))]
+        axes.barh(places, [getattr(entry, name) for entry in shown], height=0.38, label=name)
+    axes.set_yticks(range(len(shown)), [f"{entry.name} ({entry.support:,})" for entry in shown])
+    axes.invert_yaxis()
+    axes.set(xlim=(0, 1), xlabel="share")
+    axes.set_title(title, wrap=True)
+    axes.legend()
+    return _saved(figure, path)
+
+
+def _saved(figure: Any, path: Path) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=120)
+    return path
 
 
 def confusion_matrix(evaluation: EvaluationResult, title: str, path: Path) -> Path:
@@ -38,9 +90,7 @@ def confusion_matrix(evaluation: EvaluationResult, title: str, path: Path) -> Pa
         for row, column in np.argwhere(counts):
             color = "white" if shares[row, column] > 0.5 else "black"
             axes.text(column, row, str(counts[row, column]), ha="center", va="center", color=color, fontsize=8)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=120)
-    return path
+    return _saved(figure, path)
 
 
 def learning_curve(training: TrainingResult, title: str, path: Path) -> Path:
@@ -65,9 +115,7 @@ def learning_curve(training: TrainingResult, title: str, path: Path) -> Path:
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
         axes.grid(alpha=0.3)
         axes.legend()
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=120)
-    return path
+    return _saved(figure, path)
 
 
 def history_table(training: TrainingResult, path: Path) -> Path:
@@ -77,8 +125,10 @@ def history_table(training: TrainingResult, path: Path) -> Path:
     return _write(path, ["epoch", *names], [[epoch, *row] for epoch, row in enumerate(rows, start=1)])
 
 
-def confusion_table(evaluation: EvaluationResult, path: Path) -> Path:
-    """Write one CSV row (actual, predicted) an example, as DVC's confusion template reads it."""
+def predictions_table(evaluation: EvaluationResult, path: Path) -> Path:
+    """Write one CSV row (actual, predicted) an example, as DVC's confusion template reads it; none of labels."""
+    if evaluation.predictions:
+        return _write(path, ["actual", "predicted"], evaluation.predictions)
     names = [entry.name for entry in evaluation.classes]
     rows = [
         [names[actual], names[predicted]]
@@ -158,7 +208,7 @@ COLUMNS = (
     Column("seconds per epoch", "s per\nepoch", lambda row: _seconds(row.seconds_per_epoch)),
     *RELATIVE,
     Column("total, s", "total\ns", lambda row: _seconds(row.total_seconds)),
-    *(_test_column(name) for name in config.names_of("metrics")),
+    *map(_test_column, HEADLINES.values()),
     Column("start-up, s", "start\nup s", lambda row: _seconds(_start_up(row))),
     Column("tracing, s", "", lambda row: _seconds(row.tracing_seconds)),
 )
@@ -171,7 +221,10 @@ def comparison_cells(comparison: Comparison, narrow: bool = False) -> tuple[list
     held against ``one_device``.
     """
     relative = any(row.speed_up is not None for row in comparison.rows)
-    columns = [column for column in COLUMNS if relative or column not in RELATIVE]
+    measured = {name for row in comparison.rows for name in row.metrics}
+    others = [_test_column(name) for name in HEADLINES.values() if f"test/{name}" not in measured]
+    left_out = {column.heading for column in (*others, *(() if relative else RELATIVE))}
+    columns = [column for column in COLUMNS if column.heading not in left_out]
     columns = [column for column in columns if column.narrow or not narrow]
     return columns, [
         [row.strategy, row.loop or "-", *(column.text(row) for column in columns)] for row in comparison.rows

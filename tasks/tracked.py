@@ -11,6 +11,7 @@ from typing import Literal
 from tasks import config, lineage, prepared_data, records, report, runs, tracking
 from tasks.evaluate import evaluate as evaluate_stage
 from tasks.records import (
+    HEADLINES,
     Comparison,
     EvaluationResult,
     LoggedModel,
@@ -106,10 +107,10 @@ def evaluate(
     """Evaluate, with metrics, records and pictures going to MLflow."""
     result = evaluate_stage(settings, prepared, training)
     folder = config.project_root() / run.folder
-    reached = [f"test {name} {result.metrics[f'test/{name}']:.4f}" for name in config.names_of("metrics")]
-    title = f"{run.name}: {', '.join(reached)}"
+    headline = HEADLINES[prepared.target.task]
+    title = f"{run.name}: test {headline} {result.metrics[f'test/{headline}']:.4f}"
     pictures = [
-        report.confusion_matrix(result, title, folder / "report" / "confusion_matrix.png"),
+        report.predictions(result, title, folder / "report"),
         report.learning_curve(training, title, folder / "report" / "learning_curve.png"),
     ]
     tracking.log_metrics(run, result.metrics)

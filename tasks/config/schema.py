@@ -25,9 +25,13 @@ METRICS = names_of("metrics")
 if TYPE_CHECKING:
     TrainingMetric: TypeAlias = str
     TestMetric: TypeAlias = str
+    MetricName: TypeAlias = str
 else:
     TrainingMetric = Literal[*(f"{part}/{name}" for part in ("train", "validation") for name in ("loss", *METRICS))]
     TestMetric = Literal[*(f"test/{name}" for name in (*METRICS, "loss"))]
+    MetricName = Literal[*METRICS]
+OwnCode = Annotated[str, Field(pattern=r"^[\w.]+:\w+$", max_length=250)]
+"""A user's own `module:function`."""
 BATCH_SIZES = ("per_replica_batch_size", "global_batch_size")
 
 
@@ -112,8 +116,26 @@ class EarlyStopping(Section):
 class Train(Section):
     loop: Speed[Literal["fit", "custom"]]
     """`fit` is Keras' Model.fit; `custom` is our own loop, which groups steps into one compiled call."""
-    loss: Result[Literal["sparse_categorical_crossentropy", "mean_squared_error"]]
-    """Cross-entropy of the logits, or the squared error of their softmax against the one-hot label."""
+    loss: Result[
+        Literal[
+            "auto",
+            "sparse_categorical_crossentropy",
+            "binary_crossentropy",
+            "mean_squared_error",
+            "mean_absolute_error",
+            "huber",
+        ]
+        | OwnCode
+    ]
+    """`auto`: the first of the task's own. Classes: sparse_categorical_crossentropy of the logits, mean_squared_error
+    of their softmax against the one-hot label. Several labels: binary_crossentropy. Numbers: mean_squared_error,
+    mean_absolute_error, huber. Or your own `module:function` of (labels, outputs), a number an example."""
+    label_smoothing: Result[Annotated[float, Field(ge=0, lt=1)]]
+    """The share of each label that all classes get alike; 0 is off. Of a crossentropy."""
+    class_weights: Result[Literal["balanced"] | None]
+    """`balanced`: the classes count the same in the loss, however many examples each has. Null: the examples do."""
+    metrics: Course[list[MetricName]]
+    """Measured in training and validation beside the task's headline (accuracy, micro_f1, mae)."""
     epochs: Course[Count]
     steps_per_epoch: Result[Count | None]
     """Steps that count as an epoch; the data go on where the epoch before left them. Null is one pass over the data."""

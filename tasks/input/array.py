@@ -2,7 +2,7 @@
 
 import math
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import lru_cache
@@ -13,10 +13,10 @@ import numpy as np
 import numpy.typing as npt
 
 from tasks import config
-from tasks.input.augment import augment, augment_arrays
+from tasks.input.augment import augment_arrays, augment_images, is_images
 from tasks.input.batches import Batch, Batches
 from tasks.input.order import Rows
-from tasks.records import PreparedSplit
+from tasks.records import PreparedSplit, as_input
 
 BLOCK_BYTES = 4_000_000
 """How much is gathered at once, or one batch where that is more: NumPy read MNIST 1.4 times as fast in blocks of 3 to
@@ -31,6 +31,8 @@ class ArraySource:
 
     split: PreparedSplit
     rows: Rows
+    class_weights: tuple[float, ...] | None = None
+    """How much an example of each class counts; None where all count the same."""
     reads_ahead = True
 
     def rows_at(self, places: Rows) -> Rows:
@@ -38,29 +40,38 @@ class ArraySource:
         return self.rows[places]
 
     def mapped(self) -> Batch:
-        """Return all images and labels as memory-mapped arrays."""
-        return _mapped(*self._files())
+        """Return all features and labels, and weights where examples have some, as memory-mapped arrays."""
+        return self._complete(*_mapped(*self._files()))
 
-    def tensors(self) -> tuple[Any, Any]:
-        """Return all images and labels as tensors, which lie in memory once however many batches read them."""
-        return _resident(*self._files())
+    def tensors(self) -> tuple[Any, ...]:
+        """Return the same as tensors, which lie in memory once however many batches read them."""
+        return self._complete(*_resident(*self._files()))
 
     def arrays(self, batches: Batches) -> Iterator[Batch]:
-        """Yield images uint8 (n, height, width, channels) and labels int64 (n,), one batch a step.
+        """Yield features (n, ...) and labels (n, ...), and weights (n,) where examples have some, one batch a step.
 
         With ``prefetch``, blocks are gathered in a thread while those before are read; it ends with the iterator.
         """
-        images, labels = self.mapped()
+        arrays = self.mapped()
 
         def gather(block: range) -> Iterator[Batch]:
             rows, *draws = self._read(batches, block)
-            read, shape = images.take(rows.ravel(), axis=0), (*rows.shape, *images.shape[1:])
-            if batches.augmentation is not None:
-                flips, corners = draws
-                read = augment_arrays(read, flips.ravel(), corners.reshape(-1, 2), batches.augmentation)
-            return zip(read.reshape(shape), labels.take(rows), strict=True)
 
-        cut = Blocks(batches, _block_steps(batches, images.shape) if batches.prefetch else 1)
+            def take(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
+                read = array.take(rows.ravel(), axis=0)
+                if batches.augmentation is not None and is_images(array):
+                    flips, corners = draws
+                    read = augment_arrays(read, flips.ravel(), corners.reshape(-1, 2), batches.augmentation)
+                return read.reshape((*rows.shape, *array.shape[1:]))
+
+            x, *others = arrays
+            if not isinstance(x, Mapping):
+                return zip(take(x), *map(take, others), strict=True)
+            taken = {name: take(array) for name, array in x.items()}
+            of_step = ({name: array[step] for name, array in taken.items()} for step in range(len(rows)))
+            return zip(of_step, *map(take, others), strict=True)
+
+        cut = Blocks(batches, _block_steps(batches, arrays[0]) if batches.prefetch else 1)
         unread = batches.unread
         blocks = (cut.steps(number, unread) for number in cut.of(unread))
         for block in _ahead(gather, blocks) if batches.prefetch else map(gather, blocks):
@@ -71,9 +82,9 @@ class ArraySource:
         import tensorflow as tf
 
         with tf.device("CPU:0"):  # Where tf.data gathers, whatever the strategy trains on.
-            images, labels = self.tensors()
+            arrays = self.tensors()
         section = batches.augmentation
-        cut = Blocks(batches, _block_steps(batches, images.shape))
+        cut = Blocks(batches, _block_steps(batches, self.mapped()[0]))
 
         def places() -> npt.NDArray[np.int64]:
             unread = batches.unread
@@ -93,7 +104,7 @@ class ArraySource:
             )
             for tensor, shape in zip((rows, *draws), ([None] * 2, [None] * 2, [None, None, 2]), strict=False):
                 tensor.set_shape(shape)
-            return tf.gather(images, rows), tf.gather(labels, rows), *draws
+            return *tf.nest.map_structure(lambda array: tf.gather(array, rows), arrays), *draws
 
         dataset = tf.data.Dataset.from_tensors(0).flat_map(begin).map(gather)
         dataset = dataset.prefetch(2) if batches.prefetch else dataset
@@ -101,17 +112,27 @@ class ArraySource:
         if section is None:
             return dataset
 
-        def augmented(images: Any, labels: Any, flips: Any, corners: Any) -> tuple[Any, Any]:
-            return augment(images, flips, corners, section), labels
+        def augmented(x: Any, *others: Any) -> tuple[Any, ...]:
+            *of_batch, flips, corners = others
+            return augment_images(x, flips, corners, section), *of_batch
 
         return dataset.map(augmented, num_parallel_calls=tf.data.AUTOTUNE)
 
     def close(self) -> None:
         """Nothing is cached on the disk."""
 
-    def _files(self) -> tuple[Path, Path, tuple[str, ...]]:
-        root = config.project_root()
-        return root / self.split.features["image"], root / self.split.labels, tuple(self.split.sha256.values())
+    def _files(self) -> tuple[tuple[tuple[str, Path], ...], Path, Path | None, tuple[str, ...]]:
+        root, split = config.project_root(), self.split
+        features = tuple((name, root / path) for name, path in split.features.items())
+        weights = None if split.weights is None else root / split.weights
+        return features, root / split.labels, weights, tuple(split.sha256.values())
+
+    def _complete(self, x: Any, labels: Any, weights: Any) -> tuple[Any, ...]:
+        """Return what a batch has: no weights where all examples count the same."""
+        if self.class_weights is not None:
+            of_class = np.array(self.class_weights, np.float32)[np.asarray(labels)]
+            weights = of_class if weights is None else weights * of_class
+        return (x, labels) if weights is None else (x, labels, weights)
 
     def _read(self, batches: Batches, block: range) -> tuple[npt.NDArray[Any], ...]:
         """Return which rows a worker reads in the steps of a block, int64 (steps, n), and what ``augment`` takes for
@@ -152,10 +173,12 @@ class Blocks:
         )
 
 
-def _block_steps(batches: Batches, shape: tuple[int, ...]) -> int:
-    """Return how many batches of an array of uint8 are gathered at once."""
+def _block_steps(batches: Batches, x: Any) -> int:
+    """Return how many batches of these features are gathered at once."""
     batch_size = -(-batches.global_batch_size // batches.num_workers)
-    return max(1, BLOCK_BYTES // (batch_size * math.prod(shape[1:])))
+    arrays = x.values() if isinstance(x, Mapping) else [x]
+    row_bytes: int = sum(array.dtype.itemsize * math.prod(array.shape[1:]) for array in arrays)
+    return max(1, BLOCK_BYTES // (batch_size * row_bytes))
 
 
 def _ahead(gather: Callable[[range], Iterator[Batch]], blocks: Iterable[range]) -> Iterator[Iterator[Batch]]:
@@ -173,14 +196,20 @@ def _ahead(gather: Callable[[range], Iterator[Batch]], blocks: Iterable[range]) 
 
 
 @lru_cache(maxsize=4)  # The training and the validation split are often rows of the same array.
-def _mapped(images: Path, labels: Path, sha256: tuple[str, ...]) -> Batch:
-    """Return both arrays, memory-mapped; the hashes are there to tell a rebuilt array from the one before."""
-    return np.asarray(np.load(images, mmap_mode="r")), np.asarray(np.load(labels, mmap_mode="r"))
+def _mapped(
+    features: tuple[tuple[str, Path], ...], labels: Path, weights: Path | None, sha256: tuple[str, ...]
+) -> tuple[Any, ...]:
+    """Return all arrays, memory-mapped; the hashes are there to tell a rebuilt array from the one before."""
+    x = as_input({name: np.asarray(np.load(path, mmap_mode="r")) for name, path in features})
+    others = (None if path is None else np.asarray(np.load(path, mmap_mode="r")) for path in (labels, weights))
+    return x, *others
 
 
 @lru_cache(maxsize=4)
-def _resident(images: Path, labels: Path, sha256: tuple[str, ...]) -> tuple[Any, Any]:
-    """Return both arrays as tensors."""
+def _resident(*files: Any) -> tuple[Any, ...]:
+    """Return the same as tensors."""
     import tensorflow as tf
 
-    return tuple(tf.convert_to_tensor(np.load(path, mmap_mode="r")) for path in (images, labels))
+    return tuple(
+        None if part is None else tf.nest.map_structure(tf.convert_to_tensor, part) for part in _mapped(*files)
+    )

@@ -1,5 +1,6 @@
 """Images mirrored and cropped at random: what is drawn for each place of a pass, and the doing, in both frameworks."""
 
+from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any
 
@@ -15,13 +16,33 @@ Draws = tuple[npt.NDArray[np.bool_], npt.NDArray[np.int32]]
 
 
 def check_augmentation(section: config.Augmentation, prepared: PreparedDataset) -> None:
-    """Raise ``UserError`` when images are padded so far that a crop can miss them altogether."""
-    height, width, _ = prepared.features["image"].shape
-    if section.crop_padding >= min(height, width):
+    """Raise ``UserError`` when there are no images, or a crop of them can miss all pixels, so far are they padded."""
+    images = [feature for feature in prepared.features.values() if feature.kind == "image"]
+    for image in images:
+        height, width, _ = image.shape
+        if section.crop_padding >= min(height, width):
+            raise UserError(
+                f"input.augmentation.crop_padding = {section.crop_padding}: the images of {prepared.name} have "
+                f"{height} x {width} pixels, and a crop would hold nothing of them. Give less than {min(height, width)}"
+            )
+    if not images and (section.flip or section.crop_padding):
+        key, instead = ("flip", "false") if section.flip else ("crop_padding", "0")
         raise UserError(
-            f"input.augmentation.crop_padding = {section.crop_padding}: the images of {prepared.name} have {height} x "
-            f"{width} pixels, and a crop would hold nothing of them. Give less than {min(height, width)}"
+            f"input.augmentation.{key} = {getattr(section, key)}: {prepared.name} has no images, but "
+            f"{', '.join(prepared.features)}. Give input.augmentation.{key}={instead}"
         )
+
+
+def is_images(array: Any) -> bool:
+    """Return whether an array or a tensor is one of images: no other feature has rows of three dimensions."""
+    return len(array.shape) == 4
+
+
+def augment_images(x: Any, flips: Any, corners: Any, section: config.Augmentation) -> Any:
+    """Return features as tensors, one or by name, of which the images are mirrored and cropped as ``augment`` does."""
+    if isinstance(x, Mapping):
+        return {name: augment_images(one, flips, corners, section) for name, one in x.items()}
+    return augment(x, flips, corners, section) if is_images(x) else x
 
 
 @lru_cache(maxsize=2)

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -12,7 +12,9 @@ from tasks import config
 from tasks.input.augment import Draws, pass_draws
 from tasks.input.order import Rows, order
 
-Batch = tuple[npt.NDArray[np.uint8], npt.NDArray[np.int64]]
+Batch: TypeAlias = tuple[Any, ...]
+"""Features, labels and, where examples do not all count the same, weights float32 (n,): arrays of n rows. The features
+are one array, or where there are several, arrays by name; labels are those of ``records.PreparedSplit``."""
 
 
 class Source(Protocol):
@@ -115,17 +117,16 @@ class Batches:
         return pass_draws(self.num_examples, self.seed, number, section)
 
     def arrays(self) -> Iterator[Batch]:
-        """Return images uint8 (n, height, width, channels) and labels int64 (n,) of this worker, one batch a step. The
-        place is asked for with the first batch."""
+        """Return this worker's batches in NumPy, one a step. The place is asked for with the first batch."""
         return self._known_source.arrays(self)
 
     @cached_property
     def dataset(self) -> Any:
-        """``tf.data.Dataset`` of (images uint8 (n, height, width, channels), labels int64 (n,)), one element a replica
-        of this worker. The place is asked for when an iteration starts, so one dataset serves all epochs."""
+        """``tf.data.Dataset`` of batches, one element a replica of this worker. The place is asked for when an
+        iteration starts, so one dataset serves all epochs."""
         dataset = self._known_source.dataset(self)
         if self.num_replicas > 1:
-            dataset = dataset.flat_map(lambda images, labels: _pieces(images, labels, self.num_replicas))
+            dataset = dataset.flat_map(lambda *batch: _pieces(batch, self.num_replicas))
         elif self._known_source.reads_ahead and self.augmentation is None:
             import tensorflow as tf
 
@@ -162,11 +163,11 @@ def prefetched(dataset: Any, prefetch: int | Literal["auto"], num_elements: int)
     return dataset.prefetch(prefetch * num_elements) if prefetch else dataset
 
 
-def _pieces(images: Any, labels: Any, num_replicas: int) -> Any:
+def _pieces(batch: Batch, num_replicas: int) -> Any:
     """Cut one batch into as many parts as there are replicas, as even as can be, in order."""
     import tensorflow as tf
 
-    size = tf.shape(labels, out_type=tf.int64)[0]
+    size = tf.shape(batch[1], out_type=tf.int64)[0]
     bounds = size * tf.range(num_replicas + 1, dtype=tf.int64) // num_replicas
     cuts = tf.data.Dataset.from_tensor_slices((bounds[:-1], bounds[1:]))
-    return cuts.map(lambda first, last: (images[first:last], labels[first:last]))
+    return cuts.map(lambda first, last: tf.nest.map_structure(lambda array: array[first:last], batch))

@@ -3,6 +3,8 @@
 import logging
 import math
 
+import numpy as np
+
 from tasks import config, prepared_data, raw_data
 from tasks.errors import UserError
 from tasks.input.array import ArraySource
@@ -49,7 +51,7 @@ def training_batches(
         global_batch_size,
         section.drop_remainder,
         settings.train.steps_per_epoch,
-        source=_source(section, prepared, split, rows),
+        source=_source(section, prepared, split, rows, _class_weights(settings.train, prepared, split, rows)),
         seed=settings.train.seed,
         shuffle=section.shuffle,
         augmentation=section.augmentation if section.augmentation.flip or section.augmentation.crop_padding else None,
@@ -119,11 +121,39 @@ def verify(section: config.Input, prepared: PreparedDataset) -> None:
         raw_data.verify(prepared)
 
 
-def _source(section: config.Input, prepared: PreparedDataset, split: str, rows: Rows) -> ArraySource | StreamSource:
+def _source(
+    section: config.Input,
+    prepared: PreparedDataset,
+    split: str,
+    rows: Rows,
+    class_weights: tuple[float, ...] | None = None,
+) -> ArraySource | StreamSource:
     if choose_source(section, prepared) == "array":
-        return ArraySource(prepared.splits[split], rows)
-    return StreamSource(prepared, split, rows, section.cache, section.shuffle_buffer)
+        return ArraySource(prepared.splits[split], rows, class_weights)
+    return StreamSource(prepared, split, rows, section.cache, section.shuffle_buffer, class_weights)
+
+
+def _class_weights(
+    section: config.Train, prepared: PreparedDataset, split: str, rows: Rows
+) -> tuple[float, ...] | None:
+    """Return how much an example of each class counts: as many examples as classes, divided by how often the class is
+    among these rows (scikit-learn's ``balanced``; King and Zeng, "Logistic regression in rare events data", 2001)."""
+    if section.class_weights is None:
+        return None
+    target = prepared.target
+    if target.task != "classification":
+        raise UserError(
+            f"train.class_weights = '{section.class_weights}': {prepared.name} is a {target.task}, whose examples are "
+            "of no single class. Give train.class_weights=null"
+        )
+    labels = np.load(config.project_root() / prepared.splits[split].labels, mmap_mode="r")[rows]
+    counts = np.bincount(labels, minlength=target.num_outputs)
+    weights: list[float] = (len(rows) / (target.num_outputs * np.maximum(counts, 1))).tolist()
+    return tuple(weights)
 
 
 def _train_bytes(prepared: PreparedDataset) -> int:
-    return prepared.splits["train"].num_examples * math.prod(prepared.features["image"].shape)
+    row_bytes = sum(
+        math.prod(feature.shape) * np.dtype(feature.dtype).itemsize for feature in prepared.features.values()
+    )
+    return prepared.splits["train"].num_examples * row_bytes

@@ -30,6 +30,8 @@ class StreamSource:
     rows: Rows
     cache: Literal["memory", "file", "none"]
     shuffle_buffer: int
+    class_weights: tuple[float, ...] | None = None
+    """As in ``ArraySource``."""
     cache_folder: Any = field(default=None, repr=False)
     """Where records are cached with ``input.cache=file``; ``close`` removes it."""
     reads_ahead = False
@@ -57,7 +59,12 @@ class StreamSource:
             # Every worker reads all records and decodes its own: shares of the shards would not fill the same steps.
             size = tf.shape(serialized, out_type=tf.int64)[0]
             worker, num_workers = batches.worker, batches.num_workers
-            return shards.decode(serialized[size * worker // num_workers : size * (worker + 1) // num_workers])
+            images, labels = shards.decode(
+                serialized[size * worker // num_workers : size * (worker + 1) // num_workers]
+            )
+            if self.class_weights is None:
+                return images, labels
+            return images, labels, tf.gather(tf.constant(self.class_weights, tf.float32), labels)
 
         def one_pass(number: Any, first: Any, stop: Any) -> Any:
             start, end = tf.maximum(first - number * in_pass, 0), tf.minimum(stop - number * in_pass, in_pass)
@@ -171,8 +178,8 @@ def _augmented(numbered: Any, batches: Batches, section: config.Augmentation, nu
     )
     flips, corners = tf.ensure_shape(flips, (total,)), tf.ensure_shape(corners, (total, 2))
 
-    def augmented(place: Any, batch: tuple[Any, Any]) -> tuple[Any, Any]:
+    def augmented(place: Any, batch: Batch) -> Batch:
         first, last = tf.unstack(tf.gather(batches.parts, place))
-        return augment(batch[0], flips[first:last], corners[first:last], section), batch[1]
+        return augment(batch[0], flips[first:last], corners[first:last], section), *batch[1:]
 
     return numbered.map(augmented, num_parallel_calls=tf.data.AUTOTUNE)

@@ -1,18 +1,26 @@
 """Metrics by name: the file is the key, and its ``METRIC`` says how a training and an evaluation compute it.
 
-``NAME`` is then measured while a training trains and validates, is ``test/NAME`` of an evaluation, and can be what a
-checkpoint, early stopping and the gate of the registry go by.
+``NAME`` is then ``test/NAME`` of an evaluation, and what the gate of the registry can go by. One that a training
+computes, too, is measured there if it is the headline of its task, or if ``train.metrics``, early stopping or the
+checkpoints' monitor name it.
 """
 
 import importlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
 from tasks import config
+from tasks.errors import UserError
+from tasks.records import HEADLINES, PreparedDataset, Target, Task
+
+Labels: TypeAlias = npt.NDArray[Any]
+"""As in ``records.PreparedSplit``: (n,) or (n, labels or numbers)."""
+Predictions: TypeAlias = npt.NDArray[np.float64]
+"""(n, num_outputs): logits, or the numbers of a regression."""
 
 
 @dataclass(frozen=True)
@@ -20,10 +28,13 @@ class Metric:
     """A number that says how good predictions are."""
 
     better: Literal["higher", "lower"]
-    in_training: Callable[[str], Any]
-    """Makes the ``keras.metrics.Metric`` of a name, inside the strategy's scope."""
-    of_predictions: Callable[[npt.NDArray[np.int64], npt.NDArray[np.float64]], float]
-    """Takes labels (n,) and logits (n, classes)."""
+    tasks: tuple[Task, ...]
+    """That it is a metric of."""
+    of_predictions: Callable[[Labels, Predictions], float | None]
+    """Takes all labels and outputs of a split; None where the metric says nothing about them."""
+    in_training: Callable[[str, Target], Any] | None = None
+    """Makes the ``keras.metrics.Metric`` of a name, inside the strategy's scope; it sums up over batches what gives the
+    same as ``of_predictions``, and workers add up its variables. None where nothing of the kind does."""
 
 
 def find(name: str) -> Metric:
@@ -32,9 +43,107 @@ def find(name: str) -> Metric:
     return metric
 
 
-def find_all() -> dict[str, Metric]:
-    """Return all metrics by their names."""
-    return {name: find(name) for name in config.names_of("metrics")}
+def of_task(task: Task) -> dict[str, Metric]:
+    """Return the metrics of a task by their names."""
+    found = {name: find(name) for name in config.names_of("metrics")}
+    return {name: metric for name, metric in found.items() if task in metric.tasks}
+
+
+def in_training(settings: config.Settings, prepared: PreparedDataset) -> dict[str, Metric]:
+    """Return the metrics that a training measures, by their names.
+
+    Args:
+        settings: ``train.metrics``, ``train.early_stopping`` and ``checkpoint.monitor`` are read.
+        prepared: says what the task is.
+
+    Raises:
+        UserError: one that is named is not of the task, or none that a training measures.
+    """
+    target = prepared.target
+    known = of_task(target.task)
+    measured = [name for name, metric in known.items() if metric.in_training is not None]
+    asked = {f"train.metrics = {name}": name for name in settings.train.metrics}
+    asked[f"checkpoint.monitor = '{settings.checkpoint.monitor}'"] = settings.checkpoint.monitor.partition("/")[2]
+    if (stopping := settings.train.early_stopping) is not None:
+        asked[f"train.early_stopping.monitor = '{stopping.monitor}'"] = stopping.monitor.partition("/")[2]
+    for what, name in asked.items():
+        if name != "loss" and name not in measured:
+            why = "an evaluation alone computes it" if name in known else f"{prepared.name} is a {target.task}"
+            raise UserError(f"{what}: {why}, and its training measures loss, {', '.join(measured)}. Give one of these")
+    wanted = {HEADLINES[target.task], *asked.values()}
+    return {name: metric for name, metric in known.items() if name in wanted}
+
+
+def compute(task: Task, labels: Labels, outputs: Predictions) -> dict[str, float]:
+    """Return all metrics of a task that say something about these predictions, by their names."""
+    found = {name: metric.of_predictions(labels, outputs) for name, metric in of_task(task).items()}
+    return {name: float(value) for name, value in found.items() if value is not None}
+
+
+class ClassCounts(NamedTuple):
+    """Numbers of examples by class, or by label, (classes,)."""
+
+    right: npt.NDArray[np.int64]
+    """Of a class, and taken for it."""
+    taken: npt.NDArray[np.int64]
+    """Taken for a class."""
+    support: npt.NDArray[np.int64]
+    """Of a class."""
+
+    @property
+    def precision(self) -> npt.NDArray[np.float64]:
+        """Those right of those taken; 0 where it would be 0 / 0."""
+        return self.right / np.maximum(self.taken, 1)
+
+    @property
+    def recall(self) -> npt.NDArray[np.float64]:
+        """Those right of those that there are; 0 where it would be 0 / 0."""
+        return self.right / np.maximum(self.support, 1)
+
+    @property
+    def f1(self) -> npt.NDArray[np.float64]:
+        """The harmonic mean of both; 0 where it would be 0 / 0."""
+        harmonic: npt.NDArray[np.float64] = 2 * self.right / np.maximum(self.taken + self.support, 1)
+        return harmonic
+
+
+# By hand, and not by scikit-learn, whose import takes 0.4 s of a processor.
+
+
+def count_classes(labels: Labels, logits: Predictions) -> ClassCounts:
+    """Return how many examples are of each class, are taken for it, and both.
+
+    An example is taken for the class of its largest logit; for each label whose logit is above 0, where it may have
+    several.
+    """
+    if labels.ndim == 1:
+        matrix = confusion(labels, logits)
+        return ClassCounts(np.diag(matrix), matrix.sum(axis=0), matrix.sum(axis=1))
+    taken, own = logits > 0, labels == 1
+    return ClassCounts((taken & own).sum(axis=0), taken.sum(axis=0), own.sum(axis=0))
+
+
+def confusion(labels: Labels, logits: Predictions) -> npt.NDArray[np.int64]:
+    """Return how many examples of each class, a row, were taken for each class, a column: int64 (classes, classes)."""
+    num_classes = logits.shape[1]
+    counts = np.bincount(labels * num_classes + logits.argmax(axis=1), minlength=num_classes**2)
+    return counts.reshape(num_classes, num_classes)
+
+
+def f1_in_training(name: str, target: Target, average: Literal["macro", "micro"]) -> Any:
+    """Return the ``keras.metrics.Metric`` of an F1, which takes labels and logits as a training has them."""
+    import keras
+
+    class F1(keras.metrics.F1Score):
+        def update_state(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> Any:
+            if target.task == "classification":
+                taken = keras.ops.one_hot(keras.ops.argmax(y_pred, axis=-1), target.num_outputs)
+                y_true = keras.ops.one_hot(keras.ops.reshape(y_true, [-1]), target.num_outputs)
+            else:
+                taken = keras.ops.cast(y_pred > 0, "float32")
+            return super().update_state(y_true, taken, sample_weight)
+
+    return F1(average=average, threshold=0.5, name=name)
 
 
 def better(name: str) -> Literal["higher", "lower"]:

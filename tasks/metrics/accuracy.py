@@ -3,9 +3,10 @@
 from typing import Any
 
 from tasks.metrics import Metric
+from tasks.records import Target
 
 
-def _in_training(name: str) -> Any:
+def _in_training(name: str, target: Target) -> Any:
     import keras
 
     return keras.metrics.SparseCategoricalAccuracy(name=name)
@@ -13,6 +14,7 @@ def _in_training(name: str) -> Any:
 
 METRIC = Metric(
     better="higher",
-    in_training=_in_training,
+    tasks=("classification",),
     of_predictions=lambda labels, logits: float((logits.argmax(axis=1) == labels).mean()),
+    in_training=_in_training,
 )

@@ -2,6 +2,7 @@
 
 from tasks.records.comparison import Comparison, ComparisonRow, Repeat
 from tasks.records.data import (
+    HEADLINES,
     Column,
     DatasetManifest,
     Feature,
@@ -11,6 +12,7 @@ from tasks.records.data import (
     SourceFile,
     Target,
     Task,
+    as_input,
 )
 from tasks.records.record import Name, Place, R, Record, load, save
 from tasks.records.results import (

@@ -1,9 +1,11 @@
 """What the stages of the data leave."""
 
-from collections.abc import Iterable
-from typing import Literal, Self
+from collections.abc import Iterable, Mapping
+from typing import Literal, Self, TypeVar
 
 from tasks.records.record import Record
+
+T = TypeVar("T")
 
 
 class SourceFile(Record):
@@ -68,6 +70,10 @@ class Feature(Record):
 Task = Literal["classification", "multilabel", "regression"]
 
 
+HEADLINES: dict[Task, str] = {"classification": "accuracy", "multilabel": "micro_f1", "regression": "mae"}
+"""The metric that every training of a task measures, and that a table has room for."""
+
+
 class Target(Record):
     """What a model learns to tell."""
 
@@ -81,6 +87,16 @@ class Target(Record):
     mean: tuple[float, ...] = ()
     """Of each number of a regression in the training split."""
     deviation: tuple[float, ...] = ()
+
+    @property
+    def label_dtype(self) -> str:
+        """Of the array of labels."""
+        return {"classification": "int64", "multilabel": "uint8", "regression": "float32"}[self.task]
+
+    @property
+    def label_shape(self) -> tuple[int, ...]:
+        """Of the label of one example."""
+        return () if self.task == "classification" else (self.num_outputs,)
 
     @classmethod
     def of_classes(cls, names: Iterable[str]) -> Self:
@@ -96,8 +112,8 @@ class PreparedSplit(Record):
     features: dict[str, str]
     """The file of each feature: (n, *shape)."""
     labels: str
-    """Its file: int64 (n,) for a classification, uint8 (n, classes) for several labels, float32 (n, numbers) for a
-    regression."""
+    """Its file: the class, int64 (n,); for several labels 0 or 1 each, uint8 (n, labels); for a regression float32 (n,
+    numbers)."""
     weights: str | None = None
     """The file of how much each example counts in the training loss: float32 (n,). None is 1 for each."""
     sha256: dict[str, str]
@@ -106,6 +122,11 @@ class PreparedSplit(Record):
     """How many examples have each class; nothing for a regression."""
     num_missing: dict[str, int] = {}
     """How many values of a column were missing; a column without any is not there."""
+
+
+def as_input(features: Mapping[str, T]) -> T | dict[str, T]:
+    """Return what a model takes of features by name: the only one itself, or all by name, as Keras' models do."""
+    return next(iter(features.values())) if len(features) == 1 else dict(features)
 
 
 class HeldOut(Record):

@@ -99,7 +99,11 @@ class EvaluationResult(Record):
     lie on more than one."""
     metrics: dict[str, float]
     classes: tuple[ClassMetrics, ...]
+    """Or labels; nothing for a regression."""
     confusion_matrix: tuple[tuple[int, ...], ...]
+    """Nothing for other tasks than a classification."""
+    predictions: tuple[tuple[float, float], ...] = ()
+    """Of a regression's first number: what the first test examples have, and what the model gives."""
 
 
 class RegisteredModel(Record):

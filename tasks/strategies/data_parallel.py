@@ -51,8 +51,8 @@ def strategy(kind: str, distribution: Any, **more: Any) -> Strategy:
         num_replicas=distribution.num_model_replicas,
         devices=devices,
         scope=lambda: _scope(distribution),
-        place_batch=lambda batch: keras.distribution.distribute_tensor(
-            batch, distribution.get_data_layout(batch.shape)
+        place_batch=lambda x: keras.tree.map_structure(
+            lambda one: keras.distribution.distribute_tensor(one, distribution.get_data_layout(one.shape)), x
         ),
         locate=locate,
         collectives="none" if len(devices) == 1 else f"XLA all-reduce ({COLLECTIVES[devices[0].partition(':')[0]]})",

@@ -10,7 +10,7 @@ import tempfile
 from collections.abc import Mapping
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import mlflow
 import numpy as np
@@ -130,8 +130,14 @@ def _write_model(
     """
     backend = os.environ.get("KERAS_BACKEND", "tensorflow")
     packages = ["keras", "numpy", backend]
+    features = prepared.features
     signature = ModelSignature(
-        inputs=Schema([TensorSpec(np.dtype("uint8"), (-1, *prepared.features["image"].shape))]),
+        inputs=Schema(
+            [
+                TensorSpec(np.dtype(feature.dtype), (-1, *feature.shape), name if len(features) > 1 else None)
+                for name, feature in features.items()
+            ]
+        ),
         outputs=Schema([TensorSpec(np.dtype("float32"), (-1, prepared.target.num_outputs))]),
     )
     model = Model(run_id=run_id, model_id=model_id, model_uuid=model_id)
@@ -146,13 +152,23 @@ def _write_model(
         mlflow_model=model,
         signature=signature,
         # Of random pixels, to try the model's server with: the first training image is not MLflow's business.
-        input_example=np.random.default_rng(0).integers(0, 256, (1, *prepared.features["image"].shape), np.uint8),
+        input_example=_example(features),
         pip_requirements=[f"{package}=={version(package)}" for package in packages],
     )
     (folder / "data").mkdir()
     copied = Path(shutil.copyfile(config.project_root() / keras_file, folder / "data" / "model.keras"))
     model.model_size_bytes += copied.stat().st_size
     model.save(str(folder / "MLmodel"))
+
+
+def _example(features: Mapping[str, records.Feature]) -> Any:
+    """Return one example of no meaning, as the model takes it."""
+    generator = np.random.default_rng(0)
+    made = {}
+    for name, feature in features.items():
+        most = 256 if feature.kind == "image" else min(feature.vocabulary_sizes, default=2)
+        made[name] = generator.integers(0, most, (1, *feature.shape)).astype(feature.dtype)
+    return records.as_input(made)
 
 
 def _write_code(folder: Path, model_name: str) -> tuple[list[str], str]:
@@ -210,7 +226,13 @@ def find_model(uri: str) -> records.LoggedModel:
 
 @patiently
 def register_version(
-    run: records.Run, model_uri: str, name: str, alias: str, tags: Mapping[str, str], metric: str
+    run: records.Run,
+    model_uri: str,
+    name: str,
+    alias: str,
+    tags: Mapping[str, str],
+    metric: str,
+    better: Literal["higher", "lower"],
 ) -> tuple[str, tuple[str, ...]]:
     """Make a logged model a version of a registered model and give it the alias.
 
@@ -223,6 +245,7 @@ def register_version(
         alias: moves to the version.
         tags: of a new version.
         metric: which of the tags says how good the model is.
+        better: which values of it are.
 
     Returns:
         the version, and what is remarkable about it: sentences.
@@ -250,7 +273,8 @@ def register_version(
     before = client.get_registered_model(name).aliases.get(alias)
     if before is not None and str(before) != str(made.version):
         was = client.get_model_version(name, before).tags.get(metric)
-        if was is not None and _is_worse(metric, float(tags[metric]), float(was)):
+        value = float(tags[metric])
+        if was is not None and (value > float(was) if better == "lower" else value < float(was)):
             notes.append(f"@{alias} moved to a worse model: {metric} {tags[metric]}, version {before} has {was}")
             client.set_model_version_tag(name, made.version, "alias_moved", notes[-1])
             set_tags(run, {"alias_moved": notes[-1]})
@@ -277,7 +301,3 @@ def _find_version(client: mlflow.MlflowClient, name: str, run_id: str, source: s
         if one.run_id == run_id and one.source == source and one.source == first.source and not one.aliases:
             client.delete_model_version(name, one.version)
     return first
-
-
-def _is_worse(metric: str, value: float, before: float) -> bool:
-    return value > before if metric == "test/loss" else value < before

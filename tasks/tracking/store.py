@@ -189,8 +189,11 @@ def find_experiment(client: mlflow.MlflowClient, name: str) -> str:
 
 def dataset_of(prepared: records.PreparedDataset, lineage: records.Lineage) -> Dataset:
     """Return prepared data as MLflow's description of them."""
-    images = TensorSpec(np.dtype("uint8"), (-1, *prepared.features["image"].shape), "image")
-    labels = TensorSpec(np.dtype("int64"), (-1,), "label")
+    features = [
+        TensorSpec(np.dtype(feature.dtype), (-1, *feature.shape), name) for name, feature in prepared.features.items()
+    ]
+    target = prepared.target
+    labels = TensorSpec(np.dtype(target.label_dtype), (-1, *target.label_shape), "label")
     sizes = {f"num_{name}": split.num_examples for name, split in prepared.splits.items()}
     # Without DVC there is no version, and MLflow wants a digest: that of the manifest, which holds every file's sha256.
     digest = lineage.data_version or hashlib.sha256(prepared.model_dump_json().encode()).hexdigest()
@@ -199,6 +202,6 @@ def dataset_of(prepared: records.PreparedDataset, lineage: records.Lineage) -> D
         digest=digest[:MAX_DIGEST_LENGTH],
         source_type="local",
         source=json.dumps({"uri": prepared.folder}),
-        schema=json.dumps(TensorDatasetSchema(Schema([images]), Schema([labels])).to_dict()),
+        schema=json.dumps(TensorDatasetSchema(Schema(features), Schema([labels])).to_dict()),
         profile=json.dumps({**sizes, "num_outputs": prepared.target.num_outputs}),
     )

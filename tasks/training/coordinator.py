@@ -20,8 +20,9 @@ import tensorflow as tf
 
 from tasks import config
 from tasks.input.array import ArraySource
-from tasks.input.augment import augment
+from tasks.input.augment import augment_images
 from tasks.input.batches import Batches
+from tasks.records import as_input
 from tasks.strategies import Strategy
 from tasks.training import Training, epochs, steps
 from tasks.training.autotune import Calls
@@ -116,22 +117,22 @@ class _Groups:
 def outputs(
     strategy: Strategy, test: Batches, call: Callable[[Any], tuple[Any, Any]]
 ) -> Iterator[tuple[npt.NDArray[np.int64], npt.NDArray[np.float64], float, str]]:
-    """Yield the labels of each batch, its logits, the model's own loss, and which worker's process computed it.
+    """Yield the labels of each batch, its outputs, the model's own loss, and which worker's process computed it.
 
     The workers take the batches as they are free; one that was lost has its batch done by another.
 
     Args:
         strategy: of the chief.
         test: in order; an array source.
-        call: images -> logits (n, classes) and a scalar, on variables that the servers hold.
+        call: features -> outputs (n, outputs) and a scalar, on variables that the servers hold.
     """
     coordinator = strategy.coordinator
     arrays = iter(coordinator.create_per_worker_dataset(resident(test)))
 
     @tf.function(reduce_retracing=True)
     def compute(arrays: Any, rows: Any) -> Any:
-        images, labels, worker = next(arrays)
-        logits, own_loss = strategy.run(call, (tf.gather(images, rows),))
+        x, labels, *_, worker = next(arrays)
+        logits, own_loss = strategy.run(call, (_gather(x, rows),))
         return tf.gather(labels, rows), tf.cast(logits, tf.float64), own_loss, worker
 
     names: dict[int, str] = {}
@@ -162,27 +163,35 @@ def examples(batches: Batches, first: int, end: int, size: int) -> npt.NDArray[n
 
 
 def resident(batches: Batches) -> Callable[[], Any]:
-    """Return what makes a worker's dataset: for ever the same element (images, labels, worker), read once by the worker
-    itself, from the same paths as here. ``worker`` is a number that tells its process from others.
+    """Return what makes a worker's dataset: for ever the same element (features, labels, weights if there are some,
+    worker), read once by the worker itself, from the same paths as here. ``worker`` is a number that tells its process
+    from others.
 
     Only TensorFlow's operations run on another process: no NumPy reads there, and an array in the graph would be sent.
 
     Raises:
         ValueError: the source is a stream; ``check`` of the stage refuses it before.
     """
-    if not isinstance(batches.source, ArraySource):
+    source = batches.source
+    if not isinstance(source, ArraySource):
         raise ValueError("a stream has no rows that a worker could be told")
-    split = batches.source.split
-    paths = [str(config.project_root() / path) for path in (*split.features.values(), split.labels)]
+    split, root = source.split, config.project_root()
+    paths = [root / path for path in (*split.features.values(), split.labels, split.weights) if path is not None]
     headers = [np.load(path, mmap_mode="r") for path in paths]
 
     def read(_: Any) -> tuple[Any, ...]:
         arrays = []
         for path, header in zip(paths, headers, strict=True):
-            values = tf.io.decode_raw(tf.io.read_file(path), header.dtype)[header.offset // header.itemsize :]
+            values = tf.io.decode_raw(tf.io.read_file(str(path)), header.dtype)[header.offset // header.itemsize :]
             arrays.append(tf.reshape(values, header.shape))
+        num_features = len(split.features)
+        x = as_input(dict(zip(split.features, arrays[:num_features], strict=True)))
+        labels, *weights = arrays[num_features:]
+        if source.class_weights is not None:
+            of_class = tf.gather(tf.constant(source.class_weights, tf.float32), labels)
+            weights = [weights[0] * of_class if weights else of_class]
         # The seeds of this process would give every worker the same number.
-        return *arrays, tf.raw_ops.NonDeterministicInts(shape=[1], dtype=tf.int64)[0]
+        return x, labels, *weights, tf.raw_ops.NonDeterministicInts(shape=[1], dtype=tf.int64)[0]
 
     return lambda: tf.data.Dataset.from_tensors(0).map(read).cache().repeat()
 
@@ -197,12 +206,13 @@ def worker_function(training: Training) -> Any:
     optimizer, metrics = model.optimizer, model.metrics_variables
     dtype, section = metrics[0].dtype, training.batches.augmentation
 
-    def step(images: Any, labels: Any, number: Any) -> Any:
+    def step(batch: Any, number: Any) -> Any:
+        x, labels, weights = (*batch, None)[:3]
         count = tf.shape(labels)[0]
         with tf.GradientTape() as tape:
-            outputs = model(images, training=True)
+            outputs = model(x, training=True)
             losses = steps.example_losses(loss, labels, outputs)
-            total = steps.average_loss(losses, None, count, model.losses, training.strategy.num_replicas)
+            total = steps.average_loss(losses, weights, count, model.losses, training.strategy.num_replicas)
         gradients = tape.gradient(total, model.trainable_variables)
         # The learning rate and Adam's correction depend on it, and workers that add 1 at the same time lose counts.
         optimizer.iterations.assign(number)
@@ -210,23 +220,28 @@ def worker_function(training: Training) -> Any:
         optimizer.apply(gradients, model.trainable_variables)
         with keras.StatelessScope((variable, tf.zeros(variable.shape, dtype)) for variable in metrics) as scope:
             model.metrics[0].update_state(total, sample_weight=count)
-            model.compute_metrics(images, labels, outputs)
+            model.compute_metrics(x, labels, outputs)
         return tf.stack([scope.get_current_value(variable) for variable in metrics])
 
     @tf.function
     def many(arrays: Any, lines: Any) -> Any:
-        images, labels, worker = next(arrays)
+        *batch, worker = next(arrays)
         sums = tf.zeros([len(metrics)], dtype)
         for number in tf.range(lines[0, 0], tf.reduce_max(lines[:, 0]) + 1):
             mine = tf.boolean_mask(lines, lines[:, 0] == number)
-            batch = tf.gather(images, mine[:, 1])
+            x, *others = _gather(batch, mine[:, 1])
             if section is not None:
-                batch = augment(batch, mine[:, 2] == 1, tf.cast(mine[:, 3:], tf.int32), section)
-            sums += training.strategy.run(step, (batch, tf.gather(labels, mine[:, 1]), number))
+                x = augment_images(x, mine[:, 2] == 1, tf.cast(mine[:, 3:], tf.int32), section)
+            sums += training.strategy.run(step, ((x, *others), number))
         # So many that two processes hardly share one, and few enough for a float to tell apart.
         return tf.concat([sums, [tf.cast(worker % 2**24, dtype)]], axis=0)
 
     return many
+
+
+def _gather(arrays: Any, rows: Any) -> Any:
+    """Return these rows of each array."""
+    return tf.nest.map_structure(lambda array: tf.gather(array, rows), arrays)
 
 
 def _fetch(coordinator: Any, result: Any) -> Any:

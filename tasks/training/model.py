@@ -28,30 +28,36 @@ def build(
         model = models.build(settings.model, prepared, settings.input.normalization)
         scale = section.rollback_factor**state.rollbacks
         optimizer = optimizers.build(settings, batches.steps, batches.global_batch_size, scale)
-        loss = compile_model(model, section, optimizer)
+        loss = compile_model(model, settings, prepared, optimizer)
         model.optimizer.build(model.trainable_variables)
         # Metrics and losses are made at the first use, and a resumed epoch needs theirs before.
-        example = keras.ops.zeros([1], "int32"), keras.ops.zeros([1, prepared.target.num_outputs])
+        example = losses.example(prepared, 1)
         model.compute_loss(None, *example)
         model.compute_metrics(None, *example)
     strategy.check_model(model)  # What counts is the model that is trained.
     return model, loss
 
 
-def compile_model(model: Any, section: config.Train, optimizer: Any) -> Any:
-    """Compile a classifier that ends in logits; return the loss."""
-    loss = losses.LOSSES[section.loss].in_training()
+def compile_model(model: Any, settings: config.Settings, prepared: PreparedDataset, optimizer: Any) -> Any:
+    """Compile a model with the loss and the metrics of its task; return the loss."""
+    section = settings.train
+    loss = losses.find(section, prepared).in_training()
+    measured = [
+        metric.in_training(name, prepared.target)
+        for name, metric in metrics.in_training(settings, prepared).items()
+        if metric.in_training is not None
+    ]
     model.compile(
         optimizer=optimizer,
         loss=loss,
-        metrics=[metric.in_training(name) for name, metric in metrics.find_all().items()],
+        metrics=measured,
         # Read by Keras' own functions alone, whose every other number of steps would be traced anew.
         steps_per_execution=1 if section.steps_per_execution == "auto" else section.steps_per_execution,
         # Keras' own "auto" compiles on the CPU too, where XLA makes a convnet 7 times slower. On JAX a
         # step that is not compiled runs one operation at a time. The custom loop compiles by itself.
         jit_compile=(section.jit_compile is True and section.loop == "fit") or keras.backend.backend() == "jax",
     )
-    if not type(loss).__module__.startswith("keras."):
+    if not all(type(one).__module__.startswith("keras.") for one in (loss, *measured)):
         # An exported model would name this class, and could not be loaded where this project is not installed.
         upstream.forget_compilation(model)
     return loss

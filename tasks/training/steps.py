@@ -14,7 +14,7 @@ import tensorflow as tf
 
 from tasks import config
 from tasks.input.array import ArraySource
-from tasks.input.augment import augment
+from tasks.input.augment import augment_images
 from tasks.input.batches import Batches
 from tasks.strategies import Strategy
 from tasks.training import Training
@@ -66,8 +66,8 @@ def train_step(model: Any, loss: Any, strategy: Strategy) -> Callable[..., None]
     """Return the step of one replica, which changes the model, its optimizer and its metrics: ``step(batch,
     global_size)``.
 
-    ``batch`` is this replica's part of the global batch, which may be empty: (images, labels) or (images, labels,
-    sample weights), with images uint8 or float (n, ...), labels int (n,) or (n, d1, ...), sample weights float (n,).
+    ``batch`` is this replica's part of the global batch, which may be empty: (features, labels) or (features, labels,
+    sample weights), with features (n, ...), one or by name, labels (n, ...), sample weights float (n,).
     ``global_size`` is an int64 scalar, the examples that all replicas have in this step together.
     """
     optimizer = model.optimizer
@@ -311,7 +311,7 @@ def _step_on_rows(
     num_replicas = strategy.num_local_replicas
     place = "/device:CPU:0" if num_replicas > 1 else None
     with tf.device(place):
-        images, labels = source.tensors()
+        arrays = source.tensors()
 
     def on_rows(rows: Any, draws: Any, global_size: Any) -> None:
         with tf.device(place):
@@ -319,10 +319,10 @@ def _step_on_rows(
                 size, replica = tf.size(rows), strategy.local_replica()
                 first, last = size * replica // num_replicas, size * (replica + 1) // num_replicas
                 rows, draws = rows[first:last], [draw[first:last] for draw in draws]
-            x, y = tf.gather(images, rows), tf.gather(labels, rows)
+            x, *others = tf.nest.map_structure(lambda array: tf.gather(array, rows), arrays)
             if augmentation is not None:
                 flips, corners = draws
-                x = augment(x, flips, corners, augmentation)
-        step((x, y), global_size)
+                x = augment_images(x, flips, corners, augmentation)
+        step((x, *others), global_size)
 
     return on_rows

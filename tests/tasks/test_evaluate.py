@@ -5,7 +5,15 @@ from pathlib import Path
 import keras
 import numpy as np
 import pytest
-from sklearn.metrics import accuracy_score, classification_report, confusion_matrix, log_loss, top_k_accuracy_score
+from sklearn.metrics import (
+    accuracy_score,
+    classification_report,
+    confusion_matrix,
+    f1_score,
+    log_loss,
+    roc_auc_score,
+    top_k_accuracy_score,
+)
 
 from tasks import config, tracked
 from tasks.errors import UserError
@@ -34,6 +42,8 @@ def test_metrics_are_those_of_scikit_learn(tiny, train, batch_size):
     assert result.metrics == {
         "test/loss": pytest.approx(log_loss(labels, shares, labels=range(10)), rel=1e-5),
         "test/accuracy": pytest.approx(accuracy_score(labels, predicted)),
+        "test/auc": pytest.approx(roc_auc_score(labels, shares, multi_class="ovr", labels=range(10))),
+        "test/macro_f1": pytest.approx(f1_score(labels, predicted, average="macro", labels=range(10), zero_division=0)),
         "test/top_5_accuracy": pytest.approx(top[5]),
     }
     assert (result.num_examples, result.run_id) == (53, "first")

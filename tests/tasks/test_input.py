@@ -417,7 +417,7 @@ def watched(tiny):
         """An array that tells which rows are taken."""
 
         def __init__(self, images, taken):
-            self.shape, self.images, self.taken = images.shape, images, taken
+            self.shape, self.dtype, self.images, self.taken = images.shape, images.dtype, images, taken
 
         def take(self, rows, axis):
             self.taken(rows)

@@ -7,7 +7,7 @@ import tensorflow as tf
 
 from tasks import config, models
 from tasks.errors import UserError
-from tasks.records import Feature, PreparedDataset, PreparedSplit, Target
+from tasks.records import Feature, PreparedDataset, PreparedSplit, Target, as_input
 
 
 @pytest.fixture
@@ -41,6 +41,42 @@ def prepared(shape=(28, 28, 1), num_classes=10, mean=(0.0,), std=(1.0,)):
         sources=(),
         licence=None,
     )
+
+
+# What a table has, as `prepare` leaves it.
+FEATURES = {
+    "number": Feature(kind="number", shape=(3,), dtype="float32", mean=(5.0, 0.0, -1.0), deviation=(2.0, 0.0, 1.0)),
+    "category": Feature(kind="category", shape=(2,), dtype="int32", vocabulary_sizes=(4, 7)),
+    "text": Feature(kind="text", shape=(9,), dtype="int32", vocabulary_sizes=(50,)),
+    "image": Feature(kind="image", shape=(28, 28, 1), dtype="uint8", mean=(0.0,), deviation=(1.0,)),
+}
+TAKES = {
+    "text_cnn": ["text"], "transformer": ["text"], "wide_deep": ["number", "category"],
+    "mixed": ["number", "category", "text", "image"],
+}  # fmt: skip
+"""The features of the models that do not take an image alone."""
+REGRESSION = Target(task="regression", num_outputs=1, mean=(100.0,), deviation=(20.0,))
+
+
+def build_of(name, features, target=None, **options):
+    """Build a model of these features."""
+    data = prepared().model_copy(update={"features": {one: FEATURES[one] for one in features}})
+    data = data.model_copy(update={"target": target}) if target else data
+    return models.build(config.Model(name=name, options=options, initial=None), data, "scale")
+
+
+def examples_of(features, count=5):
+    """Examples of features as a batch has them."""
+    generator = np.random.default_rng(0)
+    made = {}
+    for name in features:
+        feature = FEATURES[name]
+        if feature.kind == "number":
+            made[name] = generator.normal(0, 3, (count, *feature.shape)).astype("float32")
+        else:
+            most = 256 if feature.kind == "image" else min(feature.vocabulary_sizes)
+            made[name] = generator.integers(0, most, (count, *feature.shape)).astype(feature.dtype)
+    return as_input(made)
 
 
 def build(name, shape=(28, 28, 1), num_classes=10, normalization="scale", **options):
@@ -123,7 +159,7 @@ def layers_of(model):
 
 @pytest.mark.parametrize("name", [*config.names_of("models"), "own_models:dropping"])
 def test_two_builds_have_the_same_variables_under_the_same_names(own_models, name):
-    first, second = build(name, dropout=0.5), build(name, dropout=0.5)
+    first, second = (build_of(name, TAKES.get(name, ["image"]), dropout=0.5) for _ in range(2))
     assert [v.shape for v in first.variables] == [v.shape for v in second.variables]
     assert [v.path for v in first.variables] == [v.path for v in second.variables]
     assert list(layers_of(first)) == list(layers_of(second)), "an automatic name counts on from build to build"
@@ -141,13 +177,13 @@ def test_two_builds_have_the_same_variables_under_the_same_names(own_models, nam
 @pytest.mark.parametrize("name", config.names_of("models"))
 def test_logits_are_never_of_half_precision(name, policy, precision, logits, others):
     policy(precision)
-    model = build(name)
+    features = TAKES.get(name, ["image"])
+    model = build_of(name, features)
     core = model.layers[-1]
     assert core.layers[-1].compute_dtype == logits
     assert {layer.compute_dtype for layer in core.layers} == others
     assert {weight.dtype for weight in model.weights} == {logits}
-    pixels = np.zeros((2, 28, 28, 1), np.uint8)
-    assert keras.backend.standardize_dtype(model(pixels).dtype) == logits
+    assert keras.backend.standardize_dtype(model(examples_of(features)).dtype) == logits
 
 
 @pytest.mark.parametrize(
@@ -170,13 +206,97 @@ def test_float64_is_float64_from_the_pixels_to_the_logits(policy, tmp_path, norm
 
 
 @pytest.mark.parametrize("name", config.names_of("models"))
-def test_dropout_is_an_option_and_off_where_it_is_not_given(name):
-    assert not any("dropout" in layer for layer in layers_of(build(name)))
-    model = build(name, dropout=0.5)
+def test_dropout_is_an_option_and_off_where_it_is_0(name):
+    features = TAKES.get(name, ["image"])
+    assert not any("dropout" in layer for layer in layers_of(build_of(name, features, dropout=0)))
+    model = build_of(name, features, dropout=0.5)
     assert any("dropout" in layer for layer in layers_of(model))
-    pixels = np.full((1, 28, 28, 1), 200, np.uint8)
-    assert not np.allclose(model(pixels, training=True), model(pixels, training=False))
-    np.testing.assert_array_equal(model(pixels, training=False), model(pixels, training=False))
+    x = examples_of(features)
+    assert not np.allclose(model(x, training=True), model(x, training=False))
+    np.testing.assert_array_equal(model(x, training=False), model(x, training=False))
+
+
+@pytest.mark.parametrize("name", [name for name in config.names_of("models") if name not in TAKES])
+def test_a_model_of_images_has_no_dropout_unless_asked(name):
+    assert not any("dropout" in layer for layer in layers_of(build(name)))
+
+
+# Counted by hand: an embedding has a row for each place of its vocabulary.
+PARAMETERS_OF_FEATURES = [
+    ("mixed", ["number"], dense(3, 128) + dense(128, 64) + dense(64, 10)),
+    ("mixed", ["number", "category"], (4 + 7) * 16 + dense(3 + 32, 128) + dense(128, 64) + dense(64, 10)),
+    (
+        "mixed", ["number", "category", "text", "image"],
+        (4 + 7) * 16 + 50 * 32 + conv(3, 1, 16) + conv(3, 16, 32) + conv(3, 32, 64)
+        + dense(3 + 32 + 32 + 64, 128) + dense(128, 64) + dense(64, 10),
+    ),
+    (
+        "wide_deep", ["number", "category"],
+        dense(3, 10) + (4 + 7) * 10 + (4 + 7) * 32 + dense(3 + 64, 128) + dense(128, 64) + dense(64, 10),
+    ),
+    ("text_cnn", ["text"], 50 * 128 + sum(width * 128 * 100 + 100 for width in (3, 4, 5)) + dense(300, 10)),
+    # Keras' example: of each head's 32 numbers, queries, keys, values and what joins them.
+    (
+        "transformer", ["text"],
+        50 * 32 + 9 * 32 + 3 * dense(32, 64) + dense(64, 32) + 2 * 64 + 2 * dense(32, 32)
+        + dense(32, 20) + dense(20, 10),
+    ),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "features", "expected"), PARAMETERS_OF_FEATURES)
+def test_a_model_of_features(name, features, expected):
+    model = build_of(name, features)
+    assert model.count_params() == expected
+    outputs = keras.ops.convert_to_numpy(model(examples_of(features)))
+    assert outputs.shape == (5, 10)
+    assert np.isfinite(outputs).all()
+
+
+def test_a_mixture_is_taken_by_name():
+    model = build_of("mixed", ["number", "category"])
+    assert {name: one.dtype for name, one in model.input.items()} == {"number": "float32", "category": "int32"}
+    x = examples_of(["number", "category"])
+    with_others = {**x, "category": (x["category"] + 1) % 4}
+    assert not np.allclose(model(x), model(with_others)), "both are looked at"
+
+
+@pytest.mark.parametrize("name", ["text_cnn", "transformer", "mixed"])
+def test_what_fills_up_a_text_is_no_word(name):
+    model = build_of(name, ["text"])
+    empty = keras.ops.convert_to_numpy(model(np.zeros((2, 9), "int32")))
+    assert np.isfinite(empty).all(), "no word at all"
+    if name == "mixed":
+        np.testing.assert_allclose(model(np.array([[3, 4] + 7 * [0]])), model(np.array([7 * [0] + [4, 3]])), rtol=1e-5)
+
+
+@pytest.mark.parametrize("precision", ["float32", "mixed_bfloat16"])
+def test_numbers_are_standardised_and_a_regression_ends_in_the_targets_unit(policy, precision):
+    policy(precision)
+    model = build_of("mixed", ["number"], REGRESSION, units=[], dropout=0)
+    weights, bias = model.get_weights()
+    numbers = np.array([[5.0, 0.0, -1.0], [1007.0, 3.0, 0.0]], "float32")
+    standardised = (numbers - [5, 0, -1]) / [2, 1, 1]  # A deviation of 0 divides nothing.
+    got = keras.ops.convert_to_numpy(model(numbers))
+    assert got.dtype == np.float32
+    np.testing.assert_allclose(got[:1], 100 + 20 * bias[None], rtol=1e-6)
+    tolerance = 1e-5 if precision == "float32" else 0.02  # The core computes in half precision, and nothing else does.
+    np.testing.assert_allclose(got[1:], (100 + 20 * (standardised @ weights + bias))[1:], rtol=tolerance)
+
+
+@pytest.mark.parametrize(
+    ("name", "features", "message"),
+    [
+        ("mlp", ["number"], r"takes images, and digits has numbers of shape \(3,\). Give model.name=mixed or "),
+        ("resnet", ["image", "number"], "takes images, and digits has images"),
+        ("text_cnn", ["number", "text"], "takes texts, and not number: give model.name=mixed"),
+        ("transformer", ["image"], "takes one text, and not image"),
+        ("wide_deep", ["category", "text"], "takes numbers and categories, and not text"),
+    ],
+)
+def test_a_model_that_takes_other_features_says_so(name, features, message):
+    with pytest.raises(UserError, match=message):
+        build_of(name, features)
 
 
 @pytest.mark.parametrize(

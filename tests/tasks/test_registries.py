@@ -2,7 +2,7 @@ from typing import get_args
 
 import pytest
 
-from tasks import config, losses, metrics, optimizers, schedules
+from tasks import config, losses, metrics, optimizers, records, schedules
 
 
 def kinds(section, key):
@@ -14,7 +14,6 @@ def kinds(section, key):
 @pytest.mark.parametrize(
     ("registry", "section", "key"),
     [
-        (losses.LOSSES, config.Train, "loss"),
         (optimizers.OPTIMIZERS, config.Settings, "optimizer"),
         (schedules.SCHEDULES, config.Settings, "schedule"),
     ],
@@ -23,8 +22,20 @@ def test_what_can_be_asked_for_is_there(registry, section, key):
     assert list(registry) == list(kinds(section, key))
 
 
+def test_every_loss_can_be_asked_for():
+    asked = list(get_args(get_args(config.Train.model_fields["loss"].annotation)[0]))
+    assert asked[0] == "auto"
+    assert sorted(asked[1:]) == sorted({name for of_task in losses.LOSSES.values() for name in of_task})
+
+
+def test_every_task_has_metrics_and_measures_its_headline():
+    for task, name in records.HEADLINES.items():
+        assert metrics.of_task(task)[name].in_training is not None
+    assert {name for task in records.HEADLINES for name in metrics.of_task(task)} == set(config.names_of("metrics"))
+
+
 def test_a_metric_can_be_asked_for_where_one_is():
-    names = list(metrics.find_all())
+    names = config.names_of("metrics")
     assert "accuracy" in names
     parts = ("train", "validation")
     assert list(kinds(config.Checkpoint, "monitor")) == [

@@ -7,8 +7,6 @@ import keras
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from tasks import config
-
 
 class ProgressBar(keras.callbacks.Callback):
     """Draws one bar an epoch on a terminal, and prints a table with one line an epoch everywhere."""
@@ -42,8 +40,8 @@ class ProgressBar(keras.callbacks.Callback):
         self.close()
         logs = logs or {}
         cells = {"epoch": f"{epoch + 1}/{self.epochs}"}
-        names = "loss", *config.names_of("metrics")
-        for key in (*names, *(f"val_{name}" for name in names)):
+        measured = [key for key in logs if key not in ("loss", "learning_rate") and not key.startswith("val_")]
+        for key in ("loss", *measured, "val_loss", *(f"val_{name}" for name in measured)):
             if key in logs:
                 cells[key.replace("val_", "val ")] = f"{logs[key]:.4f}"
         cells["learning rate"] = f"{logs['learning_rate']:.3g}"

@@ -1,0 +1,28 @@
+"""The area under the ROC curve: how often an example of a class has a higher score for it than one of another class,
+ties counting half. With more than two classes, or several labels, the mean over them, each against the rest.
+
+A class that all examples have, or none, has no such area, and is left out.
+"""
+
+import numpy as np
+from scipy.special import softmax
+from scipy.stats import rankdata
+
+from tasks.metrics import Labels, Metric, Predictions
+
+
+def _of_predictions(labels: Labels, outputs: Predictions) -> float | None:
+    scores = softmax(outputs, axis=1) if labels.ndim == 1 else outputs
+    classes = range(1, 2) if labels.ndim == 1 and outputs.shape[1] == 2 else range(outputs.shape[1])
+    areas = []
+    for number in classes:
+        own = labels == number if labels.ndim == 1 else labels[:, number] == 1
+        num_own, num_others = int(own.sum()), int((~own).sum())
+        if num_own and num_others:
+            # Mann and Whitney's statistic, from the ranks of the scores.
+            above = rankdata(scores[:, number])[own].sum() - num_own * (num_own + 1) / 2
+            areas.append(above / (num_own * num_others))
+    return float(np.mean(areas)) if areas else None
+
+
+METRIC = Metric(better="higher", tasks=("classification", "multilabel"), of_predictions=_of_predictions)

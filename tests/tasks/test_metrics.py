@@ -1,0 +1,223 @@
+import keras
+import numpy as np
+import pytest
+from sklearn import metrics as sklearn
+
+from tasks import config, losses, metrics
+from tasks.errors import UserError
+from tasks.records import HEADLINES, Target
+
+NAMES = ("a", "b", "c", "d", "e", "f")
+TARGETS = {
+    "classification": Target.of_classes(NAMES),
+    "multilabel": Target(task="multilabel", num_outputs=6, class_names=NAMES),
+    "regression": Target(task="regression", num_outputs=2, mean=(3.0, 0.0), deviation=(2.0, 1.0)),
+}
+
+
+def predictions(task, count=203, seed=0):
+    """Labels as `prepare` leaves them, and outputs that know something of them; some are equal."""
+    generator = np.random.default_rng(seed)
+    if task == "regression":
+        labels = generator.normal(3, 2, (count, 2)).astype("float32")
+        return labels, labels + generator.normal(0, 1, labels.shape)
+    outputs = generator.integers(-3, 4, (count, 6)) / 2.0
+    if task == "multilabel":
+        labels = (generator.random((count, 6)) < 0.3).astype("uint8")
+        return labels, outputs + labels
+    labels = generator.integers(0, 6, count)
+    return labels, outputs + 1.5 * np.eye(6)[labels] + generator.normal(0, 0.01, outputs.shape)
+
+
+def softmax(logits):
+    return np.exp(logits) / np.exp(logits).sum(1, keepdims=True)
+
+
+# What scikit-learn makes of the same.
+EXPECTED = {
+    ("classification", "accuracy"): lambda y, p: sklearn.accuracy_score(y, p.argmax(1)),
+    ("classification", "top_5_accuracy"): lambda y, p: sklearn.top_k_accuracy_score(y, p, k=5),
+    ("classification", "macro_f1"): lambda y, p: sklearn.f1_score(y, p.argmax(1), average="macro"),
+    ("classification", "auc"): lambda y, p: sklearn.roc_auc_score(y, softmax(p), multi_class="ovr"),
+    ("multilabel", "micro_f1"): lambda y, p: sklearn.f1_score(y, p > 0, average="micro"),
+    ("multilabel", "macro_f1"): lambda y, p: sklearn.f1_score(y, p > 0, average="macro"),
+    ("multilabel", "auc"): sklearn.roc_auc_score,
+    ("multilabel", "mean_average_precision"): sklearn.average_precision_score,
+    ("regression", "mae"): sklearn.mean_absolute_error,
+    ("regression", "rmse"): lambda y, p: np.sqrt(sklearn.mean_squared_error(y, p)),
+    ("regression", "r2"): sklearn.r2_score,
+}
+
+
+@pytest.mark.parametrize("task", list(TARGETS))
+def test_every_metric_is_what_scikit_learn_computes(task):
+    labels, outputs = predictions(task)
+    expected = {name: compute(labels, outputs) for (of, name), compute in EXPECTED.items() if of == task}
+    assert metrics.compute(task, labels, outputs) == pytest.approx(expected, rel=1e-6)
+
+
+MEASURED = [
+    (task, name) for task in TARGETS for name, one in metrics.of_task(task).items() if one.in_training is not None
+]
+
+
+@pytest.mark.parametrize(("task", "name"), MEASURED)
+def test_a_training_sums_up_over_batches_what_an_evaluation_computes_at_once(task, name):
+    labels, outputs = predictions(task)
+    found = metrics.find(name)
+    metric = found.in_training(name, TARGETS[task])
+    assert metric.name == name
+    for first in range(0, len(labels), 50):  # The last one is short.
+        part = slice(first, first + 50)
+        metric.update_state(labels[part], outputs[part].astype("float32"))
+    assert float(metric.result()) == pytest.approx(found.of_predictions(labels, outputs), rel=1e-5)
+
+
+@pytest.mark.parametrize(("task", "name"), MEASURED)
+def test_parts_of_workers_add_up(task, name):
+    labels, outputs = predictions(task)
+    parts = []
+    for part in (slice(0, 70), slice(70, None)):
+        metric = metrics.find(name).in_training(name, TARGETS[task])
+        metric.update_state(labels[part], outputs[part].astype("float32"))
+        parts.append([np.asarray(variable) for variable in metric.variables])
+    whole = metrics.find(name).in_training(name, TARGETS[task])
+    whole.update_state(labels, outputs.astype("float32"))
+    for variable, one, other in zip(whole.variables, *parts, strict=True):
+        np.testing.assert_allclose(np.asarray(variable), one + other, rtol=1e-5)
+
+
+def test_a_metric_that_says_nothing_is_left_out():
+    two = np.array([0, 1, 1]), np.array([[1.0, 0.0], [0.0, 1.0], [0.5, 0.0]])
+    assert "top_5_accuracy" not in metrics.compute("classification", *two)
+    assert metrics.compute("classification", *two)["auc"] == 1.0
+    one_class = np.array([1, 1]), np.zeros((2, 2))
+    assert "auc" not in metrics.compute("classification", *one_class)
+    constant = np.ones((3, 1), "float32"), np.zeros((3, 1))
+    assert set(metrics.compute("regression", *constant)) == {"mae", "rmse"}
+
+
+def prepared_of(tiny, task):
+    return tiny.model_copy(update={"target": TARGETS[task]})
+
+
+def load(*overrides):
+    return config.load(None, overrides)
+
+
+@pytest.mark.parametrize(
+    ("task", "overrides", "expected"),
+    [
+        ("classification", [], ["accuracy"]),
+        ("classification", ["train.metrics=[macro_f1,top_5_accuracy]"], ["accuracy", "macro_f1", "top_5_accuracy"]),
+        ("classification", ["checkpoint.monitor=validation/macro_f1"], ["accuracy", "macro_f1"]),
+        ("multilabel", ["checkpoint.monitor=validation/loss"], ["micro_f1"]),
+        (
+            "regression",
+            ["checkpoint.monitor=train/loss", "train.early_stopping={monitor: validation/rmse}"],
+            ["mae", "rmse"],
+        ),
+    ],
+)
+def test_a_training_measures_its_headline_and_what_is_asked_for(tiny, task, overrides, expected):
+    assert HEADLINES[task] in expected
+    assert list(metrics.in_training(load(*overrides), prepared_of(tiny, task))) == expected
+
+
+@pytest.mark.parametrize(
+    ("task", "override", "message"),
+    [
+        ("regression", "train.metrics=[accuracy]", "train.metrics = accuracy: .* is a regression, and its training"),
+        ("classification", "train.metrics=[auc]", "train.metrics = auc: an evaluation alone computes it"),
+        (
+            "multilabel",
+            "checkpoint.monitor=validation/accuracy",
+            "checkpoint.monitor = 'validation/acc.*: .* multil",
+        ),
+        (
+            "regression",
+            "train.early_stopping={monitor: train/r2}",
+            "early_stopping.monitor = 'train/r2': an eval",
+        ),
+    ],
+)
+def test_a_metric_that_a_training_cannot_measure_is_refused(tiny, task, override, message):
+    with pytest.raises(UserError, match=message):
+        metrics.in_training(load("checkpoint.monitor=validation/loss", override), prepared_of(tiny, task))
+
+
+# Losses.
+
+
+LOSSES = [
+    (task, name, smoothing)
+    for task, of_task in losses.LOSSES.items()
+    for name in of_task
+    for smoothing in ((0.0, 0.1) if name in losses.SMOOTHED else (0.0,))
+]
+
+
+@pytest.mark.parametrize(("task", "name", "smoothing"), LOSSES)
+def test_a_loss_of_an_evaluation_is_that_of_a_training(tiny, task, name, smoothing):
+    section = load(f"train.loss={name}", f"train.label_smoothing={smoothing}").train
+    loss = losses.find(section, prepared_of(tiny, task))
+    labels, outputs = predictions(task)
+    in_training = loss.in_training()
+    got = keras.ops.convert_to_numpy(
+        in_training.call(keras.ops.convert_to_tensor(labels), keras.ops.convert_to_tensor(outputs, "float32"))
+    )
+    np.testing.assert_allclose(loss.of_predictions(labels, outputs), got, rtol=2e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("task", list(TARGETS))
+def test_auto_is_the_usual_loss_of_the_task(tiny, task):
+    labels, outputs = predictions(task)
+    got = losses.find(load().train, prepared_of(tiny, task)).of_predictions(labels, outputs).mean()
+    expected = {
+        "classification": lambda: sklearn.log_loss(labels, softmax(outputs)),
+        "multilabel": lambda: sklearn.log_loss(labels.ravel(), 1 / (1 + np.exp(-outputs.ravel()))),
+        "regression": lambda: sklearn.mean_squared_error(labels, outputs),
+    }[task]()
+    assert got == pytest.approx(expected, rel=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("task", "overrides", "message"),
+    [
+        (
+            "regression",
+            ["train.loss=sparse_categorical_crossentropy"],
+            "is a regression, and its losses are mean_s",
+        ),
+        ("classification", ["train.loss=huber"], "train.loss = 'huber': .* is a classification"),
+        ("regression", ["train.label_smoothing=0.1"], "train.label_smoothing = 0.1: mean_squared_error has no such"),
+        ("regression", ["train.loss=no_such_module:f"], "train.loss = 'no_such_module:f': no module"),
+        ("regression", ["train.loss=own_losses:absent"], "own_losses has no function 'absent'"),
+        ("regression", ["train.loss=own_losses:averaged"], r"gives the shape \(\) for 2 examples"),
+        ("regression", ["train.loss=own_losses:broken"], "cannot be computed .*ZeroDivisionError"),
+    ],
+)
+def test_a_loss_that_cannot_be_is_refused(tiny, own_losses, task, overrides, message):
+    with pytest.raises(UserError, match=message):
+        losses.find(load(*overrides).train, prepared_of(tiny, task))
+
+
+@pytest.fixture
+def own_losses(project, monkeypatch):
+    (project / "own_losses.py").write_text(
+        "import keras\n\n\n"
+        "def quartic(labels, outputs):\n"
+        "    return keras.ops.mean((outputs - keras.ops.cast(labels, outputs.dtype)) ** 4, axis=-1)\n\n\n"
+        "def averaged(labels, outputs):\n    return keras.ops.mean(outputs)\n\n\n"
+        "def broken(labels, outputs):\n    return 1 / 0\n"
+    )
+    monkeypatch.syspath_prepend(project)
+
+
+def test_a_loss_of_ones_own(tiny, own_losses):
+    loss = losses.find(load("train.loss=own_losses:quartic").train, prepared_of(tiny, "regression"))
+    labels, outputs = predictions("regression")
+    expected = ((outputs - labels) ** 4).mean(axis=1)
+    np.testing.assert_allclose(loss.of_predictions(labels, outputs), expected, rtol=1e-5)
+    got = keras.ops.convert_to_numpy(loss.in_training()(labels, outputs.astype("float32")))
+    assert float(got) == pytest.approx(expected.mean(), rel=1e-5)
