@@ -1,5 +1,6 @@
 """The training flow: data -> train -> evaluate -> register."""
 
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -59,7 +60,21 @@ def training(
     settings = _settings(recipe, overrides)
     reconciliation.end_crashed_flow_runs()
     resumption = pipeline.Resumption(resume, allow_changes, fresh)
-    return reporting.reported(lambda: _run(settings, if_changed, resumption))
+    return reporting.reported(lambda: _run(_fitted(settings, recipe, overrides), if_changed, resumption))
+
+
+def _fitted(settings: config.Settings, recipe: str | None, overrides: Any) -> config.Settings:
+    """Return the settings that fit the data, where nobody else says what they are; the data are prepared before."""
+    chosen = config.choices(recipe, settings.to_json())
+    if chosen is None:
+        return settings
+    if not chosen:
+        stages.data(settings)
+        settings = _settings(recipe, overrides)
+        chosen = config.choices(recipe, settings.to_json()) or []
+    for choice in chosen:
+        print(f"chosen for {settings.dataset.name}: {choice.reason}", file=sys.stderr)
+    return settings
 
 
 def _run(settings: config.Settings, if_changed: bool, resumption: pipeline.Resumption) -> RunSummary:

@@ -15,7 +15,7 @@ from scipy.special import log_softmax, softmax
 
 from tasks import config, own_code
 from tasks.errors import UserError, one_line
-from tasks.records import PreparedDataset, Task
+from tasks.records import PreparedDataset, Target, Task
 
 Labels: TypeAlias = npt.NDArray[Any]
 """As in ``records.PreparedSplit``: (n,) or (n, labels or numbers)."""
@@ -140,11 +140,32 @@ def find(section: config.Train, prepared: PreparedDataset) -> Loss:
             f"train.label_smoothing = {smoothing}: {name} has no such thing. Give train.label_smoothing=0, or a "
             f"loss of {', '.join(SMOOTHED)}"
         )
-    return _own(name, prepared) if ":" in name else allowed[name](smoothing)
+    if ":" in name:
+        return _own(name, prepared)
+    loss = allowed[name](smoothing)
+    return loss if target.task != "regression" else _in_deviations(loss, target)
+
+
+def _in_deviations(loss: Loss, target: Target) -> Loss:
+    """Return a loss that counts in standard deviations of the target in the training split: whatever its unit is, the
+    same learning rates fit, and one deviation is where ``huber`` bends."""
+    deviation = np.array([one or 1.0 for one in target.deviation or (1.0,)])
+    inner = loss.in_training()
+
+    class InDeviations(keras.losses.Loss):
+        def call(self, y_true: Any, y_pred: Any) -> Any:
+            scale = keras.ops.convert_to_tensor(1 / deviation, y_pred.dtype)
+            return inner.call(keras.ops.cast(y_true, y_pred.dtype) * scale, y_pred * scale)
+
+    return Loss(
+        in_training=lambda: InDeviations(name=inner.name),
+        of_predictions=lambda labels, outputs: loss.of_predictions(labels / deviation, outputs / deviation),
+    )
 
 
 def _own(name: str, prepared: PreparedDataset) -> Loss:
-    """Return a user's own loss: (labels, outputs) of tensors -> the loss of each example, float (n,)."""
+    """Return a user's own loss: (labels, outputs) of tensors, in the target's unit -> the loss of each example, float
+    (n,)."""
     function = own_code.load(name, "train.loss")
     labels, outputs = example(prepared, 2)
     try:

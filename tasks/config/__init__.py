@@ -1,6 +1,7 @@
 """The settings of a run: what every key means and may hold, and how params.yaml, a recipe and ``--set`` give it."""
 
 from tasks.config.affects import Affects
+from tasks.config.data_defaults import Choice
 from tasks.config.datasets import (
     AnyDescription,
     Arrays,
@@ -32,7 +33,7 @@ from tasks.config.schema import (
     leaves,
     marks_of,
 )
-from tasks.config.sources import load, parse, read_overrides, read_texts, restore
+from tasks.config.sources import choices, load, parse, read_overrides, read_texts, restore
 from tasks.config.strategies import (
     AnyStrategy,
     Cluster,

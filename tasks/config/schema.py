@@ -129,7 +129,8 @@ class Train(Section):
     ]
     """`auto`: the first of the task's own. Classes: sparse_categorical_crossentropy of the logits, mean_squared_error
     of their softmax against the one-hot label. Several labels: binary_crossentropy. Numbers: mean_squared_error,
-    mean_absolute_error, huber. Or your own `module:function` of (labels, outputs), a number an example."""
+    mean_absolute_error, huber, each in standard deviations of the target. Or your own `module:function` of (labels,
+    outputs), a number an example."""
     label_smoothing: Result[Annotated[float, Field(ge=0, lt=1)]]
     """The share of each label that all classes get alike; 0 is off. Of a crossentropy."""
     class_weights: Result[Literal["balanced"] | None]

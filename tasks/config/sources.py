@@ -1,6 +1,7 @@
 """How params.yaml, a recipe and ``--set`` become one ``Settings``."""
 
 import contextlib
+import json
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from pathlib import Path
@@ -9,6 +10,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from tasks.config import plain
+from tasks.config.data_defaults import Choice, choose
 from tasks.config.explain import explain
 from tasks.config.project import names_of, project_root, recipes
 from tasks.config.schema import BATCH_SIZES, Settings, fields_of, kinds_of, leaves, marks_of
@@ -20,6 +22,9 @@ def load(
     recipe: str | None = None, overrides: Sequence[str] | Mapping[str, Any] = (), root: Path | None = None
 ) -> Settings:
     """Return the settings of params.yaml, overlaid by a recipe, overlaid by single values.
+
+    Without a recipe, another dataset than that of params.yaml has what fits its data in between, once these are
+    prepared: see ``choices``.
 
     Args:
         recipe: a name in ``recipes/`` or a path to a YAML file.
@@ -38,7 +43,35 @@ def load(
         given = plain.plain(overrides) if isinstance(overrides, Mapping) else read_overrides(overrides)
     except plain.NotPlain as error:
         raise UserError(f"overrides: {error}") from None
+    merged = _overlay(values, _nested(given))
+    for choice in choices(recipe, merged, root) or []:
+        values = _overlay(values, _nested(choice.values))
     return parse(_overlay(values, _nested(given)))
+
+
+def choices(recipe: str | None, values: Mapping[str, Any], root: Path | None = None) -> list[Choice] | None:
+    """Return what is chosen for the data of a dataset that has no recipe; nothing as long as they are not prepared, and
+    None where a recipe or params.yaml say what it is trained with.
+
+    Args:
+        recipe: as in ``load``.
+        values: nested settings, of which ``dataset.name`` is read.
+        root: the project's folder.
+    """
+    root = root or project_root()
+    name, own = (_dataset_name(one) for one in (values, _read_yaml(root / "params.yaml")))
+    if recipe is not None or name is None or name == own:
+        return None
+    try:
+        return choose(json.loads((root / "data" / name / "prepared" / "manifest.json").read_text(encoding="utf-8")))
+    except (OSError, ValueError, KeyError, TypeError):  # It is not there, or whoever reads the data says what it lacks.
+        return []
+
+
+def _dataset_name(values: Mapping[str, Any]) -> str | None:
+    section = values.get("dataset")
+    name = section.get("name") if isinstance(section, Mapping) else None
+    return name.replace("/", "-", 1) if isinstance(name, str) and ".." not in name else None
 
 
 def read_overrides(texts: Sequence[str]) -> dict[str, Any]:

@@ -21,7 +21,7 @@ KINDS = [
     "kind of dataset",
     "model",
     "metric",
-    "number of the evaluation alone",
+    "metric of the evaluation alone",
     "export format",
     "loss",
     "optimizer",

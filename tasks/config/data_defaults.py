@@ -1,0 +1,98 @@
+"""What a dataset that has no recipe is trained with: chosen by its task, its features and its size, with the reasons.
+
+params.yaml's own values are for the dataset that it names. Numbers here are rules of thumb that were tried on the
+datasets of docs/data.md; whatever is given by ``--set`` or a recipe comes before them.
+"""
+
+import math
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+MOST_STAGES = 6
+PHOTOGRAPH_PIXELS = 64
+
+
+class Choice(NamedTuple):
+    """Some settings, and why they were chosen."""
+
+    values: dict[str, Any]
+    """By ``section.key``."""
+    reason: str
+
+
+def choose(manifest: Mapping[str, Any]) -> list[Choice]:
+    """Return what fits a prepared dataset.
+
+    Args:
+        manifest: ``records.PreparedDataset`` as JSON.
+    """
+    features, target, splits = manifest["features"], manifest["target"], manifest["splits"]
+    num_examples = splits["train"]["num_examples"]
+    kinds = {feature["kind"] for feature in features.values()}
+    if kinds == {"image"} and len(features) == 1:
+        chosen = [_of_images(next(iter(features.values()))["shape"])]
+    elif kinds == {"text"}:
+        values = {"model.name": "text_cnn", "model.options": {}, "schedule.learning_rate": 0.001}
+        chosen = [Choice({**values, **NO_AUGMENTATION}, "texts alone: convolutions over words")]
+    else:
+        values = {"model.name": "mixed", "model.options": {}, "schedule.learning_rate": 0.002}
+        chosen = [Choice({**values, **NO_AUGMENTATION}, f"{_listed(kinds)}: a perceptron on all of them together")]
+    return [*chosen, _of_size(num_examples), _of_task(target, splits)]
+
+
+NO_AUGMENTATION = {"input.augmentation.flip": False, "input.augmentation.crop_padding": 0}
+
+
+def _of_images(shape: list[int]) -> Choice:
+    height, width, channels = shape
+    side = min(height, width)
+    # Each stage halves the image, and the last one is to see 4 to 7 pixels a side.
+    stages = min(MOST_STAGES, max(2, round(math.log2(side / 5))))
+    photographs = channels == 3 and side >= PHOTOGRAPH_PIXELS
+    values = {
+        "model.name": "vgg",
+        "model.options": {"filters": [24 + 16 * stage for stage in range(stages)], "dropout": 0.2},
+        "schedule.learning_rate": 0.003,
+        "input.augmentation.flip": photographs,
+        "input.augmentation.crop_padding": max(1, side // 10),
+    }
+    shown = f"images of {height} x {width} pixels: {stages} stages that halve them, crops moved by a tenth"
+    return Choice(values, f"{shown}{', mirrored as photographs may be' if photographs else ''}")
+
+
+def _of_size(num_examples: int) -> Choice:
+    # About 50 steps an epoch, and at least 2,000 in all.
+    batch_size = min(128, max(8, 2 ** round(math.log2(max(num_examples / 50, 1)))))
+    batch_size = min(batch_size, num_examples)
+    steps = math.ceil(num_examples / batch_size)
+    epochs = min(60, max(10, math.ceil(2000 / steps)))
+    values = {
+        "train.per_replica_batch_size": batch_size,
+        "train.global_batch_size": None,
+        "train.epochs": epochs,
+        "evaluate.checkpoint": "best",
+    }
+    return Choice(values, f"{num_examples:,} examples to train on: {epochs} epochs of about {steps} steps")
+
+
+def _of_task(target: Mapping[str, Any], splits: Mapping[str, Any]) -> Choice:
+    values: dict[str, Any] = {"train.loss": "auto"}
+    if "validation" in splits:
+        values["input.validation"] = "validation"
+    if target["task"] == "regression":
+        values |= {"checkpoint.monitor": "validation/loss", "register.metric": "test/r2", "register.minimum": 0.0}
+        return Choice(values, "a regression: registered where it is better than the mean of its target")
+    if target["task"] == "multilabel":
+        values |= {"checkpoint.monitor": "validation/micro_f1", "register.metric": "test/micro_f1"}
+        return Choice({**values, "register.minimum": None}, "several labels an example: measured by their F1")
+    counts = splits["test" if "test" in splits else "train"]["class_counts"]
+    guess = round(max(counts) / max(sum(counts), 1), 4)
+    values |= {"checkpoint.monitor": "validation/accuracy", "register.metric": "test/accuracy"}
+    reason = f"{target['num_outputs']} classes: registered where it is better than the most frequent one, {guess:.1%}"
+    return Choice({**values, "register.minimum": guess}, reason)
+
+
+def _listed(kinds: set[str]) -> str:
+    names = {"image": "images", "number": "numbers", "category": "categories", "text": "texts"}
+    *others, last = sorted(names[kind] for kind in kinds)
+    return f"{', '.join(others)} and {last}" if others else last
