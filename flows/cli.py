@@ -289,7 +289,8 @@ def evaluate(
             print(result.model_dump_json())
             return
         tables.print_record(result, False, ("run_id", "checkpoint", "num_examples", "metrics"))
-        tables.print_classes(result)
+        if result.classes:
+            tables.print_classes(result)
         tables.print_pictures(running)
 
 

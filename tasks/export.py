@@ -221,7 +221,7 @@ def _examples(model: Any, settings: config.Settings, prepared: PreparedDataset) 
         StratagemError: the outputs are no numbers.
     """
     with contextlib.closing(sources.ordered_batches(settings, prepared, "test", BATCH_SIZE)) as test:
-        for batch, _ in itertools.islice(test.arrays(), MAX_BATCHES):
+        for batch, *_ in itertools.islice(test.arrays(), MAX_BATCHES):
             try:
                 expected = np.asarray(model.predict_on_batch(batch), np.float64)
             except ValueError as error:
@@ -238,7 +238,8 @@ def _examples(model: Any, settings: config.Settings, prepared: PreparedDataset) 
 
 
 def _compare(exported: Callable[[Any], Any], examples: Iterable[tuple[Any, Any]]) -> tuple[int, float]:
-    """Return how many examples there are, and by how much an output differs at most.
+    """Return how many examples there are, and by how much an output differs at most; as a share of the batch's largest
+    output, where that is above 1.
 
     Raises:
         StratagemError: outputs have another shape.
@@ -248,7 +249,9 @@ def _compare(exported: Callable[[Any], Any], examples: Iterable[tuple[Any, Any]]
         found = np.asarray(exported(batch), np.float64)
         if found.shape != expected.shape:
             raise StratagemError(f"the files give outputs of shape {found.shape}, and Keras of {expected.shape}")
-        largest = float(np.maximum(largest, abs(found - expected).max()))  # Python's `max` loses what is no number.
+        # A regression's numbers are as large as its unit makes them.
+        difference = abs(found - expected).max() / max(1.0, abs(expected).max())
+        largest = float(np.maximum(largest, difference))  # Python's `max` loses what is no number.
         count += len(expected)
     return count, largest
 

@@ -72,9 +72,11 @@ def ordered_batches(
     num_workers: int = 1,
 ) -> Batches:
     """Return the batches of ``validation`` or ``test``: every example once, always in the same order, never
-    augmented; this worker's part of each."""
+    augmented and all counting the same; this worker's part of each."""
     section = settings.input
     split, rows = carve(prepared, section.validation, settings.train.seed)[use]
+    alike = prepared.splits[split].model_copy(update={"weights": None})
+    prepared = prepared.model_copy(update={"splits": {**prepared.splits, split: alike}})
     return Batches(
         len(rows),
         min(global_batch_size, len(rows)),

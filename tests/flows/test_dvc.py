@@ -73,7 +73,7 @@ def test_repro_runs_what_changed_and_nothing_else(project, run):
     for title in ("train/loss", "validation/accuracy", "confusion"):
         assert title in page
     report = config.project_root() / runs.find(evaluation["run_id"]).folder / "report"
-    for picture in ("learning_curve.png", "confusion_matrix.png"):
+    for picture in ("learning_curve.png", "predictions.png"):
         assert f'src="static/workspace_metrics_{picture}"' in page
         shown_picture = (project / "plots" / "static" / f"workspace_metrics_{picture}").read_bytes()
         assert shown_picture == (report / picture).read_bytes()

@@ -116,8 +116,8 @@ def test_the_history_is_a_line_an_epoch(tmp_path):
     ]
 
 
-def test_the_confusion_table_is_a_line_an_example(tmp_path):
-    table = report.confusion_table(evaluation([[2, 1], [0, 1]], ["a, b", "c"]), tmp_path / "confusion.csv")
+def test_the_table_of_predictions_is_a_line_an_example(tmp_path):
+    table = report.predictions_table(evaluation([[2, 1], [0, 1]], ["a, b", "c"]), tmp_path / "predictions.csv")
     assert read(table) == [
         ["actual", "predicted"],
         ["a, b", "a, b"],
@@ -125,6 +125,26 @@ def test_the_confusion_table_is_a_line_an_example(tmp_path):
         ["a, b", "c"],
         ["c", "c"],
     ]
+
+
+def test_the_table_of_a_regression_has_its_numbers(tmp_path):
+    numbers = evaluation([[1]]).model_copy(update={"confusion_matrix": (), "classes": (), "predictions": ((1.5, 2.0),)})
+    assert read(report.predictions_table(numbers, tmp_path / "p.csv")) == [["actual", "predicted"], ["1.5", "2.0"]]
+
+
+@pytest.mark.parametrize("task", ["regression", "multilabel"])
+def test_what_has_no_confusion_matrix_has_another_picture(tmp_path, task):
+    of_classes = evaluation([[2, 1], [0, 1]], ["hot", "wet"])
+    if task == "regression":
+        made = of_classes.model_copy(
+            update={"confusion_matrix": (), "classes": (), "predictions": ((1.0, 2.0), (5.0, 4.0))}
+        )
+    else:
+        made = of_classes.model_copy(update={"confusion_matrix": ()})
+    picture = report.predictions(made, "title", tmp_path)
+    assert picture == tmp_path / "predictions.png"
+    assert picture.read_bytes()[:4] == b"\x89PNG"
+    assert report.predictions(of_classes, "title", tmp_path).name == "confusion_matrix.png"
 
 
 def test_metrics_are_nested_as_dvc_shows_them(tmp_path):
