@@ -72,6 +72,8 @@ def export(
         with _explaining(what, target):
             exporter.write(model, chosen.file, new)
             num_examples, difference = _compare(exporter.load(new), _examples(model, settings, prepared))
+            # A regression's numbers are as large as its unit makes them.
+            difference /= max(prepared.target.deviation, default=0) or 1.0
         if not difference <= MAX_DIFFERENCE:
             raise StratagemError(
                 f"{what}: an output differs from Keras' by {difference:.3g} among the first {num_examples:,} test "
@@ -238,8 +240,7 @@ def _examples(model: Any, settings: config.Settings, prepared: PreparedDataset) 
 
 
 def _compare(exported: Callable[[Any], Any], examples: Iterable[tuple[Any, Any]]) -> tuple[int, float]:
-    """Return how many examples there are, and by how much an output differs at most; as a share of the batch's largest
-    output, where that is above 1.
+    """Return how many examples there are, and by how much an output differs at most.
 
     Raises:
         StratagemError: outputs have another shape.
@@ -249,9 +250,7 @@ def _compare(exported: Callable[[Any], Any], examples: Iterable[tuple[Any, Any]]
         found = np.asarray(exported(batch), np.float64)
         if found.shape != expected.shape:
             raise StratagemError(f"the files give outputs of shape {found.shape}, and Keras of {expected.shape}")
-        # A regression's numbers are as large as its unit makes them.
-        difference = abs(found - expected).max() / max(1.0, abs(expected).max())
-        largest = float(np.maximum(largest, difference))  # Python's `max` loses what is no number.
+        largest = float(np.maximum(largest, abs(found - expected).max()))  # Python's `max` loses what is no number.
         count += len(expected)
     return count, largest
 

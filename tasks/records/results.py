@@ -154,7 +154,7 @@ class ExportedModel(Record):
     num_examples: int
     """How many examples of the test split were given to Keras and to the files."""
     max_difference: float
-    """By which an output of the two differed at most; as a share of the largest, where that is above 1."""
+    """By which an output of the two differed at most; of a regression in standard deviations of its target."""
     files: dict[str, str]
     """The sha256 of each, by its path from the folder of this file."""
     folder: str | None = Field(default=None, exclude_if=lambda value: value is None)

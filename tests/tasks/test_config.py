@@ -192,7 +192,7 @@ BAD = [
     (["strategy.kind=model_parallel", "strategy.layout=3"], ["strategy.layout = 3", "dictionary"]),
     # how it is trained
     (["train.loop=both"], ["train.loop = 'both'", "'fit' or 'custom'"]),
-    (["train.loss=hinge"], ["train.loss = 'hinge'", "'auto', 'sparse_categorical_crossentropy', 'binary_crossentropy'"]),
+    (["train.loss=hinge"], ["train.loss = 'hinge'", "'auto', 'sparse_categorical_crossentropy'"]),
     (["train.steps_per_epoch=0"], ["train.steps_per_epoch = 0", "greater than 0", "Null is one pass"]),
     (["train.steps_per_epoch=1.5"], ["train.steps_per_epoch = 1.5", "integer"]),
     (["train.gradient_accumulation_steps=0"], ["train.gradient_accumulation_steps = 0", "1 is off"]),
