@@ -1,13 +1,17 @@
-"""`stratagem data`: datasets of the user's own and of TFDS, added, listed, shown and taken away."""
+"""`stratagem data`: datasets of the user's own and of TFDS, added, listed, shown, compared, shared and taken away."""
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from flows.command import NO_SETTINGS, Debug, Json, command
 
+if TYPE_CHECKING:
+    from tasks.records import PreparedDataset
+
 app = typer.Typer(
-    help="Add your own data or a dataset of TFDS; list, show and remove what is there.", no_args_is_help=True
+    help="Add your own data or a dataset of TFDS; list, show, compare, share and remove what is there.",
+    no_args_is_help=True,
 )
 
 Name = Annotated[str, typer.Argument(metavar="NAME", help="Of the dataset: the folder data/NAME.")]
@@ -84,6 +88,56 @@ def show(name: Name, json: Json = False, debug: Debug = False) -> None:
 
         prepared = dvc_data.show(name)
         print(prepared.model_dump_json()) if json else tables.print_dataset(prepared)
+
+
+Which = Annotated[
+    str | None, typer.Argument(metavar="[NAME]", help="Of the dataset: the folder data/NAME; without it, all.")
+]
+
+
+@app.command()
+def push(name: Which = None, json: Json = False, debug: Debug = False) -> None:
+    """Copy prepared data to DVC's remote: `dvc remote add --default storage URL` adds one."""
+    with command(debug):
+        from tasks import dvc_data
+
+        _print_moved("pushed", dvc_data.push(name), json)
+
+
+@app.command()
+def pull(name: Which = None, json: Json = False, debug: Debug = False) -> None:
+    """Bring the data that data/NAME/dvc.lock names from DVC's remote: nothing is downloaded or prepared then."""
+    with command(debug):
+        from tasks import dvc_data, pipeline
+
+        pipeline.check_writable()
+        _print_moved("pulled", dvc_data.pull(name), json)
+
+
+def _print_moved(how: str, datasets: "dict[str, PreparedDataset]", json: bool) -> None:
+    from json import dumps
+
+    if json:
+        print(dumps({name: one.model_dump(mode="json") for name, one in datasets.items()}))
+        return
+    for name, one in datasets.items():
+        print(f"{how} data/{name}: data version {one.data_version}")
+
+
+@app.command()
+def diff(
+    first: Annotated[str, typer.Argument(metavar="A", help="A dataset: NAME, or NAME@COMMIT as it was in a commit.")],
+    second: Annotated[str, typer.Argument(metavar="B", help="Another one, or the same in another commit.")],
+    json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Tell what differs between two prepared datasets: examples, classes, columns, statistics."""
+    with command(debug):
+        from flows import tables
+        from tasks import dvc_data
+
+        found = dvc_data.diff(first, second)
+        print(found.model_dump_json()) if json else tables.print_difference(found)
 
 
 @app.command()

@@ -9,6 +9,7 @@ from rich.table import Table
 from tasks import config, report, runs
 from tasks.records import (
     Comparison,
+    DataDifference,
     EvaluationResult,
     ExportedModel,
     PreparedDataset,
@@ -20,6 +21,7 @@ from tasks.records import (
 
 MAX_CLASSES = 30
 """That are printed of a dataset."""
+MAX_DIFFERENCES = 60
 
 
 def print_rows(rows: Mapping[str, str]) -> None:
@@ -184,6 +186,21 @@ def print_datasets(found: Mapping[str, PreparedDataset | None]) -> None:
         total = sum(split.num_examples for split in one.splits.values())
         table.add_row(name, one.kind, ", ".join(_features(one)), f"{total:,}", (one.data_version or "")[:12])
     Console(highlight=False, markup=False).print(table)
+
+
+def print_difference(found: DataDifference) -> None:
+    """Print what differs between two datasets, a line each."""
+    if not found.differences:
+        print(f"{found.first} and {found.second} are the same data")
+        return
+    table = Table(box=None, padding=(0, 2, 0, 0))
+    for heading in ("", found.first, found.second):
+        table.add_column(heading, overflow="fold")
+    for what, values in list(found.differences.items())[:MAX_DIFFERENCES]:
+        table.add_row(what, *("-" if value is None else value for value in values))
+    Console(highlight=False, markup=False).print(table)
+    if (more := len(found.differences) - MAX_DIFFERENCES) > 0:
+        print(f"and {more:,} differences more: --json has all")
 
 
 def _features(prepared: PreparedDataset) -> list[str]:

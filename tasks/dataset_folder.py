@@ -199,7 +199,8 @@ def add(dataset: config.Dataset, root: Path) -> list[Path]:
     folder = root / "data" / dataset.name
     if (folder / "params.yaml").exists():
         _keep_to_description(dataset, folder)
-        _bring_up_to_date(folder)
+        if not is_local(dataset.name, root):
+            _bring_up_to_date(folder)
         return []
     return _make(folder, tfds_pipeline(dataset.name), _described(dataset))
 

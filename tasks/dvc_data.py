@@ -7,19 +7,19 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 from filelock import FileLock, Timeout
 
-from tasks import config, data_state, dataset_folder, errors, lineage, prepared_data, records, runs
+from tasks import config, data_difference, data_state, dataset_folder, errors, lineage, prepared_data, records, runs
 from tasks.errors import StratagemError, UserError, one_of
 from tasks.process import dvc_cache, scratch
 from tasks.process.apart import run_apart
 from tasks.process.environment import stage_environment
 from tasks.process.guard import held_open
-from tasks.records import PreparedDataset
+from tasks.records import DataDifference, PreparedDataset
 
 DVC_BUSY_SECONDS = 600.0
 
@@ -206,6 +206,61 @@ def remove(name: str) -> list[str]:
     return left
 
 
+def push(name: str | None) -> dict[str, PreparedDataset]:
+    """Copy a dataset, or all that are prepared, to DVC's remote; return their records by name.
+
+    Raises:
+        UserError: no such dataset, one that is not prepared, or no remote.
+    """
+    if name is not None:
+        _check_known(name)
+        chosen = {name: load_prepared(name)}
+    else:
+        chosen = {name: one for name, one in list_datasets().items() if one is not None}
+    if not chosen or None in {one.data_version for one in chosen.values()}:
+        raise UserError(
+            "there is nothing to push: no dataset of data/ is prepared, or one has no dvc.lock. `stratagem prepare "
+            "--set dataset.name=NAME` makes both"
+        )
+    _let_dvc("push", [f"data/{name}/dvc.yaml" for name in chosen], config.project_root())
+    return chosen
+
+
+def pull(name: str | None) -> dict[str, PreparedDataset]:
+    """Bring what a dataset's dvc.lock names, or that of all, from DVC's remote; return their records by name.
+
+    Raises:
+        UserError: no such dataset, no dvc.lock for it, no remote, or files of the user's in the place of the data.
+    """
+    root = config.project_root()
+    if name is not None:
+        _check_known(name)
+    chosen = [name] if name is not None else [one for one in _names() if lineage.data_version(one) is not None]
+    if not chosen or lineage.data_version(chosen[0]) is None:
+        raise UserError(
+            f"data/{name or '*'}/dvc.lock names no data, so there is nothing to pull: where they were prepared, "
+            f"`stratagem data push` them and commit data/{name or 'NAME'}; or make them here: stratagem prepare"
+        )
+    for one in chosen:
+        prepared_data.set_foreign_aside(one)
+    _let_dvc("pull", [f"data/{one}/dvc.yaml" for one in chosen], root)
+    return {one: load_prepared(one) for one in chosen}
+
+
+def diff(first: str, second: str) -> DataDifference:
+    """Return what differs between two datasets, each NAME as it is here or NAME@COMMIT as it was in a commit.
+
+    Raises:
+        UserError: there is no such dataset or commit, or DVC's cache does not hold that data version.
+    """
+
+    def load(asked: str) -> PreparedDataset:
+        name, at, commit = asked.partition("@")
+        return data_difference.load_at(name, commit) if at else show(name)
+
+    return data_difference.compare(load(first), load(second), (first, second))
+
+
 def is_up_to_date(name: str) -> bool:
     """Return whether DVC finds the prepared data to be what their stages would make now; nothing is made."""
     if data_state.is_known(config.project_root(), name):
@@ -244,6 +299,14 @@ def check_source(dataset: config.Dataset) -> None:
 
 def _reproduce(target: str, downloads: Path | None, root: Path, force: bool) -> None:
     """Run `dvc repro TARGET`; a stage's own message comes through as the error."""
+    environment = {"STRATAGEM_DOWNLOADS": str(downloads.absolute())} if downloads is not None else {}
+    _let_dvc("repro", [target], root, ["--force"] if force else [], environment)
+
+
+def _let_dvc(
+    action: str, targets: list[str], root: Path, options: Iterable[str] = (), more: Mapping[str, str] | None = None
+) -> None:
+    """Let DVC do something in a process of its own, see ``process.repro``; its message comes through as the error."""
     dvc_cache.configure()
     state = root / ".dvc" / "tmp"
     try:
@@ -252,10 +315,8 @@ def _reproduce(target: str, downloads: Path | None, root: Path, force: bool) -> 
         raise UserError(f"{state} cannot be written ({error}): make the project's folder writable") from None
     with tempfile.TemporaryDirectory(dir=scratch.folder()) as folder:
         problem = Path(folder) / "error"
-        environment = {**stage_environment(None), "STRATAGEM_ERROR": str(problem)}
-        if downloads is not None:
-            environment["STRATAGEM_DOWNLOADS"] = str(downloads.absolute())
-        command = [sys.executable, "-m", "tasks.process.repro", *(["--force"] if force else []), target]
+        environment = {**stage_environment(None), **(more or {}), "STRATAGEM_ERROR": str(problem)}
+        command = [sys.executable, "-m", "tasks.process.repro", *options, action, *targets]
         try:
             # DVC refuses at once when another of its commands runs; a second flow waits here instead.
             with FileLock(state / "stratagem.lock", timeout=DVC_BUSY_SECONDS):
@@ -267,7 +328,9 @@ def _reproduce(target: str, downloads: Path | None, root: Path, force: bool) -> 
         if problem.exists():
             raise errors.from_json(json.loads(problem.read_text(encoding="utf-8")))
         if code != 0:
-            raise StratagemError(f"{target}: the process in which DVC makes it died (exit code {code}): run again")
+            raise StratagemError(
+                f"{', '.join(targets)}: the process in which DVC works died (exit code {code}): run again"
+            )
 
 
 def _run(command: list[str], environment: dict[str, str], root: Path) -> int:

@@ -53,6 +53,34 @@ def git_state(folder: Path) -> tuple[str | None, bool | None]:
         return None, None
 
 
+def file_at(commit: str, path: str, folder: Path) -> str | None:
+    """Return the text of a file as it was in a commit, None where that has none.
+
+    Args:
+        commit: what git takes for one: a hash, a branch, a tag, ``HEAD~1``.
+        path: from a folder of the repository.
+
+    Raises:
+        UserError: there is no such commit, or no repository.
+    """
+    import pygit2  # As above.
+
+    pygit2.option(pygit2.enums.Option.SET_OWNER_VALIDATION, False)
+    try:
+        found = pygit2.discover_repository(str(folder))
+        if found is None:
+            raise UserError(f"'{commit}': {folder} is under no version control, so it has no commits")
+        repository = pygit2.Repository(found)
+        tree = repository.revparse_single(commit).peel(pygit2.Tree)
+    except (pygit2.GitError, KeyError, ValueError):
+        raise UserError(f"'{commit}' is no commit, branch or tag here: `git log --oneline` lists the commits") from None
+    place = (folder / path).resolve().relative_to(Path(repository.workdir).resolve()).as_posix()
+    if place not in tree:
+        return None
+    blob = tree[place]
+    return blob.data.decode() if isinstance(blob, pygit2.Blob) else None
+
+
 def code_digest(model_name: str = "") -> str:
     """Return the sha256 of flows/, tasks/, requirements.lock and, for a model ``module:function``, the user's own code.
 
@@ -146,14 +174,19 @@ def data_version(name: str, part: Literal["prepared", "raw"] = "prepared") -> st
     """
     lock = config.project_root() / "data" / name / "dvc.lock"
     try:
-        stages = yaml.safe_load(lock.read_text(encoding="utf-8"))["stages"]
-        files = stages["prepare"]["deps" if part == "raw" else "outs"] if "prepare" in stages else []
-        versions = [file["md5"] for file in files if f"/{file['path']}".endswith(f"/data/{name}/{part}")]
+        return version_in(lock.read_text(encoding="utf-8"), name, part)
     except FileNotFoundError:
         return None
     except (OSError, UnicodeDecodeError, yaml.YAMLError, KeyError, TypeError) as error:
         what = f"{type(error).__name__}: {' '.join(str(error).split())}"
         raise UserError(f"{lock} cannot be read ({what}): restore it, or delete it to prepare again") from None
+
+
+def version_in(lock: str, name: str, part: Literal["prepared", "raw"] = "prepared") -> str | None:
+    """Return what ``data_version`` does, of the text of a dvc.lock."""
+    stages = yaml.safe_load(lock)["stages"]
+    files = stages["prepare"]["deps" if part == "raw" else "outs"] if "prepare" in stages else []
+    versions = [file["md5"] for file in files if f"/{file['path']}".endswith(f"/data/{name}/{part}")]
     return str(versions[0]).removesuffix(".dir") if versions else None
 
 

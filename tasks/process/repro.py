@@ -1,10 +1,12 @@
-"""`python -m tasks.process.repro TARGET [--force]`: the process in which DVC makes data, through its Python interface.
+"""`python -m tasks.process.repro ACTION TARGET... [--force]`: the process in which DVC makes data, or moves them to its
+remote or from there, through its Python interface.
 
 A stage leaves its own error in the file STRATAGEM_ERROR; what DVC itself refuses is put there too, known by the class
 of its exception: one message whatever DVC calls it, and no second run to learn what the first one said.
 """
 
 import argparse
+import contextlib
 import json
 import logging
 import os
@@ -12,16 +14,18 @@ import select
 import sqlite3
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 from diskcache import Timeout
-from dvc.exceptions import DvcException
+from dvc.config import NoRemoteError
+from dvc.exceptions import DownloadError, DvcException
 from dvc.lock import LockError
 from dvc.repo import Repo
 
 from tasks import errors, files, upstream
-from tasks.errors import StratagemError
+from tasks.errors import StratagemError, UserError
 
 BUSY_SECONDS = 600.0
 LOGGERS = ("dvc", "dvc_data", "dvc_objects")
@@ -49,18 +53,105 @@ def reproduce(target: str, force: bool) -> None:
     Raises:
         StratagemError: DVC cannot do it.
     """
+    heard = _listen()
+
+    def make(repo: Any) -> None:
+        made = repo.reproduce([target], force=force, single_item=force)
+        if any(out.changed_cache() for stage in made for out in stage.outs if out.use_cache):
+            raise heard.error or DvcException("its cache did not take all files")
+
+    _do(make, target)
+
+
+def push(targets: list[str]) -> None:
+    """Copy what is not there yet to DVC's remote, and say how many files that are.
+
+    Args:
+        targets: such as ``data/digits/dvc.yaml``.
+
+    Raises:
+        UserError: there is no remote, or the cache lacks what would be copied.
+        StratagemError: DVC cannot do it.
+    """
+    _listen()
+
+    def copy(repo: Any) -> None:
+        repo.cloud.get_remote()  # Without one, DVC copies nothing and calls it done.
+        for target in targets:
+            if _lacks(repo, target):
+                raise UserError(  # DVC would push the rest, and call it done.
+                    f"{target}: DVC's cache lacks some of the data that dvc.lock names, so they cannot be pushed. Pull "
+                    "them, or make them again: stratagem prepare --force"
+                )
+        print(f"pushed {repo.push(targets=targets):,} files", file=sys.stderr)
+
+    _do(copy, ", ".join(targets))
+
+
+def pull(targets: list[str]) -> None:
+    """Bring what dvc.lock names from DVC's remote, where the cache lacks it, and say how many files that are.
+
+    Args:
+        targets: such as ``data/digits/dvc.yaml``.
+
+    Raises:
+        UserError: there is no remote, or files of the user's are in the place of the data.
+        StratagemError: the remote lacks some of them, or DVC cannot do it.
+    """
+    _listen()
+
+    def copy(repo: Any) -> None:
+        repo.cloud.get_remote()  # As above.
+        with contextlib.suppress(DownloadError):  # What is lacking is looked for below.
+            print(f"pulled {repo.fetch(targets=targets):,} files", file=sys.stderr)
+        for target in targets:
+            # Before anything in the folder is touched: DVC removes all of one that it cannot make whole.
+            if _lacks(repo, target):
+                raise StratagemError(
+                    f"{target}: the remote lacks some of the data that dvc.lock names: where they were made, push them "
+                    "(stratagem data push), or make them here (stratagem prepare)"
+                )
+        try:
+            repo.checkout(targets=targets)
+        except DvcException as error:
+            if error.__cause__ is not None:
+                raise
+            folders = " and ".join(f"{os.path.dirname(target)}/prepared" for target in targets)
+            said = " ".join(str(error).split())[:500]
+            raise UserError(
+                f"{', '.join(targets)}: files of yours are in the place of the data (DVC: {said}). Move {folders} "
+                "away, then pull again"
+            ) from None
+
+    _do(copy, ", ".join(targets))
+
+
+def _lacks(repo: Any, target: str) -> bool:
+    """Return whether DVC's cache lacks some of what dvc.lock names."""
+    return any(out.changed_cache() for stage in repo.stage.collect(target) for out in stage.outs)
+
+
+def _listen() -> LastError:
     heard = LastError()
     for name in LOGGERS:
         logging.getLogger(name).handlers = [heard]
     upstream.end_on_a_full_disk()
+    return heard
+
+
+def _do(work: Callable[[Any], None], target: str) -> None:
+    """Let DVC work; wait for another command of DVC on the same files."""
     waiting_since = time.monotonic()
     while True:
         try:
             with Repo() as repo:
-                made = repo.reproduce([target], force=force, single_item=force)
-                if any(out.changed_cache() for stage in made for out in stage.outs if out.use_cache):
-                    raise heard.error or DvcException("its cache did not take all files")
+                work(repo)
             return
+        except NoRemoteError:
+            raise UserError(
+                "DVC has no remote, where data are pushed to and pulled from. Add one: "
+                "dvc remote add --default storage URL (a folder, s3://, gs://, azure://, ssh://)"
+            ) from None
         except (DvcException, OSError, sqlite3.Error, Timeout) as error:
             causes = list(_causes(error))
             if not any(isinstance(cause, LockError) for cause in causes):
@@ -91,13 +182,17 @@ def _explain(target: str, causes: list[BaseException]) -> StratagemError:
 
 
 def main() -> None:
-    """Make one stage, and end with the exit code of its error, which lies in STRATAGEM_ERROR."""
+    """Do one thing, and end with the exit code of its error, which lies in STRATAGEM_ERROR."""
     parser = argparse.ArgumentParser()
-    parser.add_argument("target")
+    parser.add_argument("action", choices=["repro", "push", "pull"])
+    parser.add_argument("targets", nargs="+")
     parser.add_argument("--force", action="store_true")
     arguments = parser.parse_args()
     try:
-        reproduce(arguments.target, arguments.force)
+        if arguments.action == "repro":
+            reproduce(arguments.targets[0], arguments.force)
+        else:
+            {"push": push, "pull": pull}[arguments.action](arguments.targets)
     except StratagemError as error:
         error_file = Path(os.environ["STRATAGEM_ERROR"])
         if not error_file.exists():  # Else the stage has said what went wrong.

@@ -4,6 +4,7 @@ from tasks.records.comparison import Comparison, ComparisonRow, Repeat
 from tasks.records.data import (
     HEADLINES,
     Column,
+    DataDifference,
     DatasetManifest,
     Feature,
     HeldOut,

@@ -157,3 +157,13 @@ class PreparedDataset(Record):
     held_out: HeldOut | None = None
     data_version: str | None = None
     """The md5 of the prepared folder in DVC's lock; not in the file itself, which is part of that md5."""
+
+
+class DataDifference(Record):
+    """What differs between two prepared datasets, or two data versions of one."""
+
+    first: str
+    """NAME or NAME@COMMIT."""
+    second: str
+    differences: dict[str, tuple[str | None, str | None]]
+    """By what it is, such as ``train: examples``: in the first and in the second, None where it has none."""

@@ -159,3 +159,96 @@ def test_a_dataset_of_tfds_is_added_by_its_name(project, run, record_imports):
     named = run(["stratagem", "data", "add", "noise", "--name", "quiet"])
     assert (named.returncode, "has the name that TFDS gives it" in named.stderr) == (2, True)
     assert not Path(os.path.join("data", "quiet")).exists()
+
+
+def test_what_is_pushed_needs_no_download_and_no_prepare_in_a_clone(prepared_project, run, tmp_path):
+    np.savez(tmp_path / "own.npz", x=np.zeros((20, 4, 4), np.uint8), y=np.arange(20) % 2)
+    assert run(["stratagem", "data", "add", tmp_path / "own.npz", "--set", "dataset.test=4"]).returncode == 0
+    for command in ("push", "pull"):
+        alone = run(["stratagem", "data", command])
+        assert (alone.returncode, "Add one: dvc remote add --default storage URL" in alone.stderr) == (2, True)
+        assert len(alone.stderr.splitlines()) == 1
+
+    run(["dvc", "remote", "add", "--default", "storage", tmp_path / "remote"])
+    pushed = run(["stratagem", "data", "push", "--json"])
+    assert pushed.returncode == 0, pushed.stderr
+    versions = {name: one["data_version"] for name, one in json.loads(pushed.stdout).items()}
+    assert list(versions) == ["digits", "own"]
+    assert "pushed 0 files" in run(["stratagem", "data", "push", "own"]).stderr, "they are there"
+    commit_all(run)
+
+    clone = tmp_path / "clone"
+    assert run(["git", "clone", "--quiet", prepared_project, clone]).returncode == 0
+    shutil.rmtree(prepared_project / ".dvc" / "cache")
+    (tmp_path / "own.npz").unlink()
+    there = {"cwd": clone, "env": {"PYTHONPATH": str(clone)}}
+    lost = run(["stratagem", "data", "push", "own"])
+    assert (lost.returncode, "DVC's cache lacks some of the data" in lost.stderr) == (2, True)
+    one = run(["stratagem", "data", "pull", "own", "--json"], **there)
+    assert one.returncode == 0, one.stderr
+    assert json.loads(one.stdout)["own"]["data_version"] == versions["own"]
+    assert not (clone / "data" / "digits" / "prepared").exists()
+    assert run(["stratagem", "data", "pull"], **there).returncode == 0
+    for name in versions:
+        again = run(["stratagem", "prepare", "--set", f"dataset.name={name}", "--json"], **there)
+        assert json.loads(again.stdout)["data_version"] == versions[name]
+        assert "prepared" not in again.stderr.replace("what was prepared of it is used", "")
+        assert "downloaded" not in again.stderr
+    assert run(["git", "status", "--porcelain"], **there).stdout == ""
+
+    # What a user has put or changed there is not lost.
+    (clone / "data" / "own" / "prepared" / "mine.txt").write_text("mine")
+    assert run(["stratagem", "data", "pull", "own"], **there).returncode == 0
+    assert (clone / "data" / "own" / "set_aside" / "mine.txt").read_text() == "mine"
+    labels = clone / "data" / "own" / "prepared" / "test_labels.npy"
+    labels.unlink()
+    labels.write_bytes(b"changed")
+    changed = run(["stratagem", "data", "pull", "own"], **there)
+    assert (changed.returncode, changed.stderr.count("error: "), labels.read_bytes()) == (2, 1, b"changed")
+    assert "Move data/own/prepared away" in changed.stderr
+    shutil.rmtree(clone / "data" / "own" / "prepared")
+    shutil.rmtree(clone / ".dvc" / "cache")
+    for file in (tmp_path / "remote").rglob("*"):
+        if file.is_file() and file.read_bytes().startswith(b"{"):
+            file.unlink()  # A manifest.
+    incomplete = run(["stratagem", "data", "pull", "own"], **there)
+    assert (incomplete.returncode, incomplete.stderr.count("error: ")) == (1, 1)
+    assert "the remote lacks" in incomplete.stderr
+
+
+def commit_all(run):
+    git = ["git", "-c", "user.name=Test", "-c", "user.email=test@example.org", "-c", "commit.gpgsign=false"]
+    for words in (["add", "--all"], ["commit", "--quiet", "--no-verify", "-m", "data"]):
+        assert run([*git, *words]).returncode == 0
+
+
+def test_what_differs_between_two_data_versions_is_told(project, run, tmp_path):
+    images = np.arange(20 * 16, dtype=np.uint8).reshape(20, 4, 4)
+    np.savez(tmp_path / "own.npz", x=images, y=np.array(["cat", "dog"])[np.arange(20) % 2])
+    assert run(["stratagem", "data", "add", tmp_path / "own.npz", "--set", "dataset.test=4"]).returncode == 0
+    commit_all(run)
+    same = run(["stratagem", "data", "diff", "own@HEAD", "own"])
+    assert (same.returncode, same.stdout) == (0, "own@HEAD and own are the same data\n")
+
+    np.savez(tmp_path / "own.npz", x=images[:19] // 2, y=np.array(["cat", "cow"])[np.arange(19) % 2])
+    assert run(["stratagem", "prepare", "--set", "dataset.name=own"]).returncode == 0
+    found = run(["stratagem", "data", "diff", "own@HEAD", "own", "--json"])
+    assert found.returncode == 0, found.stderr
+    differences = json.loads(found.stdout)["differences"]
+    assert differences["train: examples"] == ["16", "15"]
+    assert differences["train: class dog"] == ["8", None]
+    assert differences["train: class cow"] == [None, "7"]
+    assert "image: mean" in differences
+    assert {"kind", "test: examples"}.isdisjoint(differences)
+    told = run(["stratagem", "data", "diff", "own@HEAD", "own"], env={"COLUMNS": "80"})
+    assert ["train:", "class", "dog", "8", "-"] in [line.split() for line in told.stdout.splitlines()]
+    for asked, message in {
+        "own@nope": "'nope' is no commit, branch or tag here",
+        "own@HEAD~1": "own@HEAD~1: that commit has no data/own/dvc.lock",
+        "owns": "unknown dataset 'owns': did you mean 'own'",
+    }.items():
+        refused = run(["stratagem", "data", "diff", asked, "own"])
+        assert (refused.returncode, message in refused.stderr) == (2, True), refused.stderr
+    shutil.rmtree(project / ".dvc" / "cache")
+    gone = run(["stratagem", "data", "diff", "own@HEAD", "own"])
+    assert (gone.returncode, "dvc fetch --all-commits data/own/dvc.yaml" in gone.stderr) == (2, True)

@@ -543,6 +543,13 @@ def test_a_source_that_dvc_or_the_dataset_itself_would_change_is_refused(project
     assert '- "/MANKIND"\n      - tasks/dataset_kinds/__init__.py' in dataset_folder.local_pipeline(described)
 
 
+def test_the_pipeline_of_a_users_own_is_left_as_it_is(project, source):
+    dataset_folder.add_local(config.describe({"kind": "arrays", "name": "own", "source": str(source)}, "test"), project)
+    before = (project / "data" / "own" / "dvc.yaml").read_text()
+    assert dataset_folder.add(config.load(None, {"dataset.name": "own"}).dataset, project) == []
+    assert (project / "data" / "own" / "dvc.yaml").read_text() == before
+
+
 def test_a_folder_says_its_own_name(project):
     path = project / "data" / "digits" / "params.yaml"
     path.write_text(path.read_text().replace("name: digits", "name: ../../escaped"))
