@@ -1,6 +1,6 @@
 """`stratagem data`: datasets of the user's own and of TFDS, added, listed, shown, compared, shared and taken away."""
 
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -23,12 +23,16 @@ def add(
         str,
         typer.Argument(
             metavar="SOURCE",
-            help="A folder of images (FOLDER/<class>/* or FOLDER/<split>/<class>/*), a .npz file or a folder of .npy "
-            "files, or a dataset of TFDS (NAME, NAME/CONFIG, NAME:VERSION).",
+            help="A folder of images (FOLDER/<class>/* or FOLDER/<split>/<class>/*), a table (.csv, .tsv, .parquet, "
+            ".jsonl), a .npz file or a folder of .npy files, or a dataset of TFDS (NAME, NAME/CONFIG, NAME:VERSION).",
         ),
     ],
     name: Annotated[
         str | None, typer.Option("--name", metavar="NAME", help="Of the dataset; without it, that of the source.")
+    ] = None,
+    target: Annotated[
+        str | None,
+        typer.Option("--target", metavar="COLUMN", help="Of a table: what a model learns to tell; several as A,B."),
     ] = None,
     overrides: Annotated[
         list[str],
@@ -48,12 +52,18 @@ def add(
         from tasks import config, dvc_data, pipeline
         from tasks.errors import UserError
 
-        values = {}
+        values: dict[str, Any] = {}
         for key, value in config.read_texts(overrides).items():
             section, _, own = key.partition(".")
             if section != "dataset" or not own:
                 raise UserError(f"--set {key}: `data add` takes keys of the dataset alone, such as dataset.test=0.1")
-            values[own] = value
+            column = own.removeprefix("columns.")
+            if column == own:
+                values[own] = value
+            elif isinstance(values.setdefault("columns", {}), dict):
+                values["columns"][column] = value
+        if target is not None:
+            values["target"] = target
         pipeline.check_writable()
         prepared = dvc_data.add(source, name, values)
         if json:

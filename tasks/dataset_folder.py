@@ -51,7 +51,7 @@ GITIGNORE = """\
 /.prepared.*
 /*.bad*
 """
-SUFFIXES = {".npz": "arrays"}
+SUFFIXES = {".npz": "arrays", ".csv": "table", ".tsv": "table", ".parquet": "table", ".jsonl": "table"}
 """The kind that reads a file, by the end of its name."""
 MAX_NAMED = 20
 SPECIAL = {stat.S_IFIFO: "a pipe", stat.S_IFSOCK: "a socket", stat.S_IFCHR: "a device", stat.S_IFBLK: "a device"}
@@ -262,7 +262,7 @@ def local_pipeline(description: config.LocalDescription) -> str:
     if "${" in description.source:
         raise UserError(f"dataset.source = '{description.source}': DVC reads ${{ as a variable; give it another name")
     source = json.dumps(description.source, ensure_ascii=False)
-    code = ["tasks/dataset_kinds/__init__.py", f"tasks/dataset_kinds/{description.kind}.py"]
+    code = ["tasks/dataset_kinds/__init__.py", f"tasks/dataset_kinds/{description.kind}.py", *description.modules]
     return HEAD + _stage("prepare", [source, *code], "dataset", "prepared")
 
 

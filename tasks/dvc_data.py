@@ -75,6 +75,11 @@ def add(source: str, name: str | None, values: Mapping[str, Any]) -> PreparedDat
     place = path.relative_to(root) if path.is_relative_to(root) else path
     name = dataset_folder.check_name(path.stem if name is None else name, asked=name is not None)
     described = config.describe({"kind": kind, "name": name, "source": place.as_posix(), **values}, "data add")
+    if described.is_guessed:
+        from tasks import dataset_kinds  # NumPy, which no other command needs.
+
+        described, lines = dataset_kinds.find(kind).guess(described)
+        print("\n".join(lines), file=sys.stderr)
     locks = _missing_locks(name, root)
     made = dataset_folder.add_local(described, root)
     return _bring_up_to_date(name, [*made, *locks] if made else [], root) or load_prepared(name)

@@ -1,9 +1,10 @@
 """prepare: a dataset of any kind -> every split decoded once, as memory-mappable arrays with statistics and hashes."""
 
 import contextlib
+import json
 import math
 import os
-from collections.abc import Mapping
+from collections import Counter
 from pathlib import Path
 from typing import Any, Self
 
@@ -19,8 +20,9 @@ from tasks.records import Feature, HeldOut, PreparedDataset, PreparedSplit, Targ
 def prepare(dataset: config.Description) -> PreparedDataset:
     """Write the arrays of each split of a dataset into data/<name>/prepared.
 
-    A split becomes <split>_<feature>s.npy for each feature, of its dtype, (n, *shape), and <split>_labels.npy, see
-    ``records.PreparedSplit``. The same source gives the same bytes.
+    A split becomes <split>_<feature>s.npy for each feature, of its dtype, (n, *shape), <split>_labels.npy and, where
+    examples have weights, <split>_weights.npy, see ``records.PreparedSplit``. A feature with a vocabulary has it in
+    <feature>_vocabulary.json. The same source gives the same bytes.
 
     Args:
         dataset: what data/<name>/params.yaml says.
@@ -43,15 +45,20 @@ def prepare(dataset: config.Description) -> PreparedDataset:
             with files.scratch(folder, ".prepared.") as scratch:
                 new = scratch / "new"
                 new.mkdir()
-                splits, features = _write(dataset, examples, new, target.relative_to(root))
+                splits, features, learnt = _write(dataset, examples, new, target.relative_to(root))
+                vocabularies = _write_vocabularies(examples, new, target.relative_to(root))
                 prepared = PreparedDataset(
                     name=dataset.name,
                     kind=dataset.kind,
                     version=examples.version,
                     folder=target.relative_to(root).as_posix(),
-                    features=features,
-                    target=examples.target,
+                    features={
+                        name: feature.model_copy(update={"vocabulary": vocabularies.get(name)})
+                        for name, feature in features.items()
+                    },
+                    target=learnt,
                     splits=splits,
+                    sha256={path: files.digest(new / Path(path).name) for path in vocabularies.values()},
                     held_out=_counted(examples.held_out, splits),
                     **examples.origin,
                 )
@@ -67,22 +74,29 @@ def prepare(dataset: config.Description) -> PreparedDataset:
 
 def _write(
     dataset: config.Description, examples: dataset_kinds.Examples, new: Path, target: Path
-) -> tuple[dict[str, PreparedSplit], dict[str, Feature]]:
+) -> tuple[dict[str, PreparedSplit], dict[str, Feature], Target]:
     """Write all arrays into ``new``; return the records of the splits, which will lie in ``target``, and the features
-    with what was taken of the training split."""
+    and the target with what was taken of the training split."""
     with contextlib.ExitStack() as stack:
         writers = {split: stack.enter_context(_Writer(new, split, examples)) for split in examples.splits}
         for block in examples.blocks():
-            writers[block.split].write(block.features, block.labels)
+            writers[block.split].write(block)
     splits = {split: writer.describe(target) for split, writer in sorted(writers.items())}
     if dataset.is_local:  # A builder of TFDS may declare classes and splits that have no examples.
         _check(dataset, examples.target, splits)
-    fitted = writers.get("train")
-    features = {
-        name: feature.model_copy(update=fitted.statistics(name)) if fitted else feature
-        for name, feature in examples.features.items()
-    }
-    return splits, features
+    if (fitted := writers.get("train")) is None:
+        return splits, examples.features, examples.target
+    features = {name: feature.model_copy(update=fitted.statistics(name)) for name, feature in examples.features.items()}
+    return splits, features, examples.target.model_copy(update=fitted.target_statistics())
+
+
+def _write_vocabularies(examples: dataset_kinds.Examples, new: Path, target: Path) -> dict[str, str]:
+    """Write the vocabularies into ``new``; return where each feature's will lie in ``target``."""
+    for name, texts in examples.vocabularies.items():
+        with (new / f"{name}_vocabulary.json").open("w", encoding="utf-8") as file:
+            json.dump(texts, file, ensure_ascii=False, indent=0)
+            files.flush(file)
+    return {name: (target / f"{name}_vocabulary.json").as_posix() for name in examples.vocabularies}
 
 
 def _counted(held_out: HeldOut | None, splits: dict[str, PreparedSplit]) -> HeldOut | None:
@@ -98,52 +112,6 @@ def _check(dataset: config.Description, target: Target, splits: dict[str, Prepar
         if name == "train" and 0 in split.class_counts:
             missing = target.class_names[split.class_counts.index(0)]
             raise UserError(f"dataset {dataset.name}: no example of the class '{missing}' is left to train on")
-
-
-class _Writer:
-    """The arrays of one split, with what is counted while they are written."""
-
-    def __init__(self, new: Path, split: str, examples: dataset_kinds.Examples) -> None:
-        self._num_examples = 0
-        self._class_counts = np.zeros(len(examples.target.class_names), np.int64)
-        self._moments = {name: _PixelMoments(feature) for name, feature in examples.features.items()}
-        self._labels = _Array(new / f"{split}_labels.npy", np.dtype(np.int64), ())
-        self._features = {}
-        for name, feature in examples.features.items():
-            self._features[name] = _Array(new / f"{split}_{name}s.npy", np.dtype(feature.dtype), feature.shape)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        for array in (*self._features.values(), self._labels):
-            array.close()
-
-    def write(self, features: Mapping[str, npt.NDArray[Any]], labels: npt.NDArray[Any]) -> None:
-        """Write some examples after those before."""
-        self._num_examples += len(labels)
-        self._labels.write(labels)
-        for name, array in features.items():
-            self._features[name].write(array)
-            self._moments[name].add(array)
-        self._class_counts += np.bincount(labels, minlength=len(self._class_counts))
-
-    def describe(self, target: Path) -> PreparedSplit:
-        """Return the record of the arrays, which will lie in ``target``."""
-        paths = {name: array.path for name, array in self._features.items()}
-        return PreparedSplit(
-            num_examples=self._num_examples,
-            features={name: (target / path.name).as_posix() for name, path in paths.items()},
-            labels=(target / self._labels.path.name).as_posix(),
-            sha256={
-                (target / path.name).as_posix(): files.digest(path) for path in (*paths.values(), self._labels.path)
-            },
-            class_counts=tuple(self._class_counts.tolist()),
-        )
-
-    def statistics(self, name: str) -> dict[str, tuple[float, ...]]:
-        """Return the mean and the deviation of a feature."""
-        return self._moments[name].statistics()
 
 
 class _Array:
@@ -179,6 +147,90 @@ class _Array:
         np.lib.format.write_array_header_1_0(self._file, {**header, "shape": (self._length, *self._shape)})
 
 
+LABELS: dict[str, tuple[npt.DTypeLike, bool]] = {
+    "classification": (np.int64, False),
+    "multilabel": (np.uint8, True),
+    "regression": (np.float32, True),
+}
+"""The dtype of the labels of each task, and whether an example has one for each output."""
+
+
+class _Writer:
+    """The arrays of one split, with what is counted while they are written."""
+
+    def __init__(self, new: Path, split: str, examples: dataset_kinds.Examples) -> None:
+        self._new, self._split = new, split
+        self._num_examples = 0
+        self._target = examples.target
+        self._class_counts = np.zeros(len(examples.target.class_names), np.int64)
+        self._num_missing: Counter[str] = Counter()
+        dtype, has_many = LABELS[examples.target.task]
+        outputs = (examples.target.num_outputs,) if has_many else ()
+        self._labels = _Array(new / f"{split}_labels.npy", np.dtype(dtype), outputs)
+        self._label_moments = _Moments(examples.target.num_outputs)
+        self._weights: _Array | None = None
+        self._features = {}
+        self._moments: dict[str, _PixelMoments | _Moments] = {}
+        for name, feature in examples.features.items():
+            self._features[name] = _Array(new / f"{split}_{name}s.npy", np.dtype(feature.dtype), feature.shape)
+            if feature.kind == "image":
+                self._moments[name] = _PixelMoments(feature)
+            elif feature.kind == "number":
+                self._moments[name] = _Moments(*feature.shape)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        for array in self._arrays():
+            array.close()
+
+    def _arrays(self) -> list[_Array]:
+        return [*self._features.values(), self._labels, *([self._weights] if self._weights else [])]
+
+    def write(self, block: dataset_kinds.Block) -> None:
+        """Write some examples after those before."""
+        labels = block.labels
+        if block.weights is not None:
+            if self._weights is None:
+                self._weights = _Array(self._new / f"{self._split}_weights.npy", np.dtype(np.float32), ())
+            self._weights.write(block.weights)
+        self._num_examples += len(labels)
+        self._labels.write(labels)
+        for name, array in block.features.items():
+            self._features[name].write(array)
+            if name in self._moments:
+                self._moments[name].add(array)
+        if self._target.task == "classification":
+            self._class_counts += np.bincount(labels, minlength=len(self._class_counts))
+        elif self._target.task == "multilabel":
+            self._class_counts += labels.sum(0, np.int64)
+        else:
+            self._label_moments.add(labels)
+        self._num_missing.update(block.missing)
+
+    def describe(self, target: Path) -> PreparedSplit:
+        """Return the record of the arrays, which will lie in ``target``."""
+        places = {array.path: (target / array.path.name).as_posix() for array in self._arrays()}
+        return PreparedSplit(
+            num_examples=self._num_examples,
+            features={name: places[array.path] for name, array in self._features.items()},
+            labels=places[self._labels.path],
+            weights=places[self._weights.path] if self._weights else None,
+            sha256={place: files.digest(path) for path, place in places.items()},
+            class_counts=tuple(self._class_counts.tolist()),
+            num_missing={name: count for name, count in self._num_missing.items() if count},
+        )
+
+    def statistics(self, name: str) -> dict[str, tuple[float, ...]]:
+        """Return the mean and the deviation of a feature that has them."""
+        return self._moments[name].statistics() if name in self._moments else {}
+
+    def target_statistics(self) -> dict[str, tuple[float, ...]]:
+        """Return the mean and the deviation of the numbers of a regression."""
+        return self._label_moments.statistics() if self._target.task == "regression" else {}
+
+
 class _PixelMoments:
     """Mean and deviation of each channel of an image, in whole numbers up to the root: exact for any dataset."""
 
@@ -200,3 +252,24 @@ class _PixelMoments:
                 for total, square in zip(sums, squares, strict=True)
             ),
         }
+
+
+class _Moments:
+    """Mean and deviation of each of k numbers, float64: blocks are joined as Chan, Golub and LeVeque do, which loses no
+    digits where the mean is far from 0."""
+
+    def __init__(self, width: int) -> None:
+        self._count, self._mean, self._squares = 0, np.zeros(width), np.zeros(width)
+
+    def add(self, rows: npt.NDArray[Any]) -> None:
+        count = self._count + len(rows)
+        values = rows.astype(np.float64)
+        mean = values.mean(0)
+        apart = mean - self._mean
+        self._squares += np.square(values - mean).sum(0) + np.square(apart) * (self._count * len(rows) / count)
+        self._mean += apart * (len(rows) / count)
+        self._count = count
+
+    def statistics(self) -> dict[str, tuple[float, ...]]:
+        deviation = np.sqrt(self._squares / max(self._count, 1))
+        return {"mean": tuple(self._mean.tolist()), "deviation": tuple(deviation.tolist())}

@@ -12,7 +12,7 @@ from tasks.errors import UserError
 from tasks.records import PreparedDataset
 
 LISTINGS = ".dvc/cache/files/md5"
-MADE = re.compile(r"manifest\.json|[\w.-]+_\w+s\.npy")
+MADE = re.compile(r"manifest\.json|[\w.-]+_\w+s\.npy|\w+_vocabulary\.json")
 
 
 def remedy(name: str) -> str:
@@ -43,13 +43,12 @@ def verify(prepared: PreparedDataset) -> None:
         raise UserError(f"{manifest}: missing or damaged. {remedy(prepared.name)}") from None
     if found != prepared.model_copy(update={"data_version": None}):
         raise UserError(f"{manifest}: is another one than this run began with. {remedy(prepared.name)}")
-    for split in prepared.splits.values():
-        for path, expected in split.sha256.items():
-            got = _digest(path, "sha256", prepared.name)
-            if got != expected:
-                raise UserError(
-                    f"{path}: damaged, its sha256 is {got} and its manifest says {expected}. {remedy(prepared.name)}"
-                )
+    for path, expected in _files(prepared).items():
+        got = _digest(path, "sha256", prepared.name)
+        if got != expected:
+            raise UserError(
+                f"{path}: damaged, its sha256 is {got} and its manifest says {expected}. {remedy(prepared.name)}"
+            )
     # Without DVC's listing all files together must tell, after the damaged array that can be named.
     if known is None and prepared.data_version is not None and _folder_md5(prepared) != prepared.data_version:
         raise changed
@@ -66,10 +65,17 @@ def listed(data_version: str, root: Path) -> dict[str, str] | None:
     return {entry["relpath"]: entry["md5"] for entry in json.loads(listing)}
 
 
+def _files(prepared: PreparedDataset) -> dict[str, str]:
+    """Return the sha256 of each file other than the manifest."""
+    found = dict(prepared.sha256)
+    for split in prepared.splits.values():
+        found |= split.sha256
+    return found
+
+
 def _folder_md5(prepared: PreparedDataset) -> str:
     """Return what DVC calls the md5 of the prepared folder: that of its listing."""
-    arrays = [path for split in prepared.splits.values() for path in split.sha256]
-    paths = [*arrays, f"{prepared.folder}/manifest.json"]
+    paths = [*_files(prepared), f"{prepared.folder}/manifest.json"]
     return listing_md5({Path(path).name: _digest(path, "md5", prepared.name) for path in paths})
 
 
@@ -128,7 +134,4 @@ def made_in(folder: Path) -> set[str]:
         # Missing or damaged: then a name must do, and only where DVC knows the folder.
         known = (folder / "dvc.lock").is_file()
         return {path.name for path in (folder / "prepared").iterdir() if known and MADE.fullmatch(path.name)}
-    arrays = {
-        Path(path).name for split in prepared.splits.values() for path in (*split.features.values(), split.labels)
-    }
-    return arrays | {"manifest.json"}
+    return {Path(path).name for path in _files(prepared)} | {"manifest.json"}

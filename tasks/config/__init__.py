@@ -8,6 +8,8 @@ from tasks.config.datasets import (
     Description,
     ImageFolder,
     LocalDescription,
+    Table,
+    TableColumn,
     Tfds,
     describe,
     description_kinds,

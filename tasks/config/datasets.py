@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, TypeAlias, get_args
 
 import yaml
-from pydantic import Field, ValidationError
+from pydantic import BeforeValidator, Field, ValidationError
 
 from tasks.config.section import Count, Pixels, Section, Text, refusal
 from tasks.errors import UserError, one_of, shown
@@ -35,10 +35,15 @@ class LocalDescription(Description):
     """The fraction or the number of the examples that become the test split, where the source has none."""
     seed: Annotated[int, Field(ge=0, lt=2**31)] = 0
     """Chooses them."""
+    is_guessed: ClassVar[bool] = False
+    """Whether `data add` looks at the data for what the description leaves open: ``guess`` of the kind's file."""
+    modules: ClassVar[tuple[str, ...]] = ()
+    """What else reads it than the kind's own file: where one changes, the data are prepared again."""
 
 
 class ImageFolder(LocalDescription):
     kind: Literal["image_folder"]
+    modules = ("tasks/encoding.py",)
     image_size: tuple[Pixels, Pixels] | None = None
     """Height and width that all images are resized to; null keeps their own (needed where sizes differ)."""
     on_broken: Literal["stop", "skip"] = "stop"
@@ -49,7 +54,64 @@ class Arrays(LocalDescription):
     kind: Literal["arrays"]
 
 
-AnyDescription: TypeAlias = Tfds | ImageFolder | Arrays
+class TableColumn(Section):
+    """What a column of a table is to a model."""
+
+    kind: Literal["number", "datetime", "category", "text", "ignore"]
+    missing: Literal["fill", "stop", "drop"] = "fill"
+    """What becomes of a missing value: the mean of the training split (a number, a datetime) or a place of its own; the
+    end, with the count; or no example of that row."""
+
+
+def _texts(value: Any) -> Any:
+    return [value] if isinstance(value, str) else value
+
+
+def _columns(value: Any) -> Any:
+    """A column may be its kind alone."""
+    if not isinstance(value, dict):
+        return value
+    return {name: {"kind": own} if isinstance(own, str) else own for name, own in value.items()}
+
+
+class Table(LocalDescription):
+    kind: Literal["table"]
+    target: Annotated[tuple[Text, ...], BeforeValidator(_texts)] = ()
+    """The column that a model learns to tell, or a list of several: of labels (0 or 1 each) or of numbers."""
+    task: Literal["auto", "classification", "multilabel", "regression"] = "auto"
+    """What is learnt; auto takes texts and few whole numbers for classes, other numbers for a regression, and several
+    columns of 0 and 1 for labels."""
+    separator: Annotated[str, Field(min_length=1, max_length=10)] | None = None
+    """What stands between the labels of an example where one target column holds several."""
+    columns: Annotated[dict[Text, TableColumn], BeforeValidator(_columns)] | None = None
+    """What each other column is; null guesses all of them."""
+    split_column: Text | None = None
+    """The column that says train, validation or test."""
+    group: Text | None = None
+    """The column of which all rows of one value (a person, a device) are to be in one split."""
+    time: Text | None = None
+    """The column by which rows are ordered: the newest become the test split."""
+    weight: Text | None = None
+    """The column of how much a row counts in the training loss."""
+    validation: Annotated[float, Field(gt=0, lt=1)] | Count | None = None
+    """As `test`, of a validation split that `prepare` makes; null leaves it to `input.validation`, which knows neither
+    groups nor times."""
+    max_vocabulary: Count = 20_000
+    """The most values of a category, or words of a text column, that have a place of their own: the most frequent."""
+    text_length: Annotated[int, Field(gt=0, le=100_000)] | None = None
+    """How many words of a text are taken; null takes what 95 of 100 texts of the training split have, at most 512."""
+    on_broken: Literal["stop", "skip"] = "stop"
+    """What becomes of rows without a target, a group, a time or a weight: the end, with their numbers, or no
+    example."""
+    delimiter: Annotated[str, Field(min_length=1, max_length=1)] | None = None
+    """What stands between the values of a row of CSV; null is a tab for .tsv, else a comma."""
+    encoding: Text = "utf-8"
+    """Of the text of CSV, TSV and JSON lines."""
+    is_guessed = True
+    modules = ("tasks/encoding.py", "tasks/table_columns.py", "tasks/table_files.py")
+
+
+AnyDescription: TypeAlias = Tfds | ImageFolder | Arrays | Table
 
 
 def description_kinds() -> dict[str, type[Description]]:

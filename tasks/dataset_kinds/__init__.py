@@ -6,6 +6,7 @@
 import importlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -24,6 +25,10 @@ class Block(NamedTuple):
     """By name: (n, *shape), of the feature's dtype."""
     labels: npt.NDArray[Any]
     """As in ``records.PreparedSplit``."""
+    weights: npt.NDArray[np.float32] | None = None
+    """How much each counts in the training loss, float32 (n,); all blocks have them, or none."""
+    missing: Mapping[str, int] = MappingProxyType({})
+    """How many values of a column were missing."""
 
 
 @dataclass(frozen=True)
@@ -37,6 +42,8 @@ class Examples:
     splits: tuple[str, ...]
     blocks: Callable[[], Iterator[Block]]
     """Reads all, always in the same order; the blocks of different splits may alternate."""
+    vocabularies: Mapping[str, Sequence[Sequence[str]]] = field(default_factory=dict)
+    """Of the features of categories and words, by name: the texts of each column from place 2 on."""
     held_out: HeldOut | None = None
     """The test split that the training split gives, where there was none."""
     origin: Mapping[str, Any] = field(default_factory=dict)
@@ -51,6 +58,15 @@ class Kind(Protocol):
 
         Raises:
             UserError: there is none, or they cannot be read.
+        """
+
+    def guess(self, dataset: Any) -> tuple[Any, list[str]]:
+        """Return a description with what the data say where it leaves something open, and lines that tell it.
+
+        A kind has it whose description ``is_guessed``: `data add` writes what it returns into params.yaml.
+
+        Raises:
+            UserError: the data cannot be read.
         """
 
 

@@ -8,18 +8,17 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from PIL import Image, ImageOps, UnidentifiedImageError
+from PIL import Image, UnidentifiedImageError
 
 from tasks import config, machine
 from tasks.dataset_kinds import Block, Examples, split_rows
+from tasks.encoding import FORMATS, decode_picture
 from tasks.errors import UserError
 from tasks.records import Feature, HeldOut, Target
 
-FORMATS = ("PNG", "JPEG", "BMP", "GIF", "WEBP")
 SPLITS = {"train": "train", "test": "test", "validation": "validation", "valid": "validation", "val": "validation"}
 MAX_NAMED = 20
 MAX_SIDE = 224
@@ -238,27 +237,8 @@ def _blocks(
 
 
 def _decode(path: Path, shape: tuple[int, ...], broken: dict[Path, str]) -> npt.NDArray[np.uint8] | None:
-    height, width, channels = shape
     try:
-        with Image.open(path, formats=FORMATS) as opened:
-            # JPEG's own decoder leaves out what a smaller image does not show.
-            opened.draft("L" if channels == 1 else "RGB", (max(width, height),) * 2)
-            image = _eight_bits(ImageOps.exif_transpose(opened))
-            image = image.convert("L" if channels == 1 else "RGB")
-            if image.size != (width, height):
-                image = image.resize((width, height), Image.Resampling.BILINEAR)
-            return np.asarray(image, np.uint8).reshape(shape)
+        return decode_picture(path, shape)
     except Exception as error:  # As in `_header`.
         broken[path] = _reason(path, error)
         return None
-
-
-def _eight_bits(image: Any) -> Any:
-    """Return an image of 8 bits a channel without transparency."""
-    if image.mode.startswith("I"):  # 16 bits, which Pillow would cut off at 255.
-        return Image.fromarray((np.asarray(image, np.uint32) // 257).astype(np.uint8))
-    if image.has_transparency_data:
-        image = image.convert("RGBA")
-        white = Image.new("RGBA", image.size, "white")
-        return Image.alpha_composite(white, image)
-    return image

@@ -1,0 +1,386 @@
+"""Raw values of a table -> the arrays that a model takes; `prepare` and a served model use this very file.
+
+It imports the standard library, NumPy and, for pictures, Pillow alone, because it goes with a model to where nothing
+else of the project is.
+"""
+
+import base64
+import binascii
+import io
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from datetime import UTC, date, datetime
+from itertools import repeat
+from pathlib import Path
+from typing import Any, NamedTuple, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+MISSING_TEXTS = frozenset(
+    ("", "#N/A", "#N/A N/A", "#NA", "-1.#IND", "-1.#QNAN", "-NaN", "-nan", "1.#IND", "1.#QNAN", "<NA>", "N/A", "NA",
+     "NULL", "NaN", "None", "n/a", "nan", "null")
+)  # fmt: skip
+"""What pandas reads as a missing value, too."""
+MISSING, UNKNOWN, FIRST = 0, 1, 2
+"""Places: of a missing value and of padding, of one that the vocabulary does not have, of the vocabulary's first."""
+DATETIME_WIDTH = 7
+"""Days since 1970, then sine and cosine of the time of the year, of the week and of the day."""
+LARGEST = float(np.finfo(np.float32).max)
+FORMATS = ("PNG", "JPEG", "BMP", "GIF", "WEBP")
+WORDS = re.compile(r"\w+|[^\w\s]")
+MICROSECONDS_A_DAY = 86_400_000_000
+
+Numbers: TypeAlias = npt.NDArray[np.float64]
+
+
+class BadValue(ValueError):
+    """A value that a column cannot hold."""
+
+    def __init__(self, column: str, row: int, value: object, reason: str) -> None:
+        self.column, self.row, self.value, self.reason = column, row, value, reason
+        shown = " ".join(repr(value).split())
+        shown = shown if len(shown) <= 80 else f"{shown[:60]}...{shown[-17:]}"
+        super().__init__(f"column '{column}', row {row}: {shown} {reason}")
+
+
+class Repeated(NamedTuple):
+    """Values of which each may stand in many rows."""
+
+    values: Sequence[Any]
+    rows: npt.NDArray[np.int64]
+    """The place of each row's value in ``values``, int64 (n,)."""
+
+
+Values: TypeAlias = Sequence[Any] | npt.NDArray[Any] | Repeated
+
+
+def num_rows(values: Values) -> int:
+    """Return how many rows there are."""
+    return len(values.rows if isinstance(values, Repeated) else values)
+
+
+def rows_of(values: Values) -> Sequence[Any]:
+    """Return the value of each row, of Python's own types."""
+    if isinstance(values, Repeated):
+        return [values.values[row] for row in values.rows.tolist()]
+    if isinstance(values, np.ndarray):
+        return values.tolist() if values.ndim == 1 and values.dtype.kind != "M" else list(values)
+    return values
+
+
+def take(values: Values, rows: npt.NDArray[np.int64]) -> Values:
+    """Return some rows, int64 (n,)."""
+    if isinstance(values, Repeated):
+        return Repeated(values.values, values.rows[rows])
+    if isinstance(values, np.ndarray):
+        return values[rows]
+    return [values[row] for row in rows.tolist()]
+
+
+def is_missing(values: Values) -> npt.NDArray[np.bool_]:
+    """Return which rows have no value, bool (n,): None, NaN, NaT, or a text that pandas takes for one."""
+    if isinstance(values, Repeated):
+        return is_missing(values.values)[values.rows] if len(values.rows) else np.zeros(0, bool)
+    if isinstance(values, np.ndarray) and values.dtype.kind in "fM":
+        return np.isnan(values) if values.dtype.kind == "f" else np.isnat(values)
+    if isinstance(values, np.ndarray) and values.dtype.kind in "iub":
+        return np.zeros(len(values), bool)
+    return np.fromiter(map(_is_missing, values), bool, len(values))
+
+
+def _is_missing(value: Any) -> bool:
+    if isinstance(value, str):
+        return value in MISSING_TEXTS or value.strip() in MISSING_TEXTS
+    if isinstance(value, np.datetime64):
+        return bool(np.isnat(value))
+    return value is None or (not isinstance(value, bytes | np.ndarray) and bool(value != value))
+
+
+def spelled(value: Any) -> str:
+    """Return a category as a text: of a number that is whole without its point, of any other value as Python has it."""
+    if isinstance(value, str):
+        return value
+    if isinstance(value, float | np.floating) and float(value).is_integer():
+        return str(int(value))
+    return str(value)
+
+
+def words_of(texts: Iterable[Any]) -> list[list[str]]:
+    """Return the words of texts: small letters, each sign that is neither a letter nor space by itself."""
+    return [[] if _is_missing(text) else WORDS.findall(spelled(text).lower()) for text in texts]
+
+
+def numbers(values: Values, column: str) -> Numbers:
+    """Return numbers, float64 (n,), with NaN for a missing one.
+
+    Raises:
+        BadValue: something else, or what float32 cannot hold.
+    """
+    if isinstance(values, Repeated):
+        try:
+            return numbers(values.values, column)[values.rows]
+        except BadValue as bad:
+            rows = np.flatnonzero(values.rows == bad.row)
+            if not len(rows):  # In another part of the table.
+                return numbers(rows_of(values), column)
+            raise BadValue(column, int(rows[0]), bad.value, bad.reason) from None
+    if isinstance(values, np.ndarray) and values.dtype.kind in "fiub":
+        found = values.astype(np.float64)
+    else:
+        found = np.fromiter((_number(value, column, row) for row, value in enumerate(values)), np.float64, len(values))
+    beyond = np.abs(found) > LARGEST
+    if beyond.any():
+        row = int(beyond.argmax())
+        raise BadValue(column, row, values[row], "is no number that float32 holds")
+    return found
+
+
+def _number(value: Any, column: str, row: int) -> float:
+    if _is_missing(value):
+        return np.nan
+    try:
+        if isinstance(value, str) and "_" in value:  # Python takes 1_000.
+            raise ValueError
+        return float(value)
+    except (TypeError, ValueError, OverflowError):
+        raise BadValue(column, row, value, "is no number") from None
+
+
+def days(values: Values, column: str) -> Numbers:
+    """Return datetimes as days since 1970, float64 (n,), with NaN for a missing one.
+
+    A text is as ISO 8601 has it: 2026-01-31, 2026-01-31 18:30, 2026-01-31T18:30:00+01:00. One with an offset becomes
+    UTC.
+
+    Raises:
+        BadValue: something else.
+    """
+    if isinstance(values, Repeated):
+        return days(rows_of(values), column)
+    if not (isinstance(values, np.ndarray) and values.dtype.kind == "M"):
+        parsed = [_instant(value, column, row) for row, value in enumerate(values)]
+        values = np.array(parsed, "datetime64[us]")
+    instants = values.astype("datetime64[us]")
+    found = instants.astype(np.int64) / MICROSECONDS_A_DAY
+    found[np.isnat(instants)] = np.nan
+    return found
+
+
+def _instant(value: Any, column: str, row: int) -> Any:
+    if _is_missing(value):
+        return None
+    try:
+        if isinstance(value, str):
+            value = datetime.fromisoformat(value.strip())
+        if isinstance(value, datetime):
+            return value.astimezone(UTC).replace(tzinfo=None) if value.tzinfo else value
+        if isinstance(value, date | np.datetime64):
+            return value
+    except ValueError:
+        pass
+    raise BadValue(column, row, value, "is no date or time of ISO 8601 (2026-01-31, 2026-01-31 18:30)")
+
+
+def datetime_places(found: Numbers) -> Numbers:
+    """Return days since 1970 as the numbers of ``DATETIME_WIDTH``, float64 (n, 7)."""
+    since = np.floor(np.nan_to_num(found)).astype("datetime64[D]")
+    year = since.astype("datetime64[Y]")
+    first = year.astype("datetime64[D]").astype(np.int64)
+    length = (year + 1).astype("datetime64[D]").astype(np.int64) - first
+    turns = np.stack([(found - first) / length, (found + 3) / 7, found], 1)  # 1970 began on a Thursday.
+    angles = 2 * np.pi * (turns - np.floor(turns))
+    waves = np.stack([np.sin(angles), np.cos(angles)], 2).reshape(len(found), 6)
+    return np.concatenate([found[:, np.newaxis], waves], 1)
+
+
+class Encoder:
+    """Encodes the columns of a table as the features of a prepared dataset.
+
+    Args:
+        features: those of ``records.PreparedDataset`` by name, each as a dict (``model_dump()``).
+        vocabularies: of each feature of categories or words, the texts of each column from place 2 on.
+        pictures: the folder that paths of images begin at and do not leave. Without one, a text is base64 of an image.
+        workers: maps a function over pictures; ``map`` takes one after the other, a pool's several at once.
+    """
+
+    def __init__(
+        self,
+        features: Mapping[str, Mapping[str, Any]],
+        vocabularies: Mapping[str, Sequence[Sequence[str]]],
+        pictures: Path | None = None,
+        workers: Callable[..., Iterable[Any]] = map,
+    ) -> None:
+        self._features, self._pictures, self._workers = features, pictures, workers
+        self._places = {
+            name: [{text: place for place, text in enumerate(texts, FIRST)} for texts in columns]
+            for name, columns in vocabularies.items()
+        }
+
+    @property
+    def columns(self) -> list[str]:
+        """The columns that a table must have."""
+        return [column["name"] for feature in self._features.values() for column in feature["columns"]]
+
+    def encode(self, table: Mapping[str, Values]) -> dict[str, npt.NDArray[Any]]:
+        """Return the array of each feature, (n, *shape), of its dtype.
+
+        Args:
+            table: the values of each column, n of each: numbers as numbers or as text, categories and texts as text or
+                numbers, datetimes as text of ISO 8601, images as path, bytes or uint8 array; None for a missing one.
+
+        Raises:
+            BadValue: a value that its column cannot hold, or a missing one that nothing stands for.
+            ValueError: a column that is not there, or not as long as the others.
+        """
+        absent = [name for name in self.columns if name not in table]
+        if absent:
+            raise ValueError(f"these columns are missing: {', '.join(map(repr, absent))}")
+        lengths = {num_rows(table[name]) for name in self.columns}
+        if len(lengths) > 1:
+            raise ValueError(f"the columns differ in length: {', '.join(map(str, sorted(lengths)))}")
+        encoders: dict[str, Callable[..., npt.NDArray[Any]]] = {
+            "number": self._numbers,
+            "category": self._categories,
+            "text": self._text,
+            "image": self._images,
+        }
+        return {name: encoders[feature["kind"]](name, feature, table) for name, feature in self._features.items()}
+
+    def _numbers(self, name: str, feature: Mapping[str, Any], table: Mapping[str, Values]) -> npt.NDArray[np.float32]:
+        columns = feature["columns"]
+        encoded = np.empty((num_rows(table[columns[0]["name"]]), *feature["shape"]), np.float32)
+        place = 0
+        for column in columns:
+            own = column["name"]
+            is_datetime = column["kind"] == "datetime"
+            found = days(table[own], own) if is_datetime else numbers(table[own], own)
+            missing = np.isnan(found)
+            if missing.any():
+                if column["fill"] is None:
+                    raise BadValue(own, int(missing.argmax()), None, "is missing")
+                found[missing] = column["fill"]
+            encoded[:, place : place + column["width"]] = (
+                datetime_places(found) if is_datetime else found[:, np.newaxis]
+            )
+            place += column["width"]
+        return encoded
+
+    def _categories(self, name: str, feature: Mapping[str, Any], table: Mapping[str, Values]) -> npt.NDArray[np.int32]:
+        found = [
+            category_places(table[column["name"]], places)
+            for column, places in zip(feature["columns"], self._places[name], strict=True)
+        ]
+        return np.stack(found, 1)
+
+    def _text(self, name: str, feature: Mapping[str, Any], table: Mapping[str, Values]) -> npt.NDArray[np.int32]:
+        (column,), (places,), (length,) = feature["columns"], self._places[name], feature["shape"]
+        texts = words_of(rows_of(table[column["name"]]))
+        encoded = np.full((len(texts), length), MISSING, np.int32)
+        lengths = np.fromiter((min(len(words), length) for words in texts), np.int64, len(texts))
+        found = [places.get(word, UNKNOWN) for words in texts for word in words[:length]]
+        encoded[np.arange(length) < lengths[:, np.newaxis]] = found
+        return encoded
+
+    def _images(self, name: str, feature: Mapping[str, Any], table: Mapping[str, Values]) -> npt.NDArray[np.uint8]:
+        (column,) = feature["columns"]
+        values = rows_of(table[column["name"]])
+        shape = tuple(feature["shape"])
+        decoded = list(self._workers(self._image, repeat(column["name"]), range(len(values)), values, repeat(shape)))
+        return np.stack(decoded) if decoded else np.zeros((0, *shape), np.uint8)
+
+    def _image(self, column: str, row: int, value: Any, shape: tuple[int, ...]) -> npt.NDArray[np.uint8]:
+        if isinstance(value, str | type(None) | float) and _is_missing(value):
+            return np.zeros(shape, np.uint8)
+        try:
+            return decode_picture(self._opened(value), shape)
+        except PermissionError:
+            raise
+        except Exception as error:  # Pillow's readers raise whatever a broken file leads them to.
+            raise BadValue(column, row, value, f"is no whole image ({error})") from None
+
+    def _opened(self, value: Any) -> Any:
+        if isinstance(value, bytes):
+            return io.BytesIO(value)
+        if not isinstance(value, str):
+            return np.asarray(value)
+        if self._pictures is not None:
+            return inside(self._pictures, value)
+        try:
+            return io.BytesIO(base64.b64decode(value.partition(";base64,")[2] or value, validate=True))
+        except binascii.Error:
+            raise ValueError("a text is base64 of an image here, and no path") from None
+
+
+def category_places(values: Values, places: Mapping[str, int]) -> npt.NDArray[np.int32]:
+    """Return the place of each value in a vocabulary, int32 (n,)."""
+    if isinstance(values, Repeated):
+        return category_places(values.values, places)[values.rows]
+    return np.fromiter((_category_place(value, places) for value in rows_of(values)), np.int32, len(values))
+
+
+def _category_place(value: Any, places: Mapping[str, int]) -> int:
+    if _is_missing(value):
+        return MISSING
+    found = places.get(spelled(value))
+    if found is None and isinstance(value, int | float):
+        # 3 may stand as 3.0 in the file that was trained on, and True as true.
+        found = places.get(str(value).lower() if isinstance(value, bool) else str(float(value)))
+    return UNKNOWN if found is None else found
+
+
+def inside(folder: Path, path: str) -> Path:
+    """Return a path in a folder.
+
+    Raises:
+        ValueError: it leads out of it.
+    """
+    place = folder / path
+    if not place.resolve().is_relative_to(folder.resolve()):
+        raise ValueError("it leads out of the folder of the table")
+    return place
+
+
+def decode_picture(source: Any, shape: Sequence[int]) -> npt.NDArray[np.uint8]:
+    """Return an image of any kind and size as the pixels that are seen, uint8 (height, width, channels).
+
+    It is turned as its EXIF says, laid on white where it is transparent, brought to 8 bits, and resized (bilinear,
+    antialiased, without keeping the aspect ratio).
+
+    Args:
+        source: a path, a file, or an array uint8 (height, width), or (height, width, channels).
+        shape: of the result; channels are 1 or 3.
+
+    Raises:
+        Exception: whatever Pillow's readers raise on a broken file.
+    """
+    from PIL import Image, ImageOps
+
+    height, width, channels = shape
+    mode = "L" if channels == 1 else "RGB"
+    if isinstance(source, np.ndarray):
+        if source.dtype != np.uint8:
+            raise ValueError(f"an array of {source.dtype}, where uint8 is wanted")
+        opened: Any = Image.fromarray(source[..., 0] if source.ndim == 3 and source.shape[2] == 1 else source)
+    else:
+        opened = Image.open(source, formats=FORMATS)
+        # JPEG's own decoder leaves out what a smaller image does not show.
+        opened.draft(mode, (max(width, height),) * 2)
+    with opened:
+        image = _eight_bits(ImageOps.exif_transpose(opened)).convert(mode)
+        if image.size != (width, height):
+            image = image.resize((width, height), Image.Resampling.BILINEAR)
+        return np.asarray(image, np.uint8).reshape(height, width, channels)
+
+
+def _eight_bits(image: Any) -> Any:
+    """Return an image of 8 bits a channel without transparency."""
+    from PIL import Image
+
+    if image.mode.startswith("I"):  # 16 bits, which Pillow would cut off at 255.
+        return Image.fromarray((np.asarray(image, np.uint32) // 257).astype(np.uint8))
+    if image.has_transparency_data:
+        image = image.convert("RGBA")
+        white = Image.new("RGBA", image.size, "white")
+        return Image.alpha_composite(white, image)
+    return image

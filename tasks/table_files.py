@@ -1,0 +1,245 @@
+"""Files of tables, read a part at a time: CSV, TSV, Parquet and JSON lines."""
+
+import csv
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.csv
+import pyarrow.parquet
+
+from tasks.encoding import MISSING_TEXTS, Repeated, Values, num_rows
+from tasks.errors import UserError, cut
+
+CHUNK_BYTES = 8 * 2**20
+CHUNK_ROWS = 65_536
+KEPT_BYTES = 256 * 2**20
+"""A smaller file is read once and kept; a larger one is read again by each that looks at it."""
+MAX_NAMED = 20
+
+Wanted = Literal["number", "repeated", "text"]
+"""What a column is read as: numbers, values of which many are the same, or each by itself."""
+Chunk = dict[str, Values]
+
+
+class TableFile:
+    """The columns of a file, by name, and their values from the first row to the last.
+
+    Args:
+        path: of the file.
+        source: what the user calls it, for messages.
+        delimiter: of CSV; None is a tab for .tsv, else a comma.
+        encoding: of text.
+
+    Raises:
+        UserError: no such file, one that is no table, or columns without a name or with the same.
+    """
+
+    def __init__(self, path: Path, source: str, delimiter: str | None = None, encoding: str = "utf-8") -> None:
+        self.path, self.source, self.encoding = path, source, encoding
+        self.suffix = path.suffix.lower()
+        self.delimiter = delimiter or ("\t" if self.suffix == ".tsv" else ",")
+        self._kept: tuple[dict[str, Wanted], list[Chunk]] | None = None
+        try:
+            "".encode(encoding)
+        except LookupError:
+            raise UserError(f"dataset.encoding = '{encoding}': no such encoding. Allowed: utf-8, latin-1 ...") from None
+        if not path.is_file():
+            raise self.refused("no such file")
+        self.names = self._names()
+
+    def refused(self, reason: str) -> UserError:
+        """Return the one message for a file that cannot be read."""
+        return UserError(f"dataset.source = '{self.source}': {reason}")
+
+    def chunks(self, wanted: Mapping[str, Wanted]) -> Iterator[Chunk]:
+        """Yield the values of some columns, so many rows at once, always in the same parts.
+
+        Raises:
+            UserError: rows of different lengths, text of another encoding, or damage.
+        """
+        if not self.is_kept:
+            yield from self._read(dict(wanted))
+            return
+        if self._kept is None or not wanted.items() <= self._kept[0].items():
+            self._kept = (dict(wanted), list(self._read(dict(wanted))))
+        for chunk in self._kept[1]:
+            yield {name: chunk[name] for name in wanted}
+
+    @property
+    def is_kept(self) -> bool:
+        """Whether it is so small that what was read of it is kept: ask for all that is wanted at once."""
+        return self.path.stat().st_size <= KEPT_BYTES
+
+    def _names(self) -> list[str]:
+        try:
+            if self.suffix == ".parquet":
+                names = list(pa.parquet.ParquetFile(self.path).schema_arrow.names)
+            elif self.suffix == ".jsonl":
+                names = list(dict.fromkeys(name for row in self._json_rows() for name in row))
+            else:
+                with self.path.open(encoding=self._python_encoding, newline="") as file:
+                    reader = csv.reader(file, delimiter=self.delimiter)
+                    names = next(reader, [])
+                    self._header_lines = reader.line_num
+        except (pa.ArrowInvalid, OSError, csv.Error) as error:
+            raise self.refused(f"cannot be read ({cut(str(error))})") from None
+        except UnicodeError:
+            raise self._wrong_encoding() from None
+        if not names:
+            raise self.refused("it is empty")
+        if unnamed := [place for place, name in enumerate(names, 1) if not name.strip()]:
+            if len(unnamed) > 1 or self.suffix not in (".csv", ".tsv"):
+                raise self.refused(f"the columns {', '.join(map(str, unnamed))} have no name: give each one")
+            names[unnamed[0] - 1] = f"column {unnamed[0]}"  # As pandas writes its index.
+        if twice := sorted({name for name in names if names.count(name) > 1}):
+            raise self.refused(f"{len(twice)} of its columns have the name of another one: {_named(twice)}")
+        return names
+
+    @property
+    def _python_encoding(self) -> str:
+        return "utf-8-sig" if self.encoding.lower() in ("utf-8", "utf8") else self.encoding
+
+    def _wrong_encoding(self) -> UserError:
+        return self.refused(
+            f"its text is not {self.encoding}. Say what it is, such as --set dataset.encoding=latin-1 or utf-16, or "
+            "save it as utf-8"
+        )
+
+    def _read(self, wanted: dict[str, Wanted]) -> Iterator[Chunk]:
+        read = {".parquet": self._read_parquet, ".jsonl": self._read_json}.get(self.suffix, self._read_csv)
+        rows = 0
+        for chunk in read(wanted):
+            rows += next((num_rows(values) for values in chunk.values()), 0)
+            yield chunk
+        if not rows:
+            raise self.refused("it has no rows")
+
+    def _read_csv(self, wanted: dict[str, Wanted]) -> Iterator[Chunk]:
+        done = 0
+        try:
+            for chunk in self._open_csv(wanted):
+                yield chunk
+                done += 1
+        except _NoNumber:
+            # What is no number to Arrow is read as text, and the one who wants numbers says which it is.
+            texts: dict[str, Wanted] = {name: "text" if how == "number" else how for name, how in wanted.items()}
+            for place, chunk in enumerate(self._open_csv(texts)):
+                if place >= done:
+                    yield chunk
+
+    def _open_csv(self, wanted: dict[str, Wanted]) -> Iterator[Chunk]:
+        types = {"number": pa.float64(), "repeated": pa.dictionary(pa.int32(), pa.string()), "text": pa.string()}
+        ragged: list[Any] = []
+
+        def skip(row: Any) -> str:
+            ragged.append(row)
+            return "skip"
+
+        try:
+            batches = pa.csv.open_csv(
+                self.path,
+                pa.csv.ReadOptions(
+                    block_size=CHUNK_BYTES,
+                    encoding=self.encoding,
+                    column_names=self.names,
+                    skip_rows=self._header_lines,
+                ),
+                pa.csv.ParseOptions(delimiter=self.delimiter, newlines_in_values=True, invalid_row_handler=skip),
+                pa.csv.ConvertOptions(
+                    column_types={name: types[how] for name, how in wanted.items()},
+                    include_columns=list(wanted),
+                    null_values=sorted(MISSING_TEXTS),
+                    strings_can_be_null=True,
+                ),
+            )
+            for batch in batches:
+                if batch.num_rows and not ragged:
+                    yield {name: _values(column, wanted[name]) for name, column in _columns(batch)}
+        except pa.ArrowInvalid as error:
+            if "error to double" in str(error):
+                raise _NoNumber from None
+            if "UTF8" in str(error):
+                raise self._wrong_encoding() from None
+            if "Empty CSV file" not in str(error):
+                raise self.refused(f"cannot be read ({cut(str(error))})") from None
+        except UnicodeError:
+            raise self._wrong_encoding() from None
+        if ragged:
+            first = ragged[0]
+            raise self.refused(
+                f"{len(ragged)} of its rows {'has' if len(ragged) == 1 else 'have'} not the {len(self.names)} values "
+                f"of its header: the first has {first.actual_columns}: {cut(first.text, 80)!r}. Mend them, quote what "
+                f"has {self.delimiter!r} in it, or say what stands between values: --set dataset.delimiter=';'"
+            )
+
+    def _read_parquet(self, wanted: dict[str, Wanted]) -> Iterator[Chunk]:
+        try:
+            file = pa.parquet.ParquetFile(self.path)
+            for batch in file.iter_batches(CHUNK_ROWS, columns=list(wanted)):
+                yield {name: _values(column, wanted[name]) for name, column in _columns(batch)}
+        except (pa.ArrowInvalid, OSError) as error:
+            raise self.refused(f"cannot be read ({cut(str(error))})") from None
+
+    def _read_json(self, wanted: dict[str, Wanted]) -> Iterator[Chunk]:
+        rows: list[dict[str, Any]] = []
+        for row in self._json_rows():
+            rows.append(row)
+            if len(rows) == CHUNK_ROWS:
+                yield {name: [row.get(name) for row in rows] for name in wanted}
+                rows = []
+        if rows:
+            yield {name: [row.get(name) for row in rows] for name in wanted}
+
+    def _json_rows(self) -> Iterator[dict[str, Any]]:
+        try:
+            with self.path.open(encoding=self._python_encoding) as file:
+                for number, line in enumerate(file, 1):
+                    if not line.strip():
+                        continue
+                    try:
+                        row = json.loads(line)
+                    except (ValueError, RecursionError) as error:
+                        raise self.refused(f"line {number} is no JSON ({error})") from None
+                    if not isinstance(row, dict):
+                        raise self.refused(f"line {number} is no JSON object: {cut(line, 80)!r}")
+                    yield row
+        except UnicodeError:
+            raise self._wrong_encoding() from None
+
+
+class _NoNumber(Exception):
+    """Arrow read a number column, and found something else."""
+
+
+def _columns(batch: Any) -> Iterator[tuple[str, Any]]:
+    return zip(batch.schema.names, batch.columns, strict=True)
+
+
+def _values(column: Any, wanted: Wanted) -> Values:
+    """Return a column of Arrow as arrays of NumPy or lists of Python's values."""
+    kind = column.type
+    if wanted == "repeated" and not pa.types.is_dictionary(kind) and not pa.types.is_nested(kind):
+        column = column.dictionary_encode()
+        kind = column.type
+    if pa.types.is_dictionary(kind):
+        values = column.dictionary.to_pylist()
+        rows = column.indices.fill_null(len(values)).to_numpy(zero_copy_only=False).astype(np.int64)
+        return Repeated([*values, None], rows)
+    if pa.types.is_timestamp(kind) or pa.types.is_date(kind):
+        found: np.ndarray[Any, Any] = column.cast(pa.timestamp("us")).to_numpy(zero_copy_only=False)
+        return found
+    is_number = pa.types.is_floating(kind) or pa.types.is_integer(kind) or pa.types.is_decimal(kind)
+    if wanted == "number" and is_number:
+        found = column.cast(pa.float64(), safe=False).to_numpy(zero_copy_only=False)
+        return found
+    listed: list[Any] = column.to_pylist()
+    return listed
+
+
+def _named(names: list[str]) -> str:
+    more = f" and {len(names) - MAX_NAMED} more" if len(names) > MAX_NAMED else ""
+    return ", ".join(map(repr, names[:MAX_NAMED])) + more

@@ -1,0 +1,189 @@
+"""Raw values become arrays, in `prepare` and in a served model alike."""
+
+import ast
+import base64
+import io
+import sys
+from datetime import UTC, date, datetime
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from PIL import Image
+
+from tasks import encoding
+from tasks.encoding import BadValue, Encoder, Repeated
+
+
+def numbers(*columns):
+    width = sum(column.get("width", 1) for column in columns)
+    columns = [{"kind": "number", "width": 1, "fill": None, **column} for column in columns]
+    return {"number": {"kind": "number", "shape": (width,), "columns": columns}}
+
+
+def places(kind, shape, *names):
+    columns = [{"name": name, "kind": kind, "width": 1, "fill": None} for name in names]
+    return {kind: {"kind": kind, "shape": shape, "columns": columns}}
+
+
+def test_it_needs_the_standard_library_numpy_and_pillow_alone():
+    tree = ast.parse(Path(encoding.__file__).read_text(encoding="utf-8"))
+    modules = {
+        name.partition(".")[0]
+        for node in ast.walk(tree)
+        for name in ([alias.name for alias in getattr(node, "names", [])] if isinstance(node, ast.Import) else [])
+        + ([node.module] if isinstance(node, ast.ImportFrom) else [])
+    }
+    assert modules - sys.stdlib_module_names == {"numpy", "PIL"}
+    assert not [node for node in tree.body if getattr(node, "module", "") == "PIL"], "only for pictures"
+
+
+def test_numbers_are_read_of_numbers_and_of_text():
+    encoder = Encoder(numbers({"name": "a", "fill": 7.5}, {"name": "b"}), {})
+    found = encoder.encode({"a": ["1.5", None, " -2e3 ", 4, "NA", True], "b": np.arange(6)})
+    assert found["number"].dtype == np.float32
+    np.testing.assert_array_equal(found["number"], [[1.5, 0], [7.5, 1], [-2000, 2], [4, 3], [7.5, 4], [1, 5]])
+
+
+@pytest.mark.parametrize(
+    ("values", "row", "reason"),
+    [
+        (["1", "two"], 1, "is no number"),
+        (["1_000"], 0, "is no number"),
+        ([1.0, "inf"], 1, "is no number that float32 holds"),
+        (np.array([1e39]), 0, "is no number that float32 holds"),
+        ([10**400], 0, "is no number"),
+        ([1, None], 1, "is missing"),
+        ([[1]], 0, "is no number"),
+        (Repeated(["1", "x"], np.array([0, 0, 1])), 2, "is no number"),
+    ],
+)
+def test_what_is_no_number_is_named(values, row, reason):
+    with pytest.raises(BadValue, match=reason) as caught:
+        Encoder(numbers({"name": "a"}), {}).encode({"a": values})
+    assert (caught.value.column, caught.value.row) == ("a", row)
+
+
+def test_a_value_that_no_row_has_harms_nothing():
+    encoder = Encoder(numbers({"name": "a"}), {})
+    found = encoder.encode({"a": Repeated(["x", "2", None], np.array([1, 1]))})
+    np.testing.assert_array_equal(found["number"], [[2], [2]])
+
+
+def test_categories_have_places_and_unknown_ones_the_place_1():
+    encoder = Encoder(places("category", (2,), "city", "size"), {"category": [["Ulm", "Bonn"], ["3", "2.0", "true"]]})
+    found = encoder.encode({"city": ["Bonn", "Paris", None, "Ulm", ""], "size": [3, 3.0, 2, "3", True]})
+    assert found["category"].tolist() == [[3, 2], [1, 2], [0, 3], [2, 2], [0, 4]]
+    assert found["category"].dtype == np.int32
+    repeated = {"city": Repeated(["Ulm", None, "Rome"], np.array([2, 0, 1])), "size": np.array([3.0, np.nan, 9])}
+    assert encoder.encode(repeated)["category"].tolist() == [[1, 2], [2, 0], [0, 1]]
+
+
+def test_texts_are_the_places_of_their_words():
+    encoder = Encoder(places("text", (4,), "note"), {"text": [["good", "!", "über"]]})
+    found = encoder.encode({"note": ["Good, good!", "ÜBER", None, "", "a b c d e f", "good"]})
+    assert found["text"].tolist() == [[2, 1, 2, 3], [4, 0, 0, 0], [0] * 4, [0] * 4, [1] * 4, [2, 0, 0, 0]]
+    assert encoding.words_of(["It's 3.5°!", None]) == [["it", "'", "s", "3", ".", "5", "°", "!"], []]
+
+
+@given(st.lists(st.one_of(st.none(), st.text()), max_size=5), st.integers(1, 6))
+def test_a_text_is_encoded_the_same_whatever_stands_in_the_rows_beside_it(texts, length):
+    vocabulary = sorted({word for words in encoding.words_of(texts) for word in words})[::2]
+    encoder = Encoder(places("text", (length,), "note"), {"text": [vocabulary]})
+    together = encoder.encode({"note": texts})["text"]
+    assert together.shape == (len(texts), length)
+    for text, row in zip(texts, together, strict=True):
+        words = encoding.words_of([text])[0][:length]
+        expected = [vocabulary.index(word) + 2 if word in vocabulary else 1 for word in words]
+        assert row.tolist() == expected + [0] * (length - len(expected))
+
+
+def datetimes(values, fill=None):
+    column = {"name": "when", "kind": "datetime", "width": encoding.DATETIME_WIDTH, "fill": fill}
+    return Encoder(numbers(column), {}).encode({"when": values})["number"]
+
+
+def test_datetimes_are_days_and_the_times_of_year_week_and_day():
+    found = datetimes(["1970-01-01", "2024-07-01T12:00:00", "2024-07-01T18:00:00Z"])
+    # Thursday at midnight, on New Year.
+    np.testing.assert_allclose(found[0], [0, 0, 1, np.sin(6 * np.pi / 7), np.cos(6 * np.pi / 7), 0, 1], atol=1e-6)
+    day = (datetime(2024, 7, 1, 12, tzinfo=UTC) - datetime(1970, 1, 1, tzinfo=UTC)).total_seconds() / 86400
+    assert found[1, 0] == np.float32(day)
+    np.testing.assert_allclose(found[1, 1:3], [np.sin(np.pi * 365 / 366), np.cos(np.pi * 365 / 366)], atol=1e-6)
+    np.testing.assert_allclose(found[1:, 5:], [[0, -1], [-1, 0]], atol=1e-6)
+    assert np.abs(datetimes([f"{year}-12-31T23:59:59" for year in (1900, 2023, 2024)])[:, 1:]).max() <= 1
+
+
+def test_a_datetime_is_the_same_however_it_is_given():
+    forms: list = ["2024-02-29 10:30:00", "2024-02-29T11:30:00+01:00", datetime.fromisoformat("2024-02-29 10:30")]
+    forms += [datetime(2024, 2, 29, 10, 30, tzinfo=UTC), np.datetime64("2024-02-29T10:30")]
+    found = np.concatenate([datetimes(forms), datetimes(np.array(["2024-02-29T10:30"], "datetime64[ns]"))])
+    assert (found == found[0]).all()
+    assert (datetimes([date(2024, 2, 29)]) == datetimes(["2024-02-29"])).all()
+
+
+def test_a_missing_datetime_is_the_mean_and_another_word_is_refused():
+    found = datetimes(["2024-01-01", None, "", np.datetime64("NaT")], fill=19723.0)
+    assert (found == found[0]).all()
+    with pytest.raises(BadValue, match=r"row 1: 'tomorrow' is no date or time of ISO 8601"):
+        datetimes(["2024-01-01", "tomorrow"])
+    with pytest.raises(BadValue, match="is no date or time"):
+        datetimes([5])
+
+
+def image(**values):
+    return places("image", (2, 3, 3), "photo"), {}, *values.values()
+
+
+def png(color, size=(6, 4), mode="RGB"):
+    buffer = io.BytesIO()
+    Image.new(mode, size, color).save(buffer, "PNG")
+    return buffer.getvalue()
+
+
+def test_images_are_bytes_base64_or_arrays():
+    content = png((10, 20, 30))
+    values = [
+        content,
+        base64.b64encode(content).decode(),
+        f"data:image/png;base64,{base64.b64encode(content).decode()}",
+    ]
+    values += [np.full((2, 3, 3), (10, 20, 30), np.uint8), None]
+    found = Encoder(*image()).encode({"photo": values})["image"]
+    assert (found.dtype, found.shape) == (np.uint8, (5, 2, 3, 3))
+    assert (found[:4] == (10, 20, 30)).all()
+    assert (found[4] == 0).all()
+
+
+@pytest.mark.parametrize("value", ["/etc/passwd", "a.png", b"no image", b"", png((1, 2, 3))[:40], np.zeros((2, 3, 3))])
+def test_without_a_folder_no_file_is_read(value, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "a.png").write_bytes(png((1, 2, 3)))
+    with pytest.raises(BadValue, match=r"column 'photo', row 1: .+ is no whole image") as caught:
+        Encoder(*image()).encode({"photo": [None, value]})
+    assert len(str(caught.value)) < 300
+
+
+def test_paths_begin_at_the_folder_and_stay_in_it(tmp_path):
+    folder = tmp_path / "photos"
+    folder.mkdir()
+    for place in (folder, tmp_path):
+        (place / "a.png").write_bytes(png((1, 2, 3)))
+    (folder / "link.png").symlink_to(tmp_path / "a.png")
+    encoder = Encoder(*image(), pictures=folder)
+    assert (encoder.encode({"photo": ["a.png", "./a.png"]})["image"] == (1, 2, 3)).all()
+    for value in ("../a.png", str(tmp_path / "a.png"), "link.png"):
+        with pytest.raises(BadValue, match="it leads out of the folder of the table"):
+            encoder.encode({"photo": [value]})
+
+
+def test_columns_that_are_not_there_or_shorter_are_refused():
+    encoder = Encoder(numbers({"name": "a"}, {"name": "b"}), {})
+    assert encoder.columns == ["a", "b"]
+    with pytest.raises(ValueError, match="these columns are missing: 'b'"):
+        encoder.encode({"a": [1]})
+    with pytest.raises(ValueError, match="the columns differ in length: 1, 2"):
+        encoder.encode({"a": [1], "b": [1, 2]})
+    assert encoder.encode({"a": [], "b": []})["number"].shape == (0, 2)

@@ -1,0 +1,449 @@
+"""Tables: what is read, guessed, split and fitted, and what is refused."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+from sklearn.datasets import load_breast_cancer, load_diabetes, load_wine
+
+from tasks import config, prepared_data
+from tasks import prepare as stage
+from tasks.dataset_kinds import table
+from tasks.encoding import Encoder
+from tasks.errors import UserError
+
+CITIES = ("Bonn", "Köln", "Ulm")
+WORDS = ("good", "bad", "fine", "nice", "awful", "place", "food")
+
+
+def visits(count=200):
+    """A table of each kind of column."""
+    generator = np.random.default_rng(0)
+    words = [" ".join(generator.choice(WORDS, generator.integers(4, 9))) for _ in range(count)]
+    ages = generator.integers(18, 80, count).astype(float)
+    ages[::10] = np.nan
+    return pd.DataFrame(
+        {
+            "age": ages,
+            "city": generator.choice(CITIES, count),
+            "note": words,
+            "when": pd.Timestamp("2024-01-01") + pd.to_timedelta(generator.integers(0, 10**7, count), "s"),
+            "person": [f"p{number}" for number in generator.integers(0, 25, count)],
+            "back": generator.choice(["yes", "no"], count),
+        }
+    )
+
+
+@pytest.fixture
+def source(project):
+    """A folder outside of the project, which is current."""
+    folder = project.with_name("source")
+    folder.mkdir()
+    return folder
+
+
+def describe(source, **values):
+    (Path("data") / "own").mkdir(exist_ok=True)
+    return config.describe({"kind": "table", "name": "own", "source": str(source), **values}, "test")
+
+
+def prepare(source, **values):
+    """Prepare as `data add` does: what is guessed is in the description."""
+    dataset, _ = table.guess(describe(source, **values))
+    prepared = stage.prepare(dataset)
+    prepared_data.verify(prepared)
+    return prepared
+
+
+def write(frame, path):
+    frame.to_csv(path, index=False)
+    return path
+
+
+def array(prepared, name, split="train"):
+    return np.load(prepared.splits[split].features[name])
+
+
+def labels(prepared, split="train"):
+    return np.load(prepared.splits[split].labels)
+
+
+def files_of(prepared):
+    return {path.name: path.read_bytes() for path in sorted(Path(prepared.folder).iterdir())}
+
+
+def message_of(source, **values):
+    """What a dataset is refused with; nothing is left behind."""
+    with pytest.raises(UserError) as caught:
+        prepare(source, **values)
+    assert "\n" not in str(caught.value)
+    assert {path.name for path in Path("data/own").iterdir()} <= {".prepare.lock"}
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("load", [load_wine, load_breast_cancer])
+def test_numbers_and_classes_of_a_real_table(source, load):
+    data = load(as_frame=True)
+    prepared = prepare(write(data.frame, source / "own.csv"), target="target")
+    target, number = prepared.target, prepared.features["number"]
+    assert (target.task, target.class_names) == ("classification", tuple(map(str, range(len(data.target_names)))))
+    assert [column.name for column in number.columns] == list(data.feature_names)
+    rows = {
+        split: np.column_stack([array(prepared, "number", split), labels(prepared, split)]) for split in prepared.splits
+    }
+    expected = data.frame.to_numpy(np.float32)
+    together = np.concatenate(list(rows.values()))
+    assert sorted(map(tuple, together.tolist())) == sorted(map(tuple, expected.tolist()))
+    share = np.bincount(labels(prepared, "test")) / np.bincount(data.target)
+    np.testing.assert_allclose(share, 0.2, atol=0.02)
+    train = array(prepared, "number").astype(np.float64)
+    np.testing.assert_allclose(number.mean, train.mean(0), rtol=1e-12)
+    np.testing.assert_allclose(number.deviation, train.std(0), rtol=1e-12)
+    assert prepared.held_out.num_examples == len(rows["test"])
+
+
+def test_a_regression_has_mean_and_deviation_of_its_training_split(source):
+    data = load_diabetes(as_frame=True)
+    prepared = prepare(write(data.frame, source / "own.csv"), target="target")
+    found = labels(prepared)
+    assert (prepared.target.task, prepared.target.num_outputs) == ("regression", 1)
+    assert (found.dtype, found.shape) == (np.float32, (354, 1))
+    np.testing.assert_allclose(prepared.target.mean, found.astype(float).mean(0), rtol=1e-12)
+    np.testing.assert_allclose(prepared.target.deviation, found.astype(float).std(0), rtol=1e-12)
+    assert prepared.splits["train"].class_counts == ()
+
+
+def test_columns_are_guessed_and_encoded_by_what_is_served(source):
+    frame = visits()
+    prepared = prepare(write(frame, source / "own.csv"), target="back")
+    assert {name: one.shape for name, one in prepared.features.items()} == {
+        "number": (8,), "category": (2,), "note": (8,),
+    }  # fmt: skip
+    assert [column.kind for column in prepared.features["number"].columns] == ["number", "datetime"]
+    assert prepared.splits["train"].num_missing["age"] + prepared.splits["test"].num_missing["age"] == 20
+    vocabularies = {
+        name: json.loads(Path(one.vocabulary).read_text(encoding="utf-8"))
+        for name, one in prepared.features.items()
+        if one.vocabulary
+    }
+    assert sorted(vocabularies["category"][0]) == sorted(CITIES)
+    assert sorted(vocabularies["note"][0]) == sorted(WORDS)
+    sizes = {name: tuple(len(texts) + 2 for texts in columns) for name, columns in vocabularies.items()}
+    assert sizes == {name: prepared.features[name].vocabulary_sizes for name in sizes}
+    assert set(prepared.sha256) == {prepared.features[name].vocabulary for name in vocabularies}
+    # The raw rows, as a client would send them, become the rows that were prepared.
+    encoder = Encoder({name: one.model_dump() for name, one in prepared.features.items()}, vocabularies)
+    raw = {name: frame[name].astype(object).where(frame[name].notna(), None).tolist() for name in encoder.columns}
+    served = encoder.encode(raw)
+    for name in prepared.features:
+        both = np.concatenate([array(prepared, name, split) for split in ("train", "test")])
+        assert sorted(map(tuple, served[name].tolist())) == sorted(map(tuple, both.tolist()))
+
+
+def test_all_files_of_one_table_give_the_same_bytes(source):
+    frame = visits()
+    frame.to_csv(source / "own.csv", index=False)
+    frame.to_csv(source / "own.tsv", index=False, sep="\t")
+    frame.to_csv(source / "german.csv", index=False, sep=";", encoding="latin-1")
+    frame.to_parquet(source / "own.parquet")
+    rows = frame.assign(when=frame["when"].astype(str)).to_json(orient="records", lines=True, force_ascii=False)
+    (source / "own.jsonl").write_text(rows, encoding="utf-8")
+    expected = files_of(prepare(source / "own.csv", target="back"))
+    assert files_of(prepare(source / "own.csv", target="back")) == expected
+    for name in ("own.tsv", "german.csv", "own.parquet", "own.jsonl"):
+        text = "latin-1" if name == "german.csv" else "utf-8"
+        assert files_of(prepare(source / name, target="back", encoding=text)) == expected, name
+
+
+def test_a_large_file_is_read_in_parts_to_the_same_bytes(source, monkeypatch):
+    path = write(visits(), source / "own.csv")
+    expected = prepare(path, target="back", group="person")
+    before = files_of(expected)
+    monkeypatch.setattr("tasks.table_files.KEPT_BYTES", 0)
+    monkeypatch.setattr("tasks.table_files.CHUNK_BYTES", 2000)
+    in_parts = files_of(prepare(path, target="back", group="person"))
+    del before["manifest.json"], in_parts["manifest.json"]  # Its sums were taken in another order.
+    assert in_parts == before
+
+
+def test_what_is_fitted_never_saw_the_test_split(source):
+    frame = visits()
+    first = prepare(write(frame, source / "own.csv"), target="back")
+    ages = {round(age, 3) for age in array(first, "number", "test")[:, 1].tolist()}  # Of days since 1970: of one row.
+    days = (frame["when"] - pd.Timestamp("1970-01-01")) / pd.Timedelta(days=1)
+    in_test = days.astype(np.float32).round(3).isin([np.float32(age) for age in ages]) | days.map(
+        lambda day: round(float(np.float32(day)), 3) in ages
+    )
+    assert in_test.sum() == first.splits["test"].num_examples
+    frame.loc[in_test, ["age", "city", "note"]] = [99_999.0, "Atlantis", "quite new words of a long test " * 9]
+    second = prepare(write(frame, source / "own.csv"), target="back")
+    assert second.features == first.features
+    assert second.sha256 == first.sha256
+    for name in first.features:
+        path = first.splits["train"].features[name]
+        assert second.splits["train"].sha256[path] == first.splits["train"].sha256[path]
+    assert (array(second, "category", "test")[:, 0] == 1).all(), "unknown"
+    assert (array(second, "number", "test")[:, 0] == 99_999).all()
+    assert (array(second, "note", "test")[:, 0] == 1).all()
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_a_group_lies_in_one_split(source, seed):
+    frame = visits().assign(row=np.arange(200.0))
+    prepared = prepare(
+        write(frame, source / "own.csv"), target="back", group="person", validation=0.2, seed=seed,
+        columns={"person": "ignore", "age": "ignore", "when": "ignore"},
+    )  # fmt: skip
+    person = {
+        split: set(frame["person"][array(prepared, "number", split)[:, 0].astype(int)]) for split in prepared.splits
+    }
+    assert set(person) == {"train", "validation", "test"}
+    assert not any(person[one] & person[other] for one, other in (("train", "test"), ("train", "validation")))
+    assert not person["test"] & person["validation"]
+    sizes = {split: part.num_examples for split, part in prepared.splits.items()}
+    assert sum(sizes.values()) == 200
+    assert abs(sizes["test"] - 40) < 12
+    assert abs(sizes["validation"] - 40) < 12
+
+
+@pytest.mark.parametrize("column", ["when", "year"])
+def test_the_newest_rows_are_the_test_split(source, column):
+    frame = visits().assign(row=np.arange(200.0))
+    frame["year"] = frame["when"].dt.day_of_year // 10  # Many rows of each.
+    prepared = prepare(write(frame, source / "own.csv"), target="back", time=column, columns={"age": "ignore"})
+    place = 0 if column == "when" else 7  # A datetime is before it.
+    rows = {split: array(prepared, "number", split)[:, place].astype(int) for split in prepared.splits}
+    times = {split: frame[column][own] for split, own in rows.items()}
+    assert times["train"].max() < times["validation"].min()
+    assert times["validation"].max() < times["test"].min()
+    assert len(times["test"]) >= 40
+    assert sum(map(len, times.values())) == 200
+
+
+def test_splits_and_weights_are_columns(source):
+    frame = visits().assign(part=["train", "Test", "val", "train"] * 50, counts=np.arange(200) / 2)
+    prepared = prepare(write(frame, source / "own.csv"), target="back", split_column="part", weight="counts")
+    assert {name: part.num_examples for name, part in prepared.splits.items()} == {
+        "test": 50, "train": 100, "validation": 50,
+    }  # fmt: skip
+    weights = np.load(prepared.splits["test"].weights)
+    assert weights.dtype == np.float32
+    np.testing.assert_array_equal(weights, np.arange(1, 200, 4) / 2)
+    assert prepared.held_out is None
+    assert not {"part", "counts"} & {column.name for one in prepared.features.values() for column in one.columns}
+
+
+def test_labels_are_columns_or_stand_in_one(source):
+    frame = visits()
+    sets = [{"hot": number % 2 == 0, "wet": number % 3 == 0, "dark": number % 5 < 3} for number in range(200)]
+    columns = frame.assign(**{name: [int(one[name]) for one in sets] for name in ("dark", "hot", "wet")})
+    together = frame.assign(weather=["; ".join(name for name, on in one.items() if on) for one in sets])
+    first = prepare(write(columns, source / "own.csv"), target="dark,hot,wet")
+    assert (first.target.task, first.target.class_names) == ("multilabel", ("dark", "hot", "wet"))
+    assert labels(first).dtype == np.uint8
+    assert first.splits["train"].class_counts == tuple(labels(first).sum(0))
+    second = prepare(write(together, source / "own.csv"), target="weather", separator=";")
+    assert second.target.class_names == first.target.class_names
+    np.testing.assert_array_equal(labels(second), labels(first))
+    several = prepare(write(columns.assign(hot=np.arange(200) / 7), source / "own.csv"), target=["hot", "wet"])
+    assert (several.target.task, labels(several).shape) == ("regression", (160, 2))
+
+
+def test_names_of_columns_never_lead_out_of_the_folder(source):
+    texts = [f"a few words {number}" for number in range(40)]
+    names = ["../../escaped", "Label", "note", "Note", "número/größe", "${x}", "1st", "number", "数"]
+    frame = pd.DataFrame(dict.fromkeys(names, texts) | {"y": ["a", "b"] * 20})
+    prepared = prepare(write(frame, source / "own.csv"), target="y")
+    assert list(prepared.features) == [
+        "escaped", "label_2", "note", "note_2", "n_mero_gr_e", "x", "column_1st", "number_2", "column",
+    ]  # fmt: skip
+    assert [one.columns[0].name for one in prepared.features.values()] == names
+    assert prepared_data.made_in(Path("data/own")) == {path.name for path in Path(prepared.folder).iterdir()}
+    (Path(prepared.folder) / "manifest.json").write_text("{")
+    Path("data/own/dvc.lock").touch()
+    assert prepared_data.set_foreign_aside("own") == []
+
+
+def test_a_vocabulary_that_was_changed_is_named(source):
+    prepared = prepare(write(visits(), source / "own.csv"), target="back")
+    path = Path(prepared.features["note"].vocabulary)
+    path.write_text(path.read_text().replace("good", "evil"))
+    with pytest.raises(UserError, match=r"note_vocabulary\.json: damaged, its sha256 is"):
+        prepared_data.verify(prepared)
+
+
+def test_missing_values_are_filled_refused_or_drop_their_row(source):
+    path = write(visits(), source / "own.csv")
+    filled = prepare(path, target="back")
+    age = filled.features["number"].columns[0]
+    own = array(filled, "number")[:, 0]
+    assert (own == np.float32(age.fill)).sum() == filled.splits["train"].num_missing["age"]
+    assert own[own != np.float32(age.fill)].mean() == pytest.approx(age.fill, rel=1e-6)
+    dropped = prepare(path, target="back", columns={"age": {"kind": "number", "missing": "drop"}})
+    assert sum(part.num_examples for part in dropped.splits.values()) == 180
+    assert dropped.features["number"].columns[0].fill is None
+    with pytest.raises(
+        UserError, match=r"columns.age.missing = 'stop': 20 of 200 values are missing, the first in row 1"
+    ):
+        prepare(path, target="back", columns={"age": {"kind": "number", "missing": "stop"}})
+
+
+def test_what_was_guessed_is_kept(source):
+    path = write(visits(), source / "own.csv")
+    dataset, lines = table.guess(describe(path, target="back", columns={"age": "category"}))
+    assert {name: one.kind for name, one in dataset.columns.items()} == {
+        "age": "category", "city": "category", "note": "text", "when": "datetime", "person": "category",
+    }  # fmt: skip
+    assert max(map(len, lines)) <= 80
+    assert "  task      classification of back" in lines
+    assert table.guess(dataset) == (dataset, [])
+    more = write(visits().assign(extra=1.5), source / "own.csv")
+    with pytest.raises(UserError, match=r"the column 'extra' is not in dataset.columns"):
+        table.examples(config.describe({**dataset.model_dump(), "source": str(more)}, "test"))
+
+
+GUESSES = [
+    ([1, 2.5, None], "number"),
+    (["01234", "99999", "10115"], "category"),
+    (["2024-01-31", None, "2024-02-01T10:00:00Z"], "datetime"),
+    (["20240131", "20240201", "20240202"], "number"),
+    ([True, False, True], "category"),
+    ([*range(19), "many"], "number"),
+    ([*["2024-01-31"] * 19, "soon"], "datetime"),
+    ([None, None, None], "ignore"),
+    (["same", "same", "same"], "ignore"),
+    ([f"x{number}" for number in range(30)], "ignore"),
+    ([f"three words {number}" for number in range(30)], "text"),
+    (["New York City", "Rio de Janeiro"] * 10, "category"),
+]
+
+
+@pytest.mark.parametrize(("values", "kind"), GUESSES)
+def test_a_column_says_its_kind(source, values, kind):
+    frame = pd.DataFrame({"own": values, "x": range(len(values)), "y": np.arange(len(values)) * 0.5})
+    path = write(frame, source / "own.csv")
+    dataset, _ = table.guess(describe(path, target="y"))
+    assert dataset.columns["own"].kind == kind
+
+
+TARGETS = [
+    (["a", "b"] * 10, {}, "classification"),
+    (["1", "2", "none of them", "2"] * 5, {}, "classification"),
+    ([0, 1] * 10, {}, "classification"),
+    ([1.0, 2.0] * 10, {}, "classification"),
+    ([True, False] * 10, {}, "classification"),
+    (list(range(20)), {}, "regression"),
+    ([0.5, 1] * 10, {}, "regression"),
+    ([0, 1] * 10, {"task": "regression"}, "regression"),
+]
+
+
+@pytest.mark.parametrize(("values", "given", "task"), TARGETS)
+def test_a_target_says_its_task(source, values, given, task):
+    path = write(pd.DataFrame({"x": np.arange(20) / 3, "y": values}), source / "own.csv")
+    prepared = prepare(path, target="y", **given)
+    assert prepared.target.task == task
+    if task == "classification":
+        assert list(prepared.target.class_names) == sorted(prepared.target.class_names)
+
+
+SMALL = "x,word,y\n1,a,no\n2,b,yes\n3,a,no\n4,b,yes\n"
+
+
+def frame_of(**columns):
+    return pd.DataFrame({"x": np.arange(20) / 3, "y": ["a", "b"] * 10, **columns})
+
+
+REFUSED = [
+    ("", {}, "it is empty"),
+    ("x,y\n", {}, "it has no rows"),
+    (SMALL + "5,a\n6\n", {}, "2 of its rows have not the 3 values of its header: the first has 2: '5,a'"),
+    (SMALL + '5,"a\n6,b,no\n', {}, "of its rows has not the 3 values"),
+    (SMALL.replace("a", "é").encode("latin-1"), {}, "its text is not utf-8. Say what it is"),
+    (SMALL.replace("word", "wörd").encode("latin-1"), {}, "its text is not utf-8. Say what it is"),
+    (SMALL.encode("utf-16"), {}, "its text is not utf-8. Say what it is"),
+    (SMALL, {"encoding": "klingon"}, "dataset.encoding = 'klingon': no such encoding"),
+    (SMALL.replace("word", "x"), {}, "1 of its columns have the name of another one: 'x'"),
+    (SMALL.replace("x,word", ","), {}, "the columns 1, 2 have no name"),
+    (SMALL, {"target": "yy"}, "unknown column 'yy': did you mean 'y'? Allowed: word, x, y"),
+    (
+        SMALL,
+        {"target": []},
+        "dataset.target: a table needs the column that a model learns to tell. Give --target COLUMN",
+    ),
+    (SMALL, {"target": "y,z"}, "unknown column 'z'"),
+    (SMALL, {"target": "y,y"}, "names a column twice"),
+    (SMALL, {"target": "word,y"}, "the column 'word' has values that are no numbers"),
+    (SMALL, {"group": "persn"}, "dataset.group: unknown column 'persn'"),
+    (SMALL, {"time": "wrd"}, "dataset.time: unknown column 'wrd': did you mean 'word'"),
+    (SMALL, {"time": "word"}, "dataset.time = 'word': row 1 has 'a', which is no date or time"),
+    (SMALL, {"time": "x", "group": "word"}, "Give one of them"),
+    (SMALL, {"split_column": "word"}, "unknown split 'a'"),
+    (SMALL, {"columns": {"wrod": "text"}}, "unknown column 'wrod': did you mean 'word'"),
+    (SMALL, {"columns": {"y": "category"}}, "the column is dataset.target, from which a model must not learn"),
+    (SMALL, {"columns": {"x": "ignore", "word": "ignore"}}, "leaves no column to learn from"),
+    (SMALL, {"columns": {"word": "number"}}, ", counted without the header, 'a', which is no number"),
+    (SMALL, {"columns": {"word": "datetime"}}, "'a', which is no date or time of ISO 8601"),
+    (SMALL.replace("4,b,yes", "4,b,"), {}, "dataset.target = 'y': 1 of 4 rows have no value, in the rows 4"),
+    (SMALL.replace("4,b,yes", "4,b,no"), {}, "the class 'yes' has 1 of the examples"),
+    (SMALL.replace("yes", "no"), {}, "has one value alone, 'no': a classification needs two classes"),
+    (SMALL, {"group": "word", "validation": 0.1}, "has 2 values, and 3 splits need one each"),
+    (SMALL, {"weight": "word"}, "of kind number, has in row 1, counted without the header, 'a'"),
+    (SMALL.replace("3,a", "-3,a"), {"weight": "x"}, "dataset.weight = 'x': has a value below 0 in row 3"),
+    (SMALL, {"test": 4}, "dataset.test = 4"),
+    (SMALL, {"task": "multilabel"}, "say what stands between them, such as dataset.separator=';'"),
+    (frame_of(a=[*range(19), "n.a."]), {}, "the column 'a', of kind number, has in row 20, counted without the header"),
+    (frame_of(a=[*range(19), 1e39]), {}, "which is no number that float32 holds"),
+    (frame_of(a=[*range(19), "inf"]), {}, "which is no number that float32 holds"),
+    (frame_of(a=[""] * 20), {"columns": {"a": "text"}}, "no text of the training split has a word"),
+    (frame_of(a=[None] * 20), {"columns": {"a": "number"}}, "no row of the training split has a value"),
+    (
+        frame_of(part=["train", "test"] * 10, who=["a"] * 20),
+        {"split_column": "part", "group": "who"},
+        "1 of its values lie in several splits of 'part', such as 'a'",
+    ),
+    (frame_of(part=["train"] * 20), {"split_column": "part"}, "has train alone"),
+    (frame_of(who=["a", None] * 10), {"group": "who"}, "dataset.group = 'who': 10 of 20 rows have no value"),
+    (frame_of(a=[1] * 20), {"time": "a"}, "nothing is left to train on before the 4 newest rows"),
+    (
+        frame_of(b=[0, 2] * 10, c=[0, 1] * 10),
+        {"target": "b,c", "task": "multilabel"},
+        "has in row 2 2, and labels are 0",
+    ),
+]
+
+
+@pytest.mark.parametrize(("content", "values", "message"), REFUSED)
+def test_a_table_that_cannot_be_trained_on_is_refused(source, content, values, message):
+    path = source / "own.csv"
+    if isinstance(content, pd.DataFrame):
+        write(content, path)
+    else:
+        path.write_bytes(content if isinstance(content, bytes) else content.encode())
+    assert message in message_of(path, **{"target": "y", **values})
+
+
+OTHERS = [
+    ("own.jsonl", '{"x": 1, "y": "a"}\n{"x": 2\n', "line 2 is no JSON"),
+    ("own.jsonl", '{"x": 1, "y": "a"}\n[1]\n', "line 2 is no JSON object: '[1]'"),
+    ("own.jsonl", "", "it is empty"),
+    ("own.parquet", "no parquet", "cannot be read"),
+    ("gone.csv", None, "no such file"),
+]
+
+
+@pytest.mark.parametrize(("name", "content", "message"), OTHERS)
+def test_a_file_that_is_no_table_is_refused(source, name, content, message):
+    if content is not None:
+        (source / name).write_text(content)
+    assert message in message_of(source / name, target="y")
+
+
+def test_rows_without_a_target_can_be_left_out(source):
+    path = source / "own.csv"
+    path.write_text(SMALL * 1 + "5,a,\n6,b,NA\n")
+    prepared = prepare(path, target="y", on_broken="skip")
+    assert sum(part.num_examples for part in prepared.splits.values()) == 4
+    assert prepared.target.class_names == ("no", "yes")
