@@ -24,7 +24,8 @@ def add(
         typer.Argument(
             metavar="SOURCE",
             help="A folder of images (FOLDER/<class>/* or FOLDER/<split>/<class>/*), a table (.csv, .tsv, .parquet, "
-            ".jsonl), a .npz file or a folder of .npy files, or a dataset of TFDS (NAME, NAME/CONFIG, NAME:VERSION).",
+            ".jsonl), a .npz file or a folder of .npy files, or a dataset of TFDS (NAME, NAME/CONFIG, NAME:VERSION; "
+            "MODULE:CLASS for a builder of your own).",
         ),
     ],
     name: Annotated[

@@ -12,7 +12,7 @@ from typing import Any
 
 import yaml
 
-from tasks import config, files, lineage, prepared_data
+from tasks import config, files, lineage, own_code, prepared_data
 from tasks.errors import UserError, cut
 
 MADE_BY_TFDS = re.compile(r"(dataset_info|features|metadata)\.json|.+\.labels\.txt|.+\.tfrecord-\d+-of-\d+")
@@ -54,6 +54,7 @@ GITIGNORE = """\
 SUFFIXES = {".npz": "arrays", ".csv": "table", ".tsv": "table", ".parquet": "table", ".jsonl": "table"}
 """The kind that reads a file, by the end of its name."""
 MAX_NAMED = 20
+NO_BUILDER = {"kind", "builder"}
 SPECIAL = {stat.S_IFIFO: "a pipe", stat.S_IFSOCK: "a socket", stat.S_IFCHR: "a device", stat.S_IFBLK: "a device"}
 
 
@@ -202,7 +203,7 @@ def add(dataset: config.Dataset, root: Path) -> list[Path]:
         if not is_local(dataset.name, root):
             _bring_up_to_date(folder)
         return []
-    return _make(folder, tfds_pipeline(dataset.name), _described(dataset))
+    return _make(folder, tfds_pipeline(dataset.name, dataset.builder), _described(dataset))
 
 
 def add_local(description: config.LocalDescription, root: Path) -> list[Path]:
@@ -292,7 +293,8 @@ def _refuse_files_of_the_users(folder: Path, wanted: dict[str, str]) -> None:
 
 def _described(dataset: config.Dataset) -> dict[str, Any]:
     size = list(dataset.image_size) if dataset.image_size else None
-    return {"name": dataset.name, "version": dataset.version, "image_size": size}
+    own = {"builder": dataset.builder} if dataset.builder else {}
+    return {"name": dataset.name, **own, "version": dataset.version, "image_size": size}
 
 
 def _description(described: dict[str, Any]) -> str:
@@ -307,7 +309,7 @@ def _keep_to_description(dataset: config.Dataset, folder: Path) -> None:
     """
     path = folder / "params.yaml"
     described = config.read_description(folder)
-    present = {key: value for key, value in described.model_dump(mode="json").items() if key != "kind"}
+    present = described.model_dump(mode="json", exclude={"kind"} if getattr(described, "builder", None) else NO_BUILDER)
     asked = {key: value for key, value in _described(dataset).items() if value is not None}
     different = [key for key, value in asked.items() if present.get(key) != value]
     if not different:
@@ -343,10 +345,13 @@ def _bring_up_to_date(folder: Path) -> None:
             )
 
 
-def tfds_pipeline(name: str) -> str:
-    """Return the dvc.yaml of a dataset. One of tasks/datasets/ depends on its own file, and on no other one's."""
-    builder = name.partition("-")[0]
-    own = [f"tasks/datasets/{builder}.py"] if builder in config.names_of("datasets") else []
+def tfds_pipeline(name: str, builder: str | None = None) -> str:
+    """Return the dvc.yaml of a dataset. One of tasks/datasets/ depends on its own file, and on no other one's; one of
+    the user's own ``module:Class`` on what that imports from the project's folder."""
+    file = name.partition("-")[0]
+    own = [f"tasks/datasets/{file}.py"] if file in config.names_of("datasets") else []
+    if builder is not None:
+        own = [path.as_posix() for path in own_code.files(builder)]
     code = ["tasks/datasets/__init__.py", *own]
     raw = "data/${dataset.name}/raw"
     prepare = _stage("prepare", [raw, *code, "tasks/dataset_kinds/tfds.py"], "dataset.image_size", "prepared")

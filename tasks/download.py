@@ -38,7 +38,9 @@ def download(dataset: config.Dataset) -> DatasetManifest:
     raw = folder / "raw"
     import tensorflow as tf  # Not above: what is refused early needs none of it.
 
-    datasets.build(dataset.name, dataset.version, raw)  # A wrong name or version leaves nothing behind.
+    datasets.build(
+        dataset.name, dataset.version, raw, dataset.builder
+    )  # A wrong name or version leaves nothing behind.
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with FileLock(folder / ".download.lock"):
@@ -67,7 +69,7 @@ def refuse_early(dataset: config.Dataset) -> None:
         UserError: unknown dataset; or none of its archives is here and its server does not answer.
     """
     raw = config.project_root() / "data" / dataset.name / "raw"
-    builder = datasets.build(dataset.name, dataset.version, raw)
+    builder = datasets.build(dataset.name, dataset.version, raw, dataset.builder)
     names = _names(builder.url_infos or {})
     here = (raw / "downloads" / builder.name).exists() or (raw / "manifest.json").exists()
     if not here and not any(_find_brought(own, dataset) for own in names.values()):
@@ -80,7 +82,7 @@ def _complete(dataset: config.Dataset, raw: Path) -> DatasetManifest | None:
         manifest = records.load(DatasetManifest, raw / "manifest.json")
     except UserError:
         return None
-    builder = datasets.build(dataset.name, dataset.version, raw)
+    builder = datasets.build(dataset.name, dataset.version, raw, dataset.builder)
     whole = manifest.version == str(builder.version) and builder.is_prepared() and not datasets.damaged_shard(builder)
     return manifest if whole else None
 
@@ -100,7 +102,7 @@ def _make(dataset: config.Dataset, folder: Path) -> dict[str, Any]:
             files.scratch(folder, ".scratch.") as scratch,
             contextlib.redirect_stdout(io.StringIO()),  # TFDS prints; standard output belongs to the command's result.
         ):
-            builder = datasets.build(dataset.name, dataset.version, scratch)
+            builder = datasets.build(dataset.name, dataset.version, scratch, dataset.builder)
             archives = _check_archives(builder, dataset, downloads, scratch)
             settings = tfds.download.DownloadConfig(
                 # A new folder each time: Fashion-MNIST after MNIST in one extract_dir holds MNIST's images.
@@ -279,7 +281,7 @@ def _no_answer(url: str) -> str | None:
 
 
 def _describe(dataset: config.Dataset, archives: dict[str, Any], raw: Path) -> DatasetManifest:
-    builder = datasets.build(dataset.name, dataset.version, raw)
+    builder = datasets.build(dataset.name, dataset.version, raw, dataset.builder)
     image, label = (builder.info.features[key] for key in builder.info.supervised_keys)
     return DatasetManifest(
         name=dataset.name,

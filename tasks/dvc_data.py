@@ -48,7 +48,8 @@ def add(source: str, name: str | None, values: Mapping[str, Any]) -> PreparedDat
     """Make the folder data/<name> of a dataset and prepare it; what was made is taken away again where that fails.
 
     Args:
-        source: the user's file or folder, or what TFDS has: NAME, NAME/CONFIG, NAME:VERSION or NAME/CONFIG:VERSION.
+        source: the user's file or folder, what TFDS has (NAME, NAME/CONFIG, NAME:VERSION or NAME/CONFIG:VERSION), or a
+            TFDS builder of the user's own (MODULE:CLASS).
         name: of the dataset; None takes one from the source's.
         values: what else data/<name>/params.yaml is to say, by key.
 
@@ -65,6 +66,8 @@ def add(source: str, name: str | None, values: Mapping[str, Any]) -> PreparedDat
         if name is not None:
             raise UserError(f"--name {name}: a dataset of TFDS has the name that TFDS gives it. Leave --name out")
         wanted, _, version = source.partition(":")
+        if not version[:1].isdigit():  # A version of TFDS begins with a digit, a builder of the user's own does not.
+            wanted, version = source, ""
         values = {"name": wanted, **({"version": version} if version else {}), **values}
         settings = config.load(None, {f"dataset.{key}": value for key, value in values.items()})
         check_source(settings.dataset)

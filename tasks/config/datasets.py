@@ -23,6 +23,8 @@ class Tfds(Description):
     kind: Literal["tfds"] = "tfds"
     version: Text | None = None
     """TFDS version; null is the builder's newest."""
+    builder: Text | None = None
+    """MODULE:CLASS of a builder of the user's own; null is one of TFDS or of tasks/datasets/."""
     image_size: tuple[Pixels, Pixels] | None = None
     """Height and width that `prepare` resizes to; null keeps the dataset's own."""
     is_local = False

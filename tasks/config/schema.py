@@ -35,8 +35,17 @@ OwnCode = Annotated[str, Field(pattern=r"^[\w.]+:\w+$", max_length=250)]
 BATCH_SIZES = ("per_replica_batch_size", "global_batch_size")
 
 
-def _folder_name(name: str) -> str:
-    return name.replace("/", "-", 1)
+def folder_name(name: str) -> str:
+    """Return the folder of data/ that a dataset's name stands for.
+
+    >>> folder_name("cmaterdb/bangla"), folder_name("my_data:BlackOrWhite")
+    ('cmaterdb-bangla', 'black_or_white')
+    """
+    first, slash, configuration = name.partition("/")
+    if ":" in first:  # As TFDS names a builder after its class.
+        first = re.sub("(.)([A-Z][a-z0-9]+)", r"\1_\2", first.partition(":")[2])
+        first = re.sub("([a-z0-9])([A-Z])", r"\1_\2", first).lower()
+    return f"{first}{slash and '-'}{configuration}"
 
 
 class Dataset(Section):
@@ -45,11 +54,13 @@ class Dataset(Section):
         Annotated[
             str,
             Field(pattern=r"^[a-z][a-z0-9_]*([/-][A-Za-z0-9][A-Za-z0-9_.-]*)?$", max_length=100),
-            AfterValidator(_folder_name),
+            AfterValidator(folder_name),
         ]
     ]
     """A TFDS image-classification dataset, NAME or NAME/CONFIG, or one embedded in tasks/datasets/. It is also the
-    folder: data/NAME or data/NAME-CONFIG."""
+    folder: data/NAME or data/NAME-CONFIG. MODULE:CLASS, a TFDS builder of your own, is that class' name in TFDS."""
+    builder: Bookkeeping[OwnCode | None] = None
+    """MODULE:CLASS of a builder of your own; dataset.name=MODULE:CLASS sets it."""
     version: Result[Text | None]
     """TFDS version; null takes what data/<name>/params.yaml says, at first the builder's newest."""
     image_size: Result[tuple[Pixels, Pixels] | None]
@@ -57,6 +68,14 @@ class Dataset(Section):
     downloads: Bookkeeping[Path | None]
     """Folder of source archives that you fetched yourself: FOLDER/NAME/<last one or two parts of the URL>, with a
     configuration FOLDER/NAME-CONFIG/..."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def own_builder(cls, values: Any) -> Any:
+        name = values.get("name") if isinstance(values, Mapping) else None
+        if not isinstance(name, str) or ":" not in name:
+            return values
+        return {**values, "name": folder_name(name), "builder": name.partition("/")[0]}
 
 
 class Augmentation(Section):

@@ -13,7 +13,7 @@ from tasks.config import plain
 from tasks.config.data_defaults import Choice, choose
 from tasks.config.explain import explain
 from tasks.config.project import names_of, project_root, recipes
-from tasks.config.schema import BATCH_SIZES, Settings, fields_of, kinds_of, leaves, marks_of
+from tasks.config.schema import BATCH_SIZES, Settings, fields_of, folder_name, kinds_of, leaves, marks_of
 from tasks.config.strategies import strategy_kinds
 from tasks.errors import UserError, cut, one_of
 
@@ -71,7 +71,7 @@ def choices(recipe: str | None, values: Mapping[str, Any], root: Path | None = N
 def _dataset_name(values: Mapping[str, Any]) -> str | None:
     section = values.get("dataset")
     name = section.get("name") if isinstance(section, Mapping) else None
-    return name.replace("/", "-", 1) if isinstance(name, str) and ".." not in name else None
+    return folder_name(name) if isinstance(name, str) and ".." not in name else None
 
 
 def read_overrides(texts: Sequence[str]) -> dict[str, Any]:

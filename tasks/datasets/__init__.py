@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from tasks import config, upstream
+from tasks import config, own_code, upstream
 from tasks.errors import UserError, one_of
 from tasks.records import HeldOut
 
@@ -20,17 +20,27 @@ TEST_SHARE = 0.2
 """Of the training examples, where a dataset has no test split."""
 
 
-def find(folder_name: str) -> tuple[Any, str | None]:
+def find(folder_name: str, own: str | None = None) -> tuple[Any, str | None]:
     """Return the ``tfds.core.DatasetBuilder`` class that a name stands for, and the configuration in it, or None.
 
-    A file of this folder comes first. ``cmaterdb-bangla`` is the configuration ``bangla`` of ``cmaterdb``.
+    A builder of the user's own comes first, then a file of this folder. ``cmaterdb-bangla`` is the configuration
+    ``bangla`` of ``cmaterdb``.
+
+    Args:
+        folder_name: of the dataset's folder in data/.
+        own: the user's ``module:Class``; without it what data/<name>/params.yaml says.
 
     Raises:
-        UserError: neither this folder nor TFDS has it, or it has no such configuration.
+        UserError: neither the user nor this folder nor TFDS has it, or it has no such configuration.
     """
     import tensorflow_datasets as tfds
 
     name, _, configuration = folder_name.partition("-")
+    if own := own or _own_builder(folder_name):
+        kind = own_code.load(own, "dataset.name")
+        if not (isinstance(kind, type) and issubclass(kind, tfds.core.DatasetBuilder)):
+            raise UserError(f"dataset.name = '{own}' is no tfds.core.GeneratorBasedBuilder: name a class that is one")
+        return _configured(kind, name, configuration)
     embedded = config.names_of("datasets")
     if name in embedded:
         importlib.import_module(f"tasks.datasets.{name}")  # Its class registers itself with TFDS.
@@ -40,7 +50,16 @@ def find(folder_name: str) -> tuple[Any, str | None]:
             f"or one of tasks/datasets/ ({', '.join(embedded)})"
         )
         raise UserError(one_of("dataset", name, {*embedded, *stock}, see))
-    kind = tfds.builder_cls(name)
+    return _configured(tfds.builder_cls(name), name, configuration)
+
+
+def _own_builder(folder_name: str) -> str | None:
+    folder = config.project_root() / "data" / folder_name
+    described = config.read_description(folder) if (folder / "params.yaml").is_file() else None
+    return described.builder if isinstance(described, config.Tfds) else None
+
+
+def _configured(kind: Any, name: str, configuration: str) -> tuple[Any, str | None]:
     if not configuration:
         return kind, None
     if not kind.builder_configs:
@@ -52,20 +71,21 @@ def find(folder_name: str) -> tuple[Any, str | None]:
     return kind, configuration
 
 
-def build(name: str, version: str | None, data_dir: Path) -> Any:
+def build(name: str, version: str | None, data_dir: Path, own: str | None = None) -> Any:
     """Return a ``tfds.core.DatasetBuilder`` whose supervised keys are an image (uint8) and its class.
 
     Args:
         name: of the dataset's folder, see ``find``.
         version: one that the builder can make; None is its newest.
         data_dir: TFDS' folder; what it already holds is described by the builder's ``info``.
+        own: see ``find``.
 
     Raises:
         UserError: no such dataset or version, or it is not image classification.
     """
     import tensorflow_datasets as tfds
 
-    kind, configuration = find(name)
+    kind, configuration = find(name, own)
     upstream.leave_bucket_alone()
     try:
         builder = kind(data_dir=data_dir, config=configuration)

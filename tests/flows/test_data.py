@@ -252,3 +252,69 @@ def test_what_differs_between_two_data_versions_is_told(project, run, tmp_path):
     shutil.rmtree(project / ".dvc" / "cache")
     gone = run(["stratagem", "data", "diff", "own@HEAD", "own"])
     assert (gone.returncode, "dvc fetch --all-commits data/own/dvc.yaml" in gone.stderr) == (2, True)
+
+
+BUILDER = """
+import numpy as np
+import tensorflow_datasets as tfds
+
+from shades import DARK
+
+
+class BlackOrWhite(tfds.core.GeneratorBasedBuilder):
+    VERSION = tfds.core.Version("1.0.0")
+
+    def _info(self):
+        kinds = {"image": tfds.features.Image(shape=(8, 8, 1)), "label": tfds.features.ClassLabel(num_classes=2)}
+        features = tfds.features.FeaturesDict(kinds)
+        return tfds.core.DatasetInfo(builder=self, features=features, supervised_keys=tuple(kinds))
+
+    def _split_generators(self, dl_manager):
+        return {"train": self._generate_examples(40), "test": self._generate_examples(10)}
+
+    def _generate_examples(self, count):
+        for row in range(count):
+            yield row, {"image": np.full((8, 8, 1), 255 if row % 2 else DARK, np.uint8), "label": row % 2}
+
+
+class Nothing:
+    pass
+"""
+
+
+def test_a_tfds_builder_of_the_users_own_is_a_dataset(project, run):
+    (project / "my_data.py").write_text(BUILDER)
+    (project / "shades.py").write_text("DARK = 10")
+    added = run(["stratagem", "data", "add", "my_data:BlackOrWhite", "--json"])
+    assert added.returncode == 0, added.stderr
+    first = json.loads(added.stdout)
+    assert (first["name"], first["kind"]) == ("black_or_white", "tfds")
+    images = np.load(project / first["splits"]["train"]["features"]["image"])
+    labels = np.load(project / first["splits"]["train"]["labels"])
+    assert (images[labels == 0] == 10).all()
+    assert (images[labels == 1] == 255).all()
+    assert config.read_description(project / "data" / "black_or_white").builder == "my_data:BlackOrWhite"
+
+    # By either name it is the same; what its module imports is a dependency.
+    again = run(["stratagem", "prepare", "--set", "dataset.name=my_data:BlackOrWhite", "--json"])
+    assert json.loads(again.stdout)["data_version"] == first["data_version"]
+    (project / "shades.py").write_text("DARK = 20")
+    (project / "data" / "black_or_white" / "raw" / "manifest.json").unlink()
+    changed = run(["stratagem", "prepare", "--set", "dataset.name=black_or_white", "--json"])
+    assert changed.returncode == 0, changed.stderr
+    second = json.loads(changed.stdout)
+    assert second["data_version"] != first["data_version"]
+    assert (np.load(project / second["splits"]["train"]["features"]["image"]).min()) == 20
+    streamed = ["--set", "dataset.name=black_or_white", "--set", "input.source=stream", "--set", "train.epochs=1"]
+    trained = run(["stratagem", "run", "--json", *streamed, "--set", "model={name: mlp, options: {}}"])
+    assert trained.returncode == 0, trained.stderr
+
+    for name, message in {
+        "my_data:Nothing": "dataset.name = 'my_data:Nothing' is no tfds.core.GeneratorBasedBuilder",
+        "my_data:Gone": "my_data has no function 'Gone'",
+        "gone:Birds": "dataset.name = 'gone:Birds': no module 'gone'",
+        "other:BlackOrWhite": "dataset.builder = other:BlackOrWhite: data/black_or_white/params.yaml says my_data:",
+    }.items():
+        refused = run(["stratagem", "data", "add", name])
+        assert (refused.returncode, message in refused.stderr) == (2, True), refused.stderr
+    assert sorted(path.name for path in (project / "data").iterdir()) == ["black_or_white", "digits"]

@@ -148,3 +148,11 @@ def test_import_brings_in_no_framework():
     code = "import tasks.datasets, sys, json; print(json.dumps([m for m in sys.modules if m.startswith('tensorflow')]))"
     done = subprocess.run([sys.executable, "-c", code], cwd=Path(__file__).parents[2], capture_output=True, check=True)
     assert json.loads(done.stdout) == []
+
+
+@pytest.mark.parametrize("name", ["Mnist", "BlackOrWhite", "Cifar10", "ImagenetV2", "MYData", "C4", "a_b"])
+def test_a_builder_of_the_users_own_has_the_folder_that_tfds_names_after_its_class(name):
+    from tensorflow_datasets.core.naming import camelcase_to_snakecase  # Not public.
+
+    section = config.Dataset(name=f"my.data:{name}/small", version=None, image_size=None, downloads=None)
+    assert (section.name, section.builder) == (f"{camelcase_to_snakecase(name)}-small", f"my.data:{name}")
