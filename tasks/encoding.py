@@ -22,13 +22,17 @@ MISSING_TEXTS = frozenset(
      "NULL", "NaN", "None", "n/a", "nan", "null")
 )  # fmt: skip
 """What pandas reads as a missing value, too."""
+MISSING_OR_NONE = MISSING_TEXTS | {None}
 MISSING, UNKNOWN, FIRST = 0, 1, 2
 """Places: of a missing value and of padding, of one that the vocabulary does not have, of the vocabulary's first."""
 DATETIME_WIDTH = 7
 """Days since 1970, then sine and cosine of the time of the year, of the week and of the day."""
 LARGEST = float(np.finfo(np.float32).max)
 FORMATS = ("PNG", "JPEG", "BMP", "GIF", "WEBP")
-WORDS = re.compile(r"\w+|[^\w\s]")
+BETWEEN = "\0"
+"""Stands between texts; it is a word by itself, and no text keeps it."""
+SIGNS = re.compile(r"[^\w\s\0]")
+SECONDS_A_DAY = 86_400
 MICROSECONDS_A_DAY = 86_400_000_000
 
 Numbers: TypeAlias = npt.NDArray[np.float64]
@@ -86,12 +90,14 @@ def is_missing(values: Values) -> npt.NDArray[np.bool_]:
         return np.isnan(values) if values.dtype.kind == "f" else np.isnat(values)
     if isinstance(values, np.ndarray) and values.dtype.kind in "iub":
         return np.zeros(len(values), bool)
-    return np.fromiter(map(_is_missing, values), bool, len(values))
+    are_texts = set(map(type, values)) <= {str, type(None)}
+    found = map(MISSING_OR_NONE.__contains__, values) if are_texts else map(_is_missing, values)
+    return np.fromiter(found, bool, len(values))
 
 
 def _is_missing(value: Any) -> bool:
     if isinstance(value, str):
-        return value in MISSING_TEXTS or value.strip() in MISSING_TEXTS
+        return value in MISSING_TEXTS
     if isinstance(value, np.datetime64):
         return bool(np.isnat(value))
     return value is None or (not isinstance(value, bytes | np.ndarray) and bool(value != value))
@@ -106,9 +112,23 @@ def spelled(value: Any) -> str:
     return str(value)
 
 
-def words_of(texts: Iterable[Any]) -> list[list[str]]:
-    """Return the words of texts: small letters, each sign that is neither a letter nor space by itself."""
-    return [[] if _is_missing(text) else WORDS.findall(spelled(text).lower()) for text in texts]
+def words_of(texts: Sequence[Any]) -> tuple[list[str], npt.NDArray[np.int64]]:
+    """Return the words of all texts, one after the other, and how many each text has, int64 (n,).
+
+    Words are of small letters, and each sign that is neither a letter nor space is one by itself.
+    """
+    if not len(texts):
+        return [], np.zeros(0, np.int64)
+    missing = is_missing(texts).tolist()
+    plain = ["" if absent else spelled(text) for text, absent in zip(texts, missing, strict=True)]
+    joined = f" {BETWEEN} ".join(plain)
+    if joined.count(BETWEEN) >= len(plain):
+        joined = f" {BETWEEN} ".join(text.replace(BETWEEN, " ") for text in plain)
+    # One long text takes a fifth of the time of many short ones, searched for words.
+    words = SIGNS.sub(r" \g<0> ", joined.lower()).split()
+    ends = np.flatnonzero(np.fromiter(map(BETWEEN.__eq__, words), bool, len(words)))
+    lengths = np.diff(np.concatenate([[-1], ends, [len(words)]])) - 1
+    return [word for word in words if word != BETWEEN], lengths
 
 
 def numbers(values: Values, column: str) -> Numbers:
@@ -159,12 +179,38 @@ def days(values: Values, column: str) -> Numbers:
     if isinstance(values, Repeated):
         return days(rows_of(values), column)
     if not (isinstance(values, np.ndarray) and values.dtype.kind == "M"):
+        plain = _plain_instants(rows_of(values))
+        if plain is not None:
+            return plain.astype(np.int64) / SECONDS_A_DAY
         parsed = [_instant(value, column, row) for row, value in enumerate(values)]
         values = np.array(parsed, "datetime64[us]")
     instants = values.astype("datetime64[us]")
     found = instants.astype(np.int64) / MICROSECONDS_A_DAY
     found[np.isnat(instants)] = np.nan
     return found
+
+
+def _plain_instants(values: Sequence[Any]) -> npt.NDArray[np.datetime64] | None:
+    """Return texts that are all as 2026-01-31 or all as 2026-01-31 18:30:00 as instants, which NumPy reads ten times
+    faster; None where one is something else."""
+    form = {10: "0000-00-00", 19: "0000-00-00T00:00:00"}.get(
+        len(values[0]) if len(values) and isinstance(values[0], str) else 0
+    )
+    if form is None or set(map(type, values)) != {str} or set(map(len, values)) != {len(form)}:
+        return None
+    try:
+        texts = np.array(values, f"S{len(form)}")
+        signs = texts.view(np.uint8).reshape(len(values), len(form))
+        digits = np.array([sign == "0" for sign in form])
+        rest = signs[:, ~digits]
+        is_plain = ((signs[:, digits] >= ord("0")) & (signs[:, digits] <= ord("9"))).all()
+        wanted = [form.replace("T", separator)[4:] for separator in "T "]
+        others = [[ord(sign) for sign in one if sign != "0"] for one in wanted]
+        if not is_plain or not np.logical_or(*[(rest == other).all(1) for other in others]).all():
+            return None
+        return texts.astype("datetime64[s]")
+    except ValueError:  # The 31st of February, or a letter beyond ASCII.
+        return None
 
 
 def _instant(value: Any, column: str, row: int) -> Any:
@@ -275,11 +321,13 @@ class Encoder:
 
     def _text(self, name: str, feature: Mapping[str, Any], table: Mapping[str, Values]) -> npt.NDArray[np.int32]:
         (column,), (places,), (length,) = feature["columns"], self._places[name], feature["shape"]
-        texts = words_of(rows_of(table[column["name"]]))
-        encoded = np.full((len(texts), length), MISSING, np.int32)
-        lengths = np.fromiter((min(len(words), length) for words in texts), np.int64, len(texts))
-        found = [places.get(word, UNKNOWN) for words in texts for word in words[:length]]
-        encoded[np.arange(length) < lengths[:, np.newaxis]] = found
+        words, lengths = words_of(rows_of(table[column["name"]]))
+        encoded = np.full((len(lengths), length), MISSING, np.int32)
+        found = np.fromiter(map(places.get, words, repeat(UNKNOWN)), np.int32, len(words))
+        rows = np.repeat(np.arange(len(lengths)), lengths)
+        within = np.arange(len(words)) - np.repeat(np.cumsum(lengths) - lengths, lengths)
+        kept = within < length
+        encoded[rows[kept], within[kept]] = found[kept]
         return encoded
 
     def _images(self, name: str, feature: Mapping[str, Any], table: Mapping[str, Values]) -> npt.NDArray[np.uint8]:

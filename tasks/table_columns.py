@@ -17,7 +17,7 @@ from tasks.errors import UserError, one_of
 from tasks.table_files import TableFile
 
 SPLITS = {"train": "train", "test": "test", "validation": "validation", "valid": "validation", "val": "validation"}
-LOOKED_AT = 100_000
+LOOKED_AT = 20_000
 """Rows from the first on that say what a column is."""
 MISTAKES, SAMPLE = 0.1, 1000
 """Where no more values of a sample are no numbers, they are mistakes in a column of numbers, which `prepare` names."""
@@ -141,13 +141,9 @@ def _look(file: TableFile, names: Sequence[str]) -> dict[str, list[Any]]:
     found: dict[str, list[Any]] = {name: [] for name in names}
     if not names:
         return found
-    seen = 0
-    for chunk in file.chunks(dict.fromkeys(names, "text")):
+    for chunk in file.first(dict.fromkeys(names, "text"), LOOKED_AT):
         for name, values in chunk.items():
-            found[name] += list(islice(encoding.rows_of(values), LOOKED_AT - seen))
-        seen += max((encoding.num_rows(values) for values in chunk.values()), default=0)
-        if seen >= LOOKED_AT:
-            break
+            found[name] += islice(encoding.rows_of(values), LOOKED_AT - len(found[name]))
     return found
 
 

@@ -69,6 +69,15 @@ class TableFile:
         for chunk in self._kept[1]:
             yield {name: chunk[name] for name in wanted}
 
+    def first(self, wanted: Mapping[str, Wanted], rows: int) -> Iterator[Chunk]:
+        """Yield the values of some columns of so many rows or a few more; nothing is kept."""
+        seen = 0
+        for chunk in self._read(dict(wanted)):
+            yield chunk
+            seen += next((num_rows(values) for values in chunk.values()), 0)
+            if seen >= rows:
+                return
+
     @property
     def is_kept(self) -> bool:
         """Whether it is so small that what was read of it is kept: ask for all that is wanted at once."""

@@ -431,9 +431,9 @@ class _Statistics:
                 if count and not absent:
                     self.texts[encoding.spelled(value)] += count
         else:
-            for words in encoding.words_of(encoding.rows_of(values)):
-                self.texts.update(words)
-                self.lengths[len(words)] += 1
+            words, lengths = encoding.words_of(encoding.rows_of(values))
+            self.texts.update(words)
+            self.lengths.update(lengths.tolist())
 
     def column(self, table: _Table) -> Column:
         """Return the record of the column."""

@@ -3,6 +3,7 @@
 import ast
 import base64
 import io
+import re
 import sys
 from datetime import UTC, date, datetime
 from pathlib import Path
@@ -85,17 +86,19 @@ def test_texts_are_the_places_of_their_words():
     encoder = Encoder(places("text", (4,), "note"), {"text": [["good", "!", "über"]]})
     found = encoder.encode({"note": ["Good, good!", "ÜBER", None, "", "a b c d e f", "good"]})
     assert found["text"].tolist() == [[2, 1, 2, 3], [4, 0, 0, 0], [0] * 4, [0] * 4, [1] * 4, [2, 0, 0, 0]]
-    assert encoding.words_of(["It's 3.5°!", None]) == [["it", "'", "s", "3", ".", "5", "°", "!"], []]
+    words, lengths = encoding.words_of(["It's 3.5°!", None, "a\0b"])
+    assert (words, lengths.tolist()) == (["it", "'", "s", "3", ".", "5", "°", "!", "a", "b"], [8, 0, 2])
 
 
 @given(st.lists(st.one_of(st.none(), st.text()), max_size=5), st.integers(1, 6))
 def test_a_text_is_encoded_the_same_whatever_stands_in_the_rows_beside_it(texts, length):
-    vocabulary = sorted({word for words in encoding.words_of(texts) for word in words})[::2]
+    vocabulary = sorted(set(encoding.words_of(texts)[0]))[::2]
     encoder = Encoder(places("text", (length,), "note"), {"text": [vocabulary]})
     together = encoder.encode({"note": texts})["text"]
     assert together.shape == (len(texts), length)
     for text, row in zip(texts, together, strict=True):
-        words = encoding.words_of([text])[0][:length]
+        missing = text is None or text in encoding.MISSING_TEXTS
+        words = [] if missing else re.findall(r"\w+|[^\w\s]", text.lower().replace("\0", " "))[:length]
         expected = [vocabulary.index(word) + 2 if word in vocabulary else 1 for word in words]
         assert row.tolist() == expected + [0] * (length - len(expected))
 
@@ -122,6 +125,19 @@ def test_a_datetime_is_the_same_however_it_is_given():
     found = np.concatenate([datetimes(forms), datetimes(np.array(["2024-02-29T10:30"], "datetime64[ns]"))])
     assert (found == found[0]).all()
     assert (datetimes([date(2024, 2, 29)]) == datetimes(["2024-02-29"])).all()
+
+
+@given(st.lists(st.datetimes(datetime(1, 1, 1), datetime(9999, 12, 31)), min_size=1, max_size=4), st.sampled_from(" T"))  # noqa: DTZ001
+def test_plain_datetimes_are_read_as_any_other(instants, separator):
+    for length in (10, 19):
+        texts = [instant.isoformat(separator)[:length] for instant in instants]
+        np.testing.assert_array_equal(encoding.days(texts, ""), encoding.days([*texts, "2024-01-01T00:00"], "")[:-1])
+
+
+@pytest.mark.parametrize("text", ["2024-02-31", "2024-13-01", "2024/01/01", "2024-01-0x", "2024-01-01T25:00:00"])
+def test_a_datetime_that_is_none_is_refused_among_plain_ones(text):
+    with pytest.raises(BadValue, match=r"row 1: .+ is no date or time"):
+        encoding.days(["2024-01-01T00:00:00"[: len(text)], text], "")
 
 
 def test_a_missing_datetime_is_the_mean_and_another_word_is_refused():
