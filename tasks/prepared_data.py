@@ -6,6 +6,7 @@ import re
 import sys
 from functools import lru_cache
 from pathlib import Path
+from typing import Any
 
 from tasks import config, files, records
 from tasks.errors import UserError
@@ -52,6 +53,29 @@ def verify(prepared: PreparedDataset) -> None:
     # Without DVC's listing all files together must tell, after the damaged array that can be named.
     if known is None and prepared.data_version is not None and _folder_md5(prepared) != prepared.data_version:
         raise changed
+
+
+def encoding(prepared: PreparedDataset) -> dict[str, Any] | None:
+    """Return what ``encoding.Encoder`` takes to make features of raw rows as `prepare` did; None for data of no table.
+
+    Raises:
+        UserError: a vocabulary is missing or cannot be read.
+    """
+    features = {name: feature for name, feature in prepared.features.items() if feature.columns}
+    if not features:
+        return None
+    vocabularies = {}
+    for name, feature in features.items():
+        if feature.vocabulary is not None:
+            try:
+                text = (config.project_root() / feature.vocabulary).read_text(encoding="utf-8")
+                vocabularies[name] = json.loads(text)
+            except (OSError, ValueError) as error:
+                raise UserError(f"{feature.vocabulary}: cannot be read ({error}). {remedy(prepared.name)}") from None
+    return {
+        "features": {name: feature.model_dump(mode="json") for name, feature in features.items()},
+        "vocabularies": vocabularies,
+    }
 
 
 def listed(data_version: str, root: Path) -> dict[str, str] | None:

@@ -14,12 +14,13 @@ from typing import Any, Literal
 
 import mlflow
 import numpy as np
+import pandas
 from mlflow.entities import LoggedModelOutput, LoggedModelStatus, Metric
 from mlflow.exceptions import MlflowException
 from mlflow.models import Model, ModelSignature
-from mlflow.types.schema import Schema, TensorSpec
+from mlflow.types.schema import AnyType, ColSpec, Schema, TensorSpec
 
-from tasks import config, files, own_code, records
+from tasks import config, encoding, files, own_code, prepared_data, records
 from tasks.errors import StratagemError, UserError, cut
 from tasks.tracking.lifecycle import set_tags
 from tasks.tracking.metrics import points_of
@@ -130,21 +131,16 @@ def _write_model(
     """
     backend = os.environ.get("KERAS_BACKEND", "tensorflow")
     packages = ["keras", "numpy", backend]
-    features = prepared.features
     signature = ModelSignature(
-        inputs=Schema(
-            [
-                TensorSpec(np.dtype(feature.dtype), (-1, *feature.shape), name if len(features) > 1 else None)
-                for name, feature in features.items()
-            ]
-        ),
+        inputs=Schema(_inputs(prepared.features)),
         outputs=Schema([TensorSpec(np.dtype("float32"), (-1, prepared.target.num_outputs))]),
     )
     model = Model(run_id=run_id, model_id=model_id, model_uuid=model_id)
     model.add_flavor(
         "keras", data="data", keras_version=version("keras"), keras_backend=backend, save_exported_model=False
     )
-    code, loader = _write_code(folder.with_name("code"), run.settings["model"]["name"])
+    raw = prepared_data.encoding(prepared)
+    code, loader = _write_code(folder.with_name("code"), run.settings["model"]["name"], raw is not None)
     mlflow.pyfunc.save_model(
         str(folder),
         loader_module=loader,
@@ -152,44 +148,104 @@ def _write_model(
         mlflow_model=model,
         signature=signature,
         # Of random pixels, to try the model's server with: the first training image is not MLflow's business.
-        input_example=_example(features),
+        input_example=_example(prepared.features),
         pip_requirements=[f"{package}=={version(package)}" for package in packages],
     )
     (folder / "data").mkdir()
+    if raw is not None:
+        (folder / "data" / "encoding.json").write_text(json.dumps(raw), encoding="utf-8")
     copied = Path(shutil.copyfile(config.project_root() / keras_file, folder / "data" / "model.keras"))
     model.model_size_bytes += copied.stat().st_size
     model.save(str(folder / "MLmodel"))
 
 
+def _inputs(features: Mapping[str, records.Feature]) -> list[Any]:
+    """Return what MLflow's signature says of the input: the columns of a table, raw, or arrays as prepared."""
+    columns = [column for feature in features.values() for column in feature.columns]
+    if columns:
+        # Not of a type: MLflow would refuse 3 where a number may be 3.5, and in a category that is written 3.
+        return [ColSpec("string" if column.kind == "text" else AnyType(), column.name) for column in columns]
+    return [
+        TensorSpec(np.dtype(feature.dtype), (-1, *feature.shape), name if len(features) > 1 else None)
+        for name, feature in features.items()
+    ]
+
+
 def _example(features: Mapping[str, records.Feature]) -> Any:
-    """Return one example of no meaning, as the model takes it."""
+    """Return one example of no meaning: a row of a table, or arrays of random values."""
     generator = np.random.default_rng(0)
+    columns = [column for feature in features.values() for column in feature.columns]
+    if columns:
+        values = {"number": 0.0, "datetime": "2000-01-31 12:00", "category": "a", "text": "some words", "image": None}
+        return pandas.DataFrame({column.name: [values[column.kind]] for column in columns})
     made = {}
     for name, feature in features.items():
-        most = 256 if feature.kind == "image" else min(feature.vocabulary_sizes, default=2)
-        made[name] = generator.integers(0, most, (1, *feature.shape)).astype(feature.dtype)
+        made[name] = generator.integers(0, 256 if feature.kind == "image" else 2, (1, *feature.shape)).astype(
+            feature.dtype
+        )
     return records.as_input(made)
 
 
-def _write_code(folder: Path, model_name: str) -> tuple[list[str], str]:
-    """Write the user's own code of a model, and return what lies in the folder and the module that loads the model.
+LOADER = """\
+import json
+from pathlib import Path
 
-    Keras knows a class of the user's by its name once the module that registers it is imported, and imports none.
+from mlflow.keras.load import _load_pyfunc as load
+
+from ENCODING import Encoder
+
+
+class RawModel:
+    \"\"\"Takes the columns of a table as they are in the file that was trained on.\"\"\"
+
+    def __init__(self, inner, encoder):
+        self._inner, self._encoder = inner, encoder
+
+    def get_raw_model(self):
+        return self._inner.get_raw_model()
+
+    def predict(self, table, params=None):
+        features = self._encoder.encode({name: list(table[name]) for name in self._encoder.columns})
+        return self._inner.predict(features if len(features) > 1 else next(iter(features.values())))
+
+
+def _load_pyfunc(path, **options):
+    known = json.loads(Path(path, "data", "encoding.json").read_text(encoding="utf-8"))
+    return RawModel(load(path, **options), Encoder(known["features"], known["vocabularies"]))
+"""
+
+
+def _write_code(folder: Path, model_name: str, takes_rows: bool) -> tuple[list[str], str]:
+    """Write the code that a model needs, and return what lies in the folder and the module that loads the model.
+
+    That is the user's own: Keras knows a class of the user's by its name once the module that registers it is imported,
+    and imports none. And, for a table, what encodes its rows.
     """
     root = config.project_root()
     code = own_code.files(model_name)
-    if not code:
+    if not code and not takes_rows:
         return [], "mlflow.keras"
-    module = model_name.partition(":")[0]
-    digest = hashlib.sha256(module.encode())
+    folder.mkdir(parents=True, exist_ok=True)
+    digest = hashlib.sha256(model_name.encode())
     for file in code:
         (folder / file).parent.mkdir(parents=True, exist_ok=True)
         digest.update((root / file).read_bytes())
         shutil.copyfile(root / file, folder / file)
-    # A process that loads two models must not take one's loader for the other's.
+    text = '"""Loads the model."""\n\n'
+    if code:
+        module = model_name.partition(":")[0]
+        text = f'"""Loads the model, whose classes are registered in {module}."""\n\n'
+        text += f"import importlib\n\nimportlib.import_module({module!r})\n\n"
+    # A process that loads two models must not take one's code for the other's.
+    if takes_rows:
+        source = Path(encoding.__file__).read_bytes()
+        digest.update(source)
+        encoder = f"encoding_{hashlib.sha256(source).hexdigest()[:12]}"
+        (folder / f"{encoder}.py").write_bytes(source)
+        text += LOADER.replace("ENCODING", encoder)
+    else:
+        text += "from mlflow.keras.load import _load_pyfunc  # noqa: E402, F401\n"
     loader = f"load_{digest.hexdigest()[:12]}"
-    text = f'"""Loads the model, whose classes are registered in {module}."""\n\n'
-    text += f"import importlib\n\nfrom mlflow.keras.load import _load_pyfunc\n\nimportlib.import_module({module!r})\n"
     (folder / f"{loader}.py").write_text(text, encoding="utf-8")
     return sorted(str(path) for path in folder.iterdir()), loader
 
