@@ -61,11 +61,11 @@ def _of_images(shape: list[int]) -> Choice:
 
 
 def _of_size(num_examples: int) -> Choice:
-    # About 50 steps an epoch, and at least 2,000 in all.
+    # About 50 steps an epoch, and at least 1,200 in all.
     batch_size = min(128, max(8, 2 ** round(math.log2(max(num_examples / 50, 1)))))
     batch_size = min(batch_size, num_examples)
     steps = math.ceil(num_examples / batch_size)
-    epochs = min(60, max(10, math.ceil(2000 / steps)))
+    epochs = min(40, max(10, math.ceil(1200 / steps)))
     values = {
         "train.per_replica_batch_size": batch_size,
         "train.global_batch_size": None,

@@ -206,7 +206,8 @@ class RawModel:
 
     def predict(self, table, params=None):
         features = self._encoder.encode({name: list(table[name]) for name in self._encoder.columns})
-        return self._inner.predict(features if len(features) > 1 else next(iter(features.values())))
+        only = next(iter(features.values()))
+        return self.get_raw_model().predict(features if len(features) > 1 else only, verbose=0)
 
 
 def _load_pyfunc(path, **options):
