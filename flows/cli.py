@@ -289,8 +289,7 @@ def evaluate(
             print(result.model_dump_json())
             return
         tables.print_record(result, False, ("run_id", "checkpoint", "num_examples", "metrics"))
-        if result.classes:
-            tables.print_classes(result)
+        tables.print_classes(result)
         tables.print_pictures(running)
 
 

@@ -110,7 +110,9 @@ def _shape(one: TensorShape) -> str:
 
 
 def print_classes(result: EvaluationResult) -> None:
-    """Print precision, recall, f1 and the number of test examples of each class."""
+    """Print precision, recall, f1 and the number of test examples of each class, or label."""
+    if not result.classes:
+        return
     table = Table(box=None, padding=(0, 2, 0, 0))
     for heading in ("class", "precision", "recall", "f1", "examples"):
         table.add_column(heading, justify="left" if heading == "class" else "right")
@@ -148,9 +150,17 @@ def print_comparison(result: Comparison) -> None:
     console.print(f"table: {result.folder}; runs: stratagem ui, under the run {result.run_id}")
 
 
+OUTPUTS = {
+    "classification": ("class", "classes"),
+    "multilabel": ("label", "labels"),
+    "regression": ("number", "numbers"),
+}
+
+
 def print_dataset(prepared: PreparedDataset) -> None:
     """Print what a prepared dataset holds: its features, its splits, and the examples of each class."""
-    splits = prepared.splits
+    splits, count = prepared.splits, prepared.target.num_outputs
+    one, many = OUTPUTS[prepared.target.task]
     print_rows(
         {
             "name": prepared.name,
@@ -158,7 +168,7 @@ def print_dataset(prepared: PreparedDataset) -> None:
             "data version": prepared.data_version or "not under DVC",
             "folder": prepared.folder,
             "features": ", ".join(_features(prepared)),
-            "task": f"{prepared.target.task}, {prepared.target.num_outputs} outputs",
+            "task": f"{prepared.target.task}, {count:,} {one if count == 1 else many}",
         }
     )
     print()
