@@ -88,8 +88,8 @@ print(json.dumps(numpy.asarray(model.predict(raw)).tolist()))
 # What `data add` is given, the strategy, the model that is chosen, what is reached, and that it is better than.
 WAYS = {
     "photos": (
-        photos, ["--set", "dataset.image_size=[32,32]"], ["strategy.kind=mirrored", "strategy.devices=2", "train.epochs=12"],
-        "photos-vgg", "test/accuracy", 0.5,
+        photos, ["--set", "dataset.image_size=[32,32]"],
+        ["strategy.kind=mirrored", "strategy.devices=2", "train.epochs=12"], "photos-vgg", "test/accuracy", 0.5,
     ),
     "wine": (wine, ["--target", "maker"], ["strategy.kind=multi_worker"], "wine-mixed", "test/accuracy", 0.9),
     "diabetes": (
