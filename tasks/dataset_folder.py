@@ -89,26 +89,26 @@ def is_local(name: str, root: Path) -> bool:
     Raises:
         UserError: data/<name>/params.yaml does not say what dataset it is.
     """
-    return source_of(name, root) is not None
+    return bool(sources_of(name, root))
 
 
 def missing_source(name: str, root: Path) -> str | None:
-    """Return the source of a dataset of the user's own that is not here, as in a clone; else None."""
-    source = source_of(name, root)
-    return None if source is None or (root / source).exists() else source
+    """Return a source of a dataset of the user's own that is not here, as in a clone; else None."""
+    return next((source for source in sources_of(name, root) if not (root / source).exists()), None)
 
 
-def source_of(name: str, root: Path) -> str | None:
-    """Return the file or folder of the user's that a dataset is read from, None for one of TFDS or none.
+def sources_of(name: str, root: Path) -> tuple[str, ...]:
+    """Return the files and folders of the user's that a dataset is read from, none for one of TFDS.
 
     Raises:
         UserError: data/<name>/params.yaml does not say what dataset it is.
     """
     folder = root / "data" / name
     if not (folder / "params.yaml").exists():
-        return None
+        return ()
     described = config.read_description(folder)
-    return described.source if described.is_local else None
+    sources: tuple[str, ...] = described.sources if described.is_local else ()
+    return sources
 
 
 def refuse_unreadable(source: str, root: Path) -> None:
@@ -213,9 +213,9 @@ def add_local(description: config.LocalDescription, root: Path) -> list[Path]:
         UserError: it is there already and is another dataset, or files of the user's are in the place of its own.
     """
     folder = root / "data" / description.name
-    if folder.is_relative_to(root / description.source):
+    if around := [source for source in description.sources if folder.is_relative_to(root / source)]:
         raise UserError(
-            f"dataset.source = '{description.source}': data/{description.name} lies in it, and what is made there "
+            f"dataset.source = '{around[0]}': data/{description.name} lies in it, and what is made there "
             "would become part of the source. Move the source out of it, or give --name NAME"
         )
     described = description.model_dump(mode="json")
@@ -260,11 +260,11 @@ def local_pipeline(description: config.LocalDescription) -> str:
     Raises:
         UserError: DVC would read the source's name as something else.
     """
-    if "${" in description.source:
-        raise UserError(f"dataset.source = '{description.source}': DVC reads ${{ as a variable; give it another name")
-    source = json.dumps(description.source, ensure_ascii=False)
+    if wrong := [source for source in description.sources if "${" in source]:
+        raise UserError(f"dataset.source = '{wrong[0]}': DVC reads ${{ as a variable; give it another name")
+    sources = [json.dumps(source, ensure_ascii=False) for source in description.sources]
     code = ["tasks/dataset_kinds/__init__.py", f"tasks/dataset_kinds/{description.kind}.py", *description.modules]
-    return HEAD + _stage("prepare", [source, *code], "dataset", "prepared")
+    return HEAD + _stage("prepare", [*sources, *code], "dataset", "prepared")
 
 
 def _stage(name: str, dependencies: list[str], key: str, output: str) -> str:

@@ -99,7 +99,7 @@ def _bring_up_to_date(
     if not force and data_state.is_known(root, name):
         return load_prepared(name) if stage == "prepare" else None
     try:
-        if (source := dataset_folder.source_of(name, root)) is not None:
+        for source in dataset_folder.sources_of(name, root):
             dataset_folder.refuse_unreadable(source, root)
         with data_state.remembered(root, name) if stage == "prepare" else contextlib.nullcontext():
             _reproduce(f"data/{name}/dvc.yaml:{stage}", downloads, root, force)

@@ -381,10 +381,10 @@ def inside(folder: Path, path: str) -> Path:
     """Return a path in a folder.
 
     Raises:
-        ValueError: it leads out of it.
+        ValueError: it leads out of it, or is not one from there on.
     """
     place = folder / path
-    if not place.resolve().is_relative_to(folder.resolve()):
+    if Path(path).is_absolute() or not place.resolve().is_relative_to(folder.resolve()):
         raise ValueError("it leads out of the folder of the table")
     return place
 

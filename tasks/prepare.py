@@ -39,7 +39,8 @@ def prepare(dataset: config.Description) -> PreparedDataset:
     try:
         with FileLock(folder / ".prepare.lock"):
             if isinstance(dataset, config.LocalDescription):
-                dataset_folder.refuse_unreadable(dataset.source, root)
+                for source in dataset.sources:
+                    dataset_folder.refuse_unreadable(source, root)
             examples = dataset_kinds.find(dataset.kind).examples(dataset)
             files.remove_scratch(folder.glob(".prepared.*"), root)  # of killed runs
             with files.scratch(folder, ".prepared.") as scratch:

@@ -2,6 +2,7 @@
 
 import csv
 import math
+import os
 import re
 import textwrap
 from collections.abc import Sequence
@@ -25,6 +26,9 @@ MAX_CLASSES = 20
 """A target of whole numbers with more values is a regression."""
 DELIMITERS = (",", ";", "\t", "|")
 WORDS_OF_A_TEXT = 3
+PICTURES = re.compile(r".+\.(png|jpe?g|bmp|gif|webp)", re.IGNORECASE)
+MAX_FOLDERS = 20
+"""Where the paths of images lead to more places beside the table, its whole folder is looked at."""
 ROLES = ("split_column", "group", "time", "weight")
 
 
@@ -105,6 +109,9 @@ def fill_in(dataset: config.Table, file: TableFile, may_guess: bool) -> tuple[co
         if name in given or name in guessed
     }
     update: dict[str, Any] = {"columns": columns, "task": task, "delimiter": dataset.delimiter}
+    pictures = [name for name, column in columns.items() if column.kind == "image"]
+    if may_guess and pictures and not dataset.images:
+        update["images"] = _places(file, pictures)
     if file.suffix == ".csv" and file.delimiter != ",":
         update["delimiter"] = file.delimiter
     if dataset.validation is None and (dataset.group is not None or dataset.time is not None):
@@ -114,6 +121,21 @@ def fill_in(dataset: config.Table, file: TableFile, may_guess: bool) -> tuple[co
 
 
 VALIDATION = 0.1
+
+
+def top_of(path: str) -> str:
+    """Return the file or folder beside the table that a path of an image begins with."""
+    return os.path.normpath(path).split(os.sep, 1)[0]
+
+
+def _places(file: TableFile, columns: Sequence[str]) -> tuple[str, ...]:
+    """Return the files and folders beside the table that its paths of images lead into."""
+    found: set[str] = set()
+    for chunk in file.chunks(dict.fromkeys(columns, "repeated")):
+        for values in chunk.values():
+            found.update(top_of(encoding.spelled(value)) for value in _present(list(encoding.rows_of(values))))
+    there = sorted(place for place in found if place not in ("", "..") and (file.path.parent / place).exists())
+    return tuple(there) if len(there) <= MAX_FOLDERS else (".",)
 
 
 @dataclass(frozen=True)
@@ -183,6 +205,8 @@ def _kind(name: str, values: list[Any]) -> _Guess:
     ):
         return _Guess("datetime")
     texts = [encoding.spelled(value) for value in present]
+    if sum(PICTURES.fullmatch(text) is not None for text in texts) >= (1 - MISTAKES) * len(texts):
+        return _Guess("image")
     words = sum(len(text.split()) for text in texts) / len(texts)
     if words >= WORDS_OF_A_TEXT and distinct > len(texts) / 2:
         return _Guess("text")

@@ -42,6 +42,11 @@ class LocalDescription(Description):
     modules: ClassVar[tuple[str, ...]] = ()
     """What else reads it than the kind's own file: where one changes, the data are prepared again."""
 
+    @property
+    def sources(self) -> tuple[str, ...]:
+        """All files and folders of the user's that are read."""
+        return (self.source,)
+
 
 class ImageFolder(LocalDescription):
     kind: Literal["image_folder"]
@@ -59,10 +64,10 @@ class Arrays(LocalDescription):
 class TableColumn(Section):
     """What a column of a table is to a model."""
 
-    kind: Literal["number", "datetime", "category", "text", "ignore"]
+    kind: Literal["number", "datetime", "category", "text", "image", "ignore"]
     missing: Literal["fill", "stop", "drop"] = "fill"
-    """What becomes of a missing value: the mean of the training split (a number, a datetime) or a place of its own; the
-    end, with the count; or no example of that row."""
+    """What becomes of a missing value: the mean of the training split (a number, a datetime), a place of its own or a
+    black image; the end, with the count; or no example of that row."""
 
 
 def _texts(value: Any) -> Any:
@@ -102,15 +107,30 @@ class Table(LocalDescription):
     """The most values of a category, or words of a text column, that have a place of their own: the most frequent."""
     text_length: Annotated[int, Field(gt=0, le=100_000)] | None = None
     """How many words of a text are taken; null takes what 95 of 100 texts of the training split have, at most 512."""
+    images: tuple[Text, ...] = ()
+    """The files and folders beside the table that its paths of images lead into. `data add` finds them, as DVC looks at
+    them, too; add a dataset anew where they are others."""
+    image_size: tuple[Pixels, Pixels] | None = None
+    """Height and width that all images are resized to; null keeps their own (needed where sizes differ)."""
     on_broken: Literal["stop", "skip"] = "stop"
-    """What becomes of rows without a target, a group, a time or a weight: the end, with their numbers, or no
-    example."""
+    """What becomes of rows without a target, a group, a time or a weight, and of those whose image is not whole: the
+    end, with their names, or no example."""
     delimiter: Annotated[str, Field(min_length=1, max_length=1)] | None = None
     """What stands between the values of a row of CSV; null is a tab for .tsv, else a comma."""
     encoding: Text = "utf-8"
     """Of the text of CSV, TSV and JSON lines."""
     is_guessed = True
-    modules = ("tasks/encoding.py", "tasks/table_columns.py", "tasks/table_files.py")
+    modules = (
+        "tasks/dataset_kinds/image_folder.py",
+        "tasks/encoding.py",
+        "tasks/table_columns.py",
+        "tasks/table_files.py",
+    )
+
+    @property
+    def sources(self) -> tuple[str, ...]:
+        folder = Path(self.source).parent
+        return (self.source, *((folder / place).as_posix() for place in self.images))
 
 
 AnyDescription: TypeAlias = Tfds | ImageFolder | Arrays | Table

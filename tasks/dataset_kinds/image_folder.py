@@ -4,7 +4,7 @@ import os
 import statistics
 import sys
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,7 +29,7 @@ ORIENTATION = 0x0112
 
 
 @dataclass(frozen=True)
-class _Header:
+class Header:
     """What the first bytes of a file say."""
 
     path: Path
@@ -63,7 +63,7 @@ def examples(dataset: config.ImageFolder) -> Examples:
     every = [header for split in images.values() for header in split]
     if not every:
         raise UserError(f"dataset.source = '{dataset.source}': none of its files is an image")
-    shape = (*_size(dataset, every), 1 if all(header.is_grey for header in every) else 3)
+    shape = (*common_size(dataset, every), 1 if all(header.is_grey for header in every) else 3)
     held_out = None
     if set(images) == {"train"}:
         rows = split_rows(labels["train"], names, dataset)
@@ -146,17 +146,18 @@ def _classes(folder: Path) -> dict[str, list[Path]]:
 
 def _read_headers(
     by_split: dict[str, dict[str, list[Path]]],
-) -> tuple[dict[tuple[str, str], list[_Header]], dict[Path, str]]:
+) -> tuple[dict[tuple[str, str], list[Header]], dict[Path, str]]:
     """Return the headers of the images by split and class, and why the other files have none."""
-    found: dict[tuple[str, str], list[_Header]] = {}
+    found: dict[tuple[str, str], list[Header]] = {}
     broken: dict[Path, str] = {}
     for split, classes in by_split.items():
         for name, paths in classes.items():
-            found[split, name] = [header for path in paths if (header := _header(path, broken))]
+            found[split, name] = [header for path in paths if (header := read_header(path, broken))]
     return found, broken
 
 
-def _header(path: Path, broken: dict[Path, str]) -> _Header | None:
+def read_header(path: Path, broken: dict[Path, str]) -> Header | None:
+    """Return what the first bytes of an image say; for one that is none, None and the reason in ``broken``."""
     try:
         with Image.open(path, formats=FORMATS) as image:
             width, height = image.size
@@ -164,7 +165,7 @@ def _header(path: Path, broken: dict[Path, str]) -> _Header | None:
             exif = image.getexif() if image.format != "PNG" or "exif" in image.info else {}
             if exif.get(ORIENTATION, 1) >= 5:
                 width, height = height, width
-            return _Header(path, (height, width), image.mode in ("1", "L", "LA") or image.mode.startswith("I"))
+            return Header(path, (height, width), image.mode in ("1", "L", "LA") or image.mode.startswith("I"))
     except Exception as error:  # Pillow's readers raise whatever a broken file leads them to.
         broken[path] = _reason(path, error)
         return None
@@ -204,7 +205,12 @@ def _refuse_broken(dataset: config.ImageFolder, broken: dict[Path, str]) -> None
     )
 
 
-def _size(dataset: config.ImageFolder, headers: list[_Header]) -> tuple[int, int]:
+def common_size(dataset: config.ImageFolder | config.Table, headers: Sequence[Header]) -> tuple[int, int]:
+    """Return height and width of the images of a dataset.
+
+    Raises:
+        UserError: they differ, and no size was given.
+    """
     if dataset.image_size is not None:
         return dataset.image_size
     sizes = {header.size for header in headers}
@@ -222,7 +228,7 @@ def _size(dataset: config.ImageFolder, headers: list[_Header]) -> tuple[int, int
 
 
 def _blocks(
-    split: str, headers: list[_Header], labels: npt.NDArray[np.int64], shape: tuple[int, ...], broken: dict[Path, str]
+    split: str, headers: list[Header], labels: npt.NDArray[np.int64], shape: tuple[int, ...], broken: dict[Path, str]
 ) -> Iterator[Block]:
     """Yield the images of a split; one that is broken has its reason in ``broken``, and no row."""
     at_once = min(max(CHUNK_BYTES // (shape[0] * shape[1] * shape[2]), 1), 1024)
@@ -239,6 +245,6 @@ def _blocks(
 def _decode(path: Path, shape: tuple[int, ...], broken: dict[Path, str]) -> npt.NDArray[np.uint8] | None:
     try:
         return decode_picture(path, shape)
-    except Exception as error:  # As in `_header`.
+    except Exception as error:  # As in `read_header`.
         broken[path] = _reason(path, error)
         return None

@@ -1,30 +1,43 @@
-"""A table: CSV, TSV, Parquet or JSON lines, with a target column; its other columns are numbers, categories, texts."""
+"""A table: CSV, TSV, Parquet or JSON lines, with a target column; the others are numbers, words or images."""
 
 import math
 import re
+import sys
+import warnings
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from PIL import Image
 
-from tasks import config, encoding
+from tasks import config, encoding, machine
 from tasks.dataset_kinds import Block, Examples, split_rows
+from tasks.dataset_kinds.image_folder import Header, common_size, read_header
 from tasks.encoding import BadValue, Encoder, Repeated, Values
 from tasks.errors import UserError, cut, one_of
 from tasks.records import Column, Feature, HeldOut, Target
-from tasks.table_columns import SPLITS, fill_in, open_file
+from tasks.table_columns import SPLITS, fill_in, open_file, top_of
 from tasks.table_files import TableFile, Wanted
 
 MAX_NAMED = 20
 LONGEST_TEXT = 512
 TEXTS_WHOLE = 0.95
 """Of the texts of the training split, so many are whole; longer ones are cut."""
-WANTED: dict[str, Wanted] = {"number": "number", "datetime": "text", "category": "repeated", "text": "text"}
+WANTED: dict[str, Wanted] = {
+    "number": "number",
+    "datetime": "text",
+    "category": "repeated",
+    "text": "text",
+    "image": "text",
+}
 OWN_NAMES = {"number", "category", "label", "weight"}
-"""No text column becomes a feature of these names: other arrays have them."""
+"""No column becomes a feature of these names: other arrays have them."""
+CHUNK_BYTES = 8 * 2**20
 
 Mask = npt.NDArray[np.bool_]
 Rows = npt.NDArray[np.int64]
@@ -42,9 +55,9 @@ def guess(dataset: config.Table) -> tuple[config.Table, list[str]]:
 def examples(dataset: config.Table) -> Examples:
     """Return the rows of a table, in their order.
 
-    All numbers and datetimes together are the feature ``number``, all categories ``category``; each text column is a
-    feature by itself. Vocabularies, what stands for a missing number, and the length of texts are taken of the training
-    split alone.
+    All numbers and datetimes together are the feature ``number``, all categories ``category``; each column of texts and
+    each of images is a feature by itself. Vocabularies, what stands for a missing number, and the length of texts are
+    taken of the training split alone.
 
     Raises:
         UserError: no such file or columns, a value that its column cannot hold, rows that no split can have.
@@ -54,26 +67,35 @@ def examples(dataset: config.Table) -> Examples:
     table = _Table(dataset, file)
     splits = table.split()
     fitted = _Fitted.of(table, splits)
-    encoder = Encoder({name: one.model_dump() for name, one in fitted.features.items()}, fitted.vocabularies)
     held_out = None
     if dataset.split_column is None and dataset.time is None:
         held_out = HeldOut(num_examples=int((splits == table.names.index("test")).sum()), seed=dataset.seed)
 
+    # Images are large: of them, few rows at once.
+    image_bytes = sum(math.prod(one.shape) for one in fitted.features.values() if one.kind == "image")
+    at_once = max(1, CHUNK_BYTES // image_bytes) if image_bytes else sys.maxsize
+
     def blocks() -> Iterator[Block]:
-        for first, chunk in table.chunks(table.features):
-            of_row = splits[first : first + _length(chunk)]
-            for number, name in enumerate(table.names):
-                rows = np.flatnonzero(of_row == number)
-                if not len(rows):
-                    continue
-                own = {column: encoding.take(values, rows) for column, values in chunk.items()}
-                missing = {column: int(encoding.is_missing(values).sum()) for column, values in own.items()}
-                try:
-                    encoded = encoder.encode(own)
-                except BadValue as bad:
-                    raise table.refused(bad, first + int(rows[bad.row])) from None
-                weights = None if table.weights is None else table.weights[first + rows]
-                yield Block(name, encoded, table.labels[first + rows], weights, missing)
+        with ThreadPoolExecutor(machine.usable_cores()) as pool:
+            encoder = _Encoder(fitted, table.folder, pool)
+            for first, chunk in table.chunks(table.features):
+                of_row = splits[first : first + _length(chunk)]
+                for number, name in enumerate(table.names):
+                    rows = np.flatnonzero(of_row == number)
+                    for place in range(0, len(rows), at_once):
+                        some = rows[place : place + at_once]
+                        own = {column: encoding.take(values, some) for column, values in chunk.items()}
+                        try:
+                            encoded, whole = encoder.encode_whole(own)
+                        except BadValue as bad:
+                            raise table.refused(bad, first + int(some[bad.row])) from None
+                        missing = {
+                            column: int(encoding.is_missing(values)[whole].sum()) for column, values in own.items()
+                        }
+                        used = first + some[whole]
+                        weights = None if table.weights is None else table.weights[used]
+                        yield Block(name, encoded, table.labels[used], weights, missing)
+        table.refuse_broken(encoder.broken)
 
     return Examples(
         version="1",
@@ -84,6 +106,31 @@ def examples(dataset: config.Table) -> Examples:
         vocabularies=fitted.vocabularies,
         held_out=held_out,
     )
+
+
+class _Encoder(Encoder):
+    """Encodes rows without those of which an image is not whole, and knows which images those are."""
+
+    def __init__(self, fitted: "_Fitted", folder: Path, pool: ThreadPoolExecutor) -> None:
+        features = {name: one.model_dump() for name, one in fitted.features.items()}
+        super().__init__(features, fitted.vocabularies, folder, pool.map)
+        self.broken: dict[str, str] = {}
+        self._rows: set[int] = set()
+
+    def encode_whole(self, table: Mapping[str, Values]) -> tuple[dict[str, npt.NDArray[Any]], Rows]:
+        """Return what ``encode`` does of the rows that are whole, and which these are, int64 (n,)."""
+        self._rows.clear()
+        encoded = self.encode(table)
+        rows = np.setdiff1d(np.arange(_length(table)), sorted(self._rows)).astype(np.int64)
+        return {name: one[rows] for name, one in encoded.items()} if self._rows else encoded, rows
+
+    def _image(self, column: str, row: int, value: Any, shape: tuple[int, ...]) -> npt.NDArray[np.uint8]:
+        try:
+            return super()._image(column, row, value, shape)
+        except BadValue as bad:
+            self.broken[str(value)] = bad.reason.removeprefix("is no whole image ").strip("()")
+            self._rows.add(row)
+            return np.zeros(shape, np.uint8)
 
 
 class _Table:
@@ -104,9 +151,11 @@ class _Table:
         if not self.features:
             raise self._refuse("columns", "leaves no column to learn from: give one a kind other than ignore")
         roles = self._roles()
+        self.folder = (config.project_root() / dataset.source).parent
         strict = {name: self.features[name] for name, one in self.kinds.items() if one.missing != "fill"}
+        images = {name: self.features[name] for name, one in self.kinds.items() if one.kind == "image"}
         self._wanted = {**self.features, **{name: how for name, how in roles.items() if name not in self.features}}
-        parts: dict[str, list[Values]] = {name: [] for name in {**roles, **strict}}
+        parts: dict[str, list[Values]] = {name: [] for name in {**roles, **strict, **images}}
         self._length = 0
         for first, chunk in self.chunks({name: self._wanted[name] for name in parts}):
             self._length = first + _length(chunk)
@@ -114,6 +163,7 @@ class _Table:
                 parts[name].append(values)
         self.usable = np.ones(self._length, bool)
         self._use_missing({name: parts[name] for name in strict})
+        self.shapes = self._look_at_images({name: parts[name] for name in images})
         self.target, self.labels = self._read_target({name: parts[name] for name in dataset.target})
         weights = None if dataset.weight is None else self._numbers(dataset.weight, parts[dataset.weight])
         if weights is not None and (weights < 0).any():
@@ -181,6 +231,68 @@ class _Table:
                     f"missing, the first in row {int(missing.argmax()) + 1}. Mend them, or give missing: fill or drop "
                     f"(dataset.source = '{self.dataset.source}')"
                 )
+
+    def _look_at_images(self, parts: Mapping[str, Sequence[Values]]) -> dict[str, tuple[int, int, int]]:
+        """Return height, width and channels of each column of images; rows of broken ones are refused, or left out."""
+        broken: dict[str, str] = {}
+        found: dict[str, tuple[Rows, dict[int, Header]]] = {}
+        for name, own in parts.items():
+            texts, places = _texts(own)
+            headers = {}
+            for place in np.unique(places[self.usable]).tolist():
+                if (header := self._header(texts[place], broken)) is not None:
+                    headers[place] = header
+            wrong = [place for place, text in enumerate(texts) if text in broken]
+            self.usable &= ~np.isin(places, wrong)
+            found[name] = places, headers
+        self.refuse_broken(broken)
+        shapes = {}
+        for name, (places, headers) in found.items():
+            used = [headers[place] for place in np.unique(places[self.usable]).tolist() if place in headers]
+            if not used:
+                raise UserError(
+                    f"dataset.columns.{name} = image: no row has an image that can be used. Give the column the kind "
+                    f"ignore (dataset.source = '{self.dataset.source}')"
+                )
+            shapes[name] = (*common_size(self.dataset, used), 1 if all(one.is_grey for one in used) else 3)
+        return shapes
+
+    def _header(self, text: str, broken: dict[str, str]) -> Header | None:
+        """Return what the first bytes of an image say; None for a missing one, or one that is now in ``broken``."""
+        if not text:
+            return None
+        try:
+            path = encoding.inside(self.folder, text)
+        except ValueError as error:
+            broken[text] = str(error)
+            return None
+        if not path.is_file():
+            broken[text] = "no such file"
+            return None
+        if top_of(text) not in self.dataset.images and "." not in self.dataset.images:
+            broken[text] = "not in dataset.images, at which DVC looks"
+            return None
+        reasons: dict[Path, str] = {}
+        with warnings.catch_warnings():
+            warnings.simplefilter("error", Image.DecompressionBombWarning)
+            header = read_header(path, reasons)
+        if reasons:
+            broken[text] = reasons[path]
+        return header
+
+    def refuse_broken(self, broken: Mapping[str, str]) -> None:
+        """End with the names of images that cannot be used; or say which are left out."""
+        if not broken:
+            return
+        named = ", ".join(f"{text} ({reason})" for text, reason in sorted(broken.items())[:MAX_NAMED])
+        more = f" and {len(broken) - MAX_NAMED} more" if len(broken) > MAX_NAMED else ""
+        if self.dataset.on_broken == "skip":
+            print(f"left out, with their rows, as no whole image ({len(broken)}): {named}{more}", file=sys.stderr)
+            return
+        raise UserError(
+            f"dataset.source = '{self.dataset.source}': {len(broken)} of its images cannot be used: {named}{more}. "
+            "Mend them, or leave their rows out: dataset.on_broken=skip"
+        )
 
     def _need(self, key: str, name: str, missing: Mask) -> None:
         """Refuse rows that miss a value of what is not a feature; or leave them out."""
@@ -361,7 +473,7 @@ class _Fitted:
 
     @classmethod
     def of(cls, table: _Table, splits: npt.NDArray[np.int8]) -> "_Fitted":
-        columns = {name: _Statistics(name, one.kind) for name, one in table.kinds.items()}
+        columns = {name: _Statistics(name, one.kind) for name, one in table.kinds.items() if one.kind != "image"}
         for first, chunk in table.chunks(table.features):
             rows = np.flatnonzero(splits[first : first + _length(chunk)] == 0)
             for name, statistics in columns.items():
@@ -401,6 +513,10 @@ class _Fitted:
                     columns=(own.column(table),),
                     vocabulary_sizes=(len(vocabularies[name][0]) + encoding.FIRST,),
                 )
+        for column, shape in table.shapes.items():
+            features[feature_name(column, features)] = Feature(
+                kind="image", shape=shape, dtype="uint8", columns=(Column(name=column, kind="image"),)
+            )
         return cls(features, vocabularies)
 
 

@@ -6,9 +6,10 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
+from PIL import Image
 from sklearn.datasets import load_breast_cancer, load_diabetes, load_wine
 
-from tasks import config, prepared_data
+from tasks import config, dataset_folder, prepared_data
 from tasks import prepare as stage
 from tasks.dataset_kinds import table
 from tasks.encoding import Encoder
@@ -312,6 +313,7 @@ GUESSES = [
     ([True, False, True], "category"),
     ([*range(19), "many"], "number"),
     ([*["2024-01-31"] * 19, "soon"], "datetime"),
+    (["a.png", None, "b.JPG"], "image"),
     ([None, None, None], "ignore"),
     (["same", "same", "same"], "ignore"),
     ([f"x{number}" for number in range(30)], "ignore"),
@@ -347,6 +349,121 @@ def test_a_target_says_its_task(source, values, given, task):
     assert prepared.target.task == task
     if task == "classification":
         assert list(prepared.target.class_names) == sorted(prepared.target.class_names)
+
+
+def pets(source, count=20):
+    """A table beside pictures, each of one shade, 4 high and 6 wide."""
+    for number in range(count):
+        path = source / "pictures" / ("cats" if number % 2 else "dogs") / f"{number}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.new("RGB", (6, 4), (number, 0, 200)).save(path)
+    paths = [path.relative_to(source).as_posix() for path in sorted((source / "pictures").rglob("*.png"))]
+    shades = [int(Path(path).stem) for path in paths]
+    return pd.DataFrame({"photo": paths, "shade": shades, "pet": [path.split("/")[1] for path in paths]})
+
+
+def test_images_are_paths_beside_the_table(source):
+    frame = pets(source)
+    dataset, _ = table.guess(describe(write(frame, source / "own.csv"), target="pet"))
+    assert (dataset.columns["photo"].kind, dataset.images) == ("image", ("pictures",))
+    assert dataset.sources == (str(source / "own.csv"), str(source / "pictures"))
+    prepared = prepare(source / "own.csv", target="pet")
+    photo = prepared.features["photo"]
+    assert (photo.shape, photo.dtype, photo.columns[0].name) == ((4, 6, 3), "uint8", "photo")
+    for split in prepared.splits:
+        shades = array(prepared, "number", split)[:, 0]
+        np.testing.assert_array_equal(array(prepared, "photo", split)[:, 0, 0], [(shade, 0, 200) for shade in shades])
+    train = array(prepared, "photo").astype(float)
+    assert photo.mean == pytest.approx(train.mean((0, 1, 2)))
+
+
+def test_images_of_many_sizes_want_one(source):
+    frame = pets(source)
+    Image.new("L", (60, 40)).save(source / frame["photo"][3])
+    path = write(frame, source / "own.csv")
+    assert "dataset.image_size = null: the images of own differ in size, from 4 x 6 to 40 x 60" in message_of(
+        path, target="pet"
+    )
+    prepared = prepare(path, target="pet", image_size=[2, 3])
+    assert prepared.features["photo"].shape == (2, 3, 3)
+
+
+def test_a_row_without_an_image_has_a_black_one_or_goes(source):
+    frame = pets(source)
+    frame.loc[::7, "photo"] = None
+    path = write(frame, source / "own.csv")
+    prepared = prepare(path, target="pet")
+    black = [int((array(prepared, "photo", split).reshape(-1, 72) == 0).all(1).sum()) for split in prepared.splits]
+    assert black == [split.num_missing.get("photo", 0) for split in prepared.splits.values()]
+    assert sum(black) == 3
+    dropped = prepare(path, target="pet", columns={"photo": {"kind": "image", "missing": "drop"}})
+    assert sum(split.num_examples for split in dropped.splits.values()) == 17
+
+
+def broken_pets(source):
+    """30 of 60 rows name an image that cannot be used, for six reasons."""
+    frame = pets(source, 60).sample(frac=1, random_state=0, ignore_index=True)
+    outside = source.with_name("outside.png")
+    Image.new("RGB", (6, 4)).save(outside)
+    (source / "link.png").symlink_to(outside)
+    (source / "beside.png").write_bytes(outside.read_bytes())
+    wrong = ["../outside.png", str(outside), "link.png", "pictures", "pictures/gone.png", "pictures/gone too.png"]
+    frame.loc[:5, "photo"] = wrong
+    noise = np.random.default_rng(0).integers(0, 256, (4, 6, 3), np.uint8)
+    for row in range(6, 30):
+        place = source / frame["photo"][row]
+        if row % 2:
+            place.write_text("no image")
+        else:  # Its first bytes are whole.
+            Image.fromarray(noise).save(place)
+            place.write_bytes(place.read_bytes()[:60])
+    return write(frame, source / "own.csv")
+
+
+def test_all_images_that_cannot_be_used_are_counted_and_twenty_are_named(source):
+    message = message_of(broken_pets(source), target="pet", columns={"photo": "image"})
+    assert "18 of its images cannot be used" in message
+    for named in (
+        "../outside.png (it leads out",
+        "link.png (it leads out",
+        "pictures (no such file)",
+        "gone.png (no such file)",
+    ):
+        assert named in message
+    assert message.count("(no image of png") == 12
+
+
+def test_rows_whose_image_is_broken_can_be_left_out(source, capsys):
+    path = broken_pets(source)
+    prepared = prepare(path, target="pet", columns={"photo": "image"}, on_broken="skip")
+    assert sum(split.num_examples for split in prepared.splits.values()) == 30
+    for split in prepared.splits:
+        shades = array(prepared, "number", split)[:, 0]
+        np.testing.assert_array_equal(array(prepared, "photo", split)[:, 0, 0, 0], shades)
+        assert prepared.splits[split].num_examples == len(labels(prepared, split))
+    said = capsys.readouterr().err
+    assert "left out, with their rows, as no whole image (18)" in said
+    assert "left out, with their rows, as no whole image (12)" in said
+
+
+def test_more_than_twenty_broken_images_are_counted(source):
+    frame = pets(source, 60)
+    frame.loc[:24, "photo"] = [f"pictures/gone {number}.png" for number in range(25)]
+    message = message_of(write(frame, source / "own.csv"), target="pet")
+    assert "25 of its images cannot be used" in message
+    assert message.count("no such file") == 20
+    assert " and 5 more. Mend them" in message
+
+
+def test_dvc_looks_at_the_images_of_a_table(source):
+    dataset, _ = table.guess(describe(write(pets(source), source / "own.csv"), target="pet"))
+    pipeline = dataset_folder.local_pipeline(dataset)
+    assert f'      - "{source}/pictures"\n' in pipeline
+    outside = dataset.model_copy(update={"images": ()})
+    with pytest.raises(
+        UserError, match=r"20 of its images cannot be used: .+not in dataset.images, at which DVC looks"
+    ):
+        stage.prepare(outside)
 
 
 SMALL = "x,word,y\n1,a,no\n2,b,yes\n3,a,no\n4,b,yes\n"
