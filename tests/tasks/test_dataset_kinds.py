@@ -358,7 +358,7 @@ def test_what_may_not_be_read_is_named_and_never_left_out(theirs):
     with pytest.raises(UserError, match=r"dog': cannot be read \(Permission denied\)"):
         dataset_folder.kind_of(str(theirs / "dog"))
     # It may become so while it is read; that is not a broken image, which could be skipped.
-    for read in (image_folder._header, lambda path, broken: image_folder._decode(path, (4, 6, 1), broken)):
+    for read in (image_folder.read_header, lambda path, broken: image_folder._decode(path, (4, 6, 1), broken)):
         with pytest.raises(UserError, match=r"cat/0.png cannot be read \(Permission denied\): make it readable"):
             read(theirs / "cat" / "0.png", {})
 
