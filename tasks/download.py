@@ -282,15 +282,18 @@ def _no_answer(url: str) -> str | None:
 
 def _describe(dataset: config.Dataset, archives: dict[str, Any], raw: Path) -> DatasetManifest:
     builder = datasets.build(dataset.name, dataset.version, raw, dataset.builder)
-    image, label = (builder.info.features[key] for key in builder.info.supervised_keys)
+    given, label = (builder.info.features[key] for key in builder.info.supervised_keys)
+    kind, learnt = datasets.kinds_of(builder)
+    label = label.feature if learnt == "labels" else label
+    names = () if learnt == "numbers" else tuple(label.names)
     return DatasetManifest(
         name=dataset.name,
         version=str(builder.version),
         tfds_version=tfds.__version__,
         folder=raw.relative_to(config.project_root()).as_posix(),
-        image_shape=image.shape,
-        num_classes=label.num_classes,
-        class_names=tuple(label.names),
+        image_shape=given.shape if kind == "image" else None,
+        num_classes=len(names),
+        class_names=names,
         num_examples={name: split.num_examples for name, split in sorted(builder.info.splits.items())},
         sources=tuple(
             SourceFile(url=url, sha256=archive.checksum, num_bytes=int(archive.size))

@@ -57,8 +57,8 @@ class Dataset(Section):
             AfterValidator(folder_name),
         ]
     ]
-    """A TFDS image-classification dataset, NAME or NAME/CONFIG, or one embedded in tasks/datasets/. It is also the
-    folder: data/NAME or data/NAME-CONFIG. MODULE:CLASS, a TFDS builder of your own, is that class' name in TFDS."""
+    """A TFDS dataset of images, texts or numbers, NAME or NAME/CONFIG, or one embedded in tasks/datasets/. It is also
+    the folder: data/NAME or data/NAME-CONFIG. MODULE:CLASS, a TFDS builder of your own, is that class' name in TFDS."""
     builder: Bookkeeping[OwnCode | None] = None
     """MODULE:CLASS of a builder of your own; dataset.name=MODULE:CLASS sets it."""
     version: Result[Text | None]

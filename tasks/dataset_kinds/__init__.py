@@ -16,6 +16,10 @@ from tasks import config
 from tasks.errors import UserError
 from tasks.records import Feature, HeldOut, Target
 
+LONGEST_TEXT = 512
+TEXTS_WHOLE = 0.95
+"""Of the texts of the training split, so many are whole; longer ones are cut."""
+
 
 class Block(NamedTuple):
     """Some examples of a split, which follow those of the block before."""
@@ -75,6 +79,21 @@ def find(kind: str) -> Kind:
     module: Any = importlib.import_module(f"tasks.dataset_kinds.{kind}")
     found: Kind = module
     return found
+
+
+def most_frequent(texts: Mapping[str, int], most: int) -> list[str]:
+    """Return the most frequent texts; of those that are as frequent, the first in the order of the alphabet."""
+    return [text for text, _ in sorted(texts.items(), key=lambda one: (-one[1], one[0]))[:most]]
+
+
+def text_length(lengths: Mapping[int, int]) -> int:
+    """Return how many words the texts have that are to be whole, of how many texts have each number of words."""
+    total, seen = sum(lengths.values()), 0
+    for length, count in sorted(lengths.items()):
+        seen += count
+        if seen >= TEXTS_WHOLE * total:
+            return min(max(length, 1), LONGEST_TEXT)
+    raise AssertionError("there is no text")
 
 
 def split_rows(

@@ -16,7 +16,7 @@ import numpy.typing as npt
 from PIL import Image
 
 from tasks import config, encoding, machine
-from tasks.dataset_kinds import Block, Examples, split_rows
+from tasks.dataset_kinds import Block, Examples, most_frequent, split_rows, text_length
 from tasks.dataset_kinds.image_folder import Header, common_size, read_header
 from tasks.encoding import BadValue, Encoder, Repeated, Values
 from tasks.errors import UserError, cut, one_of
@@ -25,9 +25,6 @@ from tasks.table_columns import SPLITS, fill_in, open_file, top_of
 from tasks.table_files import TableFile, Wanted
 
 MAX_NAMED = 20
-LONGEST_TEXT = 512
-TEXTS_WHOLE = 0.95
-"""Of the texts of the training split, so many are whole; longer ones are cut."""
 WANTED: dict[str, Wanted] = {
     "number": "number",
     "datetime": "text",
@@ -508,7 +505,7 @@ class _Fitted:
                     )
                 features[name] = Feature(
                     kind="text",
-                    shape=(dataset.text_length or own.text_length(),),
+                    shape=(dataset.text_length or text_length(own.lengths),),
                     dtype="int32",
                     columns=(own.column(table),),
                     vocabulary_sizes=(len(vocabularies[name][0]) + encoding.FIRST,),
@@ -566,16 +563,7 @@ class _Statistics:
 
     def vocabulary(self, most: int) -> list[str]:
         """Return the most frequent texts; of those that are as frequent, the first in the order of the alphabet."""
-        return [text for text, _ in sorted(self.texts.items(), key=lambda one: (-one[1], one[0]))[:most]]
-
-    def text_length(self) -> int:
-        """Return how many words the texts have that are to be whole."""
-        total, seen = sum(self.lengths.values()), 0
-        for length, count in sorted(self.lengths.items()):
-            seen += count
-            if seen >= TEXTS_WHOLE * total:
-                return min(max(length, 1), LONGEST_TEXT)
-        raise AssertionError("there is no text")
+        return most_frequent(self.texts, most)
 
 
 def feature_name(column: str, others: Mapping[str, object]) -> str:

@@ -1,23 +1,28 @@
 """A dataset of TFDS, or one embedded in tasks/datasets/, that `download` left in data/<name>/raw."""
 
 import contextlib
+import itertools
 import math
+from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import tensorflow as tf
 
-from tasks import config, datasets, records
-from tasks.dataset_kinds import Block, Examples
+from tasks import config, datasets, encoding, records
+from tasks.dataset_kinds import Block, Examples, most_frequent, text_length
 from tasks.errors import UserError
-from tasks.records import DatasetManifest, Feature, HeldOut, Target
+from tasks.records import Column, DatasetManifest, Feature, HeldOut, Target
 
 CHUNK_BYTES = 8 * 2**20
+ROWS_AT_ONCE = 1024
+MAX_VOCABULARY = 20_000
 
 
 def examples(dataset: config.Tfds) -> Examples:
-    """Return all images and their classes, in the order of their shards.
+    """Return all examples (images, texts or numbers) and what is learnt of them, in the order of their shards.
 
     A split with unlabelled examples (class -1, as in ImageNet's test split) is left out. Where neither a test nor a
     validation split is there, a fifth of the training examples becomes the test split. Images are resized (bilinear,
@@ -33,7 +38,6 @@ def examples(dataset: config.Tfds) -> Examples:
     if not (raw / "manifest.json").exists():
         raise absent
     manifest = records.load(DatasetManifest, raw / "manifest.json")
-    shape = _shape(dataset, manifest)
     builder = datasets.build(manifest.name, manifest.version, root / manifest.folder)
     if not builder.is_prepared():
         raise absent
@@ -49,42 +53,155 @@ def examples(dataset: config.Tfds) -> Examples:
                 f"Make it again from its archives: {again}"
             ) from None
 
+    given, learnt = datasets.kinds_of(builder)
     with explained():
-        labelled = [split for split in sorted(builder.info.splits) if _is_labelled(builder, split)]
+        labelled = [split for split in sorted(builder.info.splits) if learnt != "class" or _is_labelled(builder, split)]
     held_out = None
     if "train" in labelled and {"test", "validation"}.isdisjoint(labelled):
         held_out = datasets.hold_out(builder.info.splits["train"].num_examples)
+
+    if given == "image":
+        shape = _shape(dataset, manifest)
+        features = {"image": Feature(kind="image", shape=shape, dtype="uint8")}
+        vocabularies: dict[str, list[list[str]]] = {}
+    else:
+        with explained():
+            features, vocabularies = _fitted(dataset, builder, held_out)
+    target = _target(builder, manifest)
 
     def blocks() -> Iterator[Block]:
         with explained():
             for split in labelled:
                 held = held_out if split == "train" else None
-                yield from _blocks(builder, split, shape, held)
+                if given == "image":
+                    yield from _blocks(builder, split, shape, held)
+                else:
+                    yield from _row_blocks(dataset, builder, split, held, (features, vocabularies, target))
 
     return Examples(
         version=manifest.version,
-        features={"image": Feature(kind="image", shape=shape, dtype="uint8")},
-        target=Target.of_classes(manifest.class_names),
+        features=features,
+        target=target,
+        vocabularies=vocabularies,
         splits=(*labelled, "test") if held_out else tuple(labelled),
         blocks=blocks,
         held_out=held_out,
         origin={
             "tfds_version": manifest.tfds_version,
-            "raw_folder": manifest.folder,
+            "raw_folder": manifest.folder if given == "image" else None,  # Only images are streamed.
             "sources": manifest.sources,
             "licence": manifest.licence,
         },
     )
 
 
+def _target(builder: Any, manifest: DatasetManifest) -> Target:
+    (_, learnt), (_, key) = datasets.kinds_of(builder), builder.info.supervised_keys
+    if learnt == "class":
+        return Target.of_classes(manifest.class_names)
+    if learnt == "labels":
+        names = manifest.class_names
+        return Target(task="multilabel", num_outputs=len(names), class_names=names, columns=(key,))
+    width = math.prod(builder.info.features[key].shape)
+    columns = (key,) if width == 1 else tuple(f"{key} {place}" for place in range(width))
+    return Target(task="regression", num_outputs=width, columns=columns)
+
+
+def _fitted(
+    dataset: config.Tfds, builder: Any, held_out: HeldOut | None
+) -> tuple[dict[str, Feature], dict[str, list[list[str]]]]:
+    """Return the feature of texts or numbers, with the vocabulary of the training split."""
+    (given, _), (key, _) = datasets.kinds_of(builder), builder.info.supervised_keys
+    if given == "numbers":
+        width = math.prod(builder.info.features[key].shape)
+        return {
+            "number": Feature(
+                kind="number", shape=(width,), dtype="float32", columns=(Column(name=key, kind="number", width=width),)
+            )
+        }, {}
+    words: Counter[str] = Counter()
+    lengths: Counter[int] = Counter()
+    held = _held_out(builder, "train", held_out)
+    for row, (text, _) in enumerate(datasets.rows(builder, "train") if "train" in builder.info.splits else ()):
+        if not held[row]:
+            found, _ = encoding.words_of([text.decode("utf-8", "replace")])
+            words.update(found)
+            lengths[len(found)] += 1
+    vocabulary = most_frequent(words, MAX_VOCABULARY)
+    if not vocabulary:
+        raise UserError(f"dataset {dataset.name}: no text of its training split has a word")
+    feature = Feature(
+        kind="text",
+        shape=(text_length(lengths),),
+        dtype="int32",
+        columns=(Column(name=key, kind="text"),),
+        vocabulary_sizes=(len(vocabulary) + encoding.FIRST,),
+    )
+    return {"text": feature}, {"text": [vocabulary]}
+
+
+def _row_blocks(
+    dataset: config.Tfds,
+    builder: Any,
+    split: str,
+    held_out: HeldOut | None,
+    fitted: tuple[dict[str, Feature], dict[str, list[list[str]]], Target],
+) -> Iterator[Block]:
+    """Yield the blocks of a split of texts or numbers, or of two where a test split is held out of it."""
+    features, vocabularies, target = fitted
+    held = _held_out(builder, split, held_out)
+    ((name, feature),) = features.items()
+    encoder = encoding.Encoder({name: feature.model_dump()}, vocabularies)
+    rows = datasets.rows(builder, split)
+    first = 0
+    while some := list(itertools.islice(rows, ROWS_AT_ONCE)):
+        if name == "number":
+            given = np.stack([np.asarray(one, np.float32).reshape(-1) for one, _ in some])
+            _refuse_infinite(dataset, split, first, given)
+        else:
+            given = encoder.encode({feature.columns[0].name: [one.decode("utf-8", "replace") for one, _ in some]})[name]
+        labels = np.stack([_label(one, target) for _, one in some])
+        if target.task == "regression":
+            _refuse_infinite(dataset, split, first, labels)
+        own = held[first : first + len(some)]
+        first += len(some)
+        for part, chosen in ((split, ~own), ("test", own)):
+            if chosen.any():
+                yield Block(part, {name: given[chosen]}, labels[chosen])
+    if first != builder.info.splits[split].num_examples:
+        raise tf.errors.DataLossError(None, None, f"{first} examples of split '{split}'")
+
+
+def _label(value: Any, target: Target) -> npt.NDArray[Any]:
+    if target.task == "multilabel":
+        hot = np.zeros(target.num_outputs, np.uint8)
+        hot[np.asarray(value, np.int64)] = 1
+        return hot
+    return np.asarray(value, target.label_dtype).reshape(target.label_shape)
+
+
+def _refuse_infinite(dataset: config.Tfds, split: str, first: int, values: npt.NDArray[Any]) -> None:
+    if not (finite := np.isfinite(values).all(1)).all():
+        raise UserError(
+            f"dataset {dataset.name}: example {first + int((~finite).argmax())} of the split '{split}' has a "
+            "number that is not finite in float32. Mend the builder, or leave the example out there"
+        )
+
+
+def _held_out(builder: Any, split: str, held_out: HeldOut | None) -> npt.NDArray[np.bool_]:
+    num_examples = builder.info.splits[split].num_examples if split in builder.info.splits else 0
+    return datasets.is_held_out(num_examples, held_out) if held_out else np.zeros(num_examples, bool)
+
+
 def _shape(dataset: config.Tfds, manifest: DatasetManifest) -> tuple[int, int, int]:
-    height, width = dataset.image_size or manifest.image_shape[:2]
+    own_height, own_width, channels = manifest.image_shape or (None, None, 1)
+    height, width = dataset.image_size or (own_height, own_width)
     if height is None or width is None:
         raise UserError(
             f"dataset.image_size = null: the images of {manifest.name} differ in size (shape {manifest.image_shape}). "
             "Give --set dataset.image_size=[HEIGHT,WIDTH]"
         )
-    return height, width, manifest.image_shape[2]
+    return height, width, channels
 
 
 def _is_labelled(builder: Any, split: str) -> bool:
@@ -100,7 +217,7 @@ def _is_labelled(builder: Any, split: str) -> bool:
 def _blocks(builder: Any, split: str, shape: tuple[int, int, int], held_out: HeldOut | None) -> Iterator[Block]:
     """Yield the blocks of one split, or of two where a test split is held out of it."""
     num_examples = builder.info.splits[split].num_examples
-    held = datasets.is_held_out(num_examples, held_out) if held_out else np.zeros(num_examples, bool)
+    held = _held_out(builder, split, held_out)
     shards = datasets.shards(builder, split, shape)
     batch_size = min(max(CHUNK_BYTES // math.prod(shape), 1), 1024)
     batches = tf.data.TFRecordDataset(shards.paths, buffer_size=2**20).batch(batch_size)

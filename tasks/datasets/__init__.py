@@ -1,7 +1,7 @@
 """Datasets by name: a file of this folder, else a stock TFDS builder; and the checks of what lies on the disk."""
 
 import importlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -46,7 +46,7 @@ def find(folder_name: str, own: str | None = None) -> tuple[Any, str | None]:
         importlib.import_module(f"tasks.datasets.{name}")  # Its class registers itself with TFDS.
     elif name not in (stock := tfds.list_builders(with_community_datasets=False)):
         see = (
-            "Allowed: an image-classification dataset of https://www.tensorflow.org/datasets/catalog/overview, "
+            "Allowed: a dataset of images, texts or numbers of https://www.tensorflow.org/datasets/catalog/overview, "
             f"or one of tasks/datasets/ ({', '.join(embedded)})"
         )
         raise UserError(one_of("dataset", name, {*embedded, *stock}, see))
@@ -72,7 +72,7 @@ def _configured(kind: Any, name: str, configuration: str) -> tuple[Any, str | No
 
 
 def build(name: str, version: str | None, data_dir: Path, own: str | None = None) -> Any:
-    """Return a ``tfds.core.DatasetBuilder`` whose supervised keys are an image (uint8) and its class.
+    """Return a ``tfds.core.DatasetBuilder`` whose supervised keys can be learnt, see ``LEARNABLE``.
 
     Args:
         name: of the dataset's folder, see ``find``.
@@ -81,7 +81,7 @@ def build(name: str, version: str | None, data_dir: Path, own: str | None = None
         own: see ``find``.
 
     Raises:
-        UserError: no such dataset or version, or it is not image classification.
+        UserError: no such dataset or version, or it holds nothing that is learnt here.
     """
     import tensorflow_datasets as tfds
 
@@ -101,17 +101,48 @@ def build(name: str, version: str | None, data_dir: Path, own: str | None = None
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise UserError(f"dataset.name = '{name}': TFDS cannot describe this dataset here ({reason})") from None
     found = [features[key] for key in keys] if keys and all(isinstance(key, str) for key in keys) else []
-    kinds = [type(feature) for feature in found]
-    if (
-        kinds != [tfds.features.Image, tfds.features.ClassLabel]
-        or found[0].np_dtype != np.uint8
-        or found[0].shape[-1] is None
-    ):
+    kinds = tuple(_kind(feature) for feature in found)
+    if kinds not in LEARNABLE:
         raise UserError(
-            f"dataset.name = '{name}' is not image classification: its supervised keys must be one image (uint8, known "
-            f"number of channels) and one class label, got {[kind.__name__ for kind in kinds] or keys}"
+            f"dataset.name = '{name}' cannot be trained on: its supervised keys must be an image (uint8, known number "
+            "of channels) and a class label, or a text or numbers of a known shape and a class label, several of them "
+            f"(Sequence(ClassLabel)) or numbers; got {[type(feature).__name__ for feature in found] or keys}"
         )
     return builder
+
+
+LEARNABLE = {
+    ("image", "class"),
+    *((given, wanted) for given in ("text", "numbers") for wanted in ("class", "labels", "numbers")),
+}
+
+
+def kinds_of(builder: Any) -> tuple[str | None, str | None]:
+    """Return what a builder's examples are, and what is learnt of them: one of ``LEARNABLE``."""
+    given, wanted = (_kind(builder.info.features[key]) for key in builder.info.supervised_keys)
+    return given, wanted
+
+
+def _kind(feature: Any) -> str | None:
+    import tensorflow_datasets as tfds
+
+    known: dict[Any, str] = {tfds.features.ClassLabel: "class", tfds.features.Text: "text"}
+    if isinstance(feature, tfds.features.Image):
+        return "image" if feature.np_dtype == np.uint8 and feature.shape[-1] is not None else None
+    if isinstance(feature, tfds.features.Sequence):
+        return "labels" if type(feature.feature) is tfds.features.ClassLabel else None
+    if type(feature) in (tfds.features.Tensor, tfds.features.Scalar):  # Not its subclasses, such as an audio.
+        return "numbers" if np.dtype(feature.np_dtype).kind in "iuf" and None not in feature.shape else None
+    return known.get(type(feature))
+
+
+def rows(builder: Any, split: str) -> Iterator[tuple[Any, Any]]:
+    """Yield the two supervised values of each example as NumPy's, in the order of the shards."""
+    import tensorflow_datasets as tfds
+
+    one_after_another = tfds.ReadConfig(interleave_cycle_length=1)
+    read = builder.as_dataset(split=split, shuffle_files=False, as_supervised=True, read_config=one_after_another)
+    yield from tfds.as_numpy(read)
 
 
 @dataclass(frozen=True)

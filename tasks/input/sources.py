@@ -94,8 +94,8 @@ def choose_source(section: config.Input, prepared: PreparedDataset) -> str:
     if prepared.raw_folder is None:
         if section.source == "stream":
             raise UserError(
-                f"input.source = 'stream': {prepared.name} is of kind {prepared.kind}, and only TFDS' shards can be "
-                "streamed. Give input.source=auto"
+                f"input.source = 'stream': {prepared.name} is of kind {prepared.kind}, and only images in TFDS' "
+                "shards can be streamed. Give input.source=auto"
             )
         return "array"
     if section.source != "auto":

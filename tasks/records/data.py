@@ -23,8 +23,10 @@ class DatasetManifest(Record):
     version: str
     tfds_version: str
     folder: str
-    image_shape: tuple[int | None, int | None, int]
+    image_shape: tuple[int | None, int | None, int] | None
+    """None for texts and numbers."""
     num_classes: int
+    """0 for numbers that are learnt."""
     class_names: tuple[str, ...]
     num_examples: dict[str, int]
     sources: tuple[SourceFile, ...]

@@ -691,7 +691,7 @@ def test_the_form_explains_each_setting():
 
     form = dict(found(config.Overrides.model_json_schema()["properties"]))
     assert "params.yaml: 15." in form["train.epochs"]["description"]
-    assert form["dataset.name"]["description"].startswith("A TFDS image-classification dataset")
+    assert form["dataset.name"]["description"].startswith("A TFDS dataset of images, texts or numbers")
     assert "Of multi_worker, parameter_server." in form["strategy.workers"]["description"]
     assert [one["title"] for one in form["input.validation"]["anyOf"]] == ["text", "fraction", "number", "not given"]
     for key, shown in form.items():

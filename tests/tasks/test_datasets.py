@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from sklearn.datasets import load_digits
 
-from tasks import config, datasets
+from tasks import config, dataset_folder, datasets, prepared_data
 from tasks.download import download
 from tasks.errors import UserError
 from tasks.prepare import prepare
@@ -67,9 +67,9 @@ def test_a_configuration_is_a_dataset_with_a_folder_of_its_own(spelling, tmp_pat
         ("mnits", None, ["unknown dataset 'mnits'", "did you mean 'mnist'?", "digits"]),
         ("digitz", None, ["did you mean 'digits'?"]),
         ("mnist", "9.9.9", ["dataset.version of mnist", "'9.9.9'", "Allowed: 3.0.1"]),
-        ("imdb_reviews", None, ["'imdb_reviews'", "image classification", "Text"]),
-        ("bee_dataset", None, ["'bee_dataset'", "one class label", "FeaturesDict"]),  # four labels an image
-        ("div2k", None, ["'div2k'", "one class label", "Image"]),  # an image for an image
+        ("wine_quality", None, ["'wine_quality'", "cannot be trained on", "FeaturesDict"]),
+        ("bee_dataset", None, ["'bee_dataset'", "a class label", "FeaturesDict"]),  # four labels an image
+        ("div2k", None, ["'div2k'", "a class label", "Image"]),  # an image for an image
         ("wmt_translate", None, ["'wmt_translate'", "cannot describe"]),  # its constructor raises
     ],
 )
@@ -156,3 +156,140 @@ def test_a_builder_of_the_users_own_has_the_folder_that_tfds_names_after_its_cla
 
     section = config.Dataset(name=f"my.data:{name}/small", version=None, image_size=None, downloads=None)
     assert (section.name, section.builder) == (f"{camelcase_to_snakecase(name)}-small", f"my.data:{name}")
+
+
+BUILDERS = """
+import numpy as np
+import tensorflow_datasets as tfds
+
+F = tfds.features
+
+
+class Own(tfds.core.GeneratorBasedBuilder, skip_registration=True):
+    VERSION = tfds.core.Version("1.0.0")
+    GIVEN = WANTED = None
+
+    def _info(self):
+        features = F.FeaturesDict({"given": self.GIVEN, "wanted": self.WANTED})
+        return tfds.core.DatasetInfo(builder=self, features=features, supervised_keys=("given", "wanted"))
+
+    def _split_generators(self, dl_manager):
+        return {"train": self._generate_examples(0, 30), "test": self._generate_examples(30, 40)}
+
+    def _generate_examples(self, first, last):
+        for row in range(first, last):
+            yield row, dict(zip(("given", "wanted"), self.example(row)))
+
+
+class Reviews(Own):
+    GIVEN, WANTED = F.Text(), F.ClassLabel(names=["bad", "good"])
+
+    def _split_generators(self, dl_manager):
+        return {**super()._split_generators(dl_manager), "unsupervised": self._generate_examples(40, 50)}
+
+    def example(self, row):
+        text = f"Word{row} a film!" if row % 2 else "a" + " very" * row + " b\u00f6se"
+        return text, -1 if row >= 40 else row % 2
+
+
+class Topics(Own):
+    GIVEN, WANTED = F.Text(), F.Sequence(F.ClassLabel(names=["art", "law", "sea"]))
+
+    def _split_generators(self, dl_manager):
+        return {"train": self._generate_examples(0, 40)}
+
+    def example(self, row):
+        return f"text {row}", [place for place in range(3) if row >> place & 1]
+
+
+class Houses(Own):
+    GIVEN, WANTED = F.Tensor(shape=(2, 2), dtype=np.float64), F.Scalar(dtype=np.float32)
+
+    def example(self, row):
+        return np.array([[row, row * 2], [row * 3, 1]], np.float64), row / 4
+
+
+class Winds(Own):
+    GIVEN, WANTED = F.Tensor(shape=(3,), dtype=np.int64), F.Tensor(shape=(2,), dtype=np.float32)
+
+    def example(self, row):
+        return np.full(3, row), np.array([row, -row], np.float32)
+
+
+class Infinite(Houses):
+    def example(self, row):
+        return np.full((2, 2), np.inf if row == 7 else row, np.float64), 0.0
+
+
+class Sounds(Own):
+    GIVEN, WANTED = F.Audio(), F.ClassLabel(num_classes=2)
+
+    def example(self, row):
+        return np.zeros(3, np.int64), 0
+"""
+
+
+@pytest.fixture
+def own_builder(project, monkeypatch):
+    monkeypatch.setattr(sys, "path", sys.path[:])
+    (project / "my_builders.py").write_text(BUILDERS)
+
+    def make(name):
+        dataset = config.Dataset(name=f"my_builders:{name}", version=None, image_size=None, downloads=None)
+        download_into(project, dataset)
+        made = prepare(config.read_description(project / "data" / dataset.name))
+        arrays = {
+            split: ({key: np.load(path) for key, path in one.features.items()}, np.load(one.labels))
+            for split, one in made.splits.items()
+        }
+        return made, arrays
+
+    yield make
+    sys.modules.pop("my_builders", None)
+
+
+def download_into(project, dataset):
+    dataset_folder.add(dataset, project)
+    download(dataset)
+
+
+def test_texts_and_numbers_of_a_builder_are_prepared_for_each_task(own_builder, project):
+    made, arrays = own_builder("Reviews")
+    assert (made.target.task, made.target.class_names) == ("classification", ("bad", "good"))
+    assert set(arrays) == {"train", "test"}, "what has no label is left out"
+    (vocabulary,) = json.loads((project / made.folder / "text_vocabulary.json").read_text())
+    assert vocabulary[:3] == ["very", "a", "!"]
+    assert "word31" not in vocabulary, "of the test split alone"
+    assert made.features["text"].vocabulary_sizes == (len(vocabulary) + 2,)
+    texts, labels = arrays["test"]
+    word = {"": 0, "unknown": 1, **{text: place for place, text in enumerate(vocabulary, 2)}}
+    odd = next(text for text, label in zip(texts["text"], labels, strict=True) if label == 1)
+    assert odd[:5].tolist() == [word["unknown"], word["a"], word["film"], word["!"], 0]
+
+    made, arrays = own_builder("Topics")
+    assert (made.target.task, made.target.class_names) == ("multilabel", ("art", "law", "sea"))
+    assert {split: len(labels) for split, (_, labels) in arrays.items()} == {"train": 32, "test": 8}
+    labels = np.concatenate([labels for _, labels in arrays.values()])
+    expected = sorted([row & 1, row >> 1 & 1, row >> 2 & 1] for row in range(40))
+    assert (labels.dtype, sorted(labels.tolist())) == (np.uint8, expected)
+
+    made, arrays = own_builder("Houses")
+    assert (made.target.task, made.target.columns) == ("regression", ("wanted",))
+    numbers, labels = arrays["train"]
+    assert (labels.dtype, labels.shape, numbers["number"].dtype) == (np.float32, (30, 1), np.float32)
+    order = np.argsort(labels[:, 0])
+    assert numbers["number"][order].tolist() == [[row, row * 2, row * 3, 1] for row in range(30)]
+    assert labels[order, 0].tolist() == [row / 4 for row in range(30)]
+    assert made.features["number"].mean == pytest.approx((14.5, 29, 43.5, 1))
+    assert made.target.mean == pytest.approx((3.625,))
+
+    made, arrays = own_builder("Winds")
+    assert made.target.columns == ("wanted 0", "wanted 1")
+    assert (arrays["test"][1][:, 0] == -arrays["test"][1][:, 1]).all()
+    assert made.raw_folder is None, "only images are streamed"
+    prepared_data.verify(made)
+
+    with pytest.raises(UserError, match=r"example .+ of the split 'train' has a number that is not finite"):
+        own_builder("Infinite")
+    with pytest.raises(UserError, match=r"cannot be trained on: .+ got \['Audio', 'ClassLabel'\]"):
+        own_builder("Sounds")

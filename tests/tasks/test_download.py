@@ -326,7 +326,7 @@ def test_download_that_breaks_off_may_be_tried_again(root, server, monkeypatch):
     [
         ({"name": "mnits"}, "did you mean 'mnist'?"),
         ({"name": "mnist", "version": "9.9.9"}, "Allowed: 3.0.1"),
-        ({"name": "imdb_reviews"}, "image classification"),
+        ({"name": "div2k"}, "cannot be trained on"),
     ],
 )
 def test_wrong_name_leaves_nothing(root, values, expected):

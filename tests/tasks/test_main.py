@@ -48,4 +48,4 @@ def test_a_dataset_that_is_refused_is_one_message_without_tensorflows_own_lines(
     refused = run([sys.executable, "-m", "tasks", "check", "--set", "dataset.name=wine_quality"])
     assert refused.returncode == 2
     (line,) = refused.stderr.splitlines()
-    assert line.startswith("error: dataset.name = 'wine_quality' is not image classification")
+    assert line.startswith("error: dataset.name = 'wine_quality' cannot be trained on")
