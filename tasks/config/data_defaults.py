@@ -81,14 +81,14 @@ def _of_task(target: Mapping[str, Any], splits: Mapping[str, Any]) -> Choice:
         values["input.validation"] = "validation"
     if target["task"] == "regression":
         values |= {"checkpoint.monitor": "validation/loss", "register.metric": "test/r2", "register.minimum": 0.0}
-        return Choice(values, "a regression: registered where it is better than the mean of its target")
+        return Choice(values, "a regression: registered where it is no worse than the mean of its target")
     if target["task"] == "multilabel":
         values |= {"checkpoint.monitor": "validation/micro_f1", "register.metric": "test/micro_f1"}
         return Choice({**values, "register.minimum": None}, "several labels an example: measured by their F1")
     counts = splits["test" if "test" in splits else "train"]["class_counts"]
     guess = round(max(counts) / max(sum(counts), 1), 4)
     values |= {"checkpoint.monitor": "validation/accuracy", "register.metric": "test/accuracy"}
-    reason = f"{target['num_outputs']} classes: registered where it is better than the most frequent one, {guess:.1%}"
+    reason = f"{target['num_outputs']} classes: registered where it is no worse than the most frequent one, {guess:.1%}"
     return Choice({**values, "register.minimum": guess}, reason)
 
 

@@ -51,10 +51,10 @@ def test_own_photos_become_a_model_that_takes_pixels_by_two_commands(photos, pro
     summary = json.loads(trained.stdout)
     assert (summary["dataset"], summary["data_version"]) == ("my_photos", first["data_version"])
     assert summary["metrics"]["test/accuracy"] > 0.8
-    assert summary["model_version"] == "my_photos-convnet2/1"
+    assert summary["model_version"] == "my_photos-vgg/1"
     use = (
         "import sys, mlflow, numpy as np; mlflow.set_tracking_uri(sys.argv[1]);"
-        "images = np.load(sys.argv[2]); logits = mlflow.pyfunc.load_model('models:/my_photos-convnet2@challenger')"
+        "images = np.load(sys.argv[2]); logits = mlflow.pyfunc.load_model('models:/my_photos-vgg@challenger')"
         ".predict(images); print((logits.argmax(1) == np.load(sys.argv[3])).mean())"
     )
     test = first["splits"]["test"]
