@@ -27,7 +27,11 @@ def values_of(made):
     [
         ({"image": IMAGE}, "vgg", {"filters": [24, 40, 56, 72], "dropout": 0.2}),
         ({"image": {"kind": "image", "shape": [8, 8, 1]}}, "vgg", {"filters": [24, 40], "dropout": 0.2}),
-        ({"image": {"kind": "image", "shape": [500, 400, 3]}}, "vgg", {"filters": [24, 40, 56, 72, 88, 104], "dropout": 0.2}),
+        (
+            {"image": {"kind": "image", "shape": [500, 400, 3]}},
+            "vgg",
+            {"filters": [24, 40, 56, 72, 88, 104], "dropout": 0.2},
+        ),
         ({"review": TEXT}, "text_cnn", {}),
         ({"number": NUMBER}, "mixed", {}),
         ({"number": NUMBER, "review": TEXT, "photo": IMAGE}, "mixed", {}),
