@@ -198,7 +198,7 @@ def digits_folder(made_once: Callable[..., Path]) -> Path:
         (root / ".dvc").mkdir()
         with contextlib.chdir(root):
             assert config.project_root() == root
-            dataset = config.Dataset(name="digits", version=None, image_size=None, downloads=None)
+            dataset = config.Dataset(name="digits", builder=None, version=None, image_size=None, downloads=None)
             download(dataset)
             prepare(config.Tfds(name="digits"))
 

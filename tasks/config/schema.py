@@ -59,7 +59,7 @@ class Dataset(Section):
     ]
     """A TFDS dataset of images, texts or numbers, NAME or NAME/CONFIG, or one embedded in tasks/datasets/. It is also
     the folder: data/NAME or data/NAME-CONFIG. MODULE:CLASS, a TFDS builder of your own, is that class' name in TFDS."""
-    builder: Bookkeeping[OwnCode | None] = None
+    builder: Bookkeeping[OwnCode | None]
     """MODULE:CLASS of a builder of your own; dataset.name=MODULE:CLASS sets it."""
     version: Result[Text | None]
     """TFDS version; null takes what data/<name>/params.yaml says, at first the builder's newest."""

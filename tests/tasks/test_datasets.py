@@ -24,7 +24,7 @@ def root(tmp_path, monkeypatch):
 
 @pytest.fixture
 def prepared(root):
-    digits = config.Dataset(name="digits", version=None, image_size=None, downloads=None)
+    digits = config.Dataset(name="digits", builder=None, version=None, image_size=None, downloads=None)
     download(digits)
     return prepare(config.Tfds(name="digits"))
 
@@ -52,7 +52,7 @@ def test_build_describes_the_dataset(name, shape, num_classes, tmp_path):
 
 @pytest.mark.parametrize("spelling", ["cmaterdb/telugu", "cmaterdb-telugu"])
 def test_a_configuration_is_a_dataset_with_a_folder_of_its_own(spelling, tmp_path):
-    section = config.Dataset(name=spelling, version=None, image_size=None, downloads=None)
+    section = config.Dataset(name=spelling, builder=None, version=None, image_size=None, downloads=None)
     assert section.name == "cmaterdb-telugu"
     builder = datasets.build(section.name, None, tmp_path)
     assert (builder.name, builder.builder_config.name) == ("cmaterdb", "telugu")
@@ -101,7 +101,7 @@ PIXELS = ["9bd8e40864baf402", "2d7c40ce6d895964", "8be6b45d620696d9"]
 
 
 def test_noise_is_the_same_for_ever(root):
-    noise = config.Dataset(name="noise", version=None, image_size=None, downloads=None)
+    noise = config.Dataset(name="noise", builder=None, version=None, image_size=None, downloads=None)
     download(noise)
     found = prepare(config.Tfds(name="noise"))
     assert {name: split.num_examples for name, split in found.splits.items()} == {"train": 128, "test": 32}
@@ -154,7 +154,7 @@ def test_import_brings_in_no_framework():
 def test_a_builder_of_the_users_own_has_the_folder_that_tfds_names_after_its_class(name):
     from tensorflow_datasets.core.naming import camelcase_to_snakecase  # Not public.
 
-    section = config.Dataset(name=f"my.data:{name}/small", version=None, image_size=None, downloads=None)
+    section = config.Dataset(name=f"my.data:{name}/small", builder=None, version=None, image_size=None, downloads=None)
     assert (section.name, section.builder) == (f"{camelcase_to_snakecase(name)}-small", f"my.data:{name}")
 
 
@@ -235,7 +235,9 @@ def own_builder(project, monkeypatch):
     (project / "my_builders.py").write_text(BUILDERS)
 
     def make(name):
-        dataset = config.Dataset(name=f"my_builders:{name}", version=None, image_size=None, downloads=None)
+        dataset = config.Dataset(
+            name=f"my_builders:{name}", builder=None, version=None, image_size=None, downloads=None
+        )
         download_into(project, dataset)
         made = prepare(config.read_description(project / "data" / dataset.name))
         arrays = {

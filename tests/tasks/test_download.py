@@ -105,7 +105,9 @@ def register(monkeypatch, url, content=ARCHIVE):
 
 
 def dataset(name="tiny_images", **values):
-    return config.Dataset(**{"name": name, "version": None, "image_size": None, "downloads": None, **values})
+    return config.Dataset(
+        **{"name": name, "builder": None, "version": None, "image_size": None, "downloads": None, **values}
+    )
 
 
 def message_of(values, error=UserError):
@@ -412,7 +414,7 @@ def test_nothing_in_raw_says_where_or_when(root):
 def start(root):
     code = """
 from tasks import config, download
-digits = config.Dataset(name="digits", version=None, image_size=None, downloads=None)
+digits = config.Dataset(name="digits", builder=None, version=None, image_size=None, downloads=None)
 print(download.download(digits).model_dump_json())
 """
     environment = {**os.environ, "PYTHONPATH": str(CHECKOUT)}

@@ -100,7 +100,9 @@ def root(tmp_path, monkeypatch):
 
 
 def dataset(name="digits", **values):
-    return config.Dataset(**{"name": name, "version": None, "image_size": None, "downloads": None, **values})
+    return config.Dataset(
+        **{"name": name, "builder": None, "version": None, "image_size": None, "downloads": None, **values}
+    )
 
 
 def prepare(values, manifest=None):
