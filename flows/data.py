@@ -71,7 +71,10 @@ def add(
             print(prepared.model_dump_json())
             return
         tables.print_dataset(prepared)
-        print(f"\nTrain on it: stratagem run --set dataset.name={prepared.name}")
+        train = f"stratagem run --set dataset.name={prepared.name}"
+        if "validation" in prepared.splits:
+            train = f"\n  {train} --set input.validation=validation"
+        print(f"\nTrain on it: {train}".replace(": \n", ":\n"))
 
 
 @app.command("list")

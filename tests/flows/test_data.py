@@ -318,3 +318,27 @@ def test_a_tfds_builder_of_the_users_own_is_a_dataset(project, run):
         refused = run(["stratagem", "data", "add", name])
         assert (refused.returncode, message in refused.stderr) == (2, True), refused.stderr
     assert sorted(path.name for path in (project / "data").iterdir()) == ["black_or_white", "digits"]
+
+
+def test_a_table_says_what_it_was_taken_for_and_trains(project, run, tmp_path):
+    rows = [f"{number / 7},{'north' if number % 3 else 'south'},p{number % 9},{number % 2}" for number in range(90)]
+    (tmp_path / "cells.csv").write_text("\n".join(["size,clinic,patient,found", *rows]) + "\n")
+    before = sorted(path.name for path in (project / "data").iterdir())
+    add = ["stratagem", "data", "add", tmp_path / "cells.csv"]
+    for options, message in [
+        ([], "Give --target COLUMN, or several as --target A,B. Allowed: size, clinic, patient, found"),
+        (["--target", "fond"], "unknown column 'fond': did you mean 'found'"),
+        (["--target", "found", "--set", "dataset.columns.clinic=number"], "'clinic', of kind number, has in row"),
+    ]:
+        refused = run([*add, *options])
+        assert (refused.returncode, message in refused.stderr) == (2, True), refused.stderr
+        assert sorted(path.name for path in (project / "data").iterdir()) == before
+    options = ["--target", "found", "--set", "dataset.group=patient", "--set", "dataset.columns.clinic=ignore"]
+    added = run([*add, *options])
+    assert added.returncode == 0, added.stderr
+    assert "  task      classification of found\n  number    size\n  ignore    clinic\n" in added.stderr
+    assert max(map(len, added.stdout.splitlines())) <= 80
+    assert run([*add, *options]).returncode == 0, "the same again is the same dataset"
+    command = added.stdout.rpartition("Train on it:")[2].split()
+    trained = run([*command, "--set", "train.epochs=1"])
+    assert trained.returncode == 0, trained.stderr

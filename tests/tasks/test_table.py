@@ -162,11 +162,35 @@ def test_a_large_file_is_read_in_parts_to_the_same_bytes(source, monkeypatch):
     path = write(visits(), source / "own.csv")
     expected = prepare(path, target="back", group="person")
     before = files_of(expected)
+    assert path.stat().st_size > 4 * 2000
     monkeypatch.setattr("tasks.table_files.KEPT_BYTES", 0)
     monkeypatch.setattr("tasks.table_files.CHUNK_BYTES", 2000)
-    in_parts = files_of(prepare(path, target="back", group="person"))
+    found = prepare(path, target="back", group="person")
+    for moment in ("mean", "deviation"):
+        own, other = (getattr(one.features["number"], moment) for one in (expected, found))
+        np.testing.assert_allclose(own, other, rtol=1e-9)
+    in_parts = files_of(found)
     del before["manifest.json"], in_parts["manifest.json"]  # Its sums were taken in another order.
     assert in_parts == before
+
+
+def test_a_number_that_arrow_does_not_read_is_read_as_it_is_served(source, monkeypatch):
+    monkeypatch.setattr("tasks.table_files.CHUNK_BYTES", 200)
+    values = [*map(str, range(99)), "\N{FULLWIDTH DIGIT SEVEN}"]  # 7 to Python.
+    frame = pd.DataFrame({"own": values, "y": ["a", "b"] * 50})
+    prepared = prepare(write(frame, source / "own.csv"), target="y")
+    found = np.concatenate([array(prepared, "number", split)[:, 0] for split in prepared.splits])
+    assert sorted(found) == sorted([*range(99), 7])
+
+
+@pytest.mark.parametrize(("most", "expected"), [(9, ["c", "a", "b", "d"]), (2, ["c", "a"])])
+def test_a_vocabulary_begins_with_the_most_frequent(source, most, expected):
+    frame = pd.DataFrame({"own": [*"dbbaacccee"], "y": [*"xyxyxyxyxy"], "part": ["train"] * 8 + ["test"] * 2})
+    path = write(frame, source / "own.csv")
+    prepared = prepare(path, target="y", split_column="part", max_vocabulary=most)
+    assert json.loads(Path(prepared.features["category"].vocabulary).read_text()) == [expected]
+    places = [expected.index(text) + 2 if text in expected else 1 for text in frame["own"]]
+    assert [*array(prepared, "category")[:, 0], *array(prepared, "category", "test")[:, 0]] == places
 
 
 def test_what_is_fitted_never_saw_the_test_split(source):
@@ -440,6 +464,7 @@ def test_rows_whose_image_is_broken_can_be_left_out(source, capsys):
     for split in prepared.splits:
         shades = array(prepared, "number", split)[:, 0]
         np.testing.assert_array_equal(array(prepared, "photo", split)[:, 0, 0, 0], shades)
+        np.testing.assert_array_equal(labels(prepared, split), shades % 2 == 0)  # Cats are odd.
         assert prepared.splits[split].num_examples == len(labels(prepared, split))
     said = capsys.readouterr().err
     assert "left out, with their rows, as no whole image (18)" in said
