@@ -8,6 +8,7 @@ from rich.table import Table
 
 from tasks import config, report, runs
 from tasks.records import (
+    HEADLINES,
     Comparison,
     DataDifference,
     EvaluationResult,
@@ -75,7 +76,7 @@ def print_run(summary: RunSummary, changed: bool = True) -> None:
         "strategy": f"{summary.strategy}, {replicas}, loop {summary.loop}",
         "trained": f"{summary.epochs} epochs, {summary.steps:,} steps",
         "examples/s": speed,
-        **{name.replace("/", " "): f"{value:.4f}" for name, value in summary.metrics.items() if name != "test/loss"},
+        **_test_metrics(summary.metrics),
         "checkpoint": summary.checkpoint,
         "model": f"{summary.model_version} {' '.join('@' + alias for alias in summary.aliases)}"
         if summary.model_version
@@ -107,6 +108,14 @@ def print_export(result: ExportedModel) -> None:
 
 def _shape(one: TensorShape) -> str:
     return f"{one.dtype} ({', '.join(str(size or 'any') for size in one.shape)})"
+
+
+def _test_metrics(metrics: dict[str, float]) -> dict[str, str]:
+    """Return a row for the headline of a test, and one for what else was measured."""
+    measured = {name.removeprefix("test/"): f"{value:.4f}" for name, value in metrics.items() if name != "test/loss"}
+    headline = next(name for name in HEADLINES.values() if name in measured)
+    rows = {f"test {headline}": measured.pop(headline)}
+    return rows | ({"others": ", ".join(map(" ".join, measured.items()))} if measured else {})
 
 
 def print_classes(result: EvaluationResult) -> None:

@@ -334,10 +334,15 @@ class Encoder:
         (column,) = feature["columns"]
         values = rows_of(table[column["name"]])
         shape = tuple(feature["shape"])
-        decoded = list(self._workers(self._image, repeat(column["name"]), range(len(values)), values, repeat(shape)))
+        decoded = list(self._workers(self.image, repeat(column["name"]), range(len(values)), values, repeat(shape)))
         return np.stack(decoded) if decoded else np.zeros((0, *shape), np.uint8)
 
-    def _image(self, column: str, row: int, value: Any, shape: tuple[int, ...]) -> npt.NDArray[np.uint8]:
+    def image(self, column: str, row: int, value: Any, shape: tuple[int, ...]) -> npt.NDArray[np.uint8]:
+        """Return the image of a row, uint8 of a shape; zeros for a missing one.
+
+        Raises:
+            BadValue: it is no whole image.
+        """
         if isinstance(value, str | type(None) | float) and _is_missing(value):
             return np.zeros(shape, np.uint8)
         try:

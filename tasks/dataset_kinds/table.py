@@ -121,9 +121,10 @@ class _Encoder(Encoder):
         rows = np.setdiff1d(np.arange(_length(table)), sorted(self._rows)).astype(np.int64)
         return {name: one[rows] for name, one in encoded.items()} if self._rows else encoded, rows
 
-    def _image(self, column: str, row: int, value: Any, shape: tuple[int, ...]) -> npt.NDArray[np.uint8]:
+    def image(self, column: str, row: int, value: Any, shape: tuple[int, ...]) -> npt.NDArray[np.uint8]:
+        """Return the image of a row; of one that is not whole zeros, and remember it."""
         try:
-            return super()._image(column, row, value, shape)
+            return super().image(column, row, value, shape)
         except BadValue as bad:
             self.broken[str(value)] = bad.reason.removeprefix("is no whole image ").strip("()")
             self._rows.add(row)
