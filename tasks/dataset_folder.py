@@ -13,7 +13,7 @@ from typing import Any
 import yaml
 
 from tasks import config, files, lineage, own_code, prepared_data
-from tasks.errors import UserError, cut
+from tasks.errors import UserError, cut, listed
 
 MADE_BY_TFDS = re.compile(r"(dataset_info|features|metadata)\.json|.+\.labels\.txt|.+\.tfrecord-\d+-of-\d+")
 """The names of the files in raw/."""
@@ -53,7 +53,6 @@ GITIGNORE = """\
 """
 SUFFIXES = {".npz": "arrays", ".csv": "table", ".tsv": "table", ".parquet": "table", ".jsonl": "table"}
 """The kind that reads a file, by the end of its name."""
-MAX_NAMED = 20
 NO_BUILDER = {"kind", "builder"}
 SPECIAL = {stat.S_IFIFO: "a pipe", stat.S_IFSOCK: "a socket", stat.S_IFCHR: "a device", stat.S_IFBLK: "a device"}
 
@@ -136,10 +135,9 @@ def refuse_unreadable(source: str, root: Path) -> None:
             if reason := _unreadable(path, real):
                 wrong[os.path.relpath(path, whole)] = reason
     if wrong:
-        named = ", ".join(f"{path} ({reason})" for path, reason in sorted(wrong.items())[:MAX_NAMED])
-        more = f" and {len(wrong) - MAX_NAMED} more" if len(wrong) > MAX_NAMED else ""
+        named = listed([f"{path} ({reason})" for path, reason in sorted(wrong.items())])
         raise UserError(
-            f"dataset.source = '{source}': {len(wrong)} of its files and folders cannot be used: {named}{more}. Put "
+            f"dataset.source = '{source}': {len(wrong)} of its files and folders cannot be used: {named}. Put "
             "what can be read in their place, or remove them"
         )
 

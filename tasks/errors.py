@@ -2,7 +2,7 @@
 
 import os
 import reprlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from difflib import get_close_matches
 
 from tasks.network import without_secrets
@@ -76,6 +76,12 @@ def cut(text: str, length: int = 200) -> str:
 def one_line(error: BaseException) -> str:
     """Return an error's type and message as one line."""
     return f"{type(error).__name__}: {' '.join(str(error).split())}"
+
+
+def listed(texts: Sequence[str], most: int = 20) -> str:
+    """Return the first texts with commas between them, and how many more there are."""
+    more = f" and {len(texts) - most:,} more" if len(texts) > most else ""
+    return ", ".join(texts[:most]) + more
 
 
 def shown(value: object) -> str:

@@ -12,13 +12,12 @@ import pyarrow.csv
 import pyarrow.parquet
 
 from tasks.encoding import MISSING_TEXTS, Repeated, Values, num_rows
-from tasks.errors import UserError, cut
+from tasks.errors import UserError, cut, listed
 
 CHUNK_BYTES = 8 * 2**20
 CHUNK_ROWS = 65_536
 KEPT_BYTES = 256 * 2**20
 """A smaller file is read once and kept; a larger one is read again by each that looks at it."""
-MAX_NAMED = 20
 
 Wanted = Literal["number", "repeated", "text"]
 """What a column is read as: numbers, values of which many are the same, or each by itself."""
@@ -105,7 +104,9 @@ class TableFile:
                 raise self.refused(f"the columns {', '.join(map(str, unnamed))} have no name: give each one")
             names[unnamed[0] - 1] = f"column {unnamed[0]}"  # As pandas writes its index.
         if twice := sorted({name for name in names if names.count(name) > 1}):
-            raise self.refused(f"{len(twice)} of its columns have the name of another one: {_named(twice)}")
+            raise self.refused(
+                f"{len(twice)} of its columns have the name of another one: {listed([repr(name) for name in twice])}"
+            )
         return names
 
     @property
@@ -247,8 +248,3 @@ def _values(column: Any, wanted: Wanted) -> Values:
         return found
     listed: list[Any] = column.to_pylist()
     return listed
-
-
-def _named(names: list[str]) -> str:
-    more = f" and {len(names) - MAX_NAMED} more" if len(names) > MAX_NAMED else ""
-    return ", ".join(map(repr, names[:MAX_NAMED])) + more

@@ -36,6 +36,7 @@ def load(
     """
     root = root or project_root()
     values = _read_yaml(root / "params.yaml")
+    own_name = _dataset_name(values)
     if recipe is not None:
         values = _overlay(values, _read_recipe(recipe, root))
     # One overlay for all texts together: their order does not matter, and a wrong key is not lost by a change of kind.
@@ -44,7 +45,9 @@ def load(
     except plain.NotPlain as error:
         raise UserError(f"overrides: {error}") from None
     merged = _overlay(values, _nested(given))
-    for choice in choices(recipe, merged, root) or []:
+    if recipe is not None or _dataset_name(merged) == own_name:
+        return parse(merged)
+    for choice in _choose(_dataset_name(merged), root):
         values = _overlay(values, _nested(choice.values))
     return parse(_overlay(values, _nested(given)))
 
@@ -58,10 +61,16 @@ def choices(recipe: str | None, values: Mapping[str, Any], root: Path | None = N
         values: nested settings, of which ``dataset.name`` is read.
         root: the project's folder.
     """
-    root = root or project_root()
-    name, own = (_dataset_name(one) for one in (values, _read_yaml(root / "params.yaml")))
-    if recipe is not None or name is None or name == own:
+    root, name = root or project_root(), _dataset_name(values)
+    if recipe is not None or name == _dataset_name(_read_yaml(root / "params.yaml")):
         return None
+    return _choose(name, root)
+
+
+def _choose(name: str | None, root: Path) -> list[Choice]:
+    """Return what fits a dataset's data; nothing as long as they are not prepared."""
+    if name is None:  # The settings say what is wrong with it.
+        return []
     try:
         return choose(json.loads((root / "data" / name / "prepared" / "manifest.json").read_text(encoding="utf-8")))
     except (OSError, ValueError, KeyError, TypeError):  # It is not there, or whoever reads the data says what it lacks.

@@ -16,11 +16,10 @@ from PIL import Image, UnidentifiedImageError
 from tasks import config, machine
 from tasks.dataset_kinds import Block, Examples, split_rows
 from tasks.encoding import FORMATS, decode_picture
-from tasks.errors import UserError
+from tasks.errors import UserError, listed
 from tasks.records import Feature, HeldOut, Target
 
 SPLITS = {"train": "train", "test": "test", "validation": "validation", "valid": "validation", "val": "validation"}
-MAX_NAMED = 20
 MAX_SIDE = 224
 """The larger side of the size that is proposed where sizes differ: that of most pretrained models."""
 CHUNK_BYTES = 8 * 2**20
@@ -109,7 +108,7 @@ def _find(source: Path) -> dict[str, dict[str, list[Path]]]:
             if different := sorted(classes.keys() ^ found["train"].keys()):
                 raise UserError(
                     f"dataset.source = '{source}': the classes of '{split}' are not those of 'train': "
-                    f"{', '.join(different[:MAX_NAMED])} {'is' if len(different) == 1 else 'are'} in one of them only"
+                    f"{listed(different)} {'is' if len(different) == 1 else 'are'} in one of them only"
                 )
     else:
         found = {"train": _classes(source)}
@@ -193,14 +192,13 @@ def _refuse_broken(dataset: config.ImageFolder, broken: dict[Path, str]) -> None
     if not broken:
         return
     source = config.project_root() / dataset.source
-    named = [f"{path.relative_to(source)} ({reason})" for path, reason in sorted(broken.items())[:MAX_NAMED]]
-    more = f" and {len(broken) - MAX_NAMED} more" if len(broken) > MAX_NAMED else ""
+    named = listed([f"{path.relative_to(source)} ({reason})" for path, reason in sorted(broken.items())])
     if dataset.on_broken == "skip":
-        print(f"left out, as no whole image ({len(broken)}): {', '.join(named)}{more}", file=sys.stderr)
+        print(f"left out, as no whole image ({len(broken)}): {named}", file=sys.stderr)
         return
     raise UserError(
         f"dataset.source = '{dataset.source}': {len(broken)} of its files "
-        f"{'is' if len(broken) == 1 else 'are'} no whole image: {', '.join(named)}{more}. Mend or remove "
+        f"{'is' if len(broken) == 1 else 'are'} no whole image: {named}. Mend or remove "
         "them, or leave them out: dataset.on_broken=skip"
     )
 

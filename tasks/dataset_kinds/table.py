@@ -19,12 +19,11 @@ from tasks import config, encoding, machine
 from tasks.dataset_kinds import Block, Examples, most_frequent, split_rows, text_length
 from tasks.dataset_kinds.image_folder import Header, common_size, read_header
 from tasks.encoding import BadValue, Encoder, Repeated, Values
-from tasks.errors import UserError, cut, one_of
+from tasks.errors import UserError, cut, listed, one_of
 from tasks.records import Column, Feature, HeldOut, Target
 from tasks.table_columns import SPLITS, fill_in, open_file, top_of
 from tasks.table_files import TableFile, Wanted
 
-MAX_NAMED = 20
 WANTED: dict[str, Wanted] = {
     "number": "number",
     "datetime": "text",
@@ -176,12 +175,13 @@ class _Table:
         dataset = self.dataset
         numbers = dataset.task == "regression" or len(dataset.target) > 1
         roles: dict[str, Wanted] = dict.fromkeys(dataset.target, "number" if numbers else "repeated")
-        for name, how in ((dataset.split_column, "repeated"), (dataset.group, "repeated"), (dataset.time, "text")):
-            if name is not None:
-                roles[name] = "repeated" if how == "repeated" else "text"
-        if dataset.weight is not None:
-            roles[dataset.weight] = "number"
-        return roles
+        read_as: dict[str | None, Wanted] = {
+            dataset.split_column: "repeated",
+            dataset.group: "repeated",
+            dataset.time: "text",
+            dataset.weight: "number",
+        }
+        return roles | {name: how for name, how in read_as.items() if name is not None}
 
     def chunks(self, wanted: Mapping[str, Wanted]) -> Iterator[tuple[int, dict[str, Values]]]:
         """Yield the number of the first row, and the values of these columns."""
@@ -282,13 +282,12 @@ class _Table:
         """End with the names of images that cannot be used; or say which are left out."""
         if not broken:
             return
-        named = ", ".join(f"{text} ({reason})" for text, reason in sorted(broken.items())[:MAX_NAMED])
-        more = f" and {len(broken) - MAX_NAMED} more" if len(broken) > MAX_NAMED else ""
+        named = listed([f"{text} ({reason})" for text, reason in sorted(broken.items())])
         if self.dataset.on_broken == "skip":
-            print(f"left out, with their rows, as no whole image ({len(broken)}): {named}{more}", file=sys.stderr)
+            print(f"left out, with their rows, as no whole image ({len(broken)}): {named}", file=sys.stderr)
             return
         raise UserError(
-            f"dataset.source = '{self.dataset.source}': {len(broken)} of its images cannot be used: {named}{more}. "
+            f"dataset.source = '{self.dataset.source}': {len(broken)} of its images cannot be used: {named}. "
             "Mend them, or leave their rows out: dataset.on_broken=skip"
         )
 
@@ -299,11 +298,10 @@ class _Table:
         if self.dataset.on_broken == "skip":
             self.usable &= ~missing
             return
-        rows = ", ".join(str(row + 1) for row in np.flatnonzero(missing)[:MAX_NAMED])
-        more = f" and {int(missing.sum()) - MAX_NAMED:,} more" if missing.sum() > MAX_NAMED else ""
+        rows = listed([str(row + 1) for row in np.flatnonzero(missing).tolist()])
         raise UserError(
             f"dataset.{key} = '{name}': {int(missing.sum()):,} of {len(missing):,} rows have no value, in the rows "
-            f"{rows}{more}, counted without the header. Mend them, or leave them out: dataset.on_broken=skip "
+            f"{rows}, counted without the header. Mend them, or leave them out: dataset.on_broken=skip "
             f"(dataset.source = '{self.dataset.source}')"
         )
 

@@ -245,7 +245,7 @@ def _write_code(folder: Path, model_name: str, takes_rows: bool) -> tuple[list[s
         (folder / f"{encoder}.py").write_bytes(source)
         text += LOADER.replace("ENCODING", encoder)
     else:
-        text += "from mlflow.keras.load import _load_pyfunc  # noqa: E402, F401\n"
+        text += "from mlflow.keras.load import _load_pyfunc\n"
     loader = f"load_{digest.hexdigest()[:12]}"
     (folder / f"{loader}.py").write_text(text, encoding="utf-8")
     return sorted(str(path) for path in folder.iterdir()), loader

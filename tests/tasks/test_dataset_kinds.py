@@ -341,7 +341,7 @@ def theirs(project):
         (folder / "cat" / "0.png").chmod(0)
         (folder / "dog").chmod(0)
         user = os.geteuid()
-        if user == 0:  # Who may read everything.
+        if user == 0:  # Root may read everything.
             os.seteuid(65534)
         try:
             yield folder
