@@ -58,13 +58,6 @@ def check(settings: config.Settings, prepared: PreparedDataset, new: bool = Fals
     sources.verify(settings.input, prepared)
     models.set_precision(settings.train.dtype_policy)
     strategy = strategies.build(settings.strategy)
-    if strategy.coordinator is not None and sources.choose_source(settings.input, prepared) == "stream":
-        raise UserError(
-            f"input.source = '{settings.input.source}': the training split of {prepared.name} is larger than "
-            f"input.memory_budget_bytes = {settings.input.memory_budget_bytes:,}, so it would be a stream, and under "
-            f"strategy.kind = '{strategy.kind}' each worker has the arrays in memory and is told rows of them. Give "
-            "input.source=array, a larger input.memory_budget_bytes, or another strategy"
-        )
     global_batch_size = find_global_batch_size(settings.train, strategy.num_replicas)
     _, rows = carve(prepared, settings.input.validation, settings.train.seed)["train"]
     sources.check_batch(global_batch_size, len(rows), prepared)

@@ -87,9 +87,10 @@ class Augmentation(Section):
 
 class Input(Section):
     source: Result[Literal["auto", "array", "stream"]]
-    """`array`: decoded images in memory. `stream`: TFRecord shards. `auto`: array where the split fits the budget."""
-    memory_budget_bytes: Result[Annotated[int, Field(gt=0, le=10**18)]]
-    """The largest training split, decoded as uint8, that `auto` holds in memory."""
+    """`array`, which `auto` takes: the prepared arrays, memory-mapped, also where they are larger than the memory.
+    `stream`: TFDS' shards of images, decoded anew in each run and shuffled in a buffer."""
+    memory_budget_bytes: Speed[Annotated[int, Field(gt=0, le=10**18)]]
+    """The largest split that one GPU copies into its own memory; of a larger one the processor gathers each batch."""
     validation: Result[Text | Annotated[float, Field(gt=0, lt=1)] | Count | None]
     """The name of a split, a fraction of the training examples, an exact number of them, or null for none."""
     normalization: Result[Literal["scale", "standardize", "none"]]

@@ -33,6 +33,8 @@ class ArraySource:
     rows: Rows
     class_weights: tuple[float, ...] | None = None
     """How much an example of each class counts; None where all count the same."""
+    fits_accelerator: bool = True
+    """Whether one accelerator may hold all of the split in its own memory."""
     reads_ahead = True
 
     def rows_at(self, places: Rows) -> Rows:
@@ -44,8 +46,10 @@ class ArraySource:
         return self._complete(*_mapped(*self._files()))
 
     def tensors(self) -> tuple[Any, ...]:
-        """Return the same as tensors, which lie in memory once however many batches read them."""
-        return self._complete(*_resident(*self._files()))
+        """Return the same as memory-mapped tensors of the processor."""
+        features, labels, weights, _ = self._files()
+        x = as_input({name: mapped_tensor(path) for name, path in features})
+        return self._complete(x, mapped_tensor(labels), None if weights is None else mapped_tensor(weights))
 
     def arrays(self, batches: Batches) -> Iterator[Batch]:
         """Yield features (n, ...) and labels (n, ...), and weights (n,) where examples have some, one batch a step.
@@ -81,8 +85,7 @@ class ArraySource:
         """Return the ``tf.data.Dataset`` of one batch a step."""
         import tensorflow as tf
 
-        with tf.device("CPU:0"):  # Where tf.data gathers, whatever the strategy trains on.
-            arrays = self.tensors()
+        arrays = self.tensors()
         section = batches.augmentation
         cut = Blocks(batches, _block_steps(batches, self.mapped()[0]))
 
@@ -205,11 +208,18 @@ def _mapped(
     return x, *others
 
 
-@lru_cache(maxsize=4)
-def _resident(*files: Any) -> tuple[Any, ...]:
-    """Return the same as tensors."""
+def mapped_tensor(path: Path) -> Any:
+    """Return the array of a .npy file as a tensor of the processor whose memory is the file itself.
+
+    Only the pages of rows that are read come into memory, and they leave it again where others need the room: NumPy's
+    ``mmap_mode``, which TensorFlow would copy as a whole. No step of it copies, also in a graph and on another process.
+    """
     import tensorflow as tf
 
-    return tuple(
-        None if part is None else tf.nest.map_structure(tf.convert_to_tensor, part) for part in _mapped(*files)
-    )
+    header = np.load(path, mmap_mode="r")
+    with tf.device("CPU:0"):
+        content = tf.raw_ops.ImmutableConst(dtype=tf.uint8, shape=[path.stat().st_size], memory_region_name=str(path))
+        content = content[header.offset :]  # Of so many bytes that the rest begins where TensorFlow lets arrays begin.
+        if header.dtype != np.uint8:
+            content = tf.bitcast(tf.reshape(content, [-1, header.itemsize]), header.dtype)
+        return tf.reshape(content, header.shape)

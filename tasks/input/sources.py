@@ -41,8 +41,7 @@ def training_batches(
     section = settings.input
     split, rows = carve(prepared, section.validation, settings.train.seed)["train"]
     check_batch(global_batch_size, len(rows), prepared)
-    megabytes = f"{_train_bytes(prepared) / 1e6:,.1f} of {section.memory_budget_bytes / 1e6:,.0f} MB"
-    chosen = choose_source(section, prepared)
+    chosen, megabytes = choose_source(section, prepared), f"{_bytes(prepared, split) / 1e6:,.1f} MB"
     log.info(
         "input     %s source (%s), %s of %s examples a step", chosen, megabytes, global_batch_size, f"{len(rows):,}"
     )
@@ -90,17 +89,13 @@ def ordered_batches(
 
 
 def choose_source(section: config.Input, prepared: PreparedDataset) -> str:
-    """Return ``array`` or ``stream``: what is asked for, else what the training split's size as uint8 allows."""
-    if prepared.raw_folder is None:
-        if section.source == "stream":
-            raise UserError(
-                f"input.source = 'stream': {prepared.name} is of kind {prepared.kind}, and only images in TFDS' "
-                "shards can be streamed. Give input.source=auto"
-            )
-        return "array"
-    if section.source != "auto":
-        return section.source
-    return "array" if _train_bytes(prepared) <= section.memory_budget_bytes else "stream"
+    """Return ``array`` or ``stream``: what is asked for, else the array, which need not fit into memory."""
+    if section.source == "stream" and prepared.raw_folder is None:
+        raise UserError(
+            f"input.source = 'stream': {prepared.name} is of kind {prepared.kind}, and only images in TFDS' "
+            "shards can be streamed. Give input.source=auto"
+        )
+    return "stream" if section.source == "stream" else "array"
 
 
 def check_batch(global_batch_size: int, num_examples: int, prepared: PreparedDataset) -> None:
@@ -131,7 +126,8 @@ def _source(
     class_weights: tuple[float, ...] | None = None,
 ) -> ArraySource | StreamSource:
     if choose_source(section, prepared) == "array":
-        return ArraySource(prepared.splits[split], rows, class_weights)
+        fits = _bytes(prepared, split) <= section.memory_budget_bytes
+        return ArraySource(prepared.splits[split], rows, class_weights, fits_accelerator=fits)
     return StreamSource(prepared, split, rows, section.cache, section.shuffle_buffer, class_weights)
 
 
@@ -154,8 +150,8 @@ def _class_weights(
     return tuple(weights)
 
 
-def _train_bytes(prepared: PreparedDataset) -> int:
+def _bytes(prepared: PreparedDataset, split: str) -> int:
     row_bytes = sum(
         math.prod(feature.shape) * np.dtype(feature.dtype).itemsize for feature in prepared.features.values()
     )
-    return prepared.splits["train"].num_examples * row_bytes
+    return prepared.splits[split].num_examples * row_bytes

@@ -19,7 +19,7 @@ import numpy.typing as npt
 import tensorflow as tf
 
 from tasks import config
-from tasks.input.array import ArraySource
+from tasks.input.array import ArraySource, mapped_tensor
 from tasks.input.augment import augment_images
 from tasks.input.batches import Batches
 from tasks.records import as_input
@@ -164,8 +164,8 @@ def examples(batches: Batches, first: int, end: int, size: int) -> npt.NDArray[n
 
 def resident(batches: Batches) -> Callable[[], Any]:
     """Return what makes a worker's dataset: for ever the same element (features, labels, weights if there are some,
-    worker), read once by the worker itself, from the same paths as here. ``worker`` is a number that tells its process
-    from others.
+    worker), memory-mapped by the worker itself, from the same paths as here. ``worker`` is a number that tells its
+    process from others.
 
     Only TensorFlow's operations run on another process: no NumPy reads there, and an array in the graph would be sent.
 
@@ -177,13 +177,9 @@ def resident(batches: Batches) -> Callable[[], Any]:
         raise ValueError("a stream has no rows that a worker could be told")
     split, root = source.split, config.project_root()
     paths = [root / path for path in (*split.features.values(), split.labels, split.weights) if path is not None]
-    headers = [np.load(path, mmap_mode="r") for path in paths]
 
     def read(_: Any) -> tuple[Any, ...]:
-        arrays = []
-        for path, header in zip(paths, headers, strict=True):
-            values = tf.io.decode_raw(tf.io.read_file(str(path)), header.dtype)[header.offset // header.itemsize :]
-            arrays.append(tf.reshape(values, header.shape))
+        arrays = [mapped_tensor(path) for path in paths]
         num_features = len(split.features)
         x = as_input(dict(zip(split.features, arrays[:num_features], strict=True)))
         labels, *weights = arrays[num_features:]

@@ -136,8 +136,9 @@ def train_function(training: Training, calls: Calls) -> Function:
     model, strategy, batches, position = training.model, training.strategy, training.batches, training.position
     step = _on_batch(model.train_step) if _keras_steps(training) else train_step(model, training.loss, strategy)
     jit_compile = training.settings.train.jit_compile is True
-    if jit_compile and not strategy.distributed and isinstance(batches.source, ArraySource):
-        on_rows = _step_on_rows(step, strategy, batches.source, batches.augmentation)
+    source = batches.source
+    if jit_compile and not strategy.distributed and isinstance(source, ArraySource) and source.fits_accelerator:
+        on_rows = _step_on_rows(step, strategy, source, batches.augmentation)
         many = compiled_steps(model, strategy, on_rows, batches, calls.most)
     else:
         many = many_steps(model, strategy, tf.function(step, jit_compile=True) if jit_compile else step, batches)
@@ -306,12 +307,12 @@ def _step_on_rows(
 ) -> Callable[..., None]:
     """Return the step that gathers its batch itself: ``step(rows, draws, global_size)``, with the rows of this worker.
 
-    The arrays lie in the memory of the device where there is one replica, else in the host's.
+    The arrays lie in the memory of the device where there is one replica and they fit, else where the host maps them.
     """
     num_replicas = strategy.num_local_replicas
-    place = "/device:CPU:0" if num_replicas > 1 else None
+    place = None if num_replicas == 1 and source.fits_accelerator else "/device:CPU:0"
     with tf.device(place):
-        arrays = source.tensors()
+        arrays = tf.nest.map_structure(tf.identity, source.tensors())  # No copy where they are.
 
     def on_rows(rows: Any, draws: Any, global_size: Any) -> None:
         with tf.device(place):

@@ -581,7 +581,7 @@ def changed(section, path):
 # What is named by hand, so that a wrong mark shows: the rest of the keys changes the result.
 NO_RESULT = {
     "checkpoint.keep", "dataset.builder", "dataset.downloads", "evaluate.global_batch_size", "evaluate.strategy",
-    "input.cache", "input.prefetch",
+    "input.cache", "input.memory_budget_bytes", "input.prefetch",
     "register.alias", "register.enabled", "register.metric", "register.minimum", "register.model_name",
     "strategy.communication", "strategy.heartbeat_timeout_seconds", "strategy.launcher", "strategy.max_restarts",
     "tracking.experiment", "tracking.system_metrics", "train.jit_compile", "train.loop",

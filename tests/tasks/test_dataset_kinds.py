@@ -477,8 +477,6 @@ def test_arrays_that_cannot_be_trained_on_are_refused(source, make, message):
 def test_what_has_no_shards_is_never_streamed(source):
     np.savez(source / "own.npz", x=IMAGES, y=CLASSES)
     prepared = prepare(describe(source / "own.npz", "arrays"))
-    small = config.load(None, {"input.memory_budget_bytes": 1})
-    assert sources.choose_source(small.input, prepared) == "array"
     wanted = config.load(None, {"input.source": "stream"})
     with pytest.raises(UserError, match=r"input.source = 'stream': own is of kind arrays.+Give input.source=auto"):
         sources.choose_source(wanted.input, prepared)

@@ -670,19 +670,6 @@ def pretend(monkeypatch, **fields):
     monkeypatch.setattr(strategies, "build", lambda section: replace(one, **fields))
 
 
-def test_parameter_servers_and_what_would_be_a_stream_are_refused(tiny, monkeypatch):
-    pretend(monkeypatch, kind="parameter_server", coordinator="a coordinator")
-    values = {"strategy.kind": "parameter_server", "train.loop": "custom", "input.source": "auto"}
-    check(config.load(None, values | {"input.memory_budget_bytes": 200 * 64}), tiny)
-    with pytest.raises(
-        UserError,
-        match="input.source = 'auto': the training split of tiny is larger than input.memory_budget_bytes = 12,799, "
-        r".* Give input.source=array, a larger input.memory_budget_bytes, or another strategy",
-    ) as error:
-        check(config.load(None, values | {"input.memory_budget_bytes": 200 * 64 - 1}), tiny)
-    assert error.value.exit_code == 2
-
-
 def test_the_model_that_is_trained_is_checked_too(tiny, train, monkeypatch):
     checked = []
     pretend(monkeypatch, check_model=checked.append)
