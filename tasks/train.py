@@ -2,6 +2,7 @@
 
 import contextlib
 import logging
+import math
 import threading
 import time
 from collections import Counter
@@ -71,6 +72,7 @@ def check(settings: config.Settings, prepared: PreparedDataset, new: bool = Fals
                 raise UserError(f"model.initial = {settings.model.initial}: {error}") from None
     strategy.check_model(looked_at)
     check_last_batch(looked_at, strategy, settings.input, len(rows), global_batch_size)
+    model.freeze(looked_at, settings.model.freeze)
     return strategy, global_batch_size
 
 
@@ -269,6 +271,9 @@ def _log_summary(training: Training, placement: Placement) -> None:
     log.info("strategy  %s", strategy.describe())
     log.info("variables %s; %s MB a device; gradients: %s", spread, f"{num_bytes / 1e6:,.1f}", strategy.collectives)
     log.info("model     %s, %s parameters", name, f"{training.model.count_params():,}")
+    if training.settings.model.freeze:
+        trained = sum(math.prod(variable.shape) for variable in training.model.trainable_variables)
+        log.info("frozen    %s; %s parameters are trained", ", ".join(training.settings.model.freeze), f"{trained:,}")
 
 
 def _closing(opened: Any) -> contextlib.AbstractContextManager[Any]:

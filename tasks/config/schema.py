@@ -32,6 +32,20 @@ else:
     MetricName = Literal[*METRICS]
 OwnCode = Annotated[str, Field(pattern=r"^[\w.]+:\w+$", max_length=250)]
 """A user's own `module:function`."""
+
+
+def _expression(text: str) -> str:
+    try:
+        re.compile(text)
+    except re.error as error:
+        raise ValueError(
+            f"'{text}' is no regular expression ({error}): write a layer's name, or such as conv.*"
+        ) from None
+    return text
+
+
+LayerNames = Annotated[Text, AfterValidator(_expression)]
+"""A regular expression of names of layers."""
 BATCH_SIZES = ("per_replica_batch_size", "global_batch_size")
 
 
@@ -116,6 +130,9 @@ class Model(Section):
     initial: Result[Annotated[str, Field(pattern="^[0-9a-f]{32}$")] | None]
     """The id of a run of the same model, also on another dataset: a new run begins with the weights of its best
     checkpoint. Null begins with random ones."""
+    freeze: Result[list[LayerNames]]
+    """Regular expressions: a layer whose whole name one of them matches, with all layers inside it, is not trained
+    (Keras' `layer.trainable = False`; a BatchNormalization then keeps its moving averages and goes by them)."""
 
     @field_validator("options")
     @classmethod

@@ -1,6 +1,8 @@
 """The model that is trained: built, compiled, and given its checkpoint."""
 
 import contextlib
+import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -8,6 +10,7 @@ import keras
 
 from tasks import checkpoints, config, lineage, losses, metrics, models, optimizers, runs, upstream
 from tasks.checkpoints import Arrays, Checkpoints, State
+from tasks.errors import UserError, listed, shown
 from tasks.input.batches import Batches
 from tasks.records import PreparedDataset
 from tasks.strategies import Strategy
@@ -28,6 +31,7 @@ def build(
         model = models.build(settings.model, prepared, settings.input.normalization)
         scale = section.rollback_factor**state.rollbacks
         optimizer = optimizers.build(settings, batches.steps, batches.global_batch_size, scale)
+        freeze(model, settings.model.freeze)
         loss = compile_model(model, settings, prepared, optimizer)
         model.optimizer.build(model.trainable_variables)
         # Metrics and losses are made at the first use, and a resumed epoch needs theirs before.
@@ -36,6 +40,24 @@ def build(
         model.compute_metrics(None, *example)
     strategy.check_model(model)  # What counts is the model that is trained.
     return model, loss
+
+
+def freeze(model: Any, names: Sequence[str]) -> None:
+    """Let the layers whose whole name one of the regular expressions matches not be trained.
+
+    Raises:
+        UserError: an expression matches no layer that has weights, or nothing is left to be trained.
+    """
+    layers = [layer for layer in upstream.layers_of(model) if layer.weights]
+    there = f"The layers with weights are: {listed(list(dict.fromkeys(layer.name for layer in reversed(layers))))}"
+    for name in names:
+        found = [layer for layer in layers if re.fullmatch(name, layer.name)]
+        if not found:
+            raise UserError(f"model.freeze: '{name}' matches the whole name of no layer. {there}")
+        for layer in found:
+            layer.trainable = False
+    if names and not model.trainable_variables:
+        raise UserError(f"model.freeze = {shown(list(names))} leaves nothing to be trained. {there}; name fewer")
 
 
 def compile_model(model: Any, settings: config.Settings, prepared: PreparedDataset, optimizer: Any) -> Any:

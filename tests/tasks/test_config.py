@@ -527,13 +527,13 @@ KINDS = [
       "ps": 1}),
     ("strategy", {"kind": "one_device", "device": "cpu"}, ["strategy.kind=one_device"],
      {"kind": "one_device", "device": "cpu"}),
-    ("model", {"name": "mlp", "options": {"units": [8]}, "initial": None}, ["model.name=convnet"],
-     {"name": "convnet", "options": {}, "initial": None}),
-    ("model", {"name": "mlp", "options": {"units": [8]}, "initial": None},
+    ("model", {"name": "mlp", "options": {"units": [8]}, "initial": None, "freeze": []}, ["model.name=convnet"],
+     {"name": "convnet", "options": {}, "initial": None, "freeze": []}),
+    ("model", {"name": "mlp", "options": {"units": [8]}, "initial": None, "freeze": []},
      ["model.name=convnet", "model.options.dropout=0.5"],
-     {"name": "convnet", "options": {"dropout": 0.5}, "initial": None}),
-    ("model", {"name": "mlp", "options": {"units": [8]}, "initial": None}, ["model.options.dropout=0.5"],
-     {"name": "mlp", "options": {"units": [8], "dropout": 0.5}, "initial": None}),
+     {"name": "convnet", "options": {"dropout": 0.5}, "initial": None, "freeze": []}),
+    ("model", {"name": "mlp", "options": {"units": [8]}, "initial": None, "freeze": []}, ["model.options.dropout=0.5"],
+     {"name": "mlp", "options": {"units": [8], "dropout": 0.5}, "initial": None, "freeze": []}),
 ]  # fmt: skip
 
 
