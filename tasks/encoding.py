@@ -268,6 +268,38 @@ class Encoder:
         """The columns that a table must have."""
         return [column["name"] for feature in self._features.values() for column in feature["columns"]]
 
+    def model_input(self, given: Any) -> Any:
+        """Return what the model takes: the only feature, (n, *shape), or all by name.
+
+        Args:
+            given: a data frame or a mapping, as ``encode`` takes it; where images are the only feature also their
+                pixels of that shape, whole numbers from 0 to 255, or n files, as bytes or as base64.
+
+        Raises:
+            BadValue: see ``encode``.
+            ValueError: see ``encode``; or pixels of another shape, or other numbers.
+        """
+        kinds = [feature["kind"] for feature in self._features.values()]
+        if kinds == ["image"] and not hasattr(given, "keys"):
+            return self._pixels(np.asarray(given))
+        features = self.encode({name: list(given[name]) for name in self.columns})
+        return features if len(features) > 1 else next(iter(features.values()))
+
+    def _pixels(self, given: npt.NDArray[Any]) -> npt.NDArray[np.uint8]:
+        ((name, feature),) = self._features.items()
+        if given.size and isinstance(given.flat[0], bytes | str):
+            return self.encode({self.columns[0]: given.ravel().tolist()})[name]
+        if given.dtype == object:  # As MLflow's server reads JSON.
+            given = np.array(given.tolist())
+        shape = tuple(feature["shape"])
+        whole = given.dtype.kind in "iu" and (not given.size or (given.min() >= 0 and given.max() <= 255))
+        if given.shape[1:] != shape or not whole:
+            raise ValueError(
+                f"got {given.dtype} {given.shape}: give n x {' x '.join(map(str, shape))} pixels, whole numbers from 0 "
+                "to 255, or n files of images, as bytes or as base64"
+            )
+        return given.astype(np.uint8)
+
     def encode(self, table: Mapping[str, Values]) -> dict[str, npt.NDArray[Any]]:
         """Return the array of each feature, (n, *shape), of its dtype.
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from tasks import config, files, records
 from tasks.errors import UserError
-from tasks.records import PreparedDataset
+from tasks.records import Column, PreparedDataset
 
 LISTINGS = ".dvc/cache/files/md5"
 MADE = re.compile(r"manifest\.json|[\w.-]+_\w+s\.npy|\w+_vocabulary\.json")
@@ -56,12 +56,17 @@ def verify(prepared: PreparedDataset) -> None:
 
 
 def encoding(prepared: PreparedDataset) -> dict[str, Any] | None:
-    """Return what ``encoding.Encoder`` takes to make features of raw rows as `prepare` did; None for data of no table.
+    """Return what ``encoding.Encoder`` takes to make features of raw values as `prepare` did: of a table's rows, or of
+    files of images, as of a table's only column. None for data that are arrays from the start.
 
     Raises:
         UserError: a vocabulary is missing or cannot be read.
     """
     features = {name: feature for name, feature in prepared.features.items() if feature.columns}
+    if not features and len(prepared.features) == 1:
+        ((name, only),) = prepared.features.items()
+        if only.kind == "image" and only.shape[-1] in (1, 3):
+            features = {name: only.model_copy(update={"columns": (Column(name=name, kind="image"),)})}
     if not features:
         return None
     vocabularies = {}

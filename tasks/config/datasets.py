@@ -59,6 +59,9 @@ class ImageFolder(LocalDescription):
 
 class Arrays(LocalDescription):
     kind: Literal["arrays"]
+    task: Literal["auto", "classification", "multilabel", "regression"] = "auto"
+    """What is learnt; auto takes whole numbers and words for classes, fractions for a regression, and several columns
+    of 0 and 1 for labels, or for one class where each example has a single 1."""
 
 
 class TableColumn(Section):

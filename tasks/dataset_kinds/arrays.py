@@ -1,4 +1,4 @@
-"""Arrays of NumPy: a .npz file, or a folder of .npy files, with images and their classes."""
+"""Arrays of NumPy: a .npz file, or a folder of .npy files, with images or numbers, and what is to be learnt of each."""
 
 import zipfile
 import zlib
@@ -52,8 +52,11 @@ class _Member:
 def examples(dataset: config.Arrays) -> Examples:
     """Return what lies in `x_train` and `y_train` (and `x_val`, `y_val`, `x_test`, `y_test`), or in `x` and `y`.
 
-    `x` is uint8 (n, height, width) or (n, height, width, channels): images. `y` are classes (n,): whole numbers from 0
-    on, or words, which are counted in the order of the alphabet. Objects, which NumPy would unpickle, are never read.
+    `x` is uint8 (n, height, width) or (n, height, width, channels): images; or any real dtype (n, k): k numbers. `y` is
+    (n,) of classes, whole numbers from 0 on or words, which are counted in the order of the alphabet; (n, k) of 0 and
+    1, which are k labels, or one class where each row has a single 1; or float (n,) or (n, k): the numbers of a
+    regression. ``dataset.task`` says so where it is meant otherwise. Objects, which NumPy would unpickle, are never
+    read.
 
     Raises:
         UserError: no such arrays, or of another dtype, shape or number of examples than they must have.
@@ -84,31 +87,36 @@ def examples(dataset: config.Arrays) -> Examples:
                 f"dataset.source = '{dataset.source}': {x.name} is {x.dtype} {x.shape} and {first.name} {first.dtype} "
                 f"{first.shape}: all splits need one dtype and one shape of an example"
             )
-    feature = _feature(dataset, splits["train"][0])
-    found = {split: y.whole() for split, (_, y) in splits.items()}
-    names, labels = _classes(dataset, found)
+    name, feature = _feature(dataset, splits["train"][0])
+    target, labels = _target(dataset, {split: y.whole() for split, (_, y) in splits.items()})
     rows: dict[str, npt.NDArray[np.int64]] = {}
     held_out = None
     if splits.keys() == {"train"}:
-        rows = split_rows(labels["train"], names, dataset)
+        if target.task == "classification":
+            rows = split_rows(labels["train"], target.class_names, dataset)
+        else:
+            rows = split_rows(np.zeros(len(labels["train"]), np.int64), ("all",), dataset)
         held_out = HeldOut(num_examples=len(rows["test"]), seed=dataset.seed)
 
     def blocks() -> Iterator[Block]:
         for split, (x, _) in splits.items():
             of_split = np.full(x.shape[0], split, object)
-            for name, chosen in rows.items():
-                of_split[chosen] = name
+            for own, chosen in rows.items():
+                of_split[chosen] = own
             at_once = max(1, CHUNK_BYTES // max(1, int(np.prod(x.shape[1:])) * x.dtype.itemsize))
             for first, part in zip(range(0, x.shape[0], at_once), x.read(at_once), strict=True):
-                own, numbers = of_split[first : first + len(part)], labels[split][first : first + len(part)]
-                for name in sorted(set(own)):
-                    images = part[own == name].reshape(-1, *feature.shape)
-                    yield Block(name, {"image": images}, numbers[own == name])
+                if feature.kind == "number" and not np.isfinite(part).all():
+                    row = first + int(np.argwhere(~np.isfinite(part))[0, 0])
+                    raise UserError(f"dataset.source = '{dataset.source}': row {row} of {x.name} is not finite")
+                to, told = of_split[first : first + len(part)], labels[split][first : first + len(part)]
+                for own in sorted(set(to)):
+                    values = part[to == own].reshape(-1, *feature.shape).astype(feature.dtype, copy=False)
+                    yield Block(own, {name: values}, told[to == own])
 
     return Examples(
         version="1",
-        features={"image": feature},
-        target=Target.of_classes(names),
+        features={name: feature},
+        target=target,
         splits=tuple(rows or splits),
         blocks=blocks,
         held_out=held_out,
@@ -166,38 +174,70 @@ def _header(file: IO[bytes]) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
     return shape, fortran, dtype
 
 
-def _feature(dataset: config.Arrays, x: _Member) -> Feature:
+def _feature(dataset: config.Arrays, x: _Member) -> tuple[str, Feature]:
+    """Return the only feature and its name."""
     shape = x.shape[1:] if len(x.shape) == 4 else (*x.shape[1:], 1)
-    if x.dtype != np.uint8 or len(shape) != 3 or shape[2] not in CHANNELS:
-        raise UserError(
-            f"dataset.source = '{dataset.source}': {x.name} is {x.dtype} {x.shape}, and must be images: uint8 "
-            f"(n, height, width) or (n, height, width, channels), with {' or '.join(map(str, CHANNELS))} channels"
-        )
-    return Feature(kind="image", shape=shape, dtype="uint8")
+    if x.dtype == np.uint8 and len(shape) == 3 and shape[2] in CHANNELS:
+        return "image", Feature(kind="image", shape=shape, dtype="uint8")
+    if x.dtype.kind in "iufb" and len(x.shape) == 2 and x.shape[1]:
+        return "number", Feature(kind="number", shape=x.shape[1:], dtype="float32")
+    raise UserError(
+        f"dataset.source = '{dataset.source}': {x.name} is {x.dtype} {x.shape}. Wanted: images, uint8 (n, height, "
+        f"width) or (n, height, width, channels) with {' or '.join(map(str, CHANNELS))} channels; or numbers (n, k)"
+    )
 
 
-def _classes(
-    dataset: config.Arrays, found: dict[str, npt.NDArray[Any]]
-) -> tuple[tuple[str, ...], dict[str, npt.NDArray[np.int64]]]:
-    """Return the names of the classes, and each split's labels int64 (n,)."""
+def _target(dataset: config.Arrays, found: dict[str, npt.NDArray[Any]]) -> tuple[Target, dict[str, npt.NDArray[Any]]]:
+    """Return what is learnt, and each split's labels as ``records.PreparedSplit`` has them."""
+    if len({own.shape[1:] for own in found.values()}) > 1:
+        shapes = ", ".join(str(own.shape) for own in found.values())
+        raise UserError(f"dataset.source = '{dataset.source}': the labels have the shapes {shapes}: all need one width")
+    found = {split: np.char.decode(own, "utf-8") if own.dtype.kind == "S" else own for split, own in found.items()}
     every = np.concatenate([own.reshape(len(own), -1) for own in found.values()])
-    if every.shape[1] != 1 or every.dtype.kind not in "iuUSb":
-        raise UserError(
-            f"dataset.source = '{dataset.source}': the labels are {every.dtype} with {every.shape[1]} columns. Wanted: "
-            "classes (n,), whole numbers from 0 on, or words"
-        )
-    flat = {split: own.ravel() for split, own in found.items()}
-    if every.dtype.kind == "S":
-        return _classes(dataset, {split: np.char.decode(own, "utf-8") for split, own in found.items()})
-    if every.dtype.kind == "U":
-        names = np.unique(every)
-        return tuple(map(str, names)), {
-            split: np.searchsorted(names, own).astype(np.int64) for split, own in flat.items()
+    width, is_text = every.shape[1], every.dtype.kind == "U"
+    is_binary = not is_text and bool(np.isin(every, (0, 1)).all())
+    is_one_hot = width > 1 and is_binary and bool((every.sum(1) == 1).all())
+    task = dataset.task
+    if task == "auto":
+        if width == 1 or is_one_hot:
+            task = "classification" if is_one_hot or every.dtype.kind != "f" else "regression"
+        else:
+            task = "multilabel" if is_binary else "regression"
+    refused = f"dataset.source = '{dataset.source}', dataset.task = '{dataset.task}': the labels are {every.dtype}"
+    if task == "regression" and every.dtype.kind in "iufb" and width:
+        if not np.isfinite(every).all():
+            raise UserError(f"{refused}, and row {int(np.argwhere(~np.isfinite(every))[0, 0])} of them is not finite")
+        return Target(task="regression", num_outputs=width), {
+            split: own.reshape(len(own), width).astype(np.float32) for split, own in found.items()
         }
-    lowest, highest = int(every.min()), int(every.max())
+    if task == "multilabel" and is_binary and width:
+        names = tuple(map(str, range(width)))
+        return Target(task="multilabel", num_outputs=width, class_names=names), {
+            split: own.reshape(len(own), width).astype(np.uint8) for split, own in found.items()
+        }
+    if task == "classification" and is_one_hot:
+        return Target.of_classes(map(str, range(width))), {
+            split: own.argmax(1).astype(np.int64) for split, own in found.items()
+        }
+    if task != "classification" or width != 1 or every.dtype.kind not in "iuUb":
+        raise UserError(
+            f"{refused} (n, {width}). Wanted: classes (n,), whole numbers from 0 on, or words; 0 and 1 (n, labels); "
+            "or, for a regression, numbers (n,) or (n, k)"
+        )
+    names, numbers = _classes(dataset, every)
+    ends = np.cumsum([len(own) for own in found.values()])[:-1]
+    return Target.of_classes(names), dict(zip(found, np.split(numbers, ends), strict=True))
+
+
+def _classes(dataset: config.Arrays, labels: npt.NDArray[Any]) -> tuple[tuple[str, ...], npt.NDArray[np.int64]]:
+    """Return the names of the classes, and the class of each example, int64 (n,)."""
+    if labels.dtype.kind == "U":
+        names, places = np.unique(labels, return_inverse=True)
+        return tuple(map(str, names)), places.ravel().astype(np.int64)
+    lowest, highest = int(labels.min()), int(labels.max())
     if lowest < 0 or highest >= MAX_CLASSES:
         raise UserError(
             f"dataset.source = '{dataset.source}': the labels go from {lowest} to {highest}: classes are whole numbers "
-            f"from 0 on, less than {MAX_CLASSES:,}"
+            f"from 0 on, less than {MAX_CLASSES:,}. Give dataset.task=regression where they are numbers to be learnt"
         )
-    return tuple(map(str, range(highest + 1))), {split: own.astype(np.int64) for split, own in flat.items()}
+    return tuple(map(str, range(highest + 1))), labels.ravel().astype(np.int64)

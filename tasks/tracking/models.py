@@ -41,9 +41,9 @@ def log_model(
 ) -> str:
     """Log an exported model with its signature, its requirements and the metrics of its evaluation.
 
-    The .keras file is copied as it is; its input is uint8 (batch, height, width, channels), its output float32
-    (batch, num_classes). ``mlflow.pyfunc`` loads it, with the user's own code that it needs, and ``mlflow.keras`` where
-    it needs none.
+    The .keras file is copied as it is; its inputs are the features as prepared, its output float32 (batch,
+    num_outputs). ``mlflow.pyfunc`` loads it with what makes features of raw rows or of files of images, and with the
+    user's own code that it needs; ``mlflow.keras`` loads it where it needs none.
 
     Args:
         name: what MLflow calls the model, without its version.
@@ -130,16 +130,18 @@ def _write_model(
     It is not written by mlflow.keras, which wants the model in memory, and writes another file than the run's.
     """
     backend = os.environ.get("KERAS_BACKEND", "tensorflow")
+    raw = prepared_data.encoding(prepared)
     packages = ["keras", "numpy", backend]
+    if raw is not None and any(feature.kind == "image" for feature in prepared.features.values()):
+        packages.append("pillow")
     signature = ModelSignature(
-        inputs=Schema(_inputs(prepared.features)),
+        inputs=Schema(_inputs(prepared.features, raw is not None)),
         outputs=Schema([TensorSpec(np.dtype("float32"), (-1, prepared.target.num_outputs))]),
     )
     model = Model(run_id=run_id, model_id=model_id, model_uuid=model_id)
     model.add_flavor(
         "keras", data="data", keras_version=version("keras"), keras_backend=backend, save_exported_model=False
     )
-    raw = prepared_data.encoding(prepared)
     code, loader = _write_code(folder.with_name("code"), run.settings["model"]["name"], raw is not None)
     mlflow.pyfunc.save_model(
         str(folder),
@@ -159,12 +161,14 @@ def _write_model(
     model.save(str(folder / "MLmodel"))
 
 
-def _inputs(features: Mapping[str, records.Feature]) -> list[Any]:
-    """Return what MLflow's signature says of the input: the columns of a table, raw, or arrays as prepared."""
+def _inputs(features: Mapping[str, records.Feature], takes_raw: bool) -> list[Any]:
+    """Return what MLflow's signature says of the input: the columns of a table, raw; images; or arrays as prepared."""
     columns = [column for feature in features.values() for column in feature.columns]
     if columns:
         # Not of a type: MLflow would refuse 3 where a number may be 3.5, and in a category that is written 3.
         return [ColSpec("string" if column.kind == "text" else AnyType(), column.name) for column in columns]
+    if takes_raw:
+        return [TensorSpec(np.dtype(object), (-1,))]  # Lets anything through: the encoder refuses what is no image.
     return [
         TensorSpec(np.dtype(feature.dtype), (-1, *feature.shape), name if len(features) > 1 else None)
         for name, feature in features.items()
@@ -196,7 +200,7 @@ from ENCODING import Encoder
 
 
 class RawModel:
-    \"\"\"Takes the columns of a table as they are in the file that was trained on.\"\"\"
+    \"\"\"Takes the columns of a table as they are in the file that was trained on; pixels, or files of images.\"\"\"
 
     def __init__(self, inner, encoder):
         self._inner, self._encoder = inner, encoder
@@ -204,10 +208,8 @@ class RawModel:
     def get_raw_model(self):
         return self._inner.get_raw_model()
 
-    def predict(self, table, params=None):
-        features = self._encoder.encode({name: list(table[name]) for name in self._encoder.columns})
-        only = next(iter(features.values()))
-        return self.get_raw_model().predict(features if len(features) > 1 else only, verbose=0)
+    def predict(self, given, params=None):
+        return self.get_raw_model().predict(self._encoder.model_input(given), verbose=0)
 
 
 def _load_pyfunc(path, **options):
@@ -216,15 +218,15 @@ def _load_pyfunc(path, **options):
 """
 
 
-def _write_code(folder: Path, model_name: str, takes_rows: bool) -> tuple[list[str], str]:
+def _write_code(folder: Path, model_name: str, takes_raw: bool) -> tuple[list[str], str]:
     """Write the code that a model needs, and return what lies in the folder and the module that loads the model.
 
     That is the user's own: Keras knows a class of the user's by its name once the module that registers it is imported,
-    and imports none. And, for a table, what encodes its rows.
+    and imports none. And what makes features of raw values.
     """
     root = config.project_root()
     code = own_code.files(model_name)
-    if not code and not takes_rows:
+    if not code and not takes_raw:
         return [], "mlflow.keras"
     folder.mkdir(parents=True, exist_ok=True)
     digest = hashlib.sha256(model_name.encode())
@@ -238,7 +240,7 @@ def _write_code(folder: Path, model_name: str, takes_rows: bool) -> tuple[list[s
         text = f'"""Loads the model, whose classes are registered in {module}."""\n\n'
         text += f"import importlib\n\nimportlib.import_module({module!r})\n\n"
     # A process that loads two models must not take one's code for the other's.
-    if takes_rows:
+    if takes_raw:
         source = Path(encoding.__file__).read_bytes()
         digest.update(source)
         encoder = f"encoding_{hashlib.sha256(source).hexdigest()[:12]}"

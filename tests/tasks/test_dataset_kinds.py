@@ -454,10 +454,13 @@ ARRAYS = [
     (cut_short, "the array 'x' ends too early"),
     (saved(pictures=IMAGES), "has the arrays pictures. Wanted: x_train and y_train"),
     (saved(x=IMAGES, y=CLASSES[:-1]), "x has the shape (30, 5, 4) and y (29,)"),
-    (saved(x=IMAGES / 255, y=CLASSES), "x is float64 (30, 5, 4), and must be images: uint8"),
+    (saved(x=IMAGES / 255, y=CLASSES), "x is float64 (30, 5, 4). Wanted: images, uint8"),
+    (saved(x=np.full((30, 2), np.nan), y=CLASSES), "row 0 of x is not finite"),
+    (saved(x=IMAGES, y=np.where(CLASSES == 2, np.inf, 0.5)), "the labels are float64, and row 2 of them is not finite"),
+    (saved(x=IMAGES, y=np.array(["a", "b"] * 15).reshape(15, 2).repeat(2, 0)), "the labels are <U1 (n, 2). Wanted:"),
+    (saved(x_train=IMAGES, y_train=CLASSES, x_test=IMAGES, y_test=np.eye(3)[CLASSES]), "all need one width"),
     (saved(x=np.stack([IMAGES] * 2, -1), y=CLASSES), "with 1 or 3 or 4 channels"),
     (saved(x=IMAGES, y=CLASSES - 1), "the labels go from -1 to 1"),
-    (saved(x=IMAGES, y=np.eye(3)[CLASSES]), "the labels are float64 with 3 columns"),
     (saved(x=IMAGES[:0], y=CLASSES[:0]), "one for each example, and at least one"),
     (saved(x_train=IMAGES, y_train=CLASSES, x_test=IMAGES), "has x_test, and not y_test: give both or neither"),
     (flipped, "the array 'x' cannot be read"),
@@ -465,6 +468,34 @@ ARRAYS = [
     (saved(x_train=IMAGES, y_train=CLASSES, x_test=IMAGES[:, :3], y_test=CLASSES), "all splits need one dtype"),
     (saved(x=np.asfortranarray(IMAGES), y=CLASSES), "is in Fortran's order: save np.ascontiguousarray of it"),
 ]
+
+
+SCORES = np.linspace(-1, 5, 30)
+LABELS = np.stack([CLASSES > 0, CLASSES < 2], 1)
+
+
+@pytest.mark.parametrize(
+    ("labels", "task", "expected", "told"),
+    [
+        (SCORES, "auto", "regression", SCORES[:, np.newaxis].astype(np.float32)),
+        (np.stack([SCORES, -SCORES], 1), "auto", "regression", np.stack([SCORES, -SCORES], 1).astype(np.float32)),
+        (CLASSES, "regression", "regression", CLASSES[:, np.newaxis].astype(np.float32)),
+        (LABELS, "auto", "multilabel", LABELS.astype(np.uint8)),
+        (np.eye(3)[CLASSES], "auto", "classification", CLASSES),
+        (np.eye(3, dtype=int)[CLASSES], "multilabel", "multilabel", np.eye(3, dtype=np.uint8)[CLASSES]),
+    ],
+)
+@pytest.mark.parametrize("dtype", ["float64", "int16"])
+def test_arrays_of_numbers_have_any_task(source, labels, task, expected, told, dtype):
+    numbers = np.arange(60).reshape(30, 2).astype(dtype)
+    np.savez(source / "own.npz", x=numbers, y=labels)
+    prepared = prepare(describe(source / "own.npz", "arrays", task=task, test=6))
+    assert (prepared.target.task, prepared.target.num_outputs) == (expected, labels.shape[1] if labels.ndim > 1 else 1)
+    assert {name: split.num_examples for name, split in prepared.splits.items()} == {"test": 6, "train": 24}
+    for split in prepared.splits.values():
+        values, read = np.load(split.features["number"]), np.load(split.labels)
+        assert (values.dtype, read.dtype, read.shape[1:]) == (np.float32, told.dtype, prepared.target.label_shape)
+        np.testing.assert_array_equal(read, told[values[:, 0].astype(int) // 2])
 
 
 @pytest.mark.parametrize(("make", "message"), ARRAYS)

@@ -1,4 +1,6 @@
+import base64
 import hashlib
+import io
 import json
 import re
 import shutil
@@ -10,9 +12,12 @@ from pathlib import Path
 import keras
 import mlflow
 import numpy as np
+import pandas
 import pytest
 from mlflow import MlflowClient
 from mlflow.exceptions import MlflowException
+from mlflow.pyfunc.scoring_server import invocations
+from PIL import Image
 
 from tasks import config, lineage, models, records, register, tracking
 from tasks.errors import UserError
@@ -138,19 +143,51 @@ def test_the_version_predicts_raw_pixels(store: Path, monkeypatch: pytest.Monkey
     np.testing.assert_array_equal(predicted, expected)
     np.testing.assert_array_equal(mlflow.keras.load_model(result.model_uri).predict(IMAGES, verbose=0), expected)
 
-    for wrong in (IMAGES[:, :3], IMAGES.astype(np.float32)):
-        with pytest.raises(MlflowException, match="schema"):
+    for wrong in (IMAGES[:, :3], IMAGES.astype(np.float32), IMAGES.astype(int) - 256, IMAGES.astype(int) + 256):
+        with pytest.raises(ValueError, match="give n x 4 x 4 x 1 pixels, whole numbers from 0 to 255, or n files"):
             model.predict(wrong)
     example = model.input_example
-    assert (example.dtype, example.shape) == (np.uint8, (1, 4, 4, 1))
-    assert not any(np.array_equal(example[0], image) for image in IMAGES), "none of the data leaves with the model"
+    assert example.shape == (1, 4, 4, 1)
+    assert not any(np.array_equal(example[0].astype(int), image) for image in IMAGES), (
+        "none of the data leaves with the model"
+    )
     assert model.predict(example).shape == (1, 3)
 
     folder = logged_folder(result.model_uri)
     required = (folder / "requirements.txt").read_text().split()
-    assert {line.partition("==")[0] for line in required} == {"mlflow", "keras", "numpy", "tensorflow"}
+    assert {line.partition("==")[0] for line in required} == {"mlflow", "keras", "numpy", "pillow", "tensorflow"}
     assert f"keras=={keras.__version__}" in required
     assert model.metadata.model_size_bytes > (folder / "data" / "model.keras").stat().st_size
+
+
+def test_the_version_predicts_files_of_images(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    trained = Trained()
+    result = trained.register()
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", tracking.store_uri())
+    model = mlflow.pyfunc.load_model(f"models:/{result.model_name}@challenger")
+    expected = model.predict(IMAGES)
+
+    def file(pixels: object) -> bytes:
+        written = io.BytesIO()
+        Image.fromarray(pixels).save(written, "PNG")
+        return written.getvalue()
+
+    files = [file(image[..., 0]) for image in IMAGES]
+    texts = [base64.b64encode(file).decode() for file in files]
+    given = [np.array(files, object), pandas.DataFrame({"image": files}), pandas.DataFrame({"image": texts})]
+    for images in given:
+        np.testing.assert_array_equal(model.predict(images), expected)
+    in_colours = np.array([file(np.full((30, 20, 3), 77, np.uint8))], object)
+    np.testing.assert_array_equal(model.predict(in_colours), model.predict(np.full((1, 4, 4, 1), 77, np.uint8)))
+    with pytest.raises(ValueError, match=r"row 1: b'\\x89PNG.+ is no whole image"):
+        model.predict(np.array([files[0], files[1][:50]], object))
+
+    # As MLflow's server reads what it is sent.
+    split = {"columns": ["image"], "data": [[text] for text in texts]}
+    for sent in ({"inputs": texts}, {"instances": texts}, {"inputs": IMAGES.tolist()}, {"dataframe_split": split}):
+        answer = invocations(json.dumps(sent), "application/json", model, model.metadata.get_input_schema())
+        assert answer.status == 200, answer.response
+        np.testing.assert_allclose(json.loads(answer.response)["predictions"], expected, rtol=1e-5)
 
 
 @pytest.mark.parametrize(
