@@ -88,7 +88,7 @@ ON_TENSORFLOW = OPTIMIZERS | {"adam": FusedAdam, "adamw": FusedAdamW}
 
 
 def build(
-    settings: config.Settings, steps: int, global_batch_size: int, factor: float = 1.0
+    settings: config.Settings, steps: int, global_batch_size: int, factor: float = 1.0, epochs: int | None = None
 ) -> keras.optimizers.Optimizer:
     """Return a new optimizer; call it inside the strategy's scope.
 
@@ -98,6 +98,7 @@ def build(
         steps: steps in one epoch.
         global_batch_size: examples in one step of all replicas together.
         factor: on every learning rate.
+        epochs: that the schedule is for; ``train.epochs`` without it.
     """
     reference = settings.train.scale_learning_rate_from
     scale = factor * global_batch_size / reference if reference else factor
@@ -105,5 +106,5 @@ def build(
     if settings.train.gradient_accumulation_steps > 1:
         options["gradient_accumulation_steps"] = settings.train.gradient_accumulation_steps
     kinds = ON_TENSORFLOW if keras.backend.backend() == "tensorflow" else OPTIMIZERS
-    rate = schedules.learning_rate(settings.schedule, steps, settings.train.epochs, scale)
+    rate = schedules.learning_rate(settings.schedule, steps, epochs or settings.train.epochs, scale)
     return kinds[settings.optimizer.kind](learning_rate=rate, **options)

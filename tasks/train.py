@@ -103,7 +103,10 @@ def train(
     began, gone_back_to = time.perf_counter(), None
     while True:
         try:
-            return _train(settings, prepared, run, send, stop or threading.Event(), began)
+            result = _train(settings, prepared, run, send, stop or threading.Event(), began)
+            if result is not None:
+                return result
+            began = time.perf_counter()
         except NonFiniteLoss as error:
             before = runs.nonfinite_steps(run)
             runs.mark_nonfinite(run, error.step)
@@ -130,8 +133,8 @@ def _train(
     send: MetricSink,
     stop: threading.Event,
     began: float,
-) -> TrainingResult:
-    """Train until the end, or until the loss is no finite number."""
+) -> TrainingResult | None:
+    """Train until the end, or until the loss is no finite number, or until layers are to be thawed: then None."""
     strategy, global_batch_size = check(settings, prepared)
     folder = config.project_root() / run.folder
     with contextlib.ExitStack() as opened:
@@ -167,7 +170,7 @@ def _train(
         del arrays  # As large as the model and its optimizer, all training long.
         with _closing(watching.bar), watching.profiler or contextlib.nullcontext():
             loops.run(training)
-        return _result(training, prepared, run, saved, throughput)
+        return None if loops.thaws(training) else _result(training, prepared, run, saved, throughput)
 
 
 def assist(settings: config.Settings, prepared: PreparedDataset, stop: threading.Event | None = None) -> None:
@@ -180,14 +183,16 @@ def assist(settings: config.Settings, prepared: PreparedDataset, stop: threading
     """
     while True:
         try:
-            return _assist(settings, prepared, stop or threading.Event())
+            if not _assist(settings, prepared, stop or threading.Event()):
+                return
         except NonFiniteLoss as error:
             if not _rolls_back(settings.train, error.start.rollbacks):
                 raise
 
 
-def _assist(settings: config.Settings, prepared: PreparedDataset, stop: threading.Event) -> None:
-    """Train with the chief until the end, or until the loss is no finite number."""
+def _assist(settings: config.Settings, prepared: PreparedDataset, stop: threading.Event) -> bool:
+    """Train with the chief until the end, or until the loss is no finite number, or until layers are to be thawed: then
+    True."""
     strategy, _ = check(settings, prepared)
     # Before the model is made, for which workers with other settings would wait for each other.
     own, chiefs = _cluster_fingerprint(settings, prepared).decode(), strategy.broadcast(b"").decode()
@@ -203,6 +208,7 @@ def _assist(settings: config.Settings, prepared: PreparedDataset, stop: threadin
         training = replace(training, callbacks=_callbacks(training, arrays, None, stop, Watching()))
         del arrays
         loops.run(training)
+        return loops.thaws(training)
 
 
 def _callbacks(
@@ -273,7 +279,11 @@ def _log_summary(training: Training, placement: Placement) -> None:
     log.info("model     %s, %s parameters", name, f"{training.model.count_params():,}")
     if training.settings.model.freeze:
         trained = sum(math.prod(variable.shape) for variable in training.model.trainable_variables)
-        log.info("frozen    %s; %s parameters are trained", ", ".join(training.settings.model.freeze), f"{trained:,}")
+        frozen, phase = ", ".join(training.settings.model.freeze), training.phase
+        if phase.freezes:
+            log.info("frozen    %s; %s parameters are trained", frozen, f"{trained:,}")
+        else:
+            log.info("thawed    %s; learning rates are multiplied with %g", frozen, phase.rate_factor)
 
 
 def _closing(opened: Any) -> contextlib.AbstractContextManager[Any]:

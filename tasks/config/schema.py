@@ -177,6 +177,11 @@ class Train(Section):
     epochs: Course[Count]
     steps_per_epoch: Result[Count | None]
     """Steps that count as an epoch; the data go on where the epoch before left them. Null is one pass over the data."""
+    frozen_epochs: Result[Count | None]
+    """Epochs after which the layers of model.freeze are trained too, with a new optimizer, and the schedule from its
+    beginning over the epochs that are left. Null keeps them frozen."""
+    thawed_learning_rate_factor: Result[Annotated[float, Field(gt=0, le=1)]]
+    """What learning rates are multiplied with from then on."""
     per_replica_batch_size: Course[Count | None]
     """Examples a replica takes in one step. Give this or global_batch_size, and set the other to null."""
     global_batch_size: Course[Count | None]
@@ -297,6 +302,17 @@ class Settings(Section):
                         f"{key} = '{monitor}' needs a validation split, and input.validation is null: "
                         f"set {key}={monitor.replace('validation', 'train')} or give input.validation"
                     )
+        if (frozen := self.train.frozen_epochs) is not None:
+            if not self.model.freeze:
+                raise ValueError(
+                    f"train.frozen_epochs = {frozen}: model.freeze = [] freezes nothing. Name layers there, or set "
+                    "train.frozen_epochs=null"
+                )
+            if frozen >= self.train.epochs:
+                raise ValueError(
+                    f"train.frozen_epochs = {frozen} leaves none of train.epochs = {self.train.epochs} to train all "
+                    "layers in: give fewer, or train.frozen_epochs=null, which keeps them frozen"
+                )
         kind, loop = self.strategy.kind, self.train.loop
         if loop not in self.strategy.loops:
             allowed = " or ".join(self.strategy.loops)

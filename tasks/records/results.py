@@ -40,7 +40,8 @@ class Tuning(Record):
 
 
 class TrainingResult(Record):
-    """What `train` leaves: the checkpoints, the exported models and what the training was like."""
+    """What `train` leaves: the checkpoints, the exported models and what the training was like; its seconds and
+    examples a second are those of its last phase."""
 
     run_id: Name
     dataset: str

@@ -6,6 +6,7 @@ from typing import Any
 from tasks import config
 from tasks.input.batches import Batches
 from tasks.strategies import Strategy
+from tasks.training.phases import Phase, phase_at
 from tasks.training.position import Position
 
 
@@ -25,3 +26,8 @@ class Training:
     """Where the training is; the first of its callbacks."""
     callbacks: tuple[Any, ...] = ()
     """In the order in which they are told."""
+
+    @property
+    def phase(self) -> Phase:
+        """The one that it trains, to its end."""
+        return phase_at(self.settings, self.position.start.epoch)

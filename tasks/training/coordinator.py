@@ -34,7 +34,7 @@ log = logging.getLogger(__name__)
 
 
 def asynchronous(training: Training) -> None:
-    """Train from the training's position to the end of its last epoch. Workers are given ``steps_per_execution`` steps
+    """Train from the training's position to the end of its phase. Workers are given ``steps_per_execution`` steps
     at a time; this process validates.
 
     Raises:
@@ -68,6 +68,8 @@ class _Groups:
         self._arrays = iter(self._coordinator.create_per_worker_dataset(resident(training.batches)))
         self._ahead = GROUPS_PER_WORKER * len(training.strategy.devices)
         self._every = training.settings.checkpoint.every_steps or training.batches.steps
+        self._first = training.phase.first_epoch * training.batches.steps
+        """The step of the run at which the optimizer began to count."""
         self._waiting: deque[tuple[int, Any]] = deque()
         self._given = 0
         """The step before which all are handed out."""
@@ -89,7 +91,7 @@ class _Groups:
             self.done_by[int(worker)] += until - position.step
             if not self._waiting:
                 # Nothing is under way: the variables are those of step `until`, and the count is whoever's came last.
-                model.optimizer.iterations.assign(until)
+                model.optimizer.iterations.assign(until - self._first)
                 for variable, value in zip(model.metrics_variables, sums, strict=True):
                     variable.assign(value)
             results = _results(model, sums)
@@ -109,8 +111,10 @@ class _Groups:
             and (self._given == first or not model.stop_training)
         ):
             until = min(self._given + self.size, due)
-            lines = tf.constant(examples(batches, self._given, until, self.size))
-            self._waiting.append((until, self._coordinator.schedule(self._function, args=(self._arrays, lines))))
+            lines = examples(batches, self._given, until, self.size)
+            lines[lines[:, 0] >= 0, 0] -= self._first
+            arguments = self._arrays, tf.constant(lines)
+            self._waiting.append((until, self._coordinator.schedule(self._function, args=arguments)))
             self._given = until
 
 

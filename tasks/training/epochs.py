@@ -12,7 +12,7 @@ Measure = Callable[[Any], dict[str, float]]
 
 
 def drive(training: Training, train_epoch: Callable[[int, Any], dict[str, float]], measure: Measure | None) -> None:
-    """Train from the training's position to the end of its last epoch, or until a callback stops it.
+    """Train from the training's position to the end of its phase, or until a callback stops it.
 
     Args:
         training: its callbacks are told.
@@ -20,7 +20,7 @@ def drive(training: Training, train_epoch: Callable[[int, Any], dict[str, float]
             call, returns the metrics.
         measure: takes the callbacks, measures the validation split and tells them; returns the metrics.
     """
-    model, last = training.model, training.settings.train.epochs
+    model, last = training.model, training.phase.end_epoch
     listeners = keras.callbacks.CallbackList(
         list(training.callbacks), add_history=True, model=model, epochs=last, steps=training.batches.steps, verbose=0
     )

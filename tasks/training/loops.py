@@ -12,8 +12,9 @@ from tasks.training.callbacks.stopping import EarlyStopping
 
 
 def run(training: Training) -> None:
-    """Train with the loop of the settings, unless the training had stopped early before it was resumed."""
-    if any(isinstance(callback, EarlyStopping) and callback.over for callback in training.callbacks):
+    """Train to the end of a phase, with the loop of the settings, unless the training had stopped early before it was
+    resumed."""
+    if stopped_early(training):
         return
     loop = {"fit": fit, "custom": custom}[training.settings.train.loop]
     if training.strategy.coordinator is not None:
@@ -24,8 +25,19 @@ def run(training: Training) -> None:
         loop(training)
 
 
+def stopped_early(training: Training) -> bool:
+    """Return whether early stopping has ended a training, also before it was resumed."""
+    return any(isinstance(callback, EarlyStopping) and callback.over for callback in training.callbacks)
+
+
+def thaws(training: Training) -> bool:
+    """Return whether a training has done one phase, and another one follows."""
+    ended = training.position.epoch == training.phase.end_epoch < training.settings.train.epochs
+    return ended and not stopped_early(training)
+
+
 def fit(training: Training) -> None:
-    """Train with Keras' own ``Model.fit`` from the training's position to the end of the last epoch.
+    """Train with Keras' own ``Model.fit`` from the training's position to the end of its phase.
 
     On TensorFlow ``Model.fit`` is given functions of ours, which gather batches from resident arrays and do many steps:
     on one device Keras' own steps, under tf.distribute those of the custom loop, because there Keras' train function
@@ -63,7 +75,7 @@ def fit(training: Training) -> None:
             verbose=0,
         )
 
-    start, end = training.position.start, training.settings.train.epochs
+    start, end = training.position.start, training.phase.end_epoch
     first, rest = start.epoch, batches.steps - start.step_in_epoch
     if first < end and rest < batches.steps:
         fit_epochs(first, first + 1, rest)
@@ -75,7 +87,7 @@ def fit(training: Training) -> None:
 
 
 def custom(training: Training) -> None:
-    """Train with our own loop from the training's position to the end of the last epoch."""
+    """Train with our own loop from the training's position to the end of its phase."""
     from tasks.training import steps
 
     calls = Calls(training)

@@ -14,6 +14,7 @@ from tasks.errors import UserError, listed, shown
 from tasks.input.batches import Batches
 from tasks.records import PreparedDataset
 from tasks.strategies import Strategy
+from tasks.training.phases import Phase, phase_at
 from tasks.training.position import Position
 
 
@@ -21,7 +22,7 @@ def build(
     settings: config.Settings, prepared: PreparedDataset, strategy: Strategy, batches: Batches, state: State
 ) -> tuple[Any, Any]:
     """Return the compiled model with all its variables, and its loss."""
-    section = settings.train
+    section, phase = settings.train, phase_at(settings, state.epoch)
     keras.utils.set_random_seed(section.seed)
     if section.deterministic and strategy.backend == "tensorflow":
         import tensorflow as tf
@@ -29,9 +30,10 @@ def build(
         tf.config.experimental.enable_op_determinism()
     with strategy.scope():
         model = models.build(settings.model, prepared, settings.input.normalization)
-        scale = section.rollback_factor**state.rollbacks
-        optimizer = optimizers.build(settings, batches.steps, batches.global_batch_size, scale)
-        freeze(model, settings.model.freeze)
+        scale = phase.rate_factor * section.rollback_factor**state.rollbacks
+        epochs = phase.end_epoch - phase.first_epoch
+        optimizer = optimizers.build(settings, batches.steps, batches.global_batch_size, scale, epochs)
+        freeze(model, settings.model.freeze if phase.freezes else [])
         loss = compile_model(model, settings, prepared, optimizer)
         model.optimizer.build(model.trainable_variables)
         # Metrics and losses are made at the first use, and a resumed epoch needs theirs before.
@@ -109,9 +111,11 @@ def initial_weights(section: config.Model) -> Arrays:
     return {key: array for key, array in arrays.items() if key.startswith("model/")}
 
 
-def restore(model: Any, arrays: Arrays, position: Position) -> None:
+def restore(model: Any, arrays: Arrays, position: Position, phase: Phase) -> None:
     """Give a model its checkpoint, or no more than its initial weights, with the learning rate and the batch size of
-    now."""
+    now. A phase begins with an optimizer of its own."""
+    if position.epoch == phase.first_epoch > 0 == position.step_in_epoch:
+        arrays = {key: array for key, array in arrays.items() if not key.startswith("optimizer/")}
     optimizer = getattr(model.optimizer, "inner_optimizer", model.optimizer)  # Under mixed_float16.
     scheduled = isinstance(upstream.rate_of(optimizer), keras.optimizers.schedules.LearningRateSchedule)
     rate = None if scheduled else float(keras.ops.convert_to_numpy(optimizer.learning_rate))
@@ -119,7 +123,7 @@ def restore(model: Any, arrays: Arrays, position: Position) -> None:
     if rate is not None:
         optimizer.learning_rate = rate  # A constant one is a variable, and it may be lower after a rollback.
     if position.offset:
-        upstream.steps_of(optimizer).assign(position.step)  # What a schedule goes by.
+        upstream.steps_of(optimizer).assign(position.step - phase.first_epoch * position.batches.steps)  # A schedule's.
 
 
 def weights_digest(model: Any) -> str:

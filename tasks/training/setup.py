@@ -8,6 +8,7 @@ from tasks.records import PreparedDataset
 from tasks.strategies import Strategy
 from tasks.training import Training, model
 from tasks.training.batch_size import find_global_batch_size
+from tasks.training.phases import phase_at
 from tasks.training.position import Position
 
 
@@ -58,7 +59,7 @@ def build(
     built, loss = model.build(settings, prepared, strategy, batches, state)
     position = Position(batches, state)
     if arrays:
-        model.restore(built, arrays, position)
+        model.restore(built, arrays, position, phase_at(settings, state.epoch))
     return Training(settings, strategy, built, loss, batches, validation, position)
 
 
