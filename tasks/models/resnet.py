@@ -1,22 +1,46 @@
-"""A small residual network for images of 28 to 64 pixels (He et al., "Deep Residual Learning", 2015, section 4.2)."""
+"""A residual network for images of 28 to 224 pixels (He et al., "Deep Residual Learning", 2015)."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import keras
 
+LARGE = 96
+"""Pixels a side from which on images begin as those of ImageNet do in the paper."""
+
 
 def build(
-    input_shape: tuple[int, ...], num_classes: int, blocks_per_stage: int = 1, filters: int = 16, dropout: float = 0.0
+    input_shape: tuple[int, ...],
+    num_classes: int,
+    blocks_per_stage: int | Sequence[int] = 1,
+    filters: int = 16,
+    dropout: float = 0.0,
 ) -> keras.Model:
     """Return images (batch, height, width, channels) -> logits (batch, num_classes), of the policy's variable dtype.
 
-    Three stages of ``blocks_per_stage`` blocks with ``filters``, 2x and 4x as many filters; the paper's depth is
-    6 * blocks_per_stage + 2.
+    Each stage has twice as many filters as the one before. Small images have three stages (section 4.2: the depth is
+    6 * blocks_per_stage + 2); those of 96 pixels a side or more have four, after a convolution of 7 x 7 and a pool that
+    quarter them (table 1: with 64 filters, 2 blocks are ResNet-18, and [3, 4, 6, 3] are ResNet-34).
+
+    Args:
+        input_shape: height, width and channels.
+        num_classes: outputs.
+        blocks_per_stage: of two convolutions; one number for all stages, or one for each.
+        filters: of the first stage.
+        dropout: before the last layer.
+
+    Raises:
+        ValueError: not as many numbers of blocks as stages.
     """
+    large = min(input_shape[:2]) >= LARGE
+    stages = 4 if large else 3
+    blocks = [blocks_per_stage] * stages if isinstance(blocks_per_stage, int) else blocks_per_stage
     images = keras.Input(input_shape, name="image")
-    x = _convolution(images, filters, 3, 1, "stem")
-    for stage in range(3):
-        for block in range(blocks_per_stage):
+    x = _convolution(images, filters, 7 if large else 3, 2 if large else 1, "stem")
+    if large:
+        x = keras.layers.MaxPooling2D(3, 2, padding="same", name="stem_pool")(x)
+    for stage, count in zip(range(stages), blocks, strict=True):
+        for block in range(count):
             strides = 2 if stage and not block else 1
             x = _block(x, filters * 2**stage, strides, f"stage{stage + 1}_block{block + 1}")
     x = keras.layers.GlobalAveragePooling2D(name="pool")(x)

@@ -1,3 +1,4 @@
+import math
 import sys
 
 import keras
@@ -148,6 +149,23 @@ def test_shape_and_number_of_parameters(name, shape, num_classes, options, expec
     assert logits.shape == (3, num_classes)
     assert np.isfinite(logits).all()
     assert not np.allclose(logits.sum(axis=1), 1), "logits, not probabilities"
+
+
+@pytest.mark.parametrize(
+    ("blocks", "expected"),
+    # As PyTorch's models of the paper have them: torchvision.models.resnet18 and resnet34.
+    [(2, 11_689_512), ([3, 4, 6, 3], 21_797_672)],
+)
+def test_a_resnet_of_large_images_is_the_papers(blocks, expected):
+    model = build("resnet", (224, 224, 3), 1000, blocks_per_stage=blocks, filters=64)
+    assert sum(math.prod(variable.shape) for variable in model.trainable_variables) == expected
+    (last,) = (layer for layer in model.get_layer("resnet").layers if layer.name == "stage4_block2_relu")
+    assert last.output.shape == (None, 7, 7, 512)
+
+
+def test_blocks_are_as_many_as_stages():
+    with pytest.raises(UserError, match="cannot be built for images of shape"):
+        build("resnet", (32, 32, 3), 10, blocks_per_stage=[2, 2, 2, 2])
 
 
 def layers_of(model):
