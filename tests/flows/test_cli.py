@@ -226,16 +226,7 @@ BAD = {
 # The same of what shows only when the run's processes have started.
 BAD_LATER = {
     "dataset": (["--set", "dataset.name=digitz"], ["dataset 'digitz'", "did you mean 'digits'?"]),
-    "batch": (["--set", "train.per_replica_batch_size=5000"], ["batch of 5000", "1293", "lower train."]),
     "validation": (["--set", "input.validation=5000"], ["input.validation = 5000", "from 1 to 1436"]),
-    "replicas": (
-        ["--set", "strategy.kind=mirrored", "--set", "strategy.devices=2", "--set", "train.global_batch_size=33"],
-        ["train.global_batch_size = 33", "2 replicas", "Give 32 or 34"],
-    ),
-    "devices": (
-        ["--set", "strategy.kind=mirrored", "--set", "strategy.devices=[gpu:63]"],
-        ["strategy.devices", "GPUs", "Give a number"],
-    ),
     "batch on JAX": (
         ["--set", "strategy.kind=data_parallel", "--set", "strategy.devices=4", "--set", "train.global_batch_size=33"],
         ["train.global_batch_size = 33", "4 replicas", "Give 32 or 36"],

@@ -3,8 +3,6 @@
 import json
 import os
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -31,7 +29,7 @@ def photos(tmp_path_factory):
     return folder
 
 
-def test_own_photos_become_a_model_that_takes_pixels_by_two_commands(photos, project, run, tmp_path):
+def test_own_photos_are_added_and_followed_when_they_change(photos, project, run, tmp_path):
     source = shutil.copytree(photos, tmp_path / "My photos")
     refused = run(["stratagem", "data", "add", source])
     assert refused.returncode == 2
@@ -44,28 +42,6 @@ def test_own_photos_become_a_model_that_takes_pixels_by_two_commands(photos, pro
     assert (first["kind"], first["features"]["image"]["shape"]) == ("image_folder", [16, 16, 1])
     assert {name: split["num_examples"] for name, split in first["splits"].items()} == {"test": 80, "train": 320}
     assert "added data/my_photos: put it under version control" in added.stderr
-
-    train = ["stratagem", "run", "--set", "dataset.name=my_photos", "--set", "train.epochs=8", "--json"]
-    trained = run(train)
-    assert trained.returncode == 0, trained.stderr
-    summary = json.loads(trained.stdout)
-    assert (summary["dataset"], summary["data_version"]) == ("my_photos", first["data_version"])
-    assert summary["metrics"]["test/accuracy"] > 0.8
-    assert summary["model_version"] == "my_photos-vgg/1"
-    use = (
-        "import sys, mlflow, numpy as np; mlflow.set_tracking_uri(sys.argv[1]);"
-        "images = np.load(sys.argv[2]); logits = mlflow.pyfunc.load_model('models:/my_photos-vgg@challenger')"
-        ".predict(images); print((logits.argmax(1) == np.load(sys.argv[3])).mean())"
-    )
-    test = first["splits"]["test"]
-    used = subprocess.run(
-        [sys.executable, "-c", use, f"sqlite:///{project}/mlruns/mlflow.db", test["features"]["image"], test["labels"]],
-        capture_output=True,
-        text=True,
-        cwd=project,
-        check=True,
-    )
-    assert float(used.stdout.splitlines()[-1]) == summary["metrics"]["test/accuracy"]
 
     # The same again does nothing; one picture more is another data version.
     again = run(["stratagem", "data", "add", source, "--set", "dataset.image_size=[16,16]", "--json"])
@@ -320,7 +296,7 @@ def test_a_tfds_builder_of_the_users_own_is_a_dataset(project, run):
     assert sorted(path.name for path in (project / "data").iterdir()) == ["black_or_white", "digits"]
 
 
-def test_a_table_says_what_it_was_taken_for_and_trains(project, run, tmp_path):
+def test_a_table_says_what_it_was_taken_for(project, run, tmp_path):
     rows = [f"{number / 7},{'north' if number % 3 else 'south'},p{number % 9},{number % 2}" for number in range(90)]
     (tmp_path / "cells.csv").write_text("\n".join(["size,clinic,patient,found", *rows]) + "\n")
     before = sorted(path.name for path in (project / "data").iterdir())
@@ -339,6 +315,3 @@ def test_a_table_says_what_it_was_taken_for_and_trains(project, run, tmp_path):
     assert "  task      classification of found\n  number    size\n  ignore    clinic\n" in added.stderr
     assert max(map(len, added.stdout.splitlines())) <= 80
     assert run([*add, *options]).returncode == 0, "the same again is the same dataset"
-    command = added.stdout.rpartition("Train on it:")[2].split()
-    trained = run([*command, "--set", "train.epochs=1"])
-    assert trained.returncode == 0, trained.stderr
