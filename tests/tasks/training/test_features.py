@@ -5,11 +5,14 @@ import hashlib
 import keras
 import numpy as np
 import pytest
+import yaml
 
 from tasks import config, models, records
+from tasks.errors import UserError
 from tasks.evaluate import evaluate
 from tasks.input.order import carve, order
 from tasks.records import Feature, Target
+from tasks.train import check
 
 NUM_EXAMPLES = {"train": 90, "test": 31}
 TARGETS = {
@@ -34,7 +37,7 @@ PLAIN = (
 def mixture(project):
     """Write a dataset of all kinds of features as `prepare` does: ``mixture("regression")``."""
 
-    def mixture(task, weighted=False):
+    def mixture(task, weighted=False, **description):
         generator = np.random.default_rng(0)
         folder = project / "data" / "mixture" / "prepared"
         folder.mkdir(parents=True)
@@ -70,6 +73,8 @@ def mixture(project):
             target=target, splits=splits,
         )  # fmt: skip
         records.save(prepared, folder / "manifest.json")
+        described = {"kind": "table", "name": "mixture", "source": "m.csv", "target": "y", **description}
+        (folder.parent / "params.yaml").write_text(yaml.safe_dump({"dataset": described}))
         return prepared
 
     return mixture
@@ -149,6 +154,17 @@ def test_an_evaluation_is_that_of_the_model_that_was_exported(mixture, train, ta
         assert [one.recall for one in result.classes] == pytest.approx(((taken & (y == 1)).sum(0) / y.sum(0)).tolist())
     if task == "regression":
         np.testing.assert_allclose(result.predictions, np.column_stack([y[:, 0], outputs[:, 0]]), rtol=1e-5)
+
+
+@pytest.mark.parametrize("key", ["group", "time"])
+def test_validation_examples_are_not_drawn_from_rows_that_belong_together(mixture, train, key):
+    prepared = mixture("regression", **{key: "person"})
+    with pytest.raises(UserError, match=f"dataset.{key} = 'person'.+Write `validation: 0.1` into data/mixture/params"):
+        train(prepared, *PLAIN)
+    whole = prepared.model_copy(update={"splits": {**prepared.splits, "validation": prepared.splits["test"]}})
+    records.save(whole, f"{prepared.folder}/manifest.json")
+    with pytest.raises(UserError, match=r"input.validation = 0.2: .+ Give input.validation=validation, or"):
+        check(config.load("../small.yaml", PLAIN), whole)
 
 
 def test_a_kill_in_the_middle_ends_with_the_same_bits(mixture, train):
