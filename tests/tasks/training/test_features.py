@@ -1,6 +1,7 @@
 """Trainings of numbers, categories, texts and images together: both loops give what a plain Keras script gives."""
 
 import hashlib
+from pathlib import Path
 
 import keras
 import numpy as np
@@ -162,7 +163,7 @@ def test_validation_examples_are_not_drawn_from_rows_that_belong_together(mixtur
     with pytest.raises(UserError, match=f"dataset.{key} = 'person'.+Write `validation: 0.1` into data/mixture/params"):
         train(prepared, *PLAIN)
     whole = prepared.model_copy(update={"splits": {**prepared.splits, "validation": prepared.splits["test"]}})
-    records.save(whole, f"{prepared.folder}/manifest.json")
+    records.save(whole, Path(prepared.folder, "manifest.json"))
     with pytest.raises(UserError, match=r"input.validation = 0.2: .+ Give input.validation=validation, or"):
         check(config.load("../small.yaml", PLAIN), whole)
 
