@@ -26,7 +26,7 @@ def trace(settings: config.Settings, data_version: str | None) -> records.Lineag
     return records.Lineage(
         git_commit=commit,
         git_dirty=dirty,
-        code_digest=code_digest(settings.model.name),
+        code_digest=code_digest(settings.model.name, settings.model.initial),
         settings_digest=settings.digest(),
         data_version=data_version,
     )
@@ -81,8 +81,9 @@ def file_at(commit: str, path: str, folder: Path) -> str | None:
     return blob.data.decode() if isinstance(blob, pygit2.Blob) else None
 
 
-def code_digest(model_name: str = "") -> str:
-    """Return the sha256 of flows/, tasks/, requirements.lock and, for a model ``module:function``, the user's own code.
+def code_digest(model_name: str = "", initial: str | None = None) -> str:
+    """Return the sha256 of flows/, tasks/, requirements.lock, for a model ``module:function`` the user's own code, and
+    of the file that it starts with, if there is one.
 
     Comments, docstrings and the layout of Python files do not count.
     """
@@ -90,6 +91,8 @@ def code_digest(model_name: str = "") -> str:
     files = [*root.glob("flows/**/*.py"), *root.glob("tasks/**/*.py"), root / "requirements.lock"]
     files += [root / file for file in own_code.files(model_name)]
     found = {file.relative_to(root).as_posix(): file.read_bytes() for file in set(files) if file.is_file()}
+    if initial is not None and (start := root / initial).is_file():
+        found[f"model.initial {initial}"] = start.read_bytes()
     names = sorted(found)
     cache = root / "mlruns" / "code.json"
     try:

@@ -40,7 +40,7 @@ def check_devices(settings: config.Settings) -> None:
             "give strategy.kind=mirrored"
         )
     launchers.check(section)
-    if settings.model.initial is not None:
+    if settings.model.initial is not None and runs.is_id(settings.model.initial):
         runs.find(settings.model.initial)
 
 
@@ -280,6 +280,8 @@ def find_unchanged(settings: config.Settings) -> RunSummary | None:
 
 def unchanged(settings: config.Settings, prepared: PreparedDataset) -> RunSummary | None:
     """Return the newest finished run on this data with these settings and this code, or None."""
+    if (settings.model.initial or "").startswith("models:") and "@" in (settings.model.initial or ""):
+        return None  # The alias may be another version's by now.
     same = lineage.finished_run(prepared.name, lineage.trace(settings, prepared.data_version))
     if same is not None:
         with contextlib.suppress(UserError):  # Its record is gone, and its summary is enough.

@@ -23,6 +23,7 @@ from tasks.records import (
 from tasks.register import register as register_stage
 from tasks.train import check
 from tasks.train import train as train_stage
+from tasks.training import initial
 
 Status = Literal["FINISHED", "FAILED", "KILLED"]
 
@@ -34,10 +35,14 @@ def start_run(
     parent_run_id: str | None = None,
 ) -> Run:
     """Start the MLflow run of a pipeline, unless its training would be refused."""
-    check(settings, prepared, new=True)
+    check(settings, prepared)
+    weights = initial.weights(settings, prepared)
     _end_crashed(runs.key_of(settings))
     traced = lineage.trace(settings, prepared.data_version)
-    return tracking.start_run(settings, prepared, traced, flow_run_id, parent_run_id)
+    run = tracking.start_run(settings, prepared, traced, flow_run_id, parent_run_id)
+    if weights:
+        initial.keep(weights, config.project_root() / run.folder)
+    return run
 
 
 def start_comparison(

@@ -21,7 +21,7 @@ from tasks.input import sources
 from tasks.input.augment import check_augmentation
 from tasks.input.order import carve
 from tasks.records import Placement, PreparedDataset, Run, TrainingResult
-from tasks.training import Training, autotune, loops, model, setup
+from tasks.training import Training, autotune, initial, loops, model, setup
 from tasks.training.batch_size import check_last_batch, find_global_batch_size, in_batches_of, resumed_batch_size
 from tasks.training.callbacks.profiler import Profiler
 from tasks.training.callbacks.progress import ProgressBar
@@ -45,13 +45,12 @@ class Watching(NamedTuple):
     tensorboard: Any = None
 
 
-def check(settings: config.Settings, prepared: PreparedDataset, new: bool = False) -> tuple[strategies.Strategy, int]:
+def check(settings: config.Settings, prepared: PreparedDataset) -> tuple[strategies.Strategy, int]:
     """Refuse what cannot be trained, before a run exists; return the strategy and the global batch size.
 
     Args:
         settings: of the run.
         prepared: its data.
-        new: a run is to start with the weights of ``model.initial``: they must fit, too.
 
     Raises:
         UserError: damaged arrays; or data, batch, devices or model do not fit the settings.
@@ -66,11 +65,6 @@ def check(settings: config.Settings, prepared: PreparedDataset, new: bool = Fals
     check_augmentation(settings.input.augmentation, prepared)
     with model.in_host_memory():
         looked_at = models.build(settings.model, prepared, settings.input.normalization)
-        if new and (weights := model.initial_weights(settings.model)):
-            try:
-                checkpoints.assign(looked_at, weights, ("model",))
-            except UserError as error:
-                raise UserError(f"model.initial = {settings.model.initial}: {error}") from None
     strategy.check_model(looked_at)
     check_last_batch(looked_at, strategy, settings.input, len(rows), global_batch_size)
     model.freeze(looked_at, settings.model.freeze)
@@ -164,7 +158,7 @@ def _train(
             log.info("resuming at step %d, epoch %d", state.step, state.epoch + 1)
             global_batch_size = resumed_batch_size(settings.train, state, strategy.num_replicas)
         else:
-            arrays = model.initial_weights(settings.model)
+            arrays = initial.of_run(settings, prepared, folder)
             state = setup.first_state(settings, prepared, global_batch_size)
         state = state.model_copy(update=_origin(settings, prepared, run))
         if strategy.num_workers > 1:

@@ -44,6 +44,13 @@ def _expression(text: str) -> str:
     return text
 
 
+def _start(text: str) -> str:
+    # A path may hold anything; what is no path is told apart here.
+    if not re.fullmatch(r"[0-9a-f]{32}|models:/[^/@]+(@[^/@]+|/\d+)|(?!models:).+\.keras", text):
+        raise ValueError(f"'{text}': write a run's id, FILE.keras, models:/NAME@ALIAS or models:/NAME/VERSION")
+    return text
+
+
 LayerNames = Annotated[Text, AfterValidator(_expression)]
 """A regular expression of names of layers."""
 BATCH_SIZES = ("per_replica_batch_size", "global_batch_size")
@@ -127,9 +134,11 @@ class Model(Section):
     """A file of tasks/models/, or your own `module:function` with the signature of their `build`."""
     options: Result[dict[str, Any]]
     """Keyword arguments of the model's `build`."""
-    initial: Result[Annotated[str, Field(pattern="^[0-9a-f]{32}$")] | None]
-    """The id of a run of the same model, also on another dataset: a new run begins with the weights of its best
-    checkpoint. Null begins with random ones."""
+    initial: Result[Annotated[Text, AfterValidator(_start)] | None]
+    """What a new run takes its first weights from: the id of a run of the same model, also on another dataset (those of
+    its best checkpoint), FILE.keras, or models:/NAME@ALIAS or models:/NAME/VERSION in MLflow. Null: random ones."""
+    new_head: Result[bool]
+    """The last layer with weights begins with random ones all the same, such as for other classes."""
     freeze: Result[list[LayerNames]]
     """Regular expressions: a layer whose whole name one of them matches, with all layers inside it, is not trained
     (Keras' `layer.trainable = False`; a BatchNormalization then keeps its moving averages and goes by them)."""

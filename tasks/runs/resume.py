@@ -107,7 +107,9 @@ def why_not_resumed(settings: config.Settings, wanted: records.Lineage) -> str |
     if run.lineage.data_version != wanted.data_version:
         why.append(f"its data version was {run.lineage.data_version} and is {wanted.data_version}")
     if run.lineage.code_digest != wanted.code_digest:
-        why.append("the code of flows/, tasks/ or its model, or requirements.lock, is not what it was")
+        why.append(
+            "the code of flows/, tasks/ or its model, requirements.lock or the file of model.initial is not what it was"
+        )
     if steps := nonfinite_steps(run):
         why.append(f"its loss was no finite number at step {steps[-1]}")
     if not why:

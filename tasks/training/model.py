@@ -8,7 +8,7 @@ from typing import Any
 
 import keras
 
-from tasks import checkpoints, config, lineage, losses, metrics, models, optimizers, runs, upstream
+from tasks import checkpoints, config, lineage, losses, metrics, models, optimizers, upstream
 from tasks.checkpoints import Arrays, Checkpoints, State
 from tasks.errors import UserError, listed, shown
 from tasks.input.batches import Batches
@@ -50,7 +50,9 @@ def freeze(model: Any, names: Sequence[str]) -> None:
     Raises:
         UserError: an expression matches no layer that has weights, or nothing is left to be trained.
     """
-    layers = [layer for layer in upstream.layers_of(model) if layer.weights]
+    # Not what holds all others, whose name may begin as theirs do: `conv.*` is not to match the model convnet2.
+    every = len(model.weights)
+    layers = [layer for layer in upstream.layers_of(model) if 0 < len(layer.weights) < every]
     there = f"The layers with weights are: {listed(list(dict.fromkeys(layer.name for layer in reversed(layers))))}"
     for name in names:
         found = [layer for layer in layers if re.fullmatch(name, layer.name)]
@@ -94,21 +96,6 @@ def in_host_memory() -> contextlib.AbstractContextManager[Any]:
     except RuntimeError:  # The user's JAX_PLATFORMS leaves the CPU out.
         return contextlib.nullcontext()
     return device
-
-
-def initial_weights(section: config.Model) -> Arrays:
-    """Return the weights that a new run begins with; nothing where they are random.
-
-    Raises:
-        UserError: there is no such run, or it has no checkpoint that can be read.
-    """
-    if section.initial is None:
-        return {}
-    run = runs.find(section.initial)
-    folder = config.project_root() / run.folder / "checkpoints"
-    with Checkpoints(folder, monitor=run.settings["checkpoint"]["monitor"], read_only=True) as saved:
-        arrays, _ = saved.restore(saved.find("best"))
-    return {key: array for key, array in arrays.items() if key.startswith("model/")}
 
 
 def restore(model: Any, arrays: Arrays, position: Position, phase: Phase) -> None:

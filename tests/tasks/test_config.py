@@ -510,6 +510,8 @@ def test_every_recipe_of_the_project_loads(recipe):
             assert loaded[section][key] == value or isinstance(value, dict)
 
 
+START = {"initial": None, "new_head": False, "freeze": []}
+MLP = {"name": "mlp", "options": {"units": [8]}} | START
 # Each row: params.yaml's section, what lies over it, and the section that comes out.
 KINDS = [
     ("optimizer", {"kind": "adam", "global_clipnorm": 1.0}, ["optimizer.kind=sgd", "optimizer.momentum=0.9"],
@@ -527,13 +529,13 @@ KINDS = [
       "ps": 1}),
     ("strategy", {"kind": "one_device", "device": "cpu"}, ["strategy.kind=one_device"],
      {"kind": "one_device", "device": "cpu"}),
-    ("model", {"name": "mlp", "options": {"units": [8]}, "initial": None, "freeze": []}, ["model.name=convnet"],
-     {"name": "convnet", "options": {}, "initial": None, "freeze": []}),
-    ("model", {"name": "mlp", "options": {"units": [8]}, "initial": None, "freeze": []},
+    ("model", MLP, ["model.name=convnet"],
+     {"name": "convnet", "options": {}} | START),
+    ("model", MLP,
      ["model.name=convnet", "model.options.dropout=0.5"],
-     {"name": "convnet", "options": {"dropout": 0.5}, "initial": None, "freeze": []}),
-    ("model", {"name": "mlp", "options": {"units": [8]}, "initial": None, "freeze": []}, ["model.options.dropout=0.5"],
-     {"name": "mlp", "options": {"units": [8], "dropout": 0.5}, "initial": None, "freeze": []}),
+     {"name": "convnet", "options": {"dropout": 0.5}} | START),
+    ("model", MLP, ["model.options.dropout=0.5"],
+     {"name": "mlp", "options": {"units": [8], "dropout": 0.5}} | START),
 ]  # fmt: skip
 
 

@@ -63,7 +63,9 @@ def build_of(name, features, target=None, **options):
     """Build a model of these features."""
     data = prepared().model_copy(update={"features": {one: FEATURES[one] for one in features}})
     data = data.model_copy(update={"target": target}) if target else data
-    return models.build(config.Model(name=name, options=options, initial=None, freeze=[]), data, "scale")
+    return models.build(
+        config.Model(name=name, options=options, initial=None, new_head=False, freeze=[]), data, "scale"
+    )
 
 
 def examples_of(features, count=5):
@@ -82,7 +84,9 @@ def examples_of(features, count=5):
 
 def build(name, shape=(28, 28, 1), num_classes=10, normalization="scale", **options):
     return models.build(
-        config.Model(name=name, options=options, initial=None, freeze=[]), prepared(shape, num_classes), normalization
+        config.Model(name=name, options=options, initial=None, new_head=False, freeze=[]),
+        prepared(shape, num_classes),
+        normalization,
     )
 
 
@@ -210,7 +214,7 @@ def test_logits_are_never_of_half_precision(name, policy, precision, logits, oth
 def test_float64_is_float64_from_the_pixels_to_the_logits(policy, tmp_path, normalization, expected):
     policy("float64")
     model = models.build(
-        config.Model(name="dense200", options={}, initial=None, freeze=[]),
+        config.Model(name="dense200", options={}, initial=None, new_head=False, freeze=[]),
         prepared((4, 4, 1), 3, mean=(99.9,), std=(33.3,)),
         normalization,
     )
@@ -328,7 +332,7 @@ def test_a_model_that_takes_other_features_says_so(name, features, message):
 def test_normalization(kind, expected):
     # The second channel does not vary: it must be shifted, and not be divided by zero.
     data = prepared((1, 1, 2), mean=(100.0, 100.0), std=(50.0, 0.0))
-    model = models.build(config.Model(name="mlp", options={}, initial=None, freeze=[]), data, kind)
+    model = models.build(config.Model(name="mlp", options={}, initial=None, new_head=False, freeze=[]), data, kind)
     pixels = np.array([[0, 0], [255, 255]], np.uint8).reshape(2, 1, 1, 2)
     normalized = keras.ops.convert_to_numpy(model.get_layer("normalization")(pixels)).reshape(2, 2)
     np.testing.assert_allclose(normalized, expected, rtol=1e-5, atol=1e-4)

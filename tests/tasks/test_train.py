@@ -19,7 +19,7 @@ from tasks.checkpoints import Checkpoints, State
 from tasks.errors import Interrupted, UserError
 from tasks.input.order import carve
 from tasks.train import assist, check
-from tasks.training import steps
+from tasks.training import initial, steps
 from tasks.training.batch_size import resumed_batch_size
 from tasks.training.callbacks.stopping import NonFiniteLoss
 
@@ -640,9 +640,13 @@ def test_initial_weights_of_another_model_are_refused_before_a_run_exists(tiny, 
     begun = records.Run.model_construct(folder="mlruns/runs/first", settings=config.load().to_json())
     monkeypatch.setattr(runs, "find", lambda run_id: begun)
     settings = config.load(None, ["model={name: mlp, options: {units: [7]}}", f"model.initial={'a' * 32}"])
-    check(settings, tiny)
-    with pytest.raises(UserError, match=r"model.initial = a+: the checkpoint is of another model .* has shape"):
-        check(settings, tiny, new=True)
+    with pytest.raises(
+        UserError, match=r"model.initial = a+ is of another model: .*kernel has the shape \(64, 16\) there"
+    ):
+        initial.weights(settings, tiny)
+    settings = config.load(None, [f"model.initial={'a' * 32}", "input.normalization=standardize"])
+    with pytest.raises(UserError, match=r"that run was trained with input\.normalization = scale, and this one has"):
+        initial.weights(settings, tiny)
 
 
 @pytest.mark.parametrize(

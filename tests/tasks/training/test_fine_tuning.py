@@ -7,10 +7,12 @@ import keras
 import numpy as np
 import pytest
 
-from tasks import config, models
+from tasks import config, files, lineage, models, tracking
 from tasks.checkpoints import Checkpoints
 from tasks.errors import Interrupted, UserError
+from tasks.records import LoggedModel
 from tasks.train import check
+from tasks.training import initial
 
 VGG = ("model={name: vgg, options: {filters: [4, 4]}}", "train.global_batch_size=60", "train.deterministic=true")
 BODY = "model.freeze=[conv.*, 'norm1[ab]']"
@@ -48,6 +50,7 @@ def test_what_is_frozen_keeps_its_bits_and_its_averages(tiny, train, loop):
             "[logit]",
             r"'logit' matches the whole name of no layer. The layers with weights are: conv1a, norm1a, conv1b, ",
         ),
+        ("[vgg]", r"'vgg' matches the whole name of no layer. The layers with weights are: .*norm2b, logits$"),
         ("[pool1]", "'pool1' matches the whole name of no layer"),
         ("['.*']", r"model.freeze = \['\.\*'\] leaves nothing to be trained"),
     ],
@@ -136,3 +139,119 @@ def test_a_training_that_stopped_early_is_not_thawed(tiny, train):
 def test_phases_that_cannot_be_are_refused(project, given, said):
     with pytest.raises(UserError, match=said):
         config.load(None, given)
+
+
+FROM = "model.initial=start.keras"
+
+
+@pytest.fixture
+def start(tiny, project):
+    """Write start.keras: another draw of the weights of VGG, on these data or on others."""
+
+    def start(prepared=tiny, *overrides):
+        settings = config.load(None, [*VGG, *overrides])
+        keras.utils.set_random_seed(99)
+        model = models.build(settings.model, prepared, settings.input.normalization)
+        model.save("start.keras")
+        return by_path(model)
+
+    return start
+
+
+def begun(prepared, *overrides):
+    """What a run begins with, by path."""
+    settings = config.load(None, [*VGG, FROM, *overrides])
+    names = list(made(prepared))
+    return dict(zip(names, initial.weights(settings, prepared).values(), strict=True))
+
+
+def test_a_run_begins_with_a_file_which_its_resume_does_not_need(tiny, train, start):
+    start()
+    options = (*VGG, FROM, "train.epochs=1", "checkpoint.every_steps=null")
+    whole = train(tiny, *options, run_id="whole")
+    random = train(tiny, *options, "model.initial=null", run_id="random")
+    assert whole.weights_digest != random.weights_digest
+
+    def kill(step, metrics):
+        raise Killed
+
+    with pytest.raises(Killed):
+        train(tiny, *options, run_id="cut", send=kill)
+    assert not list(Path("mlruns/runs/cut").glob("checkpoints/[0-9]*"))
+    Path("start.keras").unlink()
+    rest = train(tiny, *options, run_id="cut", resume=True)
+    assert rest.weights_digest == whole.weights_digest
+    with pytest.raises(UserError, match=r"model.initial = start.keras: there is no file .*start.keras. Give another"):
+        train(tiny, *options, run_id="new")
+
+
+def test_a_new_head_is_random_and_all_else_is_the_start_models(tiny, make_dataset, start):
+    theirs, ours = start(), made(tiny)
+    assert {path for path, array in begun(tiny).items() if np.array_equal(array, theirs[path])} == theirs.keys()
+    images = np.zeros((40, 8, 8, 1), np.uint8)
+    theirs = start(make_dataset("other", 3, train=(images, np.arange(40) % 3), test=(images, np.arange(40) % 3)))
+    with pytest.raises(
+        UserError,
+        match=r"model.initial = start.keras is of another model: logits/kernel has the shape \(4, 3\) there and "
+        r"\(4, 10\) here, logits/bias .* or model.new_head=true if nothing but the last layer is another",
+    ):
+        begun(tiny)
+    found = begun(tiny, "model.new_head=true")
+    new = {"logits/kernel", "logits/bias"}
+    assert {path for path, array in found.items() if not np.array_equal(array, theirs[path])} == new
+    assert all(np.array_equal(found[path], ours[path]) for path in new)
+    with pytest.raises(UserError, match=r"conv2a/kernel has the shape \(3, 3, 4, 4\) there and \(3, 3, 4, 5\) here"):
+        begun(tiny, "model={options: {filters: [4, 5]}}", "model.new_head=true")
+
+
+def test_a_start_model_that_normalises_otherwise_is_refused(tiny, start):
+    start()
+    said = (
+        r"its layer normalization multiplies with 0.0039216 and adds 0, and this run's multiplies with 0.\d+ and adds "
+        r"-0.\d+. Give the input.normalization that it was trained with"
+    )
+    with pytest.raises(UserError, match=said):
+        begun(tiny, "input.normalization=standardize")
+    start(tiny, "input.normalization=standardize")
+    begun(tiny, "input.normalization=standardize")
+
+
+def test_what_keras_cannot_load_is_one_message(tiny, project):
+    Path("start.keras").write_bytes(b"nothing")
+    with pytest.raises(UserError, match=r"model.initial = start.keras: Keras cannot load .*must be registered"):
+        begun(tiny)
+    inputs = keras.Input((8, 8, 1))
+    keras.Model(inputs, keras.layers.Lambda(lambda x: x)(inputs)).save("start.keras")
+    with pytest.raises(UserError, match=r"Keras cannot load .*[Ll]ambda"):
+        begun(tiny)
+
+
+def test_another_file_of_the_same_name_makes_another_run(project):
+    settings = config.load(None, [FROM])
+    digests = [lineage.trace(settings, None).code_digest]
+    for content in (b"one", b"two"):
+        Path("start.keras").write_bytes(content)
+        digests.append(lineage.trace(settings, None).code_digest)
+    assert len(set(digests)) == 3
+
+
+def test_a_registered_model_is_found_in_its_run(tiny, start, monkeypatch):
+    theirs = start()
+    folder = Path("mlruns/runs") / ("b" * 32) / "models"
+    folder.mkdir(parents=True)
+    (folder / "best.keras").write_bytes(b"the other one")
+    Path("start.keras").rename(folder / "final.keras")
+    sha256 = files.digest(folder / "final.keras")
+    asked = {"models:/digits@best": LoggedModel(run_id="b" * 32, keras_file_sha256=sha256)}
+    monkeypatch.setattr(tracking, "find_model", asked.__getitem__)
+    found = begun(tiny, "model.initial=models:/digits@best")
+    assert all(np.array_equal(array, theirs[path]) for path, array in found.items())
+    (folder / "final.keras").unlink()
+    with pytest.raises(UserError, match=r"it is a model of run b+, and .*models does not hold it"):
+        begun(tiny, "model.initial=models:/digits@best")
+
+
+@pytest.mark.parametrize("given", ["start.h5", "models:/digits", "models:/digits@a/b", "0123"])
+def test_what_names_no_start_is_refused(project, given):
+    with pytest.raises(UserError, match=r"write a run's id, FILE.keras, models:/NAME@ALIAS or models:/NAME/VERSION"):
+        config.load(None, [f"model.initial={given!r}"])
