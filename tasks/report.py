@@ -3,6 +3,7 @@
 import csv
 import json
 import math
+import textwrap
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -116,6 +117,43 @@ def learning_curve(training: TrainingResult, title: str, path: Path) -> Path:
         axes.grid(alpha=0.3)
         axes.legend()
     return _saved(figure, path)
+
+
+def augmented_examples(images: Any, augmentation: config.Augmentation, title: str, path: Path) -> Path:
+    """Draw training images as a PNG, a row each: as they are, then as they may be trained on.
+
+    Args:
+        images: uint8 (images, 1 + versions, height, width, channels).
+        augmentation: the title says what is on.
+        title: what it begins with.
+        path: of the picture.
+    """
+    from matplotlib.figure import Figure
+
+    rows, columns, height, width, channels = images.shape
+    shown = images[..., :3] if channels in (3, 4) else images[..., 0]
+    tall, gap, top = height / width, 0.06, 0.85  # Beside a width of 1.
+    right, bottom = columns + gap * columns + 0.25, rows * (tall + gap)
+    figure = Figure(figsize=(1.1 * right, 1.1 * (bottom + top)), facecolor="white")
+    axes = figure.add_axes((0, 0, 1, 1))
+    for row in range(rows):
+        for column in range(columns):
+            left, upper = gap + column * (1 + gap) + 0.15 * (column > 0), row * (tall + gap)
+            extent = (left, left + 1, upper + tall, upper)
+            axes.imshow(shown[row, column], cmap="gray", vmin=0, vmax=255, extent=extent)
+    axes.set(xlim=(0, right), ylim=(bottom, -top))
+    axes.set_axis_off()
+    axes.text(right / 2, -0.58, title, ha="center", va="center", fontsize=12)
+    axes.text(gap + 0.5, -0.18, "original", ha="center", va="center", fontsize=10)
+    on = ", ".join(_augmentation(key, value) for key, value in augmentation.changes.items())
+    axes.text((right + 1.2) / 2, -0.18, textwrap.fill(on, 100), ha="center", va="center", fontsize=10)
+    return _saved(figure, path)
+
+
+def _augmentation(key: str, value: Any) -> str:
+    if isinstance(value, config.RandAugment):
+        return f"RandAugment with {value.num_layers} operations of magnitude {value.magnitude:g}"
+    return f"{key.replace('_', ' ')}{'' if value is True else f' {value:g}'}"
 
 
 def history_table(training: TrainingResult, path: Path) -> Path:

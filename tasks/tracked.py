@@ -10,6 +10,7 @@ from typing import Literal
 
 from tasks import config, lineage, prepared_data, records, report, runs, tracking
 from tasks.evaluate import evaluate as evaluate_stage
+from tasks.input.sources import augmented_examples
 from tasks.records import (
     HEADLINES,
     Comparison,
@@ -118,6 +119,11 @@ def evaluate(
         report.predictions(result, title, folder / "report"),
         report.learning_curve(training, title, folder / "report" / "learning_curve.png"),
     ]
+    examples = augmented_examples(settings, prepared)
+    if examples is not None:
+        path = folder / "report" / "augmented_examples.png"
+        title = f"{run.name}: training images and what augmentation makes of them"
+        pictures.append(report.augmented_examples(examples, settings.input.augmentation, title, path))
     tracking.log_metrics(run, result.metrics)
     tracking.log_files(run, pictures, "evaluation")
     tracking.log_files(run, [records.save(result, folder / "records" / "evaluation.json")], "evaluation")

@@ -27,6 +27,7 @@ from tasks.config.schema import (
     EarlyStopping,
     Input,
     Model,
+    RandAugment,
     Register,
     Settings,
     Train,

@@ -40,7 +40,13 @@ def choose(manifest: Mapping[str, Any]) -> list[Choice]:
     return [*chosen, _of_size(num_examples), _of_task(target, splits)]
 
 
-NO_AUGMENTATION = {"input.augmentation.flip": False, "input.augmentation.crop_padding": 0}
+FACTORS = "translation", "rotation", "zoom", "brightness", "contrast", "erasing"
+NO_AUGMENTATION = {
+    "input.augmentation.flip": False,
+    "input.augmentation.crop_padding": 0,
+    "input.augmentation.rand_augment": None,
+    **{f"input.augmentation.{factor}": 0.0 for factor in FACTORS},
+}
 
 
 def _of_images(shape: list[int]) -> Choice:
@@ -53,6 +59,7 @@ def _of_images(shape: list[int]) -> Choice:
         "model.name": "vgg",
         "model.options": {"filters": [24 + 16 * stage for stage in range(stages)], "dropout": 0.2},
         "schedule.learning_rate": 0.003,
+        **NO_AUGMENTATION,
         "input.augmentation.flip": photographs,
         "input.augmentation.crop_padding": max(1, side // 10),
     }

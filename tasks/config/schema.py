@@ -99,11 +99,51 @@ class Dataset(Section):
         return {**values, "name": folder_name(name), "builder": name.partition("/")[0]}
 
 
+Share = Annotated[float, Field(ge=0, le=1)]
+
+
+class RandAugment(Section):
+    num_layers: Result[Annotated[int, Field(ge=1, le=10)]] = 2
+    """Operations that each image goes through, one after the other, each drawn of ten."""
+    magnitude: Result[Annotated[float, Field(ge=0, le=10)]] = 9
+    """Of each operation: at 10 it turns by 30 degrees, shears by 0.3, shifts by 45% of the image, multiplies with 0.1
+    or 1.9, inverts all pixels, or keeps 4 bits of 8."""
+
+
 class Augmentation(Section):
+    """Of the training images. A factor is that of Keras' layer (RandomTranslation, ...): each image draws a value up to
+    it, in both directions; 0 is off."""
+
     flip: Result[bool]
     """Mirror half of the training images left to right."""
     crop_padding: Result[Annotated[int, Field(ge=0, le=MAX_PIXELS)]]
     """Pad training images by this many pixels on each side, then crop at random; 0 is off."""
+    translation: Result[Share]
+    """Shift training images up and down, and sideways, by up to this share of height and width; 0 is off."""
+    rotation: Result[Share]
+    """Rotate training images by up to this share of a full turn, either way; 0 is off."""
+    zoom: Result[Share]
+    """Shrink or enlarge training images: 0.2 shows 80% to 120% of height and width; 0 is off."""
+    fill_mode: Result[Literal["constant", "nearest", "reflect"]]
+    """What lies beyond an image that is shifted, rotated or zoomed: black, its edge, or its mirror image."""
+    brightness: Result[Share]
+    """Add up to this share of 255 to training images, or take it away; 0 is off."""
+    contrast: Result[Share]
+    """Multiply the distance of pixels to the mean of their image with 1 minus to 1 plus this; 0 is off."""
+    rand_augment: Result[RandAugment | None]
+    """RandAugment (Cubuk et al., 2020) with ten of its operations: {num_layers: 2, magnitude: 9}; null is off."""
+    erasing: Result[Share]
+    """The probability that a training image has a rectangle, of 2% to 33% of it, made black; 0 is off."""
+
+    @property
+    def changes(self) -> dict[str, Any]:
+        """What is on, by key."""
+        return {name: value for name, value in self if value and name != "fill_mode"}
+
+    @property
+    def moves(self) -> bool:
+        """Whether pixels go to other places than whole ones."""
+        return bool(self.translation or self.rotation or self.zoom)
 
 
 class Input(Section):

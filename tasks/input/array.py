@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tasks import config
-from tasks.input.augment import augment_arrays, augment_images, is_images
+from tasks.input.augment import augment, augment_images, is_images
 from tasks.input.batches import Batch, Batches
 from tasks.input.order import Rows
 from tasks.records import PreparedSplit, as_input
@@ -64,8 +64,7 @@ class ArraySource:
             def take(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
                 read = array.take(rows.ravel(), axis=0)
                 if batches.augmentation is not None and is_images(array):
-                    flips, corners = draws
-                    read = augment_arrays(read, flips.ravel(), corners.reshape(-1, 2), batches.augmentation)
+                    read = augment(read, np.concatenate(draws[0]), batches.augmentation)
                 return read.reshape((*rows.shape, *array.shape[1:]))
 
             x, *others = arrays
@@ -103,10 +102,10 @@ class ArraySource:
             rows, *draws = tf.numpy_function(
                 lambda number, *steps: self._read(batches, cut.steps(int(number), range(*map(int, steps)))),
                 block,
-                [tf.int64, *([tf.bool, tf.int32] if section else [])],
+                [tf.int64, *([tf.int32] if section else [])],
             )
-            for tensor, shape in zip((rows, *draws), ([None] * 2, [None] * 2, [None, None, 2]), strict=False):
-                tensor.set_shape(shape)
+            for tensor, rank in zip((rows, *draws), (2, 3), strict=False):
+                tensor.set_shape([None] * rank)
             return *tf.nest.map_structure(lambda array: tf.gather(array, rows), arrays), *draws
 
         dataset = tf.data.Dataset.from_tensors(0).flat_map(begin).map(gather)
@@ -116,8 +115,8 @@ class ArraySource:
             return dataset
 
         def augmented(x: Any, *others: Any) -> tuple[Any, ...]:
-            *of_batch, flips, corners = others
-            return augment_images(x, flips, corners, section), *of_batch
+            *of_batch, draws = others
+            return augment_images(x, draws, section), *of_batch
 
         return dataset.map(augmented, num_parallel_calls=tf.data.AUTOTUNE)
 
@@ -139,14 +138,14 @@ class ArraySource:
 
     def _read(self, batches: Batches, block: range) -> tuple[npt.NDArray[Any], ...]:
         """Return which rows a worker reads in the steps of a block, int64 (steps, n), and what ``augment`` takes for
-        them: bool (steps, n) and int32 (steps, n, 2), or nothing."""
+        them: int32 (steps, n, columns), or nothing."""
         number, first = divmod(block.start, batches.steps_in_pass)
         parts = batches.parts[first : first + len(block)]
         places = parts[:, :1] + np.arange(parts[0, 1] - parts[0, 0])  # The batches of a block have one size.
         rows = self.rows_at(batches.pass_order(number)[places])
         if batches.augmentation is None:
             return (rows,)
-        return rows, *(drawn[places] for drawn in batches.pass_draws(number, batches.augmentation))
+        return rows, batches.pass_draws(number, batches.augmentation)[places]
 
 
 class Blocks:

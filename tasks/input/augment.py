@@ -1,5 +1,14 @@
-"""Images mirrored and cropped at random: what is drawn for each place of a pass, and the doing, in both frameworks."""
+"""Images changed at random: what is drawn for each place of a pass, and the doing, alike in NumPy and TensorFlow.
 
+Keras' layers (``RandomFlip`` to ``RandAugment``) draw from a generator's state, so an image's draw depends on how many
+were drawn before it: with another backend or number of workers it is another one. Here a draw belongs to a place of the
+pass. Factors mean what they mean there.
+
+The host draws whole numbers, and whole numbers is all that is done with them: positions are int64, and pixels float32
+that hold integers below 2**24. Nothing is lost to rounding, so no framework, compiler or device gives other bits.
+"""
+
+import math
 from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any
@@ -11,8 +20,25 @@ from tasks import config
 from tasks.errors import UserError
 from tasks.records import PreparedDataset
 
-Draws = tuple[npt.NDArray[np.bool_], npt.NDArray[np.int32]]
-"""Which images are mirrored, bool (n,), and the top left corner of each crop in its padded image, int32 (n, 2)."""
+Draws = npt.NDArray[np.int32]
+"""A row for each image: 1 for a mirrored one, top and left of its crop in the padded image, and then, of what is on:
+
+- moved, six columns: the matrix, row by row, that takes a pixel's place to that in the old image, both (y, x) from the
+  centre, in units of 1 / ONE; and a shift, y and x, as shares of height and width in the same units;
+- brightness, one: what is added to each pixel;
+- contrast, one: what the distance to the mean is multiplied with, in units of 1/256;
+- RandAugment, ten for each layer: as for moved, contrast and then a factor of each pixel in units of 1/256, the pixel
+  from which on it is inverted, and the step to which it is rounded down;
+- erased, four: top and left as shares of what is free, height and width as shares of the image, in units of 1 / ONE.
+"""
+ONE = 1 << 16
+ERASED_AREA = 0.02, 0.33
+"""Height and width are, each by itself, the root of a share between these, as in Keras."""
+RAND_AUGMENT = (
+    "identity", "rotate", "shear_x", "shear_y", "translate_x", "translate_y", "brightness", "contrast", "solarize",
+    "posterize",
+)  # fmt: skip
+"""Of the paper's 14; autocontrast, equalize, color and sharpness are not there."""
 
 
 def check_augmentation(section: config.Augmentation, prepared: PreparedDataset) -> None:
@@ -25,10 +51,11 @@ def check_augmentation(section: config.Augmentation, prepared: PreparedDataset) 
                 f"input.augmentation.crop_padding = {section.crop_padding}: the images of {prepared.name} have "
                 f"{height} x {width} pixels, and a crop would hold nothing of them. Give less than {min(height, width)}"
             )
-    if not images and (section.flip or section.crop_padding):
-        key, instead = ("flip", "false") if section.flip else ("crop_padding", "0")
+    if not images and section.changes:
+        key, value = next(iter(section.changes.items()))
+        instead = "false" if value is True else "null" if key == "rand_augment" else "0"
         raise UserError(
-            f"input.augmentation.{key} = {getattr(section, key)}: {prepared.name} has no images, but "
+            f"input.augmentation.{key} = {value}: {prepared.name} has no images, but "
             f"{', '.join(prepared.features)}. Give input.augmentation.{key}={instead}"
         )
 
@@ -38,59 +65,218 @@ def is_images(array: Any) -> bool:
     return len(array.shape) == 4
 
 
-def augment_images(x: Any, flips: Any, corners: Any, section: config.Augmentation) -> Any:
-    """Return features as tensors, one or by name, of which the images are mirrored and cropped as ``augment`` does."""
+def augment_images(x: Any, draws: Any, section: config.Augmentation) -> Any:
+    """Return features, one or by name, of which the images are changed as ``augment`` does."""
     if isinstance(x, Mapping):
-        return {name: augment_images(one, flips, corners, section) for name, one in x.items()}
-    return augment(x, flips, corners, section) if is_images(x) else x
+        return {name: augment_images(one, draws, section) for name, one in x.items()}
+    return augment(x, draws, section) if is_images(x) else x
 
 
 @lru_cache(maxsize=2)
 def pass_draws(num_examples: int, seed: int, number: int, section: config.Augmentation) -> Draws:
-    """Return the draws of a pass: one Philox word for each place in it, whoever reads that place.
+    """Return the draws of a pass, int32 (num_examples, columns), from some Philox words for each place in it, whoever
+    reads that place. What one key draws does not depend on which others are on.
 
-    The counter's last word is 1: ``order`` starts at 0 under the same key, and the two must not share words.
+    The counter's last word is 1 to 4: ``order`` has 0 under the same key, and no two may share words.
     """
-    words = np.random.Philox(key=[seed, number + 1], counter=[0, 0, 0, 1]).random_raw(num_examples)
+
+    def drawn(stream: int, words_each: int) -> npt.NDArray[np.uint64]:
+        bits = np.random.Philox(key=[seed, number + 1], counter=[0, 0, 0, stream])
+        return bits.random_raw(num_examples * words_each).reshape(num_examples, words_each)
+
+    words = drawn(1, 1)[:, 0]
     flips, words = words % 2 == 1, words // 2
     span = 2 * section.crop_padding + 1
-    corners = np.stack([words % span, words // span % span], axis=1).astype(np.int32)
-    return flips & section.flip, corners
+    columns = [flips & section.flip, words % span, words // span % span]
+    if section.changes.keys() - {"flip", "crop_padding"}:
+        columns += _columns(_numbers(drawn(2, 3)), section)
+        if section.rand_augment is not None:
+            num_layers = section.rand_augment.num_layers
+            for layer in np.split(_numbers(drawn(3, num_layers)), num_layers):
+                columns += _layer_columns(layer, section.rand_augment.magnitude / 10)
+        if section.erasing:
+            columns += _hole_columns(_numbers(drawn(4, 2)), section.erasing)
+    return np.stack(columns, axis=1).astype(np.int32)
 
 
-def augment(images: Any, flips: Any, corners: Any, section: config.Augmentation) -> Any:
-    """Return images uint8 (n, height, width, channels), mirrored and cropped as drawn, as a tensor of that shape.
+def _numbers(words: npt.NDArray[np.uint64]) -> npt.NDArray[np.int64]:
+    """Return four numbers from 0 to ONE - 1 of each word, int64 (4 * words, n), of words (n, words)."""
+    numbers = words[:, :, None] >> np.arange(0, 64, 16).astype(np.uint64) & np.uint64(ONE - 1)
+    return numbers.astype(np.int64).reshape(len(words), 4 * words.shape[1]).T
+
+
+def _columns(drawn: npt.NDArray[np.int64], section: config.Augmentation) -> list[Any]:
+    """Return the columns of the factors that are on."""
+    around = (2 * drawn + 1 - ONE) / ONE  # Between -1 and 1, and never nearer to one than to the other.
+    columns: list[Any] = []
+    if section.moves:
+        angle, scale = around[0] * section.rotation * 2 * math.pi, 1 + around[1] * section.zoom
+        along, across, (down, right) = scale * np.cos(angle), scale * np.sin(angle), around[2:4] * section.translation
+        columns += [np.rint(ONE * column) for column in (along, across, -across, along, down, right)]
+    if section.brightness:
+        columns.append(np.rint(255 * section.brightness * around[4]))
+    if section.contrast:
+        columns.append(np.rint(256 * (1 + section.contrast * around[5])))
+    return columns
+
+
+def _layer_columns(drawn: npt.NDArray[np.int64], level: float) -> list[Any]:
+    """Return the columns of a layer of RandAugment: of its ten operations one changes something for each image.
 
     Args:
-        images: a tensor.
-        flips: which are mirrored left to right, bool (n,).
-        corners: top and left of each crop in the padded image, int32 (n, 2).
-        section: what is done at all, and the padding.
+        drawn: which operation, and which direction, int64 (4, n).
+        level: of the largest that each operation can do.
     """
+    chosen = drawn[0] * len(RAND_AUGMENT) // ONE
+    sign = np.where(drawn[1] < ONE // 2, -1, 1)
+
+    def of(name: str, most: float) -> npt.NDArray[np.float64]:
+        return np.where(chosen == RAND_AUGMENT.index(name), sign * level * most, 0.0)
+
+    angle = of("rotate", math.pi / 6)
+    along, across = np.cos(angle), np.sin(angle)
+    matrix = along, across + of("shear_y", 0.3), of("shear_x", 0.3) - across, along
+    shift = of("translate_y", 0.45), of("translate_x", 0.45)
+    return [
+        *(np.rint(ONE * column) for column in (*matrix, *shift)),
+        *(np.rint(256 * (1 + of(name, 0.9))) for name in ("contrast", "brightness")),
+        256 - np.abs(np.rint(of("solarize", 256))),
+        2 ** np.abs(np.rint(of("posterize", 4))),
+    ]
+
+
+def _hole_columns(drawn: npt.NDArray[np.int64], probability: float) -> list[Any]:
+    """Return top, left, height and width of what is erased; the sides are 0 where nothing is."""
+    least, most = ERASED_AREA
+    sides = np.sqrt(least + (most - least) * drawn[:2] / ONE) * (drawn[4] < probability * ONE)
+    return [*drawn[2:4], *np.rint(ONE * sides)]
+
+
+def augment(images: Any, draws: Any, section: config.Augmentation) -> Any:
+    """Return images changed as drawn: of NumPy's an array, without TensorFlow, and of a tensor a tensor, alike to the
+    bit.
+
+    Args:
+        images: uint8 (n, height, width, channels).
+        draws: int32 (n, columns), of ``pass_draws``.
+        section: what is on, and how much.
+    """
+    height, width = images.shape[1:3]
+    lib, padding, left = _library(images), section.crop_padding, 3
+
+    def take(count: int) -> Any:
+        nonlocal left
+        left += count
+        return draws[:, left - count : left]
+
+    if section.flip:
+        images = lib.where(draws[:, 0, None, None, None] == 1, images[:, :, ::-1], images)
+    if padding:
+        padded = lib.pad(images, [[0, 0], [padding, padding], [padding, padding], [0, 0]])
+        images = _cropped(padded, draws[:, 1:3], height, width)
+    if section.moves:
+        images = _moved(images, take(6), section.fill_mode)
+    if section.brightness:
+        images = _pixels(_cast(images, "float32") + _each(take(1)))
+    if section.contrast:
+        images = _contrasted(images, _each(take(1)))
+    for _ in range(section.rand_augment.num_layers if section.rand_augment else 0):
+        images = _moved(images, take(6), section.fill_mode)
+        images = _contrasted(images, _each(take(1)))
+        values = _cast(_pixels(lib.floor((_cast(images, "float32") * _each(take(1)) + 128) / 256)), "float32")
+        values = lib.where(values >= _each(take(1)), 255 - values, values)
+        step = _each(take(1))
+        images = _pixels(lib.floor(values / step) * step)
+    return _erased(images, take(4)) if section.erasing else images
+
+
+def _library(array: Any) -> Any:
+    """Return NumPy or TensorFlow. Where both have a function of a name, it does the same."""
+    if isinstance(array, np.ndarray):
+        return np
     import tensorflow as tf
 
-    height, width, padding = images.shape[1], images.shape[2], section.crop_padding
-    if section.flip:
-        images = tf.where(flips[:, None, None, None], tf.reverse(images, [2]), images)
-    if padding:
-        padded = tf.pad(images, [[0, 0], [padding, padding], [padding, padding], [0, 0]])
-        images = tf.gather(padded, corners[:, :1] + tf.range(height), axis=1, batch_dims=1)
-        images = tf.gather(images, corners[:, 1:] + tf.range(width), axis=2, batch_dims=1)
-    return images
+    return tf
 
 
-def augment_arrays(
-    images: npt.NDArray[np.uint8],
-    flips: npt.NDArray[np.bool_],
-    corners: npt.NDArray[np.int32],
-    section: config.Augmentation,
-) -> npt.NDArray[np.uint8]:
-    """Return what ``augment`` returns, to the bit, without TensorFlow."""
-    size, padding = images.shape[1:3], section.crop_padding
-    if section.flip:
-        images = np.where(flips[:, None, None, None], images[:, :, ::-1], images)
-    if padding:
-        padded = np.pad(images, [(0, 0), (padding, padding), (padding, padding), (0, 0)])
-        crops = np.lib.stride_tricks.sliding_window_view(padded, size, axis=(1, 2))
-        images = np.moveaxis(crops, 3, -1)[np.arange(len(images)), corners[:, 0], corners[:, 1]]
-    return images
+def _cast(array: Any, dtype: str) -> Any:
+    return array.astype(dtype) if isinstance(array, np.ndarray) else _library(array).cast(array, dtype)
+
+
+def _each(column: Any) -> Any:
+    """Return a draw (n, 1) as what stands beside pixels: float32 (n, 1, 1, 1)."""
+    return _cast(column, "float32")[:, :, None, None]
+
+
+def _pixels(values: Any) -> Any:
+    """Return whole numbers as uint8, cut to 0 to 255."""
+    lib = _library(values)
+    return _cast(lib.minimum(lib.maximum(values, 0), 255), "uint8")
+
+
+def _shifted_right(array: Any, bits: int) -> Any:
+    return array >> bits if isinstance(array, np.ndarray) else _library(array).bitwise.right_shift(array, bits)
+
+
+def _cropped(padded: Any, corners: Any, height: int, width: int) -> Any:
+    if isinstance(padded, np.ndarray):
+        crops = np.lib.stride_tricks.sliding_window_view(padded, (height, width), axis=(1, 2))
+        return np.moveaxis(crops, 3, -1)[np.arange(len(padded)), corners[:, 0], corners[:, 1]]
+    tf = _library(padded)
+    rows = tf.gather(padded, corners[:, :1] + tf.range(height), axis=1, batch_dims=1)
+    return tf.gather(rows, corners[:, 1:] + tf.range(width), axis=2, batch_dims=1)
+
+
+def _moved(images: Any, columns: Any, fill_mode: str) -> Any:
+    """Return images whose pixels come from where matrix and shift say, to 1/256 of a pixel, between the four there."""
+    lib, (height, width, channels) = _library(images), images.shape[1:]
+    # Twice the distance from the centre, a whole number also where the centre lies between two pixels.
+    y, x = 2 * np.arange(height)[:, None] - (height - 1), 2 * np.arange(width) - (width - 1)
+    yy, yx, xy, xx, down, right = (_cast(columns, "int64")[:, i, None, None] for i in range(6))
+    rows = _shifted_right(yy * y + yx * x + 2 * height * down + ((height - 1) * ONE + 256), 9)
+    lines = _shifted_right(xy * y + xx * x + 2 * width * right + ((width - 1) * ONE + 256), 9)
+    row, line = _shifted_right(rows, 8), _shifted_right(lines, 8)
+    below, beside = (_cast(place & 255, "float32")[..., None] for place in (rows, lines))
+    if fill_mode == "constant":  # Whatever lies outside is the edge of zeros.
+        images, row, line = lib.pad(images, [[0, 0], [1, 1], [1, 1], [0, 0]]), row + 1, line + 1
+        height, width = height + 2, width + 2
+    flat = lib.reshape(images, (-1, height * width, channels))
+
+    def inside(places: Any, size: int) -> Any:
+        if fill_mode == "reflect":
+            places = places % (2 * size)
+            return lib.minimum(places, 2 * size - 1 - places)
+        return lib.minimum(lib.maximum(places, 0), size - 1)
+
+    def at(places: Any) -> Any:
+        if lib is np:
+            places = places + np.arange(len(flat))[:, None, None] * (height * width)
+            return _cast(flat.reshape(-1, channels).take(places, axis=0), "float32")
+        return _cast(lib.gather(flat, places, axis=1, batch_dims=1), "float32")
+
+    upper, lower = (inside(row + i, height) * width for i in (0, 1))
+    first, second = (inside(line + i, width) for i in (0, 1))
+    above, under = (at(start + first) * (256 - beside) + at(start + second) * beside for start in (upper, lower))
+    return _cast(lib.floor((above * (256 - below) + under * below + ONE // 2) / ONE), "uint8")
+
+
+def _contrasted(images: Any, factor: Any) -> Any:
+    """Return images whose pixels have another distance from the mean of their channel, which is a whole number."""
+    lib, (height, width) = _library(images), images.shape[1:3]
+    total = (np.sum if lib is np else lib.reduce_sum)(_cast(images, "int64"), axis=(1, 2), keepdims=True)
+    mean = _cast((total + height * width // 2) // (height * width), "float32")
+    return _pixels(lib.floor((_cast(images, "float32") * factor + mean * (256 - factor) + 128) / 256))
+
+
+def _erased(images: Any, columns: Any) -> Any:
+    """Return images with a rectangle of zeros."""
+    lib = _library(images)
+
+    def within(start: Any, share: Any, size: int) -> Any:
+        length = _shifted_right(share * size + ONE // 2, 16)
+        start = _shifted_right(start * (size - length + 1), 16)
+        return (start <= np.arange(size)) & (start + length > np.arange(size))
+
+    top, start, tall, wide = (_cast(columns, "int64")[:, i, None] for i in range(4))
+    rows, lines = within(top, tall, images.shape[1]), within(start, wide, images.shape[2])
+    return lib.where(rows[:, :, None, None] & lines[:, None, :, None], lib.zeros_like(images), images)

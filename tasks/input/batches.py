@@ -105,8 +105,7 @@ class Batches:
         """Return what ``augment`` takes for this worker's examples of a step; None when nothing is augmented."""
         if self.augmentation is None:
             return None
-        flips, corners = self.pass_draws(step // self.steps_in_pass, self.augmentation)
-        return flips[self.own_part(step)], corners[self.own_part(step)]
+        return self.pass_draws(step // self.steps_in_pass, self.augmentation)[self.own_part(step)]
 
     def pass_order(self, number: int) -> Rows:
         """Return the order of a pass, int64 (num_examples,)."""

@@ -2,12 +2,15 @@
 
 import logging
 import math
+from collections.abc import Mapping
 
 import numpy as np
+import numpy.typing as npt
 
 from tasks import config, prepared_data, raw_data
 from tasks.errors import UserError
 from tasks.input.array import ArraySource
+from tasks.input.augment import augment, pass_draws
 from tasks.input.batches import Batches
 from tasks.input.order import Rows, carve
 from tasks.input.stream import StreamSource
@@ -53,7 +56,7 @@ def training_batches(
         source=_source(section, prepared, split, rows, _class_weights(settings.train, prepared, split, rows)),
         seed=settings.train.seed,
         shuffle=section.shuffle,
-        augmentation=section.augmentation if section.augmentation.flip or section.augmentation.crop_padding else None,
+        augmentation=section.augmentation if section.augmentation.changes else None,
         prefetch=section.prefetch,
         num_replicas=num_replicas,
         worker=worker,
@@ -86,6 +89,28 @@ def ordered_batches(
         worker=worker,
         num_workers=num_workers,
     )
+
+
+def augmented_examples(
+    settings: config.Settings, prepared: PreparedDataset, most: int = 4, versions: int = 7
+) -> npt.NDArray[np.uint8] | None:
+    """Return training images from all over the split, each with versions of it that a training could read: uint8
+    (images, 1 + versions, height, width, channels); None where nothing is augmented.
+
+    Of several features with images it is the first one. ``input`` and ``train.seed`` are read.
+    """
+    section = settings.input.augmentation
+    name = next((name for name, feature in prepared.features.items() if feature.kind == "image"), None)
+    if name is None or not section.changes:
+        return None
+    split, rows = carve(prepared, settings.input.validation, settings.train.seed)["train"]
+    chosen = rows[np.linspace(0, len(rows) - 1, min(most, len(rows)), dtype=int)]
+    # The arrays are there also where a training reads a stream.
+    x, *_ = ArraySource(prepared.splits[split], rows).mapped()
+    images = (x[name] if isinstance(x, Mapping) else x)[chosen]
+    repeated = np.repeat(images, versions, axis=0)
+    changed = augment(repeated, pass_draws(len(repeated), settings.train.seed, 0, section), section)
+    return np.concatenate([images[:, None], changed.reshape(len(images), versions, *images.shape[1:])], axis=1)
 
 
 def choose_source(section: config.Input, prepared: PreparedDataset) -> str:

@@ -169,17 +169,14 @@ class StreamSource:
 
 
 def _augmented(numbered: Any, batches: Batches, section: config.Augmentation, number: Any) -> Any:
-    """Return the batches of a pass, which come with their place in it, mirrored and cropped."""
+    """Return the batches of a pass, which come with their place in it, augmented."""
     import tensorflow as tf
 
-    total = batches.num_examples
-    flips, corners = tf.numpy_function(
-        lambda number: batches.pass_draws(int(number), section), [number], [tf.bool, tf.int32]
-    )
-    flips, corners = tf.ensure_shape(flips, (total,)), tf.ensure_shape(corners, (total, 2))
+    draws = tf.numpy_function(lambda number: batches.pass_draws(int(number), section), [number], tf.int32)
+    draws = tf.ensure_shape(draws, (batches.num_examples, None))
 
     def augmented(place: Any, batch: Batch) -> Batch:
         first, last = tf.unstack(tf.gather(batches.parts, place))
-        return augment(batch[0], flips[first:last], corners[first:last], section), *batch[1:]
+        return augment(batch[0], draws[first:last], section), *batch[1:]
 
     return numbered.map(augmented, num_parallel_calls=tf.data.AUTOTUNE)

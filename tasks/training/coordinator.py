@@ -154,14 +154,15 @@ def outputs(
 def examples(batches: Batches, first: int, end: int, size: int) -> npt.NDArray[np.int64]:
     """Return what a worker reads in the steps from ``first`` to before ``end``: a line for each example.
 
-    Columns are the step and the row, and where images are augmented, 1 for a mirrored one, top and left of its crop:
-    int64 (size * global batch size, 2 or 5). Lines of -1 fill up what a group of ``size`` steps would have more, so
+    Columns are the step and the row, and where images are augmented, those of ``Batches.draws``:
+    int64 (size * global batch size, 2 or more). Lines of -1 fill up what a group of ``size`` steps would have more, so
     that TensorFlow traces one shape.
     """
     parts = []
     for step in range(first, end):
         rows = batches.rows(step)
-        parts.append(np.column_stack([np.full(len(rows), step), rows, *(batches.draws(step) or ())]))
+        draws = () if (drawn := batches.draws(step)) is None else (drawn,)
+        parts.append(np.column_stack([np.full(len(rows), step), rows, *draws]))
     lines = np.concatenate(parts)
     return np.pad(lines, ((0, size * batches.global_batch_size - len(lines)), (0, 0)), constant_values=-1)
 
@@ -231,7 +232,7 @@ def worker_function(training: Training) -> Any:
             mine = tf.boolean_mask(lines, lines[:, 0] == number)
             x, *others = _gather(batch, mine[:, 1])
             if section is not None:
-                x = augment_images(x, mine[:, 2] == 1, tf.cast(mine[:, 3:], tf.int32), section)
+                x = augment_images(x, tf.cast(mine[:, 2:], tf.int32), section)
             sums += training.strategy.run(step, ((x, *others), number))
         # So many that two processes hardly share one, and few enough for a float to tell apart.
         return tf.concat([sums, [tf.cast(worker % 2**24, dtype)]], axis=0)

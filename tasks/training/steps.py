@@ -224,7 +224,7 @@ def many_steps(model: Any, strategy: Strategy, step: Callable[..., None], batche
 
     # Calls of other lengths must not trace anew.
     number = tf.TensorSpec([], tf.int64)
-    drawn_specs = [tf.TensorSpec([None], tf.bool), tf.TensorSpec([None, 2], tf.int32)] if batches.augmentation else []
+    drawn_specs = [tf.TensorSpec([None, None], tf.int32)] if batches.augmentation else []
     numbers_spec = tf.TensorSpec([None], tf.int64)
 
     @tf.function(input_signature=[numbers_spec, drawn_specs, numbers_spec, number, number], autograph=False)
@@ -269,8 +269,7 @@ def compiled_steps(model: Any, strategy: Strategy, on_rows: Callable[..., None],
     """Return what ``many_steps`` returns, for at most ``most`` steps a call of one device: XLA compiles the steps with
     their loop. A perceptron trains 1.5 times as fast as where it compiles a step, which hands over all variables.
     """
-    flips, corners = tf.TensorSpec([most, None], tf.bool), tf.TensorSpec([most, None, 2], tf.int32)
-    draws_specs = [flips, corners] if batches.augmentation else []
+    draws_specs = [tf.TensorSpec([most, None, None], tf.int32)] if batches.augmentation else []
     rows_spec, count_spec = tf.TensorSpec([most, None], tf.int64), tf.TensorSpec([], tf.int64)
 
     @tf.function(jit_compile=True, input_signature=[rows_spec, draws_specs, count_spec], autograph=False)
@@ -297,9 +296,9 @@ def compiled_steps(model: Any, strategy: Strategy, on_rows: Callable[..., None],
 
 def _rows_and_draws(batches: Batches, numbers: Iterable[int]) -> list[list[Any]]:
     """Return, an array for each step, the rows that this worker reads, int64 (n,), and what ``augment`` takes for them,
-    if anything: bool (n,) and int32 (n, 2)."""
-    steps = [(batches.rows(number), *(batches.draws(number) or ())) for number in numbers]
-    return [list(arrays) for arrays in zip(*steps, strict=True)]
+    if anything, int32 (n, columns)."""
+    steps = [(batches.rows(number), batches.draws(number)) for number in numbers]
+    return [list(arrays) for arrays in zip(*steps, strict=True) if arrays[0] is not None]
 
 
 def _step_on_rows(
@@ -322,8 +321,7 @@ def _step_on_rows(
                 rows, draws = rows[first:last], [draw[first:last] for draw in draws]
             x, *others = tf.nest.map_structure(lambda array: tf.gather(array, rows), arrays)
             if augmentation is not None:
-                flips, corners = draws
-                x = augment_images(x, flips, corners, augmentation)
+                x = augment_images(x, draws[0], augmentation)
         step((x, *others), global_size)
 
     return on_rows

@@ -127,7 +127,7 @@ def test_the_mlflow_run_has_it_all(store, in_finished):
     assert {name: run.data.metrics[name] for name in summary["metrics"]} == summary["metrics"]
     assert len(store.get_metric_history(summary["run_id"], "validation/accuracy")) == 2
     kept = {Path(entry.path).name for entry in store.list_artifacts(summary["run_id"], "evaluation")}
-    assert {"confusion_matrix.png", "learning_curve.png", "evaluation.json"} <= kept
+    assert {"augmented_examples.png", "confusion_matrix.png", "learning_curve.png", "evaluation.json"} <= kept
     assert run.data.tags["flow_run_id"] == summary["flow_run_id"]
 
 
@@ -192,7 +192,8 @@ def assert_classes_and_pictures(said, finished):
     assert sum(int(support) for _, support in rows) == 360
     pictures = [line for line in said.splitlines() if line.endswith(".png")]
     folder = f"mlruns/runs/{finished.summary['run_id']}/report"
-    assert pictures == [f"{folder}/confusion_matrix.png", f"{folder}/learning_curve.png"]
+    names = "augmented_examples.png", "confusion_matrix.png", "learning_curve.png"
+    assert pictures == [f"{folder}/{name}" for name in names]
     assert all((finished.project / path).is_file() for path in pictures)
 
 

@@ -468,6 +468,7 @@ TOO_MUCH = [
     "train.per_replica_batch_size=99999999999", "evaluate.global_batch_size=1.0e+30", "checkpoint.keep=2000000000",
     "input.shuffle_buffer=1000000001", "input.prefetch=1000000", "input.validation=1000000000000",
     "input.memory_budget_bytes=1000000000000000000000", "input.augmentation.crop_padding=40000",
+    "input.augmentation.rotation=1.5", "input.augmentation.rand_augment={num_layers: 1000}",
     "dataset.image_size=[1, 1000000]", "schedule.warmup_epochs=1.0e+308", "schedule.learning_rate=1.0e+39",
     "schedule={kind: piecewise, boundaries_epochs: [], learning_rates: [0.1]}",
     "strategy={kind: mirrored, devices: 1000000}", "strategy={kind: multi_worker, workers: 1000000}",

@@ -22,13 +22,17 @@ from hypothesis import strategies as st
 from tasks import config, datasets
 from tasks.errors import UserError
 from tasks.input import array, sources
-from tasks.input.augment import augment, augment_arrays
+from tasks.input.augment import RAND_AUGMENT, augment, pass_draws
 from tasks.input.batches import Batches
 from tasks.input.order import carve, order
 from tasks.records import Feature, PreparedDataset, PreparedSplit, Target
 
 SOURCES = ["array", "stream"]
 NUM_TRAIN, NUM_TEST = 1437, 360
+ALL_KINDS = (
+    "{flip: true, crop_padding: 2, translation: 0.1, rotation: 0.1, zoom: 0.2, fill_mode: reflect, brightness: 0.2, "
+    "contrast: 0.3, rand_augment: {num_layers: 1, magnitude: 5}, erasing: 0.5}"
+)
 
 
 def load(*overrides, source="array", validation=None):
@@ -64,7 +68,7 @@ def read_rows(batches, images, labels, epoch=0, start_step=0):
         rows, draws = batches.rows(step), batches.draws(step)
         mine = images[rows]
         if draws is not None:
-            mine = augment_arrays(mine, *draws, batches.augmentation)
+            mine = augment(mine, draws, batches.augmentation)
         found.append((mine, labels[rows]))
     return found
 
@@ -172,7 +176,7 @@ def digests(elements):
 
 settings, batches = training("array")
 found["array arrays"] = digests(batches.arrays())
-assert len(batches.rows(3)) == len(batches.draws(3)[0]) == 100
+assert len(batches.rows(3)) == len(batches.draws(3)) == 100
 assert sum(len(labels) for _, labels in sources.ordered_batches(settings, prepared, "test", 100).arrays()) == 360
 heavy = ("tensorflow", "tensorflow_datasets", "keras", "jax")
 found["imported"] = [name for name in heavy if name in sys.modules]
@@ -208,7 +212,7 @@ def test_another_process_reads_and_augments_the_same_and_jax_needs_no_tensorflow
 
 
 @pytest.mark.parametrize("source", SOURCES)
-@pytest.mark.parametrize("augmentation", ["{flip: false, crop_padding: 0}", "{flip: true, crop_padding: 2}"])
+@pytest.mark.parametrize("augmentation", ["{flip: false, crop_padding: 0}", ALL_KINDS])
 @pytest.mark.parametrize("start", [1, 7, 14])
 def test_a_later_start_is_the_rest_of_the_epoch(digits, source, augmentation, start):
     batches = sources.training_batches(load(f"input.augmentation={augmentation}", source=source), digits, 100)
@@ -262,7 +266,7 @@ def test_workers_share_an_epoch_out(digits, source, num_workers, size, drop):
 def test_all_readers_get_the_same(tiny, small_blocks, drop, steps_per_epoch, start):
     """200 examples are 15 batches of 13 and one of 5, so one worker of three, or a replica, gets less of the last."""
     settings = load(
-        "input.augmentation={flip: true, crop_padding: 2}",
+        f"input.augmentation={ALL_KINDS}",
         f"input.drop_remainder={drop}",
         f"train.steps_per_epoch={steps_per_epoch}",
     )
@@ -692,47 +696,227 @@ def test_flip_and_crop_together(tiny):
     assert matches.any(1).all()
 
 
-@hypothesis_settings(deadline=None, max_examples=40)
+OFF = config.Augmentation(
+    flip=False, crop_padding=0, translation=0, rotation=0, zoom=0, fill_mode="constant", brightness=0, contrast=0,
+    rand_augment=None, erasing=0,
+)  # fmt: skip
+MOST = {
+    "flip": True, "crop_padding": 2, "translation": 1.0, "rotation": 1.0, "zoom": 1.0, "brightness": 1.0,
+    "contrast": 1.0, "rand_augment": config.RandAugment(num_layers=3, magnitude=10), "erasing": 1.0,
+}  # fmt: skip
+
+
+def section_of(**values):
+    return OFF.model_copy(update=values)
+
+
+@hypothesis_settings(deadline=None, max_examples=25)
 @given(data=st.data())
-def test_numpy_and_tensorflow_augment_alike(data):
-    count, padding = data.draw(st.integers(0, 5), "count"), data.draw(st.integers(0, 3), "padding")
-    shape = data.draw(st.tuples(st.integers(1, 5), st.integers(1, 5), st.sampled_from([1, 3])), "shape")
-    section = config.Augmentation(flip=data.draw(st.booleans(), "flip"), crop_padding=padding)
-    rng = np.random.default_rng(data.draw(st.integers(0, 100), "seed"))
-    images = rng.integers(0, 256, (count, *shape), np.uint8)
-    flips, corners = rng.random(count) < 0.5, rng.integers(0, 2 * padding + 1, (count, 2), np.int32)
-    here = augment_arrays(images, flips, corners, section)
-    traced = tf.function(lambda *args: augment(*args, section))
-    there = traced(*map(tf.constant, (images, flips, corners))).numpy()
-    assert here.dtype == there.dtype == np.uint8
+def test_numpy_tensorflow_and_xla_augment_alike(data):
+    count, seed = data.draw(st.integers(0, 5), "count"), data.draw(st.integers(0, 100), "seed")
+    shape = data.draw(st.tuples(st.integers(1, 9), st.integers(1, 9), st.sampled_from([1, 3, 4])), "shape")
+    on = data.draw(st.sets(st.sampled_from(sorted(MOST))), "on")
+    fill_mode = data.draw(st.sampled_from(["constant", "nearest", "reflect"]), "fill_mode")
+    section = section_of(fill_mode=fill_mode, **{key: MOST[key] for key in on})
+    images = np.random.default_rng(seed).integers(0, 256, (count, *shape), np.uint8)
+    draws = pass_draws(count, seed, 0, section)
+    assert draws.dtype == np.int32
+    here = augment(images, draws, section)
+    assert here.dtype == np.uint8
     assert here.shape == images.shape
-    np.testing.assert_array_equal(here, there)
+    for jit_compile in (False, True):
+        traced = tf.function(lambda *args: augment(*args, section), jit_compile=jit_compile)
+        np.testing.assert_array_equal(traced(tf.constant(images), tf.constant(draws)).numpy(), here)
 
 
 def test_the_draws_stay_the_same_with_other_versions_and_machines():
     """As with the order: raw words, made a draw here."""
-    batches = Batches(
-        8, 4, False, seed=123, augmentation=config.Augmentation(flip=True, crop_padding=2), worker=1, num_workers=2
-    )
-    flips, corners = batches.draws(2 * 45 + 1)
-    assert (flips.dtype, corners.dtype) == (bool, np.int32)
-    assert flips.tolist() == [True, True]
-    assert corners.tolist() == [[1, 1], [3, 3]]
+    two = {"seed": 123, "worker": 1, "num_workers": 2}
+    draws = Batches(8, 4, False, **two, augmentation=section_of(flip=True, crop_padding=2)).draws(2 * 45 + 1)
+    assert draws.dtype == np.int32
+    assert draws.tolist() == [[1, 1, 1], [1, 3, 3]]
+    section = section_of(**MOST | {"rand_augment": config.RandAugment(num_layers=1, magnitude=10)})
+    assert Batches(8, 4, False, **two, augmentation=section).draws(2 * 45 + 1).tolist() == [
+        [
+            1, 1, 1, -1176, -887, 887, -1176, 49007, 19483, -227, 237,
+            65536, 19661, 0, 65536, 0, 0, 256, 256, 256, 1, 48449, 50898, 25648, 12175,
+        ],
+        [
+            1, 3, 3, 58523, -100791, 100791, 58523, 19239, 19093, 6, 450,
+            65536, 0, 0, 65536, 0, 0, 256, 256, 256, 16, 22636, 13637, 37443, 13234,
+        ],
+    ]  # fmt: skip
+
+
+def test_what_one_key_draws_does_not_depend_on_the_others():
+    together = pass_draws(50, 0, 0, section_of(**MOST))
+    columns = {
+        "flip": [0], "crop_padding": [1, 2], "brightness": [9], "contrast": [10], "rand_augment": range(11, 41),
+        "erasing": range(41, 45),
+    }  # fmt: skip
+    for key, places in columns.items():
+        alone = pass_draws(50, 0, 0, section_of(**{key: MOST[key]}))
+        own = alone[:, places] if key in ("flip", "crop_padding") else alone[:, 3:]
+        np.testing.assert_array_equal(together[:, places], own, err_msg=key)
 
 
 def test_every_draw_is_as_likely_and_has_nothing_to_do_with_the_order():
-    section = config.Augmentation(flip=True, crop_padding=1)
+    section = section_of(flip=True, crop_padding=1)
     batches = Batches(18_000, 18_000, False, augmentation=section)
-    flips, corners = batches.draws(0)
-    counts = Counter(zip(flips.tolist(), *corners.T.tolist(), strict=True))
+    draws = batches.draws(0)
+    counts = Counter(map(tuple, draws.tolist()))
     assert len(counts) == 18
     assert 800 < min(counts.values()) <= max(counts.values()) < 1200  # Of 1000: six standard deviations are 190.
-    for drawn in (flips, corners[:, 0], corners[:, 1]):
+    for drawn in draws.T:
         assert abs(np.corrcoef(drawn, order(18_000, 0, 0))[0, 1]) < 0.05
-    assert batches.draws(1)[0].tolist() != flips.tolist()
-    still = Batches(50, 50, False, augmentation=config.Augmentation(flip=False, crop_padding=1))
-    assert not still.draws(0)[0].any()
+    assert batches.draws(1)[:, 0].tolist() != draws[:, 0].tolist()
+    still = Batches(50, 50, False, augmentation=section_of(crop_padding=1))
+    assert not still.draws(0)[:, 0].any()
     assert Batches(50, 50, False).draws(0) is None
+
+
+def test_the_numbers_drawn_are_even_and_of_each_other_free():
+    keys = {"translation": 0.2, "brightness": 0.5, "contrast": 1.0, "erasing": 0.25}
+    draws = pass_draws(20_000, 0, 0, section_of(**keys)).T
+    down, right, brightness, contrast, top, left, height, width = draws[[7, 8, 9, 10, 11, 12, 13, 14]].astype(float)
+    erased = height > 0
+    assert abs(erased.mean() - 0.25) < 0.02  # Six standard deviations are 0.018.
+    ranges = {
+        "down": (down, -0.2 * 65536, 0.2 * 65536), "right": (right, -0.2 * 65536, 0.2 * 65536),
+        "brightness": (brightness, -127.5, 127.5), "contrast": (contrast, 0, 512),
+        "top": (top, 0, 65536), "left": (left, 0, 65536),
+        "height": ((height[erased] / 65536) ** 2, 0.02, 0.33), "width": ((width[erased] / 65536) ** 2, 0.02, 0.33),
+    }  # fmt: skip
+    for name, (drawn, least, most) in ranges.items():
+        shares = np.histogram(drawn, 8, (least - 1e-4, most + 1e-4))[0] / len(drawn)
+        assert np.abs(shares - 1 / 8).max() < 0.03, name
+    assert np.abs(np.corrcoef(draws[7:13]) - np.eye(6)).max() < 0.05
+
+
+# What each kind does, by draws that are made here.
+
+
+def changed(images, draws, **on):
+    """The images with these draws in the place of those of the pass."""
+    return augment(images, np.array([[0, 0, 0, *draws]] * len(images), np.int32), section_of(**on))
+
+
+def random_images(*shape, seed=0):
+    return np.random.default_rng(seed).integers(0, 256, shape, np.uint8)
+
+
+@pytest.mark.parametrize("turns", [1, 2, 3])
+@pytest.mark.parametrize("side", [4, 5])
+@pytest.mark.parametrize("fill_mode", ["constant", "nearest", "reflect"])
+def test_a_quarter_turn_is_numpys(turns, side, fill_mode):
+    images = random_images(3, side, side, 3)
+    cosine, sine = round(np.cos(turns * np.pi / 2)), round(np.sin(turns * np.pi / 2))
+    draws = np.array([cosine, sine, -sine, cosine, 0, 0]) * 65536
+    found = changed(images, draws, rotation=0.5, fill_mode=fill_mode)
+    np.testing.assert_array_equal(found, np.rot90(images, turns, axes=(1, 2)))
+
+
+@pytest.mark.parametrize(("down", "right"), [(1, 0), (0, -2), (-3, 5)])
+@pytest.mark.parametrize(
+    ("fill_mode", "pad"), [("constant", "constant"), ("nearest", "edge"), ("reflect", "symmetric")]
+)
+def test_a_shift_by_whole_pixels_cuts_the_padded_image(down, right, fill_mode, pad):
+    images = random_images(2, 4, 8, 3)
+    draws = [65536, 0, 0, 65536, down * 65536 // 4, right * 65536 // 8]
+    padded = np.pad(images, [(0, 0), (8, 8), (8, 8), (0, 0)], pad)
+    found = changed(images, draws, translation=1.0, fill_mode=fill_mode)
+    np.testing.assert_array_equal(found, padded[:, 8 + down : 12 + down, 8 + right : 16 + right])
+
+
+def test_a_zoom_of_a_half_doubles_and_lies_between_pixels():
+    image = np.array([[0, 80], [160, 240]], np.uint8).reshape(1, 2, 2, 1)
+    found = changed(image, [32768, 0, 0, 32768, 0, 0], zoom=0.5)[0, :, :, 0]
+    assert found.tolist() == [[60, 100], [140, 180]]  # A quarter of a pixel from the centre.
+    smaller = changed(random_images(1, 8, 8, 1), [131072, 0, 0, 131072, 0, 0], zoom=1.0)[0, :, :, 0]
+    fours = random_images(1, 8, 8, 1)[0, :, :, 0].astype(int).reshape(4, 2, 4, 2).sum((1, 3))
+    np.testing.assert_array_equal(smaller, np.pad((fours + 2) // 4, 2))
+
+
+def test_a_drawn_rotation_and_zoom_keep_to_their_factors():
+    draws = pass_draws(5000, 0, 0, section_of(rotation=0.1, zoom=0.3))[:, 3:9] / 65536
+    angle, scale = np.arctan2(draws[:, 1], draws[:, 0]) / (2 * np.pi), np.hypot(draws[:, 0], draws[:, 1])
+    np.testing.assert_allclose(draws[:, 2:4], np.stack([-draws[:, 1], draws[:, 0]], 1))
+    assert [angle.min(), angle.max()] == pytest.approx([-0.1, 0.1], rel=0.01)
+    assert [scale.min(), scale.max()] == pytest.approx([0.7, 1.3], rel=0.01)
+    assert not draws[:, 4:].any()
+
+
+def test_brightness_adds_and_cuts():
+    images = random_images(4, 5, 7, 3)
+    for added in (-255, -40, 0, 13, 255):
+        found = changed(images, [added], brightness=1.0)
+        np.testing.assert_array_equal(found, np.clip(images.astype(int) + added, 0, 255))
+
+
+def test_contrast_moves_pixels_from_the_mean_of_their_channel():
+    images = random_images(4, 5, 7, 3)
+    mean = np.rint(images.mean((1, 2), keepdims=True))
+    for factor in (0.0, 0.5, 1.0, 1.75):
+        wanted = np.clip(mean + (images - mean) * factor, 0, 255)
+        assert np.abs(changed(images, [int(256 * factor)], contrast=1.0) - wanted).max() <= 0.5
+
+
+def test_erasing_makes_a_rectangle_black():
+    images = random_images(2, 10, 20, 3) | 1
+    found = changed(images, [32768, 65535, 65536 * 4 // 10, 65536 // 4], erasing=1.0)
+    wanted = images.copy()
+    wanted[:, 3:7, 15:20] = 0  # Free are 6 rows and 15 columns: the middle, and the right edge.
+    np.testing.assert_array_equal(found, wanted)
+    np.testing.assert_array_equal(changed(images, [32768, 65535, 0, 0], erasing=1.0), images)
+
+
+def test_rand_augment_does_one_of_its_operations_a_layer():
+    images = np.repeat(random_images(1, 16, 16, 3), 4000, axis=0)
+    section = section_of(rand_augment=config.RandAugment(num_layers=1, magnitude=10))
+    draws = pass_draws(4000, 0, 0, section)
+    found, image = augment(images, draws, section), images[0].astype(int)
+    counts = Counter(one.tobytes() for one in found)
+    both_ways = {}
+    for sign in (-1, 1):
+        for axis in (0, 1):
+            matrix = np.array([65536, 0, 0, 65536, 0, 0])
+            matrix[2 - axis] = sign * round(0.3 * 65536)
+            both_ways[f"shear {sign} {axis}"] = changed(images[:1], matrix, rotation=1.0)[0]
+            matrix = np.array([65536, 0, 0, 65536, 0, 0])
+            matrix[4 + axis] = sign * round(0.45 * 65536)
+            both_ways[f"translate {sign} {axis}"] = changed(images[:1], matrix, rotation=1.0)[0]
+        cosine, sine = round(65536 * np.cos(np.pi / 6)), sign * round(65536 * np.sin(np.pi / 6))
+        both_ways[f"rotate {sign}"] = changed(images[:1], [cosine, sine, -sine, cosine, 0, 0], rotation=1.0)[0]
+        both_ways[f"contrast {sign}"] = changed(images[:1], [round(256 * (1 + sign * 0.9))], contrast=1.0)[0]
+        both_ways[f"brightness {sign}"] = np.clip((image * round(256 * (1 + sign * 0.9)) + 128) // 256, 0, 255)
+    wanted = {"identity": image, "solarize": 255 - image, "posterize": image & 0xF0, **both_ways}
+    assert len(wanted) == 2 * len(RAND_AUGMENT) - 3
+    assert counts.keys() == {np.asarray(one, np.uint8).tobytes() for one in wanted.values()}
+    for name, one in wanted.items():
+        half = 400 if name in ("identity", "solarize", "posterize") else 200
+        assert abs(counts[np.asarray(one, np.uint8).tobytes()] - half) < 0.35 * half, name
+
+
+@pytest.mark.parametrize("source", SOURCES)
+def test_augmented_examples_are_originals_and_what_is_read_of_them(digits, tiny, source):
+    settings = load("input.augmentation={flip: true}", "input.validation=100", source=source)
+    examples = sources.augmented_examples(settings, digits)
+    assert examples.shape == (4, 8, 8, 8, 1)
+    images = np.load(digits.splits["train"].features["image"])
+    _, rows = carve(digits, 100, 0)["train"]
+    np.testing.assert_array_equal(examples[[0, -1], 0], images[rows[[0, -1]]])
+    flips = (examples[:, 1:] == examples[:, :1, :, ::-1]).all((2, 3, 4))
+    same = (examples[:, 1:] == examples[:, :1]).all((2, 3, 4))
+    assert (flips | same).all()
+    assert flips.any()
+    assert same.any()
+    assert sources.augmented_examples(load(source=source), digits) is None
+
+
+def test_rand_augment_of_no_magnitude_changes_nothing():
+    images = random_images(20, 8, 9, 3)
+    section = section_of(rand_augment=config.RandAugment(num_layers=4, magnitude=0))
+    np.testing.assert_array_equal(augment(images, pass_draws(20, 0, 0, section), section), images)
 
 
 def test_the_draw_is_that_of_seed_epoch_and_step(make_dataset):

@@ -100,6 +100,34 @@ def test_the_learning_curve_has_a_panel_a_metric_and_a_line_a_split(tmp_path, ep
     assert narrow.shape[1] < width * 0.7
 
 
+@pytest.mark.parametrize(("height", "width", "channels"), [(8, 8, 1), (20, 30, 3), (30, 20, 4), (5, 9, 2)])
+def test_the_augmented_examples_are_a_row_each_with_the_original_first(tmp_path, height, width, channels):
+    section = config.load(
+        None, ["input.augmentation={rotation: 0.1, rand_augment: {num_layers: 2}}"]
+    ).input.augmentation
+
+    def draw(images):
+        drawn = report.augmented_examples(images, section, "a run", tmp_path / "augmented_examples.png")
+        return matplotlib.image.imread(drawn)[..., :3]
+
+    images = np.full((4, 8, height, width, channels), 128, np.uint8)
+    images[..., 3:] = 0  # What a fourth channel says is not shown.
+    grey = draw(images)
+    assert (grey[:, :3] > 0.98).all()
+    assert (grey[:, -3:] > 0.98).all(), "nothing is cut off at the edge"
+    places = {}
+    for row, column in [(0, 0), (0, 1), (3, 0), (3, 7)]:
+        changed = images.copy()
+        changed[row, column, ..., :3] = 0
+        rows, columns = np.nonzero((draw(changed) != grey).any(2))
+        assert (np.ptp(rows) + 1) / (np.ptp(columns) + 1) == pytest.approx(height / width, rel=0.03)
+        places[row, column] = rows.mean() / len(grey), columns.mean() / grey.shape[1]
+    assert places[0, 0][0] == pytest.approx(places[0, 1][0], abs=0.01)
+    assert places[0, 0][1] == pytest.approx(places[3, 0][1], abs=0.01)
+    assert places[0, 0][1] < 0.1 < places[0, 1][1] < 0.25 < 0.9 < places[3, 7][1]
+    assert places[0, 0][0] < 0.5 < 0.8 < places[3, 7][0]
+
+
 def read(path):
     with path.open(newline="", encoding="utf-8") as file:
         return list(csv.reader(file))
