@@ -788,7 +788,11 @@ def test_loss_scaling_trains_and_resumes(tiny, train, loop):
         ("train.loop=custom", "train.steps_per_execution=4"),
         # Calls that begin, end and have their middle in a short batch.
         ("train.loop=custom", "train.steps_per_execution=6", "train.steps_per_epoch=9", "train.epochs=4"),
-        ("train.loop=custom", "train.steps_per_execution=6", "input.augmentation={flip: true, crop_padding: 1}"),
+        (
+            "train.loop=custom",
+            "train.steps_per_execution=6",
+            "input.augmentation={flip: true, rotation: 0.1, contrast: 0.2, rand_augment: {}, erasing: 0.5}",
+        ),
         # Keras does these in conditions.
         ("train.loop=custom", "train.steps_per_execution=6", "train.gradient_accumulation_steps=2"),
         (

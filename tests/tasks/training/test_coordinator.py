@@ -21,7 +21,7 @@ from tasks.training.position import Position
 # 33 examples in batches of 8: five steps, the last a short one.
 STEPS = 5
 ORIGIN = {"global_batch_size": 8, "seed": 0, "settings_digest": "d", "data_version": None, "history": {}}
-AUGMENTED = {"input.augmentation.flip": True, "input.augmentation.crop_padding": 1}
+AUGMENTED = {f"input.augmentation.{key}": on for key, on in (("flip", True), ("crop_padding", 1), ("rotation", 0.1))}
 
 
 def at(step, steps=STEPS):
@@ -163,7 +163,7 @@ def test_one_worker_does_what_the_custom_loop_does(tiny, start, spe, options, va
 def test_a_worker_is_told_each_example_of_a_pass_once(tiny, options):
     training, _ = pipeline(tiny, **options)
     groups = [coordinator.examples(training, first, min(first + 3, 10), 3) for first in range(0, 10, 3)]
-    columns = 2 if not options else 5
+    columns = 2 if not options else 11
     assert {group.shape for group in groups} == {(24, columns)}, "TensorFlow traces one shape"
     assert {group.dtype for group in groups} == {np.dtype(np.int64)}
     lines = np.concatenate(groups)
