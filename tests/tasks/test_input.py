@@ -837,6 +837,12 @@ def test_a_zoom_of_a_half_doubles_and_lies_between_pixels():
     np.testing.assert_array_equal(smaller, np.pad((fours + 2) // 4, 2))
 
 
+def test_places_are_rounded_and_not_cut():
+    images = random_images(1, 8, 8, 3)
+    for near in (65535, 65537):
+        np.testing.assert_array_equal(changed(images, [near, 0, 0, near, 0, 0], zoom=1.0), images)
+
+
 def test_a_drawn_rotation_and_zoom_keep_to_their_factors():
     draws = pass_draws(5000, 0, 0, section_of(rotation=0.1, zoom=0.3))[:, 3:9] / 65536
     angle, scale = np.arctan2(draws[:, 1], draws[:, 0]) / (2 * np.pi), np.hypot(draws[:, 0], draws[:, 1])
