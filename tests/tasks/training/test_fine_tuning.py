@@ -201,7 +201,7 @@ def test_a_new_head_is_random_and_all_else_is_the_start_models(tiny, make_datase
     assert {path for path, array in found.items() if not np.array_equal(array, theirs[path])} == new
     assert all(np.array_equal(found[path], ours[path]) for path in new)
     with pytest.raises(UserError, match=r"conv2a/kernel has the shape \(3, 3, 4, 4\) there and \(3, 3, 4, 5\) here"):
-        begun(tiny, "model={options: {filters: [4, 5]}}", "model.new_head=true")
+        begun(tiny, "model.options.filters=[4, 5]", "model.new_head=true")
 
 
 def test_a_start_model_that_normalises_otherwise_is_refused(tiny, start):
