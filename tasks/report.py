@@ -152,7 +152,7 @@ def augmented_examples(images: Any, augmentation: config.Augmentation, title: st
 
 def _augmentation(key: str, value: Any) -> str:
     if isinstance(value, config.RandAugment):
-        return f"RandAugment with {value.num_layers} operations of magnitude {value.magnitude:g}"
+        return f"RandAugment (N = {value.num_layers}, M = {value.magnitude:g})"
     return f"{key.replace('_', ' ')}{'' if value is True else f' {value:g}'}"
 
 

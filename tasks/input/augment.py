@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tasks import config
-from tasks.errors import UserError
+from tasks.errors import UserError, shown
 from tasks.records import PreparedDataset
 
 Draws = npt.NDArray[np.int32]
@@ -52,10 +52,11 @@ def check_augmentation(section: config.Augmentation, prepared: PreparedDataset) 
                 f"{height} x {width} pixels, and a crop would hold nothing of them. Give less than {min(height, width)}"
             )
     if not images and section.changes:
-        key, value = next(iter(section.changes.items()))
+        key = next(iter(section.changes))
+        value = section.model_dump()[key]
         instead = "false" if value is True else "null" if key == "rand_augment" else "0"
         raise UserError(
-            f"input.augmentation.{key} = {value}: {prepared.name} has no images, but "
+            f"input.augmentation.{key} = {shown(value)}: {prepared.name} has no images, but "
             f"{', '.join(prepared.features)}. Give input.augmentation.{key}={instead}"
         )
 
@@ -89,7 +90,7 @@ def pass_draws(num_examples: int, seed: int, number: int, section: config.Augmen
     span = 2 * section.crop_padding + 1
     columns = [flips & section.flip, words % span, words // span % span]
     if section.changes.keys() - {"flip", "crop_padding"}:
-        columns += _columns(_numbers(drawn(2, 3)), section)
+        columns += _factor_columns(_numbers(drawn(2, 2)), section)
         if section.rand_augment is not None:
             num_layers = section.rand_augment.num_layers
             for layer in np.split(_numbers(drawn(3, num_layers)), num_layers):
@@ -105,8 +106,8 @@ def _numbers(words: npt.NDArray[np.uint64]) -> npt.NDArray[np.int64]:
     return numbers.astype(np.int64).reshape(len(words), 4 * words.shape[1]).T
 
 
-def _columns(drawn: npt.NDArray[np.int64], section: config.Augmentation) -> list[Any]:
-    """Return the columns of the factors that are on."""
+def _factor_columns(drawn: npt.NDArray[np.int64], section: config.Augmentation) -> list[Any]:
+    """Return the columns of the factors that are on, of numbers int64 (8, n)."""
     around = (2 * drawn + 1 - ONE) / ONE  # Between -1 and 1, and never nearer to one than to the other.
     columns: list[Any] = []
     if section.moves:

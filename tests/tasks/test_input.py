@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 from tasks import config, datasets
 from tasks.errors import UserError
 from tasks.input import array, sources
-from tasks.input.augment import RAND_AUGMENT, augment, pass_draws
+from tasks.input.augment import RAND_AUGMENT, augment, check_augmentation, pass_draws
 from tasks.input.batches import Batches
 from tasks.input.order import carve, order
 from tasks.records import Feature, PreparedDataset, PreparedSplit, Target
@@ -738,11 +738,11 @@ def test_the_draws_stay_the_same_with_other_versions_and_machines():
     section = section_of(**MOST | {"rand_augment": config.RandAugment(num_layers=1, magnitude=10)})
     assert Batches(8, 4, False, **two, augmentation=section).draws(2 * 45 + 1).tolist() == [
         [
-            1, 1, 1, -1176, -887, 887, -1176, 49007, 19483, -227, 237,
+            1, 1, 1, 7822, -13325, 13325, 7822, -7203, -25711, -137, 320,
             65536, 19661, 0, 65536, 0, 0, 256, 256, 256, 1, 48449, 50898, 25648, 12175,
         ],
         [
-            1, 3, 3, 58523, -100791, 100791, 58523, 19239, 19093, 6, 450,
+            1, 3, 3, 111818, -23325, 23325, 111818, -34731, 50211, 40, 475,
             65536, 0, 0, 65536, 0, 0, 256, 256, 256, 16, 22636, 13637, 37443, 13234,
         ],
     ]  # fmt: skip
@@ -917,6 +917,23 @@ def test_augmented_examples_are_originals_and_what_is_read_of_them(digits, tiny,
     assert flips.any()
     assert same.any()
     assert sources.augmented_examples(load(source=source), digits) is None
+
+
+@pytest.mark.parametrize(
+    ("key", "said"),
+    [
+        ("flip", r"flip = True: .* has no images, but size\. Give input\.augmentation\.flip=false"),
+        ("rotation", r"rotation = 1\.0: .* has no images, .* Give input\.augmentation\.rotation=0"),
+        ("rand_augment", r"rand_augment = \{'magnitude': 10.*, 'num_layers': 3\}: .*\.rand_augment=null"),
+    ],
+)
+def test_what_has_no_images_is_not_augmented(tiny, key, said):
+    number = Feature(kind="number", shape=(1,), dtype="float32")
+    table = tiny.model_copy(update={"features": {"size": number}})
+    check_augmentation(OFF, table)
+    check_augmentation(section_of(**{key: MOST[key]}), tiny)
+    with pytest.raises(UserError, match=said):
+        check_augmentation(section_of(**{key: MOST[key]}), table)
 
 
 def test_rand_augment_of_no_magnitude_changes_nothing():
