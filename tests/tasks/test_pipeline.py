@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from tasks import config, pipeline, runs
+from tasks import config, lineage, pipeline, runs
 from tasks.errors import UserError
-from tasks.records import Run
+from tasks.records import PreparedDataset, Run, RunSummary
 
 pytestmark = pytest.mark.usefixtures("on_cpus")
 
@@ -39,6 +39,17 @@ def test_what_fits_is_not_refused(project, monkeypatch):
     monkeypatch.setenv("KERAS_BACKEND", "tensorflow")
     for overrides in ([], ["strategy.kind=mirrored"], ["strategy.kind=multi_worker", "strategy.launcher=local"]):
         pipeline.check_devices(config.load(None, overrides))
+
+
+def test_an_alias_may_be_another_version_by_now(project, monkeypatch):
+    last = RunSummary.model_construct(run_id="a")
+    monkeypatch.setattr(lineage, "finished_run", lambda dataset, traced: last)
+    monkeypatch.setattr(runs, "find", lambda run_id: (_ for _ in ()).throw(UserError("its record is gone")))
+    prepared = PreparedDataset.model_construct(name="digits", data_version="1")
+    found = {}
+    for initial in ("models:/digits@best", "models:/digits/3", "at@home.keras"):
+        found[initial] = pipeline.unchanged(config.load(None, {"model.initial": initial}), prepared)
+    assert found == {"models:/digits@best": None, "models:/digits/3": last, "at@home.keras": last}
 
 
 def test_a_strategy_on_jax_needs_jax(project, monkeypatch):

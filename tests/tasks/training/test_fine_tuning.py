@@ -13,6 +13,7 @@ from tasks.errors import Interrupted, UserError
 from tasks.records import LoggedModel
 from tasks.train import check
 from tasks.training import initial
+from tasks.training.callbacks.stopping import NonFiniteLoss, StopOnNonFinite
 
 VGG = ("model={name: vgg, options: {filters: [4, 4]}}", "train.global_batch_size=60", "train.deterministic=true")
 BODY = "model.freeze=[conv.*, 'norm1[ab]']"
@@ -118,6 +119,23 @@ def test_what_is_thawed_is_trained_by_a_new_optimizer(tiny, train):
     assert not any(np.array_equal(frozen[key], thawed[key]) for key in still)
     assert int(thawed["optimizer/0000"]) == 6, "it counts from where the layers were thawed"
     assert exported(result.final_model).keys() == begun.keys()
+
+
+def test_a_rollback_after_the_thaw_goes_back_to_where_the_layers_were_thawed(tiny, train, monkeypatch):
+    told, look = [], StopOnNonFinite._check
+
+    def look_once(self, logs):
+        if self.position.epoch == 2 and self.position.step_in_epoch and not told:
+            told.append(self.position.step)
+            raise NonFiniteLoss("train/loss is nan", self.position)
+        look(self, logs)
+
+    monkeypatch.setattr(StopOnNonFinite, "_check", look_once)
+    options = ("train.on_nonfinite=rollback", "train.rollback_factor=0.5", "checkpoint.every_steps=null")
+    result = train(tiny, *PHASES, *options, "schedule={kind: constant, learning_rate: 0.01}")
+    assert result.nonfinite_steps == tuple(told)
+    assert result.history["train/learning_rate"] == pytest.approx((0.01, 0.01, 0.0005, 0.0005))
+    assert (result.steps, result.epochs) == (12, 4)
 
 
 def test_a_training_that_stopped_early_is_not_thawed(tiny, train):
