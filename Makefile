@@ -7,8 +7,9 @@ UV := $(shell command -v uv 2>/dev/null)
 # pip says nothing for minutes, or thousands of lines: its lines are counted.
 LOCKED = $(shell grep -c '^[a-z0-9].*==' requirements.lock)
 
-# Most tests wait for one core, which starts a process or imports TensorFlow: two at a time keep two cores three quarters busy.
-WORKERS := -n 2 --dist loadfile
+# Two at a time keep two cores busy; of the slow tests, whose processes wait for each other, three quarters busy.
+WORKERS = -n 2 --dist loadfile
+test-slow: WORKERS = -n 3 --dist loadfile
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
