@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 from sklearn.datasets import load_digits
 
-CONTRIBUTING = (Path(__file__).resolve().parents[2] / "CONTRIBUTING.md").read_text(encoding="utf-8")
+ROOT = Path(__file__).resolve().parents[2]
+CONTRIBUTING = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
 DIFFS = {
     heading.partition("\n")[0]: diff
     for heading in CONTRIBUTING.split("\n### ")[1:]
@@ -54,6 +55,9 @@ def changed(diff: str) -> list[str]:
 def test_an_addition_is_a_diff_of_at_most_fifteen_lines(what):
     (diff,) = [diff for heading, diff in DIFFS.items() if heading.split(" ", 1)[1] == what]
     assert 0 < len(changed(diff)) <= 15
+    applies = ["git", "apply", "--check", "-"]
+    applied = subprocess.run(applies, input=diff, capture_output=True, text=True, cwd=ROOT, check=False)
+    assert applied.returncode == 0, applied.stderr
 
 
 @pytest.mark.slow

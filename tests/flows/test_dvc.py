@@ -73,10 +73,10 @@ def test_repro_runs_what_changed_and_nothing_else(project, run):
     for title in ("train/loss", "validation/accuracy", "confusion"):
         assert title in page
     report = config.project_root() / runs.find(evaluation["run_id"]).folder / "report"
-    for picture in ("learning_curve.png", "predictions.png"):
+    for picture, drawn in (("learning_curve.png", "learning_curve.png"), ("predictions.png", "confusion_matrix.png")):
         assert f'src="static/workspace_metrics_{picture}"' in page
         shown_picture = (project / "plots" / "static" / f"workspace_metrics_{picture}").read_bytes()
-        assert shown_picture == (report / picture).read_bytes()
+        assert shown_picture == (report / drawn).read_bytes()
     # What a run leaves is ignored by git, but for the locks, which say what was made of what, and the small metrics.
     left = run(["git", "status", "--porcelain"]).stdout.split()[1::2]
     data = ["data/digits/dvc.lock", "data/digits/params.yaml", "data/digits/set_aside/"]
