@@ -216,9 +216,15 @@ def mapped_tensor(path: Path) -> Any:
     import tensorflow as tf
 
     header = np.load(path, mmap_mode="r")
-    with tf.device("CPU:0"):
+
+    # A function of its own, because the operation alone gives the file of its first call for ever.
+    @tf.function(autograph=False)
+    def mapped() -> Any:
         content = tf.raw_ops.ImmutableConst(dtype=tf.uint8, shape=[path.stat().st_size], memory_region_name=str(path))
         content = content[header.offset :]  # Of so many bytes that the rest begins where TensorFlow lets arrays begin.
         if header.dtype != np.uint8:
             content = tf.bitcast(tf.reshape(content, [-1, header.itemsize]), header.dtype)
         return tf.reshape(content, header.shape)
+
+    with tf.device("CPU:0"):
+        return mapped()
