@@ -28,11 +28,12 @@ CHECKOUT = Path(__file__).resolve().parent.parent
 IGNORED = re.compile(
     r"\.git|\.venv|build|metrics|.*\.egg-info|\.\w+_cache|\.hypothesis|\.dvc/(cache|tmp|site|config\.local)|data/\w+/(raw|prepared)|mlruns/(?!\.gitkeep).+"
 )
-# What a user's shell may hold and a test must not see: where runs are tracked, which cluster, repository, make.
+# What a user's shell may hold and a test must not see: where runs are tracked, which cluster, repository, make (which
+# hands ARGS on).
 FOREIGN = (
-    "GIT_DIR", "GIT_INDEX_FILE", "GIT_WORK_TREE", "KERAS_BACKEND", "MAKEFLAGS", "MAKELEVEL", "MLFLOW_EXPERIMENT_NAME",
-    "MLFLOW_RUN_ID", "MLFLOW_TRACKING_URI", "PREFECT_API_AUTH_STRING", "PREFECT_API_KEY", "PREFECT_API_URL",
-    "PREFECT_PROFILE", "PREFECT_SERVER_API_AUTH_STRING", "TFDS_DATA_DIR", "TF_CONFIG",
+    "ARGS", "GIT_DIR", "GIT_INDEX_FILE", "GIT_WORK_TREE", "KERAS_BACKEND", "MAKEFLAGS", "MAKELEVEL",
+    "MLFLOW_EXPERIMENT_NAME", "MLFLOW_RUN_ID", "MLFLOW_TRACKING_URI", "PREFECT_API_AUTH_STRING", "PREFECT_API_KEY",
+    "PREFECT_API_URL", "PREFECT_PROFILE", "PREFECT_SERVER_API_AUTH_STRING", "TFDS_DATA_DIR", "TF_CONFIG",
 )  # fmt: skip
 
 # What the `train` fixture trains.
