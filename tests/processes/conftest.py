@@ -18,6 +18,8 @@ from typing import Any
 import psutil
 import pytest
 
+from tests.processes.trainings import SAME
+
 # A model that trains in no time, on real data, for long enough to be disturbed.
 SETTINGS = """
 input: {augmentation: {crop_padding: 0}}
@@ -149,3 +151,29 @@ def stratagem(cluster_project: Path) -> Iterator[Callable[..., Command]]:
         for child in command.seen.values():
             with contextlib.suppress(psutil.NoSuchProcess):
                 child.kill()
+
+
+whole_digests: dict[tuple[str, ...], str] = {}
+
+
+@pytest.fixture
+def whole(stratagem, cluster_project):
+    """Return the weights_digest of a training that nothing disturbs, with a run folder of its own that is gone then."""
+
+    def whole(*overrides):
+        # When checkpoints are written must not change a bit.
+        overrides = tuple(override for override in overrides if not override.startswith("checkpoint."))
+        if overrides not in whole_digests:
+            command = stratagem(
+                "train",
+                *SAME,
+                *overrides,
+                "checkpoint.every_steps=null",
+                "tracking.experiment=whole",
+                options=("--fresh",),
+            )
+            assert command.end() == 0, command.err.read_text()
+            whole_digests[overrides] = command.result["weights_digest"]
+        return whole_digests[overrides]
+
+    return whole
