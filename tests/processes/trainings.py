@@ -28,14 +28,8 @@ LAYOUTS = {
     "one_device fit": ONE,
     "one_device custom": (*ONE, "train.loop=custom", "train.steps_per_execution=3"),
     "mirrored custom": ("strategy.kind=mirrored", "strategy.devices=2", "train.loop=custom"),
-    "multi_worker fit": ("strategy.kind=multi_worker",),
     "multi_worker custom": ("strategy.kind=multi_worker", "train.loop=custom"),
-    "model_parallel": (
-        "strategy.kind=model_parallel", "strategy.mesh_shape=[1, 2]", "strategy.layout={.*kernel: [null, model]}"
-    ),
-}  # fmt: skip
-
-
+}
 KILL = -signal.SIGKILL
 
 
