@@ -3,6 +3,7 @@
 import contextlib
 import importlib.util
 import os
+import re
 import sys
 import tempfile
 from dataclasses import dataclass
@@ -280,7 +281,7 @@ def find_unchanged(settings: config.Settings) -> RunSummary | None:
 
 def unchanged(settings: config.Settings, prepared: PreparedDataset) -> RunSummary | None:
     """Return the newest finished run on this data with these settings and this code, or None."""
-    if (settings.model.initial or "").startswith("models:") and "@" in (settings.model.initial or ""):
+    if re.match("models:.*@", settings.model.initial or ""):
         return None  # The alias may be another version's by now.
     same = lineage.finished_run(prepared.name, lineage.trace(settings, prepared.data_version))
     if same is not None:

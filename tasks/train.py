@@ -59,7 +59,7 @@ def check(settings: config.Settings, prepared: PreparedDataset) -> tuple[strateg
     models.set_precision(settings.train.dtype_policy)
     strategy = strategies.build(settings.strategy)
     global_batch_size = find_global_batch_size(settings.train, strategy.num_replicas)
-    _check_division(settings.input.validation, prepared)
+    sources.check_division(settings.input.validation, prepared)
     _, rows = carve(prepared, settings.input.validation, settings.train.seed)["train"]
     sources.check_batch(global_batch_size, len(rows), prepared)
     check_augmentation(settings.input.augmentation, prepared)
@@ -69,23 +69,6 @@ def check(settings: config.Settings, prepared: PreparedDataset) -> tuple[strateg
     check_last_batch(looked_at, strategy, settings.input, len(rows), global_batch_size)
     model.freeze(looked_at, settings.model.freeze)
     return strategy, global_batch_size
-
-
-def _check_division(validation: str | float | int | None, prepared: PreparedDataset) -> None:
-    """Refuse to draw validation examples from rows that belong together: those of a group, or of a time."""
-    if validation is None or isinstance(validation, str) or prepared.kind != "table":
-        return
-    described = config.read_description(config.project_root() / "data" / prepared.name)
-    for key in ("group", "time"):
-        if (column := getattr(described, key)) is None:
-            continue
-        place = f"data/{prepared.name}/params.yaml"
-        makes_one = "" if "validation" in prepared.splits else f"Write `validation: 0.1` into {place}, then give "
-        raise UserError(
-            f"input.validation = {validation}: the rows of {prepared.name} belong together by dataset.{key} = "
-            f"'{column}', and such a share would be drawn without it. {makes_one or 'Give '}"
-            "input.validation=validation, or input.validation=null"
-        )
 
 
 def train(

@@ -51,6 +51,11 @@ class ArraySource:
         x = as_input({name: mapped_tensor(path) for name, path in features})
         return self._complete(x, mapped_tensor(labels), None if weights is None else mapped_tensor(weights))
 
+    def resident(self) -> tuple[Any, ...]:
+        """Return the same in the memory of the device at hand; on the processor nothing is copied. They lie there once
+        however many batches read them."""
+        return self._complete(*_resident(*self._files()))
+
     def arrays(self, batches: Batches) -> Iterator[Batch]:
         """Yield features (n, ...) and labels (n, ...), and weights (n,) where examples have some, one batch a step.
 
@@ -205,6 +210,17 @@ def _mapped(
     x = as_input({name: np.asarray(np.load(path, mmap_mode="r")) for name, path in features})
     others = (None if path is None else np.asarray(np.load(path, mmap_mode="r")) for path in (labels, weights))
     return x, *others
+
+
+@lru_cache(maxsize=4)
+def _resident(
+    features: tuple[tuple[str, Path], ...], labels: Path, weights: Path | None, sha256: tuple[str, ...]
+) -> tuple[Any, ...]:
+    """Return all arrays as tensors of the device at hand; the hashes are there as for ``_mapped``."""
+    import tensorflow as tf
+
+    x = as_input({name: tf.identity(mapped_tensor(path)) for name, path in features})
+    return x, *(None if path is None else tf.identity(mapped_tensor(path)) for path in (labels, weights))
 
 
 def mapped_tensor(path: Path) -> Any:

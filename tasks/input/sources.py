@@ -132,6 +132,24 @@ def check_batch(global_batch_size: int, num_examples: int, prepared: PreparedDat
         )
 
 
+def check_division(validation: str | float | int | None, prepared: PreparedDataset) -> None:
+    """Raise ``UserError`` when validation examples would be drawn from rows that belong together: a group's, or a
+    time's."""
+    if validation is None or isinstance(validation, str) or prepared.kind != "table":
+        return
+    described = config.read_description(config.project_root() / "data" / prepared.name)
+    for key in ("group", "time"):
+        if (column := getattr(described, key)) is None:
+            continue
+        place = f"data/{prepared.name}/params.yaml"
+        makes_one = "" if "validation" in prepared.splits else f"Write `validation: 0.1` into {place}, then give "
+        raise UserError(
+            f"input.validation = {validation}: the rows of {prepared.name} belong together by dataset.{key} = "
+            f"'{column}', and such a share would be drawn without it. {makes_one or 'Give '}"
+            "input.validation=validation, or input.validation=null"
+        )
+
+
 def verify(section: config.Input, prepared: PreparedDataset) -> None:
     """Compare what these settings read with what the data version says.
 

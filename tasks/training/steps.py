@@ -311,7 +311,7 @@ def _step_on_rows(
     num_replicas = strategy.num_local_replicas
     place = None if num_replicas == 1 and source.fits_accelerator else "/device:CPU:0"
     with tf.device(place):
-        arrays = tf.nest.map_structure(tf.identity, source.tensors())  # No copy where they are.
+        arrays = source.tensors() if place else source.resident()
 
     def on_rows(rows: Any, draws: Any, global_size: Any) -> None:
         with tf.device(place):
