@@ -70,6 +70,7 @@ def run(
         from flows import prefect_server
         from tasks import config, dvc_data, pipeline, runs, timeline
         from tasks.errors import UserError
+        from tasks.machine import without_collections
         from tasks.process import client
 
         settings = config.load(recipe, overrides)
@@ -92,7 +93,7 @@ def run(
         client.start_processes(settings)  # Imports its framework while this process imports Prefect.
         with timeline.span("flow", "wait for the API's address"):
             server = prefect_server.start_server()
-        with timeline.span("flow", "import Prefect"):
+        with timeline.span("flow", "import Prefect"), without_collections():
             from flows.reporting import run_flow
             from flows.training import training
 
@@ -168,6 +169,7 @@ def compare(
         from flows import prefect_server, tables
         from flows.plan import plan
         from tasks import config, dvc_data, pipeline
+        from tasks.machine import without_collections
         from tasks.process import client
 
         kinds, wanted, values = strategies.split(","), loops.split(","), config.read_overrides(overrides)
@@ -177,8 +179,9 @@ def compare(
         prefect_server.set_environment(debug)
         client.start_processes(first, with_cluster=False)
         server = prefect_server.start_server()
-        from flows.comparison import comparison
-        from flows.reporting import run_flow
+        with without_collections():
+            from flows.comparison import comparison
+            from flows.reporting import run_flow
 
         if server is not None:
             server.await_ready()

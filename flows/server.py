@@ -18,9 +18,9 @@ from pathlib import Path
 
 import uvicorn
 from filelock import FileLock
-from prefect.settings import get_current_settings
 
 from tasks import timeline
+from tasks.machine import without_collections
 from tasks.process import guard
 from tasks.process.environment import keep_private
 
@@ -31,6 +31,8 @@ def main() -> None:
     # A signal to every process must not take it from the run, which reports its end to it.
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
+    with without_collections():
+        from prefect.settings import get_current_settings
     settings = get_current_settings()
     if settings.api.url is not None:
         print("configured", flush=True)
@@ -48,7 +50,7 @@ class _Server(uvicorn.Server):
 
 
 async def _serve(listening: socket.socket, home: Path) -> None:
-    with timeline.span("Prefect's API", "import"):  # 3 s, after the run was told to go on.
+    with timeline.span("Prefect's API", "import"), without_collections():  # 3 s, after the run was told to go on.
         from prefect.server.api.server import create_app
         from prefect.server.database import provide_database_interface
 

@@ -1,11 +1,30 @@
-"""What a process may use: this machine's cores, GPUs and ports, and a TPU. No framework is asked."""
+"""What a process may use: this machine's cores, GPUs and ports, and a TPU; and how it imports what takes seconds. No
+framework is asked."""
 
+import contextlib
+import gc
 import os
 import socket
 import sys
+from collections.abc import Iterator
 
 TPU_VARIABLES = ("TPU_NAME", "KUBE_GOOGLE_CLOUD_TPU_ENDPOINTS", "COLAB_TPU_ADDR")
 """Where a cloud says which TPU is meant, the first that is set."""
+
+
+@contextlib.contextmanager
+def without_collections() -> Iterator[None]:
+    """Let no garbage be collected while the block imports, and let later collections pass over what is there then.
+
+    Python looks through all that was imported again and again, and finds nothing: 1.4 of the 6.7 s of processor time
+    that the imports of a stage process took, and 0.9 of the 5.8 s of Prefect's API.
+    """
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 def usable_cores() -> int:

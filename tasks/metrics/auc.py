@@ -6,7 +6,6 @@ A class that all examples have, or none, has no such area, and is left out.
 
 import numpy as np
 from scipy.special import softmax
-from scipy.stats import rankdata
 
 from tasks.metrics import Labels, Metric, Predictions
 
@@ -19,8 +18,11 @@ def _of_predictions(labels: Labels, outputs: Predictions) -> float | None:
         own = labels == number if labels.ndim == 1 else labels[:, number] == 1
         num_own, num_others = int(own.sum()), int((~own).sum())
         if num_own and num_others:
-            # Mann and Whitney's statistic, from the ranks of the scores.
-            above = rankdata(scores[:, number])[own].sum() - num_own * (num_own + 1) / 2
+            # Mann and Whitney's statistic, from the ranks of the scores; equal ones share the mean of theirs. The ranks
+            # of scipy.stats are the same, and take every training 0.7 s to import.
+            _, which, counts = np.unique(scores[:, number], return_inverse=True, return_counts=True)
+            ranks = (np.cumsum(counts) - (counts - 1) / 2)[which]
+            above = ranks[own].sum() - num_own * (num_own + 1) / 2
             areas.append(above / (num_own * num_others))
     return float(np.mean(areas)) if areas else None
 

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 
 from tasks import upstream
 from tasks.errors import StratagemError
+from tasks.machine import without_collections
 
 
 @contextlib.contextmanager
@@ -38,14 +39,14 @@ def quiet_standard_error() -> Iterator[None]:
 def import_quietly(*modules: str) -> None:
     """Import what a stage needs, with a framework's start-up lines held back, and set who may log."""
     on_tensorflow = os.environ.get("KERAS_BACKEND", "tensorflow") == "tensorflow"
-    left_out = ("sklearn", "jax") if on_tensorflow else ("sklearn",)
-    with quiet_standard_error():
+    left_out = ("matplotlib", "sklearn", "jax") if on_tensorflow else ("matplotlib", "sklearn")
+    with quiet_standard_error(), without_collections():
         with upstream.importing_without(*left_out):
+            if on_tensorflow:
+                import tensorflow as tf
             for module in modules:
                 importlib.import_module(module)
         if on_tensorflow:
-            import tensorflow as tf
-
             tf.config.list_physical_devices()  # Looks for a GPU, and says so at length when there is none.
     set_who_logs()
 

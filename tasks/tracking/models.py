@@ -20,7 +20,7 @@ from mlflow.exceptions import MlflowException
 from mlflow.models import Model, ModelSignature
 from mlflow.types.schema import AnyType, ColSpec, Schema, TensorSpec
 
-from tasks import config, encoding, files, own_code, prepared_data, records
+from tasks import config, encoding, files, own_code, prepared_data, records, upstream
 from tasks.errors import StratagemError, UserError, cut
 from tasks.tracking.lifecycle import set_tags
 from tasks.tracking.metrics import points_of
@@ -143,16 +143,17 @@ def _write_model(
         "keras", data="data", keras_version=version("keras"), keras_backend=backend, save_exported_model=False
     )
     code, loader = _write_code(folder.with_name("code"), run.settings["model"]["name"], raw is not None)
-    mlflow.pyfunc.save_model(
-        str(folder),
-        loader_module=loader,
-        code_paths=code or None,
-        mlflow_model=model,
-        signature=signature,
-        # Of random pixels, to try the model's server with: the first training image is not MLflow's business.
-        input_example=_example(prepared.features),
-        pip_requirements=[f"{package}=={version(package)}" for package in packages],
-    )
+    with upstream.without_a_look_at_packages():
+        mlflow.pyfunc.save_model(
+            str(folder),
+            loader_module=loader,
+            code_paths=code or None,
+            mlflow_model=model,
+            signature=signature,
+            # Of random pixels, to try the model's server with: the first training image is not MLflow's business.
+            input_example=_example(prepared.features),
+            pip_requirements=[f"{package}=={version(package)}" for package in packages],
+        )
     (folder / "data").mkdir()
     if raw is not None:
         (folder / "data" / "encoding.json").write_text(json.dumps(raw), encoding="utf-8")

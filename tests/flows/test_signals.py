@@ -35,9 +35,7 @@ def the_stage(family):
 TOLD = [
     (everyone, signal.SIGINT, 130),
     (everyone, signal.SIGTERM, 143),
-    (everyone, signal.SIGHUP, 143),
     (the_stage, signal.SIGHUP, 143),
-    (the_stage, signal.SIGINT, 143),
 ]
 
 

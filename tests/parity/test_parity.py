@@ -78,11 +78,15 @@ RUNS = [
     ("mlp, sgd, float32", "custom", 1, {}),
     ("convnet2, adam, float32", "fit", 1, {}),
 ]
+# The other loop for each. A kind of replicas does the ones with two of them, and the others with three.
 OTHER_LOOP = [
     ("mlp, sgd", "fit", 1, {}),
     ("mlp, adam, rest 1", "custom", 1, {}),
     ("mlp, clipped adamw, rest 2", "custom", 8, {}),
+    ("mlp, clipped adam, squared error, rest 20", "fit", 8, {}),
     ("mlp, sgd, epochs of 9 steps, rest 13", "custom", 1, {}),
+    ("convnet, sgd, augmented, rest 1", "fit", 8, {}),
+    ("convnet2, clipped adam, augmented, rest 13", "custom", 1, {}),
     ("convnet2, sgd, stream, augmented, rest 13", "fit", 1, {}),
     ("mlp, sgd, float32", "fit", 8, {}),
     ("convnet2, adam, float32", "custom", 8, {}),
@@ -98,14 +102,12 @@ TO_ONE_DEVICE = ("convnet2, adam, float32", "fit", 8, {"strategy.cross_device_op
 LAYOUTS = {
     "one_device": (
         {"strategy.kind": "one_device", "strategy.device": "cpu"},
-        [*REFERENCES, *(run for run in RUNS if run[1] == "custom"), *OTHER_LOOP[1:4], RUNS[1]],
+        [*REFERENCES, *(run for run in RUNS if run[1] == "custom"), *OTHER_LOOP[1:3], OTHER_LOOP[4], RUNS[1]],
     ),
     "mirrored x2": ({"strategy.kind": "mirrored", "strategy.devices": 2}, [*RUNS, *GROWING, HIERARCHICAL]),
-    "mirrored x3": (
-        {"strategy.kind": "mirrored", "strategy.devices": 3}, [*RUNS, *OTHER_LOOP, TO_ONE_DEVICE],
-    ),
-    "multi_worker x2": ({"strategy.kind": "multi_worker", "strategy.workers": 2}, RUNS + GROWING + OTHER_LOOP + MIXED),
-    "multi_worker x3": ({"strategy.kind": "multi_worker", "strategy.workers": 3}, RUNS + OTHER_LOOP),
+    "mirrored x3": ({"strategy.kind": "mirrored", "strategy.devices": 3}, [*OTHER_LOOP, TO_ONE_DEVICE]),
+    "multi_worker x2": ({"strategy.kind": "multi_worker", "strategy.workers": 2}, RUNS + GROWING + MIXED),
+    "multi_worker x3": ({"strategy.kind": "multi_worker", "strategy.workers": 3}, OTHER_LOOP),
 }  # fmt: skip
 
 

@@ -73,7 +73,6 @@ def registers(command) -> bool:
 # Each: where a whole run is when its flow's process is killed, and whether an MLflow run has begun by then.
 PLACES = [
     ("download", is_there("data/digits/.scratch.*"), False),
-    ("prepare", is_there("data/digits/.prepared.*"), False),
     ("evaluation", has("training.json"), True),
     ("registration", registers, True),
 ]

@@ -17,6 +17,7 @@ import pytest
 from mlflow import MlflowClient
 from mlflow.exceptions import MlflowException
 from mlflow.pyfunc.scoring_server import invocations
+from mlflow.utils import requirements_utils
 from PIL import Image
 
 from tasks import config, lineage, models, records, register, tracking
@@ -240,6 +241,15 @@ def test_the_best_checkpoint_brings_the_best_model_and_moves_the_alias(store: Pa
 def test_a_users_own_model_has_a_name_that_mlflow_takes(store: Path) -> None:
     result = Trained("model.name=my.models:build", "model.options={}").register()
     assert (result.model_name, result.model_version) == ("digits-my.models.build", "1")
+
+
+def test_a_registration_does_not_read_what_is_installed(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(requirements_utils, "_MODULES_TO_PACKAGES", None)
+    assert Trained().register().model_version == "1"
+    assert requirements_utils._MODULES_TO_PACKAGES is None
+    # MLflow by itself does: this much of upstream.py is still needed.
+    requirements_utils.warn_dependency_requirement_mismatches(["numpy"])
+    assert requirements_utils._MODULES_TO_PACKAGES is not None
 
 
 def test_a_model_that_cannot_be_logged_is_not_left_pending(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
