@@ -124,6 +124,8 @@ class Table(LocalDescription):
     """Of the text of CSV, TSV and JSON lines."""
     is_guessed = True
     modules = (
+        "tasks/dataset_kinds/_table_rows.py",
+        "tasks/dataset_kinds/_table_splits.py",
         "tasks/dataset_kinds/image_folder.py",
         "tasks/encoding.py",
         "tasks/table_columns.py",

@@ -262,7 +262,7 @@ def test_workers_share_an_epoch_out(digits, source, num_workers, size, drop):
 @pytest.mark.parametrize(
     ("drop", "steps_per_epoch", "start", "augmentation"),
     [
-        (False, "null", 0, ALL_KINDS),
+        pytest.param(False, "null", 0, ALL_KINDS, marks=pytest.mark.slow),
         *(
             (*way, "{flip: true, crop_padding: 2}")
             for way in [(False, "null", 9), (True, "null", 3), (False, 6, 2), (False, 40, 0), (True, 40, 17)]
@@ -716,6 +716,7 @@ def section_of(**values):
     return OFF.model_copy(update=values)
 
 
+@pytest.mark.slow  # What compiles in each example takes half a minute.
 @hypothesis_settings(deadline=None, max_examples=25)
 @given(data=st.data())
 def test_numpy_tensorflow_and_xla_augment_alike(data):

@@ -105,7 +105,7 @@ def content(result):
             [10, 17],
         ),
         # XLA compiles a call; in the first one of an epoch a short batch lies between whole ones.
-        (
+        pytest.param(
             [
                 "train.loop=custom", *LAST_BATCH_SHORT, "train.steps_per_epoch=12", "train.steps_per_execution=7",
                 "checkpoint.every_steps=7", "model.options={units: [16], dropout: 0.5}", "train.jit_compile=true",
@@ -113,6 +113,7 @@ def content(result):
             ],
             [7, 12, 19, 24],
             [7, 12],
+            marks=pytest.mark.slow,
         ),
     ],
     ids=["convnet2", "steps_per_execution", "convnet2 custom", "steps_per_execution custom", "short epochs",
@@ -780,6 +781,7 @@ def test_loss_scaling_trains_and_resumes(tiny, train, loop):
     assert np.isfinite(whole.history["train/loss"]).all()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "options",
     [

@@ -95,6 +95,7 @@ SAME = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", SAME, ids=[" ".join(options) for options in SAME])
 def test_the_numbers_are_those_of_single_steps(tiny, digits, train, options):
     data = digits if "input.source=stream" in options else tiny

@@ -79,6 +79,7 @@ class Killed(Exception):
     pass
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("loop", "cuts"), [("fit", ["at 2", "in 3"]), ("custom", ["in 2"])])
 def test_a_kill_in_either_phase_ends_with_the_same_bits(tiny, train, loop, cuts):
     options = (*PHASES, f"train.loop={loop}")
