@@ -107,6 +107,8 @@ def project_template(made_once: Callable[..., Path]) -> Path:
         # One pack in place of 330 files, and no samples of hooks: most tests copy them.
         for command in (["init", "--quiet", "--template="], ["add", "--all"], commit, ["repack", "--quiet", "-ad"]):
             subprocess.run([*git, *command], cwd=template, check=True)
+        # Once, and not by each process that is the first in a copy.
+        subprocess.run([sys.executable, "-m", "compileall", "-q", "flows", "tasks"], cwd=template, check=True)
 
     return made_once("template", make)
 
