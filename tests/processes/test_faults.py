@@ -109,7 +109,7 @@ FAULTS = [
     Fault("kill -9 of the stage process", after(30), kill_stage, 1, "FAILED"),
     # Ctrl-C, and signals to the stage process or to all: tests/flows/test_signals.py.
     Fault("SIGTERM", after(30), tell(signal.SIGTERM), 143, "KILLED"),
-    # Below, one_device fit is killed at six moments. tests/flows/test_own_data.py kills whole runs of mirrored fit,
+    # Below, one_device fit is killed at four moments. tests/flows/test_own_data.py kills whole runs of mirrored fit,
     # multi_worker fit and data_parallel.
     *(
         Fault(f"kill -9, {name}", after(30), kill_leader, KILL, "RUNNING", layout)
@@ -149,11 +149,11 @@ def test_the_same_command_comes_to_the_same_end(stratagem, mlflow_runs, whole, r
     check_whole(again, whole(*row.overrides))
 
 
-def test_a_training_that_is_killed_at_six_random_moments_ends_with_the_same_bits(stratagem, mlflow_runs, whole):
+def test_a_training_that_is_killed_at_four_random_moments_ends_with_the_same_bits(stratagem, mlflow_runs, whole):
     draw, reached = random.Random(os.environ.get("STRATAGEM_TEST_SEED", "0")), []
-    # Long enough for six kills, however many steps a fast machine does until a kill arrives.
+    # Long enough for four kills, however many steps a fast machine does until a kill arrives.
     overrides = (*ONE, "checkpoint.every_steps=1", f"train.epochs={4 * EPOCHS}")
-    for _ in range(6):
+    for _ in range(4):
         command = stratagem("train", *SAME, *overrides)
         before = newest(command)
         goal = before + draw.randint(1, 5)

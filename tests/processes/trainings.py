@@ -26,7 +26,6 @@ SAME = (
 ONE = ("strategy.kind=one_device", "strategy.device=cpu")
 LAYOUTS = {
     "one_device fit": ONE,
-    "one_device custom": (*ONE, "train.loop=custom", "train.steps_per_execution=3"),
     "mirrored custom": ("strategy.kind=mirrored", "strategy.devices=2", "train.loop=custom"),
     "multi_worker custom": ("strategy.kind=multi_worker", "train.loop=custom"),
 }
