@@ -16,8 +16,8 @@ TPU_VARIABLES = ("TPU_NAME", "KUBE_GOOGLE_CLOUD_TPU_ENDPOINTS", "COLAB_TPU_ADDR"
 def without_collections() -> Iterator[None]:
     """Let no garbage be collected while the block imports, and let later collections pass over what is there then.
 
-    Python looks through all that was imported again and again, and finds nothing: 1.4 of the 6.7 s of processor time
-    that the imports of a stage process took, and 0.9 of the 5.8 s of Prefect's API.
+    Python looks through all that was imported again and again, and finds nothing: 1.4 of the 6.9 s of processor time
+    that the imports of a stage process took, and 1.3 of the 5.0 s of Prefect's API (medians of seven).
     """
     gc.disable()
     try:

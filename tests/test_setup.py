@@ -86,7 +86,7 @@ def test_a_python_that_is_not_there_is_refused(project, run):
 
 
 def test_clean_removes_what_runs_leave_and_nothing_else(project, run):
-    before = {path for path in project.rglob("*") if ".git" not in path.parts}
+    before = {path for path in project.rglob("*") if not {".git", "__pycache__"} & set(path.parts)}
     (project / ".venv").mkdir()
     left = [
         "mlruns/mlflow.db", "mlruns/runs/1/run.json", "metrics/test.json", "data/some/raw/a", "data/some/prepared/b",

@@ -61,7 +61,7 @@ def test_a_tutorial_leads_to_a_model_that_takes_raw_inputs(name, project, run, m
     assert resumed["weights_digest"] == summary["weights_digest"]
     assert resumed["metrics"] == summary["metrics"]
 
-    # In a process that finds nothing of the project.
+    # In a process that imports nothing of the project.
     monkeypatch.delenv("PYTHONPATH")
     used = run([use[0], "-P", *use[1:]])
     assert used.returncode == 0, used.stderr

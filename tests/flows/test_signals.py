@@ -35,7 +35,8 @@ def the_stage(family):
 TOLD = [
     (everyone, signal.SIGINT, 130),
     (everyone, signal.SIGTERM, 143),
-    (the_stage, signal.SIGHUP, 143),
+    (everyone, signal.SIGHUP, 143),
+    (the_stage, signal.SIGTERM, 143),
 ]
 
 

@@ -223,6 +223,8 @@ def test_damaged_checkpoints(stratagem, whole, every):
         assert [path for path in sorted(folder.rglob("*")) if ".partial" not in str(path)] == [
             path for path in files if ".partial" not in str(path)
         ]
+        fresh = stratagem("train", *SAME, *ONE, options=["--fresh"])
+        check_whole(fresh, whole(*ONE), resumed=False)
         return
     again.end()
     check_whole(again, whole(*ONE))
