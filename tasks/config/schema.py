@@ -46,8 +46,8 @@ def _expression(text: str) -> str:
 
 def _start(text: str) -> str:
     # A path may hold anything; what is no path is told apart here.
-    if not re.fullmatch(r"[0-9a-f]{32}|models:/[^/@]+(@[^/@]+|/\d+)|(?!models:).+\.keras", text):
-        raise ValueError(f"'{text}': write a run's id, FILE.keras, models:/NAME@ALIAS or models:/NAME/VERSION")
+    if not re.fullmatch(r"[0-9a-f]{32}|models:/[^/@]+(@[^/@]+|/\d+)|(?!models:).+\.(keras|h5)", text):
+        raise ValueError(f"'{text}': write a run's id, FILE.keras, FILE.h5, models:/NAME@ALIAS or models:/NAME/VERSION")
     return text
 
 
@@ -176,7 +176,8 @@ class Model(Section):
     """Keyword arguments of the model's `build`."""
     initial: Result[Annotated[Text, AfterValidator(_start)] | None]
     """What a new run takes its first weights from: the id of a run of the same model, also on another dataset (those of
-    its best checkpoint), FILE.keras, or models:/NAME@ALIAS or models:/NAME/VERSION in MLflow. Null: random ones."""
+    its best checkpoint), FILE.keras, models:/NAME@ALIAS or models:/NAME/VERSION in MLflow, or for
+    model.name=keras_applications FILE.h5, weights of its architecture without the top. Null: random ones."""
     new_head: Result[bool]
     """The last layer with weights begins with random ones all the same, such as for other classes."""
     freeze: Result[list[LayerNames]]

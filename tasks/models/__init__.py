@@ -3,11 +3,13 @@
 A model of images takes ``build(input_shape, num_classes, **options)`` and gives images (batch, height, width, channels)
 -> outputs (batch, num_classes). One of any features takes ``build(features, num_outputs, **options)``, with
 ``records.Feature`` by name, and its inputs are named as they are: numbers float (batch, k), categories and words int32
-(batch, k), images float (batch, height, width, channels), numbers and images normalised.
+(batch, k), images float (batch, height, width, channels), numbers and images normalised. A file that says
+``NORMALIZATION`` takes images of no other ``input.normalization``.
 """
 
 import importlib
 import inspect
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -80,6 +82,12 @@ def build(model: config.Model, prepared: PreparedDataset, normalization: str) ->
             f"model.name = '{model.name}' takes images, and {prepared.name} has {_described(features)}. Give "
             f"model.name={' or '.join(of_features())}, or a module:function of your own with build(features, "
             "num_outputs, ...)"
+        )
+    only = getattr(sys.modules[function.__module__], "NORMALIZATION", normalization)
+    if only != normalization:
+        raise UserError(
+            f"input.normalization = {normalization}: model.name = '{model.name}' takes images of no other than "
+            f"'{only}'. Give input.normalization={only}"
         )
     shape = features if takes_features(function) else next(iter(features.values())).shape
     try:

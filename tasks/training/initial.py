@@ -1,4 +1,4 @@
-"""The weights that a new run begins with: another run's, those of a ``.keras`` file, or of a registered model.
+"""The weights that a new run begins with: another run's, those of a file, or of a registered model.
 
 They are read once, when a run starts, and kept in its folder: a resume needs neither the file nor the registry.
 """
@@ -38,6 +38,9 @@ def weights(settings: config.Settings, prepared: PreparedDataset) -> Arrays:
         mine = {key: variable for key, variable in checkpoints.variables(own).items() if key.startswith("model/")}
         if runs.is_id(initial):
             found = _of_run(initial, settings.input.normalization)
+        elif initial.endswith(".h5"):
+            _load_backbone(initial, own)
+            found = {key: keras.ops.convert_to_numpy(one) for key, one in mine.items()}
         else:
             start = _load(initial, _file(initial))
             _check_normalization(initial, own, start)
@@ -126,12 +129,35 @@ def _file(initial: str) -> Path:
     )
 
 
-def _load(initial: str, path: Path) -> Any:
+def _load_backbone(initial: str, own: Any) -> None:
+    """Give the backbone of a model of keras.applications the weights of an HDF5 file."""
+    backbone = next((one for one in upstream.layers_of(own) if one.name == "backbone"), None)
+    if backbone is None:
+        raise UserError(
+            f"model.initial = {initial}: a file of weights alone is for model.name=keras_applications. Give that, or a "
+            ".keras file"
+        )
+    path = _existing(initial, config.project_root() / initial)
+    try:
+        backbone.load_weights(path)
+    except Exception as error:  # Whatever HDF5 and Keras make of a file.
+        raise UserError(
+            f"model.initial = {initial}: Keras cannot load {path} into this architecture ({one_line(error)[:300]}). "
+            "Give the weights of model.options.architecture without the top, with the same model.options.arguments"
+        ) from None
+
+
+def _existing(initial: str, path: Path) -> Path:
     if not path.is_file():
         raise UserError(
             f"model.initial = {initial}: there is no file {path}. Give another one; a run that has begun with it needs "
             "it no more: --resume RUN"
         )
+    return path
+
+
+def _load(initial: str, path: Path) -> Any:
+    _existing(initial, path)
     try:
         return keras.saving.load_model(path, compile=False, safe_mode=True)
     except Exception as error:  # Whatever a class or a file of somebody else's raises.

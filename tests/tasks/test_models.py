@@ -49,7 +49,7 @@ FEATURES = {
     "number": Feature(kind="number", shape=(3,), dtype="float32", mean=(5.0, 0.0, -1.0), deviation=(2.0, 0.0, 1.0)),
     "category": Feature(kind="category", shape=(2,), dtype="int32", vocabulary_sizes=(4, 7)),
     "text": Feature(kind="text", shape=(9,), dtype="int32", vocabulary_sizes=(50,)),
-    "image": Feature(kind="image", shape=(28, 28, 1), dtype="uint8", mean=(0.0,), deviation=(1.0,)),
+    "image": Feature(kind="image", shape=(32, 32, 1), dtype="uint8", mean=(0.0,), deviation=(1.0,)),
 }
 TAKES = {
     "text_cnn": ["text"], "transformer": ["text"], "wide_deep": ["number", "category"],
@@ -59,12 +59,18 @@ TAKES = {
 REGRESSION = Target(task="regression", num_outputs=1, mean=(100.0,), deviation=(20.0,))
 
 
+# VGG16 has few layers: it is built soonest.
+OPTIONS = {"keras_applications": {"architecture": "VGG16"}}
+
+
 def build_of(name, features, target=None, **options):
     """Build a model of these features."""
+    options = OPTIONS.get(name, {}) | options
     data = prepared().model_copy(update={"features": {one: FEATURES[one] for one in features}})
     data = data.model_copy(update={"target": target}) if target else data
+    normalization = "none" if name == "keras_applications" else "scale"
     return models.build(
-        config.Model(name=name, options=options, initial=None, new_head=False, freeze=[]), data, "scale"
+        config.Model(name=name, options=options, initial=None, new_head=False, freeze=[]), data, normalization
     )
 
 
@@ -240,7 +246,50 @@ def test_dropout_is_an_option_and_off_where_it_is_0(name):
 
 @pytest.mark.parametrize("name", [name for name in config.names_of("models") if name not in TAKES])
 def test_a_model_of_images_has_no_dropout_unless_asked(name):
-    assert not any("dropout" in layer for layer in layers_of(build(name)))
+    assert not any("dropout" in layer for layer in layers_of(build_of(name, ["image"])))
+
+
+# Two kinds of preprocessing: -1 to 1, and blue first about the mean.
+@pytest.mark.slow
+@pytest.mark.parametrize(("architecture", "arguments"), [("MobileNetV2", {"alpha": 0.35}), ("VGG16", {})])
+def test_an_architecture_of_keras_applications_is_that_of_keras(architecture, arguments, tmp_path):
+    options = {"architecture": architecture, "arguments": arguments}
+    model = build("keras_applications", (32, 32, 3), 10, "none", **options)
+    core = model.get_layer("keras_applications")
+    function = getattr(keras.applications, architecture)
+    theirs = function(include_top=False, weights=None, input_shape=(32, 32, 3), pooling="avg", **arguments)
+    theirs.set_weights(core.get_layer("backbone").get_weights())
+    pixels = np.random.default_rng(0).integers(0, 256, (2, 32, 32, 3), dtype=np.uint8)
+    preprocess = sys.modules[function.__module__].preprocess_input
+    by_hand = core.get_layer("logits")(theirs(preprocess(pixels.astype("float32"))))
+    model.save(tmp_path / "model.keras")
+    for one in (model, keras.saving.load_model(tmp_path / "model.keras")):
+        np.testing.assert_allclose(one(pixels), by_hand, rtol=1e-5, atol=1e-6)
+
+
+def test_a_grey_image_is_a_coloured_one():
+    options = {"architecture": "VGG16"}
+    grey, coloured = (build("keras_applications", (32, 32, n), 10, "none", **options) for n in (1, 3))
+    coloured.set_weights(grey.get_weights())
+    pixels = np.random.default_rng(0).integers(0, 256, (2, 32, 32, 1), dtype=np.uint8)
+    np.testing.assert_array_equal(grey(pixels), coloured(np.repeat(pixels, 3, axis=3)))
+
+
+@pytest.mark.parametrize(
+    ("shape", "normalization", "options", "said"),
+    [
+        ((32, 32, 3), "scale", {}, r"input.normalization = scale: .*Give input.normalization=none"),
+        ((32, 32, 3), "none", {"architecture": "ResNet5"}, r"'ResNet5' is none of keras.applications: .*ResNet50,"),
+        ((32, 32, 3), "none", {"architecture": "imagenet_utils"}, "is none of keras.applications"),
+        ((32, 32, 3), "none", {"arguments": {"alpa": 1}}, "alpa"),
+        ((32, 32, 3), "none", {"arguments": {"weights": "imagenet"}}, "weights"),
+        ((32, 32, 2), "none", {}, "1 or 3 channels"),
+        ((28, 28, 1), "none", {}, "at least 32x32"),
+    ],
+)
+def test_what_keras_applications_cannot_be_is_refused(shape, normalization, options, said):
+    with pytest.raises(UserError, match=said):
+        build("keras_applications", shape, 10, normalization, **options)
 
 
 # Counted by hand: an embedding has a row for each place of its vocabulary.

@@ -3,6 +3,7 @@
 import threading
 from pathlib import Path
 
+import h5py
 import keras
 import numpy as np
 import pytest
@@ -245,6 +246,66 @@ def test_what_keras_cannot_load_is_one_message(tiny, project):
         begun(tiny)
 
 
+@pytest.fixture
+def photographs(make_dataset):
+    images = np.random.default_rng(0).integers(0, 256, (20, 32, 32, 1), dtype=np.uint8)
+    return make_dataset("photographs", 4, train=(images, np.arange(20) % 4), test=(images, np.arange(20) % 4))
+
+
+APPLICATION = (
+    "model={name: keras_applications, options: {architecture: VGG16}}", "input.normalization=none", "train.epochs=1",
+    "train.global_batch_size=10",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("suffix", [".weights.h5", ".h5"])
+def test_an_architecture_begins_with_a_file_of_its_weights(photographs, suffix):
+    from keras.src.legacy.saving import legacy_h5_format
+
+    theirs = keras.applications.VGG16(include_top=False, weights=None, input_shape=(32, 32, 3))
+    file = Path("start" + suffix)
+    if suffix == ".h5":  # As Keras offers them.
+        with h5py.File(file, "w") as archive:
+            legacy_h5_format.save_weights_to_hdf5_group(archive, theirs)
+    else:
+        theirs.save_weights(file)
+    settings = config.load(None, [*APPLICATION, f"model.initial={file}"])
+    found = list(initial.weights(settings, photographs).values())
+    *body, kernel, bias = found
+    assert all(map(np.array_equal, body, theirs.get_weights()))
+    assert (len(body), kernel.shape, bias.shape) == (26, (512, 4), (4,))
+    with pytest.raises(UserError, match=r"cannot load .* into this architecture .*Give the weights of model.options"):
+        initial.weights(config.load(None, [*APPLICATION, f"model.initial={file}", OTHER]), photographs)
+
+
+OTHER = "model.options.architecture=VGG19"
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ((*VGG, "model.initial=start.h5"), "a file of weights alone is for model.name=keras_applications"),
+        ((*APPLICATION, "model.initial=start.h5"), "there is no file"),
+        ((*APPLICATION, "model.initial=params.h5"), "cannot load .*params.h5 into this architecture"),
+    ],
+)
+def test_a_file_that_is_no_start_of_an_architecture_is_refused(photographs, given, said):
+    Path("params.h5").write_text("no HDF5")
+    with pytest.raises(UserError, match=f"model.initial = .*{said}"):
+        initial.weights(config.load(None, given), photographs)
+
+
+@pytest.mark.slow
+def test_the_backbone_stays_as_it_is_when_it_is_frozen(photographs, train):
+    settings = (*APPLICATION, "model.options={architecture: MobileNetV2, arguments: {alpha: 0.35}}")
+    trained = train(photographs, *settings, "model.freeze=[backbone]", "checkpoint.every_steps=null")
+    after = exported(trained.final_model)
+    begun = config.load(None, [*settings])
+    keras.utils.set_random_seed(begun.train.seed)
+    before = by_path(models.build(begun.model, photographs, "none"))
+    assert {path for path in after if not np.array_equal(before[path], after[path])} == {"logits/kernel", "logits/bias"}
+
+
 def test_another_file_of_the_same_name_makes_another_run(project):
     settings = config.load(None, [FROM])
     digests = [lineage.trace(settings, None).code_digest]
@@ -270,7 +331,9 @@ def test_a_registered_model_is_found_in_its_run(tiny, start, monkeypatch):
         begun(tiny, "model.initial=models:/digits@best")
 
 
-@pytest.mark.parametrize("given", ["start.h5", "models:/digits", "models:/digits@a/b", "0123"])
+@pytest.mark.parametrize("given", ["start.hdf5", "models:/digits", "models:/digits@a/b", "0123"])
 def test_what_names_no_start_is_refused(project, given):
-    with pytest.raises(UserError, match=r"write a run's id, FILE.keras, models:/NAME@ALIAS or models:/NAME/VERSION"):
+    with pytest.raises(
+        UserError, match=r"write a run's id, FILE.keras, FILE.h5, models:/NAME@ALIAS or models:/NAME/VERSION"
+    ):
         config.load(None, [f"model.initial={given!r}"])
