@@ -13,10 +13,10 @@ test-slow: WORKERS = -n 3 --dist loadfile
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup run test test-slow lint bench ui clean lock picture
+.PHONY: help setup run test test-slow test-exhaustive lint bench ui clean lock picture
 
 help:  ## List the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-15s %s\n", $$1, $$2}' Makefile
 	@echo 'Variables: PYTHON=python3.13 for a new .venv, ARGS="..." for the command behind run, test, bench, ui.'
 
 setup: $(INSTALLED)  ## Create .venv and install requirements.lock into it (run and all others do it when needed)
@@ -29,7 +29,10 @@ test: $(INSTALLED)  ## Run the tests that need neither clusters nor whole runs
 
 # pytest ends with 5 where nothing is selected, which is no failure.
 test-slow: $(INSTALLED)  ## Run the tests that start clusters, servers or whole runs
-	@$(BIN)/python -m pytest $(WORKERS) -m slow $(ARGS) || test $$? -eq 5
+	@$(BIN)/python -m pytest $(WORKERS) -m "slow and not exhaustive" $(ARGS) || test $$? -eq 5
+
+test-exhaustive: $(INSTALLED)  ## Run what the slow tests show of one case for each other one; CI does not
+	@$(BIN)/python -m pytest -n 2 -m exhaustive $(ARGS) || test $$? -eq 5
 
 lint: $(INSTALLED)  ## Check style (ruff), types (mypy, strict) and layers (import-linter)
 	@$(BIN)/ruff check .

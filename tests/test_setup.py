@@ -20,7 +20,20 @@ from packaging.specifiers import SpecifierSet
 ROOT = Path(__file__).resolve().parent.parent
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 LOCK = (ROOT / "requirements.lock").read_text()
-TARGETS = ["setup", "run", "test", "test-slow", "lint", "bench", "ui", "clean", "lock", "picture", "help"]
+TARGETS = [
+    "setup",
+    "run",
+    "test",
+    "test-slow",
+    "test-exhaustive",
+    "lint",
+    "bench",
+    "ui",
+    "clean",
+    "lock",
+    "picture",
+    "help",
+]
 
 
 def test_make_alone_lists_every_target(project, run):

@@ -41,6 +41,7 @@ NOT_RUN = {
     "make lint": "the tests' own caller runs it",
     "make test": "these tests",
     "make test-slow": "these tests",
+    "make test-exhaustive": "more of these tests",
     ".ci/run": "these tests",
     ".venv/bin/pip install xprof": "downloads a package",
     "stratagem run --set dataset.name=kmnist": "downloads a dataset",

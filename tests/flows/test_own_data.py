@@ -1,5 +1,6 @@
-"""The pages of docs/tutorials, as they stand there: own photos, tables and texts become models by two commands, each
-under another strategy; killed in the middle they end with the same bits; and what MLflow loads takes raw inputs."""
+"""The pages of docs/tutorials, as they stand there: own photos, tables and texts become models by two commands; killed
+in the middle they end with the same bits; and what MLflow loads takes raw inputs. `make test-slow` has each page under
+one strategy, and `make test-exhaustive` under the three others."""
 
 import json
 import os
@@ -15,22 +16,33 @@ import pytest
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1500)]
 
 TUTORIALS = Path(__file__).resolve().parents[2] / "docs" / "tutorials"
-# The strategy of the training, what the run reaches, and what the last command of the page tells: each, at least.
-PAGES = {
-    "photos": (["strategy.kind=mirrored", "strategy.devices=2"], ("test/accuracy", 0.5), 0.5),
-    "wine": (["strategy.kind=multi_worker"], ("test/accuracy", 0.9), 0.9),
-    "diabetes": (["strategy.kind=data_parallel", "strategy.devices=2"], ("test/r2", 0.3), 0.25),
-    "reviews": (["strategy.kind=one_device"], ("test/accuracy", 0.95), 0.95),
+STRATEGIES = {
+    "one_device": [],
+    "mirrored": ["strategy.devices=2"],
+    "multi_worker": ["strategy.workers=2"],
+    "data_parallel": ["strategy.devices=2"],
 }
+# What the run reaches, what the last command of the page tells, each at least; and the strategy of `make test-slow`.
+PAGES = {
+    "photos": (("test/accuracy", 0.5), 0.5, "mirrored"),
+    "wine": (("test/accuracy", 0.9), 0.9, "multi_worker"),
+    "diabetes": (("test/r2", 0.3), 0.25, "data_parallel"),
+    "reviews": (("test/accuracy", 0.95), 0.95, "one_device"),
+}
+EACH = [
+    pytest.param(name, strategy, marks=() if strategy == PAGES[name][-1] else pytest.mark.exhaustive)
+    for name in PAGES
+    for strategy in STRATEGIES
+]
 
 
 def test_each_page_is_tried():
     assert {page.stem for page in TUTORIALS.iterdir()} == PAGES.keys()
 
 
-@pytest.mark.parametrize("name", PAGES)
-def test_a_tutorial_leads_to_a_model_that_takes_raw_inputs(name, project, run, monkeypatch):
-    strategy, (metric, reached), told = PAGES[name]
+@pytest.mark.parametrize(("name", "strategy"), EACH)
+def test_a_tutorial_leads_to_a_model_that_takes_raw_inputs(name, strategy, project, run, monkeypatch):
+    (metric, reached), told, _ = PAGES[name]
     page = (TUTORIALS / f"{name}.md").read_text(encoding="utf-8")
     for file, code in re.findall(r"^```python\n# (\w+\.py)\n(.*?)^```$", page, re.MULTILINE | re.DOTALL):
         (project / file).write_text(code)
@@ -42,7 +54,12 @@ def test_a_tutorial_leads_to_a_model_that_takes_raw_inputs(name, project, run, m
     assert added.returncode == 0, added.stderr
     assert f"stratagem run --set dataset.name={name}" in added.stdout
 
-    settings = [*strategy, "train.deterministic=true", "checkpoint.every_steps=5"]
+    settings = [
+        f"strategy.kind={strategy}",
+        *STRATEGIES[strategy],
+        "train.deterministic=true",
+        "checkpoint.every_steps=5",
+    ]
     train += ["--json", *(word for setting in settings for word in ("--set", setting))]
     whole = run(train)
     assert whole.returncode == 0, whole.stderr
