@@ -21,19 +21,8 @@ ROOT = Path(__file__).resolve().parent.parent
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 LOCK = (ROOT / "requirements.lock").read_text()
 TARGETS = [
-    "setup",
-    "run",
-    "test",
-    "test-slow",
-    "test-exhaustive",
-    "lint",
-    "bench",
-    "ui",
-    "clean",
-    "lock",
-    "picture",
-    "help",
-]
+    "setup", "run", "test", "test-slow", "test-exhaustive", "lint", "bench", "ui", "clean", "lock", "picture", "help",
+]  # fmt: skip
 
 
 def test_make_alone_lists_every_target(project, run):
