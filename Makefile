@@ -9,7 +9,7 @@ LOCKED = $(shell grep -c '^[a-z0-9].*==' requirements.lock)
 
 # Two at a time keep two cores busy; of the slow tests, whose processes wait for each other, three quarters busy.
 WORKERS = -n 2 --dist loadfile
-test-slow: WORKERS = -n 3 --dist loadfile
+test-slow test-exhaustive: WORKERS = -n 3 --dist loadfile
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
@@ -31,8 +31,8 @@ test: $(INSTALLED)  ## Run the tests that need neither clusters nor whole runs
 test-slow: $(INSTALLED)  ## Run the tests that start clusters, servers or whole runs
 	@$(BIN)/python -m pytest $(WORKERS) -m "slow and not exhaustive" $(ARGS) || test $$? -eq 5
 
-test-exhaustive: $(INSTALLED)  ## Run what the slow tests show of one case for each other one; CI does not
-	@$(BIN)/python -m pytest -n 2 -m exhaustive $(ARGS) || test $$? -eq 5
+test-exhaustive: $(INSTALLED)  ## Run what the slow tests show of one case, of each other one (before a release)
+	@$(BIN)/python -m pytest $(WORKERS) -m exhaustive $(ARGS) || test $$? -eq 5
 
 lint: $(INSTALLED)  ## Check style (ruff), types (mypy, strict) and layers (import-linter)
 	@$(BIN)/ruff check .

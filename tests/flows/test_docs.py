@@ -33,6 +33,7 @@ LANGUAGES = {
     "python": "written to the file that its first line names, or run",
     "diff": "test_contributing.py applies it to a copy of the project, which then trains with it",
     "text": "a drawing: nothing to run",
+    "yaml": "a recipe: its settings are accepted",
     "mermaid": "`make picture` draws it",
 }
 # What is not run, and why not. What of it is `make` or `stratagem` must still be something that those take.
@@ -132,6 +133,15 @@ def test_settings_and_options_of_a_command_are_accepted(monkeypatch, command):
         assert [pair.reason for pair in planned.pairs if pair.reason] == []
     elif "overrides" in given:
         config.load(given["recipe"], given["overrides"])
+
+
+@pytest.mark.parametrize(
+    "block", [block for block in BLOCKS if block.language == "yaml"], ids=lambda block: block.place
+)
+def test_the_settings_of_a_recipe_are_accepted(monkeypatch, tmp_path, block):
+    monkeypatch.chdir(ROOT)
+    (tmp_path / "recipe.yaml").write_text(block.text)
+    config.load(str(tmp_path / "recipe.yaml"), {})
 
 
 def test_make_knows_its_targets(run):
@@ -238,7 +248,14 @@ def reader(project_template, tmp_path_factory, start, request) -> Reader:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("block", "command"), STEPS.values(), ids=STEPS)
+@pytest.mark.parametrize(
+    ("block", "command"),
+    # What the settings and options of the others are, is tested above; what they do, by a test of each.
+    [
+        pytest.param(*step, id=name, marks=() if name.startswith("README.md") else pytest.mark.exhaustive)
+        for name, step in STEPS.items()
+    ],
+)
 def test_what_a_reader_types_works(reader, block, command, request):
     if "mnist" in command:
         request.getfixturevalue("archives")

@@ -79,7 +79,10 @@ print(json.dumps(found))
 """
 
 
-@pytest.mark.parametrize("name", STRATEGIES)
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=pytest.mark.exhaustive if name == "model_parallel" else ()) for name in STRATEGIES],
+)
 def test_metrics_are_those_of_one_device(tiny, project, run, name):
     overrides, devices = STRATEGIES[name]
     (project / "own.py").write_text(OWN)

@@ -72,14 +72,14 @@ def registers(command) -> bool:
 
 # Each: where a whole run is when its flow's process is killed, and whether an MLflow run has begun by then.
 PLACES = [
-    ("download", is_there("data/digits/.scratch.*"), False),
-    ("evaluation", has("training.json"), True),
-    ("registration", registers, True),
+    pytest.param("download", is_there("data/digits/.scratch.*"), False, id="download", marks=pytest.mark.exhaustive),
+    pytest.param("evaluation", has("training.json"), True, id="evaluation", marks=pytest.mark.exhaustive),
+    pytest.param("registration", registers, True, id="registration"),
 ]
 WHOLE = (*SAME, *ONE, "register.minimum=0")
 
 
-@pytest.mark.parametrize(("place", "when", "begun"), PLACES, ids=[place for place, _, _ in PLACES])
+@pytest.mark.parametrize(("place", "when", "begun"), PLACES)
 def test_a_whole_run_whose_flow_is_killed(stratagem, cluster_project, mlflow_runs, whole, place, when, begun):
     if not begun:
         for part in ("raw", "prepared"):
@@ -210,6 +210,7 @@ def served_runs(folder: Path) -> list[tuple[str, int]]:
         return database.execute(f"SELECT status, ({points}) FROM runs").fetchall()
 
 
+@pytest.mark.exhaustive  # tests/tasks/test_tracking.py has it of a training.
 def test_without_a_tracking_server_a_run_comes_to_its_end_and_tells_later(stratagem, whole, tmp_path, empty_store):
     shutil.copy(empty_store, tmp_path / "server.db")
     (port,) = free_ports(1)

@@ -15,7 +15,7 @@ STEPS_IN_EPOCH = 21
 
 # Each: the loop, whose process, the signal, what is told.
 LOSSES = [
-    ("custom", "serve", signal.SIGKILL, "worker 0 died (SIGKILL)"),
+    pytest.param("custom", "serve", signal.SIGKILL, "worker 0 died (SIGKILL)", marks=pytest.mark.exhaustive),
     ("fit", "assist", signal.SIGSTOP, "worker 1"),
     ("custom", "assist", signal.SIGTERM, "worker 1 was told to stop"),
 ]

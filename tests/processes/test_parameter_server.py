@@ -167,7 +167,7 @@ def train_and_evaluate(run, trainings):
     return json.loads(done.stdout.splitlines()[-1])
 
 
-@pytest.mark.parametrize("chief_dies", [False, True])
+@pytest.mark.parametrize("chief_dies", [pytest.param(False, marks=pytest.mark.exhaustive), True])
 def test_commands_with_a_tf_config_train_together(stratagem, mlflow_runs, chief_dies):
     ports = free_ports(3)
     addresses = dict(zip(("chief", "worker", "ps"), ([f"127.0.0.1:{port}"] for port in ports), strict=True))
@@ -196,7 +196,7 @@ def test_commands_with_a_tf_config_train_together(stratagem, mlflow_runs, chief_
 
 SERVERS = {"strategy.kind": "parameter_server", "train.loop": "custom"}
 ONE_DEVICE = {"strategy.kind": "one_device", "strategy.device": "cpu", "train.loop": "custom"}
-SEEDS = 4
+SEEDS = 3
 
 
 def test_one_worker_trains_as_one_device_does(digits, run):
@@ -220,7 +220,7 @@ def test_one_worker_trains_as_one_device_does(digits, run):
 
 
 def test_two_workers_learn_as_well_as_one_device(digits, run):
-    """Over four seeds: a mean of three clusters' differs by 0.003 (standard deviation) from another."""
+    """Over three seeds: a mean of three clusters' differs by 0.003 (standard deviation) from another."""
     trainings = [
         [f"{name} {seed}", settings | {"train.seed": seed}]
         for name, settings in (("servers", SERVERS), ("one", ONE_DEVICE))

@@ -357,7 +357,7 @@ def check_that_mnist_is_not_taken_for_fashion_mnist(root, archives):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["mnist", "fashion_mnist"])
+@pytest.mark.parametrize("name", ["mnist", pytest.param("fashion_mnist", marks=pytest.mark.exhaustive)])
 def test_real_archives(root, name, archives):
     if name == "fashion_mnist":
         check_that_mnist_is_not_taken_for_fashion_mnist(root, archives)

@@ -394,7 +394,9 @@ ENDING = "from tasks import tracking; print([ended.what for ended in tracking.en
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("other", ["another project in a container", "a copy"])
+@pytest.mark.parametrize(
+    "other", [pytest.param("another project in a container", marks=pytest.mark.exhaustive), "a copy"]
+)
 def test_a_project_with_the_same_name_and_place_or_a_copy_ends_no_run_that_is_at_work(
     store: Path, project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, other: str
 ) -> None:
@@ -444,7 +446,7 @@ FILES = (
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("ended", [False, True])
+@pytest.mark.parametrize("ended", [pytest.param(False, marks=pytest.mark.exhaustive), True])
 def test_an_unreadable_file_of_an_old_run_stops_no_other_one(store: Path, ended: bool) -> None:
     damaged = {
         (name, content): start(f"train.seed={seed}") for seed, (name, content) in enumerate(product(FILES, DAMAGED))

@@ -786,8 +786,8 @@ def test_loss_scaling_trains_and_resumes(tiny, train, loop):
     "options",
     [
         ("train.loop=fit",),
-        ("train.loop=custom",),
-        ("train.loop=custom", "train.steps_per_execution=4"),
+        pytest.param(("train.loop=custom",), marks=pytest.mark.exhaustive),
+        pytest.param(("train.loop=custom", "train.steps_per_execution=4"), marks=pytest.mark.exhaustive),
         # Calls that begin, end and have their middle in a short batch.
         ("train.loop=custom", "train.steps_per_execution=6", "train.steps_per_epoch=9", "train.epochs=4"),
         (
@@ -797,11 +797,14 @@ def test_loss_scaling_trains_and_resumes(tiny, train, loop):
         ),
         # Keras does these in conditions.
         ("train.loop=custom", "train.steps_per_execution=6", "train.gradient_accumulation_steps=2"),
-        (
-            "train.loop=custom",
-            "train.steps_per_execution=6",
-            "optimizer.global_clipnorm=0.1",
-            "train.dtype_policy=mixed_float16",
+        pytest.param(
+            (
+                "train.loop=custom",
+                "train.steps_per_execution=6",
+                "optimizer.global_clipnorm=0.1",
+                "train.dtype_policy=mixed_float16",
+            ),
+            marks=pytest.mark.exhaustive,
         ),
     ],
     ids=" ".join,
