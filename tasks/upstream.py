@@ -193,6 +193,22 @@ def reduction_of(strategy: Any) -> str:
     return type(strategy.extended._cross_device_ops).__name__
 
 
+def bytes_of_file(path: str, size: int) -> Any:
+    """Return a file's bytes as a tensor (size,) of uint8 whose memory is the file itself; to be called in a graph.
+
+    TensorFlow folds what depends on no input into a constant, while it gets a graph ready: it would read the whole file
+    into new memory, and throw that away where it is more than 10 MB. It leaves alone what an allocator shared between
+    operations serves; the attribute here is of such ones, and names none. No issue known.
+    Red without it: test_an_array_larger_than_the_memory_is_read_as_it_lies in test_input.py.
+    """
+    import tensorflow as tf
+    from tensorflow.core.framework.attr_value_pb2 import AttrValue
+
+    content = tf.raw_ops.ImmutableConst(dtype=tf.uint8, shape=[size], memory_region_name=path)
+    content.op._set_attr("_scoped_allocator", AttrValue(list=AttrValue.ListValue()))
+    return content
+
+
 # TensorFlow Datasets.
 
 

@@ -13,7 +13,7 @@ import numpy as np
 import tensorflow as tf
 
 from tasks import config
-from tasks.input.array import ArraySource
+from tasks.input.array import ArraySource, read_at_random
 from tasks.input.augment import augment_images
 from tasks.input.batches import Batches
 from tasks.strategies import Strategy
@@ -312,6 +312,7 @@ def _step_on_rows(
     place = None if num_replicas == 1 and source.fits_accelerator else "/device:CPU:0"
     with tf.device(place):
         arrays = source.tensors() if place else source.resident()
+        read_at_random(arrays)
 
     def on_rows(rows: Any, draws: Any, global_size: Any) -> None:
         with tf.device(place):

@@ -1,3 +1,4 @@
+import contextlib
 import gc
 import hashlib
 import json
@@ -622,10 +623,25 @@ def test_the_source_is_said(digits, asked, chosen, caplog):
     assert sorted(Rows(digits).flat(read(batches))) == list(range(NUM_TRAIN))
 
 
+@contextlib.contextmanager
 def private_bytes():
-    """Return how much memory this process has that no file can give back."""
-    (kilobytes,) = re.findall(r"RssAnon:\s+(\d+)", Path("/proc/self/status").read_text())
-    return 1000 * int(kilobytes)
+    """Yield a list of how much memory this process has that no file can give back, measured all the time."""
+    found, ended = [], threading.Event()
+
+    def measure():
+        (kilobytes,) = re.findall(r"RssAnon:\s+(\d+)", Path("/proc/self/status").read_text())
+        found.append(1000 * int(kilobytes))
+
+    def watch():
+        while not ended.wait(0.002):
+            measure()
+
+    measure()
+    watching = threading.Thread(target=watch)
+    watching.start()
+    yield found
+    ended.set()
+    watching.join()
 
 
 @pytest.mark.parametrize("read", [lambda batches: iter(batches.dataset), lambda batches: batches.arrays()])
@@ -641,12 +657,15 @@ def test_an_array_larger_than_the_memory_is_read_as_it_lies(project, read):
     source = array.ArraySource(split, np.arange(num_examples))
     batches = Batches(num_examples, 100, drop_remainder=False, source=source, shuffle=True)
     rows = [batches.rows(step) for step in range(20)]
-    before = private_bytes()
-    for (images, labels), own in zip(read(batches), rows, strict=False):
-        expected = np.where(own % 100 == 0, 3, 0)
-        np.testing.assert_array_equal(labels, expected)
-        np.testing.assert_array_equal(np.asarray(images)[:, 63, 63], expected)
-    assert private_bytes() - before < num_examples * 64 * 64 / 10
+    with private_bytes() as private:
+        for (images, labels), own in zip(read(batches), rows, strict=False):
+            expected = np.where(own % 100 == 0, 3, 0)
+            np.testing.assert_array_equal(labels, expected)
+            np.testing.assert_array_equal(np.asarray(images)[:, 63, 63], expected)
+    assert max(private) - private[0] < num_examples * 64 * 64 / 10
+    mappings = re.split(r"\n(?=[0-9a-f]+-)", Path("/proc/self/smaps").read_text())
+    flags = [mapping.rpartition("VmFlags:")[2].split() for mapping in mappings if "/images.npy\n" in mapping]
+    assert any("rr" in of_one for of_one in flags), "no more than the rows are read"
 
 
 def test_two_datasets_of_one_name_are_not_mixed_up(make_dataset):
