@@ -425,15 +425,12 @@ def gathering():
 def watched(tiny):
     """Batches of which the steps that were gathered are known, and an event for each."""
 
-    class Images:
+    class Images(np.ndarray):
         """An array that tells which rows are taken."""
-
-        def __init__(self, images, taken):
-            self.shape, self.dtype, self.images, self.taken = images.shape, images.dtype, images, taken
 
         def take(self, rows, axis):
             self.taken(rows)
-            return self.images.take(rows, axis)
+            return np.asarray(self).take(rows, axis)
 
     def watched(prefetch, failing=None):
         batches = sources.training_batches(load(f"input.prefetch={prefetch}"), tiny, 10)
@@ -450,7 +447,9 @@ def watched(tiny):
         class Source(array.ArraySource):
             def mapped(self):
                 images, labels = super().mapped()
-                return Images(images, watching), labels
+                watched = images.view(Images)
+                watched.taken = watching
+                return watched, labels
 
         batches.source = Source(batches.source.split, batches.source.rows)
         return batches
