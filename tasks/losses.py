@@ -33,16 +33,17 @@ class Loss:
 
 
 class SoftmaxSquaredError(keras.losses.Loss):
-    """Mean squared error of the softmax of logits (n, classes) against the one-hot of classes int (n,)."""
+    """Mean squared error of the softmax of logits (n, classes) against the one-hot of classes int (n,), or against
+    shares of them, float (n, classes)."""
 
     def call(self, y_true: Any, y_pred: Any) -> Any:
-        one_hot = keras.ops.one_hot(y_true, y_pred.shape[-1], dtype=y_pred.dtype)
-        return keras.ops.mean(keras.ops.square(keras.ops.softmax(y_pred) - one_hot), axis=-1)
+        return keras.ops.mean(keras.ops.square(keras.ops.softmax(y_pred) - _shares(y_true, y_pred)), axis=-1)
 
 
 class SmoothedCrossentropy(keras.losses.Loss):
-    """Cross-entropy of logits (n, classes) against classes int (n,), of which each gives a share to all classes alike
-    (Szegedy et al., "Rethinking the Inception architecture", 2015, section 7)."""
+    """Cross-entropy of logits (n, classes) against classes int (n,), or shares of them, float (n, classes), of which
+    each gives a share to all classes alike (Szegedy et al., "Rethinking the Inception architecture", 2015, section 7).
+    """
 
     def __init__(self, smoothing: float) -> None:
         super().__init__(name="sparse_categorical_crossentropy")
@@ -50,20 +51,24 @@ class SmoothedCrossentropy(keras.losses.Loss):
 
     def call(self, y_true: Any, y_pred: Any) -> Any:
         return keras.losses.categorical_crossentropy(
-            keras.ops.one_hot(y_true, y_pred.shape[-1], dtype=y_pred.dtype),
-            y_pred,
-            from_logits=True,
-            label_smoothing=self._smoothing,
+            _shares(y_true, y_pred), y_pred, from_logits=True, label_smoothing=self._smoothing
         )
 
 
-def _crossentropy(smoothing: float) -> Loss:
+def _shares(y_true: Any, y_pred: Any) -> Any:
+    """Return what of each example is of each class, in the dtype of the predictions."""
+    if len(y_true.shape) == 1:
+        return keras.ops.one_hot(y_true, y_pred.shape[-1], dtype=y_pred.dtype)
+    return keras.ops.cast(y_true, y_pred.dtype)
+
+
+def _crossentropy(smoothing: float, shares: bool = False) -> Loss:
     def of_predictions(labels: Labels, logits: Predictions) -> npt.NDArray[np.float64]:
         logs = log_softmax(logits, axis=1)
         own: npt.NDArray[np.float64] = -logs[np.arange(len(labels)), labels]
         return (1 - smoothing) * own - smoothing * logs.mean(axis=1) if smoothing else own
 
-    if smoothing:
+    if smoothing or shares:
         return Loss(lambda: SmoothedCrossentropy(smoothing), of_predictions)
     return Loss(lambda: keras.losses.SparseCategoricalCrossentropy(from_logits=True), of_predictions)
 
@@ -117,15 +122,17 @@ LOSSES: dict[Task, dict[str, Callable[[float], Loss]]] = {
 SMOOTHED = ("sparse_categorical_crossentropy", "binary_crossentropy")
 
 
-def find(section: config.Train, prepared: PreparedDataset) -> Loss:
+def find(section: config.Train, prepared: PreparedDataset, shares: bool = False) -> Loss:
     """Return the loss of a training.
 
     Args:
         section: ``loss`` and ``label_smoothing`` are read.
         prepared: says what the task is.
+        shares: whether a training's labels can be shares of classes, of images that are mixed.
 
     Raises:
-        UserError: no loss of such a task, or of a user's own that does not exist or cannot be computed.
+        UserError: no loss of such a task, or of a user's own that does not exist or cannot be computed, or that would
+            be given shares of classes.
     """
     target, smoothing = prepared.target, section.label_smoothing
     allowed = LOSSES[target.task]
@@ -141,7 +148,14 @@ def find(section: config.Train, prepared: PreparedDataset) -> Loss:
             f"loss of {', '.join(SMOOTHED)}"
         )
     if ":" in name:
+        if shares and target.task == "classification":
+            raise UserError(
+                f"train.loss = '{name}': takes classes, and input.augmentation.mixup and cutmix make shares of them. "
+                f"Give 0 for both, or a loss of {', '.join(allowed)}"
+            )
         return _own(name, prepared)
+    if shares and name == "sparse_categorical_crossentropy":
+        return _crossentropy(smoothing, shares)
     loss = allowed[name](smoothing)
     return loss if target.task != "regression" else _in_deviations(loss, target)
 

@@ -40,7 +40,7 @@ def choose(manifest: Mapping[str, Any]) -> list[Choice]:
     return [*chosen, _of_size(num_examples), _of_task(target, splits)]
 
 
-FACTORS = "translation", "rotation", "zoom", "brightness", "contrast", "erasing"
+FACTORS = "translation", "rotation", "zoom", "brightness", "contrast", "erasing", "mixup", "cutmix"
 NO_AUGMENTATION = {
     "input.augmentation.flip": False,
     "input.augmentation.crop_padding": 0,

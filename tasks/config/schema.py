@@ -100,11 +100,12 @@ class Dataset(Section):
 
 
 Share = Annotated[float, Field(ge=0, le=1)]
+Alpha = Annotated[float, Field(ge=0, le=100)]
 
 
 class RandAugment(Section):
     num_layers: Result[Annotated[int, Field(ge=1, le=10)]] = 2
-    """Operations that each image goes through, one after the other, each drawn of ten."""
+    """Operations that each image goes through, one after the other, each drawn of fourteen."""
     magnitude: Result[Annotated[float, Field(ge=0, le=10)]] = 9
     """Of each operation: at 10 it turns by 30 degrees, shears by 0.3, shifts by 45% of the image, multiplies with 0.1
     or 1.9, inverts all pixels, or keeps 4 bits of 8."""
@@ -131,9 +132,15 @@ class Augmentation(Section):
     contrast: Result[Share]
     """Multiply the distance of pixels to the mean of their image with 1 minus to 1 plus this; 0 is off."""
     rand_augment: Result[RandAugment | None]
-    """RandAugment (Cubuk et al., 2020) with ten of its operations: {num_layers: 2, magnitude: 9}; null is off."""
+    """RandAugment (Cubuk et al., 2020): {num_layers: 2, magnitude: 9}; null is off."""
     erasing: Result[Share]
     """The probability that a training image has a rectangle, of 2% to 33% of it, made black; 0 is off."""
+    mixup: Result[Alpha]
+    """Mix each training image, and its label, with another one. The share is drawn of Beta(alpha, alpha), of which this
+    is alpha: 0.2 often keeps nearly all of one; 0 is off."""
+    cutmix: Result[Alpha]
+    """Put a rectangle of another image into each training image; the labels are mixed as the areas are, drawn of
+    Beta(alpha, alpha). With mixup, too, each image has one of the two; 0 is off."""
 
     @property
     def changes(self) -> dict[str, Any]:
@@ -144,6 +151,11 @@ class Augmentation(Section):
     def moves(self) -> bool:
         """Whether pixels go to other places than whole ones."""
         return bool(self.translation or self.rotation or self.zoom)
+
+    @property
+    def mixes(self) -> bool:
+        """Whether an example is made of two."""
+        return bool(self.mixup or self.cutmix)
 
 
 class Input(Section):

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tasks import config, upstream
-from tasks.input.augment import augment, augment_images, is_images
+from tasks.input.augment import augment_batch, with_partners
 from tasks.input.batches import Batch, Batches
 from tasks.input.order import Rows
 from tasks.records import PreparedSplit, as_input
@@ -69,19 +69,25 @@ class ArraySource:
 
         def gather(block: range) -> Iterator[Batch]:
             rows, *draws = self._read(batches, block)
+            num_steps, num_examples = rows.shape[:2]
 
             def take(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
-                read = array.take(rows.ravel(), axis=0)
-                if batches.augmentation is not None and is_images(array):
-                    read = augment(read, np.concatenate(draws[0]), batches.augmentation)
-                return read.reshape((*rows.shape, *array.shape[1:]))
+                return array.take(np.concatenate(rows), axis=0)
+
+            def by_step(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
+                return array.reshape((num_steps, num_examples, *array.shape[1:]))
 
             x, *others = arrays
+            taken = {name: take(array) for name, array in x.items()} if isinstance(x, Mapping) else take(x)
+            batch: Batch = (taken, *map(take, others))
+            if batches.augmentation is not None:
+                batch = augment_batch(batch, np.concatenate(draws[0]), batches.augmentation, batches.num_classes)
+            x, *others = batch
             if not isinstance(x, Mapping):
-                return zip(take(x), *map(take, others), strict=True)
-            taken = {name: take(array) for name, array in x.items()}
-            of_step = ({name: array[step] for name, array in taken.items()} for step in range(len(rows)))
-            return zip(of_step, *map(take, others), strict=True)
+                return zip(by_step(x), *map(by_step, others), strict=True)
+            named = {name: by_step(array) for name, array in x.items()}
+            of_step = ({name: array[step] for name, array in named.items()} for step in range(num_steps))
+            return zip(of_step, *map(by_step, others), strict=True)
 
         cut = Blocks(batches, _block_steps(batches, arrays[0]) if batches.prefetch else 1)
         unread = batches.unread
@@ -115,8 +121,9 @@ class ArraySource:
                 block,
                 [tf.int64, *([tf.int32] if section else [])],
             )
-            for tensor, rank in zip((rows, *draws), (2, 3), strict=False):
-                tensor.set_shape([None] * rank)
+            pair = [2] if section is not None and section.mixes else []
+            for tensor, columns in zip((rows, *draws), ([], [None]), strict=False):
+                tensor.set_shape([None, None, *pair, *columns])
             return *tf.nest.map_structure(lambda array: tf.gather(array, rows), arrays), *draws
 
         dataset = tf.data.Dataset.from_tensors(0).flat_map(begin).map(gather)
@@ -125,9 +132,9 @@ class ArraySource:
         if section is None:
             return dataset
 
-        def augmented(x: Any, *others: Any) -> tuple[Any, ...]:
-            *of_batch, draws = others
-            return augment_images(x, draws, section), *of_batch
+        def augmented(*batch_and_draws: Any) -> tuple[Any, ...]:
+            *batch, draws = batch_and_draws
+            return augment_batch(tuple(batch), draws, section, batches.num_classes)
 
         return dataset.map(augmented, num_parallel_calls=tf.data.AUTOTUNE)
 
@@ -148,15 +155,18 @@ class ArraySource:
         return (x, labels) if weights is None else (x, labels, weights)
 
     def _read(self, batches: Batches, block: range) -> tuple[npt.NDArray[Any], ...]:
-        """Return which rows a worker reads in the steps of a block, int64 (steps, n), and what ``augment`` takes for
-        them: int32 (steps, n, columns), or nothing."""
+        """Return which rows a worker reads in the steps of a block, int64 (steps, n), and what ``augment_batch`` takes
+        for them: int32 (steps, n, columns), or nothing. Where images are mixed, each has two, in a dimension after n.
+        """
         number, first = divmod(block.start, batches.steps_in_pass)
         parts = batches.parts[first : first + len(block)]
         places = parts[:, :1] + np.arange(parts[0, 1] - parts[0, 0])  # The batches of a block have one size.
-        rows = self.rows_at(batches.pass_order(number)[places])
         if batches.augmentation is None:
-            return (rows,)
-        return rows, batches.pass_draws(number, batches.augmentation)[places]
+            return (self.rows_at(batches.pass_order(number)[places]),)
+        draws = batches.pass_draws(number, batches.augmentation)
+        if batches.augmentation.mixes:
+            places = with_partners(places, draws)
+        return self.rows_at(batches.pass_order(number)[places]), draws[places]
 
 
 class Blocks:

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tasks import config
-from tasks.input.augment import Draws, pass_draws
+from tasks.input.augment import Draws, pass_draws, with_partners
 from tasks.input.order import Rows, order
 
 Batch: TypeAlias = tuple[Any, ...]
@@ -58,6 +58,8 @@ class Batches:
     seed: int = 0
     shuffle: bool = False
     augmentation: config.Augmentation | None = None
+    num_classes: int = 0
+    """Of the labels, where they are classes; what mixes them asks."""
     prefetch: int | Literal["auto"] = 0
     num_replicas: int = 1
     """Of this worker."""
@@ -98,14 +100,21 @@ class Batches:
         return slice(first, last)
 
     def rows(self, step: int) -> Rows:
-        """Return the rows of the split's arrays that this worker reads in a step, int64 (n,). Array source only."""
-        return self._known_source.rows_at(self.pass_order(step // self.steps_in_pass)[self.own_part(step)])
+        """Return the rows of the split's arrays that this worker reads in a step: int64 (n,), or (n, 2) with those that
+        are mixed in. Array source only."""
+        return self._known_source.rows_at(self.pass_order(step // self.steps_in_pass)[self._places(step)])
 
     def draws(self, step: int) -> Draws | None:
-        """Return what ``augment`` takes for this worker's examples of a step; None when nothing is augmented."""
+        """Return what ``augment_batch`` takes for this worker's examples of a step; None when nothing is augmented."""
         if self.augmentation is None:
             return None
-        return self.pass_draws(step // self.steps_in_pass, self.augmentation)[self.own_part(step)]
+        return self.pass_draws(step // self.steps_in_pass, self.augmentation)[self._places(step)]
+
+    def _places(self, step: int) -> slice | Rows:
+        part, section = self.own_part(step), self.augmentation
+        if section is None or not section.mixes:
+            return part
+        return with_partners(np.arange(part.start, part.stop), self.pass_draws(step // self.steps_in_pass, section))
 
     def pass_order(self, number: int) -> Rows:
         """Return the order of a pass, int64 (num_examples,)."""

@@ -10,7 +10,7 @@ import numpy.typing as npt
 from tasks import config, prepared_data, raw_data
 from tasks.errors import UserError
 from tasks.input.array import ArraySource
-from tasks.input.augment import augment, pass_draws
+from tasks.input.augment import augment_batch, pass_draws, with_partners
 from tasks.input.batches import Batches
 from tasks.input.order import Rows, carve
 from tasks.input.stream import StreamSource
@@ -57,6 +57,7 @@ def training_batches(
         seed=settings.train.seed,
         shuffle=section.shuffle,
         augmentation=section.augmentation if section.augmentation.changes else None,
+        num_classes=prepared.target.num_outputs if prepared.target.task == "classification" else 0,
         prefetch=section.prefetch,
         num_replicas=num_replicas,
         worker=worker,
@@ -109,7 +110,10 @@ def augmented_examples(
     x, *_ = ArraySource(prepared.splits[split], rows).mapped()
     images = (x[name] if isinstance(x, Mapping) else x)[chosen]
     repeated = np.repeat(images, versions, axis=0)
-    changed = augment(repeated, pass_draws(len(repeated), settings.train.seed, 0, section), section)
+    draws, places = pass_draws(len(repeated), settings.train.seed, 0, section), np.arange(len(repeated))
+    if section.mixes:
+        places = with_partners(places, draws)
+    changed, *_ = augment_batch((repeated[places],), draws[places], section, 0)
     return np.concatenate([images[:, None], changed.reshape(len(images), versions, *images.shape[1:])], axis=1)
 
 
@@ -119,6 +123,12 @@ def choose_source(section: config.Input, prepared: PreparedDataset) -> str:
         raise UserError(
             f"input.source = 'stream': {prepared.name} is of kind {prepared.kind}, and only images in TFDS' "
             "shards can be streamed. Give input.source=auto"
+        )
+    if section.source == "stream" and section.augmentation.mixes:
+        key = "mixup" if section.augmentation.mixup else "cutmix"
+        raise UserError(
+            f"input.source = 'stream': input.augmentation.{key} mixes images of any two places, and a stream has those "
+            f"that come next. Give input.source=auto, or input.augmentation.{key}=0"
         )
     return "stream" if section.source == "stream" else "array"
 

@@ -146,6 +146,24 @@ def f1_in_training(name: str, target: Target, average: Literal["macro", "micro"]
     return F1(average=average, threshold=0.5, name=name)
 
 
+def of_largest_share(metric: Any, task: Task) -> Any:
+    """Return a ``keras.metrics.Metric`` that takes also labels that are shares, float (n, outputs), of images that are
+    mixed: the class of the largest one, or each label of at least half an image."""
+    import keras
+
+    update = metric.update_state
+
+    def update_state(y_true: Any, y_pred: Any, sample_weight: Any = None) -> Any:
+        if task == "classification" and len(y_true.shape) == 2:
+            y_true = keras.ops.argmax(y_true, axis=-1)
+        elif task == "multilabel":
+            y_true = keras.ops.cast(y_true >= 0.5, "float32")
+        return update(y_true, y_pred, sample_weight)
+
+    metric.update_state = update_state
+    return metric
+
+
 def better(name: str) -> Literal["higher", "lower"]:
     """Return which values of a metric such as ``validation/loss`` or ``test/accuracy`` are the better ones."""
     kind = name.partition("/")[2]

@@ -20,7 +20,7 @@ import tensorflow as tf
 
 from tasks import config
 from tasks.input.array import ArraySource, mapped_tensor
-from tasks.input.augment import augment_images
+from tasks.input.augment import augment_batch
 from tasks.input.batches import Batches
 from tasks.records import as_input
 from tasks.strategies import Strategy
@@ -154,14 +154,14 @@ def outputs(
 def examples(batches: Batches, first: int, end: int, size: int) -> npt.NDArray[np.int64]:
     """Return what a worker reads in the steps from ``first`` to before ``end``: a line for each example.
 
-    Columns are the step and the row, and where images are augmented, those of ``Batches.draws``:
-    int64 (size * global batch size, 2 or more). Lines of -1 fill up what a group of ``size`` steps would have more, so
-    that TensorFlow traces one shape.
+    Columns are the step and the row, and where images are augmented, those of ``Batches.draws``; where images are
+    mixed, there are the second row after the first, and then the draws of both: int64 (size * global batch size, 2 or
+    more). Lines of -1 fill up what a group of ``size`` steps would have more, so that TensorFlow traces one shape.
     """
     parts = []
     for step in range(first, end):
         rows = batches.rows(step)
-        draws = () if (drawn := batches.draws(step)) is None else (drawn,)
+        draws = () if (drawn := batches.draws(step)) is None else (drawn.reshape(len(rows), -1),)
         parts.append(np.column_stack([np.full(len(rows), step), rows, *draws]))
     lines = np.concatenate(parts)
     return np.pad(lines, ((0, size * batches.global_batch_size - len(lines)), (0, 0)), constant_values=-1)
@@ -230,10 +230,13 @@ def worker_function(training: Training) -> Any:
         sums = tf.zeros([len(metrics)], dtype)
         for number in tf.range(lines[0, 0], tf.reduce_max(lines[:, 0]) + 1):
             mine = tf.boolean_mask(lines, lines[:, 0] == number)
-            x, *others = _gather(batch, mine[:, 1])
+            mixes = section is not None and section.mixes
+            mixed = _gather(batch, mine[:, 1:3] if mixes else mine[:, 1])
             if section is not None:
-                x = augment_images(x, tf.cast(mine[:, 2:], tf.int32), section)
-            sums += training.strategy.run(step, ((x, *others), number))
+                draws = tf.cast(mine[:, 3 if mixes else 2 :], tf.int32)
+                draws = tf.reshape(draws, [-1, 2, lines.shape[1] // 2 - 1]) if mixes else draws
+                mixed = augment_batch(tuple(mixed), draws, section, training.batches.num_classes)
+            sums += training.strategy.run(step, (mixed, number))
         # So many that two processes hardly share one, and few enough for a float to tell apart.
         return tf.concat([sums, [tf.cast(worker % 2**24, dtype)]], axis=0)
 

@@ -66,13 +66,15 @@ def freeze(model: Any, names: Sequence[str]) -> None:
 
 def compile_model(model: Any, settings: config.Settings, prepared: PreparedDataset, optimizer: Any) -> Any:
     """Compile a model with the loss and the metrics of its task; return the loss."""
-    section = settings.train
-    loss = losses.find(section, prepared).in_training()
+    section, mixes = settings.train, settings.input.augmentation.mixes
+    loss = losses.find(section, prepared, shares=mixes).in_training()
     measured = [
         metric.in_training(name, prepared.target)
         for name, metric in metrics.in_training(settings, prepared).items()
         if metric.in_training is not None
     ]
+    if mixes:
+        measured = [metrics.of_largest_share(metric, prepared.target.task) for metric in measured]
     model.compile(
         optimizer=optimizer,
         loss=loss,

@@ -12,9 +12,8 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tasks import config
 from tasks.input.array import ArraySource, read_at_random
-from tasks.input.augment import augment_images
+from tasks.input.augment import augment_batch
 from tasks.input.batches import Batches
 from tasks.strategies import Strategy
 from tasks.training import Training
@@ -138,7 +137,7 @@ def train_function(training: Training, calls: Calls) -> Function:
     jit_compile = training.settings.train.jit_compile is True
     source = batches.source
     if jit_compile and not strategy.distributed and isinstance(source, ArraySource) and source.fits_accelerator:
-        on_rows = _step_on_rows(step, strategy, source, batches.augmentation)
+        on_rows = _step_on_rows(step, strategy, source, batches)
         many = compiled_steps(model, strategy, on_rows, batches, calls.most)
     else:
         many = many_steps(model, strategy, tf.function(step, jit_compile=True) if jit_compile else step, batches)
@@ -220,14 +219,15 @@ def many_steps(model: Any, strategy: Strategy, step: Callable[..., None], batche
 
         return many
 
-    on_rows = _step_on_rows(step, strategy, batches.source, batches.augmentation)
+    on_rows = _step_on_rows(step, strategy, batches.source, batches)
+    pair = _pair(batches)
 
     # Calls of other lengths must not trace anew.
     number = tf.TensorSpec([], tf.int64)
-    drawn_specs = [tf.TensorSpec([None, None], tf.int32)] if batches.augmentation else []
-    numbers_spec = tf.TensorSpec([None], tf.int64)
+    drawn_specs = [tf.TensorSpec([None, *pair, None], tf.int32)] if batches.augmentation else []
+    rows_spec, ends_spec = tf.TensorSpec([None, *pair], tf.int64), tf.TensorSpec([None], tf.int64)
 
-    @tf.function(input_signature=[numbers_spec, drawn_specs, numbers_spec, number, number], autograph=False)
+    @tf.function(input_signature=[rows_spec, drawn_specs, ends_spec, number, number], autograph=False)
     def gather(rows: Any, draws: Any, ends: Any, first: Any, count: Any) -> Any:
         def one(i: Any) -> None:
             begin, end = ends[i], ends[i + 1]
@@ -269,8 +269,9 @@ def compiled_steps(model: Any, strategy: Strategy, on_rows: Callable[..., None],
     """Return what ``many_steps`` returns, for at most ``most`` steps a call of one device: XLA compiles the steps with
     their loop. A perceptron trains 1.5 times as fast as where it compiles a step, which hands over all variables.
     """
-    draws_specs = [tf.TensorSpec([most, None, None], tf.int32)] if batches.augmentation else []
-    rows_spec, count_spec = tf.TensorSpec([most, None], tf.int64), tf.TensorSpec([], tf.int64)
+    pair = _pair(batches)
+    draws_specs = [tf.TensorSpec([most, None, *pair, None], tf.int32)] if batches.augmentation else []
+    rows_spec, count_spec = tf.TensorSpec([most, None, *pair], tf.int64), tf.TensorSpec([], tf.int64)
 
     @tf.function(jit_compile=True, input_signature=[rows_spec, draws_specs, count_spec], autograph=False)
     def compiled(rows: Any, draws: Any, count: Any) -> Any:
@@ -295,14 +296,19 @@ def compiled_steps(model: Any, strategy: Strategy, on_rows: Callable[..., None],
 
 
 def _rows_and_draws(batches: Batches, numbers: Iterable[int]) -> list[list[Any]]:
-    """Return, an array for each step, the rows that this worker reads, int64 (n,), and what ``augment`` takes for them,
-    if anything, int32 (n, columns)."""
+    """Return, an array for each step, the rows that this worker reads, int64 (n,), and what ``augment_batch`` takes for
+    them, if anything, int32 (n, columns); both with two for each example, (n, 2, ...), where images are mixed."""
     steps = [(batches.rows(number), batches.draws(number)) for number in numbers]
     return [list(arrays) for arrays in zip(*steps, strict=True) if arrays[0] is not None]
 
 
+def _pair(batches: Batches) -> list[int]:
+    """Return the dimension that rows and draws of one example have: two, where images are mixed."""
+    return [2] if batches.augmentation is not None and batches.augmentation.mixes else []
+
+
 def _step_on_rows(
-    step: Callable[..., None], strategy: Strategy, source: ArraySource, augmentation: config.Augmentation | None
+    step: Callable[..., None], strategy: Strategy, source: ArraySource, batches: Batches
 ) -> Callable[..., None]:
     """Return the step that gathers its batch itself: ``step(rows, draws, global_size)``, with the rows of this worker.
 
@@ -317,12 +323,12 @@ def _step_on_rows(
     def on_rows(rows: Any, draws: Any, global_size: Any) -> None:
         with tf.device(place):
             if num_replicas > 1:
-                size, replica = tf.size(rows), strategy.local_replica()
+                size, replica = tf.shape(rows)[0], strategy.local_replica()
                 first, last = size * replica // num_replicas, size * (replica + 1) // num_replicas
                 rows, draws = rows[first:last], [draw[first:last] for draw in draws]
-            x, *others = tf.nest.map_structure(lambda array: tf.gather(array, rows), arrays)
-            if augmentation is not None:
-                x = augment_images(x, draws[0], augmentation)
-        step((x, *others), global_size)
+            batch = tf.nest.map_structure(lambda array: tf.gather(array, rows), arrays)
+            if batches.augmentation is not None:
+                batch = augment_batch(batch, draws[0], batches.augmentation, batches.num_classes)
+        step(batch, global_size)
 
     return on_rows

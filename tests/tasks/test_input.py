@@ -19,11 +19,12 @@ import tensorflow_datasets as tfds
 from hypothesis import HealthCheck, given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
+from PIL import Image, ImageEnhance, ImageOps
 
 from tasks import config, datasets
 from tasks.errors import UserError
 from tasks.input import array, sources
-from tasks.input.augment import RAND_AUGMENT, augment, check_augmentation, pass_draws
+from tasks.input.augment import RAND_AUGMENT, augment, augment_batch, check_augmentation, pass_draws, with_partners
 from tasks.input.batches import Batches
 from tasks.input.order import carve, order
 from tasks.records import Feature, PreparedDataset, PreparedSplit, Target
@@ -34,6 +35,7 @@ ALL_KINDS = (
     "{flip: true, crop_padding: 2, translation: 0.1, rotation: 0.1, zoom: 0.2, fill_mode: reflect, brightness: 0.2, "
     "contrast: 0.3, rand_augment: {num_layers: 1, magnitude: 5}, erasing: 0.5}"
 )
+MIXED = "{flip: true, crop_padding: 1, mixup: 0.4, cutmix: 1.0}"
 
 
 def load(*overrides, source="array", validation=None):
@@ -67,10 +69,10 @@ def read_rows(batches, images, labels, epoch=0, start_step=0):
     found = []
     for step in range(epoch * batches.steps + start_step, (epoch + 1) * batches.steps):
         rows, draws = batches.rows(step), batches.draws(step)
-        mine = images[rows]
+        batch = images[rows], labels[rows]
         if draws is not None:
-            mine = augment(mine, draws, batches.augmentation)
-        found.append((mine, labels[rows]))
+            batch = augment_batch(batch, draws, batches.augmentation, batches.num_classes)
+        found.append(batch)
     return found
 
 
@@ -80,10 +82,10 @@ def put_together(elements, count):
     return [tuple(np.concatenate(parts) for parts in zip(*group, strict=True)) for group in groups]
 
 
-def assert_same(one, other):
+def assert_same(one, other, labels_dtype=np.int64):
     assert len(one) == len(other)
     for (images, labels), (same_images, same_labels) in zip(one, other, strict=True):
-        assert (images.dtype, labels.dtype) == (same_images.dtype, same_labels.dtype) == (np.uint8, np.int64)
+        assert (images.dtype, labels.dtype) == (same_images.dtype, same_labels.dtype) == (np.uint8, labels_dtype)
         np.testing.assert_array_equal(images, same_images)
         np.testing.assert_array_equal(labels, same_labels)
 
@@ -264,6 +266,7 @@ def test_workers_share_an_epoch_out(digits, source, num_workers, size, drop):
     ("drop", "steps_per_epoch", "start", "augmentation"),
     [
         pytest.param(False, "null", 0, ALL_KINDS, marks=pytest.mark.slow),
+        (False, "null", 9, MIXED),
         *(
             (*way, "{flip: true, crop_padding: 2}")
             for way in [(False, "null", 9), (True, "null", 3), (False, 6, 2), (False, 40, 0), (True, 40, 17)]
@@ -278,6 +281,7 @@ def test_all_readers_get_the_same(tiny, small_blocks, drop, steps_per_epoch, sta
         f"train.steps_per_epoch={steps_per_epoch}",
     )
     images, labels = Rows(tiny).images, Rows(tiny).labels
+    dtype = np.float32 if settings.input.augmentation.mixes else np.int64
     alone = read_arrays(sources.training_batches(settings, tiny, 13), 2, start)
     steps = (16 - drop) if steps_per_epoch == "null" else steps_per_epoch
     assert len(alone) == steps - start
@@ -287,11 +291,11 @@ def test_all_readers_get_the_same(tiny, small_blocks, drop, steps_per_epoch, sta
             batches = sources.training_batches(settings, tiny, 13, num_replicas, worker, num_workers)
             assert [batches.size(2 * steps + start + i) for i in range(len(alone))] == [len(part) for _, part in alone]
             mine = read_arrays(batches, 2, start)
-            assert_same(put_together(read(batches, 2, start), num_replicas), mine)
-            assert_same(read_rows(batches, images, labels, 2, start), mine)
+            assert_same(put_together(read(batches, 2, start), num_replicas), mine, dtype)
+            assert_same(read_rows(batches, images, labels, 2, start), mine, dtype)
             parts.append(mine)
         # A worker's examples are augmented as one device would augment them.
-        assert_same([put_together(batch, num_workers)[0] for batch in zip(*parts, strict=True)], alone)
+        assert_same([put_together(batch, num_workers)[0] for batch in zip(*parts, strict=True)], alone, dtype)
 
 
 @pytest.mark.parametrize("source", SOURCES)
@@ -722,7 +726,7 @@ def test_flip_and_crop_together(tiny):
 
 OFF = config.Augmentation(
     flip=False, crop_padding=0, translation=0, rotation=0, zoom=0, fill_mode="constant", brightness=0, contrast=0,
-    rand_augment=None, erasing=0,
+    rand_augment=None, erasing=0, mixup=0, cutmix=0,
 )  # fmt: skip
 MOST = {
     "flip": True, "crop_padding": 2, "translation": 1.0, "rotation": 1.0, "zoom": 1.0, "brightness": 1.0,
@@ -754,30 +758,58 @@ def test_numpy_tensorflow_and_xla_augment_alike(data):
         np.testing.assert_array_equal(traced(tf.constant(images), tf.constant(draws)).numpy(), here)
 
 
+@pytest.mark.parametrize("num_classes", [3, 0])
+@pytest.mark.parametrize("channels", [1, 3])
+def test_numpy_tensorflow_and_xla_mix_alike(num_classes, channels):
+    rng = np.random.default_rng(channels)
+    section = section_of(mixup=0.5, cutmix=1.0, rand_augment=config.RandAugment(num_layers=2, magnitude=9))
+    draws = pass_draws(60, 3, 0, section)
+    places = with_partners(np.arange(60), draws)
+    labels = rng.integers(0, 3, 60) if num_classes else rng.integers(0, 2, (60, 4)).astype(np.float32)
+    batch = (
+        rng.integers(0, 256, (60, 7, 9, channels), np.uint8)[places],
+        labels[places],
+        rng.random(60, np.float32)[places],
+    )
+    here = augment_batch(batch, draws[places], section, num_classes)
+    assert [one.dtype for one in here] == [np.uint8, np.float32, np.float32]
+    assert [one.shape for one in here] == [(60, 7, 9, channels), (60, num_classes or 4), (60,)]
+    for jit_compile in (False, True):
+        traced = tf.function(lambda *args: augment_batch(*args, section, num_classes), jit_compile=jit_compile)
+        there = [one.numpy() for one in traced(tuple(map(tf.constant, batch)), tf.constant(draws[places]))]
+        np.testing.assert_array_equal(there[0], here[0])
+        np.testing.assert_array_equal(there[1], here[1])
+        np.testing.assert_allclose(there[2], here[2], rtol=1e-6)
+
+
 def test_the_draws_stay_the_same_with_other_versions_and_machines():
     """As with the order: raw words, made a draw here."""
     two = {"seed": 123, "worker": 1, "num_workers": 2}
     draws = Batches(8, 4, False, **two, augmentation=section_of(flip=True, crop_padding=2)).draws(2 * 45 + 1)
     assert draws.dtype == np.int32
     assert draws.tolist() == [[1, 1, 1], [1, 3, 3]]
-    section = section_of(**MOST | {"rand_augment": config.RandAugment(num_layers=1, magnitude=10)})
-    assert Batches(8, 4, False, **two, augmentation=section).draws(2 * 45 + 1).tolist() == [
+    one_layer = MOST | {"rand_augment": config.RandAugment(num_layers=1, magnitude=10)}
+    assert Batches(8, 4, False, **two, augmentation=section_of(**one_layer)).draws(2 * 45 + 1).tolist() == [
         [
             1, 1, 1, 7822, -13325, 13325, 7822, -7203, -25711, -137, 320,
-            65536, 19661, 0, 65536, 0, 0, 256, 256, 256, 1, 48449, 50898, 25648, 12175,
+            65536, 0, 0, 65536, 0, 0, 256, 256, 256, 256, 0, 1, 0, 0, 48449, 50898, 25648, 12175,
         ],
         [
             1, 3, 3, 111818, -23325, 23325, 111818, -34731, 50211, 40, 475,
-            65536, 0, 0, 65536, 0, 0, 256, 256, 256, 16, 22636, 13637, 37443, 13234,
+            65536, 0, 0, 65536, 0, 29491, 256, 256, 256, 256, 256, 1, 0, 0, 22636, 13637, 37443, 13234,
         ],
+    ]  # fmt: skip
+    section = section_of(mixup=1.0, cutmix=1.0)
+    assert Batches(8, 4, False, **two, augmentation=section).draws(2 * 45 + 1)[:, 0, 3:].tolist() == [
+        [5, 194, 10533, 53981, 0], [6, 256, 32493, 22376, 27199],
     ]  # fmt: skip
 
 
 def test_what_one_key_draws_does_not_depend_on_the_others():
     together = pass_draws(50, 0, 0, section_of(**MOST))
     columns = {
-        "flip": [0], "crop_padding": [1, 2], "brightness": [9], "contrast": [10], "rand_augment": range(11, 41),
-        "erasing": range(41, 45),
+        "flip": [0], "crop_padding": [1, 2], "brightness": [9], "contrast": [10], "rand_augment": range(11, 53),
+        "erasing": range(53, 57),
     }  # fmt: skip
     for key, places in columns.items():
         alone = pass_draws(50, 0, 0, section_of(**{key: MOST[key]}))
@@ -824,6 +856,61 @@ def test_the_numbers_drawn_are_even_and_of_each_other_free():
 def changed(images, draws, **on):
     """The images with these draws in the place of those of the pass."""
     return augment(images, np.array([[0, 0, 0, *draws]] * len(images), np.int32), section_of(**on))
+
+
+def mixed(images, labels, draws, **on):
+    """Pairs of images and labels of three classes, each mixed to one by these draws: image, shares of the classes."""
+    drawn = np.zeros((len(images), 2, 8), np.int32)
+    drawn[:, 0, 3:] = draws
+    return augment_batch((images, labels), drawn, section_of(**on), 3)
+
+
+@pytest.mark.parametrize("kept", [0, 64, 255, 256])
+def test_mixup_adds_shares_of_images_and_labels(kept):
+    images = np.stack([random_images(5, 4, 6, 3), random_images(5, 4, 6, 3, seed=1)], 1)
+    found, shares = mixed(images, np.array([[0, 2]] * 5), [0, kept, 0, 0, 0], mixup=1.0)
+    wanted = (images[:, 0] * float(kept) + images[:, 1] * float(256 - kept)) / 256
+    assert np.abs(found - wanted).max() <= 0.5
+    assert shares.tolist() == [[kept / 256, 0, 1 - kept / 256]] * 5
+
+
+@pytest.mark.parametrize(
+    ("y", "x", "side", "rows", "lines"),
+    [(0.5, 0.5, 0.5, (2, 6), (5, 15)), (0.0, 0.92, 0.5, (0, 2), (13, 20)), (0.5, 0.5, 0, (0, 0), (0, 0)),
+     (0.5, 0.5, 1, (0, 8), (0, 20))],
+)  # fmt: skip
+def test_cutmix_takes_a_rectangle_and_its_area_of_the_label(y, x, side, rows, lines):
+    """Of 8 x 20 pixels, also where the rectangle reaches over the edge."""
+    images = np.stack([random_images(2, 8, 20, 1), random_images(2, 8, 20, 1, seed=1)], 1)
+    draws = [0, 256, *(round(65536 * share) for share in (y, x, side))]
+    found, shares = mixed(images, np.array([[0, 1], [2, 2]]), draws, cutmix=1.0)
+    wanted, taken = images[:, 0].copy(), np.diff(rows)[0] * np.diff(lines)[0] / 160
+    wanted[:, slice(*rows), slice(*lines)] = images[:, 1, slice(*rows), slice(*lines)]
+    np.testing.assert_array_equal(found, wanted)
+    np.testing.assert_allclose(shares, [[1 - taken, taken, 0], [0, 0, 1]], atol=1 / 512)
+
+
+def test_shares_are_drawn_of_their_distributions():
+    """Against scipy's own draws: the share of mixup, and the area of cutmix before the edge cuts it off."""
+    from scipy import stats
+
+    draws = pass_draws(20_000, 0, 0, section_of(mixup=0.4, cutmix=2.0))[:, -5:].T
+    partner, kept, y, x, side = draws.astype(float)
+    cuts = kept == 256
+    cuts &= side > 0
+    assert abs(cuts.mean() - 0.5) < 0.03  # The root of 0.25 / 20,000 is 0.0035.
+    assert not side[~cuts].any()
+    up_to = [(kept[~cuts] <= number).mean() for number in range(257)]  # Each number stands for what is rounded to it.
+    assert np.abs(up_to - stats.beta(0.4, 0.4).cdf((np.arange(257) + 0.5) / 256)).max() < 0.03
+    even = {"partner": partner / 20_000, "y": y / 65536, "x": x / 65536}
+    for name, found, wanted in [
+        ("cutmix", 1 - (side[cuts] / 65536) ** 2, stats.beta(2.0, 2.0)),
+        *((name, drawn, stats.uniform()) for name, drawn in even.items()),
+    ]:  # fmt: skip
+        assert stats.kstest(found + 1e-9, wanted.cdf).statistic < 0.03, name
+    assert np.abs(np.corrcoef([partner, y, x, np.arange(20_000)]) - np.eye(4)).max() < 0.05
+    assert not pass_draws(50, 0, 0, section_of(mixup=0.4))[:, -1].any()
+    assert (pass_draws(50, 0, 0, section_of(cutmix=2.0))[:, -4] == 256).all()
 
 
 def random_images(*shape, seed=0):
@@ -901,6 +988,49 @@ def test_erasing_makes_a_rectangle_black():
     np.testing.assert_array_equal(changed(images, [32768, 65535, 0, 0], erasing=1.0), images)
 
 
+def operated(images, **on):
+    """The images after one layer of RandAugment that does this alone."""
+    columns = {
+        "matrix": [65536, 0, 0, 65536, 0, 0], "contrast": 256, "brightness": 256, "color": 256, "sharpness": 256,
+        "solarize": 256, "posterize": 1, "autocontrast": 0, "equalize": 0,
+    }  # fmt: skip
+    matrix, *others = (columns | on).values()
+    return changed(images, [*matrix, *others], rand_augment=config.RandAugment(num_layers=1, magnitude=10))
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+@pytest.mark.parametrize("kind", ["noise", "dim", "one value", "two values"])
+def test_operations_are_pillows(kind, channels):
+    values = {
+        "noise": random_images(1, 40, 50, channels),
+        "dim": random_images(1, 40, 50, channels) // 3 + 40,
+        "one value": np.full((1, 40, 50, channels), 7, np.uint8),
+        "two values": random_images(1, 40, 50, channels) % 2 * 9,
+    }[kind]
+    picture = Image.fromarray(values[0] if channels == 3 else values[0, :, :, 0])
+
+    def same(found, pillows, most):
+        difference = found[0].astype(int) - np.asarray(pillows).reshape(found[0].shape).astype(int)
+        assert np.abs(difference).max() <= most
+
+    same(operated(values, equalize=1), ImageOps.equalize(picture), 0)
+    same(operated(values, autocontrast=1), ImageOps.autocontrast(picture), 1)
+    for factor in (26, 128, 486):  # Pillow cuts off what lies after the point, and its filter rounds by itself.
+        same(operated(values, sharpness=factor), ImageEnhance.Sharpness(picture).enhance(factor / 256), 2)
+        if channels == 3:
+            same(operated(values, color=factor), ImageEnhance.Color(picture).enhance(factor / 256), 2)
+    if channels == 1:
+        np.testing.assert_array_equal(operated(values, color=26), values)
+
+
+@pytest.mark.parametrize("shape", [(1, 1), (2, 5), (3, 3)])
+def test_operations_take_images_of_any_size(shape):
+    images = random_images(3, *shape, 3)
+    for on in ({"sharpness": 26}, {"equalize": 1}, {"autocontrast": 1}, {"color": 26}):
+        assert operated(images, **on).shape == images.shape
+    np.testing.assert_array_equal(operated(images), images)
+
+
 def test_rand_augment_does_one_of_its_operations_a_layer():
     images = np.repeat(random_images(1, 16, 16, 3), 4000, axis=0)
     section = section_of(rand_augment=config.RandAugment(num_layers=1, magnitude=10))
@@ -920,12 +1050,16 @@ def test_rand_augment_does_one_of_its_operations_a_layer():
         both_ways[f"rotate {sign}"] = changed(images[:1], [cosine, sine, -sine, cosine, 0, 0], rotation=1.0)[0]
         both_ways[f"contrast {sign}"] = changed(images[:1], [round(256 * (1 + sign * 0.9))], contrast=1.0)[0]
         both_ways[f"brightness {sign}"] = np.clip((image * round(256 * (1 + sign * 0.9)) + 128) // 256, 0, 255)
-    wanted = {"identity": image, "solarize": 255 - image, "posterize": image & 0xF0, **both_ways}
-    assert len(wanted) == 2 * len(RAND_AUGMENT) - 3
+        for name in ("color", "sharpness"):
+            both_ways[f"{name} {sign}"] = operated(images[:1], **{name: round(256 * (1 + sign * 0.9))})[0]
+    alone = {"identity": image, "solarize": 255 - image, "posterize": image & 0xF0}
+    alone |= {name: operated(images[:1], **{name: 1})[0] for name in ("autocontrast", "equalize")}
+    wanted = alone | both_ways
+    assert len(wanted) == 2 * len(RAND_AUGMENT) - 5
     assert counts.keys() == {np.asarray(one, np.uint8).tobytes() for one in wanted.values()}
     for name, one in wanted.items():
-        half = 400 if name in ("identity", "solarize", "posterize") else 200
-        assert abs(counts[np.asarray(one, np.uint8).tobytes()] - half) < 0.35 * half, name
+        half = 4000 / 14 if name in alone else 2000 / 14
+        assert abs(counts[np.asarray(one, np.uint8).tobytes()] - half) < 0.45 * half, name
 
 
 @pytest.mark.parametrize("source", SOURCES)
@@ -959,6 +1093,28 @@ def test_what_has_no_images_is_not_augmented(tiny, key, said):
     check_augmentation(section_of(**{key: MOST[key]}), tiny)
     with pytest.raises(UserError, match=said):
         check_augmentation(section_of(**{key: MOST[key]}), table)
+
+
+def test_what_cannot_be_mixed_is_refused(digits):
+    two = digits.model_copy(
+        update={"features": {**digits.features, "age": Feature(kind="number", shape=(), dtype="float32")}}
+    )
+    check_augmentation(section_of(mixup=0.2), digits)
+    with pytest.raises(UserError, match=r"mixup = 0\.2: digits has image, age, .+ Give input\.augmentation\.mixup=0$"):
+        check_augmentation(section_of(mixup=0.2), two)
+    with pytest.raises(UserError, match=r"input\.source = 'stream': input\.augmentation\.cutmix mixes .+cutmix=0$"):
+        sources.training_batches(load("input.augmentation.cutmix=1.0", source="stream"), digits, 10)
+
+
+def test_examples_of_the_report_are_mixed_with_each_other(digits):
+    settings = load("input.augmentation.mixup=0.4")
+    examples = sources.augmented_examples(settings, digits).astype(float)
+    assert examples.shape == (4, 8, 8, 8, 1)
+    originals = examples[:, 0].reshape(4, -1)
+    for one in examples[:, 1:].reshape(28, -1):
+        shares, *_ = np.linalg.lstsq(originals.T, one, rcond=None)
+        assert np.abs(originals.T @ shares - one).max() < 2
+        assert shares.sum() == pytest.approx(1, abs=0.02)
 
 
 def test_rand_augment_of_no_magnitude_changes_nothing():

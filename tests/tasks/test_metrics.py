@@ -221,3 +221,45 @@ def test_a_loss_of_ones_own(tiny, own_losses):
     np.testing.assert_allclose(loss.of_predictions(labels, outputs), expected, rtol=1e-5)
     got = keras.ops.convert_to_numpy(loss.in_training()(labels, outputs.astype("float32")))
     assert float(got) == pytest.approx(expected.mean(), rel=1e-5)
+
+
+@pytest.mark.parametrize("name", ["accuracy", "macro_f1"])
+def test_a_metric_of_mixed_images_counts_the_class_with_the_largest_share(name):
+    labels, outputs = predictions("classification")
+    shares = 0.7 * np.eye(6)[labels] + 0.3 * np.eye(6)[labels[::-1]]
+    metric = metrics.of_largest_share(metrics.find(name).in_training(name, TARGETS["classification"]), "classification")
+    for y in (shares.astype("float32"), labels):
+        metric.reset_state()
+        metric.update_state(y, outputs.astype("float32"))
+        assert float(metric.result()) == pytest.approx(metrics.find(name).of_predictions(labels, outputs), rel=1e-5)
+
+
+def test_a_metric_of_mixed_images_counts_the_labels_of_half_an_image():
+    labels, outputs = predictions("multilabel")
+    shares = 0.7 * labels + 0.3 * labels[::-1]
+    metric = metrics.find("micro_f1").in_training("micro_f1", TARGETS["multilabel"])
+    metric = metrics.of_largest_share(metric, "multilabel")
+    metric.update_state(shares.astype("float32"), outputs.astype("float32"))
+    assert float(metric.result()) == pytest.approx(metrics.find("micro_f1").of_predictions(labels, outputs), rel=1e-5)
+
+
+@pytest.mark.parametrize("name", ["auto", "mean_squared_error"])
+def test_a_loss_of_shares_is_the_mean_of_the_losses_of_classes_or_that_of_the_distance(digits, name):
+    section = config.load(None, {"train.loss": name}).train
+    loss = losses.find(section, digits, shares=True).in_training()
+    labels, logits = np.array([1, 2]), np.random.default_rng(0).normal(size=(2, 10)).astype("float32")
+    one_hot = np.eye(10, dtype="float32")[labels]
+    shares = 0.75 * one_hot + 0.25 * one_hot[::-1]
+    found = keras.ops.convert_to_numpy(loss.call(shares, logits))
+    if name == "auto":
+        each = np.array([[float(loss.call(labels[[j]], logits[[i]])[0]) for j in (0, 1)] for i in (0, 1)])
+        wanted = 0.75 * np.diag(each) + 0.25 * np.diag(each[:, ::-1])
+    else:
+        wanted = np.square(softmax(logits) - shares).mean(1)
+    np.testing.assert_allclose(found, wanted, rtol=1e-5)
+
+
+def test_a_loss_of_ones_own_takes_no_shares(digits, project):
+    section = config.load(None, {"train.loss": "own:loss"}).train
+    with pytest.raises(UserError, match=r"train\.loss = 'own:loss': takes classes, and input\.augmentation\.mixup"):
+        losses.find(section, digits, shares=True)

@@ -13,10 +13,11 @@ import tensorflow as tf
 from filelock import FileLock
 from tensorflow.core.util import event_pb2
 
-from tasks import config, prepared_data, records, runs, strategies
+from tasks import config, models, prepared_data, records, runs, strategies
 from tasks import train as stage
 from tasks.checkpoints import Checkpoints, State
 from tasks.errors import Interrupted, UserError
+from tasks.input import sources
 from tasks.input.order import carve
 from tasks.train import assist, check
 from tasks.training import initial, steps
@@ -794,6 +795,7 @@ def test_loss_scaling_trains_and_resumes(tiny, train, loop):
             "train.loop=custom",
             "train.steps_per_execution=6",
             "input.augmentation={flip: true, rotation: 0.1, contrast: 0.2, rand_augment: {}, erasing: 0.5}",
+            "input.augmentation={mixup: 0.4, cutmix: 1.0}",
         ),
         # Keras does these in conditions.
         ("train.loop=custom", "train.steps_per_execution=6", "train.gradient_accumulation_steps=2"),
@@ -821,6 +823,42 @@ def test_what_xla_compiles_learns_the_same(tiny, train, options, monkeypatch):
         # Half precision may count an answer of 53 the other way.
         rel = 0.03 if "train.dtype_policy=mixed_float16" in options else 1e-4
         assert compiled.history[name] == pytest.approx(values, rel=rel), name
+
+
+MIXED = "input.augmentation={flip: true, crop_padding: 0, mixup: 0.4, cutmix: 1.0}"
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+@pytest.mark.parametrize("loop", ["fit", "custom"])
+def test_mixed_images_are_learned_as_a_plain_keras_script_does(tiny, train, loop, smoothing):
+    options = [
+        MIXED, f"train.loop={loop}", f"train.label_smoothing={smoothing}", "train.epochs=2", "optimizer.kind=sgd",
+        "optimizer.momentum=0", "schedule.kind=constant", "schedule.learning_rate=0.01",
+    ]  # fmt: skip
+    result = train(tiny, *options)
+    settings = config.load("../small.yaml", options)
+    keras.utils.set_random_seed(settings.train.seed)
+    model = models.build(settings.model, tiny, settings.input.normalization)
+    loss = keras.losses.CategoricalCrossentropy(from_logits=True, label_smoothing=smoothing)
+    model.compile(keras.optimizers.SGD(0.01), loss, metrics=[keras.metrics.CategoricalAccuracy("accuracy")])
+    batches = sources.training_batches(settings, tiny, result.global_batch_size)
+    for epoch in range(2):
+        batches.epoch = epoch
+        right = []  # Of each batch: Keras's train_on_batch begins its metrics anew.
+        for images, shares in batches.arrays():
+            assert shares.shape == (len(images), 10)
+            logs = model.train_on_batch(images, shares, return_dict=True)
+            right.append(len(images) * float(logs["accuracy"]))
+    assert result.history["train/accuracy"][1] == pytest.approx(sum(right) / 180, abs=1e-6)
+    trained = keras.models.load_model(result.final_model, compile=False)
+    for own, other in zip(trained.get_weights(), model.get_weights(), strict=True):
+        np.testing.assert_allclose(own, other, rtol=2e-4, atol=2e-6)
+
+
+def test_a_kill_ends_with_the_same_bits_where_images_are_mixed(tiny, train):
+    whole = train(tiny, MIXED, "train.epochs=3", run_id="whole")
+    train(tiny, MIXED, "train.epochs=1", run_id="cut")
+    assert train(tiny, MIXED, "train.epochs=3", run_id="cut", resume=True).weights_digest == whole.weights_digest
 
 
 # One process: TensorFlow's devices cannot change after their first use.

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tasks import config, optimizers, strategies
+from tasks import config, losses, metrics, optimizers, strategies
 from tasks.checkpoints import Checkpoints, State, snapshot
 from tasks.errors import UserError
 from tasks.input import sources
@@ -22,6 +22,7 @@ from tasks.training.position import Position
 STEPS = 5
 ORIGIN = {"global_batch_size": 8, "seed": 0, "settings_digest": "d", "data_version": None, "history": {}}
 AUGMENTED = {f"input.augmentation.{key}": on for key, on in (("flip", True), ("crop_padding", 1), ("rotation", 0.1))}
+MIXED = {"input.augmentation.flip": True, "input.augmentation.mixup": 0.4, "input.augmentation.cutmix": 1.0}
 
 
 def at(step, steps=STEPS):
@@ -46,8 +47,9 @@ def small_model(dropout=0.5, rate=RATE):
     x = keras.layers.Flatten()(keras.layers.Rescaling(1 / 255)(images))
     x = keras.layers.BatchNormalization()(keras.layers.Dropout(dropout, seed=3)(x))
     model = keras.Model(images, keras.layers.Dense(10, kernel_regularizer=keras.regularizers.L2(0.01))(x))
-    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-    model.compile(optimizers.FusedAdam(learning_rate=rate), loss, metrics=["accuracy"], jit_compile=False)
+    loss = losses.SmoothedCrossentropy(0.0)  # Of classes, and of shares of them.
+    accuracy = metrics.of_largest_share(keras.metrics.SparseCategoricalAccuracy("accuracy"), "classification")
+    model.compile(optimizers.FusedAdam(learning_rate=rate), loss, metrics=[accuracy], jit_compile=False)
     model.optimizer.build(model.trainable_variables)
     model.compute_metrics(None, keras.ops.zeros([1], "int64"), keras.ops.zeros([1, 10]))
     return model, loss
@@ -130,6 +132,7 @@ class Calls(keras.callbacks.Callback):
     [
         (0, 1, {}),
         (0, 4, AUGMENTED),
+        (0, 4, MIXED),
         (3, 2, {}),
         (9, 1, {}),
         (10, 1, {}),
@@ -159,11 +162,11 @@ def test_one_worker_does_what_the_custom_loop_does(tiny, start, spe, options, va
         assert same_history[name] == pytest.approx(values, rel=1e-5), name
 
 
-@pytest.mark.parametrize("options", [{}, AUGMENTED, {"train.steps_per_epoch": 7, **AUGMENTED}])
+@pytest.mark.parametrize("options", [{}, AUGMENTED, {"train.steps_per_epoch": 7, **AUGMENTED}, MIXED])
 def test_a_worker_is_told_each_example_of_a_pass_once(tiny, options):
     training, _ = pipeline(tiny, **options)
     groups = [coordinator.examples(training, first, min(first + 3, 10), 3) for first in range(0, 10, 3)]
-    columns = 2 if not options else 11
+    columns = {"{}": 2, str(MIXED): 3 + 2 * 8}.get(str(options), 11)
     assert {group.shape for group in groups} == {(24, columns)}, "TensorFlow traces one shape"
     assert {group.dtype for group in groups} == {np.dtype(np.int64)}
     lines = np.concatenate(groups)
@@ -174,9 +177,11 @@ def test_a_worker_is_told_each_example_of_a_pass_once(tiny, options):
         assert sorted(part[:, 1]) == own.tolist()
     for step in range(10):
         mine = lines[lines[:, 0] == step]
-        np.testing.assert_array_equal(mine[:, 1], training.rows(step))
+        rows = training.rows(step).reshape(len(mine), -1)
+        np.testing.assert_array_equal(mine[:, 1 : 1 + rows.shape[1]], rows)
         if options:
-            np.testing.assert_array_equal(mine[:, 2:], training.draws(step))
+            draws = training.draws(step).reshape(len(mine), -1)
+            np.testing.assert_array_equal(mine[:, 1 + rows.shape[1] :], draws)
 
 
 def test_a_worker_reads_the_arrays_once_and_has_a_number(tiny):
