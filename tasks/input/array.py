@@ -15,8 +15,9 @@ import numpy as np
 import numpy.typing as npt
 
 from tasks import config, upstream
-from tasks.input.augment import augment_batch, with_partners
+from tasks.input.augment import augment_batch
 from tasks.input.batches import Batch, Batches
+from tasks.input.draws import with_partners
 from tasks.input.order import Rows
 from tasks.records import PreparedSplit, as_input
 

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tasks import config
-from tasks.input.augment import Draws, pass_draws, with_partners
+from tasks.input.draws import Draws, pass_draws, with_partners
 from tasks.input.order import Rows, order
 
 Batch: TypeAlias = tuple[Any, ...]

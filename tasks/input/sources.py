@@ -10,8 +10,9 @@ import numpy.typing as npt
 from tasks import config, prepared_data, raw_data
 from tasks.errors import UserError
 from tasks.input.array import ArraySource
-from tasks.input.augment import augment_batch, pass_draws, with_partners
+from tasks.input.augment import augment_batch
 from tasks.input.batches import Batches
+from tasks.input.draws import pass_draws, with_partners
 from tasks.input.order import Rows, carve
 from tasks.input.stream import StreamSource
 from tasks.records import PreparedDataset
