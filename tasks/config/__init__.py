@@ -16,25 +16,20 @@ from tasks.config.datasets import (
     read_description,
 )
 from tasks.config.form import Overrides, recipe_schema
+from tasks.config.input import Augmentation, Input, RandAugment
+from tasks.config.keys import fields_of, flat, leaves, marks_of
 from tasks.config.project import names_of, project_root, recipes
 from tasks.config.schedules import Constant, Cosine, Piecewise
 from tasks.config.schema import (
     BATCH_SIZES,
     FEATURES,
-    Augmentation,
     Checkpoint,
     Dataset,
     EarlyStopping,
-    Input,
     Model,
-    RandAugment,
     Register,
     Settings,
     Train,
-    fields_of,
-    flat,
-    leaves,
-    marks_of,
 )
 from tasks.config.sources import choices, load, parse, read_overrides, read_texts, restore
 from tasks.config.strategies import (

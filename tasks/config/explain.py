@@ -5,7 +5,8 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from tasks.config.schema import Settings, fields_of, kinds_of
+from tasks.config.keys import fields_of
+from tasks.config.schema import Settings, kinds_of
 from tasks.config.section import refusal
 from tasks.errors import one_of, shown
 

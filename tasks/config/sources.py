@@ -12,8 +12,9 @@ from pydantic import ValidationError
 from tasks.config import plain
 from tasks.config.data_defaults import Choice, choose
 from tasks.config.explain import explain
+from tasks.config.keys import fields_of, leaves, marks_of
 from tasks.config.project import names_of, project_root, recipes
-from tasks.config.schema import BATCH_SIZES, Settings, fields_of, folder_name, kinds_of, leaves, marks_of
+from tasks.config.schema import BATCH_SIZES, Settings, folder_name, kinds_of
 from tasks.config.strategies import strategy_kinds
 from tasks.errors import UserError, cut, one_of
 
