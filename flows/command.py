@@ -7,12 +7,24 @@ import sys
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+if TYPE_CHECKING:
+    from tasks.config import Settings
+
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON record to standard output, and nothing else there.")]
 Debug = Annotated[bool, typer.Option("--debug", help="Show tracebacks and Prefect's log.")]
+Recipe = Annotated[str | None, typer.Argument(help="A name in recipes/ or a path; without one, params.yaml alone.")]
+Set = Annotated[list[str], typer.Option("--set", metavar="KEY=VALUE", help="One setting, such as train.epochs=3.")]
+Resume = Annotated[
+    str | None, typer.Option("--resume", metavar="RUN|latest", help="Resume this run, from its latest checkpoint.")
+]
+AllowChanges = Annotated[
+    bool, typer.Option("--allow-changes", help="With --resume: also with settings or data of another training.")
+]
+Fresh = Annotated[bool, typer.Option("--fresh", help="Start a new run, also where one of the same is unfinished.")]
 NO_SETTINGS: list[str] = []
 
 
@@ -73,3 +85,19 @@ def _disarm_signals() -> None:
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         if signal.getsignal(number) != signal.SIG_IGN:
             signal.signal(number, lambda number, frame: signal.signal(number, signal.SIG_DFL))
+
+
+def check_resume(
+    settings: "Settings", resume: str | None, allow_changes: bool, fresh: bool, if_changed: bool = False
+) -> None:
+    """Refuse options that contradict each other, and a run that is another training, before anything is looked up."""
+    from tasks import runs
+    from tasks.errors import UserError
+
+    if resume is not None and fresh:
+        raise UserError(f"--resume {resume} resumes a run, and --fresh starts a new one: give one of them")
+    if if_changed and (resume is not None or fresh):
+        raise UserError("--if-changed may train nothing, and --resume and --fresh ask for a training: give one of them")
+    if resume is None and allow_changes:
+        raise UserError("--allow-changes is about a run that you name: give --resume RUN too")
+    runs.refuse_resume(settings, resume, allow_changes)

@@ -169,8 +169,10 @@ def member_name(settings: config.Settings) -> str | None:
     return None if member.is_chief else member.name
 
 
-def join(settings: config.Settings, as_run: bool = False) -> None:
+def join(settings: config.Settings, as_run: bool = False) -> bool:
     """Do the part of a member that is not the chief, until the chief has trained, or evaluated too.
+
+    Return False, and do nothing, where this process runs the pipeline: see ``member_name``.
 
     Args:
         settings: those of the chief.
@@ -181,6 +183,8 @@ def join(settings: config.Settings, as_run: bool = False) -> None:
         UserError: the settings, the data or TF_CONFIG are refused.
         StratagemError: the training failed, or another member was lost.
     """
+    if member_name(settings) is None:
+        return False
     if as_run:
         dvc_data.prepare_data(settings)
     prepared = dvc_data.load_prepared(settings.dataset.name)
@@ -195,6 +199,7 @@ def join(settings: config.Settings, as_run: bool = False) -> None:
     client.stop_processes()
     chief = "has ended" if chief_gives_work else "tells the result"
     print(f"{name} has done its part; the chief {chief}", file=sys.stderr)
+    return True
 
 
 def load_training(

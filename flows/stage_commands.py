@@ -1,0 +1,150 @@
+"""The commands that do one stage alone, without Prefect, such as `stratagem train`."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from flows.command import NO_SETTINGS, AllowChanges, Debug, Fresh, Json, Recipe, Resume, Set, check_resume, command
+
+RunId = Annotated[str | None, typer.Option("--run", metavar="RUN", help="The run; without it, the newest one.")]
+
+
+def download(recipe: Recipe = None, overrides: Set = NO_SETTINGS, json: Json = False, debug: Debug = False) -> None:
+    """Download the dataset and verify its archives."""
+    _data("download", recipe, overrides, False, json, debug)
+
+
+def prepare(
+    recipe: Recipe = None,
+    overrides: Set = NO_SETTINGS,
+    force: Annotated[bool, typer.Option("--force", help="Decode again even if nothing changed.")] = False,
+    json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Download if needed, and decode the dataset into arrays."""
+    _data("prepare", recipe, overrides, force, json, debug)
+
+
+def _data(stage: str, recipe: str | None, overrides: list[str], force: bool, json: bool, debug: bool) -> None:
+    with command(debug):
+        from flows import tables
+        from tasks import config, dvc_data, pipeline
+
+        pipeline.check_writable()
+        record = dvc_data.prepare_data(config.load(recipe, overrides), stage, force)
+        tables.print_record(record, json, ("name", "version", "data_version", "folder"))
+
+
+def train(
+    recipe: Recipe = None,
+    overrides: Set = NO_SETTINGS,
+    resume: Resume = None,
+    allow_changes: AllowChanges = False,
+    fresh: Fresh = False,
+    json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Train alone, without Prefect; the dataset must be prepared.
+
+    An unfinished run with the same settings, data and code is resumed.
+    """
+    with command(debug):
+        from flows import tables
+        from tasks import config, dvc_data, pipeline
+        from tasks.process import client
+
+        settings = config.load(recipe, overrides)
+        check_resume(settings, resume, allow_changes, fresh)
+        pipeline.check_writable()
+        pipeline.check_devices(settings)
+        if pipeline.join(settings):
+            return
+        prepared = dvc_data.load_prepared(settings.dataset.name)
+        result = pipeline.train_alone(settings, prepared, pipeline.Resumption(resume, allow_changes, fresh))
+        client.stop_processes()
+        shown = (
+            "run_id",
+            "dataset",
+            "strategy",
+            "epochs",
+            "steps",
+            "examples_per_second",
+            "checkpoint",
+            "best_checkpoint",
+        )
+        tables.print_record(result, json, (*shown, "weights_digest"))
+
+
+def evaluate(
+    recipe: Recipe = None, overrides: Set = NO_SETTINGS, run_id: RunId = None, json: Json = False, debug: Debug = False
+) -> None:
+    """Evaluate a checkpoint of a run: --set evaluate.checkpoint=latest, best or a step."""
+    with command(debug):
+        from flows import tables
+        from tasks import config, pipeline
+        from tasks.process import client
+
+        settings, prepared, running, training = pipeline.load_training(config.load(recipe, overrides), run_id)
+        result = client.evaluate(settings, prepared, training, running)
+        client.stop_processes()
+        if json:
+            print(result.model_dump_json())
+            return
+        tables.print_record(result, False, ("run_id", "checkpoint", "num_examples", "metrics"))
+        tables.print_classes(result)
+        tables.print_pictures(running)
+
+
+def register(
+    recipe: Recipe = None, overrides: Set = NO_SETTINGS, run_id: RunId = None, json: Json = False, debug: Debug = False
+) -> None:
+    """Register the model of a run that was evaluated."""
+    with command(debug):
+        from flows import tables
+        from tasks import config, pipeline, runs
+        from tasks.process import client
+
+        settings, prepared, running, training = pipeline.load_training(config.load(recipe, overrides), run_id)
+        evaluation = runs.load_evaluation(running)
+        with runs.hold(running.key, f"run {running.run_id}"):
+            result = client.register(settings, prepared, training, evaluation, running)
+        client.stop_processes()
+        shown = ("run_id", "model_name", "model_version", "aliases", "model_uri", "reason", "notes")
+        tables.print_record(result, json, shown)
+
+
+def export(
+    run_id: Annotated[
+        str,
+        typer.Argument(
+            metavar="RUN", help="A run, `latest` for the newest one, or models:/NAME@ALIAS or models:/NAME/VERSION."
+        ),
+    ],
+    format: Annotated[
+        str, typer.Option("--format", metavar="NAME", help="A file of tasks/exports/, such as keras or savedmodel.")
+    ],
+    to: Annotated[
+        Path | None,
+        typer.Option("--to", metavar="FOLDER", help="A folder that is not there yet; without it, one of the run's."),
+    ] = None,
+    checkpoint: Annotated[
+        str | None, typer.Option("--checkpoint", metavar="latest|best", help="Without it, the latest.")
+    ] = None,
+    json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Write the model of a run as files of a format, and compare what these give with Keras on the test split.
+
+    Beside the files lies export.json: where the model comes from, what it takes and gives, and the sha256 of each file.
+    """
+    with command(debug):
+        from flows import tables
+        from tasks import exports, pipeline
+        from tasks.process import client
+
+        exports.find(format)
+        settings, prepared, running, which = pipeline.find_model(run_id, checkpoint)
+        result = client.export(settings, prepared, running, format, which, to and to.absolute())
+        client.stop_processes()
+        print(result.model_dump_json()) if json else tables.print_export(result)
