@@ -1,0 +1,6 @@
+"""What a person opens: pictures and tables of runs, of comparisons, and of what strategies offer."""
+
+from tasks.report.comparison import comparison_cells, comparison_page, comparison_remarks, comparison_table
+from tasks.report.pictures import augmented_examples, confusion_matrix, learning_curve, predictions
+from tasks.report.strategies import offers, offers_cells, offers_page
+from tasks.report.tables import history_table, metrics_table, predictions_table

@@ -1,0 +1,154 @@
+"""What a comparison's rows say, in a terminal, on a page and as a file."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from tasks.records import HEADLINES, Comparison, ComparisonRow
+from tasks.report.tables import markdown_table, write_csv
+
+
+@dataclass(frozen=True)
+class Column:
+    """One figure of a comparison's rows."""
+
+    heading: str
+    narrow: str
+    """The same in two short lines: ten columns fit a terminal of 80. Without it the column is not shown there."""
+    text: Callable[[ComparisonRow], str]
+
+
+def _number(value: float | None, form: str) -> str:
+    return "-" if value is None else format(value, form)
+
+
+def _seconds(value: float | None) -> str:
+    decimals = 2 if (value or 0) < 9.995 else 1 if (value or 0) < 99.95 else 0
+    return _number(value, f",.{decimals}f")
+
+
+def _replicas(row: ComparisonRow) -> str:
+    # A replica of model_parallel has several devices; each worker of parameter_server does steps of its own.
+    on = f" on {len(row.devices)}" if row.num_replicas != len(row.devices) else ""
+    return "-" if row.num_replicas is None else f"{row.num_replicas}{on}"
+
+
+def _start_up(row: ComparisonRow) -> float | None:
+    parts = [seconds for seconds in (row.start_seconds, row.setup_seconds) if seconds is not None]
+    return sum(parts) if parts else None
+
+
+def _speed_up(row: ComparisonRow) -> str:
+    # What rounds disagree about is no gain and no loss.
+    same = row.speed_up_range is not None and not row.differs
+    return "~1" if same else _number(row.speed_up, ".2f")
+
+
+def _efficiency(row: ComparisonRow) -> str:
+    same = row.speed_up_range is not None and not row.differs
+    return f"~{1 / len(row.devices):.0%}" if same else _number(row.efficiency, ".0%")
+
+
+RELATIVE = (
+    Column("speed-up", "speed\nup", _speed_up),
+    Column("efficiency", "effi.", _efficiency),
+)
+
+
+def _test_column(metric: str) -> Column:
+    return Column(
+        f"test {metric}", f"test\n{metric[:3]}.", lambda row: _number(row.metrics.get(f"test/{metric}"), ".4f")
+    )
+
+
+COLUMNS = (
+    Column("replicas (on devices)", "repli-\ncas", _replicas),
+    Column("examples/s", "examples\n/s", lambda row: _number(row.examples_per_second, ",.0f")),
+    Column("seconds per epoch", "s per\nepoch", lambda row: _seconds(row.seconds_per_epoch)),
+    *RELATIVE,
+    Column("total, s", "total\ns", lambda row: _seconds(row.total_seconds)),
+    *map(_test_column, HEADLINES.values()),
+    Column("start-up, s", "start\nup s", lambda row: _seconds(_start_up(row))),
+    Column("tracing, s", "", lambda row: _seconds(row.tracing_seconds)),
+)
+
+
+def comparison_cells(comparison: Comparison, narrow: bool = False) -> tuple[list[Column], list[list[str]]]:
+    """Return the columns of figures that a comparison has, and the text of each row: strategy, loop, then those.
+
+    ``narrow`` leaves out what a terminal of 80 has no room for. Speed-up and efficiency are there when a row can be
+    held against ``one_device``.
+    """
+    relative = any(row.speed_up is not None for row in comparison.rows)
+    measured = {name for row in comparison.rows for name in row.metrics}
+    others = [_test_column(name) for name in HEADLINES.values() if f"test/{name}" not in measured]
+    left_out = {column.heading for column in (*others, *(() if relative else RELATIVE))}
+    columns = [column for column in COLUMNS if column.heading not in left_out]
+    columns = [column for column in columns if column.narrow or not narrow]
+    return columns, [
+        [row.strategy, row.loop or "-", *(column.text(row) for column in columns)] for row in comparison.rows
+    ]
+
+
+def comparison_remarks(comparison: Comparison) -> list[str]:
+    """Return what is said under a comparison's table: what failed and why, what was left out, what to keep in mind."""
+    failed: dict[tuple[str, str], list[str]] = {}
+    for row in comparison.rows:
+        if row.reason is not None:
+            failed.setdefault((row.strategy, row.reason), []).append(row.loop or "no loop")
+    return [
+        *(f"{kind}, {' and '.join(loops)}: {reason}" for (kind, reason), loops in failed.items()),
+        *(f"{row.strategy}, {row.loop}: a later round: {why}" for row in comparison.rows for why in row.failures),
+        *(f"{row.strategy}, {row.loop}: started again: {why}" for row in comparison.rows for why in row.restarts),
+        *_spreads(comparison),
+        *(f"left out: {pair}" for pair in comparison.left_out),
+        *([comparison.note] if comparison.note else []),
+    ]
+
+
+def _spreads(comparison: Comparison) -> list[str]:
+    """Return what the rounds say of how far the speed-ups can be trusted."""
+    if all(row.speed_up is None for row in comparison.rows):
+        return []
+    if comparison.rounds == 1:
+        return ["Each was measured once, so nobody knows which part of a speed-up is chance: give --repeats 2 or more."]
+    spreads = [
+        f"{row.strategy}, {row.loop}: {row.speed_up_range[0]:.2f} to {row.speed_up_range[1]:.2f}"
+        for row in comparison.rows
+        if row.speed_up_range is not None
+    ]
+    if not spreads:
+        return []
+    said = f"Speed-up in {comparison.rounds} rounds: {'; '.join(spreads)}"
+    return [f"{said}. Where they span 1 it is ~1: no difference was measured."]
+
+
+def comparison_table(comparison: Comparison, path: Path) -> Path:
+    """Write a comparison as CSV: a line a row, every field of its record, numbers as they are."""
+    rows = []
+    for row in comparison.rows:
+        values = row.model_dump(mode="json", exclude={"metrics", "devices", "restarts", "repeats", "failures"})
+        kept = {"devices": " ".join(row.devices), "restarts": len(row.restarts), "repeats": len(row.repeats)}
+        load = max((repeat.load for repeat in row.repeats), default=None)
+        rows.append({**values, **kept, "load": load, **row.metrics})
+    header = list(dict.fromkeys(name for row in rows for name in row))
+    return write_csv(path, header, [[row.get(name) for name in header] for row in rows])
+
+
+def comparison_page(comparison: Comparison, path: Path) -> Path:
+    """Write a comparison as a Markdown page."""
+    columns, cells = comparison_cells(comparison)
+    names = ", ".join(dict.fromkeys(row.strategy for row in comparison.rows))
+    times = "once" if comparison.rounds == 1 else f"{comparison.rounds} times, and figures are medians"
+    lines = [
+        f"# {comparison.model} on {comparison.dataset}: {names}",
+        "",
+        *markdown_table(["strategy", "loop", *(column.heading for column in columns)], cells, num_texts=2),
+        *(line for remark in comparison_remarks(comparison) for line in ("", remark)),
+        "",
+        f"{comparison.epochs} epochs, {comparison.global_batch_size} examples in a step of all replicas, seed "
+        f"{comparison.seed}, data version `{comparison.data_version}`, commit `{comparison.git_commit}`, "
+        f"{comparison.num_cores} processor cores; each was measured {times}.",
+    ]
+    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    return path
