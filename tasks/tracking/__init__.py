@@ -4,8 +4,8 @@ A run is always addressed by its id, never as MLflow's "active run", which does 
 behind.
 """
 
+from tasks.tracking.crashed import end_crashed
 from tasks.tracking.lifecycle import (
-    end_crashed,
     end_run,
     log_comparison,
     log_files,
