@@ -13,7 +13,18 @@ from typing import Any
 
 from filelock import FileLock, Timeout
 
-from tasks import config, data_difference, data_state, dataset_folder, errors, lineage, prepared_data, records, runs
+from tasks import (
+    config,
+    data_difference,
+    data_state,
+    dataset_folder,
+    errors,
+    lineage,
+    prepared_data,
+    records,
+    runs,
+    source_files,
+)
 from tasks.errors import StratagemError, UserError, one_of
 from tasks.process import dvc_cache, scratch
 from tasks.process.apart import run_apart
@@ -60,7 +71,7 @@ def add(source: str, name: str | None, values: Mapping[str, Any]) -> PreparedDat
     for key, instead in (("name", "--name NAME"), ("source", "another SOURCE")):
         if key in values:
             raise UserError(f"--set dataset.{key}={values[key]}: `data add` takes it elsewhere. Give {instead}")
-    kind = values.get("kind") or dataset_folder.kind_of(source)
+    kind = values.get("kind") or source_files.kind_of(source)
     values = {key: value for key, value in values.items() if key != "kind"}
     if kind == "tfds":
         if name is not None:
@@ -100,7 +111,7 @@ def _bring_up_to_date(
         return load_prepared(name) if stage == "prepare" else None
     try:
         for source in dataset_folder.sources_of(name, root):
-            dataset_folder.refuse_unreadable(source, root)
+            source_files.refuse_unreadable(source, root)
         with data_state.remembered(root, name) if stage == "prepare" else contextlib.nullcontext():
             _reproduce(f"data/{name}/dvc.yaml:{stage}", downloads, root, force)
     except BaseException:

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 from filelock import FileLock
 
-from tasks import config, dataset_folder, dataset_kinds, files, prepared_data, records
+from tasks import config, dataset_kinds, files, prepared_data, records, source_files
 from tasks.errors import UserError
 from tasks.records import Feature, HeldOut, PreparedDataset, PreparedSplit, Target
 
@@ -40,7 +40,7 @@ def prepare(dataset: config.Description) -> PreparedDataset:
         with FileLock(folder / ".prepare.lock"):
             if isinstance(dataset, config.LocalDescription):
                 for source in dataset.sources:
-                    dataset_folder.refuse_unreadable(source, root)
+                    source_files.refuse_unreadable(source, root)
             examples = dataset_kinds.find(dataset.kind).examples(dataset)
             files.remove_scratch(folder.glob(".prepared.*"), root)  # of killed runs
             with files.scratch(folder, ".prepared.") as scratch:

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from tasks import config, dataset_folder, dataset_kinds, dvc_data, prepared_data
+from tasks import config, dataset_folder, dataset_kinds, dvc_data, prepared_data, source_files
 from tasks.dataset_kinds import image_folder
 from tasks.errors import UserError
 from tasks.input import sources
@@ -352,11 +352,11 @@ def theirs(project):
 
 def test_what_may_not_be_read_is_named_and_never_left_out(theirs):
     with pytest.raises(UserError) as caught:
-        dataset_folder.refuse_unreadable(str(theirs), Path.cwd())
+        source_files.refuse_unreadable(str(theirs), Path.cwd())
     reason = "(cannot be read: Permission denied)"
     assert f"2 of its files and folders cannot be used: cat/0.png {reason}, dog {reason}. Put" in str(caught.value)
     with pytest.raises(UserError, match=r"dog': cannot be read \(Permission denied\)"):
-        dataset_folder.kind_of(str(theirs / "dog"))
+        source_files.kind_of(str(theirs / "dog"))
     # It may become so while it is read; that is not a broken image, which could be skipped.
     for read in (image_folder.read_header, lambda path, broken: image_folder._decode(path, (4, 6, 1), broken)):
         with pytest.raises(UserError, match=r"cat/0.png cannot be read \(Permission denied\): make it readable"):
@@ -522,12 +522,12 @@ def test_a_source_says_its_kind(source):
     np.save(source / "arrays" / "x.npy", IMAGES)
     np.savez(source / "own.npz", x=IMAGES)
     (source / "letter.doc").touch()
-    found = {name: dataset_folder.kind_of(str(source / name)) for name in ("photos", "arrays", "own.npz")}
+    found = {name: source_files.kind_of(str(source / name)) for name in ("photos", "arrays", "own.npz")}
     assert found == {"photos": "image_folder", "arrays": "arrays", "own.npz": "arrays"}
-    assert dataset_folder.kind_of("mnist") == dataset_folder.kind_of("cmaterdb/bangla") == "tfds"
+    assert source_files.kind_of("mnist") == source_files.kind_of("cmaterdb/bangla") == "tfds"
     for wrong, message in (("letter.doc", "no kind of dataset is read from such a file"), ("gone", "no such file")):
         with pytest.raises(UserError, match=message):
-            dataset_folder.kind_of(str(source / wrong))
+            source_files.kind_of(str(source / wrong))
 
 
 @pytest.mark.parametrize("name", ["../data", "Photos", "a/b", "", "1st", "x" * 101, "a b", "..", "-x"])

@@ -1,0 +1,92 @@
+"""The file or folder that a dataset of the user's own is read from: which kind reads it, and whether it can be read."""
+
+import errno
+import os
+import stat
+from pathlib import Path
+
+from tasks.errors import UserError, cut, listed
+
+SUFFIXES = {".npz": "arrays", ".csv": "table", ".tsv": "table", ".parquet": "table", ".jsonl": "table"}
+"""The kind that reads a file, by the end of its name."""
+SPECIAL = {stat.S_IFIFO: "a pipe", stat.S_IFSOCK: "a socket", stat.S_IFCHR: "a device", stat.S_IFBLK: "a device"}
+
+
+def kind_of(source: str) -> str:
+    """Return the kind of what a user names: a file or folder that is there, else a name of TFDS.
+
+    Raises:
+        UserError: a file that no kind reads, or what cannot be read.
+    """
+    path = Path(source)
+    try:
+        if path.is_dir():
+            return "arrays" if any(file.suffix == ".npy" for file in path.iterdir()) else "image_folder"
+        path.exists()
+    except OSError as error:  # Of another user's, or too long a name.
+        raise UserError(f"SOURCE = '{cut(source)}': cannot be read ({error.strerror})") from None
+    if path.is_file() and path.suffix.lower() in SUFFIXES:
+        return SUFFIXES[path.suffix.lower()]
+    if path.exists() or path.suffix.lower() in SUFFIXES or source.startswith((".", "/", "~")):
+        what = "no kind of dataset is read from such a file" if path.exists() else "no such file or folder"
+        raise UserError(
+            f"SOURCE = '{source}': {what}. Allowed: a folder of images (FOLDER/<class>/*), "
+            f"{', '.join(f'a file *{suffix}' for suffix in SUFFIXES)}, a folder of *.npy, or a dataset of TFDS (NAME "
+            "or NAME/CONFIG)"
+        )
+    return "tfds"
+
+
+def refuse_unreadable(source: str, root: Path) -> None:
+    """Look at everything in the source of a dataset before DVC opens it: DVC would wait for ever for a pipe.
+
+    Raises:
+        UserError: names what is neither a file nor a folder, cannot be read, or is a link to a folder (in which DVC
+            would see no change), out of the source, or to nothing.
+    """
+    whole = root / source
+    if not os.path.lexists(whole):  # As in a clone; its kind says so.
+        return
+    wrong: dict[str, str] = {}
+    real = os.path.realpath(whole)
+    if not whole.is_dir():
+        if reason := _unreadable(whole, os.path.dirname(real)):
+            raise UserError(f"dataset.source = '{source}' is {reason}. Give a file or folder that can be read")
+        return
+
+    def unreadable(error: OSError) -> None:
+        wrong[os.path.relpath(error.filename, whole)] = f"cannot be read: {error.strerror}"
+
+    for place, folders, names in os.walk(whole, onerror=unreadable):
+        for path in (Path(place, name) for name in (*folders, *names)):
+            if reason := _unreadable(path, real):
+                wrong[os.path.relpath(path, whole)] = reason
+    if wrong:
+        named = listed([f"{path} ({reason})" for path, reason in sorted(wrong.items())])
+        raise UserError(
+            f"dataset.source = '{source}': {len(wrong)} of its files and folders cannot be used: {named}. Put "
+            "what can be read in their place, or remove them"
+        )
+
+
+def _unreadable(path: Path, inside: str) -> str | None:
+    """Return why a file or folder cannot be part of a source, of which the real path is ``inside``; None if it can."""
+    link = path.is_symlink()
+    try:
+        mode = path.stat().st_mode
+    except OSError as error:
+        if link:
+            return "a link round in a circle" if error.errno == errno.ELOOP else "a link to nothing"
+        return f"cannot be read: {error.strerror}"
+    if link and stat.S_ISDIR(mode):
+        return "a link to a folder, in which DVC would see no change"
+    if link and not Path(os.path.realpath(path)).is_relative_to(inside):
+        return "a link out of it"
+    if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
+        return SPECIAL.get(stat.S_IFMT(mode), "no file")
+    try:
+        if stat.S_ISREG(mode):
+            path.open("rb").close()
+    except OSError as error:
+        return f"cannot be read: {error.strerror}"
+    return None
