@@ -76,7 +76,7 @@ def run(
         pipeline.check_devices(settings)
         if pipeline.join(settings, as_run=True):
             return
-        runs.refuse_held(settings, resume)
+        runs.refuse_locked(settings, resume)
         prefect_server.set_environment(debug)
         client.start_processes(settings)  # Imports its framework while this process imports Prefect.
         with timeline.span("flow", "wait for the API's address"):

@@ -67,13 +67,15 @@ def comparison(
     key = f"comparison-{uuid.uuid4().hex[:16]}"
 
     def compare() -> Comparison:
-        with runs.hold(key, f"comparison of {', '.join(strategies)}", flow_run.id) as held:
+        with runs.lock(key, f"comparison of {', '.join(strategies)}", flow_run.id) as held:
             return _compare(planned, repeats, serving, held, began)
 
     return reporting.reported(compare)
 
 
-def _compare(planned: Plan, repeats: int | None, serving: config.Settings, held: runs.Hold, began: float) -> Comparison:
+def _compare(
+    planned: Plan, repeats: int | None, serving: config.Settings, held: runs.RunLock, began: float
+) -> Comparison:
     client.start_processes(serving, with_cluster=False)  # Imports its framework while DVC looks at the data.
     prepared = stages.data(serving)
     run = stages.start_comparison(serving, prepared, held.holder.key, flow_run.id)
@@ -122,7 +124,7 @@ def _train(pair: Pair, prepared: PreparedDataset, parent: Run, number: int) -> C
     began = time.perf_counter()
     run = None
     try:
-        with runs.hold(runs.key_of(pair.settings), runs.describe(pair.settings), flow_run.id) as held:
+        with runs.lock(runs.key_of(pair.settings), runs.describe(pair.settings), flow_run.id) as held:
             run = stages.start_run(pair.settings, prepared, flow_run.id, parent.run_id)
             held.note(run_id=run.run_id)
             start_seconds = time.perf_counter() - began

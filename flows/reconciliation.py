@@ -32,7 +32,7 @@ def end_crashed_flow_runs() -> list[Ended]:
     """End the flow runs of this host whose process died, with the tasks that were running in them, as CRASHED; those
     whose server was not told how they ended, as they did."""
     ended = _report_ended()
-    for path, holder in runs.dead_holders():
+    for path, holder in runs.crashed_holders():
         if holder.flow_run_id is not None:
             reason = f"process {holder.pid} on {holder.host} died"
             with get_client(sync_client=True) as client:

@@ -107,7 +107,7 @@ def register(
 
         settings, prepared, running, training = pipeline.load_training(config.load(recipe, overrides), run_id)
         evaluation = runs.load_evaluation(running)
-        with runs.hold(running.key, f"run {running.run_id}"):
+        with runs.lock(running.key, f"run {running.run_id}"):
             result = client.register(settings, prepared, training, evaluation, running)
         client.stop_processes()
         shown = ("run_id", "model_name", "model_version", "aliases", "model_uri", "reason", "notes")

@@ -79,7 +79,7 @@ def _fitted(settings: config.Settings, recipe: str | None, overrides: Any) -> co
 
 def _run(settings: config.Settings, if_changed: bool, resumption: pipeline.Resumption) -> RunSummary:
     runs.refuse_resume(settings, resumption.run, resumption.allow_changes)  # Before data are made that are not needed.
-    with runs.hold_run(settings, resumption.run, flow_run.id) as held:
+    with runs.lock_run(settings, resumption.run, flow_run.id) as held:
         clock = Clock()
         if not if_changed:
             client.start_processes(settings)  # Imports its framework while DVC looks at the data.

@@ -61,7 +61,7 @@ class Resumption:
 def start_or_resume(
     settings: config.Settings,
     prepared: PreparedDataset,
-    held: runs.Hold,
+    held: runs.RunLock,
     resumption: Resumption,
     flow_run_id: str | None = None,
 ) -> Run:
@@ -70,7 +70,7 @@ def start_or_resume(
     Args:
         settings: of the run.
         prepared: its data.
-        held: this process's hold on runs with these settings, and on the one that is named.
+        held: this process's lock on runs with these settings, and on the one that is named.
         resumption: which run to resume.
         flow_run_id: the run of Prefect's flow.
 
@@ -127,7 +127,7 @@ def train_alone(settings: config.Settings, prepared: PreparedDataset, resumption
         Interrupted: the training was told to stop.
         StratagemError: it failed.
     """
-    with runs.hold_run(settings, resumption.run) as held:
+    with runs.lock_run(settings, resumption.run) as held:
         run = start_or_resume(settings, prepared, held, resumption)
         try:
             result = earlier_result(settings, run, TrainingResult)

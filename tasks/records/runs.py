@@ -40,7 +40,7 @@ class Run(Record):
     start_time: int = 0
     """In milliseconds since 1970."""
     key: Literal[""] | Name = ""
-    """What the process at work on it holds, see ``runs.hold``."""
+    """What the process at work on it holds, see ``runs.lock``."""
     host: str = ""
     """Where that process is."""
     boot: str = ""

@@ -1,20 +1,8 @@
-"""The runs in mlruns/: which are at work (`holds`), and whose they are (`identity`); how the others ended (`outcome`);
+"""The runs in mlruns/: which are at work (`locks`), and whose they are (`identity`); how the others ended (`outcome`);
 which one a command resumes (`index`, `resume`); what killed processes left (`leftovers`); what is known of all without
 reading them again (`catalogue`); and what Prefect was not told of (`unreported`)."""
 
 from tasks.runs.catalogue import forget
-from tasks.runs.holds import (
-    Hold,
-    at_work_on,
-    dead_holders,
-    describe,
-    hold,
-    hold_run,
-    is_held,
-    is_over,
-    key_of,
-    refuse_held,
-)
 from tasks.runs.identity import boot_id, process_space, project_id
 from tasks.runs.index import (
     find,
@@ -30,6 +18,18 @@ from tasks.runs.index import (
     undelivered,
 )
 from tasks.runs.leftovers import remove_leftovers
+from tasks.runs.locks import (
+    RunLock,
+    at_work_on,
+    crashed_holders,
+    describe,
+    is_abandoned,
+    is_locked,
+    key_of,
+    lock,
+    lock_run,
+    refuse_locked,
+)
 from tasks.runs.outcome import (
     RESULTS,
     forget_results,

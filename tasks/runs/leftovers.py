@@ -8,7 +8,7 @@ from filelock import FileLock, Timeout
 
 from tasks import config, files
 from tasks.runs import catalogue, index
-from tasks.runs.holds import is_over, remove_free_locks
+from tasks.runs.locks import is_abandoned, remove_free_locks
 
 
 def remove_leftovers(mine: str = "") -> list[Path]:
@@ -28,7 +28,7 @@ def remove_leftovers(mine: str = "") -> list[Path]:
         folder = root / entry.folder
         found = [*folder.glob("checkpoints/.*.partial"), *folder.glob("models/.*.partial*")]
         run = index.load(entry.folder) if found else None
-        if run is None or not (run.key == mine or is_over(run)):
+        if run is None or not (run.key == mine or is_abandoned(run)):
             continue
         for path in found:
             if files.is_inside(path, root):

@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 from tasks import config, records
 from tasks.errors import UserError
 from tasks.records import PreparedDataset, RegisteredModel, Run
-from tasks.runs.holds import is_over
 from tasks.runs.index import find_named, newest
+from tasks.runs.locks import is_abandoned
 from tasks.runs.outcome import forget_results, nonfinite_steps, status
 
 SHOWN = 3
@@ -100,7 +100,7 @@ def why_not_resumed(settings: config.Settings, wanted: records.Lineage) -> str |
     except UserError:
         return None
     ended = status(run)
-    if ended is None or ended.status == "FINISHED" or run.parent_run_id is not None or not is_over(run):
+    if ended is None or ended.status == "FINISHED" or run.parent_run_id is not None or not is_abandoned(run):
         return None
     other = differences(run, settings)
     why = _few([str(one) for one in other if one.mark.what == "result"])

@@ -41,7 +41,7 @@ def _end_folders(own_key: str, except_run_id: str | None) -> list[records.Ended]
     ended = []
     project = runs.project_id()
     for run in runs.find_not_final():
-        if run.run_id == except_run_id or not (run.key == own_key or runs.is_over(run)):
+        if run.run_id == except_run_id or not (run.key == own_key or runs.is_abandoned(run)):
             continue
         put_down = runs.status(run)
         # In a copy of a project lie the runs of the original, which may be at work; the copy has a store of its own, or
@@ -76,7 +76,7 @@ def _end_running(
     # What it is told last may still be on its way.
     owner, _, held_key = tags.get("held_by", "").rpartition(":")
     key = run_of.key if run_of is not None else held_key
-    at_work = local_id == except_run_id or (key != own_key and runs.is_held(key))
+    at_work = local_id == except_run_id or (key != own_key and runs.is_locked(key))
     # Runs of before are tagged with the host and the folder.
     if owner not in (runs.project_id(), f"{socket.gethostname()}:{config.project_root()}") or at_work:
         return None

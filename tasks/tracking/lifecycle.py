@@ -68,7 +68,7 @@ def start_comparison(
         settings: of any of those runs; what they do not share is left out of the parameters.
         prepared: becomes the run's dataset.
         lineage: where the run comes from.
-        key: what the process at work on the comparison holds, see ``runs.hold``.
+        key: what the process at work on the comparison holds, see ``runs.lock``.
         flow_run_id: the run of Prefect's flow.
 
     Raises:

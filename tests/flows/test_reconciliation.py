@@ -10,7 +10,7 @@ from tasks import records, runs
 DYING = """
 import os
 from tasks import runs
-with runs.hold("k", "a training", "no id of Prefect"):
+with runs.lock("k", "a training", "no id of Prefect"):
     os._exit(1)
 """
 
@@ -19,6 +19,6 @@ def test_what_names_no_flow_run_stops_no_start(project):
     subprocess.run([sys.executable, "-c", DYING], check=False)
     runs.keep_unreported(records.FlowEnd(flow_run_id="no id of Prefect", state="COMPLETED", message=""))
     Path("mlruns/unreported/half.json").write_text("{")
-    assert len(runs.dead_holders()) == 1
+    assert len(runs.crashed_holders()) == 1
     with temporary_settings({PREFECT_API_URL: "http://127.0.0.1:9/api"}):
         assert reconciliation.end_crashed_flow_runs() == []

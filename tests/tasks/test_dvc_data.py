@@ -220,12 +220,12 @@ def test_a_dataset_that_a_run_is_at_work_on_is_not_removed(project):
     records.save(run, project / run.folder / "records" / "run.json")
     runs.set_status(run, "RUNNING")
     with (
-        runs.hold(run.key, "tests"),
+        runs.lock(run.key, "tests"),
         pytest.raises(UserError, match=f"data/digits: run {run.run_id} on .+ is at work"),
     ):
         dvc_data.remove("digits")
     assert (project / "data" / "digits" / "params.yaml").exists()
-    with runs.hold(run.key, "tests"):
+    with runs.lock(run.key, "tests"):
         runs.set_status(run, "FINISHED")
         assert runs.at_work_on("digits") == [], "another one with its settings may have begun"
         runs.set_status(run, "RUNNING")

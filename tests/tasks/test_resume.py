@@ -103,7 +103,7 @@ def test_nothing_is_said_of_a_run_that_ended_or_is_at_work_or_has_other_data(pro
     run = begin(ended="RUNNING")
     settings = config.load(None, ["train.seed=7"])
     traced = lineage.trace(settings, "d")
-    with runs.hold(run.key, "a training"):
+    with runs.lock(run.key, "a training"):
         assert runs.why_not_resumed(settings, traced) is None
     assert runs.why_not_resumed(settings, traced) is not None
     assert runs.why_not_resumed(config.load(None, ["dataset.name=mnist"]), traced) is None

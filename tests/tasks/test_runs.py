@@ -52,7 +52,7 @@ def begin(settings, run_id, status=None, data_version=DATA, code=CODE, **more):
 HOLDING = """
 import sys, time
 from tasks import runs
-with runs.hold(sys.argv[1], "a training", sys.argv[2]) as held:
+with runs.lock(sys.argv[1], "a training", sys.argv[2]) as held:
     held.note(run_id="abc")
     print("held", flush=True)
     time.sleep(600)
@@ -71,55 +71,55 @@ def holder(project):
 
 
 def test_a_second_process_is_refused_and_told_who_holds(holder):
-    assert runs.is_held("k")
+    assert runs.is_locked("k")
     said = rf"a training with these settings is being done by process {holder.pid} on .+ since 20.+, run abc: wait for"
-    with pytest.raises(UserError, match=said) as error, runs.hold("k", "a training"):
+    with pytest.raises(UserError, match=said) as error, runs.lock("k", "a training"):
         pytest.fail("two at once")
     assert error.value.exit_code == 2
-    with runs.hold("other", "a training"):
-        assert runs.is_held("other")
-    assert runs.dead_holders() == []
+    with runs.lock("other", "a training"):
+        assert runs.is_locked("other")
+    assert runs.crashed_holders() == []
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
 def test_what_a_killed_process_held_is_free_and_its_note_is_found(holder, number):
     holder.send_signal(number)
     holder.wait()
-    assert not runs.is_held("k")
-    ((path, left),) = runs.dead_holders()
+    assert not runs.is_locked("k")
+    ((path, left),) = runs.crashed_holders()
     assert (left.pid, left.run_id, left.flow_run_id, left.key) == (holder.pid, "abc", "f", "k")
-    with runs.hold("k", "a training"):
-        assert runs.dead_holders() == [(path, left)], "the one of now is not among them"
+    with runs.lock("k", "a training"):
+        assert runs.crashed_holders() == [(path, left)], "the one of now is not among them"
 
 
 def test_a_clock_that_was_set_back_does_not_make_the_dead_alive(holder):
     holder.kill()
     holder.wait()
-    ((path, left),) = runs.dead_holders()
+    ((path, left),) = runs.crashed_holders()
     os.utime(path, (time.time() + 1000,) * 2)
-    with runs.hold("k", "a training"):
-        assert runs.dead_holders() == [(path, left)]
-        with pytest.raises(UserError, match=f"by process {os.getpid()} on "), runs.hold("k", "a training"):
+    with runs.lock("k", "a training"):
+        assert runs.crashed_holders() == [(path, left)]
+        with pytest.raises(UserError, match=f"by process {os.getpid()} on "), runs.lock("k", "a training"):
             pytest.fail("two at once")
 
 
 def test_a_lock_that_cannot_be_taken_is_refused_with_its_place(project):
     Path("mlruns/active/k.lock").mkdir(parents=True)
-    with pytest.raises(UserError, match=r"active/k\.lock cannot be written \(Is a directory\)"), runs.hold("k", "it"):
+    with pytest.raises(UserError, match=r"active/k\.lock cannot be written \(Is a directory\)"), runs.lock("k", "it"):
         pytest.fail("held")
 
 
 def test_a_process_that_is_stopped_still_holds(holder):
     holder.send_signal(signal.SIGSTOP)
     time.sleep(0.2)
-    assert runs.is_held("k")
-    assert runs.dead_holders() == []
+    assert runs.is_locked("k")
+    assert runs.crashed_holders() == []
 
 
 def test_who_ends_leaves_no_note_however_it_ends(project):
-    with pytest.raises(ZeroDivisionError), runs.hold("k", "a training"):
+    with pytest.raises(ZeroDivisionError), runs.lock("k", "a training"):
         raise ZeroDivisionError
-    with runs.hold("k", "a training"):
+    with runs.lock("k", "a training"):
         pass
     assert list(Path("mlruns/active").iterdir()) == []
 
@@ -132,7 +132,7 @@ from tasks.errors import UserError
 done = 0
 while done < 30:
     try:
-        with runs.hold("k", "a training"):
+        with runs.lock("k", "a training"):
             before = int(Path("count").read_text())
             time.sleep(0.001)
             Path("count").write_text(str(before + 1))
@@ -153,13 +153,13 @@ def test_the_notes_of_another_machine_are_left_to_it(holder, monkeypatch):
     holder.kill()
     holder.wait()
     monkeypatch.setattr(socket, "gethostname", lambda: "elsewhere")
-    monkeypatch.setattr(runs.holds, "boot_id", lambda: "another")
-    assert runs.dead_holders() == []
+    monkeypatch.setattr(runs.locks, "boot_id", lambda: "another")
+    assert runs.crashed_holders() == []
 
 
 # As a container: process ids of its own.
 ALONE = ["unshare", "--pid", "--fork", "--mount-proc", "--kill-child"]
-WHO_DIED = "from tasks import runs; print([holder.pid for _, holder in runs.dead_holders()])"
+WHO_DIED = "from tasks import runs; print([holder.pid for _, holder in runs.crashed_holders()])"
 
 
 @pytest.fixture
@@ -173,7 +173,7 @@ def test_who_is_at_work_in_another_container_is_not_taken_for_dead(holder, in_co
     """They have the host's name and the folder in common, and number their processes each for itself."""
     found = in_container(WHO_DIED)
     assert found.stdout == "[]\n", found.stderr
-    refused = in_container("from tasks import runs; runs.hold('k', 'a training').__enter__()")
+    refused = in_container("from tasks import runs; runs.lock('k', 'a training').__enter__()")
     assert f"is being done by process {holder.pid} on " in refused.stderr
     holder.kill()
     holder.wait()
@@ -182,10 +182,10 @@ def test_who_is_at_work_in_another_container_is_not_taken_for_dead(holder, in_co
 
 def test_a_container_with_a_new_name_ends_what_the_one_before_left(holder, monkeypatch):
     monkeypatch.setattr(socket, "gethostname", lambda: "elsewhere")
-    assert runs.dead_holders() == []
+    assert runs.crashed_holders() == []
     holder.kill()
     holder.wait()
-    ((_, left),) = runs.dead_holders()
+    ((_, left),) = runs.crashed_holders()
     assert left.pid == holder.pid
 
 
@@ -195,20 +195,20 @@ def test_a_note_of_before_is_read_and_counts_as_it_did(holder):
     for name in ("boot", "process_space"):
         del before[name]
     path.write_text(json.dumps(before))
-    assert runs.dead_holders() == []
+    assert runs.crashed_holders() == []
     holder.kill()
     holder.wait()
-    assert len(runs.dead_holders()) == 1
+    assert len(runs.crashed_holders()) == 1
 
 
 def test_the_lock_of_a_killed_process_is_removed_and_one_that_is_held_stays(holder):
-    with runs.hold("other", "a training"):
+    with runs.lock("other", "a training"):
         holder.kill()
         holder.wait()
         assert Path("mlruns/active/k.lock").exists()
         runs.remove_leftovers()
         assert [path.name for path in Path("mlruns/active").glob("*.lock")] == ["other.lock"]
-        assert runs.is_held("other")
+        assert runs.is_locked("other")
 
 
 ASKING_ITS_ID = "from tasks import runs; print(runs.project_id())"
@@ -308,7 +308,7 @@ def test_leftovers_of_killed_processes_are_removed_and_those_at_work_left_alone(
     Path(linked.folder, "checkpoints").symlink_to(outside)
     for folder in scratch:
         (folder / files.MARK).touch()
-    with runs.hold(alive.key, "a training"):
+    with runs.lock(alive.key, "a training"):
         assert set(runs.remove_leftovers()) == {(Path.cwd() / path) for path in (half[0], export, *scratch)}
     assert half[1].exists()
     assert all(path.exists() for path in whole)
@@ -333,7 +333,7 @@ def test_what_a_killed_run_of_the_same_left_is_removed_also_where_a_new_one_begi
     dead = begin(settings, "dead", "RUNNING")
     half = Path(dead.folder, "checkpoints", ".7.partial")
     half.mkdir(parents=True)
-    with runs.hold(dead.key, "a training"):
+    with runs.lock(dead.key, "a training"):
         assert runs.remove_leftovers() == []
         assert runs.remove_leftovers(dead.key) == [Path.cwd() / half]
 
@@ -367,7 +367,7 @@ def test_only_an_id_names_a_run(settings, tmp_path):
     for path in PATHS:
         named = path.format(known=KNOWN, project=Path.cwd(), elsewhere=elsewhere)
         assert runs.look_up(named) is None, "a tag of a server that others write to"
-        for refused in (runs.find, lambda name: runs.refuse_held(settings, name)):
+        for refused in (runs.find, lambda name: runs.refuse_locked(settings, name)):
             with pytest.raises(UserError, match=f"^unknown run '{named}': .*the newest runs: {KNOWN}$"):
                 refused(named)
 

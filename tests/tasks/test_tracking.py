@@ -344,7 +344,7 @@ def test_runs_whose_process_died_are_ended_as_they_had_put_down_or_as_killed(sto
     client.set_tag(elsewhere.run_id, "held_by", f"elsewhere:{elsewhere.key}")
     theirs = elsewhere.model_copy(update={"host": "elsewhere", "boot": "another"})
     records.save(theirs, Path(elsewhere.folder, "records", "run.json"))
-    with runs.hold(at_work.key, "a training"), runs.hold(mine.key, "a training"):
+    with runs.lock(at_work.key, "a training"), runs.lock(mine.key, "a training"):
         ended = tracking.end_crashed(mine.key, resumed.run_id)
     died = f"its process on {socket.gethostname()} died"
     assert {record.what: (record.status, record.reason) for record in ended} == {
@@ -384,7 +384,7 @@ from pathlib import Path
 from tasks import config, lineage, records, runs, tracking
 settings = config.load(overrides=[f"train.seed={sys.argv[2]}"])
 prepared = records.PreparedDataset.model_validate_json(Path(sys.argv[3]).read_text())
-with runs.hold_run(settings):
+with runs.lock_run(settings):
     run = tracking.start_run(settings, prepared, lineage.trace(settings, "0123"))
     print(run.run_id, flush=True)
     sys.stdin.read()

@@ -27,8 +27,8 @@ from tasks.runs.outcome import status
 MOMENT_SECONDS = 2.0
 
 
-class Hold:
-    """A run that this process is at work on."""
+class RunLock:
+    """The lock of a run that this process is at work on, with the note of what it does."""
 
     def __init__(self, path: Path, holder: Holder) -> None:
         self._path = path
@@ -47,7 +47,7 @@ def key_of(settings: config.Settings) -> str:
 
 
 @contextlib.contextmanager
-def hold(key: str, what: str, flow_run_id: str | None = None) -> Iterator[Hold]:
+def lock(key: str, what: str, flow_run_id: str | None = None) -> Iterator[RunLock]:
     """Be the one process that does this, until the block ends or the process dies.
 
     Args:
@@ -59,20 +59,20 @@ def hold(key: str, what: str, flow_run_id: str | None = None) -> Iterator[Hold]:
         UserError: another process does it now; names it.
     """
     folder = _folder()
-    lock = FileLock(folder / f"{key}.lock", timeout=MOMENT_SECONDS)
+    file_lock = FileLock(folder / f"{key}.lock", timeout=MOMENT_SECONDS)
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        lock.acquire()
+        file_lock.acquire()
     except Timeout:
         raise _refusal(key, what) from None
     except OSError as error:
         raise UserError(
-            f"{lock.lock_file} cannot be written ({error.strerror}): it may be another user's. Ask them, or make "
+            f"{file_lock.lock_file} cannot be written ({error.strerror}): it may be another user's. Ask them, or make "
             "mlruns/active writable and remove it"
         ) from None
     path = folder / f"{key}.{uuid.uuid4().hex[:8]}.json"
     try:
-        yield Hold(
+        yield RunLock(
             path,
             Holder(
                 key=key,
@@ -88,12 +88,12 @@ def hold(key: str, what: str, flow_run_id: str | None = None) -> Iterator[Hold]:
     finally:
         path.unlink(missing_ok=True)
         # Still locked: who has opened it sees that it is gone, and makes another one.
-        Path(lock.lock_file).unlink(missing_ok=True)
-        lock.release()
+        Path(file_lock.lock_file).unlink(missing_ok=True)
+        file_lock.release()
 
 
 @contextlib.contextmanager
-def hold_run(settings: config.Settings, resume: str | None = None, flow_run_id: str | None = None) -> Iterator[Hold]:
+def lock_run(settings: config.Settings, resume: str | None = None, flow_run_id: str | None = None) -> Iterator[RunLock]:
     """Be the one process that runs these settings, and that is at work on the run that is to be resumed.
 
     Args:
@@ -104,14 +104,14 @@ def hold_run(settings: config.Settings, resume: str | None = None, flow_run_id: 
         UserError: another process is; or there is no such run.
     """
     with contextlib.ExitStack() as stack:
-        held = stack.enter_context(hold(key_of(settings), describe(settings), flow_run_id))
+        held = stack.enter_context(lock(key_of(settings), describe(settings), flow_run_id))
         named = find_named(settings, resume)
         if named is not None and named.key != held.holder.key:
-            stack.enter_context(hold(named.key, f"run {named.run_id}", flow_run_id))
+            stack.enter_context(lock(named.key, f"run {named.run_id}", flow_run_id))
         yield held
 
 
-def refuse_held(settings: config.Settings, resume: str | None = None) -> None:
+def refuse_locked(settings: config.Settings, resume: str | None = None) -> None:
     """Refuse what another process is doing now, before anything is started.
 
     Raises:
@@ -121,7 +121,7 @@ def refuse_held(settings: config.Settings, resume: str | None = None) -> None:
     for key, what in [(key_of(settings), describe(settings))] + (
         [(named.key, f"run {named.run_id}")] if named is not None else []
     ):
-        if is_held(key):
+        if is_locked(key):
             raise _refusal(key, what)
 
 
@@ -130,7 +130,7 @@ def describe(settings: config.Settings) -> str:
     return f"{settings.strategy.kind} {settings.train.loop} on {settings.dataset.name}"
 
 
-def is_held(key: str) -> bool:
+def is_locked(key: str) -> bool:
     """Return whether a process, also this one, is at work on what has this key."""
     try:
         descriptor = os.open(_folder() / f"{key}.lock", os.O_RDONLY)
@@ -147,25 +147,27 @@ def is_held(key: str) -> bool:
     return False
 
 
-def is_over(run: Run) -> bool:
+def is_abandoned(run: Run) -> bool:
     """Return whether no process of this machine, in any container, is at work on a run; False for another machine's."""
-    return _is_here(run) and not is_held(run.key)
+    return _is_here(run) and not is_locked(run.key)
 
 
 def at_work_on(dataset: str) -> list[Run]:
     """Return the runs and comparisons on a dataset that are at work; those of another machine, if they say so."""
     unfinished = (run for run in find_not_final() if (ended := status(run)) and ended.status == "RUNNING")
-    return [run for run in unfinished if run.settings.get("dataset", {}).get("name") == dataset and not is_over(run)]
+    return [
+        run for run in unfinished if run.settings.get("dataset", {}).get("name") == dataset and not is_abandoned(run)
+    ]
 
 
-def dead_holders() -> list[tuple[Path, Holder]]:
+def crashed_holders() -> list[tuple[Path, Holder]]:
     """Return the notes of this machine's processes that died at work, and where each lies."""
     found = []
     for path in sorted(_folder().glob("*.json")):
         with contextlib.suppress(UserError):  # Just ended.
             holder = records.load(Holder, path)
             # Not by the time of the note: a clock may be set back.
-            if _is_here(holder) and not (is_held(holder.key) and _may_live(holder)):
+            if _is_here(holder) and not (is_locked(holder.key) and _may_live(holder)):
                 found.append((path, holder))
     return found
 
