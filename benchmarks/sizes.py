@@ -139,7 +139,7 @@ def tracked(size: int, settings: config.Settings, prepared: records.PreparedData
     """Measure what tracking takes for so many points."""
 
     def write() -> None:
-        run = tracking.start_run(settings, prepared, lineage.trace(settings, prepared.data_version))
+        run = tracking.start_run(settings, prepared, lineage.collect(settings, prepared.data_version))
         with tracking.MetricWriter(run) as writer:
             for number in range(size):
                 writer.write(number, {"train/loss": 1.0})
@@ -150,7 +150,7 @@ def tracked(size: int, settings: config.Settings, prepared: records.PreparedData
 
 def history(size: int, settings: config.Settings) -> None:
     """Measure what a start asks of the runs before it, when there are so many that have ended."""
-    traced = lineage.trace(settings, "0" * 32)
+    traced = lineage.collect(settings, "0" * 32)
     ended = records.RunStatus(status="FAILED", reason=None, at="")
     for number in range(len(list(Path("mlruns/runs").glob("*"))), size):
         run = records.Run(

@@ -33,7 +33,7 @@ def trained(overrides: dict[str, object], recipe: str | None = None) -> Iterator
             experiment="benchmark",
             name="benchmark",
             folder=Path(folder).relative_to(config.project_root()).as_posix(),
-            lineage=lineage.trace(settings, prepared.data_version),
+            lineage=lineage.collect(settings, prepared.data_version),
             settings=settings.to_json(),
         )
         yield train(settings, prepared, run, send=lambda step, metrics: None)

@@ -69,7 +69,7 @@ def command(debug: bool) -> Iterator[None]:
     except Exception as error:
         if debug:
             print(without_secrets(traceback.format_exc()), file=sys.stderr)
-        if full := files.full_disk(error, "the project's folder, or Prefect's,"):
+        if full := files.find_full_disk(error, "the project's folder, or Prefect's,"):
             print(f"error: {full}", file=sys.stderr)
             sys.exit(full.exit_code)
         cause = (str(error).strip() or "no message").splitlines()[0]

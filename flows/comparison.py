@@ -13,7 +13,7 @@ from prefect.runtime import flow_run
 from pydantic import Field
 
 from flows import reconciliation, reporting, stages
-from flows.load import Load
+from flows.machine_load import MachineLoad
 from flows.plan import LOOPS, Pair, Plan, explain, plan
 from tasks import config, runs
 from tasks.errors import Interrupted, StratagemError
@@ -120,7 +120,7 @@ def _train(pair: Pair, prepared: PreparedDataset, parent: Run, number: int) -> C
         return row
     print(f"\n{pair.strategy}, {pair.loop}{f', round {number}' if number > 1 else ''}", file=sys.stderr)
     client.stop_processes()  # Each has processes of its own, so that none starts with what another left warm.
-    load = Load()
+    load = MachineLoad()
     began = time.perf_counter()
     run = None
     try:

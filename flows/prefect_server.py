@@ -15,7 +15,7 @@ import time
 
 from tasks import config
 from tasks.errors import StratagemError, UserError
-from tasks.network import why_silent
+from tasks.network import unreachable_reason
 from tasks.process import guard, scratch
 
 # So often a run's own server is started again; one that always dies again would be started for ever.
@@ -184,7 +184,7 @@ def answers(url: str, seconds: float) -> bool:
             wait; that counts.
     """
     end = time.monotonic() + seconds
-    while why_silent(f"{url.rstrip('/')}/health", ANSWER_SECONDS) is not None:
+    while unreachable_reason(f"{url.rstrip('/')}/health", ANSWER_SECONDS) is not None:
         if time.monotonic() >= end:
             return False
         time.sleep(0.5)
@@ -193,7 +193,7 @@ def answers(url: str, seconds: float) -> bool:
 
 def _check_server(url: str) -> None:
     # Prefect's client tries for a minute.
-    if (reason := why_silent(f"{url.rstrip('/')}/health")) is not None:
+    if (reason := unreachable_reason(f"{url.rstrip('/')}/health")) is not None:
         raise UserError(
             f"PREFECT_API_URL = {url}: no Prefect server answers ({reason}): start it with `prefect server start`, or "
             "unset the variable: then each run starts one of its own"

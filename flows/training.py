@@ -19,9 +19,9 @@ from tasks.process import client
 from tasks.process.environment import keep_private
 from tasks.records import EvaluationResult, PreparedDataset, RegisteredModel, Run, RunSummary, TrainingResult
 
-NOTHING = config.Overrides({})
+NO_OVERRIDES = config.Overrides({})
 # What a summary has of the training's record.
-OF_TRAINING = {"strategy", "loop", "num_replicas", "epochs", "steps", "examples_per_second", "weights_digest"}
+TRAINING_FIELDS = {"strategy", "loop", "num_replicas", "epochs", "steps", "examples_per_second", "weights_digest"}
 Recipe = Annotated[str | None, WithJsonSchema(config.recipe_schema())]
 
 
@@ -40,7 +40,7 @@ def _flow_run_name() -> str:
 @flow(name="training", flow_run_name=_flow_run_name)
 def training(
     recipe: Recipe = None,
-    overrides: config.Overrides = NOTHING,
+    overrides: config.Overrides = NO_OVERRIDES,
     if_changed: bool = False,
     resume: str | None = None,
     allow_changes: bool = False,
@@ -60,10 +60,10 @@ def training(
     settings = _settings(recipe, overrides)
     reconciliation.end_crashed_flow_runs()
     resumption = pipeline.Resumption(resume, allow_changes, fresh)
-    return reporting.reported(lambda: _run(_fitted(settings, recipe, overrides), if_changed, resumption))
+    return reporting.reported(lambda: _run(_with_data_defaults(settings, recipe, overrides), if_changed, resumption))
 
 
-def _fitted(settings: config.Settings, recipe: str | None, overrides: Any) -> config.Settings:
+def _with_data_defaults(settings: config.Settings, recipe: str | None, overrides: Any) -> config.Settings:
     """Return the settings that fit the data, where nobody else says what they are; the data are prepared before."""
     chosen = config.choices(recipe, settings.to_json())
     if chosen is None:
@@ -136,7 +136,7 @@ def summarise(
         flow_run_id=run.flow_run_id,
         **run.lineage.model_dump(),
         dataset=prepared.name,
-        **trained.model_dump(include=OF_TRAINING),
+        **trained.model_dump(include=TRAINING_FIELDS),
         metrics=evaluated.metrics,
         checkpoint=evaluated.checkpoint,
         **registered.model_dump(include={"model_uri", "aliases", "reason", "notes"}),

@@ -18,7 +18,7 @@ from flows.prefect_server import guarded_environment, make_password
 from tasks import config, relocation
 from tasks.errors import StratagemError
 from tasks.machine import free_ports
-from tasks.network import why_silent, without_userinfo
+from tasks.network import unreachable_reason, without_userinfo
 from tasks.process.environment import stage_environment
 from tasks.records import HEADLINES
 
@@ -73,7 +73,7 @@ def serve() -> None:
     with log.open("wb") as output, contextlib.ExitStack() as stack:
         servers = [stack.enter_context(_server(command, variables, root, output)) for command, variables, _ in planned]
         for (_, _, address), server in zip(planned, servers, strict=True):
-            while server.poll() is None and why_silent(address) is not None:
+            while server.poll() is None and unreachable_reason(address) is not None:
                 time.sleep(0.2)
         if all(server.poll() is None for server in servers):
             for name, address in [("MLflow", without_userinfo(store))] if served else mlflow_links(mlflow, key):

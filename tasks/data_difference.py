@@ -21,7 +21,7 @@ def load_at(name: str, commit: str) -> PreparedDataset:
     version = lineage.version_in(lock, name) if lock is not None else None
     if version is None:
         raise UserError(f"{name}@{commit}: that commit has no {path} of a prepared dataset: git log -- {path}")
-    listing = prepared_data.listed(version, root) or {}
+    listing = prepared_data.md5_by_file(version, root) or {}
     md5 = listing.get("manifest.json", "")
     manifest = root / prepared_data.LISTINGS / md5[:2] / md5[2:]
     if not md5 or not manifest.is_file():

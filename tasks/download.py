@@ -55,7 +55,7 @@ def download(dataset: config.Dataset) -> DatasetManifest:
     except (requests.RequestException, tfds.download.DownloadError) as error:
         raise errors.DownloadError(f"dataset {dataset.name}: the download broke off ({error}). Run it again") from None
     except tf.errors.ResourceExhaustedError:  # As TensorFlow says that a disk is full.
-        raise files.no_room(folder.relative_to(root)) from None
+        raise files.full_disk_error(folder.relative_to(root)) from None
     except ImportError as error:
         raise UserError(f"dataset {dataset.name} needs a package that is not installed: {error}") from None
     except OSError as error:
@@ -277,7 +277,7 @@ def _no_answer(url: str) -> str | None:
         except requests.RequestException as error:
             return type(error).__name__
 
-    return network.within(4, ask, "no answer within 4 seconds")
+    return network.with_timeout(4, ask, "no answer within 4 seconds")
 
 
 def _describe(dataset: config.Dataset, archives: dict[str, Any], raw: Path) -> DatasetManifest:

@@ -27,9 +27,9 @@ from tasks import (
 )
 from tasks.errors import StratagemError, UserError, one_of
 from tasks.process import dvc_cache, scratch
-from tasks.process.apart import run_apart
 from tasks.process.environment import stage_environment
 from tasks.process.guard import held_open
+from tasks.process.own_process import run_in_own_process
 from tasks.records import DataDifference, PreparedDataset
 
 DVC_BUSY_SECONDS = 600.0
@@ -313,7 +313,7 @@ def check_source(dataset: config.Dataset) -> None:
         return
     values = dataset.model_dump(mode="json", exclude={"image_size"})
     settings = [part for key, value in values.items() for part in ("--set", f"dataset.{key}={json.dumps(value)}")]
-    run_apart("check", *settings)
+    run_in_own_process("check", *settings)
 
 
 def _reproduce(target: str, downloads: Path | None, root: Path, force: bool) -> None:

@@ -38,7 +38,7 @@ def make_data(stage: str, name: str) -> None:
         set_who_logs() if described.is_local else import_quietly("tasks.dataset_kinds.tfds")
         from tasks.prepare import prepare
 
-        _say(prepare(described))
+        _print_prepared(prepare(described))
         return
     overrides = [f"dataset.{key}={json.dumps(value)}" for key, value in described.model_dump(exclude={"kind"}).items()]
     if downloads := os.environ.get("STRATAGEM_DOWNLOADS"):
@@ -49,12 +49,12 @@ def make_data(stage: str, name: str) -> None:
     from tasks.download import download
 
     manifest = download(dataset)
-    print(f"downloaded {manifest.name} {manifest.version}: {_sizes(manifest.num_examples)}", file=sys.stderr)
+    print(f"downloaded {manifest.name} {manifest.version}: {_counts(manifest.num_examples)}", file=sys.stderr)
 
 
-def _say(prepared: records.PreparedDataset) -> None:
+def _print_prepared(prepared: records.PreparedDataset) -> None:
     sizes = {split: part.num_examples for split, part in prepared.splits.items()}
-    print(f"prepared {prepared.name} {prepared.version}: {_sizes(sizes)}", file=sys.stderr)
+    print(f"prepared {prepared.name} {prepared.version}: {_counts(sizes)}", file=sys.stderr)
     if held := prepared.held_out:
         print(
             f"it has no test split: {held.num_examples:,} of its training examples, drawn with seed {held.seed}, are "
@@ -63,7 +63,7 @@ def _say(prepared: records.PreparedDataset) -> None:
         )
 
 
-def _sizes(splits: dict[str, int]) -> str:
+def _counts(splits: dict[str, int]) -> str:
     return ", ".join(f"{count:,} {name}" for name, count in splits.items())
 
 

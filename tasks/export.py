@@ -210,7 +210,7 @@ def _explaining(what: str, target: Path) -> Iterator[None]:
     except (StratagemError, MemoryError):
         raise
     except Exception as error:
-        if full := files.full_disk(error, target):
+        if full := files.find_full_disk(error, target):
             raise full from None
         raise UserError(f"{what} ({_cause(error)})") from error
 

@@ -13,24 +13,24 @@ from typing import IO, Any
 
 from tasks.errors import StratagemError, UserError
 
-NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
+DISK_FULL_NUMBERS = (errno.ENOSPC, errno.EDQUOT)
 # As SQLite says it, and TensorFlow.
-FULL = ("database or disk is full", "No space left on device")
+DISK_FULL_TEXTS = ("database or disk is full", "No space left on device")
 # SQLite's words where it cannot make its journal: for want of an inode, if none is left.
-NO_FILE = "unable to open database file"
+NO_FILE_TEXT = "unable to open database file"
 FEW_INODES = 16
 # In a scratch folder, it says who made that.
 MARK = ".stratagem"
 
 
-def no_room(place: Path | str, number: int = errno.ENOSPC) -> StratagemError:
+def full_disk_error(place: Path | str, number: int = errno.ENOSPC) -> StratagemError:
     """Return the one message for a full disk, by the number of its error: also one of a full quota."""
     return StratagemError(
         f"{place} cannot be written ({os.strerror(number)}). Make room, and give the same command again"
     )
 
 
-def full_disk(error: BaseException, place: Path | str) -> StratagemError | None:
+def find_full_disk(error: BaseException, place: Path | str) -> StratagemError | None:
     """Return the one message for a full disk where an error has that cause, whatever library wrapped it; else None.
 
     Args:
@@ -38,11 +38,11 @@ def full_disk(error: BaseException, place: Path | str) -> StratagemError | None:
     """
     cause: BaseException | None = error
     while cause is not None:
-        if isinstance(cause, OSError) and cause.errno in NO_ROOM:
-            return no_room(cause.filename or place, cause.errno)
+        if isinstance(cause, OSError) and cause.errno in DISK_FULL_NUMBERS:
+            return full_disk_error(cause.filename or place, cause.errno)
         said = str(cause)
-        if any(words in said for words in FULL) or (NO_FILE in said and out_of_inodes()):
-            return no_room(place)
+        if any(words in said for words in DISK_FULL_TEXTS) or (NO_FILE_TEXT in said and out_of_inodes()):
+            return full_disk_error(place)
         cause = cause.__cause__ or cause.__context__
     return None
 
@@ -55,8 +55,8 @@ def out_of_inodes() -> bool:
 
 def unwritable(place: Path | str, error: OSError) -> StratagemError:
     """Return the one message for what cannot be written: the user's mistake, but for a full disk."""
-    if error.errno in NO_ROOM:
-        return no_room(place, error.errno)
+    if error.errno in DISK_FULL_NUMBERS:
+        return full_disk_error(place, error.errno)
     return UserError(f"{place}: cannot be written ({error}). Check its permissions")
 
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     import numpy as np
 
 
-def trace(settings: config.Settings, data_version: str | None) -> records.Lineage:
+def collect(settings: config.Settings, data_version: str | None) -> records.Lineage:
     """Return where a run with these settings on this data comes from."""
     commit, dirty = git_state(config.project_root())
     return records.Lineage(
@@ -201,7 +201,7 @@ def finished_run(dataset: str, lineage: records.Lineage) -> records.RunSummary |
     """
     last = None
     newest = "dataset = ? AND finished_at IS NOT NULL ORDER BY finished_at DESC LIMIT 1"
-    while last is None and (found := catalogue.ask(newest, dataset)):
+    while last is None and (found := catalogue.query(newest, dataset)):
         try:
             last = records.load(records.RunSummary, config.project_root() / found[0].folder / "summary.json")
         except UserError:

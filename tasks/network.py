@@ -76,7 +76,7 @@ def _to_prefect(user: str, password: str) -> dict[str, str]:
     return {"PREFECT_API_AUTH_STRING": f"{user}:{password}"}
 
 
-def why_silent(url: str, timeout_seconds: float = 5) -> str | None:
+def unreachable_reason(url: str, timeout_seconds: float = 5) -> str | None:
     """Return why no server answers at an address, None where one does.
 
     Whether one that answers lets us in shows at the first request; 502 and its like are a proxy's answers.
@@ -90,7 +90,7 @@ def why_silent(url: str, timeout_seconds: float = 5) -> str | None:
         return without_secrets(str(error))
 
 
-def within(seconds: float, ask: Callable[[], T], otherwise: U) -> T | U:
+def with_timeout(seconds: float, ask: Callable[[], T], otherwise: U) -> T | U:
     """Return what a question to a server comes to, or something else after so many seconds.
 
     It is asked in a thread, because no time-out covers the look-up of a name, which may take 20 seconds and more.

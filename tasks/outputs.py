@@ -22,7 +22,7 @@ from tasks.strategies import Strategy
 
 
 @dataclass(frozen=True)
-class Share:
+class DeviceOutputs:
     """What one device computed of a batch: consecutive examples."""
 
     values: npt.NDArray[np.float64]
@@ -46,7 +46,7 @@ class Outputs:
 
 
 # Takes the features of a batch; returns the shares in the examples' order, and the examples that lay on each device.
-Function = Callable[[Any], tuple[list[Share], dict[str, int]]]
+OutputsFunction = Callable[[Any], tuple[list[DeviceOutputs], dict[str, int]]]
 
 
 def compute(settings: config.Settings, prepared: PreparedDataset, strategy: Strategy, arrays: Arrays) -> Outputs:
@@ -78,7 +78,7 @@ def compute(settings: config.Settings, prepared: PreparedDataset, strategy: Stra
                     test,
                     strategy,
                     (
-                        (labels, [Share(values, own_loss)], {worker: len(labels)})
+                        (labels, [DeviceOutputs(values, own_loss)], {worker: len(labels)})
                         for labels, values, own_loss, worker in found
                     ),
                 )
@@ -93,7 +93,7 @@ def compute(settings: config.Settings, prepared: PreparedDataset, strategy: Stra
 def _joined(
     test: Batches,
     strategy: Strategy,
-    found: Iterable[tuple[npt.NDArray[Any], list[Share], dict[str, int]]],
+    found: Iterable[tuple[npt.NDArray[Any], list[DeviceOutputs], dict[str, int]]],
 ) -> Outputs:
     """Return the outputs of all workers, from the labels and shares of each of this worker's batches."""
     table, label_shape, dtype = None, (), np.dtype(np.int64)
@@ -119,7 +119,7 @@ def _joined(
     return Outputs(own_labels, table[:, end:], table[:, 0], dict(sorted(examples.items())))
 
 
-def _function_on_tensorflow(model: Any, strategy: Strategy) -> Function:
+def _function_on_tensorflow(model: Any, strategy: Strategy) -> OutputsFunction:
     import tensorflow as tf
 
     num_replicas = strategy.num_local_replicas
@@ -147,11 +147,11 @@ def _function_on_tensorflow(model: Any, strategy: Strategy) -> Function:
         )
         return name
 
-    def function(x: Any) -> tuple[list[Share], dict[str, int]]:
+    def function(x: Any) -> tuple[list[DeviceOutputs], dict[str, int]]:
         # As tensors: a function of NumPy's arrays in a mapping is traced anew for each.
         outputs, own_losses = map(strategy.local_results, on_all_replicas(tf.nest.map_structure(tf.constant, x)))
         shares = [
-            Share(np.asarray(some).astype("float64"), float(own_loss))
+            DeviceOutputs(np.asarray(some).astype("float64"), float(own_loss))
             for some, own_loss in zip(outputs, own_losses, strict=True)
         ]
         return shares, {device_of(some): len(share.values) for some, share in zip(outputs, shares, strict=True)}
@@ -171,7 +171,7 @@ def _state(model: Any) -> list[list[Any]]:
     return [[variable.value for variable in part] for part in parts]
 
 
-def _function_on_jax(model: Any, strategy: Strategy) -> Function:
+def _function_on_jax(model: Any, strategy: Strategy) -> OutputsFunction:
     import jax
 
     state = _state(model)
@@ -181,9 +181,9 @@ def _function_on_jax(model: Any, strategy: Strategy) -> Function:
         outputs, _, losses = model.stateless_call(trainable, others, x, training=False, return_losses=True)
         return outputs, losses
 
-    def function(x: Any) -> tuple[list[Share], dict[str, int]]:
+    def function(x: Any) -> tuple[list[DeviceOutputs], dict[str, int]]:
         outputs, losses = compiled(*state, strategy.place_batch(x))
-        share = Share(np.asarray(outputs).astype("float64"), sum(float(loss) for loss in losses))
+        share = DeviceOutputs(np.asarray(outputs).astype("float64"), sum(float(loss) for loss in losses))
         shards = outputs.addressable_shards
         return [share], {f"{one.device.platform}:{one.device.id}": len(one.data) for one in shards}
 

@@ -12,7 +12,7 @@ from typing import TypeVar
 from tasks import config, dvc_data, errors, files, launchers, lineage, records, runs
 from tasks.errors import StratagemError, UserError
 from tasks.process import client
-from tasks.process.apart import run_apart
+from tasks.process.own_process import run_in_own_process
 from tasks.records import PreparedDataset, Record, Run, RunSummary, TrainingResult
 
 R = TypeVar("R", bound=Record)
@@ -80,7 +80,7 @@ def start_or_resume(
     runs.remove_leftovers(held.holder.key)
     unfinished = None
     if resumption.run is None and not resumption.fresh:
-        traced = lineage.trace(settings, prepared.data_version)
+        traced = lineage.collect(settings, prepared.data_version)
         unfinished = runs.find_unfinished(settings, traced)
         if unfinished is None and (why := runs.why_not_resumed(settings, traced)):
             print(why, file=sys.stderr)
@@ -148,7 +148,7 @@ def reconcile() -> list[records.Ended]:
         StratagemError: the store cannot be used, or does not answer.
     """
     removed = [path.relative_to(config.project_root()) for path in runs.remove_leftovers()]
-    done = run_apart("reconcile")
+    done = run_in_own_process("reconcile")
     done.check_returncode()
     return [
         *(records.Ended(what=str(path), status="removed", reason="it was half-written") for path in removed),
@@ -288,7 +288,7 @@ def unchanged(settings: config.Settings, prepared: PreparedDataset) -> RunSummar
     """Return the newest finished run on this data with these settings and this code, or None."""
     if re.match("models:.*@", settings.model.initial or ""):
         return None  # The alias may be another version's by now.
-    same = lineage.finished_run(prepared.name, lineage.trace(settings, prepared.data_version))
+    same = lineage.finished_run(prepared.name, lineage.collect(settings, prepared.data_version))
     if same is not None:
         with contextlib.suppress(UserError):  # Its record is gone, and its summary is enough.
             if changed := runs.changes_without_result(settings, runs.find(same.run_id)):

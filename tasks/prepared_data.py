@@ -31,7 +31,7 @@ def verify(prepared: PreparedDataset) -> None:
     """
     root = config.project_root()
     manifest = f"{prepared.folder}/manifest.json"
-    known = listed(prepared.data_version, root) if prepared.data_version is not None else None
+    known = md5_by_file(prepared.data_version, root) if prepared.data_version is not None else None
     changed = UserError(
         f"{manifest}: changed since it was made, it is not that of the data version {prepared.data_version} in "
         f"data/{prepared.name}/dvc.lock. {remedy(prepared.name)}"
@@ -83,7 +83,7 @@ def encoding(prepared: PreparedDataset) -> dict[str, Any] | None:
     }
 
 
-def listed(data_version: str, root: Path) -> dict[str, str] | None:
+def md5_by_file(data_version: str, root: Path) -> dict[str, str] | None:
     """Return the md5 of each file of a data version from DVC's cache, where it is the listing's name; else None."""
     try:
         listing = (root / LISTINGS / data_version[:2] / f"{data_version[2:]}.dir").read_bytes()

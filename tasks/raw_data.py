@@ -27,7 +27,7 @@ def verify(prepared: PreparedDataset) -> None:
     folder = root / "data" / prepared.name / "raw"
     place = folder.relative_to(root).as_posix()
     again = f"Move {place} away, then make it again: stratagem prepare --set dataset.name={prepared.name}"
-    listed = prepared_data.listed(version, root)
+    listed = prepared_data.md5_by_file(version, root)
     try:
         paths = [folder / path for path in listed] if listed else [path for path in folder.rglob("*") if path.is_file()]
         found = _digests(sorted(paths), folder, root / ".dvc" / "tmp" / f"stratagem-{prepared.name}-raw")

@@ -37,12 +37,12 @@ def start_run(
 ) -> Run:
     """Start the MLflow run of a pipeline, unless its training would be refused."""
     check(settings, prepared)
-    weights = initial.weights(settings, prepared)
+    weights = initial.find_weights(settings, prepared)
     _end_crashed(runs.key_of(settings))
-    traced = lineage.trace(settings, prepared.data_version)
+    traced = lineage.collect(settings, prepared.data_version)
     run = tracking.start_run(settings, prepared, traced, flow_run_id, parent_run_id)
     if weights:
-        initial.keep(weights, config.project_root() / run.folder)
+        initial.save(weights, config.project_root() / run.folder)
     return run
 
 
@@ -51,7 +51,7 @@ def start_comparison(
 ) -> Run:
     """Start the MLflow run that is the parent of a comparison's runs."""
     _end_crashed(key)
-    traced = lineage.trace(settings, prepared.data_version)
+    traced = lineage.collect(settings, prepared.data_version)
     return tracking.start_comparison(settings, prepared, traced, key, flow_run_id)
 
 
@@ -66,7 +66,7 @@ def resume_run(
     run = runs.find(run_id)
     runs.refuse_other_training(settings, run, allow_changes, prepared)
     check(settings, prepared)
-    traced = lineage.trace(settings, prepared.data_version)
+    traced = lineage.collect(settings, prepared.data_version)
     _end_crashed(runs.key_of(settings), run_id)
     return tracking.resume_run(run, settings, traced, flow_run_id)
 

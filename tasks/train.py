@@ -141,7 +141,7 @@ def _train(
             log.info("resuming at step %d, epoch %d", state.step, state.epoch + 1)
             global_batch_size = resumed_batch_size(settings.train, state, strategy.num_replicas)
         else:
-            arrays = initial.of_run(settings, prepared, folder)
+            arrays = initial.load(settings, prepared, folder)
             state = setup.first_state(settings, prepared, global_batch_size)
         state = state.model_copy(update=_origin(settings, prepared, run))
         if strategy.num_workers > 1:

@@ -7,7 +7,7 @@ from pydantic import Field
 from tasks.config.affects import Result, Speed
 from tasks.config.section import MAX_PIXELS, Count, Section, Text
 
-Share = Annotated[float, Field(ge=0, le=1)]
+Fraction = Annotated[float, Field(ge=0, le=1)]
 Alpha = Annotated[float, Field(ge=0, le=100)]
 
 
@@ -27,21 +27,21 @@ class Augmentation(Section):
     """Mirror half of the training images left to right."""
     crop_padding: Result[Annotated[int, Field(ge=0, le=MAX_PIXELS)]]
     """Pad training images by this many pixels on each side, then crop at random; 0 is off."""
-    translation: Result[Share]
+    translation: Result[Fraction]
     """Shift training images up and down, and sideways, by up to this share of height and width; 0 is off."""
-    rotation: Result[Share]
+    rotation: Result[Fraction]
     """Rotate training images by up to this share of a full turn, either way; 0 is off."""
-    zoom: Result[Share]
+    zoom: Result[Fraction]
     """Shrink or enlarge training images: 0.2 shows 80% to 120% of height and width; 0 is off."""
     fill_mode: Result[Literal["constant", "nearest", "reflect"]]
     """What lies beyond an image that is shifted, rotated or zoomed: black, its edge, or its mirror image."""
-    brightness: Result[Share]
+    brightness: Result[Fraction]
     """Add up to this share of 255 to training images, or take it away; 0 is off."""
-    contrast: Result[Share]
+    contrast: Result[Fraction]
     """Multiply the distance of pixels to the mean of their image with 1 minus to 1 plus this; 0 is off."""
     rand_augment: Result[RandAugment | None]
     """RandAugment (Cubuk et al., 2020): {num_layers: 2, magnitude: 9}; null is off."""
-    erasing: Result[Share]
+    erasing: Result[Fraction]
     """The probability that a training image has a rectangle, of 2% to 33% of it, made black; 0 is off."""
     mixup: Result[Alpha]
     """Mix each training image, and its label, with another one. The share is drawn of Beta(alpha, alpha), of which this

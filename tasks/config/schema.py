@@ -35,7 +35,7 @@ OwnCode = Annotated[str, Field(pattern=r"^[\w.]+:\w+$", max_length=250)]
 """A user's own `module:function`."""
 
 
-def _expression(text: str) -> str:
+def _regular_expression(text: str) -> str:
     try:
         re.compile(text)
     except re.error as error:
@@ -45,14 +45,14 @@ def _expression(text: str) -> str:
     return text
 
 
-def _start(text: str) -> str:
+def _weights_source(text: str) -> str:
     # A path may hold anything; what is no path is told apart here.
     if not re.fullmatch(r"[0-9a-f]{32}|models:/[^/@]+(@[^/@]+|/\d+)|(?!models:).+\.(keras|h5)", text):
         raise ValueError(f"'{text}': write a run's id, FILE.keras, FILE.h5, models:/NAME@ALIAS or models:/NAME/VERSION")
     return text
 
 
-LayerNames = Annotated[Text, AfterValidator(_expression)]
+LayerNames = Annotated[Text, AfterValidator(_regular_expression)]
 """A regular expression of names of layers."""
 BATCH_SIZES = ("per_replica_batch_size", "global_batch_size")
 
@@ -105,7 +105,7 @@ class Model(Section):
     """A file of tasks/models/, or your own `module:function` with the signature of their `build`."""
     options: Result[dict[str, Any]]
     """Keyword arguments of the model's `build`."""
-    initial: Result[Annotated[Text, AfterValidator(_start)] | None]
+    initial: Result[Annotated[Text, AfterValidator(_weights_source)] | None]
     """What a new run takes its first weights from: the id of a run of the same model, also on another dataset (those of
     its best checkpoint), FILE.keras, models:/NAME@ALIAS or models:/NAME/VERSION in MLflow, or for
     model.name=keras_applications FILE.h5, weights of its architecture without the top. Null: random ones."""

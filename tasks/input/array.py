@@ -174,9 +174,9 @@ class Blocks:
     """The passes cut into blocks of so many steps or fewer; a short last batch is a block alone."""
 
     def __init__(self, batches: Batches, most: int) -> None:
-        self._in_pass, self._most = batches.steps_in_pass, most
-        self._whole = min(batches.num_examples // batches.global_batch_size, self._in_pass)
-        self._blocks_in_pass = -(-self._whole // most) + (self._in_pass > self._whole)
+        self._in_pass, self._max_steps = batches.steps_in_pass, most
+        self._num_full = min(batches.num_examples // batches.global_batch_size, self._in_pass)
+        self._blocks_in_pass = -(-self._num_full // most) + (self._in_pass > self._num_full)
 
     def of(self, steps: range) -> range:
         """Return the numbers of the blocks that these steps lie in."""
@@ -185,15 +185,15 @@ class Blocks:
     def steps(self, number: int, within: range) -> range:
         """Return which of these steps lie in a block."""
         before, block = divmod(number, self._blocks_in_pass)
-        first = min(block * self._most, self._whole)
-        last = min(first + self._most, self._whole) if first < self._whole else self._in_pass
+        first = min(block * self._max_steps, self._num_full)
+        last = min(first + self._max_steps, self._num_full) if first < self._num_full else self._in_pass
         first, last = (before * self._in_pass + step for step in (first, last))
         return range(max(first, within.start), min(last, within.stop))
 
     def _number(self, step: int) -> int:
         before, place = divmod(step, self._in_pass)
         return before * self._blocks_in_pass + (
-            place // self._most if place < self._whole else self._blocks_in_pass - 1
+            place // self._max_steps if place < self._num_full else self._blocks_in_pass - 1
         )
 
 

@@ -71,4 +71,4 @@ def _answers(host: str, port: str) -> bool:
             return False
         return True
 
-    return network.within(ANSWER_SECONDS, connects, False)
+    return network.with_timeout(ANSWER_SECONDS, connects, False)

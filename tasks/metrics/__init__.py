@@ -178,6 +178,6 @@ def by_split(logs: Mapping[str, Any]) -> dict[str, float]:
     }
 
 
-def in_logs(name: str) -> str:
+def keras_log_name(name: str) -> str:
     """Return what Keras' logs call ``train/NAME`` or ``validation/NAME``."""
     return name.replace("train/", "").replace("validation/", "val_")

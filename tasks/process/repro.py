@@ -173,10 +173,10 @@ def _causes(error: BaseException | None) -> Iterator[BaseException]:
 def _explain(target: str, causes: list[BaseException]) -> StratagemError:
     """Return the one message for why DVC failed: the innermost cause says it."""
     place = f"{target.rpartition('/')[0]}, or DVC's cache of it,"
-    if full := files.full_disk(causes[0], place):
+    if full := files.find_full_disk(causes[0], place):
         return full
     if isinstance(causes[0], Timeout) and files.out_of_inodes():
-        return files.no_room(place)
+        return files.full_disk_error(place)
     said = " ".join(str(causes[-1]).split()) or type(causes[-1]).__name__
     return StratagemError(f"{target}: DVC could not make it ({said[:500]})")
 

@@ -61,13 +61,13 @@ class Answers:
             return
         self._beating = True
 
-        def say() -> None:
+        def beat_on() -> None:
             with contextlib.suppress(BrokenPipeError):  # Nobody listens any more; this process ends too.
                 while True:
                     self.write({"heartbeat": os.getpid()})
                     time.sleep(float(seconds))
 
-        threading.Thread(target=say, daemon=True).start()
+        threading.Thread(target=beat_on, daemon=True).start()
 
 
 class Stages:
@@ -191,7 +191,7 @@ def unexpected(stage: str, error: Exception) -> StratagemError:
     """Return the one message for an error that nobody foresaw; its traceback is for --debug."""
     if os.environ.get("STRATAGEM_DEBUG"):
         print(network.without_secrets(traceback.format_exc()), file=sys.stderr)
-    if full := files.full_disk(error, f"{config.project_root()}, or the temporary folder,"):
+    if full := files.find_full_disk(error, f"{config.project_root()}, or the temporary folder,"):
         return full
     if (
         isinstance(error, MemoryError)

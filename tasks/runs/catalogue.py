@@ -59,7 +59,7 @@ class Entry(NamedTuple):
 COLUMNS = (*Entry._fields, "final")
 
 
-def ask(condition: str, *values: object) -> list[Entry]:
+def query(condition: str, *values: object) -> list[Entry]:
     """Return the entries for which a condition in SQL holds, as the files are now; it may go on with ORDER BY."""
     path = config.project_root() / "mlruns" / "catalogue.db"
     for place in (str(path), str(path), ":memory:"):

@@ -30,7 +30,7 @@ def find(run_id: str) -> Run:
     """
     path = config.project_root() / "mlruns" / "runs" / run_id / "records" / "run.json"
     if not is_id(run_id) or not path.exists():
-        known = [str(entry.run_id) for entry in catalogue.ask(f"{RUNS} {NEWEST_FIRST}")]
+        known = [str(entry.run_id) for entry in catalogue.query(f"{RUNS} {NEWEST_FIRST}")]
         see = f"the newest runs: {', '.join(known[:5])}" if known else "there is none yet"
         raise UserError(errors.one_of("run", run_id, known, see))
     return records.load(Run, path)
@@ -77,7 +77,7 @@ def find_unfinished(settings: config.Settings, wanted: records.Lineage) -> Run |
 
 def _first(condition: str, *values: object) -> Run | None:
     """Return the newest run for which a condition on its entry holds, read from its own file."""
-    while found := catalogue.ask(f"{RUNS} AND {condition} {NEWEST_FIRST} LIMIT 1", *values):
+    while found := catalogue.query(f"{RUNS} AND {condition} {NEWEST_FIRST} LIMIT 1", *values):
         if (run := load(found[0].folder)) is not None:
             return run
         catalogue.forget(found[0].folder)  # It was readable when it was read.
@@ -100,27 +100,27 @@ def look_up(run_id: str) -> Run | None:
 
 def find_all() -> list[Run]:
     """Return all runs, the newest first."""
-    found = (load(entry.folder) for entry in catalogue.ask(f"{RUNS} {NEWEST_FIRST}"))
+    found = (load(entry.folder) for entry in catalogue.query(f"{RUNS} {NEWEST_FIRST}"))
     return [run for run in found if run is not None]
 
 
 def find_not_final() -> list[Run]:
     """Return the runs and comparisons that say that they are at work, or have something to tell MLflow."""
-    found = (load(entry.folder) for entry in catalogue.ask("run_id IS NOT NULL AND (status = 'RUNNING' OR unsent)"))
+    found = (load(entry.folder) for entry in catalogue.query("run_id IS NOT NULL AND (status = 'RUNNING' OR unsent)"))
     return [run for run in found if run is not None]
 
 
 def next_number() -> int:
     """Return the number of the run that is started or resumed now."""
-    return 1 + max((entry.number for entry in catalogue.ask(f"1 {NEWEST_FIRST} LIMIT 1")), default=0)
+    return 1 + max((entry.number for entry in catalogue.query(f"1 {NEWEST_FIRST} LIMIT 1")), default=0)
 
 
 def finished() -> list[str]:
     """Return the ids of the runs that have finished."""
-    entries = catalogue.ask("folder LIKE 'mlruns/runs/%' AND finished_at IS NOT NULL")
+    entries = catalogue.query("folder LIKE 'mlruns/runs/%' AND finished_at IS NOT NULL")
     return [entry.folder.rpartition("/")[2] for entry in entries]
 
 
 def undelivered() -> list[str]:
     """Return the ids of runs that have something to tell MLflow."""
-    return [entry.folder.rpartition("/")[2] for entry in catalogue.ask("unsent")]
+    return [entry.folder.rpartition("/")[2] for entry in catalogue.query("unsent")]

@@ -24,7 +24,7 @@ def remove_leftovers(mine: str = "") -> list[Path]:
             if files.is_inside(path, root):  # Not even a lock is written elsewhere.
                 with contextlib.suppress(Timeout), FileLock(path.with_name(lock), blocking=False):
                     removed += files.remove_scratch([path], root)
-    for entry in catalogue.ask("status = 'RUNNING' OR partial"):
+    for entry in catalogue.query("status = 'RUNNING' OR partial"):
         folder = root / entry.folder
         found = [*folder.glob("checkpoints/.*.partial"), *folder.glob("models/.*.partial*")]
         run = index.load(entry.folder) if found else None

@@ -103,7 +103,7 @@ def why_not_resumed(settings: config.Settings, wanted: records.Lineage) -> str |
     if ended is None or ended.status == "FINISHED" or run.parent_run_id is not None or not is_abandoned(run):
         return None
     other = differences(run, settings)
-    why = _few([str(one) for one in other if one.mark.what == "result"])
+    why = _first_few([str(one) for one in other if one.mark.what == "result"])
     if run.lineage.data_version != wanted.data_version:
         why.append(f"its data version was {run.lineage.data_version} and is {wanted.data_version}")
     if run.lineage.code_digest != wanted.code_digest:
@@ -133,11 +133,11 @@ def forget_what_changed(run: Run, settings: config.Settings, now: records.Lineag
 
 def changes_without_result(settings: config.Settings, run: Run) -> str:
     """Return the settings that differ from a run of the same result, in parentheses; empty where none does."""
-    other = _few([str(one) for one in differences(run, settings) if one.mark.what != "result"])
+    other = _first_few([str(one) for one in differences(run, settings) if one.mark.what != "result"])
     return f" ({'; '.join(other)})" if other else ""
 
 
-def _few(texts: Sequence[str]) -> list[str]:
+def _first_few(texts: Sequence[str]) -> list[str]:
     more = [f"{len(texts) - SHOWN} more"] if len(texts) > SHOWN else []
     return [*texts[:SHOWN], *more]
 

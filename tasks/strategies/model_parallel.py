@@ -19,7 +19,7 @@ class _ModelParallel(data_parallel.EveryExample, keras.distribution.ModelParalle
     pass
 
 
-class _Listening(keras.distribution.DataParallel):
+class _PathRecorder(keras.distribution.DataParallel):
     """Changes nothing, and notes for which layers' outputs Keras asks for a layout."""
 
     def __init__(self, devices: list[str]) -> None:
@@ -67,7 +67,7 @@ def _check(section: config.ModelParallel, distribution: Any, model: Any) -> list
     Raises:
         UserError: a rule holds for nothing, or two for one path, or one does not fit the shape.
     """
-    listening = _Listening([str(device) for device in distribution.device_mesh.devices.flat][:1])
+    listening = _PathRecorder([str(device) for device in distribution.device_mesh.devices.flat][:1])
     _trace(model, listening)
     shapes = {variable.path: tuple(variable.shape) for variable in model.variables}
     paths = [*shapes, *dict.fromkeys(listening.paths)]

@@ -8,7 +8,7 @@ import mlflow
 
 from tasks import config, records, runs
 from tasks.tracking.lifecycle import end_run
-from tasks.tracking.metrics import tell_again, written
+from tasks.tracking.metrics import read_metrics, send_missing
 from tasks.tracking.outbox import OUTBOX, best_effort, end_twin, find_created, is_twin
 from tasks.tracking.store import open_store, patiently
 
@@ -53,7 +53,7 @@ def _end_folders(own_key: str, except_run_id: str | None) -> list[records.Ended]
                     runs.set_status(run, "KILLED", "it was started in another folder, of which this one is a copy")
             elif put_down is not None and put_down.status == "RUNNING":
                 with best_effort():
-                    tell_again(run, written(run))
+                    send_missing(run, read_metrics(run))
                 why = put_down.reason or _died()
                 end_run(run, "KILLED", why)
                 ended.append(records.Ended(what=f"MLflow run {run.run_id}", status="KILLED", reason=why))

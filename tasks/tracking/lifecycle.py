@@ -51,8 +51,8 @@ def start_run(
         # The first parameter that differs, so the one that MLflow's page for comparing runs draws first.
         params = {"comparison": f"{kind} {loop}", **params}
     tags = {"strategy": kind, "loop": loop}
-    new = _New(f"{kind}-{loop}", "mlruns/runs", runs.key_of(settings), params, tags, parent_run_id)
-    return _start(new, settings, prepared, lineage, flow_run_id)
+    new = _NewRun(f"{kind}-{loop}", "mlruns/runs", runs.key_of(settings), params, tags, parent_run_id)
+    return _start_new(new, settings, prepared, lineage, flow_run_id)
 
 
 def start_comparison(
@@ -77,10 +77,12 @@ def start_comparison(
     shared = {
         key: value for key, value in settings.flat().items() if key != "train.loop" and not key.startswith("strategy.")
     }
-    return _start(_New("comparison", "mlruns/comparisons", key, shared), settings, prepared, lineage, flow_run_id)
+    return _start_new(
+        _NewRun("comparison", "mlruns/comparisons", key, shared), settings, prepared, lineage, flow_run_id
+    )
 
 
-class _New(NamedTuple):
+class _NewRun(NamedTuple):
     """What a training's run and a comparison's have of their own when they start."""
 
     label: str
@@ -93,8 +95,8 @@ class _New(NamedTuple):
     parent_run_id: str | None = None
 
 
-def _start(
-    new: _New,
+def _start_new(
+    new: _NewRun,
     settings: config.Settings,
     prepared: records.PreparedDataset,
     lineage: records.Lineage,
@@ -231,7 +233,7 @@ def end_run(run: records.Run, status: Literal["FINISHED", "FAILED", "KILLED"], r
     """End a run. The reason of a failure becomes a tag."""
     with best_effort():
         runs.set_status(run, status, reason)
-    OUTBOX.ask_at_once()  # It may be back, and this is the last chance of this process.
+    OUTBOX.retry_now()  # It may be back, and this is the last chance of this process.
     OUTBOX.deliver(
         run,
         *([{"tags": {"reason": reason}}] if reason is not None else []),

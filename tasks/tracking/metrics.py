@@ -37,10 +37,10 @@ class MetricWriter:
         self._thread = threading.Thread(target=self._deliver_all, name="metric-writer", daemon=True)
 
     def __enter__(self) -> Self:
-        points = written(self.run)
+        points = read_metrics(self.run)
         for name, _, _, step in points:
             self._known[name] = max(step, self._known.get(name, step))
-        tell_again(self.run, points)
+        send_missing(self.run, points)
         with best_effort():
             self._file = _metrics_file(self.run).open("a", encoding="utf-8")
             self._file.write("\n")  # A process killed while it wrote left half a line.
@@ -123,7 +123,7 @@ def system_metrics(writer: MetricWriter, settings: config.Settings) -> Iterator[
         thread.join()
 
 
-def written(run: records.Run) -> list[list[Any]]:
+def read_metrics(run: records.Run) -> list[list[Any]]:
     """Return all points that the processes of a run have written so far."""
     path = _metrics_file(run)
     points = []
@@ -133,7 +133,7 @@ def written(run: records.Run) -> list[list[Any]]:
     return points
 
 
-def tell_again(run: records.Run, points: Sequence[list[Any]]) -> None:
+def send_missing(run: records.Run, points: Sequence[list[Any]]) -> None:
     """Deliver the last points of a run whose process died: it may have had them on their way."""
     if points:
         OUTBOX.deliver(run, {"metrics": points[-MAX_METRICS_PER_BATCH:]})

@@ -79,7 +79,7 @@ def log_model(
             client.log_outputs(run_id, [LoggedModelOutput(logged.model_id, step)])
         dataset = dataset_of(prepared, run.lineage)
         of_model = {"model_id": logged.model_id, "dataset_name": dataset.name, "dataset_digest": dataset.digest}
-        points = [_as_the_run_has_it(client, run_id, point) for point in points_of(metrics, 0)]
+        points = [_with_time_in_run(client, run_id, point) for point in points_of(metrics, 0)]
         client.log_batch(run_id, metrics=[Metric(*point, **of_model) for point in points])
         client.finalize_logged_model(logged.model_id, "READY")
     except MlflowException:
@@ -108,7 +108,7 @@ def _find_logged(client: mlflow.MlflowClient, experiment_id: str, run_id: str, d
     return found
 
 
-def _as_the_run_has_it(client: mlflow.MlflowClient, run_id: str, point: list[Any]) -> list[Any]:
+def _with_time_in_run(client: mlflow.MlflowClient, run_id: str, point: list[Any]) -> list[Any]:
     """Return a point with the time of the run's own: MLflow gives a model's metrics to its run too, a second time."""
     name, value, _, step = point
     for known in client.get_metric_history(run_id, name):

@@ -55,7 +55,7 @@ class Outbox:
 
     def __init__(self) -> None:
         self._lock = threading.RLock()
-        self._ask_again_at = 0.0
+        self._retry_at = 0.0
         self._warned: set[str] = set()
 
     def deliver(self, run: records.Run, *events: Event) -> None:
@@ -82,7 +82,7 @@ class Outbox:
         """Tell once that a run's events are kept."""
         if run_id not in self._warned:
             self._warned.add(run_id)
-            why = files.full_disk(error, store_uri().removeprefix(SQLITE)) or error
+            why = files.find_full_disk(error, store_uri().removeprefix(SQLITE)) or error
             logger.warning(
                 "MLflow cannot be told of this run now (%s): it goes on, and what there is to tell is kept and "
                 "delivered later, also by `stratagem reconcile`",
@@ -93,13 +93,13 @@ class Outbox:
         """Return whether something of a run is kept."""
         return _outbox(run).exists()
 
-    def ask_at_once(self) -> None:
+    def retry_now(self) -> None:
         """Let the store be asked at once, and not after the pause that follows a failure."""
-        self._ask_again_at = 0.0
+        self._retry_at = 0.0
 
     def _send_kept(self, run: records.Run) -> None:
         path = _outbox(run)
-        if not path.exists() or self._is_away(run):
+        if not path.exists() or self._is_unreachable(run):
             return  # After a day without its server this would be seconds of reading, every few seconds.
         events: list[Event] = []
         for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
@@ -121,7 +121,7 @@ class Outbox:
     def _send(self, run: records.Run, events: Sequence[Event]) -> int:
         """Return how many of the events were delivered; all others come after them."""
         sent = 0
-        if self._is_away(run):
+        if self._is_unreachable(run):
             return 0
         try:
             client = open_store()
@@ -138,13 +138,13 @@ class Outbox:
                     )
                 sent += 1
         except Exception as error:  # Whatever ails the store, the training goes on.
-            self._ask_again_at = time.monotonic() + PAUSE_SECONDS
+            self._retry_at = time.monotonic() + PAUSE_SECONDS
             self.warn(run.run_id, error)
         return sent
 
-    def _is_away(self, run: records.Run) -> bool:
+    def _is_unreachable(self, run: records.Run) -> bool:
         """Return whether a run's store is another one than this process's, or did not answer a moment ago."""
-        return _is_elsewhere(run) or time.monotonic() < self._ask_again_at
+        return _is_elsewhere(run) or time.monotonic() < self._retry_at
 
 
 OUTBOX = Outbox()
@@ -204,7 +204,7 @@ def await_told(run: records.Run) -> None:
             f"run {run.run_id} was started with {own}, and it is {store_name() or 'not set'} now: set it as it was then"
         )
     open_store()
-    OUTBOX.ask_at_once()
+    OUTBOX.retry_now()
     OUTBOX.flush(run)
     if OUTBOX.has_unsent(run):
         raise Unavailable(f"{store_uri()}: MLflow cannot be told of run {run.run_id} now: see to it")

@@ -123,7 +123,7 @@ def _check_schema(path: Path) -> None:
 
 def _check_server(uri: str) -> None:
     # MLflow's client tries for 246 s before it says that a server is down.
-    if (reason := network.why_silent(f"{uri.rstrip('/')}/health", timeout_seconds=3)) is not None:
+    if (reason := network.unreachable_reason(f"{uri.rstrip('/')}/health", timeout_seconds=3)) is not None:
         raise Unavailable(
             f"MLFLOW_TRACKING_URI = {uri}: no MLflow server answers ({reason}): start it, or unset the variable"
         )
@@ -147,7 +147,7 @@ def patiently(work: Callable[P, T]) -> Callable[P, T]:
             except MlflowException as error:
                 if error.error_code in REFUSALS:
                     raise
-                full = files.full_disk(error, store_uri().removeprefix(SQLITE))
+                full = files.find_full_disk(error, store_uri().removeprefix(SQLITE))
                 if full is not None and store_uri().startswith(SQLITE):
                     raise full from None
                 if pause is None:

@@ -20,7 +20,7 @@ from tasks.training.model import in_host_memory
 log = logging.getLogger(__name__)
 
 
-def weights(settings: config.Settings, prepared: PreparedDataset) -> Arrays:
+def find_weights(settings: config.Settings, prepared: PreparedDataset) -> Arrays:
     """Return all weights of the settings' model by their keys in a checkpoint; nothing where they are random.
 
     With ``model.new_head`` those of its last layer are random.
@@ -37,12 +37,12 @@ def weights(settings: config.Settings, prepared: PreparedDataset) -> Arrays:
         own = models.build(settings.model, prepared, settings.input.normalization)
         mine = {key: variable for key, variable in checkpoints.variables(own).items() if key.startswith("model/")}
         if runs.is_id(initial):
-            found = _of_run(initial, settings.input.normalization)
+            found = _best_of_run(initial, settings.input.normalization)
         elif initial.endswith(".h5"):
             _load_backbone(initial, own)
             found = {key: keras.ops.convert_to_numpy(one) for key, one in mine.items()}
         else:
-            start = _load(initial, _file(initial))
+            start = _load_model(initial, _file(initial))
             _check_normalization(initial, own, start)
             by_path = {one.path: keras.ops.convert_to_numpy(one) for one in start.weights}
             # What only the start has keeps its path for a key, which no variable of this model has.
@@ -71,7 +71,7 @@ def weights(settings: config.Settings, prepared: PreparedDataset) -> Arrays:
     return arrays
 
 
-def keep(arrays: Arrays, folder: Path) -> None:
+def save(arrays: Arrays, folder: Path) -> None:
     """Write what a run begins with into its folder."""
     folder.mkdir(parents=True, exist_ok=True)
     members: dict[str, Any] = arrays
@@ -79,11 +79,11 @@ def keep(arrays: Arrays, folder: Path) -> None:
         np.savez(temporary, **members)
 
 
-def of_run(settings: config.Settings, prepared: PreparedDataset, folder: Path) -> Arrays:
-    """Return what ``keep`` wrote into a run's folder; what is not there, or damaged, is looked for anew, and kept.
+def load(settings: config.Settings, prepared: PreparedDataset, folder: Path) -> Arrays:
+    """Return what ``save`` wrote into a run's folder; what is not there, or damaged, is looked for anew, and kept.
 
     Raises:
-        UserError: see ``weights``.
+        UserError: see ``find_weights``.
     """
     if settings.model.initial is None:
         return {}
@@ -91,12 +91,12 @@ def of_run(settings: config.Settings, prepared: PreparedDataset, folder: Path) -
         with np.load(folder / "initial.npz") as content:
             return {name: content[name] for name in content.files}
     except (OSError, ValueError, EOFError, zipfile.BadZipFile):
-        arrays = weights(settings, prepared)
-        keep(arrays, folder)
+        arrays = find_weights(settings, prepared)
+        save(arrays, folder)
         return arrays
 
 
-def _of_run(run_id: str, normalization: str) -> Arrays:
+def _best_of_run(run_id: str, normalization: str) -> Arrays:
     """Return the weights of a run's best checkpoint."""
     run = runs.find(run_id)
     before = run.settings["input"]["normalization"]
@@ -156,7 +156,7 @@ def _existing(initial: str, path: Path) -> Path:
     return path
 
 
-def _load(initial: str, path: Path) -> Any:
+def _load_model(initial: str, path: Path) -> Any:
     _existing(initial, path)
     try:
         return keras.saving.load_model(path, compile=False, safe_mode=True)

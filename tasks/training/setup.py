@@ -53,7 +53,7 @@ def build(
         strategy: where it is trained.
         data: training and validation batches, of ``state.global_batch_size``.
         state: of the checkpoint to go on from, or ``first_state``.
-        arrays: of that checkpoint, or of ``initial.weights``.
+        arrays: of that checkpoint, or of ``initial.find_weights``.
     """
     batches, validation = data
     built, loss = model.build(settings, prepared, strategy, batches, state)

@@ -20,10 +20,10 @@ from tasks.training import Training
 from tasks.training.autotune import Calls
 
 # Takes an epoch's iterator (if it reads one), does the steps of a call, returns the metrics' values so far by name.
-Function = Callable[[Any], dict[str, Any]]
+StepsFunction = Callable[[Any], dict[str, Any]]
 # Takes the iterator, the number of the first step and how many; returns the metrics' values, and after how many of the
 # steps the loss was still a finite number.
-Many = Callable[[Any, int, int], tuple[dict[str, Any], Any]]
+ManySteps = Callable[[Any, int, int], tuple[dict[str, Any], Any]]
 
 
 def example_losses(loss: Any, labels: Any, outputs: Any) -> Any:
@@ -121,7 +121,7 @@ def _update_metrics(model: Any, strategy: Strategy, batch: Any, outputs: Any, to
     model.compute_metrics(x, y, outputs, sample_weight)
 
 
-def train_function(training: Training, calls: Calls) -> Function:
+def train_function(training: Training, calls: Calls) -> StepsFunction:
     """Return the function that a training loop calls: from the training's position on, as many steps a call as
     ``calls`` says.
 
@@ -154,7 +154,7 @@ def train_function(training: Training, calls: Calls) -> Function:
     return function
 
 
-def test_function(training: Training, batches: Batches, calls: Calls) -> Function:
+def test_function(training: Training, batches: Batches, calls: Calls) -> StepsFunction:
     """Return the function that measures a split, as many steps a call as the training takes; after the last step of a
     pass the next call begins anew. As in ``train_function``, an ``ArraySource`` is gathered in the step.
 
@@ -197,7 +197,7 @@ def iterated(strategy: Strategy, batches: Batches) -> Any:
     return strategy.distribute(zeros if isinstance(batches.source, ArraySource) else batches.dataset)
 
 
-def many_steps(model: Any, strategy: Strategy, step: Callable[..., None], batches: Batches) -> Many:
+def many_steps(model: Any, strategy: Strategy, step: Callable[..., None], batches: Batches) -> ManySteps:
     """Return what does steps ``first`` to ``first + count - 1`` in one call."""
     total, size, in_pass = batches.num_examples, batches.global_batch_size, batches.steps_in_pass
 
@@ -265,7 +265,9 @@ def _repeat(model: Any, strategy: Strategy, count: Any, one: Callable[[Any], Any
     return model.get_metrics_result(), finite
 
 
-def compiled_steps(model: Any, strategy: Strategy, on_rows: Callable[..., None], batches: Batches, most: int) -> Many:
+def compiled_steps(
+    model: Any, strategy: Strategy, on_rows: Callable[..., None], batches: Batches, most: int
+) -> ManySteps:
     """Return what ``many_steps`` returns, for at most ``most`` steps a call of one device: XLA compiles the steps with
     their loop. A perceptron trains 1.5 times as fast as where it compiles a step, which hands over all variables.
     """

@@ -19,7 +19,7 @@ import pytest
 import yaml
 
 from flows import comparison, tables
-from flows.load import Load
+from flows.machine_load import MachineLoad
 from flows.plan import LOOPS, plan
 from tasks import config, pipeline, records, report
 from tasks.errors import UserError
@@ -300,7 +300,7 @@ def test_the_load_of_others_is_not_ones_own():
     """What this process and a child of it use, and what others use, are no more than there is."""
     child = subprocess.Popen([sys.executable, "-c", "while True: pass"])
     try:
-        before, measured, began = _used(child.pid), Load(), time.perf_counter()
+        before, measured, began = _used(child.pid), MachineLoad(), time.perf_counter()
         while time.perf_counter() < began + 0.6:
             pass
         own = (_used(child.pid) - before) / (time.perf_counter() - began)

@@ -272,7 +272,7 @@ def test_photos_of_many_sizes_without_a_test_split(project, run):
     assert prepared.features["image"].shape == (12, 9, 3)
     assert {name: split.num_examples for name, split in prepared.splits.items()} == {"test": 4, "train": 16}
     # What DVC itself wrote down is what the manifest is compared with.
-    assert set(prepared_data.listed(prepared.data_version, project)) == {
+    assert set(prepared_data.md5_by_file(prepared.data_version, project)) == {
         path.name for path in (project / prepared.folder).iterdir()
     }
     assert prepared_data._folder_md5(prepared) == prepared.data_version

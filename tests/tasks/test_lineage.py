@@ -43,7 +43,7 @@ def summary(run_id: str, traced: records.Lineage, finished_at: str) -> records.R
 
 def test_trace_holds_commit_settings_data_and_code(project: Path) -> None:
     settings = config.load()
-    traced = lineage.trace(settings, "abc")
+    traced = lineage.collect(settings, "abc")
     assert traced.git_commit == git("rev-parse", "HEAD")
     assert traced.git_dirty is False
     assert traced.settings_digest == settings.digest()
@@ -82,7 +82,7 @@ def test_no_usable_git_checkout_is_recorded_as_such(project: Path, broken: bool)
     shutil.rmtree(project / ".git")
     if broken:
         (project / ".git").write_text("gitdir: /nowhere/at/all\n")
-    traced = lineage.trace(config.load(), None)
+    traced = lineage.collect(config.load(), None)
     assert (traced.git_commit, traced.git_dirty) == (None, None)
     assert len(traced.code_digest) == 64
 
@@ -209,7 +209,7 @@ def test_an_unreadable_lock_is_named(project: Path, text: str) -> None:
 
 
 def test_finished_run_is_the_last_one_on_the_dataset_if_it_is_the_same(project: Path) -> None:
-    traced = lineage.trace(config.load(), "abc")
+    traced = lineage.collect(config.load(), "abc")
     assert lineage.finished_run("digits", traced) is None
 
     def save(run: records.RunSummary) -> None:

@@ -95,7 +95,7 @@ def address() -> Iterator[str]:
     ("status", "reason"), [(200, None), (401, None), (404, None), (500, "HTTP status 500"), (502, "HTTP status 502")]
 )
 def test_a_server_answers_also_where_it_lets_nobody_in(address: str, status: int, reason: str | None) -> None:
-    assert network.why_silent(f"{address}/{status}") == reason
+    assert network.unreachable_reason(f"{address}/{status}") == reason
 
 
 @pytest.mark.parametrize(
@@ -104,7 +104,7 @@ def test_a_server_answers_also_where_it_lets_nobody_in(address: str, status: int
      "http://me:s3cret@host:99999/x"],
 )  # fmt: skip
 def test_what_does_not_answer_is_told_without_the_password(url: str) -> None:
-    reason = network.why_silent(url)
+    reason = network.unreachable_reason(url)
     assert reason
     assert "s3cret" not in reason
 

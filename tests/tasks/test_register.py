@@ -59,7 +59,7 @@ class Trained:
         )  # fmt: skip
         Path(split.features["image"]).parent.mkdir(parents=True, exist_ok=True)
         np.save(split.features["image"], IMAGES)
-        self.run = tracking.start_run(self.settings, self.prepared, lineage.trace(self.settings, VERSION))
+        self.run = tracking.start_run(self.settings, self.prepared, lineage.collect(self.settings, VERSION))
         folder = self.run.folder
         self.training = records.TrainingResult(
             run_id=self.run.run_id, dataset="digits", strategy="one_device", loop="fit", num_replicas=1,

@@ -19,7 +19,7 @@ def begin(*overrides, run_id=RUN, ended="KILLED", data_version="d", settings=Non
         experiment="e",
         name="n",
         folder=f"mlruns/runs/{run_id}",
-        lineage=lineage.trace(begun_with, data_version),
+        lineage=lineage.collect(begun_with, data_version),
         settings=settings or begun_with.to_json(),
         key=runs.key_of(begun_with),
         host=socket.gethostname(),
@@ -33,7 +33,7 @@ def begin(*overrides, run_id=RUN, ended="KILLED", data_version="d", settings=Non
 def resumed(*overrides, data_version="d"):
     """Return the run that a command resumes without being told to."""
     settings = config.load(None, overrides)
-    found = runs.find_unfinished(settings, lineage.trace(settings, data_version))
+    found = runs.find_unfinished(settings, lineage.collect(settings, data_version))
     return found and found.run_id
 
 
@@ -76,7 +76,7 @@ def test_a_run_that_is_not_resumed_is_named_with_the_reason(project):
     begin()
     for overrides, said in OTHER:
         settings = config.load(None, overrides)
-        traced = lineage.trace(settings, "d")
+        traced = lineage.collect(settings, "d")
         assert runs.find_unfinished(settings, traced) is None
         why = runs.why_not_resumed(settings, traced)
         assert why.startswith(f"run {RUN} is unfinished, and is not resumed: ")
@@ -88,7 +88,7 @@ def test_other_data_and_other_code_are_reasons(project):
     begin()
     Path("tasks/models/own.py").write_text("new = True\n")
     settings = config.load()
-    why = runs.why_not_resumed(settings, lineage.trace(settings, "e"))
+    why = runs.why_not_resumed(settings, lineage.collect(settings, "e"))
     assert "its data version was d and is e; the code of flows/, tasks/" in why
 
 
@@ -102,7 +102,7 @@ def test_a_comment_in_the_code_is_no_reason(project):
 def test_nothing_is_said_of_a_run_that_ended_or_is_at_work_or_has_other_data(project):
     run = begin(ended="RUNNING")
     settings = config.load(None, ["train.seed=7"])
-    traced = lineage.trace(settings, "d")
+    traced = lineage.collect(settings, "d")
     with runs.lock(run.key, "a training"):
         assert runs.why_not_resumed(settings, traced) is None
     assert runs.why_not_resumed(settings, traced) is not None
@@ -162,7 +162,7 @@ def test_a_run_of_an_older_version_is_read(project):
     now = config.load(None, ["optimizer={kind: sgd}", "train.epochs=4"])
     assert [one.key for one in runs.differences(run, now)] == ["train.epochs"]
     runs.refuse_resume(now, RUN)
-    assert "train.epochs was 3 and is 4" in runs.why_not_resumed(now, lineage.trace(now, "d"))
+    assert "train.epochs was 3 and is 4" in runs.why_not_resumed(now, lineage.collect(now, "d"))
 
 
 # Each row: what is given anew, and which records of the stages stay.
@@ -181,5 +181,5 @@ def test_what_a_stage_left_stays_while_its_settings_are_those(project):
         for name in ("training.json", "evaluation.json", "registration.json"):
             (folder / name).touch()
         settings = config.load(None, overrides)
-        runs.forget_what_changed(run, settings, lineage.trace(settings, "d"))
+        runs.forget_what_changed(run, settings, lineage.collect(settings, "d"))
         assert {path.name for path in folder.iterdir()} - {"run.json"} == kept

@@ -42,7 +42,7 @@ def store(project: Path, empty_store: Path) -> Path:
     path = project / "mlruns" / "mlflow.db"
     path.parent.mkdir(exist_ok=True)
     shutil.copy(empty_store, path)
-    tracking.OUTBOX.ask_at_once()  # That of the test before may have been away.
+    tracking.OUTBOX.retry_now()  # That of the test before may have been away.
     return path
 
 
@@ -53,7 +53,7 @@ def run(store: Path) -> records.Run:
 
 def start(*overrides: str) -> records.Run:
     settings = config.load(overrides=overrides)
-    return tracking.start_run(settings, PREPARED, lineage.trace(settings, VERSION))
+    return tracking.start_run(settings, PREPARED, lineage.collect(settings, VERSION))
 
 
 def sent(run: records.Run, name: str) -> list[tuple[int, float]]:
@@ -173,7 +173,7 @@ def test_a_run_holds_settings_data_and_where_it_comes_from(store: Path) -> None:
         "model.options.note=" + "x" * 7000,
     ]
     settings = config.load(overrides=overrides)
-    traced = lineage.trace(settings, VERSION)
+    traced = lineage.collect(settings, VERSION)
     run = tracking.start_run(settings, PREPARED, traced, flow_run_id="flow-1")
     found = tracking.open_store().get_run(run.run_id)
 
@@ -205,7 +205,7 @@ def test_a_run_holds_settings_data_and_where_it_comes_from(store: Path) -> None:
 
 def test_a_comparison_is_the_parent_of_its_runs(store: Path) -> None:
     settings = config.load(overrides=["strategy.kind=mirrored", "strategy.devices=2"])
-    traced = lineage.trace(settings, VERSION)
+    traced = lineage.collect(settings, VERSION)
     parent = tracking.start_comparison(settings, PREPARED, traced, "comparison-1", "flow-1")
     first, second, failed = (
         tracking.start_run(settings, PREPARED, traced, "flow-1", parent_run_id=parent.run_id) for _ in range(3)
@@ -262,7 +262,7 @@ def test_a_comparison_is_the_parent_of_its_runs(store: Path) -> None:
 def test_without_git_and_dvc_a_run_says_so(store: Path) -> None:
     shutil.rmtree(".git")
     settings = config.load(overrides=["tracking.experiment=My runs"])
-    run = tracking.start_run(settings, PREPARED, lineage.trace(settings, None))
+    run = tracking.start_run(settings, PREPARED, lineage.collect(settings, None))
     found = tracking.open_store().get_run(run.run_id)
     assert run.experiment == "My runs"
     assert not {"mlflow.source.git.commit", "git_dirty", "data_version"} & found.data.tags.keys()
@@ -385,7 +385,7 @@ from tasks import config, lineage, records, runs, tracking
 settings = config.load(overrides=[f"train.seed={sys.argv[2]}"])
 prepared = records.PreparedDataset.model_validate_json(Path(sys.argv[3]).read_text())
 with runs.lock_run(settings):
-    run = tracking.start_run(settings, prepared, lineage.trace(settings, "0123"))
+    run = tracking.start_run(settings, prepared, lineage.collect(settings, "0123"))
     print(run.run_id, flush=True)
     sys.stdin.read()
     tracking.end_run(run, "FINISHED")
@@ -462,11 +462,11 @@ def test_an_unreadable_file_of_an_old_run_stops_no_other_one(store: Path, ended:
     assert found[f"MLflow run {left.run_id}"] == "KILLED"
     assert runs.remove_leftovers() == []
     now = config.load(overrides=["train.seed=1000"])
-    traced = lineage.trace(now, VERSION)
+    traced = lineage.collect(now, VERSION)
     assert runs.find_unfinished(now, traced) == left
     for seed in range(len(damaged)):
         old = config.load(overrides=[f"train.seed={seed}"])
-        traced = lineage.trace(old, VERSION)
+        traced = lineage.collect(old, VERSION)
         runs.find_unfinished(old, traced)
         runs.why_not_resumed(old, traced)
         lineage.finished_run("digits", traced)
@@ -502,7 +502,7 @@ def test_a_run_that_becomes_another_training_forgets_its_results_before_it_says_
         result.write_text("{}")
         monkeypatch.setattr(tracking.OUTBOX, "deliver", killed)
         with pytest.raises(KeyboardInterrupt):
-            tracking.resume_run(run, now, lineage.trace(now, VERSION))
+            tracking.resume_run(run, now, lineage.collect(now, VERSION))
         assert result.exists() is stays
 
 
@@ -558,7 +558,7 @@ def test_metrics_of_the_whole_run_and_not_a_number(run: records.Run) -> None:
 
 def answers_again() -> None:
     """Let the store be asked at once, and not after the pause that follows a failure."""
-    tracking.OUTBOX.ask_at_once()
+    tracking.OUTBOX.retry_now()
 
 
 def test_all_is_kept_in_its_order_while_the_store_is_away_and_delivered_once(
@@ -654,7 +654,7 @@ def test_training_errors_pass_through_the_writer(run: records.Run) -> None:
 @pytest.mark.parametrize("wanted", [True, False])
 def test_system_metrics_come_even_from_a_short_run(store: Path, wanted: bool) -> None:
     settings = config.load(overrides=[f"tracking.system_metrics={str(wanted).lower()}"])
-    run = tracking.start_run(settings, PREPARED, lineage.trace(settings, VERSION))
+    run = tracking.start_run(settings, PREPARED, lineage.collect(settings, VERSION))
     with tracking.MetricWriter(run) as writer, tracking.system_metrics(writer, settings):
         until = time.monotonic() + 0.5
         while time.monotonic() < until:
@@ -713,7 +713,7 @@ def server(project: Path, only_server: Server, empty_store: Path, monkeypatch: p
     with closing(sqlite3.connect(empty_store)) as empty, closing(sqlite3.connect(only_server.database)) as database:
         empty.backup(database)
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"http://127.0.0.1:{only_server.port}")
-    tracking.OUTBOX.ask_at_once()  # That of the test before may have been away.
+    tracking.OUTBOX.retry_now()  # That of the test before may have been away.
     return only_server
 
 

@@ -645,10 +645,10 @@ def test_initial_weights_of_another_model_are_refused_before_a_run_exists(tiny, 
     with pytest.raises(
         UserError, match=r"model.initial = a+ is of another model: .*kernel has the shape \(64, 16\) there"
     ):
-        initial.weights(settings, tiny)
+        initial.find_weights(settings, tiny)
     settings = config.load(None, [f"model.initial={'a' * 32}", "input.normalization=standardize"])
     with pytest.raises(UserError, match=r"that run was trained with input\.normalization = scale, and this one has"):
-        initial.weights(settings, tiny)
+        initial.find_weights(settings, tiny)
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ class EarlyStopping(keras.callbacks.EarlyStopping):
 
     def __init__(self, section: config.EarlyStopping, saved: Mapping[str, Any], position: Position) -> None:
         mode = {"higher": "max", "lower": "min"}[metrics.better(section.monitor)]
-        super().__init__(metrics.in_logs(section.monitor), section.min_delta, section.patience_epochs, mode=mode)
+        super().__init__(metrics.keras_log_name(section.monitor), section.min_delta, section.patience_epochs, mode=mode)
         self.position = position
         self._saved = saved
 

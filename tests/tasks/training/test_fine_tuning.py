@@ -182,7 +182,7 @@ def begun(prepared, *overrides):
     """What a run begins with, by path."""
     settings = config.load(None, [*VGG, FROM, *overrides])
     names = list(made(prepared))
-    return dict(zip(names, initial.weights(settings, prepared).values(), strict=True))
+    return dict(zip(names, initial.find_weights(settings, prepared).values(), strict=True))
 
 
 def test_a_run_begins_with_a_file_which_its_resume_does_not_need(tiny, train, start):
@@ -270,12 +270,12 @@ def test_an_architecture_begins_with_a_file_of_its_weights(photographs, suffix):
     else:
         theirs.save_weights(file)
     settings = config.load(None, [*APPLICATION, f"model.initial={file}"])
-    found = list(initial.weights(settings, photographs).values())
+    found = list(initial.find_weights(settings, photographs).values())
     *body, kernel, bias = found
     assert all(map(np.array_equal, body, theirs.get_weights()))
     assert (len(body), kernel.shape, bias.shape) == (26, (512, 4), (4,))
     with pytest.raises(UserError, match=r"cannot load .* into this architecture .*Give the weights of model.options"):
-        initial.weights(config.load(None, [*APPLICATION, f"model.initial={file}", OTHER]), photographs)
+        initial.find_weights(config.load(None, [*APPLICATION, f"model.initial={file}", OTHER]), photographs)
 
 
 OTHER = "model.options.architecture=VGG19"
@@ -292,7 +292,7 @@ OTHER = "model.options.architecture=VGG19"
 def test_a_file_that_is_no_start_of_an_architecture_is_refused(photographs, given, said):
     Path("params.h5").write_text("no HDF5")
     with pytest.raises(UserError, match=f"model.initial = .*{said}"):
-        initial.weights(config.load(None, given), photographs)
+        initial.find_weights(config.load(None, given), photographs)
 
 
 @pytest.mark.slow
@@ -308,10 +308,10 @@ def test_the_backbone_stays_as_it_is_when_it_is_frozen(photographs, train):
 
 def test_another_file_of_the_same_name_makes_another_run(project):
     settings = config.load(None, [FROM])
-    digests = [lineage.trace(settings, None).code_digest]
+    digests = [lineage.collect(settings, None).code_digest]
     for content in (b"one", b"two"):
         Path("start.keras").write_bytes(content)
-        digests.append(lineage.trace(settings, None).code_digest)
+        digests.append(lineage.collect(settings, None).code_digest)
     assert len(set(digests)) == 3
 
 

@@ -8,7 +8,7 @@ from contextlib import suppress
 import psutil
 
 
-class Load:
+class MachineLoad:
     """How busy other programs keep the processor cores of this process, from its making on."""
 
     def __init__(self) -> None:

@@ -11,7 +11,7 @@ from tasks.process import guard, scratch
 from tasks.process.environment import stage_environment
 
 
-def run_apart(*arguments: str) -> "subprocess.CompletedProcess[str]":
+def run_in_own_process(*arguments: str) -> "subprocess.CompletedProcess[str]":
     """Run a stage; its standard output is in what is returned.
 
     Raises:
