@@ -1,13 +1,12 @@
 """The stage process of a command: when one serves for several stages, and when there must be another."""
 
-import json
-
 import psutil
 import pytest
 
 from tasks import config
 from tasks.errors import StratagemError, UserError
 from tasks.process import client
+from tests.tasks.clusters import TWO, place_of
 
 pytestmark = pytest.mark.usefixtures("on_cpus")
 
@@ -27,8 +26,7 @@ def test_only_what_is_decided_once_in_a_process_needs_another_one(settings, over
 
 
 def test_who_is_not_the_chief_leads_no_pipeline(project, monkeypatch):
-    place = {"cluster": {"worker": ["localhost:40001", "localhost:40002"]}, "task": {"type": "worker", "index": 1}}
-    monkeypatch.setenv("TF_CONFIG", json.dumps(place))
+    monkeypatch.setenv("TF_CONFIG", place_of("worker", 1, worker=TWO))
     with pytest.raises(UserError, match=r"TF_CONFIG makes this process worker 1, and only the chief runs"):
         client.start_run(config.load(None, ["strategy.kind=multi_worker"]), None)
     assert _stage_processes() == []

@@ -1,6 +1,5 @@
 """The processes of a cluster: who is asked what, and what happens to all of them when one is lost."""
 
-import functools
 import json
 import os
 import signal
@@ -16,15 +15,9 @@ from tasks.errors import Interrupted, StratagemError, UserError
 from tasks.machine import free_ports
 from tasks.process import cluster, guard
 from tasks.process.cluster import StageProcesses
+from tests.tasks.clusters import multi_worker, parameter_server, place_of
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("on_cpus")]  # Each starts processes.
-
-_multi_worker = functools.partial(config.MultiWorker, kind="multi_worker")
-_parameter_server = functools.partial(config.ParameterServer, kind="parameter_server")
-
-
-def _tf_config(job: object, index: object, **cluster: list[str]) -> str:
-    return json.dumps({"cluster": cluster, "task": {"type": job, "index": index}})
 
 
 # In place of `python -m tasks`: a process that does what plan.json says for its name and the number of its start.
@@ -152,7 +145,7 @@ ARGUMENTS = {"settings": {}, "prepared": {}, "run": {"folder": "mlruns/runs/firs
 
 
 def test_a_request_that_all_take_part_in_goes_to_all_and_any_other_to_the_chief(start, tmp_path):
-    team = start(_multi_worker(workers=3), {})
+    team = start(multi_worker(workers=3), {})
     assert team.call("start_run", ARGUMENTS | {"flow_run_id": None}) == {"name": "worker 0", "stage": "start_run"}
     assert team.call("train", ARGUMENTS)["stage"] == "train"
     assert team.call("evaluate", ARGUMENTS | {"training": {}})["stage"] == "evaluate"
@@ -194,7 +187,7 @@ LOSSES = [
 
 @pytest.mark.parametrize(("plan", "reason"), LOSSES, ids=[reason for _, reason in LOSSES])
 def test_when_one_is_lost_all_start_again_from_the_latest_checkpoint(start, tmp_path, capfd, plan, reason):
-    team = start(_multi_worker(heartbeat_timeout_seconds=2), plan)
+    team = start(multi_worker(heartbeat_timeout_seconds=2), plan)
     assert team.call("train", ARGUMENTS)["stage"] == "train"
     assert team.restarts == [reason]
     assert (
@@ -210,7 +203,7 @@ def test_when_one_is_lost_all_start_again_from_the_latest_checkpoint(start, tmp_
 
 @pytest.mark.parametrize("most", [0, 2])
 def test_a_cluster_that_loses_members_too_often_fails(start, tmp_path, most):
-    team = start(_multi_worker(max_restarts=most), {f"worker 1 #{i}": "die" for i in range(1, 9)})
+    team = start(multi_worker(max_restarts=most), {f"worker 1 #{i}": "die" for i in range(1, 9)})
     with pytest.raises(
         StratagemError, match=rf"train failed: worker 1 died \(SIGKILL\), and strategy.max_restarts = {most} allows no"
     ) as caught:
@@ -223,7 +216,7 @@ def test_a_cluster_that_loses_members_too_often_fails(start, tmp_path, most):
 
 
 def test_a_new_run_counts_its_restarts_from_none(start, tmp_path):
-    team = start(_multi_worker(), {"worker 1 #1": "die"})
+    team = start(multi_worker(), {"worker 1 #1": "die"})
     team.call("start_run", ARGUMENTS)
     assert len(team.restarts) == 1
     team.call("start_run", ARGUMENTS)
@@ -234,13 +227,13 @@ def test_a_new_run_counts_its_restarts_from_none(start, tmp_path):
 def test_a_process_that_never_begins_is_lost(start, monkeypatch):
     monkeypatch.setattr(cluster, "START_SECONDS", 4.0)
     plan = {"worker 1 #1": "never begin", "worker 0 #1": "wait"}
-    team = start(_multi_worker(heartbeat_timeout_seconds=2), plan)
+    team = start(multi_worker(heartbeat_timeout_seconds=2), plan)
     assert team.call("train", ARGUMENTS)["stage"] == "train"
     assert team.restarts == ["worker 1 gave no sign of life for 4 s"]
 
 
 def test_a_worker_that_dies_after_its_part_disturbs_nothing(start):
-    team = start(_multi_worker(max_restarts=0), {"worker 1 #1": "answer and die", "worker 0 #1": "take a while"})
+    team = start(multi_worker(max_restarts=0), {"worker 1 #1": "answer and die", "worker 0 #1": "take a while"})
     assert team.call("train", ARGUMENTS)["stage"] == "train"
     assert team.restarts == []
     assert not team.usable
@@ -269,7 +262,7 @@ FAILURES = [
 
 @pytest.mark.parametrize(("plan", "expected", "message"), FAILURES)
 def test_a_mistake_is_not_a_lost_member(start, tmp_path, plan, expected, message):
-    team = start(_multi_worker(), plan)
+    team = start(multi_worker(), plan)
     with pytest.raises(StratagemError, match=message) as caught:
         team.call("train", ARGUMENTS)
     assert type(caught.value) is expected
@@ -283,7 +276,7 @@ def test_a_mistake_is_not_a_lost_member(start, tmp_path, plan, expected, message
 
 
 def test_a_death_while_the_chief_alone_works_does_not_disturb_it(start):
-    team = start(_multi_worker(), {"worker 1 #1": "die"})
+    team = start(multi_worker(), {"worker 1 #1": "die"})
     os.kill(team._processes[1].pid, signal.SIGKILL)
     assert team.call("register", {})["stage"] == "register"
     assert not team.usable
@@ -293,14 +286,14 @@ def test_a_death_while_the_chief_alone_works_does_not_disturb_it(start):
 
 
 def test_what_does_not_train_needs_one_process(start, tmp_path):
-    team = start(_multi_worker(workers=3), {}, with_cluster=False)
+    team = start(multi_worker(workers=3), {}, with_cluster=False)
     assert team.call("evaluate on one device", {})["name"] == "worker 0"
     assert [start.split()[1:] for start in _starts(tmp_path)["worker 0"]] == [["serve", "None"]]
     assert list(_starts(tmp_path)) == ["worker 0"]
 
 
 def test_an_interrupted_training_leaves_a_chief_that_can_end_the_run(start, tmp_path, interrupted_when):
-    team = start(_multi_worker(), {"worker 0 #1": "wait", "worker 1 #1": "wait"})
+    team = start(multi_worker(), {"worker 0 #1": "wait", "worker 1 #1": "wait"})
     with (
         interrupted_when(lambda: len(_requests(tmp_path)) == 2),
         pytest.raises(Interrupted, match="interrupted"),
@@ -315,7 +308,7 @@ def test_a_lost_worker_of_parameter_servers_starts_again_alone_on_its_own_port(
     start, tmp_path, capfd, interrupted_when
 ):
     plan = {"worker 1 #1": "die", "worker 0 #1": "stop", "chief 0 #1": "wait"}
-    team = start(_parameter_server(heartbeat_timeout_seconds=2), plan)
+    team = start(parameter_server(heartbeat_timeout_seconds=2), plan)
     with (
         interrupted_when(lambda: [len(lines) for lines in _starts(tmp_path).values()] == [1, 1, 2, 2]),
         pytest.raises(Interrupted, match="interrupted"),
@@ -332,7 +325,7 @@ def test_a_lost_worker_of_parameter_servers_starts_again_alone_on_its_own_port(
 
 def test_a_training_goes_on_without_a_worker_that_may_not_start_again(start, tmp_path, capfd, interrupted_when):
     plan = {"worker 1 #1": "die", "chief 0 #1": "wait"}
-    team = start(_parameter_server(max_restarts=0), plan)
+    team = start(parameter_server(max_restarts=0), plan)
     with interrupted_when(lambda: len(team._processes) == 3), pytest.raises(Interrupted, match="interrupted"):
         team.call("train", ARGUMENTS)
     told = "worker 1 died (SIGKILL); strategy.max_restarts = 0, so the training goes on without it"
@@ -345,12 +338,12 @@ def test_without_any_worker_the_training_fails(start):
     with pytest.raises(
         StratagemError, match=r"worker \d died \(SIGKILL\), as all workers, and strategy.max_restarts = 0"
     ):
-        start(_parameter_server(max_restarts=0), plan).call("train", ARGUMENTS)
+        start(parameter_server(max_restarts=0), plan).call("train", ARGUMENTS)
 
 
 @pytest.mark.parametrize("lost", ["ps 0", "chief 0"])
 def test_a_lost_parameter_server_or_chief_is_the_loss_of_all(start, tmp_path, lost):
-    team = start(_parameter_server(), {"chief 0 #1": "wait"} | {f"{lost} #1": "die"})
+    team = start(parameter_server(), {"chief 0 #1": "wait"} | {f"{lost} #1": "die"})
     before = {one.pid for one in team._processes}
     assert team.call("train", ARGUMENTS)["stage"] == "train"
     assert team.restarts == [f"{lost} died (SIGKILL)"]
@@ -361,8 +354,8 @@ def test_a_lost_parameter_server_or_chief_is_the_loss_of_all(start, tmp_path, lo
 def test_a_cluster_that_someone_else_started_is_not_started_again(start, monkeypatch):
     ports = free_ports(2)
     addresses = [f"localhost:{port}" for port in ports]
-    monkeypatch.setenv("TF_CONFIG", _tf_config("worker", 1, worker=addresses))
-    team = start(_multi_worker(), {"worker 1 #1": "lose a peer"})
+    monkeypatch.setenv("TF_CONFIG", place_of("worker", 1, worker=addresses))
+    team = start(multi_worker(), {"worker 1 #1": "lose a peer"})
     with pytest.raises(
         StratagemError, match=r"train ended: worker 1 lost its peers. .+ the same command for every member goes on"
     ):
@@ -374,10 +367,10 @@ def test_a_member_serves_as_long_as_the_chief_of_its_cluster(start, tmp_path, mo
     ports = free_ports(4)
     addresses = [f"localhost:{port}" for port in ports]
     cluster_of = {"chief": addresses[:1], "worker": addresses[1:3], "ps": addresses[3:]}
-    monkeypatch.setenv("TF_CONFIG", _tf_config("worker", 1, **cluster_of))
-    member = start(_parameter_server(), {"worker 1 #1": "die"})
-    monkeypatch.setenv("TF_CONFIG", _tf_config("chief", 0, **cluster_of))
-    chief = start(_parameter_server(), {"worker 1 #1": "die"})
+    monkeypatch.setenv("TF_CONFIG", place_of("worker", 1, **cluster_of))
+    member = start(parameter_server(), {"worker 1 #1": "die"})
+    monkeypatch.setenv("TF_CONFIG", place_of("chief", 0, **cluster_of))
+    chief = start(parameter_server(), {"worker 1 #1": "die"})
 
     def end_chief() -> None:
         while len(_starts(tmp_path).get("worker 1", ())) < 2:
@@ -390,13 +383,13 @@ def test_a_member_serves_as_long_as_the_chief_of_its_cluster(start, tmp_path, mo
     assert not chief.first.alive
     thread.join()
     assert member.restarts == ["worker 1 died (SIGKILL)"], "on this machine, whoever started the cluster"
-    monkeypatch.setenv("TF_CONFIG", _tf_config("ps", 0, **cluster_of))
+    monkeypatch.setenv("TF_CONFIG", place_of("ps", 0, **cluster_of))
     with pytest.raises(StratagemError, match=r"ps 0 died \(SIGKILL\); its log: mlruns/logs/"):
-        start(_parameter_server(), {"ps 0 #1": "die"}).stand_by()
+        start(parameter_server(), {"ps 0 #1": "die"}).stand_by()
 
 
 def test_a_process_that_was_stopped_itself_does_not_take_the_others_for_lost(start):
-    team = start(_multi_worker(heartbeat_timeout_seconds=2), {"worker 0 #1": "wait in train"})
+    team = start(multi_worker(heartbeat_timeout_seconds=2), {"worker 0 #1": "wait in train"})
     team.call("start_run", ARGUMENTS)
     # As after Ctrl-Z and fg: nobody has listened for longer than the time-out.
     time.sleep(3)
@@ -421,16 +414,16 @@ OPEN = [
 def test_a_cluster_that_others_reach_says_so_in_one_line(start, monkeypatch, capfd, name, value, reason):
     if name == "TF_CONFIG":
         addresses = [f"{value}:{port}" for port in free_ports(2)]
-        value = json.dumps({"cluster": {"worker": addresses}, "task": {"type": "worker", "index": 0}})
+        value = place_of("worker", 0, worker=addresses)
     monkeypatch.setenv(name, value)
-    start(_multi_worker(), {})
+    start(multi_worker(), {})
     (line,) = [line for line in capfd.readouterr().err.splitlines() if "whoever" in line]
     assert line.startswith(f"this cluster's servers let in whoever reaches this machine's ports, because {reason}: ")
     assert value not in line or name == "STRATAGEM_CLUSTER_NETWORK"
 
 
 def test_the_members_of_a_local_cluster_share_a_network_of_their_own(start, capfd):
-    team = start(_multi_worker(), {})
+    team = start(multi_worker(), {})
     team.call("start_run", ARGUMENTS)
     children = [child.pid for child in psutil.Process().children() if "tasks" in child.cmdline()]
     networks = {os.readlink(f"/proc/{pid}/ns/net") for pid in children}

@@ -1,6 +1,5 @@
 """Launchers: which processes a cluster has, and who reaches them."""
 
-import functools
 import json
 import os
 import re
@@ -16,17 +15,15 @@ import pytest
 from tasks import config, launchers
 from tasks.errors import UserError
 from tasks.launchers import isolation, local, tf_config
+from tests.tasks.clusters import TWO, multi_worker, parameter_server, place_of
 
 pytestmark = pytest.mark.usefixtures("on_cpus")
 
-_multi_worker = functools.partial(config.MultiWorker, kind="multi_worker")
-_parameter_server = functools.partial(config.ParameterServer, kind="parameter_server")
-
 CLUSTERS = [
-    (_multi_worker(workers=1), ["worker 0"]),
-    (_multi_worker(workers=3), ["worker 0", "worker 1", "worker 2"]),
-    (_parameter_server(workers=2, ps=1), ["chief 0", "worker 0", "worker 1", "ps 0"]),
-    (_parameter_server(workers=1, ps=2), ["chief 0", "worker 0", "ps 0", "ps 1"]),
+    (multi_worker(workers=1), ["worker 0"]),
+    (multi_worker(workers=3), ["worker 0", "worker 1", "worker 2"]),
+    (parameter_server(workers=2, ps=1), ["chief 0", "worker 0", "worker 1", "ps 0"]),
+    (parameter_server(workers=1, ps=2), ["chief 0", "worker 0", "ps 0", "ps 1"]),
 ]
 
 
@@ -50,28 +47,28 @@ def test_a_local_cluster_has_all_its_members_on_free_ports(section, names):
 
 def test_workers_share_the_cores(monkeypatch):
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(16)))
-    for member in local.members(_multi_worker(workers=3)):
+    for member in local.members(multi_worker(workers=3)):
         assert member.environment["TF_NUM_INTRAOP_THREADS"] == "5"
         assert member.environment["TF_NUM_INTEROP_THREADS"] == "5"
-    (member, *_) = local.members(_multi_worker(workers=32))
+    (member, *_) = local.members(multi_worker(workers=32))
     assert (member.environment["TF_NUM_INTRAOP_THREADS"], member.environment["TF_NUM_INTEROP_THREADS"]) == ("1", "2")
     monkeypatch.setenv("TF_NUM_INTRAOP_THREADS", "7")
-    assert local.members(_multi_worker())[1].environment["TF_NUM_INTRAOP_THREADS"] == "7", "what the user set stays"
+    assert local.members(multi_worker())[1].environment["TF_NUM_INTRAOP_THREADS"] == "7", "what the user set stays"
 
 
 # Each: the strategy, the GPUs of the machine, what each member sees.
 SHARES = [
-    (_multi_worker(workers=2), [], [None, None]),
-    (_multi_worker(workers=2), ["0", "1", "2", "3"], ["0,1", "2,3"]),
-    (_multi_worker(workers=2), ["4", "7", "9"], ["4", "7"]),
-    (_multi_worker(workers=2, devices=1), ["0", "1", "2", "3"], ["0", "1"]),
-    (_parameter_server(workers=2), ["0", "1"], ["", "0", "1", ""]),
+    (multi_worker(workers=2), [], [None, None]),
+    (multi_worker(workers=2), ["0", "1", "2", "3"], ["0,1", "2,3"]),
+    (multi_worker(workers=2), ["4", "7", "9"], ["4", "7"]),
+    (multi_worker(workers=2, devices=1), ["0", "1", "2", "3"], ["0", "1"]),
+    (parameter_server(workers=2), ["0", "1"], ["", "0", "1", ""]),
 ]
 TOO_FEW = [
-    (_multi_worker(workers=2, devices=1), [], "strategy.devices = 1: 2 workers need 2 GPUs, and this machine has 0"),
-    (_multi_worker(workers=2, devices=2), ["0", "1", "2"], "strategy.devices = 2: 2 workers need 4 GPUs"),
-    (_multi_worker(workers=3), ["0", "1"], "strategy.workers = 3: this machine has 2 GPUs"),
-    (_parameter_server(workers=2), ["0"], "strategy.workers = 2: this machine has 1 GPUs"),
+    (multi_worker(workers=2, devices=1), [], "strategy.devices = 1: 2 workers need 2 GPUs, and this machine has 0"),
+    (multi_worker(workers=2, devices=2), ["0", "1", "2"], "strategy.devices = 2: 2 workers need 4 GPUs"),
+    (multi_worker(workers=3), ["0", "1"], "strategy.workers = 3: this machine has 2 GPUs"),
+    (parameter_server(workers=2), ["0"], "strategy.workers = 2: this machine has 1 GPUs"),
 ]
 
 
@@ -91,34 +88,29 @@ def test_more_gpus_than_there_are_are_refused(gpus, section, shown, message):
 def test_every_launcher_that_the_settings_name_has_what_a_launcher_has():
     names, _ = get_args(config.Cluster.model_fields["launcher"].annotation)
     for name in get_args(names):
-        launcher = launchers.find(_multi_worker(launcher=name))
+        launcher = launchers.find(multi_worker(launcher=name))
         assert isinstance(launcher.STARTS_ALL, bool)
         assert callable(launcher.members)
         assert callable(launcher.network)
 
 
 def test_tf_config_is_used_where_it_is_set(monkeypatch):
-    assert launchers.find(_multi_worker()) is local
+    assert launchers.find(multi_worker()) is local
     monkeypatch.setenv("TF_CONFIG", "{}")
-    assert launchers.find(_multi_worker()) is tf_config
-    assert launchers.find(_multi_worker(launcher="local")) is local
+    assert launchers.find(multi_worker()) is tf_config
+    assert launchers.find(multi_worker(launcher="local")) is local
     one_device = config.OneDevice(kind="one_device")
     assert [member.is_chief for member in launchers.members(one_device)] == [True], "no cluster at all"
 
 
-def _tf_config(job: object, index: object, **cluster: list[str]) -> str:
-    return json.dumps({"cluster": cluster, "task": {"type": job, "index": index}})
-
-
-TWO = ["localhost:40001", "localhost:40002"]
 PLACES = [
-    ("multi_worker", _tf_config("worker", 0, worker=TWO), "worker 0", True, None),
-    ("multi_worker", _tf_config("worker", 1, worker=TWO), "worker 1", False, None),
-    ("multi_worker", _tf_config("chief", 0, chief=["a:1024"], worker=TWO), "chief 0", True, None),
-    ("multi_worker", _tf_config("worker", 0, chief=["a:1024"], worker=TWO), "worker 0", False, None),
-    ("parameter_server", _tf_config("chief", 0, chief=["a:2000"], worker=TWO, ps=["b:1024"]), "chief 0", True, ""),
-    ("parameter_server", _tf_config("worker", 1, chief=["a:1"], worker=TWO, ps=["b:1024"]), "worker 1", False, None),
-    ("parameter_server", _tf_config("ps", 0, chief=["a:1"], worker=TWO, ps=["b:2000"]), "ps 0", False, ""),
+    ("multi_worker", place_of("worker", 0, worker=TWO), "worker 0", True, None),
+    ("multi_worker", place_of("worker", 1, worker=TWO), "worker 1", False, None),
+    ("multi_worker", place_of("chief", 0, chief=["a:1024"], worker=TWO), "chief 0", True, None),
+    ("multi_worker", place_of("worker", 0, chief=["a:1024"], worker=TWO), "worker 0", False, None),
+    ("parameter_server", place_of("chief", 0, chief=["a:2000"], worker=TWO, ps=["b:1024"]), "chief 0", True, ""),
+    ("parameter_server", place_of("worker", 1, chief=["a:1"], worker=TWO, ps=["b:1024"]), "worker 1", False, None),
+    ("parameter_server", place_of("ps", 0, chief=["a:1"], worker=TWO, ps=["b:2000"]), "ps 0", False, ""),
 ]
 
 
@@ -138,24 +130,32 @@ MALFORMED = [
     ("multi_worker", "[1]", "it must hold the two mappings"),
     ("multi_worker", json.dumps({"cluster": {"worker": TWO}}), "it must hold the two mappings"),
     ("multi_worker", json.dumps({"task": {"type": "worker", "index": 0}}), "it must hold the two mappings"),
-    ("multi_worker", _tf_config("worker", 0), "it must hold the two mappings"),
-    ("multi_worker", _tf_config("worker", 0, worker="a:1"), "cluster.worker must be a list of addresses"),
-    ("multi_worker", _tf_config("worker", 0, worker=["localhost"]), "cluster.worker must be a list of addresses"),
-    ("multi_worker", _tf_config("worker", 0, worker=["a:99999"]), "cluster.worker must be a list of addresses"),
-    ("multi_worker", _tf_config("worker", 0, worker=[]), "cluster.worker must be a list of addresses"),
-    ("multi_worker", _tf_config("worker", 0, worker=["a:1", "a:1"]), "a:1 is given to two tasks"),
-    ("multi_worker", _tf_config("worker", 2, worker=TWO), "task.index = 2 .+ so give a number from 0 to 1"),
-    ("multi_worker", _tf_config("worker", -1, worker=TWO), "task.index = -1"),
-    ("multi_worker", _tf_config("worker", "0", worker=TWO), "task.index = '0'"),
-    ("multi_worker", _tf_config("worker", True, worker=TWO), "task.index = True"),
-    ("multi_worker", _tf_config("wroker", 0, worker=TWO), "unknown task.type 'wroker': did you mean 'worker'"),
-    ("multi_worker", _tf_config(["worker"], 0, worker=TWO), "unknown task.type"),
-    ("multi_worker", _tf_config("ps", 0, worker=TWO, ps=["b:1"]), "cluster has 'ps', and strategy.kind=multi_worker"),
-    ("multi_worker", _tf_config("worker", 0, worker=TWO, evaluator=["b:1"]), "cluster has 'evaluator'"),
-    ("multi_worker", _tf_config("worker", 0, worker=TWO, chief=["b:1", "b:2"]), "cluster has 2 'chief', .+ at most 1"),
-    ("parameter_server", _tf_config("worker", 0, worker=TWO), "has 0 'chief', .+parameter_server needs exactly 1"),
-    ("parameter_server", _tf_config("chief", 0, worker=TWO, chief=["a:1"]), "cluster has 0 'ps', .+ needs at least 1"),
-    ("parameter_server", _tf_config("chief", 0, ps=TWO, chief=["a:1"]), "cluster has 0 'worker', .+ at least 1"),
+    ("multi_worker", place_of("worker", 0), "it must hold the two mappings"),
+    ("multi_worker", place_of("worker", 0, worker="a:1"), "cluster.worker must be a list of addresses"),
+    ("multi_worker", place_of("worker", 0, worker=["localhost"]), "cluster.worker must be a list of addresses"),
+    ("multi_worker", place_of("worker", 0, worker=["a:99999"]), "cluster.worker must be a list of addresses"),
+    ("multi_worker", place_of("worker", 0, worker=[]), "cluster.worker must be a list of addresses"),
+    ("multi_worker", place_of("worker", 0, worker=["a:1", "a:1"]), "a:1 is given to two tasks"),
+    ("multi_worker", place_of("worker", 2, worker=TWO), "task.index = 2 .+ so give a number from 0 to 1"),
+    ("multi_worker", place_of("worker", -1, worker=TWO), "task.index = -1"),
+    ("multi_worker", place_of("worker", "0", worker=TWO), "task.index = '0'"),
+    ("multi_worker", place_of("worker", True, worker=TWO), "task.index = True"),
+    ("multi_worker", place_of("wroker", 0, worker=TWO), "unknown task.type 'wroker': did you mean 'worker'"),
+    ("multi_worker", place_of(["worker"], 0, worker=TWO), "unknown task.type"),
+    ("multi_worker", place_of("ps", 0, worker=TWO, ps=["b:1"]), "cluster has 'ps', and strategy.kind=multi_worker"),
+    ("multi_worker", place_of("worker", 0, worker=TWO, evaluator=["b:1"]), "cluster has 'evaluator'"),
+    (
+        "multi_worker",
+        place_of("worker", 0, worker=TWO, chief=["b:1", "b:2"]),
+        "cluster has 2 'chief', .+ at most 1",
+    ),
+    ("parameter_server", place_of("worker", 0, worker=TWO), "has 0 'chief', .+parameter_server needs exactly 1"),
+    (
+        "parameter_server",
+        place_of("chief", 0, worker=TWO, chief=["a:1"]),
+        "cluster has 0 'ps', .+ needs at least 1",
+    ),
+    ("parameter_server", place_of("chief", 0, ps=TWO, chief=["a:1"]), "cluster has 0 'worker', .+ at least 1"),
 ]
 
 
@@ -168,7 +168,7 @@ def test_a_tf_config_that_cannot_be_used_is_refused(monkeypatch, kind, text, mes
 
 def test_a_launcher_without_its_variable_is_refused():
     with pytest.raises(UserError, match=r"strategy.launcher = 'tf_config': TF_CONFIG is not set"):
-        launchers.members(_multi_worker(launcher="tf_config"))
+        launchers.members(multi_worker(launcher="tf_config"))
 
 
 def test_a_port_that_is_taken_is_refused(monkeypatch):
@@ -176,20 +176,20 @@ def test_a_port_that_is_taken_is_refused(monkeypatch):
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = taken.getsockname()[1]
-        monkeypatch.setenv("TF_CONFIG", _tf_config("worker", 1, worker=["localhost:40001", f"localhost:{port}"]))
+        monkeypatch.setenv("TF_CONFIG", place_of("worker", 1, worker=["localhost:40001", f"localhost:{port}"]))
         with pytest.raises(UserError, match=f"worker 1 is to serve at localhost:{port}, .+ in use"):
-            launchers.members(_multi_worker())
-    launchers.members(_multi_worker())
+            launchers.members(multi_worker())
+    launchers.members(multi_worker())
 
 
 @pytest.mark.parametrize(("devices", "seen"), [(None, None), (1, "3"), (2, "3,5")])
 def test_a_member_takes_as_many_of_its_own_gpus_as_the_settings_say(monkeypatch, gpus, devices, seen):
-    monkeypatch.setenv("TF_CONFIG", _tf_config("worker", 0, worker=TWO))
+    monkeypatch.setenv("TF_CONFIG", place_of("worker", 0, worker=TWO))
     gpus(8, "3,5")
-    (member,) = launchers.members(_multi_worker(devices=devices))
+    (member,) = launchers.members(multi_worker(devices=devices))
     assert member.environment.get("CUDA_VISIBLE_DEVICES") == seen
     with pytest.raises(UserError, match=r"strategy.devices = 3: this machine has 2 GPUs"):
-        launchers.members(_multi_worker(devices=3))
+        launchers.members(multi_worker(devices=3))
 
 
 # A server that lets in everybody, as TensorFlow's, in a network of

@@ -1,7 +1,6 @@
 """What is asked before a run starts, and what a run is resumed from."""
 
 import importlib.util
-import json
 import os
 import shutil
 import time
@@ -12,6 +11,7 @@ import pytest
 from tasks import config, lineage, pipeline, runs
 from tasks.errors import UserError
 from tasks.records import PreparedDataset, Run, RunSummary
+from tests.tasks.clusters import TWO, place_of
 
 pytestmark = pytest.mark.usefixtures("on_cpus")
 
@@ -68,15 +68,13 @@ def test_there_is_no_tpu_here(project):
 def test_who_is_not_the_chief_of_a_cluster_knows_its_name(project, monkeypatch, index, name):
     settings = config.load(None, ["strategy.kind=multi_worker"])
     assert pipeline.member_name(settings) is None, "there the chief starts the others"
-    place = {"cluster": {"worker": ["localhost:40001", "localhost:40002"]}, "task": {"type": "worker", "index": index}}
-    monkeypatch.setenv("TF_CONFIG", json.dumps(place))
+    monkeypatch.setenv("TF_CONFIG", place_of("worker", index, worker=TWO))
     assert pipeline.member_name(settings) == name
     assert pipeline.member_name(config.load()) is None, "no cluster"
 
 
 def test_a_member_does_not_begin_before_the_data_are_prepared(project, monkeypatch):
-    place = {"cluster": {"worker": ["localhost:40001", "localhost:40002"]}, "task": {"type": "worker", "index": 1}}
-    monkeypatch.setenv("TF_CONFIG", json.dumps(place))
+    monkeypatch.setenv("TF_CONFIG", place_of("worker", 1, worker=TWO))
     with pytest.raises(UserError, match="dataset digits is not prepared"):
         pipeline.join(config.load(None, ["strategy.kind=multi_worker"]))
     assert not (project / "mlruns" / "logs").exists()
