@@ -21,12 +21,15 @@ def register(
         StratagemError: MLflow did not make the version ready.
     """
     name = settings.register_.model_name or f"{prepared.name}-{settings.model.name.replace(':', '.')}"
+    record = RegisteredModel(
+        run_id=run.run_id, model_uri=None, model_name=name, model_version=None, aliases=(), reason=None
+    )
     models = {training.best_checkpoint: training.best_model, training.checkpoint: training.final_model}
     digests = {training.best_model: training.best_weights_digest, training.final_model: training.weights_digest}
     if evaluation.checkpoint not in models:
         exported = " and ".join(sorted(models))
         reason = f"the evaluated checkpoint {evaluation.checkpoint} has no exported model; these have: {exported}"
-        return _record(run, None, name, None, (), reason)
+        return record.model_copy(update={"reason": reason})
     keras_file = models[evaluation.checkpoint]
     root = config.project_root()
     try:
@@ -35,10 +38,11 @@ def register(
             run, name.replace(".", "-"), keras_file, prepared, evaluation.step, evaluation.metrics
         )
     except tracking.Unavailable as error:
-        return _record(run, None, name, None, (), _later(run, error))
+        return record.model_copy(update={"reason": _later(run, error)})
+    record = record.model_copy(update={"model_uri": model_uri})
     refusal = _refusal(settings.register_, evaluation, training)
     if refusal is not None:
-        return _record(run, model_uri, name, None, (), refusal)
+        return record.model_copy(update={"reason": refusal})
     tags = {
         "data_version": run.lineage.data_version,
         "git_commit": run.lineage.git_commit,
@@ -57,8 +61,8 @@ def register(
         better = metrics.better(metric)
         version, notes = tracking.register_version(run, model_uri, name, alias, present, metric, better)
     except tracking.Unavailable as error:
-        return _record(run, model_uri, name, None, (), _later(run, error))
-    return _record(run, model_uri, name, version, (alias,), None, notes)
+        return record.model_copy(update={"reason": _later(run, error)})
+    return record.model_copy(update={"model_version": version, "aliases": (alias,), "notes": notes})
 
 
 def _later(run: Run, error: Exception) -> str:
@@ -74,23 +78,3 @@ def _refusal(gate: config.Register, evaluation: EvaluationResult, training: Trai
     value, lower = evaluation.metrics[gate.metric], metrics.better(gate.metric) == "lower"
     passed = gate.minimum is None or (value <= gate.minimum if lower else value >= gate.minimum)
     return None if passed else f"{gate.metric} = {value:.4f} does not reach register.minimum = {gate.minimum}"
-
-
-def _record(
-    run: Run,
-    model_uri: str | None,
-    name: str,
-    version: str | None,
-    aliases: tuple[str, ...],
-    reason: str | None,
-    notes: tuple[str, ...] = (),
-) -> RegisteredModel:
-    return RegisteredModel(
-        run_id=run.run_id,
-        model_uri=model_uri,
-        model_name=name,
-        model_version=version,
-        aliases=aliases,
-        reason=reason,
-        notes=notes,
-    )
