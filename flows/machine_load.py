@@ -1,11 +1,11 @@
 """How busy a machine is with other work while something is measured."""
 
-import os
-import sys
 import time
 from contextlib import suppress
 
 import psutil
+
+from tasks.machine import core_numbers
 
 
 class MachineLoad:
@@ -24,8 +24,7 @@ class MachineLoad:
     @staticmethod
     def _busy() -> float:
         """Return the seconds that all programs have used these cores."""
-        cores = psutil.cpu_times(percpu=True)
-        mine = os.sched_getaffinity(0) if sys.platform == "linux" else range(len(cores))
+        cores, mine = psutil.cpu_times(percpu=True), core_numbers()
         idle = (times.idle + getattr(times, "iowait", 0.0) for times in cores)
         return sum(sum(times) - lazy for i, (times, lazy) in enumerate(zip(cores, idle, strict=True)) if i in mine)
 

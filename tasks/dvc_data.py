@@ -354,15 +354,11 @@ def _let_dvc(
 
 def _run(command: list[str], environment: dict[str, str], root: Path) -> int:
     """Run DVC in a process of its own, and return its exit code; its stage ends when this process does."""
-    child = subprocess.Popen(
-        command, cwd=root, env=environment, stdin=subprocess.PIPE, stdout=sys.stderr, process_group=0
-    )
-    try:
-        return child.wait()
-    except BaseException:
-        os.killpg(child.pid, signal.SIGTERM)
-        child.wait()
-        raise
-    finally:
-        if child.stdin is not None:
-            child.stdin.close()
+    with held_open() as stdin:
+        child = subprocess.Popen(command, cwd=root, env=environment, stdin=stdin, stdout=sys.stderr, process_group=0)
+        try:
+            return child.wait()
+        except BaseException:
+            os.killpg(child.pid, signal.SIGTERM)
+            child.wait()
+            raise

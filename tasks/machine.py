@@ -27,9 +27,14 @@ def without_collections() -> Iterator[None]:
         gc.enable()
 
 
+def core_numbers() -> set[int]:
+    """Return which processor cores this process may use, counted from 0."""
+    return os.sched_getaffinity(0) if sys.platform == "linux" else set(range(os.cpu_count() or 1))
+
+
 def usable_cores() -> int:
     """Return the number of processor cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
+    return len(core_numbers())
 
 
 def visible_gpus() -> list[str]:

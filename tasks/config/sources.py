@@ -53,16 +53,15 @@ def load(
     return parse(_overlay(values, _nested(given)))
 
 
-def choices(recipe: str | None, values: Mapping[str, Any], root: Path | None = None) -> list[Choice] | None:
+def choices(recipe: str | None, values: Mapping[str, Any]) -> list[Choice] | None:
     """Return what is chosen for the data of a dataset that has no recipe; nothing as long as they are not prepared, and
     None where a recipe or params.yaml say what it is trained with.
 
     Args:
         recipe: as in ``load``.
         values: nested settings, of which ``dataset.name`` is read.
-        root: the project's folder.
     """
-    root, name = root or project_root(), _dataset_name(values)
+    root, name = project_root(), _dataset_name(values)
     if recipe is not None or name == _dataset_name(_read_yaml(root / "params.yaml")):
         return None
     return _choose(name, root)

@@ -6,7 +6,6 @@ from tasks.runs.catalogue import forget
 from tasks.runs.identity import boot_id, process_space, project_id
 from tasks.runs.index import (
     find,
-    find_all,
     find_named,
     find_not_final,
     find_unfinished,

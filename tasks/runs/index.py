@@ -98,12 +98,6 @@ def look_up(run_id: str) -> Run | None:
     return load(f"mlruns/runs/{run_id}") or load(f"mlruns/comparisons/{run_id}")
 
 
-def find_all() -> list[Run]:
-    """Return all runs, the newest first."""
-    found = (load(entry.folder) for entry in catalogue.query(f"{RUNS} {NEWEST_FIRST}"))
-    return [run for run in found if run is not None]
-
-
 def find_not_final() -> list[Run]:
     """Return the runs and comparisons that say that they are at work, or have something to tell MLflow."""
     found = (load(entry.folder) for entry in catalogue.query("run_id IS NOT NULL AND (status = 'RUNNING' OR unsent)"))

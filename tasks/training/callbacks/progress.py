@@ -11,11 +11,11 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 class ProgressBar(keras.callbacks.Callback):
     """Draws one bar an epoch on a terminal, and prints a table with one line an epoch everywhere."""
 
-    def __init__(self, epochs: int, steps: int, console: Console | None = None) -> None:
+    def __init__(self, epochs: int, steps: int) -> None:
         super().__init__()
         self.epochs = epochs
         self.steps = steps
-        self.console = console or Console(stderr=True, highlight=False)
+        self.console = Console(stderr=True, highlight=False)
         self._bar: Progress | None = None
         self._task: Any = None
         self._headed = False

@@ -11,7 +11,8 @@ VALIDATION = {"val_loss": 12.34567, "val_accuracy": 1.0}
 
 def drive(console, logs, epochs=2, steps=3, stop_after=None):
     """Call the bar as a training does; an interrupted one ends without its callbacks."""
-    bar = ProgressBar(epochs, steps, console)
+    bar = ProgressBar(epochs, steps)
+    bar.console = console or bar.console
     bar.on_train_begin()
     for epoch in range(epochs):
         bar.on_epoch_begin(epoch)
