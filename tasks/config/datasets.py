@@ -78,7 +78,7 @@ def _texts(value: Any) -> Any:
 
 
 def _columns(value: Any) -> Any:
-    """A column may be its kind alone."""
+    """Write ``{name: kind}`` out as ``{name: {kind: kind}}``: a user may give a column its kind alone."""
     if not isinstance(value, dict):
         return value
     return {name: {"kind": own} if isinstance(own, str) else own for name, own in value.items()}

@@ -92,12 +92,12 @@ class ClassCounts(NamedTuple):
 
     @property
     def precision(self) -> npt.NDArray[np.float64]:
-        """Those right of those taken; 0 where it would be 0 / 0."""
+        """The share that is right of the examples taken for a class; 0 where none is taken for it."""
         return self.right / np.maximum(self.taken, 1)
 
     @property
     def recall(self) -> npt.NDArray[np.float64]:
-        """Those right of those that there are; 0 where it would be 0 / 0."""
+        """The share that is found of the examples of a class; 0 where there is none."""
         return self.right / np.maximum(self.support, 1)
 
     @property

@@ -10,10 +10,10 @@ from tasks import config, records, runs
 from tasks.tracking.lifecycle import end_run
 from tasks.tracking.metrics import read_metrics, send_missing
 from tasks.tracking.outbox import OUTBOX, best_effort, end_twin, find_created, is_twin
-from tasks.tracking.store import open_store, patiently
+from tasks.tracking.store import open_store, retried
 
 
-@patiently
+@retried
 def end_crashed(own_key: str = "", except_run_id: str | None = None) -> list[records.Ended]:
     """End the runs of this host whose process died: as it had put down, else as KILLED. Also deliver what runs that no
     process is at work on have kept.

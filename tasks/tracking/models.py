@@ -25,12 +25,12 @@ from tasks.errors import StratagemError, UserError, cut
 from tasks.tracking.lifecycle import set_tags
 from tasks.tracking.metrics import points_of
 from tasks.tracking.outbox import mlflow_run_id, present
-from tasks.tracking.store import REFUSALS, SQLITE, dataset_of, open_store, patiently, store_uri
+from tasks.tracking.store import REFUSALS, SQLITE, dataset_of, open_store, retried, store_uri
 
 ADDRESS = re.compile(r"models:/((?P<model_id>m-[0-9a-f]{32})|(?P<name>[^/@]+)(@(?P<alias>[^/@]+)|/(?P<version>\d+)))")
 
 
-@patiently
+@retried
 def log_model(
     run: records.Run,
     name: str,
@@ -254,7 +254,7 @@ def _write_code(folder: Path, model_name: str, takes_raw: bool) -> tuple[list[st
     return sorted(str(path) for path in folder.iterdir()), loader
 
 
-@patiently
+@retried
 def find_model(uri: str) -> records.LoggedModel:
     """Return what a model was logged from: ``models:/NAME@ALIAS``, ``models:/NAME/VERSION`` or ``models:/<model_id>``.
 
@@ -284,7 +284,7 @@ def find_model(uri: str) -> records.LoggedModel:
         raise UserError(f"'{uri}' is not in {store_uri()}. There: {cut(known) or 'no model version'}") from None
 
 
-@patiently
+@retried
 def register_version(
     run: records.Run,
     model_uri: str,

@@ -28,7 +28,7 @@ from tasks.tracking.store import (
     Unavailable,
     find_experiment,
     open_store,
-    patiently,
+    retried,
     store_name,
     store_uri,
 )
@@ -210,7 +210,7 @@ def await_told(run: records.Run) -> None:
         raise Unavailable(f"{store_uri()}: MLflow cannot be told of run {run.run_id} now: see to it")
 
 
-@patiently
+@retried
 def create_run(creation: Event, local_id: str | None = None) -> str:
     """Return the id of an MLflow run, which is made if no request before this one has made it.
 
@@ -281,7 +281,7 @@ def is_twin(run: records.Run, run_id: str) -> bool:
 
 @contextlib.contextmanager
 def best_effort() -> Iterator[None]:
-    """A disk that is full must not hide why a training ended, nor end one."""
+    """Log what cannot be written, and go on: a full disk must not end a training, nor hide why one ended."""
     try:
         yield
     except OSError as error:

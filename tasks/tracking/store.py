@@ -129,8 +129,8 @@ def _check_server(uri: str) -> None:
         )
 
 
-def patiently(work: Callable[P, T]) -> Callable[P, T]:
-    """Try work again that changes nothing when it is done twice, where the store did not do or not answer it.
+def retried(work: Callable[P, T]) -> Callable[P, T]:
+    """Return work that is tried again when the store did not do it or did not answer; twice done, it must be as once.
 
     MLflow's own client would send the same request again without looking whether the first one was done, and its reply
     lost: so came two runs, and two versions, of one training.

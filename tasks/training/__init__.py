@@ -29,5 +29,5 @@ class Training:
 
     @property
     def phase(self) -> Phase:
-        """The one that it trains, to its end."""
+        """The phase that is trained; the training ends with it."""
         return phase_at(self.settings, self.position.start.epoch)

@@ -92,7 +92,7 @@ def compile_model(model: Any, settings: config.Settings, prepared: PreparedDatas
 
 
 def in_host_memory() -> contextlib.AbstractContextManager[Any]:
-    """Variables that are made inside lie in the host's memory: a model may fit into its strategy's devices only."""
+    """Keep the variables that are made inside in the host's memory: one device may be too small for a model."""
     try:
         device: contextlib.AbstractContextManager[Any] = keras.device("cpu:0")
     except RuntimeError:  # The user's JAX_PLATFORMS leaves the CPU out.
