@@ -154,10 +154,8 @@ def is_abandoned(run: Run) -> bool:
 
 def at_work_on(dataset: str) -> list[Run]:
     """Return the runs and comparisons on a dataset that are at work; those of another machine, if they say so."""
-    unfinished = (run for run in find_not_final() if (ended := status(run)) and ended.status == "RUNNING")
-    return [
-        run for run in unfinished if run.settings.get("dataset", {}).get("name") == dataset and not is_abandoned(run)
-    ]
+    running = (run for run in find_not_final() if (ended := status(run)) and ended.status == "RUNNING")
+    return [run for run in running if run.settings.get("dataset", {}).get("name") == dataset and not is_abandoned(run)]
 
 
 def crashed_holders() -> list[tuple[Path, Holder]]:
