@@ -5,8 +5,9 @@ None has a time-out: how long one may take grows with the dataset and the epochs
 a task with tags Prefect asks its server before it lets it begin, and a run must not need that server to go on.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import ParamSpec, TypeVar
 
 from prefect import State, Task, task
 from prefect.cache_policies import NO_CACHE
@@ -18,6 +19,9 @@ from tasks.config import Settings
 from tasks.errors import DownloadError
 from tasks.process import client
 from tasks.records import PreparedDataset, Run, TrainingResult
+
+P = ParamSpec("P")
+R = TypeVar("R")
 
 DATASET = "on {settings.dataset.name}"
 STRATEGY = DATASET + ", {settings.strategy.kind}"
@@ -51,35 +55,18 @@ def train(settings: Settings, prepared: PreparedDataset, run: Run) -> TrainingRe
         return client.train(settings, prepared, run)
 
 
-start_or_resume = Task(
-    pipeline.start_or_resume,
-    name="start_or_resume",
-    task_run_name="start or resume run " + LOOP,
-    cache_policy=NO_CACHE,
-)
-start_run = Task(client.start_run, name="start_run", task_run_name="start run " + LOOP, cache_policy=NO_CACHE)
-start_comparison = Task(
-    client.start_comparison,
-    name="start_comparison",
-    task_run_name="start comparison " + DATASET,
-    cache_policy=NO_CACHE,
-)
-evaluate = Task(
-    client.evaluate,
-    name="evaluate",
-    task_run_name="evaluate {settings.evaluate.checkpoint} " + LOOP,
-    cache_policy=NO_CACHE,
-)
-register = Task(
-    client.register, name="register", task_run_name="register {settings.model.name} " + STRATEGY, cache_policy=NO_CACHE
-)
-report_comparison = Task(
-    client.report_comparison, name="report", task_run_name="report {run.name}", cache_policy=NO_CACHE
-)
-end_run = Task(client.end_run, name="end_run", task_run_name="end run {run.name}, {status}", cache_policy=NO_CACHE)
-end_failed = Task(
-    pipeline.end_failed, name="end_failed", task_run_name="end failed run {run.name}", cache_policy=NO_CACHE
-)
+def _as_task(function: Callable[P, R], name: str, run_name: str) -> Task[P, R]:
+    return Task(function, name=name, task_run_name=run_name, cache_policy=NO_CACHE)
+
+
+start_or_resume = _as_task(pipeline.start_or_resume, "start_or_resume", "start or resume run " + LOOP)
+start_run = _as_task(client.start_run, "start_run", "start run " + LOOP)
+start_comparison = _as_task(client.start_comparison, "start_comparison", "start comparison " + DATASET)
+evaluate = _as_task(client.evaluate, "evaluate", "evaluate {settings.evaluate.checkpoint} " + LOOP)
+register = _as_task(client.register, "register", "register {settings.model.name} " + STRATEGY)
+report_comparison = _as_task(client.report_comparison, "report", "report {run.name}")
+end_run = _as_task(client.end_run, "end_run", "end run {run.name}, {status}")
+end_failed = _as_task(pipeline.end_failed, "end_failed", "end failed run {run.name}")
 
 
 @contextmanager
