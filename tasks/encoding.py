@@ -184,8 +184,9 @@ def days(values: Values, column: str) -> Numbers:
             return plain.astype(np.int64) / SECONDS_A_DAY
         parsed = [_instant(value, column, row) for row, value in enumerate(values)]
         values = np.array(parsed, "datetime64[us]")
-    instants = values.astype("datetime64[us]")
-    found = instants.astype(np.int64) / MICROSECONDS_A_DAY
+    in_seconds = values.dtype == np.dtype("datetime64[s]")
+    instants = values if in_seconds else values.astype("datetime64[us]")
+    found = instants.astype(np.int64) / (SECONDS_A_DAY if in_seconds else MICROSECONDS_A_DAY)
     found[np.isnat(instants)] = np.nan
     return found
 
@@ -234,10 +235,13 @@ def datetime_places(found: Numbers) -> Numbers:
     year = since.astype("datetime64[Y]")
     first = year.astype("datetime64[D]").astype(np.int64)
     length = (year + 1).astype("datetime64[D]").astype(np.int64) - first
-    turns = np.stack([(found - first) / length, (found + 3) / 7, found], 1)  # 1970 began on a Thursday.
-    angles = 2 * np.pi * (turns - np.floor(turns))
-    waves = np.stack([np.sin(angles), np.cos(angles)], 2).reshape(len(found), 6)
-    return np.concatenate([found[:, np.newaxis], waves], 1)
+    places = np.empty((len(found), DATETIME_WIDTH))
+    places[:, 0] = found
+    # 1970 began on a Thursday.
+    for number, turns in enumerate(((found - first) / length, (found + 3) / 7, found)):
+        angles = 2 * np.pi * (turns - np.floor(turns))
+        places[:, 1 + 2 * number], places[:, 2 + 2 * number] = np.sin(angles), np.cos(angles)
+    return places
 
 
 class Encoder:
@@ -401,7 +405,12 @@ def category_places(values: Values, places: Mapping[str, int]) -> npt.NDArray[np
     """Return the place of each value in a vocabulary, int32 (n,)."""
     if isinstance(values, Repeated):
         return category_places(values.values, places)[values.rows]
-    return np.fromiter((_category_place(value, places) for value in rows_of(values)), np.int32, len(values))
+    rows = rows_of(values)
+    if set(map(type, rows)) <= {str, type(None)}:
+        found = (MISSING if text in MISSING_OR_NONE else places.get(text, UNKNOWN) for text in rows)
+    else:
+        found = (_category_place(value, places) for value in rows)
+    return np.fromiter(found, np.int32, len(rows))
 
 
 def _category_place(value: Any, places: Mapping[str, int]) -> int:

@@ -3,8 +3,8 @@
 import contextlib
 import json
 import math
-import os
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Self
 
@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 from filelock import FileLock
 
-from tasks import config, dataset_kinds, files, prepared_data, records, source_files
+from tasks import config, dataset_kinds, files, machine, prepared_data, records, source_files
 from tasks.errors import UserError
 from tasks.records import Feature, HeldOut, PreparedDataset, PreparedSplit, Target
 
@@ -82,7 +82,7 @@ def _write(
         writers = {split: stack.enter_context(_Writer(new, split, examples)) for split in examples.splits}
         for block in examples.blocks():
             writers[block.split].write(block)
-    splits = {split: writer.describe(target) for split, writer in sorted(writers.items())}
+        splits = {split: writer.describe(target) for split, writer in sorted(writers.items())}
     if dataset.is_local:  # A builder of TFDS may declare classes and splits that have no examples.
         _check(dataset, examples.target, splits)
     if (fitted := writers.get("train")) is None:
@@ -136,12 +136,16 @@ class _Array:
         self._file.write(np.ascontiguousarray(rows).data)
 
     def close(self) -> None:
-        """Write how many rows there are, and flush."""
+        """Let go of the file."""
+        self._file.close()
+
+    def finish(self) -> str:
+        """Write how many rows there are, and flush; return the sha256 of the file."""
         self._file.seek(0)
         self._write_header()  # As long as the one before: NumPy leaves room for any number of rows.
-        self._file.flush()
-        os.fsync(self._file.fileno())
+        files.flush(self._file)
         self._file.close()
+        return files.digest(self.path)
 
     def _write_header(self) -> None:
         header = {"descr": np.lib.format.dtype_to_descr(self._dtype), "fortran_order": False}
@@ -211,14 +215,16 @@ class _Writer:
         self._num_missing.update(block.missing)
 
     def describe(self, target: Path) -> PreparedSplit:
-        """Return the record of the arrays, which will lie in ``target``."""
+        """Finish the arrays; return their record: they will lie in ``target``."""
         places = {array.path: (target / array.path.name).as_posix() for array in self._arrays()}
+        with ThreadPoolExecutor(machine.usable_cores()) as pool:
+            digests = list(pool.map(_Array.finish, self._arrays()))
         return PreparedSplit(
             num_examples=self._num_examples,
             features={name: places[array.path] for name, array in self._features.items()},
             labels=places[self._labels.path],
             weights=places[self._weights.path] if self._weights else None,
-            sha256={place: files.digest(path) for path, place in places.items()},
+            sha256=dict(zip(places.values(), digests, strict=True)),
             class_counts=tuple(self._class_counts.tolist()),
             num_missing={name: count for name, count in self._num_missing.items() if count},
         )
@@ -267,7 +273,8 @@ class _Moments:
         values = rows.astype(np.float64)
         mean = values.mean(0)
         apart = mean - self._mean
-        self._squares += np.square(values - mean).sum(0) + np.square(apart) * (self._count * len(rows) / count)
+        values -= mean  # A copy for each step would take half of the time.
+        self._squares += np.square(values, out=values).sum(0) + np.square(apart) * (self._count * len(rows) / count)
         self._mean += apart * (len(rows) / count)
         self._count = count
 

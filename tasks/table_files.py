@@ -2,6 +2,7 @@
 
 import csv
 import json
+import mmap
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal
@@ -19,8 +20,8 @@ CHUNK_ROWS = 65_536
 KEPT_BYTES = 256 * 2**20
 """A smaller file is read once and kept; a larger one is read again by each that looks at it."""
 
-Wanted = Literal["number", "repeated", "text"]
-"""What a column is read as: numbers, values of which many are the same, or each by itself."""
+Wanted = Literal["number", "datetime", "repeated", "text"]
+"""What a column is read as: numbers, dates and times, values of which many are the same, or each by itself."""
 Chunk = dict[str, Values]
 
 
@@ -64,7 +65,7 @@ class TableFile:
             yield from self._read(dict(wanted))
             return
         if self._kept is None or not wanted.items() <= self._kept[0].items():
-            self._kept = (dict(wanted), list(self._read(dict(wanted))))
+            self._kept = (dict(wanted), list(self._read(dict(wanted), at_once=True)))
         for chunk in self._kept[1]:
             yield {name: chunk[name] for name in wanted}
 
@@ -119,72 +120,90 @@ class TableFile:
             "save it as utf-8"
         )
 
-    def _read(self, wanted: dict[str, Wanted]) -> Iterator[Chunk]:
-        read = {".parquet": self._read_parquet, ".jsonl": self._read_json}.get(self.suffix, self._read_csv)
+    def _read(self, wanted: dict[str, Wanted], at_once: bool = False) -> Iterator[Chunk]:
+        """Yield the chunks, of CSV in parallel where all are wanted at once."""
+        other = {".parquet": self._read_parquet, ".jsonl": self._read_json}.get(self.suffix)
         rows = 0
-        for chunk in read(wanted):
+        for chunk in other(wanted) if other else self._read_csv(wanted, at_once):
             rows += next((num_rows(values) for values in chunk.values()), 0)
             yield chunk
         if not rows:
             raise self.refused("it has no rows")
 
-    def _read_csv(self, wanted: dict[str, Wanted]) -> Iterator[Chunk]:
+    def _read_csv(self, wanted: dict[str, Wanted], at_once: bool) -> Iterator[Chunk]:
         done = 0
-        try:
-            for chunk in self._open_csv(wanted):
-                yield chunk
-                done += 1
-        except _NoNumber:
-            # What is no number to Arrow is read as text, and the one who wants numbers says which it is.
-            texts: dict[str, Wanted] = {name: "text" if how == "number" else how for name, how in wanted.items()}
-            for place, chunk in enumerate(self._open_csv(texts)):
-                if place >= done:
-                    yield chunk
+        while True:
+            try:
+                for place, chunk in enumerate(self._open_csv(wanted, at_once)):
+                    if place == done:
+                        yield chunk
+                        done += 1
+                return
+            except _NotRead as failed:
+                # What Arrow does not read is read as text, and the one who wants it otherwise says which value it is.
+                wanted = {name: "text" if how == failed.wanted else how for name, how in wanted.items()}
 
-    def _open_csv(self, wanted: dict[str, Wanted]) -> Iterator[Chunk]:
-        types = {"number": pa.float64(), "repeated": pa.dictionary(pa.int32(), pa.string()), "text": pa.string()}
+    def _open_csv(self, wanted: dict[str, Wanted], at_once: bool) -> Iterator[Chunk]:
+        types = {
+            "number": pa.float64(),
+            "datetime": pa.timestamp("s"),
+            "repeated": pa.dictionary(pa.int32(), pa.string()),
+            "text": pa.string(),
+        }
         ragged: list[Any] = []
 
         def skip(row: Any) -> str:
             ragged.append(row)
             return "skip"
 
+        options = (
+            pa.csv.ReadOptions(
+                block_size=CHUNK_BYTES, encoding=self.encoding, column_names=self.names, skip_rows=self._header_lines
+            ),
+            pa.csv.ParseOptions(
+                delimiter=self.delimiter,
+                newlines_in_values=not at_once or self._has_quotes(),
+                invalid_row_handler=skip,
+            ),
+            pa.csv.ConvertOptions(
+                column_types={name: types[how] for name, how in wanted.items()},
+                include_columns=list(wanted),
+                null_values=sorted(MISSING_TEXTS),
+                strings_can_be_null=True,
+            ),
+        )
         try:
-            batches = pa.csv.open_csv(
-                self.path,
-                pa.csv.ReadOptions(
-                    block_size=CHUNK_BYTES,
-                    encoding=self.encoding,
-                    column_names=self.names,
-                    skip_rows=self._header_lines,
-                ),
-                pa.csv.ParseOptions(delimiter=self.delimiter, newlines_in_values=True, invalid_row_handler=skip),
-                pa.csv.ConvertOptions(
-                    column_types={name: types[how] for name, how in wanted.items()},
-                    include_columns=list(wanted),
-                    null_values=sorted(MISSING_TEXTS),
-                    strings_can_be_null=True,
-                ),
+            # Both give the same parts; the former parses several of them at a time.
+            batches = (
+                pa.csv.read_csv(self.path, *options).to_batches() if at_once else pa.csv.open_csv(self.path, *options)
             )
             for batch in batches:
                 if batch.num_rows and not ragged:
                     yield {name: _values(column, wanted[name]) for name, column in _columns(batch)}
         except pa.ArrowInvalid as error:
-            if "error to double" in str(error):
-                raise _NoNumber from None
+            for kind, how in (("double", "number"), ("timestamp", "datetime")):
+                if f"error to {kind}" in str(error):
+                    raise _NotRead(how) from None
             if "UTF8" in str(error):
                 raise self._wrong_encoding() from None
             if "Empty CSV file" not in str(error):
                 raise self.refused(f"cannot be read ({cut(str(error))})") from None
         except UnicodeError:
             raise self._wrong_encoding() from None
-        if ragged:
+        if ragged and at_once:  # In no order.
+            yield from self._open_csv(wanted, at_once=False)
+        elif ragged:
             first = ragged[0]
             raise self.refused(
                 f"{len(ragged)} of its rows {'has' if len(ragged) == 1 else 'have'} not the {len(self.names)} values "
                 f"of its header: the first has {first.actual_columns}: {cut(first.text, 80)!r}. Mend them, quote what "
                 f"has {self.delimiter!r} in it, or say what stands between values: --set dataset.delimiter=';'"
             )
+
+    def _has_quotes(self) -> bool:
+        """Return whether a value may have the end of a line in it."""
+        with self.path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
+            return content.find(b'"') >= 0
 
     def _read_parquet(self, wanted: dict[str, Wanted]) -> Iterator[Chunk]:
         try:
@@ -221,8 +240,12 @@ class TableFile:
             raise self._wrong_encoding() from None
 
 
-class _NoNumber(Exception):
-    """Arrow read a number column, and found something else."""
+class _NotRead(Exception):
+    """Arrow read columns of numbers or of datetimes, and found something else."""
+
+    def __init__(self, wanted: str) -> None:
+        super().__init__(wanted)
+        self.wanted = wanted
 
 
 def _columns(batch: Any) -> Iterator[tuple[str, Any]]:
@@ -240,7 +263,8 @@ def _values(column: Any, wanted: Wanted) -> Values:
         rows = column.indices.fill_null(len(values)).to_numpy(zero_copy_only=False).astype(np.int64)
         return Repeated([*values, None], rows)
     if pa.types.is_timestamp(kind) or pa.types.is_date(kind):
-        found: np.ndarray[Any, Any] = column.cast(pa.timestamp("us")).to_numpy(zero_copy_only=False)
+        instants = column if kind == pa.timestamp("s") else column.cast(pa.timestamp("us"))
+        found: np.ndarray[Any, Any] = instants.to_numpy(zero_copy_only=False)
         return found
     is_number = pa.types.is_floating(kind) or pa.types.is_integer(kind) or pa.types.is_decimal(kind)
     if wanted == "number" and is_number:

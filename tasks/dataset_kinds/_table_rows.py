@@ -20,7 +20,7 @@ from tasks.table_files import TableFile, Wanted
 
 WANTED: dict[str, Wanted] = {
     "number": "number",
-    "datetime": "text",
+    "datetime": "datetime",
     "category": "repeated",
     "text": "text",
     "image": "text",
@@ -213,7 +213,7 @@ class Table:
             raise self.refuse("target", "no row is left that has a value in each column that needs one")
         if dataset.task == "classification":
             texts, places = texts_of(parts[dataset.target[0]])
-            used = np.unique(places[self.usable])
+            used = np.flatnonzero(np.bincount(places[self.usable]))
             names = sort_classes([texts[place] for place in used.tolist()])
             if len(names) < 2:
                 raise self.refuse("target", f"has one value alone, '{names[0]}': a classification needs two classes")

@@ -3,10 +3,11 @@
 import math
 import re
 import sys
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -55,41 +56,55 @@ def examples(dataset: config.Table) -> Examples:
     if dataset.split_column is None and dataset.time is None:
         held_out = HeldOut(num_examples=int((splits == NAMES.index("test")).sum()), seed=dataset.seed)
 
-    # Images are large: of them, few rows at once.
-    image_bytes = sum(math.prod(one.shape) for one in fitted.features.values() if one.kind == "image")
-    at_once = max(1, CHUNK_BYTES // image_bytes) if image_bytes else sys.maxsize
-
-    def blocks() -> Iterator[Block]:
-        with ThreadPoolExecutor(machine.usable_cores()) as pool:
-            encoder = _Encoder(fitted, table.folder, pool)
-            for first, chunk in table.chunks(table.features):
-                of_row = splits[first : first + num_rows_of(chunk)]
-                for number, name in enumerate(NAMES):
-                    rows = np.flatnonzero(of_row == number)
-                    for place in range(0, len(rows), at_once):
-                        some = rows[place : place + at_once]
-                        own = {column: encoding.take(values, some) for column, values in chunk.items()}
-                        try:
-                            encoded, whole = encoder.encode_whole(own)
-                        except BadValue as bad:
-                            raise table.refused(bad, first + int(some[bad.row])) from None
-                        missing = {
-                            column: int(encoding.is_missing(values)[whole].sum()) for column, values in own.items()
-                        }
-                        used = first + some[whole]
-                        weights = None if table.weights is None else table.weights[used]
-                        yield Block(name, encoded, table.labels[used], weights, missing)
-        table.refuse_broken(encoder.broken)
-
     return Examples(
         version="1",
         features=fitted.features,
         target=table.target,
         splits=tuple(name for number, name in enumerate(NAMES) if (splits == number).any()),
-        blocks=blocks,
+        blocks=partial(_blocks, table, fitted, splits),
         vocabularies=fitted.vocabularies,
         held_out=held_out,
     )
+
+
+def _blocks(table: Table, fitted: "_Fitted", splits: npt.NDArray[np.int8]) -> Iterator[Block]:
+    """Yield the examples of all splits; the next ones are encoded while one is written."""
+    # Images are large: of them, few rows at once.
+    image_bytes = sum(math.prod(one.shape) for one in fitted.features.values() if one.kind == "image")
+    at_once = max(1, CHUNK_BYTES // image_bytes) if image_bytes else sys.maxsize
+
+    def some_rows() -> Iterator[tuple[str, Rows, dict[str, Values]]]:
+        for first, chunk in table.chunks(table.features):
+            of_row = splits[first : first + num_rows_of(chunk)]
+            for number, name in enumerate(NAMES):
+                rows = np.flatnonzero(of_row == number)
+                for place in range(0, len(rows), at_once):
+                    some = rows[place : place + at_once]
+                    yield name, first + some, {column: encoding.take(values, some) for column, values in chunk.items()}
+
+    cores = machine.usable_cores()
+    with ThreadPoolExecutor(cores) as pictures, ThreadPoolExecutor(1 if image_bytes else cores) as rows:
+        encoder = _Encoder(fitted, table.folder, pictures)
+
+        def encode(given: tuple[str, Rows, dict[str, Values]]) -> Block:
+            name, places, own = given
+            try:
+                encoded, whole = encoder.encode_whole(own)
+            except BadValue as bad:
+                raise table.refused(bad, int(places[bad.row])) from None
+            missing = {column: int(encoding.is_missing(values)[whole].sum()) for column, values in own.items()}
+            used = places[whole]
+            weights = None if table.weights is None else table.weights[used]
+            return Block(name, encoded, table.labels[used], weights, missing)
+
+        waiting: deque[Future[Block]] = deque()
+        for given in some_rows():
+            waiting.append(rows.submit(encode, given))
+            if len(waiting) > cores:
+                yield waiting.popleft().result()
+        while waiting:
+            yield waiting.popleft().result()
+    table.refuse_broken(encoder.broken)
 
 
 class _Encoder(Encoder):
@@ -105,8 +120,11 @@ class _Encoder(Encoder):
         """Return what ``encode`` does of the rows that are whole, and which these are, int64 (n,)."""
         self._rows.clear()
         encoded = self.encode(table)
-        rows = np.setdiff1d(np.arange(num_rows_of(table)), sorted(self._rows)).astype(np.int64)
-        return {name: one[rows] for name, one in encoded.items()} if self._rows else encoded, rows
+        rows = np.arange(num_rows_of(table))
+        if not self._rows:
+            return encoded, rows
+        rows = np.setdiff1d(rows, sorted(self._rows))
+        return {name: one[rows] for name, one in encoded.items()}, rows
 
     def image(self, column: str, row: int, value: Any, shape: tuple[int, ...]) -> npt.NDArray[np.uint8]:
         """Return the image of a row; of one that is not whole zeros, and remember it."""

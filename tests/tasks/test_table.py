@@ -9,7 +9,7 @@ import pytest
 from PIL import Image
 from sklearn.datasets import load_breast_cancer, load_diabetes, load_wine
 
-from tasks import config, dataset_folder, prepared_data
+from tasks import config, dataset_folder, encoding, prepared_data
 from tasks import prepare as stage
 from tasks.dataset_kinds import table
 from tasks.encoding import Encoder
@@ -181,6 +181,24 @@ def test_a_number_that_arrow_does_not_read_is_read_as_it_is_served(source, monke
     prepared = prepare(write(frame, source / "own.csv"), target="y")
     found = np.concatenate([array(prepared, "number", split)[:, 0] for split in prepared.splits])
     assert sorted(found) == sorted([*range(99), 7])
+
+
+def test_a_datetime_that_arrow_does_not_read_is_read_as_it_is_served(source, monkeypatch):
+    monkeypatch.setattr("tasks.table_files.CHUNK_BYTES", 200)
+    times = [f"2024-03-{day:02} 1{day % 3}:00" for day in range(1, 20)]
+    frame = pd.DataFrame({"when": [*times, "2024-03-20T02:00:00+03:00"], "x": range(20), "y": ["a", "b"] * 10})
+    prepared = prepare(write(frame, source / "own.csv"), target="y")
+    found = np.concatenate([array(prepared, "number", split) for split in prepared.splits])
+    whole = np.concatenate([[encoding.days([text], "") for text in frame["when"]], np.arange(20)[:, np.newaxis]], 1)
+    np.testing.assert_array_equal(found[np.argsort(found[:, -1])][:, [0, -1]], whole.astype(np.float32))
+
+
+def test_a_value_may_have_ends_of_lines(source, monkeypatch):
+    monkeypatch.setattr("tasks.table_files.CHUNK_BYTES", 200)
+    frame = pd.DataFrame({"own": ["one\ntwo\nthree, four", "five"] * 50, "y": ["a", "b"] * 50})
+    prepared = prepare(write(frame, source / "own.csv"), target="y", columns={"own": "category"})
+    assert json.loads(Path(prepared.features["category"].vocabulary).read_text()) == [["five", "one\ntwo\nthree, four"]]
+    assert prepared.splits["train"].class_counts == (40, 40)
 
 
 @pytest.mark.parametrize(("most", "expected"), [(9, ["c", "a", "b", "d"]), (2, ["c", "a"])])
