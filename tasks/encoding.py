@@ -461,7 +461,10 @@ def decode_picture(source: Any, shape: Sequence[int]) -> npt.NDArray[np.uint8]:
         # JPEG's own decoder leaves out what a smaller image does not show.
         opened.draft(mode, (max(width, height),) * 2)
     with opened:
-        image = _eight_bits(ImageOps.exif_transpose(opened)).convert(mode)
+        ImageOps.exif_transpose(opened, in_place=True)
+        image = _eight_bits(opened)
+        if image.mode != mode:
+            image = image.convert(mode)
         if image.size != (width, height):
             image = image.resize((width, height), Image.Resampling.BILINEAR)
         return np.asarray(image, np.uint8).reshape(height, width, channels)

@@ -14,7 +14,7 @@ import numpy.typing as npt
 from PIL import Image, UnidentifiedImageError
 
 from tasks import config, machine
-from tasks.dataset_kinds import Block, Examples, split_rows
+from tasks.dataset_kinds import Block, Examples, in_order, split_rows
 from tasks.encoding import FORMATS, decode_picture
 from tasks.errors import UserError, listed
 from tasks.records import Feature, HeldOut, Target
@@ -230,14 +230,17 @@ def _blocks(
 ) -> Iterator[Block]:
     """Yield the images of a split; one that is broken has its reason in ``broken``, and no row."""
     at_once = min(max(CHUNK_BYTES // (shape[0] * shape[1] * shape[2]), 1), 1024)
-    with ThreadPoolExecutor(machine.usable_cores()) as pool:
-        for first in range(0, len(headers), at_once):
-            some = headers[first : first + at_once]
-            decoded = list(pool.map(lambda header: _decode(header.path, shape, broken), some))
-            whole = [place for place, image in enumerate(decoded) if image is not None]
-            if whole:
-                stacked = np.stack([image for image in decoded if image is not None])
-                yield Block(split, {"image": stacked}, labels[first : first + at_once][whole])
+
+    def decode(first: int) -> Block:
+        rows = slice(first, first + at_once)
+        decoded = [_decode(header.path, shape, broken) for header in headers[rows]]
+        whole = [image for image in decoded if image is not None]
+        images = np.stack(whole) if whole else np.zeros((0, *shape), np.uint8)
+        return Block(split, {"image": images}, labels[rows][[image is not None for image in decoded]])
+
+    cores = machine.usable_cores()
+    with ThreadPoolExecutor(cores) as pool:
+        yield from in_order(pool, decode, range(0, len(headers), at_once), ahead=cores)
 
 
 def _decode(path: Path, shape: tuple[int, ...], broken: dict[Path, str]) -> npt.NDArray[np.uint8] | None:

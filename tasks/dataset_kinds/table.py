@@ -3,9 +3,9 @@
 import math
 import re
 import sys
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Iterator, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tasks import config, encoding, machine
-from tasks.dataset_kinds import Block, Examples, most_frequent, text_length
+from tasks.dataset_kinds import Block, Examples, in_order, most_frequent, text_length
 from tasks.dataset_kinds._table_rows import Rows, Table, num_rows_of
 from tasks.dataset_kinds._table_splits import NAMES, split
 from tasks.encoding import BadValue, Encoder, Repeated, Values
@@ -97,13 +97,7 @@ def _blocks(table: Table, fitted: "_Fitted", splits: npt.NDArray[np.int8]) -> It
             weights = None if table.weights is None else table.weights[used]
             return Block(name, encoded, table.labels[used], weights, missing)
 
-        waiting: deque[Future[Block]] = deque()
-        for given in some_rows():
-            waiting.append(rows.submit(encode, given))
-            if len(waiting) > cores:
-                yield waiting.popleft().result()
-        while waiting:
-            yield waiting.popleft().result()
+        yield from in_order(rows, encode, some_rows(), ahead=cores)
     table.refuse_broken(encoder.broken)
 
 

@@ -399,6 +399,15 @@ def test_arrays_of_a_file_are_read_as_they_are(source, compressed):
     prepared_data.verify(prepared)
 
 
+def test_statistics_of_many_bright_images_are_exact(source):
+    images = np.full((90_000, 1, 1, 3), (255, 0, 254), np.uint8)
+    images[1::2, ..., 1] = 255
+    np.savez(source / "own.npz", x=images, y=np.repeat([0, 1], 45_000))
+    feature = prepare(describe(source / "own.npz", "arrays", test=4)).features["image"]
+    assert feature.mean == pytest.approx((255, 127.5, 254), abs=0.01)
+    assert feature.deviation == pytest.approx((0, 127.5, 0), abs=0.01)
+
+
 @pytest.mark.parametrize("dtype", ["U5", "S5"])
 def test_arrays_of_a_folder_have_splits_and_classes_that_are_words(source, dtype):
     words = np.array(["mouse", "cat", "dog"], dtype)[CLASSES]
