@@ -244,6 +244,20 @@ def datetime_places(found: Numbers) -> Numbers:
     return places
 
 
+def quantile_places(found: Numbers, quantiles: Numbers) -> Numbers:
+    """Return the place of each number among k quantiles, which rise at equal shares: float64 (n,) from 0 to 1.
+
+    Between two quantiles it is interpolated, of several equal ones it is their middle, and beyond the ends it is 0 or
+    1, as scikit-learn's ``QuantileTransformer`` has it. NaN stays.
+    """
+    shares = np.linspace(0, 1, len(quantiles))
+    # From below and from above, which differ where quantiles are equal.
+    places = (np.interp(found, quantiles, shares) - np.interp(-found, -quantiles[::-1], -shares[::-1])) / 2
+    places[found >= quantiles[-1]] = 1
+    places[found <= quantiles[0]] = 0
+    return places
+
+
 class Encoder:
     """Encodes the columns of a table as the features of a prepared dataset.
 
@@ -342,6 +356,8 @@ class Encoder:
                 if column["fill"] is None:
                     raise BadValue(own, int(missing.argmax()), None, "is missing")
                 found[missing] = column["fill"]
+            if quantiles := column.get("quantiles"):  # Models of before have none.
+                found = quantile_places(found, np.asarray(quantiles))
             encoded[:, place : place + column["width"]] = (
                 datetime_places(found) if is_datetime else found[:, np.newaxis]
             )

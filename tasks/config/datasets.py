@@ -1,10 +1,13 @@
 """What data/<name>/params.yaml says of a dataset: a section for each kind (``tasks/dataset_kinds/``)."""
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, TypeAlias, get_args
 
 import yaml
-from pydantic import BeforeValidator, Field, ValidationError
+from pydantic import BeforeValidator, Field, ValidationError, ValidationInfo, field_validator
+from pydantic.fields import FieldInfo
+from pydantic_core import ErrorDetails, PydanticCustomError
 
 from tasks.config.section import Count, Pixels, Section, Text, refusal
 from tasks.errors import UserError, one_of, shown
@@ -71,6 +74,20 @@ class TableColumn(Section):
     missing: Literal["fill", "stop", "drop"] = "fill"
     """What becomes of a missing value: the mean of the training split (a number, a datetime), a place of its own or a
     black image; the end, with the count; or no example of that row."""
+    scale: Annotated[Literal["standardize", "quantiles"], Field(exclude_if=lambda scale: scale == "standardize")] = (
+        "standardize"
+    )
+    """What becomes of a number: it is as it is, less the mean and divided by the deviation; or the share of the
+    training split's values below it, from 0 to 1, which a few very large ones do not press together."""
+
+    @field_validator("scale")
+    @classmethod
+    def quantiles_are_of_numbers(cls, scale: str, known: ValidationInfo) -> str:
+        if scale == "quantiles" and (kind := known.data.get("kind", "number")) != "number":
+            raise PydanticCustomError(
+                "scale", "quantiles are of columns of kind number, and this one is {kind}", {"kind": kind}
+            )
+        return scale
 
 
 def _texts(value: Any) -> Any:
@@ -163,16 +180,25 @@ def describe(values: dict[str, Any], where: str) -> Any:
     try:
         return kinds[kind].model_validate({"kind": "tfds", **values})
     except ValidationError as error:
-        unknown = [first for first in error.errors() if first["type"] == "extra_forbidden"]
-        first = (unknown or error.errors())[0]
-        key = str(first["loc"][0]) if first["loc"] else "kind"
-        if unknown:
-            raise UserError(
-                f"{where}: {one_of(f'key of a dataset of kind {kind}', key, kinds[kind].model_fields)}"
-            ) from None
-        of_value = (one for one in error.errors() if one["loc"][:1] == (key,))
-        said = refusal(f"dataset.{key}", values.get(key), of_value, kinds[kind].model_fields.get(key))
-        raise UserError(f"{where}: {said}") from None
+        raise UserError(f"{where}: {_refusal(values, kinds[kind], error.errors())}") from None
+
+
+def _refusal(values: dict[str, Any], kind: type[Description], errors: list[ErrorDetails]) -> str:
+    """Return what is wrong with the first wrong key, of the description or of one of its columns."""
+    unknown = [first for first in errors if first["type"] == "extra_forbidden"]
+    places = (unknown or errors)[0]["loc"] or ("kind",)
+    # Of other keys, pydantic says which place of a list is meant, or which type of several.
+    places = places if places[0] == "columns" else places[:1]
+    *above, own = map(str, places)
+    fields: Mapping[str, FieldInfo] = TableColumn.model_fields if len(places) == 3 else kind.model_fields
+    if unknown:
+        of = ".".join(["dataset", *above]) if above else f"a dataset of kind {values.get('kind', 'tfds')}"
+        return one_of(f"key of {of}", own, fields)
+    value: Any = values
+    for place in places:
+        value = value.get(place) if isinstance(value, Mapping) else value  # A column may be its kind alone.
+    of_value = (one for one in errors if one["loc"][: len(places)] == places)
+    return refusal(".".join(["dataset", *above, own]), value, of_value, fields.get(own))
 
 
 def read_description(folder: Path) -> Any:

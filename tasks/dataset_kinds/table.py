@@ -26,6 +26,8 @@ from tasks.table_columns import fill_in, open_file
 OWN_NAMES = {"number", "category", "label", "weight"}
 """No column becomes a feature of these names: other arrays have them."""
 CHUNK_BYTES = 8 * 2**20
+NUM_QUANTILES = 256
+"""Of a column whose numbers become their places among them; of fewer values, as many as there are."""
 
 
 def guess(dataset: config.Table) -> tuple[config.Table, list[str]]:
@@ -139,7 +141,7 @@ class _Fitted:
 
     @classmethod
     def of(cls, table: Table, splits: npt.NDArray[np.int8]) -> "_Fitted":
-        columns = {name: _Statistics(name, one.kind) for name, one in table.kinds.items() if one.kind != "image"}
+        columns = {name: _Statistics(name, one) for name, one in table.kinds.items() if one.kind != "image"}
         for first, chunk in table.chunks(table.features):
             rows = np.flatnonzero(splits[first : first + num_rows_of(chunk)] == 0)
             for name, statistics in columns.items():
@@ -191,11 +193,17 @@ class _Statistics:
     """What is counted of a column's values in the training split."""
 
     name: str
-    kind: str
+    described: config.TableColumn
     sums: list[float] = field(default_factory=list)
     count: int = 0
+    numbers: list[encoding.Numbers] = field(default_factory=list)
+    """All of them, where their quantiles are wanted."""
     texts: Counter[str] = field(default_factory=Counter)
     lengths: Counter[int] = field(default_factory=Counter)
+
+    @property
+    def kind(self) -> str:
+        return self.described.kind
 
     def add(self, values: Values) -> None:
         if self.kind in ("number", "datetime"):
@@ -203,6 +211,8 @@ class _Statistics:
             found = found[~np.isnan(found)]
             self.count += len(found)
             self.sums.append(float(found.sum()))
+            if self.described.scale == "quantiles":
+                self.numbers.append(found)
         elif self.kind == "category":
             if not isinstance(values, Repeated):
                 rows = encoding.rows_of(values)
@@ -227,8 +237,18 @@ class _Statistics:
                 f"dataset.columns.{self.name} = {self.kind}: no row of the training split has a value. Give the column "
                 f"the kind ignore (dataset.source = '{table.dataset.source}')"
             )
-        fill = math.fsum(self.sums) / self.count if table.kinds[self.name].missing == "fill" else None
-        return Column.model_validate({"name": self.name, "kind": self.kind, "width": width, "fill": fill})
+        fill = math.fsum(self.sums) / self.count if self.described.missing == "fill" else None
+        return Column.model_validate(
+            {"name": self.name, "kind": self.kind, "width": width, "fill": fill, "quantiles": self._quantiles()}
+        )
+
+    def _quantiles(self) -> list[float]:
+        if not self.numbers:
+            return []
+        shares = np.linspace(0, 1, min(NUM_QUANTILES, self.count))
+        # Interpolation may lose a last digit where values are equal.
+        found: list[float] = np.maximum.accumulate(np.quantile(np.concatenate(self.numbers), shares)).tolist()
+        return found
 
     def vocabulary(self, most: int) -> list[str]:
         """Return the most frequent texts; of those that are as frequent, the first in the order of the alphabet."""

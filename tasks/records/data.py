@@ -1,7 +1,9 @@
 """What the stages of the data leave."""
 
 from collections.abc import Iterable, Mapping
-from typing import Literal, Self, TypeVar
+from typing import Annotated, Literal, Self, TypeVar
+
+from pydantic import Field
 
 from tasks.records.record import Record
 
@@ -42,6 +44,9 @@ class Column(Record):
     """Places that it takes in the feature."""
     fill: float | None = None
     """What stands for a missing number; None refuses a missing one."""
+    quantiles: Annotated[tuple[float, ...], Field(exclude_if=lambda quantiles: not quantiles)] = ()
+    """Of the training split, rising, from its smallest value to its largest: a number becomes its place among them, 0
+    to 1. Without any it stays as it is."""
 
 
 class Feature(Record):

@@ -558,6 +558,19 @@ DESCRIPTIONS = [
     ({"test": 1.5}, r"dataset.test = 1.5: .+The fraction or the number of the examples"),
     ({"on_broken": "cry"}, r"dataset.on_broken = 'cry': .+'stop' or 'skip'"),
     ({"image_size": [0, 4]}, r"dataset.image_size = \[0, 4\]: .+greater than 0"),
+    (
+        {"kind": "table", "columns": {"a": {"kind": "category", "scale": "quantiles"}}},
+        "dataset.columns.a.scale = 'quantiles': quantiles are of columns of kind number, and this one is category",
+    ),
+    (
+        {"kind": "table", "columns": {"a": {"kind": "number", "scale": "ranks"}}},
+        "dataset.columns.a.scale = 'ranks': .+'standardize' or 'quantiles'",
+    ),
+    (
+        {"kind": "table", "columns": {"a": {"kind": "number", "scael": "quantiles"}}},
+        "unknown key of dataset.columns.a 'scael': did you mean 'scale'",
+    ),
+    ({"kind": "table", "columns": {"a": "numbr"}}, "dataset.columns.a.kind = 'numbr': .+'number', 'datetime'"),
 ]
 
 

@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
+from sklearn.preprocessing import QuantileTransformer
 
 from tasks import encoding
 from tasks.encoding import BadValue, Encoder, Repeated
@@ -71,6 +72,30 @@ def test_a_value_that_no_row_has_harms_nothing():
     encoder = Encoder(numbers({"name": "a"}), {})
     found = encoder.encode({"a": Repeated(["x", "2", None], np.array([1, 1]))})
     np.testing.assert_array_equal(found["number"], [[2], [2]])
+
+
+@pytest.mark.parametrize("number_of", [2, 10, 256])
+@pytest.mark.parametrize("draw", ["normal", "exponential", "many_equal", "one_value"])
+def test_places_among_quantiles_are_those_of_scikit_learn(draw, number_of):
+    generator = np.random.default_rng(0)
+    fitted, other = (
+        {
+            "normal": generator.normal(1e6, 5, 3000),
+            "exponential": generator.exponential(1e-3, 3000),
+            "many_equal": generator.integers(0, 4, 3000) + 0.0,
+            "one_value": np.full(3000, 7.0),
+        }[draw]
+        for _ in range(2)
+    )
+    peer = QuantileTransformer(n_quantiles=number_of, subsample=None).fit(fitted[:, np.newaxis])
+    values = np.concatenate([fitted, other, [fitted.min() - 1, fitted.max() + 1]])
+    found = encoding.quantile_places(values, peer.quantiles_[:, 0])
+    np.testing.assert_allclose(found, peer.transform(values[:, np.newaxis])[:, 0], rtol=0, atol=1e-12)
+    assert (found[-2], found[-1], np.isnan(encoding.quantile_places(np.array([np.nan]), peer.quantiles_[:, 0]))) == (
+        0,
+        1,
+        True,
+    )
 
 
 def test_categories_have_places_and_unknown_ones_the_place_1():

@@ -8,6 +8,7 @@ import pandas as pd
 import pytest
 from PIL import Image
 from sklearn.datasets import load_breast_cancer, load_diabetes, load_wine
+from sklearn.preprocessing import QuantileTransformer
 
 from tasks import config, dataset_folder, encoding, prepared_data
 from tasks import prepare as stage
@@ -331,6 +332,31 @@ def test_missing_values_are_filled_refused_or_drop_their_row(source):
         UserError, match=r"columns.age.missing = 'stop': 20 of 200 values are missing, the first in row 1"
     ):
         prepare(path, target="back", columns={"age": {"kind": "number", "missing": "stop"}})
+
+
+def test_a_number_may_be_its_place_among_the_quantiles_of_the_training_split(source):
+    frame = visits(1000).assign(age=np.random.default_rng(1).lognormal(10, 2, 1000))
+    frame.loc[::10, "age"] = np.nan
+    path = write(frame, source / "own.csv")
+    plain = prepare(
+        path, target="back", columns=dict.fromkeys(("city", "note", "when", "person"), "ignore") | {"age": "number"}
+    )
+    raw = array(plain, "number").astype(np.float64), array(plain, "number", "test").astype(np.float64)
+    assert plain.features["number"].columns[0].quantiles == ()
+    columns = dict.fromkeys(("city", "note", "when", "person"), "ignore") | {
+        "age": {"kind": "number", "scale": "quantiles"}
+    }
+    prepared = prepare(path, target="back", columns=columns)
+    (column,) = prepared.features["number"].columns
+    present = raw[0][raw[0] != np.float32(column.fill)]
+    peer = QuantileTransformer(n_quantiles=256, subsample=None).fit(present[:, np.newaxis])
+    for split, values in zip(("train", "test"), raw, strict=True):
+        # Of values that float32 rounded.
+        np.testing.assert_allclose(array(prepared, "number", split), peer.transform(values), rtol=0, atol=1e-5)
+    assert prepared.splits["train"].num_missing["age"] == plain.splits["train"].num_missing["age"] > 50
+    served = Encoder(**prepared_data.encoding(prepared)).encode({"age": [1e30, -1.0, None]})["number"]
+    assert served[:2, 0].tolist() == [1, 0]
+    assert served[2, 0] == pytest.approx(peer.transform([[column.fill]])[0, 0], abs=1e-5)
 
 
 def test_what_was_guessed_is_kept(source):
