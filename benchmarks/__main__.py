@@ -7,7 +7,7 @@ single ones. `python -m benchmarks strategies` measures one part alone and leave
 import argparse
 import sys
 
-from benchmarks import checkpoints, defaults, inputs, measure, pipeline, recipes, scaling, speed, strategies
+from benchmarks import checkpoints, data, defaults, inputs, measure, pipeline, recipes, scaling, speed, strategies
 
 HEADER = "# Benchmarks\n\nWritten by `make bench` (`python -m benchmarks`), which measures anew.\n\n"
 PARTS = {
@@ -16,6 +16,7 @@ PARTS = {
     "long": (pipeline.long_section, pipeline.LONG_HEADING),
     "speed": (speed.section, "## Training\n"),
     "inputs": (inputs.section, "## Input\n"),
+    "data": (data.section, data.HEADING),
     "recipes": (recipes.section, recipes.HEADING),
     "best": (recipes.best_section, recipes.BEST_HEADING),
     "strategies": (strategies.section, "## Strategies\n"),

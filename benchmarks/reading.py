@@ -21,7 +21,12 @@ from tasks.input.batches import Batches
 
 STEPS_PER_EXECUTION = 50
 """About what `auto` comes to for a convnet of MNIST."""
-SHUFFLED = {"input.validation": None, "checkpoint.monitor": "train/loss", "input.augmentation.crop_padding": 0}
+SHUFFLED = {
+    "input.validation": None,
+    "checkpoint.monitor": "train/loss",
+    "input.augmentation.crop_padding": 0,
+    "input.augmentation.flip": False,  # The default of photographs.
+}
 
 
 def batches_of(dataset: str, batch_size: int, source: str) -> Batches:

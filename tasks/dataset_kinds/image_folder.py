@@ -27,11 +27,11 @@ ORIENTATION = 0x0112
 """The EXIF tag that says how a camera was held; from 5 on, height and width change places."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Header:
-    """What the first bytes of a file say."""
+    """What the first bytes of a file say; small, because there is one for each image."""
 
-    path: Path
+    path: str
     size: tuple[int, int]
     """Height and width as they are seen."""
     is_grey: bool
@@ -86,7 +86,7 @@ def examples(dataset: config.ImageFolder) -> Examples:
     )
 
 
-def _find(source: Path) -> dict[str, dict[str, list[Path]]]:
+def _find(source: Path) -> dict[str, dict[str, list[str]]]:
     """Return the files of each class of each split; one split, ``train``, where the folder has none."""
     if not source.is_dir():
         raise UserError(f"dataset.source = '{source}': no such folder")
@@ -131,20 +131,20 @@ def _folders(folder: Path) -> list[Path]:
     return sorted(found)
 
 
-def _classes(folder: Path) -> dict[str, list[Path]]:
-    """Return the files of each class, sorted."""
-    found: dict[str, list[Path]] = {}
+def _classes(folder: Path) -> dict[str, list[str]]:
+    """Return the paths of the files of each class, sorted."""
+    found: dict[str, list[str]] = {}
     for own in _folders(folder):
         found[own.name] = []
         for place, folders, names in os.walk(own):
             folders[:] = sorted(name for name in folders if not name.startswith("."))
             wanted = (name for name in sorted(names) if not name.startswith(".") and name != "Thumbs.db")
-            found[own.name] += [Path(place, name) for name in wanted]
+            found[own.name] += [os.path.join(place, name) for name in wanted]
     return found
 
 
 def _read_headers(
-    by_split: dict[str, dict[str, list[Path]]],
+    by_split: dict[str, dict[str, list[str]]],
 ) -> tuple[dict[tuple[str, str], list[Header]], dict[Path, str]]:
     """Return the headers of the images by split and class, and why the other files have none."""
     found: dict[tuple[str, str], list[Header]] = {}
@@ -155,7 +155,7 @@ def _read_headers(
     return found, broken
 
 
-def read_header(path: Path, broken: dict[Path, str]) -> Header | None:
+def read_header(path: Path | str, broken: dict[Path, str]) -> Header | None:
     """Return what the first bytes of an image say; for one that is none, None and the reason in ``broken``."""
     try:
         with Image.open(path, formats=FORMATS) as image:
@@ -164,9 +164,9 @@ def read_header(path: Path, broken: dict[Path, str]) -> Header | None:
             exif = image.getexif() if image.format != "PNG" or "exif" in image.info else {}
             if exif.get(ORIENTATION, 1) >= 5:
                 width, height = height, width
-            return Header(path, (height, width), image.mode in ("1", "L", "LA") or image.mode.startswith("I"))
+            return Header(str(path), (height, width), image.mode in ("1", "L", "LA") or image.mode.startswith("I"))
     except Exception as error:  # Pillow's readers raise whatever a broken file leads them to.
-        broken[path] = _reason(path, error)
+        broken[Path(path)] = _reason(Path(path), error)
         return None
 
 
@@ -243,9 +243,9 @@ def _blocks(
         yield from in_order(pool, decode, range(0, len(headers), at_once), ahead=cores)
 
 
-def _decode(path: Path, shape: tuple[int, ...], broken: dict[Path, str]) -> npt.NDArray[np.uint8] | None:
+def _decode(path: str, shape: tuple[int, ...], broken: dict[Path, str]) -> npt.NDArray[np.uint8] | None:
     try:
         return decode_picture(path, shape)
     except Exception as error:  # As in `read_header`.
-        broken[path] = _reason(path, error)
+        broken[Path(path)] = _reason(Path(path), error)
         return None
