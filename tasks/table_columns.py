@@ -67,32 +67,8 @@ def fill_in(dataset: config.Table, file: TableFile, may_guess: bool) -> tuple[co
         UserError: no target, a column that is not there, or one that ``columns`` does not have.
     """
     dataset = _with_target(dataset, file)
-    keys = {"target": dataset.target, **{key: (getattr(dataset, key),) for key in ROLES}}
-    for key, names in keys.items():
-        for name in names:
-            if name is not None and name not in file.names:
-                raise UserError(
-                    f"dataset.{key}: {one_of('column', name, file.names)} (dataset.source = '{file.source}')"
-                )
+    used = {name for names in _check_roles(dataset, file).values() for name in names if name is not None}
     given = dataset.columns or {}
-    if absent := [name for name in given if name not in file.names]:
-        raise UserError(
-            f"dataset.columns: {one_of('column', absent[0], file.names)}. {len(absent)} of its columns "
-            f"{'is' if len(absent) == 1 else 'are'} not in dataset.source = '{file.source}'"
-        )
-    for key in ("target", "split_column", "weight"):
-        if twice := [name for name in keys[key] if name in given and given[name].kind != "ignore"]:
-            raise UserError(
-                f"dataset.columns.{twice[0]} = {given[twice[0]].kind}: the column is dataset.{key}, from which a model "
-                "must not learn. Leave it out of columns"
-            )
-    if dataset.time is not None and (dataset.group is not None or dataset.split_column is not None):
-        other = "group" if dataset.group is not None else "split_column"
-        raise UserError(
-            f"dataset.time = '{dataset.time}' and dataset.{other} = '{getattr(dataset, other)}': each says by itself "
-            "what the splits are. Give one of them"
-        )
-    used = {name for names in keys.values() for name in names if name is not None}
     others = [name for name in file.names if name not in given and name not in used]
     if others and dataset.columns is not None and not may_guess:
         raise UserError(
@@ -121,6 +97,39 @@ def fill_in(dataset: config.Table, file: TableFile, may_guess: bool) -> tuple[co
 
 
 VALIDATION = 0.1
+
+
+def _check_roles(dataset: config.Table, file: TableFile) -> dict[str, tuple[str | None, ...]]:
+    """Return the columns by what they are beside features; refuse those that are not there, and contradictions."""
+    keys: dict[str, tuple[str | None, ...]] = {
+        "target": dataset.target,
+        **{key: (getattr(dataset, key),) for key in ROLES},
+    }
+    for key, names in keys.items():
+        for name in names:
+            if name is not None and name not in file.names:
+                raise UserError(
+                    f"dataset.{key}: {one_of('column', name, file.names)} (dataset.source = '{file.source}')"
+                )
+    given = dataset.columns or {}
+    if absent := [name for name in given if name not in file.names]:
+        raise UserError(
+            f"dataset.columns: {one_of('column', absent[0], file.names)}. {len(absent)} of its columns "
+            f"{'is' if len(absent) == 1 else 'are'} not in dataset.source = '{file.source}'"
+        )
+    for key in ("target", "split_column", "weight"):
+        if twice := [name for name in keys[key] if name and name in given and given[name].kind != "ignore"]:
+            raise UserError(
+                f"dataset.columns.{twice[0]} = {given[twice[0]].kind}: the column is dataset.{key}, from which a model "
+                "must not learn. Leave it out of columns"
+            )
+    if dataset.time is not None and (dataset.group is not None or dataset.split_column is not None):
+        other = "group" if dataset.group is not None else "split_column"
+        raise UserError(
+            f"dataset.time = '{dataset.time}' and dataset.{other} = '{getattr(dataset, other)}': each says by itself "
+            "what the splits are. Give one of them"
+        )
+    return keys
 
 
 def top_of(path: str) -> str:

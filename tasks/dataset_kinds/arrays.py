@@ -5,6 +5,7 @@ import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import IO, Any
 
@@ -61,8 +62,30 @@ def examples(dataset: config.Arrays) -> Examples:
     Raises:
         UserError: no such arrays, or of another dtype, shape or number of examples than they must have.
     """
-    source = config.project_root() / dataset.source
-    members = _members(source)
+    splits = _splits(dataset, _members(config.project_root() / dataset.source))
+    name, feature = _feature(dataset, splits["train"][0])
+    target, labels = _target(dataset, {split: y.whole() for split, (_, y) in splits.items()})
+    rows: dict[str, npt.NDArray[np.int64]] = {}
+    held_out = None
+    if splits.keys() == {"train"}:
+        if target.task == "classification":
+            rows = split_rows(labels["train"], target.class_names, dataset)
+        else:
+            rows = split_rows(np.zeros(len(labels["train"]), np.int64), ("all",), dataset)
+        held_out = HeldOut(num_examples=len(rows["test"]), seed=dataset.seed)
+
+    return Examples(
+        version="1",
+        features={name: feature},
+        target=target,
+        splits=tuple(rows or splits),
+        blocks=partial(_blocks, dataset, splits, rows, (name, feature), labels),
+        held_out=held_out,
+    )
+
+
+def _splits(dataset: config.Arrays, members: dict[str, _Member]) -> dict[str, tuple[_Member, _Member]]:
+    """Return what is given and what is learnt of each split; refuse arrays that do not belong together."""
     splits = {split: (members[x], members[y]) for split, (x, y) in NAMES.items() if x in members and y in members}
     for pair in NAMES.values():
         if len(members.keys() & set(pair)) == 1:
@@ -87,40 +110,31 @@ def examples(dataset: config.Arrays) -> Examples:
                 f"dataset.source = '{dataset.source}': {x.name} is {x.dtype} {x.shape} and {first.name} {first.dtype} "
                 f"{first.shape}: all splits need one dtype and one shape of an example"
             )
-    name, feature = _feature(dataset, splits["train"][0])
-    target, labels = _target(dataset, {split: y.whole() for split, (_, y) in splits.items()})
-    rows: dict[str, npt.NDArray[np.int64]] = {}
-    held_out = None
-    if splits.keys() == {"train"}:
-        if target.task == "classification":
-            rows = split_rows(labels["train"], target.class_names, dataset)
-        else:
-            rows = split_rows(np.zeros(len(labels["train"]), np.int64), ("all",), dataset)
-        held_out = HeldOut(num_examples=len(rows["test"]), seed=dataset.seed)
+    return splits
 
-    def blocks() -> Iterator[Block]:
-        for split, (x, _) in splits.items():
-            of_split = np.full(x.shape[0], split, object)
-            for own, chosen in rows.items():
-                of_split[chosen] = own
-            at_once = max(1, CHUNK_BYTES // max(1, int(np.prod(x.shape[1:])) * x.dtype.itemsize))
-            for first, part in zip(range(0, x.shape[0], at_once), x.read(at_once), strict=True):
-                if feature.kind == "number" and not np.isfinite(part).all():
-                    row = first + int(np.argwhere(~np.isfinite(part))[0, 0])
-                    raise UserError(f"dataset.source = '{dataset.source}': row {row} of {x.name} is not finite")
-                to, told = of_split[first : first + len(part)], labels[split][first : first + len(part)]
-                for own in sorted(set(to)):
-                    values = part[to == own].reshape(-1, *feature.shape).astype(feature.dtype, copy=False)
-                    yield Block(own, {name: values}, told[to == own])
 
-    return Examples(
-        version="1",
-        features={name: feature},
-        target=target,
-        splits=tuple(rows or splits),
-        blocks=blocks,
-        held_out=held_out,
-    )
+def _blocks(
+    dataset: config.Arrays,
+    splits: dict[str, tuple[_Member, _Member]],
+    rows: dict[str, npt.NDArray[np.int64]],
+    named: tuple[str, Feature],
+    labels: dict[str, npt.NDArray[Any]],
+) -> Iterator[Block]:
+    """Yield the examples of all splits; ``rows`` says which of them are whose where one is divided."""
+    name, feature = named
+    for split, (x, _) in splits.items():
+        of_split = np.full(x.shape[0], split, object)
+        for own, chosen in rows.items():
+            of_split[chosen] = own
+        at_once = max(1, CHUNK_BYTES // max(1, int(np.prod(x.shape[1:])) * x.dtype.itemsize))
+        for first, part in zip(range(0, x.shape[0], at_once), x.read(at_once), strict=True):
+            if feature.kind == "number" and not np.isfinite(part).all():
+                row = first + int(np.argwhere(~np.isfinite(part))[0, 0])
+                raise UserError(f"dataset.source = '{dataset.source}': row {row} of {x.name} is not finite")
+            to, told = of_split[first : first + len(part)], labels[split][first : first + len(part)]
+            for own in sorted(set(to)):
+                values = part[to == own].reshape(-1, *feature.shape).astype(feature.dtype, copy=False)
+                yield Block(own, {name: values}, told[to == own])
 
 
 def _members(source: Path) -> dict[str, _Member]:

@@ -31,30 +31,9 @@ def examples(dataset: config.Tfds) -> Examples:
     Raises:
         UserError: nothing was downloaded, images of different sizes and no ``image_size``, or a damaged shard.
     """
-    root = config.project_root()
-    again = f"stratagem download --set dataset.name={dataset.name}"
-    raw = root / "data" / dataset.name / "raw"
-    absent = UserError(f"{raw.relative_to(root)} does not hold {dataset.name}: {again}")
-    if not (raw / "manifest.json").exists():
-        raise absent
-    manifest = records.load(DatasetManifest, raw / "manifest.json")
-    builder = datasets.build(manifest.name, manifest.version, root / manifest.folder)
-    if not builder.is_prepared():
-        raise absent
-
-    @contextlib.contextmanager
-    def explained() -> Iterator[None]:
-        try:
-            yield
-        except tf.errors.OpError as error:
-            shard = datasets.damaged_shard(builder)
-            raise UserError(
-                f"{shard.relative_to(root) if shard else manifest.folder}: damaged ({error.message.splitlines()[0]}). "
-                f"Make it again from its archives: {again}"
-            ) from None
-
+    manifest, builder = _open(dataset)
     given, learnt = datasets.kinds_of(builder)
-    with explained():
+    with _explained(dataset, manifest, builder):
         labelled = [split for split in sorted(builder.info.splits) if learnt != "class" or _is_labelled(builder, split)]
     held_out = None
     if "train" in labelled and {"test", "validation"}.isdisjoint(labelled):
@@ -65,12 +44,12 @@ def examples(dataset: config.Tfds) -> Examples:
         features = {"image": Feature(kind="image", shape=shape, dtype="uint8")}
         vocabularies: dict[str, list[list[str]]] = {}
     else:
-        with explained():
+        with _explained(dataset, manifest, builder):
             features, vocabularies = _fitted(dataset, builder, held_out)
     target = _target(builder, manifest)
 
     def blocks() -> Iterator[Block]:
-        with explained():
+        with _explained(dataset, manifest, builder):
             for split in labelled:
                 held = held_out if split == "train" else None
                 if given == "image":
@@ -93,6 +72,35 @@ def examples(dataset: config.Tfds) -> Examples:
             "licence": manifest.licence,
         },
     )
+
+
+def _open(dataset: config.Tfds) -> tuple[DatasetManifest, Any]:
+    """Return what was downloaded, and the builder that reads it."""
+    root = config.project_root()
+    raw = root / "data" / dataset.name / "raw"
+    if (raw / "manifest.json").exists():
+        manifest = records.load(DatasetManifest, raw / "manifest.json")
+        builder = datasets.build(manifest.name, manifest.version, root / manifest.folder)
+        if builder.is_prepared():
+            return manifest, builder
+    raise UserError(f"{raw.relative_to(root)} does not hold {dataset.name}: {_again(dataset)}")
+
+
+def _again(dataset: config.Tfds) -> str:
+    return f"stratagem download --set dataset.name={dataset.name}"
+
+
+@contextlib.contextmanager
+def _explained(dataset: config.Tfds, manifest: DatasetManifest, builder: Any) -> Iterator[None]:
+    """Name the shard that is damaged where TensorFlow says that something is."""
+    try:
+        yield
+    except tf.errors.OpError as error:
+        shard = datasets.damaged_shard(builder)
+        place = shard.relative_to(config.project_root()) if shard else manifest.folder
+        raise UserError(
+            f"{place}: damaged ({error.message.splitlines()[0]}). Make it again from its archives: {_again(dataset)}"
+        ) from None
 
 
 def _target(builder: Any, manifest: DatasetManifest) -> Target:
