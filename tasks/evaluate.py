@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from tasks import checkpoints, config, losses, metrics, models, outputs, strategies
+from tasks import checkpoints, config, losses, metrics, models, outputs, own_code, strategies
 from tasks.checkpoints import Checkpoints, State
 from tasks.errors import StratagemError, UserError
 from tasks.input import sources
@@ -25,8 +25,9 @@ def evaluate(settings: config.Settings, prepared: PreparedDataset, training: Tra
     Examples count the same, whatever weights the training gave them.
 
     Args:
-        settings: ``model``, ``input``, ``evaluate``, ``strategy``, ``train.loss`` and ``train.dtype_policy`` are read.
-            A checkpoint of any strategy is evaluated under any, and the metrics do not depend on which.
+        settings: ``model``, ``input``, ``evaluate``, ``strategy``, ``train.loss``, ``train.dtype_policy`` and what
+            names a metric of the user's own are read. A checkpoint of any strategy is evaluated under any, and the
+            metrics do not depend on which.
         prepared: the data.
         training: names the run and its checkpoints.
 
@@ -49,7 +50,7 @@ def evaluate(settings: config.Settings, prepared: PreparedDataset, training: Tra
         )
     example_losses = losses.find(settings.train, prepared).of_predictions(labels, values)
     measured = {"loss": float(example_losses.mean() + found.own_losses.mean())}
-    measured |= metrics.compute(target.task, labels, values)
+    measured |= metrics.compute(target.task, labels, values, own_code.metrics_of(settings))
     classes: tuple[ClassMetrics, ...] = ()
     if target.class_names:
         counts = metrics.count_classes(labels, values)

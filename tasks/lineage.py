@@ -26,7 +26,12 @@ def collect(settings: config.Settings, data_version: str | None) -> records.Line
     return records.Lineage(
         git_commit=commit,
         git_dirty=dirty,
-        code_digest=code_digest(settings.model.name, settings.model.initial),
+        code_digest=code_digest(
+            settings.model.name,
+            settings.train.loss,
+            *own_code.metrics_of(settings),
+            initial=settings.model.initial,
+        ),
         settings_digest=settings.digest(),
         data_version=data_version,
     )
@@ -81,15 +86,15 @@ def file_at(commit: str, path: str, folder: Path) -> str | None:
     return blob.data.decode() if isinstance(blob, pygit2.Blob) else None
 
 
-def code_digest(model_name: str = "", initial: str | None = None) -> str:
-    """Return the sha256 of flows/, tasks/, requirements.lock, for a model ``module:function`` the user's own code, and
-    of the file that it starts with, if there is one.
+def code_digest(*own: str, initial: str | None = None) -> str:
+    """Return the sha256 of flows/, tasks/, requirements.lock, for each name that is a ``module:function`` the user's
+    own code, and of the file that a model starts with, if there is one.
 
     Comments, docstrings and the layout of Python files do not count.
     """
     root = config.project_root()
     files = [*root.glob("flows/**/*.py"), *root.glob("tasks/**/*.py"), root / "requirements.lock"]
-    files += [root / file for file in own_code.files(model_name)]
+    files += [root / file for name in own for file in own_code.files(name)]
     found = {file.relative_to(root).as_posix(): file.read_bytes() for file in set(files) if file.is_file()}
     if initial is not None and (start := root / initial).is_file():
         found[f"model.initial {initial}"] = start.read_bytes()

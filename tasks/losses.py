@@ -178,8 +178,8 @@ def _in_deviations(loss: Loss, target: Target) -> Loss:
 
 
 def _own(name: str, prepared: PreparedDataset) -> Loss:
-    """Return a user's own loss: (labels, outputs) of tensors, in the target's unit -> the loss of each example, float
-    (n,)."""
+    """Return a user's own loss: (labels, outputs) of tensors, classes as int32 and numbers in the target's unit -> the
+    loss of each example, float (n,)."""
     function = own_code.load(name, "train.loss")
     labels, outputs = example(prepared, 2)
     try:
@@ -194,11 +194,13 @@ def _own(name: str, prepared: PreparedDataset) -> Loss:
 
     class Own(keras.losses.Loss):
         def call(self, y_true: Any, y_pred: Any) -> Any:
-            return function(y_true, y_pred)
+            # Keras makes floats of classes.
+            whole = prepared.target.task == "classification"
+            return function(keras.ops.cast(y_true, "int32") if whole else y_true, y_pred)
 
     def of_predictions(labels: Labels, outputs: Predictions) -> npt.NDArray[np.float64]:
         tensors = keras.ops.convert_to_tensor(labels), keras.ops.convert_to_tensor(outputs, keras.config.floatx())
-        return np.asarray(keras.ops.convert_to_numpy(function(*tensors)), np.float64)
+        return np.asarray(keras.ops.convert_to_numpy(Own().call(*tensors)), np.float64)
 
     return Loss(lambda: Own(name=name.partition(":")[2]), of_predictions)
 

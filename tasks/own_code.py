@@ -41,13 +41,22 @@ def load(name: str, key: str) -> Callable[..., Any]:
     return found
 
 
-def files(model_name: str) -> list[Path]:
-    """Return the files, relative to the project's folder, that a model's module imports, and the module's own.
+def metrics_of(settings: config.Settings) -> list[str]:
+    """Return each metric of the user's own that the settings of a run name anywhere."""
+    stopping = settings.train.early_stopping
+    watched = [settings.checkpoint.monitor, settings.register_.metric, *([stopping.monitor] if stopping else [])]
+    named = [*settings.train.metrics, *(name.partition("/")[2] for name in watched)]
+    return sorted({name for name in named if ":" in name})
 
-    They are found by reading, nothing is imported. There are none for a model of ours, and none for a module that is
-    installed elsewhere.
+
+def files(name: str) -> list[Path]:
+    """Return the files, relative to the project's folder, that the module of a ``module:function`` imports, and its
+    own.
+
+    They are found by reading, nothing is imported. There are none for the name of what is ours, and none for a module
+    that is installed elsewhere.
     """
-    module, colon, _ = model_name.partition(":")
+    module, colon, _ = name.partition(":")
     if not colon:
         return []
     root = config.project_root()

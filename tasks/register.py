@@ -75,6 +75,8 @@ def _refusal(gate: config.Register, evaluation: EvaluationResult, training: Trai
     if training.nonfinite_steps:
         steps = ", ".join(map(str, training.nonfinite_steps))
         return f"the loss was no finite number at step {steps}, and such a run is never registered"
+    if gate.metric not in evaluation.metrics:
+        return f"{gate.metric} says nothing about these data, or was not measured; {', '.join(evaluation.metrics)} were"
     value, lower = evaluation.metrics[gate.metric], metrics.better(gate.metric) == "lower"
     passed = gate.minimum is None or (value <= gate.minimum if lower else value >= gate.minimum)
     return None if passed else f"{gate.metric} = {value:.4f} does not reach register.minimum = {gate.minimum}"

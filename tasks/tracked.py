@@ -8,7 +8,7 @@ import sys
 import threading
 from typing import Literal
 
-from tasks import config, lineage, prepared_data, records, report, runs, tracking
+from tasks import config, lineage, metrics, prepared_data, records, report, runs, tracking
 from tasks.evaluate import evaluate as evaluate_stage
 from tasks.input.sources import augmented_examples
 from tasks.records import (
@@ -35,8 +35,9 @@ def start_run(
     flow_run_id: str | None = None,
     parent_run_id: str | None = None,
 ) -> Run:
-    """Start the MLflow run of a pipeline, unless its training would be refused."""
+    """Start the MLflow run of a pipeline, unless its training would be refused, or its registration fail."""
     check(settings, prepared)
+    metrics.check_gate(settings, prepared)
     weights = initial.find_weights(settings, prepared)
     _end_crashed(runs.key_of(settings))
     traced = lineage.collect(settings, prepared.data_version)

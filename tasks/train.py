@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import keras
 from filelock import FileLock, Timeout
 
-from tasks import checkpoints, config, models, records, runs, strategies
+from tasks import checkpoints, config, losses, metrics, models, records, runs, strategies
 from tasks.checkpoints import Arrays, Checkpoints
 from tasks.errors import UserError
 from tasks.input import sources
@@ -65,6 +65,8 @@ def check(settings: config.Settings, prepared: PreparedDataset) -> tuple[strateg
     check_augmentation(settings.input.augmentation, prepared)
     with model.in_host_memory():
         looked_at = models.build(settings.model, prepared, settings.input.normalization)
+        losses.find(settings.train, prepared, shares=settings.input.augmentation.mixes)
+        metrics.check(settings, prepared, losses.example(prepared, 2))
     strategy.check_model(looked_at)
     check_last_batch(looked_at, strategy, settings.input, len(rows), global_batch_size)
     model.freeze(looked_at, settings.model.freeze)

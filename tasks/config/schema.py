@@ -23,16 +23,23 @@ from tasks.config.section import MAX_COUNT, MAX_FLOAT32, Count, Pixels, Section,
 from tasks.config.strategies import AnyStrategy, strategy_kinds
 
 METRICS = names_of("metrics")
+OwnCode = Annotated[str, Field(pattern=r"^[\w.]+:\w+$", max_length=250)]
+"""A user's own `module:function`."""
 if TYPE_CHECKING:
     TrainingMetric: TypeAlias = str
     TestMetric: TypeAlias = str
     MetricName: TypeAlias = str
 else:
-    TrainingMetric = Literal[*(f"{part}/{name}" for part in ("train", "validation") for name in ("loss", *METRICS))]
-    TestMetric = Literal[*(f"test/{name}" for name in (*METRICS, "loss"))]
-    MetricName = Literal[*METRICS]
-OwnCode = Annotated[str, Field(pattern=r"^[\w.]+:\w+$", max_length=250)]
-"""A user's own `module:function`."""
+    # A metric of a user's own has the name `module:function`, as validation/my_code:within_ten.
+    TrainingMetric = (
+        Literal[*(f"{part}/{name}" for part in ("train", "validation") for name in ("loss", *METRICS))]
+        | Annotated[str, Field(pattern=r"^(train|validation)/[\w.]+:\w+$", max_length=250)]
+    )
+    TestMetric = (
+        Literal[*(f"test/{name}" for name in (*METRICS, "loss"))]
+        | Annotated[str, Field(pattern=r"^test/[\w.]+:\w+$", max_length=250)]
+    )
+    MetricName = Literal[*METRICS] | OwnCode
 
 
 def _regular_expression(text: str) -> str:
@@ -154,7 +161,8 @@ class Train(Section):
     class_weights: Result[Literal["balanced"] | None]
     """`balanced`: the classes count the same in the loss, however many examples each has. Null: the examples do."""
     metrics: Course[list[MetricName]]
-    """Measured in training and validation beside the task's headline (accuracy, micro_f1, mae)."""
+    """Measured in training and validation beside the task's headline (accuracy, micro_f1, mae): by name, or your own
+    `module:function` of (labels, outputs), a number an example, whose mean it is."""
     epochs: Course[Count]
     steps_per_epoch: Result[Count | None]
     """Steps that count as an epoch; the data go on where the epoch before left them. Null is one pass over the data."""

@@ -1,4 +1,5 @@
-"""Metrics by name: the file is the key, and its ``METRIC`` says how a training and an evaluation compute it.
+"""Metrics by name: the file is the key, and its ``METRIC`` says how a training and an evaluation compute it. One of a
+user's own is named as ``module:function``.
 
 ``NAME`` is then ``test/NAME`` of an evaluation, and what the gate of the registry can go by. One that a training
 computes, too, is measured there if it is the headline of its task, or if ``train.metrics``, early stopping or the
@@ -6,15 +7,15 @@ checkpoints' monitor name it.
 """
 
 import importlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple, TypeAlias
+from typing import Any, Literal, NamedTuple, TypeAlias, get_args
 
 import numpy as np
 import numpy.typing as npt
 
-from tasks import config
-from tasks.errors import UserError
+from tasks import config, own_code
+from tasks.errors import UserError, one_line
 from tasks.records import HEADLINES, PreparedDataset, Target, Task
 
 Labels: TypeAlias = npt.NDArray[Any]
@@ -23,11 +24,14 @@ Predictions: TypeAlias = npt.NDArray[np.float64]
 """(n, num_outputs): logits, or the numbers of a regression."""
 
 
+Better: TypeAlias = Literal["higher", "lower"]
+
+
 @dataclass(frozen=True)
 class Metric:
     """A number that says how good predictions are."""
 
-    better: Literal["higher", "lower"]
+    better: Better
     tasks: tuple[Task, ...]
     """That it is a metric of."""
     of_predictions: Callable[[Labels, Predictions], float | None]
@@ -38,15 +42,94 @@ class Metric:
 
 
 def find(name: str) -> Metric:
-    """Return the metric of a name, a file of this folder."""
+    """Return the metric of a name: a file of this folder, or a user's own ``module:function``.
+
+    Raises:
+        UserError: a user's own that does not exist.
+    """
+    if ":" in name:
+        return _own(name)
     metric: Metric = importlib.import_module(f"tasks.metrics.{name}").METRIC
     return metric
 
 
-def of_task(task: Task) -> dict[str, Metric]:
-    """Return the metrics of a task by their names."""
-    found = {name: find(name) for name in config.names_of("metrics")}
+def of_task(task: Task, own: Iterable[str] = ()) -> dict[str, Metric]:
+    """Return the metrics of a task by their names, those of a user's own last."""
+    found = {name: find(name) for name in (*config.names_of("metrics"), *own)}
     return {name: metric for name, metric in found.items() if task in metric.tasks}
+
+
+def _own(name: str) -> Metric:
+    """Return a user's own metric: (labels, outputs) of tensors, classes as int32 and numbers in the target's unit -> a
+    number of each example, (n,), whose mean it is. The function's attribute ``better`` says which values are the better
+    ones; without, higher."""
+    function = own_code.load(name, "metric")
+    which: Any = getattr(function, "better", "higher")
+    if which not in get_args(Better):
+        raise UserError(f"metric = '{name}': its attribute better is {which!r}. Allowed: 'higher' or 'lower'")
+    if name.startswith("val_"):
+        raise UserError(f"metric = '{name}': Keras takes val_ for a metric of the validation. Rename the module")
+
+    def each(labels: Any, outputs: Any) -> Any:
+        import keras
+
+        if len(labels.shape) == 1:  # TensorFlow trains with int64.
+            labels = keras.ops.cast(labels, "int32")
+        return keras.ops.cast(function(labels, outputs), keras.config.floatx())
+
+    def of_predictions(labels: Labels, outputs: Predictions) -> float | None:
+        import keras
+
+        tensors = keras.ops.convert_to_tensor(labels), keras.ops.convert_to_tensor(outputs, keras.config.floatx())
+        mean = float(np.mean(keras.ops.convert_to_numpy(each(*tensors)), dtype=np.float64))
+        return mean if np.isfinite(mean) else None
+
+    def in_training(name: str, target: Target) -> Any:
+        import keras
+
+        class Own(keras.metrics.MeanMetricWrapper):
+            """Ours, so that an exported model names neither it nor the function."""
+
+        return Own(each, name=name)
+
+    return Metric(which, get_args(Task), of_predictions, in_training)
+
+
+def check(settings: config.Settings, prepared: PreparedDataset, example: tuple[Any, Any]) -> None:
+    """Refuse metrics that cannot be measured.
+
+    Args:
+        settings: all that names a metric is read.
+        prepared: says what the task is.
+        example: labels and outputs of two examples, as a training has them.
+
+    Raises:
+        UserError: one that is named is not of the task, or is none that a training measures; or one of the user's own
+            that does not exist, cannot be computed, or does not give a number for each example.
+    """
+    for name in own_code.metrics_of(settings):
+        function = own_code.load(name, "metric")
+        try:
+            shape = tuple(function(*example).shape)
+        except Exception as error:
+            raise UserError(f"metric = '{name}': cannot be computed ({one_line(error)})") from error
+        if shape != (2,):
+            raise UserError(
+                f"metric = '{name}': gives the shape {shape} for 2 examples, and must give one number for each, (2,): "
+                "the mean over all examples is taken of them"
+            )
+    in_training(settings, prepared)
+
+
+def check_gate(settings: config.Settings, prepared: PreparedDataset) -> None:
+    """Raise ``UserError`` when no evaluation measures what the registration goes by."""
+    gate, own = settings.register_.metric, own_code.metrics_of(settings)
+    measured = ["loss", *of_task(prepared.target.task, own)]
+    if settings.register_.enabled and gate.partition("/")[2] not in measured:
+        raise UserError(
+            f"register.metric = '{gate}': {prepared.name} is a {prepared.target.task}, and its evaluation measures "
+            f"{', '.join(measured)}. Give register.metric=test/ and one of these"
+        )
 
 
 def in_training(settings: config.Settings, prepared: PreparedDataset) -> dict[str, Metric]:
@@ -60,7 +143,7 @@ def in_training(settings: config.Settings, prepared: PreparedDataset) -> dict[st
         UserError: one that is named is not of the task, or none that a training measures.
     """
     target = prepared.target
-    known = of_task(target.task)
+    known = of_task(target.task, own_code.metrics_of(settings))
     measured = [name for name, metric in known.items() if metric.in_training is not None]
     asked = {f"train.metrics = {name}": name for name in settings.train.metrics}
     asked[f"checkpoint.monitor = '{settings.checkpoint.monitor}'"] = settings.checkpoint.monitor.partition("/")[2]
@@ -74,9 +157,10 @@ def in_training(settings: config.Settings, prepared: PreparedDataset) -> dict[st
     return {name: metric for name, metric in known.items() if name in wanted}
 
 
-def compute(task: Task, labels: Labels, outputs: Predictions) -> dict[str, float]:
-    """Return all metrics of a task that say something about these predictions, by their names."""
-    found = {name: metric.of_predictions(labels, outputs) for name, metric in of_task(task).items()}
+def compute(task: Task, labels: Labels, outputs: Predictions, own: Iterable[str] = ()) -> dict[str, float]:
+    """Return all metrics of a task, and those of the user's ``own``, that say something about these predictions, by
+    their names."""
+    found = {name: metric.of_predictions(labels, outputs) for name, metric in of_task(task, own).items()}
     return {name: float(value) for name, value in found.items() if value is not None}
 
 
@@ -164,7 +248,7 @@ def of_largest_share(metric: Any, task: Task) -> Any:
     return metric
 
 
-def better(name: str) -> Literal["higher", "lower"]:
+def better(name: str) -> Better:
     """Return which values of a metric such as ``validation/loss`` or ``test/accuracy`` are the better ones."""
     kind = name.partition("/")[2]
     return "lower" if kind == "loss" else find(kind).better

@@ -3,7 +3,7 @@ import numpy as np
 import pytest
 from sklearn import metrics as sklearn
 
-from tasks import config, losses, metrics
+from tasks import config, losses, metrics, own_code
 from tasks.errors import UserError
 from tasks.records import HEADLINES, Target
 
@@ -146,6 +146,109 @@ def test_a_metric_that_a_training_cannot_measure_is_refused(tiny, task, override
         metrics.in_training(load("checkpoint.monitor=validation/loss", override), prepared_of(tiny, task))
 
 
+OWN_METRICS = """
+import keras
+
+
+def near(labels, outputs):  # Of a classification.
+    return labels == keras.ops.argmax(outputs, axis=-1)
+
+
+def far(labels, outputs):
+    return keras.ops.max(keras.ops.abs(outputs - keras.ops.cast(labels, outputs.dtype)), axis=-1)
+
+
+def nothing(labels, outputs):
+    return outputs[:, 0] * float("nan")
+
+
+def averaged(labels, outputs):
+    return keras.ops.mean(outputs)
+
+
+def broken(labels, outputs):
+    return 1 / 0
+
+
+def sideways(labels, outputs):
+    return outputs[:, 0]
+
+
+far.better = "lower"
+sideways.better = "left"
+"""
+OWN = {
+    "classification": ("own_metrics:near", lambda y, p: (y == p.argmax(1)).mean()),
+    "multilabel": ("own_metrics:far", lambda y, p: abs(p - y).max(1).mean()),
+    "regression": ("own_metrics:far", lambda y, p: abs(p - y).max(1).mean()),
+}
+
+
+@pytest.fixture
+def own_metrics(project, monkeypatch):
+    (project / "own_metrics.py").write_text(OWN_METRICS)
+    (project / "val_metrics.py").write_text(OWN_METRICS)
+    monkeypatch.syspath_prepend(project)
+
+
+@pytest.mark.parametrize("task", list(TARGETS))
+@pytest.mark.parametrize(
+    "override",
+    ["train.metrics=[{}]", "checkpoint.monitor=validation/{}", "train.early_stopping={{monitor: train/{}}}"],
+)
+def test_a_metric_of_ones_own_is_measured_as_ours_are(tiny, own_metrics, task, override):
+    name, expected = OWN[task]
+    settings = load("checkpoint.monitor=validation/loss", "register.metric=test/loss", override.format(name))
+    prepared = prepared_of(tiny, task)
+    metrics.check(settings, prepared, losses.example(prepared, 2))
+    assert list(metrics.in_training(settings, prepared)) == [HEADLINES[task], name]
+    assert metrics.better(f"test/{name}") == ("lower" if name == "own_metrics:far" else "higher")
+    labels, outputs = predictions(task)
+    found = metrics.compute(task, labels, outputs, own_code.metrics_of(settings))
+    assert found[name] == pytest.approx(expected(labels, outputs), rel=1e-6)
+    metric = metrics.in_training(settings, prepared)[name].in_training(name, TARGETS[task])
+    for part in (slice(0, 70), slice(70, None)):
+        metric.update_state(keras.ops.convert_to_tensor(labels[part]), keras.ops.convert_to_tensor(outputs[part]))
+    assert float(metric.result()) == pytest.approx(found[name], rel=1e-5)
+    assert not type(metric).__module__.startswith("keras."), "an exported model must not name it"
+
+
+def test_a_metric_of_ones_own_that_is_the_gate_is_evaluated_alone(tiny, own_metrics):
+    settings = load("register.metric=test/own_metrics:near")
+    metrics.check(settings, prepared_of(tiny, "classification"), losses.example(tiny, 2))
+    assert list(metrics.in_training(settings, tiny)) == ["accuracy"]
+    labels, outputs = predictions("classification")
+    found = metrics.compute("classification", labels, outputs, own_code.metrics_of(settings))
+    assert found["own_metrics:near"] == found["accuracy"]
+    assert "own_metrics:nothing" not in metrics.compute("classification", labels, outputs, ["own_metrics:nothing"])
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["train.metrics=[no_such_module:f]"], "metric = 'no_such_module:f': no module 'no_such_module'"),
+        (["register.metric=test/own_metrics:absent"], "own_metrics has no function 'absent'"),
+        (["checkpoint.monitor=train/own_metrics:broken"], "cannot be computed .*ZeroDivisionError"),
+        (["train.metrics=[own_metrics:averaged]"], r"gives the shape \(\) for 2 examples"),
+        (["train.metrics=[own_metrics:sideways]"], "its attribute better is 'left'. Allowed: 'higher' or 'lower'"),
+        (["train.metrics=[val_metrics:near]"], "Rename the module"),
+    ],
+)
+def test_a_metric_that_cannot_be_is_refused_before_a_training(tiny, own_metrics, overrides, message):
+    prepared = prepared_of(tiny, "classification")
+    with pytest.raises(UserError, match=message):
+        metrics.check(load(*overrides), prepared, losses.example(prepared, 2))
+
+
+def test_a_gate_that_no_evaluation_measures_is_refused(tiny):
+    prepared = prepared_of(tiny, "classification")
+    with pytest.raises(UserError, match=r"register.metric = 'test/mae': .* is a classification, and its evaluation"):
+        metrics.check_gate(load("register.metric=test/mae"), prepared)
+    for allowed in ("register.metric=test/auc", "register.metric=test/loss"):
+        metrics.check_gate(load(allowed), prepared)
+    metrics.check_gate(load("register.metric=test/mae", "register.enabled=false"), prepared)
+
+
 # Losses.
 
 
@@ -209,7 +312,9 @@ def own_losses(project, monkeypatch):
         "def quartic(labels, outputs):\n"
         "    return keras.ops.mean((outputs - keras.ops.cast(labels, outputs.dtype)) ** 4, axis=-1)\n\n\n"
         "def averaged(labels, outputs):\n    return keras.ops.mean(outputs)\n\n\n"
-        "def broken(labels, outputs):\n    return 1 / 0\n"
+        "def broken(labels, outputs):\n    return 1 / 0\n\n\n"
+        "def wrong(labels, outputs):\n"
+        "    return keras.ops.where(labels == keras.ops.argmax(outputs, axis=-1), 0.0, 1.0)\n"
     )
     monkeypatch.syspath_prepend(project)
 
@@ -219,6 +324,15 @@ def test_a_loss_of_ones_own(tiny, own_losses):
     labels, outputs = predictions("regression")
     expected = ((outputs - labels) ** 4).mean(axis=1)
     np.testing.assert_allclose(loss.of_predictions(labels, outputs), expected, rtol=1e-5)
+    got = keras.ops.convert_to_numpy(loss.in_training()(labels, outputs.astype("float32")))
+    assert float(got) == pytest.approx(expected.mean(), rel=1e-5)
+
+
+def test_a_loss_of_ones_own_has_classes_as_whole_numbers(tiny, own_losses):
+    loss = losses.find(load("train.loss=own_losses:wrong").train, prepared_of(tiny, "classification"))
+    labels, outputs = predictions("classification")
+    expected = (labels != outputs.argmax(axis=1)).astype(float)
+    np.testing.assert_allclose(loss.of_predictions(labels, outputs), expected, rtol=1e-5, atol=1e-6)
     got = keras.ops.convert_to_numpy(loss.in_training()(labels, outputs.astype("float32")))
     assert float(got) == pytest.approx(expected.mean(), rel=1e-5)
 

@@ -197,6 +197,7 @@ def test_the_version_predicts_files_of_images(store: Path, monkeypatch: pytest.M
         ([], {"accuracy": 0.8999}, r"test/accuracy = 0\.8999 does not reach register\.minimum = 0\.9"),
         ([], {"accuracy": float("nan")}, r"test/accuracy = nan does not reach register\.minimum = 0\.9"),
         (["register.metric=test/loss", "register.minimum=0.1"], {}, r"test/loss = 0\.2000 does not reach .* = 0\.1"),
+        (["register.metric=test/auc", "register.minimum=null"], {}, "test/auc says nothing about these data, or was"),
         (["register.enabled=false"], {}, r"register\.enabled is false"),
         ([], {"step": 15}, r"checkpoint .*/checkpoints/15 has no exported model; .*/10 and .*/20"),
     ],

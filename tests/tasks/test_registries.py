@@ -38,10 +38,13 @@ def test_a_metric_can_be_asked_for_where_one_is():
     names = config.names_of("metrics")
     assert "accuracy" in names
     parts = ("train", "validation")
-    assert list(kinds(config.Checkpoint, "monitor")) == [
-        f"{part}/{name}" for part in parts for name in ("loss", *names)
-    ]
-    assert list(kinds(config.Register, "metric")) == [*(f"test/{name}" for name in names), "test/loss"]
+    # The other half of each is a pattern for metrics of a user's own.
+    monitored, gates = (
+        get_args(get_args(section.model_fields[key].annotation)[0])
+        for section, key in ((config.Checkpoint, "monitor"), (config.Register, "metric"))
+    )
+    assert list(monitored) == [f"{part}/{name}" for part in parts for name in ("loss", *names)]
+    assert list(gates) == [*(f"test/{name}" for name in names), "test/loss"]
     assert [metrics.better(name) for name in ("validation/loss", "train/accuracy", "test/loss", "test/accuracy")] == [
         "lower", "higher", "lower", "higher",
     ]  # fmt: skip

@@ -13,7 +13,7 @@ import tensorflow as tf
 from filelock import FileLock
 from tensorflow.core.util import event_pb2
 
-from tasks import config, models, prepared_data, records, runs, strategies
+from tasks import config, models, prepared_data, records, runs, strategies, tracked
 from tasks import train as stage
 from tasks.checkpoints import Checkpoints, State
 from tasks.errors import Interrupted, UserError
@@ -682,6 +682,13 @@ def test_the_model_that_is_trained_is_checked_too(tiny, train, monkeypatch):
     train(tiny, "train.epochs=1")
     assert [model.compiled for model in checked] == [False, True]
     assert [variable.path for variable in checked[0].variables] == [variable.path for variable in checked[1].variables]
+
+
+@pytest.mark.parametrize("override", ["train.loss=huber", "train.metrics=[mae]", "register.metric=test/r2"])
+def test_what_is_of_another_task_is_refused_before_a_run_exists(tiny, override):
+    with pytest.raises(UserError, match="tiny is a classification"):
+        tracked.start_run(config.load(None, [override]), tiny)
+    assert not list(Path("mlruns").glob("runs/*"))
 
 
 def test_a_model_is_checked_where_the_backend_has_no_cpu(tiny, monkeypatch):
