@@ -10,7 +10,7 @@ from typing import Any
 import yaml
 
 from tasks import config, files, lineage, own_code, prepared_data
-from tasks.errors import UserError
+from tasks.errors import UserError, shown
 
 MADE_BY_TFDS = re.compile(r"(dataset_info|features|metadata)\.json|.+\.labels\.txt|.+\.tfrecord-\d+-of-\d+")
 """The names of the files in raw/."""
@@ -95,7 +95,7 @@ def check_name(name: str, asked: bool) -> str:
     """
     word = name if asked else re.sub(r"[^a-z0-9_]+", "_", name.lower()).strip("_")
     if not re.fullmatch(r"[a-z][a-z0-9_]{0,99}", word):
-        given = f"--name {name}" if asked else f"SOURCE = '{name}'"
+        given = f"--name {shown(name)}" if asked else f"SOURCE = '{name}'"
         raise UserError(
             f"{given}: the dataset becomes the folder data/NAME, of small letters, digits and _, and begins with a "
             "letter. Give --name NAME"
@@ -110,6 +110,7 @@ def add(dataset: config.Dataset, root: Path) -> list[Path]:
         UserError: settings that contradict data/<name>/params.yaml, or files of the user's in the place of its own.
     """
     folder = root / "data" / dataset.name
+    _refuse_link(folder, root)
     if (folder / "params.yaml").exists():
         _keep_to_description(dataset, folder)
         if not is_local(dataset.name, root):
@@ -125,6 +126,7 @@ def add_local(description: config.LocalDescription, root: Path) -> list[Path]:
         UserError: it is there already and is another dataset, or files of the user's are in the place of its own.
     """
     folder = root / "data" / description.name
+    _refuse_link(folder, root)
     if around := [source for source in description.sources if folder.is_relative_to(root / source)]:
         raise UserError(
             f"dataset.source = '{around[0]}': data/{description.name} lies in it, and what is made there "
@@ -142,6 +144,13 @@ def add_local(description: config.LocalDescription, root: Path) -> list[Path]:
             )
         return []
     return _make(folder, local_pipeline(description), described)
+
+
+def _refuse_link(folder: Path, root: Path) -> None:
+    if not files.is_inside(folder, root):
+        raise UserError(
+            f"data/{folder.name} leads to another folder, in which DVC finds nothing: move it away, then run again"
+        )
 
 
 def _make(folder: Path, pipeline: str, described: dict[str, Any]) -> list[Path]:

@@ -5,6 +5,7 @@ import os
 import stat
 from pathlib import Path
 
+from tasks.config.plain import UNWRITABLE
 from tasks.errors import UserError, cut, listed
 
 SUFFIXES = {".npz": "arrays", ".csv": "table", ".tsv": "table", ".parquet": "table", ".jsonl": "table"}
@@ -41,8 +42,8 @@ def refuse_unreadable(source: str, root: Path) -> None:
     """Look at everything in the source of a dataset before DVC opens it: DVC would wait for ever for a pipe.
 
     Raises:
-        UserError: names what is neither a file nor a folder, cannot be read, or is a link to a folder (in which DVC
-            would see no change), out of the source, or to nothing.
+        UserError: names what is neither a file nor a folder, cannot be read, has a name that DVC cannot write, or is a
+            link to a folder (in which DVC would see no change), out of the source, or to nothing.
     """
     whole = root / source
     if not os.path.lexists(whole):  # As in a clone; its kind says so.
@@ -54,13 +55,16 @@ def refuse_unreadable(source: str, root: Path) -> None:
             raise UserError(f"dataset.source = '{source}' is {reason}. Give a file or folder that can be read")
         return
 
+    def within(path: Path | str) -> str:
+        return UNWRITABLE.sub(lambda found: ascii(found[0])[1:-1], os.path.relpath(path, whole))
+
     def unreadable(error: OSError) -> None:
-        wrong[os.path.relpath(error.filename, whole)] = f"cannot be read: {error.strerror}"
+        wrong[within(error.filename)] = f"cannot be read: {error.strerror}"
 
     for place, folders, names in os.walk(whole, onerror=unreadable):
         for path in (Path(place, name) for name in (*folders, *names)):
             if reason := _unreadable(path, real):
-                wrong[os.path.relpath(path, whole)] = reason
+                wrong[within(path)] = reason
     if wrong:
         named = listed([f"{path} ({reason})" for path, reason in sorted(wrong.items())])
         raise UserError(
@@ -71,6 +75,8 @@ def refuse_unreadable(source: str, root: Path) -> None:
 
 def _unreadable(path: Path, inside: str) -> str | None:
     """Return why a file or folder cannot be part of a source, of which the real path is ``inside``; None if it can."""
+    if UNWRITABLE.search(path.name):
+        return "a name with characters that no text has"
     link = path.is_symlink()
     try:
         mode = path.stat().st_mode

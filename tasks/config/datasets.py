@@ -186,7 +186,8 @@ def describe(values: dict[str, Any], where: str) -> Any:
 def _refusal(values: dict[str, Any], kind: type[Description], errors: list[ErrorDetails]) -> str:
     """Return what is wrong with the first wrong key, of the description or of one of its columns."""
     unknown = [first for first in errors if first["type"] == "extra_forbidden"]
-    places = (unknown or errors)[0]["loc"] or ("kind",)
+    if not (places := (unknown or errors)[0]["loc"]):  # Of the section: it names its key.
+        return f"dataset.{errors[0]['msg'].removeprefix('Value error, ')}"
     # Of other keys, pydantic says which place of a list is meant, or which type of several.
     places = places if places[0] == "columns" else places[:1]
     *above, own = map(str, places)

@@ -208,8 +208,8 @@ def _target(dataset: config.Arrays, found: dict[str, npt.NDArray[Any]]) -> tuple
         raise UserError(f"dataset.source = '{dataset.source}': the labels have the shapes {shapes}: all need one width")
     found = {split: np.char.decode(own, "utf-8") if own.dtype.kind == "S" else own for split, own in found.items()}
     every = np.concatenate([own.reshape(len(own), -1) for own in found.values()])
-    width, is_text = every.shape[1], every.dtype.kind == "U"
-    is_binary = not is_text and bool(np.isin(every, (0, 1)).all())
+    width = every.shape[1]
+    is_binary = every.dtype.kind in "iufb" and bool(np.isin(every, (0, 1)).all())
     is_one_hot = width > 1 and is_binary and bool((every.sum(1) == 1).all())
     task = dataset.task
     if task == "auto":
@@ -239,6 +239,9 @@ def _target(dataset: config.Arrays, found: dict[str, npt.NDArray[Any]]) -> tuple
             "or, for a regression, numbers (n,) or (n, k)"
         )
     names, numbers = _classes(dataset, every)
+    if numbers.min() == numbers.max():
+        only = names[numbers[0]]
+        raise UserError(f"{refused}, and all labels are of the class '{only}': a classification needs two classes")
     ends = np.cumsum([len(own) for own in found.values()])[:-1]
     return Target.of_classes(names), dict(zip(found, np.split(numbers, ends), strict=True))
 

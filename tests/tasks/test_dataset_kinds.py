@@ -287,6 +287,7 @@ def unusable(source):
     (source / "dog" / "nothing.png").symlink_to("gone.png")
     (source / "dog" / "itself.png").symlink_to("itself.png")
     os.mkfifo(source / "cat" / "pipe.png")
+    save(grey(1), source, "cat", "\udcff\x1b.png")
     (source / "null.png").symlink_to("/dev/null")
     with socket.socket(socket.AF_UNIX) as bound:
         os.chdir(source)  # A socket's name may have 108 letters.
@@ -294,7 +295,8 @@ def unusable(source):
 
 
 UNUSABLE = (
-    ".socket (a socket), cat/out.png (a link out of it), cat/pipe.png (a pipe), dog/itself.png (a link round in a "
+    ".socket (a socket), cat/\\udcff\\x1b.png (a name with characters that no text has), cat/out.png (a link out of "
+    "it), cat/pipe.png (a pipe), dog/itself.png (a link round in a "
     "circle), dog/nothing.png (a link to nothing), dog/round (a link to a folder, in which DVC would see no change), "
     "fox (a link to a folder, in which DVC would see no change), null.png (a link out of it). Put what can"
 )
@@ -307,16 +309,16 @@ def test_what_dvc_would_hang_on_or_misread_is_named_before_dvc_is_asked(project,
     os.chdir(project)
     with pytest.raises(UserError) as caught:
         dvc_data.add(str(source), None, {"kind": kind})
-    expected = f"dataset.source = '{source}': 8 of its files and folders cannot be used: {UNUSABLE}"
+    expected = f"dataset.source = '{source}': 9 of its files and folders cannot be used: {UNUSABLE}"
     assert str(caught.value).startswith(expected)
     assert not (project / "data" / "source").exists()
     # Where DVC is called by hand, the stage itself looks.
     assert expected in message_of(source, kind=kind)
     for number in range(20):
         (source / "cat" / f"more{number:02}.png").symlink_to("gone.png")
-    assert "28 of its files and folders cannot be used: " in (many := message_of(source, kind=kind))
-    assert many.count(" (a link") == 19, "the socket is the first of twenty"
-    assert " and 8 more. Put what can" in many
+    assert "29 of its files and folders cannot be used: " in (many := message_of(source, kind=kind))
+    assert many.count(" (a link") == 18, "the socket and the name are the first of twenty"
+    assert " and 9 more. Put what can" in many
 
 
 def test_a_source_that_is_no_file_is_refused(project, source, monkeypatch):
@@ -476,6 +478,10 @@ ARRAYS = [
     (saved(x=IMAGES[:4], y=CLASSES[:4]), "the class '1' has 1 of the examples"),
     (saved(x_train=IMAGES, y_train=CLASSES, x_test=IMAGES[:, :3], y_test=CLASSES), "all splits need one dtype"),
     (saved(x=np.asfortranarray(IMAGES), y=CLASSES), "is in Fortran's order: save np.ascontiguousarray of it"),
+    (saved(x=IMAGES, y=np.zeros(30, int)), "all labels are of the class '0': a classification needs two classes"),
+    (saved(x=IMAGES, y=np.array(["cat"] * 30)), "all labels are of the class 'cat': a classification"),
+    (saved(x=IMAGES, y=np.zeros(30, [("a", "i4")])), "the labels are [('a', '<i4')] (n, 1). Wanted: classes"),
+    (saved(x=IMAGES, y=CLASSES.astype("M8[s]")), "the labels are datetime64[s] (n, 1). Wanted: classes"),
 ]
 
 
@@ -539,10 +545,11 @@ def test_a_source_says_its_kind(source):
             source_files.kind_of(str(source / wrong))
 
 
-@pytest.mark.parametrize("name", ["../data", "Photos", "a/b", "", "1st", "x" * 101, "a b", "..", "-x"])
+@pytest.mark.parametrize("name", ["../data", "Photos", "a/b", "", "1st", "x" * 101, "a b", "..", "-x", "größe", "a\n"])
 def test_a_name_that_is_no_folders_is_refused(name):
-    with pytest.raises(UserError, match="the dataset becomes the folder data/NAME"):
+    with pytest.raises(UserError, match="the dataset becomes the folder data/NAME") as caught:
         dataset_folder.check_name(name, asked=True)
+    assert "\n" not in str(caught.value)
 
 
 def test_a_source_gives_its_name():
@@ -555,6 +562,7 @@ DESCRIPTIONS = [
     ({"kind": "spreadsheet"}, "unknown dataset.kind 'spreadsheet'"),
     ({"kind": ["arrays"]}, "unknown dataset.kind"),
     ({"tset": 0.1}, "unknown key of a dataset of kind image_folder 'tset': did you mean 'test'"),
+    ({"test": True}, "dataset.test = true: true and false have no meaning here"),
     ({"test": 1.5}, r"dataset.test = 1.5: .+The fraction or the number of the examples"),
     ({"on_broken": "cry"}, r"dataset.on_broken = 'cry': .+'stop' or 'skip'"),
     ({"image_size": [0, 4]}, r"dataset.image_size = \[0, 4\]: .+greater than 0"),
@@ -592,6 +600,18 @@ def test_a_source_that_dvc_or_the_dataset_itself_would_change_is_refused(project
     assert not (project / "data" / "own").exists()
     described = config.describe({"kind": "image_folder", "name": "own", "source": "/MANKIND"}, "test")
     assert '- "/MANKIND"\n      - tasks/dataset_kinds/__init__.py' in dataset_folder.local_pipeline(described)
+
+
+def test_a_folder_that_leads_elsewhere_is_refused(project, source):
+    (source / "theirs").mkdir()
+    (project / "data" / "own").symlink_to(source / "theirs")
+    message = "data/own leads to another folder, in which DVC finds nothing: move it away"
+    with pytest.raises(UserError, match=message):
+        dataset_folder.add(config.load(None, {"dataset.name": "own"}).dataset, project)
+    described = config.describe({"kind": "arrays", "name": "own", "source": str(source)}, "test")
+    with pytest.raises(UserError, match=message):
+        dataset_folder.add_local(described, project)
+    assert not list((source / "theirs").iterdir())
 
 
 def test_the_pipeline_of_a_users_own_is_left_as_it_is(project, source):
