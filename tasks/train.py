@@ -60,6 +60,7 @@ def check(settings: config.Settings, prepared: PreparedDataset) -> tuple[strateg
     strategy = strategies.build(settings.strategy)
     global_batch_size = find_global_batch_size(settings.train, strategy.num_replicas)
     sources.check_division(settings.input.validation, prepared)
+    sources.check_class_weights(settings.train, prepared)
     _, rows = carve(prepared, settings.input.validation, settings.train.seed)["train"]
     sources.check_batch(global_batch_size, len(rows), prepared)
     check_augmentation(settings.input.augmentation, prepared)

@@ -185,6 +185,15 @@ def _source(
     return StreamSource(prepared, split, rows, section.cache, section.shuffle_buffer, class_weights)
 
 
+def check_class_weights(section: config.Train, prepared: PreparedDataset) -> None:
+    """Raise ``UserError`` when examples are to count by their classes, and have no single one."""
+    if section.class_weights is not None and prepared.target.task != "classification":
+        raise UserError(
+            f"train.class_weights = '{section.class_weights}': {prepared.name} is a {prepared.target.task}, whose "
+            "examples are of no single class. Give train.class_weights=null"
+        )
+
+
 def _class_weights(
     section: config.Train, prepared: PreparedDataset, split: str, rows: Rows
 ) -> tuple[float, ...] | None:
@@ -193,11 +202,6 @@ def _class_weights(
     if section.class_weights is None:
         return None
     target = prepared.target
-    if target.task != "classification":
-        raise UserError(
-            f"train.class_weights = '{section.class_weights}': {prepared.name} is a {target.task}, whose examples are "
-            "of no single class. Give train.class_weights=null"
-        )
     labels = np.load(config.project_root() / prepared.splits[split].labels, mmap_mode="r")[rows]
     counts = np.bincount(labels, minlength=target.num_outputs)
     weights: list[float] = (len(rows) / (target.num_outputs * np.maximum(counts, 1))).tolist()

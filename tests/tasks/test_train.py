@@ -691,6 +691,13 @@ def test_what_is_of_another_task_is_refused_before_a_run_exists(tiny, override):
     assert not list(Path("mlruns").glob("runs/*"))
 
 
+def test_weights_of_classes_are_refused_before_a_run_exists_where_there_are_none(tiny):
+    numbers = tiny.model_copy(update={"target": records.Target(task="regression", num_outputs=1)})
+    records.save(numbers, Path(tiny.folder) / "manifest.json")
+    with pytest.raises(UserError, match=r"train\.class_weights = 'balanced': tiny is a regression"):
+        check(config.load(None, ["train.class_weights=balanced", "register.metric=test/r2"]), numbers)
+
+
 def test_a_model_is_checked_where_the_backend_has_no_cpu(tiny, monkeypatch):
     def missing(name):
         raise RuntimeError("Unknown backend cpu")
