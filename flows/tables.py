@@ -1,18 +1,20 @@
 """What the commands print for a person: short tables that fit 80 columns."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table
 
 from tasks import config, report, runs
+from tasks.errors import cut
 from tasks.records import (
     HEADLINES,
     Comparison,
     DataDifference,
     EvaluationResult,
     ExportedModel,
+    Feature,
     PreparedDataset,
     Record,
     Run,
@@ -23,6 +25,9 @@ from tasks.records import (
 MAX_CLASSES = 30
 """That are printed of a dataset."""
 MAX_DIFFERENCES = 60
+MAX_COLUMNS = 60
+MAX_MOMENTS = 4
+"""Of an image's channels."""
 
 
 def print_rows(rows: Mapping[str, str]) -> None:
@@ -127,7 +132,7 @@ def print_classes(result: EvaluationResult) -> None:
         table.add_column(heading, justify="left" if heading == "class" else "right")
     for entry in result.classes:
         table.add_row(
-            entry.name, f"{entry.precision:.4f}", f"{entry.recall:.4f}", f"{entry.f1:.4f}", str(entry.support)
+            cut(entry.name), f"{entry.precision:.4f}", f"{entry.recall:.4f}", f"{entry.f1:.4f}", str(entry.support)
         )
     Console(highlight=False, markup=False).print(table)
 
@@ -187,10 +192,58 @@ def print_dataset(prepared: PreparedDataset) -> None:
         table.add_column(split, justify="right")
     table.add_row("all", *(f"{split.num_examples:,}" for split in splits.values()))
     for number, name in enumerate(prepared.target.class_names[:MAX_CLASSES]):
-        table.add_row(name, *(f"{split.class_counts[number]:,}" for split in splits.values()))
+        table.add_row(cut(name), *(f"{split.class_counts[number]:,}" for split in splits.values()))
     Console(highlight=False, markup=False).print(table)
     if (more := len(prepared.target.class_names) - MAX_CLASSES) > 0:
         print(f"and {more:,} classes more: --json has all")
+    print()
+    _print_columns(prepared)
+
+
+def _print_columns(prepared: PreparedDataset) -> None:
+    """Print what each column holds: its kind, how many values are missing, and what the training split says of it."""
+    rows = [row for name, feature in prepared.features.items() for row in _columns(name, feature)]
+    missing = {name: sum(split.num_missing.get(name, 0) for split in prepared.splits.values()) for name, *_ in rows}
+    target = prepared.target
+    names = target.columns or ("",) * len(target.mean)
+    rows += [
+        (name, "target", _moments((mean,), (deviation,)))
+        for name, mean, deviation in zip(names, target.mean, target.deviation, strict=False)
+    ]
+    table = Table(box=None, padding=(0, 2, 0, 0))
+    for heading in ("column", "kind", "missing", "in the training split"):
+        table.add_column(heading, justify="right" if heading == "missing" else "left", overflow="fold")
+    for name, kind, told in rows[:MAX_COLUMNS]:
+        table.add_row(cut(name), kind, f"{missing.get(name, 0):,}", told)
+    Console(highlight=False, markup=False).print(table)
+    if (more := len(rows) - MAX_COLUMNS) > 0:
+        print(f"and {more:,} columns more: --json has all")
+
+
+def _columns(name: str, feature: Feature) -> list[tuple[str, str, str]]:
+    """Return name, kind and statistics of each column of a feature; of the feature, where it is of no table."""
+    if not feature.columns:
+        told = _moments(feature.mean, feature.deviation) if len(feature.mean) <= MAX_MOMENTS else ""
+        return [(name, feature.kind, told)]
+    rows: list[tuple[str, str, str]] = []
+    place = 0
+    for number, column in enumerate(feature.columns):
+        told = ""
+        if feature.vocabulary_sizes:
+            words = "words" if column.kind == "text" else "values"
+            told = f"{feature.vocabulary_sizes[number] - 2:,} different {words}"  # Without the missing and the unknown.
+        elif column.kind != "datetime":
+            last = place + (column.width if feature.kind == "number" else len(feature.mean))
+            told = _moments(feature.mean[place:last], feature.deviation[place:last])
+        place += column.width
+        rows.append((column.name, column.kind, told))
+    return rows
+
+
+def _moments(means: Sequence[float], deviations: Sequence[float]) -> str:
+    if not means:
+        return ""
+    return f"mean {' '.join(f'{one:.4g}' for one in means)}, deviation {' '.join(f'{one:.4g}' for one in deviations)}"
 
 
 def print_datasets(found: Mapping[str, PreparedDataset | None]) -> None:

@@ -82,6 +82,9 @@ def test_arrays_are_added_listed_shown_and_removed(project, run, tmp_path, recor
     assert [line.split()[:2] for line in listed.stdout.splitlines()[1:]] == [["digits", "not"], ["own", "arrays"]]
     shown = run(["stratagem", "data", "show", "own"])
     assert "image (image 4 x 4 x 1)" in shown.stdout
+    assert ["image", "image", "0", "mean", "0,", "deviation", "0"] in [
+        line.split() for line in shown.stdout.splitlines()
+    ]
     assert max(map(len, (added.stdout + listed.stdout + shown.stdout).splitlines())) <= 80
     (project / "data" / "own" / "notes.md").write_text("mine")
     (project / "data" / "own" / "prepared" / "drawing.txt").write_text("mine, too")
@@ -298,6 +301,7 @@ def test_a_tfds_builder_of_the_users_own_is_a_dataset(project, run):
 
 def test_a_table_says_what_it_was_taken_for(project, run, tmp_path):
     rows = [f"{number / 7},{'north' if number % 3 else 'south'},p{number % 9},{number % 2}" for number in range(90)]
+    rows[0] = rows[0].replace("0.0,", ",")
     (tmp_path / "cells.csv").write_text("\n".join(["size,clinic,patient,found", *rows]) + "\n")
     before = sorted(path.name for path in (project / "data").iterdir())
     add = ["stratagem", "data", "add", tmp_path / "cells.csv"]
@@ -314,4 +318,8 @@ def test_a_table_says_what_it_was_taken_for(project, run, tmp_path):
     assert added.returncode == 0, added.stderr
     assert "  task      classification of found\n  number    size\n  ignore    clinic\n" in added.stderr
     assert max(map(len, added.stdout.splitlines())) <= 80
+    (size,) = json.loads((project / "data" / "cells" / "prepared" / "manifest.json").read_text())["features"].values()
+    statistics = f"mean {size['mean'][0]:.4g}, deviation {size['deviation'][0]:.4g}".split()
+    lines = [line.split() for line in run(["stratagem", "data", "show", "cells"]).stdout.splitlines()]
+    assert ["size", "number", "1", *statistics] in lines, "one value of it is missing"
     assert run([*add, *options]).returncode == 0, "the same again is the same dataset"
