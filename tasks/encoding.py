@@ -42,6 +42,7 @@ class BadValue(ValueError):
     """A value that a column cannot hold."""
 
     def __init__(self, column: str, row: int, value: object, reason: str) -> None:
+        value = value.item() if isinstance(value, np.generic) else value
         self.column, self.row, self.value, self.reason = column, row, value, reason
         shown = " ".join(repr(value).split())
         shown = shown if len(shown) <= 80 else f"{shown[:60]}...{shown[-17:]}"

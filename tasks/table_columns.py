@@ -14,7 +14,7 @@ import numpy as np
 
 from tasks import config, encoding
 from tasks.encoding import BadValue
-from tasks.errors import UserError, one_of
+from tasks.errors import UserError, one_of, shown
 from tasks.table_files import TableFile
 
 SPLITS = {"train": "train", "test": "test", "validation": "validation", "valid": "validation", "val": "validation"}
@@ -193,12 +193,16 @@ def _are(values: list[Any], read: Any, mistakes: float = 0.0) -> bool:
     return True
 
 
+def _is_nested(values: list[Any]) -> bool:
+    return any(isinstance(value, list | dict | bytes) for value in values)
+
+
 def _kind(name: str, values: list[Any]) -> _Guess:
     """Return what a column is."""
     present = _present(values)
     if not present:
         return _Guess("ignore", "without a value")
-    if any(isinstance(value, list | dict | bytes) for value in present):
+    if _is_nested(present):
         return _Guess("ignore", "of values in values")
     distinct = len(set(present))
     if distinct == 1 and len(values) > 1 and len(present) == len(values):
@@ -233,6 +237,12 @@ def _task(dataset: config.Table, looked: dict[str, list[Any]]) -> str:
     if dataset.separator is not None:
         return "multilabel"
     found = {name: _present(looked[name]) for name in dataset.target}
+    for name, values in found.items():
+        if _is_nested(values):
+            raise UserError(
+                f"dataset.target = '{name}': has values in values, such as {shown(values[0])}. Give a column of texts "
+                "or numbers"
+            )
     numeric = {name: bool(values) and _are(values, encoding.numbers) for name, values in found.items()}
     if len(found) > 1:
         if words := [name for name, are in numeric.items() if not are]:

@@ -53,6 +53,8 @@ def examples(dataset: config.Table) -> Examples:
     dataset, _ = fill_in(dataset, file, may_guess=False)
     table = Table(dataset, file)
     splits = split(table)
+    if table.weights is not None and not table.weights[splits == NAMES.index("train")].any():
+        raise table.refuse("weight", "no row of the training split counts: all have 0")
     fitted = _Fitted.of(table, splits)
     held_out = None
     if dataset.split_column is None and dataset.time is None:
@@ -230,13 +232,13 @@ class _Statistics:
     def column(self, table: Table) -> Column:
         """Return the record of the column."""
         width = encoding.DATETIME_WIDTH if self.kind == "datetime" else 1
-        if self.kind not in ("number", "datetime"):
-            return Column.model_validate({"name": self.name, "kind": self.kind, "width": width})
-        if not self.count:
+        if self.kind != "text" and not self.count and not self.texts:
             raise UserError(
                 f"dataset.columns.{self.name} = {self.kind}: no row of the training split has a value. Give the column "
                 f"the kind ignore (dataset.source = '{table.dataset.source}')"
             )
+        if self.kind not in ("number", "datetime"):
+            return Column.model_validate({"name": self.name, "kind": self.kind, "width": width})
         fill = math.fsum(self.sums) / self.count if self.described.missing == "fill" else None
         return Column.model_validate(
             {"name": self.name, "kind": self.kind, "width": width, "fill": fill, "quantiles": self._quantiles()}

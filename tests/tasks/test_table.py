@@ -585,6 +585,9 @@ REFUSED = [
     (frame_of(a=[*range(19), "inf"]), {}, "which is no number that float32 holds"),
     (frame_of(a=[""] * 20), {"columns": {"a": "text"}}, "no text of the training split has a word"),
     (frame_of(a=[None] * 20), {"columns": {"a": "number"}}, "no row of the training split has a value"),
+    (frame_of(a=[None] * 20), {"columns": {"a": "category"}}, "no row of the training split has a value"),
+    (frame_of(w=[0] * 20), {"weight": "w"}, "no row of the training split counts"),
+    (frame_of(z=[1e39, *range(19)]), {"target": "z", "task": "regression"}, "header, 1e+39, which is no"),
     (
         frame_of(part=["train", "test"] * 10, who=["a"] * 20),
         {"split_column": "part", "group": "who"},
@@ -616,6 +619,7 @@ OTHERS = [
     ("own.jsonl", '{"x": 1, "y": "a"}\n[1]\n', "line 2 is no JSON object: '[1]'"),
     ("own.jsonl", "", "it is empty"),
     ("own.parquet", "no parquet", "cannot be read"),
+    ("own.jsonl", '{"x": 1, "y": {"a": 1}}\n' * 9, "dataset.target = 'y': has values in values"),
     ("gone.csv", None, "no such file"),
 ]
 
