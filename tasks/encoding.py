@@ -403,7 +403,9 @@ class Encoder:
         except PermissionError:
             raise
         except Exception as error:  # Pillow's readers raise whatever a broken file leads them to.
-            raise BadValue(column, row, value, f"is no whole image ({error})") from None
+            # What it says of an unknown one is an address in the memory.
+            said = "of no kind that is read" if type(error).__name__ == "UnidentifiedImageError" else error
+            raise BadValue(column, row, value, f"is no whole image ({said})") from None
 
     def _opened(self, value: Any) -> Any:
         if isinstance(value, bytes):

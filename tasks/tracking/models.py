@@ -195,6 +195,7 @@ LOADER = """\
 import json
 from pathlib import Path
 
+import numpy as np
 from mlflow.keras.load import _load_pyfunc as load
 
 from ENCODING import Encoder
@@ -210,7 +211,10 @@ class RawModel:
         return self._inner.get_raw_model()
 
     def predict(self, given, params=None):
-        return self.get_raw_model().predict(self._encoder.model_input(given), verbose=0)
+        model, inputs = self.get_raw_model(), self._encoder.model_input(given)
+        if not len(next(iter(inputs.values())) if isinstance(inputs, dict) else inputs):
+            return np.zeros((0, *model.output_shape[1:]), "float32")  # Keras fails without a batch.
+        return model.predict(inputs, verbose=0)
 
 
 def _load_pyfunc(path, **options):

@@ -182,6 +182,9 @@ def test_the_version_predicts_files_of_images(store: Path, monkeypatch: pytest.M
     np.testing.assert_array_equal(model.predict(in_colours), model.predict(np.full((1, 4, 4, 1), 77, np.uint8)))
     with pytest.raises(ValueError, match=r"row 1: b'\\x89PNG.+ is no whole image"):
         model.predict(np.array([files[0], files[1][:50]], object))
+    with pytest.raises(ValueError, match=r"row 0: b'no image' is no whole image \(of no kind that is read\)"):
+        model.predict(np.array([b"no image"], object))
+    assert model.predict(IMAGES[:0]).shape == (0, 3)
 
     # As MLflow's server reads what it is sent.
     split = {"columns": ["image"], "data": [[text] for text in texts]}
