@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from flows import data, stage_commands
+from flows import data, runs, stage_commands
 from flows.command import NO_SETTINGS, AllowChanges, Debug, Fresh, Json, Recipe, Resume, Set, check_resume, command
 
 if TYPE_CHECKING:
@@ -18,6 +18,7 @@ app = typer.Typer(
 )
 
 app.add_typer(data.app, name="data")
+app.add_typer(runs.app, name="runs")
 
 
 def _print_version(wanted: bool) -> None:
@@ -56,7 +57,8 @@ def run(
     """
     with command(debug):
         from flows import prefect_server
-        from tasks import config, dvc_data, pipeline, runs, timeline
+        from tasks import config, dvc_data, pipeline, timeline
+        from tasks import runs as all_runs
         from tasks.errors import UserError
         from tasks.machine import without_collections
         from tasks.process import client
@@ -76,7 +78,7 @@ def run(
         pipeline.check_devices(settings)
         if pipeline.join(settings, as_run=True):
             return
-        runs.refuse_locked(settings, resume)
+        all_runs.refuse_locked(settings, resume)
         prefect_server.set_environment(debug)
         client.start_processes(settings)  # Imports its framework while this process imports Prefect.
         with timeline.span("flow", "wait for the API's address"):
@@ -88,7 +90,7 @@ def run(
         if server is not None:
             with timeline.span("flow", "wait for the API"):
                 server.await_ready()
-        before = set(runs.finished())
+        before = set(all_runs.finished())
         values = config.Overrides(config.read_overrides(overrides))
         options = (if_changed, resume, allow_changes, fresh)
         with timeline.span("flow", "flow"):

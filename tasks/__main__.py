@@ -6,6 +6,7 @@ python -m tasks prepare NAME
 python -m tasks train [RECIPE] [--set section.key=value]...      the stages of the root's dvc.yaml
 python -m tasks evaluate [RECIPE] [--set section.key=value]...
 python -m tasks reconcile               ends the MLflow runs of processes that were killed
+python -m tasks versions                tells which versions of models are registered in MLflow, as JSON lines
 python -m tasks guard COMMAND...         runs a command, and ends it when standard input closes
 python -m tasks serve                   JSON lines on standard input, an answer each on standard output
 python -m tasks assist                  the same for a worker that is not the chief: it checks, trains, evaluates
@@ -24,7 +25,7 @@ from tasks.errors import StratagemError, UserError
 from tasks.process import guard, serve
 from tasks.process.environment import keep_private
 
-STAGES = ("check", "download", "prepare", "train", "evaluate", "reconcile", "serve", "assist", "tf_server")
+STAGES = ("check", "download", "prepare", "train", "evaluate", "reconcile", "versions", "serve", "assist", "tf_server")
 
 
 def main() -> None:
@@ -67,6 +68,11 @@ def _run(stage: str, name: str | None, overrides: list[str]) -> None:
 
         for ended in tracking.end_crashed():
             print(ended.model_dump_json())
+    elif stage == "versions":
+        from tasks import tracking
+
+        for version in tracking.list_versions():
+            print(version.model_dump_json())
     elif stage == "check":
         dvc_stages.check(config.load(name, overrides).dataset)
     elif stage == "train":

@@ -84,6 +84,7 @@ def evaluate(settings: config.Settings) -> None:
     prepared = dvc_data.load_prepared(settings.dataset.name)
     training = records.load(TrainingResult, folder / "training.json")
     run = runs.find(training.run_id)
+    runs.refuse_pruned(run)
     evaluation = client.evaluate(settings, prepared, training, run)
     records.save(evaluation, folder / "evaluation.json")
     report.metrics_table(evaluation, folder / "test.json")

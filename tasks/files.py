@@ -84,6 +84,23 @@ def replacing(path: Path, suffix: str = "") -> Iterator[Path]:
         temporary.unlink(missing_ok=True)
 
 
+def num_bytes(folder: Path) -> int:
+    """Return the bytes of the files in a folder and below it; 0 where there is none. Symlinks are not followed."""
+    total = 0
+    try:
+        if folder.is_symlink():
+            return 0
+        with os.scandir(folder) as entries:
+            for entry in entries:
+                if entry.is_dir(follow_symlinks=False):
+                    total += num_bytes(Path(entry.path))
+                else:
+                    total += entry.stat(follow_symlinks=False).st_size
+    except (FileNotFoundError, NotADirectoryError, PermissionError):  # Removed meanwhile, or another user's.
+        pass
+    return total
+
+
 def flush(file: IO[Any]) -> None:
     """Bring what was written to a file to the disk."""
     file.flush()

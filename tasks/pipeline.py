@@ -42,7 +42,7 @@ def check_devices(settings: config.Settings) -> None:
         )
     launchers.check(section)
     if settings.model.initial is not None and runs.is_id(settings.model.initial):
-        runs.find(settings.model.initial)
+        runs.refuse_pruned(runs.find(settings.model.initial))
 
 
 @dataclass(frozen=True)
@@ -156,6 +156,26 @@ def reconcile() -> list[records.Ended]:
     ]
 
 
+def registered_versions() -> list[records.ModelVersion]:
+    """Return all versions in MLflow's registry, as a process says that imports MLflow.
+
+    Raises:
+        StratagemError: the store cannot be used, or does not answer.
+    """
+    done = run_in_own_process("versions")
+    done.check_returncode()
+    return [records.ModelVersion.model_validate_json(line) for line in done.stdout.splitlines()]
+
+
+def lower_is_better(metric: str) -> bool:
+    """Return whether less of a metric such as ``test/loss`` is better; False of what is no metric."""
+    if metric.rpartition("/")[2] not in ("loss", *config.names_of("metrics")):
+        return False
+    from tasks import metrics  # NumPy takes 0.2 s to import.
+
+    return metrics.better(metric) == "lower"
+
+
 def in_foreign_cluster(settings: config.Settings) -> bool:
     """Return whether this command is to join a cluster that someone else starts."""
     cluster = settings.strategy.cluster
@@ -214,9 +234,10 @@ def load_training(
         run_id: the run; None is the newest on that dataset.
 
     Raises:
-        UserError: no such run, or it was not trained to its end.
+        UserError: no such run, it was not trained to its end, or it was pruned.
     """
-    run = runs.newest(settings.dataset.name) if run_id is None else runs.find(run_id)
+    run = runs.newest(settings.dataset.name) if run_id is None else runs.resolve(run_id)
+    runs.refuse_pruned(run)
     training = runs.load_training(run)
     now = settings.to_json()
     trained = config.restore({**run.settings, "evaluate": now["evaluate"], "register": now["register"]})
@@ -237,7 +258,7 @@ def find_model(name: str, checkpoint: str | None) -> tuple[config.Settings, Prep
     if checkpoint not in (None, "latest", "best"):
         raise UserError(errors.one_of("--checkpoint", checkpoint, ("latest", "best")))
     if not name.startswith("models:"):
-        run = runs.newest(None) if name == "latest" else runs.find(name)
+        run = runs.resolve(name)
         settings, prepared, run, _ = load_training(config.restore(run.settings), run.run_id)
         return settings, prepared, run, "best" if checkpoint == "best" else "latest"
     if checkpoint is not None:

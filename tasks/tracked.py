@@ -104,7 +104,7 @@ def train(settings: config.Settings, prepared: PreparedDataset, run: Run, stop: 
             "num_parameters": str(result.num_parameters),
         },
     )
-    tracking.log_files(run, [records.save(result, folder / "records" / "training.json")], "training")
+    tracking.log_files(run, [runs.save_result(run, result)], "training")
     return result
 
 
@@ -127,7 +127,7 @@ def evaluate(
         pictures.append(report.augmented_examples(examples, settings.input.augmentation, title, path))
     tracking.log_metrics(run, result.metrics)
     tracking.log_files(run, pictures, "evaluation")
-    tracking.log_files(run, [records.save(result, folder / "records" / "evaluation.json")], "evaluation")
+    tracking.log_files(run, [runs.save_result(run, result)], "evaluation")
     return result
 
 
@@ -141,7 +141,7 @@ def register(
     """Register the evaluated model."""
     prepared_data.verify(prepared)  # The model's version names the data.
     result = register_stage(settings, run, prepared, training, evaluation)
-    records.save(result, config.project_root() / run.folder / "records" / "registration.json")
+    runs.save_result(run, result)
     return result
 
 
@@ -174,6 +174,5 @@ def report_restarts(
     if training is None:
         return None
     result = training.model_copy(update={"restarts": tuple(restarts)})
-    path = records.save(result, config.project_root() / run.folder / "records" / "training.json")
-    tracking.log_files(run, [path], "training")
+    tracking.log_files(run, [runs.save_result(run, result)], "training")
     return result

@@ -15,12 +15,14 @@ from tasks.records.data import (
     Task,
     as_input,
 )
+from tasks.records.overview import Kept, PrunedRun, Pruning, RunDetails, RunDifference, RunLine, RunList
 from tasks.records.record import Name, Place, R, Record, load, save
 from tasks.records.results import (
     ClassMetrics,
     EvaluationResult,
     ExportedModel,
     LoggedModel,
+    ModelVersion,
     Placement,
     RegisteredModel,
     TensorShape,
@@ -28,4 +30,15 @@ from tasks.records.results import (
     Tuning,
     VariablePlacement,
 )
-from tasks.records.runs import CodeMeanings, Ended, FlowEnd, Holder, Lineage, NonFinite, Run, RunStatus, RunSummary
+from tasks.records.runs import (
+    CodeMeanings,
+    Ended,
+    FlowEnd,
+    Holder,
+    Lineage,
+    NonFinite,
+    Pruned,
+    Run,
+    RunStatus,
+    RunSummary,
+)

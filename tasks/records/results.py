@@ -127,6 +127,17 @@ class LoggedModel(Record):
     keras_file_sha256: str
 
 
+class ModelVersion(Record):
+    """A version in MLflow's registry."""
+
+    name: str
+    version: str
+    aliases: tuple[str, ...]
+    run_id: str | None
+    """Of the run in mlruns/ that it was made of, or as MLflow calls that; None where it says nothing of a run."""
+    tags: dict[str, str]
+
+
 class TensorShape(Record):
     """What a model takes or gives; None is a dimension of any size, such as the batch."""
 

@@ -101,6 +101,13 @@ class NonFinite(Record):
     steps: tuple[int, ...]
 
 
+class Pruned(Record):
+    """A run's mark: its checkpoints and models were removed to make room, and all else of it stays."""
+
+    at: str
+    num_bytes: int
+
+
 class RunSummary(Record):
     """One whole run, as `stratagem run --json` prints it and mlruns/runs/<run_id>/summary.json keeps it."""
 

@@ -1,9 +1,11 @@
 """The runs in mlruns/: which are at work (`locks`), and whose they are (`identity`); how the others ended (`outcome`);
 which one a command resumes (`index`, `resume`); what killed processes left (`leftovers`); what is known of all without
-reading them again (`catalogue`); and what Prefect was not told of (`unreported`)."""
+reading them again (`catalogue`); how they look in a list (`listing`) and by themselves (`details`); which of them need
+no room on the disk any more (`pruning`); and what Prefect was not told of (`unreported`)."""
 
 from tasks.runs.catalogue import forget
-from tasks.runs.identity import boot_id, process_space, project_id
+from tasks.runs.details import compare, show
+from tasks.runs.identity import boot_id, process_space, project_id, store_name
 from tasks.runs.index import (
     find,
     find_named,
@@ -14,9 +16,11 @@ from tasks.runs.index import (
     look_up,
     newest,
     next_number,
+    resolve,
     undelivered,
 )
 from tasks.runs.leftovers import remove_leftovers
+from tasks.runs.listing import FIGURES, Choice, list_runs, moment
 from tasks.runs.locks import (
     RunLock,
     at_work_on,
@@ -30,16 +34,18 @@ from tasks.runs.locks import (
     refuse_locked,
 )
 from tasks.runs.outcome import (
-    RESULTS,
     forget_results,
     load_evaluation,
     load_result,
     load_training,
     mark_nonfinite,
     nonfinite_steps,
+    refuse_pruned,
+    save_result,
     set_status,
     status,
 )
+from tasks.runs.pruning import Selection, prune
 from tasks.runs.resume import (
     changes_without_result,
     differences,

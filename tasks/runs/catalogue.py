@@ -10,21 +10,30 @@ is missing, damaged, or of another version is made anew.
 """
 
 import contextlib
+import json
 import logging
 import os
 import sqlite3
 import time
+from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from tasks import config, records
+from tasks import config, files, records
 from tasks.errors import UserError
-from tasks.records import Run, RunStatus, RunSummary
+from tasks.records import EvaluationResult, RegisteredModel, Run, RunStatus, RunSummary, TrainingResult
 
 logger = logging.getLogger(__name__)
 
-VERSION = 2
+VERSION = 3
 PLACES = ("runs", "comparisons")
+# The records that stages leave, in the order in which they are made.
+RESULTS: dict[type[records.Record], str] = {
+    TrainingResult: "training.json",
+    EvaluationResult: "evaluation.json",
+    RegisteredModel: "registration.json",
+}
+PRUNED = "records/pruned.json"
 MOMENT_NANOSECONDS = 2 * 10**9
 
 
@@ -49,6 +58,27 @@ class Entry(NamedTuple):
     partial: bool = False
     problem: str | None = None
     """Why a file of it cannot be read."""
+    began: int = 0
+    """In milliseconds since 1970."""
+    ended: str | None = None
+    """When its status was written."""
+    name: str | None = None
+    model: str | None = None
+    strategy: str | None = None
+    loop: str | None = None
+    git_commit: str | None = None
+    flow_run_id: str | None = None
+    metrics: str = "{}"
+    """Of its evaluation, by name: JSON. None of a run that was not evaluated."""
+    examples_per_second: float | None = None
+    model_uri: str | None = None
+    model_version: str | None = None
+    """NAME/VERSION, as it was registered."""
+    checkpoint_bytes: int = 0
+    model_bytes: int = 0
+    other_bytes: int = 0
+    pruned: bool = False
+    """Its checkpoints and models are gone, or are to go."""
 
     @property
     def is_final(self) -> bool:
@@ -144,32 +174,88 @@ def _read(folder: str, root: Path) -> Entry:
     entry = Entry(folder)
     with contextlib.suppress(OSError):
         partial = any(place.glob("checkpoints/.*.partial")) or any(place.glob("models/.*.partial*"))
-        entry = entry._replace(unsent=(place / "unsent.jsonl").exists(), partial=partial)
+        entry = entry._replace(
+            unsent=(place / "unsent.jsonl").exists(),
+            partial=partial,
+            pruned=(place / PRUNED).exists(),
+            checkpoint_bytes=files.num_bytes(place / "checkpoints"),
+            model_bytes=files.num_bytes(place / "models"),
+        )
+        known = entry.checkpoint_bytes + entry.model_bytes
+        entry = entry._replace(other_bytes=files.num_bytes(place) - known)
     problems = []
-    file = place / "records" / "run.json"
-    try:
-        if file.exists():
-            run = records.load(Run, file)
-            entry = entry._replace(
-                run_id=run.run_id,
-                number=run.number,
-                changed=file.stat().st_mtime_ns,
-                dataset=run.settings["dataset"]["name"],
-                parent_run_id=run.parent_run_id,
-                **run.lineage.model_dump(include={"data_version", "settings_digest", "code_digest"}),
-            )
-    except (UserError, OSError, LookupError, TypeError) as error:
-        problems.append(f"{error}. The run is left alone")
-    try:
-        if (place / "status.json").exists():
-            entry = entry._replace(status=records.load(RunStatus, place / "status.json").status)
-    except (UserError, OSError) as error:
-        entry = entry._replace(status="RUNNING")  # See ``outcome.status``.
-        problems.append(str(error))
-    try:
-        if (place / "summary.json").exists():
-            summary = records.load(RunSummary, place / "summary.json")
-            entry = entry._replace(finished_at=summary.finished_at, dataset=summary.dataset)
-    except (UserError, OSError) as error:
-        problems.append(str(error))
+    for read in (_of_run, _of_status, _of_results):
+        try:
+            entry = entry._replace(**read(place, folder))
+        except (UserError, OSError, LookupError, TypeError, AttributeError) as error:
+            left = ". The run is left alone" if read is _of_run else ""
+            problems.append(f"{error}{left}")
+            if read is _of_status:
+                entry = entry._replace(status="RUNNING")  # See ``outcome.status``.
     return entry._replace(problem="; ".join(problems) or None)
+
+
+def _of_run(place: Path, folder: str) -> dict[str, Any]:
+    """Return what a run's own record says of it: nothing where there is none.
+
+    Raises:
+        UserError: it cannot be read, or is of another folder, which a copy would lead to.
+    """
+    file = place / "records" / "run.json"
+    if not file.exists():
+        return {}
+    run = records.load(Run, file)
+    if run.folder != folder:
+        raise UserError(f"{file} is of {run.folder}: a copy in another folder")
+    settings = run.settings
+    changed = file.stat().st_mtime_ns
+    return {
+        "run_id": run.run_id,
+        "number": run.number,
+        "changed": changed,
+        "began": run.start_time or changed // 10**6,
+        "name": run.name,
+        "dataset": settings["dataset"]["name"],
+        "model": settings.get("model", {}).get("name"),
+        "strategy": settings.get("strategy", {}).get("kind"),
+        "loop": settings.get("train", {}).get("loop"),
+        "parent_run_id": run.parent_run_id,
+        "flow_run_id": run.flow_run_id,
+        **run.lineage.model_dump(include={"data_version", "settings_digest", "code_digest", "git_commit"}),
+    }
+
+
+def _of_status(place: Path, folder: str) -> dict[str, Any]:
+    file = place / "status.json"
+    if not file.exists():
+        return {}
+    found = records.load(RunStatus, file)
+    return {"status": found.status, "ended": found.at or None}
+
+
+def _of_results(place: Path, folder: str) -> dict[str, Any]:
+    """Return what its stages left: from its summary, or from the records of those that came to their end."""
+    found: dict[str, Any] = {}
+    if (file := place / "summary.json").exists():
+        summary = records.load(RunSummary, file)
+        found |= {"finished_at": summary.finished_at, "dataset": summary.dataset, "metrics": summary.metrics}
+        found |= summary.model_dump(include={"examples_per_second", "model_uri", "model_version"})
+    # A stage that was done again after the summary has a newer record.
+    written = file.stat().st_mtime_ns if found else 0
+    for record_type, read in _RESULTS.items():
+        result = place / "records" / RESULTS[record_type]
+        if result.exists() and result.stat().st_mtime_ns > written:
+            found |= read(records.load(record_type, result))
+    return found | ({"metrics": json.dumps(found["metrics"])} if "metrics" in found else {})
+
+
+def _of_registration(result: Any) -> dict[str, Any]:
+    version = result.model_version and f"{result.model_name}/{result.model_version}"
+    return {"model_uri": result.model_uri, "model_version": version}
+
+
+_RESULTS: dict[type[records.Record], Callable[[Any], dict[str, Any]]] = {
+    TrainingResult: lambda result: {"examples_per_second": result.examples_per_second},
+    EvaluationResult: lambda result: {"metrics": result.metrics},
+    RegisteredModel: _of_registration,
+}

@@ -8,7 +8,7 @@ import os
 import uuid
 from pathlib import Path
 
-from tasks import config
+from tasks import config, network
 from tasks.files import unwritable
 
 
@@ -51,6 +51,11 @@ def _make(path: Path) -> str:
     finally:
         aside.unlink(missing_ok=True)
     return _read(path) or _make(path)
+
+
+def store_name() -> str:
+    """Return what a run remembers of its MLflow store: nothing for the project's own, which may be moved with it."""
+    return network.without_userinfo(os.environ.get("MLFLOW_TRACKING_URI", ""))
 
 
 def boot_id() -> str:

@@ -7,10 +7,11 @@ from tasks import config, errors, records
 from tasks.errors import UserError
 from tasks.records import Run
 from tasks.runs import catalogue
-from tasks.runs.outcome import nonfinite_steps, status
+from tasks.runs.outcome import is_pruned, nonfinite_steps, status
 
 # As MLflow and ``uuid4().hex`` write it.
 ID = re.compile("[0-9a-f]{32}")
+PREFIX = re.compile("[0-9a-f]{1,32}")
 
 # Of training runs that can be read.
 RUNS = "folder LIKE 'mlruns/runs/%' AND run_id IS NOT NULL"
@@ -36,6 +37,26 @@ def find(run_id: str) -> Run:
     return records.load(Run, path)
 
 
+def resolve(name: str) -> Run:
+    """Return the run that a person names: by its id, the first letters of it that no other run has, or ``latest``.
+
+    Raises:
+        UserError: there is none, or there are several.
+    """
+    if name == "latest":
+        return newest(None)
+    if PREFIX.fullmatch(name):
+        found = [
+            str(entry.run_id) for entry in catalogue.query(f"{RUNS} AND substr(run_id, 1, ?) = ?", len(name), name)
+        ]
+        if len(found) > 1:
+            raise UserError(
+                f"run '{name}': {len(found):,} runs begin so: {errors.listed(sorted(found), 5)}. Give more of it"
+            )
+        name = found[0] if found else name
+    return find(name)
+
+
 def find_named(settings: config.Settings, resume: str | None) -> Run | None:
     """Return the run that is to be resumed: by its id, or the ``latest`` on the settings' dataset; None for None.
 
@@ -44,7 +65,7 @@ def find_named(settings: config.Settings, resume: str | None) -> Run | None:
     """
     if resume is None:
         return None
-    return newest(settings.dataset.name) if resume == "latest" else find(resume)
+    return newest(settings.dataset.name) if resume == "latest" else resolve(resume)
 
 
 def newest(dataset: str | None) -> Run:
@@ -69,7 +90,7 @@ def find_unfinished(settings: config.Settings, wanted: records.Lineage) -> Run |
     same = (wanted.data_version, wanted.settings_digest, wanted.code_digest)
     run = _first("parent_run_id IS NULL AND data_version IS ? AND settings_digest IS ? AND code_digest IS ?", *same)
     ended = status(run) if run is not None else None
-    if run is None or ended is None or ended.status == "FINISHED":
+    if run is None or ended is None or ended.status == "FINISHED" or is_pruned(run):
         return None
     allowed = settings.train.max_rollbacks if settings.train.on_nonfinite == "rollback" else 0
     return None if len(nonfinite_steps(run)) > allowed else run

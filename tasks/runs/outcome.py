@@ -6,14 +6,9 @@ from pathlib import Path
 
 from tasks import config, records
 from tasks.errors import UserError
-from tasks.records import EvaluationResult, NonFinite, R, RegisteredModel, Run, RunStatus, TrainingResult
+from tasks.records import EvaluationResult, NonFinite, Pruned, R, Run, RunStatus, TrainingResult
 from tasks.runs import catalogue
-
-RESULTS: dict[type[records.Record], str] = {
-    TrainingResult: "training.json",
-    EvaluationResult: "evaluation.json",
-    RegisteredModel: "registration.json",
-}
+from tasks.runs.catalogue import PRUNED, RESULTS
 
 
 def set_status(run: Run, status: str, reason: str | None = None) -> None:
@@ -40,6 +35,35 @@ def load_result(run: Run, record_type: type[R]) -> R | None:
     """Return the record of a stage of a run, None where that stage did not come to its end."""
     path = config.project_root() / run.folder / "records" / RESULTS[record_type]
     return records.load(record_type, path) if path.exists() else None
+
+
+def save_result(run: Run, result: records.Record) -> Path:
+    """Keep the record of a stage of a run; return its file."""
+    path = records.save(result, config.project_root() / run.folder / "records" / RESULTS[type(result)])
+    catalogue.forget(run.folder)
+    return path
+
+
+def is_pruned(run: Run) -> bool:
+    """Return whether a run's checkpoints and models were removed."""
+    return (config.project_root() / run.folder / PRUNED).exists()
+
+
+def refuse_pruned(run: Run) -> None:
+    """Refuse a run whose checkpoints and models were removed.
+
+    Raises:
+        UserError: says so, and when that was.
+    """
+    if is_pruned(run):
+        when = ""
+        with contextlib.suppress(UserError):
+            when = f" on {records.load(Pruned, config.project_root() / run.folder / PRUNED).at[:10]}"
+        raise UserError(
+            f"run {run.run_id} was pruned{when} (`stratagem runs prune`): its checkpoints and models are gone, its "
+            "records, metrics and pictures are kept. Name another run (`stratagem runs`), or train it again with "
+            "`stratagem run` and its settings (`stratagem runs show`)"
+        )
 
 
 def load_training(run: Run) -> TrainingResult:

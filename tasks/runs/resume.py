@@ -10,7 +10,7 @@ from tasks.errors import UserError
 from tasks.records import PreparedDataset, RegisteredModel, Run
 from tasks.runs.index import find_named, newest
 from tasks.runs.locks import is_abandoned
-from tasks.runs.outcome import forget_results, nonfinite_steps, status
+from tasks.runs.outcome import forget_results, nonfinite_steps, refuse_pruned, status
 
 SHOWN = 3
 
@@ -68,8 +68,9 @@ def refuse_other_training(
         prepared: the data, where they are there already.
 
     Raises:
-        UserError: names each difference.
+        UserError: names each difference; or the run was pruned.
     """
+    refuse_pruned(run)
     dataset = run.settings["dataset"]["name"]
     if dataset != settings.dataset.name:
         raise UserError(

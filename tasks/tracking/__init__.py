@@ -17,4 +17,5 @@ from tasks.tracking.lifecycle import (
 from tasks.tracking.metrics import MetricWriter, log_metrics, system_metrics
 from tasks.tracking.models import find_model, log_model, register_version
 from tasks.tracking.outbox import OUTBOX, await_told, mlflow_run_id
+from tasks.tracking.registry import list_versions
 from tasks.tracking.store import Unavailable, open_store, store_uri

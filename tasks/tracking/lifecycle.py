@@ -23,7 +23,7 @@ from tasks.tracking.outbox import (
     present,
     text_of,
 )
-from tasks.tracking.store import SQLITE, Unavailable, dataset_of, open_store, store_name, store_uri
+from tasks.tracking.store import SQLITE, Unavailable, dataset_of, open_store, store_uri
 
 
 def start_run(
@@ -133,7 +133,7 @@ def _start_new(
             host=socket.gethostname(),
             boot=runs.boot_id(),
             project=project,
-            store=store_name(),
+            store=runs.store_name(),
             creation_id=creation_id,
         )
         runs.set_status(run, "RUNNING")

@@ -29,7 +29,6 @@ from tasks.tracking.store import (
     find_experiment,
     open_store,
     retried,
-    store_name,
     store_uri,
 )
 
@@ -152,7 +151,7 @@ OUTBOX = Outbox()
 
 def _is_elsewhere(run: records.Run) -> bool:
     """Return whether a run was started in another store than this process's."""
-    return network.without_userinfo(run.store) != store_name()
+    return network.without_userinfo(run.store) != runs.store_name()
 
 
 def _send_one(client: mlflow.MlflowClient, run: records.Run, event: Event) -> None:
@@ -200,9 +199,8 @@ def await_told(run: records.Run) -> None:
     """
     if _is_elsewhere(run):
         own = f"MLFLOW_TRACKING_URI = {run.store}" if run.store else "no MLFLOW_TRACKING_URI"
-        raise UserError(
-            f"run {run.run_id} was started with {own}, and it is {store_name() or 'not set'} now: set it as it was then"
-        )
+        now = runs.store_name() or "not set"
+        raise UserError(f"run {run.run_id} was started with {own}, and it is {now} now: set it as it was then")
     open_store()
     OUTBOX.retry_now()
     OUTBOX.flush(run)

@@ -51,11 +51,6 @@ def store_uri() -> str:
     return os.environ.get("MLFLOW_TRACKING_URI") or f"{SQLITE}{relocation.own_store()}"
 
 
-def store_name() -> str:
-    """Return what a run remembers of its store: nothing for the project's own, which may be moved with it."""
-    return network.without_userinfo(os.environ.get("MLFLOW_TRACKING_URI", ""))
-
-
 def open_store() -> mlflow.MlflowClient:
     """Return a client of the store. A SQLite store that does not exist yet is made, by one process only.
 

@@ -1,0 +1,196 @@
+"""What `stratagem runs` prints for a person: tables that fit 80 columns."""
+
+from collections.abc import Iterable, Mapping
+from datetime import datetime
+
+from rich.console import Console
+from rich.table import Table
+
+from tasks.errors import cut
+from tasks.records import Pruning, RunDetails, RunDifference, RunLine, RunList
+
+SHORT = 8
+"""Letters of an id; `runs show` takes as few as no other run begins with."""
+MAX_LEFT = 10
+
+
+def print_runs(found: RunList, metric: str | None) -> None:
+    """Print a line for each run.
+
+    Args:
+        found: the runs.
+        metric: the one that they are sorted by; None is the headline of each one's task.
+    """
+    if not found.runs:
+        none = f"None of the {found.num_runs:,} runs in mlruns/ is so." if found.num_runs else "There is no run yet."
+        print(none)
+    else:
+        _print_lines(found.runs, metric)
+        print()
+    if (more := found.num_matching - len(found.runs)) > 0:
+        print(f"and {more:,} more: --limit {found.num_matching} shows all")
+    if found.num_runs:
+        kept = f"checkpoints {size(found.checkpoint_bytes)}, models {size(found.model_bytes)}"
+        print(f"{found.num_runs:,} runs take {size(found.bytes)}: {kept}")
+    for folder, problem in list(found.unreadable.items())[:MAX_LEFT]:
+        print(f"{folder}: {problem}")
+
+
+def _print_lines(lines: Iterable[RunLine], metric: str | None) -> None:
+    measured = {metric or line.headline for line in lines} - {None}
+    same = measured.pop() if len(measured) == 1 else None
+    table = Table(box=None, padding=(0, 1, 0, 0), pad_edge=False)
+    for heading in ("run", "began", "dataset", "model", "strategy", "status"):
+        table.add_column(heading, no_wrap=heading in ("run", "began", "status"), overflow="fold")
+    table.add_column(same.removeprefix("test/") if same else "metric", justify="right", overflow="fold")
+    table.add_column("ex/s", justify="right", no_wrap=True)
+    for line in lines:
+        name = metric or line.headline
+        value = line.metrics.get(name) if name else None
+        cell = "-" if value is None else f"{value:.4f}" if same else f"{(name or '').removeprefix('test/')} {value:.4f}"
+        table.add_row(
+            line.run_id[:SHORT],
+            _local(line.began),
+            line.dataset,
+            _model(line),
+            f"{line.strategy} {line.loop}",
+            (line.status or "-") + ("*" if line.pruned else ""),
+            cell,
+            _speed(line.examples_per_second),
+        )
+    _print(table)
+    if any(line.pruned for line in lines):
+        print("* pruned: its checkpoints and models are gone")
+
+
+def _model(line: RunLine) -> str:
+    """Return a run's model with the number of its version; with its whole name where that is not the usual one."""
+    if line.model_version is None:
+        return line.model
+    name, _, number = line.model_version.rpartition("/")
+    return f"{line.model} v{number}" if name == f"{line.dataset}-{line.model}" else f"{line.model} {line.model_version}"
+
+
+def _speed(value: float | None) -> str:
+    if value is None:
+        return "-"
+    return f"{value:,.0f}" if value < 100_000 else f"{value / 1000:,.0f}k"
+
+
+def _local(moment: str) -> str:
+    """Return a time as the clock here shows it, with the year where that is another one."""
+    local, now = datetime.fromisoformat(moment).astimezone(), datetime.now().astimezone()
+    return local.strftime("%m-%d %H:%M" if local.year == now.year else "%Y-%m-%d")
+
+
+def print_details(found: RunDetails) -> None:
+    """Print one run, a name and a value a line."""
+    line, lineage = found.run, found.lineage
+    dirty = " with changes that are in no commit" if lineage.git_dirty else ""
+    version = " ".join([line.model_version, *(f"@{alias}" for alias in found.aliases)]) if line.model_version else None
+    rows = {
+        "run": f"{line.run_id} ({line.name})",
+        "status": (line.status or "begun") + (f": {found.reason}" if found.reason else ""),
+        "began": line.began,
+        "ended": line.ended,
+        "dataset": f"{line.dataset}, data version {lineage.data_version or 'not under DVC'}",
+        "model": line.model,
+        "strategy": f"{line.strategy}, loop {line.loop}"
+        + (f", {found.num_replicas} replica{'s' * (found.num_replicas > 1)}" if found.num_replicas else ""),
+        "devices": ", ".join(found.devices),
+        "host": found.host,
+        "git commit": f"{lineage.git_commit or 'none'}{dirty}",
+        "code": lineage.code_digest,
+        "settings": lineage.settings_digest,
+        "trained": f"{found.epochs} epochs, {found.steps:,} steps" if found.steps is not None else None,
+        "examples/s": _speed(line.examples_per_second),
+        **{name: f"{value:.4f}" for name, value in line.metrics.items()},
+        "evaluated": found.checkpoint,
+        "weights": found.weights_digest,
+        "model version": version or (f"none: {found.why_no_version}" if found.why_no_version else None),
+        "note": "; ".join(found.notes),
+        "seconds": ", ".join(f"{stage} {seconds:.1f}" for stage, seconds in found.seconds.items()),
+        "flow run": found.flow_run_id,
+        "comparison": line.parent_run_id,
+        "MLflow": f"experiment {found.experiment}",
+    }
+    _print_rows({name: value for name, value in rows.items() if value})
+    if found.settings:
+        print("\nsettings that params.yaml has otherwise now")
+        _print_columns(("", "the run", "params.yaml"), found.settings)
+    print(f"\n{found.folder}: {size(line.bytes)}" + (", pruned" if line.pruned else ""))
+    _print_rows({f"  {one.path.removeprefix(found.folder + '/')}": size(one.bytes) for one in found.checkpoints})
+    _print_rows({f"  {one.path.removeprefix(found.folder + '/')}": size(one.bytes) for one in found.models})
+
+
+def print_difference(found: RunDifference) -> None:
+    """Print what differs between two runs, a line each."""
+    if not found.differences:
+        print(f"{found.first} and {found.second} do not differ")
+        return
+    _print_columns(("", found.first[:SHORT], found.second[:SHORT]), found.differences)
+
+
+def print_pruning(done: Pruning) -> None:
+    """Print what was removed, or would be, and what was left alone."""
+    table = Table(box=None, padding=(0, 2, 0, 0))
+    for heading in ("run", "began", "dataset", "bytes"):
+        table.add_column(heading, justify="right" if heading == "bytes" else "left", overflow="fold")
+    for one in done.pruned:
+        table.add_row(one.run_id[:SHORT], _local(one.began), one.dataset, f"{one.bytes:,}")
+    if done.pruned:
+        _print(table)
+    for run_id, why in list(done.left.items())[:MAX_LEFT]:
+        print(f"left alone: {run_id[:SHORT]}, {why}")
+    if (more := len(done.left) - MAX_LEFT) > 0:
+        print(f"left alone: {more:,} more (--json names all)")
+    what = (
+        f"the checkpoints and models of {len(done.pruned):,} run{'s' * (len(done.pruned) != 1)}: {done.bytes:,} bytes"
+    )
+    if not done.pruned:
+        print("There is nothing to remove.")
+    else:
+        print(f"would remove {what} (--dry-run)" if done.dry_run else f"removed {what}")
+    print(f"{size(done.bytes_left)} {'would be' if done.dry_run and done.pruned else 'are'} left in mlruns/runs")
+
+
+def size(num_bytes: int) -> str:
+    """Return a number of bytes as a person reads it.
+
+    >>> size(1_234_567)
+    '1.2 MB'
+    """
+    value = float(num_bytes)
+    for unit in ("bytes", "kB", "MB", "GB"):
+        if value < 1000:
+            return f"{value:.0f} {unit}" if unit == "bytes" else f"{value:.1f} {unit}"
+        value /= 1000
+    return f"{value:.1f} TB"
+
+
+def _print_columns(headings: tuple[str, str, str], rows: Mapping[str, tuple[object, object]]) -> None:
+    table = Table(box=None, padding=(0, 2, 0, 0))
+    for heading in headings:
+        table.add_column(heading, overflow="fold")
+    for what, values in rows.items():
+        table.add_row(what, *(_text(value) for value in values))
+    _print(table)
+
+
+def _text(value: object) -> str:
+    if value is None:
+        return "-"
+    return f"{value:.6g}" if isinstance(value, float) else cut(str(value))
+
+
+def _print_rows(rows: Mapping[str, str]) -> None:
+    table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
+    table.add_column(no_wrap=True)
+    table.add_column(overflow="fold")
+    for name, value in rows.items():
+        table.add_row(name, value)
+    _print(table)
+
+
+def _print(table: Table) -> None:
+    Console(highlight=False, markup=False).print(table)

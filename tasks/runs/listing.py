@@ -1,0 +1,150 @@
+"""All runs at a glance: which there are, how each stands, how good and how fast it is, what it takes on the disk."""
+
+import json
+import math
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+
+from tasks import config, errors
+from tasks.errors import UserError
+from tasks.records import HEADLINES, RunLine, RunList
+from tasks.runs import catalogue
+from tasks.runs.catalogue import Entry
+from tasks.runs.index import NEWEST_FIRST, load
+from tasks.runs.locks import is_abandoned
+
+STATUSES = ("running", "finished", "failed", "killed", "crashed")
+UNITS = {"m": "minutes", "h": "hours", "d": "days", "w": "weeks"}
+AGO = re.compile(r"(\d{1,6})([mhdw])")
+FIGURES = ("examples_per_second", "bytes")
+
+
+@dataclass(frozen=True)
+class Choice:
+    """Which runs are meant: those for which all holds that is not None."""
+
+    dataset: str | None = None
+    strategy: str | None = None
+    since: datetime | None = None
+    """They began then, or later."""
+    status: str | None = None
+    """One of ``STATUSES``."""
+
+    def check(self, lines: Sequence[RunLine]) -> None:
+        """Refuse what no run can be.
+
+        Raises:
+            UserError: names the option, and what is allowed.
+        """
+        strategies = {*config.strategy_kinds(), *(line.strategy for line in lines)}
+        for option, value, known in (
+            ("--status", self.status, set(STATUSES)),
+            ("--strategy", self.strategy, strategies),
+            ("--dataset", self.dataset, {line.dataset for line in lines}),
+        ):
+            if value is not None and value not in known:
+                none = "there is no run yet" if not lines else None
+                raise UserError(errors.one_of(option, value, known - {""}, none))
+
+    def includes(self, line: RunLine) -> bool:
+        """Return whether a run is among them."""
+        return (
+            self.dataset in (None, line.dataset)
+            and self.strategy in (None, line.strategy)
+            and self.status in (None, line.status)
+            and (self.since is None or datetime.fromisoformat(line.began) >= self.since)
+        )
+
+
+def list_runs(choice: Choice, sort: str | None = None, lowest_first: bool = False, limit: int | None = None) -> RunList:
+    """Return the runs in mlruns/, the newest first.
+
+    Args:
+        choice: which of them.
+        sort: by one of ``FIGURES``, or by a metric such as ``test/accuracy``; runs without it come last.
+        lowest_first: or the highest.
+        limit: so many at most.
+
+    Raises:
+        UserError: there is no such dataset, strategy, status or metric.
+    """
+    entries = all_entries()
+    lines = [line_of(entry) for entry in entries if entry.run_id is not None]
+    choice.check(lines)
+    found = [line for line in lines if choice.includes(line)]
+    if sort is not None:
+        measured = {name for line in lines for name in line.metrics}
+        if sort not in measured and sort not in FIGURES:
+            raise UserError(errors.one_of("--sort", sort, {*FIGURES, *measured}))
+
+        def place(line: RunLine) -> tuple[bool, float]:
+            value = getattr(line, sort) if sort in FIGURES else line.metrics.get(sort)
+            if value is None or math.isnan(value):
+                return True, 0.0
+            return False, value if lowest_first else -value
+
+        found.sort(key=place)
+    return RunList(
+        runs=tuple(found[:limit]),
+        num_matching=len(found),
+        num_runs=len(lines),
+        bytes=sum(map(bytes_of, entries)),
+        checkpoint_bytes=sum(entry.checkpoint_bytes for entry in entries),
+        model_bytes=sum(entry.model_bytes for entry in entries),
+        unreadable={entry.folder: entry.problem for entry in entries if entry.problem is not None},
+    )
+
+
+def all_entries() -> list[Entry]:
+    """Return what is known of the folders in mlruns/runs, the newest first."""
+    return catalogue.query(f"folder LIKE 'mlruns/runs/%' {NEWEST_FIRST}")
+
+
+def line_of(entry: Entry) -> RunLine:
+    """Return what a list says of a run."""
+    metrics = json.loads(entry.metrics)
+    status = entry.status.lower() if entry.status else None
+    if status == "running" and (run := load(entry.folder)) is not None and is_abandoned(run):
+        status = "crashed"
+    return RunLine(
+        run_id=str(entry.run_id),
+        name=entry.name or "",
+        began=datetime.fromtimestamp(entry.began / 1000, UTC).isoformat(timespec="seconds"),
+        ended=entry.ended if status in ("finished", "failed", "killed") else None,
+        status=status,
+        dataset=entry.dataset or "",
+        model=entry.model or "",
+        strategy=entry.strategy or "",
+        loop=entry.loop or "",
+        headline=next((name for one in HEADLINES.values() if (name := f"test/{one}") in metrics), None),
+        metrics=metrics,
+        examples_per_second=entry.examples_per_second,
+        model_version=entry.model_version,
+        bytes=bytes_of(entry),
+        pruned=entry.pruned,
+        parent_run_id=entry.parent_run_id,
+    )
+
+
+def moment(text: str, option: str) -> datetime:
+    """Return when a text means: a day or a time of it, in local time, or how long ago, such as ``7d`` or ``12h``.
+
+    Raises:
+        UserError: it is written otherwise.
+    """
+    try:
+        if ago := AGO.fullmatch(text):
+            return datetime.now(UTC) - timedelta(**{UNITS[ago[2]]: int(ago[1])})
+        return datetime.fromisoformat(text).astimezone(UTC)
+    except (ValueError, OverflowError, OSError):
+        raise UserError(
+            f"{option} = '{errors.cut(text)}' is no time: give a day such as 2026-11-20, a time such as "
+            "2026-11-20T18:00, or how long ago: 30m, 12h, 7d or 4w"
+        ) from None
+
+
+def bytes_of(entry: Entry) -> int:
+    """Return what a folder takes on the disk."""
+    return entry.checkpoint_bytes + entry.model_bytes + entry.other_bytes

@@ -1,0 +1,198 @@
+"""Room on the disk: the checkpoints and models of runs that nothing needs any more are removed. Records stay.
+
+A run is marked first, and what is to go is renamed before it is removed. A kill in the middle leaves a run that says
+that it was pruned, and the next pruning goes on with it, whatever it was asked for.
+"""
+
+import contextlib
+import os
+import pwd
+import shutil
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+from tasks import config, files, network, records
+from tasks.errors import UserError
+from tasks.records import ModelVersion, Pruned, PrunedRun, Pruning, Run, RunLine
+from tasks.runs import catalogue
+from tasks.runs.catalogue import PRUNED, Entry
+from tasks.runs.identity import project_id, store_name
+from tasks.runs.index import load
+from tasks.runs.listing import Choice, all_entries, bytes_of, line_of
+from tasks.runs.locks import is_locked, lock
+
+PARTS = ("checkpoints", "models")
+ASIDE = ".pruned."
+UNFINISHED = ("failed", "killed", "crashed", None)
+
+
+@dataclass(frozen=True)
+class Selection:
+    """Which runs are pruned: those that all of it chooses. At least one of the first three is given."""
+
+    keep_last: int | None = None
+    """All but so many of the newest."""
+    before: datetime | None = None
+    """That ended before then."""
+    not_registered: bool = False
+    """That no version in MLflow's registry was made of."""
+    dataset: str | None = None
+    """On it alone; the newest are then counted on it, too."""
+    unfinished: bool = False
+    """Also those that could be resumed."""
+
+    def check(self) -> None:
+        """Refuse to prune what nobody has chosen.
+
+        Raises:
+            UserError: nothing says which runs.
+        """
+        if self.keep_last is None and self.before is None and not self.not_registered:
+            raise UserError(
+                "say which runs are to be pruned: --keep-last N, --older-than 30d or --not-registered; --dry-run only "
+                "tells what that would remove"
+            )
+
+
+def prune(selection: Selection, versions: Iterable[ModelVersion], dry_run: bool) -> Pruning:
+    """Remove the checkpoints and models of the runs that are chosen, and of those whose pruning was killed.
+
+    Runs of which a version was made, at work, of another user, project or store, and what lies behind a link, are left
+    alone.
+
+    Args:
+        selection: which.
+        versions: all that there are in MLflow's registry.
+        dry_run: remove nothing.
+
+    Raises:
+        UserError: nothing says which, or there is no such dataset.
+    """
+    selection.check()
+    needed = _needed(versions)
+    pruned: list[PrunedRun] = []
+    left: dict[str, str] = {}
+    for entry, line, chosen in _chosen(selection, needed):
+        run = load(entry.folder)
+        if run is None or not (chosen or _begun(run)):
+            continue
+        if not (taken := sum(map(files.num_bytes, _parts(run)))):
+            continue
+        why = _why_left(run, line, needed, selection.unfinished)
+        if why is None and not dry_run:
+            try:
+                _remove(run, taken)
+            except (UserError, OSError) as error:
+                why = str(error)
+        if why is not None:
+            left[run.run_id] = why
+        else:
+            pruned.append(PrunedRun(run_id=run.run_id, began=line.began, dataset=line.dataset, bytes=taken))
+    removed = sum(one.bytes for one in pruned)
+    in_all = sum(map(bytes_of, all_entries()))
+    return Pruning(
+        dry_run=dry_run,
+        pruned=tuple(pruned),
+        bytes=removed,
+        left=left,
+        bytes_left=in_all - removed if dry_run else in_all,
+    )
+
+
+def _needed(versions: Iterable[ModelVersion]) -> dict[str, str]:
+    """Return which runs a version needs, and which one, with its aliases."""
+    named = {
+        f"{one.name}/{one.version}": " ".join([f"{one.name}/{one.version}", *(f"@{alias}" for alias in one.aliases)])
+        for one in versions
+    }
+    needed = {one.run_id: named[f"{one.name}/{one.version}"] for one in versions if one.run_id}
+    # Where the same model was a version before, that is another run's, and this one says that it is its own.
+    for entry in all_entries():
+        if entry.run_id is not None and entry.model_version in named:
+            needed.setdefault(entry.run_id, named[entry.model_version])
+    return needed
+
+
+def _chosen(selection: Selection, needed: dict[str, str]) -> Iterator[tuple[Entry, RunLine, bool]]:
+    """Yield all runs on the dataset, the newest first, and whether each is chosen."""
+    known = [(entry, line_of(entry)) for entry in all_entries() if entry.run_id is not None]
+    choice = Choice(dataset=selection.dataset)
+    choice.check([line for _, line in known])
+    for number, (entry, line) in enumerate((entry, line) for entry, line in known if choice.includes(line)):
+        ended = datetime.fromisoformat(line.ended or line.began)
+        yield (
+            entry,
+            line,
+            (selection.keep_last is None or number >= selection.keep_last)
+            and (selection.before is None or ended < selection.before)
+            and not (selection.not_registered and line.run_id in needed)
+            and (line.status == "finished" or (selection.unfinished and line.status in UNFINISHED)),
+        )
+
+
+def _begun(run: Run) -> bool:
+    """Return whether a run was marked, so that what is left of it in ``_parts`` is to go."""
+    return (config.project_root() / run.folder / PRUNED).exists()
+
+
+def _parts(run: Run) -> list[Path]:
+    """Return what is removed of a run: what is there, and what lies aside already."""
+    folder = config.project_root() / run.folder
+    return [folder / f"{prefix}{part}" for part in PARTS for prefix in ("", ASIDE)]
+
+
+def _why_left(run: Run, line: RunLine, needed: dict[str, str], unfinished: bool) -> str | None:
+    """Return why a run that is chosen is left alone all the same; None where it is not."""
+    folder = config.project_root() / run.folder
+    if is_locked(run.key):
+        return "a process is at work on it"
+    if (version := needed.get(run.run_id)) is not None:
+        return f"{version} was made of it"
+    if not all(files.is_inside(path, config.project_root()) for path in (folder, *_parts(run))):
+        return f"{run.folder} is, or has, a link to another folder"
+    if (owner := folder.stat().st_uid) != os.geteuid():
+        name = str(owner)
+        with contextlib.suppress(KeyError):
+            name = pwd.getpwuid(owner).pw_name
+        return f"it is {name}'s"
+    # The first part is the same in a copy of the whole project, whose registry is a copy, too.
+    if run.project and run.project.partition(".")[0] != project_id().partition(".")[0]:
+        return "it is of another project, whose registry is not asked here"
+    if network.without_userinfo(run.store) != store_name():
+        store = run.store or "the project's own store"
+        return f"its MLflow is {store}, which is not asked: set or unset MLFLOW_TRACKING_URI"
+    return None
+
+
+def _remove(run: Run, num_bytes: int) -> None:
+    """Remove the checkpoints and models of a run that nobody is at work on.
+
+    Raises:
+        UserError: somebody is.
+        OSError: it cannot be written.
+    """
+    folder = config.project_root() / run.folder
+    with lock(run.key or run.run_id, f"run {run.run_id}"):
+        if load(run.folder) != run:
+            raise UserError("it was resumed just now")
+        catalogue.forget(run.folder)
+        begun = _begun(run)
+        if not begun:
+            now = datetime.now(UTC).isoformat(timespec="seconds")
+            records.save(Pruned(at=now, num_bytes=num_bytes), folder / PRUNED)
+        try:
+            for part in PARTS:
+                shutil.rmtree(folder / f"{ASIDE}{part}", ignore_errors=True)
+                if (folder / part).exists():
+                    (folder / part).rename(folder / f"{ASIDE}{part}")
+                    begun = True
+        except OSError:
+            if not begun:  # Nothing has gone.
+                (folder / PRUNED).unlink()
+            raise
+        for part in PARTS:
+            if (folder / f"{ASIDE}{part}").exists():
+                shutil.rmtree(folder / f"{ASIDE}{part}")
+        catalogue.forget(run.folder)
