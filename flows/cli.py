@@ -179,6 +179,28 @@ for one in (
 
 
 @app.command()
+def trace(
+    reference: Annotated[
+        str,
+        typer.Argument(
+            metavar="X",
+            help="A version of a model (NAME@ALIAS, NAME/3); a run, a flow run, a data version or a commit, by its id "
+            "or the first letters of it; a dataset; or the path of a checkpoint, prepared data, a report or an export.",
+        ),
+    ],
+    json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Tell what something was made of, and what was made of it: from the source of the data to the model's versions."""
+    with command(debug):
+        from flows import run_tables
+        from tasks import provenance
+
+        found = provenance.trace(reference)
+        print(found.model_dump_json()) if json else run_tables.print_provenance(found)
+
+
+@app.command()
 def reconcile(json: Json = False, debug: Debug = False) -> None:
     """End the runs of killed processes in MLflow, Prefect and mlruns/, and deliver what MLflow was not told."""
     with command(debug):

@@ -1,17 +1,25 @@
-"""What `stratagem runs` prints for a person: tables that fit 80 columns."""
+"""What `stratagem runs` and `stratagem trace` print for a person: tables that fit 80 columns."""
 
+import re
 from collections.abc import Iterable, Mapping
 from datetime import datetime
 
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
+from rich.tree import Tree
 
 from tasks.errors import cut
-from tasks.records import Pruning, RunDetails, RunDifference, RunLine, RunList
+from tasks.records import Link, Provenance, Pruning, RunDetails, RunDifference, RunLine, RunList
 
 SHORT = 8
 """Letters of an id; `runs show` takes as few as no other run begins with."""
 MAX_LEFT = 10
+MAX_LINKS = 30
+DIGESTS = ("code", "settings")
+# Facts that need no name of their own.
+PLAIN = ("status", "dataset", "model", "strategy", "aliases", "subject", "state")
+DIGEST = re.compile(r"[0-9a-f]{32,64}")
 
 
 def print_runs(found: RunList, metric: str | None) -> None:
@@ -119,8 +127,8 @@ def print_details(found: RunDetails) -> None:
         print("\nsettings that params.yaml has otherwise now")
         _print_columns(("", "the run", "params.yaml"), found.settings)
     print(f"\n{found.folder}: {size(line.bytes)}" + (", pruned" if line.pruned else ""))
-    _print_rows({f"  {one.path.removeprefix(found.folder + '/')}": size(one.bytes) for one in found.checkpoints})
-    _print_rows({f"  {one.path.removeprefix(found.folder + '/')}": size(one.bytes) for one in found.models})
+    kept = (*found.checkpoints, *found.models)
+    _print_rows({f"  {one.path.removeprefix(found.folder + '/')}": size(one.bytes) for one in kept})
 
 
 def print_difference(found: RunDifference) -> None:
@@ -154,6 +162,39 @@ def print_pruning(done: Pruning) -> None:
     print(f"{size(done.bytes_left)} {'would be' if done.dry_run and done.pruned else 'are'} left in mlruns/runs")
 
 
+def print_provenance(found: Provenance) -> None:
+    """Print a chain as a tree: what a thing was made of, and what was made of it."""
+    link = found.link
+    root = Tree(_label(link, whole=True), guide_style="none", highlight=False)
+    for title, links in (("made of", link.up), ("made of it", link.down)):
+        if links:
+            _grow(root.add(title), links)
+    Console(highlight=False, markup=False).print(root)
+    if found.registry is not None:
+        print(f"Versions and aliases are as the runs' records have them: {found.registry}")
+
+
+def _grow(branch: Tree, links: Iterable[Link]) -> None:
+    """Add links to a branch, each with what it was made of, or what was made of it."""
+    for number, link in enumerate(links):
+        if number == MAX_LINKS:
+            branch.add(Text("and more: --json has all"))
+            return
+        _grow(branch.add(_label(link)), (*link.up, *link.down))
+
+
+def _label(link: Link, whole: bool = False) -> Text:
+    """Return what a tree says of a thing; digests in it whole, or as many letters of them as tell them apart."""
+    name = link.name if whole else _short(link.name) if link.kind in DIGESTS else link.name
+    facts = (text if what in PLAIN else f"{what} {_short(text)}" for what, text in link.facts.items())
+    said = ", ".join(facts)
+    return Text.assemble((f"{link.kind} {name}", "bold"), f"\n{said}" if said else "", overflow="fold")
+
+
+def _short(text: str) -> str:
+    return text[:12] if DIGEST.fullmatch(text) else text
+
+
 def size(num_bytes: int) -> str:
     """Return a number of bytes as a person reads it.
 
@@ -180,7 +221,9 @@ def _print_columns(headings: tuple[str, str, str], rows: Mapping[str, tuple[obje
 def _text(value: object) -> str:
     if value is None:
         return "-"
-    return f"{value:.6g}" if isinstance(value, float) else cut(str(value))
+    if isinstance(value, float):
+        return f"{value:.6g}"
+    return cut(_short(str(value)))
 
 
 def _print_rows(rows: Mapping[str, str]) -> None:

@@ -18,6 +18,7 @@ from tasks.runs import catalogue
 
 if TYPE_CHECKING:
     import numpy as np
+    import pygit2
 
 
 def collect(settings: config.Settings, data_version: str | None) -> records.Lineage:
@@ -42,16 +43,12 @@ def git_state(folder: Path) -> tuple[str | None, bool | None]:
 
     (None, None) outside of a git checkout; the commit is None before the first one.
     """
-    # Here and not above: 0.1 s that `stratagem --help` need not wait for.
     import pygit2
 
-    # Reading runs nothing of the repository's, and a checkout that another user owns is normal in a container.
-    pygit2.option(pygit2.enums.Option.SET_OWNER_VALIDATION, False)
     try:
-        found = pygit2.discover_repository(str(folder))
-        if found is None:
+        repository = _repository(folder)
+        if repository is None:
             return None, None
-        repository = pygit2.Repository(found)
         commit = None if repository.head_is_unborn else str(repository.head.target)
         return commit, bool(repository.status(untracked_files="normal"))
     except pygit2.GitError:
@@ -68,14 +65,12 @@ def file_at(commit: str, path: str, folder: Path) -> str | None:
     Raises:
         UserError: there is no such commit, or no repository.
     """
-    import pygit2  # As above.
+    import pygit2
 
-    pygit2.option(pygit2.enums.Option.SET_OWNER_VALIDATION, False)
     try:
-        found = pygit2.discover_repository(str(folder))
-        if found is None:
+        repository = _repository(folder)
+        if repository is None:
             raise UserError(f"'{commit}': {folder} is under no version control, so it has no commits")
-        repository = pygit2.Repository(found)
         tree = repository.revparse_single(commit).peel(pygit2.Tree)
     except (pygit2.GitError, KeyError, ValueError):
         raise UserError(f"'{commit}' is no commit, branch or tag here: `git log --oneline` lists the commits") from None
@@ -84,6 +79,47 @@ def file_at(commit: str, path: str, folder: Path) -> str | None:
         return None
     blob = tree[place]
     return blob.data.decode() if isinstance(blob, pygit2.Blob) else None
+
+
+def commit_of(name: str, folder: Path) -> str | None:
+    """Return the hash of what git takes for a commit: a hash or the first letters of one, a branch, a tag, ``HEAD~1``;
+    None where there is none."""
+    import pygit2
+
+    try:
+        repository = _repository(folder)
+        return str(repository.revparse_single(name).peel(pygit2.Commit).id) if repository is not None else None
+    except (pygit2.GitError, KeyError, ValueError):
+        return None
+
+
+def subject(commit: str, folder: Path) -> str | None:
+    """Return the first line of a commit's message; None where it is not in this repository."""
+    import pygit2
+
+    try:
+        repository = _repository(folder)
+        if repository is None:
+            return None
+        message: str = repository.revparse_single(commit).peel(pygit2.Commit).message
+        return message.partition("\n")[0]
+    except (pygit2.GitError, KeyError, ValueError):
+        return None
+
+
+def _repository(folder: Path) -> "pygit2.Repository | None":
+    """Return the repository that a folder is in.
+
+    Raises:
+        pygit2.GitError: it cannot be read.
+    """
+    # Here and not above: 0.1 s that `stratagem --help` need not wait for.
+    import pygit2
+
+    # Reading runs nothing of the repository's, and a checkout that another user owns is normal in a container.
+    pygit2.option(pygit2.enums.Option.SET_OWNER_VALIDATION, False)
+    found = pygit2.discover_repository(str(folder))
+    return pygit2.Repository(found) if found is not None else None
 
 
 def code_digest(*own: str, initial: str | None = None) -> str:

@@ -16,6 +16,7 @@ from tasks.records.data import (
     as_input,
 )
 from tasks.records.overview import Kept, PrunedRun, Pruning, RunDetails, RunDifference, RunLine, RunList
+from tasks.records.provenance import Link, Provenance
 from tasks.records.record import Name, Place, R, Record, load, save
 from tasks.records.results import (
     ClassMetrics,

@@ -1,0 +1,182 @@
+"""What hangs together: a run with what it was made of and what was made of it, and the versions of models."""
+
+import contextlib
+from collections.abc import Iterable
+from pathlib import Path
+
+from tasks import config, lineage, records
+from tasks.errors import UserError
+from tasks.provenance.data_links import data_link
+from tasks.provenance.known import Known
+from tasks.records import EvaluationResult, ExportedModel, Link, ModelVersion
+from tasks.runs.catalogue import Entry
+from tasks.runs.listing import line_of
+
+
+def of_run(entry: Entry, known: Known, down: bool = True) -> Link:
+    """Return a run with what it was made of, and, with ``down``, with what was made of it."""
+    up = [_commit(entry), Link(kind="code", name=str(entry.code_digest)), _settings(entry)]
+    if entry.data_version is not None:
+        up.append(data_link(entry.dataset or "", entry.data_version, entry.git_commit))
+    if entry.parent_run_id is not None:
+        up.append(Link(kind="comparison", name=entry.parent_run_id))
+    made = _made(entry, known) if down else ()
+    return Link(kind="run", name=str(entry.run_id), facts=_facts(entry), up=tuple(up), down=made)
+
+
+def of_runs(entries: Iterable[Entry], known: Known) -> tuple[Link, ...]:
+    """Return runs with the versions that were made of each."""
+    return tuple(
+        Link(
+            kind="run",
+            name=str(entry.run_id),
+            facts=_facts(entry),
+            down=tuple(map(_version, known.versions_of(str(entry.run_id)))),
+        )
+        for entry in entries
+    )
+
+
+def of_version(version: ModelVersion, known: Known) -> Link:
+    """Return a version of a model with the checkpoint and the run that it was made of, and its exports."""
+    entry = known.runs.get(version.run_id or "")
+    if entry is None:
+        said = version.run_id or "MLflow does not say which"
+        up: tuple[Link, ...] = (Link(kind="run", name=said, facts={"state": "not in mlruns/"}),)
+        return _version(version).model_copy(update={"up": up})
+    up = (of_run(entry, known, down=False),)
+    if (checkpoint := version.tags.get("checkpoint")) is not None:
+        up = (_checkpoint(checkpoint, up),)
+    exports = _exports(entry, version.tags.get("model_digest"))
+    return _version(version).model_copy(update={"up": up, "down": exports})
+
+
+def of_checkpoint(entry: Entry, step: str, known: Known) -> Link:
+    """Return a checkpoint with its run, and with the evaluation and the versions that were made of it."""
+    place = f"{entry.folder}/checkpoints/{step}"
+    made = [link for link in _made(entry, known) if link.facts.get("checkpoint") == place]
+    versions = known.versions_of(str(entry.run_id))
+    made += [_version(one) for one in versions if one.tags.get("checkpoint") == place]
+    unique = {(link.kind, link.name): link for link in made}
+    return _checkpoint(place, (of_run(entry, known, down=False),)).model_copy(update={"down": tuple(unique.values())})
+
+
+def of_export(made: ExportedModel, place: str, known: Known) -> Link:
+    """Return an export with the version, if there is one, and the run that it was made of."""
+    versions = [one for one in known.versions if one.tags.get("model_digest") == made.model_digest]
+    if versions:
+        up = tuple(of_version(one, known).model_copy(update={"down": ()}) for one in versions)
+    elif (entry := known.runs.get(made.run_id)) is not None:
+        up = (_checkpoint(made.checkpoint, (of_run(entry, known, down=False),)),)
+    else:
+        said = {"state": "not in mlruns/", "data version": str(made.data_version), "git commit": str(made.git_commit)}
+        up = (Link(kind="run", name=made.run_id, facts=said),)
+    return _export(made, place).model_copy(update={"up": up})
+
+
+def of_commit(commit: str, known: Known) -> Link:
+    """Return a commit with all runs of it."""
+    found = [entry for entry in known.runs.values() if entry.git_commit == commit]
+    return Link(kind="git commit", name=commit, facts=_subject(commit), down=of_runs(found, known))
+
+
+def of_data(version: str, known: Known, name: str = "") -> Link:
+    """Return a data version with its source, and with all runs on it."""
+    found = [entry for entry in known.runs.values() if entry.data_version == version]
+    commit = next((entry.git_commit for entry in found if entry.git_commit), None)
+    dataset = name or next((entry.dataset for entry in found if entry.dataset), "")
+    return data_link(dataset, version, commit, of_runs(found, known))
+
+
+def of_group(kind: str, name: str, entries: Iterable[Entry], known: Known) -> Link:
+    """Return a flow run, or a comparison, with all runs that belong to it."""
+    found = list(entries)
+    if kind == "flow run" and len(found) == 1:
+        return Link(kind=kind, name=name, down=(of_run(found[0], known),))
+    return Link(kind=kind, name=name, down=of_runs(found, known))
+
+
+def _facts(entry: Entry) -> dict[str, str]:
+    line = line_of(entry)
+    facts = {
+        "status": line.status or "begun",
+        "dataset": line.dataset,
+        "model": line.model,
+        "strategy": f"{line.strategy} {line.loop}",
+    }
+    if line.headline is not None:
+        facts[line.headline] = f"{line.metrics[line.headline]:.4f}"
+    if entry.flow_run_id is not None:
+        facts["flow run"] = entry.flow_run_id
+    return facts | ({"state": "pruned"} if line.pruned else {})
+
+
+def _commit(entry: Entry) -> Link:
+    if entry.git_commit is None:
+        return Link(kind="git commit", name="none")
+    run = _run_record(entry)
+    dirty = run is not None and run.lineage.git_dirty
+    changed = {"state": "with changes that are in no commit"} if dirty else {}
+    return Link(kind="git commit", name=entry.git_commit, facts=_subject(entry.git_commit) | changed)
+
+
+def _subject(commit: str) -> dict[str, str]:
+    subject = lineage.subject(commit, config.project_root())
+    return {"subject": subject} if subject is not None else {"subject": "not in this repository"}
+
+
+def _settings(entry: Entry) -> Link:
+    return Link(kind="settings", name=str(entry.settings_digest), facts={"in": f"{entry.folder}/records/run.json"})
+
+
+def _run_record(entry: Entry) -> records.Run | None:
+    with contextlib.suppress(UserError):
+        return records.load(records.Run, config.project_root() / entry.folder / "records" / "run.json")
+    return None
+
+
+def _made(entry: Entry, known: Known) -> tuple[Link, ...]:
+    """Return what was made of a run: checkpoints, an evaluation, models, versions, exports."""
+    folder = config.project_root() / entry.folder
+    made = [_checkpoint(f"{entry.folder}/checkpoints/{step}") for step in _steps(folder / "checkpoints")]
+    with contextlib.suppress(UserError):
+        evaluated = records.load(EvaluationResult, folder / "records" / "evaluation.json")
+        figures = {name: f"{value:.4f}" for name, value in evaluated.metrics.items()}
+        place = f"{entry.folder}/records/evaluation.json"
+        made.append(Link(kind="evaluation", name=place, facts={"checkpoint": evaluated.checkpoint, **figures}))
+    models = sorted(path.name for path in (folder / "models").glob("[!.]*.keras"))
+    made += [Link(kind="model", name=f"{entry.folder}/models/{name}") for name in models]
+    made += map(_version, known.versions_of(str(entry.run_id)))
+    return (*made, *_exports(entry, None))
+
+
+def _steps(folder: Path) -> list[str]:
+    """Return the steps of the checkpoints in a folder."""
+    return sorted((path.name for path in folder.glob("[0-9]*") if path.name.isdigit()), key=int)
+
+
+def _checkpoint(place: str, up: tuple[Link, ...] = ()) -> Link:
+    there = (config.project_root() / place / "state.json").exists()
+    return Link(kind="checkpoint", name=place, facts={} if there else {"state": "not in mlruns/"}, up=up)
+
+
+def _version(version: ModelVersion) -> Link:
+    facts = {"aliases": " ".join(f"@{alias}" for alias in version.aliases)} if version.aliases else {}
+    shown = {key: text for key, text in version.tags.items() if key in ("checkpoint", "weights_digest") or "/" in key}
+    return Link(kind="model version", name=f"{version.name}/{version.version}", facts=facts | shown)
+
+
+def _exports(entry: Entry, model_digest: str | None) -> tuple[Link, ...]:
+    """Return the exports in a run's folder; of one model alone, if one is named."""
+    found = []
+    for path in sorted((config.project_root() / entry.folder / "exports").glob("*/export.json")):
+        with contextlib.suppress(UserError):
+            made = records.load(ExportedModel, path)
+            if model_digest in (None, made.model_digest):
+                found.append(_export(made, f"{entry.folder}/exports/{path.parent.name}"))
+    return tuple(found)
+
+
+def _export(made: ExportedModel, place: str) -> Link:
+    facts = {"format": made.format, "checkpoint": made.checkpoint, "weights_digest": made.weights_digest}
+    return Link(kind="export", name=place, facts=facts)
