@@ -122,5 +122,5 @@ def prune(
         before = runs.moment(older_than, "--older-than") if older_than is not None else None
         selection = runs.Selection(keep_last, before, not_registered, dataset, unfinished)
         selection.check()
-        done = runs.prune(selection, pipeline.registered_versions(), dry_run)
+        done = runs.prune(selection, pipeline.registered_versions, dry_run)
         print(done.model_dump_json()) if json else run_tables.print_pruning(done)

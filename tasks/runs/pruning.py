@@ -8,7 +8,7 @@ import contextlib
 import os
 import pwd
 import shutil
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -56,7 +56,7 @@ class Selection:
             )
 
 
-def prune(selection: Selection, versions: Iterable[ModelVersion], dry_run: bool) -> Pruning:
+def prune(selection: Selection, ask: Callable[[], list[ModelVersion]], dry_run: bool) -> Pruning:
     """Remove the checkpoints and models of the runs that are chosen, and of those whose pruning was killed.
 
     Runs of which a version was made, at work, of another user, project or store, and what lies behind a link, are left
@@ -64,14 +64,16 @@ def prune(selection: Selection, versions: Iterable[ModelVersion], dry_run: bool)
 
     Args:
         selection: which.
-        versions: all that there are in MLflow's registry.
+        ask: returns all versions that there are in MLflow's registry.
         dry_run: remove nothing.
 
     Raises:
         UserError: nothing says which, or there is no such dataset.
     """
     selection.check()
-    needed = _needed(versions)
+    # A run that gets a version after the registry was asked has another one then.
+    before = {entry.folder: entry.model_version for entry in all_entries()}
+    needed = _needed(ask())
     pruned: list[PrunedRun] = []
     left: dict[str, str] = {}
     for entry, line, chosen in _chosen(selection, needed):
@@ -83,7 +85,7 @@ def prune(selection: Selection, versions: Iterable[ModelVersion], dry_run: bool)
         why = _why_left(run, line, needed, selection.unfinished)
         if why is None and not dry_run:
             try:
-                _remove(run, taken)
+                _remove(run, taken, before.get(entry.folder))
             except (UserError, OSError) as error:
                 why = str(error)
         if why is not None:
@@ -101,7 +103,7 @@ def prune(selection: Selection, versions: Iterable[ModelVersion], dry_run: bool)
     )
 
 
-def _needed(versions: Iterable[ModelVersion]) -> dict[str, str]:
+def _needed(versions: list[ModelVersion]) -> dict[str, str]:
     """Return which runs a version needs, and which one, with its aliases."""
     named = {
         f"{one.name}/{one.version}": " ".join([f"{one.name}/{one.version}", *(f"@{alias}" for alias in one.aliases)])
@@ -166,17 +168,19 @@ def _why_left(run: Run, line: RunLine, needed: dict[str, str], unfinished: bool)
     return None
 
 
-def _remove(run: Run, num_bytes: int) -> None:
-    """Remove the checkpoints and models of a run that nobody is at work on.
+def _remove(run: Run, num_bytes: int, version: str | None) -> None:
+    """Remove the checkpoints and models of a run that nobody is at work on, and whose version is still this one.
 
     Raises:
-        UserError: somebody is.
+        UserError: somebody is, or it is another one.
         OSError: it cannot be written.
     """
     folder = config.project_root() / run.folder
     with lock(run.key or run.run_id, f"run {run.run_id}"):
         if load(run.folder) != run:
             raise UserError("it was resumed just now")
+        if catalogue.ask("folder = ?", run.folder)[0].model_version != version:
+            raise UserError("it was registered just now")
         catalogue.forget(run.folder)
         begun = _begun(run)
         if not begun:

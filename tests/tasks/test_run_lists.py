@@ -1,0 +1,236 @@
+"""Runs in a list, one by itself, and two side by side: of records, without a training."""
+
+import json
+import shutil
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+
+from tasks import records, runs
+from tasks.errors import UserError
+from tests.tasks.written_runs import run_id_of, write_results, write_run
+
+ALL = runs.Choice()
+
+
+def listed(choice=ALL, **how):
+    """Return the numbers of the runs in a list."""
+    return [int(line.run_id[:4], 16) for line in runs.list_runs(choice, **how).runs]
+
+
+def test_no_run_is_a_list_of_none(project):
+    found = runs.list_runs(ALL)
+    assert (found.runs, found.num_runs, found.bytes, found.unreadable) == ((), 0, 0, {})
+    with pytest.raises(UserError, match="unknown --dataset 'digits': there is no run yet"):
+        runs.list_runs(runs.Choice(dataset="digits"))
+    with pytest.raises(UserError, match="there is no run in mlruns/: train one first"):
+        runs.resolve("latest")
+
+
+@pytest.fixture
+def three(project):
+    """A run with a version, one under another strategy that failed, and one on other data that was not evaluated."""
+    for number, status, overrides, results in (
+        (1, "FINISHED", {}, {"version": "7", "accuracy": 0.9, "loss": 0.3}),
+        (2, "FAILED", {"strategy.kind": "mirrored", "strategy.devices": 2, "train.loop": "custom"},
+         {"accuracy": 0.8, "loss": float("nan")}),
+        (3, "KILLED", {"dataset.name": "noise"}, {}),
+    ):  # fmt: skip
+        write_results(write_run(number, status, overrides), **results)
+
+
+# Each: which runs are chosen, how they are sorted, and which come of it.
+CHOICES = [
+    ({}, {}, [3, 2, 1]),
+    ({}, {"limit": 2}, [3, 2]),
+    ({"dataset": "digits"}, {}, [2, 1]),
+    ({"dataset": "noise"}, {}, [3]),
+    ({"strategy": "mirrored"}, {}, [2]),
+    ({"strategy": "tpu"}, {}, []),
+    ({"status": "killed"}, {}, [3]),
+    ({"status": "running"}, {}, []),
+    ({"since": 2 * 3600}, {}, [3, 2]),
+    ({"since": 2 * 3600 + 1}, {}, [3]),
+    ({"dataset": "digits", "status": "finished"}, {}, [1]),
+    ({}, {"sort": "test/accuracy"}, [1, 2, 3]),
+    ({}, {"sort": "test/accuracy", "lowest_first": True}, [2, 1, 3]),
+    # What is no number comes last, whichever come first.
+    ({}, {"sort": "test/loss", "lowest_first": True}, [1, 3, 2]),
+    ({}, {"sort": "test/loss"}, [1, 3, 2]),
+    ({}, {"sort": "examples_per_second"}, [3, 2, 1]),
+    ({}, {"sort": "bytes", "limit": 1}, [1]),
+]
+
+
+def test_runs_are_chosen_and_sorted(three):
+    for choice, how, numbers in CHOICES:
+        since = choice.get("since")
+        chosen = runs.Choice(**choice | {"since": since and datetime.fromtimestamp(since, UTC)})
+        assert listed(chosen, **how) == numbers, (choice, how)
+        assert runs.list_runs(chosen, **how).num_runs == 3
+
+
+# Each: what is asked for, and the message.
+UNKNOWN = [
+    ({"dataset": "digit"}, {}, "unknown --dataset 'digit': did you mean 'digits'.* Allowed: digits, noise"),
+    ({"strategy": "miror"}, {}, "unknown --strategy 'miror': did you mean 'mirrored'"),
+    ({"status": "done"}, {}, "unknown --status 'done': Allowed: crashed, failed, finished, killed, running"),
+    ({}, {"sort": "test/acuracy"}, "unknown --sort 'test/acuracy': did you mean 'test/accuracy'.* Allowed: bytes"),
+]
+
+
+def test_what_no_run_has_is_refused(three):
+    for choice, how, message in UNKNOWN:
+        with pytest.raises(UserError, match=message):
+            runs.list_runs(runs.Choice(**choice), **how)
+
+
+def test_a_line_says_what_came_of_a_run(three):
+    line = runs.list_runs(runs.Choice(dataset="digits", status="finished")).runs[0]
+    assert (line.model, line.strategy, line.loop, line.model_version) == (
+        "convnet2", "one_device", "fit", "digits-convnet2/7"
+    )  # fmt: skip
+    assert (line.headline, line.metrics) == ("test/accuracy", {"test/accuracy": 0.9, "test/loss": 0.3})
+    assert (line.examples_per_second, line.began) == (5001.0, "1970-01-01T01:00:00+00:00")
+    assert line.ended is not None
+    found = runs.list_runs(ALL)
+    assert (found.checkpoint_bytes, found.model_bytes) == (3 * 2004, 3 * 2000)
+    on_disk = sum(path.stat().st_size for path in Path("mlruns/runs").rglob("*") if path.is_file())
+    assert found.bytes == on_disk == sum(line.bytes for line in found.runs)
+
+
+def test_what_a_stage_leaves_after_the_end_of_a_run_is_seen(three):
+    assert runs.list_runs(runs.Choice(dataset="noise")).runs[0].metrics == {}
+    write_results(runs.find(run_id_of(3)), version="8", mae=2.5)
+    line = runs.list_runs(runs.Choice(dataset="noise")).runs[0]
+    assert (line.headline, line.metrics, line.model_version) == ("test/mae", {"test/mae": 2.5}, "digits-convnet2/8")
+
+
+def test_a_run_whose_process_died_is_crashed_and_one_at_work_is_running(project):
+    run = write_run(1, "RUNNING")
+    away = write_run(2, "RUNNING", host="elsewhere")
+    with runs.hold(run.key, "a training"):
+        assert [line.status for line in runs.list_runs(ALL).runs] == ["running", "running"]
+    lines = runs.list_runs(ALL).runs
+    assert {line.run_id: line.status for line in lines} == {run.run_id: "crashed", away.run_id: "running"}
+    assert [line.ended for line in lines] == [None, None]
+
+
+@pytest.mark.parametrize(
+    ("file", "content", "is_listed"),
+    [
+        ("records/run.json", "{", False),
+        ("records/run.json", '{"settings": 5}', False),
+        ("records/evaluation.json", "[]", True),
+        ("records/training.json", "", True),
+        ("summary.json", '{"metrics": 5}', True),
+        ("status.json", "{", True),
+        ("records/pruned.json", "{", True),
+    ],
+)
+def test_a_damaged_record_hides_no_other_run(three, file, content, is_listed):
+    path = Path("mlruns/runs", run_id_of(2), file)
+    path.write_text(content)
+    runs.forget(f"mlruns/runs/{run_id_of(2)}")
+    assert listed() == ([3, 2, 1] if is_listed else [3, 1])
+    problems = runs.list_runs(ALL).unreadable
+    assert (file.split("/")[-1] in problems.get(f"mlruns/runs/{run_id_of(2)}", "")) is ("pruned" not in file)
+
+
+@pytest.mark.parametrize("settings", [{"dataset": 5}, {"dataset": {"name": "digits"}, "model": 5}, {}])
+def test_settings_that_are_none_are_a_damaged_record(three, settings):
+    path = Path("mlruns/runs", run_id_of(2), "records", "run.json")
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"settings": settings}))
+    runs.forget(f"mlruns/runs/{run_id_of(2)}")
+    assert listed() == [3, 1]
+
+
+def test_a_copy_of_a_run_in_another_folder_is_no_run(three):
+    shutil.copytree(Path("mlruns/runs", run_id_of(1)), "mlruns/runs/copy")
+    found = runs.list_runs(ALL)
+    assert listed() == [3, 2, 1]
+    assert found.unreadable.keys() == {"mlruns/runs/copy"}
+    assert f"run.json is of mlruns/runs/{run_id_of(1)}: a copy" in found.unreadable["mlruns/runs/copy"]
+
+
+def test_a_run_is_named_by_the_beginning_of_its_id(three):
+    write_run(0x1000)
+    assert runs.resolve("latest").run_id == run_id_of(0x1000)
+    assert runs.resolve("0003").run_id == run_id_of(3)
+    assert runs.resolve(run_id_of(2)).run_id == run_id_of(2)
+    with pytest.raises(UserError, match=f"run '000': 3 runs begin so: {run_id_of(1)}, .*Give more of it"):
+        runs.resolve("000")
+    for name in ("", "..", "../x", "%", "0_03", f"mlruns/runs/{run_id_of(1)}", "f" * 32, "f" * 33):
+        with pytest.raises(UserError, match=r"unknown run '.*the newest runs: "):
+            runs.resolve(name)
+
+
+@pytest.mark.parametrize(
+    ("text", "ago"),
+    [("30m", {"minutes": 30}), ("12h", {"hours": 12}), ("7d", {"days": 7}), ("4w", {"weeks": 4}), ("0d", {})],
+)
+def test_a_time_is_how_long_ago(text, ago):
+    before = datetime.now(UTC)
+    assert before <= runs.moment(text, "--since") + timedelta(**ago) <= datetime.now(UTC)
+
+
+@pytest.mark.parametrize("text", ["2026-11-20", "2026-11-20T18:30"])
+def test_a_time_is_a_day_or_a_time_of_it_here(text):
+    assert f"{runs.moment(text, '--since').astimezone():%Y-%m-%dT%H:%M}".startswith(text)
+
+
+@pytest.mark.parametrize("text", ["", "7", "d", "-7d", "7y", "1.5d", "999999w", "2026-13-01", "yesterday", "x" * 999])
+def test_what_is_no_time_is_refused(text):
+    with pytest.raises(UserError, match=r"--since = '.*' is no time: give a day such as 2026-11-20"):
+        runs.moment(text, "--since")
+
+
+def test_a_run_is_shown_with_all_that_its_records_say(three):
+    shown = runs.show(runs.find(run_id_of(1)))
+    assert (shown.epochs, shown.steps, shown.weights_digest, shown.checkpoint) == (
+        2, 82, "1", f"mlruns/runs/{run_id_of(1)}/checkpoints/82"
+    )  # fmt: skip
+    assert (shown.run.model_version, shown.aliases, shown.settings) == ("digits-convnet2/7", ("challenger",), {})
+    assert [(one.path.split("/")[-1], one.bytes) for one in (*shown.checkpoints, *shown.models)] == [
+        ("41", 1002), ("82", 1002), ("best.keras", 1000), ("final.keras", 1000)
+    ]  # fmt: skip
+    other = runs.show(runs.find(run_id_of(2)))
+    assert other.reason == "some reason"
+    # Keys of another kind of a section are told, too.
+    changed = ("strategy.kind", "strategy.devices", "train.loop")
+    assert [other.settings[key] for key in changed] == [("mirrored", "one_device"), (2, None), ("custom", "fit")]
+    bare = runs.show(runs.find(run_id_of(3)))
+    assert (bare.checkpoint, bare.run.model_version, bare.aliases, bare.seconds) == (None, None, (), {})
+
+
+def test_two_runs_differ_in_settings_data_code_metrics_and_speed(three):
+    write_results(write_run(4, code_digest="other", data_version="f" * 32, overrides={"train.epochs": 3}), accuracy=0.7)
+    first, second = runs.find(run_id_of(1)), runs.find(run_id_of(4))
+    assert runs.compare(first, first).differences == {}
+    found = runs.compare(first, second)
+    assert (found.first, found.second) == (first.run_id, second.run_id)
+    assert found.differences == {
+        "train.epochs": (15, 3),
+        "data version": ("d" * 32, "f" * 32),
+        "code": ("c0de", "other"),
+        "test/accuracy": (0.9, 0.7),
+        "test/loss": (0.3, None),
+        "examples/s": (5001.0, 5004.0),
+        "weights": ("1", "4"),
+        "model version": ("digits-convnet2/7", None),
+    }
+
+
+def test_the_record_of_before_is_listed(three):
+    """A run of an older version has neither the time of its start nor all sections."""
+    path = Path("mlruns/runs", run_id_of(1), "records", "run.json")
+    before = json.loads(path.read_text())
+    for name in ("start_time", "project", "store", "boot"):
+        del before[name]
+    path.write_text(json.dumps(before | {"settings": {"dataset": {"name": "digits"}}}))
+    runs.forget(f"mlruns/runs/{run_id_of(1)}")
+    line = runs.list_runs(runs.Choice(dataset="digits")).runs[-1]
+    assert (line.model, line.strategy, line.metrics["test/accuracy"]) == ("", "", 0.9)
+    assert line.began[:4] == str(datetime.now(UTC).year)
+    assert runs.show(records.load(records.Run, path)).run == line
