@@ -30,8 +30,7 @@ def print_runs(found: RunList, metric: str | None) -> None:
         metric: the one that they are sorted by; None is the headline of each one's task.
     """
     if not found.runs:
-        none = f"None of the {found.num_runs:,} runs in mlruns/ is so." if found.num_runs else "There is no run yet."
-        print(none)
+        print("No run in mlruns/ is so." if found.num_runs else "There is no run yet.")
     else:
         _print_lines(found.runs, metric)
         print()
@@ -41,7 +40,7 @@ def print_runs(found: RunList, metric: str | None) -> None:
         kept = f"checkpoints {size(found.checkpoint_bytes)}, models {size(found.model_bytes)}"
         print(f"{found.num_runs:,} runs take {size(found.bytes)}: {kept}")
     for folder, problem in list(found.unreadable.items())[:MAX_LEFT]:
-        print(f"{folder}: {problem}")
+        _print(f"{folder}: {problem}")
 
 
 def _print_lines(lines: Iterable[RunLine], metric: str | None) -> None:
@@ -134,7 +133,7 @@ def print_details(found: RunDetails) -> None:
 def print_difference(found: RunDifference) -> None:
     """Print what differs between two runs, a line each."""
     if not found.differences:
-        print(f"{found.first} and {found.second} do not differ")
+        print(f"{found.first[:SHORT]} and {found.second[:SHORT]} do not differ")
         return
     _print_columns(("", found.first[:SHORT], found.second[:SHORT]), found.differences)
 
@@ -149,7 +148,7 @@ def print_pruning(done: Pruning) -> None:
     if done.pruned:
         _print(table)
     for run_id, why in list(done.left.items())[:MAX_LEFT]:
-        print(f"left alone: {run_id[:SHORT]}, {why}")
+        _print(f"left alone: {run_id[:SHORT]}, {why}")
     if (more := len(done.left) - MAX_LEFT) > 0:
         print(f"left alone: {more:,} more (--json names all)")
     what = (
@@ -169,9 +168,9 @@ def print_provenance(found: Provenance) -> None:
     for title, links in (("made of", link.up), ("made of it", link.down)):
         if links:
             _grow(root.add(title), links)
-    Console(highlight=False, markup=False).print(root)
+    _print(root)
     if found.registry is not None:
-        print(f"Versions and aliases are as the runs' records have them: {found.registry}")
+        _print(f"Versions and aliases are as the runs' records have them: {found.registry}")
 
 
 def _grow(branch: Tree, links: Iterable[Link]) -> None:
@@ -235,5 +234,5 @@ def _print_rows(rows: Mapping[str, str]) -> None:
     _print(table)
 
 
-def _print(table: Table) -> None:
-    Console(highlight=False, markup=False).print(table)
+def _print(what: Table | Tree | str) -> None:
+    Console(highlight=False, markup=False).print(what)

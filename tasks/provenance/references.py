@@ -1,5 +1,6 @@
 """What a person names: a version of a model, a run, a flow run, a checkpoint, data, a commit, or what was exported."""
 
+import contextlib
 import os
 import re
 from pathlib import Path
@@ -90,13 +91,11 @@ def _by_path(text: str, known: Known) -> Link | None:
         return _in_run(entry, parts[3:], path, known)
     if parts[:2] == ("mlruns", "comparisons") and len(parts) > 2:
         return _open("comparison", parts[2], known)
-    if not there:
-        return None
-    if (link := _exported(path, known)) is not None:
+    if there and (link := _exported(path, known)) is not None:
         return link
-    if parts[:1] == ("data",) and len(parts) > 1 and (root / "data" / parts[1]).is_dir():
+    if parts[:1] == ("data",) and len(parts) > 1:
         return _by_dataset(parts[1], known)
-    if "/" in text:
+    if there and "/" in text:
         raise UserError(
             f"{errors.cut(text)} is nothing that stratagem made: it lies in no run, no dataset and no export. Give "
             f"{KINDS}"
@@ -142,7 +141,7 @@ def _by_id(text: str, known: Known) -> Link | None:
             "git commit": entry.git_commit,
         }
         found |= {(kind, one) for kind, one in ids.items() if one is not None and one.startswith(start)}
-    of_today = {version: name for name in _datasets() if (version := lineage.data_version(name)) is not None}
+    of_today = _data_of_today()
     found |= {("data version", version) for version in of_today if version.startswith(start)}
     if not found:
         found = {("run", run_id) for other, run_id in known.mlflow_run_ids().items() if other.startswith(start)}
@@ -177,6 +176,16 @@ def _by_dataset(text: str, known: Known) -> Link | None:
             f"data/{text} is not prepared, so it has no data version: `stratagem prepare --set dataset.name={text}`"
         )
     return links.of_data(version, known, text)
+
+
+def _data_of_today() -> dict[str, str]:
+    """Return the datasets by their data versions as they are now."""
+    found = {}
+    for name in _datasets():
+        with contextlib.suppress(UserError):  # One whose lock is damaged.
+            if (version := lineage.data_version(name)) is not None:
+                found[version] = name
+    return found
 
 
 def _datasets() -> list[str]:
