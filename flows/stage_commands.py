@@ -7,7 +7,12 @@ import typer
 
 from flows.command import NO_SETTINGS, AllowChanges, Debug, Fresh, Json, Recipe, Resume, Set, check_resume, command
 
-RunId = Annotated[str | None, typer.Option("--run", metavar="RUN", help="The run; without it, the newest one.")]
+RunId = Annotated[
+    str | None,
+    typer.Option(
+        "--run", metavar="RUN", help="The run, by its id or the first letters of it; without it, the newest one."
+    ),
+]
 
 
 def download(recipe: Recipe = None, overrides: Set = NO_SETTINGS, json: Json = False, debug: Debug = False) -> None:
@@ -118,7 +123,8 @@ def export(
     run_id: Annotated[
         str,
         typer.Argument(
-            metavar="RUN", help="A run, `latest` for the newest one, or models:/NAME@ALIAS or models:/NAME/VERSION."
+            metavar="RUN",
+            help="A run by its id or the first letters of it; `latest`; models:/NAME@ALIAS or models:/NAME/VERSION.",
         ),
     ],
     format: Annotated[

@@ -126,12 +126,15 @@ def test_what_is_not_run_is_still_there():
 def test_settings_and_options_of_a_command_are_accepted(monkeypatch, command):
     monkeypatch.chdir(ROOT)
     _, name, *arguments = shlex.split(command)
-    given = get_command(cli.app).commands[name].make_context(name, arguments).params
+    called = get_command(cli.app).commands[name]
+    if arguments and (below := getattr(called, "commands", {}).get(arguments[0])):
+        called, arguments = below, arguments[1:]
+    given = called.make_context(name, arguments).params
     if name == "compare":
         pairs, overrides = given["strategies"].split(","), config.read_overrides(given["overrides"])
         planned = plan.plan(pairs, given["loops"].split(","), given["recipe"], overrides)
         assert [pair.reason for pair in planned.pairs if pair.reason] == []
-    elif "overrides" in given:
+    elif "recipe" in given and "overrides" in given:
         config.load(given["recipe"], given["overrides"])
 
 

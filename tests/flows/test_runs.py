@@ -35,11 +35,8 @@ def test_a_run_is_listed_shown_and_traced_without_a_framework(in_finished, run, 
     accuracy = f"{summary['metrics']['test/accuracy']:.4f}"
     row = rf"^{run_id[:8]} .* digits +convnet2 v1 one_device fit finished +{accuracy} +\S+$"
     assert re.search(row, said(do("runs")), re.MULTILINE)
-    assert run_id[:8] in said(
-        do("runs", "--dataset", "digits", "--since", "1d", "--sort", "loss", "--status", "FINISHED")
-    )
-    assert said(do("runs", "--strategy", "mirrored")).startswith("No run in mlruns/ is so.")
-    (line,) = json.loads(do("runs", "--json").stdout)["runs"]
+    assert said(do("runs", "--strategy", "mirrored", "--since", "1d")).startswith("No run in mlruns/ is so.")
+    (line,) = json.loads(do("runs", "--sort", "loss", "--status", "FINISHED", "--json").stdout)["runs"]
     for name in ("run_id", "dataset", "strategy", "loop", "metrics", "examples_per_second", "model_version"):
         assert line[name] == summary[name]
     shown = said(do("runs", "show", run_id[:6]))
@@ -49,16 +46,14 @@ def test_a_run_is_listed_shown_and_traced_without_a_framework(in_finished, run, 
     assert details["weights_digest"] == summary["weights_digest"]
     assert {one["path"] for one in details["checkpoints"]} >= {summary["checkpoint"]}
     assert said(do("runs", "diff", "latest", run_id)) == f"{run_id[:8]} and {run_id[:8]} do not differ\n"
-    name, number = version.split("/")
-    for reference in (f"{name}@challenger", version, f"models:/{name}/{number}", run_id, summary["flow_run_id"],
-                      summary["checkpoint"], summary["data_version"], summary["git_commit"], "data/digits/prepared",
-                      f"mlruns/runs/{run_id}/report/confusion_matrix.png"):  # fmt: skip
-        tree = said(do("trace", reference))
-        assert (run_id in tree, version in tree) == (True, True), tree
-        chain = do("trace", reference, "--json").stdout
-        assert chain.count("\n") == 1
-        assert json.loads(chain)["registry"] is None
-        assert run_id in chain
+    tree = said(do("trace", f"{version.split('/')[0]}@challenger"))
+    for words in (run_id, summary["checkpoint"], summary["data_version"], summary["git_commit"]):
+        assert words in tree
+    chain = do("trace", "data/digits/prepared", "--json").stdout
+    assert chain.count("\n") == 1
+    assert json.loads(chain)["registry"] is None
+    (of_run,) = json.loads(chain)["link"]["down"]
+    assert (of_run["name"], of_run["down"][0]["name"]) == (run_id, version)
     assert "unknown reference 'nosuch': give a version of a model" in refused(do("trace", "nosuch"))
     assert f"unknown run 'nosuch': the newest runs: {run_id}" in refused(do("runs", "show", "nosuch"))
     assert [module for module in HEAVY if imports.of(module)] == []
@@ -88,8 +83,6 @@ def test_a_run_that_a_version_needs_is_pruned_when_that_is_gone(in_finished, run
     assert not (folder / "checkpoints").exists()
     assert json.loads((folder / "summary.json").read_text()) == summary
     words = f"run {summary['run_id']} was pruned on 20"
-    for needs in (["evaluate"], ["register", "--run", summary["run_id"][:6]], ["export", "latest", "--format", "keras"],
-                  ["run", "--set", "train.epochs=2", "--resume", "latest"]):  # fmt: skip
+    for needs in (["evaluate"], ["run", "--set", "train.epochs=2", "--resume", "latest"]):
         assert words in refused(do(*needs)), needs
     assert "finished*" in said(do("runs"))
-    assert "pruned" in said(do("trace", "latest"))

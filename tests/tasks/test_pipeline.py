@@ -114,7 +114,8 @@ def test_the_newest_run_is_that_on_the_same_dataset(project):
 def test_a_run_that_cannot_be_evaluated_is_refused(project, settings):
     run_id = "0123456789abcdef" * 2
     _begin(project, run_id, "digits")
-    with pytest.raises(UserError, match=f"unknown run '{run_id[:-1]}': did you mean '{run_id}'"):
-        pipeline.load_training(settings, run_id[:-1])
-    with pytest.raises(UserError, match=f"{run_id} was not trained to its end: resume it with `stratagem train"):
-        pipeline.load_training(settings, run_id)
+    with pytest.raises(UserError, match=f"unknown run '{run_id[:-1]}0': did you mean '{run_id}'"):
+        pipeline.load_training(settings, f"{run_id[:-1]}0")
+    for name in (run_id, run_id[:6]):
+        with pytest.raises(UserError, match=f"{run_id} was not trained to its end: resume it with `stratagem train"):
+            pipeline.load_training(settings, name)
