@@ -9,6 +9,7 @@ import pytest
 
 from tasks import records, runs
 from tasks.errors import UserError
+from tests.tasks.test_runs import opened
 from tests.tasks.written_runs import run_id_of, write_results, write_run
 
 ALL = runs.Choice()
@@ -105,6 +106,12 @@ def test_what_a_stage_leaves_after_the_end_of_a_run_is_seen(three):
     write_results(runs.find(run_id_of(3)), version="8", mae=2.5)
     line = runs.list_runs(runs.Choice(dataset="noise")).runs[0]
     assert (line.headline, line.metrics, line.model_version) == ("test/mae", {"test/mae": 2.5}, "digits-convnet2/8")
+
+
+def test_runs_that_ended_are_read_once(three):
+    first, names = opened(lambda: runs.list_runs(ALL))
+    assert names != []
+    assert opened(lambda: runs.list_runs(ALL)) == (first, [])
 
 
 def test_a_run_whose_process_died_is_crashed_and_one_at_work_is_running(project):
