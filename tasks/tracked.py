@@ -8,7 +8,7 @@ import sys
 import threading
 from typing import Literal
 
-from tasks import config, lineage, metrics, prepared_data, records, report, runs, tracking
+from tasks import config, files, lineage, metrics, prepared_data, records, report, runs, tracking, uncommitted
 from tasks.evaluate import evaluate as evaluate_stage
 from tasks.input.sources import augmented_examples
 from tasks.records import (
@@ -44,7 +44,19 @@ def start_run(
     run = tracking.start_run(settings, prepared, traced, flow_run_id, parent_run_id)
     if weights:
         initial.save(weights, config.project_root() / run.folder)
+    if traced.git_dirty:
+        _keep_changes(run)
     return run
+
+
+def _keep_changes(run: Run) -> None:
+    """Keep what differs from the commit that the run names, in its folder and in MLflow."""
+    root = config.project_root()
+    if (text := uncommitted.changes(root)) is not None:
+        path = root / run.folder / "records" / "uncommitted.diff"
+        with files.replacing(path) as temporary:
+            temporary.write_text(text, encoding="utf-8")
+        tracking.log_files(run, [path], "source")
 
 
 def start_comparison(

@@ -117,6 +117,8 @@ def _commit(entry: Entry) -> Link:
     run = _run_record(entry)
     dirty = run is not None and run.lineage.git_dirty
     changed = {"state": "with changes that are in no commit"} if dirty else {}
+    if dirty and (config.project_root() / (kept := f"{entry.folder}/records/uncommitted.diff")).exists():
+        changed["in"] = kept
     return Link(kind="git commit", name=entry.git_commit, facts=_subject(entry.git_commit) | changed)
 
 

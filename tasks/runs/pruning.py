@@ -179,7 +179,7 @@ def _remove(run: Run, num_bytes: int, version: str | None) -> None:
     with lock(run.key or run.run_id, f"run {run.run_id}"):
         if load(run.folder) != run:
             raise UserError("it was resumed just now")
-        if catalogue.ask("folder = ?", run.folder)[0].model_version != version:
+        if catalogue.query("folder = ?", run.folder)[0].model_version != version:
             raise UserError("it was registered just now")
         catalogue.forget(run.folder)
         begun = _begun(run)

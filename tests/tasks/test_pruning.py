@@ -170,7 +170,7 @@ def test_a_run_at_work_is_never_pruned(project):
     away = write_run(2, "RUNNING", host="elsewhere")
     crashed = write_run(3, "RUNNING")
     for dry_run in (True, False):
-        with runs.hold(run.key, "a registration"), runs.hold(crashed.key, "a training"):
+        with runs.lock(run.key, "a registration"), runs.lock(crashed.key, "a training"):
             done = runs.prune(runs.Selection(keep_last=0, unfinished=True), list, dry_run)
         assert (done.pruned, done.left) == ((), {run.run_id: "a process is at work on it"})
     assert pruned(keep_last=0, unfinished=True) == [3, 1]
@@ -179,13 +179,13 @@ def test_a_run_at_work_is_never_pruned(project):
 
 def test_a_run_that_was_resumed_just_now_is_left_alone(project, monkeypatch):
     run = write_run(1)
-    hold = runs.pruning.hold
+    hold = runs.pruning.lock
 
     def resumed(*args):
         changed(number=2)(run, project)
         return hold(*args)
 
-    monkeypatch.setattr(runs.pruning, "hold", resumed)
+    monkeypatch.setattr(runs.pruning, "lock", resumed)
     done = runs.prune(runs.Selection(keep_last=0), list, dry_run=False)
     assert done.left == {run.run_id: "it was resumed just now"}
     assert not Path(run.folder, "records", "pruned.json").exists()

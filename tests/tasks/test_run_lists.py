@@ -117,7 +117,7 @@ def test_runs_that_ended_are_read_once(three):
 def test_a_run_whose_process_died_is_crashed_and_one_at_work_is_running(project):
     run = write_run(1, "RUNNING")
     away = write_run(2, "RUNNING", host="elsewhere")
-    with runs.hold(run.key, "a training"):
+    with runs.lock(run.key, "a training"):
         assert [line.status for line in runs.list_runs(ALL).runs] == ["running", "running"]
     lines = runs.list_runs(ALL).runs
     assert {line.run_id: line.status for line in lines} == {run.run_id: "crashed", away.run_id: "running"}

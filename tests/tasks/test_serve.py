@@ -54,6 +54,10 @@ def test_a_stage_process_serves_requests_and_survives_their_errors(project, tiny
         assert client.start_processes(noisy) is process, "all of it by one process"
     finally:
         client.stop_processes()
+    kept = project / running.folder / "records" / "uncommitted.diff"
+    assert "\n+def noisy(input_shape, num_classes):\n" in kept.read_text(), "the model is in no commit"
+    (logged,) = (project / "mlruns" / "artifacts").rglob("source/uncommitted.diff")
+    assert logged.read_bytes() == kept.read_bytes()
     shown = capfd.readouterr()
     assert shown.out == ""
     for noise in ("noise from Python", "noise from C", "noise from a child"):
