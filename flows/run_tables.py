@@ -11,6 +11,7 @@ from rich.tree import Tree
 
 from tasks.errors import cut
 from tasks.records import Link, Provenance, Pruning, RunDetails, RunDifference, RunLine, RunList
+from tasks.runs import FIGURES
 
 SHORT = 8
 """Letters of an id; `runs show` takes as few as no other run begins with."""
@@ -22,17 +23,18 @@ PLAIN = ("status", "dataset", "model", "strategy", "aliases", "subject", "state"
 DIGEST = re.compile(r"[0-9a-f]{32,64}")
 
 
-def print_runs(found: RunList, metric: str | None) -> None:
+def print_runs(found: RunList, sort: str | None) -> None:
     """Print a line for each run.
 
     Args:
         found: the runs.
-        metric: the one that they are sorted by; None is the headline of each one's task.
+        sort: what they are sorted by, which is shown then: a metric in place of the headline of each one's task, or
+            the bytes in place of the speed.
     """
     if not found.runs:
         print("No run in mlruns/ is so." if found.num_runs else "There is no run yet.")
     else:
-        _print_lines(found.runs, metric)
+        _print_lines(found.runs, sort)
         print()
     if (more := found.num_matching - len(found.runs)) > 0:
         print(f"and {more:,} more: --limit {found.num_matching} shows all")
@@ -43,14 +45,15 @@ def print_runs(found: RunList, metric: str | None) -> None:
         _print(f"{folder}: {problem}")
 
 
-def _print_lines(lines: Iterable[RunLine], metric: str | None) -> None:
+def _print_lines(lines: Iterable[RunLine], sort: str | None) -> None:
+    metric = sort if sort not in FIGURES else None
     measured = {metric or line.headline for line in lines} - {None}
     same = measured.pop() if len(measured) == 1 else None
     table = Table(box=None, padding=(0, 1, 0, 0), pad_edge=False)
     for heading in ("run", "began", "dataset", "model", "strategy", "status"):
         table.add_column(heading, no_wrap=heading in ("run", "began", "status"), overflow="fold")
     table.add_column(same.removeprefix("test/") if same else "metric", justify="right", overflow="fold")
-    table.add_column("ex/s", justify="right", no_wrap=True)
+    table.add_column("size" if sort == "bytes" else "ex/s", justify="right", no_wrap=True)
     for line in lines:
         name = metric or line.headline
         value = line.metrics.get(name) if name else None
@@ -61,13 +64,11 @@ def _print_lines(lines: Iterable[RunLine], metric: str | None) -> None:
             line.dataset,
             _model(line),
             f"{line.strategy} {line.loop}",
-            (line.status or "-") + ("*" if line.pruned else ""),
+            "pruned" if line.pruned else line.status or "-",
             cell,
-            _speed(line.examples_per_second),
+            size(line.bytes) if sort == "bytes" else _speed(line.examples_per_second),
         )
     _print(table)
-    if any(line.pruned for line in lines):
-        print("* pruned: its checkpoints and models are gone")
 
 
 def _model(line: RunLine) -> str:

@@ -59,7 +59,7 @@ def list_runs(
             return
         from flows import run_tables
 
-        run_tables.print_runs(found, metric if metric not in runs.FIGURES else None)
+        run_tables.print_runs(found, metric)
 
 
 @app.command()

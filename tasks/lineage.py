@@ -102,7 +102,7 @@ def subject(commit: str, folder: Path) -> str | None:
         if repository is None:
             return None
         message: str = repository.revparse_single(commit).peel(pygit2.Commit).message
-        return message.partition("\n")[0]
+        return "".join(sign for sign in message.partition("\n")[0] if sign.isprintable())
     except (pygit2.GitError, KeyError, ValueError):
         return None
 

@@ -82,7 +82,7 @@ def prune(selection: Selection, ask: Callable[[], list[ModelVersion]], dry_run: 
             continue
         if not (taken := sum(map(files.num_bytes, _parts(run)))):
             continue
-        why = _why_left(run, line, needed, selection.unfinished)
+        why = _why_left(run, entry.unsent, needed)
         if why is None and not dry_run:
             try:
                 _remove(run, taken, before.get(entry.folder))
@@ -145,7 +145,7 @@ def _parts(run: Run) -> list[Path]:
     return [folder / f"{prefix}{part}" for part in PARTS for prefix in ("", ASIDE)]
 
 
-def _why_left(run: Run, line: RunLine, needed: dict[str, str], unfinished: bool) -> str | None:
+def _why_left(run: Run, unsent: bool, needed: dict[str, str]) -> str | None:
     """Return why a run that is chosen is left alone all the same; None where it is not."""
     folder = config.project_root() / run.folder
     if is_locked(run.key):
@@ -159,6 +159,8 @@ def _why_left(run: Run, line: RunLine, needed: dict[str, str], unfinished: bool)
         with contextlib.suppress(KeyError):
             name = pwd.getpwuid(owner).pw_name
         return f"it is {name}'s"
+    if unsent:
+        return "it has more to tell its MLflow store, as its model maybe: `stratagem reconcile`"
     # The first part is the same in a copy of the whole project, whose registry is a copy, too.
     if run.project and run.project.partition(".")[0] != project_id().partition(".")[0]:
         return "it is of another project, whose registry is not asked here"

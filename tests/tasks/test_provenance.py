@@ -45,7 +45,7 @@ def chain(project, monkeypatch):
     commits = []
     for prepared, raw in ((OLD, "11" * 16), (NEW, "22" * 16)):
         Path("data/digits/dvc.lock").write_text(LOCK.format(prepared=prepared, raw=raw))
-        git("commit", "--quiet", "--all", "-m", f"data {prepared[:2]}")
+        git("commit", "--quiet", "--all", "-m", f"data {prepared[:2]}\033[31m\n\nmore")
         commits.append(git("rev-parse", "HEAD"))
     old = write_run(1, git_commit=commits[0], git_dirty=True, data_version=OLD)
     new = write_run(2, git_commit=commits[1], data_version=NEW)
@@ -87,7 +87,7 @@ def test_a_version_leads_to_its_checkpoint_run_commit_data_and_source(chain):
     assert found.link.facts["aliases"] == "@challenger @next"
     assert names("digits-convnet2@champion", "run") == [old.run_id]
     (commit,) = [link for _, link in links_of(provenance.trace("digits-convnet2/1").link) if link.kind == "git commit"]
-    assert commit.facts == {"subject": "data aa", "state": "with changes that are in no commit"}
+    assert commit.facts == {"subject": "data aa[31m", "state": "with changes that are in no commit"}
     assert names("digits-convnet2/1", "raw data") == ["11" * 16], "as its commit has it, not today's lock"
     (stranger,) = provenance.trace("digits-convnet2/3").link.up
     assert (stranger.name, stranger.facts) == ("MLflow does not say which", {"state": "not in mlruns/"})

@@ -124,11 +124,17 @@ def changed(**fields):
     return change
 
 
+def untold(run, project):
+    Path(run.folder, "unsent.jsonl").write_text("{}\n")
+    runs.forget(run.folder)
+
+
 # Each: what is done to a run, and why it is left alone then.
 LEFT = {
     "link": (outside, "is, or has, a link to another folder"),
     "linked folder": (folder_outside, "is, or has, a link to another folder"),
     "project": (changed(project=f"{'0' * 32}.7"), "it is of another project, whose registry is not asked here"),
+    "unsent": (untold, "it has more to tell its MLflow store"),
     "store": (changed(store="http://elsewhere:5000"), "its MLflow is http://elsewhere:5000, which is not asked"),
 }
 
