@@ -58,11 +58,11 @@ def add(
             section, _, own = key.partition(".")
             if section != "dataset" or not own:
                 raise UserError(f"--set {key}: `data add` takes keys of the dataset alone, such as dataset.test=0.1")
-            column = own.removeprefix("columns.")
-            if column == own:
+            group, _, inner = own.partition(".")
+            if group not in ("columns", "checks") or not inner:
                 values[own] = value
-            elif isinstance(values.setdefault("columns", {}), dict):
-                values["columns"][column] = value
+            elif isinstance(values.setdefault(group, {}), dict):
+                values[group][inner] = value
         if target is not None:
             values["target"] = target
         pipeline.check_writable()
@@ -95,13 +95,20 @@ def list_datasets(json: Json = False, debug: Debug = False) -> None:
 
 @app.command()
 def show(name: Name, json: Json = False, debug: Debug = False) -> None:
-    """Show what a prepared dataset holds: its features, its splits and its classes."""
+    """Show what a prepared dataset holds: its features, its splits and its classes, and what the checks found."""
     with command(debug):
+        from json import dumps
+
         from flows import tables
         from tasks import dvc_data
 
-        prepared = dvc_data.show(name)
-        print(prepared.model_dump_json()) if json else tables.print_dataset(prepared)
+        prepared, quality = dvc_data.show(name), dvc_data.quality(name)
+        if json:
+            told = quality.model_dump(mode="json") if quality else None
+            print(dumps({**prepared.model_dump(mode="json"), "quality": told}))
+            return
+        tables.print_dataset(prepared)
+        tables.print_quality(name, quality)
 
 
 Which = Annotated[

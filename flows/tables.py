@@ -12,6 +12,7 @@ from tasks.records import (
     HEADLINES,
     Comparison,
     DataDifference,
+    DataQuality,
     EvaluationResult,
     ExportedModel,
     Feature,
@@ -244,6 +245,19 @@ def _moments(means: Sequence[float], deviations: Sequence[float]) -> str:
     if not means:
         return ""
     return f"mean {' '.join(f'{one:.4g}' for one in means)}, deviation {' '.join(f'{one:.4g}' for one in deviations)}"
+
+
+def print_quality(name: str, quality: DataQuality | None) -> None:
+    """Print what each check says of a dataset, the findings first, and where the pictures lie."""
+    print()
+    if quality is None:
+        print(f"not checked yet: stratagem prepare --set dataset.name={name} --force")
+        return
+    told = sorted(quality.checks.items(), key=lambda one: not one[1].is_finding)
+    print_rows({check: ("warning: " if result.is_finding else "") + result.text for check, result in told})
+    print(f"data/{name}/report")
+    for picture in quality.pictures:
+        print(f"data/{name}/report/{picture}")
 
 
 def print_datasets(found: Mapping[str, PreparedDataset | None]) -> None:

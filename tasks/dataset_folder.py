@@ -9,7 +9,7 @@ from typing import Any
 
 import yaml
 
-from tasks import config, files, lineage, own_code, prepared_data
+from tasks import config, files, lineage, own_code, prepared_data, quality_report
 from tasks.errors import UserError, shown
 
 MADE_BY_TFDS = re.compile(r"(dataset_info|features|metadata)\.json|.+\.labels\.txt|.+\.tfrecord-\d+-of-\d+")
@@ -39,6 +39,7 @@ REMOVED_BY_DVC = "      - data/${dataset.name}/prepared\n"
 PREPARES = "      - tasks/prepare.py\n"
 # What it did not depend on before there were kinds of datasets.
 DECODER = "      - tasks/dataset_kinds/tfds.py\n"
+IMAGE_SIZE, CHECKS = "          - dataset.image_size\n", "          - dataset.checks\n"
 GITIGNORE = """\
 /raw
 /prepared
@@ -248,17 +249,24 @@ def _keep_to_description(dataset: config.Dataset, folder: Path) -> None:
 
 def _bring_up_to_date(folder: Path) -> None:
     """Change the pipeline of a dataset that was added before: DVC leaves `prepared` to its stage, which depends on the
-    file that decodes."""
+    file that decodes; and, where params.yaml has them, on its checks."""
     path = folder / "dvc.yaml"
+    has_checks = bool(config.read_description(folder).checks)
     with contextlib.suppress(OSError):  # DVC says what is wrong with it.
         text = before = path.read_text(encoding="utf-8")
         if text.endswith(REMOVED_BY_DVC):
             text = f"{text[:-1]}:\n          persist: true\n"
         if DECODER not in text:
             text = text.replace(PREPARES, DECODER + PREPARES)
+        mended = text != before
+        # DVC refuses a parameter that params.yaml does not have.
+        if has_checks != (CHECKS in text):
+            text = text.replace(IMAGE_SIZE, IMAGE_SIZE + CHECKS) if has_checks else text.replace(CHECKS, "")
+            print(f"data/{folder.name}/dvc.yaml follows the checks of params.yaml from now on", file=sys.stderr)
         if text != before:
             with files.replacing(path) as written:
                 written.write_text(text, encoding="utf-8")
+        if mended:
             print(
                 f"data/{folder.name}/dvc.yaml is as a new one would be now: `prepared` is persisted, so that DVC "
                 "removes no file of yours in it, and depends on the file that decodes",
@@ -292,7 +300,7 @@ def remove(folder: Path, root: Path) -> list[str]:
     described = config.read_description(folder)
     files.remove_scratch([*folder.glob(".scratch.*"), *folder.glob(".prepared.*")], root)
     made = prepared_data.made_in(folder) if (folder / "prepared").is_dir() else set()
-    own = [folder / "prepared" / name for name in made]
+    own = [*(folder / "prepared" / name for name in made), *quality_report.made_in(folder)]
     if not described.is_local:
         by_tfds = folder / "raw" / folder.name.partition("-")[0]
         own += [path for path in _below(by_tfds) if path.is_dir() or MADE_BY_TFDS.fullmatch(path.name)]

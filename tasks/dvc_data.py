@@ -21,6 +21,7 @@ from tasks import (
     errors,
     lineage,
     prepared_data,
+    quality_report,
     records,
     runs,
     source_files,
@@ -30,7 +31,7 @@ from tasks.process import dvc_cache, scratch
 from tasks.process.environment import stage_environment
 from tasks.process.guard import held_open
 from tasks.process.own_process import run_in_own_process
-from tasks.records import DataDifference, PreparedDataset
+from tasks.records import DataDifference, DataQuality, PreparedDataset
 
 DVC_BUSY_SECONDS = 600.0
 
@@ -188,6 +189,11 @@ def show(name: str) -> PreparedDataset:
     """
     _check_known(name)
     return load_prepared(name)
+
+
+def quality(name: str) -> DataQuality | None:
+    """Return what the checks said of a dataset that is prepared; None where they did not look at this data version."""
+    return quality_report.load(load_prepared(name), config.project_root() / "data" / name)
 
 
 def _names() -> list[str]:

@@ -12,7 +12,17 @@ import numpy as np
 import numpy.typing as npt
 from filelock import FileLock
 
-from tasks import config, dataset_kinds, files, machine, prepared_data, records, source_files
+from tasks import (
+    config,
+    data_checks,
+    dataset_kinds,
+    files,
+    machine,
+    prepared_data,
+    quality_report,
+    records,
+    source_files,
+)
 from tasks.errors import UserError
 from tasks.records import Feature, HeldOut, PreparedDataset, PreparedSplit, Target
 
@@ -31,7 +41,7 @@ def prepare(dataset: config.Description) -> PreparedDataset:
         The manifest, which is also in prepared/manifest.json.
 
     Raises:
-        UserError: what the dataset's kind refuses, or a folder that cannot be written.
+        UserError: what the dataset's kind or its checks refuse, or a folder that cannot be written.
     """
     root = config.project_root()
     folder = root / "data" / dataset.name
@@ -64,10 +74,12 @@ def prepare(dataset: config.Description) -> PreparedDataset:
                     **examples.origin,
                 )
                 records.save(prepared, new / "manifest.json")
+                data_checks.judge(dataset, prepared, new, scratch / "report", examples.name_of)
                 prepared_data.set_foreign_aside(dataset.name)
                 if target.exists():
                     target.rename(scratch / "old")
                 new.rename(target)
+                quality_report.replace(scratch / "report", folder)
     except OSError as error:
         raise files.unwritable(folder.relative_to(root), error) from None
     return prepared

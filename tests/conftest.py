@@ -27,7 +27,7 @@ from tasks import config, records, runs
 CHECKOUT = Path(__file__).resolve().parent.parent
 # What git would ignore, for a checkout without git.
 IGNORED = re.compile(
-    r"\.git|\.venv|build|metrics|.*\.egg-info|\.\w+_cache|\.hypothesis|\.dvc/(cache|tmp|site|config\.local)|data/\w+/(raw|prepared)|mlruns/(?!\.gitkeep).+"
+    r"\.git|\.venv|build|metrics|.*\.egg-info|\.\w+_cache|\.hypothesis|\.dvc/(cache|tmp|site|config\.local)|data/\w+/(raw|prepared|report)|mlruns/(?!\.gitkeep).+"
 )
 # What a user's shell may hold and a test must not see: where runs are tracked, which cluster, repository, make (which
 # hands ARGS on).

@@ -5,6 +5,7 @@ from tasks.config.data_defaults import Choice
 from tasks.config.datasets import (
     AnyDescription,
     Arrays,
+    DataCheck,
     Description,
     ImageFolder,
     LocalDescription,

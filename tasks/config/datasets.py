@@ -9,8 +9,30 @@ from pydantic import BeforeValidator, Field, ValidationError, ValidationInfo, fi
 from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails, PydanticCustomError
 
+from tasks.config.project import names_of
 from tasks.config.section import Count, Pixels, Section, Text, refusal
 from tasks.errors import UserError, one_of, shown
+
+
+class DataCheck(Section):
+    """What a check of ``tasks/data_checks/`` does of a dataset."""
+
+    action: Literal["stop", "warn", "off"] = "warn"
+    """Refuse the data where it finds something, say so, or do not look."""
+    threshold: Annotated[float, Field(ge=0)] | None = None
+    """A finding is above it; null is the check's own."""
+
+
+def _checks(value: Any) -> Any:
+    """A check may be its action alone, of which YAML reads `off` as false."""
+    if not isinstance(value, dict):
+        return value
+    if unknown := [name for name in value if name not in names_of("data_checks")]:
+        raise ValueError(one_of("check", unknown[0], names_of("data_checks")))
+    return {
+        name: {"action": "off" if own is False else own} if isinstance(own, str | bool) else own
+        for name, own in value.items()
+    }
 
 
 class Description(Section):
@@ -18,6 +40,10 @@ class Description(Section):
 
     kind: str
     name: Text
+    checks: Annotated[dict[Text, DataCheck], BeforeValidator(_checks)] = Field(
+        default={}, exclude_if=lambda checks: not checks
+    )
+    """By name, what `prepare` does of a check otherwise than by default: stop, warn or off, or {action, threshold}."""
     is_local: ClassVar[bool] = True
     """Whether its source is a file or folder of the user's, and nothing is downloaded."""
 
@@ -185,7 +211,11 @@ def describe(values: dict[str, Any], where: str) -> Any:
 
 def _refusal(values: dict[str, Any], kind: type[Description], errors: list[ErrorDetails]) -> str:
     """Return what is wrong with the first wrong key, of the description or of one of its columns."""
-    unknown = [first for first in errors if first["type"] == "extra_forbidden"]
+    unknown = [
+        one
+        for one in errors
+        if one["type"] == "extra_forbidden" and (len(one["loc"]) == 1 or one["loc"][0] == "columns")
+    ]
     if not (places := (unknown or errors)[0]["loc"]):  # Of the section: it names its key.
         return f"dataset.{errors[0]['msg'].removeprefix('Value error, ')}"
     # Of other keys, pydantic says which place of a list is meant, or which type of several.

@@ -54,6 +54,8 @@ class Examples:
     """Of the features of categories and words, by name: the texts of each column from place 2 on."""
     held_out: HeldOut | None = None
     """The test split that the training split gives, where there was none."""
+    name_of: Callable[[str, int], str] | None = None
+    """What the source calls the example in a row of a split, once all blocks are read; None where it has no names."""
     origin: Mapping[str, Any] = field(default_factory=dict)
     """More fields of ``records.PreparedDataset``."""
 

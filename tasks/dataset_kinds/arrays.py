@@ -81,6 +81,7 @@ def examples(dataset: config.Arrays) -> Examples:
         splits=tuple(rows or splits),
         blocks=partial(_blocks, dataset, splits, rows, (name, feature), labels),
         held_out=held_out,
+        name_of=(lambda split, row: f"row {rows[split][row]}") if rows else None,
     )
 
 

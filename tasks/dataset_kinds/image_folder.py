@@ -70,11 +70,18 @@ def examples(dataset: config.ImageFolder) -> Examples:
         labels = {split: labels["train"][chosen] for split, chosen in rows.items()}
         held_out = HeldOut(num_examples=len(rows["test"]), seed=dataset.seed)
 
+    left_out: dict[Path, str] = {}
+
     def blocks() -> Iterator[Block]:
-        broken: dict[Path, str] = {}
+        left_out.clear()
         for split, own in images.items():
-            yield from _blocks(split, own, labels[split], shape, broken)
-        _refuse_broken(dataset, broken)
+            yield from _blocks(split, own, labels[split], shape, left_out)
+        _refuse_broken(dataset, left_out)
+
+    def name_of(split: str, row: int) -> str:
+        own = images[split]
+        whole = [header for header in own if Path(header.path) not in left_out] if left_out else own
+        return Path(whole[row].path).relative_to(source).as_posix()
 
     return Examples(
         version="1",
@@ -83,6 +90,7 @@ def examples(dataset: config.ImageFolder) -> Examples:
         splits=tuple(images),
         blocks=blocks,
         held_out=held_out,
+        name_of=name_of,
     )
 
 

@@ -68,6 +68,7 @@ def examples(dataset: config.Table) -> Examples:
         blocks=partial(_blocks, table, fitted, splits),
         vocabularies=fitted.vocabularies,
         held_out=held_out,
+        name_of=lambda split, row: f"row {np.flatnonzero(splits == NAMES.index(split))[row] + 1}",
     )
 
 
@@ -98,6 +99,7 @@ def _blocks(table: Table, fitted: "_Fitted", splits: npt.NDArray[np.int8]) -> It
                 raise table.refused(bad, int(places[bad.row])) from None
             missing = {column: int(encoding.is_missing(values)[whole].sum()) for column, values in own.items()}
             used = places[whole]
+            splits[np.setdiff1d(places, used)] = -1  # Of which an image is not whole.
             weights = None if table.weights is None else table.weights[used]
             return Block(name, encoded, table.labels[used], weights, missing)
 

@@ -23,6 +23,7 @@ KINDS = [
     "model",
     "metric",
     "metric of the evaluation alone",
+    "check of the data",
     "export format",
     "loss",
     "optimizer",
@@ -70,6 +71,8 @@ def test_a_project_trains_with_all_additions(prepared_project, run):
     added = run(["stratagem", "data", "add", "pixels.csv", "--set", "dataset.kind=pixel_rows", "--json"])
     assert added.returncode == 0, added.stderr
     assert json.loads(added.stdout)["splits"]["train"]["num_examples"] == 1438
+    quality = json.loads(Path("data/pixels/report/quality.json").read_text())
+    assert quality["checks"]["rare_classes"]["text"] == "0 classes have fewer than 30 examples"
     summaries = []
     for command, overrides in USES.items():
         given = [word for override in [*overrides, "train.epochs=1"] for word in ("--set", override)]

@@ -70,11 +70,17 @@ def test_own_photos_are_added_and_followed_when_they_change(photos, project, run
 
 def test_arrays_are_added_listed_shown_and_removed(project, run, tmp_path, record_imports):
     np.savez(tmp_path / "own.npz", x=np.zeros((20, 4, 4), np.uint8), y=np.arange(20) % 2)
+    stop = ["--set", "dataset.checks.constant_examples={action: stop, threshold: 0.5}"]
+    refused = run(["stratagem", "data", "add", tmp_path / "own.npz", *stop])
+    assert (refused.returncode, (project / "data" / "own").exists()) == (2, False)
+    assert "constant_examples: 20 of 20 examples show nothing" in refused.stderr
     imports = record_imports(project)
     added = run(["stratagem", "data", "add", tmp_path / "own.npz", "--set", "dataset.test=4"], env=imports.environment)
     assert added.returncode == 0, added.stderr
-    assert imports.of("tensorflow") == []
+    assert [imports.of(module) for module in ("tensorflow", "matplotlib", "scipy", "sklearn")] == [[]] * 4
     assert "Train on it: stratagem run --set dataset.name=own" in added.stdout
+    assert "warning: constant_examples: 20 of 20 examples show nothing" in added.stderr
+    assert run(["git", "status", "--short", "data/own/report"]).stdout == ""
     other = run(["stratagem", "data", "add", tmp_path / "own.npz", "--set", "dataset.test=6"])
     assert other.returncode == 2
     assert "data/own is there already, and is another dataset" in other.stderr
@@ -85,6 +91,8 @@ def test_arrays_are_added_listed_shown_and_removed(project, run, tmp_path, recor
     assert ["image", "image", "0", "mean", "0,", "deviation", "0"] in [
         line.split() for line in shown.stdout.splitlines()
     ]
+    assert "warning: 20 of 20 examples show nothing" in shown.stdout
+    assert "data/own/report/constant_examples.png" in shown.stdout.splitlines()
     assert max(map(len, (added.stdout + listed.stdout + shown.stdout).splitlines())) <= 80
     (project / "data" / "own" / "notes.md").write_text("mine")
     (project / "data" / "own" / "prepared" / "drawing.txt").write_text("mine, too")
@@ -168,6 +176,8 @@ def test_what_is_pushed_needs_no_download_and_no_prepare_in_a_clone(prepared_pro
     assert json.loads(one.stdout)["own"]["data_version"] == versions["own"]
     assert not (clone / "data" / "digits" / "prepared").exists()
     assert run(["stratagem", "data", "pull"], **there).returncode == 0
+    shown = run(["stratagem", "data", "show", "digits"], **there)
+    assert "not checked yet: stratagem prepare --set dataset.name=digits --force" in shown.stdout
     for name in versions:
         again = run(["stratagem", "prepare", "--set", f"dataset.name={name}", "--json"], **there)
         assert json.loads(again.stdout)["data_version"] == versions[name]

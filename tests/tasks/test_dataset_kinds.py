@@ -579,6 +579,11 @@ DESCRIPTIONS = [
         "unknown key of dataset.columns.a 'scael': did you mean 'scale'",
     ),
     ({"kind": "table", "columns": {"a": "numbr"}}, "dataset.columns.a.kind = 'numbr': .+'number', 'datetime'"),
+    ({"checks": "stop"}, "dataset.checks = 'stop': input should be a valid dictionary. By name, what"),
+    ({"checks": {"duplicate": "stop"}}, "dataset.checks = .+unknown check 'duplicate': did you mean 'duplicates'"),
+    ({"checks": {"duplicates": "halt"}}, "dataset.checks = .+'stop', 'warn' or 'off'"),
+    ({"checks": {"duplicates": {"threshold": -1}}}, "dataset.checks = .+greater than or equal to 0"),
+    ({"checks": {"duplicates": {"limit": 1}}}, "dataset.checks = .+extra inputs are not permitted"),
 ]
 
 

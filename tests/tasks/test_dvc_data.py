@@ -97,6 +97,26 @@ def test_dvc_leaves_alone_what_lies_in_the_folders_that_it_makes(project, capsys
         assert ("data/digits/dvc.yaml" in capsys.readouterr().err) is (text != expected)
 
 
+def test_data_are_prepared_again_where_checks_change(project, capsys):
+    """DVC refuses a parameter that is not there, so the pipeline has it only as long as params.yaml does."""
+    folder = project / "data" / "digits"
+    before, described = (folder / "dvc.yaml").read_text(), (folder / "params.yaml").read_text()
+    for text, expected in (
+        (f"{described}  checks: {{drift: off}}\n", ["image_size", "checks"]),
+        (described, ["image_size"]),
+    ):
+        (folder / "params.yaml").write_text(text)
+        assert dataset_folder.add(_load().dataset, project) == []
+        ((params,),) = (one.values() for one in _params(folder, "prepare"))
+        assert params == [f"dataset.{key}" for key in expected]
+        assert capsys.readouterr().err == "data/digits/dvc.yaml follows the checks of params.yaml from now on\n"
+    assert (folder / "dvc.yaml").read_text() == before
+
+
+def _params(folder, stage):
+    return yaml.safe_load((folder / "dvc.yaml").read_text())["stages"][stage]["params"]
+
+
 def test_a_dataset_depends_on_its_own_builder_and_on_no_other_one(project):
     for name, expected in {"noise": ["noise.py"], "mnist": [], "noise-loud": ["noise.py"]}.items():
         stages = yaml.safe_load(dataset_folder.tfds_pipeline(name))["stages"]

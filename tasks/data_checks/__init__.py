@@ -1,0 +1,183 @@
+"""Checks of a dataset: the file is the key, and its ``CHECK`` says what it measures of the arrays that `prepare` made.
+
+``checks: {NAME: stop}`` in data/<name>/params.yaml refuses the data, ``warn`` says so and goes on, ``off`` looks away;
+``checks: {NAME: {action: stop, threshold: 0.01}}`` gives another threshold than the check's own.
+"""
+
+import importlib
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from tasks import config, quality_report, records
+from tasks.data_checks import _sheets, _statistics
+from tasks.data_checks._data import Data, Place
+from tasks.errors import UserError, listed
+from tasks.records import CheckResult, DataQuality, DataStatistics, Offender, PreparedDataset
+
+MOST_OFFENDERS = 100
+"""Of each check are kept, the worst ones."""
+
+
+@dataclass(frozen=True)
+class Found:
+    """What a check measures."""
+
+    value: float
+    """A finding is above the threshold."""
+    text: str
+    """What was found, and how much of it, as the end of a line."""
+    offenders: Sequence[Offender] = ()
+    """The worst first; ``MOST_OFFENDERS`` are enough."""
+    num_offenders: int | None = None
+    """How many there are; None is all that are given."""
+
+
+@dataclass(frozen=True)
+class Check:
+    """A check of a dataset."""
+
+    find: Callable[[Data], Found]
+    threshold: float
+    action: Literal["warn", "off"] = "warn"
+    """By default. One that refuses data is the user's choice."""
+
+
+def find(name: str) -> Check:
+    """Return the check of a name, a file of this folder."""
+    check: Check = importlib.import_module(f"tasks.data_checks.{name}").CHECK
+    return check
+
+
+def offenders(data: Data, places: Sequence[Place], twins: Sequence[Place] = (), note: str = "") -> list[Offender]:
+    """Return the records of examples, each perhaps with the example that it is like; ``MOST_OFFENDERS`` of them."""
+    found = []
+    for number, (split, row) in enumerate(places[:MOST_OFFENDERS]):
+        twin = twins[number] if twins else None
+        told = f"like {data.named(*twin)}" if twin else note
+        found.append(Offender(name=data.named(split, row), split=split, row=row, note=told, twin=twin))
+    return found
+
+
+def statistics(data: Data) -> DataStatistics:
+    """Return the statistics of all splits."""
+    return _statistics.of_data(data)
+
+
+def judge(
+    dataset: config.Description,
+    prepared: PreparedDataset,
+    arrays: Path,
+    report: Path,
+    name_of: Callable[[str, int], str] | None = None,
+) -> None:
+    """Measure a prepared dataset, say what is wrong with it, and write statistics, findings and pictures.
+
+    Args:
+        dataset: its ``checks`` say what each finding leads to.
+        prepared: its record.
+        arrays: the folder in which its arrays lie, not yet in their place.
+        report: the folder to make, for ``quality_report.replace``; of data without an example it is not made.
+        name_of: what the source calls the example of a split and row.
+
+    Raises:
+        UserError: there is a finding, and the dataset's ``checks`` say ``stop``. Nothing is left in ``report``.
+    """
+    folder = config.project_root() / "data" / dataset.name
+    data = Data(prepared, arrays, _before(prepared, folder), name_of)
+    if not data.num_rows:
+        return
+    results = {name: result for name in config.names_of("data_checks") if (result := _result(dataset, name, data))}
+    refused = [
+        f"{name}: {_with_names(one)}" for name, one in results.items() if one.is_finding and one.action == "stop"
+    ]
+    if refused:
+        raise UserError(
+            f"data/{dataset.name} is refused by its checks. {'. '.join(refused)}. Mend the source, or let the check "
+            f"warn: checks: {{{refused[0].partition(':')[0]}: warn}} of the dataset, in data/{dataset.name}/params.yaml"
+        )
+    report.mkdir()
+    results = {name: _drawn(name, one, data, report) for name, one in results.items()}
+    _sheets.by_class(data, report / "classes.png")
+    quality = DataQuality(
+        arrays=quality_report.arrays_of(prepared),
+        looked_at={split: len(rows) for split, rows in data.rows.items()},
+        checks=results,
+        pictures=("classes.png", *(one.picture for one in results.values() if one.picture)),
+    )
+    records.save(statistics(data), report / quality_report.STATISTICS)
+    if data.before is not None:
+        records.save(data.before, report / quality_report.BEFORE)
+    (report / ".gitignore").write_text("# Made by `prepare`, of the data.\n*\n", encoding="utf-8")
+    records.save(quality, report / quality_report.QUALITY)
+    _print_findings(dataset.name, prepared, quality)
+
+
+def _result(dataset: config.Description, name: str, data: Data) -> CheckResult | None:
+    check, asked = find(name), dataset.checks.get(name, config.DataCheck())
+    action = asked.action if name in dataset.checks else check.action
+    if action == "off":
+        return None
+    found = check.find(data)
+    threshold = check.threshold if asked.threshold is None else asked.threshold
+    return CheckResult(
+        action=action,
+        threshold=threshold,
+        value=found.value,
+        is_finding=found.value > threshold,
+        text=found.text,
+        num_offenders=len(found.offenders) if found.num_offenders is None else found.num_offenders,
+        offenders=tuple(found.offenders[:MOST_OFFENDERS]),
+    )
+
+
+def _drawn(name: str, result: CheckResult, data: Data, report: Path) -> CheckResult:
+    """Draw the offenders of a finding where they are examples."""
+    if not result.is_finding or not any(one.row is not None for one in result.offenders):
+        return result
+    _sheets.of_offenders(data, f"{name}: {result.text}", result.offenders, report / f"{name}.png")
+    return result.model_copy(update={"picture": f"{name}.png"})
+
+
+def _with_names(result: CheckResult, most: int = 20) -> str:
+    """Return a finding with its first offenders."""
+    names = [f"{one.name} ({one.note})" if one.note else one.name for one in result.offenders[:most]]
+    more = result.num_offenders - len(names)
+    return result.text + (f": {', '.join(names)}" if names else "") + (f" and {more:,} more" if names and more else "")
+
+
+def _print_findings(name: str, prepared: PreparedDataset, quality: DataQuality) -> None:
+    """Print a line for each finding."""
+    place = f"data/{name}/report"
+    for check, result in quality.findings.items():
+        where = f"{place}/{result.picture or quality_report.QUALITY}"
+        print(f"warning: {check}: {_with_names(result, 3)} ({where})", file=sys.stderr)
+    cut = [
+        f"{looked:,} of the {prepared.splits[split].num_examples:,} examples of {split}"
+        for split, looked in quality.looked_at.items()
+        if looked < prepared.splits[split].num_examples
+    ]
+    if cut:
+        print(f"the checks looked at {listed(cut)}, evenly spread", file=sys.stderr)
+
+
+def _before(prepared: PreparedDataset, folder: Path) -> DataStatistics | None:
+    """Return the statistics of the data version before: those of its report, or of the arrays that lie there still."""
+    now = quality_report.arrays_of(prepared)
+    kept = quality_report.load_statistics(folder, quality_report.STATISTICS)
+    try:
+        old = records.load(PreparedDataset, folder / "prepared" / "manifest.json")
+    except UserError:
+        old = None
+    if old is None or quality_report.arrays_of(old) == now:
+        if kept is not None and kept.arrays == now:
+            return quality_report.load_statistics(folder, quality_report.BEFORE)
+        return kept
+    if kept is not None and kept.arrays == quality_report.arrays_of(old):
+        return kept
+    try:
+        return statistics(Data(old, folder / "prepared"))
+    except (OSError, ValueError):
+        return None  # Damaged; the new arrays take its place.

@@ -1,0 +1,29 @@
+"""How many times as many examples the largest class of the training split has as the smallest one.
+
+It is the imbalance ratio (H. He, E. Garcia, Learning from Imbalanced Data, 2009). A class without any counts as one
+example.
+"""
+
+from tasks.data_checks import Check, Data, Found, Offender
+
+
+def _find(data: Data) -> Found:
+    train = data.prepared.splits.get("train")
+    if train is None or not data.class_names:
+        return Found(0.0, "there are no classes")
+    counts = dict(zip(data.class_names, train.class_counts, strict=True))
+    most, fewest = max(counts, key=lambda name: counts[name]), min(counts, key=lambda name: counts[name])
+    rising = sorted(counts, key=lambda name: counts[name])
+    ratio = counts[most] / max(1, counts[fewest])
+    return Found(
+        value=ratio,
+        text=f"'{most}' has {counts[most]:,} examples to train on, {ratio:,.1f} times as many as '{fewest}'",
+        offenders=[
+            Offender(name=name, split="train", note=f"{counts[name]:,} examples")
+            for name in rising
+            if counts[name] * 2 <= counts[most]
+        ],
+    )
+
+
+CHECK = Check(_find, threshold=10.0)

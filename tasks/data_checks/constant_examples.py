@@ -1,0 +1,41 @@
+"""The share of examples that show nothing: an image of one colour, a text without a known word, numbers that are equal.
+
+Files that are no whole image, and numbers that are not finite, never become examples: the kind of dataset refuses them.
+"""
+
+import numpy as np
+import numpy.typing as npt
+
+from tasks.data_checks import Check, Data, Found, offenders
+
+
+def _find(data: Data) -> Found:
+    is_constant = data.all_of(lambda split: _constant(data, split))
+    places = data.where(np.flatnonzero(is_constant))
+    return Found(
+        value=len(places) / max(1, data.num_rows),
+        text=f"{len(places):,} of {data.num_rows:,} examples show nothing (one colour, no known word, equal numbers)",
+        offenders=offenders(data, places),
+        num_offenders=len(places),
+    )
+
+
+def _constant(data: Data, split: str) -> npt.NDArray[np.bool_]:
+    """Return which examples of a split show nothing in any of their features, bool (rows,)."""
+    found = np.ones(len(data.rows[split]), bool)
+    for name in data.features("image"):
+        found &= data.looks(split, name).contrast == 0
+    for name in data.features("number", "category", "text"):
+        first, constant = 0, np.zeros(len(found), bool)
+        for block in data.blocks(split, name):
+            if data.prepared.features[name].kind == "number":  # One number alone is as good as any other.
+                own = (block == block[:, :1]).all(axis=1) & (block.shape[1] > 1)
+            else:  # 0 stands for nothing, 1 for what the training split does not have.
+                own = (block <= 1).all(axis=1)
+            constant[first : first + len(own)] = own
+            first += len(own)
+        found &= constant
+    return found
+
+
+CHECK = Check(_find, threshold=0.0)
