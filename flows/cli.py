@@ -173,6 +173,7 @@ for one in (
     stage_commands.train,
     stage_commands.evaluate,
     stage_commands.register,
+    stage_commands.report,
     stage_commands.export,
 ):
     app.command()(one)

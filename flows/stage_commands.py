@@ -1,5 +1,6 @@
 """The commands that do one stage alone, without Prefect, such as `stratagem train`."""
 
+import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -92,6 +93,7 @@ def evaluate(
 
         settings, prepared, running, training = pipeline.load_training(config.load(recipe, overrides), run_id)
         result = client.evaluate(settings, prepared, training, running)
+        client.write_report(settings, running)
         client.stop_processes()
         if json:
             print(result.model_dump_json())
@@ -114,9 +116,33 @@ def register(
         evaluation = runs.load_evaluation(running)
         with runs.lock(running.key, f"run {running.run_id}"):
             result = client.register(settings, prepared, training, evaluation, running)
+            client.write_report(settings, running)
         client.stop_processes()
         shown = ("run_id", "model_name", "model_version", "aliases", "model_uri", "reason", "notes")
         tables.print_record(result, json, shown)
+
+
+def report(
+    run_id: Annotated[str, typer.Argument(metavar="RUN", help="A run, or `latest` for the newest one.")] = "latest",
+    open_page: Annotated[bool, typer.Option("--open", help="Show it in this machine's browser.")] = False,
+    json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Write the report of a run again, from its records and the data, and print where it lies.
+
+    It is one page, report/report.html in the run's folder: what was trained on what, how good it is and how sure that
+    is, where it fails, where the time went. That of an unfinished run is partial, and says so.
+    """
+    with command(debug):
+        import webbrowser
+        from json import dumps
+
+        from tasks import pipeline
+
+        path = pipeline.write_report(run_id)
+        print(dumps({"report": str(path)}) if json else path)
+        if open_page and not webbrowser.open(path.as_uri()):
+            print("there is no browser to open it with", file=sys.stderr)
 
 
 def export(

@@ -90,7 +90,9 @@ def print_run(summary: RunSummary, changed: bool = True) -> None:
         **({"note": "; ".join(summary.notes)} if summary.notes else {}),
         "run": summary.run_id,
         "finished": summary.finished_at,
-        "seconds": ", ".join(f"{stage} {seconds:.1f}" for stage, seconds in summary.seconds.items()),
+        "seconds": f"{summary.seconds['total']:.1f}",
+        # Together with the total they would need a second line.
+        "of these": ", ".join(f"{name} {seconds:.1f}" for name, seconds in summary.seconds.items() if name != "total"),
         "next": "stratagem ui",
     }
     print_rows(rows)
@@ -139,9 +141,11 @@ def print_classes(result: EvaluationResult) -> None:
 
 
 def print_pictures(run: Run) -> None:
-    """Print the paths of the pictures that a run has in its folder: a line each, as nothing shorter can be opened."""
+    """Print the paths of the pictures that a run has in its folder, and of its report: a line each, as nothing shorter
+    can be opened."""
     root = config.project_root()
-    for path in sorted((root / run.folder / "report").glob("*.png")):
+    folder = root / run.folder / "report"
+    for path in (*sorted(folder.glob("*.png")), *folder.glob("report.html")):
         print(path.relative_to(root))
 
 

@@ -98,6 +98,8 @@ def _run(settings: config.Settings, if_changed: bool, resumption: pipeline.Resum
             with clock.measure("register"):
                 registered = runs.load_result(run, RegisteredModel)
                 registered = registered or stages.register(settings, prepared, trained, evaluated, run)
+            with clock.measure("report"):
+                client.write_report(settings, run, clock.read())
             summary = summarise(prepared, run, trained, evaluated, registered, clock)
             records.save(summary, config.project_root() / run.folder / "summary.json")
         reporting.publish(result_page(summary, run, trained), key="result", description=f"{run.name}: the result")
@@ -160,5 +162,5 @@ def result_page(summary: RunSummary, run: Run, trained: TrainingResult) -> str:
         "Git commit": f"`{summary.git_commit}`{' with changes' if summary.git_dirty else ''}",
     }
     table = "\n".join(f"| {name} | {value} |" for name, value in rows.items())
-    pictures = f"Pictures of the predictions and of the epochs: `{Path(run.folder) / 'report'}`"
+    pictures = f"The report, and its pictures: `{Path(run.folder) / 'report' / 'report.html'}`"
     return f"# {run.name}\n\n| | |\n|---|---|\n{table}\n\n{pictures}\n"

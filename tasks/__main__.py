@@ -5,6 +5,7 @@ python -m tasks download NAME           the stages of data/<name>/dvc.yaml
 python -m tasks prepare NAME
 python -m tasks train [RECIPE] [--set section.key=value]...      the stages of the root's dvc.yaml
 python -m tasks evaluate [RECIPE] [--set section.key=value]...
+python -m tasks report RUN              writes the page of a run again
 python -m tasks reconcile               ends the MLflow runs of processes that were killed
 python -m tasks versions                tells which versions of models are registered in MLflow, as JSON lines
 python -m tasks guard COMMAND...         runs a command, and ends it when standard input closes
@@ -25,7 +26,10 @@ from tasks.errors import StratagemError, UserError
 from tasks.process import guard, serve
 from tasks.process.environment import keep_private
 
-STAGES = ("check", "download", "prepare", "train", "evaluate", "reconcile", "versions", "serve", "assist", "tf_server")
+STAGES = (
+    "check", "download", "prepare", "train", "evaluate", "report", "reconcile", "versions", "serve", "assist",
+    "tf_server",
+)  # fmt: skip
 
 
 def main() -> None:
@@ -35,7 +39,7 @@ def main() -> None:
     keep_private()
     parser = argparse.ArgumentParser(prog="python -m tasks", description="Run one stage; `stratagem` runs them all.")
     parser.add_argument("stage", choices=[*STAGES])
-    parser.add_argument("name", nargs="?", metavar="NAME|RECIPE")
+    parser.add_argument("name", nargs="?", metavar="NAME|RECIPE|RUN")
     parser.add_argument("--set", action="append", default=[], metavar="section.key=value", dest="overrides")
     arguments = parser.parse_args()
     signal.signal(signal.SIGTERM, _terminate)
@@ -63,6 +67,13 @@ def _run(stage: str, name: str | None, overrides: list[str]) -> None:
         if name is None:
             raise UserError(f"python -m tasks {stage}: give the name of a folder in data/")
         dvc_stages.make_data(stage, name)
+    elif stage == "report":
+        if name is None:
+            raise UserError("python -m tasks report: give the id of a run")
+        from tasks import runs
+        from tasks.report import page
+
+        page.write(runs.find(name))
     elif stage == "reconcile":
         from tasks import tracking
 

@@ -1,15 +1,16 @@
 """Evaluate: one checkpoint, restored into a fresh model, over the test split, on the devices of the run's strategy."""
 
 import logging
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from tasks import checkpoints, config, losses, metrics, models, outputs, own_code, strategies
+from tasks import checkpoints, config, losses, metrics, models, outputs, own_code, predictions, strategies
 from tasks.checkpoints import Checkpoints, State
 from tasks.errors import StratagemError, UserError
 from tasks.input import sources
-from tasks.records import ClassMetrics, EvaluationResult, PreparedDataset, TrainingResult
+from tasks.records import ClassMetrics, EvaluationResult, PreparedDataset, Target, TrainingResult
 from tasks.strategies import Strategy
 
 MAX_PREDICTIONS = 1000
@@ -22,7 +23,8 @@ def evaluate(settings: config.Settings, prepared: PreparedDataset, training: Tra
     """Return the loss, the metrics of the task, and those of each class, or label; of classes the confusion matrix.
 
     The loss is what ``validation/loss`` is, the run's own with the model's own losses (regularisation), in float64.
-    Examples count the same, whatever weights the training gave them.
+    Examples count the same, whatever weights the training gave them. What the model gave for each of them is kept in
+    the run's folder.
 
     Args:
         settings: ``model``, ``input``, ``evaluate``, ``strategy``, ``train.loss``, ``train.dtype_policy`` and what
@@ -51,18 +53,12 @@ def evaluate(settings: config.Settings, prepared: PreparedDataset, training: Tra
     example_losses = losses.find(settings.train, prepared).of_predictions(labels, values)
     measured = {"loss": float(example_losses.mean() + found.own_losses.mean())}
     measured |= metrics.compute(target.task, labels, values, own_code.metrics_of(settings))
-    classes: tuple[ClassMetrics, ...] = ()
-    if target.class_names:
-        counts = metrics.count_classes(labels, values)
-        columns = counts.precision, counts.recall, counts.f1, counts.support
-        classes = tuple(
-            ClassMetrics(name=name, precision=float(p), recall=float(r), f1=float(f), support=int(n))
-            for name, p, r, f, n in zip(target.class_names, *columns, strict=True)
-        )
     pairs: Any = (
         np.column_stack([labels[:MAX_PREDICTIONS, 0], values[:MAX_PREDICTIONS, 0]]) if not target.class_names else []
     )
     confusion = metrics.confusion(labels, values).tolist() if target.task == "classification" else []
+    kept = Path(training.checkpoints).parent / "evaluation" / f"{state.step}.npz"
+    sha256 = predictions.save(config.project_root() / kept, labels, values)
     return EvaluationResult(
         run_id=training.run_id,
         checkpoint=f"{training.checkpoints}/{state.step}",
@@ -71,9 +67,24 @@ def evaluate(settings: config.Settings, prepared: PreparedDataset, training: Tra
         strategy=strategy.kind,
         examples_by_device=found.examples_by_device,
         metrics={f"test/{name}": value for name, value in measured.items()},
-        classes=classes,
+        classes=_by_class(target, labels, values),
         confusion_matrix=tuple(map(tuple, confusion)),
         predictions=tuple((float(wanted), float(given)) for wanted, given in pairs),
+        outputs=kept.as_posix(),
+        outputs_sha256=sha256,
+        test_rows=predictions.test_rows(prepared),
+    )
+
+
+def _by_class(target: Target, labels: Any, values: Any) -> tuple[ClassMetrics, ...]:
+    """Return the metrics of each class, or label; nothing for a regression."""
+    if not target.class_names:
+        return ()
+    counts = metrics.count_classes(labels, values)
+    columns = counts.precision, counts.recall, counts.f1, counts.support
+    return tuple(
+        ClassMetrics(name=name, precision=float(p), recall=float(r), f1=float(f), support=int(n))
+        for name, p, r, f, n in zip(target.class_names, *columns, strict=True)
     )
 
 

@@ -7,6 +7,7 @@ import re
 import sys
 import tempfile
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TypeVar
 
 from tasks import config, dvc_data, errors, files, launchers, lineage, records, runs
@@ -174,6 +175,20 @@ def lower_is_better(metric: str) -> bool:
     from tasks import metrics  # NumPy takes 0.2 s to import.
 
     return metrics.better(metric) == "lower"
+
+
+def write_report(name: str | None) -> Path:
+    """Write the report of a run again, by a process that imports NumPy; return where it lies.
+
+    Args:
+        name: the run's id; None or ``latest`` is the newest on any dataset.
+
+    Raises:
+        UserError: no such run, or a record of it cannot be read.
+    """
+    run = runs.newest(None) if name in (None, "latest") else runs.find(str(name))
+    run_in_own_process("report", run.run_id).check_returncode()
+    return config.project_root() / run.folder / "report" / "report.html"
 
 
 def in_foreign_cluster(settings: config.Settings) -> bool:

@@ -22,6 +22,7 @@ from tasks.records import (
     TrainingResult,
 )
 from tasks.register import register as register_stage
+from tasks.report import page
 from tasks.train import check
 from tasks.train import train as train_stage
 from tasks.training import initial
@@ -155,6 +156,11 @@ def register(
     result = register_stage(settings, run, prepared, training, evaluation)
     runs.save_result(run, result)
     return result
+
+
+def write_report(settings: config.Settings, run: Run, seconds: dict[str, float] | None = None) -> None:
+    """Write a run's page into its folder and into MLflow, with the seconds of its stages so far."""
+    tracking.log_files(run, [page.write(run, seconds)], "evaluation")
 
 
 def find_model(settings: config.Settings, uri: str) -> LoggedModel:

@@ -8,11 +8,12 @@ stand beside it.
 import atexit
 import json
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from tasks import config, launchers
-from tasks.errors import UserError
+from tasks.errors import Interrupted, StratagemError, UserError
 from tasks.process.cluster import StageProcesses
 from tasks.process.environment import stage_environment
 from tasks.records import (
@@ -132,6 +133,17 @@ def register(
     return RegisteredModel.model_validate(
         _call("register", settings, prepared=prepared, training=training, evaluation=evaluation, run=run)
     )
+
+
+def write_report(settings: config.Settings, run: Run, seconds: Mapping[str, float] | None = None) -> None:
+    """Write a run's page from its records, with the seconds of its stages so far; a run has its result without it, so
+    a failure is told, not raised."""
+    try:
+        _call("write_report", settings, run=run, seconds=dict(seconds) if seconds is not None else None)
+    except Interrupted:
+        raise
+    except StratagemError as error:
+        print(f"the report could not be written: {error}; `stratagem report {run.run_id}` tries again", file=sys.stderr)
 
 
 def find_model(settings: config.Settings, uri: str) -> LoggedModel:

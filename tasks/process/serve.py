@@ -151,6 +151,7 @@ def _chiefs_stages() -> dict[str, Callable[..., Any]]:
         "evaluate": tracked.evaluate,
         "evaluate on one device": tracked.evaluate,
         "register": tracked.register,
+        "write_report": tracked.write_report,
         "find_model": tracked.find_model,
         "export": export.export,
         "report_comparison": tracked.report_comparison,

@@ -105,6 +105,13 @@ class EvaluationResult(Record):
     """Nothing for other tasks than a classification."""
     predictions: tuple[tuple[float, float], ...] = ()
     """Of a regression's first number: what the first test examples have, and what the model gives."""
+    outputs: Place | None = None
+    """What the model gave for each test example: an .npz of ``labels`` and ``outputs``, float32, see
+    ``tasks/predictions.py``. Older records have none."""
+    outputs_sha256: str | None = None
+    """Of that file."""
+    test_rows: str | None = None
+    """Which test rows these are: two evaluations that have it in common can be compared example by example."""
 
 
 class RegisteredModel(Record):

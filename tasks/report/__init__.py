@@ -1,4 +1,8 @@
-"""What a person opens: pictures and tables of runs, of comparisons, and of what strategies offer."""
+"""What a person opens: pictures and tables of runs, of comparisons, and of what strategies offer.
+
+A run's page is in `page`, with a file for a section or a few; it is not imported here, because its NumPy would delay
+the commands that print tables.
+"""
 
 from tasks.report.comparison import comparison_cells, comparison_page, comparison_remarks, comparison_table
 from tasks.report.pictures import augmented_examples, confusion_matrix, learning_curve, predictions

@@ -20,13 +20,24 @@ class Page:
     def __init__(self, connection: ClientConnection) -> None:
         self._connection = connection
         self._calls = 0
+        self._events: list[dict[str, Any]] = []
+
+    @contextlib.contextmanager
+    def heard(self) -> Iterator[list[dict[str, Any]]]:
+        """Give what the page asks the network for and says to the console, from now to the block's end."""
+        for domain in ("Network", "Log", "Runtime"):
+            self.call(f"{domain}.enable")
+        self._events.clear()
+        yield self._events
+        for domain in ("Network", "Log", "Runtime"):
+            self.call(f"{domain}.disable")
 
     def call(self, method: str, **params: Any) -> Any:
         """Call a method of the DevTools protocol, and return its result."""
         self._calls += 1
         self._connection.send(json.dumps({"id": self._calls, "method": method, "params": params}))
         while (answer := json.loads(self._connection.recv(timeout=60))).get("id") != self._calls:
-            pass  # An event.
+            self._events.append(answer)
         return answer["result"]
 
     def run(self, script: str) -> Any:

@@ -20,7 +20,7 @@ from tasks import config, pipeline
 CHECKOUT = Path(__file__).resolve().parent.parent.parent
 COMMANDS = [
     "run", "compare", "download", "prepare", "train", "evaluate", "register", "reconcile", "recipes",
-    "runs", "strategies", "trace", "ui",
+    "report", "runs", "strategies", "trace", "ui",
 ]  # fmt: skip
 # DESIGN.md, "The command": what `run --json` gives at least.
 KEYS = {
@@ -95,7 +95,7 @@ def test_json_is_one_line_with_every_key_and_nothing_else(finished):
     assert [key for key in KEYS if summary[key] in (None, "", [], {})] == []
     assert summary["epochs"] == 2
     assert summary["steps"] == 82, "1,293 examples are 41 batches of 32"
-    assert {"data", "train", "evaluate", "register", "total"} == summary["seconds"].keys()
+    assert {"data", "train", "evaluate", "register", "report", "total"} == summary["seconds"].keys()
     assert json.loads((finished.project / "mlruns/runs" / summary["run_id"] / "summary.json").read_text()) == summary
 
 
@@ -127,7 +127,13 @@ def test_the_mlflow_run_has_it_all(store, in_finished):
     assert {name: run.data.metrics[name] for name in summary["metrics"]} == summary["metrics"]
     assert len(store.get_metric_history(summary["run_id"], "validation/accuracy")) == 2
     kept = {Path(entry.path).name for entry in store.list_artifacts(summary["run_id"], "evaluation")}
-    assert {"augmented_examples.png", "confusion_matrix.png", "learning_curve.png", "evaluation.json"} <= kept
+    assert {
+        "report.html",
+        "augmented_examples.png",
+        "confusion_matrix.png",
+        "learning_curve.png",
+        "evaluation.json",
+    } <= kept
     assert run.data.tags["flow_run_id"] == summary["flow_run_id"]
 
 
@@ -190,9 +196,9 @@ def assert_classes_and_pictures(said, finished):
     rows = re.findall(r"^ ?(\d) +[01]\.\d{4} +[01]\.\d{4} +[01]\.\d{4} +(\d+) *$", said, re.MULTILINE)
     assert [name for name, _ in rows] == list("0123456789")
     assert sum(int(support) for _, support in rows) == 360
-    pictures = [line for line in said.splitlines() if line.endswith(".png")]
+    pictures = [line for line in said.splitlines() if line.endswith((".png", ".html"))]
     folder = f"mlruns/runs/{finished.summary['run_id']}/report"
-    names = "augmented_examples.png", "confusion_matrix.png", "learning_curve.png"
+    names = "augmented_examples.png", "confusion_matrix.png", "learning_curve.png", "report.html"
     assert pictures == [f"{folder}/{name}" for name in names]
     assert all((finished.project / path).is_file() for path in pictures)
 
@@ -202,6 +208,23 @@ def test_evaluate_prints_the_classes_and_the_pictures(in_finished, run):
     done = run(["stratagem", "evaluate", "--run", in_finished.summary["run_id"], "--set", "train.epochs=2"])
     assert done.returncode == 0, done.stderr
     assert_classes_and_pictures(done.stdout, in_finished)
+
+
+@pytest.mark.slow
+def test_a_report_is_written_again_without_a_framework(in_finished, record_imports, run):
+    run_id = in_finished.summary["run_id"]
+    path = in_finished.project / "mlruns" / "runs" / run_id / "report" / "report.html"
+    assert "digits-one_device-fit" in path.read_text(encoding="utf-8")
+    path.unlink()
+    imports = record_imports(in_finished.project)
+    done = run(["stratagem", "report", "latest"], env=imports.environment)
+    assert (done.returncode, done.stdout.strip()) == (0, str(path)), done.stderr
+    assert "Partial report" not in path.read_text(encoding="utf-8")
+    assert [name for name in ("tensorflow", "keras", "mlflow") if imports.of(name)] == []
+    assert len(imports.of("numpy")) == 1, "by the process that writes it"
+    refused = run(["stratagem", "report", "0" * 32])
+    assert refused.returncode == 2
+    assert refused.stderr == f"error: unknown run '{'0' * 32}': the newest runs: {run_id}\n"
 
 
 # Each: arguments of `stratagem run`, and what its one message must name: key, value, what is allowed or what to do.

@@ -4,8 +4,9 @@ import psutil
 import pytest
 
 from tasks import config
-from tasks.errors import StratagemError, UserError
+from tasks.errors import Interrupted, StratagemError, UserError
 from tasks.process import client
+from tasks.records import Run
 from tests.tasks.clusters import TWO, place_of
 
 pytestmark = pytest.mark.usefixtures("on_cpus")
@@ -105,3 +106,22 @@ def test_a_stage_process_that_died_is_told_and_replaced(settings):
         assert client.start_processes(settings) is not process
     finally:
         client.stop_processes()
+
+
+def test_a_report_that_cannot_be_written_fails_no_run(settings, monkeypatch, capsys):
+    def refuse(*arguments, **more):
+        raise StratagemError("the disk is full")
+
+    monkeypatch.setattr(client, "_call", refuse)
+    run = Run.model_construct(run_id="1" * 32)
+    client.write_report(settings, run)
+    assert capsys.readouterr().err == (
+        f"the report could not be written: the disk is full; `stratagem report {run.run_id}` tries again\n"
+    )
+
+    def interrupt(*arguments, **more):
+        raise Interrupted("write_report was interrupted")
+
+    monkeypatch.setattr(client, "_call", interrupt)
+    with pytest.raises(Interrupted):
+        client.write_report(settings, run)

@@ -1,3 +1,4 @@
+import hashlib
 import shutil
 import sys
 from pathlib import Path
@@ -15,7 +16,7 @@ from sklearn.metrics import (
     top_k_accuracy_score,
 )
 
-from tasks import config, tracked
+from tasks import config, predictions, tracked
 from tasks.errors import UserError
 from tasks.evaluate import evaluate
 
@@ -58,15 +59,57 @@ def test_metrics_are_those_of_scikit_learn(tiny, train, batch_size):
         )
         assert one.support == by_hand["support"]
 
+    kept = predictions.load(Path(result.outputs), result.outputs_sha256)
+    np.testing.assert_array_equal(kept.labels, np.load(tiny.splits["test"].labels))
+    images = np.load(tiny.splits["test"].features["image"])
+    logits = keras.models.load_model(training.final_model).predict(images, verbose=0)
+    np.testing.assert_allclose(kept.outputs, logits, rtol=1e-5, atol=1e-5)
+    assert (kept.outputs.dtype, kept.labels.dtype) == (np.float32, np.int64)
+
+
+def test_what_is_kept_of_an_evaluation_is_whole_or_nothing(tmp_path):
+    path = tmp_path / "evaluation" / "20.npz"
+    labels, outputs = np.arange(3), np.random.default_rng(0).random((3, 4))
+    sha256 = predictions.save(path, labels, outputs)
+    assert predictions.save(path, labels, outputs) == sha256, "the same bytes again"
+    assert [file.name for file in path.parent.iterdir()] == ["20.npz"]
+    assert predictions.load(path, sha256).outputs.dtype == np.float32
+    assert predictions.load(path, "0" * 64) is None, "another one"
+    path.write_bytes(path.read_bytes()[:-10])
+    assert predictions.load(path, sha256) is None
+    path.write_bytes(b"no file of NumPy's")
+    assert predictions.load(path, hashlib.sha256(path.read_bytes()).hexdigest()) is None
+    assert predictions.load(tmp_path / "gone.npz", sha256) is None
+
+
+def test_which_rows_were_tested_depends_on_the_test_arrays_alone(tiny):
+    rows = predictions.test_rows(tiny)
+    test = tiny.splits["test"]
+    trained_otherwise = tiny.model_copy(update={"data_version": "0" * 32, "splits": {"test": test}})
+    assert predictions.test_rows(trained_otherwise) == rows
+    moved = {f"data/other/prepared/{Path(path).name}": digest for path, digest in test.sha256.items()}
+    elsewhere = test.model_copy(
+        update={"sha256": moved, "labels": f"data/other/prepared/{Path(test.labels).name}",
+                "features": {"image": f"data/other/prepared/{Path(test.features['image']).name}"}}
+    )  # fmt: skip
+    assert predictions.test_rows(tiny.model_copy(update={"splits": {"test": elsewhere}})) == rows
+    for path in test.sha256:
+        other = test.model_copy(update={"sha256": test.sha256 | {path: "0" * 64}})
+        assert predictions.test_rows(tiny.model_copy(update={"splits": {"test": other}})) != rows
+
 
 def test_a_stream_is_evaluated_as_an_array_is(digits, train, monkeypatch):
     training = train(digits, "train.epochs=1")
     array = evaluate(load(), digits, training)
+    kept = predictions.load(Path(array.outputs), array.outputs_sha256)
     # TensorFlow has its devices by now, and would refuse to leave one out.
     monkeypatch.setattr("tensorflow.config.set_visible_devices", pytest.fail)
     stream = evaluate(load("input.source=stream", "evaluate.global_batch_size=70"), digits, training)
     assert stream.metrics == pytest.approx(array.metrics, rel=1e-5)
     assert stream.confusion_matrix == array.confusion_matrix
+    again = predictions.load(Path(stream.outputs), stream.outputs_sha256)
+    np.testing.assert_array_equal(again.labels, kept.labels, "the order is the same, so examples can be compared")
+    np.testing.assert_allclose(again.outputs, kept.outputs, rtol=1e-4, atol=1e-4)
 
 
 OWN = """

@@ -1,0 +1,183 @@
+"""Evidence: how sure a number of test examples is, and whether a model is better than another by more than chance.
+
+Plain functions of NumPy arrays. All resampling is by a seed, so the same arrays give the same figures.
+"""
+
+from collections.abc import Callable, Iterator
+from typing import Any, Literal, NamedTuple, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+Labels: TypeAlias = npt.NDArray[Any]
+"""Of n examples: (n,) or (n, labels or numbers)."""
+Outputs: TypeAlias = npt.NDArray[Any]
+"""What a model gives for n examples: (n, num_outputs)."""
+Measure: TypeAlias = Callable[[Labels, Outputs], float | None]
+"""A metric: takes labels and outputs, returns a number; None or no number where it says nothing about them."""
+RESAMPLES = 1000
+"""The percentiles of an interval are those of so many resamples: Efron and Tibshirani (1993, section 14.3) take 1,000
+for the least."""
+# Rows of an array of resampled indices that are in memory at a time: 16 MB.
+_CHUNK = 2_000_000
+
+
+class Interval(NamedTuple):
+    """Where a number lies, with the confidence that was asked for."""
+
+    low: float
+    high: float
+
+
+class Difference(NamedTuple):
+    """By how much one model is better than another on the same examples; below 0, it is worse."""
+
+    value: float
+    interval: Interval
+    """Of both sides."""
+    p_value: float
+    """How likely a value as large is where the model is no better: of one side."""
+
+
+def interval(
+    measure: Measure,
+    labels: Labels,
+    outputs: Outputs,
+    confidence: float = 0.95,
+    seed: int = 0,
+    num_resamples: int = RESAMPLES,
+) -> Interval:
+    """Return the bootstrap interval of a metric: the percentiles of what it is for as many examples drawn with
+    replacement.
+
+    Resamples about which the metric says nothing (an AUC without a class) are left out; without any that it says
+    something about, both ends are NaN.
+
+    Source: Efron and Tibshirani, An Introduction to the Bootstrap (1993), section 13.3.
+    """
+    found = [_number(measure(labels[rows], outputs[rows])) for rows in _resamples(len(labels), seed, num_resamples)]
+    return _percentiles(np.array(found), confidence)
+
+
+def interval_of_mean(
+    values: npt.NDArray[Any], confidence: float = 0.95, seed: int = 0, num_resamples: int = RESAMPLES
+) -> Interval:
+    """Return the same for a metric that is the mean of a number of each example, (n,), such as whether it is right:
+    much faster."""
+    return _percentiles(_resampled_means(values, seed, num_resamples), confidence)
+
+
+def mcnemar(right_before: npt.NDArray[np.bool_], right_after: npt.NDArray[np.bool_]) -> float:
+    """Return how likely it is, where a model is right no more often than the one before, that so large a part of the
+    examples that only one of them gets right are this one's: the exact test, of one side.
+
+    Of b examples that only the model before gets right and c that only this one does, it is P(X >= c), X binomial of
+    b + c tries at 1/2; 1 where there are none.
+
+    Args:
+        right_before: whether the model before is right, bool (n,).
+        right_after: whether this one is, bool (n,), on the same examples.
+
+    Source: McNemar, Psychometrika 12 (1947), 153-157; exact after Dietterich, Neural Computation 10 (1998), 1895-1923.
+    """
+    from scipy.special import bdtrc
+
+    lost = int((right_before & ~right_after).sum())
+    won = int((right_after & ~right_before).sum())
+    # The tail above won - 1, which scipy.special has without scipy.stats, whose import takes a second of a processor.
+    return float(bdtrc(won - 1, won + lost, 0.5)) if won else 1.0
+
+
+def paired_bootstrap(
+    measure: Measure,
+    labels: Labels,
+    before: Outputs,
+    after: Outputs,
+    better: Literal["higher", "lower"] = "higher",
+    confidence: float = 0.95,
+    seed: int = 0,
+    num_resamples: int = RESAMPLES,
+) -> Difference:
+    """Return by how much a metric is better for one model than for the one before: both are measured on the same
+    examples of each resample.
+
+    The p-value is the share of resamples in which the model is no better, counting the sample itself as one of these
+    (Davison and Hinkley 1997, section 4.2.3), and any about which the metric says nothing.
+
+    Args:
+        measure: the metric.
+        labels: of n examples.
+        before: the outputs of the model before, (n, num_outputs).
+        after: those of this one.
+        better: which values of the metric are.
+        confidence: of the interval.
+        seed: of the resamples.
+        num_resamples: how many there are.
+
+    Source: Efron and Tibshirani (1993), sections 13.3 and 16.4; for paired models Efron, Annals of Statistics 7 (1979).
+    """
+    sign = 1.0 if better == "higher" else -1.0
+
+    def difference(rows: Any) -> float:
+        was, now = measure(labels[rows], before[rows]), measure(labels[rows], after[rows])
+        return sign * (_number(now) - _number(was))
+
+    found = np.array([difference(rows) for rows in _resamples(len(labels), seed, num_resamples)])
+    return _difference(difference(slice(None)), found, confidence)
+
+
+def paired_means(
+    before: npt.NDArray[Any],
+    after: npt.NDArray[Any],
+    better: Literal["higher", "lower"] = "higher",
+    confidence: float = 0.95,
+    seed: int = 0,
+    num_resamples: int = RESAMPLES,
+) -> Difference:
+    """Return the same for a metric that is the mean of a number of each example, (n,): much faster."""
+    gains = np.asarray(after, np.float64) - np.asarray(before, np.float64)
+    gains = gains if better == "higher" else -gains
+    return _difference(float(gains.mean()), _resampled_means(gains, seed, num_resamples), confidence)
+
+
+def _difference(value: float, resampled: npt.NDArray[np.float64], confidence: float) -> Difference:
+    no_better = int((~(resampled > 0)).sum())
+    return Difference(value, _percentiles(resampled, confidence), (no_better + 1) / (len(resampled) + 1))
+
+
+def _number(value: float | None) -> float:
+    return float("nan") if value is None else float(value)
+
+
+def _percentiles(found: npt.NDArray[np.float64], confidence: float) -> Interval:
+    found = found[~np.isnan(found)]
+    if not len(found):
+        return Interval(float("nan"), float("nan"))
+    tail = (1 - confidence) / 2
+    low, high = np.quantile(found, [tail, 1 - tail])
+    return Interval(float(low), float(high))
+
+
+def _resamples(count: int, seed: int, num_resamples: int) -> Iterator[npt.NDArray[np.int64]]:
+    """Yield the rows of each resample, (count,)."""
+    generator = np.random.default_rng(seed)
+    for _ in range(num_resamples):
+        yield generator.integers(0, count, count)
+
+
+def _resampled_means(values: npt.NDArray[Any], seed: int, num_resamples: int) -> npt.NDArray[np.float64]:
+    """Return the mean of each resample of values (n,): (num_resamples,)."""
+    values = np.asarray(values, np.float64)
+    generator, count = np.random.default_rng(seed), len(values)
+    distinct, numbers = np.unique(values, return_counts=True)
+    if len(distinct) <= 100:
+        # How often each value is drawn is multinomial: no example need be drawn by itself.
+        drawn = generator.multinomial(count, numbers / count, num_resamples)
+        means: npt.NDArray[np.float64] = drawn @ distinct / count
+        return means
+    at_once = max(1, _CHUNK // count)
+    parts = [
+        values[generator.integers(0, count, (min(at_once, num_resamples - first), count))].mean(axis=1)
+        for first in range(0, num_resamples, at_once)
+    ]
+    return np.concatenate(parts)

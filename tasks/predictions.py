@@ -1,0 +1,52 @@
+"""What a model gave for each test example, kept in a file; and which test rows these are."""
+
+import hashlib
+import json
+import zipfile
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from tasks import files
+from tasks.records import PreparedDataset
+
+
+class Predictions(NamedTuple):
+    """Of n test examples, in the order of the prepared arrays."""
+
+    labels: npt.NDArray[Any]
+    """As in ``records.PreparedSplit``: (n,), or (n, labels or numbers)."""
+    outputs: npt.NDArray[np.float32]
+    """(n, num_outputs): logits, or the numbers of a regression."""
+
+
+def test_rows(prepared: PreparedDataset) -> str:
+    """Return what the test rows of two data versions have in common if they are the same: a sha256 over those of the
+    test split's arrays, weights left out, which count in a training alone."""
+    split = prepared.splits["test"]
+    paths = (*split.features.values(), split.labels)
+    digests = {Path(path).name: split.sha256.get(path, "") for path in paths}
+    return hashlib.sha256(json.dumps(digests, sort_keys=True).encode()).hexdigest()
+
+
+def save(path: Path, labels: npt.NDArray[Any], outputs: npt.NDArray[Any]) -> str:
+    """Write labels and outputs as an .npz file, whole or not at all; return the file's sha256."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with files.replacing(path) as temporary:
+        with temporary.open("wb") as file:
+            np.savez(file, labels=labels, outputs=outputs.astype(np.float32))
+        digest = files.digest(temporary)
+    return digest
+
+
+def load(path: Path, sha256: str) -> Predictions | None:
+    """Return what such a file holds; None where it is gone, or is not the one of this sha256."""
+    try:
+        if files.digest(path) != sha256:
+            return None
+        with np.load(path, allow_pickle=False) as arrays:
+            return Predictions(arrays["labels"], arrays["outputs"])
+    except (OSError, ValueError, KeyError, zipfile.BadZipFile):
+        return None

@@ -1,0 +1,81 @@
+"""What a report is made of: sections, each of a few texts, tables, figures and pictures."""
+
+from dataclasses import dataclass, field
+from typing import ClassVar, TypeAlias
+
+from markupsafe import Markup
+
+Cell: TypeAlias = str | Markup
+
+
+@dataclass(frozen=True)
+class Text:
+    """A paragraph."""
+
+    kind: ClassVar[str] = "text"
+    text: Cell
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table; what its columns after the first ``num_texts`` hold are numbers, which stand at the right."""
+
+    kind: ClassVar[str] = "table"
+    header: tuple[str, ...]
+    rows: list[list[Cell]]
+    num_texts: int = 1
+    title: str = ""
+    folded: bool = False
+    """Shown by a click, under its title."""
+
+
+@dataclass(frozen=True)
+class Figure:
+    """Drawings beside each other, under one another where the page is narrow."""
+
+    kind: ClassVar[str] = "figure"
+    drawings: list[Markup]
+    caption: str = ""
+    wide: bool = False
+    """As large as it is drawn, in a box that scrolls."""
+
+
+@dataclass(frozen=True)
+class Picture:
+    """An image, inlined."""
+
+    uri: str
+    """``data:image/...``."""
+    alt: str
+    caption: tuple[str, ...] = ()
+    """A line each."""
+
+
+@dataclass(frozen=True)
+class Pictures:
+    """Images beside each other; ``large`` as wide as the page."""
+
+    kind: ClassVar[str] = "pictures"
+    pictures: list[Picture]
+    large: bool = False
+
+
+Block: TypeAlias = Text | Table | Figure | Pictures
+
+
+@dataclass(frozen=True)
+class Section:
+    """A part of the report under a heading."""
+
+    title: str
+    blocks: list[Block] = field(default_factory=list)
+
+    @property
+    def anchor(self) -> str:
+        """Its place in the page."""
+        return self.title.lower().replace(" ", "-")
+
+
+def facts(rows: dict[str, Cell], title: str = "", folded: bool = False) -> Table:
+    """Return a table of names and what they are."""
+    return Table(("", ""), [[name, value] for name, value in rows.items()], 2, title, folded)

@@ -1,0 +1,146 @@
+"""Sections on what went in and what came out: data, augmented examples, model, and its card."""
+
+import base64
+from collections.abc import Mapping
+
+from tasks.records import PreparedDataset
+from tasks.report import svg
+from tasks.report.blocks import Block, Cell, Figure, Picture, Pictures, Section, Table, Text, facts
+from tasks.report.material import Material, layers
+
+BARS = 30
+"""Classes up to which they are drawn."""
+NUMBERS = 8
+INTENDED_USE = "intended_use.txt"
+"""A text of the user's, in the folder ``report`` of a run."""
+
+
+def augmented(material: Material) -> Section | None:
+    """Return the picture of training images and what augmentation makes of them, where there is one."""
+    path = material.folder / "report" / "augmented_examples.png"
+    if not path.is_file():
+        return None
+    uri = f"data:image/png;base64,{base64.b64encode(path.read_bytes()).decode()}"
+    alt = "a row an image: as it is, then as it may be trained on"
+    return Section("Augmented examples", [Pictures([Picture(uri, alt)], large=True)])
+
+
+def data(material: Material) -> Section:
+    """Return what the dataset has: splits, classes, features, what is missing."""
+    prepared = material.prepared
+    if prepared is None:
+        return Section("Data", [Text("The prepared data are not here any more.")])
+    facts_of: dict[str, Cell] = {
+        "kind": f"{prepared.kind}, version {prepared.version}",
+        "task": f"{prepared.target.task}, {prepared.target.num_outputs:,} outputs",
+        "licence": svg.escaped(prepared.licence or "not known"),
+    }
+    if prepared.held_out is not None:
+        held = prepared.held_out
+        facts_of["test split"] = f"{held.num_examples:,} examples taken from the training split by seed {held.seed}"
+    blocks: list[Block] = []
+    if material.evaluation is not None and material.test is None and material.evaluation.test_rows is not None:
+        blocks.append(Text("These data are others than those that this run was evaluated on."))
+    blocks += [facts(facts_of), _splits(prepared), _features(prepared)]
+    if missing := _missing(prepared):
+        blocks.append(missing)
+    counts = dict(zip(prepared.target.class_names, prepared.splits["train"].class_counts, strict=False))
+    if counts:
+        blocks.append(_counts(counts))
+    return Section("Data", blocks)
+
+
+def _splits(prepared: PreparedDataset) -> Table:
+    rows: list[list[Cell]] = []
+    for name, split in prepared.splits.items():
+        counts = split.class_counts
+        ends = [f"{min(counts):,}", f"{max(counts):,}"] if counts else ["-", "-"]
+        rows.append([name, f"{split.num_examples:,}", *ends])
+    return Table(("split", "examples", "smallest class", "largest class"), rows)
+
+
+def _features(prepared: PreparedDataset) -> Table:
+    rows: list[list[Cell]] = []
+    for name, feature in prepared.features.items():
+        means, deviations = (
+            ", ".join(f"{value:.4g}" for value in values[:NUMBERS]) for values in (feature.mean, feature.deviation)
+        )
+        more = ", …" if len(feature.mean) > NUMBERS else ""
+        shape = " x ".join(map(str, feature.shape))
+        rows.append(
+            [svg.escaped(name), f"{feature.kind} {shape}", f"{means}{more}" or "-", f"{deviations}{more}" or "-"]
+        )
+    return Table(("feature", "what", "mean in training", "deviation"), rows, 4)
+
+
+def _missing(prepared: PreparedDataset) -> Table | None:
+    columns = sorted({column for split in prepared.splits.values() for column in split.num_missing})
+    rows: list[list[Cell]] = [
+        [svg.escaped(column), *(f"{split.num_missing.get(column, 0):,}" for split in prepared.splits.values())]
+        for column in columns
+    ]
+    return Table(("column", *prepared.splits), rows, title="Missing values") if rows else None
+
+
+def _counts(counts: Mapping[str, int]) -> Block:
+    ordered = dict(sorted(counts.items(), key=lambda item: -item[1]))
+    if len(ordered) <= BARS:
+        return Figure([svg.bars("Training examples by class", ordered)])
+    rows: list[list[Cell]] = [[svg.escaped(name), f"{count:,}"] for name, count in ordered.items()]
+    return Table(("class", "examples"), rows, title=f"Training examples of {len(rows):,} classes", folded=True)
+
+
+def model(material: Material) -> Section | None:
+    """Return the layers that have parameters, and how many."""
+    training = material.training
+    if training is None:
+        return None
+    found = layers(material)
+    rows: list[list[Cell]] = [[svg.escaped(name), kind, f"{size:,}"] for name, kind, size in found]
+    told = f"{training.num_parameters:,} parameters, those that do not learn included."
+    blocks: list[Block] = [Text(told)]
+    if rows:
+        title = f"{len(rows)} layers that have parameters"
+        blocks.append(Table(("layer", "kind", "parameters"), rows, 2, title, folded=len(rows) > BARS))
+    rows_of: dict[str, Cell] = {"model": training.final_model, "sha256 of its weights": training.weights_digest}
+    if training.best_model != training.final_model:
+        rows_of["model of the best checkpoint"] = training.best_model
+    return Section("Model", [*blocks, facts(rows_of)])
+
+
+def card(material: Material) -> Section:
+    """Return what Mitchell et al., Model Cards for Model Reporting (2019), ask of one who gives a model away; what it
+    is meant for, only its maker knows."""
+    path = material.folder / "report" / INTENDED_USE
+    place = f"{material.run.folder}/report/{INTENDED_USE}"
+    try:
+        intended = path.read_text(encoding="utf-8").strip()
+    except (OSError, UnicodeDecodeError):
+        intended = ""
+    use = intended or (
+        f"Left to you. Write what the model is for, for whom, and what it must not be used for into {place}, and give "
+        f"`stratagem report {material.run.run_id}`."
+    )
+    settings, evaluation = material.run.settings, material.evaluation
+    rows: dict[str, Cell] = {
+        "intended use": svg.escaped(use),
+        "model": svg.escaped(f"{settings['model']['name']}, trained from {_beginning(material)}"),
+        "training data": svg.escaped(
+            f"{settings['dataset']['name']}, version {material.run.lineage.data_version or 'not known'}"
+        ),
+        "licence of the data": svg.escaped((material.prepared.licence if material.prepared else None) or "not known"),
+    }
+    if evaluation is not None:
+        name = f"test/{material.headline}"
+        rows["evaluation"] = f"{name} {evaluation.metrics[name]:.4f} on {evaluation.num_examples:,} examples"
+        rows["where it fails"] = (
+            "see the mistakes and the slices, the worst first" if material.predictions else "not known"
+        )
+    return Section(
+        "Model card", [facts(rows), Text("Sections after Mitchell et al., Model Cards for Model Reporting (2019).")]
+    )
+
+
+def _beginning(material: Material) -> str:
+    initial = material.run.settings["model"].get("initial")
+    return f"the weights of {initial}" if initial else "random weights"

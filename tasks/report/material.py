@@ -1,0 +1,239 @@
+"""What a report is written from: the records of a run, what its model gave for the test examples, and these."""
+
+import json
+import zipfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from tasks import config, predictions, records, runs
+from tasks.errors import UserError
+from tasks.predictions import Predictions
+from tasks.records import (
+    HEADLINES,
+    EvaluationResult,
+    Feature,
+    Placement,
+    PreparedDataset,
+    RegisteredModel,
+    Run,
+    RunStatus,
+    RunSummary,
+    Task,
+    TrainingResult,
+)
+
+
+@dataclass(frozen=True)
+class TestExamples:
+    """The test split as prepared."""
+
+    prepared: PreparedDataset
+    arrays: Mapping[str, npt.NDArray[Any]]
+    """Of each feature, mapped: (n, *shape)."""
+    vocabularies: Mapping[str, list[list[str]]]
+    """Of features that have one: the texts of each column, from place 2 on."""
+
+    def columns(self, name: str) -> list[tuple[str, int, int]]:
+        """Return name, first place and width of each column of a feature of numbers or categories."""
+        feature, found, first = self.prepared.features[name], [], 0
+        for column in feature.columns:
+            found.append((column.name, first, column.width))
+            first += column.width
+        return found or [(f"{name} {place}", place, 1) for place in range(feature.shape[0])]
+
+    def word(self, name: str, column: int, place: int) -> str:
+        """Return what a number of a feature of categories or words stands for."""
+        if place < 2:
+            return ("missing", "unknown")[place]
+        words = self.vocabularies[name][column]
+        return words[place - 2] if place - 2 < len(words) else str(place)
+
+
+@dataclass(frozen=True)
+class Material:
+    """All that is known of a run."""
+
+    run: Run
+    folder: Path
+    """Of the run, from the root of the disk."""
+    status: RunStatus | None
+    training: TrainingResult | None
+    evaluation: EvaluationResult | None
+    registered: RegisteredModel | None
+    prepared: PreparedDataset | None
+    """None where the data are not here any more."""
+    predictions: Predictions | None
+    test: TestExamples | None
+    """None where the test rows are not those of the evaluation."""
+    seconds: Mapping[str, float]
+    """By stage, where the whole run is known."""
+
+    @property
+    def task(self) -> Task:
+        """What is learnt; a run that was not evaluated and whose data are gone counts as a classification."""
+        if self.evaluation is None:
+            return self.prepared.target.task if self.prepared else "classification"
+        if self.evaluation.confusion_matrix:
+            return "classification"
+        return "multilabel" if self.evaluation.classes else "regression"
+
+    @property
+    def headline(self) -> str:
+        """The metric of the task."""
+        return HEADLINES[self.task]
+
+    @property
+    def missing(self) -> list[str]:
+        """What the run has not come to."""
+        stages = {"trained": self.training, "evaluated": self.evaluation, "registered": self.registered}
+        return [name for name, record in stages.items() if record is None]
+
+    @cached_property
+    def probabilities(self) -> npt.NDArray[np.float64]:
+        """Of each test example, (n, num_outputs): of each class, or of each label."""
+        outputs = self.predicted.outputs.astype(np.float64)
+        if self.task == "multilabel":
+            of_labels: npt.NDArray[np.float64] = 1 / (1 + np.exp(-np.clip(outputs, -700, 700)))
+            return of_labels
+        powers = np.exp(outputs - outputs.max(axis=1, keepdims=True))
+        shares: npt.NDArray[np.float64] = powers / powers.sum(axis=1, keepdims=True)
+        return shares
+
+    @property
+    def predicted(self) -> Predictions:
+        """What the model gave; only for a section that has looked whether it is there."""
+        if self.predictions is None:
+            raise ValueError("there are no predictions")
+        return self.predictions
+
+    @cached_property
+    def scores(self) -> npt.NDArray[np.float64]:
+        """How good each test example is: 1 where the class is right and 0 where not, the share of labels that are
+        right, or of a regression the mean absolute error, (n,)."""
+        labels, outputs = self.predicted
+        if self.task == "classification":
+            each: npt.NDArray[Any] = outputs.argmax(axis=1) == labels
+        elif self.task == "multilabel":
+            each = ((outputs > 0) == (labels == 1)).mean(axis=1)
+        else:
+            each = np.abs(outputs.astype(np.float64) - labels).mean(axis=1)
+        return each.astype(np.float64)
+
+    @property
+    def class_names(self) -> list[str]:
+        """Of classes, or labels."""
+        return [entry.name for entry in self.evaluation.classes] if self.evaluation else []
+
+
+def load(run: Run, seconds: Mapping[str, float] | None = None) -> Material:
+    """Read what there is of a run.
+
+    Args:
+        run: whole or not.
+        seconds: by stage; without them those of the run's summary.
+    """
+    root = config.project_root()
+    evaluation = runs.load_result(run, EvaluationResult)
+    prepared = _prepared(run, root)
+    found = None
+    if evaluation is not None and evaluation.outputs is not None and evaluation.outputs_sha256 is not None:
+        found = predictions.load(root / evaluation.outputs, evaluation.outputs_sha256)
+    same = prepared is not None and evaluation is not None and evaluation.test_rows == predictions.test_rows(prepared)
+    return Material(
+        run=run,
+        folder=root / run.folder,
+        status=runs.status(run),
+        training=runs.load_result(run, TrainingResult),
+        evaluation=evaluation,
+        registered=runs.load_result(run, RegisteredModel),
+        prepared=prepared,
+        predictions=found,
+        test=_test(prepared, root) if prepared is not None and same else None,
+        seconds=seconds if seconds is not None else _summary_seconds(root / run.folder),
+    )
+
+
+def _prepared(run: Run, root: Path) -> PreparedDataset | None:
+    name = str(run.settings.get("dataset", {}).get("name"))
+    try:
+        return records.load(PreparedDataset, root / "data" / name / "prepared" / "manifest.json")
+    except UserError:
+        return None
+
+
+def _test(prepared: PreparedDataset, root: Path) -> TestExamples | None:
+    split = prepared.splits["test"]
+    try:
+        arrays = {
+            name: np.load(root / path, mmap_mode="r", allow_pickle=False) for name, path in split.features.items()
+        }
+        vocabularies = {
+            name: json.loads((root / feature.vocabulary).read_text(encoding="utf-8"))
+            for name, feature in prepared.features.items()
+            if feature.vocabulary is not None
+        }
+    except (OSError, ValueError):
+        return None
+    return TestExamples(prepared, arrays, vocabularies)
+
+
+def _summary_seconds(folder: Path) -> Mapping[str, float]:
+    try:
+        return records.load(RunSummary, folder / "summary.json").seconds
+    except UserError:
+        return {}
+
+
+def layers(material: Material) -> list[tuple[str, str, int]]:
+    """Return name, kind and parameters of each layer that has some, in their order; nothing where it is not known."""
+    training = material.training
+    try:
+        placement = records.load(Placement, material.folder / "records" / "placement.json")
+    except UserError:
+        return []
+    kinds = _layer_kinds(config.project_root() / training.final_model) if training else {}
+    found: dict[str, int] = {}
+    left = training.num_parameters if training else 0
+    for variable in placement.variables:  # The optimizer's come after the model's.
+        size = int(np.prod(variable.shape))
+        if size > left:
+            break
+        left -= size
+        layer = variable.path.rpartition("/")[0] or variable.path
+        found[layer] = found.get(layer, 0) + size
+    return [(name, kinds.get(name.rpartition("/")[2], ""), size) for name, size in found.items()]
+
+
+def _layer_kinds(path: Path) -> dict[str, str]:
+    """Return the class of each layer of a .keras file by the layer's name."""
+    try:
+        with zipfile.ZipFile(path) as archive:
+            written = json.loads(archive.read("config.json"))
+    except (OSError, KeyError, ValueError, zipfile.BadZipFile):
+        return {}
+    found: dict[str, str] = {}
+
+    def look(part: Any) -> None:
+        if isinstance(part, dict):
+            inner = part.get("config")
+            if isinstance(inner, dict) and isinstance(inner.get("name"), str) and "class_name" in part:
+                found.setdefault(inner["name"], str(part["class_name"]))
+            for one in part.values():
+                look(one)
+        elif isinstance(part, list):
+            for one in part:
+                look(one)
+
+    look(written)
+    return found
+
+
+def is_image(feature: Feature) -> bool:
+    """Return whether a feature can be shown as a picture."""
+    return feature.kind == "image" and len(feature.shape) == 3

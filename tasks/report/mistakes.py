@@ -1,0 +1,127 @@
+"""Section on the most confident mistakes: the test examples themselves."""
+
+import base64
+import io
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from tasks.report import svg
+from tasks.report.blocks import Block, Cell, Picture, Pictures, Section, Table, Text
+from tasks.report.material import Material, TestExamples, is_image
+
+SHOWN = 24
+ROWS = 12
+"""Examples that are no pictures."""
+SIDE = 128
+"""Pixels that a picture has at most."""
+COLUMNS = 8
+WORDS = 60
+
+
+def mistakes(material: Material) -> Section | None:
+    """Return the examples about which a model is most wrong: those of another class by how sure it is, of labels by the
+    probability of the one that is most wrong, of a regression by the error."""
+    if material.predictions is None:
+        return None
+    title = "Largest errors" if material.task == "regression" else "Most confident mistakes"
+    if material.test is None:
+        return Section(title, [Text(_gone(material))])
+    rows, told = _worst(material)
+    if not len(rows):
+        return Section(title, [Text("There is none: every test example is right.")])
+    blocks: list[Block] = []
+    features = material.test.prepared.features
+    for name, feature in features.items():
+        if is_image(feature):
+            blocks.append(Pictures([_picture(material.test, name, row, told[row]) for row in rows[:SHOWN]]))
+    if len(features) > len(blocks):
+        header, lines = _rows(material.test, rows[:ROWS], told)
+        blocks.append(Table(header, lines, len(header), "Features as prepared"))
+    return Section(title, blocks)
+
+
+def _gone(material: Material) -> str:
+    data = "The data are not here any more" if material.prepared is None else "The test rows are others by now"
+    return f"{data}, so the examples cannot be shown."
+
+
+def _worst(material: Material) -> tuple[npt.NDArray[np.int64], dict[int, tuple[str, ...]]]:
+    """Return the places of the worst examples, the worst first, and for each what is true and what was given."""
+    labels, outputs = material.predicted
+    told: dict[int, tuple[str, ...]] = {}
+    if material.task == "regression":
+        rows = np.argsort(-material.scores, kind="stable")[:SHOWN]
+        for row in rows:
+            told[int(row)] = (f"true {_numbers(labels[row])}", f"given {_numbers(outputs[row])}")
+        return rows, told
+    names, shares = material.class_names, material.probabilities
+    if material.task == "multilabel":
+        gaps = np.abs(shares - labels)
+        wrong = np.flatnonzero(gaps.max(axis=1) > 0.5)
+        rows = wrong[np.argsort(-gaps[wrong].max(axis=1), kind="stable")][:SHOWN]
+        for row in rows:
+            label = int(gaps[row].argmax())
+            told[int(row)] = (
+                f"true: {'not ' if not labels[row, label] else ''}{names[label]}",
+                f"given {shares[row, label]:.1%} for {names[label]}",
+            )
+        return rows, told
+    taken = outputs.argmax(axis=1)
+    wrong = np.flatnonzero(taken != labels)
+    rows = wrong[np.argsort(-shares[wrong, taken[wrong]], kind="stable")][:SHOWN]
+    for row in rows:
+        told[int(row)] = (f"true {names[labels[row]]}", f"given {names[taken[row]]}, {shares[row, taken[row]]:.1%}")
+    return rows, told
+
+
+def _numbers(values: npt.NDArray[Any]) -> str:
+    return ", ".join(f"{value:.6g}" for value in np.atleast_1d(values)[:4])
+
+
+def _picture(test: TestExamples, name: str, row: int, told: tuple[str, ...]) -> Picture:
+    return Picture(data_uri(np.asarray(test.arrays[name][row])), f"test example {row}: {', '.join(told)}", told)
+
+
+def data_uri(pixels: npt.NDArray[np.uint8]) -> str:
+    """Return an image, uint8 (height, width, channels), as an address with a PNG in it; with a JPEG where it is
+    a large one."""
+    from PIL import Image
+
+    shown = pixels[..., :3] if pixels.shape[-1] >= 3 else pixels[..., 0]
+    image = Image.fromarray(np.ascontiguousarray(shown))
+    image.thumbnail((SIDE, SIDE))
+    large = max(image.size) > 64
+    buffer = io.BytesIO()
+    image.save(buffer, **({"format": "JPEG", "quality": 85} if large else {"format": "PNG"}))
+    kind = "jpeg" if large else "png"
+    return f"data:image/{kind};base64,{base64.b64encode(buffer.getvalue()).decode()}"
+
+
+def _rows(
+    test: TestExamples, rows: npt.NDArray[np.int64], told: dict[int, tuple[str, ...]]
+) -> tuple[tuple[str, ...], list[list[Cell]]]:
+    """Return the header and the lines of a table of examples: what is true, what was given, and the features."""
+    names: list[str] = []
+    lines: list[list[Cell]] = [[svg.escaped(f"{row}"), *map(svg.escaped, told[int(row)])] for row in rows]
+    for name, feature in test.prepared.features.items():
+        if feature.kind == "text":
+            names.append(name)
+            for line, row in zip(lines, rows, strict=True):
+                line.append(svg.escaped(text_of(test, name, row)))
+        elif feature.kind in ("number", "category") and len(feature.shape) == 1:
+            for place, (column, first, _) in enumerate(test.columns(name)[:COLUMNS]):
+                names.append(column)
+                for line, row in zip(lines, rows, strict=True):
+                    value = test.arrays[name][row, first]
+                    shown = test.word(name, place, int(value)) if feature.kind == "category" else f"{value:.6g}"
+                    line.append(svg.escaped(shown))
+    return ("row", "", "", *names), lines
+
+
+def text_of(test: TestExamples, name: str, row: int) -> str:
+    """Return the words of a text as far as the vocabulary knows them; … for one that it does not."""
+    places = [int(place) for place in test.arrays[name][row].ravel() if place]
+    words = ["…" if place == 1 else test.word(name, 0, place) for place in places[:WORDS]]
+    return " ".join(words) + (" …" if len(places) > WORDS else "")

@@ -1,0 +1,109 @@
+"""Intervals and tests against those of scipy and scikit-learn, and against what chance does."""
+
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from scipy import stats
+from sklearn.metrics import f1_score
+
+from tasks import evidence, metrics
+
+
+def outputs_of(taken: np.ndarray, num_classes: int = 10) -> np.ndarray:
+    """Logits whose largest is that of a class."""
+    return np.eye(num_classes)[taken]
+
+
+def guesses(generator: np.random.Generator, labels: np.ndarray, accuracy: float) -> np.ndarray:
+    """Classes, of which such a share is right, each by chance."""
+    wrong = (labels + generator.integers(1, 10, len(labels))) % 10
+    return np.where(generator.random(len(labels)) < accuracy, labels, wrong)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_mcnemar_is_the_exact_binomial_test(seed: int) -> None:
+    generator = np.random.default_rng(seed)
+    before, after = generator.random((2, 300)) < [[0.8], [0.85]]
+    won, lost = int((after & ~before).sum()), int((before & ~after).sum())
+    expected = stats.binomtest(won, won + lost, 0.5, alternative="greater").pvalue
+    assert evidence.mcnemar(before, after) == pytest.approx(expected, rel=1e-12)
+
+
+def test_mcnemar_where_there_is_nothing_to_choose() -> None:
+    right = np.array([True, False, True])
+    assert evidence.mcnemar(right, right) == 1.0
+    assert evidence.mcnemar(right, np.array([True, True, True])) == 0.5
+    assert evidence.mcnemar(np.array([True, True, True]), right) == 1.0
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_an_interval_is_scipys(seed: int) -> None:
+    generator = np.random.default_rng(seed)
+    labels = generator.integers(0, 10, 400)
+    outputs = outputs_of(guesses(generator, labels, 0.9))
+    macro_f1 = metrics.find("macro_f1").of_predictions
+    own = evidence.interval(macro_f1, labels, outputs, 0.9, seed, 2000)
+    taken = outputs.argmax(axis=1)
+    assert macro_f1(labels, outputs) == pytest.approx(f1_score(labels, taken, average="macro"))
+    theirs = stats.bootstrap(
+        (labels, taken), lambda y, x: f1_score(y, x, average="macro"), vectorized=False, paired=True,
+        confidence_level=0.9, n_resamples=2000, method="percentile", rng=seed + 1,
+    ).confidence_interval  # fmt: skip
+    assert own == pytest.approx(tuple(theirs), abs=0.004), "both are random, by their resamples"
+
+
+@pytest.mark.parametrize("distinct", [2, 1000])
+def test_an_interval_of_a_mean_is_the_same_and_the_normal_one(distinct: int) -> None:
+    values = np.random.default_rng(0).integers(0, distinct, 500) / distinct
+    fast = evidence.interval_of_mean(values, 0.95, 1, 4000)
+    slow = evidence.interval(lambda _, given: float(given.mean()), values, values[:, None], 0.95, 2, 4000)
+    error = values.std() / np.sqrt(500)
+    normal = stats.norm.interval(0.95, values.mean(), error)
+    assert fast == pytest.approx(normal, abs=error / 8)
+    assert fast == pytest.approx(slow, abs=error / 8)
+    assert fast == evidence.interval_of_mean(values, 0.95, 1, 4000), "by the seed"
+
+
+@pytest.mark.parametrize("better", ["higher", "lower"])
+def test_a_paired_difference_is_scipys_and_that_of_means(better: str) -> None:
+    generator = np.random.default_rng(3)
+    labels = generator.normal(size=(300, 1))
+    before, after = (labels + generator.normal(0, spread, (300, 1)) for spread in (1.0, 0.8))
+    mae = metrics.find("mae").of_predictions
+    found = evidence.paired_bootstrap(mae, labels, before, after, better, 0.95, 0, 4000)
+    errors = [abs(outputs - labels)[:, 0] for outputs in (before, after)]
+    gains = errors[1] - errors[0] if better == "higher" else errors[0] - errors[1]
+    assert found.value == pytest.approx(gains.mean())
+    theirs = stats.bootstrap((gains,), np.mean, confidence_level=0.95, n_resamples=4000, method="percentile", rng=1)
+    assert found.interval == pytest.approx(tuple(theirs.confidence_interval), abs=0.02)
+    # The normal test of the mean of the gains, which is what the bootstrap's comes to.
+    expected = stats.norm.sf(gains.mean() / (gains.std() / np.sqrt(300)))
+    assert found.p_value == pytest.approx(expected, abs=0.01)
+    means = evidence.paired_means(*errors, better, 0.95, 0, 4000)
+    assert means.value == pytest.approx(found.value)
+    assert means.interval == pytest.approx(found.interval, abs=0.02)
+    assert means.p_value == pytest.approx(found.p_value, abs=0.01)
+
+
+def test_where_a_metric_says_nothing() -> None:
+    labels, outputs = np.zeros(20, int), outputs_of(np.zeros(20, int))
+    assert metrics.find("auc").of_predictions(labels, outputs) is None
+    assert np.isnan(evidence.interval(metrics.find("auc").of_predictions, labels, outputs)).all()
+    found = evidence.paired_bootstrap(metrics.find("auc").of_predictions, labels, outputs, outputs)
+    assert np.isnan(found.value)
+    assert found.p_value == 1.0, "it is no evidence"
+
+
+def test_the_same_outputs_are_no_evidence() -> None:
+    labels = np.arange(50) % 10
+    outputs = outputs_of(guesses(np.random.default_rng(0), labels, 0.8))
+    found = evidence.paired_bootstrap(metrics.find("accuracy").of_predictions, labels, outputs, outputs)
+    assert (found.value, found.interval, found.p_value) == (0.0, (0.0, 0.0), 1.0)
+
+
+def test_statistics_are_not_imported_before_they_are_used() -> None:
+    code = "import sys; import tasks.evidence; print('scipy' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "False"

@@ -1,0 +1,376 @@
+"""A run's page, of made-up records: its figures against scikit-learn and by hand, and what it says of a partial run."""
+
+import base64
+import io
+import re
+from html.parser import HTMLParser
+
+import numpy as np
+import pytest
+import sklearn.metrics
+from PIL import Image
+
+from tasks import config, evidence, metrics, records, runs
+from tasks.records import EvaluationResult, RunStatus, RunSummary
+from tasks.report import calibration, classes, contents, curves, intervals, mistakes, numbers, page, slices, svg
+from tasks.report.material import layers, load
+from tests.tasks import made_up
+
+EMPTY = {"meta", "img", "br", "path", "rect"}
+
+
+class Parsed(HTMLParser):
+    """A page whose elements all end where they should."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.found: list[tuple[str, dict[str, str | None]]] = []
+        self.said = ""
+        self.feed(text)
+        self.close()
+        assert self.open == []
+
+    def handle_starttag(self, tag, attrs):
+        self.found.append((tag, dict(attrs)))
+        if tag not in EMPTY:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag, attrs):
+        self.found.append((tag, dict(attrs)))
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+    def handle_data(self, data):
+        self.said += data
+
+
+@pytest.fixture(autouse=True)
+def in_project(tmp_path, monkeypatch):
+    monkeypatch.chdir(made_up.project(tmp_path / "project"))
+
+
+def regression(count=300, seed=0):
+    random = np.random.default_rng(seed)
+    labels = random.normal(size=(count, 1)).astype(np.float32) * 10 + 50
+    return labels, (labels + random.normal(size=(count, 1)) * 3).astype(np.float32)
+
+
+def multilabel(count=300, seed=0):
+    random = np.random.default_rng(seed)
+    labels = random.integers(0, 2, (count, 3)).astype(np.uint8)
+    return labels, (random.normal(size=(count, 3)) + 2.0 * labels - 1).astype(np.float32)
+
+
+TASKS = {"classification": made_up.classification, "multilabel": multilabel, "regression": regression}
+
+
+def cells(table):
+    return [[str(cell) for cell in row] for row in table.rows]
+
+
+def tables(section):
+    return [block for block in section.blocks if block.kind == "table"]
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_an_interval_is_what_measuring_each_resample_gives(task):
+    labels, outputs = made_up.classification(200, 7) if task == "classification" else TASKS[task](200)
+    made = load(made_up.run(labels, outputs))
+    for name, metric in metrics.of_task(task).items():
+        found = intervals.of_metric(made, name)
+        if name == "mean_average_precision":
+            assert found is None
+            continue
+        one_by_one = evidence.interval(metric.of_predictions, labels, outputs.astype(np.float64), seed=1)
+        width = one_by_one.high - one_by_one.low
+        assert found == pytest.approx(one_by_one, abs=0.15 * width), name
+        assert found.low < made.evaluation.metrics[f"test/{name}"] < found.high
+
+
+def test_equal_scores_count_half_in_the_interval_of_an_auc():
+    labels, logits = made_up.classification(200, 2)
+    logits = np.round(logits)
+    area = metrics.find("auc").of_predictions
+    one_by_one = evidence.interval(area, labels, logits.astype(np.float64), seed=1)
+    found = intervals.of_metric(load(made_up.run(labels, logits)), "auc")
+    assert found == pytest.approx(one_by_one, abs=0.15 * (one_by_one.high - one_by_one.low))
+
+
+def test_a_share_of_all_or_none_has_the_exact_interval():
+    # The bound is the share of which 10 of 10 have a chance of 2.5 %.
+    low, high = intervals.of_share(np.ones(10))
+    assert (low**10, high) == (pytest.approx(0.025), 1)
+    low, high = intervals.of_share(np.zeros(10))
+    assert (low, (1 - high) ** 10) == (0, pytest.approx(0.025))
+    assert intervals.of_share(np.array([1, 0])) == evidence.interval_of_mean(np.array([1, 0]))
+
+
+def test_the_interval_of_many_different_numbers_is_that_of_the_numbers():
+    values = np.random.default_rng(0).exponential(size=5000)
+    exact, found = evidence.interval_of_mean(values, seed=1), intervals.of_scores(values)
+    assert found == pytest.approx(exact, abs=0.1 * (exact.high - exact.low))
+
+
+def test_a_loss_has_an_interval_where_it_is_the_mean_of_its_examples():
+    labels, logits = made_up.classification()
+    made = load(made_up.run(labels, logits))
+    assert intervals.of_metric(made, "loss") is None, "1.5 is no mean of theirs"
+    mean = sklearn.metrics.log_loss(labels, made.probabilities)
+    path = made.folder / "records" / "evaluation.json"
+    measured = {**made.evaluation.metrics, "test/loss": mean}
+    records.save(made.evaluation.model_copy(update={"metrics": measured}), path)
+    found = intervals.of_metric(load(made.run), "loss")
+    assert found.low < mean < found.high
+
+
+def test_calibration_is_that_of_the_definition():
+    confidence = np.array([0.05, 0.6, 0.62, 0.9, 0.95, 1.0])
+    right = np.array([0, 1, 0, 1, 1, 0])
+    found = calibration.bins(confidence, right)
+    # Of 15, (8/15, 9/15] has 0.6, and (9/15, 10/15] has 0.62.
+    assert {place: count for place, count in enumerate(found.counts.tolist()) if count} == {
+        0: 1, 8: 1, 9: 1, 13: 1, 14: 2,
+    }  # fmt: skip
+    assert found.error == pytest.approx((0.05 + 0.4 + 0.62 + 0.1 + 2 * abs(0.975 - 0.5)) / 6)
+    always_right = calibration.bins(np.ones(10), np.ones(10))
+    assert always_right.error == 0
+
+
+def test_the_brier_score_is_scikit_learns():
+    labels, logits = made_up.classification(num_classes=2)
+    shares = load(made_up.run(labels, logits)).probabilities
+    # Over two classes each distance counts twice.
+    of_one = sklearn.metrics.brier_score_loss(labels, shares[:, 1])
+    assert calibration.brier(shares, labels).mean() == pytest.approx(2 * of_one)
+    several, _ = multilabel()
+    given = np.random.default_rng(0).random(several.shape)
+    assert calibration.brier(given, several).mean() == pytest.approx(
+        np.mean([sklearn.metrics.brier_score_loss(several[:, place], given[:, place]) for place in range(3)])
+    )
+
+
+def test_classes_are_the_worst_first_and_the_largest_confusion_is_named():
+    labels, logits = np.repeat([0, 1, 2], 50), np.zeros((150, 3), np.float32)
+    logits[np.arange(150), labels] = 5
+    logits[100:140] = [0, 9, 0]
+    made = load(made_up.run(labels, logits, class_names=("dog", "cat", "wolf")))
+    (by_class,) = tables(classes.by_class(made))
+    report = sklearn.metrics.classification_report(labels, logits.argmax(1), output_dict=True)
+    assert [row[0] for row in cells(by_class)] == ["wolf", "cat", "dog"]
+    assert cells(by_class)[0][1:] == [f"{report['2'][key]:.4f}" for key in ("precision", "recall", "f1-score")] + ["50"]
+    (pairs,) = tables(classes.confusion(made))
+    assert cells(pairs) == [["wolf", "cat", "40", "80.0%"]]
+
+
+@pytest.mark.parametrize("num", [2, 21, 100, 300])
+def test_a_matrix_of_many_classes_is_no_wider_than_a_page_and_its_names_do_not_overlap(num):
+    labels, logits = made_up.classification(2 * num, num)
+    names = tuple(f"a rather long name of the class {place}" for place in range(num))
+    drawn = str(classes.confusion(load(made_up.run(labels, logits, {}, names))).blocks[0].drawings[0])
+    width = float(re.search(r'width="(\d+)"', drawn)[1])
+    assert width <= 1160
+    rows = [float(y) for y in re.findall(r'y="([\d.]+)" class="end"', drawn)]
+    assert len(rows) > min(num, 100) / 3
+    assert np.diff(rows).min() >= 9, "a name is 9 pixels tall"
+
+
+def test_the_most_confident_mistake_is_the_first_picture():
+    labels, logits = np.zeros(40, np.int64), np.tile(np.float32([2, 0, 0]), (40, 1))
+    logits[7], logits[9] = [0, 3, 0], [0, 0, 9]
+    features = made_up.arrays(40)
+    section = mistakes.mistakes(load(made_up.run(labels, logits, features)))
+    shown, table = section.blocks
+    assert [picture.caption for picture in shown.pictures] == [
+        ("true class 0", "given class 2, 100.0%"), ("true class 0", "given class 1, 90.9%"),
+    ]  # fmt: skip
+    assert shown.pictures[0].alt.startswith("test example 9: ")
+    kind, _, coded = shown.pictures[0].uri.partition(",")
+    assert kind == "data:image/png;base64"
+    np.testing.assert_array_equal(np.array(Image.open(io.BytesIO(base64.b64decode(coded)))), features["image"][9])
+    assert table.header == ("row", "", "", "age", "day", "town", "text")
+    words = {0: "", 1: "…", 2: "good", 3: "bad", 4: "film"}
+    town = {0: "missing", 1: "unknown", 2: "Bern", 3: "Basel"}[int(features["categories"][9, 0])]
+    text = " ".join(words[int(place)] for place in features["text"][9] if place)
+    age, day = features["numbers"][9, :2]
+    assert cells(table)[0] == ["9", "true class 0", "given class 2, 100.0%", f"{age:.6g}", f"{day:.6g}", town, text]
+
+
+def test_the_largest_errors_and_the_most_wrong_labels_come_first():
+    labels, outputs = regression(50)
+    outputs[17] = labels[17] + 1000
+    (table,) = mistakes.mistakes(load(made_up.run(labels, outputs, made_up.arrays(50, ("numbers",))))).blocks
+    assert cells(table)[0][:3] == ["17", f"true {labels[17, 0]:.6g}", f"given {outputs[17, 0]:.6g}"]
+    labels, outputs = multilabel(50)
+    labels[3], outputs[3] = [1, 0, 1], [9, -9, -9]
+    (table,) = mistakes.mistakes(load(made_up.run(labels, outputs, made_up.arrays(50, ("numbers",))))).blocks
+    assert cells(table)[0][:3] == ["3", "true: class 2", "given 0.0% for class 2"]
+
+
+def test_a_part_on_which_a_model_fails_is_the_first_slice_with_its_interval():
+    count = 400
+    labels, logits = np.zeros(count, np.int64), np.tile(np.float32([5, 0]), (count, 1))
+    labels[::2], logits[::2] = 1, [0, 5]
+    features = made_up.arrays(count)
+    in_basel = features["categories"][:, 0] == 3
+    wrong = np.flatnonzero(in_basel)[: int(in_basel.sum() * 0.75)]
+    logits[wrong] = logits[wrong][:, ::-1]
+    (table, *others) = tables(slices.slices(load(made_up.run(labels, logits, features))))
+    name, examples, accuracy, interval, _ = cells(table)[0]
+    right = in_basel.copy()
+    right[wrong] = False
+    low, high = evidence.interval_of_mean(right[in_basel])
+    assert (name, examples) == ("town: Basel", str(int(in_basel.sum())))
+    assert accuracy == f"{right.sum() / in_basel.sum():.4f}"
+    assert interval == f"{low:.4f} to {high:.4f}"
+    known = {row[0].partition(":")[0] for one in (table, *others) for row in cells(one)}
+    assert known == {"class", "brightness of image", "age", "day", "town", "words of text"}
+
+
+def test_numbers_are_cut_at_their_quartiles_and_few_values_each_by_itself():
+    values = np.arange(100.0)
+    parts = list(slices.quarters("x", values))
+    assert [one.rows.sum() for one in parts] == [25, 25, 25, 25]
+    assert parts[0].name == "0 to 24.75"
+    assert [one.name for one in slices.quarters("x", np.repeat([0.0, 1.0], 20))] == ["0", "1"]
+    assert list(slices.quarters("x", np.full(20, 3.0))) == []
+    mostly = np.concatenate([np.zeros(90), np.arange(1.0, 11.0)])
+    assert sum(one.rows.sum() for one in slices.quarters("x", mostly)) == 100, "each is in one part"
+
+
+def test_of_a_regression_the_worst_slice_has_the_largest_error():
+    labels, outputs = regression(400)
+    old = made_up.arrays(400, ("numbers",))
+    worst = old["numbers"][:, 0] >= np.quantile(old["numbers"][:, 0], 0.75)
+    outputs[worst] += 40
+    table = tables(slices.slices(load(made_up.run(labels, outputs, old))))[0]
+    assert cells(table)[0][0].startswith("age: ")
+    assert cells(table)[0][2] == f"{np.abs(outputs - labels)[worst].astype(np.float64).mean():.4f}"
+
+
+def test_residuals_are_drawn_for_each_number_and_a_sample_of_many():
+    labels, outputs = regression(3000)
+    (figure,) = numbers.residuals(load(made_up.run(labels, outputs, {}))).blocks
+    parity, by_given, spread = map(str, figure.drawings)
+    assert parity.count("h0") == by_given.count("h0") == 2000
+    assert "Drawn are 2,000 of 3,000" in figure.caption
+    heights = [float(one) for one in re.findall(r'class="f0".*?height="([\d.]+)"', spread)]
+    counts, _ = np.histogram((labels - outputs).astype(np.float64), 30)
+    np.testing.assert_allclose(np.array(heights) / max(heights), counts / counts.max(), atol=0.005)
+
+
+def test_the_curves_have_their_checkpoints_and_a_gap_where_there_is_no_number():
+    section = curves.curves(load(made_up.run(*made_up.classification())))
+    (figure,) = section.blocks
+    assert "evaluated, latest: step 30; best: step 20." in figure.caption
+    loss, rate = map(str, figure.drawings)
+    train = re.search(r'class="line c0" d="([^"]+)"', loss)[1]
+    assert (train.count("M"), train.count("L")) == (2, 0), "the second of three is no number"
+    # 20 steps of 10 an epoch: at the second of three epochs, the middle.
+    middle = (svg.LEFT + svg.WIDTH - svg.RIGHT) / 2
+    assert f"M{middle:.1f}" in re.findall(r'class="line mark" d="([^"]+)"', loss)[1]
+    assert "learning rate by epoch" in rate
+
+
+@pytest.mark.parametrize(("low", "high"), [(0, 1), (-3.2, 8.1), (0.001, 0.0012), (1e-9, 5e9), (0, 55), (7, 7)])
+def test_an_axis_has_a_few_round_numbers_inside_its_ends(low, high):
+    found = svg.ticks(low, high)
+    assert 1 <= len(found) <= 6
+    assert all(low - 1e-6 * (high - low) <= one <= high + 1e-6 * (high - low) for one in found)
+    assert low == high or len(found) >= 2
+    assert svg.ticks(1, 3, whole=True) == [1, 2, 3]
+
+
+def test_the_layers_are_those_of_the_model_and_not_of_its_optimizer():
+    made = load(made_up.run(*made_up.classification()))
+    assert layers(made) == [("hidden", "Dense", 25), ("logits", "Dense", 21)]
+    assert "46 parameters" in contents.model(made).blocks[0].text
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_the_page_is_whole_and_holds_all_that_it_shows(task):
+    run = made_up.run(*TASKS[task]())
+    path = page.write(run, {"train": 2.0, "evaluate": 1.0, "total": 4.0})
+    assert path == config.project_root() / run.folder / "report" / "report.html"
+    text = path.read_text(encoding="utf-8")
+    found = Parsed(text)
+    headings = [tag for tag, _ in found.found].count("h2")
+    assert headings == {"classification": 12, "multilabel": 11, "regression": 10}[task]
+    for tag, attributes in found.found:
+        assert tag not in ("script", "link", "iframe", "object", "embed")
+        for name in ("src", "href", "action"):
+            assert (attributes.get(name) or "#").startswith(("#", "data:image/"))
+        assert tag != "img" or attributes["alt"]
+        assert tag != "svg" or attributes["aria-label"]
+    assert "url(" not in text
+    assert "//" not in re.sub(r"data:image/[^\"]+", "", text)
+    assert "Partial report" not in found.said
+    assert "train.epochs" in found.said, "a setting that is not that of params.yaml"
+    assert "Seconds by stage, 4.0 in all" in text
+    assert "intended_use.txt" in found.said
+
+
+def test_what_a_user_named_is_text_and_no_element():
+    labels, logits = made_up.classification()
+    run = made_up.run(labels, logits, class_names=("<script>alert(1)</script>", 'a"b', "c&d"))
+    (config.project_root() / run.folder / "report").mkdir()
+    (config.project_root() / run.folder / "report" / "intended_use.txt").write_text("For <b>nobody</b>.")
+    found = Parsed(page.write(run).read_text(encoding="utf-8"))
+    assert {"script", "b"}.isdisjoint(tag for tag, _ in found.found)
+    assert "<script>alert(1)</script>" in found.said
+    assert "For <b>nobody</b>." in found.said
+    assert "Left to you" not in found.said
+
+
+def test_a_run_that_was_not_evaluated_has_a_partial_report_that_says_why():
+    run = made_up.run(*made_up.classification())
+    folder = config.project_root() / run.folder
+    runs.forget_results(run, EvaluationResult, records.RegisteredModel)
+    records.save(RunStatus(status="FAILED", reason="the disk <is> full", at="now"), folder / "status.json")
+    said = Parsed(page.write(run).read_text(encoding="utf-8")).said
+    assert "Partial report: the run is FAILED (the disk <is> full); it was not evaluated, registered. " in said
+    assert f"`stratagem report {run.run_id}`" in said
+    assert "Learning curves" in said
+    assert "Test metrics" not in said
+
+
+def test_a_run_that_has_only_begun_has_a_partial_report_too():
+    run = made_up.run(*made_up.classification())
+    runs.forget_results(run)
+    said = Parsed(page.write(run).read_text(encoding="utf-8")).said
+    assert "the run is RUNNING; it was not trained, evaluated, registered" in said
+    assert "What was trained on what" in said
+
+
+def test_a_report_without_predictions_says_what_it_cannot_show():
+    run = made_up.run(*made_up.classification())
+    (config.project_root() / run.folder / "evaluation" / "30.npz").unlink()
+    said = Parsed(page.write(run).read_text(encoding="utf-8")).said
+    assert "what the model gave for each example was not kept, or is gone" in said
+    assert "Confusion matrix" in said
+    assert "Slices" not in said
+    assert "Partial report" not in said
+
+
+def test_other_data_than_those_of_the_evaluation_are_not_shown_as_its_mistakes():
+    labels, logits = made_up.classification()
+    run = made_up.run(labels, logits)
+    manifest = config.project_root() / "data" / "made" / "prepared" / "manifest.json"
+    manifest.write_text(manifest.read_text().replace('test_labels.npy": "data', 'test_labels.npy": "other'))
+    made = load(run)
+    assert made.test is None
+    assert "The test rows are others by now" in mistakes.mistakes(made).blocks[0].text
+    assert {row[0].partition(":")[0] for row in cells(tables(slices.slices(made))[0])} == {"class"}
+    manifest.unlink()
+    said = Parsed(page.write(run).read_text(encoding="utf-8")).said
+    assert "The data are not here any more" in said
+
+
+def test_the_seconds_are_those_of_the_summary_where_nobody_says_others():
+    run = made_up.run(*made_up.classification())
+    summary = RunSummary.model_construct(run_id=run.run_id, seconds={"train": 9.5, "total": 12.5})
+    path = config.project_root() / run.folder / "summary.json"
+    path.write_text(summary.model_dump_json(warnings=False))
+    assert load(run).seconds == {}, "half a summary is none"
+    assert load(run, {"train": 1.0}).seconds == {"train": 1.0}
