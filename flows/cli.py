@@ -174,6 +174,7 @@ for one in (
     stage_commands.evaluate,
     stage_commands.register,
     stage_commands.report,
+    stage_commands.rollback,
     stage_commands.export,
 ):
     app.command()(one)

@@ -104,9 +104,17 @@ def evaluate(
 
 
 def register(
-    recipe: Recipe = None, overrides: Set = NO_SETTINGS, run_id: RunId = None, json: Json = False, debug: Debug = False
+    recipe: Recipe = None,
+    overrides: Set = NO_SETTINGS,
+    run_id: RunId = None,
+    force: Annotated[bool, typer.Option("--force", help="Make it @champion, whatever the evidence.")] = False,
+    json: Json = False,
+    debug: Debug = False,
 ) -> None:
-    """Register the model of a run that was evaluated."""
+    """Register the model of a run that was evaluated.
+
+    It gets register.alias, and @champion if it is shown to be better than the champion on the same test rows.
+    """
     with command(debug):
         from flows import tables
         from tasks import config, pipeline, runs
@@ -115,10 +123,10 @@ def register(
         settings, prepared, running, training = pipeline.load_training(config.load(recipe, overrides), run_id)
         evaluation = runs.load_evaluation(running)
         with runs.lock(running.key, f"run {running.run_id}"):
-            result = client.register(settings, prepared, training, evaluation, running)
+            result = client.register(settings, prepared, training, evaluation, running, force)
             client.write_report(settings, running)
         client.stop_processes()
-        shown = ("run_id", "model_name", "model_version", "aliases", "model_uri", "reason", "notes")
+        shown = ("run_id", "model_name", "model_version", "aliases", "judgement", "model_uri", "reason", "notes")
         tables.print_record(result, json, shown)
 
 
@@ -143,6 +151,19 @@ def report(
         print(dumps({"report": str(path)}) if json else path)
         if open_page and not webbrowser.open(path.as_uri()):
             print("there is no browser to open it with", file=sys.stderr)
+
+
+def rollback(
+    model: Annotated[str, typer.Argument(metavar="MODEL", help="A registered model, such as digits-convnet2.")],
+    json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Move @champion of a registered model back to the version that had it before."""
+    with command(debug):
+        from flows import tables
+        from tasks import pipeline
+
+        tables.print_record(pipeline.rollback(model), json, ("model_name", "before", "now", "missing"))
 
 
 def export(

@@ -16,6 +16,7 @@ from tasks.records import (
     EvaluationResult,
     ExportedModel,
     Feature,
+    Judgement,
     PreparedDataset,
     Record,
     Run,
@@ -55,6 +56,8 @@ def print_record(record: Record | None, json: bool, fields: tuple[str, ...]) -> 
             value = ", ".join(f"{name} {number:.4f}" for name, number in value.items())
         elif isinstance(value, tuple):
             value = ", ".join(map(str, value))
+        elif isinstance(value, Judgement):
+            field, value = "champion", value.told
         rows[field.replace("_", " ")] = f"{value:,.0f}" if isinstance(value, float) else str(value)
     print_rows(rows)
 
@@ -87,6 +90,7 @@ def print_run(summary: RunSummary, changed: bool = True) -> None:
         "model": f"{summary.model_version} {' '.join('@' + alias for alias in summary.aliases)}"
         if summary.model_version
         else f"not registered: {summary.reason}",
+        **({"champion": summary.judgement.told} if summary.judgement else {}),
         **({"note": "; ".join(summary.notes)} if summary.notes else {}),
         "run": summary.run_id,
         "finished": summary.finished_at,

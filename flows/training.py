@@ -141,7 +141,7 @@ def summarise(
         **trained.model_dump(include=TRAINING_FIELDS),
         metrics=evaluated.metrics,
         checkpoint=evaluated.checkpoint,
-        **registered.model_dump(include={"model_uri", "aliases", "reason", "notes"}),
+        **registered.model_dump(include={"model_uri", "aliases", "reason", "notes", "judgement"}),
         model_version=registered.model_version and f"{registered.model_name}/{registered.model_version}",
         seconds=clock.read(),
         finished_at=datetime.now(UTC).isoformat(timespec="seconds"),
@@ -158,6 +158,7 @@ def result_page(summary: RunSummary, run: Run, trained: TrainingResult) -> str:
         **{name: f"{value:.4f}" for name, value in summary.metrics.items()},
         "Checkpoint": f"`{summary.checkpoint}`",
         "Model": f"`{summary.model_version or summary.model_uri}` {' '.join(f'@{alias}' for alias in summary.aliases)}",
+        **({"Champion": summary.judgement.told} if summary.judgement else {}),
         "MLflow run": f"`{summary.run_id}` in experiment `{run.experiment}`",
         "Git commit": f"`{summary.git_commit}`{' with changes' if summary.git_dirty else ''}",
     }

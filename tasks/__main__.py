@@ -8,6 +8,7 @@ python -m tasks evaluate [RECIPE] [--set section.key=value]...
 python -m tasks report RUN              writes the page of a run again
 python -m tasks reconcile               ends the MLflow runs of processes that were killed
 python -m tasks versions                tells which versions of models are registered in MLflow, as JSON lines
+python -m tasks rollback MODEL          moves the alias `champion` back
 python -m tasks guard COMMAND...         runs a command, and ends it when standard input closes
 python -m tasks serve                   JSON lines on standard input, an answer each on standard output
 python -m tasks assist                  the same for a worker that is not the chief: it checks, trains, evaluates
@@ -27,8 +28,8 @@ from tasks.process import guard, serve
 from tasks.process.environment import keep_private
 
 STAGES = (
-    "check", "download", "prepare", "train", "evaluate", "report", "reconcile", "versions", "serve", "assist",
-    "tf_server",
+    "check", "download", "prepare", "train", "evaluate", "report", "reconcile", "rollback", "versions", "serve",
+    "assist", "tf_server",
 )  # fmt: skip
 
 
@@ -39,7 +40,7 @@ def main() -> None:
     keep_private()
     parser = argparse.ArgumentParser(prog="python -m tasks", description="Run one stage; `stratagem` runs them all.")
     parser.add_argument("stage", choices=[*STAGES])
-    parser.add_argument("name", nargs="?", metavar="NAME|RECIPE|RUN")
+    parser.add_argument("name", nargs="?", metavar="NAME|RECIPE|RUN|MODEL")
     parser.add_argument("--set", action="append", default=[], metavar="section.key=value", dest="overrides")
     arguments = parser.parse_args()
     signal.signal(signal.SIGTERM, _terminate)
@@ -84,6 +85,11 @@ def _run(stage: str, name: str | None, overrides: list[str]) -> None:
 
         for version in tracking.list_versions():
             print(version.model_dump_json())
+    elif stage == "rollback":
+        from tasks import tracking
+
+        with tracking.registering():
+            print(tracking.rollback(name or "").model_dump_json())
     elif stage == "check":
         dvc_stages.check(config.load(name, overrides).dataset)
     elif stage == "train":

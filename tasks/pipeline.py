@@ -191,6 +191,18 @@ def write_report(name: str | None) -> Path:
     return config.project_root() / run.folder / "report" / "report.html"
 
 
+def rollback(model: str) -> records.RolledBack:
+    """Move the alias `champion` of a registered model back, by a process that imports MLflow.
+
+    Raises:
+        UserError: there is no such model, or no version that was the champion before.
+        StratagemError: the store cannot be used, or does not answer.
+    """
+    done = run_in_own_process("rollback", model)
+    done.check_returncode()
+    return records.RolledBack.model_validate_json(done.stdout.splitlines()[-1])
+
+
 def in_foreign_cluster(settings: config.Settings) -> bool:
     """Return whether this command is to join a cluster that someone else starts."""
     cluster = settings.strategy.cluster

@@ -1,7 +1,38 @@
-"""Put the evaluated model into MLflow's registry, if it is good enough."""
+"""Put the evaluated model into MLflow's registry, if it is good enough; and make it the champion, if it is better."""
 
-from tasks import config, files, lineage, metrics, tracking
-from tasks.records import EvaluationResult, PreparedDataset, RegisteredModel, Run, TrainingResult
+import hashlib
+import json
+import tempfile
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from tasks import config, files, gate, lineage, metrics, predictions, tracking
+from tasks.errors import StratagemError, UserError
+from tasks.predictions import Predictions
+from tasks.records import EvaluationResult, Judgement, PreparedDataset, RegisteredModel, Run, TrainingResult
+
+SAMPLE = 64
+"""Test rows that a model is loaded back for: they lie evenly in the split."""
+TOLERANCE = 1e-4
+"""By which what it gives then may differ, in standard deviations of the evaluation's outputs; float32 differs by 1e-6
+of a sum's largest part where another number of rows is computed at once."""
+COARSE_TOLERANCE = 0.05
+"""The same for a model that was evaluated with fewer bits (mixed precision), or on an accelerator, whose float32 may
+be TF32, which has 10 bits: it is loaded back on a CPU."""
+
+Apart = Callable[..., Any]
+"""``process.clean.Clean.ask``: computes what a model gives, in a process that knows nothing of the run."""
+
+
+class How(NamedTuple):
+    """What a registration needs beside its records."""
+
+    apart: Apart
+    force: bool = False
+    """Make the model the champion, whatever the evidence."""
 
 
 def register(
@@ -10,73 +41,276 @@ def register(
     prepared: PreparedDataset,
     training: TrainingResult,
     evaluation: EvaluationResult,
+    how: How,
 ) -> RegisteredModel:
-    """Log the exported model of the evaluated checkpoint, and make it a version with the alias if it passes the gate.
+    """Log the exported model of the evaluated checkpoint, and make it a version with the alias if it passes the gate;
+    and the champion, if it is shown to be better than the one there is (``gate.judge``).
 
+    Before an alias moves the model is loaded back through MLflow, and has to give what it gave when it was evaluated.
     The version's tags lead to the data, the commit, the checkpoint and the weights; the run's tag ``model_version``
     leads to the version.
 
     Raises:
-        UserError: the MLflow store cannot be used. A server that does not answer is a reason in the record.
+        UserError: the gate says nothing about these data, or the MLflow store cannot be used. A server that does not
+            answer is a reason in the record.
         StratagemError: MLflow did not make the version ready.
     """
+    gate.check(settings, prepared)
     name = settings.register_.model_name or f"{prepared.name}-{settings.model.name.replace(':', '.')}"
-    record = RegisteredModel(
-        run_id=run.run_id, model_uri=None, model_name=name, model_version=None, aliases=(), reason=None
-    )
-    models = {training.best_checkpoint: training.best_model, training.checkpoint: training.final_model}
+    files_of = {training.best_checkpoint: training.best_model, training.checkpoint: training.final_model}
     digests = {training.best_model: training.best_weights_digest, training.final_model: training.weights_digest}
-    if evaluation.checkpoint not in models:
-        exported = " and ".join(sorted(models))
+    if evaluation.checkpoint not in files_of:
+        exported = " and ".join(sorted(files_of))
         reason = f"the evaluated checkpoint {evaluation.checkpoint} has no exported model; these have: {exported}"
-        return record.model_copy(update={"reason": reason})
-    keras_file = models[evaluation.checkpoint]
-    root = config.project_root()
+        return _none(run, None, name, reason)
+    keras_file = files_of[evaluation.checkpoint]
+    model_uri = None
     try:
         tracking.await_told(run)
         model_uri = tracking.log_model(
             run, name.replace(".", "-"), keras_file, prepared, evaluation.step, evaluation.metrics
         )
+        refusal = _refusal(settings.register_, evaluation, training)
+        if refusal is not None:
+            return _none(run, model_uri, name, refusal)
+        given = _given(evaluation, prepared)
+        if given is None:
+            reason = f"its evaluation has no outputs for the test rows that {prepared.folder} has now: {_again(run)}"
+            return _none(run, model_uri, name, reason)
+        candidate = tracking.Candidate(
+            run=run,
+            model_uri=model_uri,
+            name=name,
+            alias=settings.register_.alias,
+            tags=_tags(settings, run, prepared, evaluation, keras_file, digests[keras_file]),
+            metric=settings.register_.metric,
+            better=metrics.better(settings.register_.metric),
+        )
+        with tracking.registering():
+            standing = tracking.find_standing(candidate)
+            judgement = _judge(settings, prepared, evaluation, given, candidate, standing, how)
+            if not standing.has_alias or judgement.promoted:
+                other = _load_back(run, prepared, evaluation, given, model_uri, how.apart)
+                if other is not None:
+                    return _none(run, model_uri, name, other)
+            return tracking.register_version(candidate, judgement)
     except tracking.Unavailable as error:
-        return record.model_copy(update={"reason": _later(run, error)})
-    record = record.model_copy(update={"model_uri": model_uri})
-    refusal = _refusal(settings.register_, evaluation, training)
-    if refusal is not None:
-        return record.model_copy(update={"reason": refusal})
+        return _none(run, model_uri, name, f"{error}; then `stratagem register --run {run.run_id}`")
+
+
+def _refusal(section: config.Register, evaluation: EvaluationResult, training: TrainingResult) -> str | None:
+    if not section.enabled:
+        return "register.enabled is false"
+    if training.nonfinite_steps:
+        steps = ", ".join(map(str, training.nonfinite_steps))
+        return f"the loss was no finite number at step {steps}, and such a run is never registered"
+    value = evaluation.metrics.get(section.metric)
+    if value is None:
+        return f"{section.metric} says nothing about these test rows"
+    lower = metrics.better(section.metric) == "lower"
+    passed = section.minimum is None or (value <= section.minimum if lower else value >= section.minimum)
+    return None if passed else f"{section.metric} = {value:.4f} does not reach register.minimum = {section.minimum}"
+
+
+def _given(evaluation: EvaluationResult, prepared: PreparedDataset) -> Predictions | None:
+    """Return what the model gave when it was evaluated; None where that is gone, or is of other test rows."""
+    if evaluation.outputs is None or evaluation.test_rows != predictions.test_rows(prepared):
+        return None
+    return predictions.load(config.project_root() / evaluation.outputs, evaluation.outputs_sha256 or "")
+
+
+def _tags(
+    settings: config.Settings,
+    run: Run,
+    prepared: PreparedDataset,
+    evaluation: EvaluationResult,
+    keras_file: str,
+    weights_digest: str,
+) -> dict[str, str]:
+    """Return the tags of a version."""
+    path, metric = config.project_root() / keras_file, settings.register_.metric
     tags = {
         "data_version": run.lineage.data_version,
         "git_commit": run.lineage.git_commit,
         "code_digest": run.lineage.code_digest,
         "settings_digest": run.lineage.settings_digest,
         "checkpoint": evaluation.checkpoint,
-        "keras_file_sha256": files.digest(root / keras_file),
-        "weights_digest": digests[keras_file],
-        "model_digest": lineage.model_digest(root / keras_file, digests[keras_file], settings.model.name),
-        settings.register_.metric: f"{evaluation.metrics[settings.register_.metric]:.4f}",
+        "keras_file_sha256": files.digest(path),
+        "weights_digest": weights_digest,
+        "model": settings.model.name,
+        "model_digest": lineage.model_digest(path, weights_digest, settings.model.name),
+        "takes_digest": _takes_digest(prepared),
+        "test_rows": evaluation.test_rows,
+        "test_outputs": evaluation.outputs,
+        "test_outputs_sha256": evaluation.outputs_sha256,
+        metric: f"{evaluation.metrics[metric]:.4f}",
     }
-    alias = settings.register_.alias
-    present = {key: text for key, text in tags.items() if text is not None}
+    return {key: text for key, text in tags.items() if text is not None}
+
+
+def _takes_digest(prepared: PreparedDataset) -> str:
+    """Return what two data versions have in common if a model of one can be given the examples of the other: features,
+    columns, vocabularies, and what the outputs stand for."""
+    features = {
+        name: [
+            one.kind,
+            one.shape,
+            one.dtype,
+            [[column.name, column.kind, column.width] for column in one.columns],
+            prepared.sha256.get(one.vocabulary) if one.vocabulary is not None else None,
+        ]
+        for name, one in prepared.features.items()
+    }
+    target = prepared.target
+    what = [features, target.task, target.num_outputs, target.class_names, target.columns]
+    return hashlib.sha256(json.dumps(what, sort_keys=True).encode()).hexdigest()
+
+
+def _judge(
+    settings: config.Settings,
+    prepared: PreparedDataset,
+    evaluation: EvaluationResult,
+    given: Predictions,
+    candidate: tracking.Candidate,
+    standing: tracking.Standing,
+    how: How,
+) -> Judgement:
+    """Return whether the candidate becomes the champion, and why."""
+    if standing.champion is not None and standing.champion == standing.own:
+        return Judgement(promoted=False, reason=f"this model is @{config.CHAMPION} already", against=standing.own)
+    if standing.lost is not None:
+        judgement = Judgement(
+            promoted=False,
+            reason=f"there is nothing to compare with: version {standing.lost} was @{config.CHAMPION}, and was deleted "
+            f"in MLflow or lost the alias. `stratagem rollback {candidate.name}` gives it to the newest champion that "
+            "is still there, `stratagem register --force` to this model",
+        )
+    elif standing.rolled_back:
+        reason = f"version {standing.own} was @{config.CHAMPION} and was rolled back at {standing.rolled_back}"
+        judgement = Judgement(promoted=False, reason=reason, against=standing.champion)
+    else:
+        champion = None
+        if standing.champion is not None:
+            champion = _champion(settings, prepared, given, candidate.name, standing, how.apart)
+        judgement = gate.judge(settings, prepared, evaluation, given, champion)
+    return gate.forced(judgement) if how.force else judgement
+
+
+def _champion(
+    settings: config.Settings,
+    prepared: PreparedDataset,
+    given: Predictions,
+    name: str,
+    standing: tracking.Standing,
+    apart: Apart,
+) -> gate.Champion:
+    """Return the champion with its outputs for the present test rows, which are computed where there are none."""
+    version, tags = str(standing.champion), standing.champion_tags
+    needed = ("keras_file_sha256", "model_digest", "weights_digest", "model", "takes_digest", "test_rows")
+    if not all(tags.get(key) for key in needed):
+        why = f"version {version} is @{config.CHAMPION}, and this project did not register it, or an older version did"
+        return gate.Champion(version, None, f"{why}: it does not say what it was tested on. --force takes its place")
+    if tags["test_rows"] == predictions.test_rows(prepared):
+        place = config.project_root() / tags.get("test_outputs", "")
+        known = predictions.load(place, tags.get("test_outputs_sha256", ""))
+        if known is not None and np.array_equal(known.labels, given.labels):
+            return gate.Champion(version, known)
+    why = f"version {version} is @{config.CHAMPION}, and was tested on other rows or its outputs are gone"
+    if tags["takes_digest"] != _takes_digest(prepared):
+        reason = "it cannot be given the present ones: image size, columns, vocabularies or classes are others now"
+        return gate.Champion(version, None, f"{why}; {reason}. --force takes its place")
     try:
-        metric = settings.register_.metric
-        better = metrics.better(metric)
-        version, notes = tracking.register_version(run, model_uri, name, alias, present, metric, better)
-    except tracking.Unavailable as error:
-        return record.model_copy(update={"reason": _later(run, error)})
-    return record.model_copy(update={"model_version": version, "aliases": (alias,), "notes": notes})
+        outputs = _score(prepared, name, version, tags, apart)
+    except tracking.Unavailable:
+        raise
+    except StratagemError as error:
+        return gate.Champion(version, None, f"{why}; it cannot be scored again: {error}. --force takes its place")
+    return gate.Champion(version, Predictions(given.labels, outputs), scored_again=True)
 
 
-def _later(run: Run, error: Exception) -> str:
-    return f"{error}; then `stratagem register --run {run.run_id}`"
+def _score(prepared: PreparedDataset, name: str, version: str, tags: Mapping[str, str], apart: Apart) -> Any:
+    """Return what a version gives for the present test rows.
+
+    Raises:
+        StratagemError: why it cannot be told.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        file = tracking.fetch_keras_file(name, version, Path(folder))
+        if files.digest(file) != tags["keras_file_sha256"]:
+            raise UserError("its .keras file in MLflow is damaged")
+        own_code = None
+        if ":" in tags["model"]:
+            own_code = tags["model"].partition(":")[0]
+            if lineage.model_digest(file, tags["weights_digest"], tags["model"]) != tags["model_digest"]:
+                raise UserError(f"your code of it, {own_code}, is another one since")
+        outputs = apart(
+            "score", _test_files(prepared), file=str(file), own_code=own_code, root=str(config.project_root())
+        )
+    if outputs.shape != (prepared.splits["test"].num_examples, prepared.target.num_outputs):
+        raise StratagemError(f"it gives outputs of shape {outputs.shape}")
+    if not np.isfinite(outputs).all():
+        raise StratagemError("it gives outputs that are no numbers")
+    return outputs.astype(np.float32)
 
 
-def _refusal(gate: config.Register, evaluation: EvaluationResult, training: TrainingResult) -> str | None:
-    if not gate.enabled:
-        return "register.enabled is false"
-    if training.nonfinite_steps:
-        steps = ", ".join(map(str, training.nonfinite_steps))
-        return f"the loss was no finite number at step {steps}, and such a run is never registered"
-    if gate.metric not in evaluation.metrics:
-        return f"{gate.metric} says nothing about these data, or was not measured; {', '.join(evaluation.metrics)} were"
-    value, lower = evaluation.metrics[gate.metric], metrics.better(gate.metric) == "lower"
-    passed = gate.minimum is None or (value <= gate.minimum if lower else value >= gate.minimum)
-    return None if passed else f"{gate.metric} = {value:.4f} does not reach register.minimum = {gate.minimum}"
+def _load_back(
+    run: Run,
+    prepared: PreparedDataset,
+    evaluation: EvaluationResult,
+    given: Predictions,
+    model_uri: str,
+    apart: Apart,
+) -> str | None:
+    """Return why a logged model is not what was evaluated; None where it is, loaded back in a process of its own."""
+    count = len(given.outputs)
+    rows = np.unique(np.linspace(0, count - 1, min(SAMPLE, count)).astype(int)).tolist()
+    encoded = any(feature.columns for feature in prepared.features.values())
+    try:
+        found = apart(
+            "load_back",
+            _test_files(prepared),
+            rows,
+            place=tracking.model_place(model_uri),
+            tracking_uri=tracking.store_uri(),
+            encoded=encoded,
+        )
+    except tracking.Unavailable:
+        raise
+    except StratagemError as error:
+        return f"it cannot be loaded back through MLflow in a clean process: {error}"
+    expected = given.outputs[rows].astype(np.float64)
+    if found.shape != expected.shape:
+        return f"loaded back through MLflow it gives outputs of shape {found.shape}, not {expected.shape} as evaluated"
+    on_cpu = all("cpu" in device.lower() for device in evaluation.examples_by_device)
+    exact = on_cpu and run.settings["train"]["dtype_policy"] in ("float32", "float64")
+    tolerance = TOLERANCE if exact else COARSE_TOLERANCE
+    spread = float(given.outputs.std()) or 1.0
+    difference = float((abs(found - expected) / (spread + abs(expected) / 10)).max())
+    if difference <= tolerance:
+        return None
+    return (
+        "loaded back through MLflow in a clean process it gives other outputs than when it was evaluated: "
+        f"{difference:.2g} standard deviations apart among {len(rows)} test rows, and {tolerance:g} is allowed. "
+        f"{_again(run)}"
+    )
+
+
+def _again(run: Run) -> str:
+    return f"`stratagem evaluate --run {run.run_id}`, then `stratagem register --run {run.run_id}`"
+
+
+def _test_files(prepared: PreparedDataset) -> dict[str, Path]:
+    root = config.project_root()
+    return {name: root / path for name, path in prepared.splits["test"].features.items()}
+
+
+def _none(run: Run, model_uri: str | None, name: str, reason: str) -> RegisteredModel:
+    """Return the record of a model that becomes no version."""
+    return RegisteredModel(
+        run_id=run.run_id,
+        model_uri=model_uri,
+        model_name=name,
+        model_version=None,
+        aliases=(),
+        reason=reason,
+    )

@@ -8,7 +8,7 @@ import sys
 import threading
 from typing import Literal
 
-from tasks import config, files, lineage, metrics, prepared_data, records, report, runs, tracking, uncommitted
+from tasks import config, files, gate, lineage, prepared_data, records, report, runs, tracking, uncommitted
 from tasks.evaluate import evaluate as evaluate_stage
 from tasks.input.sources import augmented_examples
 from tasks.records import (
@@ -21,6 +21,7 @@ from tasks.records import (
     Run,
     TrainingResult,
 )
+from tasks.register import Apart, How
 from tasks.register import register as register_stage
 from tasks.report import page
 from tasks.train import check
@@ -38,7 +39,7 @@ def start_run(
 ) -> Run:
     """Start the MLflow run of a pipeline, unless its training would be refused, or its registration fail."""
     check(settings, prepared)
-    metrics.check_gate(settings, prepared)
+    gate.check(settings, prepared)
     weights = initial.find_weights(settings, prepared)
     _end_crashed(runs.key_of(settings))
     traced = lineage.collect(settings, prepared.data_version)
@@ -80,6 +81,7 @@ def resume_run(
     run = runs.find(run_id)
     runs.refuse_other_training(settings, run, allow_changes, prepared)
     check(settings, prepared)
+    gate.check(settings, prepared)
     traced = lineage.collect(settings, prepared.data_version)
     _end_crashed(runs.key_of(settings), run_id)
     return tracking.resume_run(run, settings, traced, flow_run_id)
@@ -150,10 +152,12 @@ def register(
     training: TrainingResult,
     evaluation: EvaluationResult,
     run: Run,
+    apart: Apart,
+    force: bool = False,
 ) -> RegisteredModel:
-    """Register the evaluated model."""
+    """Register the evaluated model; ``apart`` computes what it gives when it is loaded back."""
     prepared_data.verify(prepared)  # The model's version names the data.
-    result = register_stage(settings, run, prepared, training, evaluation)
+    result = register_stage(settings, run, prepared, training, evaluation, How(apart, force))
     runs.save_result(run, result)
     return result
 

@@ -297,19 +297,22 @@ def end_on_a_full_disk() -> None:
 
 @contextlib.contextmanager
 def without_a_look_at_packages() -> Iterator[None]:
-    """Let MLflow save a model without a comparison of its requirements with what is installed, which they name.
+    """Let MLflow save or load a model without a comparison of its requirements with what is installed, which they name.
 
     For it MLflow reads the lists of files of all installed packages: 0.8 s. No issue known.
     Red without it: test_register.py.
     """
+    from mlflow import pyfunc
     from mlflow.utils import environment
 
     check = environment.warn_dependency_requirement_mismatches
-    environment.warn_dependency_requirement_mismatches = lambda requirements: None
+    for module in (environment, pyfunc):
+        module.warn_dependency_requirement_mismatches = lambda *requirements, **options: None
     try:
         yield
     finally:
-        environment.warn_dependency_requirement_mismatches = check
+        for module in (environment, pyfunc):
+            module.warn_dependency_requirement_mismatches = check
 
 
 def _replace(owner: type, name: str, function: Callable[..., Any]) -> None:

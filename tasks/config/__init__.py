@@ -23,6 +23,7 @@ from tasks.config.project import names_of, project_root, recipes
 from tasks.config.schedules import Constant, Cosine, Piecewise
 from tasks.config.schema import (
     BATCH_SIZES,
+    CHAMPION,
     FEATURES,
     Checkpoint,
     Dataset,

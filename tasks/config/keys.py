@@ -9,6 +9,9 @@ from pydantic import BaseModel
 from tasks.config.affects import Affects
 from tasks.config.section import Section
 
+WHOLE = ("strategy.layout", "register.floors")
+"""Keys whose value is a mapping by names of the user's own; it is one value, which another one replaces."""
+
 
 def fields_of(section: type[BaseModel], prefix: str = "") -> Iterator[tuple[str, Any]]:
     """Yield ``("section.key", field)`` for every key of every kind."""
@@ -23,7 +26,7 @@ def fields_of(section: type[BaseModel], prefix: str = "") -> Iterator[tuple[str,
 
 def flat(values: Mapping[str, Any]) -> dict[str, Any]:
     """Return nested settings, also those of an older version, as ``{"section.key": value}``."""
-    return dict(leaves(values, whole=("strategy.layout",)))
+    return dict(leaves(values, whole=WHOLE))
 
 
 @cache

@@ -61,6 +61,8 @@ def _weights_source(text: str) -> str:
 
 LayerNames = Annotated[Text, AfterValidator(_regular_expression)]
 """A regular expression of names of layers."""
+CHAMPION = "champion"
+"""The alias of the version that no other one was shown to be better than."""
 BATCH_SIZES = ("per_replica_batch_size", "global_batch_size")
 
 
@@ -246,10 +248,23 @@ class Register(Section):
     metric: Bookkeeping[TestMetric]
     minimum: Bookkeeping[float | None]
     """The gate: no version is registered when the metric is worse than this; null is off."""
+    min_improvement: Bookkeeping[Annotated[float, Field(ge=0, le=MAX_FLOAT32)]]
+    """By how much the metric must be better than that of the version with the alias `champion`, on the same test rows,
+    before this alias moves: 0.01 is one point of accuracy. 0 takes any gain that chance does not explain."""
+    confidence: Bookkeeping[Annotated[float, Field(ge=0.5, lt=1)]]
+    """How sure it must be that the gain is no chance: 0.95 promotes 1 in 20 of the models that are no better."""
+    floors: Bookkeeping[dict[Text, Annotated[float, Field(ge=0, le=1)]]]
+    """The test recall that a class, or a label, must have before `champion` moves: {"3": 0.8} is 0.8 of class 3. {} is
+    off."""
 
     @field_validator("alias")
     @classmethod
     def free(cls, alias: str) -> str:
+        if alias == CHAMPION:
+            raise ValueError(
+                f"'{CHAMPION}' moves by itself, to a model that is shown to be better. Give --set "
+                "register.alias=VALUE, such as challenger"
+            )
         # MLflow would say so after the training.
         if alias == "latest" or re.fullmatch(r"v\d+", alias):
             raise ValueError(f"MLflow keeps '{alias}' for itself. Give --set register.alias=VALUE, such as challenger")

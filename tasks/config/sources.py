@@ -12,11 +12,13 @@ from pydantic import ValidationError
 from tasks.config import plain
 from tasks.config.data_defaults import Choice, choose
 from tasks.config.explain import explain
-from tasks.config.keys import fields_of, leaves, marks_of
+from tasks.config.keys import WHOLE, fields_of, leaves, marks_of
 from tasks.config.project import names_of, project_root, recipes
 from tasks.config.schema import BATCH_SIZES, Settings, folder_name, kinds_of
 from tasks.config.strategies import strategy_kinds
 from tasks.errors import UserError, cut, one_of
+
+ONE_VALUE = tuple(key.rpartition(".")[2] for key in WHOLE)
 
 
 def load(
@@ -175,12 +177,12 @@ def _overlay(base: dict[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
     """Return ``base`` with ``over`` laid over it, section by section.
 
     A section whose ``kind`` changes keeps only the keys that the new kind knows, a model of another name starts without
-    options, one batch size takes the other's place, and so does one ``layout``: its rules belong together.
+    options, one batch size takes the other's place, and so does one value of ``ONE_VALUE``: its parts belong together.
     """
     merged = dict(base)
     for name, value in over.items():
         old = merged.get(name)
-        if isinstance(old, dict) and isinstance(value, Mapping) and name != "layout":
+        if isinstance(old, dict) and isinstance(value, Mapping) and name not in ONE_VALUE:
             if "kind" in value and value["kind"] != old.get("kind"):
                 known = kinds_of(name).get(str(value["kind"]))
                 old = {key: kept for key, kept in old.items() if known is None or key in known.model_fields}

@@ -128,11 +128,11 @@ def register(
     training: TrainingResult,
     evaluation: EvaluationResult,
     run: Run,
+    force: bool = False,
 ) -> RegisteredModel:
-    """Register the evaluated model."""
-    return RegisteredModel.model_validate(
-        _call("register", settings, prepared=prepared, training=training, evaluation=evaluation, run=run)
-    )
+    """Register the evaluated model; with ``force`` it becomes the champion, whatever the evidence."""
+    given: dict[str, Any] = {"training": training, "evaluation": evaluation, "run": run, "force": force}
+    return RegisteredModel.model_validate(_call("register", settings, prepared=prepared, **given))
 
 
 def write_report(settings: config.Settings, run: Run, seconds: Mapping[str, float] | None = None) -> None:

@@ -2,6 +2,7 @@
 output. `client` is the other half of the protocol."""
 
 import contextlib
+import functools
 import json
 import os
 import signal
@@ -17,6 +18,7 @@ from typing import Any
 from tasks import config, errors, files, network, timeline
 from tasks.errors import StratagemError
 from tasks.process import guard, signals
+from tasks.process.clean import Clean
 from tasks.process.cluster import SHARED
 from tasks.process.imports import import_quietly
 from tasks.records import Comparison, EvaluationResult, PreparedDataset, Record, Run, TrainingResult
@@ -130,17 +132,26 @@ def serve(chief: bool) -> None:
     requests: SimpleQueue[str] = SimpleQueue()
     guard.when_input_closes(lambda: os._exit(0), requests.put)
     # Now, while the flow's process is starting Prefect and DVC.
+    forked: list[Clean] = []
     with timeline.span("stages", "import TensorFlow, Keras, MLflow"):
-        import_quietly("tasks.tracked" if chief else "tasks.evaluate", "tasks.train")
+        if chief:
+            import_quietly("tasks.tracked", "tasks.train", before_devices=lambda: forked.append(Clean()))
+        else:
+            import_quietly("tasks.evaluate", "tasks.train")
     signals.ignore()
-    stages = Stages(_chiefs_stages() if chief else _workers_stages(), answers.beat)
+    stages = Stages(_chiefs_stages(forked[0]) if chief else _workers_stages(), answers.beat)
     while True:
         request = json.loads(requests.get())
         answers.write({"id": request["id"], **stages.answer(request["stage"], request["arguments"])})
 
 
-def _chiefs_stages() -> dict[str, Callable[..., Any]]:
+def _chiefs_stages(clean: Clean) -> dict[str, Callable[..., Any]]:
     from tasks import export, tracked, train
+
+    def evaluate(settings: config.Settings, run: Run, **given: Any) -> EvaluationResult:
+        if settings.register_.enabled and run.parent_run_id is None:  # A comparison registers nothing.
+            clean.get_ready()  # Meanwhile: an evaluation leaves one of two cores idle for much of its time.
+        return tracked.evaluate(settings, run=run, **given)
 
     return {
         "check": train.check,
@@ -148,9 +159,9 @@ def _chiefs_stages() -> dict[str, Callable[..., Any]]:
         "start_comparison": tracked.start_comparison,
         "resume_run": tracked.resume_run,
         "train": tracked.train,
-        "evaluate": tracked.evaluate,
-        "evaluate on one device": tracked.evaluate,
-        "register": tracked.register,
+        "evaluate": evaluate,
+        "evaluate on one device": evaluate,
+        "register": functools.partial(tracked.register, apart=clean.ask),
         "write_report": tracked.write_report,
         "find_model": tracked.find_model,
         "export": export.export,

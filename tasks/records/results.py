@@ -1,5 +1,7 @@
 """What training, evaluation, registration and export leave."""
 
+from typing import Literal
+
 from pydantic import Field
 
 from tasks.records.record import Name, Place, Record
@@ -114,6 +116,39 @@ class EvaluationResult(Record):
     """Which test rows these are: two evaluations that have it in common can be compared example by example."""
 
 
+class Judgement(Record):
+    """Whether the alias `champion` moved to a model version, and why."""
+
+    promoted: bool
+    reason: str
+    """One sentence, with the figures."""
+    forced: bool = False
+    """Whether it moved because somebody said so, whatever the evidence."""
+    against: str | None = None
+    """The version that was the champion."""
+    scored_again: bool = False
+    """Whether the champion's outputs were computed for the present test rows, because it was evaluated on others."""
+    metric: str | None = None
+    """What was compared, `register.metric`; the figures below are of it, None where nothing could be compared."""
+    candidate: float | None = None
+    champion: float | None = None
+    difference: float | None = None
+    """By how much the candidate is better; below 0 it is worse."""
+    interval: tuple[float, float] | None = None
+    """Of the difference, at `register.confidence`."""
+    test: Literal["McNemar", "paired bootstrap"] | None = None
+    p_value: float | None = None
+    """How likely so large a difference is where the candidate is no better."""
+    num_examples: int | None = None
+    """Test rows that both were measured on."""
+
+    @property
+    def told(self) -> str:
+        """Which version is the champion, and why, as a table has it."""
+        who = "this version" if self.promoted else f"version {self.against}" if self.against else "none"
+        return f"{who}: {self.reason}"
+
+
 class RegisteredModel(Record):
     """What `register` leaves. Without a version, `reason` says why there is none."""
 
@@ -125,6 +160,19 @@ class RegisteredModel(Record):
     reason: str | None
     notes: tuple[str, ...] = ()
     """What is remarkable about the version: it was there before, or its alias moved to a worse model."""
+    judgement: Judgement | None = None
+    """Whether it is the champion, and why; None without a version, and in older records."""
+
+
+class RolledBack(Record):
+    """What `rollback` leaves: the alias `champion` is again where it was before."""
+
+    model_name: str
+    before: str | None
+    """The version that had the alias; None where nobody had it any more."""
+    now: str
+    missing: tuple[str, ...] = ()
+    """Versions in between that are no longer there."""
 
 
 class LoggedModel(Record):

@@ -3,6 +3,7 @@
 from typing import Any, Literal
 
 from tasks.records.record import Name, Place, Record
+from tasks.records.results import Judgement
 
 
 class Lineage(Record):
@@ -136,5 +137,7 @@ class RunSummary(Record):
     """Why there is no model version."""
     notes: tuple[str, ...] = ()
     """What is remarkable about the model version."""
+    judgement: Judgement | None = None
+    """Whether the model version is the champion, and why."""
     seconds: dict[str, float]
     finished_at: str

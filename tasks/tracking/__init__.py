@@ -15,7 +15,17 @@ from tasks.tracking.lifecycle import (
     start_run,
 )
 from tasks.tracking.metrics import MetricWriter, log_metrics, system_metrics
-from tasks.tracking.models import find_model, log_model, register_version
+from tasks.tracking.models import find_model, import_flavor, log_model, predict
 from tasks.tracking.outbox import OUTBOX, await_told, mlflow_run_id
-from tasks.tracking.registry import list_versions
+from tasks.tracking.registry import (
+    Candidate,
+    Standing,
+    fetch_keras_file,
+    find_standing,
+    list_versions,
+    model_place,
+    register_version,
+    registering,
+    rollback,
+)
 from tasks.tracking.store import Unavailable, open_store, store_uri

@@ -1,7 +1,7 @@
-"""Exported models in MLflow, and their versions in its registry."""
+"""Exported models in MLflow: logged, loaded, and found again by their address."""
 
-import contextlib
 import hashlib
+import importlib
 import json
 import os
 import re
@@ -10,7 +10,7 @@ import tempfile
 from collections.abc import Mapping
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import mlflow
 import numpy as np
@@ -21,11 +21,10 @@ from mlflow.models import Model, ModelSignature
 from mlflow.types.schema import AnyType, ColSpec, Schema, TensorSpec
 
 from tasks import config, encoding, files, own_code, prepared_data, records, upstream
-from tasks.errors import StratagemError, UserError, cut
-from tasks.tracking.lifecycle import set_tags
+from tasks.errors import UserError, cut
 from tasks.tracking.metrics import points_of
 from tasks.tracking.outbox import mlflow_run_id, present
-from tasks.tracking.store import REFUSALS, SQLITE, dataset_of, open_store, retried, store_uri
+from tasks.tracking.store import REFUSALS, dataset_of, open_store, retried, store_uri
 
 ADDRESS = re.compile(r"models:/((?P<model_id>m-[0-9a-f]{32})|(?P<name>[^/@]+)(@(?P<alias>[^/@]+)|/(?P<version>\d+)))")
 
@@ -288,80 +287,27 @@ def find_model(uri: str) -> records.LoggedModel:
         raise UserError(f"'{uri}' is not in {store_uri()}. There: {cut(known) or 'no model version'}") from None
 
 
-@retried
-def register_version(
-    run: records.Run,
-    model_uri: str,
-    name: str,
-    alias: str,
-    tags: Mapping[str, str],
-    metric: str,
-    better: Literal["higher", "lower"],
-) -> tuple[str, tuple[str, ...]]:
-    """Make a logged model a version of a registered model and give it the alias.
-
-    A version that has the same ``model_digest`` among its tags is used again.
+def predict(place: str, tracking_uri: str, features: Mapping[str, Any], encoded: bool) -> Any:
+    """Return what a logged model gives for rows, float (n, num_outputs), loaded as who serves it would load it.
 
     Args:
-        run: whose model it is.
-        model_uri: ``models:/<model_id>``.
-        name: of the registered model.
-        alias: moves to the version.
-        tags: of a new version.
-        metric: which of the tags says how good the model is.
-        better: which values of it are.
-
-    Returns:
-        the version, and what is remarkable about it: sentences.
-
-    Raises:
-        Unavailable: the tracking server does not answer, or fails.
-        StratagemError: MLflow did not make the version ready; the alias stays where it was.
+        place: where its files lie, see ``model_place``.
+        tracking_uri: of the store that may be asked for them.
+        features: as prepared, each (n, *shape).
+        encoded: whether the model takes rows of a table: then these are given to the Keras model in it, because as
+            prepared they are no such rows any more; and the whole is given its own example.
     """
-    client = open_store()
-    model_id = model_uri.removeprefix("models:/")
-    # MLflow looks `models:/` up in the process' default store, which need not be this one; a server uses its own.
-    local = store_uri().startswith(SQLITE)
-    source = client.get_logged_model(model_id).artifact_location if local else model_uri
-    with contextlib.suppress(MlflowException):
-        client.create_registered_model(name)
-    made = _find_version(client, name, mlflow_run_id(run), source, tags["model_digest"])
-    if made is None:
-        made = client.create_model_version(name, source, mlflow_run_id(run), tags=dict(tags), model_id=model_id)
-    status = client.get_model_version(name, made.version).status
-    if status != "READY":
-        raise StratagemError(f"version {made.version} of model '{name}' is {status}: '{alias}' was not moved to it")
-    notes = []
-    if made.run_id != mlflow_run_id(run):
-        notes.append(f"the same model as run {made.run_id}'s: version {made.version} is used again")
-    before = client.get_registered_model(name).aliases.get(alias)
-    if before is not None and str(before) != str(made.version):
-        was = client.get_model_version(name, before).tags.get(metric)
-        value = float(tags[metric])
-        if was is not None and (value > float(was) if better == "lower" else value < float(was)):
-            notes.append(f"@{alias} moved to a worse model: {metric} {tags[metric]}, version {before} has {was}")
-            client.set_model_version_tag(name, made.version, "alias_moved", notes[-1])
-            set_tags(run, {"alias_moved": notes[-1]})
-    client.set_registered_model_alias(name, alias, made.version)
-    # What MLflow's pages link the model to its version with.
-    client.set_logged_model_tags(
-        model_id, {"mlflow.modelVersions": json.dumps([{"name": name, "version": made.version}])}
-    )
-    set_tags(run, {"model_version": f"{name}/{made.version}"})
-    return str(made.version), tuple(notes)
+    mlflow.set_tracking_uri(tracking_uri)
+    with upstream.without_a_look_at_packages():
+        model = mlflow.pyfunc.load_model(place)
+    given = records.as_input(dict(features))
+    if not encoded:
+        return np.asarray(model.predict(given))
+    model.predict(model.input_example)
+    return np.asarray(model.get_raw_model().predict(given, verbose=0))
 
 
-def _find_version(client: mlflow.MlflowClient, name: str, run_id: str, source: str, digest: str) -> Any:
-    """Return the version that is this model already, None where there is none.
-
-    One that a lost request made beside it is deleted, unless it has an alias.
-    """
-    same = client.search_model_versions(f"name = '{name}' AND tags.model_digest = '{digest}'")
-    # Made before versions had digests, by a registration of this run that was killed.
-    same = same or [one for one in client.search_model_versions(f"name = '{name}' AND run_id = '{run_id}'")
-                    if one.source == source]  # fmt: skip
-    first, *others = sorted(same, key=lambda one: int(one.version)) or [None]
-    for one in others:
-        if one.run_id == run_id and one.source == source and one.source == first.source and not one.aliases:
-            client.delete_model_version(name, one.version)
-    return first
+def import_flavor() -> None:
+    """Import what loads a model: MLflow does so where it is first needed."""
+    importlib.import_module("mlflow.pyfunc")
+    importlib.import_module("mlflow.keras.load")

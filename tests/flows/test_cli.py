@@ -19,7 +19,7 @@ from tasks import config, pipeline
 
 CHECKOUT = Path(__file__).resolve().parent.parent.parent
 COMMANDS = [
-    "run", "compare", "download", "prepare", "train", "evaluate", "register", "reconcile", "recipes",
+    "run", "compare", "download", "prepare", "train", "evaluate", "register", "rollback", "reconcile", "recipes",
     "report", "runs", "strategies", "trace", "ui",
 ]  # fmt: skip
 # DESIGN.md, "The command": what `run --json` gives at least.
@@ -157,6 +157,8 @@ def test_data_commit_run_checkpoint_and_model_lead_to_each_other(store, in_finis
     assert found.data.tags["model_version"] == summary["model_version"]
     # And back: from the model to everything that made it.
     version = store.get_model_version_by_alias(name, "challenger")
+    assert store.get_model_version_by_alias(name, "champion").version == version.version
+    assert version.tags["gate"] == found.data.tags["gate"] == summary["judgement"]["reason"]
     assert str(version.version) == number
     assert version.run_id == summary["run_id"]
     assert version.tags["checkpoint"] == summary["checkpoint"]
@@ -410,7 +412,8 @@ def test_a_run_that_is_told_to_stop_ends_as_killed_and_leaves_no_process(prepare
 def test_a_killed_stage_process_is_told_in_one_message(prepared_project, start):
     command = start(*LONG)
     command.wait_until(EPOCH)
-    (stage,) = [child for child in command.family if child.cmdline()[-2:] == ["tasks", "serve"]]
+    stage, clean = [child for child in command.family if child.cmdline()[-2:] == ["tasks", "serve"]]
+    assert clean.ppid() == stage.pid, "what it forked to load models back in"
     stage.kill()
     assert command.process.wait(120) == 1
     command.family += [child for child in psutil.process_iter() if child.pid in {p.pid for p in command.family}]

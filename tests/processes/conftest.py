@@ -9,7 +9,7 @@ import socket
 import sqlite3
 import subprocess
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -48,7 +48,8 @@ class Command:
         except psutil.NoSuchProcess:
             return []
         self.seen |= {child.pid: child for child in children}
-        return sorted((child for child in children if _runs(child, entry)), key=lambda child: child.pid)
+        found = {child.pid: child for child in children if _runs(child, entry)}
+        return [found[pid] for pid in sorted(found) if not _is_fork(found[pid], found)]
 
     def wait_until(self, condition: Callable[[], object], timeout_seconds: float = 400) -> None:
         """Wait until a condition holds while the command runs."""
@@ -95,6 +96,14 @@ def _runs(process: psutil.Process, entry: str) -> bool:
         return process.cmdline()[-2:] == ["tasks", entry]
     except (psutil.NoSuchProcess, psutil.ZombieProcess):
         return False
+
+
+def _is_fork(process: psutil.Process, of: Collection[int]) -> bool:
+    """Whether it is what a stage process forks, to load models back in."""
+    try:
+        return process.ppid() in of
+    except psutil.NoSuchProcess:
+        return True
 
 
 @pytest.fixture

@@ -107,7 +107,7 @@ def test_a_whole_run_whose_flow_is_killed(stratagem, cluster_project, mlflow_run
     assert runs[0]["flow_run_id"] == result["flow_run_id"]
     assert result["weights_digest"] == whole(*ONE)
     assert result["model_version"] == "digits-mlp/1", "one version a run"
-    assert result["aliases"] == ["challenger"]
+    assert result["aliases"] == ["challenger", "champion"]
     assert runs[0]["weights_digest"] == result["weights_digest"]
     assert epochs_in_mlflow(cluster_project) == EPOCHS
     with closing(sqlite3.connect(cluster_project / "mlruns" / "mlflow.db")) as database:

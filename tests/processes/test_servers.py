@@ -147,7 +147,8 @@ def test_a_run_whose_replies_are_lost_is_there_once(stratagem, tmp_path, proxy, 
         assert select("SELECT name, version, run_id FROM model_versions") == [
             ("digits-mlp", 1, command.result["run_id"])
         ]
-        assert select("SELECT alias, version FROM registered_model_aliases") == [("challenger", 1)]
+        given = select("SELECT alias, version FROM registered_model_aliases ORDER BY alias")
+        assert given == [("challenger", 1), ("champion", 1)]
         assert len(select("SELECT model_id FROM logged_models")) == 1
         assert len(select("SELECT source_id FROM inputs WHERE destination_type = 'MODEL_OUTPUT'")) == 1
         once = "SELECT key, count(*) FROM metrics WHERE key LIKE 'test/%' GROUP BY key"

@@ -35,6 +35,12 @@ def test_two_first_runs_at_the_same_moment_both_finish(project, tmp_path):
     assert first["weights_digest"] != second["weights_digest"], "each trained with its own seed"
     assert first["data_version"] == second["data_version"] is not None
     assert {first["model_version"], second["model_version"]} == {"digits-convnet2/1", "digits-convnet2/2"}
+    by_version = {one["model_version"][-1]: one["judgement"] for one in (first, second)}
+    assert by_version["1"]["reason"] == "the first model that passes the gate"
+    assert (by_version["2"]["against"], by_version["2"]["num_examples"]) == ("1", 360), "one after the other"
+    with contextlib.closing(sqlite3.connect(project / "mlruns/mlflow.db")) as database:
+        given = database.execute("SELECT alias, version FROM registered_model_aliases ORDER BY alias").fetchall()
+    assert given == [("challenger", 2), ("champion", 2 if by_version["2"]["promoted"] else 1)]
     for name, query, expected in (
         (project / "mlruns/mlflow.db", "SELECT run_uuid, status FROM runs", "FINISHED"),
         (home / "prefect.db", "SELECT id, state_type FROM flow_run", "COMPLETED"),

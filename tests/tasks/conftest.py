@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import shutil
 import signal
 import sys
 import threading
@@ -60,6 +61,12 @@ def on_cpus(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("TF_CONFIG", "TF_NUM_INTRAOP_THREADS", "TF_NUM_INTEROP_THREADS"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+
+
+@pytest.fixture
+def store(project: Path, empty_store: Path) -> Path:
+    Path("mlruns").mkdir(exist_ok=True)
+    return Path(shutil.copy(empty_store, "mlruns"))
 
 
 @pytest.fixture

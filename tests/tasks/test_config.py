@@ -116,6 +116,12 @@ BAD = [
     (["register.alias=9lives"], ["register.alias = '9lives'", "pattern"]),
     (["register.alias=latest"], ["register.alias: MLflow keeps 'latest' for itself", "--set register.alias="]),
     (["register.alias=v12"], ["register.alias: MLflow keeps 'v12' for itself"]),
+    (["register.alias=champion"], ["register.alias: 'champion' moves by itself", "such as challenger"]),
+    (["register.confidence=1"], ["register.confidence = 1", "less than 1", "How sure"]),
+    (["register.confidence=95"], ["register.confidence = 95", "less than 1"]),
+    (["register.min_improvement=-0.01"], ["register.min_improvement = -0.01", "greater than or equal to 0"]),
+    (["register.floors={3: 80}"], ["register.floors = {'3': 80}", "less than or equal to 1", "recall"]),
+    (["register.floors=0.8"], ["register.floors = 0.8", "dictionary"]),
     # values that do not go together
     (["train.global_batch_size=64", "train.per_replica_batch_size=32"], ["per_replica_batch_size=32", "exactly one"]),
     (["train.global_batch_size=null", "train.per_replica_batch_size=null"], ["exactly one"]),
@@ -585,7 +591,8 @@ def changed(section, path):
 NO_RESULT = {
     "checkpoint.keep", "dataset.builder", "dataset.downloads", "evaluate.global_batch_size", "evaluate.strategy",
     "input.cache", "input.memory_budget_bytes", "input.prefetch",
-    "register.alias", "register.enabled", "register.metric", "register.minimum", "register.model_name",
+    "register.alias", "register.confidence", "register.enabled", "register.floors", "register.metric",
+    "register.min_improvement", "register.minimum", "register.model_name",
     "strategy.communication", "strategy.heartbeat_timeout_seconds", "strategy.launcher", "strategy.max_restarts",
     "tracking.experiment", "tracking.system_metrics", "train.jit_compile", "train.loop",
     "train.profile_steps", "train.steps_per_execution", "train.tensorboard",
@@ -618,6 +625,21 @@ def test_the_rules_of_a_layout_are_one_value():
     assert settings.flat()["strategy.layout"] == rules
     again = config.load(None, [f"{key}={yaml.safe_dump(value)}" for key, value in settings.flat().items()], ROOT)
     assert again == settings
+
+
+def test_the_floors_are_one_value():
+    floors = {"3": 0.8, "T-shirt/top.": 0.7}
+    settings = config.load(None, {"register.floors": floors}, ROOT)
+    assert settings.register_.floors == settings.flat()["register.floors"] == floors
+    assert config.load(None, ["register.floors={3: 0.8}"], ROOT).register_.floors == {"3": 0.8}
+    assert config.load(None, ["register.floors.3=0.8"], ROOT).register_.floors == {"3": 0.8}
+
+
+def test_floors_of_a_recipe_are_replaced(tmp_path):
+    recipe = tmp_path / "floors.yaml"
+    recipe.write_text("register: {floors: {3: 0.8}}")
+    assert config.load(str(recipe), ["register.floors={}"], ROOT).register_.floors == {}
+    assert config.load(str(recipe), ["register.floors={4: 0.9}"], ROOT).register_.floors == {"4": 0.9}
 
 
 def test_settings_survive_json_and_the_spelling_of_set():

@@ -205,7 +205,11 @@ def test_latest_best_or_a_number(tiny, train):
     labels = Path(tiny.splits["test"].labels)
     labels.with_name("new").write_bytes(labels.read_bytes()[:-8] + bytes([9]) + bytes(7))
     labels.with_name("new").replace(labels)
-    for stage in (evaluate, lambda settings, *given: tracked.register(settings, *given, found["best"], None)):
+
+    def register(settings, *given):
+        return tracked.register(settings, *given, found["best"], None, pytest.fail)
+
+    for stage in (evaluate, register):
         with pytest.raises(UserError, match=r"test_labels.npy: damaged, its sha256 is"):
             stage(load(), tiny, training)
 

@@ -3,7 +3,6 @@ import hashlib
 import io
 import json
 import re
-import shutil
 import sqlite3
 import sys
 from contextlib import closing
@@ -20,67 +19,9 @@ from mlflow.pyfunc.scoring_server import invocations
 from mlflow.utils import requirements_utils
 from PIL import Image
 
-from tasks import config, lineage, models, records, register, tracking
+from tasks import models, predictions, records, tracking
 from tasks.errors import UserError
-
-IMAGES = np.random.default_rng(1).integers(0, 256, (5, 4, 4, 1), np.uint8)
-VERSION = "0123456789abcdef0123456789abcdef"
-
-
-@pytest.fixture
-def store(project: Path, empty_store: Path) -> Path:
-    Path("mlruns").mkdir(exist_ok=True)
-    return Path(shutil.copy(empty_store, "mlruns"))
-
-
-def save_model(path: Path) -> str:
-    """A model as training exports it: raw pixels in, logits out."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    scaled = keras.layers.Rescaling(1 / 255)(inputs := keras.Input((4, 4, 1)))
-    keras.Model(inputs, keras.layers.Dense(3)(keras.layers.Flatten()(scaled))).save(path)
-    return path.as_posix()
-
-
-class Trained:
-    """A run that has trained for 20 steps and was best at step 10."""
-
-    def __init__(self, *overrides: str) -> None:
-        self.settings = config.load(overrides=["register.minimum=0.9", *overrides])
-        split = records.PreparedSplit(
-            num_examples=5, features={"image": "data/digits/prepared/test_images.npy"}, labels="l.npy", sha256={},
-            class_counts=(1, 2, 2),
-        )  # fmt: skip
-        self.prepared = records.PreparedDataset(
-            name="digits", kind="tfds", version="1.0.0", tfds_version="4.9.10",
-            folder="data/digits/prepared", raw_folder="r",
-            features={"image": records.Feature(kind="image", shape=(4, 4, 1), dtype="uint8")},
-            target=records.Target(task="classification", num_outputs=3, class_names=("a", "b", "c")),
-            splits={"train": split, "test": split}, sources=(), licence=None,
-        )  # fmt: skip
-        Path(split.features["image"]).parent.mkdir(parents=True, exist_ok=True)
-        np.save(split.features["image"], IMAGES)
-        self.run = tracking.start_run(self.settings, self.prepared, lineage.collect(self.settings, VERSION))
-        folder = self.run.folder
-        self.training = records.TrainingResult(
-            run_id=self.run.run_id, dataset="digits", strategy="one_device", loop="fit", num_replicas=1,
-            devices=("/device:CPU:0",), global_batch_size=32, epochs=2, steps=20, num_parameters=51,
-            examples_per_second=None, setup_seconds=1.0, first_call_seconds=None, epoch_seconds=(), history={},
-            stopped_early=False, checkpoints=f"{folder}/checkpoints",
-            checkpoint=f"{folder}/checkpoints/20", best_checkpoint=f"{folder}/checkpoints/10",
-            final_model=save_model(Path(folder, "models", "final.keras")),
-            best_model=save_model(Path(folder, "models", "best.keras")), weights_digest="f" * 64,
-            best_weights_digest="e" * 64,
-        )  # fmt: skip
-
-    def register(self, step: int = 20, accuracy: float = 0.95, loss: float = 0.2) -> records.RegisteredModel:
-        evaluation = records.EvaluationResult(
-            run_id=self.run.run_id, checkpoint=f"{self.run.folder}/checkpoints/{step}", step=step, num_examples=5,
-            metrics={"test/accuracy": accuracy, "test/loss": loss}, classes=(), confusion_matrix=(),
-        )  # fmt: skip
-        tracking.log_metrics(self.run, evaluation.metrics)  # As the stage before.
-        result = register.register(self.settings, self.run, self.prepared, self.training, evaluation)
-        tracking.end_run(self.run, "FINISHED")
-        return result
+from tests.tasks.registering import IMAGES, VERSION, Trained
 
 
 def logged_folder(model_uri: str) -> Path:
@@ -92,8 +33,9 @@ def test_a_good_model_becomes_a_version_with_the_alias(store: Path) -> None:
     trained = Trained()
     result = trained.register()
     name = f"digits-{trained.settings.model.name}"
-    assert (result.model_name, result.model_version, result.aliases) == (name, "1", ("challenger",))
+    assert (result.model_name, result.model_version, result.aliases) == (name, "1", ("challenger", "champion"))
     assert result.reason is None
+    assert result.judgement == records.Judgement(promoted=True, reason="the first model that passes the gate")
 
     client = tracking.open_store()
     version = client.get_model_version_by_alias(name, "challenger")
@@ -101,7 +43,8 @@ def test_a_good_model_becomes_a_version_with_the_alias(store: Path) -> None:
 
     # From the version to data, commit, checkpoint, weights and file ...
     keras_file = Path(trained.training.final_model)
-    assert re.fullmatch("[0-9a-f]{64}", version.tags.pop("model_digest"))
+    for digest in ("model_digest", "takes_digest", "test_outputs_sha256"):
+        assert re.fullmatch("[0-9a-f]{64}", version.tags.pop(digest))
     assert version.tags == {
         "data_version": VERSION,
         "git_commit": trained.run.lineage.git_commit,
@@ -110,7 +53,11 @@ def test_a_good_model_becomes_a_version_with_the_alias(store: Path) -> None:
         "checkpoint": trained.training.checkpoint,
         "weights_digest": "f" * 64,
         "keras_file_sha256": hashlib.sha256(keras_file.read_bytes()).hexdigest(),
+        "model": trained.settings.model.name,
+        "test_rows": predictions.test_rows(trained.prepared),
+        "test_outputs": f"{trained.run.folder}/evaluation/20.npz",
         "test/accuracy": "0.9500",
+        "gate": "the first model that passes the gate",
     }
     assert (logged_folder(result.model_uri) / "data" / "model.keras").read_bytes() == keras_file.read_bytes()
 
@@ -200,7 +147,7 @@ def test_the_version_predicts_files_of_images(store: Path, monkeypatch: pytest.M
         ([], {"accuracy": 0.8999}, r"test/accuracy = 0\.8999 does not reach register\.minimum = 0\.9"),
         ([], {"accuracy": float("nan")}, r"test/accuracy = nan does not reach register\.minimum = 0\.9"),
         (["register.metric=test/loss", "register.minimum=0.1"], {}, r"test/loss = 0\.2000 does not reach .* = 0\.1"),
-        (["register.metric=test/auc", "register.minimum=null"], {}, "test/auc says nothing about these data, or was"),
+        (["register.metric=test/auc", "register.minimum=null"], {}, "test/auc says nothing about these test rows"),
         (["register.enabled=false"], {}, r"register\.enabled is false"),
         ([], {"step": 15}, r"checkpoint .*/checkpoints/15 has no exported model; .*/10 and .*/20"),
     ],
@@ -228,13 +175,13 @@ def test_a_value_on_the_gate_passes(store: Path, overrides: list[str]) -> None:
 
 def test_the_best_checkpoint_brings_the_best_model_and_moves_the_alias(store: Path) -> None:
     Trained().register()
-    trained = Trained("register.model_name=digits-mlp", "register.alias=champion")
+    trained = Trained("register.model_name=digits-mlp", "register.alias=best")
     other = Trained()
     name = other.register().model_name
     result = trained.register(step=10)
-    assert (result.model_name, result.aliases) == ("digits-mlp", ("champion",))
+    assert (result.model_name, result.aliases) == ("digits-mlp", ("best", "champion"))
     client = tracking.open_store()
-    best = client.get_model_version_by_alias("digits-mlp", "champion")
+    best = client.get_model_version_by_alias("digits-mlp", "best")
     best_file = Path(trained.training.best_model).read_bytes()
     assert best.tags["keras_file_sha256"] == hashlib.sha256(best_file).hexdigest()
     assert best.tags["checkpoint"] == trained.training.best_checkpoint
@@ -353,7 +300,9 @@ def test_the_same_model_is_the_same_version(store: Path) -> None:
     files = [Path(trained.training.final_model).read_bytes() for trained in (first, second)]
     assert files[0] != files[1], "they hold the time at which they were written"
     before, again = first.register(), second.register()
-    assert (again.model_version, again.aliases) == (before.model_version, before.aliases) == ("1", ("challenger",))
+    assert (again.model_version, again.aliases) == (before.model_version, before.aliases)
+    assert (again.model_version, again.aliases) == ("1", ("challenger", "champion"))
+    assert again.judgement.reason == "this model is @champion already"
     assert (before.notes, again.notes) == (
         (), (f"the same model as run {first.run.run_id}'s: version 1 is used again",)
     )  # fmt: skip

@@ -1,0 +1,161 @@
+"""The gate of the alias `champion`: which model is shown to be better than another, and which is kept out.
+
+A model becomes the champion if no class is below its floor in `register.floors`, and there is none yet; or if its
+`register.metric` is better than the champion's on the same test rows by `register.min_improvement` at least, and so
+large a gain by chance is less likely than `register.confidence` leaves room for.
+"""
+
+from typing import Literal, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from tasks import config, evidence, losses, metrics
+from tasks.errors import UserError, one_of
+from tasks.predictions import Predictions
+from tasks.records import EvaluationResult, Judgement, PreparedDataset
+
+ROUNDING = 1e-12
+"""That a difference of two shares is off by: 0.95 - 0.94 is more than 0.01, and 0.96 - 0.95 is less."""
+
+
+class Champion(NamedTuple):
+    """The version that has the alias."""
+
+    version: str
+    predictions: Predictions | None
+    """For the present test rows; None where it has none."""
+    why_not: str | None = None
+    """Why it has none: a sentence."""
+    scored_again: bool = False
+
+
+def check(settings: config.Settings, prepared: PreparedDataset) -> None:
+    """Refuse a gate that says nothing about the data.
+
+    Raises:
+        UserError: a metric that no evaluation of the data measures; or floors of classes that there are not.
+    """
+    metrics.check_gate(settings, prepared)
+    section, target = settings.register_, prepared.target
+    for named in section.floors:
+        if not target.class_names:
+            raise UserError(f"register.floors = {section.floors}: a {target.task} has no classes. Give {{}}")
+        if named not in target.class_names:
+            raise UserError(one_of("class in register.floors", named, target.class_names))
+
+
+def judge(
+    settings: config.Settings,
+    prepared: PreparedDataset,
+    evaluation: EvaluationResult,
+    candidate: Predictions,
+    champion: Champion | None,
+) -> Judgement:
+    """Return whether a model is to become the champion, and why.
+
+    Args:
+        settings: ``register`` is read, and ``train.loss`` where the metric is the loss.
+        prepared: says what the task is.
+        evaluation: of the model; the recall of its classes is read.
+        candidate: what the model gives for the test rows.
+        champion: None where there is none yet.
+    """
+    missed = _floors_missed(settings.register_, evaluation)
+    if champion is None:
+        return Judgement(promoted=not missed, reason=missed or "the first model that passes the gate")
+    if champion.predictions is None:
+        return Judgement(promoted=False, reason=champion.why_not or "", against=champion.version)
+    found = _compare(settings, prepared, candidate, champion)
+    refused = missed or _not_better(settings.register_, found)
+    figures = _figures(settings.register_, found)
+    return found.model_copy(
+        update={"promoted": refused is None, "reason": figures if refused is None else f"{figures}: {refused}"}
+    )
+
+
+def forced(judgement: Judgement) -> Judgement:
+    """Return the judgement of a model that becomes the champion because somebody says so."""
+    if judgement.promoted:
+        return judgement
+    return judgement.model_copy(
+        update={"promoted": True, "forced": True, "reason": f"--force, against the evidence: {judgement.reason}"}
+    )
+
+
+def _floors_missed(section: config.Register, evaluation: EvaluationResult) -> str | None:
+    below = [
+        f"'{one.name}' has {one.recall:.4f} of {one.support:,} and needs {section.floors[one.name]:g}"
+        for one in evaluation.classes
+        if one.name in section.floors and not one.recall >= section.floors[one.name]
+    ]
+    return f"register.floors: the recall of {', of '.join(below)}" if below else None
+
+
+def _compare(
+    settings: config.Settings, prepared: PreparedDataset, candidate: Predictions, champion: Champion
+) -> Judgement:
+    """Return the figures of both models; what follows from them is not in it yet."""
+    if champion.predictions is None:
+        raise ValueError("the champion has no outputs")
+    name, confidence = settings.register_.metric.removeprefix("test/"), settings.register_.confidence
+    better = metrics.better(settings.register_.metric)
+    labels, now, was = candidate.labels, _double(candidate.outputs), _double(champion.predictions.outputs)
+    test: Literal["McNemar", "paired bootstrap"] = "paired bootstrap"
+    if name in ("accuracy", "loss"):
+        if name == "accuracy":
+            each_now, each_before = (outputs.argmax(axis=1) == labels for outputs in (now, was))
+        else:
+            # Of the predictions alone: what a model's own losses add says nothing about examples.
+            of_predictions = losses.find(settings.train, prepared).of_predictions
+            each_now, each_before = of_predictions(labels, now), of_predictions(labels, was)
+        values = float(each_now.mean()), float(each_before.mean())
+        found = evidence.paired_means(each_before, each_now, better, confidence)
+        if name == "accuracy":
+            test, found = "McNemar", found._replace(p_value=evidence.mcnemar(each_before, each_now))
+    else:
+        measure = metrics.find(name).of_predictions
+        values = _number(measure(labels, now)), _number(measure(labels, was))
+        found = evidence.paired_bootstrap(measure, labels, was, now, better, confidence)
+    return Judgement(
+        promoted=False,
+        reason="",
+        against=champion.version,
+        scored_again=champion.scored_again,
+        metric=settings.register_.metric,
+        candidate=values[0],
+        champion=values[1],
+        difference=found.value,
+        interval=found.interval,
+        test=test,
+        p_value=found.p_value,
+        num_examples=len(labels),
+    )
+
+
+def _double(outputs: npt.NDArray[np.float32]) -> npt.NDArray[np.float64]:
+    return outputs.astype(np.float64)
+
+
+def _number(value: float | None) -> float:
+    return float("nan") if value is None else float(value)
+
+
+def _not_better(section: config.Register, found: Judgement) -> str | None:
+    difference, p_value, chance = found.difference or 0.0, found.p_value or 0.0, 1 - section.confidence
+    if not difference > 0:
+        return "it is no better"
+    if difference < section.min_improvement - ROUNDING:
+        return f"register.min_improvement = {section.min_improvement:g} is not reached"
+    if not p_value <= chance:
+        return f"that may be chance, p is to be at most {chance:.2g} (register.confidence = {section.confidence:g})"
+    return None
+
+
+def _figures(section: config.Register, found: Judgement) -> str:
+    low, high = found.interval or (0.0, 0.0)
+    again = ", scored again," if found.scored_again else ""
+    both = f"{found.metric} {found.candidate:.4f} against {found.champion:.4f} of version {found.against}{again}"
+    interval = f"{section.confidence:.0%} interval {low:+.4f} to {high:+.4f}"
+    test = f"{found.test} p = {found.p_value:.2g}, {found.num_examples:,} test rows"
+    return f"{both} is better by {found.difference:+.4f} ({interval}, {test})"

@@ -1,0 +1,328 @@
+"""The alias `champion`: who gets it, who does not and why, and back again; on a real MLflow store."""
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+from mlflow import MlflowClient
+
+from tasks import config, records, tracking
+from tasks.errors import StratagemError, UserError
+from tests.tasks.registering import IMAGES, LABELS, Trained
+
+# What five test rows tell: who has none of them right is shown to be worse than who has all (p = 1/32).
+WORSE, BETTER = 0, 5
+WRITES = (
+    "create_registered_model", "create_model_version", "set_model_version_tag", "set_registered_model_alias",
+    "set_registered_model_tag", "set_logged_model_tags",
+)  # fmt: skip
+
+
+def aliases(name: str) -> dict[str, str]:
+    model = tracking.open_store().get_registered_model(name)
+    return {alias: str(version) for alias, version in model.aliases.items()}
+
+
+def history(name: str) -> str:
+    return tracking.open_store().get_registered_model(name).tags.get("champion_history", "")
+
+
+def no_apart(*given: object, **more: object) -> Any:
+    raise AssertionError("nothing is loaded")
+
+
+def test_a_better_model_takes_the_alias_and_noise_and_the_same_model_do_not(store: Path) -> None:
+    first = Trained().register(right=WORSE)
+    name = first.model_name
+    assert (aliases(name), history(name)) == ({"challenger": "1", "champion": "1"}, "1")
+
+    noise = Trained()
+    result = noise.register(right=4)
+    assert result.aliases == ("challenger",)
+    assert (result.judgement.promoted, result.judgement.p_value) == (False, 1 / 16)
+    reason = (
+        "test/accuracy 0.8000 against 0.0000 of version 1 is better by +0.8000 (95% interval +0.4000 to +1.0000, "
+        "McNemar p = 0.062, 5 test rows): that may be chance, p is to be at most 0.05 (register.confidence = 0.95)"
+    )
+    assert result.judgement.reason == reason
+    assert aliases(name) == {"challenger": "2", "champion": "1"}
+    client = tracking.open_store()
+    for tags in (client.get_model_version(name, "2").tags, client.get_run(noise.run.run_id).data.tags):
+        assert tags["gate"] == reason
+        assert "forced" not in tags
+
+    better = Trained()
+    result = better.register(right=BETTER)
+    assert result.aliases == ("challenger", "champion")
+    assert (result.judgement.promoted, result.judgement.against, result.judgement.p_value) == (True, "1", 1 / 32)
+    assert (aliases(name), history(name)) == ({"challenger": "3", "champion": "3"}, "1, 3")
+    assert client.get_model_version(name, "3").tags["gate"] == result.judgement.reason
+
+    again = better.register(right=BETTER, apart=no_apart)
+    assert (again.model_version, again.aliases) == ("3", ("challenger", "champion"))
+    assert again.judgement.reason == "this model is @champion already"
+    assert history(name) == "1, 3"
+
+
+def test_a_first_model_below_a_floor_is_no_champion(store: Path) -> None:
+    result = Trained("register.floors={b: 0.8}").register(recall=0.7)
+    assert result.aliases == ("challenger",)
+    assert result.judgement.told == "none: register.floors: the recall of 'b' has 0.7000 of 2 and needs 0.8"
+    assert aliases(result.model_name) == {"challenger": "1"}
+    assert Trained("register.floors={b: 0.8}").register(recall=0.8).aliases == ("challenger", "champion")
+    with pytest.raises(UserError, match=r"unknown class in register\.floors 'd'"):
+        Trained("register.floors={d: 0.8}").register()
+
+
+def test_what_is_forced_is_put_down_and_rolled_back(store: Path) -> None:
+    name = Trained().register(right=BETTER).model_name
+    worse = Trained()
+    assert worse.register(right=WORSE).aliases == ("challenger",)
+    result = worse.register(right=WORSE, force=True)
+    assert result.aliases == ("challenger", "champion")
+    assert result.judgement.forced
+    assert result.judgement.reason.startswith("--force, against the evidence: test/accuracy 0.0000 against 1.0000")
+    client = tracking.open_store()
+    for tags in (client.get_model_version(name, "2").tags, client.get_run(worse.run.run_id).data.tags):
+        assert tags["forced"] == "true"
+        assert tags["gate"] == result.judgement.reason
+    assert (aliases(name)["champion"], history(name)) == ("2", "1, 2")
+
+    assert tracking.rollback(name) == records.RolledBack(model_name=name, before="2", now="1")
+    assert (aliases(name)["champion"], history(name)) == ("1", "1")
+    with pytest.raises(UserError, match=f"'{name}' cannot be rolled back: version 1 is the first that was @champion"):
+        tracking.rollback(name)
+    with pytest.raises(UserError, match=f"unknown registered model '{name[:-1]}': did you mean '{name}'"):
+        tracking.rollback(name[:-1])
+
+
+def test_a_version_that_was_rolled_back_is_the_champion_again_by_force_alone(store: Path) -> None:
+    name = Trained().register(right=WORSE).model_name
+    better = Trained()
+    better.register(right=BETTER)
+    tracking.rollback(name)
+    result = better.register(right=BETTER)
+    assert "version 2 was @champion and was rolled back at 20" in result.judgement.reason
+    assert (result.aliases, aliases(name)["champion"]) == (("challenger",), "1")
+    assert better.register(right=BETTER, force=True).aliases == ("challenger", "champion")
+    assert history(name) == "1, 2"
+
+
+def test_a_champion_that_was_deleted(store: Path) -> None:
+    name = Trained().register(right=WORSE).model_name
+    Trained().register(right=3, force=True)
+    third = Trained()
+    third.register(right=BETTER, force=True)
+    client = tracking.open_store()
+    assert history(name) == "1, 2, 3"
+    client.delete_model_version(name, "3")
+    result = Trained().register(right=BETTER)
+    assert (result.model_version, result.aliases) == ("4", ("challenger",))
+    assert "version 3 was @champion, and was deleted in MLflow or lost the alias" in result.judgement.reason
+    client.delete_model_version(name, "2")
+    rolled = tracking.rollback(name)
+    assert rolled == records.RolledBack(model_name=name, before=None, now="1", missing=("2", "3"))
+    assert (aliases(name), history(name)) == ({"challenger": "4", "champion": "1"}, "1")
+    client.delete_model_version(name, "1")
+    with pytest.raises(UserError, match="no version is @champion, and version 1 is no longer there"):
+        tracking.rollback(name)
+
+
+def test_a_model_that_somebody_else_registered(store: Path) -> None:
+    name = Trained().register(right=WORSE).model_name
+    client = tracking.open_store()
+    foreign = client.create_model_version(name, source=Path("mlruns").absolute().as_uri())
+    client.set_registered_model_alias(name, "champion", foreign.version)
+    better = Trained()
+    result = better.register(right=BETTER)
+    assert result.aliases == ("challenger",)
+    assert result.judgement.reason.startswith("version 2 is @champion, and this project did not register it")
+    assert better.register(right=BETTER, force=True).aliases == ("challenger", "champion")
+    assert history(name) == "1, 2, 3", "who had it by hand had it, too"
+
+
+def other_rows(trained: Trained, images: np.ndarray) -> Trained:
+    """The same run on data whose test rows are others."""
+    test = trained.prepared.splits["test"]
+    split = test.model_copy(update={"sha256": dict.fromkeys(test.features.values(), "0" * 64)})
+    np.save(test.features["image"], images)
+    trained.prepared = trained.prepared.model_copy(update={"splits": {"train": test, "test": split}})
+    return trained
+
+
+class Scorer:
+    """Loads back what was evaluated with all right, and scores a champion as a model of which so many are."""
+
+    def __init__(self, right: int) -> None:
+        self.right, self.asked = right, []
+
+    def __call__(self, what: str, features: dict[str, Path], rows: Any = None, **arguments: Any) -> np.ndarray:
+        self.asked.append((what, arguments))
+        right = self.right if what == "score" else BETTER
+        outputs = np.eye(3)[(LABELS + (np.arange(5) >= right)) % 3]
+        if what == "score":
+            assert keras.saving.load_model(arguments["file"]).count_params() == 51
+            assert np.load(features["image"]).shape == IMAGES.shape
+        return outputs if rows is None else outputs[rows]
+
+
+@pytest.mark.parametrize(("right", "promoted"), [(WORSE, True), (BETTER, False)])
+def test_a_champion_is_scored_again_where_the_test_rows_are_others(store: Path, right: int, promoted: bool) -> None:
+    name = Trained().register(right=WORSE).model_name
+    scorer = Scorer(right)
+    result = other_rows(Trained(), IMAGES[::-1]).register(right=BETTER, apart=scorer)
+    assert [what for what, _ in scorer.asked] == ["score", "load_back"]
+    assert (result.judgement.promoted, result.judgement.scored_again) == (promoted, True)
+    assert "of version 1, scored again, is better by" in result.judgement.reason
+    assert aliases(name) == {"challenger": "2", "champion": "2" if promoted else "1"}
+
+
+def test_a_champion_whose_outputs_are_gone_is_scored_again(store: Path) -> None:
+    first = Trained()
+    first.register(right=BETTER)
+    Path(first.run.folder, "evaluation", "20.npz").write_bytes(b"")
+    assert Trained().register(apart=Scorer(WORSE)).judgement.promoted
+
+
+def damage(name: str, trained: Trained) -> None:
+    client = tracking.open_store()
+    place = Path(client.get_model_version_download_uri(name, "1").removeprefix("file://"))
+    (place / "data" / "model.keras").write_bytes(b"no model")
+
+
+def take_other_classes(name: str, trained: Trained) -> None:
+    target = records.Target.of_classes(("a", "b", "d"))
+    trained.prepared = trained.prepared.model_copy(update={"target": target})
+
+
+def of_own_code(name: str, trained: Trained) -> None:
+    tracking.open_store().set_model_version_tag(name, "1", "model", "mine:build")
+    Path("mine.py").write_text("changed = True")
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (damage, r"it cannot be scored again: its \.keras file in MLflow is damaged\."),
+        (take_other_classes, "it cannot be given the present ones: image size, columns, vocabularies or classes are"),
+        (of_own_code, "it cannot be scored again: your code of it, mine, is another one since"),
+    ],
+)
+def test_a_champion_that_cannot_be_scored_again_keeps_the_alias(
+    store: Path, change: Callable[[str, Trained], None], reason: str
+) -> None:
+    name = Trained().register(right=WORSE).model_name
+    second = other_rows(Trained(), IMAGES)
+    change(name, second)
+    result = second.register(right=BETTER)
+    assert result.aliases == ("challenger",)
+    assert result.judgement.reason.startswith("version 1 is @champion, and was tested on other rows or its outputs are")
+    assert re.search(reason, result.judgement.reason)
+    assert aliases(name)["champion"] == "1"
+
+
+def test_an_evaluation_of_other_rows_than_there_are_now_is_done_again(store: Path) -> None:
+    trained = Trained()
+    before = trained.prepared
+    evaluated = other_rows(trained, IMAGES).prepared
+    trained.prepared = before
+    result = trained.register(rows_of=evaluated)
+    assert result.model_version is None
+    again = f"`stratagem evaluate --run {trained.run.run_id}`, then `stratagem register --run {trained.run.run_id}`"
+    assert (
+        result.reason == f"its evaluation has no outputs for the test rows that data/digits/prepared has now: {again}"
+    )
+
+
+def fails(*given: object, **more: object) -> Any:
+    raise StratagemError("ValueError: Unknown layer: 'Mine'")
+
+
+@pytest.mark.parametrize(
+    ("apart", "reason"),
+    [
+        (lambda *given, **more: np.eye(3)[(LABELS + 1) % 3], "it gives other outputs than when it was evaluated: 2."),
+        (lambda *given, **more: np.eye(3)[LABELS] + 0.001, "it gives other outputs than when it was evaluated: 0.00"),
+        (lambda *given, **more: np.full((5, 3), np.nan), "it gives other outputs than when it was evaluated: nan"),
+        (lambda *given, **more: np.zeros((5, 2)), r"it gives outputs of shape \(5, 2\), not \(5, 3\) as evaluated"),
+        (fails, "it cannot be loaded back through MLflow in a clean process: ValueError: Unknown layer: 'Mine'"),
+    ],
+    ids=["other", "a little", "no numbers", "shape", "error"],
+)
+def test_a_model_that_is_loaded_back_otherwise_is_no_version(store: Path, apart: Any, reason: str) -> None:
+    name = Trained().register(right=WORSE).model_name
+    result = Trained().register(right=BETTER, apart=apart)
+    assert (result.model_version, result.aliases, result.judgement) == (None, (), None)
+    assert re.search(reason, result.reason), result.reason
+    assert aliases(name) == {"challenger": "1", "champion": "1"}
+    assert len(tracking.open_store().search_model_versions()) == 1
+
+
+def test_a_difference_of_rounding_is_none(store: Path) -> None:
+    assert Trained().register(apart=lambda *given, **more: np.eye(3)[LABELS] + 1e-6).model_version == "1"
+
+
+class Killed(BaseException):
+    """What ends a process at once."""
+
+
+def killing(monkeypatch: pytest.MonkeyPatch, after: int) -> list[str]:
+    """End what is at work right after so many writes to the registry; return which were done."""
+    done: list[str] = []
+
+    def stopping(name: str, write: Callable[..., Any]) -> Callable[..., Any]:
+        def stop(self: MlflowClient, *given: Any, **more: Any) -> Any:
+            result = write(self, *given, **more)
+            done.append(name)
+            if len(done) == after:
+                raise Killed
+            return result
+
+        return stop
+
+    for name in WRITES:
+        monkeypatch.setattr(MlflowClient, name, stopping(name, getattr(MlflowClient, name)))
+    return done
+
+
+def test_a_process_that_is_killed_after_any_write_leaves_one_champion(
+    store: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trained, others = Trained("register.model_name=any"), Trained("register.model_name=any")
+    first, writes = "1", 0
+    for after in range(1, 30):
+        name = f"model-{after}"
+        trained.settings, others.settings = (
+            config.load(overrides=[f"register.model_name={name}", "register.minimum=null"]) for _ in range(2)
+        )
+        with monkeypatch.context() as patch:
+            done = killing(patch, after)
+            try:
+                trained.register(right=WORSE)
+                others.register(right=BETTER)
+                tracking.rollback(name)
+            except Killed:
+                pass
+            else:
+                writes = len(done)
+                break
+        # Whoever comes next ends what was left undone.
+        known = aliases(name)
+        assert trained.register(right=WORSE).model_version == first
+        assert known.get("champion", first) in (first, "2")
+        result = others.register(right=BETTER)
+        assert result.model_version == "2"
+        rolled_back = "rolled back" in result.judgement.reason
+        assert aliases(name)["champion"] == (first if rolled_back else "2"), done
+        if not rolled_back:
+            assert history(name) == "1, 2"
+            assert tracking.rollback(name).now == first
+        with pytest.raises(UserError, match="version 1 is the first that was @champion"):
+            tracking.rollback(name)
+        versions = tracking.open_store().search_model_versions(f"name = '{name}'")
+        assert {str(one.version) for one in versions} == {"1", "2"}
+    assert writes > 15, "every write was the last one once"

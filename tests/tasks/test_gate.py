@@ -1,0 +1,167 @@
+"""The rule by which a model becomes the champion, on what models give: by chance, by a real gain, by slices."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tasks import config, gate, metrics
+from tasks.errors import UserError
+from tasks.predictions import Predictions
+from tasks.records import ClassMetrics, EvaluationResult, Feature, PreparedDataset, Target
+
+CLASSES = Target.of_classes("0123456789")
+NUMBERS = Target(task="regression", num_outputs=1, mean=(0.0,), deviation=(1.0,))
+SEVERAL = Target(task="multilabel", num_outputs=4, class_names=("a", "b", "c", "d"))
+SIMULATIONS = 200
+
+
+def prepared(target: Target) -> PreparedDataset:
+    feature = Feature(kind="image", shape=(4, 4, 1), dtype="uint8")
+    return PreparedDataset(
+        name="any", kind="arrays", version="1", folder="f", features={"image": feature}, target=target, splits={}
+    )
+
+
+def evaluation(**recalls: float) -> EvaluationResult:
+    classes = tuple(ClassMetrics(name=name, precision=1, recall=r, f1=1, support=40) for name, r in recalls.items())
+    return EvaluationResult(
+        run_id="r", checkpoint="c", step=1, num_examples=1, metrics={}, classes=classes, confusion_matrix=()
+    )
+
+
+def load(*overrides: str) -> config.Settings:
+    return config.load(None, overrides, Path(__file__).parents[2])
+
+
+def guesses(generator: np.random.Generator, labels: np.ndarray, accuracy: float) -> np.ndarray:
+    """Logits that are right for such a share, by chance."""
+    wrong = (labels + generator.integers(1, 10, len(labels))) % 10
+    taken = np.where(generator.random(len(labels)) < accuracy, labels, wrong)
+    return np.eye(10, dtype=np.float32)[taken]
+
+
+def judged(settings: config.Settings, target: Target, labels: np.ndarray, before: np.ndarray, after: np.ndarray):
+    champion = gate.Champion("7", Predictions(labels, before))
+    return gate.judge(settings, prepared(target), evaluation(), Predictions(labels, after), champion)
+
+
+def of_classes(seed: int, before: float, after: float) -> tuple[np.ndarray, ...]:
+    generator = np.random.default_rng(seed)
+    labels = generator.integers(0, 10, 500)
+    return labels, guesses(generator, labels, before), guesses(generator, labels, after)
+
+
+def of_numbers(seed: int, before: float, after: float) -> tuple[np.ndarray, ...]:
+    """What is wrong by the normal distribution, the more the less it is worth."""
+    generator = np.random.default_rng(seed)
+    labels = generator.normal(size=(500, 1)).astype(np.float32)
+    return labels, *(labels + generator.normal(0, 2 - one, (500, 1)).astype(np.float32) for one in (before, after))
+
+
+@pytest.mark.parametrize(
+    ("metric", "target", "made"),
+    [
+        pytest.param("accuracy", CLASSES, of_classes, id="accuracy"),
+        pytest.param("loss", CLASSES, of_classes, id="loss"),
+        pytest.param("mae", NUMBERS, of_numbers, id="mae"),
+        pytest.param("macro_f1", CLASSES, of_classes, id="macro_f1", marks=pytest.mark.exhaustive),
+    ],
+)
+def test_noise_is_promoted_no_more_often_than_is_said_and_a_real_gain_is(metric: str, target: Target, made) -> None:
+    """Two models that are equally good differ on a test split by chance; 1 in 20 may pass."""
+    settings = load(f"register.metric=test/{metric}")
+    promoted = [judged(settings, target, *made(seed, 0.93, 0.93)).promoted for seed in range(SIMULATIONS)]
+    assert sum(promoted) <= SIMULATIONS * (1 - settings.register_.confidence)
+    assert all(judged(settings, target, *made(seed, 0.6, 0.97)).promoted for seed in range(10))
+
+
+def test_the_sentence_has_the_figures() -> None:
+    labels, before, after = of_classes(0, 0.90, 0.97)
+    found = judged(load(), CLASSES, labels, before, after)
+    right = [float((outputs.argmax(1) == labels).mean()) for outputs in (before, after)]
+    assert (found.champion, found.candidate) == tuple(right)
+    assert found.difference == pytest.approx(right[1] - right[0])
+    assert found.interval[0] < found.difference < found.interval[1]
+    assert (found.test, found.num_examples, found.against, found.promoted) == ("McNemar", 500, "7", True)
+    assert found.told == f"this version: {found.reason}"
+    assert f"test/accuracy {right[1]:.4f} against {right[0]:.4f} of version 7 is better by +0." in found.reason
+    assert f"McNemar p = {found.p_value:.2g}, 500 test rows)" in found.reason
+
+
+@pytest.mark.parametrize(
+    ("overrides", "accuracies", "reason"),
+    [
+        ([], (0.97, 0.90), ": it is no better"),
+        ([], (0.90, 0.95), "): that may be chance, p is to be at most 0.05 (register.confidence = 0.95)"),
+        (["register.confidence=0.999999999999"], (0.92, 0.96), "that may be chance, p is to be at most 1e-12"),
+        (["register.min_improvement=0.2"], (0.90, 0.97), ": register.min_improvement = 0.2 is not reached"),
+    ],
+)
+def test_why_a_model_is_not_the_champion(overrides: list[str], accuracies: tuple[float, float], reason: str) -> None:
+    found = judged(load(*overrides), CLASSES, *of_classes(0, *accuracies))
+    assert not found.promoted
+    assert reason in found.reason
+    assert found.told.startswith("version 7: test/accuracy 0.")
+    by_force = gate.forced(found)
+    assert (by_force.promoted, by_force.forced) == (True, True)
+    assert by_force.reason == f"--force, against the evidence: {found.reason}"
+
+
+def test_a_gain_that_is_as_large_as_is_asked_for_is_enough() -> None:
+    labels = np.arange(100) % 10
+    right = np.eye(10, dtype=np.float32)[labels]
+    before, after = right.copy(), right.copy()
+    before[:20] = np.roll(before[:20], 1, axis=1)
+    after[:10] = np.roll(after[:10], 1, axis=1)
+    assert judged(load("register.min_improvement=0.1"), CLASSES, labels, before, after).promoted, "0.9 - 0.8"
+
+
+def test_a_slice_below_its_floor() -> None:
+    settings = load("register.floors={3: 0.8, 5: 0.9}")
+    labels, before, after = of_classes(0, 0.90, 0.97)
+    arguments = settings, prepared(CLASSES)
+    champion = gate.Champion("7", Predictions(labels, before))
+    for recalls, reason in (
+        ({"3": 0.8, "5": 0.9, "9": 0.1}, None),
+        ({"3": 0.79, "5": 0.9}, "register.floors: the recall of '3' has 0.7900 of 40 and needs 0.8"),
+        ({"3": 0.7, "5": 0.8}, "'3' has 0.7000 of 40 and needs 0.8, of '5' has 0.8000 of 40 and needs 0.9"),
+    ):
+        for of in (champion, None):
+            found = gate.judge(*arguments, evaluation(**recalls), Predictions(labels, after), of)
+            assert found.promoted == (reason is None)
+            assert (reason or "") in found.reason
+
+
+def test_a_champion_that_cannot_be_compared() -> None:
+    champion = gate.Champion("7", None, "its files are gone")
+    labels, _, after = of_classes(0, 0.9, 0.97)
+    found = gate.judge(load(), prepared(CLASSES), evaluation(), Predictions(labels, after), champion)
+    assert (found.promoted, found.reason, found.told) == (False, "its files are gone", "version 7: its files are gone")
+
+
+def test_a_metric_that_says_nothing_is_no_evidence() -> None:
+    labels = np.zeros(50, int)
+    outputs = np.eye(10, dtype=np.float32)[labels]
+    assert metrics.find("auc").of_predictions(labels, outputs) is None
+    assert not judged(load("register.metric=test/auc"), CLASSES, labels, outputs, outputs).promoted
+
+
+@pytest.mark.parametrize(
+    ("overrides", "target", "said"),
+    [
+        (["register.floors={11: 0.8}"], CLASSES, ["unknown class in register.floors '11'", "Allowed: 0, 1"]),
+        (["register.floors={sevn: 0.8}"], Target.of_classes(["six", "seven"]), ["did you mean 'seven'?"]),
+        (["register.floors={a: 0.8}", "register.metric=test/mae"], NUMBERS, ["a regression has no classes"]),
+        (["register.metric=test/mae"], CLASSES, ["register.metric = 'test/mae'", "is a classification", "accuracy"]),
+        (["register.metric=test/accuracy"], NUMBERS, ["is a regression", "mae"]),
+    ],
+)  # fmt: skip
+def test_a_gate_that_says_nothing_about_the_data_is_refused(
+    overrides: list[str], target: Target, said: list[str]
+) -> None:
+    with pytest.raises(UserError) as refused:
+        gate.check(load(*overrides), prepared(target))
+    for text in said:
+        assert text in str(refused.value)
+    gate.check(load("register.floors={a: 0.5}", "register.metric=test/micro_f1"), prepared(SEVERAL))
