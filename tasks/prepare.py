@@ -4,6 +4,7 @@ import contextlib
 import json
 import math
 from collections import Counter
+from collections.abc import Generator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Self
@@ -92,7 +93,8 @@ def _write(
     and the target with what was taken of the training split."""
     with contextlib.ExitStack() as stack:
         writers = {split: stack.enter_context(_Writer(new, split, examples)) for split in examples.splits}
-        for block in examples.blocks():
+        # Entered last, left first: where a write fails, nothing reads on for it.
+        for block in stack.enter_context(contextlib.closing(_blocks(examples))):
             writers[block.split].write(block)
         splits = {split: writer.describe(target) for split, writer in sorted(writers.items())}
     if dataset.is_local:  # A builder of TFDS may declare classes and splits that have no examples.
@@ -101,6 +103,11 @@ def _write(
         return splits, examples.features, examples.target
     features = {name: feature.model_copy(update=fitted.statistics(name)) for name, feature in examples.features.items()}
     return splits, features, examples.target.model_copy(update=fitted.target_statistics())
+
+
+def _blocks(examples: dataset_kinds.Examples) -> Generator[dataset_kinds.Block]:
+    """Yield all blocks; closed, it closes what reads them, where that can be closed."""
+    yield from examples.blocks()
 
 
 def _write_vocabularies(examples: dataset_kinds.Examples, new: Path, target: Path) -> dict[str, str]:
@@ -251,7 +258,7 @@ class _Writer:
 
 
 MOST_SUMMED = 2**16
-"""The squares of so many pixels are surely below 2**32."""
+"""Images that are added up at once, pixel by pixel: the squares of so many values to 255 sum up to less than 2**32."""
 
 
 class _PixelMoments:

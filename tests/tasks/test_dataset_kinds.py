@@ -1,5 +1,6 @@
 """What each kind of dataset reads, and what it refuses."""
 
+import dataclasses
 import io
 import os
 import shutil
@@ -16,7 +17,7 @@ from PIL import Image
 
 from tasks import config, dataset_folder, dataset_kinds, dvc_data, prepared_data, source_files
 from tasks.dataset_kinds import image_folder
-from tasks.errors import UserError
+from tasks.errors import StratagemError, UserError
 from tasks.input import sources
 from tasks.prepare import prepare
 
@@ -363,6 +364,31 @@ def test_what_may_not_be_read_is_named_and_never_left_out(theirs):
     for read in (image_folder.read_header, lambda path, broken: image_folder._decode(path, (4, 6, 1), broken)):
         with pytest.raises(UserError, match=r"cat/0.png cannot be read \(Permission denied\): make it readable"):
             read(theirs / "cat" / "0.png", {})
+
+
+def test_a_write_that_fails_ends_what_is_read_for_it(source, monkeypatch):
+    fill(source)
+    examples, ended = image_folder.examples, []
+
+    def watched(dataset):
+        found = examples(dataset)
+
+        def blocks():
+            try:
+                yield from found.blocks()
+            finally:
+                ended.append(True)
+
+        return dataclasses.replace(found, blocks=blocks)
+
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(image_folder, "examples", watched)
+    monkeypatch.setattr("tasks.prepare._Writer.write", full)
+    with pytest.raises(StratagemError, match="No space left on device") as caught:
+        prepare(describe(source))
+    assert ended == [True], caught  # Which keeps all that was at work.
 
 
 def test_a_class_of_which_nothing_whole_is_left_is_refused(source):
