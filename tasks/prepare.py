@@ -300,6 +300,8 @@ class _Moments:
         self._count, self._mean, self._squares = 0, np.zeros(width), np.zeros(width)
 
     def add(self, rows: npt.NDArray[Any]) -> None:
+        if not len(rows):  # A block of which all images are broken: it has no mean.
+            return
         count = self._count + len(rows)
         values = rows.astype(np.float64)
         mean = values.mean(0)

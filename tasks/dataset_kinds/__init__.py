@@ -4,12 +4,10 @@
 """
 
 import importlib
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -18,8 +16,6 @@ from tasks import config
 from tasks.errors import UserError
 from tasks.records import Feature, HeldOut, Target
 
-Given = TypeVar("Given")
-Made = TypeVar("Made")
 LONGEST_TEXT = 512
 TEXTS_WHOLE = 0.95
 """Of the texts of the training split, so many are whole; longer ones are cut."""
@@ -85,19 +81,6 @@ def find(kind: str) -> Kind:
     module: Any = importlib.import_module(f"tasks.dataset_kinds.{kind}")
     found: Kind = module
     return found
-
-
-def in_order(
-    pool: ThreadPoolExecutor, function: Callable[[Given], Made], given: Iterable[Given], ahead: int
-) -> Iterator[Made]:
-    """Yield what a function makes of each, in their order, while a pool is at work on some that follow."""
-    waiting: deque[Future[Made]] = deque()
-    for one in given:
-        waiting.append(pool.submit(function, one))
-        if len(waiting) > ahead:
-            yield waiting.popleft().result()
-    while waiting:
-        yield waiting.popleft().result()
 
 
 def most_frequent(texts: Mapping[str, int], most: int) -> list[str]:

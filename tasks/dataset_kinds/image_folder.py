@@ -5,7 +5,6 @@ import statistics
 import sys
 import warnings
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,8 +12,8 @@ import numpy as np
 import numpy.typing as npt
 from PIL import Image, UnidentifiedImageError
 
-from tasks import config, machine
-from tasks.dataset_kinds import Block, Examples, in_order, split_rows
+from tasks import ahead, config, machine
+from tasks.dataset_kinds import Block, Examples, split_rows
 from tasks.encoding import FORMATS, decode_picture
 from tasks.errors import UserError, listed
 from tasks.records import Feature, HeldOut, Target
@@ -247,8 +246,7 @@ def _blocks(
         return Block(split, {"image": images}, labels[rows][[image is not None for image in decoded]])
 
     cores = machine.usable_cores()
-    with ThreadPoolExecutor(cores) as pool:
-        yield from in_order(pool, decode, range(0, len(headers), at_once), ahead=cores)
+    yield from ahead.in_order(decode, range(0, len(headers), at_once), threads=cores, ahead=cores)
 
 
 def _decode(path: str, shape: tuple[int, ...], broken: dict[Path, str]) -> npt.NDArray[np.uint8] | None:

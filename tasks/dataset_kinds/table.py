@@ -2,7 +2,6 @@
 
 import math
 import re
-import sys
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -14,8 +13,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from tasks import config, encoding, machine
-from tasks.dataset_kinds import Block, Examples, in_order, most_frequent, text_length
+from tasks import ahead, config, encoding, machine
+from tasks.dataset_kinds import Block, Examples, most_frequent, text_length
 from tasks.dataset_kinds._table_rows import Rows, Table, num_rows_of
 from tasks.dataset_kinds._table_splits import NAMES, split
 from tasks.encoding import BadValue, Encoder, Repeated, Values
@@ -26,8 +25,12 @@ from tasks.table_columns import fill_in, open_file
 OWN_NAMES = {"number", "category", "label", "weight"}
 """No column becomes a feature of these names: other arrays have them."""
 CHUNK_BYTES = 8 * 2**20
+"""Of the rows that are encoded at once, all features together, or one row where that has more."""
+AHEAD = 4
+"""How many blocks are encoded while one is written, however many cores there are: each takes its own memory."""
 NUM_QUANTILES = 256
-"""Of a column whose numbers become their places among them; of fewer values, as many as there are."""
+"""That are kept of a column whose numbers become their places among them, and go with each of its models: between two
+of them lie less than half a percent of the rows. Of a column with fewer values, as many as it has values."""
 
 
 def guess(dataset: config.Table) -> tuple[config.Table, list[str]]:
@@ -74,9 +77,8 @@ def examples(dataset: config.Table) -> Examples:
 
 def _blocks(table: Table, fitted: "_Fitted", splits: npt.NDArray[np.int8]) -> Iterator[Block]:
     """Yield the examples of all splits; the next ones are encoded while one is written."""
-    # Images are large: of them, few rows at once.
-    image_bytes = sum(math.prod(one.shape) for one in fitted.features.values() if one.kind == "image")
-    at_once = max(1, CHUNK_BYTES // image_bytes) if image_bytes else sys.maxsize
+    features = fitted.features.values()
+    at_once = max(1, CHUNK_BYTES // sum(np.dtype(one.dtype).itemsize * math.prod(one.shape) for one in features))
 
     def some_rows() -> Iterator[tuple[str, Rows, dict[str, Values]]]:
         for first, chunk in table.chunks(table.features):
@@ -87,8 +89,9 @@ def _blocks(table: Table, fitted: "_Fitted", splits: npt.NDArray[np.int8]) -> It
                     some = rows[place : place + at_once]
                     yield name, first + some, {column: encoding.take(values, some) for column, values in chunk.items()}
 
-    cores = machine.usable_cores()
-    with ThreadPoolExecutor(cores) as pictures, ThreadPoolExecutor(1 if image_bytes else cores) as rows:
+    # Where there are images, their own threads have enough to do.
+    threads = 1 if any(one.kind == "image" for one in features) else min(machine.usable_cores(), AHEAD)
+    with ThreadPoolExecutor(machine.usable_cores()) as pictures:
         encoder = _Encoder(fitted, table.folder, pictures)
 
         def encode(given: tuple[str, Rows, dict[str, Values]]) -> Block:
@@ -103,36 +106,39 @@ def _blocks(table: Table, fitted: "_Fitted", splits: npt.NDArray[np.int8]) -> It
             weights = None if table.weights is None else table.weights[used]
             return Block(name, encoded, table.labels[used], weights, missing)
 
-        yield from in_order(rows, encode, some_rows(), ahead=cores)
-    table.refuse_broken(encoder.broken)
+        yield from ahead.in_order(encode, some_rows(), threads, ahead=min(machine.usable_cores(), AHEAD))
+    table.refuse_broken({text: reason for (_, text), reason in encoder.broken.items()})
 
 
 class _Encoder(Encoder):
-    """Encodes rows without those of which an image is not whole, and knows which images those are."""
+    """Encodes rows without those of which an image is not whole, and knows which images those are.
+
+    Attributes:
+        broken: why an image is not whole, by its column and its path there.
+    """
 
     def __init__(self, fitted: "_Fitted", folder: Path, pool: ThreadPoolExecutor) -> None:
         features = {name: one.model_dump() for name, one in fitted.features.items()}
         super().__init__(features, fitted.vocabularies, folder, pool.map)
-        self.broken: dict[str, str] = {}
-        self._rows: set[int] = set()
+        self.broken: dict[tuple[str, str], str] = {}
+        self._image_columns = [one.columns[0].name for one in fitted.features.values() if one.kind == "image"]
 
     def encode_whole(self, table: Mapping[str, Values]) -> tuple[dict[str, npt.NDArray[Any]], Rows]:
         """Return what ``encode`` does of the rows that are whole, and which these are, int64 (n,)."""
-        self._rows.clear()
         encoded = self.encode(table)
-        rows = np.arange(num_rows_of(table))
-        if not self._rows:
-            return encoded, rows
-        rows = np.setdiff1d(rows, sorted(self._rows))
-        return {name: one[rows] for name, one in encoded.items()}, rows
+        whole = np.ones(num_rows_of(table), bool)
+        if self.broken:
+            for column in self._image_columns:
+                whole &= [(column, str(value)) not in self.broken for value in encoding.rows_of(table[column])]
+        rows = np.flatnonzero(whole)
+        return encoded if whole.all() else {name: one[rows] for name, one in encoded.items()}, rows
 
     def image(self, column: str, row: int, value: Any, shape: tuple[int, ...]) -> npt.NDArray[np.uint8]:
         """Return the image of a row; of one that is not whole zeros, and remember it."""
         try:
             return super().image(column, row, value, shape)
         except BadValue as bad:
-            self.broken[str(value)] = bad.reason.removeprefix("is no whole image ").strip("()")
-            self._rows.add(row)
+            self.broken[column, str(value)] = bad.reason.removeprefix("is no whole image (").removesuffix(")")
             return np.zeros(shape, np.uint8)
 
 

@@ -3,9 +3,7 @@
 import ctypes
 import math
 import mmap
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -14,7 +12,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from tasks import config, upstream
+from tasks import ahead, config, upstream
 from tasks.input.augment import augment_batch
 from tasks.input.batches import Batch, Batches
 from tasks.input.draws import with_partners
@@ -93,7 +91,8 @@ class ArraySource:
         cut = Blocks(batches, _block_steps(batches, arrays[0]) if batches.prefetch else 1)
         unread = batches.unread
         blocks = (cut.steps(number, unread) for number in cut.of(unread))
-        for block in _ahead(gather, blocks) if batches.prefetch else map(gather, blocks):
+        made = ahead.in_order(gather, blocks, 1, AHEAD, "input") if batches.prefetch else map(gather, blocks)
+        for block in made:
             yield from block
 
     def dataset(self, batches: Batches) -> Any:
@@ -203,20 +202,6 @@ def _block_steps(batches: Batches, x: Any) -> int:
     arrays = x.values() if isinstance(x, Mapping) else [x]
     row_bytes: int = sum(array.dtype.itemsize * math.prod(array.shape[1:]) for array in arrays)
     return max(1, BLOCK_BYTES // (batch_size * row_bytes))
-
-
-def _ahead(gather: Callable[[range], Iterator[Batch]], blocks: Iterable[range]) -> Iterator[Iterator[Batch]]:
-    """Yield the batches of each block, while a thread gathers the next AHEAD."""
-    pool, gathered = ThreadPoolExecutor(1, "input"), deque[Future[Iterator[Batch]]]()
-    try:
-        for block in blocks:
-            gathered.append(pool.submit(gather, block))
-            if len(gathered) > AHEAD:
-                yield gathered.popleft().result()
-        while gathered:
-            yield gathered.popleft().result()
-    finally:  # Also when nobody wants the rest.
-        pool.shutdown(cancel_futures=True)
 
 
 @lru_cache(maxsize=4)  # The training and the validation split are often rows of the same array.

@@ -1,6 +1,7 @@
 """Tables: what is read, guessed, split and fitted, and what is refused."""
 
 import json
+import re
 from pathlib import Path
 
 import numpy as np
@@ -175,8 +176,16 @@ def test_a_large_file_is_read_in_parts_to_the_same_bytes(source, monkeypatch):
     assert in_parts == before
 
 
-def test_a_number_that_arrow_does_not_read_is_read_as_it_is_served(source, monkeypatch):
+@pytest.fixture(params=["at once", "in parts"])
+def small_chunks(request, monkeypatch):
+    """A file is parsed 200 bytes at a time, by several threads as a small one, or by one as a large one."""
     monkeypatch.setattr("tasks.table_files.CHUNK_BYTES", 200)
+    if request.param == "in parts":
+        monkeypatch.setattr("tasks.table_files.KEPT_BYTES", 0)
+
+
+@pytest.mark.usefixtures("small_chunks")
+def test_a_number_that_arrow_does_not_read_is_read_as_it_is_served(source):
     values = [*map(str, range(99)), "\N{FULLWIDTH DIGIT SEVEN}"]  # 7 to Python.
     frame = pd.DataFrame({"own": values, "y": ["a", "b"] * 50})
     prepared = prepare(write(frame, source / "own.csv"), target="y")
@@ -184,8 +193,8 @@ def test_a_number_that_arrow_does_not_read_is_read_as_it_is_served(source, monke
     assert sorted(found) == sorted([*range(99), 7])
 
 
-def test_a_datetime_that_arrow_does_not_read_is_read_as_it_is_served(source, monkeypatch):
-    monkeypatch.setattr("tasks.table_files.CHUNK_BYTES", 200)
+@pytest.mark.usefixtures("small_chunks")
+def test_a_datetime_that_arrow_does_not_read_is_read_as_it_is_served(source):
     times = [f"2024-03-{day:02} 1{day % 3}:00" for day in range(1, 20)]
     frame = pd.DataFrame({"when": [*times, "2024-03-20T02:00:00+03:00"], "x": range(20), "y": ["a", "b"] * 10})
     prepared = prepare(write(frame, source / "own.csv"), target="y")
@@ -194,8 +203,8 @@ def test_a_datetime_that_arrow_does_not_read_is_read_as_it_is_served(source, mon
     np.testing.assert_array_equal(found[np.argsort(found[:, -1])][:, [0, -1]], whole.astype(np.float32))
 
 
-def test_a_value_may_have_ends_of_lines(source, monkeypatch):
-    monkeypatch.setattr("tasks.table_files.CHUNK_BYTES", 200)
+@pytest.mark.usefixtures("small_chunks")
+def test_a_value_may_have_ends_of_lines(source):
     frame = pd.DataFrame({"own": ["one\ntwo\nthree, four", "five"] * 50, "y": ["a", "b"] * 50})
     prepared = prepare(write(frame, source / "own.csv"), target="y", columns={"own": "category"})
     assert json.loads(Path(prepared.features["category"].vocabulary).read_text()) == [["five", "one\ntwo\nthree, four"]]
@@ -513,6 +522,44 @@ def test_rows_whose_image_is_broken_can_be_left_out(source, capsys):
     said = capsys.readouterr().err
     assert "left out, with their rows, as no whole image (18)" in said
     assert "left out, with their rows, as no whole image (12)" in said
+
+
+def test_a_block_of_broken_images_alone_changes_no_mean(source, capsys, monkeypatch):
+    monkeypatch.setattr("tasks.dataset_kinds.table.CHUNK_BYTES", 1)  # A row is a block.
+    noise = np.random.default_rng(0).integers(0, 256, (8, 32, 32, 3), np.uint8)
+    for number, image in enumerate(noise):
+        Image.fromarray(image).save(source / f"{number}.jpg")
+    (source / "2.jpg").write_bytes((source / "2.jpg").read_bytes()[:1200])  # Its first bytes are whole.
+    frame = pd.DataFrame({"photo": [f"{number}.jpg" for number in range(8)], "x": range(8), "y": np.arange(8) / 4})
+    path = write(frame.assign(part=["train"] * 6 + ["test"] * 2), source / "own.csv")
+    prepared = prepare(path, target="y", split_column="part", on_broken="skip")
+    assert (prepared.features["number"].mean, prepared.target.mean) == ((2.6,), (0.65,))
+    assert array(prepared, "number")[:, 0].tolist() == [0, 1, 3, 4, 5]
+    said = capsys.readouterr().err
+    assert re.search(r"\(1\): 2\.jpg \(image file is truncated \(\d+ bytes not processed\)\)$", said, re.MULTILINE)
+
+
+@pytest.mark.parametrize("photos", [True, False])
+def test_no_block_is_large_and_few_are_made_ahead(source, monkeypatch, photos):
+    monkeypatch.setattr("tasks.dataset_kinds.table.CHUNK_BYTES", 256)
+    monkeypatch.setattr("tasks.machine.usable_cores", lambda: 64)
+    frame = (pets(source, 60) if photos else visits(60)).assign(part=["train"] * 50 + ["test"] * 10)
+    path = write(frame, source / "own.csv")
+    dataset, _ = table.guess(describe(path, target="pet" if photos else "back", split_column="part"))
+    made, encode = [], table._Encoder.encode_whole
+
+    def counted(encoder, rows):
+        made.append(rows)
+        return encode(encoder, rows)
+
+    monkeypatch.setattr(table._Encoder, "encode_whole", counted)
+    blocks = table.examples(dataset).blocks()
+    next(blocks)
+    blocks.close()
+    assert 1 <= len(made) <= 6
+    sizes = [sum(one.nbytes for one in block.features.values()) for block in table.examples(dataset).blocks()]
+    assert len(sizes) >= 20
+    assert max(sizes) <= 256
 
 
 def test_more_than_twenty_broken_images_are_counted(source):
