@@ -29,7 +29,7 @@ MAX_CLASSES = 30
 MAX_DIFFERENCES = 60
 MAX_COLUMNS = 60
 MAX_MOMENTS = 4
-"""Of an image's channels."""
+"""More means and deviations are not printed: an image has no more channels, and thousands of numbers are no line."""
 
 
 def print_rows(rows: Mapping[str, str]) -> None:
@@ -232,8 +232,7 @@ def _print_columns(prepared: PreparedDataset) -> None:
 def _columns(name: str, feature: Feature) -> list[tuple[str, str, str]]:
     """Return name, kind and statistics of each column of a feature; of the feature, where it is of no table."""
     if not feature.columns:
-        told = _moments(feature.mean, feature.deviation) if len(feature.mean) <= MAX_MOMENTS else ""
-        return [(name, feature.kind, told)]
+        return [(name, feature.kind, _moments(feature.mean, feature.deviation))]
     rows: list[tuple[str, str, str]] = []
     place = 0
     for number, column in enumerate(feature.columns):
@@ -241,6 +240,8 @@ def _columns(name: str, feature: Feature) -> list[tuple[str, str, str]]:
         if feature.vocabulary_sizes:
             words = "words" if column.kind == "text" else "values"
             told = f"{feature.vocabulary_sizes[number] - 2:,} different {words}"  # Without the missing and the unknown.
+        elif column.quantiles:  # The mean is of its places among them.
+            told = f"from {column.quantiles[0]:.4g} to {column.quantiles[-1]:.4g}, scaled by quantiles"
         elif column.kind != "datetime":
             last = place + (column.width if feature.kind == "number" else len(feature.mean))
             told = _moments(feature.mean[place:last], feature.deviation[place:last])
@@ -250,7 +251,7 @@ def _columns(name: str, feature: Feature) -> list[tuple[str, str, str]]:
 
 
 def _moments(means: Sequence[float], deviations: Sequence[float]) -> str:
-    if not means:
+    if not 0 < len(means) <= MAX_MOMENTS:
         return ""
     return f"mean {' '.join(f'{one:.4g}' for one in means)}, deviation {' '.join(f'{one:.4g}' for one in deviations)}"
 

@@ -68,7 +68,8 @@ def _facts(dataset: PreparedDataset) -> Iterator[tuple[str, str]]:
             yield f"{name}: missing values of {column}", f"{missing:,}"
     for name, feature in dataset.features.items():
         yield name, f"{feature.kind}, {feature.dtype} ({' x '.join(map(str, feature.shape))})"
-        yield from ((f"{name}: column {one.name}", one.kind) for one in feature.columns)
+        for one in feature.columns:
+            yield f"{name}: column {one.name}", f"{one.kind}{', scaled by quantiles' if one.quantiles else ''}"
         yield from _statistics(name, feature)
         for column, size in zip(_places(name, feature), feature.vocabulary_sizes, strict=False):
             yield f"{column}: different values", f"{size:,}"
