@@ -17,7 +17,6 @@ from tasks.encoding import BadValue
 from tasks.errors import UserError, one_of, shown
 from tasks.table_files import TableFile
 
-SPLITS = {"train": "train", "test": "test", "validation": "validation", "valid": "validation", "val": "validation"}
 LOOKED_AT = 20_000
 """Rows from the first on that say what a column is."""
 MISTAKES, SAMPLE = 0.1, 1000

@@ -190,7 +190,7 @@ class TableFile:
                 raise self.refused(f"cannot be read ({cut(str(error))})") from None
         except UnicodeError:
             raise self._wrong_encoding() from None
-        if ragged and at_once:  # In no order.
+        if ragged and at_once:  # Several threads found these rows: one alone finds the first of the file first.
             yield from self._open_csv(wanted, at_once=False)
         elif ragged:
             first = ragged[0]

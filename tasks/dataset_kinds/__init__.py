@@ -16,6 +16,8 @@ from tasks import config
 from tasks.errors import UserError
 from tasks.records import Feature, HeldOut, Target
 
+SPLITS = {"train": "train", "test": "test", "validation": "validation", "valid": "validation", "val": "validation"}
+"""The split that a folder or a column of splits means by each of these words, in small letters."""
 LONGEST_TEXT = 512
 TEXTS_WHOLE = 0.95
 """Of the texts of the training split, so many are whole; longer ones are cut."""

@@ -6,11 +6,10 @@ import numpy as np
 import numpy.typing as npt
 
 from tasks import config, encoding
-from tasks.dataset_kinds import split_rows
+from tasks.dataset_kinds import SPLITS, split_rows
 from tasks.dataset_kinds._table_rows import Rows, Table, texts_of
 from tasks.encoding import BadValue
 from tasks.errors import UserError, cut, one_of
-from tasks.table_columns import SPLITS
 
 NAMES = ("train", "validation", "test")
 

@@ -13,12 +13,11 @@ import numpy.typing as npt
 from PIL import Image, UnidentifiedImageError
 
 from tasks import ahead, config, machine
-from tasks.dataset_kinds import Block, Examples, split_rows
+from tasks.dataset_kinds import SPLITS, Block, Examples, split_rows
 from tasks.encoding import FORMATS, decode_picture
 from tasks.errors import UserError, listed
 from tasks.records import Feature, HeldOut, Target
 
-SPLITS = {"train": "train", "test": "test", "validation": "validation", "valid": "validation", "val": "validation"}
 MAX_SIDE = 224
 """The larger side of the size that is proposed where sizes differ: that of most pretrained models."""
 CHUNK_BYTES = 8 * 2**20
