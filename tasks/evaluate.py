@@ -67,6 +67,7 @@ def evaluate(settings: config.Settings, prepared: PreparedDataset, training: Tra
         strategy=strategy.kind,
         examples_by_device=found.examples_by_device,
         metrics={f"test/{name}": value for name, value in measured.items()},
+        lower_is_better=tuple(name for one in measured if metrics.better(name := f"test/{one}") == "lower"),
         classes=_by_class(target, labels, values),
         confusion_matrix=tuple(map(tuple, confusion)),
         predictions=tuple((float(wanted), float(given)) for wanted, given in pairs),

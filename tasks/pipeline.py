@@ -169,7 +169,10 @@ def registered_versions() -> list[records.ModelVersion]:
 
 
 def lower_is_better(metric: str) -> bool:
-    """Return whether less of a metric such as ``test/loss`` is better; False of what is no metric."""
+    """Return whether less of a metric such as ``test/loss`` is better; False of what is no metric. Of one of the user's
+    own the records of the runs say it: their code is imported by the processes of the stages alone."""
+    if ":" in metric:
+        return runs.lower_is_better(metric)
     if metric.rpartition("/")[2] not in ("loss", *config.names_of("metrics")):
         return False
     from tasks import metrics  # NumPy takes 0.2 s to import.

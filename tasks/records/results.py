@@ -101,6 +101,8 @@ class EvaluationResult(Record):
     """How many examples really lay on each device. With several devices a replica, or a short last batch on JAX, some
     lie on more than one."""
     metrics: dict[str, float]
+    lower_is_better: tuple[str, ...] | None = None
+    """Of which of them less is better: of the user's own, their code says it. Older records have none."""
     classes: tuple[ClassMetrics, ...]
     """Or labels; nothing for a regression."""
     confusion_matrix: tuple[tuple[int, ...], ...]

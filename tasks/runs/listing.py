@@ -1,5 +1,6 @@
 """All runs at a glance: which there are, how each stands, how good and how fast it is, what it takes on the disk."""
 
+import contextlib
 import json
 import math
 import re
@@ -9,11 +10,12 @@ from datetime import UTC, datetime, timedelta
 
 from tasks import config, errors
 from tasks.errors import UserError
-from tasks.records import HEADLINES, RunLine, RunList
+from tasks.records import HEADLINES, EvaluationResult, RunLine, RunList
 from tasks.runs import catalogue
 from tasks.runs.catalogue import Entry
 from tasks.runs.index import NEWEST_FIRST, load
 from tasks.runs.locks import is_abandoned
+from tasks.runs.outcome import load_result
 
 STATUSES = ("running", "finished", "failed", "killed", "crashed")
 UNITS = {"m": "minutes", "h": "hours", "d": "days", "w": "weeks"}
@@ -100,6 +102,18 @@ def list_runs(choice: Choice, sort: str | None = None, lowest_first: bool = Fals
 def all_entries() -> list[Entry]:
     """Return what is known of the folders in mlruns/runs, the newest first."""
     return catalogue.query(f"folder LIKE 'mlruns/runs/%' {NEWEST_FIRST}")
+
+
+def lower_is_better(metric: str) -> bool:
+    """Return whether less of a metric such as ``test/my_code:far`` is better, as the newest evaluation says that has it
+    and says so; False where none does."""
+    for entry in all_entries():
+        if metric in json.loads(entry.metrics) and (run := load(entry.folder)) is not None:
+            with contextlib.suppress(UserError):
+                found = load_result(run, EvaluationResult)
+                if found is not None and found.lower_is_better is not None:
+                    return metric in found.lower_is_better
+    return False
 
 
 def line_of(entry: Entry) -> RunLine:

@@ -19,16 +19,23 @@ from sklearn.metrics import (
 from tasks import config, predictions, tracked
 from tasks.errors import UserError
 from tasks.evaluate import evaluate
+from tasks.input.order import carve
 
 
 def load(*overrides):
     return config.load("../small.yaml", overrides)
 
 
+def outputs_of(prepared, model, split="test", rows=slice(None)):
+    """Labels and logits of some rows, by Keras alone."""
+    files = prepared.splits[split]
+    images, labels = np.load(files.features["image"])[rows], np.load(files.labels)[rows]
+    return labels, keras.models.load_model(model).predict(images, verbose=0).astype("float64")
+
+
 def predict(prepared, model, split="test"):
     """Labels and probabilities, by Keras alone."""
-    images, labels = np.load(prepared.splits[split].features["image"]), np.load(prepared.splits[split].labels)
-    logits = keras.models.load_model(model).predict(images, verbose=0).astype("float64")
+    labels, logits = outputs_of(prepared, model, split)
     return labels, np.exp(logits) / np.exp(logits).sum(1, keepdims=True)
 
 
@@ -169,18 +176,37 @@ def test_top_5_where_there_are_more_than_5_classes(few, train, num_classes, has_
     assert all(np.isfinite([one.precision, one.recall, one.f1]).all() for one in result.classes)
 
 
-def test_latest_best_or_a_number(tiny, train):
+OWN_METRIC = """
+import keras
+
+
+def far(labels, outputs):
+    return keras.ops.max(keras.ops.abs(outputs - keras.ops.cast(labels, outputs.dtype)[:, None]), axis=-1)
+
+
+far.better = "lower"
+"""
+
+
+def farthest(labels, logits):
+    """The same by NumPy, of all examples."""
+    return abs(logits - labels[:, None]).max(1).mean()
+
+
+def test_latest_best_or_a_number_by_a_metric_of_ones_own(tiny, train, project):
+    (project / "distances.py").write_text(OWN_METRIC)
+    own = ("train.metrics=[distances:far]", "checkpoint={keep: 3, monitor: validation/distances:far}")
     # A learning rate that ruins what the first epoch learned: the best is not the latest.
     training = train(
         tiny,
+        *own,
         "train.deterministic=true",
         "train.epochs=3",
         "schedule={kind: piecewise, boundaries_epochs: [1], learning_rates: [0.01, 50]}",
-        "checkpoint={keep: 3, monitor: validation/loss}",
     )
     steps = training.steps // 3
     found = {
-        which: evaluate(load(f"evaluate.checkpoint={which}", "checkpoint.monitor=validation/loss"), tiny, training)
+        which: evaluate(load(*own, f"evaluate.checkpoint={which}"), tiny, training)
         for which in ("latest", "best", 2 * steps)
     }
     assert {which: result.step for which, result in found.items()} == {
@@ -191,9 +217,14 @@ def test_latest_best_or_a_number(tiny, train):
     assert training.best_checkpoint == found["best"].checkpoint == f"mlruns/runs/first/checkpoints/{steps}"
     losses = {which: result.metrics["test/loss"] for which, result in found.items()}
     assert losses["best"] < losses[2 * steps] != losses["latest"]
-    for which, model in (("latest", training.final_model), ("best", training.best_model)):
+    validation = carve(tiny, load().input.validation, load().train.seed)["validation"]
+    for which, epoch, model in (("latest", 2, training.final_model), ("best", 0, training.best_model)):
         labels, shares = predict(tiny, model)
         assert found[which].metrics["test/accuracy"] == pytest.approx(accuracy_score(labels, shares.argmax(1)))
+        assert found[which].metrics["test/distances:far"] == pytest.approx(farthest(*outputs_of(tiny, model)), rel=1e-5)
+        assert found[which].lower_is_better == ("test/loss", "test/distances:far")
+        value = training.history["validation/distances:far"][epoch]
+        assert value == pytest.approx(farthest(*outputs_of(tiny, model, *validation)), rel=1e-5)
     with pytest.raises(UserError, match=r"evaluate.checkpoint = 99999: .* has no checkpoint of that step. Allowed: "):
         evaluate(load("evaluate.checkpoint=99999"), tiny, training)
     # What the message says can be typed: `evaluate` takes a run by --run.

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tasks import records, runs
+from tasks import pipeline, records, runs
 from tasks.errors import UserError
 from tests.tasks.test_runs import opened
 from tests.tasks.written_runs import run_id_of, write_results, write_run
@@ -70,6 +70,16 @@ def test_runs_are_chosen_and_sorted(three):
         chosen = runs.Choice(**choice | {"since": since and datetime.fromtimestamp(since, UTC)})
         assert listed(chosen, **how) == numbers, (choice, how)
         assert runs.list_runs(chosen, **how).num_runs == 3
+
+
+def test_the_best_by_a_metric_of_ones_own_come_first(project):
+    """What is better lies in the user's code, which a list of runs does not import."""
+    far, near = "test/absent:far", "test/absent:near"
+    assert not pipeline.lower_is_better(far), "no run has it"
+    for number, lower, value in ((1, (far,), 0.1), (2, (far,), 0.3), (3, None, 0.2)):
+        write_results(write_run(number), lower_is_better=lower, **{"absent:far": value, "absent:near": value})
+    assert listed(sort=far, lowest_first=pipeline.lower_is_better(far)) == [1, 3, 2]
+    assert listed(sort=near, lowest_first=pipeline.lower_is_better(near)) == [2, 3, 1]
 
 
 # Each: what is asked for, and the message.

@@ -55,11 +55,14 @@ def write_run(
     return run
 
 
-def write_results(run: records.Run, version: str | None = None, **metrics: float) -> None:
+def write_results(
+    run: records.Run, version: str | None = None, lower_is_better: tuple[str, ...] | None = None, **metrics: float
+) -> None:
     """Leave what training, evaluation and registration leave of a run.
 
     Args:
         version: of the model ``digits-convnet2``.
+        lower_is_better: what its evaluation says of that; None is an older one, which says nothing.
         metrics: such as ``accuracy``, of the test.
     """
     folder, strategy, train = run.folder, run.settings["strategy"]["kind"], run.settings["train"]
@@ -75,6 +78,7 @@ def write_results(run: records.Run, version: str | None = None, **metrics: float
     evaluated = records.EvaluationResult(
         run_id=run.run_id, checkpoint=trained.checkpoint, step=82, num_examples=360,
         metrics={f"test/{name}": value for name, value in metrics.items()}, classes=(), confusion_matrix=(),
+        lower_is_better=lower_is_better,
     )  # fmt: skip
     if metrics:
         runs.save_result(run, evaluated)
