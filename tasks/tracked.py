@@ -37,9 +37,17 @@ def start_run(
     flow_run_id: str | None = None,
     parent_run_id: str | None = None,
 ) -> Run:
-    """Start the MLflow run of a pipeline, unless its training would be refused, or its registration fail."""
+    """Start the MLflow run of a pipeline, unless its training would be refused, or its registration fail.
+
+    Args:
+        settings: of the run.
+        prepared: its data.
+        flow_run_id: the run of Prefect's flow.
+        parent_run_id: of the comparison that it is a part of: then it registers nothing, and needs no gate.
+    """
     check(settings, prepared)
-    gate.check(settings, prepared)
+    if parent_run_id is None:
+        gate.check(settings, prepared)
     weights = initial.find_weights(settings, prepared)
     _end_crashed(runs.key_of(settings))
     traced = lineage.collect(settings, prepared.data_version)

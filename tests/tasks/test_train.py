@@ -23,6 +23,7 @@ from tasks.train import assist, check
 from tasks.training import initial, steps
 from tasks.training.batch_size import resumed_batch_size
 from tasks.training.callbacks.stopping import NonFiniteLoss
+from tests.tasks.written_runs import write_run
 
 # 147 examples are left to train on: the last batch of an epoch is a short one.
 LAST_BATCH_SHORT = ("input.validation=53", "train.per_replica_batch_size=32")
@@ -689,6 +690,27 @@ def test_what_is_of_another_task_is_refused_before_a_run_exists(tiny, override):
     with pytest.raises(UserError, match="tiny is a classification"):
         tracked.start_run(config.load(None, [override]), tiny)
     assert not list(Path("mlruns").glob("runs/*"))
+
+
+NO_GATE = pytest.mark.parametrize("override", ["register.metric=test/r2", "register.floors={absent: 0.5}"])
+
+
+@NO_GATE
+def test_a_run_of_a_comparison_registers_nothing_and_needs_no_gate(tiny, override, monkeypatch):
+    monkeypatch.setattr(tracked.tracking, "end_crashed", lambda key, run_id: [])
+    monkeypatch.setattr(tracked.tracking, "start_run", lambda *given: written_run)
+    written_run = write_run(1, parent_run_id="0" * 32)
+    settings = config.load(None, [override])
+    assert tracked.start_run(settings, tiny, parent_run_id="0" * 32) is written_run
+
+
+@NO_GATE
+def test_a_gate_of_another_task_is_refused_before_a_run_is_resumed(tiny, override, monkeypatch):
+    monkeypatch.setattr(tracked.tracking, "resume_run", pytest.fail)
+    settings = config.load(None, [override])
+    unfinished = write_run(1, "FAILED")
+    with pytest.raises(UserError, match=r"register\.metric = 'test/r2'|register\.floors"):
+        tracked.resume_run(settings, tiny, unfinished.run_id, allow_changes=True)
 
 
 def test_weights_of_classes_are_refused_before_a_run_exists_where_there_are_none(tiny):
