@@ -41,12 +41,16 @@ def load(name: str, key: str) -> Callable[..., Any]:
     return found
 
 
-def metrics_of(settings: config.Settings) -> list[str]:
-    """Return each metric of the user's own that the settings of a run name anywhere."""
-    stopping = settings.train.early_stopping
-    watched = [settings.checkpoint.monitor, settings.register_.metric, *([stopping.monitor] if stopping else [])]
-    named = [*settings.train.metrics, *(name.partition("/")[2] for name in watched)]
-    return sorted({name for name in named if ":" in name})
+def metrics_of(settings: config.Settings) -> dict[str, str]:
+    """Return each metric of the user's own that the settings of a run name anywhere, and the first key that does."""
+    watched = {"checkpoint.monitor": settings.checkpoint.monitor}
+    if (stopping := settings.train.early_stopping) is not None:
+        watched["train.early_stopping.monitor"] = stopping.monitor
+    watched["register.metric"] = settings.register_.metric
+    named = [(name, "train.metrics") for name in settings.train.metrics]
+    named += [(name.partition("/")[2], key) for key, name in watched.items()]
+    first = {name: key for name, key in reversed(named) if ":" in name}
+    return dict(sorted(first.items()))
 
 
 def files(name: str) -> list[Path]:

@@ -19,11 +19,21 @@ from tasks.config.keys import flat, leaves, marks_of
 from tasks.config.optimizers import AnyOptimizer
 from tasks.config.project import names_of
 from tasks.config.schedules import AnySchedule
-from tasks.config.section import MAX_COUNT, MAX_FLOAT32, Count, Pixels, Section, Text
+from tasks.config.section import (
+    MAX_COUNT,
+    MAX_FLOAT32,
+    OWN_CODE,
+    OWN_TEST_METRIC,
+    OWN_TRAINING_METRIC,
+    Count,
+    Pixels,
+    Section,
+    Text,
+)
 from tasks.config.strategies import AnyStrategy, strategy_kinds
 
 METRICS = names_of("metrics")
-OwnCode = Annotated[str, Field(pattern=r"^[\w.]+:\w+$", max_length=250)]
+OwnCode = Annotated[str, Field(pattern=OWN_CODE, max_length=250)]
 """A user's own `module:function`."""
 if TYPE_CHECKING:
     TrainingMetric: TypeAlias = str
@@ -33,11 +43,11 @@ else:
     # A metric of a user's own has the name `module:function`, as validation/my_code:within_ten.
     TrainingMetric = (
         Literal[*(f"{part}/{name}" for part in ("train", "validation") for name in ("loss", *METRICS))]
-        | Annotated[str, Field(pattern=r"^(train|validation)/[\w.]+:\w+$", max_length=250)]
+        | Annotated[str, Field(pattern=OWN_TRAINING_METRIC, max_length=250)]
     )
     TestMetric = (
         Literal[*(f"test/{name}" for name in (*METRICS, "loss"))]
-        | Annotated[str, Field(pattern=r"^test/[\w.]+:\w+$", max_length=250)]
+        | Annotated[str, Field(pattern=OWN_TEST_METRIC, max_length=250)]
     )
     MetricName = Literal[*METRICS] | OwnCode
 
@@ -228,7 +238,8 @@ class Checkpoint(Section):
     keep: Bookkeeping[Count]
     """Newest checkpoints kept; the best one is kept beside them."""
     monitor: Course[TrainingMetric]
-    """What "best" means: the lowest loss or the highest accuracy."""
+    """What "best" means, such as the lowest validation/loss or the highest validation/accuracy; or by a metric of your
+    own, validation/module:function."""
 
 
 class Evaluate(Section):

@@ -14,6 +14,15 @@ MAX_COUNT = 1_000_000_000
 MAX_PIXELS = 32_768
 MAX_DEVICES = 4096
 MAX_FLOAT32 = 3e38
+# What a user's own code is named by, and what a message says in place of the pattern.
+OWN_CODE = r"^[\w.]+:\w+$"
+OWN_TRAINING_METRIC = r"^(train|validation)/[\w.]+:\w+$"
+OWN_TEST_METRIC = r"^test/[\w.]+:\w+$"
+IN_WORDS = {
+    OWN_CODE: "your own module:function",
+    OWN_TRAINING_METRIC: "your own train/module:function or validation/module:function",
+    OWN_TEST_METRIC: "your own test/module:function",
+}
 Text = Annotated[str, Field(max_length=250)]
 Count = Annotated[int, Field(gt=0, le=MAX_COUNT)]
 Pixels = Annotated[int, Field(gt=0, le=MAX_PIXELS)]
@@ -26,7 +35,8 @@ def _takes_bool(field: FieldInfo) -> bool:
 
 def refusal(key: str, value: object, errors: Iterable[ErrorDetails], field: FieldInfo | None) -> str:
     """Return what is wrong with a value, of which a union of types reports an error each, and what its key means."""
-    reasons = dict.fromkeys(error["msg"][:1].lower() + error["msg"][1:] for error in errors)
+    patterns = ((IN_WORDS.get(error.get("ctx", {}).get("pattern", "")), error["msg"]) for error in errors)
+    reasons = dict.fromkeys(words or message[:1].lower() + message[1:] for words, message in patterns)
     meaning = " ".join((field.description or "").split()) if field else ""
     return f"{key} = {shown(value)}: {', or '.join(reasons)}. {meaning}".rstrip()
 

@@ -7,7 +7,7 @@ checkpoints' monitor name it.
 """
 
 import importlib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, TypeAlias, get_args
 
@@ -41,34 +41,39 @@ class Metric:
     same as ``of_predictions``, and workers add up its variables. None where nothing of the kind does."""
 
 
-def find(name: str) -> Metric:
+def find(name: str, key: str = "the name of a metric") -> Metric:
     """Return the metric of a name: a file of this folder, or a user's own ``module:function``.
+
+    Args:
+        name: of the metric.
+        key: the setting that names it, for the message.
 
     Raises:
         UserError: a user's own that does not exist.
     """
     if ":" in name:
-        return _own(name)
+        return _own(name, key)
     metric: Metric = importlib.import_module(f"tasks.metrics.{name}").METRIC
     return metric
 
 
-def of_task(task: Task, own: Iterable[str] = ()) -> dict[str, Metric]:
-    """Return the metrics of a task by their names, those of a user's own last."""
-    found = {name: find(name) for name in (*config.names_of("metrics"), *own)}
+def of_task(task: Task, own: Mapping[str, str] | None = None) -> dict[str, Metric]:
+    """Return the metrics of a task by their names, those of a user's own last, which ``own_code.metrics_of`` gives."""
+    found = {name: find(name) for name in config.names_of("metrics")}
+    found |= {name: find(name, key) for name, key in (own or {}).items()}
     return {name: metric for name, metric in found.items() if task in metric.tasks}
 
 
-def _own(name: str) -> Metric:
+def _own(name: str, key: str) -> Metric:
     """Return a user's own metric: (labels, outputs) of tensors, classes as int32 and numbers in the target's unit -> a
     number of each example, (n,), whose mean it is. The function's attribute ``better`` says which values are the better
     ones; without, higher."""
-    function = own_code.load(name, "metric")
+    function = own_code.load(name, key)
     which: Any = getattr(function, "better", "higher")
     if which not in get_args(Better):
-        raise UserError(f"metric = '{name}': its attribute better is {which!r}. Allowed: 'higher' or 'lower'")
+        raise UserError(f"{key} = '{name}': its attribute better is {which!r}. Allowed: 'higher' or 'lower'")
     if name.startswith("val_"):
-        raise UserError(f"metric = '{name}': Keras takes val_ for a metric of the validation. Rename the module")
+        raise UserError(f"{key} = '{name}': Keras takes val_ for a metric of the validation. Rename the module")
 
     def each(labels: Any, outputs: Any) -> Any:
         import keras
@@ -107,15 +112,15 @@ def check(settings: config.Settings, prepared: PreparedDataset, example: tuple[A
         UserError: one that is named is not of the task, or is none that a training measures; or one of the user's own
             that does not exist, cannot be computed, or does not give a number for each example.
     """
-    for name in own_code.metrics_of(settings):
-        function = own_code.load(name, "metric")
+    for name, key in own_code.metrics_of(settings).items():
+        function = own_code.load(name, key)
         try:
             shape = tuple(function(*example).shape)
         except Exception as error:
-            raise UserError(f"metric = '{name}': cannot be computed ({one_line(error)})") from error
+            raise UserError(f"{key} = '{name}': cannot be computed ({one_line(error)})") from error
         if shape != (2,):
             raise UserError(
-                f"metric = '{name}': gives the shape {shape} for 2 examples, and must give one number for each, (2,): "
+                f"{key} = '{name}': gives the shape {shape} for 2 examples, and must give one number for each, (2,): "
                 "the mean over all examples is taken of them"
             )
     in_training(settings, prepared)
@@ -157,9 +162,9 @@ def in_training(settings: config.Settings, prepared: PreparedDataset) -> dict[st
     return {name: metric for name, metric in known.items() if name in wanted}
 
 
-def compute(task: Task, labels: Labels, outputs: Predictions, own: Iterable[str] = ()) -> dict[str, float]:
-    """Return all metrics of a task, and those of the user's ``own``, that say something about these predictions, by
-    their names."""
+def compute(task: Task, labels: Labels, outputs: Predictions, own: Mapping[str, str] | None = None) -> dict[str, float]:
+    """Return all metrics of a task, and those of the user's ``own`` (see ``of_task``), that say something about these
+    predictions, by their names."""
     found = {name: metric.of_predictions(labels, outputs) for name, metric in of_task(task, own).items()}
     return {name: float(value) for name, value in found.items() if value is not None}
 

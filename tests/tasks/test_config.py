@@ -113,6 +113,16 @@ BAD = [
     (["dataset.name=mnist/.."], ["dataset.name = 'mnist/..'", "pattern", "NAME/CONFIG"]),
     (["dataset.name=mnist/a/b"], ["dataset.name = 'mnist/a/b'", "pattern"]),
     (["strategy.device=tpu"], ["strategy.device = 'tpu'", "`gpu:1`"]),
+    (["register.metric=test/accurcy"], ["register.metric = 'test/accurcy'", "or your own test/module:function."]),
+    (["train.metrics=[accurcy]"], ["train.metrics = ['accurcy']", "'top_5_accuracy', or your own module:function."]),
+    (
+        ["checkpoint.monitor=accuracy"],
+        ["checkpoint.monitor = 'accuracy'", "or your own train/module:function or validation/module:function."],
+    ),
+    (
+        ["train.early_stopping={monitor: x}"],
+        ["train.early_stopping.monitor = 'x'", "or your own train/module:function or validation/module:function."],
+    ),
     (["register.alias=9lives"], ["register.alias = '9lives'", "pattern"]),
     (["register.alias=latest"], ["register.alias: MLflow keeps 'latest' for itself", "--set register.alias="]),
     (["register.alias=v12"], ["register.alias: MLflow keeps 'v12' for itself"]),

@@ -220,18 +220,34 @@ def test_a_metric_of_ones_own_that_is_the_gate_is_evaluated_alone(tiny, own_metr
     labels, outputs = predictions("classification")
     found = metrics.compute("classification", labels, outputs, own_code.metrics_of(settings))
     assert found["own_metrics:near"] == found["accuracy"]
-    assert "own_metrics:nothing" not in metrics.compute("classification", labels, outputs, ["own_metrics:nothing"])
+    own = {"own_metrics:nothing": "train.metrics"}
+    assert "own_metrics:nothing" not in metrics.compute("classification", labels, outputs, own)
 
 
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
-        (["train.metrics=[no_such_module:f]"], "metric = 'no_such_module:f': no module 'no_such_module'"),
-        (["register.metric=test/own_metrics:absent"], "own_metrics has no function 'absent'"),
-        (["checkpoint.monitor=train/own_metrics:broken"], "cannot be computed .*ZeroDivisionError"),
-        (["train.metrics=[own_metrics:averaged]"], r"gives the shape \(\) for 2 examples"),
-        (["train.metrics=[own_metrics:sideways]"], "its attribute better is 'left'. Allowed: 'higher' or 'lower'"),
-        (["train.metrics=[val_metrics:near]"], "Rename the module"),
+        (["train.metrics=[no_such_module:f]"], "^train.metrics = 'no_such_module:f': no module 'no_such_module'"),
+        (
+            ["register.metric=test/own_metrics:absent"],
+            "^register.metric = 'own_metrics:absent': own_metrics has no function 'absent'",
+        ),
+        (
+            ["checkpoint.monitor=train/own_metrics:broken"],
+            "^checkpoint.monitor = 'own_metrics:broken': cannot be computed .*ZeroDivisionError",
+        ),
+        (
+            ["train.early_stopping={monitor: train/own_metrics:averaged}"],
+            r"^train.early_stopping.monitor = 'own_metrics:averaged': gives the shape \(\) for 2 examples",
+        ),
+        (
+            ["train.metrics=[own_metrics:sideways]"],
+            "^train.metrics = 'own_metrics:sideways': its attribute better is 'left'. Allowed: 'higher' or 'lower'",
+        ),
+        (
+            ["checkpoint.monitor=train/val_metrics:near"],
+            "^checkpoint.monitor = 'val_metrics:near': .* Rename the module",
+        ),
     ],
 )
 def test_a_metric_that_cannot_be_is_refused_before_a_training(tiny, own_metrics, overrides, message):
