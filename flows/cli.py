@@ -167,7 +167,7 @@ def compare(
             tables.print_comparison(compared)
 
 
-for one in (
+for stage_command in (
     stage_commands.download,
     stage_commands.prepare,
     stage_commands.train,
@@ -177,7 +177,7 @@ for one in (
     stage_commands.rollback,
     stage_commands.export,
 ):
-    app.command()(one)
+    app.command()(stage_command)
 
 
 @app.command()

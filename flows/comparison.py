@@ -67,19 +67,19 @@ def comparison(
     key = f"comparison-{uuid.uuid4().hex[:16]}"
 
     def compare() -> Comparison:
-        with runs.lock(key, f"comparison of {', '.join(strategies)}", flow_run.id) as held:
-            return _compare(planned, repeats, serving, held, began)
+        with runs.lock(key, f"comparison of {', '.join(strategies)}", flow_run.id) as run_lock:
+            return _compare(planned, repeats, serving, run_lock, began)
 
     return reporting.reported(compare)
 
 
 def _compare(
-    planned: Plan, repeats: int | None, serving: config.Settings, held: runs.RunLock, began: float
+    planned: Plan, repeats: int | None, serving: config.Settings, run_lock: runs.RunLock, began: float
 ) -> Comparison:
     client.start_processes(serving, with_cluster=False)  # Imports its framework while DVC looks at the data.
     prepared = stages.data(serving)
-    run = stages.start_comparison(serving, prepared, held.holder.key, flow_run.id)
-    held.note(run_id=run.run_id)
+    run = stages.start_comparison(serving, prepared, run_lock.holder.key, flow_run.id)
+    run_lock.note(run_id=run.run_id)
     try:
         rows: list[list[ComparisonRow]] = [[] for _ in planned.pairs]
         first_round_began, rounds = time.perf_counter(), 0
@@ -124,9 +124,9 @@ def _train(pair: Pair, prepared: PreparedDataset, parent: Run, number: int) -> C
     began = time.perf_counter()
     run = None
     try:
-        with runs.lock(runs.key_of(pair.settings), runs.describe(pair.settings), flow_run.id) as held:
+        with runs.lock(runs.key_of(pair.settings), runs.describe(pair.settings), flow_run.id) as run_lock:
             run = stages.start_run(pair.settings, prepared, flow_run.id, parent.run_id)
-            held.note(run_id=run.run_id)
+            run_lock.note(run_id=run.run_id)
             start_seconds = time.perf_counter() - began
             with stages.finishing(pair.settings, run):
                 trained = stages.train(pair.settings, prepared, run)

@@ -9,7 +9,7 @@ from tasks.machine import core_numbers
 
 
 class MachineLoad:
-    """How busy other programs keep the processor cores of this process, from its making on."""
+    """How busy other programs keep the processor cores of this process, since this object was made."""
 
     def __init__(self) -> None:
         self._began, self._all, self._own = time.perf_counter(), self._busy(), self._of_family()

@@ -79,7 +79,7 @@ def _with_data_defaults(settings: config.Settings, recipe: str | None, overrides
 
 def _run(settings: config.Settings, if_changed: bool, resumption: pipeline.Resumption) -> RunSummary:
     runs.refuse_resume(settings, resumption.run, resumption.allow_changes)  # Before data are made that are not needed.
-    with runs.lock_run(settings, resumption.run, flow_run.id) as held:
+    with runs.lock_run(settings, resumption.run, flow_run.id) as run_lock:
         clock = Clock()
         if not if_changed:
             client.start_processes(settings)  # Imports its framework while DVC looks at the data.
@@ -87,7 +87,7 @@ def _run(settings: config.Settings, if_changed: bool, resumption: pipeline.Resum
             prepared = stages.data(settings)
         if if_changed and (same := pipeline.unchanged(settings, prepared)):
             return same
-        run = stages.start_or_resume(settings, prepared, held, resumption, flow_run.id)
+        run = stages.start_or_resume(settings, prepared, run_lock, resumption, flow_run.id)
         with stages.finishing(settings, run):
             with clock.measure("train"):
                 trained = pipeline.earlier_result(settings, run, TrainingResult)

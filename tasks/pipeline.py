@@ -62,7 +62,7 @@ class Resumption:
 def start_or_resume(
     settings: config.Settings,
     prepared: PreparedDataset,
-    held: runs.RunLock,
+    run_lock: runs.RunLock,
     resumption: Resumption,
     flow_run_id: str | None = None,
 ) -> Run:
@@ -71,14 +71,14 @@ def start_or_resume(
     Args:
         settings: of the run.
         prepared: its data.
-        held: this process's lock on runs with these settings, and on the one that is named.
+        run_lock: this process's lock on runs with these settings, and on the one that is named.
         resumption: which run to resume.
         flow_run_id: the run of Prefect's flow.
 
     Raises:
         UserError: the training is refused, or the run that is named cannot be resumed.
     """
-    runs.remove_leftovers(held.holder.key)
+    runs.remove_leftovers(run_lock.holder.key)
     unfinished = None
     if resumption.run is None and not resumption.fresh:
         traced = lineage.collect(settings, prepared.data_version)
@@ -94,7 +94,7 @@ def start_or_resume(
             changed = runs.changes_without_result(settings, unfinished)
             print(f"resuming run {run_id}, which is unfinished{changed}; --fresh starts a new one", file=sys.stderr)
         run = client.resume_run(settings, prepared, run_id, flow_run_id, resumption.allow_changes)
-    held.note(run_id=run.run_id)
+    run_lock.note(run_id=run.run_id)
     return run
 
 
@@ -128,8 +128,8 @@ def train_alone(settings: config.Settings, prepared: PreparedDataset, resumption
         Interrupted: the training was told to stop.
         StratagemError: it failed.
     """
-    with runs.lock_run(settings, resumption.run) as held:
-        run = start_or_resume(settings, prepared, held, resumption)
+    with runs.lock_run(settings, resumption.run) as run_lock:
+        run = start_or_resume(settings, prepared, run_lock, resumption)
         try:
             result = earlier_result(settings, run, TrainingResult)
             if result is None:

@@ -48,7 +48,7 @@ def key_of(settings: config.Settings) -> str:
 
 @contextlib.contextmanager
 def lock(key: str, what: str, flow_run_id: str | None = None) -> Iterator[RunLock]:
-    """Be the one process that does this, until the block ends or the process dies.
+    """Take the lock of a key, which one process alone can have, until the block ends or the process dies.
 
     Args:
         key: of the settings, see ``key_of``; or any name for what is done once.
@@ -94,7 +94,7 @@ def lock(key: str, what: str, flow_run_id: str | None = None) -> Iterator[RunLoc
 
 @contextlib.contextmanager
 def lock_run(settings: config.Settings, resume: str | None = None, flow_run_id: str | None = None) -> Iterator[RunLock]:
-    """Be the one process that runs these settings, and that is at work on the run that is to be resumed.
+    """Take the lock of these settings, and that of the run that is to be resumed, as ``lock`` does.
 
     Args:
         resume: the id of a run, or ``latest`` on the settings' dataset.
@@ -104,11 +104,11 @@ def lock_run(settings: config.Settings, resume: str | None = None, flow_run_id: 
         UserError: another process is; or there is no such run.
     """
     with contextlib.ExitStack() as stack:
-        held = stack.enter_context(lock(key_of(settings), describe(settings), flow_run_id))
+        run_lock = stack.enter_context(lock(key_of(settings), describe(settings), flow_run_id))
         named = find_named(settings, resume)
-        if named is not None and named.key != held.holder.key:
+        if named is not None and named.key != run_lock.holder.key:
             stack.enter_context(lock(named.key, f"run {named.run_id}", flow_run_id))
-        yield held
+        yield run_lock
 
 
 def refuse_locked(settings: config.Settings, resume: str | None = None) -> None:
