@@ -54,10 +54,6 @@ async def _serve(listening: socket.socket, home: Path) -> None:
         from prefect.server.api.server import create_app
         from prefect.server.database import provide_database_interface
 
-    home.mkdir(parents=True, exist_ok=True)
-    # Of four first runs at once, one or two failed inside the migration of the database that they all made.
-    with FileLock(home / "stratagem.lock"):
-        await provide_database_interface().create_db()
     server = _Server(
         uvicorn.Config(create_app(ephemeral=True, final=True), log_level="error", timeout_graceful_shutdown=2)
     )
@@ -66,10 +62,15 @@ async def _serve(listening: socket.socket, home: Path) -> None:
         server.should_exit = True
 
     guard.when_input_closes(end)
-    with timeline.span("Prefect's API", "start"):
-        serving = asyncio.create_task(server.serve(sockets=[listening]))
-        while not server.started and not serving.done():
-            await asyncio.sleep(0.02)
+    home.mkdir(parents=True, exist_ok=True)
+    # Of four first runs at once, one or two failed inside the migration of the database that they all made; and of two
+    # on a busy machine, one server ended once while it started beside the other.
+    with FileLock(home / "stratagem.lock"):
+        await provide_database_interface().create_db()
+        with timeline.span("Prefect's API", "start"):
+            serving = asyncio.create_task(server.serve(sockets=[listening]))
+            while not server.started and not serving.done():
+                await asyncio.sleep(0.02)
     if server.started:
         print("ready", flush=True)
     await serving
