@@ -40,7 +40,8 @@ def print_runs(found: RunList, sort: str | None) -> None:
         print(f"and {more:,} more: --limit {found.num_matching} shows all")
     if found.num_runs:
         kept = f"checkpoints {size(found.checkpoint_bytes)}, models {size(found.model_bytes)}"
-        print(f"{found.num_runs:,} runs take {size(found.bytes)}: {kept}")
+        take = "run takes" if found.num_runs == 1 else "runs take"
+        print(f"{found.num_runs:,} {take} {size(found.bytes)}: {kept}")
     for folder, problem in list(found.unreadable.items())[:MAX_LEFT]:
         _print(f"{folder}: {problem}")
 
