@@ -112,7 +112,8 @@ def _compare(
         values = float(each_now.mean()), float(each_before.mean())
         found = evidence.paired_means(each_before, each_now, better, confidence)
         if name == "accuracy":
-            test, found = "McNemar", found._replace(p_value=evidence.mcnemar(each_before, each_now))
+            exact = evidence.mcnemar(each_before, each_now)
+            test, found = "McNemar", evidence.Difference(found.value, found.interval, exact)
     else:
         measure = metrics.find(name).of_predictions
         values = _number(measure(labels, now)), _number(measure(labels, was))

@@ -289,6 +289,7 @@ def killing(monkeypatch: pytest.MonkeyPatch, after: int) -> list[str]:
     return done
 
 
+@pytest.mark.slow
 def test_a_process_that_is_killed_after_any_write_leaves_one_champion(
     store: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

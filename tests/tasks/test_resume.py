@@ -39,7 +39,7 @@ def resumed(*overrides, data_version="d"):
 
 # What a command may give anew without being another run.
 SAME = [
-    "register.alias=champion",
+    "register.alias=staging",
     "train.tensorboard=true",
     "input.prefetch=0",
     "checkpoint.keep=7",
@@ -169,7 +169,7 @@ def test_a_run_of_an_older_version_is_read(project):
 KEPT = [
     ([], {"training.json", "evaluation.json", "registration.json"}),
     (["input.prefetch=0"], {"training.json", "evaluation.json", "registration.json"}),
-    (["register.alias=champion"], {"training.json", "evaluation.json"}),
+    (["register.alias=staging"], {"training.json", "evaluation.json"}),
     (["train.epochs=99"], set()),
 ]
 
