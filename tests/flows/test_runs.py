@@ -71,7 +71,7 @@ def test_a_run_that_a_version_needs_is_pruned_when_that_is_gone(in_finished, run
 
     assert "say which runs are to be pruned" in refused(do("runs", "prune", "--dry-run"))
     kept = said(do("runs", "prune", "--keep-last", "0"))
-    assert f"left alone: {summary['run_id'][:8]}, {name}/{number} @challenger was made of it" in kept
+    assert f"left alone: {summary['run_id'][:8]}, {name}/{number} @challenger @champion was made of it" in kept
     assert "There is nothing to remove." in kept
     uri = f"sqlite:///{copy}/mlruns/mlflow.db"
     mlflow.MlflowClient(uri, registry_uri=uri).delete_model_version(name, number)
