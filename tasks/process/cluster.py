@@ -293,10 +293,15 @@ class StageProcesses:
             _print(f"{reason}; it is started again, restart {len(self.restarts)} of {most}; its log: {self.logs}")
             self._processes[self._processes.index(process)] = self._open(process.member)
             return
-        self._processes.remove(process)
-        if not any(one.member.job == "worker" for one in self._processes):
-            raise _Lost(f"{reason}, as all workers")
-        _print(f"{reason}; strategy.max_restarts = {most}, so the training goes on without it; its log: {self.logs}")
+        others = [one for one in self._processes if one is not process]
+        if any(one.member.job == "worker" for one in others):
+            _print(
+                f"{reason}; strategy.max_restarts = {most}, so the training goes on without it; its log: {self.logs}"
+            )
+            self._processes = others
+            return
+        self._processes = others
+        raise _Lost(f"{reason}, as all workers")
 
     def _failure(self, stage: str, answers: dict[MemberProcess, Message], silent: list[MemberProcess]) -> Exception:
         """Return the one error for the answers of all: the user's mistake, then a lost member, then what failed."""
