@@ -72,6 +72,9 @@ def command(debug: bool) -> Iterator[None]:
         if full := files.find_full_disk(error, "the project's folder, or Prefect's,"):
             print(f"error: {full}", file=sys.stderr)
             sys.exit(full.exit_code)
+        if forbidden := files.find_no_access(error):
+            print(f"error: {forbidden}", file=sys.stderr)
+            sys.exit(forbidden.exit_code)
         cause = (str(error).strip() or "no message").splitlines()[0]
         print(f"error: {type(error).__name__}: {without_secrets(cause)} (the whole story: --debug)", file=sys.stderr)
         sys.exit(1)

@@ -4,7 +4,9 @@ import contextlib
 import errno
 import hashlib
 import os
+import pwd
 import shutil
+import stat
 import tempfile
 import uuid
 from collections.abc import Iterable, Iterator
@@ -45,6 +47,54 @@ def find_full_disk(error: BaseException, place: Path | str) -> StratagemError | 
             return full_disk_error(place)
         cause = cause.__cause__ or cause.__context__
     return None
+
+
+def find_no_access(error: BaseException) -> UserError | None:
+    """Return the one message for a file that this process may not touch where an error has that cause; else None."""
+    cause: BaseException | None = error
+    while cause is not None:
+        if isinstance(cause, PermissionError) and isinstance(cause.filename, str):
+            return no_access(Path(cause.filename))
+        cause = cause.__cause__ or cause.__context__
+    return None
+
+
+def no_access(path: Path) -> UserError:
+    """Return the one message for a file or folder that this process may not read or write: it is another user's, or
+    its mode says so."""
+    at = path
+    while True:  # What lies in a folder that we may not enter has an owner that we cannot see.
+        try:
+            owner = at.stat().st_uid
+            break
+        except OSError:
+            at = at.parent
+    if owner == os.geteuid():
+        return UserError(f"{path} cannot be read or written (Permission denied): change the mode of {at}")
+    return UserError(
+        f"{path} cannot be read or written (Permission denied): {at} belongs to {_user(owner)}, and this is "
+        f"{_user(os.geteuid())}. Give the command as {_user(owner)}, or work in a clone of your own"
+    )
+
+
+def refuse_no_access(path: Path) -> None:
+    """Look whether this process may read and write a file or folder, where it is there.
+
+    Raises:
+        UserError: it may not.
+    """
+    with contextlib.suppress(FileNotFoundError):
+        mode = path.lstat().st_mode  # Also refused where a folder above may not be entered, where `exists` says no.
+        wanted = os.R_OK | os.W_OK | (os.X_OK if stat.S_ISDIR(mode) else 0)
+        if not os.access(path, wanted, effective_ids=os.access in os.supports_effective_ids):
+            raise no_access(path)
+
+
+def _user(number: int) -> str:
+    try:
+        return f"the user {pwd.getpwuid(number).pw_name}"
+    except KeyError:  # A container's users need no name.
+        return f"user {number}"
 
 
 def out_of_inodes() -> bool:

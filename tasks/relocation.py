@@ -12,7 +12,7 @@ from urllib.parse import unquote
 
 from filelock import FileLock
 
-from tasks import config
+from tasks import config, files
 
 logger = logging.getLogger(__name__)
 
@@ -34,8 +34,12 @@ def mend() -> None:
     """Let the project's own store name the files where they lie now, and say so, if the project was moved or copied.
 
     A project that is only reached by another path, such as a link, is left alone. So is a location that the user chose.
+
+    Raises:
+        UserError: the store is another user's.
     """
     path = own_store()
+    files.refuse_no_access(path)
     old = _place_when_made(path)
     if old is None or old == path.parent or (old.exists() and old.samefile(path.parent)):
         return

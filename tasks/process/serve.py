@@ -205,6 +205,8 @@ def unexpected(stage: str, error: Exception) -> StratagemError:
         print(network.without_secrets(traceback.format_exc()), file=sys.stderr)
     if full := files.find_full_disk(error, f"{config.project_root()}, or the temporary folder,"):
         return full
+    if forbidden := files.find_no_access(error):
+        return forbidden
     if (
         isinstance(error, MemoryError)
         or type(error).__name__ == "ResourceExhaustedError"

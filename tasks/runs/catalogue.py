@@ -140,8 +140,12 @@ def _refresh(connection: sqlite3.Connection) -> None:
         final = {folder for (folder,) in connection.execute("SELECT folder FROM runs WHERE final = 1")}
         present: set[str] = set()
         for place in PLACES:
-            with contextlib.suppress(OSError):
+            try:
                 present.update(f"mlruns/{place}/{name}" for name in os.listdir(root / "mlruns" / place))
+            except PermissionError:  # To another user "no runs" would be untrue.
+                raise files.no_access(root / "mlruns" / place) from None
+            except OSError:
+                pass
         gone, unread = (final | unread) - present, present - final
     read = [_read(folder, root) for folder in sorted(unread)]
     changed = [entry for entry in read if known.get(entry.folder) != entry or entry.is_final]

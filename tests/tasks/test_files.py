@@ -1,9 +1,16 @@
+import contextlib
 import hashlib
 import os
+import re
+import tempfile
+from pathlib import Path
 
 import pytest
 
+from flows.command import command
 from tasks import files
+from tasks.errors import UserError
+from tasks.runs import catalogue
 from tasks.runs.leftovers import remove_leftovers
 
 
@@ -55,3 +62,57 @@ def test_leftovers_are_only_what_this_program_made_in_the_project(project, tmp_p
     assert sorted(outside.rglob("*")) == before, "not even a lock"
     assert own.is_dir()
     assert not killed.exists()
+
+
+@pytest.fixture
+def forbidden():
+    """A project whose mlruns/runs this process may not enter: as another user where it is root, else by its mode."""
+    with tempfile.TemporaryDirectory() as place:  # pytest's own folders let no other user through.
+        folder = Path(place)
+        (folder / "mlruns" / "runs").mkdir(parents=True)
+        (folder / "mlruns" / "runs" / "run.json").touch()
+        (folder / "mlruns" / "mlflow.db").touch()
+        (folder / "params.yaml").touch()
+        (folder / ".dvc").mkdir()
+        folder.chmod(0o755)
+        own = os.geteuid()
+        for path, mode in ((folder / "mlruns" / "runs", 0o700), (folder / "mlruns" / "mlflow.db", 0o600)):
+            path.chmod(mode if own == 0 else 0)
+        if own == 0:
+            os.seteuid(12345)
+        try:
+            with contextlib.chdir(folder):
+                yield folder
+        finally:
+            os.seteuid(own)
+            (folder / "mlruns" / "runs").chmod(0o700)
+
+
+def test_what_belongs_to_another_user_is_said_to(forbidden):
+    as_root = os.getuid() == 0
+    whose = "belongs to the user root, and this is user 12345. Give the command as" if as_root else "change the mode"
+    database, run = forbidden / "mlruns" / "mlflow.db", forbidden / "mlruns" / "runs" / "run.json"
+    wrapped = RuntimeError("a library's own words")
+    try:
+        run.read_text()
+    except PermissionError as error:
+        wrapped.__cause__ = error
+    assert re.match(f"{run} cannot be read or written .*{whose}", str(files.find_no_access(wrapped)))
+    with pytest.raises(UserError, match=f"{database} cannot be read or written"):
+        files.refuse_no_access(database)
+    files.refuse_no_access(forbidden / "mlruns" / "none")
+    assert files.find_no_access(PermissionError("no file of that")) is None
+
+
+def test_runs_of_another_user_are_not_no_runs(forbidden):
+    with pytest.raises(UserError, match=r"mlruns/runs cannot be read or written"):
+        catalogue.query("TRUE")
+
+
+def test_a_command_of_another_user_ends_with_one_message(forbidden, capsys):
+    with pytest.raises(SystemExit) as ended, command(debug=False):
+        (forbidden / "mlruns" / "runs" / "run.json").read_text()
+    assert ended.value.code == 2
+    message = capsys.readouterr().err
+    assert message.startswith(f"error: {forbidden / 'mlruns' / 'runs' / 'run.json'} cannot be read or written")
+    assert message.count("\n") == 1
