@@ -35,6 +35,9 @@ SIGNS = re.compile(r"[^\w\s\0]")
 SECONDS_A_DAY = 86_400
 MICROSECONDS_A_DAY = 86_400_000_000
 
+WITH_POINTS = re.compile(r"[+-]?\d{1,3}((\.\d{3})+,\d+|(\.\d{3}){2,})")
+"""A number with a decimal comma, or without one, whose points can only stand between its thousands."""
+
 Numbers: TypeAlias = npt.NDArray[np.float64]
 
 
@@ -132,24 +135,31 @@ def words_of(texts: Sequence[Any]) -> tuple[list[str], npt.NDArray[np.int64]]:
     return [word for word in words if word != BETWEEN], lengths
 
 
-def numbers(values: Values, column: str) -> Numbers:
+def numbers(values: Values, column: str, decimal: str = ".") -> Numbers:
     """Return numbers, float64 (n,), with NaN for a missing one.
+
+    Args:
+        values: numbers, or texts of them.
+        column: its name, for the error.
+        decimal: what stands before the fraction in a text: a point, or a comma (3,14 and 1.234,5; but not 1.234, which
+            may be either).
 
     Raises:
         BadValue: something else, or what float32 cannot hold.
     """
     if isinstance(values, Repeated):
         try:
-            return numbers(values.values, column)[values.rows]
+            return numbers(values.values, column, decimal)[values.rows]
         except BadValue as bad:
             rows = np.flatnonzero(values.rows == bad.row)
             if not len(rows):  # In another part of the table.
-                return numbers(rows_of(values), column)
+                return numbers(rows_of(values), column, decimal)
             raise BadValue(column, int(rows[0]), bad.value, bad.reason) from None
     if isinstance(values, np.ndarray) and values.dtype.kind in "fiub":
         found = values.astype(np.float64)
     else:
-        found = np.fromiter((_number(value, column, row) for row, value in enumerate(values)), np.float64, len(values))
+        read = (_number(value, column, row, decimal) for row, value in enumerate(values))
+        found = np.fromiter(read, np.float64, len(values))
     beyond = np.abs(found) > LARGEST
     if beyond.any():
         row = int(beyond.argmax())
@@ -157,15 +167,22 @@ def numbers(values: Values, column: str) -> Numbers:
     return found
 
 
-def _number(value: Any, column: str, row: int) -> float:
+def _number(value: Any, column: str, row: int, decimal: str) -> float:
     if _is_missing(value):
         return np.nan
+    has_comma = decimal == "," and isinstance(value, str)
     try:
         if isinstance(value, str) and "_" in value:  # Python takes 1_000.
             raise ValueError
-        return float(value)
+        return float(_with_point(value) if has_comma else value)
     except (TypeError, ValueError, OverflowError):
-        raise BadValue(column, row, value, "is no number") from None
+        raise BadValue(column, row, value, f"is no number{' with a decimal comma' * has_comma}") from None
+
+
+def _with_point(text: str) -> str:
+    if "." in text and not WITH_POINTS.fullmatch(text.strip()):
+        raise ValueError
+    return text.replace(".", "").replace(",", ".")
 
 
 def days(values: Values, column: str) -> Numbers:
@@ -351,7 +368,8 @@ class Encoder:
         for column in columns:
             own = column["name"]
             is_datetime = column["kind"] == "datetime"
-            found = days(table[own], own) if is_datetime else numbers(table[own], own)
+            # Models of before know no decimal sign.
+            found = days(table[own], own) if is_datetime else numbers(table[own], own, column.get("decimal", "."))
             missing = np.isnan(found)
             if missing.any():
                 if column["fill"] is None:

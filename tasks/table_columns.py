@@ -7,6 +7,7 @@ import re
 import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import islice
 from typing import Any
 
@@ -26,6 +27,8 @@ MAX_CLASSES = 20
 DELIMITERS = (",", ";", "\t", "|")
 WORDS_OF_A_TEXT = 3
 PICTURES = re.compile(r".+\.(png|jpe?g|bmp|gif|webp)", re.IGNORECASE)
+COMMA = re.compile(r"[+-]?(\d+|\d{1,3}(\.\d{3})+),\d+([eE][+-]?\d+)?")
+THOUSANDS = re.compile(r"[+-]?\d{1,3}(,\d{3})+")
 MAX_FOLDERS = 20
 """Where the paths of images lead to more places beside the table, its whole folder is looked at."""
 ROLES = ("split_column", "group", "time", "weight")
@@ -41,7 +44,7 @@ def open_file(dataset: config.Table) -> TableFile:
     delimiter = dataset.delimiter
     if delimiter is None and path.suffix.lower() == ".csv" and path.is_file():
         delimiter = _delimiter(path, dataset.encoding)
-    return TableFile(path, dataset.source, delimiter, dataset.encoding)
+    return TableFile(path, dataset.source, delimiter, dataset.decimal or ".", dataset.encoding)
 
 
 def _delimiter(path: Any, encoding: str) -> str:
@@ -75,8 +78,10 @@ def fill_in(dataset: config.Table, file: TableFile, may_guess: bool) -> tuple[co
             f"{len(others)} of {len(file.names)} are not. Say in data/{dataset.name}/params.yaml what it is: number, "
             "datetime, category, text or ignore"
         )
-    looked = _look(file, [*others, *(dataset.target if dataset.task == "auto" else ())])
-    guessed = {name: _kind(name, looked[name]) for name in others}
+    looked = _look(file, [*others, *(dataset.target if dataset.task == "auto" or may_guess else ())])
+    if may_guess and dataset.decimal is None and _has_decimal_commas(dataset, looked):
+        dataset = dataset.model_copy(update={"decimal": ","})
+    guessed = {name: _kind(name, looked[name], dataset.decimal) for name in others}
     task = _task(dataset, looked) if dataset.task == "auto" else dataset.task
     columns = {
         name: given.get(name) or config.TableColumn(kind=guessed[name].kind)
@@ -196,8 +201,42 @@ def _is_nested(values: list[Any]) -> bool:
     return any(isinstance(value, list | dict | bytes) for value in values)
 
 
-def _kind(name: str, values: list[Any]) -> _Guess:
+def _has_decimal_commas(dataset: config.Table, looked: dict[str, list[Any]]) -> bool:
+    """Return whether numbers are written as 3,14.
+
+    Raises:
+        UserError: that may be thousands, or other columns have a point there.
+    """
+    commas, point = {}, None
+    for name, values in looked.items():
+        if name in dataset.target and dataset.separator is not None:
+            continue
+        texts = [value.strip() for value in _present(values) if isinstance(value, str)]
+        if found := [text for text in texts if COMMA.fullmatch(text) or THOUSANDS.fullmatch(text)]:
+            others = [text for text in texts if "," not in text]
+            if len(found) + sum(_are([text], encoding.numbers) for text in others) >= (1 - MISTAKES) * len(texts):
+                commas[name] = found
+        elif any("." in text for text in texts) and _are(texts, encoding.numbers, MISTAKES):
+            point = name
+    for name, found in commas.items():
+        instead = f"--set dataset.columns.{name}=category"
+        if point is not None:
+            raise UserError(
+                f"dataset.source = '{dataset.source}': the column '{name}' has numbers with a comma, such as "
+                f"'{found[0]}', and '{point}' some with a point. Write all alike, or say that they are words: {instead}"
+            )
+        if all(THOUSANDS.fullmatch(text) for own in commas.values() for text in own):
+            raise UserError(
+                f"dataset.source = '{dataset.source}': the comma in '{found[0]}' of the column '{name}' may stand "
+                f"before a fraction or between thousands. Say --set dataset.decimal=, for a fraction; take it out "
+                f"between thousands; or say that these are words: {instead}"
+            )
+    return bool(commas)
+
+
+def _kind(name: str, values: list[Any], decimal: str | None) -> _Guess:
     """Return what a column is."""
+    numbers = partial(encoding.numbers, decimal=decimal or ".")
     present = _present(values)
     if not present:
         return _Guess("ignore", "without a value")
@@ -206,7 +245,7 @@ def _kind(name: str, values: list[Any]) -> _Guess:
     distinct = len(set(present))
     if distinct == 1 and len(values) > 1 and len(present) == len(values):
         return _Guess("ignore", "the same in all rows")
-    if not any(isinstance(value, bool) for value in present) and _are(present, encoding.numbers, MISTAKES):
+    if not any(isinstance(value, bool) for value in present) and _are(present, numbers, MISTAKES):
         if distinct == len(values) and name.lower() in ("id", "index", "column 1"):
             return _Guess("ignore", "another value in each row")
         # 01234 is a code: a postal code, an article.
@@ -242,24 +281,25 @@ def _task(dataset: config.Table, looked: dict[str, list[Any]]) -> str:
                 f"dataset.target = '{name}': has values in values, such as {shown(values[0])}. Give a column of texts "
                 "or numbers"
             )
-    numeric = {name: bool(values) and _are(values, encoding.numbers) for name, values in found.items()}
+    numbers = partial(encoding.numbers, decimal=dataset.decimal or ".")
+    numeric = {name: bool(values) and _are(values, numbers) for name, values in found.items()}
     if len(found) > 1:
         if words := [name for name, are in numeric.items() if not are]:
             raise UserError(
                 f"dataset.target = '{', '.join(dataset.target)}': the column '{words[0]}' has values that are no "
                 "numbers. Several targets are labels of 0 and 1, or numbers of a regression. Give one of them"
             )
-        every = np.concatenate([encoding.numbers(values, "") for values in found.values()])
+        every = np.concatenate([numbers(values, "") for values in found.values()])
         return "multilabel" if np.isin(every, (0, 1)).all() else "regression"
     (values,) = found.values()
     if not values or any(isinstance(value, bool) for value in values):
         return "classification"
     if not numeric[dataset.target[0]]:
-        mistaken = len(set(values)) > MAX_CLASSES and _are(values, encoding.numbers, MISTAKES)
+        mistaken = len(set(values)) > MAX_CLASSES and _are(values, numbers, MISTAKES)
         return "regression" if mistaken else "classification"
-    numbers = encoding.numbers(values, "")
-    few = len(np.unique(numbers)) <= min(MAX_CLASSES, len(numbers) / 2)
-    return "classification" if few and (numbers == np.rint(numbers)).all() else "regression"
+    every = numbers(values, "")
+    few = len(np.unique(every)) <= min(MAX_CLASSES, len(every) / 2)
+    return "classification" if few and (every == np.rint(every)).all() else "regression"
 
 
 def _lines(
@@ -269,6 +309,8 @@ def _lines(
     if not guessed and dataset.task != "auto":
         return []
     rows = {"task": [f"{task} of {', '.join(dataset.target)}"]}
+    if dataset.decimal == ",":
+        rows["decimal"] = ["numbers are written as 3,14"]
     for name, column in columns.items():
         why = guessed[name].why if name in guessed else ""
         rows.setdefault(column.kind, []).append(f"{name} ({why})" if why else name)

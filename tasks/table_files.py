@@ -32,14 +32,17 @@ class TableFile:
         path: of the file.
         source: what the user calls it, for messages.
         delimiter: of CSV; None is a tab for .tsv, else a comma.
+        decimal: what stands before the fraction of a number in CSV.
         encoding: of text.
 
     Raises:
         UserError: no such file, one that is no table, or columns without a name or with the same.
     """
 
-    def __init__(self, path: Path, source: str, delimiter: str | None = None, encoding: str = "utf-8") -> None:
-        self.path, self.source, self.encoding = path, source, encoding
+    def __init__(
+        self, path: Path, source: str, delimiter: str | None = None, decimal: str = ".", encoding: str = "utf-8"
+    ) -> None:
+        self.path, self.source, self.decimal, self.encoding = path, source, decimal, encoding
         self.suffix = path.suffix.lower()
         self.delimiter = delimiter or ("\t" if self.suffix == ".tsv" else ",")
         self._kept: tuple[dict[str, Wanted], list[Chunk]] | None = None
@@ -168,6 +171,7 @@ class TableFile:
             pa.csv.ConvertOptions(
                 column_types={name: types[how] for name, how in wanted.items()},
                 include_columns=list(wanted),
+                decimal_point=self.decimal,
                 null_values=sorted(MISSING_TEXTS),
                 strings_can_be_null=True,
             ),

@@ -163,6 +163,9 @@ class Table(LocalDescription):
     end, with their names, or no example."""
     delimiter: Annotated[str, Field(min_length=1, max_length=1)] | None = None
     """What stands between the values of a row of CSV; null is a tab for .tsv, else a comma."""
+    decimal: Annotated[Literal[".", ","] | None, Field(exclude_if=lambda decimal: decimal is None)] = None
+    """What stands before the fraction of a number in CSV, TSV and JSON lines; null is a point, unless `data add` finds
+    that it is a comma."""
     encoding: Text = "utf-8"
     """Of the text of CSV, TSV and JSON lines."""
     is_guessed = True

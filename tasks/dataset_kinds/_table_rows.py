@@ -110,7 +110,7 @@ class Table:
         found, first = [], 0
         for part in parts:
             try:
-                found.append(encoding.numbers(part, column))
+                found.append(encoding.numbers(part, column, self.dataset.decimal or "."))
             except BadValue as bad:
                 raise self.refused(bad, first + bad.row) from None
             first += encoding.num_rows(part)

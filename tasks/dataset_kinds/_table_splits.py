@@ -108,7 +108,8 @@ def _times(table: Table, name: str) -> encoding.Numbers:
     """Return what rows are ordered by: numbers, or days since 1970."""
     parts, found, first = table.parts[name], [], 0
     try:
-        return np.concatenate([encoding.numbers(part, name) for part in parts])
+        decimal = table.dataset.decimal or "."
+        return np.concatenate([encoding.numbers(part, name, decimal) for part in parts])
     except BadValue:
         pass
     for part in parts:

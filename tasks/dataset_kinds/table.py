@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -151,7 +151,8 @@ class _Fitted:
 
     @classmethod
     def of(cls, table: Table, splits: npt.NDArray[np.int8]) -> "_Fitted":
-        columns = {name: _Statistics(name, one) for name, one in table.kinds.items() if one.kind != "image"}
+        decimal = table.dataset.decimal or "."
+        columns = {name: _Statistics(name, one, decimal) for name, one in table.kinds.items() if one.kind != "image"}
         for first, chunk in table.chunks(table.features):
             rows = np.flatnonzero(splits[first : first + num_rows_of(chunk)] == 0)
             for name, statistics in columns.items():
@@ -204,6 +205,7 @@ class _Statistics:
 
     name: str
     described: config.TableColumn
+    decimal: Literal[".", ","] = "."
     sums: list[float] = field(default_factory=list)
     count: int = 0
     numbers: list[encoding.Numbers] = field(default_factory=list)
@@ -217,7 +219,10 @@ class _Statistics:
 
     def add(self, values: Values) -> None:
         if self.kind in ("number", "datetime"):
-            found = (encoding.days if self.kind == "datetime" else encoding.numbers)(values, self.name)
+            is_datetime = self.kind == "datetime"
+            found = (
+                encoding.days(values, self.name) if is_datetime else encoding.numbers(values, self.name, self.decimal)
+            )
             found = found[~np.isnan(found)]
             self.count += len(found)
             self.sums.append(float(found.sum()))
@@ -248,9 +253,8 @@ class _Statistics:
         if self.kind not in ("number", "datetime"):
             return Column.model_validate({"name": self.name, "kind": self.kind, "width": width})
         fill = math.fsum(self.sums) / self.count if self.described.missing == "fill" else None
-        return Column.model_validate(
-            {"name": self.name, "kind": self.kind, "width": width, "fill": fill, "quantiles": self._quantiles()}
-        )
+        fitted = {"fill": fill, "quantiles": self._quantiles(), "decimal": self.decimal}
+        return Column.model_validate({"name": self.name, "kind": self.kind, "width": width, **fitted})
 
     def _quantiles(self) -> list[float]:
         if not self.numbers:

@@ -47,6 +47,8 @@ class Column(Record):
     quantiles: Annotated[tuple[float, ...], Field(exclude_if=lambda quantiles: not quantiles)] = ()
     """Of the training split, rising, from its smallest value to its largest: a number becomes its place among them, 0
     to 1. Without any it stays as it is."""
+    decimal: Annotated[Literal[".", ","], Field(exclude_if=lambda decimal: decimal == ".")] = "."
+    """What stands before the fraction of a number that is written as a text."""
 
 
 class Feature(Record):

@@ -368,6 +368,77 @@ def test_a_number_may_be_its_place_among_the_quantiles_of_the_training_split(sou
     assert served[2, 0] == pytest.approx(peer.transform([[column.fill]])[0, 0], abs=1e-5)
 
 
+@pytest.mark.parametrize("thousands", [False, True])
+@pytest.mark.usefixtures("small_chunks")
+def test_decimal_commas_give_the_numbers_of_decimal_points(source, thousands):
+    """As spreadsheets of half of Europe save a table."""
+    amounts = np.random.default_rng(0).normal(0, 3000, 60).round(2)
+    frame = pd.DataFrame({"amount": amounts, "city": ["Ulm", "Bonn"] * 30, "weight": np.arange(60) / 4})
+    frame["y"] = (amounts / 7).round(3)
+    frame.loc[3, "amount"] = np.nan
+    plain = prepare(write(frame, source / "own.csv"), target="y", weight="weight")
+    expected = {name: content for name, content in files_of(plain).items() if name.endswith(".npy")}
+    european = frame.astype(object)
+    for name in ("amount", "weight", "y"):
+        texts = frame[name].map(lambda value: f"{value:,.6f}" if thousands else f"{value:.6f}")
+        european[name] = texts.str.translate({ord(","): ".", ord("."): ","}).where(frame[name].notna(), None)
+    european.to_csv(source / "own.csv", index=False, sep=";")
+    dataset, lines = table.guess(describe(source / "own.csv", target="y", weight="weight"))
+    assert (dataset.decimal, dataset.delimiter, dataset.task) == (",", ";", "regression")
+    assert "  decimal   numbers are written as 3,14" in lines
+    prepared = stage.prepare(dataset)
+    assert {name: content for name, content in files_of(prepared).items() if name.endswith(".npy")} == expected
+    # What a registered model has of the data takes the file's rows as they are, and numbers.
+    encoder = Encoder(
+        {name: one.model_dump() for name, one in prepared.features.items()}, {"category": [["Bonn", "Ulm"]]}
+    )
+    raw = {name: european[name].tolist() for name in encoder.columns}
+    as_numbers = {**raw, "amount": frame["amount"].tolist()}
+    assert (encoder.encode(raw)["number"] == encoder.encode(as_numbers)["number"]).all()
+
+
+def test_a_file_with_decimal_points_says_nothing_of_them(source):
+    dataset, _ = table.guess(describe(write(visits(), source / "own.csv"), target="back"))
+    prepared = stage.prepare(dataset)
+    assert "decimal" not in dataset.model_dump()
+    assert "decimal" not in (Path(prepared.folder) / "manifest.json").read_text()
+
+
+AS_NUMBERS = {"decimal": ",", "columns": {"own": "number"}}
+COMMAS = [
+    (["1,234", "2,000", "17"], {}, "the comma in '1,234' of the column 'own' may stand before a fraction or between"),
+    (["1,234,567", "2,000,000", "3"], {}, "may stand before a fraction or between thousands"),
+    (
+        ["1,5", "2,25", "3.5"],
+        AS_NUMBERS,
+        "in row 3, counted without the header, '3.5', which is no number with",
+    ),
+    (["1,5", "2,25", "1.234"], AS_NUMBERS, "'1.234', which is no number with a decimal comma"),
+]
+
+
+@pytest.mark.parametrize(("values", "given", "message"), COMMAS)
+def test_a_comma_that_may_mean_two_things_is_refused(source, values, given, message):
+    frame = pd.DataFrame({"own": values * 10, "x": range(30), "y": ["a", "b"] * 15})
+    path = source / "own.csv"
+    frame.to_csv(path, index=False, sep=";")
+    assert message in message_of(path, target="y", **given)
+
+
+def test_points_in_one_column_and_commas_in_another_are_refused(source):
+    frame = pd.DataFrame({"own": ["1,5", "2,25"] * 10, "x": np.arange(20) / 4, "y": ["a", "b"] * 10})
+    path = source / "own.csv"
+    frame.to_csv(path, index=False, sep=";")
+    message = message_of(path, target="y")
+    assert "the column 'own' has numbers with a comma, such as '1,5', and 'x' some with a point" in message
+    dataset, _ = table.guess(describe(path, target="y", columns={"own": "category"}))
+    assert dataset.columns["own"].kind == "category", "as the message says"
+    assert dataset.columns["x"].kind == "number"
+    labels = pd.DataFrame({"x": range(20), "y": ["1,2", "2,3"] * 10})
+    labels.to_csv(path, index=False, sep=";")
+    assert table.guess(describe(path, target="y", separator=","))[0].decimal is None, "these are several labels"
+
+
 def test_what_was_guessed_is_kept(source):
     path = write(visits(), source / "own.csv")
     dataset, lines = table.guess(describe(path, target="back", columns={"age": "category"}))
