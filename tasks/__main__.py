@@ -3,7 +3,8 @@
 python -m tasks check [RECIPE] [--set section.key=value]...      whether a dataset can be fetched
 python -m tasks download NAME           the stages of data/<name>/dvc.yaml
 python -m tasks prepare NAME
-python -m tasks train [RECIPE] [--set section.key=value]...      the stages of the root's dvc.yaml
+python -m tasks own_code [RECIPE] [--set section.key=value]...   the stages of the root's dvc.yaml
+python -m tasks train [RECIPE] [--set section.key=value]...
 python -m tasks evaluate [RECIPE] [--set section.key=value]...
 python -m tasks report RUN              writes the page of a run again
 python -m tasks reconcile               ends the MLflow runs of processes that were killed
@@ -28,8 +29,8 @@ from tasks.process import guard, serve
 from tasks.process.environment import keep_private
 
 STAGES = (
-    "check", "download", "prepare", "train", "evaluate", "report", "reconcile", "rollback", "versions", "serve",
-    "assist", "tf_server",
+    "check", "download", "prepare", "own_code", "train", "evaluate", "report", "reconcile", "rollback", "versions",
+    "serve", "assist", "tf_server",
 )  # fmt: skip
 
 
@@ -92,6 +93,8 @@ def _run(stage: str, name: str | None, overrides: list[str]) -> None:
             print(tracking.rollback(name or "").model_dump_json())
     elif stage == "check":
         dvc_stages.check(config.load(name, overrides).dataset)
+    elif stage == "own_code":
+        dvc_stages.own_code(config.load(name, overrides))
     elif stage == "train":
         dvc_stages.train(config.load(name, overrides))
     else:

@@ -1,15 +1,21 @@
 """What DVC runs: the stages of data/<name>/dvc.yaml, and those of the root's dvc.yaml, which write into metrics/."""
 
+import contextlib
 import json
 import os
 import shutil
 import sys
+from collections.abc import Iterator
+from pathlib import Path
 
-from tasks import config, dvc_data, pipeline, records, report, runs
+from tasks import config, dvc_data, files, lineage, pipeline, records, report, runs
 from tasks.errors import UserError
 from tasks.process import client
 from tasks.process.imports import import_quietly, quiet_standard_error, set_who_logs
 from tasks.records import TrainingResult
+
+COPIES = (".dvc", "tmp", "exps")
+"""The folder of DVC's copies of the project."""
 
 
 def check(dataset: config.Dataset) -> None:
@@ -69,12 +75,23 @@ def _counts(splits: dict[str, int]) -> str:
     return ", ".join(f"{count:,} {name}" for name, count in splits.items())
 
 
+def own_code(settings: config.Settings) -> None:
+    """Write which files of the user's own a training uses, and what each means: other dependencies follow from settings
+    that DVC reads, and these from what `module:function` imports."""
+    path = config.project_root() / "metrics" / "own_code.json"
+    path.parent.mkdir(exist_ok=True)
+    with files.replacing(path) as written:
+        written.write_text(json.dumps(lineage.own_files(settings), indent=2) + "\n", encoding="utf-8")
+
+
 def train(settings: config.Settings) -> None:
     """Train as a run of its own; write its record and its history."""
-    folder = config.project_root() / "metrics"
+    root = config.project_root()
+    folder = root / "metrics"
     prepared = dvc_data.load_prepared(settings.dataset.name)
     pipeline.check_devices(settings)
-    training = pipeline.train_alone(settings, prepared, pipeline.Resumption())
+    with runs_of_the_project(root):
+        training = pipeline.train_alone(settings, prepared, pipeline.Resumption())
     records.save(training, folder / "training.json")
     report.history_table(training, folder / "history.csv")
 
@@ -82,9 +99,16 @@ def train(settings: config.Settings) -> None:
 def evaluate(settings: config.Settings) -> None:
     """Evaluate what `train` trained; write its record, its tables and its pictures."""
     root = config.project_root()
-    folder = root / "metrics"
     prepared = dvc_data.load_prepared(settings.dataset.name)
-    training = records.load(TrainingResult, folder / "training.json")
+    training = records.load(TrainingResult, root / "metrics" / "training.json")
+    with runs_of_the_project(root):
+        _evaluate(settings, prepared, training, root)
+
+
+def _evaluate(
+    settings: config.Settings, prepared: records.PreparedDataset, training: TrainingResult, root: Path
+) -> None:
+    folder = root / "metrics"
     run = runs.find(training.run_id)
     runs.refuse_pruned(run)
     evaluation = client.evaluate(settings, prepared, training, run)
@@ -94,3 +118,27 @@ def evaluate(settings: config.Settings) -> None:
     drawn = "confusion_matrix.png" if evaluation.confusion_matrix else "predictions.png"
     for picture, name in ((drawn, "predictions.png"), ("learning_curve.png", "learning_curve.png")):
         shutil.copyfile(root / run.folder / "report" / picture, folder / name)
+
+
+@contextlib.contextmanager
+def runs_of_the_project(root: Path) -> Iterator[None]:
+    """Within the block, let mlruns/ be the project's where DVC works in a copy of the project.
+
+    `dvc exp run --temp` and the workers of DVC's queue make a copy in .dvc/tmp/exps/, and remove it at the end. What a
+    run leaves would go with it: its checkpoints, its models, and the MLflow store that knows of them.
+    """
+    project = next((copy.parents[3] for copy in (root, *root.parents) if copy.parts[-4:-1] == COPIES), None)
+    if project is None or not (project / "params.yaml").is_file() or (root / "mlruns").is_symlink():
+        yield
+        return
+    own, aside = root / "mlruns", root / ".dvc" / "tmp" / "mlruns"
+    (project / "mlruns").mkdir(exist_ok=True)
+    own.mkdir(exist_ok=True)
+    own.rename(aside)
+    try:
+        own.symlink_to(project / "mlruns")
+        yield
+    finally:
+        # As git knows it: DVC commits what changed in the copy as the experiment.
+        own.unlink(missing_ok=True)
+        aside.rename(own)
