@@ -38,7 +38,7 @@ def load(
         UserError: names the first key that is wrong, its value, what is allowed and what to do.
     """
     root = root or project_root()
-    values = _read_yaml(root / "params.yaml")
+    values = _without_other_kinds(_read_yaml(root / "params.yaml"))
     own_name = _dataset_name(values)
     if recipe is not None:
         values = _overlay(values, _read_recipe(recipe, root))
@@ -160,6 +160,20 @@ def _read_yaml(path: Path) -> dict[str, Any]:
     if not isinstance(values, dict):
         raise UserError(f"{path}: must hold sections such as `train:`, got {type(values).__name__}")
     return values
+
+
+def _without_other_kinds(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return params.yaml without the keys that it leaves null and that only another kind of their section has.
+
+    `dvc exp run -S strategy.kind=mirrored` changes that line alone, and `device:` stays behind.
+    """
+    kept = dict(values)
+    for name, section in values.items():
+        kind = kinds_of(name).get(str(section.get("kind"))) if isinstance(section, Mapping) else None
+        if kind is not None:
+            others = {key for other in kinds_of(name).values() for key in other.model_fields} - kind.model_fields.keys()
+            kept[name] = {key: value for key, value in section.items() if value is not None or key not in others}
+    return kept
 
 
 def _read_recipe(recipe: str, root: Path) -> dict[str, Any]:

@@ -794,3 +794,14 @@ def test_the_callers_values_stay_as_they_are():
     given = {"train": {"epochs": 2}, "train.loop": "custom"}
     assert config.load(None, given, ROOT).train.loop == "custom"
     assert given == {"train": {"epochs": 2}, "train.loop": "custom"}
+
+
+def test_a_null_that_another_kind_left_in_params_yaml_says_nothing(root):
+    """As `dvc exp run -S strategy.kind=mirrored -S +strategy.devices=2` leaves the file."""
+    write_params(root, strategy={"kind": "mirrored", "devices": 2})
+    assert yaml.safe_load((root / "params.yaml").read_text())["strategy"]["device"] is None
+    assert config.load(None, (), root).strategy.devices == 2
+    write_params(root, strategy={"device": "/gpu:0"})
+    assert message_of([], root=root).startswith("unknown key 'strategy.device': did you mean 'strategy.devices'")
+    write_params(root, strategy={"device": None, "dvice": None})
+    assert message_of([], root=root).startswith("unknown key 'strategy.dvice'")
