@@ -10,6 +10,7 @@ from typing import Literal
 
 from tasks import config, files, gate, lineage, prepared_data, records, report, runs, tracking, uncommitted
 from tasks.evaluate import evaluate as evaluate_stage
+from tasks.input.order import carve
 from tasks.input.sources import augmented_examples
 from tasks.records import (
     HEADLINES,
@@ -51,7 +52,7 @@ def start_run(
     weights = initial.find_weights(settings, prepared)
     _end_crashed(runs.key_of(settings))
     traced = lineage.collect(settings, prepared.data_version)
-    run = tracking.start_run(settings, prepared, traced, flow_run_id, parent_run_id)
+    run = tracking.start_run(settings, prepared, traced, flow_run_id, parent_run_id, _uses(settings, prepared))
     if weights:
         initial.save(weights, config.project_root() / run.folder)
     if traced.git_dirty:
@@ -75,7 +76,13 @@ def start_comparison(
     """Start the MLflow run that is the parent of a comparison's runs."""
     _end_crashed(key)
     traced = lineage.collect(settings, prepared.data_version)
-    return tracking.start_comparison(settings, prepared, traced, key, flow_run_id)
+    return tracking.start_comparison(settings, prepared, traced, key, flow_run_id, _uses(settings, prepared))
+
+
+def _uses(settings: config.Settings, prepared: PreparedDataset) -> dict[str, tuple[str, int]]:
+    """Return what is trained, validated and tested on: the split of each, and how many of its examples."""
+    carved = carve(prepared, settings.input.validation, settings.train.seed)
+    return {use: (split, len(rows)) for use, (split, rows) in carved.items()}
 
 
 def resume_run(

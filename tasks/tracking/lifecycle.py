@@ -23,7 +23,11 @@ from tasks.tracking.outbox import (
     present,
     text_of,
 )
-from tasks.tracking.store import SQLITE, Unavailable, dataset_of, open_store, store_uri
+from tasks.tracking.store import SQLITE, Unavailable, datasets_of, open_store, store_uri
+
+Uses = Mapping[str, tuple[str, int]]
+"""What a run trains, validates and tests on: the split of each, and how many of its examples are used."""
+CONTEXTS = {"train": "training", "validation": "validation", "test": "test"}
 
 
 def start_run(
@@ -32,15 +36,17 @@ def start_run(
     lineage: records.Lineage,
     flow_run_id: str | None = None,
     parent_run_id: str | None = None,
+    uses: Uses | None = None,
 ) -> records.Run:
     """Start an MLflow run with its settings, its data and where it comes from, and its folder mlruns/runs/<run_id>.
 
     Args:
         settings: become the run's parameters.
-        prepared: becomes the run's dataset.
+        prepared: becomes the run's datasets, one for each use.
         lineage: where the run comes from.
         flow_run_id: the run of Prefect's flow.
         parent_run_id: of the comparison that the run belongs to; MLflow's pages show it under that one.
+        uses: what is trained, validated and tested on; None is each split as it was prepared.
 
     Raises:
         UserError: see ``open_store``; or the experiment was deleted.
@@ -51,8 +57,19 @@ def start_run(
         # The first parameter that differs, so the one that MLflow's page for comparing runs draws first.
         params = {"comparison": f"{kind} {loop}", **params}
     tags = {"strategy": kind, "loop": loop}
-    new = _NewRun(f"{kind}-{loop}", "mlruns/runs", runs.key_of(settings), params, tags, parent_run_id)
+    datasets = _datasets(settings, prepared, lineage, uses)
+    new = _NewRun(f"{kind}-{loop}", "mlruns/runs", runs.key_of(settings), params, datasets, tags, parent_run_id)
     return _start_new(new, settings, prepared, lineage, flow_run_id)
+
+
+def _datasets(
+    settings: config.Settings, prepared: records.PreparedDataset, lineage: records.Lineage, uses: Uses | None
+) -> list[dict[str, Any]]:
+    """Return what MLflow is told of a run's data, with the context in which its pages show each."""
+    whole = {name: (name, split.num_examples) for name, split in prepared.splits.items() if name in CONTEXTS}
+    found = datasets_of(settings, prepared, lineage, uses or whole)
+    order = sorted(found, key=list(CONTEXTS).index)
+    return [{"dataset": found[use].to_dictionary(), "context": CONTEXTS[use]} for use in order]
 
 
 def start_comparison(
@@ -61,15 +78,17 @@ def start_comparison(
     lineage: records.Lineage,
     key: str,
     flow_run_id: str | None,
+    uses: Uses | None = None,
 ) -> records.Run:
     """Start the MLflow run that is the parent of a comparison's runs; its folder is mlruns/comparisons/<run_id>.
 
     Args:
         settings: of any of those runs; what they do not share is left out of the parameters.
-        prepared: becomes the run's dataset.
+        prepared: becomes the run's datasets, one for each use.
         lineage: where the run comes from.
         key: what the process at work on the comparison holds, see ``runs.lock``.
         flow_run_id: the run of Prefect's flow.
+        uses: as of ``start_run``.
 
     Raises:
         UserError: see ``open_store``; or the experiment was deleted.
@@ -77,9 +96,9 @@ def start_comparison(
     shared = {
         key: value for key, value in settings.flat().items() if key != "train.loop" and not key.startswith("strategy.")
     }
-    return _start_new(
-        _NewRun("comparison", "mlruns/comparisons", key, shared), settings, prepared, lineage, flow_run_id
-    )
+    datasets = _datasets(settings, prepared, lineage, uses)
+    new = _NewRun("comparison", "mlruns/comparisons", key, shared, datasets)
+    return _start_new(new, settings, prepared, lineage, flow_run_id)
 
 
 class _NewRun(NamedTuple):
@@ -91,6 +110,7 @@ class _NewRun(NamedTuple):
     """Where its folder is made."""
     key: str
     params: Mapping[str, Any]
+    datasets: Sequence[dict[str, Any]]
     tags: Mapping[str, str] = {}
     parent_run_id: str | None = None
 
@@ -138,10 +158,9 @@ def _start_new(
         )
         runs.set_status(run, "RUNNING")
         records.save(run, _run_file(run))
-        data = {"dataset": dataset_of(prepared, lineage).to_dictionary(), "context": "training"}
         told: list[Event] = [] if created else [{"create": creation}]
         texts = {key: text_of(value) for key, value in new.params.items()}
-        OUTBOX.deliver(run, *told, {"name": run.name}, {"params": texts}, {"input": data})
+        OUTBOX.deliver(run, *told, {"name": run.name}, {"params": texts}, {"inputs": list(new.datasets)})
     except BaseException as error:
         status = "FAILED" if isinstance(error, Exception) else "KILLED"
         if run is not None:

@@ -24,7 +24,7 @@ from tasks import config, encoding, files, own_code, prepared_data, records, ups
 from tasks.errors import UserError, cut
 from tasks.tracking.metrics import points_of
 from tasks.tracking.outbox import mlflow_run_id, present
-from tasks.tracking.store import REFUSALS, dataset_of, open_store, retried, store_uri
+from tasks.tracking.store import REFUSALS, open_store, retried, store_uri
 
 ADDRESS = re.compile(r"models:/((?P<model_id>m-[0-9a-f]{32})|(?P<name>[^/@]+)(@(?P<alias>[^/@]+)|/(?P<version>\d+)))")
 
@@ -76,8 +76,7 @@ def log_model(
         outputs = found_run.outputs.model_outputs if found_run.outputs else []
         if logged.model_id not in {output.model_id for output in outputs}:
             client.log_outputs(run_id, [LoggedModelOutput(logged.model_id, step)])
-        dataset = dataset_of(prepared, run.lineage)
-        of_model = {"model_id": logged.model_id, "dataset_name": dataset.name, "dataset_digest": dataset.digest}
+        of_model = {"model_id": logged.model_id, **_test_dataset(found_run)}
         points = [_with_time_in_run(client, run_id, point) for point in points_of(metrics, 0)]
         client.log_batch(run_id, metrics=[Metric(*point, **of_model) for point in points])
         client.finalize_logged_model(logged.model_id, "READY")
@@ -87,6 +86,13 @@ def log_model(
         client.finalize_logged_model(logged.model_id, "FAILED")
         raise
     return f"models:/{logged.model_id}"
+
+
+def _test_dataset(run: Any) -> dict[str, str]:
+    """Return what MLflow's run was tested on, as a metric names it; nothing of a run of before, which does not say."""
+    inputs = run.inputs.dataset_inputs if run.inputs else []
+    tested = [one.dataset for one in inputs if "test" in {tag.value for tag in one.tags}]
+    return {"dataset_name": tested[0].name, "dataset_digest": tested[0].digest} if tested else {}
 
 
 def _find_logged(client: mlflow.MlflowClient, experiment_id: str, run_id: str, digest: str) -> Any:

@@ -171,9 +171,14 @@ def _send_one(client: mlflow.MlflowClient, run: records.Run, event: Event) -> No
         params = [Param(key, text[:MAX_PARAM_LENGTH]) for key, text in event["params"].items()]
         for batch in _batches(params, MAX_PARAMS_PER_BATCH):
             client.log_batch(run_id, params=batch)
-    elif "input" in event:
-        context = InputTag("mlflow.data.context", event["input"]["context"])
-        client.log_inputs(run_id, [DatasetInput(Dataset(**event["input"]["dataset"]), [context])])
+    elif "inputs" in event:
+        client.log_inputs(
+            run_id,
+            [
+                DatasetInput(Dataset(**given["dataset"]), [InputTag("mlflow.data.context", given["context"])])
+                for given in event["inputs"]
+            ],
+        )
     elif "metrics" in event:
         for batch in _batches([Metric(*values) for values in event["metrics"]], MAX_METRICS_PER_BATCH):
             client.log_batch(run_id, metrics=batch)

@@ -11,7 +11,7 @@ import os
 import shutil
 import sqlite3
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import ParamSpec, TypeVar
 
@@ -24,7 +24,7 @@ from mlflow.exceptions import MlflowException
 from mlflow.types.schema import Schema, TensorSpec
 from sqlalchemy.exc import SQLAlchemyError
 
-from tasks import files, network, records, relocation
+from tasks import config, files, network, records, relocation
 from tasks.errors import UserError
 
 SQLITE = "sqlite:///"
@@ -182,21 +182,42 @@ def find_experiment(client: mlflow.MlflowClient, name: str) -> str:
     return found_id
 
 
-def dataset_of(prepared: records.PreparedDataset, lineage: records.Lineage) -> Dataset:
-    """Return prepared data as MLflow's description of them."""
+def datasets_of(
+    settings: config.Settings,
+    prepared: records.PreparedDataset,
+    lineage: records.Lineage,
+    uses: Mapping[str, tuple[str, int]],
+) -> dict[str, Dataset]:
+    """Return what a run trains, validates and tests on, each as MLflow's description of it, by its use.
+
+    Its digest is the data version; of a part of a split the data version's beginning, and a digest of how it is drawn.
+
+    Args:
+        settings: draw the examples of a part.
+        prepared: the data.
+        lineage: has their version.
+        uses: the split of each use, and how many of its examples are used.
+    """
     features = [
         TensorSpec(np.dtype(feature.dtype), (-1, *feature.shape), name) for name, feature in prepared.features.items()
     ]
     target = prepared.target
     labels = TensorSpec(np.dtype(target.label_dtype), (-1, *target.label_shape), "label")
-    sizes = {f"num_{name}": split.num_examples for name, split in prepared.splits.items()}
+    schema = json.dumps(TensorDatasetSchema(Schema(features), Schema([labels])).to_dict())
     # Without DVC there is no version, and MLflow wants a digest: that of the manifest, which holds every file's sha256.
-    digest = lineage.data_version or hashlib.sha256(prepared.model_dump_json().encode()).hexdigest()
-    return Dataset(
-        name=prepared.name,
-        digest=digest[:MAX_DIGEST_LENGTH],
-        source_type="local",
-        source=json.dumps({"uri": prepared.folder}),
-        schema=json.dumps(TensorDatasetSchema(Schema(features), Schema([labels])).to_dict()),
-        profile=json.dumps({**sizes, "num_outputs": prepared.target.num_outputs}),
-    )
+    version = lineage.data_version or hashlib.sha256(prepared.model_dump_json().encode()).hexdigest()
+    drawn = hashlib.sha256(f"{settings.input.validation} {settings.train.seed}".encode()).hexdigest()[:8]
+    return {
+        use: Dataset(
+            # MLflow takes two inputs of one name and digest for one.
+            name=f"{prepared.name}/{use}",
+            digest=version[:MAX_DIGEST_LENGTH]
+            if count == prepared.splits[split].num_examples
+            else f"{version[: MAX_DIGEST_LENGTH - 9]}-{drawn}",
+            source_type="local",
+            source=json.dumps({"uri": prepared.folder, "split": split}),
+            schema=schema,
+            profile=json.dumps({"num_examples": count, "num_outputs": target.num_outputs}),
+        )
+        for use, (split, count) in uses.items()
+    }

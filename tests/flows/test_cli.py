@@ -150,7 +150,10 @@ def test_data_commit_run_checkpoint_and_model_lead_to_each_other(store, in_finis
         f"tags.data_version = '{data_version}' and tags.`mlflow.source.git.commit` = '{commit}'",
     )
     assert found.info.run_id == summary["run_id"]
-    assert [entry.dataset.digest for entry in found.inputs.dataset_inputs] == [data_version]
+    datasets = {entry.dataset.name: entry.dataset.digest for entry in found.inputs.dataset_inputs}
+    assert datasets.keys() == {"digits/train", "digits/validation", "digits/test"}
+    assert datasets["digits/test"] == data_version
+    assert {digest[:27] for digest in datasets.values()} == {data_version[:27]}
     assert (project / found.data.tags["checkpoint"]).is_dir()
     assert found.data.tags["checkpoint"] == summary["checkpoint"]
     name, number = summary["model_version"].split("/")

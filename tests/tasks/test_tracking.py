@@ -174,7 +174,8 @@ def test_a_run_holds_settings_data_and_where_it_comes_from(store: Path) -> None:
     ]
     settings = config.load(overrides=overrides)
     traced = lineage.collect(settings, VERSION)
-    run = tracking.start_run(settings, PREPARED, traced, flow_run_id="flow-1")
+    uses = {"train": ("train", 2), "validation": ("train", 1), "test": ("test", 3)}
+    run = tracking.start_run(settings, PREPARED, traced, flow_run_id="flow-1", uses=uses)
     found = tracking.open_store().get_run(run.run_id)
 
     assert found.info.status == "RUNNING"
@@ -194,10 +195,17 @@ def test_a_run_holds_settings_data_and_where_it_comes_from(store: Path) -> None:
     }  # fmt: skip
     assert expected.items() <= found.data.tags.items()
 
-    (dataset,) = found.inputs.dataset_inputs
-    assert (dataset.dataset.name, dataset.dataset.digest) == ("digits", VERSION)
-    assert [(tag.key, tag.value) for tag in dataset.tags] == [("mlflow.data.context", "training")]
-    assert json.loads(dataset.dataset.profile) == {"num_train": 3, "num_test": 3, "num_outputs": 2}
+    described = [
+        (one.dataset.name, one.dataset.digest, one.tags[0].value, json.loads(one.dataset.profile)["num_examples"])
+        for one in found.inputs.dataset_inputs
+    ]
+    assert sorted(described) == [
+        ("digits/test", VERSION, "test", 3),
+        ("digits/train", f"{VERSION[:27]}-{described[0][1][-8:]}", "training", 2),
+        ("digits/validation", f"{VERSION[:27]}-{described[0][1][-8:]}", "validation", 1),
+    ]
+    assert {one.tags[0].key for one in found.inputs.dataset_inputs} == {"mlflow.data.context"}
+    assert json.loads(found.inputs.dataset_inputs[0].dataset.source) == {"uri": PREPARED.folder, "split": "train"}
 
     assert run.folder == f"mlruns/runs/{run.run_id}"
     assert records.load(records.Run, Path(run.folder, "records", "run.json")) == run
@@ -266,7 +274,7 @@ def test_without_git_and_dvc_a_run_says_so(store: Path) -> None:
     found = tracking.open_store().get_run(run.run_id)
     assert run.experiment == "My runs"
     assert not {"mlflow.source.git.commit", "git_dirty", "data_version"} & found.data.tags.keys()
-    assert len(found.inputs.dataset_inputs[0].dataset.digest) == 36
+    assert {len(one.dataset.digest) for one in found.inputs.dataset_inputs} == {36}
 
 
 def test_a_run_that_cannot_begin_is_not_left_running(store: Path) -> None:
@@ -631,7 +639,7 @@ def test_what_mlflow_refuses_does_not_hold_up_the_rest(run: records.Run, caplog:
 # What damage may leave of a line, while it is JSON.
 WRONG_EVENTS = (
     {"metrics": 5}, {"metrics": None}, {"metrics": [["test/loss"]]}, {"metricz": []}, {"tags": ["a"]}, {"params": 3},
-    {"file": 5, "folder": "x"}, {"status": "FINISHED"}, {"name": None}, {"input": {}}, {},
+    {"file": 5, "folder": "x"}, {"status": "FINISHED"}, {"name": None}, {"inputs": [{}]}, {},
 )  # fmt: skip
 
 
