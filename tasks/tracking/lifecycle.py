@@ -27,6 +27,8 @@ from tasks.tracking.store import SQLITE, Unavailable, datasets_of, open_store, s
 
 Uses = Mapping[str, tuple[str, int]]
 """What a run trains, validates and tests on: the split of each, and how many of its examples are used."""
+DRAWN = ("strategy.kind", "train.loop", "model.name")
+"""The first parameters: MLflow's page for comparing runs draws the first three that differ."""
 CONTEXTS = {"train": "training", "validation": "validation", "test": "test"}
 
 
@@ -52,14 +54,21 @@ def start_run(
         UserError: see ``open_store``; or the experiment was deleted.
     """
     kind, loop = settings.strategy.kind, settings.train.loop
-    params = settings.flat()
+    params = _params(settings)
     if parent_run_id is not None:
-        # The first parameter that differs, so the one that MLflow's page for comparing runs draws first.
         params = {"comparison": f"{kind} {loop}", **params}
     tags = {"strategy": kind, "loop": loop}
     datasets = _datasets(settings, prepared, lineage, uses)
-    new = _NewRun(f"{kind}-{loop}", "mlruns/runs", runs.key_of(settings), params, datasets, tags, parent_run_id)
+    label = f"{settings.model.name.replace(':', '.')}-{kind}-{loop}"
+    new = _NewRun(label, "mlruns/runs", runs.key_of(settings), params, datasets, tags, parent_run_id)
     return _start_new(new, settings, prepared, lineage, flow_run_id)
+
+
+def _params(settings: config.Settings) -> dict[str, Any]:
+    """Return the settings that MLflow is told. An empty mapping is none: a run that has something in it has that under
+    other names, and the two would differ twice."""
+    flat = {key: value for key, value in settings.flat().items() if value != {}}
+    return {key: flat[key] for key in sorted(flat, key=lambda key: DRAWN.index(key) if key in DRAWN else len(DRAWN))}
 
 
 def _datasets(
@@ -94,10 +103,12 @@ def start_comparison(
         UserError: see ``open_store``; or the experiment was deleted.
     """
     shared = {
-        key: value for key, value in settings.flat().items() if key != "train.loop" and not key.startswith("strategy.")
+        key: value
+        for key, value in _params(settings).items()
+        if key != "train.loop" and not key.startswith("strategy.")
     }
     datasets = _datasets(settings, prepared, lineage, uses)
-    new = _NewRun("comparison", "mlruns/comparisons", key, shared, datasets)
+    new = _NewRun(f"{prepared.name}-comparison", "mlruns/comparisons", key, shared, datasets)
     return _start_new(new, settings, prepared, lineage, flow_run_id)
 
 
@@ -105,7 +116,7 @@ class _NewRun(NamedTuple):
     """What a training's run and a comparison's have of their own when they start."""
 
     label: str
-    """In its name, after the dataset's."""
+    """Its name, without the id. The experiment has the dataset's."""
     place: str
     """Where its folder is made."""
     key: str
@@ -141,7 +152,7 @@ def _start_new(
         run = records.Run(
             run_id=run_id,
             experiment=experiment,
-            name=f"{prepared.name}-{new.label}-{run_id[:6]}",
+            name=f"{new.label}-{run_id[:6]}",
             folder=f"{new.place}/{run_id}",
             lineage=lineage,
             settings=settings.to_json(),

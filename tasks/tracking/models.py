@@ -67,7 +67,9 @@ def log_model(
     if logged is not None and logged.status == LoggedModelStatus.READY:
         return f"models:/{logged.model_id}"
     if logged is None:
-        logged = client.create_logged_model(experiment_id, name, run_id, tags=tags, model_type="keras")
+        # Those of its run, by which MLflow's list of models can be sorted and searched.
+        params = found_run.data.params
+        logged = client.create_logged_model(experiment_id, name, run_id, tags=tags, params=params, model_type="keras")
     try:
         with tempfile.TemporaryDirectory() as temporary:
             folder = Path(temporary, "model")

@@ -219,7 +219,7 @@ def test_evaluate_prints_the_classes_and_the_pictures(in_finished, run):
 def test_a_report_is_written_again_without_a_framework(in_finished, record_imports, run):
     run_id = in_finished.summary["run_id"]
     path = in_finished.project / "mlruns" / "runs" / run_id / "report" / "report.html"
-    assert "digits-one_device-fit" in path.read_text(encoding="utf-8")
+    assert "convnet2-one_device-fit" in path.read_text(encoding="utf-8")
     path.unlink()
     imports = record_imports(in_finished.project)
     done = run(["stratagem", "report", "latest"], env=imports.environment)

@@ -615,7 +615,7 @@ def test_a_comparison_that_is_interrupted_ends_as_killed(prepared_project, start
     assert command.process.wait(120) == 130
     assert command.survivors() == []
     statuses = {r.info.run_name.rsplit("-", 1)[0]: r.info.status for r in _store(prepared_project).search_runs(["1"])}
-    assert statuses == {"digits-comparison": "KILLED", "digits-one_device-fit": "KILLED"}
+    assert statuses == {"digits-comparison": "KILLED", "convnet2-one_device-fit": "KILLED"}
     assert "Traceback" not in command.err.read_text()
 
 

@@ -211,7 +211,7 @@ def test_a_comparison_on_demand_leaves_its_table(prefect):
     assert names == [
         "data digits", "start comparison on digits", "start run on digits, one_device fit",
         "train convnet2 on digits, one_device fit", "evaluate latest on digits, one_device fit",
-        "end run digits-one_device-fit, FINISHED", "report digits-comparison",
+        "end run convnet2-one_device-fit, FINISHED", "report digits-comparison",
         "end run digits-comparison, FINISHED",
     ]  # fmt: skip
     (page,) = prefect.ask("artifacts/filter", {"flow_runs": {"id": {"any_": [flow_run["id"]]}}})

@@ -30,7 +30,7 @@ def write_run(
     given = {
         "run_id": run_id,
         "experiment": "digits",
-        "name": f"digits-one_device-fit-{run_id[:6]}",
+        "name": f"convnet2-one_device-fit-{run_id[:6]}",
         "folder": f"mlruns/runs/{run_id}",
         "lineage": records.Lineage.model_validate({**lineage, "data_version": "d" * 32, **of_lineage}),
         "settings": settings.to_json(),
