@@ -130,7 +130,9 @@ def mlflow_links(mlflow: str, key: str) -> list[tuple[str, str]]:
             found.append(("Runs", f"{mlflow}/#/experiments/{of}/runs?{seen}"))
             if len(run_ids) > 1:
                 compared = json.dumps(run_ids, separators=(",", ":"))
-                chosen = urllib.parse.urlencode({"runs": compared, "experiments": json.dumps([of])})
+                chosen = urllib.parse.urlencode(
+                    {"runs": compared, "experiments": json.dumps([of]), "workflowType": "machine_learning"}
+                )
                 found.append(("Compare", f"{mlflow}/#/compare-runs?{chosen}"))
     return [("MLflow", f"{mlflow}/"), *found]
 

@@ -71,6 +71,9 @@ def test_a_good_model_becomes_a_version_with_the_alias(store: Path) -> None:
     assert (logged.source_run_id, logged.status.value) == (trained.run.run_id, "READY")
     assert f'"name": "{name}"' in logged.tags["mlflow.modelVersions"]
     assert {metric.key: metric.value for metric in logged.metrics} == {"test/accuracy": 0.95, "test/loss": 0.2}
+    assert {(metric.dataset_name, metric.dataset_digest) for metric in logged.metrics} == {("digits/test", VERSION)}
+    assert logged.params["model.name"] == "convnet2", "what MLflow's list of models is searched by"
+    assert logged.params == found.data.params
     for metric, value in (("test/accuracy", 0.95), ("test/loss", 0.2)):
         history = client.get_metric_history(trained.run.run_id, metric)
         assert [(point.step, point.value) for point in history] == [(0, value)], "once, though the model has it too"
