@@ -27,8 +27,6 @@ from tasks.tracking.store import SQLITE, Unavailable, datasets_of, open_store, s
 
 Uses = Mapping[str, tuple[str, int]]
 """What a run trains, validates and tests on: the split of each, and how many of its examples are used."""
-DRAWN = ("strategy.kind", "train.loop", "model.name")
-"""The first parameters: MLflow's page for comparing runs draws the first three that differ."""
 CONTEXTS = {"train": "training", "validation": "validation", "test": "test"}
 
 
@@ -56,6 +54,7 @@ def start_run(
     kind, loop = settings.strategy.kind, settings.train.loop
     params = _params(settings)
     if parent_run_id is not None:
+        # The first parameter that differs, so the one that MLflow's page for comparing runs draws first.
         params = {"comparison": f"{kind} {loop}", **params}
     tags = {"strategy": kind, "loop": loop}
     datasets = _datasets(settings, prepared, lineage, uses)
@@ -67,8 +66,7 @@ def start_run(
 def _params(settings: config.Settings) -> dict[str, Any]:
     """Return the settings that MLflow is told. An empty mapping is none: a run that has something in it has that under
     other names, and the two would differ twice."""
-    flat = {key: value for key, value in settings.flat().items() if value != {}}
-    return {key: flat[key] for key in sorted(flat, key=lambda key: DRAWN.index(key) if key in DRAWN else len(DRAWN))}
+    return {key: value for key, value in settings.flat().items() if value != {}}
 
 
 def _datasets(
