@@ -620,6 +620,16 @@ def test_what_is_kept_is_delivered_with_the_next_event_and_before_it(run: record
     assert runs.undelivered() == []
 
 
+def test_a_dataset_that_a_run_of_before_kept_is_delivered(run: records.Run) -> None:
+    dataset = {"name": "earlier", "digest": "abc", "source_type": "local", "source": "{}"}
+    Path(run.folder, "unsent.jsonl").write_text(json.dumps({"input": {"dataset": dataset, "context": "training"}}))
+    tracking.set_tags(run, {"checkpoint": "first"})
+    inputs = tracking.open_store().get_run(run.run_id).inputs.dataset_inputs
+    assert [(one.dataset.digest, one.tags[0].value) for one in inputs if one.dataset.name == "earlier"] == [
+        ("abc", "training")
+    ]
+
+
 def test_what_is_kept_of_a_run_that_had_ended_is_known(run: records.Run, store: Path) -> None:
     tracking.end_run(run, "FINISHED")
     assert runs.undelivered() == []
