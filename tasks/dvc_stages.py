@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import re
 import shutil
 import sys
 from collections.abc import Iterator
@@ -14,6 +15,7 @@ from tasks.process import client
 from tasks.process.imports import import_quietly, quiet_standard_error, set_who_logs
 from tasks.records import TrainingResult
 
+NOTHING = re.compile(r"writing of split \"(.+?)\": No examples were yielded")
 COPIES = (".dvc", "tmp", "exps")
 """The folder of DVC's copies of the project."""
 
@@ -56,7 +58,15 @@ def make_data(stage: str, name: str) -> None:
     import_quietly()
     from tasks.download import download
 
-    manifest = download(dataset)
+    try:
+        manifest = download(dataset)
+    except AssertionError as error:  # TFDS': what it can neither write nor read is a split of nothing.
+        if (found := NOTHING.search(str(error))) is None:
+            raise
+        raise UserError(
+            f"dataset {name}: its builder gives no example of the split '{found[1]}', and TFDS writes no empty one. "
+            "Mend the builder, or leave the split out of it"
+        ) from None
     print(f"downloaded {manifest.name} {manifest.version}: {_counts(manifest.num_examples)}", file=sys.stderr)
 
 

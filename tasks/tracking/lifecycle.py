@@ -1,6 +1,7 @@
 """Runs in MLflow: started, resumed, described, ended."""
 
 import contextlib
+import os
 import socket
 import time
 import uuid
@@ -139,6 +140,7 @@ def _start_new(
         "flow_run_id": flow_run_id,
         "held_by": f"{project}:{new.key}",
         "creation_id": creation_id,
+        "dvc_experiment": os.environ.get("DVC_EXP_NAME"),
         **new.tags,
         "mlflow.parentRunId": new.parent_run_id,
     }

@@ -132,6 +132,16 @@ def test_nothing_half_made_stays_of_a_source_that_is_refused(photos, project, ru
         assert sorted(path.name for path in (project / "data").iterdir()) == before
 
 
+def test_a_builder_that_gives_no_example_to_train_on_is_refused(project, run):
+    (project / "my_data.py").write_text(BUILDER.replace("_generate_examples(40)", "_generate_examples(0)"))
+    (project / "shades.py").write_text("DARK = 0\n")
+    refused = run(["stratagem", "data", "add", "my_data:BlackOrWhite"])
+    assert refused.returncode == 2, refused.stderr
+    assert "dataset black_or_white: its builder gives no example of the split 'train'" in refused.stderr
+    assert "Traceback" not in refused.stderr
+    assert not (project / "data" / "black_or_white").exists()
+
+
 def test_a_dataset_of_tfds_is_added_by_its_name(project, run, record_imports):
     imports = record_imports(project)
     added = run(["stratagem", "data", "add", "noise:1.0.0", "--json"], env=imports.environment)

@@ -1,13 +1,19 @@
 """`dvc repro` alone, without flows, as a DVC user works."""
 
 import json
+import os
 import re
+import shutil
+import signal
+import subprocess
+import time
 from pathlib import Path
 
+import mlflow
 import pytest
 import yaml
 
-from tasks import config, runs
+from tasks import config, dvc_stages, runs
 
 pytestmark = pytest.mark.slow
 
@@ -34,14 +40,14 @@ def test_repro_runs_what_changed_and_nothing_else(project, run):
     # With links into its cache, what is written to a prepared file would change the cache.
     (project / ".dvc" / "config.local").write_text("[cache]\n    type = hardlink\n")
     _edit(project / "params.yaml", "train", epochs=1)
-    assert repro() == [*data, "train", "evaluate"]
-    assert repro() == []
+    assert repro() == ["own_code", *data, "train", "evaluate"]
+    assert repro() == ["own_code"]
     first = json.loads((project / "metrics" / "training.json").read_text())
     assert first["epochs"] == 1
     assert (project / first["checkpoint"]).is_dir(), "checkpoints are no outputs, which DVC would delete"
 
     _edit(project / "params.yaml", "train", epochs=2)
-    assert repro() == ["train", "evaluate"]
+    assert repro() == ["own_code", "train", "evaluate"]
     second = json.loads((project / "metrics" / "training.json").read_text())
     assert second["epochs"] == 2
     assert (project / first["checkpoint"]).is_dir(), "the run before is still there"
@@ -54,12 +60,12 @@ def test_repro_runs_what_changed_and_nothing_else(project, run):
     (prepared / "notes").mkdir()
     (prepared / "notes" / "labels.csv").write_text("three weeks of work")
     _edit(project / "data" / "digits" / "params.yaml", "dataset", image_size=[10, 10])
-    assert repro() == ["data/digits/dvc.yaml:prepare", "train", "evaluate"]
+    assert repro() == ["own_code", "data/digits/dvc.yaml:prepare", "train", "evaluate"]
     third = json.loads((project / "data" / "digits" / "prepared" / "manifest.json").read_text())
     assert third["features"]["image"]["shape"] == [10, 10, 1]
     assert (project / "data/digits/set_aside/notes/labels.csv").read_text() == "three weeks of work"
     assert before.items() <= {path: path.read_bytes() for path in _cached(project)}.items()
-    assert repro() == []
+    assert repro() == ["own_code"]
 
     shown = run(["dvc", "metrics", "show", "--json"])
     (metrics,) = [file["data"] for file in json.loads(shown.stdout)[""]["data"].values()]
@@ -107,3 +113,169 @@ def test_what_is_pulled_in_a_second_clone_is_what_was_made_in_the_first(project,
             assert (second / path).read_bytes() == content
     assert "up to date" in do("dvc", "status", "data/digits/dvc.yaml", cwd=second)
     assert do("git", "status", "--porcelain", cwd=second) == ""
+
+
+OWN = """
+import keras
+
+
+def build(input_shape, num_classes, units=UNITS):
+    inputs = keras.Input(input_shape)
+    hidden = keras.layers.Dense(units, name="hidden")(keras.layers.Flatten(name="flat")(inputs))
+    return keras.Model(inputs, keras.layers.Dense(num_classes, name="logits")(hidden))
+"""
+
+
+def test_own_code_is_a_dependency_by_what_it_means(prepared_project, run):
+    def repro() -> list[str]:
+        result = run(["dvc", "repro"])
+        assert result.returncode == 0, result.stdout + result.stderr
+        return re.findall(r"^Running stage '(.+)':$", result.stdout, re.MULTILINE)
+
+    _edit(prepared_project / "params.yaml", "train", epochs=1)
+    _edit(prepared_project / "params.yaml", "model", name="my_models:build", options={})
+    own = prepared_project / "my_models.py"
+    own.write_text(OWN.replace("UNITS", "8"))
+    assert repro() == ["own_code", "train", "evaluate"]
+    assert list(json.loads((prepared_project / "metrics" / "own_code.json").read_text())) == ["my_models.py"]
+    before = json.loads((prepared_project / "metrics" / "training.json").read_text())
+    own.write_text(OWN.replace("UNITS", "8") + "# a comment\n")
+    assert repro() == ["own_code"], "it means the same"
+    own.write_text(OWN.replace("UNITS", "16"))
+    assert repro() == ["own_code", "train", "evaluate"]
+    after = json.loads((prepared_project / "metrics" / "training.json").read_text())
+    assert after["num_parameters"] > before["num_parameters"]
+
+
+class Experiments:
+    """A project whose first training is committed, for `dvc exp`."""
+
+    def __init__(self, project: Path, run) -> None:
+        self.project, self._run = project, run
+        for key, value in (("user.name", "Test"), ("user.email", "test@example.org")):
+            self.do("git", "config", key, value)
+        _edit(project / "params.yaml", "train", epochs=1)
+        self.do("dvc", "repro")
+        self.do("git", "add", "dvc.lock", "metrics", "params.yaml")
+        self.do("git", "commit", "--quiet", "-m", "a first training")
+
+    def do(self, *command: str) -> str:
+        result = self._run([*command])
+        assert result.returncode == 0, result.stdout + result.stderr
+        assert "Traceback" not in result.stderr
+        return result.stdout
+
+    def runs(self) -> set[str]:
+        """The ids of the runs in mlruns/ of the project itself."""
+        return {path.name for path in (self.project / "mlruns" / "runs").iterdir()}
+
+    def run_of(self, experiment: str) -> str:
+        """The id of the run that an experiment's commit names."""
+        return json.loads(self.do("git", "show", f"{experiment}:metrics/training.json"))["run_id"]
+
+    def named(self) -> dict[str, str]:
+        """The commit of each experiment by its name."""
+        listed = self.do("dvc", "exp", "list", "--name-only").split()
+        found = {}
+        for name in listed:
+            (ref,) = self.do("git", "for-each-ref", f"refs/exps/*/*/{name}", "--format=%(objectname)").split()
+            found[name] = ref
+        return found
+
+
+@pytest.fixture
+def experiments(prepared_project, run):
+    return Experiments(prepared_project, run)
+
+
+def test_an_experiment_in_the_workspace_is_compared_with_the_commit(experiments):
+    experiments.do("dvc", "exp", "run", "--name", "longer", "-S", "train.epochs=2")
+    (changed,) = json.loads(experiments.do("dvc", "params", "diff", "--json")).values()
+    assert changed == {"train.epochs": {"old": 1, "new": 2, "diff": 1}}
+    (metrics,) = json.loads(experiments.do("dvc", "metrics", "diff", "--json")).values()
+    assert metrics["test.accuracy"]["new"] != metrics["test.accuracy"]["old"]
+    table = experiments.do("dvc", "exp", "show", "--only-changed", "--csv").splitlines()
+    assert {"test.accuracy", "train.epochs"} <= set(table[0].split(","))
+    assert any(",longer," in line for line in table)
+    assert experiments.run_of(experiments.named()["longer"]) in experiments.runs()
+
+
+def test_experiments_of_the_queue_leave_their_runs_in_the_project(experiments):
+    """Two at once: each in a copy of the project, which DVC removes."""
+    before = experiments.runs()
+    experiments.do("dvc", "exp", "run", "--queue", "--name", "seed", "-S", "train.seed=1")
+    mirrored = ("-S", "strategy.kind=mirrored", "-S", "+strategy.devices=2")
+    experiments.do("dvc", "exp", "run", "--queue", "--name", "mirrored", *mirrored)
+    experiments.do("dvc", "exp", "run", "--run-all", "--jobs", "2")
+    made = {name: experiments.run_of(commit) for name, commit in experiments.named().items()}
+    assert made.keys() == {"seed", "mirrored"}
+    assert experiments.runs() - before == set(made.values())
+    store = mlflow.MlflowClient(f"sqlite:///{experiments.project / 'mlruns' / 'mlflow.db'}")
+    for name, run_id in made.items():
+        run = runs.find(run_id)
+        assert runs.status(run).status == "FINISHED"
+        training = json.loads((experiments.project / run.folder / "records" / "training.json").read_text())
+        assert (experiments.project / training["checkpoint"]).is_dir()
+        found = store.get_run(run_id)
+        assert found.data.tags["dvc_experiment"] == name
+        assert found.data.metrics["test/accuracy"] > 0
+        place = Path(found.info.artifact_uri.removeprefix("file://"))
+        assert place.is_relative_to(experiments.project / "mlruns" / "artifacts")
+        assert (place / "evaluation").is_dir()
+        changed = experiments.do("git", "diff", "--name-only", "HEAD", experiments.named()[name]).split()
+        assert not [path for path in changed if path.startswith("mlruns")]
+    assert store.get_run(made["mirrored"]).data.params["strategy.kind"] == "mirrored"
+    assert (experiments.project / "mlruns" / ".gitkeep").is_file()
+    assert experiments.do("git", "status", "--porcelain") == ""
+
+
+def test_an_experiment_that_was_killed_goes_on_where_it_was(experiments):
+    before = experiments.runs()
+    command = ["dvc", "exp", "run", "--temp", "-S", "train.epochs=60", "-S", "train.steps_per_execution=1"]
+    process = subprocess.Popen(
+        command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, stdin=subprocess.DEVNULL, start_new_session=True
+    )
+    try:
+        end = time.monotonic() + 300
+        while not (cut := experiments.runs() - before) or not any(
+            path.name.isdigit()
+            for path in (experiments.project / "mlruns" / "runs" / min(cut) / "checkpoints").glob("*")
+        ):
+            assert process.poll() is None
+            assert time.monotonic() < end
+            time.sleep(0.1)
+    finally:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+    (killed,) = cut
+    result = experiments._run(command)
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert f"resuming run {killed}" in result.stderr
+    assert experiments.runs() - before == {killed}
+    assert runs.status(runs.find(killed)).status == "FINISHED"
+
+
+def test_a_copy_has_its_own_runs_again_whatever_happens(tmp_path):
+    project = tmp_path / "project"
+    copy = project / ".dvc" / "tmp" / "exps" / "standalone" / "one"
+    for folder in (copy, project):
+        (folder / "mlruns").mkdir(parents=True)
+        (folder / "mlruns" / ".gitkeep").touch()
+        (folder / ".dvc" / "tmp").mkdir(parents=True, exist_ok=True)
+        (folder / "params.yaml").touch()
+    (project / "mlruns" / "mlflow.db").touch()
+
+    def fail() -> None:
+        with dvc_stages.runs_of_the_project(copy):
+            assert (copy / "mlruns" / "mlflow.db").exists()
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        fail()
+    assert [path.name for path in (copy / "mlruns").iterdir()] == [".gitkeep"]
+    assert not (copy / "mlruns").is_symlink()
+    assert (project / "mlruns" / "mlflow.db").exists()
+    with dvc_stages.runs_of_the_project(project):
+        assert not (project / "mlruns").is_symlink(), "the project itself has its own"
+    shutil.rmtree(copy)
+    assert (project / "mlruns" / "mlflow.db").exists()
