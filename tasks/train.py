@@ -21,7 +21,7 @@ from tasks.input import sources
 from tasks.input.augment import check_augmentation
 from tasks.input.order import carve
 from tasks.records import Placement, PreparedDataset, Run, TrainingResult
-from tasks.training import Training, autotune, initial, loops, model, setup
+from tasks.training import Training, autotune, initial, loops, model, setup, step_time
 from tasks.training.batch_size import check_last_batch, find_global_batch_size, in_batches_of, resumed_batch_size
 from tasks.training.callbacks.profiler import Profiler
 from tasks.training.callbacks.progress import ProgressBar
@@ -168,7 +168,9 @@ def _train(
         del arrays  # As large as the model and its optimizer, all training long.
         with _closing(watching.bar), watching.profiler or contextlib.nullcontext():
             loops.run(training)
-        return None if loops.thaws(training) else _result(training, prepared, run, saved, throughput)
+        if loops.thaws(training):
+            return None
+        return _traced(_result(training, prepared, run, saved, throughput), training, stop)
 
 
 def assist(settings: config.Settings, prepared: PreparedDataset, stop: threading.Event | None = None) -> None:
@@ -206,7 +208,10 @@ def _assist(settings: config.Settings, prepared: PreparedDataset, stop: threadin
         training = replace(training, callbacks=_callbacks(training, arrays, None, stop, Watching()))
         del arrays
         loops.run(training)
-        return loops.thaws(training)
+        if loops.thaws(training):
+            return True
+        step_time.measure(training, stop)
+        return False
 
 
 def _callbacks(
@@ -346,3 +351,13 @@ def _result(
         best_weights_digest=model.weights_digest(training.model),
         nonfinite_steps=runs.nonfinite_steps(run),
     )
+
+
+def _traced(result: TrainingResult, training: Training, stop: threading.Event) -> TrainingResult:
+    """Return the record with where a step's time goes, if that is asked for."""
+    began = time.perf_counter()
+    found = step_time.measure(training, stop)
+    if found is None:
+        return result
+    log.info("a step    %s", ", ".join(f"{name} {value:.2f} ms" for name, value in found.parts.items()))
+    return result.model_copy(update={"step_time": found, "traced_seconds": time.perf_counter() - began})

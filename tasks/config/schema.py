@@ -213,6 +213,9 @@ class Train(Section):
     """Write a TensorBoard log into the run's folder."""
     profile_steps: Bookkeeping[Annotated[list[Count], Field(min_length=2, max_length=2)] | None]
     """First and last training step that the profiler traces, such as [10, 20]; null is off."""
+    traced_steps: Bookkeeping[Count | None]
+    """Steps that are done and traced after the training, of which nothing is kept but where their time goes; null is
+    off. A comparison does 30."""
 
     @model_validator(mode="after")
     def one_batch_size(self) -> Self:

@@ -29,6 +29,7 @@ from tasks.records.results import (
     Placement,
     RegisteredModel,
     RolledBack,
+    StepTime,
     TensorShape,
     TrainingResult,
     Tuning,

@@ -41,6 +41,30 @@ class Tuning(Record):
     reason: str
 
 
+class StepTime(Record):
+    """Where the time of a training step goes, in milliseconds of one step. The parts add up to the step."""
+
+    num_steps: int
+    """That were looked at, after the training, whose own steps nothing slows down."""
+    compute_ms: float
+    collectives_ms: float
+    """Sums over replicas, and the wait for those that are not done yet; under `parameter_server` fetching variables
+    from the servers and changing them there."""
+    input_wait_ms: float
+    host_ms: float
+    """Python, callbacks, launching, copies to a device."""
+
+    @property
+    def parts(self) -> dict[str, float]:
+        """The milliseconds of each part by its name."""
+        return {name: getattr(self, f"{name}_ms") for name in ("compute", "collectives", "input_wait", "host")}
+
+    @property
+    def total_ms(self) -> float:
+        """Of the whole step."""
+        return sum(self.parts.values())
+
+
 class TrainingResult(Record):
     """What `train` leaves: the checkpoints, the exported models and what the training was like; its seconds and
     examples a second are those of its last phase."""
@@ -78,6 +102,10 @@ class TrainingResult(Record):
     """Why processes of the cluster were started again, a sentence for each time."""
     nonfinite_steps: tuple[int, ...] = ()
     """Where the loss was no finite number, and the training went back to a checkpoint."""
+    step_time: StepTime | None = None
+    """Of `train.traced_steps` after the last one."""
+    traced_seconds: float = 0.0
+    """What looking at these took, which is no time of the training's."""
 
 
 class ClassMetrics(Record):

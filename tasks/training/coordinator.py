@@ -22,7 +22,7 @@ from tasks import config
 from tasks.input.array import ArraySource, mapped_tensor
 from tasks.input.augment import augment_batch
 from tasks.input.batches import Batches
-from tasks.records import as_input
+from tasks.records import StepTime, as_input
 from tasks.strategies import Strategy
 from tasks.training import Training, epochs, steps
 from tasks.training.autotune import Calls
@@ -205,7 +205,7 @@ def worker_function(training: Training) -> Any:
     """
     model, loss = training.model, training.loss
     optimizer, metrics = model.optimizer, model.metrics_variables
-    dtype, section = metrics[0].dtype, training.batches.augmentation
+    dtype = metrics[0].dtype
 
     def step(batch: Any, number: Any) -> Any:
         x, labels, weights = (*batch, None)[:3]
@@ -230,17 +230,105 @@ def worker_function(training: Training) -> Any:
         sums = tf.zeros([len(metrics)], dtype)
         for number in tf.range(lines[0, 0], tf.reduce_max(lines[:, 0]) + 1):
             mine = tf.boolean_mask(lines, lines[:, 0] == number)
-            mixes = section is not None and section.mixes
-            mixed = _gather(batch, mine[:, 1:3] if mixes else mine[:, 1])
-            if section is not None:
-                draws = tf.cast(mine[:, 3 if mixes else 2 :], tf.int32)
-                draws = tf.reshape(draws, [-1, 2, lines.shape[1] // 2 - 1]) if mixes else draws
-                mixed = augment_batch(tuple(mixed), draws, section, training.batches.num_classes)
+            mixed = _examples_of(training, batch, mine)
             sums += training.strategy.run(step, (mixed, number))
         # So many that two processes hardly share one, and few enough for a float to tell apart.
         return tf.concat([sums, [tf.cast(worker % 2**24, dtype)]], axis=0)
 
     return many
+
+
+def time_steps(training: Training, num_steps: int) -> StepTime | None:
+    """Do steps as a training does, and return what their time went into by the clocks of the workers that did them;
+    None where no worker did two one after another.
+
+    Of a worker's steps, `collectives` is fetching all variables from the servers, before, and changing them there,
+    after; `compute` is between; `host` is from the end of a step to the beginning of the worker's next one. In a
+    training a layer computes while the next one's variables are still on their way.
+    """
+    strategy, batches, first = training.strategy, training.batches, training.position.step
+    arrays = iter(strategy.coordinator.create_per_worker_dataset(resident(batches)))
+    function, workers = _clocked_function(training), len(strategy.devices)
+    waiting: deque[Any] = deque()
+    rows: dict[int, list[npt.NDArray[np.float64]]] = {}
+    total = num_steps + 2 * workers  # What each worker does first, it makes ready.
+    for number in range(total + GROUPS_PER_WORKER * workers):
+        if number < total:
+            lines = examples(batches, first + number, first + number + 1, 1)
+            lines[:, 0] -= training.phase.first_epoch * batches.steps  # Where the optimizer began to count.
+            waiting.append(strategy.coordinator.schedule(function, args=(arrays, tf.constant(lines))))
+        if number >= GROUPS_PER_WORKER * workers:
+            *times, worker = _fetch(strategy.coordinator, waiting.popleft())
+            rows.setdefault(int(worker), []).append(np.array(times))
+    steps: list[npt.NDArray[np.float64]] = []
+    for done in rows.values():
+        clocks = np.array(sorted(done[1:], key=lambda times: float(times[0])))
+        if len(clocks) > 1:
+            gaps = clocks[1:, 0] - clocks[:-1, 3]
+            steps += [np.array([*np.diff(times), gap]) for times, gap in zip(clocks[1:], gaps, strict=True)]
+    if not steps:
+        return None
+    fetch, compute, change, gap = 1e3 * np.mean(steps, axis=0)
+    host = max(0.0, gap) / training.position.longest_call  # Of a group of so many steps there is one.
+    return StepTime(
+        num_steps=len(steps), compute_ms=compute, collectives_ms=fetch + change, input_wait_ms=0.0, host_ms=host
+    )
+
+
+def _clocked_function(training: Training) -> Any:
+    """Return the ``tf.function`` of one step that looks at the worker's clock: (iterator of ``resident``, ``examples``)
+    -> float64 (5,): when it began, had the variables, had the gradients, and had changed the variables, and the worker.
+    """
+    model, loss = training.model, training.loss
+    variables = model.trainable_variables
+
+    def step(batch: Any, lines: Any) -> Any:
+        began = tf.timestamp()
+        with tf.control_dependencies([began]):
+            local = [tf.identity(variable.value) for variable in variables]
+        with tf.control_dependencies(local):
+            fetched = tf.timestamp()
+        with tf.control_dependencies([fetched]):
+            local = [tf.identity(value) for value in local]
+            x, labels, weights = (*_examples_of(training, batch, tf.identity(lines)), None)[:3]
+        with tf.GradientTape() as tape, keras.StatelessScope(zip(variables, local, strict=True)):
+            tape.watch(local)
+            outputs = model(x, training=True)
+            losses = steps.example_losses(loss, labels, outputs)
+            total = steps.average_loss(losses, weights, tf.shape(labels)[0], model.losses, 1)
+        found = zip(tape.gradient(total, local), variables, strict=True)
+        pairs = [(gradient, variable) for gradient, variable in found if gradient is not None]
+        gradients = [gradient for gradient, _ in pairs]
+        with tf.control_dependencies(gradients):
+            computed = tf.timestamp()
+        before = set(tf.compat.v1.get_default_graph().get_operations())
+        with tf.control_dependencies([computed]):
+            model.optimizer.iterations.assign(lines[0, 0])
+            model.optimizer.apply(gradients, [variable for _, variable in pairs])
+        made = [one for one in tf.compat.v1.get_default_graph().get_operations() if one not in before]
+        with tf.control_dependencies(made):
+            changed = tf.timestamp()
+        return tf.stack([began, fetched, computed, changed])
+
+    @tf.function
+    def one(arrays: Any, lines: Any) -> Any:
+        *batch, worker = next(arrays)
+        times = training.strategy.run(step, (batch, lines))
+        return tf.concat([times, tf.cast(worker % 2**24, tf.float64)[None]], axis=0)
+
+    return one
+
+
+def _examples_of(training: Training, arrays: Any, lines: Any) -> tuple[Any, ...]:
+    """Return the batch of one step, augmented where images are: ``lines`` are its own of ``examples``."""
+    section = training.batches.augmentation
+    mixes = section is not None and section.mixes
+    batch = _gather(arrays, lines[:, 1:3] if mixes else lines[:, 1])
+    if section is not None:
+        draws = tf.cast(lines[:, 3 if mixes else 2 :], tf.int32)
+        draws = tf.reshape(draws, [-1, 2, lines.shape[1] // 2 - 1]) if mixes else draws
+        batch = augment_batch(tuple(batch), draws, section, training.batches.num_classes)
+    return tuple(batch)
 
 
 def _gather(arrays: Any, rows: Any) -> Any:

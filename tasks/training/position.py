@@ -30,6 +30,8 @@ class Position(keras.callbacks.Callback):
         """Whether no step is to begin before that is so."""
         self.nonfinite_step: int | None = None
         """The first step after which the loss was no finite number, where a call of several steps had it inside."""
+        self.longest_call = 1
+        """The most steps that a call has done."""
         self._first_step = start.step_in_epoch
         self.offset = start.step - self.step
         """How many more steps the run has done than ``step`` says, since it went on with another batch size."""
@@ -53,7 +55,9 @@ class Position(keras.callbacks.Callback):
 
     def on_train_batch_end(self, batch: int, logs: dict[str, float] | None = None) -> None:
         # With steps_per_execution the last call of an epoch reports steps that it did not do.
+        before = self.step_in_epoch
         self.step_in_epoch = min(self._first_step + batch + 1, self.batches.steps)
+        self.longest_call = max(self.longest_call, self.step_in_epoch - before)
 
     def on_epoch_end(self, epoch: int, logs: dict[str, float] | None = None) -> None:
         logs = logs if logs is not None else {}

@@ -15,10 +15,14 @@ CALL = "train"
 """Marks a call of the train function in a trace. TensorBoard takes it for a step."""
 WAIT = "input_wait"
 """Marks a wait for input outside a compiled function."""
-OPERATION = re.compile(r"[^:]+:(?!Collective|Nccl)\w+")
+OPERATION = re.compile(r"[^:]+:\w+")
 """How TensorFlow names an operation in a trace: `adam/Sqrt_5:Sqrt`, the node and its type."""
-COLLECTIVE = re.compile(r"(all-(reduce|gather|to-all)|reduce-scatter|collective-|nccl|Memcpy|Memset)")
-"""How XLA's collectives and a GPU's copies and collectives begin."""
+SUM = re.compile(r"[^:]+:(Collective|Nccl)\w+")
+"""And one that sums over replicas. It ends when the last replica has come."""
+COLLECTIVE = re.compile(r"(all-(reduce|gather|to-all)|reduce-scatter|collective-|nccl)")
+"""How XLA's collectives and those of a GPU begin."""
+COPY = re.compile(r"Memcpy|Memset")
+"""How a GPU's copies begin."""
 
 
 def start(folder: Path) -> None:
@@ -48,15 +52,18 @@ def stop() -> None:
 
 
 def split(trace: Path, num_steps: int) -> dict[str, float]:
-    """Return what the time of the traced calls went into: ``input_wait``, ``compute`` and ``other``, in ms a step.
+    """Return what the time of the traced calls went into, in ms a step: ``compute``, ``collectives``, ``input_wait`` and
+    ``host``.
 
-    The three add up to the time from the beginning of an epoch's first traced call to the end of its last one.
+    The four add up to the time from the beginning of an epoch's first traced call to the end of its last one: a moment
+    belongs to the first of them that holds.
 
     - ``compute``: some operation of the step is running: on a GPU or TPU where there is one, else on the CPU's threads.
-      Copies to a device and collectives are not in it.
-    - ``input_wait``: nothing computes, and the step waits for its next batch: TensorFlow's ``IteratorGetNext``, which
-      runs inside the compiled function, and what ``input_wait`` marks outside.
-    - ``other``: the rest: Python, callbacks, collectives, copies, and launching.
+    - ``collectives``: nothing computes, and gradients are summed over replicas, which includes the wait for those that
+      are not done yet.
+    - ``input_wait``: neither, and the step waits for its next batch: TensorFlow's ``IteratorGetNext``, which runs inside
+      the compiled function, and what ``input_wait`` marks outside.
+    - ``host``: the rest: Python, callbacks, launching, copies to a device.
 
     Where a step gathers its batch itself, from arrays that are resident, the gather is one of its operations.
 
@@ -64,39 +71,54 @@ def split(trace: Path, num_steps: int) -> dict[str, float]:
         trace: the .xplane.pb of a ``Profiler``. Both backends write this format, and JAX' reader serves for both.
         num_steps: training steps in the calls that count.
     """
+    windows, intervals = _read(trace)
+    calls = list(windows.values())
+    shares, before, taken = {}, 0.0, []
+    for name in ("compute", "collectives", "input_wait"):
+        taken += intervals[name]
+        covered = _covered(taken, calls)
+        shares[name], before = covered - before, covered
+    shares["host"] = _covered(calls, calls) - before
+    return {name: nanoseconds / 1e6 / num_steps for name, nanoseconds in shares.items()}
+
+
+def _read(trace: Path) -> tuple[dict[int, tuple[float, float]], dict[str, Intervals]]:
+    """Return when each epoch's calls were, and when what was running."""
     from jax.profiler import ProfileData
 
     windows: dict[int, tuple[float, float]] = {}
-    waits: Intervals = []
-    host: Intervals = []
-    device: Intervals = []
-    data = ProfileData.from_file(str(trace))
-    for plane in data.planes:
+    found: dict[str, Intervals] = {"host": [], "device": [], "collectives": [], "input_wait": []}
+    for plane in ProfileData.from_file(str(trace)).planes:
         on_device = plane.name.startswith(("/device:GPU", "/device:TPU"))
         for line in plane.lines:
             for event in line.events:
                 interval = (event.start_ns, event.start_ns + event.duration_ns)
-                if on_device:
-                    if line.name.startswith(("Stream", "XLA Ops")) and not COLLECTIVE.match(event.name):
-                        device.append(interval)
-                elif event.name == WAIT or ("GetNext" in event.name and event.name.endswith("::DoCompute")):
-                    waits.append(interval)
-                elif event.name == CALL:
+                if event.name == CALL and not on_device:
                     epoch = dict(event.stats).get("epoch")
                     if epoch is not None:
                         first, last = windows.get(epoch, interval)
                         windows[epoch] = min(first, interval[0]), max(last, interval[1])
-                elif line.name.startswith("tf_Compute"):
-                    if OPERATION.fullmatch(event.name):
-                        host.append(interval)
-                # The input pipeline has threads of its own.
-                elif not line.name.startswith("tf_data") and not COLLECTIVE.match(event.name) and _is_xla(event):
-                    host.append(interval)
-    calls = list(windows.values())
-    computing = device or host
-    compute, busy = _covered(computing, calls), _covered([*computing, *waits], calls)
-    times = {"input_wait": busy - compute, "compute": compute, "other": _covered(calls, calls) - busy}
-    return {name: nanoseconds / 1e6 / num_steps for name, nanoseconds in times.items()}
+                elif (what := _what(event, line.name, on_device)) is not None:
+                    found[what].append(interval)
+    return windows, {**found, "compute": found["device"] or found["host"]}
+
+
+def _what(event: Any, line: str, on_device: bool) -> str | None:
+    """Return what an event of a trace is: an operation on the host or on a device, a collective, a wait, or None."""
+    if on_device:
+        if not line.startswith(("Stream", "XLA Ops")) or COPY.match(event.name):
+            return None
+        return "collectives" if COLLECTIVE.match(event.name) else "device"
+    if event.name == WAIT or ("GetNext" in event.name and event.name.endswith("::DoCompute")):
+        return "input_wait"
+    if SUM.fullmatch(event.name):
+        return "collectives"
+    if line.startswith("tf_Compute"):
+        return "host" if OPERATION.fullmatch(event.name) else None
+    # The input pipeline has threads of its own.
+    if line.startswith("tf_data") or not _is_xla(event):
+        return None
+    return "collectives" if COLLECTIVE.match(event.name) else "host"
 
 
 def _is_xla(event: Any) -> bool:

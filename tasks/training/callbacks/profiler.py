@@ -21,12 +21,13 @@ class Profiler(keras.callbacks.Callback):
     """Traces training steps ``first_step`` to ``last_step``, counted from the run's start, beginning with 1.
 
     With several steps a call, all calls are traced that do one of them. The trace lies in ``folder``, where TensorBoard
-    looks for it (with the package xprof). When it is complete, ``send`` gets ``performance/input_wait_ms``,
-    ``performance/compute_ms`` and ``performance/other_ms`` a step, as ``trace.split`` finds them.
+    looks for it (with the package xprof). When it is complete, ``send`` gets ``performance/compute_ms``,
+    ``performance/collectives_ms``, ``performance/input_wait_ms`` and ``performance/host_ms`` a step, as ``trace.split``
+    finds them.
 
     The first call of a process builds the graph and compiles it. It is in the trace, and not in the split, which is of
     the calls after it; a range of nothing but that call gives no split. A call that builds another graph later on (a
-    short last batch under Keras' own ``fit``) has that in ``other``.
+    short last batch under Keras' own ``fit``) has that in ``host``.
 
     Place it directly after ``Position``, which says where the training is. Train in a ``with`` of it, whose end ends a
     trace whose range the training did not reach the end of: a process can trace one thing at a time.
