@@ -131,10 +131,14 @@ def compare(
             help="How often each is trained, in rounds. Without it twice; once where a round takes over 10 minutes.",
         ),
     ] = None,
+    fresh: Annotated[bool, typer.Option("--fresh", help="Start anew, also where the same one is unfinished.")] = False,
     json: Json = False,
     debug: Debug = False,
 ) -> None:
-    """Train the same under several strategies, one after another, in rounds: a table of speed, time and accuracy.
+    """Train the same under several strategies, one after another, in rounds: how fast, how good, and why.
+
+    The table says where a step's time goes, and what follows from the figures; comparison.html has it with plots. A
+    comparison that was killed goes on with the trainings that are missing.
 
     Data, seed, epochs and the global batch are those of the settings for all; a batch size for each replica counts as
     the global one. A strategy that fails is a row with its reason.
@@ -159,7 +163,7 @@ def compare(
 
         if server is not None:
             server.await_ready()
-        compared = run_flow(comparison, kinds, wanted, recipe, values, repeats)
+        compared = run_flow(comparison, kinds, wanted, recipe, values, repeats, fresh)
         client.stop_processes()
         if json:
             print(compared.model_dump_json())

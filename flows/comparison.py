@@ -2,7 +2,6 @@
 
 import sys
 import time
-import uuid
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from statistics import fmean, median
@@ -20,7 +19,16 @@ from tasks.errors import Interrupted, StratagemError
 from tasks.machine import usable_cores
 from tasks.process import client
 from tasks.process.environment import keep_private
-from tasks.records import Comparison, ComparisonRow, PreparedDataset, Repeat, Run, TrainingResult
+from tasks.records import (
+    Comparison,
+    ComparisonProgress,
+    ComparisonRow,
+    PreparedDataset,
+    Repeat,
+    Run,
+    StepTime,
+    TrainingResult,
+)
 
 T = TypeVar("T")
 REPEATS = 2
@@ -30,6 +38,7 @@ BUSY_SHARE = 0.1
 """Others that use more than this share of the cores are pointed out."""
 FIGURES = (
     "examples_per_second", "seconds_per_epoch", "total_seconds", "start_seconds", "setup_seconds", "tracing_seconds",
+    "peak_memory_bytes",
 )  # fmt: skip
 
 
@@ -44,8 +53,11 @@ def comparison(
     recipe: str | None = None,
     overrides: dict[str, Any] | None = None,
     repeats: Annotated[int, Field(ge=1)] | None = None,
+    fresh: bool = False,
 ) -> Comparison:
     """Train and evaluate one model under each strategy and loop, with the same data, seed, epochs and global batch.
+
+    A comparison of the same that was killed goes on with the trainings that are missing.
 
     Args:
         strategies: kinds, such as ["one_device", "mirrored"].
@@ -54,6 +66,7 @@ def comparison(
         overrides: single settings: {"train.epochs": 3}. "strategy.devices" goes to each strategy that has this key,
             "strategy.mirrored.devices" to one.
         repeats: how often each is trained, in rounds; null is twice, and once where a round takes over ten minutes.
+        fresh: start a new one, also where one of the same is unfinished.
 
     Raises:
         UserError: nothing could be started.
@@ -63,40 +76,39 @@ def comparison(
     began = time.perf_counter()
     planned = plan(strategies, loops or LOOPS, recipe, overrides or {})
     reconciliation.end_crashed_flow_runs()
-    serving = planned.trainable[0]
-    key = f"comparison-{uuid.uuid4().hex[:16]}"
 
     def compare() -> Comparison:
-        with runs.lock(key, f"comparison of {', '.join(strategies)}", flow_run.id) as run_lock:
-            return _compare(planned, repeats, serving, run_lock, began)
+        with runs.lock(planned.key, f"comparison of {', '.join(strategies)}", flow_run.id) as run_lock:
+            return _compare(planned, repeats, fresh, run_lock, began)
 
     return reporting.reported(compare)
 
 
-def _compare(
-    planned: Plan, repeats: int | None, serving: config.Settings, run_lock: runs.RunLock, began: float
-) -> Comparison:
+def _compare(planned: Plan, repeats: int | None, fresh: bool, run_lock: runs.RunLock, began: float) -> Comparison:
+    serving = planned.trainable[0]
     client.start_processes(serving, with_cluster=False)  # Imports its framework while DVC looks at the data.
     prepared = stages.data(serving)
-    run = stages.start_comparison(serving, prepared, run_lock.holder.key, flow_run.id)
-    run_lock.note(run_id=run.run_id)
+    run, progress = stages.start_or_resume_comparison(serving, prepared, run_lock, fresh, flow_run.id)
     try:
-        rows: list[list[ComparisonRow]] = [[] for _ in planned.pairs]
-        first_round_began, rounds = time.perf_counter(), 0
+        rows = [[row for row in progress.rows if _is_of(row, pair)] for pair in planned.pairs]
+        rounds = 0
         while rounds < (repeats or REPEATS):
             rounds += 1
             for pair, found in in_order_of(rounds, list(zip(planned.pairs, rows, strict=True))):
-                if found and found[0].reason is not None:
-                    continue  # It was refused, or it failed.
-                found.append(_train(pair, prepared, run, rounds))
+                if any(row.reason is not None or row.repeats[0].round == rounds for row in found):
+                    continue  # It was refused, it failed, or this was measured before the comparison was killed.
+                found.append(_train(pair, prepared, run, rounds, progress.sitting))
                 if pair.settings is not None and found[-1].reason is None:
                     serving = pair.settings  # Its process, which is there already, also speaks for the comparison.
-            if repeats is None and time.perf_counter() - first_round_began > LONG_SECONDS:
+                    kept = tuple(row for one in rows for row in one if row.reason is None)
+                    progress = progress.model_copy(update={"rows": kept})
+                    runs.save_progress(run, progress)
+            if repeats is None and _seconds_of_round(progress, rounds) > LONG_SECONDS:
                 break
-        result = summarise(
-            planned, [median_row(found) for found in rows], prepared, run, time.perf_counter() - began, rounds
-        )
-        stages.report_comparison(serving, run, result)
+        seconds = time.perf_counter() - began
+        rounds = max([rounds, *(repeat.round for row in progress.rows for repeat in row.repeats)])  # Kept ones count.
+        result = summarise(planned, [median_row(found) for found in rows], prepared, run, seconds, rounds)
+        result = stages.report_comparison(serving, run, result)
         page = config.project_root() / run.folder / "comparison.md"
         reporting.publish(page.read_text(encoding="utf-8"), key="comparison", description=run.name)
         if all(row.reason is not None for row in result.rows):
@@ -108,12 +120,20 @@ def _compare(
     return result
 
 
+def _is_of(row: ComparisonRow, pair: Pair) -> bool:
+    return (row.strategy, row.loop) == (pair.strategy, pair.loop)
+
+
+def _seconds_of_round(progress: ComparisonProgress, number: int) -> float:
+    return sum(repeat.total_seconds for row in progress.rows for repeat in row.repeats if repeat.round == number)
+
+
 def in_order_of(number: int, rows: Sequence[T]) -> Sequence[T]:
     """Return rows there and back, by the number of a round: a machine that grows busier is no row's advantage."""
     return rows[:: 1 if number % 2 else -1]
 
 
-def _train(pair: Pair, prepared: PreparedDataset, parent: Run, number: int) -> ComparisonRow:
+def _train(pair: Pair, prepared: PreparedDataset, parent: Run, number: int, sitting: int) -> ComparisonRow:
     """Start, train, evaluate and finish one pair in a round; a failure is a row with its reason."""
     row = ComparisonRow(strategy=pair.strategy, loop=pair.loop, reason=pair.reason)
     if pair.settings is None:
@@ -131,7 +151,7 @@ def _train(pair: Pair, prepared: PreparedDataset, parent: Run, number: int) -> C
             with stages.finishing(pair.settings, run):
                 trained = stages.train(pair.settings, prepared, run)
                 evaluated = stages.evaluate(pair.settings, prepared, trained, run)
-                total_seconds = round(time.perf_counter() - began, 3)
+                total_seconds = round(time.perf_counter() - began - trained.traced_seconds, 3)
     except Interrupted:
         raise
     except Exception as error:
@@ -144,6 +164,9 @@ def _train(pair: Pair, prepared: PreparedDataset, parent: Run, number: int) -> C
         examples_per_second=trained.examples_per_second,
         total_seconds=total_seconds,
         load=load.of_others(),
+        sitting=sitting,
+        peak_memory_bytes=client.peak_memory_bytes(),
+        step_time=trained.step_time,
     )
     return ComparisonRow(
         strategy=pair.strategy,
@@ -152,6 +175,8 @@ def _train(pair: Pair, prepared: PreparedDataset, parent: Run, number: int) -> C
         repeats=(repeat,),
         **trained.model_dump(include={"devices", "num_replicas", "steps", "examples_per_second", "restarts"}),
         metrics=evaluated.metrics,
+        peak_memory_bytes=repeat.peak_memory_bytes,
+        step_time=repeat.step_time,
         seconds_per_epoch=seconds_per_epoch(trained),
         total_seconds=total_seconds,
         start_seconds=round(start_seconds, 3),
@@ -167,15 +192,23 @@ def median_row(found: Sequence[ComparisonRow]) -> ComparisonRow:
     for name in FIGURES:
         values = [value for row in worked if (value := getattr(row, name)) is not None]
         figures[name] = median(values) if values else None
+    if isinstance(first.peak_memory_bytes, int):
+        figures["peak_memory_bytes"] = round(figures["peak_memory_bytes"])
     return first.model_copy(
         update={
             **figures,
             "metrics": {name: median(row.metrics[name] for row in worked) for name in first.metrics},
+            "step_time": _median_step([row.step_time for row in worked if row.step_time is not None]),
             "repeats": tuple(repeat for row in worked for repeat in row.repeats),
             "restarts": tuple(why for row in worked for why in row.restarts),
             "failures": tuple(row.reason for row in found[1:] if row.reason is not None),
         }
     )
+
+
+def _median_step(found: Sequence[StepTime]) -> StepTime | None:
+    """Return the one of which half are no longer: medians of the parts would not add up to a step."""
+    return sorted(found, key=lambda one: one.total_ms)[(len(found) - 1) // 2] if found else None
 
 
 def seconds_per_epoch(trained: TrainingResult) -> float | None:
@@ -248,5 +281,14 @@ def _note(rows: Sequence[ComparisonRow], num_cores: int) -> str | None:
         said.append(
             f"Other programs kept {min(loads):.1f} to {max(loads):.1f} of {cores} busy meanwhile: measure again on a "
             "quiet machine."
+        )
+    sittings: dict[int, set[int]] = {}
+    for row in rows:
+        for repeat in row.repeats:
+            sittings.setdefault(repeat.round, set()).add(repeat.sitting)
+    if apart := [str(number) for number, found in sorted(sittings.items()) if len(found) > 1]:
+        said.append(
+            f"The comparison was stopped and went on: what round {' and '.join(apart)} measured lies further apart in "
+            "time."
         )
     return " ".join(said) or None

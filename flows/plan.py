@@ -3,15 +3,20 @@
 Nothing here is heavy: what is wrong with a command is told before Prefect or a framework is imported.
 """
 
+import hashlib
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, get_args
 
 from tasks import config, pipeline
 from tasks.errors import UserError, one_of
+from tasks.machine import usable_cores
 from tasks.records import ComparisonRow
 
 LOOPS: tuple[str, ...] = get_args(config.Train.model_fields["loop"].annotation)
+TRACED_STEPS = 30
+"""After each training, to say where a step's time goes."""
 
 
 @dataclass(frozen=True)
@@ -36,6 +41,13 @@ class Plan:
         """The settings of the rows that can be trained."""
         return [pair.settings for pair in self.pairs if pair.settings is not None]
 
+    @property
+    def key(self) -> str:
+        """What two comparisons have in common that would measure the same rows on as many cores."""
+        rows = [(pair.strategy, pair.loop, pair.settings and pair.settings.to_json()) for pair in self.pairs]
+        told = json.dumps([rows, usable_cores()], sort_keys=True)
+        return f"comparison-{hashlib.sha256(told.encode()).hexdigest()[:16]}"
+
 
 def plan(strategies: Sequence[str], loops: Sequence[str], recipe: str | None, overrides: Mapping[str, Any]) -> Plan:
     """Return every pair with the same data, seed, epochs and global batch.
@@ -50,7 +62,8 @@ def plan(strategies: Sequence[str], loops: Sequence[str], recipe: str | None, ov
             ``strategy.mirrored.devices`` to one.
 
     Raises:
-        UserError: unknown strategy, loop or key; settings that are wrong whatever the strategy; or nothing to train.
+        UserError: unknown strategy, loop or key; settings that are wrong whatever the strategy; one row alone; or
+            nothing to train.
     """
     kinds = _chosen("strategy", strategies, config.strategy_kinds())
     loops = _chosen("loop", loops, LOOPS)
@@ -58,6 +71,8 @@ def plan(strategies: Sequence[str], loops: Sequence[str], recipe: str | None, ov
     base = config.load(recipe, {**common, "strategy.kind": "one_device", "train.loop": "fit"}).train
     common = {key: value for key, value in common.items() if key.removeprefix("train.") not in config.BATCH_SIZES}
     common["train.global_batch_size"] = base.global_batch_size or base.per_replica_batch_size
+    if "train.traced_steps" not in common and base.traced_steps is None:
+        common["train.traced_steps"] = TRACED_STEPS
     pairs: list[Pair] = []
     left_out = []
     for kind in kinds:
@@ -70,6 +85,12 @@ def plan(strategies: Sequence[str], loops: Sequence[str], recipe: str | None, ov
             pairs.append(Pair(kind, None, reason=f"{only}: give --loops {','.join([*loops, *offered])}"))
         shared = {**common, **own[kind], "strategy.kind": kind}
         pairs += [_pair(recipe, {**shared, "train.loop": loop}) for loop in driving]
+    if len(pairs) == 1:
+        others = ", ".join(kind for kind in config.strategy_kinds() if kind != pairs[0].strategy)
+        raise UserError(
+            f"--strategies {pairs[0].strategy} --loops {','.join(loops)} is one row, which is held against nothing: "
+            f"name another strategy ({others}) or another loop too, or train it alone with `stratagem run`"
+        )
     planned = Plan(tuple(pairs), tuple(left_out))
     if not planned.trainable:
         raise UserError(f"nothing can be compared here. {'; '.join(map(explain, pairs))}")

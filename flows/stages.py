@@ -61,7 +61,9 @@ def _as_task(function: Callable[P, R], name: str, run_name: str) -> Task[P, R]:
 
 start_or_resume = _as_task(pipeline.start_or_resume, "start_or_resume", "start or resume run " + LOOP)
 start_run = _as_task(client.start_run, "start_run", "start run " + LOOP)
-start_comparison = _as_task(client.start_comparison, "start_comparison", "start comparison " + DATASET)
+start_or_resume_comparison = _as_task(
+    pipeline.start_or_resume_comparison, "start_comparison", "start or resume comparison " + DATASET
+)
 evaluate = _as_task(client.evaluate, "evaluate", "evaluate {settings.evaluate.checkpoint} " + LOOP)
 register = _as_task(client.register, "register", "register {settings.model.name} " + STRATEGY)
 report_comparison = _as_task(client.report_comparison, "report", "report {run.name}")

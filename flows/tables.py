@@ -165,12 +165,24 @@ def print_comparison(result: Comparison) -> None:
         table.add_row(*row)
     console = Console(highlight=False, markup=False)  # A reason may hold [gpu:0].
     console.print(table)
+    headings, steps = report.step_cells(result, narrow=True)
+    if len(headings) > 2:
+        parts = Table(box=None, padding=(0, 1, 0, 0), pad_edge=False)
+        for place, heading in enumerate(headings):
+            parts.add_column(heading, justify="right" if place > 1 else "left", vertical="bottom")
+        for row in steps:
+            parts.add_row(*row)
+        console.print()
+        console.print(parts)
     for remark in report.comparison_remarks(result):
         console.print(remark)
+    for sentence in result.finding:
+        console.print(f"- {sentence}")
     console.print(
         f"{result.model} on {result.dataset}, {result.epochs} epochs, {result.global_batch_size} examples a step"
     )
-    console.print(f"table: {result.folder}; runs: stratagem ui, under the run {result.run_id}")
+    console.print(f"page: {result.folder}/comparison.html")
+    console.print(f"runs: stratagem ui, under the run {result.run_id}")
 
 
 OUTPUTS = {

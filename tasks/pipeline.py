@@ -98,6 +98,42 @@ def start_or_resume(
     return run
 
 
+def start_or_resume_comparison(
+    settings: config.Settings, prepared: PreparedDataset, run_lock: runs.RunLock, fresh: bool, flow_run_id: str | None
+) -> tuple[Run, records.ComparisonProgress]:
+    """Start the run of a comparison, or go on with an unfinished one of the same rows, data and code; return what that
+    has measured, too.
+
+    Args:
+        settings: of its first row that can be trained.
+        prepared: its data.
+        run_lock: this process's lock on the comparison.
+        fresh: start a new one in any case.
+        flow_run_id: the run of Prefect's flow.
+    """
+    key, unfinished, why = run_lock.holder.key, None, None
+    if not fresh:
+        wanted = lineage.collect(settings, prepared.data_version)
+        unfinished, why = runs.find_unfinished_comparison(key, prepared.name, wanted)
+    if unfinished is None:
+        if why is not None:
+            print(why, file=sys.stderr)
+        run = client.start_comparison(settings, prepared, key, flow_run_id)
+        progress = records.ComparisonProgress(sitting=1, rows=())
+    else:
+        run = client.resume_comparison(settings, prepared, unfinished, flow_run_id)
+        progress = runs.load_progress(run)
+        progress = progress.model_copy(update={"sitting": progress.sitting + 1})
+        kept = len(progress.rows)
+        print(
+            f"comparison {run.run_id} is unfinished and goes on: {kept} training{'s' * (kept > 1)} that it has "
+            f"measured {'are' if kept > 1 else 'is'} kept; --fresh starts a new one",
+            file=sys.stderr,
+        )
+    run_lock.note(run_id=run.run_id)
+    return run, progress
+
+
 def end_failed(settings: config.Settings, run: Run, error: BaseException) -> None:
     """End the MLflow run as failed, or as killed when somebody stopped it.
 

@@ -24,7 +24,7 @@ from tasks.records import (
 )
 from tasks.register import Apart, How
 from tasks.register import register as register_stage
-from tasks.report import page
+from tasks.report import comparison_html, page
 from tasks.train import check
 from tasks.train import train as train_stage
 from tasks.training import initial
@@ -83,6 +83,15 @@ def _uses(settings: config.Settings, prepared: PreparedDataset) -> dict[str, tup
     """Return what is trained, validated and tested on: the split of each, and how many of its examples."""
     carved = carve(prepared, settings.input.validation, settings.train.seed)
     return {use: (split, len(rows)) for use, (split, rows) in carved.items()}
+
+
+def resume_comparison(
+    settings: config.Settings, prepared: PreparedDataset, run: Run, flow_run_id: str | None = None
+) -> Run:
+    """Let a comparison that did not come to its end be at work again."""
+    _end_crashed(run.key, run.run_id)
+    traced = lineage.collect(settings, prepared.data_version)
+    return tracking.resume_run(run, settings, traced, flow_run_id, run.key)
 
 
 def resume_run(
@@ -187,15 +196,19 @@ def find_model(settings: config.Settings, uri: str) -> LoggedModel:
     return tracking.find_model(uri)
 
 
-def report_comparison(settings: config.Settings, run: Run, comparison: Comparison) -> None:
-    """Write a comparison's table into its folder and into MLflow."""
+def report_comparison(settings: config.Settings, run: Run, comparison: Comparison) -> Comparison:
+    """Write a comparison's table and pages into its folder and into MLflow; return it with the intervals of what was
+    measured, and with what follows from its figures."""
+    comparison = report.concluded(comparison_html.with_intervals(comparison))
     folder = config.project_root() / run.folder
-    tables = [
+    others = [
         records.save(comparison, folder / "comparison.json"),
         report.comparison_table(comparison, folder / "comparison.csv"),
+        comparison_html.write(comparison, folder / "comparison.html"),
     ]
     page = report.comparison_page(comparison, folder / "comparison.md")
-    tracking.log_comparison(run, comparison, page, tables)
+    tracking.log_comparison(run, comparison, page, others)
+    return comparison
 
 
 def end_run(settings: config.Settings, run: Run, status: Status, reason: str | None = None) -> None:

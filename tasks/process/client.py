@@ -66,6 +66,12 @@ def stop_processes() -> None:
 atexit.register(stop_processes)
 
 
+def peak_memory_bytes() -> int | None:
+    """Return what the stage process and the members beside it have had of the memory, each at its most, added up; None
+    where nobody can say."""
+    return (_processes.peak_memory_bytes or None) if _processes is not None else None
+
+
 def start_run(
     settings: config.Settings,
     prepared: PreparedDataset,
@@ -164,9 +170,15 @@ def export(
     return ExportedModel.model_validate(_call_on_tensorflow("export", settings, prepared=prepared, **given))
 
 
-def report_comparison(settings: config.Settings, run: Run, comparison: Comparison) -> None:
-    """Write a comparison's table into its folder and into MLflow."""
-    _call("report_comparison", settings, run=run, comparison=comparison)
+def resume_comparison(settings: config.Settings, prepared: PreparedDataset, run: Run, flow_run_id: str | None) -> Run:
+    """Let a comparison that did not come to its end be at work again."""
+    return Run.model_validate(_call("resume_comparison", settings, prepared=prepared, run=run, flow_run_id=flow_run_id))
+
+
+def report_comparison(settings: config.Settings, run: Run, comparison: Comparison) -> Comparison:
+    """Write a comparison's table and pages into its folder and into MLflow; return it with the intervals of what was
+    measured, and with what follows from its figures."""
+    return Comparison.model_validate(_call("report_comparison", settings, run=run, comparison=comparison))
 
 
 def assist(settings: config.Settings, prepared: PreparedDataset, evaluates: bool) -> None:

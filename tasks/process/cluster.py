@@ -109,6 +109,11 @@ class StageProcesses:
         return every and not self._broken and all(process.alive for process in self._processes)
 
     @property
+    def peak_memory_bytes(self) -> int:
+        """What the members that are there have had of the memory, each at its most, added up."""
+        return sum(process.peak_memory_bytes for process in self._processes)
+
+    @property
     def logs(self) -> str:
         """Where the members' logs lie, from the project's folder."""
         return str(self._logs or "")

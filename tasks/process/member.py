@@ -90,6 +90,15 @@ class MemberProcess:
         return self._process.pid
 
     @property
+    def peak_memory_bytes(self) -> int:
+        """The most of the machine's memory that the process has had; 0 where the kernel does not tell."""
+        with contextlib.suppress(OSError, ValueError):
+            for line in Path(f"/proc/{self.pid}/status").read_text(encoding="ascii", errors="replace").splitlines():
+                if line.startswith("VmHWM:"):
+                    return int(line.split()[1]) * 1024
+        return 0
+
+    @property
     def death(self) -> str:
         """How the process died."""
         code = self._process.wait()

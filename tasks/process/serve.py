@@ -157,6 +157,7 @@ def _chiefs_stages(clean: Clean) -> dict[str, Callable[..., Any]]:
         "check": train.check,
         "start_run": tracked.start_run,
         "start_comparison": tracked.start_comparison,
+        "resume_comparison": tracked.resume_comparison,
         "resume_run": tracked.resume_run,
         "train": tracked.train,
         "evaluate": evaluate,

@@ -1,6 +1,6 @@
 """The small frozen records that cross from one stage to the next. Never a tensor, a dataset or a model."""
 
-from tasks.records.comparison import Comparison, ComparisonRow, Repeat
+from tasks.records.comparison import Comparison, ComparisonProgress, ComparisonRow, Repeat
 from tasks.records.data import (
     HEADLINES,
     Column,

@@ -1,6 +1,7 @@
 """The same training under several strategies."""
 
 from tasks.records.record import Name, Record
+from tasks.records.results import StepTime
 
 
 class Repeat(Record):
@@ -14,6 +15,11 @@ class Repeat(Record):
     total_seconds: float
     load: float
     """How many processor cores other programs kept busy meanwhile, on average."""
+    sitting: int = 1
+    """In which go of the comparison: one that was killed and goes on is in its second."""
+    peak_memory_bytes: int | None = None
+    """What its processes had of the memory, each at its most, added up."""
+    step_time: StepTime | None = None
 
 
 class ComparisonRow(Record):
@@ -33,6 +39,11 @@ class ComparisonRow(Record):
     num_replicas: int | None = None
     steps: int | None = None
     metrics: dict[str, float] = {}
+    intervals: dict[str, tuple[float, float]] = {}
+    """The 95 % bootstrap interval of each metric that has one: of the first of its trainings."""
+    peak_memory_bytes: int | None = None
+    step_time: StepTime | None = None
+    """Of the round with the median step."""
     examples_per_second: float | None = None
     seconds_per_epoch: float | None = None
     """Mean of the epochs after the first; of a single epoch, what is left of it without its first call."""
@@ -67,7 +78,7 @@ class Comparison(Record):
     run_id: str
     """The parent of the rows' MLflow runs."""
     folder: str
-    """Where this record lies as comparison.json, beside the same table as CSV and as a Markdown page."""
+    """Where this record lies as comparison.json, beside the same table as CSV, as a Markdown page and as HTML."""
     flow_run_id: str | None
     git_commit: str | None
     data_version: str | None
@@ -85,5 +96,16 @@ class Comparison(Record):
     """Pairs of strategy and loop that do not exist, where the strategy has another row."""
     note: str | None
     """What the figures of this machine cannot show."""
+    finding: tuple[str, ...] = ()
+    """What follows from the figures, a sentence each."""
     seconds: float
     finished_at: str
+
+
+class ComparisonProgress(Record):
+    """What a comparison that is at work has measured: each training as a row of its own. One that was killed goes on
+    from here."""
+
+    sitting: int
+    """How often it was begun or gone on with."""
+    rows: tuple[ComparisonRow, ...]

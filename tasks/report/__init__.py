@@ -4,7 +4,14 @@ A run's page is in `page`, with a file for a section or a few; it is not importe
 the commands that print tables.
 """
 
-from tasks.report.comparison import comparison_cells, comparison_page, comparison_remarks, comparison_table
+from tasks.report.comparison import (
+    comparison_cells,
+    comparison_page,
+    comparison_remarks,
+    comparison_table,
+    step_cells,
+)
+from tasks.report.findings import concluded
 from tasks.report.pictures import augmented_examples, confusion_matrix, learning_curve, predictions
 from tasks.report.strategies import offers, offers_cells, offers_page
 from tasks.report.tables import history_table, metrics_table, predictions_table

@@ -1,5 +1,6 @@
 """What a report is made of: sections, each of a few texts, tables, figures and pictures."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar, TypeAlias
 
@@ -79,3 +80,13 @@ class Section:
 def facts(rows: dict[str, Cell], title: str = "", folded: bool = False) -> Table:
     """Return a table of names and what they are."""
     return Table(("", ""), [[name, value] for name, value in rows.items()], 2, title, folded)
+
+
+def render(title: str, sections: Sequence[Section], partial: str = "") -> str:
+    """Return a page: a title, why it is not whole if it is not, and sections."""
+    from jinja2 import Environment, PackageLoader
+
+    environment = Environment(
+        loader=PackageLoader("tasks.report", "."), autoescape=True, trim_blocks=True, lstrip_blocks=True
+    )
+    return environment.get_template("report.html.j2").render(title=title, partial=partial, sections=sections)

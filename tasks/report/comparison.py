@@ -90,6 +90,41 @@ def comparison_cells(comparison: Comparison, narrow: bool = False) -> tuple[list
     ]
 
 
+PARTS = {"compute": "compute", "collectives": "collectives", "input_wait": "input wait", "host": "host"}
+
+
+NARROW = {
+    "ms a step": "ms a\nstep", "compute": "com-\npute", "collectives": "collec-\ntives", "input wait": "input\nwait",
+    "peak MB": "peak\nMB", "95 % interval": "95 %\ninterval",
+}  # fmt: skip
+
+
+def step_cells(comparison: Comparison, narrow: bool = False) -> tuple[list[str], list[list[str]]]:
+    """Return the headings and the text of each row that worked: strategy, loop, then where a step's time goes, the peak
+    memory, and the interval of the headline metric. Columns that no row has are left out; ``narrow`` folds headings."""
+    headings = ["strategy", "loop", "ms a step", *PARTS.values(), "peak MB", "95 % interval"]
+    rows = []
+    for row in comparison.rows:
+        if row.reason is not None:
+            continue
+        step = row.step_time
+        total = step.total_ms if step is not None else 0.0
+        shares = [f"{value / total:.0%}" for value in step.parts.values()] if step is not None and total else ["-"] * 4
+        memory = _number(row.peak_memory_bytes and row.peak_memory_bytes / 1e6, ",.0f")
+        rows.append(
+            [row.strategy, row.loop or "-", f"{total:.3g}" if total else "-", *shares, memory, _interval_of(row)]
+        )
+    shown = [place for place in range(len(headings)) if place < 2 or any(row[place] != "-" for row in rows)]
+    headings = [NARROW.get(heading, heading) if narrow else heading for heading in headings]
+    return [headings[place] for place in shown], [[row[place] for place in shown] for row in rows]
+
+
+def _interval_of(row: ComparisonRow) -> str:
+    names = (f"test/{metric}" for metric in HEADLINES.values())
+    found = next((row.intervals[name] for name in names if name in row.intervals), None)
+    return "-" if found is None else f"{found[0]:.3f}-{found[1]:.3f}"
+
+
 def comparison_remarks(comparison: Comparison) -> list[str]:
     """Return what is said under a comparison's table: what failed and why, what was left out, what to keep in mind."""
     failed: dict[tuple[str, str], list[str]] = {}
@@ -127,12 +162,24 @@ def comparison_table(comparison: Comparison, path: Path) -> Path:
     """Write a comparison as CSV: a line a row, every field of its record, numbers as they are."""
     rows = []
     for row in comparison.rows:
-        values = row.model_dump(mode="json", exclude={"metrics", "devices", "restarts", "repeats", "failures"})
+        left_out = {"metrics", "devices", "restarts", "repeats", "failures", "intervals", "step_time"}
+        values = row.model_dump(mode="json", exclude=left_out)
+        parts = {f"{name}_ms": value for name, value in row.step_time.parts.items()} if row.step_time else {}
+        spans = {
+            f"{name} {end}": span[i] for name, span in row.intervals.items() for i, end in enumerate(("low", "high"))
+        }
         kept = {"devices": " ".join(row.devices), "restarts": len(row.restarts), "repeats": len(row.repeats)}
         load = max((repeat.load for repeat in row.repeats), default=None)
-        rows.append({**values, **kept, "load": load, **row.metrics})
+        rows.append({**values, **kept, "load": load, **parts, **row.metrics, **spans})
     header = list(dict.fromkeys(name for row in rows for name in row))
     return write_csv(path, header, [[row.get(name) for name in header] for row in rows])
+
+
+def _step_table(comparison: Comparison) -> list[str]:
+    headings, cells = step_cells(comparison)
+    if len(headings) == 2:
+        return []
+    return ["", "Where a step goes, what it needs, how sure the metric is:", "", *markdown_table(headings, cells, 2)]
 
 
 def comparison_page(comparison: Comparison, path: Path) -> Path:
@@ -143,7 +190,10 @@ def comparison_page(comparison: Comparison, path: Path) -> Path:
     lines = [
         f"# {comparison.model} on {comparison.dataset}: {names}",
         "",
+        *(f"- {sentence}" for sentence in comparison.finding),
+        *([""] if comparison.finding else []),
         *markdown_table(["strategy", "loop", *(column.heading for column in columns)], cells, num_texts=2),
+        *_step_table(comparison),
         *(line for remark in comparison_remarks(comparison) for line in ("", remark)),
         "",
         f"{comparison.epochs} epochs, {comparison.global_batch_size} examples in a step of all replicas, seed "

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from tasks import files
 from tasks.records import Run
-from tasks.report import calibration, classes, contents, curves, mistakes, numbers, overview, slices
+from tasks.report import blocks, calibration, classes, contents, curves, mistakes, numbers, overview, slices
 from tasks.report.blocks import Section
 from tasks.report.material import Material, load
 
@@ -50,16 +50,11 @@ def write(run: Run, seconds: Mapping[str, float] | None = None) -> Path:
 
 def render(material: Material) -> str:
     """Return the page."""
-    from jinja2 import Environment, PackageLoader
-
-    environment = Environment(
-        loader=PackageLoader("tasks.report", "."), autoescape=True, trim_blocks=True, lstrip_blocks=True
-    )
     sections = [section for make in SECTIONS if (section := make(material)) is not None]
     title = material.run.name
     if material.evaluation is not None:
         title += f": test {material.headline} {material.evaluation.metrics[f'test/{material.headline}']:.4f}"
-    return environment.get_template("report.html.j2").render(title=title, partial=partial(material), sections=sections)
+    return blocks.render(title, sections, partial(material))
 
 
 def partial(material: Material) -> str:

@@ -210,7 +210,11 @@ def _create(creation: Event) -> tuple[str, bool]:
 
 
 def resume_run(
-    run: records.Run, settings: config.Settings, lineage: records.Lineage, flow_run_id: str | None = None
+    run: records.Run,
+    settings: config.Settings,
+    lineage: records.Lineage,
+    flow_run_id: str | None = None,
+    key: str | None = None,
 ) -> records.Run:
     """Set a run to RUNNING again, and return it as it is from now on.
 
@@ -218,6 +222,7 @@ def resume_run(
         settings: from now on.
         lineage: from now on.
         flow_run_id: the run of Prefect's flow, from now on.
+        key: what the process at work on it holds, where that is not the settings' own.
 
     Raises:
         UserError: see ``open_store``.
@@ -239,7 +244,7 @@ def resume_run(
         for name in sorted(before.keys() | now.keys())
         if before.get(name) != now.get(name)
     }
-    key, project = runs.key_of(settings), runs.project_id()
+    key, project = key or runs.key_of(settings), runs.project_id()
     now_of = {
         "settings": settings.to_json(),
         "lineage": lineage,
@@ -283,7 +288,7 @@ def log_files(run: records.Run, paths: Iterable[str | Path], folder: str) -> Non
     OUTBOX.deliver(run, *({"file": str((root / path).relative_to(root)), "folder": folder} for path in paths))
 
 
-def log_comparison(run: records.Run, comparison: records.Comparison, page: Path, tables: Sequence[Path]) -> None:
+def log_comparison(run: records.Run, comparison: records.Comparison, page: Path, others: Sequence[Path]) -> None:
     """Give a comparison its table, as files and as its description, and each of its runs the figures of its row.
 
     They have the same names in all runs, so that MLflow's page for comparing runs shows them in one chart each.
@@ -292,7 +297,7 @@ def log_comparison(run: records.Run, comparison: records.Comparison, page: Path,
         run: the comparison's.
         comparison: its rows name the runs.
         page: the table in Markdown.
-        tables: other files to keep with it.
+        others: files to keep with it.
     """
     for row in comparison.rows:
         if row.reason is not None:
@@ -306,11 +311,13 @@ def log_comparison(run: records.Run, comparison: records.Comparison, page: Path,
             "start_seconds": row.start_seconds,
             "setup_seconds": row.setup_seconds,
             "tracing_seconds": row.tracing_seconds,
+            "peak_memory_bytes": row.peak_memory_bytes,
+            **({f"{name}_ms": value for name, value in row.step_time.parts.items()} if row.step_time else {}),
         }
         known = {f"performance/{name}": value for name, value in figures.items() if value is not None}
         for repeat in row.repeats:
             log_metrics(runs.find(repeat.run_id), known | {"performance/load": repeat.load})
-    log_files(run, [page, *tables], "comparison")
+    log_files(run, [page, *others], "comparison")
     # MLflow shows a few lines of a description: those of the table, not its heading.
     description = page.read_text(encoding="utf-8").partition("\n\n")[2]
     set_tags(run, {"mlflow.note.content": description[:MAX_TAG_LENGTH]})

@@ -52,8 +52,8 @@ def stop() -> None:
 
 
 def split(trace: Path, num_steps: int) -> dict[str, float]:
-    """Return what the time of the traced calls went into, in ms a step: ``compute``, ``collectives``, ``input_wait`` and
-    ``host``.
+    """Return what the time of the traced calls went into, in ms a step: ``compute``, ``collectives``, ``input_wait``
+    and ``host``.
 
     The four add up to the time from the beginning of an epoch's first traced call to the end of its last one: a moment
     belongs to the first of them that holds.
@@ -61,8 +61,8 @@ def split(trace: Path, num_steps: int) -> dict[str, float]:
     - ``compute``: some operation of the step is running: on a GPU or TPU where there is one, else on the CPU's threads.
     - ``collectives``: nothing computes, and gradients are summed over replicas, which includes the wait for those that
       are not done yet.
-    - ``input_wait``: neither, and the step waits for its next batch: TensorFlow's ``IteratorGetNext``, which runs inside
-      the compiled function, and what ``input_wait`` marks outside.
+    - ``input_wait``: neither, and the step waits for its next batch: TensorFlow's ``IteratorGetNext``, which runs
+      inside the compiled function, and what ``input_wait`` marks outside.
     - ``host``: the rest: Python, callbacks, launching, copies to a device.
 
     Where a step gathers its batch itself, from arrays that are resident, the gather is one of its operations.

@@ -1,0 +1,206 @@
+"""A comparison as one page with drawings, which asks no other machine for anything: comparison.html."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from markupsafe import Markup
+
+from tasks import files, runs
+from tasks.errors import UserError
+from tasks.records import HEADLINES, Comparison, ComparisonRow
+from tasks.report import intervals, svg
+from tasks.report.blocks import Block, Cell, Figure, Section, Table, Text, facts, render
+from tasks.report.comparison import PARTS, comparison_cells, comparison_remarks, step_cells
+from tasks.report.material import load
+
+LEFT, STEP, RIGHT = 190, 24, 70
+"""Of a drawing with a line a row, in its units."""
+
+
+def with_intervals(comparison: Comparison) -> Comparison:
+    """Return a comparison with the bootstrap interval of each row's headline metric, from what the first of its
+    trainings gave for the test examples; without one where that is not there."""
+    rows = []
+    for row in comparison.rows:
+        found = {}
+        if row.reason is None and row.run_id is not None:
+            try:
+                material = load(runs.find(row.run_id))
+                span = intervals.of_metric(material, material.headline)
+            except UserError:  # A record of it cannot be read; the figures stand without it.
+                span = None
+            if span is not None:
+                found = {f"test/{material.headline}": (span.low, span.high)}
+        rows.append(row.model_copy(update={"intervals": found}))
+    return comparison.model_copy(update={"rows": tuple(rows)})
+
+
+def write(comparison: Comparison, path: Path) -> Path:
+    """Write the page; return where to."""
+    with files.replacing(path) as temporary:
+        temporary.write_text(page(comparison), encoding="utf-8")
+    return path
+
+
+def page(comparison: Comparison) -> str:
+    """Return the page."""
+    names = ", ".join(dict.fromkeys(row.strategy for row in comparison.rows))
+    sections = [
+        _finding(comparison),
+        _figures(comparison),
+        *_steps(comparison),
+        _rounds(comparison),
+        _origin(comparison),
+    ]
+    return render(f"{comparison.model} on {comparison.dataset}: {names}", sections)
+
+
+def _finding(comparison: Comparison) -> Section:
+    blocks: list[Block] = [Text(sentence) for sentence in comparison.finding]
+    return Section("What came of it", blocks or [Text("Nothing follows from the figures.")])
+
+
+def _figures(comparison: Comparison) -> Section:
+    columns, cells = comparison_cells(comparison)
+    rows: list[list[Cell]] = [list(row) for row in cells]
+    blocks: list[Block] = [Table(("strategy", "loop", *(column.heading for column in columns)), rows, num_texts=2)]
+    worked = [row for row in comparison.rows if row.reason is None]
+    drawings = [
+        _ranges(
+            "examples/s: the median, and what the rounds span",
+            [(_name(row), *_span(row)) for row in worked if row.examples_per_second],
+        ),
+        *_of_metric(worked),
+        *_of_memory(worked),
+    ]
+    if any(drawings):
+        blocks.append(Figure([drawing for drawing in drawings if drawing]))
+    return Section("Figures", [*blocks, *map(Text, comparison_remarks(comparison))])
+
+
+def _steps(comparison: Comparison) -> list[Section]:
+    measured = [row for row in comparison.rows if row.step_time is not None]
+    if not measured:
+        return []
+    headings, cells = step_cells(comparison)
+    rows: list[list[Cell]] = [list(row) for row in cells]
+    said = (
+        "Found out by steps after the training, which slowed none of its own. A moment belongs to compute where any "
+        "operation runs in the chief's process, else to collectives where a sum over replicas is under way, which is "
+        "mostly the wait for the others, else to the wait for input; the rest is the host's. Under parameter_server it "
+        "is by the workers' own clocks, and collectives are the traffic with the servers."
+    )
+    return [Section("Where a step goes", [Figure([_stacked(measured)]), Table(tuple(headings), rows, 2), Text(said)])]
+
+
+def _rounds(comparison: Comparison) -> Section:
+    rows: list[list[Cell]] = []
+    for row in comparison.rows:
+        for repeat in row.repeats:
+            speed = "-" if repeat.examples_per_second is None else f"{repeat.examples_per_second:,.0f}"
+            figures = [f"{repeat.round}", speed, f"{repeat.total_seconds:,.1f}", f"{repeat.load:.2f}"]
+            rows.append([row.strategy, row.loop or "-", repeat.run_id, *figures])
+    header = ("strategy", "loop", "run", "round", "examples/s", "total, s", "load of others, cores")
+    return Section("Rounds", [Table(header, rows, num_texts=3)])
+
+
+def _origin(comparison: Comparison) -> Section:
+    rows: dict[str, Cell] = {
+        "dataset": comparison.dataset,
+        "data version": comparison.data_version or "not under DVC",
+        "git commit": comparison.git_commit or "none",
+        "model": comparison.model,
+        "seed": str(comparison.seed),
+        "trained": f"{comparison.epochs} epochs, {comparison.global_batch_size:,} examples a step of all replicas",
+        "processor cores": str(comparison.num_cores),
+        "rounds": str(comparison.rounds),
+        "comparison": comparison.run_id,
+        "finished": comparison.finished_at,
+        "seconds": f"{comparison.seconds:,.0f}",
+    }
+    return Section(
+        "What was compared on what", [facts({name: svg.escaped(str(value)) for name, value in rows.items()})]
+    )
+
+
+def _name(row: ComparisonRow) -> str:
+    return f"{row.strategy}, {row.loop}"
+
+
+def _span(row: ComparisonRow) -> tuple[float, float, float]:
+    speeds = [repeat.examples_per_second for repeat in row.repeats if repeat.examples_per_second]
+    return min(speeds), row.examples_per_second or 0.0, max(speeds)
+
+
+def _of_metric(rows: Sequence[ComparisonRow]) -> list[Markup]:
+    for metric in HEADLINES.values():
+        name = f"test/{metric}"
+        found = [(row, row.intervals[name]) for row in rows if name in row.intervals]
+        if found:
+            lines = [(_name(row), low, row.metrics[name], high) for row, (low, high) in found]
+            return [_ranges(f"test {metric}, with its 95 % interval", lines, from_zero=False)]
+    return []
+
+
+def _of_memory(rows: Sequence[ComparisonRow]) -> list[Markup]:
+    shown = {_name(row): row.peak_memory_bytes / 1e6 for row in rows if row.peak_memory_bytes}
+    lines = [(name, value, value, value) for name, value in shown.items()]
+    return [_ranges("peak memory of all processes, MB", lines)] if lines else []
+
+
+def _ranges(title: str, lines: Sequence[tuple[str, float, float, float]], from_zero: bool = True) -> Markup:
+    """Draw a line a name: from the lowest to the highest, with a dot where the value is."""
+    if not lines:
+        return Markup("")
+    low, high = svg.limits(value for _, *values in lines for value in values)
+    low = 0.0 if from_zero else low
+    if high <= low:
+        low, high = low - 0.5, high + 0.5
+
+    def x(value: float) -> float:
+        return LEFT + (value - low) / (high - low) * (svg.WIDTH - LEFT - RIGHT)
+
+    parts = [Markup('<text x="4" y="14">{}</text>').format(title)]
+    for place, (name, least, value, most) in enumerate(lines):
+        y = 34 + place * STEP
+        shown = svg.number(float(f"{value:.4g}"))
+        parts += [
+            Markup('<text x="{}" y="{}" class="end">{}</text>').format(LEFT - 8, y + 4, svg.short(name, 26)),
+            Markup('<path class="grid" d="M{} {}H{}"/>').format(LEFT, y, svg.WIDTH - RIGHT),
+            Markup('<path class="line c0" d="M{:.1f} {}H{:.1f}"/>').format(x(least), y, x(most)),
+            Markup('<path class="dots c0" d="M{:.1f} {}h0"/>').format(x(value), y),
+            Markup('<text x="{}" y="{}" class="end">{}</text>').format(svg.WIDTH - 4, y + 4, shown),
+        ]
+    told = "; ".join(f"{name} {value:.4g}" for name, _, value, _ in lines)
+    return svg.svg(svg.WIDTH, 34 + STEP * len(lines), f"{title}: {told}", parts)
+
+
+def _stacked(rows: Sequence[ComparisonRow]) -> Markup:
+    """Draw a bar a row, as long as its step, of the parts that it goes into."""
+    width, wide = 700, 700 - LEFT - RIGHT
+    most = max(row.step_time.total_ms for row in rows if row.step_time is not None) or 1.0
+    parts = [Markup('<text x="4" y="14">milliseconds of a step</text>')]
+    right = float(width - 4)
+    for place, name in reversed(list(enumerate(PARTS.values()))):
+        parts.append(Markup('<text x="{:.1f}" y="14" class="end c{} named">{}</text>').format(right, place, name))
+        right -= 7.2 * len(name) + 14
+    told = []
+    for number, row in enumerate(rows):
+        if row.step_time is None:
+            continue
+        y, x = 30 + number * STEP, float(LEFT)
+        parts.append(
+            Markup('<text x="{}" y="{}" class="end">{}</text>').format(LEFT - 8, y + 12, svg.short(_name(row), 26))
+        )
+        for place, value in enumerate(row.step_time.parts.values()):
+            length = value / most * wide
+            parts.append(
+                Markup('<rect class="p{}" x="{:.1f}" y="{}" width="{:.1f}" height="{}"/>').format(
+                    place, x, y, length, STEP - 8
+                )
+            )
+            x += length
+        parts.append(Markup('<text x="{:.1f}" y="{}">{:.3g}</text>').format(x + 5, y + 12, row.step_time.total_ms))
+        shares = ", ".join(f"{PARTS[name]} {value:.3g}" for name, value in row.step_time.parts.items())
+        told.append(f"{_name(row)}: {shares}")
+    return svg.svg(width, 34 + STEP * len(rows), f"Where a step goes, in milliseconds. {'; '.join(told)}", parts)

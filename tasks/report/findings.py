@@ -1,0 +1,169 @@
+"""What follows from a comparison's figures, in words: which row is how much faster or slower, and why.
+
+A pure function of the record. It says no more than the figures carry: what rounds disagree about is no difference, and
+a part of a step that was not measured is no reason.
+"""
+
+from collections.abc import Sequence
+
+from tasks.records import HEADLINES, Comparison, ComparisonRow, StepTime
+
+NOISY = 1.5
+"""Where the largest speed-up of the rounds is so many times the smallest, the machine was measured, not the row."""
+SMALL = 0.05
+"""A part of what a step takes too long that is smaller than this share of the step is no reason."""
+ROUGH = 1.5
+"""Where a traced step takes so many times as long as a timed one, or the other way round, its parts are rough."""
+WORDS = {"input_wait": "the wait for input", "host": "Python, launching and copies"}
+SUMS = {
+    "parameter_server": "fetching variables from the servers and changing them there",
+    "model_parallel": "passing shards between the devices",
+}
+
+
+def concluded(comparison: Comparison) -> Comparison:
+    """Return a comparison with what follows from its figures."""
+    return comparison.model_copy(update={"finding": findings(comparison)})
+
+
+def findings(comparison: Comparison) -> tuple[str, ...]:
+    """Return the sentences: of each row that is held against `one_device`, then of all speeds, then of the metric."""
+    rows = [row for row in comparison.rows if row.reason is None]
+    if len(rows) < 2:
+        return ("There is one row with figures, so nothing is compared.",)
+    said = []
+    for row in rows:
+        base = base_of(row, rows)
+        if base is not None and base is not row and row.speed_up is not None:
+            said.append(_of_row(row, base, comparison))
+    return (*said, *_fastest(rows), *_metric(rows))
+
+
+def base_of(row: ComparisonRow, rows: Sequence[ComparisonRow]) -> ComparisonRow | None:
+    """Return the row of `one_device` that a row is held against: under the same loop, or under another."""
+    base = [other for other in rows if other.strategy == "one_device" and other.examples_per_second]
+    base.sort(key=lambda other: other.loop != row.loop)
+    return base[0] if base else None
+
+
+def _of_row(row: ComparisonRow, base: ComparisonRow, comparison: Comparison) -> str:
+    name, against = _name(row), "one_device" if row.loop == base.loop else f"one_device, {base.loop}"
+    span = row.speed_up_range
+    if span is not None and span[1] > NOISY * span[0]:
+        return (
+            f"{name}: too noisy to tell. The rounds say {span[0]:.2f} to {span[1]:.2f} times the speed of {against}: "
+            "measure more rounds (--repeats) on a quieter machine."
+        )
+    if span is None:
+        told = f"{name} was measured once, at {row.speed_up:.2f} times the speed of {against}, which may be chance"
+    elif not row.differs:
+        told = f"{name} is as fast as {against}: rounds say {span[0]:.2f} to {span[1]:.2f} times its speed"
+    else:
+        word = "faster" if (row.speed_up or 0) > 1 else "slower"
+        told = f"{name} is {word} than {against}: {row.speed_up:.2f} times its speed"
+    return f"{told}. {_why(row, base, comparison)}"
+
+
+def _why(row: ComparisonRow, base: ComparisonRow, comparison: Comparison) -> str:
+    """Return what a step's parts say of it."""
+    if row.step_time is None or base.step_time is None:
+        return "Where its steps' time goes was not measured, so nothing is said of the reason."
+    devices = len(row.devices)
+    ideal = 1 if row.strategy == "parameter_server" else devices  # There each worker takes a whole batch.
+    step, alone = row.step_time, base.step_time
+    growth = step.compute_ms * ideal / alone.compute_ms if alone.compute_ms else 1.0
+    too_long = {
+        "compute": step.compute_ms - alone.compute_ms / ideal,
+        "collectives": step.collectives_ms,
+        "input_wait": step.input_wait_ms - alone.input_wait_ms / ideal,
+        "host": step.host_ms - alone.host_ms / ideal,
+    }
+    # The reason first, then whatever else counts.
+    parts = sorted((name for name in too_long if too_long[name] > SMALL * step.total_ms), key=lambda n: -too_long[n])
+    told = [_part(name, row, growth, comparison.num_cores) for name in parts]
+    if not told:
+        told = [f"compute x{growth:.1f}, and no other part of a step counts"]
+    told[0] = f"{told[0][:1].upper()}{told[0][1:]}"
+    rough = _is_rough(step, row, comparison) or _is_rough(alone, base, comparison)
+    return "; ".join(told) + (
+        "; a traced step took another time than the timed ones, so this is rough." if rough else "."
+    )
+
+
+def _part(name: str, row: ComparisonRow, growth: float, num_cores: int) -> str:
+    """Return what one part of a step says, with its figure."""
+    devices, step = len(row.devices), row.step_time or StepTime.model_construct()
+    share = f"{getattr(step, f'{name}_ms') / step.total_ms:.0%} of a step"
+    if name == "compute":
+        what = "worker" if row.strategy == "parameter_server" else "device" if "parallel" in row.strategy else "replica"
+        each = f"compute per {what} x{growth:.1f}"
+        on_cpu = all("cpu" in device.lower() for device in row.devices)
+        if devices > 1 and on_cpu:
+            return f"{_count(devices, what)} share {_count(num_cores, 'core')}: {each}"
+        return f"{each}, against its share on one device"
+    if name == "collectives":
+        return f"{SUMS.get(row.strategy, 'summing gradients, with the wait for the last replica,')} takes {share}"
+    if name == "host" and step.compute_ms < step.host_ms:
+        return f"{WORDS[name]} take {share}, more than the {step.compute_ms:.2g} ms that it computes"
+    return f"{WORDS[name]} {'takes' if name == 'input_wait' else 'take'} {share}"
+
+
+def timed_step_ms(row: ComparisonRow, comparison: Comparison) -> float | None:
+    """Return what a step took in the training itself; of `parameter_server` a worker's, who do theirs side by side."""
+    if not row.examples_per_second:
+        return None
+    beside = len(row.devices) if row.strategy == "parameter_server" else 1
+    return 1e3 * beside * comparison.global_batch_size / row.examples_per_second
+
+
+def _is_rough(step: StepTime, row: ComparisonRow, comparison: Comparison) -> bool:
+    timed = timed_step_ms(row, comparison)
+    return timed is not None and not 1 / ROUGH < step.total_ms / timed < ROUGH
+
+
+def _fastest(rows: Sequence[ComparisonRow]) -> list[str]:
+    known = sorted((row for row in rows if row.examples_per_second), key=lambda row: -(row.examples_per_second or 0))
+    if len(known) < 2:
+        return []
+    best, *others = known
+    near = [row for row in others if _overlaps(row, best)]
+    if near:
+        names = " and ".join(_name(row) for row in near)
+        return [f"The fastest here is {_name(best)}, and {names} cannot be told from it."]
+    return [f"The fastest here is {_name(best)}, with {best.examples_per_second:,.0f} examples/s."]
+
+
+def _overlaps(row: ComparisonRow, best: ComparisonRow) -> bool:
+    """Return whether some round of a row was as fast as the best row in it; without a second round nobody knows."""
+    speeds = {repeat.round: repeat.examples_per_second or 0.0 for repeat in best.repeats}
+    pairs = [
+        (repeat.examples_per_second or 0.0, speeds[repeat.round]) for repeat in row.repeats if repeat.round in speeds
+    ]
+    return len(pairs) < 2 or any(own >= bests for own, bests in pairs)
+
+
+def _metric(rows: Sequence[ComparisonRow]) -> list[str]:
+    """Return whether the rows differ by the headline metric of their task, beyond what the test examples can show."""
+    for metric in HEADLINES.values():
+        name = f"test/{metric}"
+        spans = {_name(row): row.intervals[name] for row in rows if name in row.intervals}
+        if len(spans) < 2:
+            continue
+        low, high = max(span[0] for span in spans.values()), min(span[1] for span in spans.values())
+        if low <= high:
+            return [f"No row's test {metric} is shown to differ: the 95 % intervals of all have {low:.4f} in common."]
+        worst = min(spans, key=lambda one: spans[one][1])
+        best = max(spans, key=lambda one: spans[one][0])
+        return [
+            f"The test {metric} differs: {worst} has {spans[worst][0]:.4f} to {spans[worst][1]:.4f}, and {best} "
+            f"{spans[best][0]:.4f} to {spans[best][1]:.4f}, so they did not learn the same."
+        ]
+    return []
+
+
+def _name(row: ComparisonRow) -> str:
+    return f"{row.strategy}, {row.loop}"
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}{'s' * (number != 1)}"
