@@ -1,7 +1,7 @@
 """The runs in mlruns/: which are at work (`locks`), and whose they are (`identity`); how the others ended (`outcome`);
 which one a command resumes (`index`, `resume`, `comparisons`); what killed processes left (`leftovers`); what is known
-of all without reading them again (`catalogue`); how they look in a list (`listing`) and by themselves (`details`); which of them need
-no room on the disk any more (`pruning`); and what Prefect was not told of (`unreported`)."""
+of all without reading them again (`catalogue`); how they look in a list (`listing`) and by themselves (`details`);
+which of them need no room on the disk any more (`pruning`); and what Prefect was not told of (`unreported`)."""
 
 from tasks.runs.catalogue import forget
 from tasks.runs.comparisons import find_unfinished_comparison, load_progress, save_progress

@@ -605,7 +605,7 @@ NO_RESULT = {
     "register.min_improvement", "register.minimum", "register.model_name",
     "strategy.communication", "strategy.heartbeat_timeout_seconds", "strategy.launcher", "strategy.max_restarts",
     "tracking.experiment", "tracking.system_metrics", "train.jit_compile", "train.loop",
-    "train.profile_steps", "train.steps_per_execution", "train.tensorboard",
+    "train.profile_steps", "train.steps_per_execution", "train.tensorboard", "train.traced_steps",
 }  # fmt: skip
 
 
