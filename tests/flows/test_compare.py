@@ -124,6 +124,8 @@ def test_a_key_goes_to_each_strategy_that_has_it(any_machine, overrides, expecte
         ([" "], LOOPS, {}, ["no strategy is named", "one_device, mirrored"]),
         (["one_device"], ["fitt"], {}, ["unknown loop 'fitt'", "Allowed: custom, fit"]),
         (["one_device"], LOOPS, {"train.epoch": 3}, ["unknown key 'train.epoch'", "'train.epochs'"]),
+        (["one_device"], ["fit"], {}, ["--strategies one_device --loops fit is one row", "name another strategy", "stratagem run"]),
+        (["parameter_server"], LOOPS, {}, ["is one row, which is held against nothing"]),
         (["one_device"], LOOPS, {"train.epochs": 0}, ["train.epochs = 0", "greater than 0"]),
         (["one_device"], LOOPS, {"strategy.kind": "mirrored"}, ["--set strategy.kind", "--strategies"]),
         (["one_device"], LOOPS, {"train.loop": "fit"}, ["--set train.loop", "--loops"]),
@@ -185,8 +187,31 @@ def test_a_cluster_of_someone_else_is_not_compared(any_machine, monkeypatch):
     refused, trained = plan(["multi_worker", "one_device"], ["fit"], None, {}).pairs
     assert "strategy.launcher=local" in refused.reason
     assert trained.settings is not None
-    (own,) = plan(["multi_worker"], ["fit"], None, {"strategy.launcher": "local"}).pairs
+    own, _ = plan(["multi_worker"], LOOPS, None, {"strategy.launcher": "local"}).pairs
     assert own.settings is not None
+
+
+def test_two_plans_have_one_key_where_they_would_measure_the_same(any_machine):
+    def key(*strategies, loops=("fit",), **overrides):
+        return plan(strategies, loops, None, {"train.epochs": 2, **overrides}).key
+
+    same = key("one_device", "mirrored")
+    assert key("one_device", " mirrored ") == same
+    assert re.fullmatch("comparison-[0-9a-f]{16}", same)
+    others = [
+        key("mirrored", "one_device"), key("one_device", "multi_worker"), key("one_device", "mirrored", loops=LOOPS),
+        key("one_device", "mirrored", **{"train.seed": 1}), key("one_device", "mirrored", **{"strategy.devices": 2}),
+        key("one_device", "mirrored", **{"train.traced_steps": 5}),
+    ]  # fmt: skip
+    assert len({same, *others}) == len(others) + 1
+
+
+@pytest.mark.parametrize(
+    ("given", "steps"), [({}, 30), ({"train.traced_steps": 7}, 7), ({"train.traced_steps": None}, None)]
+)
+def test_each_training_is_traced_afterwards_unless_it_is_turned_off(any_machine, given, steps):
+    planned = plan(["one_device", "multi_worker"], ["fit"], None, given)
+    assert [settings.train.traced_steps for settings in planned.trainable] == [steps, steps]
 
 
 # The table
@@ -535,6 +560,20 @@ def test_a_comparison_trains_the_same_everywhere(compared):
     assert two.speed_up_range == (min(ratios), max(ratios))
     assert two.efficiency == two.speed_up / 2
     assert made.note.startswith("2 devices share")
+    for found in made.rows[:2]:
+        steps = [repeat.step_time for repeat in found.repeats]
+        assert found.step_time in steps
+        assert min(step.num_steps for step in steps) >= 30
+        assert min(value for step in steps for value in step.parts.values()) >= 0
+        assert min(step.compute_ms for step in steps) > 0
+        assert found.peak_memory_bytes > 100e6, "TensorFlow alone takes more"
+        low, high = found.intervals["test/accuracy"]
+        assert low <= found.metrics["test/accuracy"] <= high < low + 0.2
+    assert one.step_time.collectives_ms == 0 < two.step_time.collectives_ms
+    assert made.finding[0].startswith("mirrored, fit")
+    assert made.finding[-1].startswith("No row's test accuracy is shown to differ")
+    page = (project / made.folder / "comparison.html").read_text()
+    assert all(re.sub("&#39;", "'", page).count(sentence) == 1 for sentence in made.finding)
     assert done.stderr.index("one_device, fit\n") < done.stderr.index("mirrored, fit\n")
     assert done.stderr.index("mirrored, fit, round 2") < done.stderr.index("one_device, fit, round 2"), "and back"
     assert records.load(Comparison, project / made.folder / "comparison.json") == made
@@ -550,7 +589,8 @@ def test_mlflow_has_a_parent_with_the_table_and_a_child_each(compared):
     parent = store.get_run(made.run_id)
     assert parent.info.status == "FINISHED"
     assert [file.path for file in store.list_artifacts(made.run_id, "comparison")] == [
-        "comparison/comparison.csv", "comparison/comparison.json", "comparison/comparison.md",
+        "comparison/comparison.csv", "comparison/comparison.html", "comparison/comparison.json",
+        "comparison/comparison.md",
     ]  # fmt: skip
     page = (project / made.folder / "comparison.md").read_text()
     assert page.endswith(parent.data.tags["mlflow.note.content"])
@@ -568,11 +608,78 @@ def test_mlflow_has_a_parent_with_the_table_and_a_child_each(compared):
         assert metrics["performance/speed_up"] == found.speed_up
         assert metrics["performance/seconds_per_epoch"] == found.seconds_per_epoch
         assert metrics["performance/load"] == repeat.load
+        assert metrics["performance/compute_ms"] == found.step_time.compute_ms
+        assert metrics["performance/peak_memory_bytes"] == found.peak_memory_bytes
         assert metrics["test/accuracy"] == found.metrics["test/accuracy"]
     figures = [{name for name in child.data.metrics if not name.startswith("system/")} for child in children]
     assert [other for other in figures if other != figures[0]] == []
     with closing(sqlite3.connect(project / "mlruns/mlflow.db")) as database:
         assert database.execute("SELECT count(*) FROM registered_models").fetchone() == (0,)
+
+
+@pytest.mark.slow
+def test_a_step_is_looked_at_in_other_processes_and_on_jax_too(prepared_project, run):
+    """One round of each kind that the fixture lacks; what sums over replicas there is no part of a step of one device."""
+    result = run(
+        ["stratagem", "compare", "--strategies", "multi_worker,parameter_server,data_parallel", "--loops", "fit,custom",
+         "--repeats", "1", "--json", "--set", "train.epochs=1", "--set", "strategy.devices=2", "--set", "model.name=mlp",
+         "--set", "strategy.multi_worker.devices=null", "--set", "train.traced_steps=10"]
+    )  # fmt: skip
+    assert result.returncode == 0, result.stderr
+    made = Comparison.model_validate_json(result.stdout)
+    assert {(found.strategy, found.loop) for found in made.rows} == {
+        ("multi_worker", "fit"), ("multi_worker", "custom"), ("parameter_server", "custom"), ("data_parallel", "fit"),
+    }  # fmt: skip
+    for found in made.rows:
+        assert found.reason is None
+        assert found.step_time.num_steps >= 8, "a worker's first two make it ready"
+        assert min(found.step_time.parts.values()) >= 0
+        assert min(found.step_time.compute_ms, found.step_time.collectives_ms, found.step_time.host_ms) > 0, found
+        assert len(found.intervals["test/accuracy"]) == 2
+    memory = {found.strategy: found.peak_memory_bytes for found in made.rows}
+    assert memory["parameter_server"] > 2 * memory["data_parallel"], "four processes, and one"
+
+
+@pytest.mark.slow
+def test_a_comparison_that_was_killed_goes_on_with_what_is_missing(prepared_project, start, run):
+    """kill -9 of the command and all that it started, in the middle of the second training of four."""
+    command = ["stratagem", "compare", "--strategies", "one_device,mirrored", "--loops", "fit", "--json",
+               "--set", "train.epochs=1", "--set", "strategy.devices=2", "--set", "model.name=mlp"]  # fmt: skip
+    killed = start(*command)
+    killed.wait_until("\nmirrored, fit\n")
+    killed.wait_until("strategy  mirrored")
+    for process in (psutil.Process(killed.process.pid), *killed.family):
+        process.kill()
+    killed.process.wait()
+    assert killed.survivors() == []
+    (folder,) = (prepared_project / "mlruns/comparisons").iterdir()
+    before = records.load(records.ComparisonProgress, folder / "records/progress.json")
+    assert [(row.strategy, row.repeats[0].round) for row in before.rows] == [("one_device", 1)]
+
+    other = run([*command, "--set", "train.seed=1", "--repeats", "1"])
+    assert other.returncode == 0, other.stderr
+    assert f"comparison {folder.name} is unfinished, and does not go on: it is of other rows, settings" in other.stderr
+    assert Comparison.model_validate_json(other.stdout).run_id != folder.name
+
+    again = run(command)
+    assert again.returncode == 0, again.stderr
+    assert (
+        f"comparison {folder.name} is unfinished and goes on: 1 training that it has measured is kept" in again.stderr
+    )
+    made = Comparison.model_validate_json(again.stdout)
+    assert made.run_id == folder.name
+    assert made.rounds == 2
+    one, two = made.rows
+    assert one.repeats[0].run_id == before.rows[0].run_id, "it was not trained again"
+    assert [[(repeat.round, repeat.sitting) for repeat in found.repeats] for found in (one, two)] == [
+        [(1, 1), (2, 2)], [(1, 2), (2, 2)],
+    ]  # fmt: skip
+    assert "was stopped and went on: what round 1 measured lies further apart" in made.note
+    assert again.stderr.count("one_device, fit") == 1, "its second round alone"
+    statuses = {found.info.run_id: found.info.status for found in _store(prepared_project).search_runs(["1"])}
+    kept = [made.run_id, *(repeat.run_id for found in made.rows for repeat in found.repeats)]
+    assert {statuses[run_id] for run_id in kept} == {"FINISHED"}
+    assert sorted(statuses.values()).count("KILLED") == 1, "the training that was killed, and no other"
 
 
 @pytest.mark.slow

@@ -1,0 +1,190 @@
+"""What a comparison says of its figures, on records made by hand."""
+
+import pytest
+
+from tasks.records import Comparison, ComparisonRow, Repeat, StepTime
+from tasks.report import comparison_page, concluded, step_cells
+from tasks.report.findings import findings
+
+CPU, GPU = "/device:CPU:0", "/device:GPU:0"
+
+
+def step(compute, collectives=0.0, input_wait=0.0, host=0.0):
+    return StepTime(
+        num_steps=30, compute_ms=compute, collectives_ms=collectives, input_wait_ms=input_wait, host_ms=host
+    )
+
+
+def row(strategy, speeds, parts=None, device=CPU, devices=1, loop="fit", base=None, span=None, **more):
+    """A row of rounds with these speeds, held against the speeds of `base`."""
+    ratios = [speed / other for speed, other in zip(speeds, base or speeds, strict=True)]
+    ordered = sorted(ratios)
+    return ComparisonRow(
+        strategy=strategy,
+        loop=loop,
+        run_id=f"{strategy}-{loop}",
+        devices=(device,) * devices,
+        num_replicas=devices,
+        examples_per_second=sorted(speeds)[len(speeds) // 2],
+        speed_up=ordered[len(ordered) // 2],
+        speed_up_range=(ordered[0], ordered[-1]) if base and len(ratios) > 1 else None,
+        step_time=parts,
+        repeats=tuple(
+            Repeat(run_id=f"r{i}", round=i, examples_per_second=speed, total_seconds=1.0, load=0.0)
+            for i, speed in enumerate(speeds, start=1)
+        ),
+        **more,
+    )
+
+
+def compared(*rows, batch=100, **more):
+    return Comparison(
+        run_id="p", folder="f", flow_run_id=None, git_commit="abc", data_version="def", dataset="digits", model="mlp",
+        seed=7, epochs=3, global_batch_size=batch, num_cores=2, rows=rows, seconds=9.5, finished_at="now",
+        **{"left_out": (), "note": None, "rounds": 2} | more,
+    )  # fmt: skip
+
+
+ONE = [1000.0, 1010.0, 990.0]  # 100 ms a step of 100 examples.
+ALONE = step(95, host=5)
+# Each row: what is held against one device, and what its sentence must say, and must not.
+ROWS = {
+    "slower because of shared cores": (
+        row("mirrored", [930.0, 940.0, 925.0], step(90, 7, 0, 10), devices=2, base=ONE),
+        ["mirrored, fit is slower than one_device: 0.93 times its speed",
+         "2 replicas share 2 cores: compute per replica x1.9",
+         "summing gradients, with the wait for the last replica, takes 7% of a step", "take 9% of a step"],
+        ["rough", "faster"],
+    ),
+    "collective bound": (
+        row("multi_worker", [400.0, 410.0, 405.0], step(50, 190, 0, 7), devices=2, base=ONE),
+        ["multi_worker, fit is slower", "Summing gradients, with the wait for the last replica, takes 77% of a step"],
+        ["share 2 cores", "rough"],
+    ),
+    "input bound": (
+        row("data_parallel", [500.0, 490.0, 505.0], step(48, 2, 148, 3), device=GPU, devices=2, base=ONE),
+        ["The wait for input takes 74% of a step"],
+        ["share", "compute per"],
+    ),
+    "launching takes more than computing": (
+        row("mirrored", [900.0, 890.0, 910.0], step(30, 2, 0, 78), device=GPU, devices=4, base=ONE),
+        ["Python, launching and copies take 71% of a step, more than the 30 ms that it computes"],
+        ["share 2 cores"],
+    ),
+    "parameter servers: the traffic": (
+        row("parameter_server", [1000.0, 900.0, 950.0], step(95, 90, 0, 15), devices=2, base=ONE),
+        ["Fetching variables from the servers and changing them there takes 45% of a step"],
+        ["summing gradients"],
+    ),
+    "faster": (
+        row("mirrored", [1850.0, 1800.0, 1870.0], step(50, 2, 0, 2.5), device=GPU, devices=2, base=ONE),
+        ["mirrored, fit is faster than one_device: 1.85 times its speed",
+         "Compute x1.1, and no other part of a step counts."],
+        ["slower", "share", "rough"],
+    ),
+    "too noisy to tell": (
+        row("mirrored", [600.0, 1400.0, 990.0], step(90, 7), devices=2, base=ONE),
+        ["mirrored, fit: too noisy to tell. The rounds say 0.60 to 1.39 times the speed of one_device", "--repeats"],
+        ["slower", "faster", "share"],
+    ),
+    "no difference": (
+        row("mirrored", [990.0, 1020.0, 1000.0], step(92, 4, 0, 4), devices=2, base=ONE),
+        ["mirrored, fit is as fast as one_device: rounds say 0.99 to 1.01",
+         "2 replicas share 2 cores: compute per replica x1.9"],
+        ["slower than", "faster than"],
+    ),
+    "without parts no reason is given": (
+        row("mirrored", [500.0, 510.0, 505.0], None, devices=2, base=ONE),
+        ["is slower than", "was not measured, so nothing is said of the reason"],
+        ["share", "x"],
+    ),
+    "a traced step that is not like the timed ones": (
+        row("mirrored", [500.0, 510.0, 505.0], step(80, 7), devices=2, base=ONE),
+        ["a traced step took another time than the timed ones, so this is rough."],
+        [],
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("held", "said", "unsaid"), ROWS.values(), ids=ROWS.keys())
+def test_a_row_is_explained_by_its_figures(held, said, unsaid):
+    sentence, *_ = findings(compared(row("one_device", ONE, ALONE), held))
+    assert [words for words in said if words not in sentence] == [], sentence
+    assert [words for words in unsaid if words in sentence] == [], sentence
+
+
+def test_one_round_may_be_chance():
+    one, two = row("one_device", [1000.0], ALONE), row("mirrored", [500.0], step(180, 20), devices=2, base=[1000.0])
+    sentence, *_ = findings(compared(one, two, rounds=1))
+    assert sentence.startswith("mirrored, fit was measured once, at 0.50 times the speed of one_device, which may be")
+
+
+def test_another_loop_of_one_device_is_named_where_there_is_no_such_row():
+    base = row("one_device", ONE, ALONE, loop="custom")
+    sentence, *_ = findings(compared(base, row("mirrored", [500.0, 510.0, 505.0], base=ONE)))
+    assert "is slower than one_device, custom: 0.50 times its speed" in sentence
+
+
+@pytest.mark.parametrize(
+    ("speeds", "said"),
+    [
+        ([[1000.0, 1010.0], [900.0, 910.0]], "The fastest here is one_device, fit, with 1,010 examples/s."),
+        ([[1000.0, 1010.0], [990.0, 1020.0]], "and one_device, fit cannot be told from it."),
+        ([[1000.0], [500.0]], "The fastest here is one_device, fit, and mirrored, fit cannot be told from it."),
+    ],
+)
+def test_the_fastest_is_so_in_every_round(speeds, said):
+    made = compared(*(row(name, found) for name, found in zip(("one_device", "mirrored"), speeds, strict=True)))
+    assert any(said in sentence for sentence in findings(made)), findings(made)
+
+
+@pytest.mark.parametrize(
+    ("spans", "said"),
+    [
+        (
+            [(0.90, 0.92), (0.91, 0.93)],
+            "No row's test accuracy is shown to differ: the 95 % intervals of all have 0.9100",
+        ),
+        ([(0.90, 0.92), (0.93, 0.95)], "one_device, fit has 0.9000 to 0.9200, and mirrored, fit 0.9300 to 0.9500"),
+        ([(0.90, 0.92), None], None),
+    ],
+)
+def test_the_metric_differs_where_intervals_are_apart(spans, said):
+    rows = [
+        row(name, ONE, intervals={"test/accuracy": span} if span else {})
+        for name, span in zip(("one_device", "mirrored"), spans, strict=True)
+    ]
+    about = [sentence for sentence in findings(compared(*rows)) if "test accuracy" in sentence]
+    assert len(about) == (said is not None)
+    assert said is None or said in about[0]
+
+
+def test_rows_that_failed_say_nothing():
+    failed = ComparisonRow(strategy="tpu", loop="fit", reason="no TPU")
+    assert findings(compared(row("one_device", ONE), failed)) == (
+        "There is one row with figures, so nothing is compared.",
+    )
+
+
+def test_without_one_device_only_the_fastest_is_named():
+    rows = [row("mirrored", ONE), row("multi_worker", [500.0, 510.0, 505.0])]
+    assert findings(compared(*(one.model_copy(update={"speed_up": None}) for one in rows))) == (
+        "The fastest here is mirrored, fit, with 1,000 examples/s.",
+    )
+
+
+def test_the_page_begins_with_what_follows(tmp_path):
+    made = concluded(compared(row("one_device", ONE, ALONE), row("mirrored", [500.0] * 3, step(150, 50), base=ONE)))
+    assert made.finding == findings(made) == Comparison.model_validate_json(made.model_dump_json()).finding
+    text = comparison_page(made, tmp_path / "page.md").read_text()
+    assert f"\n- {made.finding[0]}\n" in text
+    assert "| one_device | fit | 100 | 95% | 0% | 0% | 5% |" in text
+    assert "| mirrored | fit | 200 | 75% | 25% | 0% | 0% |" in text
+
+
+def test_columns_that_no_row_has_are_left_out():
+    plain = compared(row("one_device", ONE), row("mirrored", ONE, peak_memory_bytes=123_400_000))
+    assert step_cells(plain) == (
+        ["strategy", "loop", "peak MB"],
+        [["one_device", "fit", "-"], ["mirrored", "fit", "123"]],
+    )
