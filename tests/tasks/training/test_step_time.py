@@ -35,12 +35,6 @@ def test_a_training_that_is_traced_afterwards_leaves_the_same(tiny, train, optio
 RUNS = ("plain", "traced")
 
 
-def test_a_step_waits_for_a_stream(tiny, train):
-    """`array` is gathered inside the step, which is compute; `stream` hands its batches over."""
-    found = train(tiny, "input.source=stream", "train.traced_steps=4").step_time
-    assert found.input_wait_ms > 0
-
-
 def test_one_epoch_of_one_step_is_enough(tiny, train):
     found = train(tiny, "train.epochs=1", "train.steps_per_epoch=1", "train.traced_steps=5").step_time
     assert found.num_steps == 5
