@@ -1,0 +1,74 @@
+"""A comparison's page, and the intervals that it shows."""
+
+import re
+
+import numpy as np
+import pytest
+
+from tasks.records import Comparison, ComparisonRow
+from tasks.report import comparison_html, intervals
+from tests.tasks import made_up
+from tests.tasks.test_findings import ALONE, ONE, compared, row, step
+
+
+def rows():
+    """Rows of each kind that a page has to show: with and without parts, intervals and memory, and one that failed."""
+    known = {"peak_memory_bytes": 987_000_000, "metrics": {"test/accuracy": 0.9}}
+    return (
+        row("one_device", ONE, ALONE, intervals={"test/accuracy": (0.89, 0.91)}, **known),
+        row("mirrored", [500.0, 510.0, 505.0], step(90, 60, 10, 40), devices=2, base=ONE, **known,
+            intervals={"test/accuracy": (0.88, 0.92)}),
+        row("parameter_server", [100.0, 120.0, 110.0], None, loop="custom", devices=2, base=ONE),
+        ComparisonRow(strategy="tpu", loop="fit", reason="no TPU <here> & nowhere"),
+    )  # fmt: skip
+
+
+def test_the_page_shows_all_and_asks_nobody(tmp_path):
+    made = compared(*rows(), finding=("one is faster & <better>",), note="2 devices share 2 cores.")
+    text = comparison_html.write(made, tmp_path / "comparison.html").read_text()
+    assert "one is faster &amp; &lt;better&gt;" in text
+    assert "no TPU &lt;here&gt; &amp; nowhere" in text
+    assert not re.search(r"<script|https?://|@import|url\(", text)
+    drawings = re.findall(r'<svg [^>]*role="img" aria-label="([^"]+)"', text)
+    assert len(drawings) == text.count("<svg ") == 4
+    assert any("mirrored, fit: compute 90, collectives 60, input wait 10, host 40" in alt for alt in drawings)
+    assert any(alt.startswith("test accuracy, with its 95 % interval: one_device, fit 0.9") for alt in drawings)
+    bars = [float(width) for width in re.findall(r'<rect class="p\d" [^>]*width="([\d.]+)"', text)]
+    assert bars[4] / bars[5] == pytest.approx(90 / 60, rel=0.01)
+    assert sum(bars[4:8]) == pytest.approx(2 * sum(bars[:4]), rel=0.01), "200 ms and 100 ms"
+
+
+@pytest.mark.parametrize(
+    "given", [(), (ComparisonRow(strategy="one_device", loop="fit"),)], ids=["nothing worked", "one call only"]
+)
+def test_a_page_of_little_is_a_page(tmp_path, given):
+    failed = ComparisonRow(strategy="tpu", loop="fit", reason="no TPU")
+    text = comparison_html.page(compared(*given, failed))
+    assert "no TPU" in text
+    assert "<svg" not in text
+
+
+def test_the_interval_is_that_of_the_runs_own_report(tmp_path, monkeypatch):
+    monkeypatch.chdir(made_up.project(tmp_path / "project"))
+    run = made_up.run(*made_up.classification(200, 4))
+    found = row("one_device", ONE).model_copy(update={"run_id": run.run_id})
+    lost = row("mirrored", ONE).model_copy(update={"run_id": "f" * 32})
+    one, two = comparison_html.with_intervals(compared(found, lost)).rows
+    material = comparison_html.load(run)
+    expected = intervals.of_metric(material, "accuracy")
+    assert one.intervals == {"test/accuracy": (expected.low, expected.high)}
+    accuracy = float(np.mean(material.scores))
+    assert expected.low < accuracy < expected.high
+    assert two.intervals == {}, "its run is gone"
+
+
+def test_a_record_of_before_is_read():
+    """Comparisons that were made before have neither parts nor findings."""
+    values = compared(*rows()).model_dump(mode="json", exclude={"finding"})
+    for one in values["rows"]:
+        for name in ("step_time", "intervals", "peak_memory_bytes"):
+            one.pop(name)
+        for repeat in one["repeats"]:
+            for name in ("step_time", "sitting", "peak_memory_bytes"):
+                repeat.pop(name)
+    assert Comparison.model_validate(values).finding == ()
