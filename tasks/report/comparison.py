@@ -112,7 +112,14 @@ def step_cells(comparison: Comparison, narrow: bool = False) -> tuple[list[str],
         shares = [f"{value / total:.0%}" for value in step.parts.values()] if step is not None and total else ["-"] * 4
         memory = _number(row.peak_memory_bytes and row.peak_memory_bytes / 1e6, ",.0f")
         rows.append(
-            [row.strategy, row.loop or "-", _number(total or None, ",.0f" if total >= 100 else ".3g"), *shares, memory, _interval_of(row)]
+            [
+                row.strategy,
+                row.loop or "-",
+                _number(total or None, ",.0f" if total >= 100 else ".3g"),
+                *shares,
+                memory,
+                _interval_of(row),
+            ]
         )
     shown = [place for place in range(len(headings)) if place < 2 or any(row[place] != "-" for row in rows)]
     headings = [NARROW.get(heading, heading) if narrow else heading for heading in headings]

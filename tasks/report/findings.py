@@ -5,6 +5,7 @@ a part of a step that was not measured is no reason.
 """
 
 from collections.abc import Sequence
+from statistics import median
 
 from tasks.records import HEADLINES, Comparison, ComparisonRow, StepTime
 
@@ -12,8 +13,11 @@ NOISY = 1.5
 """Where the largest speed-up of the rounds is so many times the smallest, the machine was measured, not the row."""
 SMALL = 0.05
 """A part of what a step takes too long that is smaller than this share of the step is no reason."""
+NOTHING = 0.005
+"""The same of collectives, which are why several devices may be slower: their share is told where it is 1 %."""
 ROUGH = 1.5
-"""Where a traced step takes so many times as long as a timed one, or the other way round, its parts are rough."""
+"""Where a traced step takes so many times as long as a timed one, or the other way round, its parts are rough; so they
+are where the traced steps of two rows differ so much otherwise than their speeds."""
 WORDS = {"input_wait": "the wait for input", "host": "Python, launching and copies"}
 SUMS = {
     "parameter_server": "fetching variables from the servers and changing them there",
@@ -71,7 +75,7 @@ def _why(row: ComparisonRow, base: ComparisonRow, comparison: Comparison) -> str
     devices = len(row.devices)
     ideal = 1 if row.strategy == "parameter_server" else devices  # There each worker takes a whole batch.
     step, alone = row.step_time, base.step_time
-    growth = step.compute_ms * ideal / alone.compute_ms if alone.compute_ms else 1.0
+    growth = _growth(row, base, ideal)
     too_long = {
         "compute": step.compute_ms - alone.compute_ms / ideal,
         "collectives": step.collectives_ms,
@@ -79,15 +83,37 @@ def _why(row: ComparisonRow, base: ComparisonRow, comparison: Comparison) -> str
         "host": step.host_ms - alone.host_ms / ideal,
     }
     # The reason first, then whatever else counts.
-    parts = sorted((name for name in too_long if too_long[name] > SMALL * step.total_ms), key=lambda n: -too_long[n])
+    least = {"collectives": NOTHING}
+    parts = [name for name, excess in too_long.items() if excess > least.get(name, SMALL) * step.total_ms]
+    parts.sort(key=lambda name: -too_long[name])
     told = [_part(name, row, growth, comparison.num_cores) for name in parts]
     if not told:
         told = [f"compute x{growth:.1f}, and no other part of a step counts"]
     told[0] = f"{told[0][:1].upper()}{told[0][1:]}"
-    rough = _is_rough(step, row, comparison) or _is_rough(alone, base, comparison)
-    return "; ".join(told) + (
-        "; a traced step took another time than the timed ones, so this is rough." if rough else "."
+    beside = devices if row.strategy == "parameter_server" else 1
+    traced_speed_up = beside * alone.total_ms / step.total_ms if step.total_ms else 0.0
+    rough = (
+        _is_rough(step, row, comparison)
+        or _is_rough(alone, base, comparison)
+        or not 1 / ROUGH < traced_speed_up / (row.speed_up or 1.0) < ROUGH
     )
+    return "; ".join(told) + (
+        "; the traced steps were not as fast as the timed ones, so this is rough." if rough else "."
+    )
+
+
+def _growth(row: ComparisonRow, base: ComparisonRow, ideal: int) -> float:
+    """Return how many times as long a step computes as its share of the step of one device does: the median of the
+    rounds, because what else the machine does differs between them."""
+    alone = {one.round: one.step_time.compute_ms for one in base.repeats if one.step_time is not None}
+    pairs = [
+        (one.step_time.compute_ms, alone[one.round])
+        for one in row.repeats
+        if one.step_time is not None and alone.get(one.round)
+    ]
+    if not pairs and row.step_time is not None and base.step_time is not None and base.step_time.compute_ms:
+        pairs = [(row.step_time.compute_ms, base.step_time.compute_ms)]
+    return median(own * ideal / other for own, other in pairs) if pairs else 1.0
 
 
 def _part(name: str, row: ComparisonRow, growth: float, num_cores: int) -> str:

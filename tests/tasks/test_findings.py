@@ -79,7 +79,7 @@ ROWS = {
     "faster": (
         row("mirrored", [1850.0, 1800.0, 1870.0], step(50, 2, 0, 2.5), device=GPU, devices=2, base=ONE),
         ["mirrored, fit is faster than one_device: 1.85 times its speed",
-         "Compute x1.1, and no other part of a step counts."],
+         "Summing gradients, with the wait for the last replica, takes 4% of a step."],
         ["slower", "share", "rough"],
     ),
     "too noisy to tell": (
@@ -100,7 +100,7 @@ ROWS = {
     ),
     "a traced step that is not like the timed ones": (
         row("mirrored", [500.0, 510.0, 505.0], step(80, 7), devices=2, base=ONE),
-        ["a traced step took another time than the timed ones, so this is rough."],
+        ["the traced steps were not as fast as the timed ones, so this is rough."],
         [],
     ),
 }  # fmt: skip
@@ -111,6 +111,38 @@ def test_a_row_is_explained_by_its_figures(held, said, unsaid):
     sentence, *_ = findings(compared(row("one_device", ONE, ALONE), held))
     assert [words for words in said if words not in sentence] == [], sentence
     assert [words for words in unsaid if words in sentence] == [], sentence
+
+
+def test_compute_is_held_against_that_of_the_same_round():
+    """Others used the machine in the second round: everything took twice as long in it, and nobody shares more."""
+    one, two = (
+        row("one_device", ONE[:2], ALONE),
+        row("mirrored", [930.0, 940.0], step(90, 7, 0, 5), devices=2, base=ONE[:2]),
+    )
+    busy = {
+        "one_device": [step(95, host=5), step(190, host=10)],
+        "mirrored": [step(90, 7, 0, 5), step(180, 14, 0, 10)],
+    }
+    rows = [
+        found.model_copy(
+            update={
+                "step_time": parts[place],
+                "repeats": tuple(
+                    repeat.model_copy(update={"step_time": part})
+                    for repeat, part in zip(found.repeats, parts, strict=True)
+                ),
+            }
+        )
+        for place, (found, parts) in enumerate(zip((one, two), busy.values(), strict=True))
+    ]
+    sentence, *_ = findings(compared(*rows))
+    assert "compute per replica x1.9" in sentence
+
+
+def test_traced_steps_that_contradict_the_speeds_are_rough():
+    held = row("mirrored", [850.0, 860.0, 855.0], step(68, 2), devices=2, base=ONE)
+    base = row("one_device", ONE, step(135, host=5))
+    assert "rough" in findings(compared(base, held))[0], "by these steps it would be twice as fast"
 
 
 def test_one_round_may_be_chance():
