@@ -95,8 +95,10 @@ def _compare(planned: Plan, repeats: int | None, fresh: bool, run_lock: runs.Run
         while rounds < (repeats or REPEATS):
             rounds += 1
             for pair, found in in_order_of(rounds, list(zip(planned.pairs, rows, strict=True))):
-                if any(row.reason is not None or row.repeats[0].round == rounds for row in found):
-                    continue  # It was refused, it failed, or this was measured before the comparison was killed.
+                if found and found[0].reason is not None:
+                    continue  # It was refused, or it failed.
+                if rounds in {repeat.round for row in found for repeat in row.repeats}:
+                    continue  # It was measured before the comparison was killed.
                 found.append(_train(pair, prepared, run, rounds, progress.sitting))
                 if pair.settings is not None and found[-1].reason is None:
                     serving = pair.settings  # Its process, which is there already, also speaks for the comparison.

@@ -198,21 +198,25 @@ def test_a_comparison_on_demand_leaves_its_table(prefect):
     refused = prefect.command("deployment", "run", "comparison/comparison", *asked, "--watch")
     assert refused.returncode == 1, "one_device has no devices"
     asked[-1] = 'overrides={"train.epochs": 1}'
-    result = prefect.command(
-        "deployment", "run", "comparison/comparison", *asked, "-p", 'loops=["fit"]', "-p", "repeats=1", "--watch"
-    )
+    result = prefect.command("deployment", "run", "comparison/comparison", *asked, "-p", "repeats=1", "--watch")
     assert result.returncode == 0, result.stdout + result.stderr
     first, flow_run = prefect.flow_runs("comparison")
     assert "none of one_device has this key" in first["state"]["message"]
     assert first["id"] not in prefect.mlflow_runs()
     assert flow_run["name"] == "comparison of one_device"
-    _wait("the last task", lambda: len(prefect.task_runs(flow_run)) >= 8)
+    _wait("the last task", lambda: len(prefect.task_runs(flow_run)) >= 12)
     names = [re.sub(r"-[0-9a-f]{6}\b", "", name) for name in prefect.task_runs(flow_run)]
     assert names == [
-        "data digits", "start comparison on digits", "start run on digits, one_device fit",
-        "train convnet2 on digits, one_device fit", "evaluate latest on digits, one_device fit",
-        "end run convnet2-one_device-fit, FINISHED", "report digits-comparison",
-        "end run digits-comparison, FINISHED",
+        "data digits", "start or resume comparison on digits",
+        *(
+            name
+            for loop in ("fit", "custom")
+            for name in (
+                f"start run on digits, one_device {loop}", f"train convnet2 on digits, one_device {loop}",
+                f"evaluate latest on digits, one_device {loop}", f"end run convnet2-one_device-{loop}, FINISHED",
+            )
+        ),
+        "report digits-comparison", "end run digits-comparison, FINISHED",
     ]  # fmt: skip
     (page,) = prefect.ask("artifacts/filter", {"flow_runs": {"id": {"any_": [flow_run["id"]]}}})
     assert page["key"] == "comparison"
