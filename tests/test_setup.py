@@ -48,6 +48,7 @@ def test_what_is_installed_is_not_installed_again(project, run):
         os.utime(project / changed, (before, before))
 
 
+@pytest.mark.slow
 def test_an_install_that_fails_leaves_no_stamp_and_pip_counts_the_packages(project, run):
     stamp = project / ".venv" / ".installed"
     (project / "requirements.lock").write_text(f"./gone.whl --hash=sha256:{'0' * 64}\n")
