@@ -107,9 +107,9 @@ def alternate(part: str, repeats: int, variants: Mapping[str, Callable[[], float
     return found
 
 
-def kept(heading: str) -> str:
-    """Return the section that the page has under a heading, or nothing."""
-    page = PAGE.read_text(encoding="utf-8") if PAGE.exists() else ""
-    _, found, rest = page.partition(heading)
+def kept(heading: str, page: Path = PAGE) -> str:
+    """Return the section that a page has under a heading, or nothing."""
+    text = page.read_text(encoding="utf-8") if page.exists() else ""
+    _, found, rest = text.partition(heading)
     own, _, _ = rest.partition("\n## ")
     return found and found + own.rstrip("\n") + "\n"

@@ -20,8 +20,8 @@ Logger = logging.Logger | logging.LoggerAdapter[logging.Logger]
 
 
 @contextlib.contextmanager
-def epochs_logged(run: Run) -> Iterator[None]:
-    """Write what a run's training measures into Prefect's log of this task, within the block."""
+def epochs_logged(run: Run, look_seconds: float = LOOK_SECONDS) -> Iterator[None]:
+    """Write what a run's training measures into Prefect's log of this task, within the block, looking so often."""
     path = config.project_root() / run.folder / "metrics.jsonl"
     logger: Logger = get_run_logger()
     ended = threading.Event()
@@ -30,7 +30,7 @@ def epochs_logged(run: Run) -> Iterator[None]:
 
     def follow() -> None:
         place = begin
-        while not ended.wait(LOOK_SECONDS):
+        while not ended.wait(look_seconds):
             place = _log_from(path, place, logger)
         _log_from(path, place, logger)
 

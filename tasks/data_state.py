@@ -33,13 +33,13 @@ def is_known(root: Path, name: str) -> bool:
 
 
 @contextmanager
-def remembered(root: Path, name: str) -> Iterator[None]:
+def remembered(root: Path, name: str, trusted_after_seconds: float = TRUSTED_AFTER_SECONDS) -> Iterator[None]:
     """Remember how all is, if DVC brings data/<name> up to date inside the block and finds nothing to do."""
     _record(root, name).unlink(missing_ok=True)
     before = _look(root, name)
     yield
     after = _look(root, name)
-    if before is None or after is None or before[0] != after[0] or time.time() - after[1] < TRUSTED_AFTER_SECONDS:
+    if before is None or after is None or before[0] != after[0] or time.time() - after[1] < trusted_after_seconds:
         return
     # Unwritten, DVC is asked again next time.
     with contextlib.suppress(OSError), files.replacing(_record(root, name)) as written:

@@ -14,7 +14,7 @@ from tasks.errors import UserError
 from tasks.records import PreparedDataset
 
 
-def verify(prepared: PreparedDataset) -> None:
+def verify(prepared: PreparedDataset, trusted_after_seconds: float = data_state.TRUSTED_AFTER_SECONDS) -> None:
     """Compare the shards in a dataset's raw folder with the md5 that its dvc.lock has; nothing without a lock.
 
     Raises:
@@ -30,7 +30,9 @@ def verify(prepared: PreparedDataset) -> None:
     listed = prepared_data.md5_by_file(version, root)
     try:
         paths = [folder / path for path in listed] if listed else [path for path in folder.rglob("*") if path.is_file()]
-        found = _digests(sorted(paths), folder, root / ".dvc" / "tmp" / f"stratagem-{prepared.name}-raw")
+        found = _digests(
+            sorted(paths), folder, root / ".dvc" / "tmp" / f"stratagem-{prepared.name}-raw", trusted_after_seconds
+        )
     except OSError as error:
         shard = Path(error.filename or folder)
         raise UserError(f"{shard.relative_to(root)}: cannot be read ({error.strerror}). {again}") from None
@@ -47,7 +49,7 @@ def verify(prepared: PreparedDataset) -> None:
         )
 
 
-def _digests(paths: list[Path], folder: Path, record: Path) -> dict[str, str]:
+def _digests(paths: list[Path], folder: Path, record: Path, trusted_after_seconds: float) -> dict[str, str]:
     """Return the md5 of each file by its path in a folder; read only those that are not as they were when last read."""
     try:
         known = json.loads(record.read_text(encoding="utf-8"))
@@ -63,7 +65,7 @@ def _digests(paths: list[Path], folder: Path, record: Path) -> dict[str, str]:
             found[name] = before[1]
         else:
             found[name] = files.digest(path, "md5")
-        if time.time() - state.st_ctime_ns / 1e9 > data_state.TRUSTED_AFTER_SECONDS:
+        if time.time() - state.st_ctime_ns / 1e9 > trusted_after_seconds:
             kept[name] = [signature, found[name]]
     if kept != known:
         # Unwritten, they are read again the next time.

@@ -31,11 +31,12 @@ def test_variants_take_turns():
     assert found == {"a": [1, 3], "b": [2, 4]}
 
 
-def test_a_part_that_is_not_measured_keeps_its_section(tmp_path, monkeypatch):
-    monkeypatch.setattr(measure, "PAGE", tmp_path / "benchmarks.md")
-    assert measure.kept("## One\n") == ""
-    measure.PAGE.write_text("# Page\n\n## One\n\n1\n\n## Two\n\n2\n")
-    assert [measure.kept(f"## {name}\n") for name in ("One", "Two", "Three")] == ["## One\n\n1\n", "## Two\n\n2\n", ""]
+def test_a_part_that_is_not_measured_keeps_its_section(tmp_path):
+    page = tmp_path / "benchmarks.md"
+    assert measure.kept("## One\n", page) == ""
+    page.write_text("# Page\n\n## One\n\n1\n\n## Two\n\n2\n")
+    found = [measure.kept(f"## {name}\n", page) for name in ("One", "Two", "Three")]
+    assert found == ["## One\n\n1\n", "## Two\n\n2\n", ""]
 
 
 WATCH = """

@@ -6,6 +6,7 @@ cluster on this machine; `tf_config` takes this process's place in a cluster tha
 
 import importlib
 import os
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -71,6 +72,20 @@ def members(section: config.StrategySection) -> list[Member]:
         UserError: not enough GPUs, a TF_CONFIG that cannot be used, or a port that is taken.
     """
     return [ALONE] if section.cluster is None else find(section.cluster).members(section)
+
+
+def find_network(cluster: config.Cluster) -> Network | None:
+    """Return the network that a cluster's members are to share, or say why others reach their servers, too."""
+    found = find(cluster).network()
+    if isinstance(found, Network):
+        return found
+    print(
+        f"this cluster's servers let in whoever reaches this machine's ports, because {found}: TensorFlow asks no "
+        "password, and who is in can read and write your files. Let a firewall admit the cluster's machines alone",
+        file=sys.stderr,
+        flush=True,
+    )
+    return None
 
 
 def check(section: config.StrategySection) -> None:

@@ -34,8 +34,7 @@ def check(section: config.Tpu) -> None:
                 "give strategy.tpu=grpc://ADDRESS:8470, or take strategy.kind=mirrored"
             )
     elif name.startswith("grpc://"):
-        host, _, port = name.split(",")[0].removeprefix("grpc://").partition(":")
-        if not _answers(host, port or "8470"):
+        if not _answers(*_place_of(name.split(",")[0].removeprefix("grpc://"), "8470")):
             raise UserError(
                 f"strategy.kind = 'tpu': nothing answers at {name}, which is the TPU by {_looked_for(section)}. Give "
                 "strategy.tpu=grpc://ADDRESS:8470 of one that runs"
@@ -45,7 +44,7 @@ def check(section: config.Tpu) -> None:
             f"strategy.kind = 'tpu': '{name}' is a name, by {_looked_for(section)}, and to look it up TensorFlow needs "
             "the package cloud-tpu-client: install it, or give strategy.tpu=grpc://ADDRESS:8470"
         )
-    elif not _answers(os.environ.get("GCE_METADATA_HOST", METADATA_SERVER), "80"):
+    elif not _answers(*_place_of(os.environ.get("GCE_METADATA_HOST", METADATA_SERVER), "80")):
         raise UserError(
             f"strategy.kind = 'tpu': '{name}' is a name, by {_looked_for(section)}, and this machine cannot ask Google "
             f"Cloud for it: {METADATA_SERVER} does not answer. Give strategy.tpu=grpc://ADDRESS:8470, or train on a "
@@ -59,6 +58,12 @@ def _looked_for(section: config.Tpu) -> str:
     places |= {name: os.environ.get(name) or "not set" for name in TPU_VARIABLES}
     places |= {pattern: ", ".join(glob(pattern)) or "no such file" for pattern in DEVICE_FILES}
     return ", ".join(f"{place} ({what})" for place, what in places.items())
+
+
+def _place_of(address: str, port: str) -> tuple[str, str]:
+    """Return the host and the port of ``host:port``, or of ``host`` alone."""
+    host, _, given = address.partition(":")
+    return host, given or port
 
 
 def _answers(host: str, port: str) -> bool:

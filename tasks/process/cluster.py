@@ -23,14 +23,7 @@ from tasks.launchers import Member
 from tasks.launchers.isolation import Network
 from tasks.process import guard
 from tasks.process.logs import Logs
-from tasks.process.member import MemberProcess, Message, Replies
-
-# When a process fails because another one died, the death is seen within this time.
-LOST_PEER_SECONDS = 5.0
-POLL_SECONDS = 1.0
-# From a request until a process that has to build the strategy for it gives its first sign of life: imports, on a busy
-# machine, and the time that the last of its peers takes.
-START_SECONDS = 300.0
+from tasks.process.member import PATIENCE, MemberProcess, Message, Patience, Replies
 
 # Requests that every worker takes part in, and what those that are not the chief do then.
 SHARED = {"check": "check", "train": "assist", "evaluate": "assist_evaluation"}
@@ -50,7 +43,12 @@ class StageProcesses:
     """
 
     def __init__(
-        self, section: config.StrategySection, environment: Mapping[str, str], fixed: str, with_cluster: bool
+        self,
+        section: config.StrategySection,
+        environment: Mapping[str, str],
+        fixed: str,
+        with_cluster: bool,
+        patience: Patience = PATIENCE,
     ) -> None:
         """Start the processes.
 
@@ -59,7 +57,9 @@ class StageProcesses:
             environment: of every process; a member's own comes on top.
             fixed: what cannot change in a process, see ``client.fixed_at_start``; the client compares it.
             with_cluster: False starts one process alone, which can do everything but train.
+            patience: with the processes.
         """
+        self._patience = patience
         self.fixed = fixed
         self.with_cluster = with_cluster or section.cluster is None
         self.restarts: list[str] = []
@@ -76,7 +76,7 @@ class StageProcesses:
             seconds = min(5.0, self._cluster.heartbeat_timeout_seconds / 4)
             self._environment["STRATAGEM_HEARTBEAT_SECONDS"] = str(seconds)
             self._logs = Logs()
-            self._network = _find_network(self._cluster)
+            self._network = launchers.find_network(self._cluster)
         self._start(members)
 
     def _start(self, members: list[Member]) -> None:
@@ -182,7 +182,7 @@ class StageProcesses:
         tried_at, seen_at = 0.0, math.inf
         try:
             while True:
-                if time.monotonic() - tried_at > POLL_SECONDS:
+                if time.monotonic() - tried_at > self._patience.poll_seconds:
                     tried_at = time.monotonic()
                     try:
                         socket.create_connection((host.strip("[]"), int(port)), limit).close()
@@ -236,7 +236,7 @@ class StageProcesses:
                 answers[process] = reply
                 # A training that was told to stop ends on all, the chief when its checkpoint is written.
                 if "error" in reply and deadline == math.inf and reply["type"] != Interrupted.__name__:
-                    patience = LOST_PEER_SECONDS if reply.get("lost_peer") else guard.GRACE_SECONDS
+                    patience = self._patience.lost_peer_seconds if reply.get("lost_peer") else guard.GRACE_SECONDS
                     deadline = time.monotonic() + patience
         if not any("error" in reply for reply in answers.values()):
             return answers[self.first]["record"]
@@ -257,9 +257,9 @@ class StageProcesses:
         process: MemberProcess | None = None
         reply: Message | None = None
         with contextlib.suppress(Empty):
-            process, reply = self._replies.get(timeout=POLL_SECONDS)
+            process, reply = self._replies.get(timeout=self._patience.poll_seconds)
         # Not the time since its last sign: after this process itself was stopped, that would be long for everyone.
-        waited = min(time.monotonic() - began, POLL_SECONDS)
+        waited = min(time.monotonic() - began, self._patience.poll_seconds)
         beat = reply is not None and "heartbeat" in reply
         for one in self._processes:
             one.has_begun = one.has_begun or (one is process and beat)
@@ -267,7 +267,7 @@ class StageProcesses:
         if watch and self._cluster is not None:
             begun = self._cluster.heartbeat_timeout_seconds
             # To build a strategy is to wait for all members, also for those that someone else has still to start.
-            starting = math.inf if self._foreign else START_SECONDS
+            starting = math.inf if self._foreign else self._patience.start_seconds
             for one in list(self._processes):
                 limit = begun if one.has_begun else max(begun, starting)
                 if one.silent_seconds > limit:
@@ -391,18 +391,6 @@ class StageProcesses:
     def _foreign(self) -> bool:
         """Whether someone else starts the other members."""
         return self._cluster is not None and not launchers.find(self._cluster).STARTS_ALL
-
-
-def _find_network(section: config.Cluster) -> Network | None:
-    """Return the network that the members are to share, or say why others reach their servers, too."""
-    found: Network | str = launchers.find(section).network()
-    if isinstance(found, Network):
-        return found
-    _print(
-        f"this cluster's servers let in whoever reaches this machine's ports, because {found}: TensorFlow asks no "
-        "password, and who is in can read and write your files. Let a firewall admit the cluster's machines alone"
-    )
-    return None
 
 
 def _print(message: str) -> None:

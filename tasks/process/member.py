@@ -9,7 +9,7 @@ import threading
 from collections.abc import Mapping
 from pathlib import Path
 from queue import SimpleQueue
-from typing import IO, Any
+from typing import IO, Any, NamedTuple
 
 from tasks import config
 from tasks.launchers import Member
@@ -19,6 +19,20 @@ from tasks.process import guard
 READER_SECONDS = 1.0
 
 Message = dict[str, Any]
+
+
+class Patience(NamedTuple):
+    """How long is waited for what a process does."""
+
+    start_seconds: float = 300.0
+    """From a request until a process that has to build the strategy for it gives its first sign of life: imports, on a
+    busy machine, and the time that the last of its peers takes."""
+    lost_peer_seconds: float = 5.0
+    """When a process fails because another one died, the death is seen within this time."""
+    poll_seconds: float = 1.0
+
+
+PATIENCE = Patience()
 
 
 class MemberProcess:

@@ -1,6 +1,7 @@
 import json
 import logging
 import time
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -38,18 +39,19 @@ def test_half_a_line_is_logged_when_it_is_whole(tmp_path, caplog):
 
 def test_a_task_logs_what_came_within_it_to_the_last_epoch(tmp_path, monkeypatch, caplog):
     caplog.set_level(logging.INFO)
-    monkeypatch.setattr(training_log.config, "project_root", lambda: tmp_path)
+    monkeypatch.chdir(tmp_path)
+    Path("params.yaml").touch()
+    Path(".dvc").mkdir()
     monkeypatch.setattr(training_log, "get_run_logger", lambda: logging.getLogger("test"))
-    monkeypatch.setattr(training_log, "LOOK_SECONDS", 0.01)
-    with (tmp_path / "metrics.jsonl").open("a", buffering=1) as file:
+    run = SimpleNamespace(folder=".")
+    with Path("metrics.jsonl").open("a", buffering=1) as file:
         file.write('[["train/loss", 3.0, 1, 1]]\n')  # Of the flow run that this one goes on from.
-        with training_log.epochs_logged(SimpleNamespace(folder=".")):
+        with training_log.epochs_logged(run, look_seconds=0.01):
             file.write('[["train/loss", 2.0, 1, 2]]\n')
             end = time.monotonic() + 60
             while not caplog.messages and time.monotonic() < end:
                 time.sleep(0.01)
             assert caplog.messages == ["step 2: train/loss 2"], "while it is trained"
-            monkeypatch.setattr(training_log, "LOOK_SECONDS", 60)
-            time.sleep(0.1)
+        with training_log.epochs_logged(run, look_seconds=60):
             file.write('[["train/loss", 1.0, 1, 3]]\n')
     assert caplog.messages == ["step 2: train/loss 2", "step 3: train/loss 1"]

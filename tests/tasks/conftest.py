@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -45,9 +46,8 @@ def gpus(monkeypatch: pytest.MonkeyPatch) -> Callable[[int, str | None], None]:
     import pynvml
 
     def gpus(count: int, shown: str | None) -> None:
-        monkeypatch.setattr(pynvml, "nvmlInit", lambda: None)
-        monkeypatch.setattr(pynvml, "nvmlShutdown", lambda: None)
-        monkeypatch.setattr(pynvml, "nvmlDeviceGetCount", lambda: count)
+        driver = {"nvmlInit": lambda: None, "nvmlShutdown": lambda: None, "nvmlDeviceGetCount": lambda: count}
+        monkeypatch.setitem(sys.modules, "pynvml", SimpleNamespace(NVMLError=pynvml.NVMLError, **driver))
         monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
         if shown is not None:
             monkeypatch.setenv("CUDA_VISIBLE_DEVICES", shown)
@@ -76,9 +76,16 @@ def settings(project: Path) -> config.Settings:
 
 
 @pytest.fixture
-def own(project: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], str]]:
+def own_imports() -> Iterator[None]:
+    """Where Python looks for modules is as before afterwards, though the user's own code is imported."""
+    before = sys.path[:]
+    yield
+    sys.path[:] = before
+
+
+@pytest.fixture
+def own(project: Path, own_imports: None) -> Iterator[Callable[[str], str]]:
     """``own(code)`` makes a model of the user's own, and returns its name; this process is as before afterwards."""
-    monkeypatch.setattr(sys, "path", sys.path[:])
 
     def own(code: str) -> str:
         (project / "mine.py").write_text(code)

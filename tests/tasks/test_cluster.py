@@ -13,8 +13,9 @@ import pytest
 from tasks import config, launchers
 from tasks.errors import Interrupted, StratagemError, UserError
 from tasks.machine import free_ports
-from tasks.process import cluster, guard
+from tasks.process import guard
 from tasks.process.cluster import StageProcesses
+from tasks.process.member import Patience
 from tests.tasks.clusters import multi_worker, parameter_server, place_of
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("on_cpus")]  # Each starts processes.
@@ -109,8 +110,6 @@ os._exit(0)
 @pytest.fixture
 def start(tmp_path, monkeypatch):
     """Start a cluster of such processes: ``start(section, {"worker 1 #1": "die"})``; all are ended after the test."""
-    monkeypatch.setattr(cluster, "LOST_PEER_SECONDS", 1.0)
-    monkeypatch.setattr(cluster, "POLL_SECONDS", 0.1)
     monkeypatch.setattr(guard, "GRACE_SECONDS", 3.0)
     monkeypatch.chdir(tmp_path)
     (tmp_path / "params.yaml").touch()
@@ -119,10 +118,13 @@ def start(tmp_path, monkeypatch):
     (tmp_path / "tasks" / "__main__.py").write_text(MEMBER)
     started = []
 
-    def start(section: config.AnyStrategy, plan: dict[str, str], with_cluster: bool = True) -> StageProcesses:
+    def start(
+        section: config.AnyStrategy, plan: dict[str, str], with_cluster: bool = True, start_seconds: float = 300
+    ) -> StageProcesses:
         members = len(launchers.members(section)) if with_cluster else 1
         (tmp_path / "plan.json").write_text(json.dumps(plan | {"members": members}))
-        started.append(StageProcesses(section, os.environ, "fixed", with_cluster))
+        patience = Patience(start_seconds, lost_peer_seconds=1.0, poll_seconds=0.1)
+        started.append(StageProcesses(section, os.environ, "fixed", with_cluster, patience))
         return started[-1]
 
     yield start
@@ -224,10 +226,9 @@ def test_a_new_run_counts_its_restarts_from_none(start, tmp_path):
     assert [name for name, stage, _ in _requests(tmp_path) if stage == "start_run"] == ["worker 0"] * 2, "one run each"
 
 
-def test_a_process_that_never_begins_is_lost(start, monkeypatch):
-    monkeypatch.setattr(cluster, "START_SECONDS", 4.0)
+def test_a_process_that_never_begins_is_lost(start):
     plan = {"worker 1 #1": "never begin", "worker 0 #1": "wait"}
-    team = start(multi_worker(heartbeat_timeout_seconds=2), plan)
+    team = start(multi_worker(heartbeat_timeout_seconds=2), plan, start_seconds=4)
     assert team.call("train", ARGUMENTS)["stage"] == "train"
     assert team.restarts == ["worker 1 gave no sign of life for 4 s"]
 

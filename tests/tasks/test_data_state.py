@@ -23,16 +23,15 @@ FILES = (
 
 
 @pytest.fixture
-def known(tmp_path, monkeypatch):
+def known(tmp_path):
     """A project whose dataset DVC found up to date a while ago."""
     for name in FILES:
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text("12345")
     (tmp_path / ".dvc" / "tmp").mkdir()
     (tmp_path / "data" / "d" / "dvc.yaml").write_text(STAGES)
-    monkeypatch.setattr(data_state, "TRUSTED_AFTER_SECONDS", 0.1)
     time.sleep(0.15)
-    with data_state.remembered(tmp_path, "d"):
+    with data_state.remembered(tmp_path, "d", trusted_after_seconds=0.1):
         pass
     return tmp_path
 
@@ -73,11 +72,10 @@ def test_nothing_is_trusted_that_has_just_changed_or_changed_while_dvc_looked(kn
     assert not data_state.is_known(known, "e")
     (known / "tasks" / "datasets" / "__pycache__").mkdir()
     assert data_state.is_known(known, "d"), "DVC leaves it out"
-    data_state.TRUSTED_AFTER_SECONDS = 9
-    with data_state.remembered(known, "d"):
+    with data_state.remembered(known, "d", trusted_after_seconds=9):
         assert not data_state.is_known(known, "d"), "while DVC is at work"
         (known / "data" / "d" / "raw" / "a").write_text("54321")
     assert not data_state.is_known(known, "d")
-    with data_state.remembered(known, "d"):
+    with data_state.remembered(known, "d", trusted_after_seconds=9):
         pass
     assert not data_state.is_known(known, "d"), "changed a moment ago"

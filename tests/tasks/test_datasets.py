@@ -230,8 +230,7 @@ class Sounds(Own):
 
 
 @pytest.fixture
-def own_builder(project, monkeypatch):
-    monkeypatch.setattr(sys, "path", sys.path[:])
+def own_builder(project, own_imports):
     (project / "my_builders.py").write_text(BUILDERS)
 
     def make(name):

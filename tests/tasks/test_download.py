@@ -30,12 +30,21 @@ from tasks.errors import StratagemError, UserError
 CHECKOUT = Path(__file__).parents[2]
 
 
+PIXELS = np.random.default_rng(0).integers(0, 256, (6, 4, 5, 3), np.uint8)
+ARCHIVE = gzip.compress(PIXELS.tobytes(), mtime=0)
+DAMAGED = gzip.compress((255 - PIXELS).tobytes(), mtime=0)  # A valid archive with other images in it.
+ALPHABETS = {"bangla": ARCHIVE, "telugu": DAMAGED}
+
+
 class TinyImages(tfds.core.GeneratorBasedBuilder):
     """A dataset in one archive, which the test's own server serves."""
 
     VERSION = tfds.core.Version("1.0.0")
-    url = ""  # set by the fixture
     url_infos: dict = {}
+
+    @property
+    def url(self):
+        return os.environ["TINY_IMAGES_URL"]
 
     def _info(self):
         image, label = tfds.features.Image(shape=(4, 5, 3)), tfds.features.ClassLabel(names=["no", "yes"])
@@ -53,16 +62,15 @@ class TinyImages(tfds.core.GeneratorBasedBuilder):
 class Alphabets(TinyImages):
     """One archive a configuration, and both have the same last part of their URL."""
 
-    BUILDER_CONFIGS = [tfds.core.BuilderConfig(name=name, version="1.0.0") for name in ("bangla", "telugu")]
+    BUILDER_CONFIGS = [tfds.core.BuilderConfig(name=name, version="1.0.0") for name in ALPHABETS]
+    url_infos = {
+        f"http://127.0.0.1:1/{name}/tiny.gz": checksums.UrlInfo(len(a), hashlib.sha256(a).hexdigest(), "tiny.gz")
+        for name, a in ALPHABETS.items()
+    }
 
     @property
     def url(self):
         return f"http://127.0.0.1:1/{self.builder_config.name}/tiny.gz"
-
-
-PIXELS = np.random.default_rng(0).integers(0, 256, (6, 4, 5, 3), np.uint8)
-ARCHIVE = gzip.compress(PIXELS.tobytes(), mtime=0)
-DAMAGED = gzip.compress((255 - PIXELS).tobytes(), mtime=0)  # A valid archive with other images in it.
 
 
 @pytest.fixture
@@ -100,7 +108,7 @@ def server(tmp_path, monkeypatch):
 
 def register(monkeypatch, url, content=ARCHIVE):
     info = checksums.UrlInfo(size=len(content), checksum=hashlib.sha256(content).hexdigest(), filename="tiny.gz")
-    monkeypatch.setattr(TinyImages, "url", url)
+    monkeypatch.setenv("TINY_IMAGES_URL", url)
     monkeypatch.setattr(TinyImages, "url_infos", {url: info})
 
 
@@ -161,15 +169,9 @@ def test_brought_archives_are_used_and_nothing_is_fetched(root, server, tmp_path
     assert server.asked == []
 
 
-def test_configurations_whose_archives_have_one_name(root, tmp_path, monkeypatch):
-    archives = {"bangla": ARCHIVE, "telugu": DAMAGED}
-    infos = {
-        f"http://127.0.0.1:1/{name}/tiny.gz": checksums.UrlInfo(len(a), hashlib.sha256(a).hexdigest(), "tiny.gz")
-        for name, a in archives.items()
-    }
-    monkeypatch.setattr(Alphabets, "url_infos", infos)
+def test_configurations_whose_archives_have_one_name(root, tmp_path):
     brought = tmp_path / "brought"
-    for name, archive in archives.items():
+    for name, archive in ALPHABETS.items():
         chosen = dataset(f"alphabets/{name}", downloads=brought)
         place = brought / f"alphabets-{name}" / name / "tiny.gz"
         assert f"http://127.0.0.1:1/{name}/tiny.gz as {place}" in message_of(chosen)
@@ -238,8 +240,7 @@ def test_wrong_content_from_the_server_is_refused(root, server):
 
 
 def test_archive_without_a_registered_checksum_is_refused(root, server, monkeypatch):
-    monkeypatch.setattr(TinyImages, "url_infos", {})
-    monkeypatch.setattr(TinyImages, "url", f"{server.url}?unregistered")
+    monkeypatch.setenv("TINY_IMAGES_URL", f"{server.url}?unregistered")
     message = message_of(dataset())
     assert "no checksum is registered" in message
     assert f"{server.url}?unregistered" in message
@@ -286,11 +287,11 @@ def test_name_that_nobody_answers_for_is_given_up(root, monkeypatch):
 
 
 def test_proxy_of_the_environment_is_asked(root, server, monkeypatch):
-    # The proxy is what answers, with the archive of a host that does not exist.
+    # The proxy is what answers, with the archive of a host that does not exist: the path that it is asked for is a URL.
     register(monkeypatch, "http://archives.invalid/files/tiny.gz")
     monkeypatch.setenv("http_proxy", f"http://127.0.0.1:{server.server_port}")
-    archive = str(server.folder / "files" / "tiny.gz")
-    monkeypatch.setattr(http.server.SimpleHTTPRequestHandler, "translate_path", lambda handler, path: archive)
+    (server.folder / "http:" / "archives.invalid").mkdir(parents=True)
+    (server.folder / "files").rename(server.folder / "http:" / "archives.invalid" / "files")
     assert download(dataset()).num_examples == {"train": 6}
 
 

@@ -1,6 +1,5 @@
 import hashlib
 import shutil
-import sys
 from pathlib import Path
 
 import keras
@@ -131,9 +130,9 @@ def build(input_shape, num_classes):
 
 
 @pytest.mark.parametrize("loss", ["sparse_categorical_crossentropy", "mean_squared_error"])
-def test_the_loss_is_that_of_validation(tiny, train, make_dataset, project, monkeypatch, loss):
+@pytest.mark.usefixtures("own_imports")
+def test_the_loss_is_that_of_validation(tiny, train, make_dataset, project, loss):
     """The run's own, and the model's own losses on top, as Keras' evaluate has it."""
-    monkeypatch.setattr(sys, "path", sys.path[:])
     (project / "own_evaluated.py").write_text(OWN)
     train_arrays, held_out = (
         tuple(np.load(path) for path in (tiny.splits[split].features["image"], tiny.splits[split].labels))

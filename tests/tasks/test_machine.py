@@ -1,3 +1,6 @@
+import sys
+from types import SimpleNamespace
+
 import pynvml
 import pytest
 
@@ -22,5 +25,5 @@ def test_the_visible_gpus_are_those_of_the_driver_that_the_user_leaves(gpus, mon
     def no_driver() -> None:
         raise pynvml.NVMLError(pynvml.NVML_ERROR_LIBRARY_NOT_FOUND)
 
-    monkeypatch.setattr(pynvml, "nvmlInit", no_driver)
+    monkeypatch.setitem(sys.modules, "pynvml", SimpleNamespace(NVMLError=pynvml.NVMLError, nvmlInit=no_driver))
     assert machine.visible_gpus() == []

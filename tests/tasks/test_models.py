@@ -408,9 +408,8 @@ text = "not a function"
 
 
 @pytest.fixture
-def own_models(project, monkeypatch):
+def own_models(project, own_imports):
     """The project with models of the user's own, and this process as before afterwards."""
-    monkeypatch.setattr(sys, "path", sys.path[:])
     (project / "own_models.py").write_text(OWN)
     (project / "broken_models.py").write_text("import keras\nraise RuntimeError('no licence')\n")
     (project / "needy_models.py").write_text("import a_package_that_is_not_there\n")

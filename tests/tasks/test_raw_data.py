@@ -59,16 +59,15 @@ def test_a_changed_shard_is_refused_where_it_is_streamed(project, raw, has_listi
 
 def test_a_shard_is_read_again_only_where_it_was_written_to(project, raw, monkeypatch):
     prepared = dvc_data.load_prepared("digits")
-    monkeypatch.setattr("tasks.data_state.TRUSTED_AFTER_SECONDS", 0)
-    raw_data.verify(prepared)
+    raw_data.verify(prepared, trusted_after_seconds=0)
     read = []
     opened = Path.open
     monkeypatch.setattr(Path, "open", lambda path, *a, **k: read.append(path.name) or opened(path, *a, **k))
 
-    def shards_read() -> list[str]:
+    def shards_read(trusted_after_seconds: float = 0) -> list[str]:
         read.clear()
         try:
-            raw_data.verify(prepared)
+            raw_data.verify(prepared, trusted_after_seconds)
         except UserError:
             read.append("refused")
         return [name for name in read if "tfrecord" in name or name == "refused"]
@@ -79,9 +78,8 @@ def test_a_shard_is_read_again_only_where_it_was_written_to(project, raw, monkey
     assert shards_read() == [train, "refused"]
     assert shards_read() == ["refused"]
     # A second change within the same tick of the clock would not show.
-    monkeypatch.setattr("tasks.data_state.TRUSTED_AFTER_SECONDS", 3600)
     _change(raw / SHARD)
-    assert shards_read() == [train]
+    assert shards_read(trusted_after_seconds=3600) == [train]
     assert train in shards_read()
 
 

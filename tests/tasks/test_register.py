@@ -225,19 +225,21 @@ def test_a_registration_that_was_killed_is_ended_by_the_next_with_one_version(
 ) -> None:
     trained = Trained()
     first = trained.register()
-    alias = mlflow.MlflowClient.set_registered_model_alias
     calls = []
 
     def killed(self: object, name: str, *more: object, **options: object) -> None:
         calls.append(name)
         raise KeyboardInterrupt
 
+    def register_killed_at(call: str, trained: Trained) -> None:
+        with monkeypatch.context() as patch:
+            patch.setattr(mlflow.MlflowClient, call, killed)
+            with pytest.raises(KeyboardInterrupt):
+                trained.register()
+
     # Between the version and its alias; then between the model and its version.
     second = Trained()
-    monkeypatch.setattr(mlflow.MlflowClient, "set_registered_model_alias", killed)
-    with pytest.raises(KeyboardInterrupt):
-        second.register()
-    monkeypatch.setattr(mlflow.MlflowClient, "set_registered_model_alias", alias)
+    register_killed_at("set_registered_model_alias", second)
     client = tracking.open_store()
     name = first.model_name
     assert str(client.get_model_version_by_alias(name, "challenger").version) == "1", "unmoved until it is complete"
@@ -245,11 +247,7 @@ def test_a_registration_that_was_killed_is_ended_by_the_next_with_one_version(
     assert str(client.get_model_version_by_alias(name, "challenger").version) == "2"
 
     third = Trained()
-    make = mlflow.MlflowClient.create_model_version
-    monkeypatch.setattr(mlflow.MlflowClient, "create_model_version", killed)
-    with pytest.raises(KeyboardInterrupt):
-        third.register()
-    monkeypatch.setattr(mlflow.MlflowClient, "create_model_version", make)
+    register_killed_at("create_model_version", third)
     assert third.register().model_version == "3"
     assert third.register().model_version == "3", "one version a run"
     assert calls == [name, name]

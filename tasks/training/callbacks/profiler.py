@@ -5,7 +5,7 @@ import os
 from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 import keras
 
@@ -29,12 +29,23 @@ class Profiler(keras.callbacks.Callback):
     the calls after it; a range of nothing but that call gives no split. A call that builds another graph later on (a
     short last batch under Keras' own ``fit``) has that in ``host``.
 
+    ``tracer`` is what begins, marks, ends and splits a trace: the module of that name, or what does the same.
+
     Place it directly after ``Position``, which says where the training is. Train in a ``with`` of it, whose end ends a
     trace whose range the training did not reach the end of: a process can trace one thing at a time.
     """
 
-    def __init__(self, position: Position, first_step: int, last_step: int, folder: Path, send: MetricSink) -> None:
+    def __init__(
+        self,
+        position: Position,
+        first_step: int,
+        last_step: int,
+        folder: Path,
+        send: MetricSink,
+        tracer: Any = trace,
+    ) -> None:
         super().__init__()
+        self.tracer = tracer
         self.position = position
         self.first_step = first_step
         self.last_step = last_step
@@ -78,10 +89,10 @@ class Profiler(keras.callbacks.Callback):
             if done >= self.last_step or last_of_call < self.first_step:
                 return
             with self.position.aside():
-                trace.start(self.folder)
+                self.tracer.start(self.folder)
             self._tracing = True
         counted = {} if self._first_call else {"epoch": self.position.epoch}
-        self._call.enter_context(trace.mark_call(done + 1, counted))
+        self._call.enter_context(self.tracer.mark_call(done + 1, counted))
 
     def on_train_batch_end(self, batch: int, logs: dict[str, float] | None = None) -> None:
         # Keras has read the loss for its callbacks, so an accelerator has done what the call handed to it.
@@ -96,7 +107,7 @@ class Profiler(keras.callbacks.Callback):
     def _close(self) -> None:
         self._call.close()
         if self._tracing:
-            trace.stop()
+            self.tracer.stop()
             self._tracing = False
 
     def _finish(self) -> None:
@@ -111,6 +122,6 @@ class Profiler(keras.callbacks.Callback):
                 self.last_step,
             )
             return
-        parts = trace.split(written, self._num_steps)
+        parts = self.tracer.split(written, self._num_steps)
         log.info("profile   a step: %s", ", ".join(f"{name} {value:.2f} ms" for name, value in parts.items()))
         self.send(self.position.step, {f"performance/{name}_ms": value for name, value in parts.items()})

@@ -230,16 +230,28 @@ def test_what_the_profiler_itself_takes_is_not_the_steps_time(tmp_path, monkeypa
         now[0] += seconds
         return result
 
+    class Slow:
+        """Takes so long, and leaves an empty trace."""
+
+        def start(self, folder):
+            lasts(1000)
+
+        def stop(self):
+            lasts(1000)
+            folder = tmp_path / "plugins" / "profile" / "first"
+            folder.mkdir(parents=True)
+            write_trace(folder / "some.xplane.pb", {})
+
+        def split(self, trace, num_steps):
+            return lasts(1000, {})
+
+        def mark_call(self, step, counted):
+            return contextlib.nullcontext()
+
     monkeypatch.setattr(time, "perf_counter", lambda: now[0])
-    monkeypatch.setattr(traced, "start", lambda folder: lasts(1000))
-    monkeypatch.setattr(traced, "stop", lambda: lasts(1000))
-    monkeypatch.setattr(traced, "split", lambda trace, num_steps: lasts(1000, {}))
-    monkeypatch.setattr(traced, "mark_call", lambda step, counted: contextlib.nullcontext())
-    write_trace(tmp_path / "some.xplane.pb", {})
-    monkeypatch.setattr(profiler.Path, "glob", lambda path, pattern: [path / "some.xplane.pb"])
     position = Position(Batches(48, 8, drop_remainder=False), START)
     throughput = Throughput(position, began=0.0)
-    watched = profiler.Profiler(position, 2, 4, tmp_path, lambda step, metrics: None)
+    watched = profiler.Profiler(position, 2, 4, tmp_path, lambda step, metrics: None, Slow())
     watched.set_model(small_model())
     told = [position, watched, throughput]
     for callback in told:
