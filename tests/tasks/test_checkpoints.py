@@ -1,3 +1,5 @@
+import contextlib
+import resource
 import shutil
 import sys
 from pathlib import Path
@@ -352,6 +354,17 @@ def test_weights_that_are_no_numbers_do_not_take_the_place_of_the_last_good_ones
     assert saved.restore_latest()[1].step == 2
 
 
+@contextlib.contextmanager
+def no_file_larger_than(num_bytes):
+    """Half of a larger one is written, and then this process is refused the rest."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (num_bytes, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
 def test_a_full_disk_keeps_the_last_checkpoint(tmp_path, monkeypatch):
     with Checkpoints(tmp_path / "c") as saved:
         saved.save(build(), state(1))
@@ -365,29 +378,19 @@ def test_a_full_disk_keeps_the_last_checkpoint(tmp_path, monkeypatch):
             saved.save(build(), state(2))
         monkeypatch.undo()
 
-        # Or it is full for this user only, which the file system says when it is too late.
-        def full(file, **arrays):
-            file.write(b"half")
-            raise OSError(28, "No space left on device")
-
-        monkeypatch.setattr(np, "savez", full)
-        saved.save(build(), state(3))
-        with pytest.raises(StratagemError, match=r"step 3 cannot be written to .+/c: No space left on device; that of"):
-            saved.find("latest")
-        monkeypatch.undo()
+        # Or no more is allowed for this user, which the system says when it is too late.
+        with no_file_larger_than(100_000):
+            saved.save(build(units=20_000), state(3))
+            with pytest.raises(StratagemError, match=r"step 3 cannot be written to .+/c: File too large; that of step"):
+                saved.find("latest")
         assert [path.name for path in (tmp_path / "c").iterdir()] == ["1"]
         assert saved.restore_latest()[1].step == 1
 
 
-def test_an_error_of_the_training_is_not_hidden_by_one_of_its_last_checkpoint(tmp_path, monkeypatch, caplog):
-    def full(file, **arrays):
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(np, "savez", full)
-
+def test_an_error_of_the_training_is_not_hidden_by_one_of_its_last_checkpoint(tmp_path, caplog):
     def save(error):
-        with Checkpoints(tmp_path / "c") as saved:
-            saved.save(build(), state(1))
+        with no_file_larger_than(100_000), Checkpoints(tmp_path / "c") as saved:
+            saved.save(build(units=20_000), state(1))
             if error:
                 raise error
 

@@ -160,13 +160,24 @@ def test_all_files_of_one_table_give_the_same_bytes(source):
         assert files_of(prepare(source / name, target="back", encoding=text)) == expected, name
 
 
-def test_a_large_file_is_read_in_parts_to_the_same_bytes(source, monkeypatch):
+@pytest.fixture
+def read_in_chunks(monkeypatch):
+    """``read_in_chunks(200, kept=False)``: files are parsed so many bytes at a time, and count as large ones."""
+
+    def read_in_chunks(num_bytes, kept):
+        monkeypatch.setattr("tasks.table_files.CHUNK_BYTES", num_bytes)
+        if not kept:
+            monkeypatch.setattr("tasks.table_files.KEPT_BYTES", 0)
+
+    return read_in_chunks
+
+
+def test_a_large_file_is_read_in_parts_to_the_same_bytes(source, read_in_chunks):
     path = write(visits(), source / "own.csv")
     expected = prepare(path, target="back", group="person")
     before = files_of(expected)
     assert path.stat().st_size > 4 * 2000
-    monkeypatch.setattr("tasks.table_files.KEPT_BYTES", 0)
-    monkeypatch.setattr("tasks.table_files.CHUNK_BYTES", 2000)
+    read_in_chunks(2000, kept=False)
     found = prepare(path, target="back", group="person")
     for moment in ("mean", "deviation"):
         own, other = (getattr(one.features["number"], moment) for one in (expected, found))
@@ -177,11 +188,9 @@ def test_a_large_file_is_read_in_parts_to_the_same_bytes(source, monkeypatch):
 
 
 @pytest.fixture(params=["at once", "in parts"])
-def small_chunks(request, monkeypatch):
+def small_chunks(request, read_in_chunks):
     """A file is parsed 200 bytes at a time, by several threads as a small one, or by one as a large one."""
-    monkeypatch.setattr("tasks.table_files.CHUNK_BYTES", 200)
-    if request.param == "in parts":
-        monkeypatch.setattr("tasks.table_files.KEPT_BYTES", 0)
+    read_in_chunks(200, kept=request.param == "at once")
 
 
 @pytest.mark.usefixtures("small_chunks")
