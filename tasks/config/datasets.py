@@ -188,8 +188,9 @@ AnyDescription: TypeAlias = Tfds | ImageFolder | Arrays | Table
 
 
 def description_kinds() -> dict[str, type[Description]]:
-    """Return the sections by kind."""
-    return {get_args(kind.model_fields["kind"].annotation)[0]: kind for kind in get_args(AnyDescription)}
+    """Return the sections by kind; a file of tasks/dataset_kinds/ that needs none has that of all that is local."""
+    own = {get_args(kind.model_fields["kind"].annotation)[0]: kind for kind in get_args(AnyDescription)}
+    return own | {name: LocalDescription for name in names_of("dataset_kinds") if name not in own}
 
 
 def describe(values: dict[str, Any], where: str) -> Any:

@@ -16,7 +16,10 @@ def project_root() -> Path:
     raise UserError(f"no project here: neither {here} nor a folder above it holds params.yaml and .dvc/")
 
 
-def names_of(registry: Literal["data_checks", "datasets", "exports", "metrics", "models", "strategies"]) -> list[str]:
+Registry = Literal["data_checks", "dataset_kinds", "datasets", "exports", "metrics", "models", "strategies"]
+
+
+def names_of(registry: Registry) -> list[str]:
     """Return what a registry offers: the file names of ``tasks/<registry>/`` are its keys."""
     return sorted(p.stem for p in (Path(__file__).parents[1] / registry).glob("*.py") if not p.stem.startswith("_"))
 

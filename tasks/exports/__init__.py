@@ -49,6 +49,15 @@ def find(name: str) -> Format:
     return found
 
 
+def load_keras(place: Path) -> Callable[[Any], Any]:
+    """Return what computes the outputs of a batch by a model that Keras loads: a .keras file, or a folder of its
+    parts."""
+    import keras
+
+    predict: Callable[[Any], Any] = keras.models.load_model(place, compile=False).predict_on_batch
+    return predict
+
+
 def by_name(names: Sequence[str], batch: Any) -> dict[str, Any]:
     """Return a batch as a mapping of a model's inputs: one array is the only input there is."""
     return dict(batch) if isinstance(batch, Mapping) else dict(zip(names, [batch], strict=True))

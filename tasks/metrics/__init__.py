@@ -57,6 +57,22 @@ def find(name: str, key: str = "the name of a metric") -> Metric:
     return metric
 
 
+def of_keras(kind: str, **options: Any) -> Callable[[str, Target], Any]:
+    """Return what makes a metric of Keras in a training, which imports Keras only there.
+
+    Args:
+        kind: of ``keras.metrics``, such as ``MeanAbsoluteError``.
+        options: of that class.
+    """
+
+    def in_training(name: str, target: Target) -> Any:
+        import keras
+
+        return getattr(keras.metrics, kind)(name=name, **options)
+
+    return in_training
+
+
 def of_task(task: Task, own: Mapping[str, str] | None = None) -> dict[str, Metric]:
     """Return the metrics of a task by their names, those of a user's own last, which ``own_code.metrics_of`` gives."""
     found = {name: find(name) for name in config.names_of("metrics")}

@@ -1,22 +1,12 @@
 """The mean absolute error, in the target's unit."""
 
-from typing import Any
-
 import numpy as np
 
-from tasks.metrics import Metric
-from tasks.records import Target
-
-
-def _in_training(name: str, target: Target) -> Any:
-    import keras
-
-    return keras.metrics.MeanAbsoluteError(name=name)
-
+from tasks.metrics import Metric, of_keras
 
 METRIC = Metric(
     better="lower",
     tasks=("regression",),
     of_predictions=lambda labels, outputs: float(np.abs(outputs - labels).mean()),
-    in_training=_in_training,
+    in_training=of_keras("MeanAbsoluteError"),
 )

@@ -1,11 +1,8 @@
 """The share of examples whose class is among the five largest logits; it says nothing about up to five classes."""
 
-from typing import Any
-
 import numpy as np
 
-from tasks.metrics import Labels, Metric, Predictions
-from tasks.records import Target
+from tasks.metrics import Labels, Metric, Predictions, of_keras
 
 
 def _of_predictions(labels: Labels, logits: Predictions) -> float | None:
@@ -15,10 +12,9 @@ def _of_predictions(labels: Labels, logits: Predictions) -> float | None:
     return float((best == labels[:, None]).any(axis=1).mean())
 
 
-def _in_training(name: str, target: Target) -> Any:
-    import keras
-
-    return keras.metrics.SparseTopKCategoricalAccuracy(k=5, name=name)
-
-
-METRIC = Metric(better="higher", tasks=("classification",), of_predictions=_of_predictions, in_training=_in_training)
+METRIC = Metric(
+    better="higher",
+    tasks=("classification",),
+    of_predictions=_of_predictions,
+    in_training=of_keras("SparseTopKCategoricalAccuracy", k=5),
+)
