@@ -114,6 +114,8 @@ def paired_bootstrap(
         seed: of the resamples.
         num_resamples: how many there are.
 
+    It takes eight: what is measured, on what, and which way is better, and how sure, as ``paired_means`` does.
+
     Source: Efron and Tibshirani (1993), sections 13.3 and 16.4; for paired models Efron, Annals of Statistics 7 (1979).
     """
     sign = 1.0 if better == "higher" else -1.0
@@ -175,9 +177,9 @@ def _resampled_means(values: npt.NDArray[Any], seed: int, num_resamples: int) ->
         drawn = generator.multinomial(count, numbers / count, num_resamples)
         means: npt.NDArray[np.float64] = drawn @ distinct / count
         return means
-    at_once = max(1, _CHUNK // count)
+    num_together = max(1, _CHUNK // count)
     parts = [
-        values[generator.integers(0, count, (min(at_once, num_resamples - first), count))].mean(axis=1)
-        for first in range(0, num_resamples, at_once)
+        values[generator.integers(0, count, (min(num_together, num_resamples - first), count))].mean(axis=1)
+        for first in range(0, num_resamples, num_together)
     ]
     return np.concatenate(parts)

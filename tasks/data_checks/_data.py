@@ -104,10 +104,10 @@ class Data:
         array, rows = self.array(split, feature), self.rows[split]
         shape = array.shape[1:]
         width = math.prod(shape) * array.itemsize
-        at_once = max(1, BLOCK_BYTES // max(1, width))
+        rows_a_block = max(1, BLOCK_BYTES // max(1, width))
         for run in np.split(rows, np.flatnonzero(np.diff(rows) != 1) + 1) if len(rows) else ():
-            for first in range(int(run[0]), int(run[-1]) + 1, at_once):
-                count = min(at_once, int(run[-1]) + 1 - first)
+            for first in range(int(run[0]), int(run[-1]) + 1, rows_a_block):
+                count = min(rows_a_block, int(run[-1]) + 1 - first)
                 # Read, not mapped: the pages of a map stay resident, and grow with the dataset.
                 place = array.offset + first * width
                 yield np.fromfile(array.filename, array.dtype, count * math.prod(shape), offset=place).reshape(

@@ -33,13 +33,13 @@ class _Member:
     shape: tuple[int, ...]
     dtype: np.dtype[Any]
 
-    def read(self, rows_at_once: int) -> Iterator[npt.NDArray[Any]]:
+    def read(self, rows_a_part: int) -> Iterator[npt.NDArray[Any]]:
         """Yield the rows from the first to the last, so many at once."""
         with _opened(self.source, self.name) as file:
             shape, _, dtype = _header(file)
             width = dtype.itemsize * int(np.prod(shape[1:], dtype=np.int64))
-            for first in range(0, shape[0], rows_at_once):
-                count = min(rows_at_once, shape[0] - first)
+            for first in range(0, shape[0], rows_a_part):
+                count = min(rows_a_part, shape[0] - first)
                 content = file.read(count * width)
                 if len(content) < count * width:
                     raise UserError(f"dataset.source = '{self.source}': the array '{self.name}' ends too early")
@@ -127,8 +127,8 @@ def _blocks(
         of_split = np.full(x.shape[0], split, object)
         for own, chosen in rows.items():
             of_split[chosen] = own
-        at_once = max(1, CHUNK_BYTES // max(1, int(np.prod(x.shape[1:])) * x.dtype.itemsize))
-        for first, part in zip(range(0, x.shape[0], at_once), x.read(at_once), strict=True):
+        rows_a_part = max(1, CHUNK_BYTES // max(1, int(np.prod(x.shape[1:])) * x.dtype.itemsize))
+        for first, part in zip(range(0, x.shape[0], rows_a_part), x.read(rows_a_part), strict=True):
             if feature.kind == "number" and not np.isfinite(part).all():
                 row = first + int(np.argwhere(~np.isfinite(part))[0, 0])
                 raise UserError(f"dataset.source = '{dataset.source}': row {row} of {x.name} is not finite")

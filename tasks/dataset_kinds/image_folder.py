@@ -235,17 +235,17 @@ def _blocks(
     split: str, headers: list[Header], labels: npt.NDArray[np.int64], shape: tuple[int, ...], broken: dict[Path, str]
 ) -> Iterator[Block]:
     """Yield the images of a split; one that is broken has its reason in ``broken``, and no row."""
-    at_once = min(max(CHUNK_BYTES // (shape[0] * shape[1] * shape[2]), 1), 1024)
+    rows_a_block = min(max(CHUNK_BYTES // (shape[0] * shape[1] * shape[2]), 1), 1024)
 
     def decode(first: int) -> Block:
-        rows = slice(first, first + at_once)
+        rows = slice(first, first + rows_a_block)
         decoded = [_decode(header.path, shape, broken) for header in headers[rows]]
         whole = [image for image in decoded if image is not None]
         images = np.stack(whole) if whole else np.zeros((0, *shape), np.uint8)
         return Block(split, {"image": images}, labels[rows][[image is not None for image in decoded]])
 
     cores = machine.usable_cores()
-    yield from ahead.in_order(decode, range(0, len(headers), at_once), threads=cores, ahead=cores)
+    yield from ahead.in_order(decode, range(0, len(headers), rows_a_block), threads=cores, ahead=cores)
 
 
 def _decode(path: str, shape: tuple[int, ...], broken: dict[Path, str]) -> npt.NDArray[np.uint8] | None:

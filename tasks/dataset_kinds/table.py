@@ -78,15 +78,15 @@ def examples(dataset: config.Table) -> Examples:
 def _blocks(table: Table, fitted: "_Fitted", splits: npt.NDArray[np.int8]) -> Iterator[Block]:
     """Yield the examples of all splits; the next ones are encoded while one is written."""
     features = fitted.features.values()
-    at_once = max(1, CHUNK_BYTES // sum(np.dtype(one.dtype).itemsize * math.prod(one.shape) for one in features))
+    rows_a_block = max(1, CHUNK_BYTES // sum(np.dtype(one.dtype).itemsize * math.prod(one.shape) for one in features))
 
     def some_rows() -> Iterator[tuple[str, Rows, dict[str, Values]]]:
         for first, chunk in table.chunks(table.features):
             of_row = splits[first : first + num_rows_of(chunk)]
             for number, name in enumerate(NAMES):
                 rows = np.flatnonzero(of_row == number)
-                for place in range(0, len(rows), at_once):
-                    some = rows[place : place + at_once]
+                for place in range(0, len(rows), rows_a_block):
+                    some = rows[place : place + rows_a_block]
                     yield name, first + some, {column: encoding.take(values, some) for column, values in chunk.items()}
 
     # Where there are images, their own threads have enough to do.

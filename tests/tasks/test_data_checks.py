@@ -151,7 +151,6 @@ def test_a_check_that_stops_names_twenty_and_leaves_nothing(root, checks, words)
 
 
 def test_a_check_that_is_off_does_not_look(root, monkeypatch):
-    monkeypatch.setattr("tasks.data_checks.duplicates._find", lambda data: pytest.fail("it looked"))
     check = data_checks.find("duplicates")
     monkeypatch.setattr("tasks.data_checks.duplicates.CHECK", data_checks.Check(lambda data: 1 / 0, check.threshold))
     quality = prepared_arrays(images(60), checks={"duplicates": False})
