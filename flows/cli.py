@@ -1,4 +1,7 @@
-"""The `stratagem` command: parses, calls, prints. Nothing heavy is imported before a command needs it."""
+"""The `stratagem` command: parses, calls, prints. Nothing heavy is imported before a command needs it.
+
+The parameters of a command are its options, however many it has.
+"""
 
 from typing import TYPE_CHECKING, Annotated
 

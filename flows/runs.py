@@ -1,4 +1,7 @@
-"""`stratagem runs`: the runs in mlruns/, listed, shown, compared, and pruned where the disk is full."""
+"""`stratagem runs`: the runs in mlruns/, listed, shown, compared, and pruned where the disk is full.
+
+The parameters of a command are its options, however many it has.
+"""
 
 from typing import Annotated
 

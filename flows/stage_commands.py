@@ -1,4 +1,7 @@
-"""The commands that do one stage alone, without Prefect, such as `stratagem train`."""
+"""The commands that do one stage alone, without Prefect, such as `stratagem train`.
+
+The parameters of a command are its options, however many it has.
+"""
 
 import sys
 from pathlib import Path

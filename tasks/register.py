@@ -27,6 +27,14 @@ Apart = Callable[..., Any]
 """``process.clean.Clean.ask``: computes what a model gives, in a process that knows nothing of the run."""
 
 
+class Evaluated(NamedTuple):
+    """What is known of the model from its evaluation."""
+
+    record: EvaluationResult
+    given: Predictions
+    """What it gave for the test rows that there are now."""
+
+
 class How(NamedTuple):
     """What a registration needs beside its records."""
 
@@ -73,8 +81,8 @@ def register(
         refusal = _refusal(settings.register_, evaluation, training)
         if refusal is not None:
             return _none(run, model_uri, name, refusal)
-        given = _given(evaluation, prepared)
-        if given is None:
+        evaluated = _evaluated(evaluation, prepared)
+        if evaluated is None:
             reason = f"its evaluation has no outputs for the test rows that {prepared.folder} has now: {_again(run)}"
             return _none(run, model_uri, name, reason)
         candidate = tracking.Candidate(
@@ -88,9 +96,9 @@ def register(
         )
         with tracking.registering():
             standing = tracking.find_standing(candidate)
-            judgement = _judge(settings, prepared, evaluation, given, candidate, standing, how)
+            judgement = _judge(settings, prepared, evaluated, candidate, standing, how)
             if not standing.has_alias or judgement.promoted:
-                other = _load_back(run, prepared, evaluation, given, model_uri, how.apart)
+                other = _load_back(run, prepared, evaluated, model_uri, how.apart)
                 if other is not None:
                     return _none(run, model_uri, name, other)
             return tracking.register_version(candidate, judgement)
@@ -112,11 +120,12 @@ def _refusal(section: config.Register, evaluation: EvaluationResult, training: T
     return None if passed else f"{section.metric} = {value:.4f} does not reach register.minimum = {section.minimum}"
 
 
-def _given(evaluation: EvaluationResult, prepared: PreparedDataset) -> Predictions | None:
-    """Return what the model gave when it was evaluated; None where that is gone, or is of other test rows."""
+def _evaluated(evaluation: EvaluationResult, prepared: PreparedDataset) -> Evaluated | None:
+    """Return the evaluation with what the model gave; None where that is gone, or is of other test rows."""
     if evaluation.outputs is None or evaluation.test_rows != predictions.test_rows(prepared):
         return None
-    return predictions.load(config.project_root() / evaluation.outputs, evaluation.outputs_sha256 or "")
+    given = predictions.load(config.project_root() / evaluation.outputs, evaluation.outputs_sha256 or "")
+    return None if given is None else Evaluated(evaluation, given)
 
 
 def _tags(
@@ -169,8 +178,7 @@ def _takes_digest(prepared: PreparedDataset) -> str:
 def _judge(
     settings: config.Settings,
     prepared: PreparedDataset,
-    evaluation: EvaluationResult,
-    given: Predictions,
+    evaluated: Evaluated,
     candidate: tracking.Candidate,
     standing: tracking.Standing,
     how: How,
@@ -191,8 +199,8 @@ def _judge(
     else:
         champion = None
         if standing.champion is not None:
-            champion = _champion(settings, prepared, given, candidate.name, standing, how.apart)
-        judgement = gate.judge(settings, prepared, evaluation, given, champion)
+            champion = _champion(settings, prepared, evaluated.given, candidate.name, standing, how.apart)
+        judgement = gate.judge(settings, prepared, evaluated.record, evaluated.given, champion)
     return gate.forced(judgement) if how.force else judgement
 
 
@@ -253,15 +261,9 @@ def _score(prepared: PreparedDataset, name: str, version: str, tags: Mapping[str
     return outputs.astype(np.float32)
 
 
-def _load_back(
-    run: Run,
-    prepared: PreparedDataset,
-    evaluation: EvaluationResult,
-    given: Predictions,
-    model_uri: str,
-    apart: Apart,
-) -> str | None:
+def _load_back(run: Run, prepared: PreparedDataset, evaluated: Evaluated, model_uri: str, apart: Apart) -> str | None:
     """Return why a logged model is not what was evaluated; None where it is, loaded back in a process of its own."""
+    evaluation, given = evaluated
     count = len(given.outputs)
     rows = np.unique(np.linspace(0, count - 1, min(SAMPLE, count)).astype(int)).tolist()
     encoded = any(feature.columns for feature in prepared.features.values())

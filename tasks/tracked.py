@@ -179,7 +179,10 @@ def register(
     apart: Apart,
     force: bool = False,
 ) -> RegisteredModel:
-    """Register the evaluated model; ``apart`` computes what it gives when it is loaded back."""
+    """Register the evaluated model; ``apart`` computes what it gives when it is loaded back.
+
+    It takes seven: five are what a request has (see ``serve.Stages``), and the stage is given the last two as one.
+    """
     prepared_data.verify(prepared)  # The model's version names the data.
     result = register_stage(settings, run, prepared, training, evaluation, How(apart, force))
     runs.save_result(run, result)

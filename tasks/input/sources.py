@@ -76,7 +76,9 @@ def ordered_batches(
     num_workers: int = 1,
 ) -> Batches:
     """Return the batches of ``validation`` or ``test``: every example once, always in the same order, never
-    augmented and all counting the same; this worker's part of each."""
+    augmented and all counting the same; this worker's part of each.
+
+    It takes seven: the last three are a strategy's, as in ``training_batches``, and most callers leave them out."""
     section = settings.input
     split, rows = carve(prepared, section.validation, settings.train.seed)[use]
     alike = prepared.splits[split].model_copy(update={"weights": None})

@@ -21,6 +21,8 @@ def build(
 ) -> keras.Model:
     """Return words int32 (batch, length) -> outputs (batch, num_outputs), of the policy's variable dtype.
 
+    It takes seven: those with a default are ``model.options``.
+
     Raises:
         ValueError: there is another feature than one text.
     """
@@ -33,7 +35,7 @@ def build(
     x = x + keras.layers.Embedding(feature.shape[0], embedding, name="places")(places)
     there = keras.ops.not_equal(words, 0)[:, None, :]
     for block in range(1, blocks + 1):
-        x = _block(x, there, f"block{block}", embedding, heads, units, dropout)
+        x = _block(x, there, f"block{block}", heads, units, dropout)
     x = mean_of_words(words, x)
     x = _dropped(x, dropout, "dropout1")
     x = keras.layers.Dense(20, activation="relu", name="dense")(x)
@@ -41,7 +43,8 @@ def build(
     return keras.Model(as_input(inputs), output_layer(num_outputs)(x), name="transformer")
 
 
-def _block(x: Any, there: Any, name: str, embedding: int, heads: int, units: int, dropout: float) -> Any:
+def _block(x: Any, there: Any, name: str, heads: int, units: int, dropout: float) -> Any:
+    embedding = x.shape[-1]
     attention = keras.layers.MultiHeadAttention(heads, embedding, name=f"{name}_attention")
     attended = _dropped(attention(x, x, attention_mask=there), dropout, f"{name}_dropout1")
     x = keras.layers.LayerNormalization(epsilon=1e-6, name=f"{name}_norm1")(x + attended)
