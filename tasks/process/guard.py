@@ -3,6 +3,7 @@
 import contextlib
 import fcntl
 import os
+import select
 import signal
 import subprocess
 import sys
@@ -45,6 +46,11 @@ def when_input_closes(end: Callable[[], object], take: Callable[[str], object] =
         end()
 
     threading.Thread(target=read, daemon=True).start()
+
+
+def input_closes_within(seconds: float) -> bool:
+    """Return whether this process's standard input closes within so long, where nothing else reads it."""
+    return bool(select.select([sys.stdin], [], [], seconds)[0])
 
 
 @contextlib.contextmanager

@@ -10,7 +10,6 @@ import contextlib
 import json
 import logging
 import os
-import select
 import sqlite3
 import sys
 import time
@@ -26,6 +25,7 @@ from dvc.repo import Repo
 
 from tasks import errors, files, upstream
 from tasks.errors import StratagemError, UserError
+from tasks.process import guard
 
 BUSY_SECONDS = 600.0
 LOGGERS = ("dvc", "dvc_data", "dvc_objects")
@@ -160,7 +160,7 @@ def _do(work: Callable[[Any], None], target: str) -> None:
                 raise StratagemError(
                     "another command of DVC has been at work for ten minutes: wait for it, then run again"
                 ) from error
-        if select.select([sys.stdin], [], [], 2)[0]:
+        if guard.input_closes_within(2):
             raise StratagemError("the process that started this one has gone")
 
 
