@@ -177,9 +177,9 @@ def _ranges(title: str, lines: Sequence[tuple[str, float, float, float]], from_z
 
 def _stacked(rows: Sequence[ComparisonRow]) -> Markup:
     """Draw a bar a row, as long as its step, of the parts that it goes into."""
-    width, wide = 700, 700 - LEFT - RIGHT
+    width, wide = svg.WIDTH, svg.WIDTH - LEFT - RIGHT + 20  # Its texts are as large as the others' on a telephone.
     most = max(row.step_time.total_ms for row in rows if row.step_time is not None) or 1.0
-    parts = [Markup('<text x="4" y="14">milliseconds of a step</text>')]
+    parts = [Markup('<text x="4" y="14">ms a step</text>')]
     right = float(width - 4)
     for place, name in reversed(list(enumerate(PARTS.values()))):
         parts.append(Markup('<text x="{:.1f}" y="14" class="end c{} named">{}</text>').format(right, place, name))
