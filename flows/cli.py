@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from flows import data, runs, stage_commands
+from flows import data, reproduce, runs, stage_commands
 from flows.command import NO_SETTINGS, AllowChanges, Debug, Fresh, Json, Recipe, Resume, Set, check_resume, command
 
 if TYPE_CHECKING:
@@ -185,6 +185,7 @@ for stage_command in (
     stage_commands.export,
 ):
     app.command()(stage_command)
+app.command()(reproduce.reproduce)
 
 
 @app.command()

@@ -10,7 +10,17 @@ from rich.text import Text
 from rich.tree import Tree
 
 from tasks.errors import cut
-from tasks.records import Link, Provenance, Pruning, RunDetails, RunDifference, RunLine, RunList
+from tasks.records import (
+    Link,
+    MetricPair,
+    Provenance,
+    Pruning,
+    Reproduction,
+    RunDetails,
+    RunDifference,
+    RunLine,
+    RunList,
+)
 from tasks.runs import FIGURES
 
 SHORT = 8
@@ -121,6 +131,7 @@ def print_details(found: RunDetails) -> None:
         "seconds": ", ".join(f"{stage} {seconds:.1f}" for stage, seconds in found.seconds.items()),
         "flow run": found.flow_run_id,
         "comparison": line.parent_run_id,
+        "reproduces": found.reproduces,
         "MLflow": f"experiment {found.experiment}",
     }
     _print_rows({name: value for name, value in rows.items() if value})
@@ -137,7 +148,53 @@ def print_difference(found: RunDifference) -> None:
     if not found.differences:
         print(f"{found.first[:SHORT]} and {found.second[:SHORT]} do not differ")
         return
-    _print_columns(("", found.first[:SHORT], found.second[:SHORT]), found.differences)
+    names = (found.first[:SHORT], found.second[:SHORT])
+    others = {what: values for what, values in found.differences.items() if what not in found.metrics}
+    _print_columns(("", *names), others)
+    if found.metrics:
+        rows = "the same test rows, compared example by example"
+        unlike = "not the same test rows, or what they gave for them is gone: each interval by itself"
+        _print(f"\ntest metrics, with intervals of 95 %; {rows if found.same_test_rows else unlike}")
+        _print_metrics(found.metrics, names)
+
+
+def print_reproduction(done: Reproduction) -> None:
+    """Print what of a run is otherwise today, and what came of training it once more."""
+    if done.changes:
+        table = Table(box=None, padding=(0, 2, 0, 0))
+        for heading in ("", "the run", "today", ""):
+            table.add_column(heading, overflow="fold")
+        for one in done.changes:
+            table.add_row(one.what, _text(one.then), _text(one.now), one.effect)
+        _print(table)
+    else:
+        print("Nothing of it is otherwise today.")
+    if done.metrics:
+        print()
+        _print_metrics(done.metrics, (done.run_id[:SHORT], (done.reproduced_by or "")[:SHORT]))
+    verdict = {None: "", True: "reproduced: ", False: "not reproduced: "}[done.same]
+    by = f" (run {done.reproduced_by[:SHORT]})" if done.reproduced_by else ""
+    _print(f"\n{verdict}{done.reason}{by}")
+
+
+def _print_metrics(metrics: Mapping[str, MetricPair], names: tuple[str, str]) -> None:
+    """Print the metrics of two runs with their intervals, and how far apart they are."""
+    table = Table(box=None, padding=(0, 2, 0, 0))
+    for heading in ("", *names, "difference"):
+        table.add_column(heading, overflow="fold")
+    for name, one in metrics.items():
+        ends = [_interval(found) for found in (one.first_interval, one.second_interval)]
+        values = [
+            "-" if value is None else f"{value:.4f}{end}"
+            for value, end in zip((one.first, one.second), ends, strict=True)
+        ]
+        apart = "-" if one.difference is None else f"{one.difference:+.4f}{_interval(one.difference_interval, '+')}"
+        table.add_row(name.removeprefix("test/"), *values, apart)
+    _print(table)
+
+
+def _interval(ends: tuple[float, float] | None, sign: str = "") -> str:
+    return f"\n{ends[0]:{sign}.4f} to {ends[1]:{sign}.4f}" if ends is not None else ""
 
 
 def print_pruning(done: Pruning) -> None:

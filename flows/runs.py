@@ -85,12 +85,12 @@ def diff(
     json: Json = False,
     debug: Debug = False,
 ) -> None:
-    """Tell what differs between two runs: settings, data, code, metrics, speed."""
+    """Tell what differs between two runs: settings, data, code, speed; and the test metrics with their intervals."""
     with command(debug):
         from flows import run_tables
-        from tasks import runs
+        from tasks import pipeline, runs
 
-        found = runs.compare(runs.resolve(first), runs.resolve(second))
+        found = pipeline.compare(runs.resolve(first), runs.resolve(second))
         print(found.model_dump_json()) if json else run_tables.print_difference(found)
 
 

@@ -7,6 +7,7 @@ python -m tasks own_code [RECIPE] [--set section.key=value]...   the stages of t
 python -m tasks train [RECIPE] [--set section.key=value]...
 python -m tasks evaluate [RECIPE] [--set section.key=value]...
 python -m tasks report RUN              writes the page of a run again
+python -m tasks reproduced RUN          tells MLflow which run it was trained to reproduce, and whether it did
 python -m tasks reconcile               ends the MLflow runs of processes that were killed
 python -m tasks versions                tells which versions of models are registered in MLflow, as JSON lines
 python -m tasks rollback MODEL          moves the alias `champion` back
@@ -29,7 +30,8 @@ from tasks.process import guard, serve
 from tasks.process.environment import keep_private
 
 STAGES = (
-    "check", "download", "prepare", "own_code", "train", "evaluate", "report", "reconcile", "rollback", "versions",
+    "check", "download", "prepare", "own_code", "train", "evaluate", "report", "reproduced", "reconcile", "rollback",
+    "versions",
     "serve", "assist", "tf_server",
 )  # fmt: skip
 
@@ -76,6 +78,10 @@ def _run(stage: str, name: str | None, overrides: list[str]) -> None:
         from tasks.report import page
 
         page.write(runs.find(name))
+    elif stage == "reproduced":
+        from tasks import tracking
+
+        tracking.log_reproduction(name or "")
     elif stage == "reconcile":
         from tasks import tracking
 

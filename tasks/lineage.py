@@ -27,7 +27,7 @@ def collect(settings: config.Settings, data_version: str | None) -> records.Line
     return records.Lineage(
         git_commit=commit,
         git_dirty=dirty,
-        code_digest=code_digest(*_own_names(settings), initial=settings.model.initial),
+        code_digest=code_of(settings),
         settings_digest=settings.digest(),
         data_version=data_version,
     )
@@ -48,6 +48,11 @@ def own_files(settings: config.Settings) -> dict[str, str]:
     if initial is not None and (start := root / initial).is_file():
         found[initial] = hashlib.sha256(start.read_bytes()).hexdigest()
     return found
+
+
+def code_of(settings: config.Settings, root: Path | None = None) -> str:
+    """Return the digest of the code of a run with these settings, see ``code_digest``."""
+    return code_digest(*_own_names(settings), initial=settings.model.initial, root=root)
 
 
 def git_state(folder: Path) -> tuple[str | None, bool | None]:
@@ -93,6 +98,38 @@ def file_at(commit: str, path: str, folder: Path) -> str | None:
     return blob.data.decode() if isinstance(blob, pygit2.Blob) else None
 
 
+def export(commit: str, root: Path, folder: Path) -> None:
+    """Write the files that a commit has in a folder of the repository into another one; the repository's own, its index
+    and its branches stay as they are.
+
+    Args:
+        commit: its hash.
+        root: a folder of the repository.
+        folder: to make.
+
+    Raises:
+        UserError: there is no such commit, or it has no such folder.
+    """
+    import pygit2
+
+    try:
+        repository = _repository(root)
+        tree = repository.revparse_single(commit).peel(pygit2.Tree) if repository is not None else None
+    except (pygit2.GitError, KeyError, ValueError):
+        tree = None
+    if repository is None or tree is None:
+        raise UserError(f"git commit {commit} is not in this repository: fetch it (git fetch --unshallow --all)")
+    inside = root.resolve().relative_to(Path(repository.workdir).resolve()).as_posix()
+    try:
+        files = tree if inside == "." else tree[inside]
+    except KeyError:
+        raise UserError(f"git commit {commit} has no folder {inside}, where this project lies") from None
+    folder.mkdir()
+    strategy = pygit2.enums.CheckoutStrategy
+    how = strategy.FORCE | strategy.DONT_UPDATE_INDEX | strategy.DISABLE_PATHSPEC_MATCH
+    repository.checkout_tree(files, directory=str(folder), strategy=how)  # type: ignore[no-untyped-call]
+
+
 def commit_of(name: str, folder: Path) -> str | None:
     """Return the hash of what git takes for a commit: a hash or the first letters of one, a branch, a tag, ``HEAD~1``;
     None where there is none."""
@@ -134,20 +171,25 @@ def _repository(folder: Path) -> "pygit2.Repository | None":
     return pygit2.Repository(found) if found is not None else None
 
 
-def code_digest(*own: str, initial: str | None = None) -> str:
+def code_digest(*own: str, initial: str | None = None, root: Path | None = None) -> str:
     """Return the sha256 of flows/, tasks/, requirements.lock, for each name that is a ``module:function`` the user's
     own code, and of the file that a model starts with, if there is one.
 
     Comments, docstrings and the layout of Python files do not count.
+
+    Args:
+        own: names of the user's own code.
+        initial: the file that a model starts with.
+        root: the project's folder, or a checkout of it.
     """
-    root = config.project_root()
+    cache = config.project_root() / "mlruns" / "code.json"
+    root = root or config.project_root()
     files = [*root.glob("flows/**/*.py"), *root.glob("tasks/**/*.py"), root / "requirements.lock"]
-    files += [root / file for name in own for file in own_code.files(name)]
+    files += [root / file for name in own for file in own_code.files(name, root)]
     found = {file.relative_to(root).as_posix(): file.read_bytes() for file in set(files) if file.is_file()}
     if initial is not None and (start := root / initial).is_file():
         found[f"model.initial {initial}"] = start.read_bytes()
     names = sorted(found)
-    cache = root / "mlruns" / "code.json"
     try:
         known = records.load(CodeMeanings, cache).by_bytes
     except UserError:

@@ -4,10 +4,17 @@ framework is asked."""
 import contextlib
 import gc
 import os
+import platform
 import socket
 import sys
 from collections.abc import Iterator
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
 
+PACKAGES = ("tensorflow", "keras", "jax", "numpy")
+"""Whose versions a training's bits depend on."""
+MACHINE = ("system", "processor", "cores", "gpus")
+"""What of ``surroundings`` is of the machine; the rest is installed on it."""
 TPU_VARIABLES = ("TPU_NAME", "KUBE_GOOGLE_CLOUD_TPU_ENDPOINTS", "COLAB_TPU_ADDR")
 """Where a cloud says which TPU is meant, the first that is set."""
 
@@ -51,6 +58,44 @@ def visible_gpus() -> list[str]:
     if named is None or not count:
         return [str(index) for index in range(count)]
     return [name.strip() for name in named.split(",") if name.strip() not in ("", "-1")]
+
+
+def surroundings() -> dict[str, str]:
+    """Return what the bits of a training depend on beside code, data and settings: versions and hardware by name."""
+    found = {"python": platform.python_version()}
+    for package in PACKAGES:
+        with contextlib.suppress(PackageNotFoundError):
+            found[package] = version(package)
+    found |= {
+        "system": f"{platform.system()} {platform.machine()}",
+        "processor": _processor(),
+        # How a sum is divided among threads decides how it is rounded.
+        "cores": str(usable_cores()),
+        "gpus": ", ".join(_gpu_names()),
+    }
+    return {what: text for what, text in found.items() if text}
+
+
+def _processor() -> str:
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines():
+            name, _, text = line.partition(":")
+            if name.strip() == "model name":
+                return text.strip()
+    return platform.processor()
+
+
+def _gpu_names() -> list[str]:
+    import pynvml
+
+    try:
+        pynvml.nvmlInit()
+        devices = [pynvml.nvmlDeviceGetHandleByIndex(place) for place in range(pynvml.nvmlDeviceGetCount())]
+        names = [str(pynvml.nvmlDeviceGetName(device)) for device in devices]
+        pynvml.nvmlShutdown()
+    except pynvml.NVMLError:  # No driver.
+        return []
+    return names
 
 
 def find_tpu(name: str | None) -> str:

@@ -53,17 +53,21 @@ def metrics_of(settings: config.Settings) -> dict[str, str]:
     return dict(sorted(first.items()))
 
 
-def files(name: str) -> list[Path]:
+def files(name: str, root: Path | None = None) -> list[Path]:
     """Return the files, relative to the project's folder, that the module of a ``module:function`` imports, and its
     own.
 
     They are found by reading, nothing is imported. There are none for the name of what is ours, and none for a module
     that is installed elsewhere.
+
+    Args:
+        name: the module and the function.
+        root: the project's folder, or a checkout of it.
     """
     module, colon, _ = name.partition(":")
     if not colon:
         return []
-    root = config.project_root()
+    root = root or config.project_root()
     finder = modulefinder.ModuleFinder(path=[str(root)])
     try:
         finder.import_hook(module)

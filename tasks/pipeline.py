@@ -216,6 +216,19 @@ def lower_is_better(metric: str) -> bool:
     return metrics.better(metric) == "lower"
 
 
+def compare(first: Run, second: Run) -> records.RunDifference:
+    """Return what differs between two runs, and their test metrics with intervals.
+
+    Raises:
+        UserError: params.yaml cannot be read.
+    """
+    from tasks import side_by_side  # NumPy takes 0.2 s to import.
+
+    found = runs.compare(first, second)
+    metrics, same = side_by_side.compare(first, second)
+    return found.model_copy(update={"metrics": metrics, "same_test_rows": same})
+
+
 def write_report(name: str | None) -> Path:
     """Write the report of a run again, by a process that imports NumPy; return where it lies.
 

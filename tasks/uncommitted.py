@@ -9,8 +9,10 @@ from tasks import network
 
 MAX_BYTES = 200_000
 """Of the whole text; what is longer is cut, and says so."""
-CODE = (".py", ".yaml", ".yml", ".toml", ".lock", ".md", ".sh")
+CODE = (".py", ".yaml", ".yml", ".toml", ".lock", ".md", ".sh", ".gitignore")
 """Of a new file that git does not know yet, only these are read: others may be data, or keys."""
+NEW, LARGE, LINK, CUT = "new, and not shown: ", "changed, and too large to be shown: ", "new, and a link: ", "... cut "
+"""How a line begins that stands for what is not there."""
 # `tokenizer = ...` is none.
 NAMED = re.compile(
     r"""(?i)((?:passwords?|passwd|secrets?|token|api_?key|access_?key|private_?key|credentials?)(?![a-z])\w*["']?\s*[:=]\s*)\S.*"""
@@ -48,6 +50,13 @@ def changes(folder: Path) -> str | None:
     return _cut(masked(text)) if text else None
 
 
+def told_apart(part: str) -> tuple[str, list[str]]:
+    """Return a file's part of such a text without the lines that stand for what is not there, and those lines."""
+    lines = part.splitlines(keepends=True)
+    missing = [line for line in lines if line.startswith((NEW, LARGE, LINK, CUT))]
+    return "".join(line for line in lines if line not in missing), [line.strip() for line in missing]
+
+
 def masked(text: str) -> str:
     """Return a text without passwords: those of the environment, in addresses, and what looks like one.
 
@@ -67,9 +76,9 @@ def _parts(diff: Any, root: Path) -> Iterator[str]:
         path = delta.new_file.path
         size = (root / path).lstat().st_size if (root / path).exists() else 0
         if delta.status == pygit2.enums.DeltaStatus.UNTRACKED:
-            part = _new(path, root) if path.endswith(CODE) and size <= MAX_BYTES else f"new, and not shown: {path}\n"
+            part = _new(path, root) if path.endswith(CODE) and size <= MAX_BYTES else f"{NEW}{path}\n"
         elif max(size, delta.old_file.size) > MAX_BYTES:
-            part = f"changed, and too large to be shown: {path}\n"
+            part = f"{LARGE}{path}\n"
         else:
             part = diff[number].data.decode(errors="replace")
         yield part
@@ -81,7 +90,7 @@ def _parts(diff: Any, root: Path) -> Iterator[str]:
 def _new(path: str, root: Path) -> str:
     """Return a new file as git writes one."""
     if (root / path).is_symlink():
-        return f"new, and a link: {path}\n"
+        return f"{LINK}{path}\n"
     text = (root / path).read_bytes().decode(errors="replace")
     head = f"diff --git a/{path} b/{path}\nnew file mode 100644\n"
     if not text:
@@ -96,4 +105,4 @@ def _cut(text: str) -> str:
     data = text.encode()
     if len(data) <= MAX_BYTES:
         return text
-    return data[:MAX_BYTES].decode(errors="ignore") + f"\n... cut after {MAX_BYTES:,} bytes\n"
+    return data[:MAX_BYTES].decode(errors="ignore") + f"\n{CUT}after {MAX_BYTES:,} bytes\n"

@@ -19,6 +19,7 @@ from tasks.records.overview import Kept, PrunedRun, Pruning, RunDetails, RunDiff
 from tasks.records.provenance import Link, Provenance
 from tasks.records.quality import CheckResult, ColumnStatistics, DataQuality, DataStatistics, Offender
 from tasks.records.record import Name, Place, R, Record, load, save
+from tasks.records.reproduction import Change, MetricPair, Reproduction
 from tasks.records.results import (
     ClassMetrics,
     EvaluationResult,

@@ -3,6 +3,7 @@
 from typing import Any
 
 from tasks.records.record import Place, Record
+from tasks.records.reproduction import MetricPair
 from tasks.records.runs import Lineage
 
 
@@ -83,6 +84,8 @@ class RunDetails(Record):
     """Of the model's version, when it was registered."""
     why_no_version: str | None
     notes: tuple[str, ...]
+    reproduces: str | None = None
+    """Which run it was trained to reproduce, and whether it did."""
 
 
 class RunDifference(Record):
@@ -92,6 +95,10 @@ class RunDifference(Record):
     second: str
     differences: dict[str, tuple[Any, Any]]
     """By what it is, such as ``train.epochs``: of the first and of the second; None where one has none."""
+    metrics: dict[str, MetricPair] = {}
+    """Of the test split, by name, also those that do not differ."""
+    same_test_rows: bool = False
+    """Whether both were evaluated on the same ones, and what each gave for them is there."""
 
 
 class PrunedRun(Record):

@@ -50,6 +50,8 @@ class Run(Record):
     """The folder where it was started or resumed last, see ``runs.project_id``; empty in records of before."""
     store: str = ""
     """MLFLOW_TRACKING_URI; empty for the project's own store."""
+    environment: dict[str, str] = {}
+    """What it was started or resumed on, see ``machine.surroundings``; nothing in records of before."""
     creation_id: str = ""
     """A tag of the MLflow run that is this one's: the reply to its creation may be lost, and it must be found again."""
 

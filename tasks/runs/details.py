@@ -11,6 +11,7 @@ from tasks.records import (
     Kept,
     R,
     RegisteredModel,
+    Reproduction,
     Run,
     RunDetails,
     RunDifference,
@@ -55,6 +56,7 @@ def show(run: Run) -> RunDetails:
         aliases=registered.aliases if registered else (),
         why_no_version=registered.reason if registered else None,
         notes=registered.notes if registered else (),
+        reproduces=_reproduces(run),
     )
 
 
@@ -65,7 +67,7 @@ def compare(first: Run, second: Run) -> RunDifference:
         UserError: see ``show``.
     """
     found = _different(first.settings, second.settings)
-    sides = [_facts(show(run)) for run in (first, second)]
+    sides = [_facts(show(run)) | run.environment for run in (first, second)]
     found |= {
         what: (sides[0].get(what), sides[1].get(what))
         for what in dict.fromkeys([*sides[0], *sides[1]])
@@ -112,6 +114,14 @@ def _result(run: Run, record_type: type[R]) -> R | None:
 def _summary(run: Run) -> RunSummary | None:
     with contextlib.suppress(UserError):
         return records.load(RunSummary, config.project_root() / run.folder / "summary.json")
+    return None
+
+
+def _reproduces(run: Run) -> str | None:
+    """Return which run this one was trained to reproduce, and what came of it."""
+    with contextlib.suppress(UserError):
+        kept = records.load(Reproduction, config.project_root() / run.folder / "records" / "reproduction.json")
+        return f"{kept.run_id}: {kept.reason}"
     return None
 
 

@@ -9,6 +9,7 @@ from tasks.tracking.lifecycle import (
     end_run,
     log_comparison,
     log_files,
+    log_reproduction,
     resume_run,
     set_tags,
     start_comparison,

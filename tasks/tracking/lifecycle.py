@@ -11,7 +11,7 @@ from typing import Any, Literal, NamedTuple
 
 from mlflow.exceptions import MlflowException
 
-from tasks import config, records, runs
+from tasks import config, machine, records, runs
 from tasks.errors import UserError
 from tasks.tracking.metrics import log_metrics
 from tasks.tracking.outbox import (
@@ -165,6 +165,7 @@ def _start_new(
             boot=runs.boot_id(),
             project=project,
             store=runs.store_name(),
+            environment=machine.surroundings(),
             creation_id=creation_id,
         )
         runs.set_status(run, "RUNNING")
@@ -254,6 +255,7 @@ def resume_run(
         "project": project,
         "number": runs.next_number(),
         "flow_run_id": flow_run_id,
+        "environment": machine.surroundings(),
     }
     runs.forget_what_changed(run, settings, lineage)  # Before the run says that it is another one.
     run = run.model_copy(update=now_of)
@@ -286,6 +288,16 @@ def log_files(run: records.Run, paths: Iterable[str | Path], folder: str) -> Non
     """Copy files, named from the project's folder, into a folder of the run's artifacts."""
     root = config.project_root()
     OUTBOX.deliver(run, *({"file": str((root / path).relative_to(root)), "folder": folder} for path in paths))
+
+
+def log_reproduction(run_id: str) -> None:
+    """Tell MLflow which run another one was trained to reproduce, and what came of it; of which commit it is, too."""
+    run = runs.find(run_id)
+    path = config.project_root() / run.folder / "records" / "reproduction.json"
+    done = records.load(records.Reproduction, path)
+    said = {"reproduces": done.run_id, "reproduction": done.reason}
+    set_tags(run, {**said, **present(_tags_of(run.lineage))})
+    log_files(run, [path], "source")
 
 
 def log_comparison(run: records.Run, comparison: records.Comparison, page: Path, others: Sequence[Path]) -> None:

@@ -1,0 +1,110 @@
+"""The project as it was in a commit, in a folder of its own: what git has of it, the changes that were in no commit,
+and the data. Nothing of the user's is written: no file, no index, no branch, not even an entry of `git worktree list`.
+
+Such a folder has no repository, shares mlruns/ with the project, and reads the prepared data where they lie.
+"""
+
+import contextlib
+import re
+import shutil
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from tasks import config, lineage, prepared_data, uncommitted
+from tasks.errors import UserError
+
+PART = re.compile(r"^(?=diff --git )", re.MULTILINE)
+GIT = ".git"
+
+
+def write(commit: str, folder: Path) -> None:
+    """Write the project's files as they were in a commit into a new folder.
+
+    Raises:
+        UserError: there is no such commit here, or it has no project in this folder of the repository.
+    """
+    lineage.export(commit, config.project_root(), folder)
+    (folder / ".dvc").mkdir(exist_ok=True)
+    mlruns = folder / "mlruns"
+    if mlruns.is_symlink():
+        mlruns.unlink()
+    shutil.rmtree(mlruns, ignore_errors=True)
+    mlruns.symlink_to((config.project_root() / "mlruns").resolve(), target_is_directory=True)
+
+
+def apply(diff: Path, folder: Path) -> list[str]:
+    """Change the files of such a folder as a run's ``records/uncommitted.diff`` says.
+
+    Return what it does not hold, or what cannot be applied: a line each.
+    """
+    import pygit2
+
+    text, *parts = PART.split(diff.read_bytes().decode())  # Ends of lines as they are.
+    left_out = [line for line in text.splitlines() if line]
+    pygit2.init_repository(str(folder))
+    try:
+        repository = pygit2.Repository(str(folder))
+        for part in parts:
+            part, missing = uncommitted.told_apart(part)
+            left_out += missing
+            try:
+                repository.apply(pygit2.Diff.parse_diff(part), pygit2.enums.ApplyLocation.WORKDIR)
+            except (pygit2.GitError, KeyError, ValueError, OSError):
+                left_out.append(f"cannot be applied: {part.splitlines()[0].rpartition(' b/')[2]}")
+    finally:
+        shutil.rmtree(folder / GIT)
+    return left_out
+
+
+def bring_data(name: str, version: str, folder: Path) -> str | None:
+    """Let such a folder have a dataset as it was in a data version.
+
+    Return where it is read from, such as ``DVC's cache``; None where that version is not here.
+    """
+    root = config.project_root()
+    place, today = folder / "data" / name, root / "data" / name
+    if _version(place, "prepared") != version:
+        if _version(today, "prepared") != version:
+            return None
+        _refuse_outside(place, folder)
+        place.mkdir(parents=True, exist_ok=True)
+        for file in ("params.yaml", "dvc.yaml", "dvc.lock"):
+            shutil.copyfile(today / file, place / file)
+    _refuse_outside(place, folder)
+    found = _bring(place, "prepared", version)
+    if found is not None and (raw := _version(place, "raw")) is not None:
+        _bring(place, "raw", raw)  # Which a stream reads, and says so where it is not here.
+    return found
+
+
+def _refuse_outside(place: Path, folder: Path) -> None:
+    """Refuse to write where a link of the commit leads out of the folder."""
+    if not place.resolve().is_relative_to(folder.resolve()):
+        raise UserError(f"data/{place.name} of that commit is a link that leads out of the project: nothing is done")
+
+
+def _bring(place: Path, part: str, version: str) -> str | None:
+    """Link raw/ or prepared/ of a data version to where the project, or DVC's cache, has it."""
+    root = config.project_root()
+    today = root / "data" / place.name
+    if _version(today, part) == version and (today / part).is_dir():
+        (place / part).symlink_to((today / part).resolve(), target_is_directory=True)
+        return f"data/{place.name}"
+    listing = prepared_data.md5_by_file(version, root) or {}
+    cached = {path: root / prepared_data.LISTINGS / md5[:2] / md5[2:] for path, md5 in listing.items()}
+    if not cached or not all(file.is_file() for file in cached.values()):
+        return None
+    for path, file in cached.items():
+        link = place / part / path
+        _refuse_outside(link, place)
+        link.parent.mkdir(parents=True, exist_ok=True)
+        link.symlink_to(file.resolve())
+    return "DVC's cache"
+
+
+def _version(place: Path, part: Any) -> str | None:
+    with contextlib.suppress(OSError, UnicodeDecodeError, yaml.YAMLError, KeyError, TypeError):
+        return lineage.version_in((place / "dvc.lock").read_text(encoding="utf-8"), place.name, part)
+    return None

@@ -1,0 +1,260 @@
+"""A run that is trained once more: what of it is otherwise today, its commit in a folder of its own, and whether the
+same comes out.
+
+Code, settings and data are brought back: the code from git, with the changes that were in no commit, the settings from
+the run's record, the data from data/ or DVC's cache. What is installed and the machine are as they are.
+"""
+
+import json
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from tasks import checkout, config, errors, lineage, machine, pipeline, records, runs
+from tasks.errors import StratagemError, UserError
+from tasks.process import elsewhere, scratch
+from tasks.process.own_process import run_in_own_process
+from tasks.records import Change, EvaluationResult, Reproduction, Run, TrainingResult
+
+DIFF = "records/uncommitted.diff"
+RECORD = "records/reproduction.json"
+
+
+def reproduce(name: str, allow_changes: bool = False, dry_run: bool = False) -> Reproduction:
+    """Train a run once more, as a new run, and return whether it gave the same.
+
+    Args:
+        name: the run, as ``runs.resolve`` takes it.
+        allow_changes: also where what is installed or the machine are others.
+        dry_run: only tell what is otherwise today.
+
+    Raises:
+        UserError: there is no such run; it was not trained to its end; or what it was made of cannot be brought back.
+        StratagemError: the training failed.
+    """
+    run = runs.resolve(name)
+    if runs.load_result(run, TrainingResult) is None:
+        raise UserError(
+            f"run {run.run_id} was not trained to its end, so there is nothing to compare with: stratagem run --resume "
+            f"{run.run_id}"
+        )
+    settings = config.restore(run.settings)
+    _refuse(run, settings)
+    with _checkout(run, settings) as (folder, changes):
+        refusal = _refusal(run, changes, allow_changes)
+        if dry_run:
+            reason = refusal or "it can be trained once more"
+            return Reproduction(run_id=run.run_id, changes=tuple(changes), reason=reason)
+        if refusal is not None:
+            raise UserError(refusal)
+        pipeline.check_writable()
+        pipeline.check_devices(settings)
+        runs.refuse_locked(settings)
+        new = _train(run, folder)
+    done = judge(run, new, settings, changes)
+    records.save(done, config.project_root() / new.folder / RECORD)
+    run_in_own_process("reproduced", new.run_id).check_returncode()
+    return done
+
+
+def _refuse(run: Run, settings: config.Settings) -> None:
+    """Refuse a run of which is known at once that it cannot be trained again."""
+    if pipeline.in_foreign_cluster(settings):
+        raise UserError(
+            f"run {run.run_id} was trained by a cluster that someone else starts (strategy.launcher = "
+            f"'{run.settings['strategy'].get('launcher')}'): start its members with the run's settings at its commit"
+        )
+    if "@" in (settings.model.initial or "") and str(settings.model.initial).startswith("models:"):
+        raise UserError(
+            f"run {run.run_id} began with model.initial = {settings.model.initial}, and the alias may be another "
+            "version's by now: train with models:/NAME/VERSION"
+        )
+    if run.lineage.git_commit is None:
+        raise UserError(f"run {run.run_id} is of no git commit, so its code cannot be brought back")
+    if run.lineage.data_version is None:
+        raise UserError(f"run {run.run_id} has no data version, so its data cannot be brought back")
+
+
+@contextmanager
+def _checkout(run: Run, settings: config.Settings) -> Iterator[tuple[Path, list[Change]]]:
+    """Give a folder with the run's code, settings and data, and what of it is otherwise today; it goes with the block,
+    and after a kill with the next command that makes temporary files."""
+    root, name = config.project_root(), settings.dataset.name
+    with tempfile.TemporaryDirectory(dir=scratch.folder()) as made:
+        folder = Path(made) / "checkout"
+        checkout.write(str(run.lineage.git_commit), folder)
+        kept = root / run.folder / DIFF
+        missing = checkout.apply(kept, folder) if kept.exists() else []
+        (folder / "params.yaml").write_text(yaml.safe_dump(run.settings, sort_keys=False), encoding="utf-8")
+        _bring_initial(settings, folder)
+        found = checkout.bring_data(name, str(run.lineage.data_version), folder)
+        changes = [
+            *_of_code(run, settings, folder, missing),
+            *_of_settings(run),
+            *_of_data(run, name, found),
+            *_of_machine(run),
+        ]
+        yield folder, changes
+
+
+def _bring_initial(settings: config.Settings, folder: Path) -> None:
+    """Let the folder have the file that the model starts with; the digest of the code tells whether it is the same."""
+    initial = settings.model.initial
+    if initial is None or initial.startswith("models:") or runs.is_id(initial) or Path(initial).is_absolute():
+        return
+    source, place = config.project_root() / initial, folder / initial
+    if source.is_file() and not place.exists() and place.parent.resolve().is_relative_to(folder.resolve()):
+        place.parent.mkdir(parents=True, exist_ok=True)
+        place.symlink_to(source.resolve())
+
+
+def _of_code(run: Run, settings: config.Settings, folder: Path, missing: list[str]) -> Iterator[Change]:
+    commit, _ = lineage.git_state(config.project_root())
+    then, now = run.lineage.code_digest, lineage.code_of(settings)
+    if commit != run.lineage.git_commit:
+        yield _brought_back("code", "git commit", run.lineage.git_commit, commit)
+    if (brought := lineage.code_of(settings, folder)) != then:
+        where = f"in {run.lineage.git_commit}" + (" with its uncommitted changes" if run.lineage.git_dirty else "")
+        lost = f"{brought} {where}" + (f"; {errors.listed(missing, 3)}" if missing else "")
+        yield Change(kind="code", what="code", then=then, now=lost, effect="cannot be brought back")
+    elif now != then:
+        yield _brought_back("code", "code", then, now)
+
+
+def _of_settings(run: Run) -> Iterator[Change]:
+    marks = config.marks_of(config.Settings)
+    try:
+        today = config.load().to_json()
+    except UserError:  # params.yaml is being edited; the run has settings of its own.
+        return
+    before, now = (dict(config.leaves(values, whole=marks)) for values in (run.settings, today))
+    for key, value in before.items():
+        if now.get(key) != value:
+            yield _brought_back("settings", key, json.dumps(value), json.dumps(now[key]) if key in now else None)
+
+
+def _of_data(run: Run, name: str, found: str | None) -> Iterator[Change]:
+    then, now = run.lineage.data_version, None
+    with suppress(UserError):  # A lock that cannot be read.
+        now = lineage.data_version(name)
+    if found is None:
+        yield Change(kind="data", what="data version", then=then, now=now, effect="cannot be brought back")
+    elif now != then or found != f"data/{name}":
+        yield _brought_back("data", "data version", then, now)
+
+
+def _of_machine(run: Run) -> Iterator[Change]:
+    now = machine.surroundings()
+    if not run.environment:
+        yield Change(kind="environment", what="environment", then=None, now="of a run of before", effect="matters")
+        return
+    for what in dict.fromkeys([*run.environment, *now]):
+        if run.environment.get(what) != now.get(what):
+            yield Change(
+                kind="machine" if what in machine.MACHINE else "environment",
+                what=what,
+                then=run.environment.get(what),
+                now=now.get(what),
+                effect="matters",
+            )
+
+
+def _brought_back(kind: Any, what: str, then: str | None, now: str | None) -> Change:
+    return Change(kind=kind, what=what, then=then, now=now, effect="brought back")
+
+
+def _refusal(run: Run, changes: list[Change], allow_changes: bool) -> str | None:
+    """Return why the run cannot be trained again, and what to do; None where it can."""
+    lost = {change.what: change for change in changes if change.effect == "cannot be brought back"}
+    name, commit = run.settings["dataset"]["name"], run.lineage.git_commit
+    if (code := lost.get("code")) is not None:
+        return (
+            f"run {run.run_id}: its code cannot be brought back. Its digest is {code.then}, and that of what is here "
+            f"is {code.now}. A run of code that is committed, or that git can show the changes of, can be reproduced"
+        )
+    if (data := lost.get("data version")) is not None:
+        return (
+            f"run {run.run_id}: its data cannot be brought back. It was trained on data version {data.then}, and "
+            f"data/{name} is {data.now or 'not prepared'}; DVC's cache does not hold the other one: fetch it (dvc "
+            f"fetch --all-commits data/{name}/dvc.yaml), or make it again at the commit {commit}"
+        )
+    others = [f"{one.what} was {one.then} and is {one.now}" for one in changes if one.effect == "matters"]
+    if others and not allow_changes:
+        return (
+            f"run {run.run_id} was trained elsewhere, or with other packages: {errors.listed(others, 4)}. Other "
+            "numbers would prove nothing. Give the command where the run was trained, or --allow-changes: then other "
+            "weights are no failure where the test metrics lie within their intervals"
+        )
+    return None
+
+
+def _train(run: Run, folder: Path) -> Run:
+    """Train and evaluate with what is in a checkout; return the new run, as it was made there."""
+    said = elsewhere.run_command(["train", "--fresh", "--json"], folder)
+    new = runs.find(str(json.loads(said.splitlines()[-1])["run_id"]))
+    _put_down_commit(run, new)
+    ours = ("code_digest", "settings_digest", "data_version")
+    if other := [what for what in ours if getattr(new.lineage, what) != getattr(run.lineage, what)]:
+        raise StratagemError(
+            f"run {new.run_id} is another training than {run.run_id}: its {' and '.join(other)} differ. Report it"
+        )
+    evaluation = runs.load_result(run, EvaluationResult)
+    if evaluation is not None:
+        training = runs.load_training(run)
+        which = {training.best_checkpoint: "best", training.checkpoint: "latest"}
+        checkpoint = which.get(evaluation.checkpoint, str(evaluation.step))
+        wanted = ["evaluate", "--run", new.run_id, "--set", f"evaluate.checkpoint={checkpoint}", "--json"]
+        elsewhere.run_command(wanted, folder)
+    return runs.find(new.run_id)
+
+
+def _put_down_commit(run: Run, new: Run) -> None:
+    """Let a run's record say of which commit it is: the folder that it was trained in has no repository."""
+    root, known = config.project_root(), run.lineage.model_dump(include={"git_commit", "git_dirty"})
+    if (kept := root / run.folder / DIFF).exists():
+        (root / new.folder / DIFF).write_bytes(kept.read_bytes())
+    records.save(
+        new.model_copy(update={"lineage": new.lineage.model_copy(update=known)}),
+        root / new.folder / "records" / "run.json",
+    )
+    runs.forget(new.folder)
+
+
+def judge(run: Run, new: Run, settings: config.Settings, changes: list[Change]) -> Reproduction:
+    """Return whether the new run gave the same."""
+    from tasks import side_by_side  # NumPy, which nothing before needs.
+
+    digests = runs.load_training(run).weights_digest, runs.load_training(new).weights_digest
+    metrics, _ = side_by_side.compare(run, new)
+    others = any(change.effect == "matters" for change in changes)
+    judged = {name: one for name, one in metrics.items() if one.first_interval is not None}
+    outside = [
+        f"{name} {one.second if one.second is not None else float('nan'):.4f} is outside of {low:.4f} to {high:.4f}"
+        for name, one in judged.items()
+        for low, high in [one.first_interval or (0.0, 0.0)]
+        if one.second is None or not low <= one.second <= high
+    ]
+    if digests[0] == digests[1]:
+        same, reason = True, "the same weights, bit by bit"
+    elif settings.train.deterministic and not others:
+        same, reason = False, "other weights, though train.deterministic = true and nothing that matters differs"
+    elif not judged:
+        same, reason = False, "other weights, and no test metric with an interval to compare"
+    elif outside:
+        same, reason = False, f"other weights, and {errors.listed(outside, 4)}"
+    else:
+        why = "what it ran on is another" if settings.train.deterministic else "train.deterministic = false"
+        same, reason = True, f"other weights ({why}), and each test metric within its interval"
+    return Reproduction(
+        run_id=run.run_id,
+        changes=tuple(changes),
+        reproduced_by=new.run_id,
+        same=same,
+        reason=reason,
+        weights_digests=digests,
+        metrics=metrics,
+    )

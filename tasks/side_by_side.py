@@ -1,0 +1,67 @@
+"""The test metrics of two runs side by side: how sure each is, and how sure the difference.
+
+Where both were evaluated on the same test rows, what they gave is compared example by example: most rows are easy for
+both, so a difference of two runs is surer than the intervals of both look.
+"""
+
+import math
+
+import numpy as np
+
+from tasks import evidence
+from tasks.records import MetricPair, Run
+from tasks.report import influence, intervals, material
+from tasks.report.material import Material
+
+TEST = "test/"
+
+
+def compare(first: Run, second: Run) -> tuple[dict[str, MetricPair], bool]:
+    """Return each test metric of two runs, and whether both were evaluated on the same rows and what they gave is here.
+
+    A run that was not evaluated has no metric.
+    """
+    sides = [material.load(run) for run in (first, second)]
+    same = _same_rows(*sides)
+    measured = [_measured(one) for one in sides]
+    names = dict.fromkeys(name for metrics in measured for name in metrics)
+    return {name: _pair(name, sides, [metrics.get(name) for metrics in measured], same) for name in names}, same
+
+
+def _measured(one: Material) -> dict[str, float]:
+    return one.evaluation.metrics if one.evaluation is not None else {}
+
+
+def _same_rows(first: Material, second: Material) -> bool:
+    if first.evaluation is None or second.evaluation is None or first.predictions is None or second.predictions is None:
+        return False
+    rows = {first.evaluation.test_rows, second.evaluation.test_rows}
+    return len(rows) == 1 and None not in rows and np.array_equal(first.predictions.labels, second.predictions.labels)
+
+
+def _pair(name: str, sides: list[Material], values: list[float | None], same: bool) -> MetricPair:
+    short, (before, after) = name.removeprefix(TEST), values
+    found = [intervals.of_metric(one, short) if name in _measured(one) else None for one in sides]
+    paired = None
+    if same and before is not None and after is not None:
+        paired = _paired(short, sides[0], sides[1], after - before)
+    return MetricPair(
+        first=before,
+        second=after,
+        first_interval=found[0],
+        second_interval=found[1],
+        difference=after - before if before is not None and after is not None else None,
+        difference_interval=paired,
+    )
+
+
+def _paired(name: str, first: Material, second: Material, difference: float) -> evidence.Interval | None:
+    """Return the interval of a difference on the same rows: by the bootstrap where the metric is a mean, else by how
+    much each example moves it."""
+    before, after = intervals.each(first, name), intervals.each(second, name)
+    if before is not None and after is not None:
+        return evidence.paired_means(before, after, confidence=intervals.CONFIDENCE).interval
+    moved_before, moved_after = influence.of_metric(first, name), influence.of_metric(second, name)
+    if moved_before is None or moved_after is None or not math.isfinite(difference):
+        return None
+    return influence.interval(difference, moved_after - moved_before)

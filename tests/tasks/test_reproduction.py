@@ -1,0 +1,207 @@
+"""What of a run is otherwise today, its commit in a folder of its own, and what is refused; without a training."""
+
+import json
+import re
+import shutil
+from pathlib import Path
+
+import pytest
+
+from tasks import checkout, config, files, lineage, machine, records, reproduction, runs, uncommitted
+from tasks.errors import UserError
+from tasks.process import elsewhere, scratch
+from tasks.records import Change, TrainingResult
+from tests.tasks import made_up
+from tests.tasks.test_lineage import git
+from tests.tasks.test_side_by_side import two
+from tests.tasks.written_runs import run_id_of, write_results, write_run
+
+VERSION = "3c18f53eff0927cf84d227dcc2cdcf79"
+
+
+@pytest.fixture
+def trained(digits, project):
+    """A run that was trained with the code, the data and the settings of the project as it is, all committed."""
+    return write()
+
+
+def write(number=1, **more):
+    """Leave a trained run behind; ``more`` are fields of its record, or of where it comes from."""
+    commit, dirty = lineage.git_state(Path.cwd())
+    values = {"git_commit": commit, "git_dirty": dirty, "code_digest": lineage.code_of(config.load())}
+    values |= {"data_version": lineage.data_version("digits"), "environment": machine.surroundings()}
+    run = write_run(number, **(values | more))
+    write_results(run, accuracy=0.9)
+    return run
+
+
+def changes(run, **more):
+    """Return what is otherwise today, by its name: then, now, and what follows."""
+    done = reproduction.reproduce(run.run_id, dry_run=True, **more)
+    assert (done.same, done.reproduced_by) == (None, None)
+    return {one.what: (one.then, one.now, one.effect) for one in done.changes}, done.reason
+
+
+def test_of_a_run_as_it_was_nothing_is_otherwise(trained):
+    assert changes(trained) == ({}, "it can be trained once more")
+
+
+def test_the_records_of_a_pruned_run_are_enough(trained):
+    assert runs.prune(runs.Selection(keep_last=0), lambda: [], dry_run=False).pruned[0].run_id == trained.run_id
+    assert changes(trained) == ({}, "it can be trained once more")
+
+
+def test_code_and_settings_are_brought_back_and_nothing_of_the_users_is_touched(trained):
+    before = trained.lineage
+    Path("tasks/train.py").write_text(Path("tasks/train.py").read_text() + "\nEXTRA = 1\n")
+    Path("params.yaml").write_text(Path("params.yaml").read_text().replace("epochs: 15", "epochs: 9"))
+    git("commit", "--quiet", "--all", "-m", "later")
+    (Path("tasks") / "new.py").write_text("NEW = 1\n")
+    index, status = Path(".git/index").read_bytes(), git("status", "--porcelain")
+    found, reason = changes(trained)
+    assert reason == "it can be trained once more"
+    assert found == {
+        "git commit": (before.git_commit, git("rev-parse", "HEAD"), "brought back"),
+        "code": (before.code_digest, lineage.code_of(config.load()), "brought back"),
+        "train.epochs": ("15", "9", "brought back"),
+    }
+    assert (Path(".git/index").read_bytes(), git("status", "--porcelain")) == (index, status)
+    assert [len(git(*words).splitlines()) for words in (("worktree", "list"), ("branch", "--all"))] == [1, 1]
+    assert list(scratch.folder().iterdir()) == [scratch.folder() / ".stratagem"], "the checkout is gone"
+
+
+def test_changes_that_were_in_no_commit_are_brought_back_where_they_are_whole(trained):
+    Path("tasks/train.py").write_text(Path("tasks/train.py").read_text() + "\nEXTRA = 'A'\r\n")
+    Path("tasks/added.py").write_text("ADDED = 1\n")
+    Path("README.md").unlink()
+    run = write(2)
+    kept = Path(run.folder, "records", "uncommitted.diff")
+    kept.write_text(uncommitted.changes(Path.cwd()), newline="")
+    git("stash", "--include-untracked", "--quiet")
+    found, reason = changes(run)
+    assert reason == "it can be trained once more"
+    assert found["code"] == (run.lineage.code_digest, trained.lineage.code_digest, "brought back")
+    kept.write_bytes(kept.read_bytes().replace(b"+ADDED = 1", b"+ADDED = ***"))
+    _, reason = changes(run)
+    assert "its code cannot be brought back. Its digest is" in reason
+    kept.write_bytes(b"new, and not shown: tasks/secret.bin\n" + kept.read_bytes())
+    assert "with its uncommitted changes; new, and not shown: tasks/secret.bin. A run of code" in changes(run)[1]
+    kept.unlink()
+    with pytest.raises(UserError, match="its code cannot be brought back"):
+        reproduction.reproduce(run.run_id, allow_changes=True)
+
+
+def test_data_come_from_dvcs_cache_where_they_are_others_today_and_are_refused_where_that_is_gone(trained):
+    folder, cache = Path("data/digits"), Path(".dvc/cache/files/md5")
+    listing = []
+    for path in sorted((folder / "prepared").iterdir()):
+        md5 = files.digest(path, "md5")
+        (cache / md5[:2]).mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(path, cache / md5[:2] / md5[2:])
+        listing.append({"md5": md5, "relpath": path.name})
+    (cache / VERSION[:2]).mkdir(exist_ok=True)
+    (cache / VERSION[:2] / f"{VERSION[2:]}.dir").write_text(json.dumps(listing))
+    lock = (folder / "dvc.lock").read_text()
+    (folder / "dvc.lock").write_text(lock.replace(VERSION, "f" * 32))
+    assert changes(trained)[0]["data version"] == (VERSION, "f" * 32, "brought back")
+    made = Path.cwd().parent / "there"
+    checkout.write(str(trained.lineage.git_commit), made)
+    assert checkout.bring_data("digits", VERSION, made) == "DVC's cache"
+    there = sorted((made / "data" / "digits" / "prepared").iterdir())
+    assert [one.name for one in there] == sorted(one["relpath"] for one in listing)
+    assert all(one.resolve().is_relative_to(cache.resolve()) for one in there)
+    next(cache.glob("*/" + listing[0]["md5"][2:])).unlink()
+    found, reason = changes(trained)
+    assert found["data version"] == (VERSION, "f" * 32, "cannot be brought back")
+    assert f"It was trained on data version {VERSION}, and data/digits is {'f' * 32}; DVC's cache" in reason
+
+
+def test_a_link_in_a_commit_leads_to_no_file_of_the_users(trained, tmp_path):
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    lock = Path("data/digits/dvc.lock").read_text()
+    shutil.rmtree("data/digits")
+    Path("data/digits").symlink_to(outside)
+    git("add", "--all")
+    git("commit", "--quiet", "-m", "a link")
+    run = write(2, data_version=VERSION)
+    Path("data/digits").unlink()
+    Path("data/digits").mkdir()
+    Path("data/digits/dvc.lock").write_text(lock)
+    with pytest.raises(UserError, match="data/digits of that commit is a link that leads out of the project"):
+        reproduction.reproduce(run.run_id, dry_run=True)
+    assert list(outside.iterdir()) == []
+
+
+def test_another_machine_or_other_packages_are_refused_unless_that_is_allowed(trained):
+    now = machine.surroundings()
+    assert {"python", "tensorflow", "keras", "jax", "numpy", "system", "processor", "cores"} <= now.keys()
+    run = write(2, environment=now | {"tensorflow": "2.1.0", "cores": "640", "gpus": "Tesla K80"})
+    found, reason = changes(run)
+    assert found == {
+        "tensorflow": ("2.1.0", now["tensorflow"], "matters"),
+        "cores": ("640", now["cores"], "matters"),
+        "gpus": ("Tesla K80", now.get("gpus"), "matters"),
+    }
+    assert f"tensorflow was 2.1.0 and is {now['tensorflow']}" in reason
+    assert "--allow-changes" in reason
+    assert changes(run, allow_changes=True)[1] == "it can be trained once more"
+    kinds = {one.what: one.kind for one in reproduction.reproduce(run.run_id, dry_run=True).changes}
+    assert kinds == {"tensorflow": "environment", "cores": "machine", "gpus": "machine"}
+    assert changes(write(3, environment={}))[0]["environment"][2] == "matters"
+
+
+REFUSED = [
+    ({"git_commit": None}, {}, "is of no git commit"),
+    ({"git_commit": "ab" * 20}, {}, "git commit abab.* is not in this repository"),
+    ({"data_version": None}, {}, "has no data version"),
+    ({}, {"model.initial": "models:/digits@champion"}, "the alias may be another version's by now"),
+    ({}, {"strategy.kind": "multi_worker", "strategy.launcher": "tf_config"}, "by a cluster that someone else starts"),
+]
+
+
+@pytest.mark.parametrize(("more", "overrides", "words"), REFUSED, ids=[words for _, _, words in REFUSED])
+def test_a_run_that_cannot_be_trained_again_is_refused(trained, more, overrides, words):
+    run = write(2, overrides=overrides, **more)
+    with pytest.raises(UserError, match=words):
+        reproduction.reproduce(run.run_id)
+
+
+def test_a_run_that_was_not_trained_to_its_end_and_one_that_there_is_not(trained):
+    run = write_run(5, status="KILLED")
+    with pytest.raises(UserError, match=rf"was not trained to its end.*stratagem run --resume {run.run_id}"):
+        reproduction.reproduce(run.run_id)
+    with pytest.raises(UserError, match=rf"unknown run '{run_id_of(1)[:-1]}x': did you mean '{run_id_of(1)}'"):
+        reproduction.reproduce(f"{run_id_of(1)[:-1]}x")
+
+
+def test_a_command_elsewhere_that_refuses_or_fails_says_so(trained):
+    with pytest.raises(UserError, match="`stratagem runs` with the code of that commit ended with exit code 2"):
+        elsewhere.run_command(["runs", "show", "nosuch"], Path.cwd())
+    assert json.loads(elsewhere.run_command(["runs", "--json"], Path.cwd()))["num_runs"] == 1
+
+
+# Each: weights of both, deterministic, whether the machine is another, how the second outputs are moved, the verdict.
+VERDICTS = [
+    (("a", "a"), False, False, 0.0, True, "the same weights, bit by bit"),
+    (("a", "b"), False, False, 0.05, True, r"other weights \(train.deterministic = false\), and each test metric"),
+    (("a", "b"), False, False, 3.0, False, "other weights, and test/accuracy .* is outside of"),
+    (("a", "b"), True, False, 0.05, False, "other weights, though train.deterministic = true"),
+    (("a", "b"), True, True, 0.05, True, "what it ran on is another"),
+]
+
+
+@pytest.mark.parametrize(("digests", "deterministic", "elsewhere", "moved", "same", "words"), VERDICTS)
+def test_whether_the_same_came_out(tmp_path, monkeypatch, digests, deterministic, elsewhere, moved, same, words):
+    monkeypatch.chdir(made_up.project(tmp_path / "made"))
+    labels, outputs = made_up.classification(400, 5)
+    first, second = two(labels, outputs, outputs + moved * made_up.classification(400, 5, seed=9)[1])
+    for run, digest in zip((first, second), digests, strict=True):
+        path = Path(run.folder, "records", "training.json")
+        trained = records.load(TrainingResult, path)
+        records.save(trained.model_copy(update={"weights_digest": digest}), path)
+    settings = config.load(None, {"train.deterministic": deterministic})
+    change = Change(kind="machine", what="cores", then="1", now="2", effect="matters")
+    done = reproduction.judge(first, second, settings, [change] if elsewhere else [])
+    assert (done.same, done.weights_digests, done.reproduced_by) == (same, digests, second.run_id)
+    assert re.search(words, done.reason), done.reason

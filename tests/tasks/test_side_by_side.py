@@ -1,0 +1,129 @@
+"""Metrics of two runs side by side, and how much each example moves one: against resampling, and scikit-learn."""
+
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tasks import evidence, metrics, records, side_by_side
+from tasks.report import influence, intervals
+from tasks.report.material import load
+from tests.tasks import made_up
+from tests.tasks.test_run_report import TASKS
+
+FIRST = "b" * 32
+
+
+@pytest.fixture(autouse=True)
+def in_project(tmp_path, monkeypatch):
+    monkeypatch.chdir(made_up.project(tmp_path / "project"))
+
+
+def two(labels, before, after, other_labels=None):
+    """Return two runs that were evaluated on these test rows."""
+    made_up.run(labels, before)
+    folder = Path("mlruns/runs", FIRST)
+    shutil.copytree(made_up.FOLDER, folder)
+    for path in [*folder.rglob("*.json")]:
+        path.write_text(path.read_text().replace(made_up.RUN_ID, FIRST))
+    second = made_up.run(labels if other_labels is None else other_labels, after)
+    return records.load(records.Run, folder / "records" / "run.json"), second
+
+
+def of_task(task, count=400):
+    """Return labels, the outputs of a model, and those of a better one that is right where the other is."""
+    labels, before = made_up.classification(count, 7) if task == "classification" else TASKS[task](count)
+    random = np.random.default_rng(1)
+    if task == "regression":
+        return labels, before, (labels + 0.7 * (before - labels)).astype(np.float32)
+    own = np.eye(before.shape[1])[labels] if labels.ndim == 1 else 2.0 * labels - 1
+    return labels, before, (before + random.normal(size=before.shape) * 0.5 + 0.4 * own).astype(np.float32)
+
+
+def test_a_difference_is_as_sure_as_resampling_the_same_rows_says():
+    for task in TASKS:
+        labels, before, after = of_task(task)
+        found, same = side_by_side.compare(*two(labels, before, after))
+        assert same
+        assert found["test/loss"].difference_interval is None, "1.5 is no mean of the examples' losses"
+        for name, metric in metrics.of_task(task).items():
+            pair = found[f"test/{name}"]
+            measure = metric.of_predictions
+            given = labels, before.astype(float), after.astype(float)
+            resampled = evidence.paired_bootstrap(measure, *given, seed=3, num_resamples=400)
+            assert pair.difference == pytest.approx(resampled.value, abs=1e-6), name
+            width = resampled.interval.high - resampled.interval.low
+            assert pair.difference_interval == pytest.approx(tuple(resampled.interval), abs=0.25 * width), name
+            assert pair.first_interval[0] < pair.first < pair.first_interval[1]
+            both = sum(high - low for low, high in (pair.first_interval, pair.second_interval))
+            assert width < both, f"{name}: a paired difference is surer than the intervals of both look"
+        shutil.rmtree("mlruns")
+
+
+def test_runs_on_other_rows_have_an_interval_each_and_none_of_the_difference():
+    labels, before, after = of_task("classification")
+    runs = two(labels, before, after, np.roll(labels, 1))
+    found, same = side_by_side.compare(*runs)
+    assert not same
+    pair = found["test/accuracy"]
+    assert pair.difference == pytest.approx(pair.second - pair.first)
+    assert (pair.difference_interval, pair.first_interval is None, pair.second_interval is None) == (None, False, False)
+
+
+def test_what_one_run_does_not_have_is_none():
+    labels, before, after = of_task("classification")
+    first, second = two(labels, before, after)
+    path = Path(second.folder, "records", "evaluation.json")
+    evaluated = json.loads(path.read_text())
+    del evaluated["metrics"]["test/auc"]
+    path.write_text(json.dumps(evaluated))
+    Path(first.folder, "evaluation", "30.npz").unlink()
+    found, same = side_by_side.compare(first, second)
+    assert not same, "what the first one gave is gone"
+    assert (found["test/auc"].second, found["test/auc"].difference) == (None, None)
+    assert found["test/accuracy"].first_interval is None
+    path.unlink()
+    found, _ = side_by_side.compare(first, second)
+    assert {one.second for one in found.values()} == {None}
+
+
+@pytest.mark.parametrize(("task", "name"), [("classification", "auc"), ("multilabel", "auc"), ("regression", "r2"),
+                                            ("multilabel", "mean_average_precision"), ("multilabel", "macro_f1"),
+                                            ("multilabel", "micro_f1"), ("regression", "rmse")])  # fmt: skip
+def test_what_examples_move_is_the_derivative_of_the_metric(task, name):
+    labels, outputs = made_up.classification(60, 3) if task == "classification" else TASKS[task](60)
+    outputs = np.round(outputs * 2) / 2  # So that some scores are equal.
+    made = load(made_up.run(labels, outputs))
+    moved = influence.of_metric(made, name)
+    assert moved.sum() == pytest.approx(0, abs=1e-9), "all weights doubled change nothing"
+    measure, many = metrics.find(name).of_predictions, 300
+    outputs = outputs.astype(np.float64)
+    for row in (0, 7, 31):
+        rows = np.concatenate([np.repeat(np.arange(60), many), [row]])  # The weight of one is 1 + 1 / 300.
+        numeric = (measure(labels[rows], outputs[rows]) - measure(labels, outputs)) * many
+        assert moved[row] == pytest.approx(numeric, abs=1e-2 * np.abs(moved).max() + 1e-12), (name, row)
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_a_test_split_of_many_rows_has_intervals_too(task):
+    count = intervals.MOST_DRAWS // evidence.RESAMPLES + 1000
+    labels, outputs = made_up.classification(count, 7) if task == "classification" else TASKS[task](count)
+    made = load(made_up.run(labels, outputs, made_up.arrays(count, ("categories",))))
+    for name, metric in metrics.of_task(task).items():
+        found = intervals.of_metric(made, name)
+        few = evidence.interval(metric.of_predictions, labels, outputs.astype(np.float64), num_resamples=80)
+        width = few.high - few.low
+        assert found == pytest.approx(few, abs=0.35 * width), name
+
+
+def test_an_interval_ends_where_the_metric_does():
+    labels = np.repeat(np.array([[1, 0], [0, 1]], np.uint8), 20, axis=0)
+    made = load(made_up.run(labels, (4.0 * labels - 2).astype(np.float32)))
+    assert intervals.of_metric(made, "mean_average_precision") == (1, 1)
+    swapped = (4.0 * labels - 2).astype(np.float32)
+    swapped[0] = swapped[0, ::-1]
+    low, high = intervals.of_metric(load(made_up.run(labels, swapped)), "mean_average_precision")
+    assert low < 1
+    assert high == 1
