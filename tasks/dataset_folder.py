@@ -274,6 +274,20 @@ def _bring_up_to_date(folder: Path) -> None:
             )
 
 
+def follows_checks(name: str, root: Path) -> bool:
+    """Return whether the pipeline of a dataset depends on the checks that its params.yaml has: else DVC finds it up to
+    date whatever they are."""
+    folder = root / "data" / name
+    if not (folder / "params.yaml").exists() or is_local(name, root):
+        return True  # It depends on all of params.yaml.
+    try:
+        return (CHECKS in (folder / "dvc.yaml").read_text(encoding="utf-8")) == bool(
+            config.read_description(folder).checks
+        )
+    except OSError:
+        return True  # DVC says what is wrong with it.
+
+
 def tfds_pipeline(name: str, builder: str | None = None) -> str:
     """Return the dvc.yaml of a dataset. One of tasks/datasets/ depends on its own file, and on no other one's; one of
     the user's own ``module:Class`` on what that imports from the project's folder."""

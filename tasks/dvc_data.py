@@ -290,6 +290,8 @@ def is_up_to_date(name: str) -> bool:
     """Return whether DVC finds the prepared data to be what their stages would make now; nothing is made."""
     if data_state.is_known(config.project_root(), name):
         return True
+    if not dataset_folder.follows_checks(name, config.project_root()):
+        return False
     dvc_cache.configure()
     command = [sys.executable, "-m", "dvc", "status", "--quiet", "--with-deps", f"data/{name}/dvc.yaml:prepare"]
     with held_open() as stdin:

@@ -13,7 +13,7 @@ import mlflow
 import pytest
 import yaml
 
-from tasks import config, dvc_stages, runs
+from tasks import config, dvc_data, dvc_stages, runs
 
 pytestmark = pytest.mark.slow
 
@@ -279,3 +279,11 @@ def test_a_copy_has_its_own_runs_again_whatever_happens(tmp_path):
         assert not (project / "mlruns").is_symlink(), "the project itself has its own"
     shutil.rmtree(copy)
     assert (project / "mlruns" / "mlflow.db").exists()
+
+
+def test_data_whose_checks_have_changed_are_not_up_to_date(prepared_project):
+    """DVC itself says they are, as long as data/digits/dvc.yaml does not name the checks."""
+    assert dvc_data.is_up_to_date("digits")
+    params = prepared_project / "data" / "digits" / "params.yaml"
+    params.write_text(f"{params.read_text()}  checks: {{constant_examples: stop}}\n")
+    assert not dvc_data.is_up_to_date("digits")
