@@ -281,9 +281,8 @@ def follows_checks(name: str, root: Path) -> bool:
     if not (folder / "params.yaml").exists() or is_local(name, root):
         return True  # It depends on all of params.yaml.
     try:
-        return (CHECKS in (folder / "dvc.yaml").read_text(encoding="utf-8")) == bool(
-            config.read_description(folder).checks
-        )
+        followed = CHECKS in (folder / "dvc.yaml").read_text(encoding="utf-8")
+        return followed == bool(config.read_description(folder).checks)
     except OSError:
         return True  # DVC says what is wrong with it.
 

@@ -75,7 +75,7 @@ def prepare(dataset: config.Description) -> PreparedDataset:
                     **examples.origin,
                 )
                 records.save(prepared, new / "manifest.json")
-                data_checks.judge(dataset, prepared, new, scratch / "report", examples.name_of)
+                data_checks.judge(dataset, prepared, new, scratch / "report", examples.name_of, examples.sizes_of)
                 prepared_data.set_foreign_aside(dataset.name)
                 if target.exists():
                     target.rename(scratch / "old")

@@ -11,6 +11,9 @@ from tasks.errors import UserError
 from tasks.records import DataQuality, DataStatistics, PreparedDataset
 
 QUALITY, STATISTICS, BEFORE = "quality.json", "statistics.json", "statistics_before.json"
+SIZES = "test_sizes.npy"
+"""The height and width that the images of the test split had before they were prepared, int32 (n, 2); where a kind of
+dataset knows them."""
 
 
 def place(folder: Path) -> Path:
@@ -52,7 +55,7 @@ def made_in(folder: Path) -> list[Path]:
         pictures = records.load(DataQuality, own / QUALITY).pictures
     except UserError:
         pictures = ()
-    names = (*(name for name in pictures if Path(name).name == name), STATISTICS, BEFORE, ".gitignore", QUALITY)
+    names = (*(name for name in pictures if Path(name).name == name), STATISTICS, BEFORE, SIZES, ".gitignore", QUALITY)
     return [*(own / name for name in names if (own / name).is_file()), own]
 
 

@@ -11,6 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+import numpy as np
+import numpy.typing as npt
+
 from tasks import config, quality_report, records
 from tasks.data_checks import _sheets, _statistics
 from tasks.data_checks._data import Data, Place
@@ -72,6 +75,7 @@ def judge(
     arrays: Path,
     report: Path,
     name_of: Callable[[str, int], str] | None = None,
+    sizes_of: Callable[[str], npt.NDArray[np.int32]] | None = None,
 ) -> None:
     """Measure a prepared dataset, say what is wrong with it, and write statistics, findings and pictures.
 
@@ -81,6 +85,7 @@ def judge(
         arrays: the folder in which its arrays lie, not yet in their place.
         report: the folder to make, for ``quality_report.replace``; of data without an example it is not made.
         name_of: what the source calls the example of a split and row.
+        sizes_of: the height and width that the images of a split had, (n, 2).
 
     Raises:
         UserError: there is a finding, and the dataset's ``checks`` say ``stop``. Nothing is left in ``report``.
@@ -101,6 +106,8 @@ def judge(
     report.mkdir()
     results = {name: _drawn(name, one, data, report) for name, one in results.items()}
     _sheets.by_class(data, report / "classes.png")
+    if sizes_of is not None and "test" in prepared.splits:
+        np.save(report / quality_report.SIZES, sizes_of("test"))
     quality = DataQuality(
         arrays=quality_report.arrays_of(prepared),
         looked_at={split: len(rows) for split, rows in data.rows.items()},

@@ -54,6 +54,8 @@ class Examples:
     """The test split that the training split gives, where there was none."""
     name_of: Callable[[str, int], str] | None = None
     """What the source calls the example in a row of a split, once all blocks are read; None where it has no names."""
+    sizes_of: Callable[[str], npt.NDArray[np.int32]] | None = None
+    """The height and width that the images of a split had, (n, 2), once all blocks are read; None where it has none."""
     origin: Mapping[str, Any] = field(default_factory=dict)
     """More fields of ``records.PreparedDataset``."""
 

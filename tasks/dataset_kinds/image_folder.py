@@ -76,10 +76,12 @@ def examples(dataset: config.ImageFolder) -> Examples:
             yield from _blocks(split, own, labels[split], shape, left_out)
         _refuse_broken(dataset, left_out)
 
-    def name_of(split: str, row: int) -> str:
+    def whole(split: str) -> list[Header]:
         own = images[split]
-        whole = [header for header in own if Path(header.path) not in left_out] if left_out else own
-        return Path(whole[row].path).relative_to(source).as_posix()
+        return [header for header in own if Path(header.path) not in left_out] if left_out else own
+
+    def name_of(split: str, row: int) -> str:
+        return Path(whole(split)[row].path).relative_to(source).as_posix()
 
     return Examples(
         version="1",
@@ -89,6 +91,7 @@ def examples(dataset: config.ImageFolder) -> Examples:
         blocks=blocks,
         held_out=held_out,
         name_of=name_of,
+        sizes_of=lambda split: np.array([header.size for header in whole(split)], np.int32).reshape(-1, 2),
     )
 
 

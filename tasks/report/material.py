@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from tasks import config, predictions, records, runs
+from tasks import config, predictions, quality_report, records, runs
 from tasks.errors import UserError
 from tasks.predictions import Predictions
 from tasks.records import (
@@ -38,6 +38,8 @@ class TestExamples:
     """Of each feature, mapped: (n, *shape)."""
     vocabularies: Mapping[str, list[list[str]]]
     """Of features that have one: the texts of each column, from place 2 on."""
+    sizes: npt.NDArray[np.int32] | None = None
+    """The height and width that images had before they were prepared, (n, 2); None where that is not known."""
 
     def columns(self, name: str) -> list[tuple[str, int, int]]:
         """Return name, first place and width of each column of a feature of numbers or categories."""
@@ -180,7 +182,18 @@ def _test(prepared: PreparedDataset, root: Path) -> TestExamples | None:
         }
     except (OSError, ValueError):
         return None
-    return TestExamples(prepared, arrays, vocabularies)
+    return TestExamples(prepared, arrays, vocabularies, _sizes(prepared, root / "data" / prepared.name))
+
+
+def _sizes(prepared: PreparedDataset, folder: Path) -> npt.NDArray[np.int32] | None:
+    """Return what `prepare` kept of the images' sizes, if it is of these data."""
+    if quality_report.load(prepared, folder) is None:
+        return None
+    try:
+        sizes: npt.NDArray[np.int32] = np.load(quality_report.place(folder) / quality_report.SIZES, allow_pickle=False)
+    except (OSError, ValueError, EOFError):
+        return None
+    return sizes if sizes.shape == (prepared.splits["test"].num_examples, 2) else None
 
 
 def _summary_seconds(folder: Path) -> Mapping[str, float]:

@@ -35,7 +35,7 @@ class Slice(NamedTuple):
 
 
 def slices(material: Material) -> Section | None:
-    """Return the headline of each part: by class, by column, by brightness of an image."""
+    """Return the headline of each part: by class, by column, by brightness and original size of an image."""
     if material.predictions is None:
         return None
     scores = material.scores
@@ -95,6 +95,8 @@ def _by_feature(test: TestExamples, name: str) -> Iterator[Slice]:
     feature, array = test.prepared.features[name], test.arrays[name]
     if is_image(feature):
         yield from quarters(f"brightness of {name}", _brightness(array))
+        if test.sizes is not None:
+            yield from quarters(f"original pixels of {name}", test.sizes.astype(np.int64).prod(axis=1))
     elif feature.kind == "text":
         yield from quarters(f"words of {name}", np.count_nonzero(array.reshape(len(array), -1), axis=1))
     elif len(feature.shape) == 1:

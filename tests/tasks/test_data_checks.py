@@ -353,6 +353,25 @@ def test_files_of_a_folder_are_named_also_where_some_are_left_out(root):
     assert names == {"digit 0/076.png", "digit 0/zz.png"}
 
 
+def test_the_sizes_that_images_had_are_kept_also_where_some_are_left_out(root):
+    for number in range(60):
+        place = root / "photos" / f"digit {number % 2}" / f"{number:03}.png"
+        place.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(IMAGES[number]).resize((24 + number, 40)).save(place)
+    for path in sorted((root / "photos").rglob("*.png"))[::7]:
+        path.write_bytes(path.read_bytes()[:-40])  # Its header is whole.
+    quality = prepared(kind="image_folder", source="photos", on_broken="skip", image_size=(24, 24))
+    sizes = np.load(root / "data" / "own" / "report" / quality_report.SIZES)
+    pixels = np.load(root / "data" / "own" / "prepared" / "test_images.npy")
+    assert sizes.shape == (len(pixels), 2)
+    assert set(sizes[:, 0]) == {40}
+    for size, one in zip(sizes, pixels, strict=True):
+        source = np.asarray(Image.fromarray(IMAGES[size[1] - 24]).resize((size[1], 40)).resize((24, 24)), np.int16)
+        assert abs(one[..., 0] - source).mean() < 8, "the size is that of the image in its row"
+    assert quality_report.SIZES in [path.name for path in quality_report.made_in(root / "data" / "own")]
+    assert quality.looked_at["test"] == len(sizes)
+
+
 def test_equal_rows_alone_have_equal_hashes():
     generator = np.random.default_rng(0)
     for shape, dtype in (((3, 3, 1), np.uint8), ((5,), np.float32), ((16,), np.int32), ((1,), np.float32)):

@@ -10,7 +10,7 @@ import pytest
 import sklearn.metrics
 from PIL import Image
 
-from tasks import config, evidence, metrics, records, runs
+from tasks import config, evidence, metrics, quality_report, records, runs
 from tasks.records import EvaluationResult, RunStatus, RunSummary
 from tasks.report import calibration, classes, contents, curves, intervals, mistakes, numbers, page, slices, svg
 from tasks.report.material import layers, load
@@ -223,6 +223,27 @@ def test_a_part_on_which_a_model_fails_is_the_first_slice_with_its_interval():
     assert interval == f"{low:.4f} to {high:.4f}"
     known = {row[0].partition(":")[0] for one in (table, *others) for row in cells(one)}
     assert known == {"class", "brightness of image", "age", "day", "town", "words of text"}
+
+
+def test_small_images_of_which_a_model_is_unsure_are_a_slice():
+    labels, logits = made_up.classification(200, 2)
+    run = made_up.run(labels, logits, made_up.arrays(200, ("image",)))
+    sizes = np.stack([np.full(200, 10), np.arange(200) + 1], axis=1).astype(np.int32)
+
+    def named(kept, arrays):
+        """Return the slices by size, where `prepare` kept these."""
+        quality = records.DataQuality(arrays=arrays, looked_at={"test": 200}, checks={}, pictures=())
+        records.save(quality, load(run).folder.parents[2] / "data/made/report" / quality_report.QUALITY)
+        np.save(load(run).folder.parents[2] / "data/made/report" / quality_report.SIZES, kept)
+        found = [row[0] for table in tables(slices.slices(load(run))) for row in cells(table)]
+        return sorted(name for name in found if name.startswith("original pixels of image"))
+
+    own = quality_report.arrays_of(load(run).prepared)
+    ends = ("10 to 507.5", "1005 to 1502", "1502 to 2000", "507.5 to 1005")
+    assert named(sizes, own) == [f"original pixels of image: {end}" for end in ends]
+    assert named(sizes, "of other data") == []
+    assert named(sizes[1:], own) == []
+    assert named(np.full((200, 2), 7, np.int32), own) == [], "all were of one size"
 
 
 def test_numbers_are_cut_at_their_quartiles_and_few_values_each_by_itself():
