@@ -31,8 +31,7 @@ from tasks.process.environment import keep_private
 
 STAGES = (
     "check", "download", "prepare", "own_code", "train", "evaluate", "report", "reproduced", "reconcile", "rollback",
-    "versions",
-    "serve", "assist", "tf_server",
+    "versions", "serve", "assist", "tf_server",
 )  # fmt: skip
 
 
