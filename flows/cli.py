@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from flows import data, reproduce, runs, stage_commands
+from flows import data, reproduce, runs, stage_commands, sweep_command
 from flows.command import NO_SETTINGS, AllowChanges, Debug, Fresh, Json, Recipe, Resume, Set, check_resume, command
 
 if TYPE_CHECKING:
@@ -175,6 +175,7 @@ def compare(
 
 
 for stage_command in (
+    sweep_command.sweep,
     stage_commands.download,
     stage_commands.prepare,
     stage_commands.train,

@@ -21,7 +21,7 @@ from tasks.records import (
     RunLine,
     RunList,
 )
-from tasks.runs import FIGURES
+from tasks.runs import FIGURES, kind_of_parent
 
 SHORT = 8
 """Letters of an id; `runs show` takes as few as no other run begins with."""
@@ -130,7 +130,7 @@ def print_details(found: RunDetails) -> None:
         "note": "; ".join(found.notes),
         "seconds": ", ".join(f"{stage} {seconds:.1f}" for stage, seconds in found.seconds.items()),
         "flow run": found.flow_run_id,
-        "comparison": line.parent_run_id,
+        kind_of_parent(line.parent_run_id or ""): line.parent_run_id,
         "reproduces": found.reproduces,
         "MLflow": f"experiment {found.experiment}",
     }

@@ -66,7 +66,10 @@ start_or_resume_comparison = _as_task(
 )
 evaluate = _as_task(client.evaluate, "evaluate", "evaluate {settings.evaluate.checkpoint} " + LOOP)
 register = _as_task(client.register, "register", "register {settings.model.name} " + STRATEGY)
+start_sweep = _as_task(client.start_sweep, "start_sweep", "start sweep {name} " + DATASET)
+resume_sweep = _as_task(client.resume_sweep, "resume_sweep", "resume sweep {run.name}")
 report_comparison = _as_task(client.report_comparison, "report", "report {run.name}")
+report_sweep = _as_task(client.report_sweep, "report", "report {run.name}")
 end_run = _as_task(client.end_run, "end_run", "end run {run.name}, {status}")
 end_failed = _as_task(pipeline.end_failed, "end_failed", "end failed run {run.name}")
 

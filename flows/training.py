@@ -60,7 +60,9 @@ def training(
     settings = _settings(recipe, overrides)
     reconciliation.end_crashed_flow_runs()
     resumption = pipeline.Resumption(resume, allow_changes, fresh)
-    return reporting.reported(lambda: _run(_with_data_defaults(settings, recipe, overrides), if_changed, resumption))
+    return reporting.reported(
+        lambda: run_pipeline(_with_data_defaults(settings, recipe, overrides), if_changed, resumption)
+    )
 
 
 def _with_data_defaults(settings: config.Settings, recipe: str | None, overrides: Any) -> config.Settings:
@@ -77,7 +79,8 @@ def _with_data_defaults(settings: config.Settings, recipe: str | None, overrides
     return settings
 
 
-def _run(settings: config.Settings, if_changed: bool, resumption: pipeline.Resumption) -> RunSummary:
+def run_pipeline(settings: config.Settings, if_changed: bool, resumption: pipeline.Resumption) -> RunSummary:
+    """Do what the flow does, inside it or another one, with settings that were read."""
     runs.refuse_resume(settings, resumption.run, resumption.allow_changes)  # Before data are made that are not needed.
     with runs.lock_run(settings, resumption.run, flow_run.id) as run_lock:
         clock = Clock()

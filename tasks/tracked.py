@@ -4,8 +4,10 @@ A record is written when MLflow has all of it, because a run that is resumed rep
 """
 
 import contextlib
+import logging
 import sys
 import threading
+from collections.abc import Iterator
 from typing import Literal
 
 from tasks import config, files, gate, lineage, prepared_data, records, report, runs, tracking, uncommitted
@@ -16,15 +18,18 @@ from tasks.records import (
     HEADLINES,
     Comparison,
     EvaluationResult,
+    Limits,
     LoggedModel,
     PreparedDataset,
     RegisteredModel,
     Run,
+    Sweep,
     TrainingResult,
+    Trial,
 )
 from tasks.register import Apart, How
 from tasks.register import register as register_stage
-from tasks.report import comparison_html, page
+from tasks.report import comparison_html, page, sweep_page
 from tasks.train import check
 from tasks.train import train as train_stage
 from tasks.training import initial
@@ -94,6 +99,80 @@ def resume_comparison(
     return tracking.resume_run(run, settings, traced, flow_run_id, run.key)
 
 
+def start_sweep(
+    settings: config.Settings,
+    prepared: PreparedDataset,
+    key: str,
+    name: str,
+    swept: list[str],
+    flow_run_id: str | None = None,
+) -> Run:
+    """Start the MLflow run that is the parent of a sweep's trials, unless the first corner of its space could not be
+    trained, or the best model not registered."""
+    check(settings, prepared)
+    gate.check(settings, prepared)
+    _end_crashed(key)
+    traced = lineage.collect(settings, prepared.data_version)
+    sweeping = tracking.Sweeping(key, name, tuple(swept))
+    run = tracking.start_sweep(settings, prepared, traced, sweeping, flow_run_id, _uses(settings, prepared))
+    if traced.git_dirty:
+        _keep_changes(run)
+    return run
+
+
+def resume_sweep(settings: config.Settings, prepared: PreparedDataset, run: Run, flow_run_id: str | None = None) -> Run:
+    """Resume a sweep, with the same settings and data."""
+    _end_crashed(run.key, run.run_id)
+    traced = lineage.collect(settings, prepared.data_version)
+    return tracking.resume_run(run, settings, traced, flow_run_id, run.key)
+
+
+def start_trial(settings: config.Settings, prepared: PreparedDataset, run: Run, number: int, limits: Limits) -> Run:
+    """Start the MLflow run of a trial, unless its training would be refused.
+
+    Args:
+        settings: of the trial.
+        prepared: its data.
+        run: the sweep's.
+        number: of the trial.
+        limits: what it must reach to be trained to its end.
+    """
+    check(settings, prepared)
+    weights = initial.find_weights(settings, prepared)
+    traced = lineage.collect(settings, prepared.data_version)
+    trial = tracking.start_trial(settings, prepared, traced, run, number, _uses(settings, prepared))
+    if weights:
+        initial.save(weights, config.project_root() / trial.folder)
+    runs.save_limits(trial, limits)
+    return trial
+
+
+def resume_trial(
+    settings: config.Settings, prepared: PreparedDataset, run: Run, limits: Limits, flow_run_id: str | None = None
+) -> Run:
+    """Resume a trial, with the same settings, data and limits."""
+    traced = lineage.collect(settings, prepared.data_version)
+    trial = tracking.resume_run(run, settings, traced, flow_run_id, run.key)
+    runs.save_limits(trial, limits)  # Its process may have died before it had any.
+    return trial
+
+
+def end_trial(settings: config.Settings, run: Run, trial: Trial) -> None:
+    """Tell MLflow how a trial ended, and end its run: as KILLED where it was pruned, because it was not trained to its
+    end; then it is no failure, and its tags say so."""
+    tracking.log_trial(run, trial)
+    status: dict[str, Status] = {"complete": "FINISHED", "pruned": "KILLED", "failed": "FAILED"}
+    tracking.end_run(run, status[trial.state], trial.reason)
+
+
+def report_sweep(settings: config.Settings, run: Run, sweep: Sweep) -> None:
+    """Write a sweep's record, table and page into its folder and into MLflow."""
+    folder = config.project_root() / run.folder
+    record = records.save(sweep, folder / "sweep.json")
+    table = report.sweep_table(sweep, folder / "sweep.csv")
+    tracking.log_sweep(run, sweep, [sweep_page.write(sweep, folder / "sweep.html"), table, record])
+
+
 def resume_run(
     settings: config.Settings,
     prepared: PreparedDataset,
@@ -120,8 +199,9 @@ def _end_crashed(key: str, run_id: str | None = None) -> None:
 
 def train(settings: config.Settings, prepared: PreparedDataset, run: Run, stop: threading.Event) -> TrainingResult:
     """Train, with metrics and the processor's load going to MLflow meanwhile, until ``stop`` is set or the end."""
+    trial = runs.load_limits(run) is not None
     try:
-        with tracking.MetricWriter(run) as writer, tracking.system_metrics(writer, settings):
+        with _told_shortly(trial), tracking.MetricWriter(run) as writer, tracking.system_metrics(writer, settings):
             result = train_stage(settings, prepared, run, writer.write, stop)
     finally:
         if steps := runs.nonfinite_steps(run):
@@ -145,6 +225,19 @@ def train(settings: config.Settings, prepared: PreparedDataset, run: Run, stop: 
     )
     tracking.log_files(run, [runs.save_result(run, result)], "training")
     return result
+
+
+@contextlib.contextmanager
+def _told_shortly(shortly: bool) -> Iterator[None]:
+    """Tell a person only what is a warning: a sweep's trials are many, and may train side by side."""
+    tasks = logging.getLogger("tasks")
+    before = tasks.level
+    if shortly:
+        tasks.setLevel(logging.WARNING)
+    try:
+        yield
+    finally:
+        tasks.setLevel(before)
 
 
 def evaluate(

@@ -20,14 +20,14 @@ from tasks.errors import UserError
 from tasks.input import sources
 from tasks.input.augment import check_augmentation
 from tasks.input.order import carve
-from tasks.records import Placement, PreparedDataset, Run, TrainingResult
+from tasks.records import Limits, Placement, PreparedDataset, Run, TrainingResult
 from tasks.training import Training, autotune, initial, loops, model, setup, step_time
 from tasks.training.batch_size import check_last_batch, find_global_batch_size, in_batches_of, resumed_batch_size
 from tasks.training.callbacks.profiler import Profiler
 from tasks.training.callbacks.progress import ProgressBar
 from tasks.training.callbacks.saving import SaveCheckpoints
 from tasks.training.callbacks.sending import MetricSink, SendMetrics
-from tasks.training.callbacks.stopping import EarlyStopping, NonFiniteLoss, StopOnNonFinite
+from tasks.training.callbacks.stopping import EarlyStopping, NonFiniteLoss, StopBelowLimits, StopOnNonFinite
 from tasks.training.callbacks.throughput import Throughput
 
 log = logging.getLogger(__name__)
@@ -42,6 +42,7 @@ class Watching(NamedTuple):
     throughput: Throughput | None = None
     metrics: SendMetrics | None = None
     bar: ProgressBar | None = None
+    limits: StopBelowLimits | None = None
     tensorboard: Any = None
 
 
@@ -163,7 +164,7 @@ def _train(
         _log_summary(training, placement)
 
         throughput = Throughput(training.position, began)
-        watching = _watching(training, throughput, send, folder / "tensorboard")
+        watching = _watching(training, throughput, send, folder / "tensorboard", runs.load_limits(run))
         training = replace(training, callbacks=_callbacks(training, arrays, saved, stop, watching))
         del arrays  # As large as the model and its optimizer, all training long.
         with _closing(watching.bar), watching.profiler or contextlib.nullcontext():
@@ -234,6 +235,7 @@ def _callbacks(
         watching.throughput,  # Before the checkpoint of an epoch's end, whose time is not the epoch's.
         watching.metrics,
         stopping,  # Before the checkpoint, which holds what it remembers.
+        watching.limits,
         SaveCheckpoints(training, saved, stopping, restore_metrics, stop),
         watching.bar,
         watching.tensorboard,
@@ -241,7 +243,9 @@ def _callbacks(
     return tuple(callback for callback in callbacks if callback is not None)
 
 
-def _watching(training: Training, throughput: Throughput, send: MetricSink, folder: Path) -> Watching:
+def _watching(
+    training: Training, throughput: Throughput, send: MetricSink, folder: Path, limits: Limits | None
+) -> Watching:
     section, position = training.settings.train, training.position
     profiler = None
     if section.profile_steps is not None:
@@ -251,8 +255,9 @@ def _watching(training: Training, throughput: Throughput, send: MetricSink, fold
         profiler,
         throughput,
         SendMetrics(send, position),
-        ProgressBar(section.epochs, training.batches.steps),
+        ProgressBar(section.epochs, training.batches.steps) if log.isEnabledFor(logging.INFO) else None,
         keras.callbacks.TensorBoard(folder, write_graph=False) if section.tensorboard else None,
+        StopBelowLimits(limits, position) if limits is not None else None,
     )
 
 

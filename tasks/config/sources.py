@@ -38,7 +38,7 @@ def load(
         UserError: names the first key that is wrong, its value, what is allowed and what to do.
     """
     root = root or project_root()
-    values = _without_other_kinds(_read_yaml(root / "params.yaml"))
+    values = _without_other_kinds(read_yaml(root / "params.yaml"))
     own_name = _dataset_name(values)
     if recipe is not None:
         values = _overlay(values, _read_recipe(recipe, root))
@@ -64,7 +64,7 @@ def choices(recipe: str | None, values: Mapping[str, Any]) -> list[Choice] | Non
         values: nested settings, of which ``dataset.name`` is read.
     """
     root, name = project_root(), _dataset_name(values)
-    if recipe is not None or name == _dataset_name(_read_yaml(root / "params.yaml")):
+    if recipe is not None or name == _dataset_name(read_yaml(root / "params.yaml")):
         return None
     return _choose(name, root)
 
@@ -144,12 +144,17 @@ def restore(values: Mapping[str, Any], root: Path | None = None) -> Settings:
     """
     marks = marks_of(Settings)
     recorded = {key: value for key, value in leaves(values, whole=marks) if key in marks}
-    today = dict(leaves(_read_yaml((root or project_root()) / "params.yaml"), whole=marks))
+    today = dict(leaves(read_yaml((root or project_root()) / "params.yaml"), whole=marks))
     others = {key.removesuffix("kind") for key in recorded if key.endswith(".kind") and today.get(key) != recorded[key]}
     return parse(_nested({k: v for k, v in today.items() if not k.startswith(tuple(others))} | recorded))
 
 
-def _read_yaml(path: Path) -> dict[str, Any]:
+def read_yaml(path: Path) -> dict[str, Any]:
+    """Return what a YAML file of sections holds.
+
+    Raises:
+        UserError: it cannot be read, is no YAML, or no mapping.
+    """
     try:
         with path.open("rb") as file:
             values = plain.read(file.read(plain.MAX_TEXT + 1).decode())
@@ -179,11 +184,11 @@ def _without_other_kinds(values: Mapping[str, Any]) -> dict[str, Any]:
 def _read_recipe(recipe: str, root: Path) -> dict[str, Any]:
     known = recipes(root)
     if recipe in known:
-        return _read_yaml(known[recipe])
+        return read_yaml(known[recipe])
     # A name that is too long for a file is none.
     with contextlib.suppress(OSError, ValueError):
         if Path(recipe).suffix in (".yaml", ".yml") and Path(recipe).is_file():
-            return _read_yaml(Path(recipe))
+            return read_yaml(Path(recipe))
     raise UserError(one_of("recipe", recipe, known) + ", or the path of a YAML file")
 
 

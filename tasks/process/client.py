@@ -8,6 +8,7 @@ stand beside it.
 import atexit
 import json
 import sys
+import threading
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -20,15 +21,27 @@ from tasks.records import (
     Comparison,
     EvaluationResult,
     ExportedModel,
+    Limits,
     LoggedModel,
     PreparedDataset,
     Record,
     RegisteredModel,
     Run,
+    Sweep,
     TrainingResult,
+    Trial,
 )
 
-_processes: StageProcesses | None = None
+
+class _Own(threading.local):
+    """What each thread has of its own: the trials of a sweep that train side by side have a stage process each."""
+
+    processes: StageProcesses | None = None
+
+
+_own = _Own()
+_running: set[StageProcesses] = set()
+"""Of all threads."""
 
 
 def fixed_at_start(settings: config.Settings) -> str:
@@ -43,33 +56,49 @@ def start_processes(settings: config.Settings, with_cluster: bool = True) -> Sta
         settings: decide the environment.
         with_cluster: False is enough for what is done with a trained model: one process.
     """
-    global _processes
-    running, fixed = _processes, fixed_at_start(settings)
+    running, fixed = _own.processes, fixed_at_start(settings)
     if running is not None and running.fixed == fixed:
         # After a training that failed its chief can still do what needs no other member.
         enough = running.usable and running.with_cluster if with_cluster else running.first.alive
         if enough:
             return running
     stop_processes()
-    _processes = StageProcesses(settings.strategy, stage_environment(settings), fixed, with_cluster)
-    return _processes
+    _own.processes = StageProcesses(settings.strategy, stage_environment(settings), fixed, with_cluster)
+    _running.add(_own.processes)
+    return _own.processes
 
 
 def stop_processes() -> None:
-    """End the stage process, if there is one."""
-    global _processes
-    if _processes is not None:
-        _processes.close()
-        _processes = None
+    """End the stage process of this thread, if there is one."""
+    if _own.processes is not None:
+        _running.discard(_own.processes)
+        _own.processes.close()
+        _own.processes = None
 
 
-atexit.register(stop_processes)
+def interrupt_other_threads() -> None:
+    """Let the stage processes of other threads save and end what they do, as on Ctrl-C."""
+    for processes in _running - {_own.processes}:
+        processes.first.interrupt()
+
+
+def stop_other_threads() -> None:
+    """End the stage processes of other threads, which do nothing any more."""
+    for processes in _running - {_own.processes}:
+        _running.discard(processes)
+        processes.close()
+
+
+@atexit.register
+def _stop_all() -> None:
+    stop_other_threads()
+    stop_processes()
 
 
 def peak_memory_bytes() -> int | None:
     """Return what the stage process and the members beside it have had of the memory, each at its most, added up; None
     where nobody can say."""
-    return (_processes.peak_memory_bytes or None) if _processes is not None else None
+    return (_own.processes.peak_memory_bytes or None) if _own.processes is not None else None
 
 
 def start_run(
@@ -100,6 +129,48 @@ def start_comparison(
 ) -> Run:
     """Start the MLflow run that is the parent of a comparison's runs."""
     return Run.model_validate(_call("start_comparison", settings, prepared=prepared, key=key, flow_run_id=flow_run_id))
+
+
+def start_sweep(
+    settings: config.Settings,
+    prepared: PreparedDataset,
+    key: str,
+    name: str,
+    swept: list[str],
+    flow_run_id: str | None = None,
+) -> Run:
+    """Start the MLflow run that is the parent of a sweep's trials."""
+    given: dict[str, Any] = {"key": key, "name": name, "swept": swept, "flow_run_id": flow_run_id}
+    return Run.model_validate(_call("start_sweep", settings, prepared=prepared, **given))
+
+
+def resume_sweep(settings: config.Settings, prepared: PreparedDataset, run: Run, flow_run_id: str | None = None) -> Run:
+    """Resume a sweep."""
+    return Run.model_validate(_call("resume_sweep", settings, prepared=prepared, run=run, flow_run_id=flow_run_id))
+
+
+def start_trial(settings: config.Settings, prepared: PreparedDataset, run: Run, number: int, limits: Limits) -> Run:
+    """Start the MLflow run of a trial, unless its training would be refused; ``run`` is the sweep's."""
+    given: dict[str, Any] = {"run": run, "number": number, "limits": limits}
+    return Run.model_validate(_call("start_trial", settings, with_cluster=True, prepared=prepared, **given))
+
+
+def resume_trial(
+    settings: config.Settings, prepared: PreparedDataset, run: Run, limits: Limits, flow_run_id: str | None = None
+) -> Run:
+    """Resume a trial."""
+    given: dict[str, Any] = {"run": run, "limits": limits, "flow_run_id": flow_run_id}
+    return Run.model_validate(_call("resume_trial", settings, with_cluster=True, prepared=prepared, **given))
+
+
+def end_trial(settings: config.Settings, run: Run, trial: Trial) -> None:
+    """Tell MLflow how a trial ended, and end its run."""
+    _call("end_trial", settings, run=run, trial=trial)
+
+
+def report_sweep(settings: config.Settings, run: Run, sweep: Sweep) -> None:
+    """Write a sweep's record, table and page into its folder and into MLflow."""
+    _call("report_sweep", settings, run=run, sweep=sweep)
 
 
 def train(settings: config.Settings, prepared: PreparedDataset, run: Run) -> TrainingResult:
@@ -236,7 +307,7 @@ def _evaluable(settings: config.Settings) -> config.Settings:
     cluster, evaluate = settings.strategy.cluster, settings.evaluate
     if evaluate.strategy == "one_device" or cluster is None:
         return settings
-    running = _processes
+    running = _own.processes
     if running is not None and running.fixed == fixed_at_start(settings) and running.with_cluster and running.usable:
         return settings
     try:

@@ -28,7 +28,7 @@ from tasks.process.member import PATIENCE, MemberProcess, Message, Patience, Rep
 # Requests that every worker takes part in, and what those that are not the chief do then.
 SHARED = {"check": "check", "train": "assist", "evaluate": "assist_evaluation"}
 # Requests by which a run starts, or is resumed.
-STARTING = ("start_run", "resume_run")
+STARTING = ("start_run", "resume_run", "start_trial", "resume_trial")
 
 
 class _Lost(Exception):

@@ -21,7 +21,17 @@ from tasks.process import guard, signals
 from tasks.process.clean import Clean
 from tasks.process.cluster import SHARED
 from tasks.process.imports import import_quietly
-from tasks.records import Comparison, EvaluationResult, PreparedDataset, Record, Run, TrainingResult
+from tasks.records import (
+    Comparison,
+    EvaluationResult,
+    Limits,
+    PreparedDataset,
+    Record,
+    Run,
+    Sweep,
+    TrainingResult,
+    Trial,
+)
 
 # Requests that end after their next training step when they are told to stop.
 GENTLE = ("train", "assist")
@@ -31,6 +41,9 @@ RECORDS: dict[str, type[Record]] = {
     "training": TrainingResult,
     "evaluation": EvaluationResult,
     "comparison": Comparison,
+    "limits": Limits,
+    "trial": Trial,
+    "sweep": Sweep,
 }
 # What tf.distribute raises where another member of the cluster died or hangs.
 LOST_PEER = ("AbortedError", "CancelledError", "DeadlineExceededError", "UnavailableError")
@@ -158,6 +171,12 @@ def _chiefs_stages(clean: Clean) -> dict[str, Callable[..., Any]]:
         "start_run": tracked.start_run,
         "start_comparison": tracked.start_comparison,
         "resume_comparison": tracked.resume_comparison,
+        "start_sweep": tracked.start_sweep,
+        "resume_sweep": tracked.resume_sweep,
+        "start_trial": tracked.start_trial,
+        "resume_trial": tracked.resume_trial,
+        "end_trial": tracked.end_trial,
+        "report_sweep": tracked.report_sweep,
         "resume_run": tracked.resume_run,
         "train": tracked.train,
         "evaluate": evaluate,

@@ -4,7 +4,7 @@ import contextlib
 from collections.abc import Iterable
 from pathlib import Path
 
-from tasks import config, lineage, records
+from tasks import config, lineage, records, runs
 from tasks.errors import UserError
 from tasks.provenance.data_links import data_link
 from tasks.provenance.known import Known
@@ -19,7 +19,7 @@ def of_run(entry: Entry, known: Known, down: bool = True) -> Link:
     if entry.data_version is not None:
         up.append(data_link(entry.dataset or "", entry.data_version, entry.git_commit))
     if entry.parent_run_id is not None:
-        up.append(Link(kind="comparison", name=entry.parent_run_id))
+        up.append(Link(kind=runs.kind_of_parent(entry.parent_run_id), name=entry.parent_run_id))
     made = _made(entry, known) if down else ()
     return Link(kind="run", name=str(entry.run_id), facts=_facts(entry), up=tuple(up), down=made)
 
@@ -89,7 +89,7 @@ def of_data(version: str, known: Known, name: str = "") -> Link:
 
 
 def of_group(kind: str, name: str, entries: Iterable[Entry], known: Known) -> Link:
-    """Return a flow run, or a comparison, with all runs that belong to it."""
+    """Return a flow run, a comparison or a sweep with all runs that belong to it."""
     found = list(entries)
     if kind == "flow run" and len(found) == 1:
         return Link(kind=kind, name=name, down=(of_run(found[0], known),))

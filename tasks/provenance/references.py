@@ -5,7 +5,7 @@ import os
 import re
 from pathlib import Path
 
-from tasks import config, errors, lineage, records
+from tasks import config, errors, lineage, records, runs
 from tasks.errors import UserError
 from tasks.provenance import links
 from tasks.provenance.known import Known
@@ -89,8 +89,8 @@ def _by_path(text: str, known: Known) -> Link | None:
         parts = ()
     if parts[:2] == ("mlruns", "runs") and len(parts) > 2 and (entry := known.runs.get(parts[2])) is not None:
         return _in_run(entry, parts[3:], path, known)
-    if parts[:2] == ("mlruns", "comparisons") and len(parts) > 2:
-        return _open("comparison", parts[2], known)
+    if parts[:1] == ("mlruns",) and parts[1:2] in (("comparisons",), ("sweeps",)) and len(parts) > 2:
+        return _open(runs.kind_of_parent(parts[2]), parts[2], known)
     if there and (link := _exported(path, known)) is not None:
         return link
     if parts[:1] == ("data",) and len(parts) > 1:
@@ -133,7 +133,7 @@ def _by_id(text: str, known: Known) -> Link | None:
         return None
     found: set[tuple[str, str]] = set()
     for entry in known.entries:
-        kind = "run" if entry.run_id in known.runs else "comparison"
+        kind = "run" if entry.run_id in known.runs else runs.kind_of_parent(str(entry.run_id))
         ids = {
             kind: entry.run_id,
             "flow run": entry.flow_run_id,
@@ -157,7 +157,7 @@ def _by_id(text: str, known: Known) -> Link | None:
 
 
 def _open(kind: str, name: str, known: Known) -> Link:
-    """Return a run, a flow run, a comparison or a commit."""
+    """Return a run, a flow run, a comparison, a sweep or a commit."""
     if kind == "run":
         return links.of_run(known.runs[name], known)
     if kind == "git commit":

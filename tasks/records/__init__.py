@@ -48,3 +48,4 @@ from tasks.records.runs import (
     RunStatus,
     RunSummary,
 )
+from tasks.records.sweep import Limits, Sweep, SweepPlan, Trial

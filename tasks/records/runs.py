@@ -35,7 +35,7 @@ class Run(Record):
     """What it was started with, nested as in params.yaml: a later stage reads the model and the input from here."""
     flow_run_id: str | None = None
     parent_run_id: Name | None = None
-    """The comparison that it belongs to."""
+    """The comparison or the sweep that it belongs to."""
     number: int = 0
     """Rises with each run that is started or resumed here, whatever the clock says."""
     start_time: int = 0

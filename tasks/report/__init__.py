@@ -14,4 +14,5 @@ from tasks.report.comparison import (
 from tasks.report.findings import concluded
 from tasks.report.pictures import augmented_examples, confusion_matrix, learning_curve, predictions
 from tasks.report.strategies import offers, offers_cells, offers_page
+from tasks.report.sweep import ranked, short_names, sweep_cells, sweep_remarks, sweep_table, text_of
 from tasks.report.tables import history_table, metrics_table, predictions_table

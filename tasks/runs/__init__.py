@@ -8,16 +8,20 @@ from tasks.runs.comparisons import find_unfinished_comparison, load_progress, sa
 from tasks.runs.details import compare, show
 from tasks.runs.identity import boot_id, process_space, project_id, store_name
 from tasks.runs.index import (
+    children,
     find,
     find_named,
     find_not_final,
     find_unfinished,
     finished,
     is_id,
+    kind_of_parent,
     look_up,
+    look_up_parent,
     newest,
     next_number,
     resolve,
+    sweeps,
     undelivered,
 )
 from tasks.runs.leftovers import remove_leftovers
@@ -37,11 +41,13 @@ from tasks.runs.locks import (
 from tasks.runs.outcome import (
     forget_results,
     load_evaluation,
+    load_limits,
     load_result,
     load_training,
     mark_nonfinite,
     nonfinite_steps,
     refuse_pruned,
+    save_limits,
     save_result,
     set_status,
     status,

@@ -25,8 +25,8 @@ from tasks.records import EvaluationResult, RegisteredModel, Run, RunStatus, Run
 
 logger = logging.getLogger(__name__)
 
-VERSION = 3
-PLACES = ("runs", "comparisons")
+VERSION = 4
+PLACES = ("runs", "comparisons", "sweeps")
 # The records that stages leave, in the order in which they are made.
 RESULTS: dict[type[records.Record], str] = {
     TrainingResult: "training.json",
@@ -38,7 +38,7 @@ MOMENT_NANOSECONDS = 2 * 10**9
 
 
 class Entry(NamedTuple):
-    """A folder of mlruns/runs or mlruns/comparisons."""
+    """A folder of mlruns/runs, mlruns/comparisons or mlruns/sweeps."""
 
     folder: str
     run_id: str | None = None

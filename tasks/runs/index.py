@@ -13,6 +13,8 @@ from tasks.runs.outcome import is_pruned, nonfinite_steps, status
 ID = re.compile("[0-9a-f]{32}")
 PREFIX = re.compile("[0-9a-f]{1,32}")
 
+# What is the parent of other runs.
+PARENTS = ("comparisons", "sweeps")
 # Of training runs that can be read.
 RUNS = "folder LIKE 'mlruns/runs/%' AND run_id IS NOT NULL"
 NEWEST_FIRST = "ORDER BY number DESC, changed DESC"
@@ -113,14 +115,37 @@ def load(folder: str) -> Run | None:
 
 
 def look_up(run_id: str) -> Run | None:
-    """Return a run or a comparison by its id, None where there is none; what is no id names none."""
+    """Return a run, a comparison or a sweep by its id, None where there is none; what is no id names none."""
     if not is_id(run_id):
         return None
-    return load(f"mlruns/runs/{run_id}") or load(f"mlruns/comparisons/{run_id}")
+    return load(f"mlruns/runs/{run_id}") or look_up_parent(run_id)
+
+
+def look_up_parent(run_id: str) -> Run | None:
+    """Return the comparison or the sweep of an id, None where there is none."""
+    return next((found for place in PARENTS if (found := load(f"mlruns/{place}/{run_id}")) is not None), None)
+
+
+def kind_of_parent(run_id: str) -> str:
+    """Return what a run's parent is called: ``comparison`` or ``sweep``."""
+    return "sweep" if (config.project_root() / "mlruns" / "sweeps" / run_id).is_dir() else "comparison"
+
+
+def children(run_id: str) -> list[Run]:
+    """Return the runs of a comparison or a sweep, the newest first."""
+    found = (load(entry.folder) for entry in catalogue.query(f"{RUNS} AND parent_run_id = ? {NEWEST_FIRST}", run_id))
+    return [run for run in found if run is not None]
+
+
+def sweeps() -> list[Run]:
+    """Return the sweeps that can be read, the newest first."""
+    of_sweeps = f"folder LIKE 'mlruns/sweeps/%' AND run_id IS NOT NULL {NEWEST_FIRST}"
+    found = (load(entry.folder) for entry in catalogue.query(of_sweeps))
+    return [run for run in found if run is not None]
 
 
 def find_not_final() -> list[Run]:
-    """Return the runs and comparisons that say that they are at work, or have something to tell MLflow."""
+    """Return the runs, comparisons and sweeps that say that they are at work, or have something to tell MLflow."""
     found = (load(entry.folder) for entry in catalogue.query("run_id IS NOT NULL AND (status = 'RUNNING' OR unsent)"))
     return [run for run in found if run is not None]
 

@@ -6,9 +6,11 @@ from pathlib import Path
 
 from tasks import config, records
 from tasks.errors import UserError
-from tasks.records import EvaluationResult, NonFinite, Pruned, R, Run, RunStatus, TrainingResult
+from tasks.records import EvaluationResult, Limits, NonFinite, Pruned, R, Run, RunStatus, TrainingResult
 from tasks.runs import catalogue
 from tasks.runs.catalogue import PRUNED, RESULTS
+
+LIMITS = "records/limits.json"
 
 
 def set_status(run: Run, status: str, reason: str | None = None) -> None:
@@ -108,6 +110,17 @@ def nonfinite_steps(run: Run) -> tuple[int, ...]:
 def mark_nonfinite(run: Run, step: int) -> None:
     """Mark a run whose loss was no finite number."""
     records.save(NonFinite(steps=(*nonfinite_steps(run), step)), _mark(run))
+
+
+def save_limits(run: Run, limits: Limits) -> None:
+    """Keep what a trial of a sweep must reach, before it is trained: however often it is resumed, these are its."""
+    records.save(limits, config.project_root() / run.folder / LIMITS)
+
+
+def load_limits(run: Run) -> Limits | None:
+    """Return what a trial of a sweep must reach, None of any other run."""
+    path = config.project_root() / run.folder / LIMITS
+    return records.load(Limits, path) if path.exists() else None
 
 
 def _mark(run: Run) -> Path:

@@ -6,6 +6,7 @@ behind.
 
 from tasks.tracking.crashed import end_crashed
 from tasks.tracking.lifecycle import (
+    Sweeping,
     end_run,
     log_comparison,
     log_files,
@@ -14,6 +15,8 @@ from tasks.tracking.lifecycle import (
     set_tags,
     start_comparison,
     start_run,
+    start_sweep,
+    start_trial,
 )
 from tasks.tracking.metrics import MetricWriter, log_metrics, system_metrics
 from tasks.tracking.models import find_model, import_flavor, log_model, predict
@@ -30,3 +33,4 @@ from tasks.tracking.registry import (
     rollback,
 )
 from tasks.tracking.store import Unavailable, open_store, store_uri
+from tasks.tracking.sweeps import log_sweep, log_trial

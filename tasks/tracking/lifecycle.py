@@ -111,6 +111,66 @@ def start_comparison(
     return _start_new(new, settings, prepared, lineage, flow_run_id)
 
 
+class Sweeping(NamedTuple):
+    """What a sweep's run has that a comparison's has not."""
+
+    key: str
+    """What the process at work on it holds, see ``runs.lock``; that of a trial has its number behind it."""
+    name: str
+    """Of the space."""
+    swept: tuple[str, ...]
+    """The settings that each trial has of its own."""
+
+
+def start_sweep(
+    settings: config.Settings,
+    prepared: records.PreparedDataset,
+    lineage: records.Lineage,
+    sweeping: Sweeping,
+    flow_run_id: str | None,
+    uses: Uses | None = None,
+) -> records.Run:
+    """Start the MLflow run that is the parent of a sweep's trials; its folder is mlruns/sweeps/<run_id>.
+
+    Args:
+        settings: of any trial; what is swept is left out of the parameters.
+        prepared: becomes the run's dataset.
+        lineage: where the run comes from.
+        sweeping: what is swept.
+        flow_run_id: the run of Prefect's flow.
+        uses: as in ``start_run``.
+
+    Raises:
+        UserError: see ``open_store``; or the experiment was deleted.
+    """
+    own = tuple(f"{key}." for key in sweeping.swept)
+    shared = {key: v for key, v in _params(settings).items() if key not in sweeping.swept and not key.startswith(own)}
+    datasets, tags = _datasets(settings, prepared, lineage, uses), {"sweep": sweeping.name}
+    label = f"{prepared.name}-sweep-{sweeping.name}"
+    new = _NewRun(label, "mlruns/sweeps", sweeping.key, shared, datasets, tags)
+    return _start_new(new, settings, prepared, lineage, flow_run_id)
+
+
+def start_trial(
+    settings: config.Settings,
+    prepared: records.PreparedDataset,
+    lineage: records.Lineage,
+    parent: records.Run,
+    number: int,
+    uses: Uses | None = None,
+) -> records.Run:
+    """Start the MLflow run of a trial, a child of its sweep's, and its folder mlruns/runs/<run_id>.
+
+    Raises:
+        UserError: see ``open_store``; or the experiment was deleted.
+    """
+    tags = {"strategy": settings.strategy.kind, "loop": settings.train.loop, "trial": str(number)}
+    params = {"comparison": f"trial {number}", **_params(settings)}  # As in ``start_run``.
+    key, datasets = f"{parent.key}-{number}", _datasets(settings, prepared, lineage, uses)
+    new = _NewRun(f"trial-{number}", "mlruns/runs", key, params, datasets, tags, parent.run_id)
+    return _start_new(new, settings, prepared, lineage, parent.flow_run_id)
+
+
 class _NewRun(NamedTuple):
     """What a training's run and a comparison's have of their own when they start."""
 

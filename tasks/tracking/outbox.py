@@ -229,7 +229,7 @@ def create_run(creation: Event, local_id: str | None = None) -> str:
     experiment_id = find_experiment(client, creation["experiment"])
     tags = dict(creation["tags"])
     if (parent := tags.get("mlflow.parentRunId")) is not None:
-        tags["mlflow.parentRunId"] = _mlflow_id_of_comparison(parent)
+        tags["mlflow.parentRunId"] = _mlflow_id_of_parent(parent)
     if local_id is not None:
         tags["local_run_id"] = local_id
     if found := find_created(client, [experiment_id], tags.get("creation_id"), local_id):
@@ -258,14 +258,13 @@ def end_twin(client: mlflow.MlflowClient, run_id: str, of: str) -> None:
     client.delete_run(run_id)
 
 
-def _mlflow_id_of_comparison(run_id: str) -> str:
-    """Return the id that MLflow knows a comparison by; one that was started without the server is told to it first."""
-    path = config.project_root() / "mlruns" / "comparisons" / run_id / "records" / "run.json"
-    if not path.exists():
+def _mlflow_id_of_parent(run_id: str) -> str:
+    """Return the id that MLflow knows a comparison or a sweep by; one that was started without the server is told to it
+    first."""
+    if (parent := runs.look_up_parent(run_id)) is None:
         return run_id
-    comparison = records.load(records.Run, path)
-    OUTBOX.flush(comparison)
-    return mlflow_run_id(comparison)
+    OUTBOX.flush(parent)
+    return mlflow_run_id(parent)
 
 
 def mlflow_run_id(run: records.Run) -> str:

@@ -8,7 +8,7 @@ from tasks import upstream
 from tasks.training import Training, epochs
 from tasks.training.adapter import Epochs
 from tasks.training.autotune import Calls
-from tasks.training.callbacks.stopping import EarlyStopping
+from tasks.training.callbacks.stopping import EarlyStopping, StopBelowLimits
 
 
 def run(training: Training) -> None:
@@ -26,8 +26,9 @@ def run(training: Training) -> None:
 
 
 def stopped_early(training: Training) -> bool:
-    """Return whether early stopping has ended a training, also before it was resumed."""
-    return any(isinstance(callback, EarlyStopping) and callback.over for callback in training.callbacks)
+    """Return whether early stopping, or a sweep's limits, have ended a training, also before it was resumed."""
+    stopping = (EarlyStopping, StopBelowLimits)
+    return any(isinstance(callback, stopping) and callback.over for callback in training.callbacks)
 
 
 def thaws(training: Training) -> bool:

@@ -122,7 +122,7 @@ def prefect(prepared_template, prefect_database, start, tmp_path_factory) -> Ite
 
 def test_the_deployments_are_there(prefect):
     found = {entry["name"]: entry for entry in prefect.ask("deployments/filter", {})}
-    assert found.keys() == {"training", "comparison", "nightly"}
+    assert found.keys() == {"training", "comparison", "sweep", "nightly"}
     for deployment in found.values():
         assert deployment["description"]
         assert "training" in deployment["tags"]

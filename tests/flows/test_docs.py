@@ -23,7 +23,7 @@ import yaml
 from typer.main import get_command
 
 from flows import cli, plan
-from tasks import config
+from tasks import config, sweeps
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")), ROOT / "CONTRIBUTING.md"]
@@ -33,7 +33,7 @@ LANGUAGES = {
     "python": "written to the file that its first line names, or run",
     "diff": "test_contributing.py applies it to a copy of the project, which then trains with it",
     "text": "a drawing: nothing to run",
-    "yaml": "a recipe: its settings are accepted",
+    "yaml": "a recipe, or the space of a sweep: its settings are accepted",
     "mermaid": "`make picture` draws it",
 }
 # What is not run, and why not. What of it is `make` or `stratagem` must still be something that those take.
@@ -144,7 +144,10 @@ def test_settings_and_options_of_a_command_are_accepted(monkeypatch, command):
 def test_the_settings_of_a_recipe_are_accepted(monkeypatch, tmp_path, block):
     monkeypatch.chdir(ROOT)
     (tmp_path / "recipe.yaml").write_text(block.text)
-    config.load(str(tmp_path / "recipe.yaml"), {})
+    if "space" in yaml.safe_load(block.text):
+        sweeps.load(str(tmp_path / "recipe.yaml"))
+    else:
+        config.load(str(tmp_path / "recipe.yaml"), {})
 
 
 def test_make_knows_its_targets(run):

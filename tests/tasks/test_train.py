@@ -19,6 +19,7 @@ from tasks.checkpoints import Checkpoints, State
 from tasks.errors import Interrupted, UserError
 from tasks.input import sources
 from tasks.input.order import carve
+from tasks.records import Limits
 from tasks.train import assist, check
 from tasks.training import initial, steps
 from tasks.training.batch_size import resumed_batch_size
@@ -435,6 +436,23 @@ def test_early_stopping_stops_and_survives_a_resume(tiny, train, loop):
         assert (resumed.epochs, resumed.stopped_early, resumed.steps) == (4, True, 4 * STEPS), step
         assert resumed.weights_digest == whole.weights_digest
         assert resumed.history == whole.history
+
+
+@pytest.mark.parametrize("loop", ["fit", "custom"])
+def test_a_trial_of_a_sweep_ends_where_it_is_below_its_limit_and_is_not_resumed_from_there(tiny, train, project, loop):
+    options = ("train.deterministic=true", f"train.loop={loop}", "train.epochs=5", "checkpoint.keep=99")
+    whole = train(tiny, *options, run_id="whole")
+    values = whole.history["validation/loss"]
+    # As good as the first limit is good enough; the second asks for more.
+    limits = Limits(metric="validation/loss", lower_is_better=True, by_epoch={1: values[0], 3: values[2] / 2})
+    steps = whole.steps // 5
+    for run_id, step in (("trial", None), ("inside", 2 * steps), ("over", 3 * steps)):
+        if step is not None:
+            leave("trial", run_id, step)
+        records.save(limits, project / "mlruns" / "runs" / run_id / "records" / "limits.json")
+        ended = train(tiny, *options, run_id=run_id, resume=step is not None)
+        assert (ended.epochs, ended.steps, ended.stopped_early) == (3, 3 * steps, True)
+        assert ended.history["validation/loss"] == values[:3]
 
 
 def test_a_training_that_improves_is_not_stopped(tiny, train):

@@ -1,4 +1,5 @@
-"""What ends a training before its last epoch: a metric that gets no better, and a loss that is no finite number."""
+"""What ends a training before its last epoch: a metric that gets no better, one that is too bad to go on with, and a
+loss that is no finite number."""
 
 import math
 from collections.abc import Mapping
@@ -9,6 +10,7 @@ import numpy as np
 
 from tasks import config, metrics
 from tasks.errors import StratagemError
+from tasks.records import Limits
 from tasks.training.position import Position
 
 
@@ -41,6 +43,25 @@ class EarlyStopping(keras.callbacks.EarlyStopping):
     def state(self) -> dict[str, Any]:
         """Return what the next decision needs."""
         return {name: getattr(self, name) for name in self._memory}
+
+
+class StopBelowLimits(keras.callbacks.Callback):
+    """Ends a trial of a sweep at the end of an epoch after which it must have been better. A trial that is resumed
+    after that end is not trained on: its history is in the checkpoint."""
+
+    def __init__(self, limits: Limits, position: Position) -> None:
+        super().__init__()
+        self.limits = limits
+        self.position = position
+
+    @property
+    def over(self) -> bool:
+        """Whether the training is given up."""
+        return self.limits.missed(self.position.history.get(self.limits.metric, ())) is not None
+
+    def on_epoch_end(self, epoch: int, logs: dict[str, float] | None = None) -> None:
+        if self.over:
+            self.model.stop_training = True
 
 
 class NonFiniteLoss(StratagemError):

@@ -1,0 +1,469 @@
+"""Sweeps without a training: what a space may hold, which trials follow from it, and where they are kept."""
+
+import json
+import math
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import optuna
+import pytest
+
+from tasks import lineage, runs, sweeps
+from tasks.errors import UserError
+from tasks.records import Limits, Sweep, SweepPlan, Trial
+from tasks.report import sweep_cells, sweep_remarks, sweep_table
+from tasks.report.sweep_page import write as write_page
+from tasks.sweeps import sampler
+from tasks.sweeps.halving import limits, rungs
+from tasks.sweeps.space import Halving
+from tests.tasks import made_up
+from tests.tasks.written_runs import write_run
+
+ROOT = Path(__file__).resolve().parents[2]
+RATES = "space: {schedule.learning_rate: [0.1, 0.2]}\n"
+SPACE = """
+set: {train.epochs: 9, model.name: mlp}
+space:
+  schedule.learning_rate: {low: 1.0e-4, high: 1.0e-1, log: true}
+  train.per_replica_batch_size: {low: 16, high: 64, step: 16}
+  model.options.units: [[16], [32, 16]]
+metric: validation/loss
+"""
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path, monkeypatch):
+    """A folder with the project's settings and recipes; a test that needs its code too goes to a copy of all."""
+    folder = made_up.project(tmp_path / "here")
+    shutil.copytree(ROOT / "recipes", folder / "recipes")
+    monkeypatch.chdir(folder)
+
+
+@pytest.fixture
+def write():
+    """Write a space into the current folder, and return its path."""
+
+    def write(text, name="mine"):
+        path = Path(f"{name}.yaml")
+        path.write_text(text)
+        return str(path)
+
+    return write
+
+
+@pytest.fixture
+def space(write):
+    return sweeps.load(write(SPACE))
+
+
+def value_of(params):
+    """What a trial of ``SPACE`` gives here: the best learning rate is 0.01, and units matter a little."""
+    return abs(math.log10(params["schedule.learning_rate"]) + 2) + 0.1 * len(params["model.options.units"])
+
+
+def end(trial):
+    value = value_of(trial.params)
+    if trial.number % 3 == 2:
+        return trial.model_copy(update={"state": "pruned", "value": value + 1, "values": (value + 1,), "reason": "bad"})
+    return trial.model_copy(update={"state": "complete", "value": value, "values": (value + 1, value), "seconds": 0.5})
+
+
+def searched(space, number, parallel=1, known=(), stop_before=None, shuffled=False):
+    """Return the trials of a sweep whose trainings are ``value_of``; killed before trial ``stop_before`` ends."""
+    known = list(known)
+    while (batch := sweeps.next_batch(known, number, parallel)) is not None:
+        while len(known) < batch.stop:
+            params = sweeps.next_params(space, known, batch.start, True)
+            known.append(Trial(number=len(known), state="running", params=params))
+        for place in reversed(batch) if shuffled else batch:
+            if stop_before == place:
+                return known
+            if known[place].state == "running":
+                known[place] = end(known[place])
+    return known
+
+
+# The file
+
+
+@pytest.mark.parametrize("name", sweeps.spaces(ROOT))
+def test_each_space_that_is_shipped_is_accepted(name):
+    lines = sweeps.spaces(ROOT)[name].read_text().splitlines()
+    assert f"stratagem sweep {name}" in lines[0]
+    assert sweeps.load(name).name == name
+
+
+def test_a_space_is_laid_over_the_settings(space):
+    params = {"schedule.learning_rate": 0.02, "train.per_replica_batch_size": 48, "model.options.units": [32, 16]}
+    settings = space.settings(params)
+    assert (settings.schedule.learning_rate, settings.train.per_replica_batch_size) == (0.02, 48)
+    assert (settings.model.name, settings.model.options) == ("mlp", {"units": [32, 16]})
+    assert (settings.train.epochs, settings.checkpoint.monitor) == (9, "validation/loss")
+    assert len(list(space.corners())) == 8
+
+
+def test_many_corners_are_checked_one_after_another(write):
+    lines = "".join(f"  model.options.o{number}: [1, 2, 3]\n" for number in range(5))
+    corners = list(sweeps.load(write(f"set: {{model.name: mlp}}\nspace:\n{lines}")).corners())
+    assert len(corners) == 1 + 5 * 2, "3 to the power of 5 are too many"
+    assert all(sum(value != 1 for value in corner.values()) <= 1 for corner in corners)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("space: {schedule.learning_rat: [1, 2]}", "did you mean 'schedule.learning_rate'?"),
+        ("space: {schedule.learning_rate: {low: 0.1, high: 0.01}}", "low = 0.1 is more than high = 0.01"),
+        ("space: {schedule.learning_rate: {low: 0.1, high: 0.1}}", "there is nothing to choose: give it under `set:`"),
+        ("space: {schedule.learning_rate: {low: 0, high: 0.1, log: true}}", "log: true needs a low above 0"),
+        ("space: {schedule.learning_rate: {low: 0.01, high: 0.1, log: true, step: 0.01}}", "exclude each other"),
+        ("space: {schedule.learning_rate: {low: 0.01, high: 0.1, step: 1}}", "step = 1 must be above 0"),
+        ("space: {schedule.learning_rate: {low: 0.01}}", "space.schedule.learning_rate: high is missing"),
+        ("space: {schedule.learning_rate: {low: a, high: 1}}", "low = 'a' is no finite number"),
+        ("space: {schedule.learning_rate: {low: 0.1, high: .inf}}", "high = inf is no finite number"),
+        ("space: {schedule.learning_rate: {low: 0.1, high: 1, log: 1}}", "log = 1 is no true or false"),
+        ("space: {schedule.learning_rate: {low: 0.1, hihg: 1}}", "did you mean 'high'?"),
+        ("space: {schedule.learning_rate: 0.1}", "give a range such as {low: 0.001, high: 0.1, log: true}, or a list"),
+        ("space: {schedule.learning_rate: [0.1]}", "a list of choices has 2 to 1,000"),
+        ("space: {schedule.learning_rate: [0.1, 0.2, 0.1]}", "a choice is there twice"),
+        ("space: {schedule.learning_rate: {low: -1, high: 0.1}}", "schedule.learning_rate = -1"),
+        ("space: {optimizer.kind: [adam, adamm]}", "did you mean 'adam'?"),
+        ("space: {dataset.name: [mnist, digits]}", "dataset.name cannot be swept: other data"),
+        ("space: {train.seed: {low: 0, high: 9}}", "a lucky seed is no better setting"),
+        ("space: {strategy.kind: [one_device, mirrored]}", "`stratagem compare` compares strategies"),
+        ("space: {input.validation: [0.1, 0.2]}", "space.input.validation cannot be swept"),
+        ("space: {train.loop: [fit, custom]}", "space.train.loop cannot be swept: it changes no result"),
+        ("space: {train.label_smoothing: [0.0, 0.1]}\nmetric: validation/loss", "changes what validation/loss means"),
+        ("space: []", "space = []"),
+        ("space: {}", "space = {}"),
+        ("spaces: {}", "unknown key 'spaces': did you mean 'space'?"),
+        ("schedule.learning_rate: [1, 2]", "What is swept stands under `space:`"),
+        ("metric: validation/loss", "space is missing"),
+        ("- space", "must hold sections"),
+        (RATES + "set: {schedule.learning_rate: 0.1}", "is swept, and schedule.learning_rate is set"),
+        (RATES + "set: {input.validation: null, checkpoint.monitor: train/loss}", "n is null"),
+        (RATES + "set: {train.epoch: 3}", "did you mean 'train.epochs'?"),
+        (RATES + "recipe: mnits", "did you mean 'mnist'?"),
+        (RATES + "metric: test/accuracy", "the gate judges by the test split"),
+        (RATES + "metric: validation/acuracy", "= 'validation/acuracy'"),
+        (RATES + "direction: up", "direction = 'up'"),
+        (RATES + "seed: -1", "seed = -1"),
+        (RATES + "pruner: {factr: 3}", "did you mean 'pruner.factor'?"),
+        (RATES + "pruner: {factor: 1}", "pruner.factor = 1"),
+        (RATES + "pruner: {}\nset: {strategy: {kind: multi_worker, workers: 2}}", "give `pruner: null`"),
+        ("space: {model.options.units: [[1], [2]]\n", "not valid YAML, line"),
+    ],
+)  # fmt: skip
+def test_a_wrong_space_is_refused_in_one_sentence(write, text, said):
+    with pytest.raises(UserError) as refused:
+        sweeps.load(write(text))
+    message = str(refused.value)
+    assert message.startswith("mine.yaml: ")
+    assert said in message
+    assert "\n" not in message
+
+
+@pytest.mark.parametrize("name", ["digit", "nothing.yaml", "recipes", "x" * 300 + ".yaml", "../digits"])
+def test_a_space_that_is_not_there(name):
+    with pytest.raises(UserError, match=r"unknown space .*Allowed: digits, or the path of a YAML file"):
+        sweeps.load(name)
+
+
+@pytest.mark.parametrize(
+    ("fixed", "more", "epochs"),
+    [
+        ("", {"evaluate.checkpoint": None}, 7),
+        (", evaluate.checkpoint: best", {"evaluate.checkpoint": "latest"}, 4),
+        (", train.early_stopping: {monitor: validation/loss}", {"train.early_stopping": None}, 7),
+        (", train.early_stopping.monitor: validation/loss", {"train.early_stopping": None}, 7),
+    ],
+)
+def test_the_training_on_all_needs_no_validation(write, fixed, more, epochs):
+    space = sweeps.load(write(SPACE.replace("model.name: mlp", f"model.name: mlp{fixed}")))
+    params = {"schedule.learning_rate": 0.02, "train.per_replica_batch_size": 48, "model.options.units": [16]}
+    values = space.final_settings(params, epochs)
+    settings = space.load_final(values)
+    assert {key: values.get(key) for key in more} == more
+    assert (settings.input.validation, settings.checkpoint.monitor) == (None, "train/loss")
+    assert (settings.train.epochs, settings.evaluate.checkpoint) == (epochs, "latest")
+    assert settings.train.early_stopping is None
+    assert settings.schedule.learning_rate == 0.02
+
+
+# The trials
+
+
+def test_suggestions_lie_in_the_space_and_find_its_best(space):
+    trials = searched(space, 40)
+    for one in trials:
+        assert 1e-4 <= one.params["schedule.learning_rate"] <= 1e-1
+        assert one.params["train.per_replica_batch_size"] in (16, 32, 48, 64)
+        assert one.params["model.options.units"] in ([16], [32, 16])
+    assert len({json.dumps(one.params) for one in trials}) == 40
+    best = sweeps.best_of(trials, True)
+    assert best.state == "complete"
+    assert value_of(best.params) < 0.25, "within a sixth of a decade, with the better units"
+    late = [value_of(one.params) for one in trials[25:]]
+    assert sum(late) / len(late) < sum(value_of(one.params) for one in trials[:10]) / 10
+
+
+@pytest.mark.parametrize("parallel", [1, 3])
+@pytest.mark.parametrize("killed_at", [0, 5, 13])
+def test_a_killed_sweep_has_the_trials_of_one_that_was_not(space, parallel, killed_at):
+    whole = searched(space, 16, parallel)
+    left = searched(space, 16, parallel, stop_before=killed_at)
+    assert searched(space, 16, parallel, known=left) == whole
+
+
+def test_trials_side_by_side_are_the_same_whichever_ends_first_and_however_many_were_asked_for(space):
+    whole = searched(space, 16, 4)
+    assert searched(space, 16, 4, shuffled=True) == whole
+    assert searched(space, 16, 4, known=searched(space, 6, 4)) == whole, "6 are one batch and a half"
+    assert [one.params for one in searched(space, 16)] != [one.params for one in whole[:16]]
+
+
+def test_another_seed_has_other_trials(write, space):
+    other = sweeps.load(write(f"{SPACE}\nseed: 1", "other"))
+    assert searched(other, 1)[0].params != searched(space, 1)[0].params
+
+
+def test_suggestions_are_those_of_another_process_without_a_word_or_a_warning(space):
+    code = (
+        "import json; from tasks import sweeps; s = sweeps.load('mine.yaml');"
+        "print(json.dumps(sweeps.next_params(s, [], 0, True)))"
+    )
+    done = subprocess.run([sys.executable, "-W", "error", "-c", code], capture_output=True, text=True, check=True)
+    assert json.loads(done.stdout) == searched(space, 1)[0].params
+    assert done.stderr == ""
+
+
+def test_importance_is_of_whole_trials(space):
+    trials = searched(space, 30)
+    found = sweeps.importance(space.parameters, trials, True)
+    assert next(iter(found)) == "schedule.learning_rate"
+    assert sum(found.values()) == pytest.approx(1)
+    assert found["schedule.learning_rate"] > 0.8
+    assert sweeps.importance(space.parameters, trials[:3], True) == {}, "too few"
+    same = [one.model_copy(update={"value": 1.0}) for one in trials]
+    assert sweeps.importance(space.parameters, same, True) == {}, "all the same"
+
+
+def test_the_best_is_the_first_of_the_best_that_were_trained_to_their_end():
+    ended = [
+        ("complete", 0.5),
+        ("pruned", 0.1),
+        ("complete", 0.4),
+        ("complete", 0.4),
+        ("failed", None),
+        ("running", None),
+    ]
+    trials = [Trial(number=place, state=state, params={}, value=value) for place, (state, value) in enumerate(ended)]
+    assert sweeps.best_of(trials, True).number == 2
+    assert sweeps.best_of(trials, False).number == 0
+    assert sweeps.best_of(trials[4:], True) is None
+
+
+# Which are given up
+
+
+def test_rungs_and_brackets():
+    assert rungs(Halving(), 15) == [1, 3, 9]
+    assert rungs(Halving(min_epochs=2, factor=2), 16) == [2, 4, 8]
+    assert rungs(Halving(), 1) == []
+    earlier = [[float(number)] * 15 for number in range(9)]
+    first = [min(limits(Halving(), number, 15, earlier, "m", True).by_epoch) for number in range(4)]
+    assert first == [1, 3, 9, 1]
+    assert limits(None, 0, 15, earlier, "m", True).by_epoch == {}
+    assert limits(Halving(min_trials=10), 0, 15, earlier, "m", True).by_epoch == {}
+    assert limits(Halving(), 0, 1, earlier, "m", True).by_epoch == {}
+
+
+@pytest.mark.parametrize("lower", [True, False])
+@pytest.mark.parametrize("factor", [2, 3, 4])
+def test_those_go_on_that_are_among_the_best(lower, factor):
+    """Held against the words: the best 1/factor of those that came so far, this one with them, and at least one."""
+    values = [0.3, 0.7, 0.1, 0.9, 0.5, 0.2, 0.8, 0.6]
+    for count in range(1, 9):
+        before = [[value] for value in values[:count]]
+        found = limits(Halving(factor=factor, min_trials=1), 0, 5, before, "m", lower)
+        for own in (0.05, 0.25, 0.45, 0.65, 0.95):
+            ranked = sorted([own, *values[:count]], reverse=not lower)
+            goes_on = ranked.index(own) < max(len(ranked) // factor, 1)
+            assert (found.missed([own]) is None) == goes_on, (count, own)
+
+
+def test_a_trial_is_given_up_at_the_first_limit_that_it_misses():
+    found = Limits(metric="m", lower_is_better=False, by_epoch={3: 0.9, 1: 0.5})
+    assert found.missed([]) is None
+    assert found.missed([0.5, 0.1]) is None, "as good as the limit is good enough, and nobody asks after 2"
+    assert found.missed([0.4, 1, 0.1]) == 1
+    assert found.missed([0.6, 0.6, 0.8, 1.0]) == 3
+    assert Limits.model_validate_json(found.model_dump_json()) == found
+
+
+# Where they are kept
+
+
+def test_the_store_gives_back_what_it_was_told(space, tmp_path):
+    with sweeps.Trials(tmp_path, space.parameters, True) as kept:
+        assert kept.all() == []
+        begun = [kept.begin(one.params) for one in searched(space, 5)]
+        assert kept.all() == begun
+        ended = [
+            end(begun[0]), end(begun[1]), end(begun[2]),
+            begun[3].model_copy(update={"state": "failed", "reason": "it broke", "run_id": "r"}),
+        ]  # fmt: skip
+        for one in ended:
+            kept.end(one)
+    with sweeps.Trials(tmp_path, space.parameters, True) as kept:
+        assert kept.all() == [*ended, begun[4]]
+    study = optuna.load_study(study_name="sweep", storage=f"sqlite:///{tmp_path / 'optuna.db'}")
+    assert study.best_trial.number == sweeps.best_of(ended, True).number
+    assert study.trials[2].intermediate_values == {1: ended[2].value}
+    study._storage._backend.engine.dispose()
+
+
+def test_a_process_that_died_while_it_made_the_store_leaves_none(space, tmp_path):
+    (tmp_path / ".optuna.db").write_bytes(b"half a database")
+    with sweeps.Trials(tmp_path, space.parameters, True) as kept:
+        assert kept.all() == []
+    assert {path.name for path in tmp_path.iterdir()} - {"here"} == {"optuna.db"}
+
+
+def test_a_damaged_store_is_refused(space, tmp_path):
+    (tmp_path / "optuna.db").write_bytes(b"no database" * 1000)
+    with pytest.raises(UserError, match=r"optuna.db cannot be read .*give --fresh for a new sweep"):
+        sweeps.Trials(tmp_path, space.parameters, True)
+
+
+# A sweep of before
+
+
+def plan_of(space, **changes):
+    plan = {"name": space.name, "space": space.described(), "metric": space.metric, "lower_is_better": True}
+    return SweepPlan(**plan | {"parallel": 1, "sampler": sampler.SAMPLER} | changes)
+
+
+@pytest.fixture
+def left(space, tiny):
+    """A sweep that a process left behind, with the lineage of now."""
+    prepared = tiny
+    traced = lineage.collect(space.example, prepared.data_version)
+
+    def left(status="KILLED"):
+        run_id = "5" * 32
+        run = write_run(
+            5, status, folder=f"mlruns/sweeps/{run_id}", run_id=run_id, settings=space.example.to_json(),
+            **traced.model_dump(),
+        )  # fmt: skip
+        sweeps.save_plan(run, plan_of(space))
+        return run, prepared
+
+    return left
+
+
+def test_the_same_sweep_goes_on(space, left):
+    run, prepared = left()
+    assert sweeps.find(plan_of(space), space.example, prepared) == run
+    assert sweeps.find(plan_of(space, name="other"), space.example, prepared) is None
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        ("1.0e-1", "0.5", "learning_rate was {'high': 0.1, 'log': True, 'low': 0.0001} and is {'high': 0.5,"),
+        ("epochs: 9", "epochs: 8", "set.train.epochs was 9 and is 8"),
+        ("validation/loss", "validation/accuracy", "metric was 'validation/loss' and is 'validation/accuracy'"),
+        ("metric:", "seed: 3\nmetric:", "seed was 0 and is 3"),
+    ],
+)  # fmt: skip
+def test_another_space_of_the_name_is_refused_as_long_as_the_first_is_unfinished(write, space, left, old, new, said):
+    run, prepared = left()
+    other = sweeps.load(write(SPACE.replace(old, new)))
+    with pytest.raises(UserError) as refused:
+        sweeps.find(plan_of(other), other.example, prepared)
+    assert said in str(refused.value)
+    assert f"sweep {run.run_id} of mine is unfinished" in str(refused.value)
+    assert "--fresh" in str(refused.value)
+    runs.set_status(run, "FINISHED")
+    assert sweeps.find(plan_of(other), other.example, prepared) is None, "a new one begins"
+
+
+def test_other_data_and_other_code_are_other_sweeps(space, left):
+    _, prepared = left()
+    with pytest.raises(UserError, match=r"parallel was 1 and is 2; the data version was .* and is new"):
+        sweeps.find(plan_of(space, parallel=2), space.example, prepared.model_copy(update={"data_version": "new"}))
+    Path("tasks/gate.py").write_text(Path("tasks/gate.py").read_text() + "\nMORE = 1\n")
+    with pytest.raises(UserError, match="the code of flows/, tasks/ or its model"):
+        sweeps.find(plan_of(space), space.example, prepared)
+
+
+def test_the_run_of_a_trial_is_found_by_its_settings(space):
+    parent = write_run(5, folder=f"mlruns/sweeps/{'5' * 32}", run_id="5" * 32)
+    first, second = (one.params for one in searched(space, 2))
+    for number, params in enumerate((first, second)):
+        write_run(number, settings=space.settings(params).to_json(), parent_run_id=parent.run_id)
+    write_run(9, settings=space.settings(first).to_json())
+    assert sweeps.run_of(parent, space.settings(second)).number == 1
+    assert sweeps.run_of(parent, space.settings(first)).number == 0, "not one that is no trial"
+    assert sweeps.run_of(parent, space.settings(first | {"train.epochs": 3})) is None
+
+
+# What is told
+
+
+@pytest.fixture
+def swept(space):
+    trials = searched(space, 25)
+    trials[4] = Trial(number=4, state="failed", params=trials[4].params, reason="no <memory> left")
+    trials[5] = trials[0].model_copy(update={"number": 5, "same_as": 0})
+    return Sweep(
+        run_id="5" * 32,
+        folder=f"mlruns/sweeps/{'5' * 32}",
+        flow_run_id=None,
+        git_commit="c",
+        data_version="d",
+        dataset="digits",
+        model="mlp",
+        plan=plan_of(space),
+        trials=tuple(trials),
+        best=sweeps.best_of(trials, True).number,
+        importance=sweeps.importance(space.parameters, trials, True),
+        seconds=1.0,
+        finished_at="now",
+    )
+
+
+def test_a_table_has_the_best_first(swept):
+    header, rows = sweep_cells(swept, sorted(swept.trials, key=lambda one: one.number))
+    assert header[:5] == ["trial", "state", "validation/loss", "epochs", "s"]
+    assert rows[5][1] == "as 0"
+    assert rows[4][1:5] == ["failed", "-", "-", "-"]
+    remarks = sweep_remarks(swept)
+    assert remarks[0].startswith("25 trials: ")
+    assert "1 of them as an earlier one" in remarks[0]
+    assert remarks[-1] == "trial 4 failed: no <memory> left"
+
+
+def test_the_csv_has_a_line_a_trial(swept, tmp_path):
+    lines = sweep_table(swept, tmp_path / "sweep.csv").read_text().splitlines()
+    assert len(lines) == 26
+    assert lines[0].startswith("trial,state,same_as,validation/loss,epochs,seconds,run_id,schedule.learning_rate,")
+    assert lines[1].startswith("0,complete,,")
+
+
+def test_the_page_has_all_and_no_markup_of_others(swept, tmp_path):
+    text = write_page(swept, tmp_path / "sweep.html").read_text()
+    assert "Partial: the best trial was not trained again" in text
+    assert "no &lt;memory&gt; left" in text
+    assert text.count("<svg") == 2 + 1 + 3, "the course of it, importance, and a slice each"
+    assert "fANOVA" in text
+    assert "http" not in text.replace("http-equiv", "")
+
+
+def test_the_page_of_a_sweep_without_a_whole_trial(swept, tmp_path):
+    failed = tuple(Trial(number=n, state="failed", params=one.params, reason="x") for n, one in enumerate(swept.trials))
+    text = write_page(swept.model_copy(update={"trials": failed, "best": None, "importance": {}}), tmp_path / "s.html")
+    assert "No trial was trained to its end." in text.read_text()
