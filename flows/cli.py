@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from flows import data, reproduce, runs, stage_commands, sweep_command
+from flows import data, model_commands, reproduce, runs, stage_commands, sweep_command
 from flows.command import NO_SETTINGS, AllowChanges, Debug, Fresh, Json, Recipe, Resume, Set, check_resume, command
 
 if TYPE_CHECKING:
@@ -184,6 +184,8 @@ for stage_command in (
     stage_commands.report,
     stage_commands.rollback,
     stage_commands.export,
+    model_commands.predict,
+    model_commands.serve_model,
 ):
     app.command()(stage_command)
 app.command()(reproduce.reproduce)

@@ -6,6 +6,8 @@ python -m tasks prepare NAME
 python -m tasks own_code [RECIPE] [--set section.key=value]...   the stages of the root's dvc.yaml
 python -m tasks train [RECIPE] [--set section.key=value]...
 python -m tasks evaluate [RECIPE] [--set section.key=value]...
+python -m tasks predict REQUEST         writes what a model makes of raw inputs, as a JSON file asks
+python -m tasks serve_model REQUEST     serves a model on 127.0.0.1
 python -m tasks report RUN              writes the page of a run again
 python -m tasks reproduced RUN          tells MLflow which run it was trained to reproduce, and whether it did
 python -m tasks reconcile               ends the MLflow runs of processes that were killed
@@ -24,14 +26,15 @@ import signal
 import sys
 from pathlib import Path
 
-from tasks import config, dvc_stages, errors
+from tasks import config, dvc_stages, errors, records
 from tasks.errors import StratagemError, UserError
 from tasks.process import guard, serve
 from tasks.process.environment import keep_private
+from tasks.process.imports import import_quietly
 
 STAGES = (
     "check", "download", "prepare", "own_code", "train", "evaluate", "report", "reproduced", "reconcile", "rollback",
-    "versions", "serve", "assist", "tf_server",
+    "versions", "serve", "assist", "tf_server", "predict", "serve_model",
 )  # fmt: skip
 
 
@@ -96,6 +99,13 @@ def _run(stage: str, name: str | None, overrides: list[str]) -> None:
 
         with tracking.registering():
             print(tracking.rollback(name or "").model_dump_json())
+    elif stage == "predict":
+        _predict(Path(name or ""))
+    elif stage == "serve_model":
+        import_quietly("tasks.serving")
+        from tasks import serving
+
+        serving.serve(records.load(records.ServingRequest, Path(name or "")), sys.stdout)
     elif stage == "check":
         dvc_stages.check(config.load(name, overrides).dataset)
     elif stage == "own_code":
@@ -104,6 +114,19 @@ def _run(stage: str, name: str | None, overrides: list[str]) -> None:
         dvc_stages.train(config.load(name, overrides))
     else:
         dvc_stages.evaluate(config.load(name, overrides))
+
+
+def _predict(request: Path) -> None:
+    import_quietly("tasks.predict")
+    from tasks.predict import predict
+
+    answers = sys.stdout
+    sys.stdout = sys.stderr  # Libraries' own words.
+    try:
+        answer = predict(records.load(records.PredictionRequest, request))
+    except BrokenPipeError:  # Who reads the predictions wants no more of them, as `head`.
+        sys.exit(128 + signal.SIGPIPE)
+    print(answer.model_dump_json(), file=answers)
 
 
 def _terminate(number: int, frame: object) -> None:

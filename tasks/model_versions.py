@@ -48,3 +48,17 @@ def read(store: Path) -> list[ModelVersion]:
         )
         for name, version, run_id in sorted(found)
     ]
+
+
+def place(store: Path, name: str, version: str) -> str:
+    """Return where the files of a version lie, as MLflow addresses them; nothing is written.
+
+    Raises:
+        sqlite3.Error: it is no such file, or of another layout.
+    """
+    with closing(sqlite3.connect(f"{store.absolute().as_uri()}?mode=ro", uri=True, timeout=5)) as connection:
+        ((found,),) = connection.execute(
+            "SELECT coalesce(storage_location, source) FROM model_versions WHERE name = ? AND version = ?",
+            (name, int(version)),
+        ).fetchall()
+    return str(found)

@@ -183,7 +183,7 @@ class TableFile:
             )
             for batch in batches:
                 if batch.num_rows and not ragged:
-                    yield {name: _values(column, wanted[name]) for name, column in _columns(batch)}
+                    yield {name: values_of(column, wanted[name]) for name, column in _columns(batch)}
         except pa.ArrowInvalid as error:
             for kind, how in (("double", "number"), ("timestamp", "datetime")):
                 if f"error to {kind}" in str(error):
@@ -213,7 +213,7 @@ class TableFile:
         try:
             file = pa.parquet.ParquetFile(self.path)
             for batch in file.iter_batches(CHUNK_ROWS, columns=list(wanted)):
-                yield {name: _values(column, wanted[name]) for name, column in _columns(batch)}
+                yield {name: values_of(column, wanted[name]) for name, column in _columns(batch)}
         except (pa.ArrowInvalid, OSError) as error:
             raise self.refused(f"cannot be read ({cut(str(error))})") from None
 
@@ -256,7 +256,7 @@ def _columns(batch: Any) -> Iterator[tuple[str, Any]]:
     return zip(batch.schema.names, batch.columns, strict=True)
 
 
-def _values(column: Any, wanted: Wanted) -> Values:
+def values_of(column: Any, wanted: Wanted) -> Values:
     """Return a column of Arrow as arrays of NumPy or lists of Python's values."""
     kind = column.type
     if wanted == "repeated" and not pa.types.is_dictionary(kind) and not pa.types.is_nested(kind):

@@ -16,6 +16,7 @@ from tasks.records.data import (
     as_input,
 )
 from tasks.records.overview import Kept, PrunedRun, Pruning, RunDetails, RunDifference, RunLine, RunList
+from tasks.records.predictions import Predicted, PredictionRequest, Serving, ServingRequest
 from tasks.records.provenance import Link, Provenance
 from tasks.records.quality import CheckResult, ColumnStatistics, DataQuality, DataStatistics, Offender
 from tasks.records.record import Name, Place, R, Record, load, save

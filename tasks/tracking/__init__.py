@@ -19,7 +19,7 @@ from tasks.tracking.lifecycle import (
     start_trial,
 )
 from tasks.tracking.metrics import MetricWriter, log_metrics, system_metrics
-from tasks.tracking.models import find_model, import_flavor, log_model, predict
+from tasks.tracking.models import fetch_model, find_model, find_version, import_flavor, log_model, predict
 from tasks.tracking.outbox import OUTBOX, await_told, mlflow_run_id
 from tasks.tracking.registry import (
     Candidate,

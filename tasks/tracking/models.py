@@ -20,11 +20,12 @@ from mlflow.exceptions import MlflowException
 from mlflow.models import Model, ModelSignature
 from mlflow.types.schema import AnyType, ColSpec, Schema, TensorSpec
 
-from tasks import config, encoding, files, own_code, prepared_data, records, upstream
+from tasks import config, encoding, files, own_code, prepared_data, records, trained_models, upstream
 from tasks.errors import UserError, cut
 from tasks.tracking.metrics import points_of
 from tasks.tracking.outbox import mlflow_run_id, present
 from tasks.tracking.store import REFUSALS, open_store, retried, store_uri
+from tasks.trained_models import TrainedModel
 
 ADDRESS = re.compile(r"models:/((?P<model_id>m-[0-9a-f]{32})|(?P<name>[^/@]+)(@(?P<alias>[^/@]+)|/(?P<version>\d+)))")
 
@@ -164,6 +165,7 @@ def _write_model(
     (folder / "data").mkdir()
     if raw is not None:
         (folder / "data" / "encoding.json").write_text(json.dumps(raw), encoding="utf-8")
+    (folder / "data" / trained_models.TARGET).write_text(prepared.target.model_dump_json(), encoding="utf-8")
     copied = Path(shutil.copyfile(config.project_root() / keras_file, folder / "data" / "model.keras"))
     model.model_size_bytes += copied.stat().st_size
     model.save(str(folder / "MLmodel"))
@@ -293,6 +295,49 @@ def find_model(uri: str) -> records.LoggedModel:
             raise
         known = ", ".join(sorted(f"{one.name}/{one.version}" for one in client.search_model_versions()))
         raise UserError(f"'{uri}' is not in {store_uri()}. There: {cut(known) or 'no model version'}") from None
+
+
+@retried
+def fetch_model(address: str) -> TrainedModel:
+    """Return a version of a registered model, copied into the temporary folder, where only MLflow knows it.
+
+    Raises:
+        UserError: there is none, its files are damaged, or another program registered it.
+        Unavailable: the tracking server does not answer, or fails.
+    """
+    client = open_store()
+    version = _version_at(client, address)
+    place = client.get_model_version_download_uri(version.name, version.version)
+    try:
+        folder = mlflow.artifacts.download_artifacts(
+            artifact_uri=place, dst_path=tempfile.mkdtemp(), tracking_uri=store_uri()
+        )
+    except OSError as error:
+        raise UserError(f"the files of '{address}' cannot be read ({error})") from None
+    return trained_models.of_folder(Path(folder), f"{version.name}/{version.version}", version.tags)
+
+
+@retried
+def find_version(address: str) -> records.ModelVersion:
+    """Return the version of a registered model that an address names now; see ``fetch_model``."""
+    found = _version_at(open_store(), address)
+    return records.ModelVersion(
+        name=found.name, version=str(found.version), aliases=tuple(found.aliases), run_id=found.run_id, tags=found.tags
+    )
+
+
+def _version_at(client: mlflow.MlflowClient, address: str) -> Any:
+    if (named := ADDRESS.fullmatch(address)) is None or named["name"] is None:
+        raise UserError(f"'{address}' names no version: write it as models:/NAME@ALIAS or models:/NAME/VERSION")
+    try:
+        if named["alias"]:
+            return client.get_model_version_by_alias(named["name"], named["alias"])
+        return client.get_model_version(named["name"], named["version"])
+    except MlflowException as error:
+        if error.error_code not in REFUSALS:
+            raise
+        known = ", ".join(sorted(f"{one.name}/{one.version}" for one in client.search_model_versions()))
+        raise UserError(f"'{address}' is not in {store_uri()}. There: {cut(known) or 'no model version'}") from None
 
 
 def predict(place: str, tracking_uri: str, features: Mapping[str, Any], encoded: bool) -> Any:

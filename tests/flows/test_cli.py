@@ -20,7 +20,7 @@ from tasks import config, pipeline
 CHECKOUT = Path(__file__).resolve().parent.parent.parent
 COMMANDS = [
     "run", "compare", "download", "prepare", "train", "evaluate", "register", "rollback", "reconcile", "recipes",
-    "report", "runs", "strategies", "sweep", "trace", "ui",
+    "predict", "report", "runs", "serve-model", "strategies", "sweep", "trace", "ui",
 ]  # fmt: skip
 # DESIGN.md, "The command": what `run --json` gives at least.
 KEYS = {

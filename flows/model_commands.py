@@ -1,0 +1,165 @@
+"""The commands that use a trained model on raw inputs, without Prefect."""
+
+import os
+from json import dumps
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from flows.command import Debug, Json, command
+
+if TYPE_CHECKING:
+    from tasks.records import Predicted
+
+NO_INPUTS: list[str] = []
+MAX_PREDICTED = 6
+"""Columns of predictions."""
+MODEL_HELP = (
+    "models:/NAME@ALIAS or models:/NAME/VERSION; a run by its id or the first letters of it; `latest`; or a file "
+    "FILE.keras. Without it, the only champion."
+)
+Model = Annotated[str | None, typer.Option("--model", metavar="MODEL", help=MODEL_HELP)]
+
+
+def predict(
+    inputs: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="[FILES|FOLDERS|-]",
+            help="Images and folders of images; files of lines of text; tables (.csv, .tsv, .jsonl, .parquet) with the "
+            "columns that the model was trained on; arrays (.npy, .npz); - is standard input.",
+            show_default=False,
+        ),
+    ] = NO_INPUTS,
+    model: Model = None,
+    output: Annotated[
+        Path | None,
+        typer.Option(
+            "--output",
+            metavar="FILE",
+            help="Written whole or not at all: .jsonl, .csv, .parquet, or .html with images.",
+        ),
+    ] = None,
+    format: Annotated[
+        str | None,
+        typer.Option(
+            "--format",
+            metavar="NAME",
+            help="Of the output: jsonl, csv, parquet, html. Without --output, jsonl and csv "
+            "go to standard output, each example as soon as it is computed.",
+        ),
+    ] = None,
+    force: Annotated[bool, typer.Option("--force", help="Replace an output that is there.")] = False,
+    top_k: Annotated[int, typer.Option("--top-k", min=1, metavar="N", help="How many classes are told.")] = 1,
+    probabilities: Annotated[bool, typer.Option("--probabilities", help="Tell those of all classes.")] = False,
+    batch_size: Annotated[
+        int | None, typer.Option("--batch-size", min=1, metavar="N", help="Examples that are computed at once.")
+    ] = None,
+    encoding: Annotated[str, typer.Option("--encoding", metavar="NAME", help="Of texts in files.")] = "utf-8",
+    json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Tell what a trained model makes of raw inputs: images of any size, lines of text, rows of a table.
+
+    What is broken has its error in place of a prediction, and the others have theirs; the exit code is then 1.
+    """
+    with command(debug):
+        from tasks import model_use
+        from tasks.errors import StratagemError, UserError
+
+        if json and output is None and format is not None:
+            raise UserError("--json and --format both print to standard output: give --output FILE, or one of them")
+        found = model_use.predict(inputs, model, output, format, force, top_k, probabilities, batch_size, encoding)
+        if json:
+            print(found.model_dump_json())
+        elif format is None or output is not None:
+            _print_predictions(found)
+        if found.num_failed:
+            raise StratagemError(
+                f"{found.num_failed:,} of {found.num_examples:,} examples have no prediction: the column `error` says "
+                "why"
+            )
+
+
+def _print_predictions(result: "Predicted") -> None:
+    """Print the first predictions, how many there are of each class, and where the file with all of them lies."""
+    from rich.console import Console
+    from rich.table import Table
+
+    from flows.tables import print_rows
+    from tasks.errors import cut
+
+    several = len({row["source"] for row in result.first}) > 1
+    hidden = {"source"} if not several and any(row["row"] is not None for row in result.first) else set()
+    if all(row["row"] is None for row in result.first):
+        hidden |= {"row"}
+    if not any(row["error"] for row in result.first):
+        hidden |= {"error"}
+    names = [name for name in (result.first[0] if result.first else ()) if name not in hidden]
+    table = Table(box=None, padding=(0, 2, 0, 0))
+    for name in names[:MAX_PREDICTED]:
+        table.add_column(name, overflow="fold", justify="right" if name.startswith(("row", "probability")) else "left")
+    for row in result.first:
+        table.add_row(*(_cell(row[name]) for name in names[:MAX_PREDICTED]))
+    Console(highlight=False, markup=False).print(table)
+    if len(names) > MAX_PREDICTED:
+        print(f"and {len(names) - MAX_PREDICTED} columns more: --output or --format has all")
+    if (more := result.num_examples - len(result.first)) > 0:
+        print(f"and {more:,} examples more" + ("" if result.output else ": --output or --format has all"))
+    most = sorted(result.counts.items(), key=lambda one: (-one[1], one[0]))
+    counts = cut(", ".join(f"{name}: {count:,}" for name, count in most))
+    rows = {"model": result.model, "examples": f"{result.num_examples:,}, {result.num_failed:,} failed"}
+    rows |= {"predicted": counts} if counts else {}
+    print()
+    print_rows(rows | {"on": ", ".join(result.devices), "seconds": f"{result.seconds:.1f}"})
+    if result.output is not None:
+        print(result.output)
+
+
+def _cell(value: object) -> str:
+    from tasks.errors import cut
+
+    if isinstance(value, float):
+        return f"{value:.4g}"
+    return "" if value is None else cut(str(value), 60)
+
+
+def serve_model(
+    model: Annotated[str | None, typer.Argument(metavar="[MODEL]", help=MODEL_HELP, show_default=False)] = None,
+    port: Annotated[
+        int, typer.Option("--port", min=0, max=65535, metavar="N", help="Of 127.0.0.1; 0 is any that is free.")
+    ] = 5001,
+    poll: Annotated[
+        float, typer.Option("--poll", min=0.1, metavar="SECONDS", help="How often it is looked where the alias is.")
+    ] = 2.0,
+    json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Serve a model on 127.0.0.1 until Ctrl-C, by the protocol of MLflow's scoring server; it follows the alias.
+
+    The key is random at each start; or what STRATAGEM_KEY holds, USER:PASSWORD.
+    """
+    with command(debug):
+        from flows.prefect_server import make_password
+        from tasks import model_use
+        from tasks.errors import UserError
+        from tasks.records import Serving
+
+        key = os.environ.get("STRATAGEM_KEY") or make_password()
+        user, colon, password = key.partition(":")
+        if not (user and colon and password):
+            raise UserError("STRATAGEM_KEY: write it as USER:PASSWORD, or unset it: then the password is random")
+
+        def tell(serving: Serving) -> None:
+            address = f"http://127.0.0.1:{serving.port}"
+            if json:
+                found = {"url": address, "model": serving.model, "user": user, "password": password}
+                print(dumps(found), flush=True)
+                return
+            print(f"Model    {serving.model}")
+            print(f"Ask      {address}/invocations; /schema, /version, /health")
+            print(f"User     {user}, password {password}   by Basic authentication", flush=True)
+            print("Ctrl-C ends it.", flush=True)
+
+        model_use.serve(model, port, poll, key, tell)

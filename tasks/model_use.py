@@ -1,0 +1,179 @@
+"""A trained model used: what is asked of it is refused or asked here, and computed by a process of its own."""
+
+import contextlib
+import os
+import signal
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+from tasks import errors, files, records, trained_models
+from tasks.errors import StratagemError, UserError
+from tasks.process import own_process, scratch
+from tasks.records import Predicted, PredictionRequest, Serving, ServingRequest
+
+FORMATS = {".jsonl": "jsonl", ".ndjson": "jsonl", ".csv": "csv", ".parquet": "parquet", ".html": "html"}
+"""Of files, by how their names end."""
+STREAMED = ("csv", "jsonl")
+"""That standard output takes."""
+
+
+def predict(
+    inputs: Sequence[str],
+    model: str | None,
+    output: Path | None = None,
+    format: str | None = None,
+    force: bool = False,
+    top_k: int = 1,
+    probabilities: bool = False,
+    batch_size: int | None = None,
+    encoding: str = "utf-8",
+) -> Predicted:
+    """Write what a trained model makes of raw inputs; see ``tasks/predict.py``.
+
+    It takes what the command takes, one argument an option.
+
+    Args:
+        inputs: files and folders; ``-`` is standard input, and nothing is, too, where that is no terminal.
+        model: see ``trained_models.find``; None is the only champion.
+        output: the file that the predictions are written to, whole or not at all.
+        format: a key of ``prediction_files.WRITERS``, of the output; without one, of standard output.
+        force: an output that is there is replaced.
+        top_k: how many classes are told of each example.
+        probabilities: those of all classes are told.
+        batch_size: examples that are computed at once; None is what fits.
+        encoding: of texts in files.
+
+    Raises:
+        UserError: names what cannot be.
+    """
+    _check_output(output, force)
+    chosen = _format_of(output, format)
+    inputs = _check_inputs(inputs)
+    _check_encoding(encoding)
+    reference = model or trained_models.only_champion()
+    trained_models.find(reference)  # Refused before a framework is imported.
+    with contextlib.ExitStack() as stack:
+        request = PredictionRequest(
+            model=_absolute(reference),
+            inputs=tuple(inputs),
+            folder=str(Path.cwd()),
+            stdin=os.dup(0) if "-" in inputs else None,
+            to=None if output is None else str(stack.enter_context(files.replacing(output.absolute()))),
+            stdout=os.dup(1) if output is None and format is not None else None,
+            format=chosen,
+            top_k=top_k,
+            probabilities=probabilities,
+            batch_size=batch_size,
+            encoding=encoding,
+        )
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(dir=scratch.folder())))
+        path = records.save(request, folder / "request.json")
+        handed = [one for one in (request.stdin, request.stdout) if one is not None]
+        for descriptor in handed:
+            stack.callback(os.close, descriptor)
+        with _explaining(output):
+            done = own_process.run_in_own_process("predict", str(path), pass_fds=handed)
+        if done.returncode == 128 + signal.SIGPIPE:  # Who reads standard output wants no more.
+            raise BrokenPipeError
+        if done.returncode:
+            raise StratagemError(f"the process that predicts ended with {done.returncode}: nothing was written")
+    return Predicted.model_validate_json(done.stdout.splitlines()[-1]).model_copy(
+        update={"output": output and str(output)}
+    )
+
+
+def serve(model: str | None, port: int, poll_seconds: float, key: str, tell: Callable[[Serving], object]) -> None:
+    """Serve a trained model until this process is interrupted; see ``tasks/serving.py``.
+
+    Args:
+        model: see ``trained_models.find``; None is the only champion.
+        port: of 127.0.0.1; 0 is any that is free.
+        poll_seconds: how often the alias is looked up.
+        key: ``user:password`` of who may ask.
+        tell: is called when it answers.
+
+    Raises:
+        UserError: no such model, or the port is taken.
+        StratagemError: the server ended by itself.
+    """
+    reference = model or trained_models.only_champion()
+    trained_models.find(reference)  # Refused before a framework is imported.
+    with tempfile.TemporaryDirectory(dir=scratch.folder()) as folder:
+        request = ServingRequest(model=_absolute(reference), port=port, poll_seconds=poll_seconds)
+        path = records.save(request, Path(folder) / "request.json")
+        with own_process.serving("serve_model", str(path), environment={"STRATAGEM_KEY": key}) as process:
+            if process.stdout is not None and (line := process.stdout.readline()):
+                tell(Serving.model_validate_json(line))
+            code = process.wait()
+    raise StratagemError(f"the server of the model ended by itself, with {code}")
+
+
+def _absolute(reference: str) -> str:
+    return os.path.abspath(Path(reference).expanduser()) if reference.endswith(".keras") else reference
+
+
+@contextlib.contextmanager
+def _explaining(output: Path | None) -> Iterator[None]:
+    """Say in one message that the output cannot be written."""
+    try:
+        yield
+    except OSError as error:
+        if output is None:
+            raise
+        raise files.unwritable(output, error) from None
+
+
+def _format_of(output: Path | None, format: str | None) -> str:
+    known = sorted(set(FORMATS.values()))
+    if format is not None and format not in known:
+        raise UserError(errors.one_of("--format", format, known))
+    if output is None:
+        if format not in (None, *STREAMED):
+            raise UserError(f"--format {format} is written to a file alone: give --output FILE.{format}")
+        return format or "jsonl"
+    found = format or FORMATS.get(output.suffix.lower())
+    if found is None:
+        raise UserError(
+            f"--output {output}: how its name ends says no format. Allowed: {', '.join(FORMATS)}; or give --format"
+        )
+    return found
+
+
+def _check_output(output: Path | None, force: bool) -> None:
+    if output is None:
+        return
+    if output.is_dir():
+        raise UserError(f"--output {output} is a folder: give a file, such as {output / 'predictions.csv'}")
+    if not output.absolute().parent.is_dir():
+        raise UserError(f"--output {output}: there is no folder {output.parent}: make it first")
+    if os.path.lexists(output) and not force:
+        raise UserError(f"--output {output} is there already: give another file, or --force to replace it")
+    if not os.access(output.absolute().parent, os.W_OK):
+        raise UserError(f"--output {output}: {output.absolute().parent} cannot be written. Check its permissions")
+
+
+def _check_inputs(inputs: Sequence[str]) -> Sequence[str]:
+    if not inputs:
+        if sys.stdin is None or sys.stdin.isatty():
+            raise UserError("nothing to predict: give files or folders, or - for standard input")
+        return ("-",)
+    for name in inputs:
+        path = Path(name)
+        if name != "-" and not path.exists():
+            raise UserError(f"'{name}': no such file or folder")
+        if name != "-" and not (path.is_file() or path.is_dir()):
+            raise UserError(f"'{name}' is no file and no folder; what a pipe gives is read as standard input: -")
+        if name != "-" and not os.access(path, os.R_OK):
+            raise UserError(f"'{name}' cannot be read. Check its permissions")
+    if inputs.count("-") > 1:
+        raise UserError("- is there twice, and there is one standard input")
+    return inputs
+
+
+def _check_encoding(encoding: str) -> None:
+    try:
+        "".encode(encoding)
+    except LookupError:
+        raise UserError(f"--encoding {encoding}: no such encoding. Allowed: utf-8, latin-1, ...") from None

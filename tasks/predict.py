@@ -1,0 +1,169 @@
+"""Predict: what a trained model makes of raw inputs, a part at a time, written as it comes."""
+
+import io
+import os
+import sys
+import time
+import warnings
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+import numpy.typing as npt
+from PIL import Image
+
+from tasks import ahead, machine, raw_model
+from tasks.encoding import take
+from tasks.errors import UserError
+from tasks.meanings import Meaning
+from tasks.prediction_files import WRITERS, Writer
+from tasks.raw_inputs import Examples, Reader
+from tasks.raw_model import Arrays, RawModel
+from tasks.records import Predicted, PredictionRequest
+
+AHEAD = 2
+"""Parts that are read and encoded while one is computed."""
+SHOWN = 20
+NO_NUMBER = "the model gives no number for it"
+TELL_SECONDS = 0.5, 30.0
+"""How often the progress is told: on a terminal, and elsewhere."""
+
+
+@dataclass(frozen=True)
+class Part:
+    """Some examples, encoded."""
+
+    examples: Examples
+    features: Arrays
+    """Of those that are whole."""
+    broken: dict[int, str]
+
+
+def predict(request: PredictionRequest) -> Predicted:
+    """Write what a model says of each example, or why there is nothing to say.
+
+    Raises:
+        UserError: no such model, or an input that it does not take.
+    """
+    warnings.simplefilter("error", Image.DecompressionBombWarning)
+    model = raw_model.load(request.model)
+    size = request.batch_size or model.batch_size
+    began = time.perf_counter()
+    with ExitStack() as stack:
+        stdin = None if request.stdin is None else stack.enter_context(io.FileIO(request.stdin))
+        reader = Reader(model.wanted, Path(request.folder), size, request.encoding, stdin)
+        reader.check(request.inputs)
+        if request.format == "html" and not reader.wanted.takes_files:
+            raise UserError(f"html is a page of pictures, and {model.name} takes {reader.wanted.told}")
+        meaning = Meaning(model.target, request.top_k, request.probabilities)
+        writer = _open(request, meaning.names, stack)
+        count, failed, counts = 0, 0, Counter[str]()
+        first: list[dict[str, Any]] = []
+        tell = Progress()
+        for part in _parts(model, reader, request.inputs, stack):
+            columns, whole = _predicted(model, meaning, part)
+            if writer is not None:
+                pictures = next(iter(part.features.values())) if reader.wanted.takes_files else None
+                writer.write(columns, None if pictures is None else pictures[whole])
+            count += len(columns["error"])
+            failed += sum(error is not None for error in columns["error"])
+            if model.target.task == "classification":
+                counts.update(one for one in columns["prediction"] if one is not None)
+            places = range(min(SHOWN - len(first), len(columns["error"])))
+            first += [{name: columns[name][place] for name in meaning.names} for place in places]
+            tell(count, failed)
+        tell.end()
+    return Predicted(
+        model=model.name,
+        num_examples=count,
+        num_failed=failed,
+        counts=dict(sorted(counts.items())),
+        first=tuple(first),
+        devices=raw_model.devices(),
+        seconds=time.perf_counter() - began,
+        output=request.to,
+    )
+
+
+def _open(request: PredictionRequest, names: Sequence[str], stack: ExitStack) -> Writer | None:
+    if request.to is not None:
+        file: IO[bytes] = stack.enter_context(Path(request.to).open("wb"))  # noqa: SIM115
+    elif request.stdout is not None:
+        file = stack.enter_context(os.fdopen(request.stdout, "wb"))
+    else:
+        return None
+    return stack.enter_context(WRITERS[request.format](file, names))
+
+
+def _parts(model: RawModel, reader: Reader, inputs: Sequence[str], stack: ExitStack) -> Iterator[Part]:
+    """Yield the examples encoded; a thread reads and encodes those that follow, and several decode its images."""
+    pictures = stack.enter_context(ThreadPoolExecutor(machine.usable_cores()))
+    encoder = model.encoder(pictures.map)
+
+    def encode(examples: Examples) -> Part:
+        if examples.prepared:
+            given = {name: np.asarray(array) for name, array in examples.columns.items()}
+            return Part(examples, model.check_arrays(given), {})
+        rows = np.array([row for row in range(len(examples.places)) if row not in examples.broken], np.int64)
+        columns = {name: take(values, rows) for name, values in examples.columns.items()}
+        features, broken = encoder.encode_whole(columns, examples.folder)
+        return Part(examples, features, examples.broken | {int(rows[row]): why for row, why in broken.items()})
+
+    # One thread: the encoder is one's own, and the order is that of the inputs.
+    parts = ahead.in_order(encode, reader.read(inputs), threads=1, ahead=AHEAD)
+    stack.callback(parts.close)
+    return parts
+
+
+def _predicted(model: RawModel, meaning: Meaning, part: Part) -> tuple[dict[str, list[Any]], npt.NDArray[Any]]:
+    """Return the columns of a part, and which of its whole examples have a prediction, bool (n,)."""
+    outputs = model.outputs(part.features)
+    finite = np.asarray(np.isfinite(outputs).all(axis=1))
+    errors: list[str | None] = [part.broken.get(row) for row in range(len(part.examples.places))]
+    rows = [row for row, error in enumerate(errors) if error is None]
+    for row in np.flatnonzero(~finite).tolist():
+        errors[rows[row]] = NO_NUMBER
+    places = part.examples.places
+    columns: dict[str, list[Any]] = {"source": [source for source, _ in places], "row": [row for _, row in places]}
+    told = meaning.of(outputs[finite])
+    having = [row for row, is_finite in zip(rows, finite.tolist(), strict=True) if is_finite]
+    for name, values in told.items():
+        columns[name] = [None] * len(errors)
+        for row, value in zip(having, values, strict=True):
+            columns[name][row] = value
+    columns["error"] = errors
+    return columns, finite
+
+
+class Progress:
+    """Tells how many examples are done, on standard error."""
+
+    def __init__(self) -> None:
+        self._on_terminal = sys.stderr.isatty()
+        self._began = self._told = time.monotonic()
+        self._length = 0
+
+    def __call__(self, count: int, failed: int) -> None:
+        """Tell it, if a while has passed."""
+        now = time.monotonic()
+        if now - self._told < TELL_SECONDS[not self._on_terminal]:
+            return
+        self._told = now
+        text = f"{count:,} examples, {count / (now - self._began):,.0f} a second" + (
+            f", {failed:,} failed" if failed else ""
+        )
+        if self._on_terminal:
+            print(f"\r{text:<{self._length}}", end="", file=sys.stderr, flush=True)
+            self._length = len(text)
+        else:
+            print(text, file=sys.stderr, flush=True)
+
+    def end(self) -> None:
+        """Leave the terminal's line empty."""
+        if self._length:
+            print(f"\r{' ' * self._length}\r", end="", file=sys.stderr, flush=True)

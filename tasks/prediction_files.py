@@ -1,0 +1,187 @@
+"""What predictions are written as: JSON lines, CSV, Parquet, or a sheet of pictures; by the name of the format."""
+
+import base64
+import csv
+import io
+import json
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
+from html import escape
+from types import TracebackType
+from typing import IO, Any, Self
+
+import numpy as np
+import numpy.typing as npt
+
+Columns = Mapping[str, Sequence[Any]]
+Pictures = npt.NDArray[np.uint8] | None
+"""Of the examples that have a prediction, uint8 (n, height, width, channels); None for what are no images."""
+MAX_PICTURES = 1000
+"""On a sheet, so that a browser opens it."""
+SIDE = 96
+"""Pixels of a picture on the sheet."""
+TYPES = {"row": "int64"}
+"""Of columns in Parquet that are neither texts nor probabilities."""
+
+
+class Writer(AbstractContextManager["Writer"]):
+    """Writes predictions to a file, some at a time.
+
+    Args:
+        file: of bytes.
+        names: of the columns.
+    """
+
+    def __init__(self, file: IO[bytes], names: Sequence[str]) -> None:
+        self.file, self.names = file, names
+
+    def write(self, columns: Columns, pictures: Pictures) -> None:
+        """Write some examples, in their order."""
+        raise NotImplementedError
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        if kind is None:
+            self.finish()
+
+    def finish(self) -> None:
+        """Write what stands after all examples."""
+
+
+class JsonLines(Writer):
+    """An object a line."""
+
+    def write(self, columns: Columns, pictures: Pictures) -> None:
+        rows = zip(*(columns[name] for name in self.names), strict=True)
+        lines = (json.dumps(dict(zip(self.names, row, strict=True)), ensure_ascii=False) + "\n" for row in rows)
+        self.file.write("".join(lines).encode("utf-8", "backslashreplace"))
+        self.file.flush()
+
+
+class Csv(Writer):
+    """A header and a line an example."""
+
+    def __init__(self, file: IO[bytes], names: Sequence[str]) -> None:
+        super().__init__(file, names)
+        self._write([names])
+
+    def write(self, columns: Columns, pictures: Pictures) -> None:
+        self._write(zip(*(columns[name] for name in self.names), strict=True))
+
+    def _write(self, rows: Any) -> None:
+        text = io.StringIO(newline="")
+        csv.writer(text, lineterminator="\n").writerows(rows)
+        self.file.write(text.getvalue().encode("utf-8", "backslashreplace"))
+        self.file.flush()
+
+
+class Parquet(Writer):
+    """A row an example, a row group each time."""
+
+    GROUP = 65_536
+
+    def __init__(self, file: IO[bytes], names: Sequence[str]) -> None:
+        super().__init__(file, names)
+        import pyarrow as pa
+        import pyarrow.parquet
+
+        self._kept: dict[str, list[Any]] = {name: [] for name in names}
+        texts = ("source", "error", "prediction")
+        self._schema = pa.schema(
+            [(name, TYPES.get(name, "string" if name.startswith(texts) else "float64")) for name in names]
+        )
+        self._pa = pa
+        self._writer = pyarrow.parquet.ParquetWriter(file, self._schema)
+
+    def write(self, columns: Columns, pictures: Pictures) -> None:
+        for name, kept in self._kept.items():
+            kept += columns[name]
+        if len(self._kept["error"]) >= self.GROUP:
+            self._write()
+
+    def _write(self) -> None:
+        self._writer.write_table(self._pa.table(self._kept, schema=self._schema))
+        self._kept = {name: [] for name in self.names}
+
+    def finish(self) -> None:
+        if self._kept["error"]:
+            self._write()
+        self._writer.close()
+
+
+PAGE = """<!doctype html>
+<html lang="en"><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">
+<meta http-equiv="Content-Security-Policy" content="default-src 'none'; img-src data:; style-src 'unsafe-inline'">
+<title>Predictions</title>
+<style>
+:root {{ color-scheme: light dark; font: 14px/1.4 system-ui, sans-serif; }}
+body {{ margin: 1rem; display: grid; grid-template-columns: repeat(auto-fill, minmax({width}px, 1fr)); gap: .75rem; }}
+figure {{ margin: 0; overflow-wrap: anywhere; }}
+img, div {{ display: block; width: {side}px; height: {side}px; background: #8882; }}
+img {{ object-fit: contain; image-rendering: pixelated; }}
+div {{ display: grid; place-items: center; color: #b00; font-size: 2rem; }}
+small {{ color: #777; }} .error {{ color: #b00; }} p {{ grid-column: 1 / -1; margin: 0; }}
+</style>
+"""
+
+
+class Sheet(Writer):
+    """A page of pictures as the model sees them, with what it says of each; it needs no network and no script."""
+
+    def __init__(self, file: IO[bytes], names: Sequence[str]) -> None:
+        super().__init__(file, names)
+        self._count = 0
+        self._write(PAGE.format(side=SIDE, width=SIDE + 48))
+
+    def write(self, columns: Columns, pictures: Pictures) -> None:
+        rows = zip(*(columns[name] for name in self.names), strict=True)
+        whole = iter(pictures if pictures is not None else ())
+        for row in rows:
+            told = dict(zip(self.names, row, strict=True))
+            picture = None if told["error"] else next(whole, None)
+            self._count += 1
+            if self._count <= MAX_PICTURES:
+                self._write(_figure(told, picture))
+
+    def finish(self) -> None:
+        if self._count > MAX_PICTURES:
+            self._write(f"<p>The first {MAX_PICTURES:,} of {self._count:,}.</p>\n")
+        self._write("</html>\n")
+
+    def _write(self, text: str) -> None:
+        self.file.write(text.encode("utf-8", "backslashreplace"))
+
+
+def _figure(told: Mapping[str, Any], picture: npt.NDArray[np.uint8] | None) -> str:
+    place = str(told["source"]) + (f", row {told['row']}" if told["row"] is not None else "")
+    if told["error"]:
+        why = f'<span class="error">{escape(told["error"])}</span> <br><small>{escape(place)}</small>'
+        return f"<figure><div>?</div>{why}</figure>\n"
+    image = "<div></div>" if picture is None else f'<img alt="" src="{_png(picture)}">'
+    said = []
+    for name, value in told.items():
+        if name.startswith("prediction"):
+            of = f"{escape(name.partition(':')[2])} " if ":" in name else ""
+            said.append(f"{of}<b>{escape(_word(value))}</b>")
+        elif name.startswith("probability") and ":" not in name:
+            said[-1] += f" {value:.4f}"
+    return f"<figure>{image}{'<br>'.join(said)}<br><small>{escape(place)}</small></figure>\n"
+
+
+def _word(value: Any) -> str:
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+def _png(picture: npt.NDArray[np.uint8]) -> str:
+    from PIL import Image
+
+    image = Image.fromarray(picture[..., 0] if picture.shape[-1] == 1 else picture)
+    image.thumbnail((2 * SIDE, 2 * SIDE))
+    file = io.BytesIO()
+    image.save(file, "PNG")
+    return "data:image/png;base64," + base64.b64encode(file.getvalue()).decode()
+
+
+WRITERS: dict[str, type[Writer]] = {"jsonl": JsonLines, "csv": Csv, "parquet": Parquet, "html": Sheet}

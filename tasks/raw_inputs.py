@@ -1,0 +1,325 @@
+"""Raw examples for a trained model, a part at a time: images, lines of text, rows of tables, arrays.
+
+What is broken is an example with the reason, so that the others have their predictions. Nothing is kept of what was
+read before, however long a file is.
+"""
+
+import csv
+import io
+import json
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import chain, islice
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet
+
+from tasks.encoding import Values, num_rows
+from tasks.errors import UserError, cut, listed
+from tasks.table_files import values_of
+
+TABLES = (".csv", ".tsv", ".jsonl", ".ndjson", ".parquet")
+ARRAYS = (".npy", ".npz")
+DELIMITERS = (",", ";", "\t", "|")
+MAX_FIELD = 64 * 2**20
+"""Characters of a value in CSV: a quote that nothing closes makes one value of all that follows."""
+PEEKED = 512
+
+
+@dataclass(frozen=True)
+class Examples:
+    """Some examples, in their order."""
+
+    places: Sequence[tuple[str, int | None]]
+    """Of each: the file, and the row in it from 1 on without the header; None for a file that is one example."""
+    columns: Mapping[str, Values]
+    """By name, those that the model takes; or its features as prepared, where ``prepared`` says so."""
+    broken: dict[int, str] = field(default_factory=dict)
+    """By the place here: why an example is none. What its columns hold then means nothing."""
+    prepared: bool = False
+    folder: Path = Path()
+    """Which paths of images in columns begin at."""
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What a model takes."""
+
+    columns: dict[str, str]
+    """Kinds by name, as ``records.Column`` has them; none where it takes arrays alone."""
+    features: tuple[str, ...]
+    """Arrays as prepared, by name."""
+
+    @property
+    def takes_files(self) -> bool:
+        """Whether an example is a file of an image."""
+        return list(self.columns.values()) == ["image"]
+
+    @property
+    def takes_lines(self) -> bool:
+        """Whether an example is a line of text."""
+        return list(self.columns.values()) == ["text"]
+
+    @property
+    def told(self) -> str:
+        """What may be given, for a message."""
+        if not self.columns:
+            return f"arrays (.npy; .npz with {', '.join(self.features)})"
+        columns = listed([f"'{name}' ({kind})" for name, kind in self.columns.items()])
+        tables = f"tables (.csv, .tsv, .jsonl, .parquet) with {columns}"
+        if self.takes_files:
+            return f"images, folders of images, {tables}"
+        return f"files of lines of text, {tables}" if self.takes_lines else tables
+
+
+@dataclass(frozen=True)
+class Reader:
+    """Reads what a person names, so many examples at once."""
+
+    wanted: Wanted
+    folder: Path
+    """Where paths begin."""
+    part_rows: int
+    encoding: str
+    stdin: io.FileIO | None = None
+    """Without a buffer, so that no answer waits for more than a pipe has."""
+
+    def check(self, inputs: Sequence[str]) -> None:
+        """Refuse what no model of this kind takes, before any of it is computed.
+
+        Raises:
+            UserError: names it, and what is taken.
+        """
+        for name in inputs:
+            path = self.folder / name
+            if name == "-" or (path.suffix.lower() in TABLES and self.wanted.columns):
+                continue
+            if path.is_dir() and not self.wanted.takes_files:
+                raise UserError(f"'{name}' is a folder, and this model takes {self.wanted.told}")
+            if path.suffix.lower() in ARRAYS or self.wanted.takes_files or self.wanted.takes_lines:
+                continue
+            raise UserError(f"'{name}': this model takes {self.wanted.told}")
+
+    def read(self, inputs: Sequence[str]) -> Iterator[Examples]:
+        """Yield the examples of all inputs, in their order.
+
+        Raises:
+            UserError: a table has no such columns, or a file cannot be read at all.
+        """
+        files: list[str] = []
+        for name in inputs:
+            path = self.folder / name
+            if name != "-" and self.wanted.takes_files and path.suffix.lower() not in (*TABLES, *ARRAYS):
+                for file in _walk(name, path):
+                    files.append(file)
+                    if len(files) == self.part_rows:
+                        yield self._of_files(files)
+                        files = []
+                continue
+            if files:
+                yield self._of_files(files)
+                files = []
+            try:
+                yield from self._of_stdin() if name == "-" else self._of_one(name, path)
+            except (OSError, UnicodeError, pa.ArrowInvalid) as error:
+                raise UserError(f"'{name}' cannot be read ({cut(str(error))})") from None
+        if files:
+            yield self._of_files(files)
+
+    def _of_files(self, files: Sequence[str]) -> Examples:
+        (column,) = self.wanted.columns
+        # Absolute: a file may be called NA, which as a value of a table is a missing one.
+        paths = [str(Path(os.path.abspath(self.folder / file))) for file in files]
+        return Examples([(file, None) for file in files], {column: paths})
+
+    def _of_one(self, name: str, path: Path) -> Iterator[Examples]:
+        suffix = path.suffix.lower()
+        if suffix in ARRAYS:
+            yield from self._of_arrays(name, path)
+        elif suffix == ".parquet":
+            yield from self._of_parquet(name, path)
+        else:
+            with path.open("rb") as file:
+                if suffix in (".jsonl", ".ndjson"):
+                    yield from self._of_json(name, file, path.parent)
+                elif suffix in TABLES:
+                    yield from self._of_csv(name, file, path.parent)
+                else:
+                    yield from self._of_lines(name, file)
+
+    def _of_stdin(self) -> Iterator[Examples]:
+        """Yield what standard input has, whatever of these it is."""
+        if self.stdin is None:
+            raise UserError("there is no standard input")
+        if not self.wanted.columns:
+            raise UserError(f"'-': this model takes {self.wanted.told}, and these cannot come by standard input")
+        with io.BufferedReader(self.stdin, 2**20) as file:
+            start = file.peek(PEEKED)[:PEEKED]
+            if self.wanted.takes_files and b"\0" in start:  # An image has zeros in its header, and a path has none.
+                (column,) = self.wanted.columns
+                yield Examples([("-", None)], {column: [file.read()]})
+            elif start.lstrip().startswith(b"{"):
+                yield from self._of_json("-", file, self.folder)
+            elif self.wanted.takes_files:
+                names = (line.rstrip(b"\n").decode("utf-8", "surrogateescape") for line in file)
+                for some in _parts((name for name in names if name), self.part_rows):
+                    yield self._of_files(some)
+            elif self.wanted.takes_lines:
+                yield from self._of_lines("-", file)
+            else:
+                yield from self._of_csv("-", file, self.folder)
+
+    def _of_lines(self, name: str, file: IO[bytes]) -> Iterator[Examples]:
+        (column,) = self.wanted.columns
+        first = 1
+        with self._text(file) as text:
+            for lines in _parts((one.rstrip("\r\n") for one in text), self.part_rows):
+                broken = {place: self._not_text() for place, line in enumerate(lines) if _has_foreign_bytes(line)}
+                yield Examples(_places(name, first, len(lines)), {column: lines}, broken)
+                first += len(lines)
+
+    def _of_csv(self, name: str, file: IO[bytes], folder: Path) -> Iterator[Examples]:
+        csv.field_size_limit(MAX_FIELD)
+        first = 1
+        with self._text(file) as text:
+            header = text.readline()
+            reader = csv.reader(chain([header], text), delimiter=self._delimiter(header))
+            names = next(reader, [])
+            self._need(name, [one for one in self.wanted.columns if one not in names], names)
+            wanted = {column: names.index(column) for column in self.wanted.columns}
+            for rows in _parts(_csv_rows(reader), self.part_rows):
+                broken = {place: why for place, row in enumerate(rows) if (why := self._why_broken(row, names, wanted))}
+                columns = {
+                    column: [None if place in broken else row[index] for place, row in enumerate(rows)]
+                    for column, index in wanted.items()
+                }
+                yield Examples(_places(name, first, len(rows)), columns, broken, folder=folder)
+                first += len(rows)
+
+    def _why_broken(self, row: list[str] | str, names: Sequence[str], wanted: Mapping[str, int]) -> str | None:
+        if isinstance(row, str):
+            return row
+        if len(row) != len(names):
+            return f"the row has {len(row)} values, and the header {len(names)}"
+        return self._not_text() if any(_has_foreign_bytes(row[index]) for index in wanted.values()) else None
+
+    def _delimiter(self, header: str) -> str:
+        """Return what stands between the names of a header: whatever makes most of the model's columns."""
+
+        def count(delimiter: str) -> int:
+            names = next(csv.reader([header], delimiter=delimiter), [])
+            return sum(column in names for column in self.wanted.columns)
+
+        return max(DELIMITERS, key=count)
+
+    def _need(self, name: str, absent: Sequence[str], there: Sequence[str]) -> None:
+        if absent:
+            raise UserError(
+                f"'{name}' has not the {'column' if len(absent) == 1 else 'columns'} {listed([*map(repr, absent)])}, "
+                f"which the model takes. There: {cut(listed([*map(repr, there)])) or 'nothing'}"
+            )
+
+    def _of_json(self, name: str, file: IO[bytes], folder: Path) -> Iterator[Examples]:
+        first, seen = 1, False
+        for lines in _parts((line for line in file if line.strip()), self.part_rows):
+            rows, broken = [], {}
+            for place, line in enumerate(lines):
+                row: dict[str, Any] = {}
+                try:
+                    row = json.loads(line)
+                    if not isinstance(row, dict):
+                        broken[place], row = f"no JSON object: {cut(repr(row), 80)}", {}
+                except (ValueError, RecursionError) as error:
+                    broken[place] = f"no JSON ({error})"
+                rows.append(row)
+            there = set().union(*rows)
+            if not seen and there:
+                self._need(name, [one for one in self.wanted.columns if one not in there], sorted(there))
+                seen = True
+            columns = {column: [row.get(column) for row in rows] for column in self.wanted.columns}
+            for place, row in enumerate(rows):
+                if nested := [one for one in self.wanted.columns if isinstance(row.get(one), dict | list)]:
+                    broken.setdefault(place, f"column '{nested[0]}': has values in a value")
+            yield Examples(_places(name, first, len(rows)), columns, broken, folder=folder)
+            first += len(rows)
+
+    def _of_parquet(self, name: str, path: Path) -> Iterator[Examples]:
+        with pa.parquet.ParquetFile(path) as file:
+            names = list(file.schema_arrow.names)
+            self._need(name, [one for one in self.wanted.columns if one not in names], names)
+            first = 1
+            for batch in file.iter_batches(self.part_rows, columns=list(self.wanted.columns)):
+                columns = {
+                    column: values_of(batch.column(column), "number" if kind == "number" else "text")
+                    for column, kind in self.wanted.columns.items()
+                }
+                yield Examples(_places(name, first, batch.num_rows), columns, folder=path.parent)
+                first += batch.num_rows
+
+    def _of_arrays(self, name: str, path: Path) -> Iterator[Examples]:
+        features = self.wanted.features
+        try:
+            found = np.load(path, mmap_mode="r", allow_pickle=False)
+            arrays = {one: found[one] for one in features} if path.suffix.lower() == ".npz" else {features[0]: found}
+        except (ValueError, KeyError, EOFError) as error:
+            raise UserError(f"'{name}' is no file of {self.wanted.told} ({cut(str(error))})") from None
+        if len(arrays) < len(features):
+            raise UserError(f"'{name}' is one array, and the model takes {', '.join(features)}: give an .npz of them")
+        lengths = {len(array) if array.ndim else 0 for array in arrays.values()}
+        if len(lengths) > 1:
+            raise UserError(f"'{name}': its arrays have different lengths: {', '.join(map(str, sorted(lengths)))}")
+        for first in range(0, lengths.pop(), self.part_rows):
+            some = {one: np.asarray(array[first : first + self.part_rows]) for one, array in arrays.items()}
+            yield Examples(_places(name, first + 1, num_rows(next(iter(some.values())))), dict(some), prepared=True)
+
+    def _text(self, file: IO[bytes]) -> io.TextIOWrapper:
+        encoding = "utf-8-sig" if self.encoding.lower() in ("utf-8", "utf8") else self.encoding
+        # A byte that is of another encoding breaks its own row alone.
+        return io.TextIOWrapper(file, encoding, "surrogateescape", newline="")
+
+    def _not_text(self) -> str:
+        return f"is not {self.encoding}: say what it is with --encoding, such as latin-1"
+
+
+def _walk(name: str, path: Path) -> Iterator[str]:
+    """Yield a file, or those in a folder and below it, sorted; hidden ones and Windows' Thumbs.db do not count."""
+    if not path.is_dir():
+        yield name
+        return
+    for place, folders, files in os.walk(path):
+        folders[:] = sorted(one for one in folders if not one.startswith("."))
+        for file in sorted(files):
+            if not file.startswith(".") and file != "Thumbs.db":
+                yield os.path.join(name, os.path.relpath(os.path.join(place, file), path))
+
+
+def _csv_rows(reader: Any) -> Iterator[list[str] | str]:
+    """Yield the rows of CSV, and the reason in place of one that cannot be read; empty lines are none."""
+    while True:
+        try:
+            row = next(reader)
+        except StopIteration:
+            return
+        except csv.Error as error:
+            yield f"no row of CSV ({error})"
+            continue
+        if row:
+            yield row
+
+
+def _places(name: str, first: int, count: int) -> list[tuple[str, int | None]]:
+    return [(name, row) for row in range(first, first + count)]
+
+
+def _parts(rows: Iterator[Any], part_rows: int) -> Iterator[list[Any]]:
+    while some := list(islice(rows, part_rows)):
+        yield some
+
+
+def _has_foreign_bytes(text: str) -> bool:
+    """Return whether a text has bytes of another encoding, which ``surrogateescape`` keeps as half signs."""
+    return not text.isascii() and any("\udc80" <= sign <= "\udcff" for sign in text)

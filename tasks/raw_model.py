@@ -1,0 +1,250 @@
+"""A trained model that takes raw values: loaded by Keras, with what makes its input of them."""
+
+import functools
+import importlib
+import math
+import sys
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+import numpy.typing as npt
+
+from tasks import config, trained_models
+from tasks.encoding import BadValue, Encoder, Values, num_rows, rows_of
+from tasks.errors import UserError, cut, one_line, shown
+from tasks.raw_inputs import Wanted
+from tasks.records import Target, as_input
+from tasks.trained_models import TrainedModel
+
+BATCH_BYTES = 8 * 2**20
+MAX_BATCH = 1024
+INLINE = ";base64,"
+
+Arrays = dict[str, npt.NDArray[Any]]
+
+
+class RawModel:
+    """A model in memory.
+
+    Attributes:
+        name: as a person calls it.
+        target: what its outputs stand for; of a model that does not say it, numbers.
+        takes: shape and dtype of each array that it takes, by name.
+        features: what makes these of raw values, as ``encoding.Encoder`` takes it; none where arrays are taken alone.
+        wanted: what may be given.
+    """
+
+    def __init__(self, found: TrainedModel) -> None:
+        """Load a model, in Keras' safe mode.
+
+        Raises:
+            UserError: Keras cannot, or nobody knows what makes its input of raw values.
+        """
+        self.name = found.name
+        self._model = _load(found)
+        takes = {one.name: (tuple(one.shape[1:]), str(one.dtype)) for one in self._model.inputs}
+        encoding = found.encoding or _guess_encoding(takes)
+        self.features: Mapping[str, Any] = encoding["features"] if encoding else {}
+        if self.features:
+            takes = {name: (tuple(feature["shape"]), feature["dtype"]) for name, feature in self.features.items()}
+        self.takes = takes
+        self.vocabularies = encoding["vocabularies"] if encoding else {}
+        self.wanted = Wanted(
+            {column["name"]: column["kind"] for one in self.features.values() for column in one["columns"]},
+            tuple(takes),
+        )
+        num_outputs = int(self._model.output_shape[-1])
+        self.target = found.target or Target(
+            task="regression", num_outputs=num_outputs, columns=tuple(f"output {one}" for one in range(num_outputs))
+        )
+
+    @property
+    def batch_size(self) -> int:
+        """Examples that are computed at once, where nobody says how many."""
+        sizes: list[int] = [
+            math.prod(one or 1 for one in shape) * np.dtype(dtype).itemsize for shape, dtype in self.takes.values()
+        ]
+        return min(MAX_BATCH, max(1, BATCH_BYTES // max(1, sum(sizes))))
+
+    @functools.cached_property
+    def input_encoder(self) -> Encoder:
+        """What makes the model's input of raw values, or refuses them; several threads may use it."""
+        return Encoder(self.features, self.vocabularies)
+
+    def encoder(self, workers: Callable[..., Iterable[Any]] = map) -> "WholeEncoder":
+        """Return what makes the model's input of raw values; it is not for several threads at once."""
+        return WholeEncoder(self.features, self.vocabularies, workers)
+
+    def outputs(self, features: Mapping[str, npt.NDArray[Any]]) -> npt.NDArray[np.float32]:
+        """Return what the model gives for n examples, float32 (n, num_outputs).
+
+        Args:
+            features: as prepared, each (n, *shape).
+        """
+        if not len(next(iter(features.values()))):
+            return np.zeros((0, self.target.num_outputs), np.float32)
+        return np.asarray(self._model.predict_on_batch(as_input(features)), np.float32)
+
+    def check_arrays(self, arrays: Mapping[str, npt.NDArray[Any]]) -> Arrays:
+        """Return arrays as the model takes them.
+
+        Raises:
+            UserError: one has another shape, or numbers that its type does not hold.
+        """
+        found = {}
+        for name, (shape, kind) in self.takes.items():
+            array, dtype = arrays[name], np.dtype(kind)
+            same_kind = array.dtype.kind in ("iu" if dtype.kind in "iu" else "iuf")
+            if array.shape[1:] != shape or not same_kind:
+                raise UserError(
+                    f"'{name}' is {array.dtype} {array.shape}, and {self.name} takes {dtype} (n, "
+                    f"{', '.join(map(str, shape))})"
+                )
+            if dtype.kind in "iu" and array.size and not _fits(array, np.iinfo(dtype)):
+                raise UserError(f"'{name}' has numbers beyond {dtype}, which {self.name} takes")
+            found[name] = array.astype(dtype, copy=False)
+        return found
+
+
+def _fits(array: npt.NDArray[Any], numbers: Any) -> bool:
+    return bool(numbers.min <= array.min() and array.max() <= numbers.max)
+
+
+def _guess_encoding(takes: Mapping[str, tuple[tuple[Any, ...], str]]) -> dict[str, Any] | None:
+    """Return what makes the input of files of images, for a model that takes one image."""
+    if len(takes) != 1:
+        return None
+    ((name, (shape, _)),) = takes.items()
+    if len(shape) != 3 or shape[-1] not in (1, 3) or None in shape:
+        return None
+    column = {"name": name, "kind": "image", "width": 1}
+    feature = {"kind": "image", "shape": shape, "dtype": "uint8", "columns": [column]}
+    return {"features": {name: feature}, "vocabularies": {}}
+
+
+class WholeEncoder(Encoder):
+    """Encodes raw examples of which some are broken."""
+
+    def __init__(
+        self,
+        features: Mapping[str, Mapping[str, Any]],
+        vocabularies: Mapping[str, Any],
+        workers: Callable[..., Iterable[Any]],
+    ) -> None:
+        super().__init__(features, vocabularies, None, workers)
+        self._broken: dict[int, str] = {}
+        self._folder: Path | None = None
+
+    def encode_whole(self, columns: Mapping[str, Values], folder: Path | None = None) -> tuple[Arrays, dict[int, str]]:
+        """Return the features of those rows that are whole, in their order, and why the others are not, by their place.
+
+        Args:
+            columns: as ``encode`` takes them.
+            folder: where paths of images begin; without one a text is base64 of an image.
+        """
+        self._broken, self._folder = {}, folder
+        count = num_rows(next(iter(columns.values())))
+        try:
+            encoded = self.encode(columns)
+            broken = self._broken
+        except BadValue:
+            return self._one_by_one({name: rows_of(values) for name, values in columns.items()}, count)
+        if broken:
+            whole = [row for row in range(count) if row not in broken]
+            encoded = {name: array[whole] for name, array in encoded.items()}
+        return encoded, broken
+
+    def _one_by_one(self, columns: Mapping[str, Any], count: int) -> tuple[Arrays, dict[int, str]]:
+        found, broken = [], {}
+        for row in range(count):
+            self._broken = {}
+            try:
+                one = self.encode({name: [values[row]] for name, values in columns.items()})
+            except BadValue as bad:
+                broken[row] = _told(bad)
+                continue
+            if self._broken:
+                broken[row] = self._broken[0]
+            else:
+                found.append(one)
+        if not found:
+            return self.encode({name: [] for name in columns}), broken
+        return {name: np.concatenate([one[name] for one in found]) for name in found[0]}, broken
+
+    def image(self, column: str, row: int, value: Any, shape: tuple[int, ...]) -> npt.NDArray[np.uint8]:
+        """Return the image of a row; zeros for one that is not whole, and remember why."""
+        try:
+            return super().image(column, row, value, shape)
+        except BadValue as bad:
+            self._broken[row] = f"column '{column}' {bad.reason}" if len(self.columns) > 1 else bad.reason
+        except OSError as error:
+            self._broken[row] = f"cannot be read ({error.strerror})"
+        return np.zeros(shape, np.uint8)
+
+    def _opened(self, value: Any) -> Any:
+        if isinstance(value, str) and self._folder is not None and INLINE not in value[:80]:
+            path = self._folder / value
+            if not path.is_file():
+                raise ValueError("it is a folder" if path.is_dir() else "no such file")
+            return path
+        return super()._opened(value)
+
+
+def _told(bad: BadValue) -> str:
+    value = "" if bad.value is None else f"{shown(bad.value)} "
+    return f"column '{bad.column}': {value}{bad.reason}"
+
+
+def _load(found: TrainedModel) -> Any:
+    if found.module is not None and found.code is not None:
+        _import(found.module, found.code)
+    try:
+        return keras.models.load_model(found.keras_file, compile=False)
+    except Exception as error:
+        lines = str(error).strip().splitlines() or ["no message"]
+        own = (
+            f"its classes are to be registered in {found.module}, which lies in {found.code}"
+            if found.module
+            else "classes and functions of your own are found in a run or in a registered model, not in a file alone"
+        )
+        raise UserError(
+            f"{found.name}: Keras cannot load {found.keras_file} ({type(error).__name__}: {cut(lines[-1])}): {own}"
+        ) from error
+
+
+def _import(module: str, folder: Path) -> None:
+    """Import the user's own code from a folder: anew where another version of a model has brought another one."""
+    if folder != config.project_root():
+        own = {path.stem for path in folder.iterdir()}
+        for name in [name for name in sys.modules if name.partition(".")[0] in own]:
+            del sys.modules[name]
+        importlib.invalidate_caches()
+    kept = sys.path[:]
+    sys.path.insert(0, str(folder))
+    try:
+        importlib.import_module(module)
+    except Exception as error:
+        raise UserError(f"importing {module} from {folder} failed ({one_line(error)})") from error
+    finally:
+        sys.path[:] = kept
+
+
+def load(reference: str) -> RawModel:
+    """Return the model that a person names, see ``trained_models.find``. MLflow is asked where only that knows."""
+    found = trained_models.find(reference)
+    if found is None:
+        from tasks import tracking
+
+        found = tracking.fetch_model(reference)
+    return RawModel(found)
+
+
+def devices() -> tuple[str, ...]:
+    """Return the accelerators that a model computes on here; the CPU where there is none."""
+    import tensorflow as tf
+
+    found = [one.name for one in tf.config.list_logical_devices()]
+    return tuple(name for name in found if ":CPU:" not in name) or tuple(found)

@@ -1,0 +1,243 @@
+"""Where a trained model lies that somebody names: in the project's registry, in a run's folder, or as a .keras file.
+
+Nothing heavy is imported, so that a wrong name is refused before a framework is.
+"""
+
+import json
+import os
+import re
+import sqlite3
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote, urlsplit
+
+from tasks import config, errors, files, lineage, model_versions, prepared_data, records, relocation, runs
+from tasks.errors import UserError
+from tasks.records import ExportedModel, ModelVersion, PreparedDataset, Run, Target, TrainingResult
+
+ADDRESS = re.compile(r"models:/(?P<name>[^/@]+)(?:@(?P<alias>[^/@]+)|/(?P<version>\d+))")
+SHOWN = 5
+TARGET = "target.json"
+"""In the folder ``data`` of a model that was logged: what its outputs stand for."""
+
+
+@dataclass(frozen=True)
+class TrainedModel:
+    """A model that was trained, with what makes its input of raw values."""
+
+    name: str
+    """As a person calls it: NAME/VERSION, run ID, or a file."""
+    keras_file: Path
+    sha256: str | None
+    """That its file must have; None of a file that nobody keeps account of."""
+    encoding: dict[str, Any] | None
+    """What ``encoding.Encoder`` takes; None where the model takes arrays alone."""
+    target: Target | None
+    """What its outputs stand for; None where nobody knows."""
+    module: str | None = None
+    """The user's own, which registers its classes."""
+    code: Path | None = None
+    """The folder where that lies."""
+
+    def check(self) -> None:
+        """Refuse a file that is gone or damaged, before Keras opens it.
+
+        Raises:
+            UserError: names the file.
+        """
+        try:
+            digest = files.digest(self.keras_file)
+        except OSError as error:
+            raise UserError(f"{self.name}: {self.keras_file} cannot be read ({error.strerror})") from None
+        if self.sha256 not in (None, digest):
+            raise UserError(
+                f"{self.name}: {self.keras_file} is damaged or was changed, its sha256 is {digest} and must be "
+                f"{self.sha256}. Restore it, or name another model with --model"
+            )
+
+
+def find(reference: str) -> TrainedModel | None:
+    """Return the model that a person names; None where only MLflow can tell (``tracking.fetch_model``).
+
+    Args:
+        reference: ``models:/NAME@ALIAS`` or ``models:/NAME/VERSION``, a run as ``runs.resolve`` takes it, or the path
+            of a .keras file.
+
+    Raises:
+        UserError: there is none, or its file is damaged.
+    """
+    if reference.startswith("models:"):
+        version = find_version(reference)
+        return None if version is None else of_version(version)
+    path = Path(reference).expanduser()
+    found = _of_file(path) if path.suffix == ".keras" else of_run(runs.resolve(reference))
+    found.check()
+    return found
+
+
+def own_versions() -> list[ModelVersion] | None:
+    """Return all versions in the project's own registry; None where MLflow must be asked."""
+    if not os.environ.get("MLFLOW_TRACKING_URI"):
+        with suppress(sqlite3.Error):  # Then MLflow itself may know what that is.
+            return model_versions.read(relocation.own_store())
+    return None
+
+
+def only_champion() -> str:
+    """Return the address of the champion, where one registered model alone has one.
+
+    Raises:
+        UserError: none has, or several have: then it names them.
+    """
+    versions = own_versions()
+    if versions is None:
+        raise UserError("--model is needed where MLFLOW_TRACKING_URI says which registry: give models:/NAME@champion")
+    names = sorted({one.name for one in versions if config.CHAMPION in one.aliases})
+    if len(names) == 1:
+        return f"models:/{names[0]}@{config.CHAMPION}"
+    others = "a run (`stratagem runs`), `latest`, or a file FILE.keras"
+    if not names:
+        raise UserError(
+            f"no registered model is @{config.CHAMPION}: train one with `stratagem run`, or give --model {others}"
+        )
+    raise UserError(
+        f"{len(names)} registered models have a @{config.CHAMPION}: give --model with one of "
+        f"{errors.listed([f'models:/{name}@{config.CHAMPION}' for name in names])}; or with {others}"
+    )
+
+
+def find_version(address: str) -> ModelVersion | None:
+    """Return the version at an address in the project's own registry; None where MLflow must be asked.
+
+    Raises:
+        UserError: it is written otherwise, or there is none.
+    """
+    named = ADDRESS.fullmatch(address)
+    if named is None:
+        raise UserError(
+            f"'{errors.cut(address)}' names no model: write it as models:/NAME@ALIAS or models:/NAME/VERSION"
+        )
+    versions = own_versions()
+    if versions is None:
+        return None
+    name, alias, number = named["name"], named["alias"], named["version"]
+    for one in versions:
+        if one.name == name and (alias in one.aliases if alias else one.version == str(int(number))):
+            return one
+    there = [f"models:/{one.name}/{one.version}" for one in versions]
+    there += [f"models:/{one.name}@{other}" for one in versions for other in one.aliases]
+    see = f"there are: {errors.listed(sorted(there), SHOWN)}" if there else "there is none yet: `stratagem run`"
+    raise UserError(errors.one_of("model", address, there, see))
+
+
+def of_version(version: ModelVersion) -> TrainedModel:
+    """Return a version of the project's own registry, verified.
+
+    Raises:
+        UserError: its files are gone or damaged, or another program registered it.
+    """
+    place = model_versions.place(relocation.own_store(), version.name, version.version)
+    folder = Path(unquote(urlsplit(place).path))
+    if place.startswith("file:") and not folder.exists():
+        relocation.mend()  # The project was moved: the store names the old place.
+        place = model_versions.place(relocation.own_store(), version.name, version.version)
+        folder = Path(unquote(urlsplit(place).path))
+    found = of_folder(folder, f"{version.name}/{version.version}", version.tags)
+    if found.target is None and (run := runs.look_up(version.run_id or "")) is not None:
+        with suppress(UserError):  # It was registered before versions had that; nothing else is taken from the run.
+            found = replace(found, target=of_run(run).target)
+    return found
+
+
+def of_folder(folder: Path, name: str, tags: dict[str, str]) -> TrainedModel:
+    """Return the model in a folder of MLflow's, as ``tracking.log_model`` wrote it, verified.
+
+    Args:
+        folder: where its files lie.
+        name: NAME/VERSION.
+        tags: of the version.
+
+    Raises:
+        UserError: its files are gone or damaged, or another program registered it.
+    """
+    if "keras_file_sha256" not in tags:
+        raise UserError(f"{name} was not registered by stratagem: it does not say which file it is")
+    module, colon, _ = tags.get("model", "").partition(":")
+    found = TrainedModel(
+        name=name,
+        keras_file=folder / "data" / "model.keras",
+        sha256=tags["keras_file_sha256"],
+        encoding=_read(folder / "data" / "encoding.json"),
+        target=None if (target := _read(folder / "data" / TARGET)) is None else Target.model_validate(target),
+        module=module if colon else None,
+        code=folder / "code" if colon else None,
+    )
+    found.check()
+    return found
+
+
+def _read(path: Path) -> Any:
+    """Return what a JSON file holds; None where there is none."""
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError) as error:
+        raise UserError(f"{path} cannot be read ({error}): restore it, or name another model with --model") from None
+
+
+def of_run(run: Run) -> TrainedModel:
+    """Return the model of a run: the one that was evaluated, or the final one.
+
+    Raises:
+        UserError: it was not trained to its end, or was pruned; or its data are another version by now.
+    """
+    runs.refuse_pruned(run)
+    training = runs.load_training(run)
+    best = False
+    with suppress(UserError):
+        best = runs.load_evaluation(run).checkpoint == training.best_checkpoint != training.checkpoint
+    return _of_training(run, training, config.project_root() / (training.best_model if best else training.final_model))
+
+
+def _of_training(run: Run, training: TrainingResult, keras_file: Path, sha256: str | None = None) -> TrainedModel:
+    root = config.project_root()
+    folder = root / "data" / training.dataset / "prepared" / "manifest.json"
+    what = f"the data of run {run.run_id}, data/{training.dataset},"
+    other = "Name the model in the registry, models:/NAME/VERSION, which brings what it needs"
+    if not folder.exists():
+        raise UserError(f"{what} are not prepared here: `stratagem prepare` makes them. {other}")
+    if lineage.data_version(training.dataset) != run.lineage.data_version:
+        raise UserError(f"{what} are another version by now: words and categories may have other numbers. {other}")
+    prepared = records.load(PreparedDataset, folder)
+    module, colon, _ = str(run.settings["model"]["name"]).partition(":")
+    return TrainedModel(
+        name=f"run {run.run_id}",
+        keras_file=keras_file,
+        sha256=sha256,
+        encoding=prepared_data.encoding(prepared),
+        target=prepared.target,
+        module=module if colon else None,
+        code=root if colon else None,
+    )
+
+
+def _of_file(path: Path) -> TrainedModel:
+    """Return the model of a .keras file: of a run's folder, of an export, or of anywhere."""
+    if not path.is_file():
+        raise UserError(f"--model {path}: no such file")
+    path = path.resolve()
+    run_id, sha256 = None, None
+    with suppress(ValueError):
+        parts = path.relative_to(config.project_root().resolve()).parts
+        run_id = parts[2] if parts[:2] == ("mlruns", "runs") and len(parts) > 3 else None
+    manifest = path.with_name("export.json")
+    if manifest.is_file():
+        made = records.load(ExportedModel, manifest)
+        run_id, sha256 = made.run_id, made.files.get(path.name)
+    run = runs.look_up(run_id) if run_id is not None else None
+    if run is None:
+        return TrainedModel(str(path), path, sha256, None, None)
+    return _of_training(run, runs.load_training(run), path, sha256)

@@ -1,0 +1,316 @@
+"""What a trained model says of raw inputs: the same as Keras, whatever is broken beside them, in each kind of file."""
+
+import csv
+import io
+import json
+import os
+import shutil
+from pathlib import Path
+
+import keras
+import numpy as np
+import pandas
+import pytest
+from PIL import Image
+
+from tasks import encoding, raw_model, records, tracking, trained_models
+from tasks.errors import UserError
+from tasks.lineage import version_in
+from tasks.meanings import Meaning
+from tasks.predict import predict
+from tasks.raw_model import RawModel, WholeEncoder
+from tests.tasks.registering import IMAGES, VERSION, Trained
+
+
+def ask(model, *inputs, **given):
+    values = {"to": None, "format": "jsonl", "top_k": 1, "probabilities": False, "batch_size": 2, "encoding": "utf-8"}
+    return predict(records.PredictionRequest(model=model, inputs=inputs, folder=os.getcwd(), **(values | given)))
+
+
+def lines(path):
+    return [json.loads(line) for line in Path(path).read_text().splitlines()]
+
+
+@pytest.fixture
+def registered(store):
+    trained = Trained()
+    records.save(trained.training, Path(trained.run.folder, "records", "training.json"))
+    folder = Path("data/digits")
+    records.save(trained.prepared, folder / "prepared" / "manifest.json")
+    lock = (folder / "dvc.lock").read_text()
+    (folder / "dvc.lock").write_text(lock.replace(version_in(lock, "digits"), VERSION))
+    return trained, trained.register()
+
+
+@pytest.fixture
+def pictures(project):
+    """The five images as files, and two that are none."""
+    Path("photos/more").mkdir(parents=True)
+    for number, image in enumerate(IMAGES):
+        Image.fromarray(image[..., 0]).save(f"photos/{number}.png")
+    Path("photos/2a.png").write_bytes(b"no image")
+    Path("photos/more/cut.png").write_bytes(Path("photos/0.png").read_bytes()[:60])
+    return Path("photos")
+
+
+def expected(trained):
+    logits = keras.saving.load_model(trained.training.final_model).predict(IMAGES, verbose=0).astype(float)
+    shares = np.exp(logits - logits.max(1, keepdims=True))
+    return shares / shares.sum(1, keepdims=True)
+
+
+def test_a_folder_of_images_is_told_as_keras_tells_it_and_what_is_broken_has_its_reason(registered, pictures):
+    trained, result = registered
+    address = f"models:/{result.model_name}@champion"
+    found = ask(address, "photos", to="out.jsonl", top_k=5, probabilities=True)
+    assert (found.num_examples, found.num_failed, found.model) == (7, 2, f"{result.model_name}/1")
+    rows = lines("out.jsonl")
+    assert tuple(rows) == found.first
+    names = [f"photos/{name}.png" for name in ("0", "1", "2", "2a", "3", "4", "more/cut")]
+    assert [row["source"] for row in rows] == names
+    assert rows[3]["error"] == "is no whole image (of no kind that is read)"
+    assert rows[6]["error"].startswith("is no whole image (")
+    assert {row["prediction"] for row in (rows[3], rows[6])} == {None}
+    whole, shares = [row for row in rows if row["error"] is None], expected(trained)
+    told = np.array([[row[f"probability:{name}"] for name in "abc"] for row in whole])
+    np.testing.assert_allclose(told, shares, rtol=1e-5)
+    best = np.argsort(-shares, 1)
+    for place, end in enumerate(("", "_2", "_3")):
+        assert [row[f"prediction{end}"] for row in whole] == ["abc"[one] for one in best[:, place]]
+    assert sum(found.counts.values()) == 5
+    # Of pixels, of the run by its id, and of its file: the same.
+    np.save("pixels.npy", IMAGES)
+    for model in (address, trained.run.run_id[:8], trained.training.final_model):
+        again = ask(model, "pixels.npy", probabilities=True)
+        assert [row["probability:b"] for row in again.first] == [row["probability:b"] for row in whole], model
+
+
+@pytest.mark.slow
+def test_each_kind_of_file_has_the_same(registered, pictures):
+    _, result = registered
+    rows = {}
+    for kind in ("jsonl", "csv", "parquet", "html"):
+        ask(f"models:/{result.model_name}/1", "photos", to=f"out.{kind}", format=kind)
+    rows["jsonl"] = lines("out.jsonl")
+    with open("out.csv", newline="") as file:
+        rows["csv"] = list(csv.DictReader(file))
+    rows["parquet"] = pandas.read_parquet("out.parquet").to_dict("records")
+    for kind, found in rows.items():
+        assert [row["source"] for row in found] == [row["source"] for row in rows["jsonl"]], kind
+        assert [
+            None if row["prediction"] in ("", None) or pandas.isna(row["prediction"]) else row["prediction"]
+            for row in found
+        ] == [row["prediction"] for row in rows["jsonl"]], kind
+        shares = [float(row["probability"] or "nan") for row in found]
+        assert [one for one in shares if one == one] == [
+            row["probability"] for row in rows["jsonl"] if row["probability"]
+        ], kind
+    page = Path("out.html").read_text()
+    assert page.count("data:image/png;base64,") == 5
+    assert page.count("is no whole image") == 2
+    assert "<script" not in page
+
+
+def test_what_there_is_nothing_of(project):
+    inputs = keras.Input((2,), name="number")
+    keras.Model(inputs, keras.layers.Dense(1)(inputs)).save("sum.keras")
+    np.save("none.npy", np.zeros((0, 2), np.float32))
+    for kind in ("jsonl", "csv", "parquet"):
+        assert ask("sum.keras", "none.npy", to=f"out.{kind}", format=kind).num_examples == 0
+    assert Path("out.csv").read_text() == "source,row,prediction:output 0,error\n".replace(":output 0", "")
+    assert len(pandas.read_parquet("out.parquet")) == 0
+    with pytest.raises(UserError, match=r"html is a page of pictures, and .*sum\.keras takes arrays"):
+        ask("sum.keras", "none.npy", to="out.html", format="html")
+
+
+@pytest.mark.slow
+def test_a_sheet_of_pictures_escapes_what_files_are_called(registered, project):
+    _, result = registered
+    Image.fromarray(IMAGES[0, ..., 0]).save("<b>&.png")
+    ask(f"models:/{result.model_name}/1", "<b>&.png", to="out.html", format="html")
+    page = Path("out.html").read_text()
+    assert "&lt;b&gt;&amp;.png" in page
+    assert "<b>&.png" not in page
+
+
+@pytest.mark.slow
+def test_a_file_that_is_damaged_or_is_not_there_is_one_message(registered, store):
+    trained, result = registered
+    name = result.model_name
+    for model, message in {
+        f"models:/{name}@champoin": f"unknown model 'models:/{name}@champoin': did you mean 'models:/{name}@champion'",
+        f"models:/{name}/7": f"unknown model 'models:/{name}/7'",
+        f"models:/{name}": "names no model: write it as models:/NAME@ALIAS or models:/NAME/VERSION",
+        "none.keras": "--model none.keras: no such file",
+        "0" * 32: f"unknown run '{'0' * 32}'",
+    }.items():
+        with pytest.raises(UserError, match=message):
+            trained_models.find(model)
+    file = trained_models.find(f"models:/{name}/1").keras_file
+    file.write_bytes(file.read_bytes()[:-1])
+    with pytest.raises(UserError, match=rf"{name}/1: .*model\.keras is damaged or was changed, its sha256 is"):
+        trained_models.find(f"models:/{name}/1")
+    shutil.copy(trained.training.final_model, "copy.keras")
+    Path("copy.keras").write_bytes(b"PK")
+    with pytest.raises(UserError, match=r"copy\.keras: Keras cannot load"):
+        raw_model.load("copy.keras")
+
+
+@pytest.mark.slow
+def test_a_file_of_anywhere_takes_images_and_gives_numbers(registered, pictures):
+    trained, _ = registered
+    shutil.copy(trained.training.final_model, "../copy.keras")
+    found = ask("../copy.keras", "photos/0.png")
+    logits = keras.saving.load_model("../copy.keras").predict(IMAGES[:1], verbose=0)[0]
+    assert [found.first[0][f"prediction:output {place}"] for place in range(3)] == pytest.approx(logits, rel=1e-5)
+
+
+@pytest.mark.slow
+def test_the_data_of_a_run_that_are_others_by_now_are_not_taken(registered):
+    trained, result = registered
+    lock = Path("data/digits/dvc.lock")
+    lock.write_text(lock.read_text().replace(VERSION, "0" * 32))
+    with pytest.raises(UserError, match=r"are another version by now.* models:/NAME/VERSION"):
+        trained_models.find(trained.run.run_id)
+    assert trained_models.find(f"models:/{result.model_name}/1").target.class_names == ("a", "b", "c")
+
+
+@pytest.mark.slow
+def test_without_a_model_it_is_the_only_champion(registered):
+    _, result = registered
+    assert trained_models.only_champion() == f"models:/{result.model_name}@champion"
+    Trained("register.model_name=other").register()
+    with pytest.raises(UserError, match=f"2 registered models.*models:/{result.model_name}@champion, models:/other@ch"):
+        trained_models.only_champion()
+    client = tracking.open_store()
+    for name in (result.model_name, "other"):
+        client.delete_registered_model_alias(name, "champion")
+    with pytest.raises(UserError, match="no registered model is @champion: train one with `stratagem run`"):
+        trained_models.only_champion()
+
+
+@pytest.mark.slow
+def test_where_only_mlflow_knows_the_registry_it_is_asked(registered, pictures, monkeypatch):
+    _, result = registered
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", tracking.store_uri())
+    address = f"models:/{result.model_name}@champion"
+    assert trained_models.find(address) is None
+    found = ask(address, "photos/0.png")
+    assert (found.model, found.num_failed) == (f"{result.model_name}/1", 0)
+    with pytest.raises(UserError, match="is not in sqlite:"):
+        ask(f"models:/{result.model_name}/9", "photos/0.png")
+
+
+FEATURES = {
+    "number": {
+        "kind": "number", "shape": (2,), "dtype": "float32",
+        "columns": [
+            {"name": "size", "kind": "number", "width": 1, "fill": 1.0},
+            {"name": "age", "kind": "number", "width": 1, "fill": None},
+        ],
+    },
+    "photo": {
+        "kind": "image", "shape": (2, 2, 1), "dtype": "uint8",
+        "columns": [{"name": "photo", "kind": "image", "width": 1}],
+    },
+}  # fmt: skip
+
+
+def test_rows_that_are_whole_are_encoded_whatever_is_beside_them(project):
+    Image.new("L", (4, 4), 9).save("ok.png")
+    encoder = WholeEncoder(FEATURES, {}, map)
+    columns = {
+        "size": ["1", None, "x", "4", "5", "6"],
+        "age": ["1", "2", "3", None, "5", "6"],
+        "photo": ["ok.png", None, "ok.png", "ok.png", "none.png", "/etc"],
+    }
+    encoded, broken = encoder.encode_whole(columns, Path.cwd())
+    assert broken == {
+        2: "column 'size': 'x' is no number",
+        3: "column 'age': is missing",
+        4: "column 'photo' is no whole image (no such file)",
+        5: "column 'photo' is no whole image (it is a folder)",
+    }
+    assert encoded["number"].tolist() == [[1, 1], [1, 2]]
+    assert encoded["photo"][:, 0, 0, 0].tolist() == [9, 0]
+    none = {name: values[2:] for name, values in columns.items()}
+    encoded, broken = encoder.encode_whole(none, Path.cwd())
+    assert (len(encoded["number"]), len(broken)) == (0, 4)
+
+
+def test_what_outputs_mean():
+    logits = np.array([[0.0, np.log(3), -9], [2, 1, 0]], np.float32)
+    labels = records.Target(task="multilabel", num_outputs=3, class_names=("x", "y", "z"))
+    told = Meaning(labels, 1, False).of(logits)
+    assert told["prediction"] == ["x;y", "x;y;z"]
+    assert told["probability:y"] == pytest.approx([0.75, 1 / (1 + np.exp(-1))])
+    numbers = records.Target(task="regression", num_outputs=1, columns=("price",))
+    assert Meaning(numbers, 1, False).of(logits[:, 1:2]) == {"prediction": [1.098612, 1.0]}
+    several = records.Target(task="regression", num_outputs=3, columns=("x", "y", "z"))
+    assert Meaning(several, 9, True).names == [
+        "source",
+        "row",
+        "prediction:x",
+        "prediction:y",
+        "prediction:z",
+        "error",
+    ]
+
+
+def test_an_output_that_is_no_number_is_a_row_with_an_error(project):
+    inputs = keras.Input((2,), name="number")
+    layer = keras.layers.Dense(1, use_bias=False, kernel_initializer="ones")
+    keras.Model(inputs, layer(inputs)).save("sum.keras")
+    np.save("given.npy", np.array([[1, 2], [np.inf, 1], [3, 4]], np.float32))
+    found = ask("sum.keras", "given.npy", to="out.jsonl")
+    assert [row["prediction"] for row in lines("out.jsonl")] == [3, None, 7]
+    assert lines("out.jsonl")[1]["error"] == "the model gives no number for it"
+    assert found.num_failed == 1
+    np.save("wrong.npy", np.zeros((3, 4), np.float32))
+    with pytest.raises(UserError, match=r"'number' is float32 \(2, 4\), and .*sum\.keras takes float32 \(n, 2\)"):
+        ask("sum.keras", "wrong.npy")
+
+
+@pytest.mark.slow
+def test_standard_output_is_left_by_who_reads_it(registered, pictures):
+    _, result = registered
+    read, write = os.pipe()
+    os.close(read)
+    with pytest.raises(BrokenPipeError):
+        ask(f"models:/{result.model_name}/1", "photos/0.png", stdout=write)
+
+
+def test_a_model_that_brings_other_code_of_the_same_name_takes_its_own(project, tmp_path):
+    found = {}
+    for unit in (1, 2):
+        folder = tmp_path / f"model{unit}"
+        (folder / "code").mkdir(parents=True)
+        code = (
+            "import keras\n@keras.saving.register_keras_serializable('own')\nclass Times(keras.layers.Layer):\n"
+            f"    def call(self, x):\n        return x * {unit}.0\n"
+        )
+        (folder / "code" / "own_layers.py").write_text(code)
+        scope: dict[str, object] = {}
+        exec(compile(code, "own", "exec"), scope)  # noqa: S102
+        inputs = keras.Input((2,), name="number")
+        keras.Model(inputs, scope["Times"]()(inputs)).save(folder / "model.keras")
+        found[unit] = trained_models.TrainedModel(
+            f"m/{unit}", folder / "model.keras", None, None, None, "own_layers", folder / "code"
+        )
+    one, two = RawModel(found[1]), RawModel(found[2])
+    given = {"number": np.ones((1, 2), np.float32)}
+    assert two.outputs(given).tolist() == [[2, 2]]
+    assert one.outputs(given).tolist() == [[1, 1]], "the first one keeps its own"
+
+
+def test_the_encoder_of_images_takes_base64_too(project):
+    import base64
+
+    file = io.BytesIO()
+    Image.new("L", (2, 2), 7).save(file, "PNG")
+    encoder = WholeEncoder({"photo": FEATURES["photo"]}, {}, map)
+    text = base64.b64encode(file.getvalue()).decode()
+    for given, folder in ((f"data:image/png;base64,{text}", Path.cwd()), (text, None)):
+        encoded, broken = encoder.encode_whole({"photo": [given]}, folder)
+        assert (encoded["photo"].max(), broken) == (7, {})
+    assert issubclass(WholeEncoder, encoding.Encoder)

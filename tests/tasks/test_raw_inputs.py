@@ -1,0 +1,180 @@
+"""What a person names to be predicted: read in parts, with a reason in the place of what is broken."""
+
+import csv
+import json
+import os
+from pathlib import Path
+
+import numpy as np
+import pandas
+import pytest
+
+from tasks.errors import UserError
+from tasks.raw_inputs import Reader, Wanted
+
+TABLE = Wanted({"size": "number", "city": "category"}, ("number", "category"))
+LINES = Wanted({"note": "text"}, ("note",))
+IMAGES = Wanted({"image": "image"}, ("image",))
+ARRAYS = Wanted({}, ("left", "right"))
+
+
+def read(wanted, *inputs, part_rows=3, encoding="utf-8", stdin=None):
+    reader = Reader(wanted, Path.cwd(), part_rows, encoding, stdin)
+    reader.check(inputs)
+    try:
+        return list(reader.read(inputs))
+    finally:
+        if stdin is not None:
+            stdin.close()
+
+
+def flat(parts, column):
+    return [value for part in parts for value in part.columns[column]]
+
+
+def broken(parts):
+    """Return the reasons by the place in all parts."""
+    found, first = {}, 0
+    for part in parts:
+        found |= {first + place: reason for place, reason in part.broken.items()}
+        first += len(part.places)
+    return found
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def piped(content):
+    """Return the end of a pipe that gives this."""
+    read_end, write_end = os.pipe()
+    with os.fdopen(write_end, "wb") as file:
+        file.write(content)
+    return os.fdopen(read_end, "rb", 0)
+
+
+@pytest.mark.parametrize("delimiter", [",", ";", "\t", "|"])
+def test_a_table_is_read_by_its_names_whatever_stands_between_them(delimiter):
+    rows = [
+        ["id", "city", "size"],
+        ["1", "Köln", "3"],
+        ["2", f'"a{delimiter}b\nc"', ""],
+        ["3", "Ulm", "4"],
+        ["4", "", "5"],
+    ]
+    Path("t.csv").write_text("\ufeff" + "\n".join(delimiter.join(row) for row in rows) + "\n\n", encoding="utf-8")
+    parts = read(TABLE, "t.csv")
+    assert [len(part.places) for part in parts] == [3, 1]
+    assert flat(parts, "size") == ["3", "", "4", "5"]
+    assert flat(parts, "city") == ["Köln", f"a{delimiter}b\nc", "Ulm", ""]
+    assert [place for part in parts for place in part.places] == [("t.csv", row) for row in (1, 2, 3, 4)]
+    assert broken(parts) == {}
+
+
+def test_a_row_that_is_broken_breaks_itself_alone():
+    content = "size,city\n1,a\n2\n3,b,c\n4,\xfcx\n5,e\n".encode("latin-1")
+    Path("t.csv").write_bytes(content)
+    parts = read(TABLE, "t.csv")
+    assert broken(parts) == {
+        1: "the row has 1 values, and the header 2",
+        2: "the row has 3 values, and the header 2",
+        3: "is not utf-8: say what it is with --encoding, such as latin-1",
+    }
+    assert [flat(parts, "size")[row] for row in (0, 4)] == ["1", "5"]
+    assert flat(read(TABLE, "t.csv", encoding="latin-1"), "city")[3] == "üx"
+
+
+def test_json_lines_and_parquet():
+    rows = [{"size": 1, "city": "a", "other": [1]}, {"city": "b"}, {"size": 2.5, "city": None}, {"size": {"a": 1}}]
+    Path("t.jsonl").write_text("\n".join([*map(json.dumps, rows[:3]), "", "{", "[1]", json.dumps(rows[3])]))
+    parts = read(TABLE, "t.jsonl")
+    assert flat(parts, "size")[:3] == [1, None, 2.5]
+    assert list(broken(parts)) == [3, 4, 5]
+    assert broken(parts)[4] == "no JSON object: [1]"
+    assert broken(parts)[5] == "column 'size': has values in a value"
+    pandas.DataFrame({"size": [1.5, None, 2.0, 7.0], "city": ["a", None, "b", "c"], "x": 1}).to_parquet("t.parquet")
+    parts = read(TABLE, "t.parquet")
+    assert [len(part.places) for part in parts] == [3, 1]
+    np.testing.assert_array_equal(flat(parts, "size"), [1.5, np.nan, 2, 7])
+    assert flat(parts, "city") == ["a", None, "b", "c"]
+
+
+@pytest.mark.parametrize("suffix", ["csv", "jsonl", "parquet"])
+def test_a_column_that_is_not_there_is_one_message(suffix):
+    table = pandas.DataFrame({"Size": [1.0], "city": ["a"]})
+    {"csv": table.to_csv, "parquet": table.to_parquet}.get(
+        suffix, lambda path: table.to_json(path, orient="records", lines=True)
+    )(f"t.{suffix}")
+    with pytest.raises(UserError, match=r"'t\.\w+' has not the column 'size', which the model takes\. There: .*'Size'"):
+        read(TABLE, f"t.{suffix}")
+
+
+def test_lines_of_text():
+    Path("t.txt").write_bytes(b"one line\r\n\n\xff\nthe last")
+    parts = read(LINES, "t.txt")
+    assert [flat(parts, "note")[row] for row in (0, 1, 3)] == ["one line", "", "the last"]
+    assert list(broken(parts)) == [2]
+
+
+def test_standard_input_is_what_it_looks_like():
+    assert flat(read(LINES, "-", stdin=piped(b"a\nb")), "note") == ["a", "b"]
+    assert flat(read(TABLE, "-", stdin=piped(b"city;size\na;1\n")), "size") == ["1"]
+    assert flat(read(TABLE, "-", stdin=piped(b'\n{"city": "a", "size": 2}\n')), "size") == [2]
+    names = flat(read(IMAGES, "-", stdin=piped(b"NA\nb c.png\n")), "image")
+    assert names == [str(Path("NA").absolute()), str(Path("b c.png").absolute())]
+    picture = b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR" + bytes(100_000)
+    assert flat(read(IMAGES, "-", stdin=piped(picture[:60_000])), "image") == [picture[:60_000]]
+    assert read(TABLE, "-", stdin=piped(b"city,size\n")) == []
+    with pytest.raises(UserError, match=r"'-' has not the columns 'size', 'city'.*There: nothing"):
+        read(TABLE, "-", stdin=piped(b""))
+
+
+def test_files_of_images_lie_in_folders_too_and_are_read_in_their_order():
+    for path in ("b/2.png", "b/a/1.png", "b/.hidden/3.png", "b/Thumbs.db", "b/.4.png", "NA"):
+        Path(path).parent.mkdir(parents=True, exist_ok=True)
+        Path(path).write_bytes(b"")
+    parts = read(IMAGES, "NA", "b", "b/2.png", part_rows=2)
+    assert [[place for place, row in part.places] for part in parts] == [["NA", "b/2.png"], ["b/a/1.png", "b/2.png"]]
+    assert flat(parts, "image")[0] == str(Path("NA").absolute()), "a value NA would be a missing one"
+
+
+def test_arrays_are_read_by_name():
+    left, right = np.arange(10).reshape(5, 2), np.ones((5, 1), np.float32)
+    np.savez("t.npz", left=left, right=right, other=1)
+    parts = read(ARRAYS, "t.npz")
+    assert all(part.prepared for part in parts)
+    np.testing.assert_array_equal(np.concatenate([part.columns["left"] for part in parts]), left)
+    np.save("t.npy", left)
+    np.savez("short.npz", left=left, right=right[:2])
+    np.save("objects.npy", np.array([{}], object))
+    for name, message in {
+        "t.npy": "is one array, and the model takes left, right: give an .npz of them",
+        "short.npz": "its arrays have different lengths: 2, 5",
+        "objects.npy": "is no file of arrays",
+        "t.csv": "this model takes arrays",
+    }.items():
+        with pytest.raises(UserError, match=message):
+            read(ARRAYS, name)
+
+
+def test_what_the_model_does_not_take_is_refused_before_it_is_opened():
+    Path("d").mkdir()
+    with pytest.raises(UserError, match=r"'d' is a folder, and this model takes tables .* 'size' \(number\), 'city'"):
+        read(TABLE, "d")
+    with pytest.raises(UserError, match=r"'x\.png': this model takes tables"):
+        read(TABLE, "x.png")
+    Path("no.parquet").write_text("none")
+    with pytest.raises(UserError, match=r"'no\.parquet' cannot be read"):
+        read(TABLE, "no.parquet")
+
+
+def test_a_quote_that_nothing_closes_does_not_fill_the_memory(monkeypatch):
+    monkeypatch.setattr("tasks.raw_inputs.MAX_FIELD", 100)
+    Path("t.csv").write_text('size,city\n1,"' + "x\n" * 200 + "3,a\n")
+    before = csv.field_size_limit()
+    try:
+        assert "no row of CSV (field larger than field limit (100))" in broken(read(TABLE, "t.csv")).values()
+    finally:
+        csv.field_size_limit(before)

@@ -1,0 +1,224 @@
+"""A served model: what requests may have, what is computed together, and which version answers while an alias moves."""
+
+import asyncio
+import base64
+import io
+import json
+import threading
+from pathlib import Path
+
+import keras
+import numpy as np
+import pytest
+from PIL import Image
+
+from tasks import records, tracking
+from tasks.raw_model import RawModel
+from tasks.serving import BadRequest, Batches, Served, application, read_request, schema
+from tasks.trained_models import TrainedModel
+from tests.tasks.registering import Trained
+
+ENCODING = {
+    "features": {
+        "number": {
+            "kind": "number", "shape": (2,), "dtype": "float32",
+            "columns": [
+                {"name": name, "kind": "number", "width": 1, "fill": fill} for name, fill in (("a", 5.0), ("b", None))
+            ],
+        }
+    },
+    "vocabularies": {},
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def rows(tmp_path_factory):
+    """A model of rows: the sum of the columns a and b."""
+    inputs = keras.Input((2,), name="number")
+    keras.Model(inputs, keras.layers.Dense(1, use_bias=False, kernel_initializer="ones")(inputs)).save(
+        file := tmp_path_factory.mktemp("model") / "sum.keras"
+    )
+    target = records.Target(task="regression", num_outputs=1, columns=("sum",))
+    return RawModel(TrainedModel("sums/1", file, None, ENCODING, target))
+
+
+@pytest.fixture(scope="module")
+def images(tmp_path_factory):
+    """A model of images: the sum of the four pixels."""
+    inputs = keras.Input((2, 2, 1), name="image", dtype="uint8")
+    flat = keras.layers.Flatten()(keras.layers.Rescaling(1.0)(inputs))
+    keras.Model(inputs, keras.layers.Dense(1, use_bias=False, kernel_initializer="ones")(flat)).save(
+        file := tmp_path_factory.mktemp("model") / "pixels.keras"
+    )
+    return RawModel(TrainedModel("pixels/1", file, None, None, None))
+
+
+def asked(model, given, kind="application/json"):
+    body = given if isinstance(given, bytes) else json.dumps(given).encode()
+    return model.outputs(read_request(model, kind, body)).ravel().tolist()
+
+
+def test_rows_come_in_each_form_of_the_protocol(rows):
+    table = [{"a": 1, "b": 2, "other": "x"}, {"a": "3", "b": 4.5}, {"b": 1}]
+    for form in ("dataframe_records", "instances", "inputs"):
+        assert asked(rows, {form: table}) == [3, 7.5, 6]
+    assert asked(rows, {"dataframe_split": {"columns": ["b", "a"], "data": [[2, 1], [1, None]]}}) == [3, 6]
+    assert asked(rows, {"inputs": {"a": [1, 2], "b": [3, 4]}}) == [4, 6]
+    assert asked(rows, {"instances": {"a": [], "b": []}}) == []
+    assert asked(rows, b"b,a\n2,1\n1,\n", "text/csv; charset=utf-8") == [3, 6]
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (b"{", r"the body cannot be read as application/json \(Expecting"),
+        (b"[" * 100_000, "the body cannot be read as application/json"),
+        (b"\xff\xfe", "the body cannot be read as application/json"),
+        ([], "a JSON object with one of dataframe_split, dataframe_records, instances, inputs"),
+        ({"inputs": [], "instances": []}, "a JSON object with one of"),
+        ({"inputs": {"a": [1]}}, "these columns are missing: 'b'"),
+        ({"inputs": {"a": [1, 2], "b": [3]}}, "the columns are to be lists of one length"),
+        ({"inputs": {"a": 1, "b": 3}}, "the columns are to be lists of one length"),
+        ({"inputs": {"a": [1], "b": 3}}, "the columns are to be lists of one length"),
+        ({"inputs": [[1, 2]]}, "the model takes columns by name"),
+        ({"dataframe_records": [[1, 2]]}, "dataframe_records is to be a list of objects"),
+        ({"dataframe_split": [[1, 2]]}, "dataframe_split is to have the lists `columns` and `data`"),
+        ({"dataframe_split": {"columns": ["a", "b"], "data": [[1, 2], [1]]}}, "row 1 of dataframe_split has not 2"),
+        ({"inputs": {"a": ["x"], "b": [3]}}, "column 'a', row 0: 'x' is no number"),
+        ({"inputs": {"a": [[1]], "b": [3]}}, "column 'a', row 0"),
+        ({"inputs": {"a": [1], "b": [None]}}, "column 'b', row 0: None is missing"),
+    ],
+)
+def test_what_is_no_row_is_refused_with_the_reason(rows, given, message):
+    with pytest.raises(BadRequest, match=message):
+        asked(rows, given)
+
+
+def test_images_come_as_pixels_or_as_files(images):
+    file = io.BytesIO()
+    Image.new("RGB", (8, 4), (7, 7, 7)).save(file, "PNG")
+    text = base64.b64encode(file.getvalue()).decode()
+    assert asked(images, {"inputs": [[[[1], [2]], [[3], [4]]]]}) == [10]
+    assert asked(images, {"instances": [text, f"data:image/png;base64,{text}"]}) == [28, 28]
+    assert asked(images, {"dataframe_records": [{"image": text}]}) == [28]
+    for wrong in ([[1, 2]], [[[[1], [2]]]], [[[[1], [2]], [[3], [256]]]], ["params.yaml"], [[1], [1, 2]], 7, "x", None):
+        with pytest.raises(BadRequest):
+            asked(images, {"inputs": wrong})
+    assert schema(images)["inputs"] == [
+        {"name": "image", "shape": [-1, 2, 2, 1], "dtype": "uint8", "or": "files of images as base64, (-1,)"}
+    ]
+
+
+def test_the_schema_says_what_is_taken_and_given(rows):
+    assert schema(rows) == {
+        "columns": [{"name": "a", "kind": "number"}, {"name": "b", "kind": "number"}],
+        "outputs": {"task": "regression", "num_outputs": 1, "names": ["sum"]},
+    }
+
+
+def test_requests_that_wait_are_computed_together_and_each_has_its_own_answer(rows, images):
+    began, go, calls = threading.Event(), threading.Event(), []
+    compute = rows.outputs
+
+    class Slow:
+        """The model, which waits in its first call."""
+
+        def outputs(self, features):
+            calls.append(len(features["number"]))
+            began.set()
+            assert go.wait(60)
+            return compute(features)
+
+    slow, batches = Slow(), Batches()
+    first = batches.outputs(slow, {"number": np.array([[1, 1]], np.float32)})
+    assert began.wait(60)
+    others = [batches.outputs(slow, {"number": np.full((count, 2), count, np.float32)}) for count in (1, 2, 3)]
+    failing = batches.outputs(slow, {"number": np.ones((1, 3), np.float32)})
+    pixels = batches.outputs(images, {"image": np.ones((1, 2, 2, 1), np.uint8)})
+    go.set()
+    assert first.result(60).tolist() == [[2]]
+    with pytest.raises(Exception, match=r"dimension|shape|size"):
+        failing.result(60)
+    assert [one.result(60).ravel().tolist() for one in others] == [[2], [4, 4], [6, 6, 6]]
+    assert pixels.result(60).tolist() == [[4]], "another model's request is computed by itself"
+    assert calls == [1, 1, 2, 3, 1], "one that cannot be computed breaks none beside it"
+    go.clear()
+    first = batches.outputs(slow, {"number": np.array([[1, 1]], np.float32)})
+    others = [batches.outputs(slow, {"number": np.full((count, 2), count, np.float32)}) for count in (1, 2, 3)]
+    go.set()
+    assert [one.result(60).ravel().tolist() for one in (first, *others)] == [[2], [2], [4, 4], [6, 6, 6]]
+    assert sum(calls[5:]) == 7
+    assert len(calls[5:]) <= 3, "those that waited, together"
+
+
+class Asked:
+    """An ASGI application, asked in this process."""
+
+    def __init__(self, model):
+        served = type("Served", (), {"model": model, "trouble": None})
+        self.application = application(served, Batches())
+
+    def __call__(self, path, content=b"", query=b"", method="POST"):
+        sent = []
+
+        async def receive():
+            return {"type": "http.request", "body": content, "more_body": False}
+
+        async def send(message):
+            sent.append(message)
+
+        scope = {"type": "http", "method": method, "path": path, "query_string": query, "headers": []}
+        asyncio.run(self.application(scope, receive, send))
+        return sent[0]["status"], json.loads(sent[1]["body"]), dict(sent[0]["headers"])
+
+
+def test_answers_say_which_version_gives_them_and_what_is_no_number_is_null(rows):
+    ask = Asked(rows)
+    good, bad = {"a": [1, 3e38, 2], "b": [2, 3e38, 2]}, {"a": [1]}
+    status, answer, headers = ask("/invocations", json.dumps({"inputs": good}).encode())
+    assert (status, answer) == (200, {"predictions": [[3], None, [4]]})
+    assert headers[b"x-model"] == b"sums/1"
+    told = ask("/invocations", json.dumps({"inputs": good}).encode(), b"top_k=1")[1]
+    assert told == {"predictions": [{"prediction": 3}, None, {"prediction": 4}]}
+    status, answer, _ = ask("/invocations", json.dumps({"inputs": bad}).encode())
+    assert (status, answer["message"], answer["expected"]) == (400, "these columns are missing: 'b'", schema(rows))
+    for wrong in (b"top_k=0", b"top_k=-1", b"top_k=" + b"9" * 5000, "top_k=²".encode()):
+        assert ask("/invocations", json.dumps({"inputs": good}).encode(), wrong)[0] == 400
+    assert ask("/invocations", b" " * (64 * 2**20 + 1))[0] == 413
+    assert ask("/version", method="GET")[1] == {"model": "sums/1", "trouble": None}
+    assert ask("/schema", method="GET")[1] == schema(rows)
+
+
+@pytest.mark.slow
+def test_the_version_that_an_alias_is_at_answers_and_the_last_one_while_there_is_trouble(store, caplog):
+    name = Trained().register(right=0).model_name
+    assert Trained().register().model_version == "2"
+    client, address = tracking.open_store(), f"models:/{name}@champion"
+    served = Served(address)
+    assert served.model.name == f"{name}/2"
+
+    def look():
+        served.look()
+        return served.model.name
+
+    client.set_registered_model_alias(name, "champion", "1")
+    assert look() == f"{name}/1"
+    assert f"{name}/1 is served now, in place of {name}/2" in caplog.text
+    place = store.rename(store.with_name("away.db"))
+    assert look() == f"{name}/1"
+    assert served.trouble.startswith(f"{address} cannot be looked up (")
+    assert caplog.text.count("is served on") == 1
+    look()
+    assert caplog.text.count("is served on") == 1, "told once"
+    place.rename(store)
+    assert look() == f"{name}/1"
+    assert (served.trouble, caplog.text.count("can be looked up again")) == (None, 1)
+    # The next version's file is damaged: the old one answers on.
+    folder = Path(client.get_model_version(name, "2").source.removeprefix("file://"))
+    (folder / "data" / "model.keras").write_bytes(b"damaged")
+    client.set_registered_model_alias(name, "champion", "2")
+    assert look() == f"{name}/1"
+    assert f"{name}/2 is {address} now, and cannot be served" in served.trouble
+    assert look() == f"{name}/1"
+    client.set_registered_model_alias(name, "champion", "1")
+    assert (look(), served.trouble) == (f"{name}/1", None)
