@@ -7,7 +7,19 @@ single ones. `python -m benchmarks strategies` measures one part alone and leave
 import argparse
 import sys
 
-from benchmarks import checkpoints, data, defaults, inputs, measure, pipeline, recipes, scaling, speed, strategies
+from benchmarks import (
+    checkpoints,
+    data,
+    defaults,
+    inputs,
+    measure,
+    pipeline,
+    recipes,
+    scaling,
+    serving,
+    speed,
+    strategies,
+)
 
 HEADER = "# Benchmarks\n\nWritten by `make bench` (`python -m benchmarks`), which measures anew.\n\n"
 PARTS = {
@@ -21,6 +33,7 @@ PARTS = {
     "best": (recipes.best_section, recipes.BEST_HEADING),
     "strategies": (strategies.section, "## Strategies\n"),
     "checkpoints": (checkpoints.section, "## Checkpoints and tracking\n"),
+    "serving": (serving.section, serving.HEADING),
     "scaling": (scaling.section, scaling.HEADING),
 }
 

@@ -48,7 +48,11 @@ NOT_RUN = {
     "stratagem run --set dataset.name=kmnist": "downloads a dataset",
 }
 # What serves until it is ended, and what it says when it does.
-SERVERS = {"stratagem ui": "Ctrl-C ends all.", "tensorboard": "(Press CTRL+C to quit)"}
+SERVERS = {
+    "stratagem ui": "Ctrl-C ends all.",
+    "stratagem serve-model": "Ctrl-C ends it.",
+    "tensorboard": "(Press CTRL+C to quit)",
+}
 # So short is a training here, where the command or its recipe says nothing else: an epoch of digits each.
 SHORT = {"epochs": 3, "steps_per_epoch": 41}
 # What a table of decisions says that there is not.
