@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from flows import data, model_commands, reproduce, runs, stage_commands, sweep_command
+from flows import data, model_commands, operate_commands, reproduce, runs, stage_commands, sweep_command
 from flows.command import NO_SETTINGS, AllowChanges, Debug, Fresh, Json, Recipe, Resume, Set, check_resume, command
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ def run(
     An unfinished run with the same settings, data and code is resumed.
     """
     with command(debug):
-        from flows import prefect_server
+        from flows import notifications, prefect_server
         from tasks import config, dvc_data, pipeline, timeline
         from tasks import runs as all_runs
         from tasks.errors import UserError
@@ -67,6 +67,7 @@ def run(
         from tasks.process import client
 
         settings = config.load(recipe, overrides)
+        notifications.check()
         check_resume(settings, resume, allow_changes, fresh, if_changed)
         if if_changed and pipeline.in_foreign_cluster(settings):
             raise UserError(
@@ -147,12 +148,13 @@ def compare(
     the global one. A strategy that fails is a row with its reason.
     """
     with command(debug):
-        from flows import prefect_server, tables
+        from flows import notifications, prefect_server, tables
         from flows.plan import plan
         from tasks import config, dvc_data, pipeline
         from tasks.machine import without_collections
         from tasks.process import client
 
+        notifications.check()
         kinds, wanted, values = strategies.split(","), loops.split(","), config.read_overrides(overrides)
         first = plan(kinds, wanted, recipe, values).trainable[0]
         pipeline.check_writable()
@@ -186,6 +188,9 @@ for stage_command in (
     stage_commands.export,
     model_commands.predict,
     model_commands.serve_model,
+    operate_commands.up,
+    operate_commands.down,
+    operate_commands.status,
 ):
     app.command()(stage_command)
 app.command()(reproduce.reproduce)

@@ -37,7 +37,7 @@ def end_crashed_flow_runs() -> list[Ended]:
             reason = f"process {holder.pid} on {holder.host} died"
             with get_client(sync_client=True) as client:
                 try:
-                    ended_now = _end(client, holder.flow_run_id, Crashed(message=reason))
+                    ended_now = end_flow_run(client, uuid.UUID(holder.flow_run_id), Crashed(message=reason))
                 except LEFT_FOR_LATER:
                     continue
             if ended_now:
@@ -53,7 +53,7 @@ def _report_ended() -> list[Ended]:
         with get_client(sync_client=True) as client:
             state: State[Any] = State(type=StateType(end.state), message=end.message or None)
             try:
-                ended_now = _end(client, end.flow_run_id, state)
+                ended_now = end_flow_run(client, uuid.UUID(end.flow_run_id), state)
             except LEFT_FOR_LATER:
                 continue
         if ended_now:
@@ -63,9 +63,9 @@ def _report_ended() -> list[Ended]:
     return ended
 
 
-def _end(client: SyncPrefectClient, flow_run_id: str, state: "State[Any]") -> bool:
+def end_flow_run(client: SyncPrefectClient, flow_run_id: uuid.UUID, state: "State[Any]") -> bool:
     """End a flow run and its tasks; return whether it had no final state before."""
-    flow_run = client.read_flow_run(uuid.UUID(flow_run_id))
+    flow_run = client.read_flow_run(flow_run_id)
     tasks = client.read_task_runs(flow_run_filter=FlowRunFilter(id=FlowRunFilterId(any_=[flow_run.id])))
     for task_run in tasks:
         if not _is_final(task_run):

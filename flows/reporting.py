@@ -23,9 +23,10 @@ from prefect.runtime import flow_run
 from prefect.settings import PREFECT_FLOWS_HEARTBEAT_FREQUENCY, get_current_settings, temporary_settings
 from prefect.states import Cancelled
 
+from flows import notifications
 from flows.prefect_server import answers
 from tasks import runs
-from tasks.errors import Interrupted
+from tasks.errors import Interrupted, one_line
 from tasks.records import FlowEnd, Record
 
 R = TypeVar("R", bound=Record)
@@ -67,6 +68,10 @@ def reported(body: Callable[[], R]) -> R:
         outcome = Outcome(returned=body())
     except Exception as error:
         outcome = Outcome(error=error)
+        if not isinstance(error, Interrupted):
+            # Before Prefect is told, which ends this process where it cannot be.
+            name = flow_run.name or "a flow run"
+            notifications.tell_failure(name, flow_run.id, flow_run.run_count or 1, str(error) or one_line(error))
     except (KeyboardInterrupt, TerminationSignal) as stop:
         if _server_answers(0.0):
             raise  # Prefect's engine reports it, and ends the command as the signal does.

@@ -12,8 +12,8 @@ from prefect import flow
 from prefect.runtime import flow_run
 from pydantic import WithJsonSchema
 
-from flows import reconciliation, reporting, stages
-from tasks import config, pipeline, records, runs, timeline
+from flows import notifications, reconciliation, reporting, stages
+from tasks import config, dvc_data, pipeline, records, runs, timeline
 from tasks.errors import UserError
 from tasks.process import client
 from tasks.process.environment import keep_private
@@ -88,6 +88,7 @@ def run_pipeline(settings: config.Settings, if_changed: bool, resumption: pipeli
             client.start_processes(settings)  # Imports its framework while DVC looks at the data.
         with clock.measure("data"):
             prepared = stages.data(settings)
+        _tell_drift(prepared)
         if if_changed and (same := pipeline.unchanged(settings, prepared)):
             return same
         run = stages.start_or_resume(settings, prepared, run_lock, resumption, flow_run.id)
@@ -105,8 +106,18 @@ def run_pipeline(settings: config.Settings, if_changed: bool, resumption: pipeli
                 client.write_report(settings, run, clock.read())
             summary = summarise(prepared, run, trained, evaluated, registered, clock)
             records.save(summary, config.project_root() / run.folder / "summary.json")
+        notifications.tell_result(summary, run.name, trained.restarts)
         reporting.publish(result_page(summary, run, trained), key="result", description=f"{run.name}: the result")
     return summary
+
+
+def _tell_drift(prepared: PreparedDataset) -> None:
+    """Tell once of a data version that it is unlike the one before."""
+    quality = dvc_data.quality(prepared.name) if notifications.addresses() else None
+    if quality is not None and (drift := quality.findings.get("drift")) is not None:
+        key = f"{prepared.name} {prepared.data_version}"
+        body = f"{drift.text}\n\ndata version {prepared.data_version}; `stratagem data show {prepared.name}` tells more"
+        notifications.tell("drift", key, f"the data of {prepared.name} have changed", body)
 
 
 class Clock:

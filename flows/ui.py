@@ -2,28 +2,21 @@
 
 import contextlib
 import json
-import os
-import socket
 import subprocess
-import sys
 import time
 import urllib.parse
 from collections.abc import Iterator
-from pathlib import Path
 from typing import IO, Any
 
 import requests
 
-from flows.prefect_server import guarded_environment, make_password
-from tasks import config, relocation
+from flows.prefect_server import make_password
+from flows.servers import Server, choose_ports, end, mlflow_pages, prefect_server, start, tracking_store
+from tasks import config
 from tasks.errors import StratagemError
-from tasks.machine import free_ports
 from tasks.network import unreachable_reason, without_userinfo
-from tasks.process.environment import stage_environment
 from tasks.records import HEADLINES
 
-# MLflow's and Prefect's own.
-USUAL_PORTS = {"mlflow": 5000, "prefect": 4200}
 # What MLflow's table of runs shows on our link; it has no accuracy by itself.
 VIEW = {
     "selectedColumns": [
@@ -41,46 +34,23 @@ MOST_COMPARED = 10
 def serve() -> None:
     """Serve MLflow's pages and a Prefect server on 127.0.0.1 until this process is interrupted."""
     root = config.project_root()
-    store = os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{root / 'mlruns' / 'mlflow.db'}"
-    served = store.startswith(("http://", "https://"))  # By somebody else, with pages of its own.
-    if not (os.environ.get("MLFLOW_TRACKING_URI") or (root / "mlruns" / "mlflow.db").exists()):
-        # A new store that MLflow's server and a run make at the same moment stays broken for ever.
-        make = "from tasks import tracking; tracking.open_store()"
-        subprocess.run([sys.executable, "-c", make], check=True, cwd=root, env=stage_environment(None))
-    elif not os.environ.get("MLFLOW_TRACKING_URI"):
-        relocation.mend()
-    ports = _choose_ports(root / "mlruns" / "ui.json")
-    mlflow, prefect = (f"http://127.0.0.1:{ports[name]}" for name in USUAL_PORTS)
+    ports = choose_ports(root / "mlruns" / "ui.json")
     key = make_password()
-    environment = stage_environment(None)
-    python = [sys.executable, "-m"]
-    # Each knows its own secrets alone, and from its environment: every user can read a command line.
-    for_mlflow = [*python, "tasks.tracking.pages", str(ports["mlflow"])]
-    for_prefect = [*python, "prefect", "server", "start", "--host", "127.0.0.1", "--port", str(ports["prefect"])]
-    # What is served, with which environment, and where it answers.
-    planned = [
-        *([] if served else [(for_mlflow, environment | {"MLFLOW_TRACKING_URI": store, "STRATAGEM_KEY": key}, mlflow)]),
-        (
-            [*for_prefect, "--no-services"],
-            environment
-            | guarded_environment(key, prefect)
-            # Its pages would ask port 4200 whatever port their server has.
-            | {"PREFECT_API_AUTH_STRING": key, "PREFECT_SERVER_UI_API_URL": f"{prefect}/api"},
-            f"{prefect}/api/health",
-        ),
-    ]
+    pages, server = mlflow_pages(ports["mlflow"], key), prefect_server(ports["prefect"], key, schedules=False)
+    store, mlflow, prefect = tracking_store(), f"http://127.0.0.1:{ports['mlflow']}", server.address
+    planned = [one for one in (pages, server) if one is not None]
     log = root / "mlruns" / "ui.log"
     with log.open("wb") as output, contextlib.ExitStack() as stack:
-        servers = [stack.enter_context(_server(command, variables, root, output)) for command, variables, _ in planned]
-        for (_, _, address), server in zip(planned, servers, strict=True):
-            while server.poll() is None and unreachable_reason(address) is not None:
+        servers = [stack.enter_context(_running(one, output)) for one in planned]
+        for one, process in zip(planned, servers, strict=True):
+            while process.poll() is None and unreachable_reason(one.health) is not None:
                 time.sleep(0.2)
         if all(server.poll() is None for server in servers):
-            for name, address in [("MLflow", without_userinfo(store))] if served else mlflow_links(mlflow, key):
+            for name, address in mlflow_links(mlflow, key) if pages else [("MLflow", without_userinfo(store))]:
                 print(f"{name:9}{address}", flush=True)
             print(f"Prefect  {prefect}/runs", flush=True)
             user, _, password = key.partition(":")
-            if not served:
+            if pages:
                 print(f"User     {user}, password {password}   what MLflow's pages ask for, once", flush=True)
             print(f"Password {key}   what Prefect's page asks for, once", flush=True)
             print("Ctrl-C ends all.", flush=True)
@@ -137,44 +107,10 @@ def mlflow_links(mlflow: str, key: str) -> list[tuple[str, str]]:
     return [("MLflow", f"{mlflow}/"), *found]
 
 
-def _choose_ports(kept: Path) -> dict[str, int]:
-    """Return a port for each server: the last time's or the usual one where it is free, so that a bookmark holds."""
-    try:
-        before = json.loads(kept.read_text(encoding="utf-8"))
-        wanted = {name: int(before[name]) for name in USUAL_PORTS}
-    except (OSError, ValueError, KeyError, TypeError):
-        wanted = USUAL_PORTS
-    others = iter(free_ports(len(USUAL_PORTS)))
-    chosen = {name: port if _is_free(port) else next(others) for name, port in wanted.items()}
-    kept.write_text(json.dumps(chosen), encoding="utf-8")
-    return chosen
-
-
-def _is_free(port: int) -> bool:
-    try:
-        socket.create_server(("127.0.0.1", port)).close()
-    except (OSError, OverflowError):
-        return False
-    return True
-
-
 @contextlib.contextmanager
-def _server(
-    command: list[str], environment: dict[str, str], root: Path, output: IO[bytes]
-) -> Iterator["subprocess.Popen[bytes]"]:
-    """Run a server, and end it with the processes that it started itself, also when this process is killed."""
-    server = subprocess.Popen(
-        [sys.executable, "-m", "tasks", "guard", *command],
-        cwd=root,
-        env=environment,
-        stdin=subprocess.PIPE,
-        stdout=output,
-        stderr=output,
-        process_group=0,  # Ctrl-C reaches this process alone.
-    )
+def _running(server: Server, output: IO[bytes]) -> Iterator["subprocess.Popen[bytes]"]:
+    process = start(server, output)
     try:
-        yield server
+        yield process
     finally:
-        if server.stdin is not None:
-            server.stdin.close()
-        server.wait()
+        end(process)

@@ -15,6 +15,8 @@ U = TypeVar("U")
 SECRETS = re.compile(r"(URL|URI|PASSWORD|PASSWD|TOKEN|SECRET|AUTH_STRING|_KEY|_DSN)$")
 # A shorter one would be found inside of ordinary words; and `true` is no password, whatever the variable is called.
 MIN_SECRET_LENGTH = 6
+# Of a part of an address that a service is told by; a host and a port are shorter, as a rule.
+MIN_TOKEN_LENGTH = 20
 # A database's password may hold any sign but `@`, as SQLAlchemy reads it, or be a parameter.
 USERINFO = re.compile(r"(?<=://)(?:[^\s/?#'\"]*|(?<!http://)(?<!https://)[^\s/:@]*:[^\s@]*)@")
 PARAMETER = re.compile(r"([?&](?:password|passwd)=)[^\s&]+")
@@ -42,6 +44,8 @@ def _secrets(environment: Mapping[str, str]) -> list[str]:
     """Return the passwords in an environment, the longest first."""
     found = set()
     for name, value in environment.items():
+        if name == "STRATAGEM_NOTIFY":
+            found |= _secrets_of_addresses(value)
         if not SECRETS.search(name):
             continue
         if "://" in value:
@@ -51,6 +55,19 @@ def _secrets(environment: Mapping[str, str]) -> list[str]:
             value = value.partition(":")[2] or value
         found |= {value, unquote(value)}
     return sorted((secret for secret in found if len(secret) >= MIN_SECRET_LENGTH), key=len, reverse=True)
+
+
+def _secrets_of_addresses(text: str) -> set[str]:
+    """Return what must not be read of addresses as Apprise has them: each whole, its password, and whatever is long
+    enough to be a token, also in the place of a host."""
+    found = set()
+    for address in text.split():
+        rest = address.partition("://")[2]
+        userinfo, _, place = rest.rpartition("@")
+        parts = [part for part in re.split(r"[/?&=]", place) if len(part) >= MIN_TOKEN_LENGTH]
+        passwords = userinfo.split(":")[1:]
+        found |= {address, rest, *passwords, *parts, *(unquote(one) for one in (*passwords, *parts))}
+    return found
 
 
 def separate_credentials(environment: MutableMapping[str, str]) -> None:

@@ -23,11 +23,10 @@ from typing import Any
 import numpy as np
 
 from tasks.errors import StratagemError, cut
-from tasks.process import signals
+from tasks.process import guard, signals
 
 LIMIT_SECONDS = 1800.0
 """After so long a process that was asked hangs: a champion that is scored again may take minutes of one CPU."""
-PR_SET_PDEATHSIG = 1
 
 
 class Clean:
@@ -123,7 +122,7 @@ def _ready() -> Callable[[], None]:
 def _be(requests: int, answers: int) -> None:
     """Answer requests until the pipe closes or the process that forked this one dies."""
     try:
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+        ctypes.CDLL(None).prctl(guard.PR_SET_PDEATHSIG, signal.SIGKILL)
         signals.ignore()
         known, ready = functions(), _ready()
         _keep_only({requests, answers})

@@ -1,0 +1,239 @@
+"""What `stratagem up` leaves in mlruns/up/ while it keeps its servers, and what others read of it there.
+
+The folder is for the user alone, whatever mlruns/ is: it has the password of the servers and Prefect's database. That
+the lock is held says whether `up` runs; the kernel frees it when that process dies, however it does.
+"""
+
+import contextlib
+import fcntl
+import os
+import shlex
+import signal
+import socket
+import stat
+import time
+from collections.abc import Iterator
+from datetime import datetime
+from pathlib import Path
+from typing import Any, Literal
+
+import psutil
+import requests
+from filelock import FileLock, Timeout
+
+from flows.prefect_server import make_password
+from tasks import config, files, records
+from tasks.errors import StratagemError, UserError
+from tasks.records import Record
+
+POOL = "local-process"
+"""The work pool of prefect.yaml."""
+WORKER = "up"
+# A process that looks whether the lock is free holds it for a moment.
+MOMENT_SECONDS = 2.0
+# A guard asks first, and kills after its grace; twice, where what it guards leaves others behind.
+END_SECONDS = 45.0
+ANSWER_SECONDS = 10.0
+# The times at which two programs see one process begin differ by a rounding.
+SAME_SECONDS = 1.0
+
+
+class ServiceState(Record):
+    """One of the programs that are kept."""
+
+    name: str
+    pid: int
+    """Of its guard; 0 while it waits to be started again."""
+    created: float
+    """When the guard began, in seconds since 1970: a process id may be another one's by now."""
+    since: str
+    restarts: int = 0
+    last_end: str | None = None
+    """How it ended before it was started again."""
+    address: str = ""
+    log: str = ""
+    """From the project's folder."""
+
+
+class Operation(Record):
+    """What `stratagem up` runs: mlruns/up/state.json."""
+
+    pid: int
+    created: float
+    host: str
+    since: str
+    phase: Literal["starting", "ready", "ending"]
+    services: tuple[ServiceState, ...] = ()
+    worker_seen: float = 0.0
+    """When the worker was seen at work last, in seconds since 1970."""
+
+
+def folder() -> Path:
+    """Return mlruns/up, which only this user may enter; it is made if it is not there.
+
+    Raises:
+        UserError: it is another user's, or no folder.
+    """
+    path = config.project_root() / "mlruns" / "up"
+    try:
+        path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        found = path.lstat()
+        if path.is_symlink() or found.st_uid != os.getuid():
+            raise UserError(f"{path} is a link or another user's: it is to hold passwords. Move it away")
+        if stat.S_IMODE(found.st_mode) & 0o077:
+            path.chmod(0o700)
+    except OSError as error:
+        raise files.unwritable(path, error) from None
+    return path
+
+
+@contextlib.contextmanager
+def lock() -> Iterator[bool]:
+    """Hold the lock of what runs here within the block; False where another process holds it."""
+    file_lock = FileLock(folder() / "lock", timeout=MOMENT_SECONDS, mode=0o600)
+    try:
+        file_lock.acquire()
+    except Timeout:
+        yield False
+        return
+    except OSError as error:
+        raise files.unwritable(Path(file_lock.lock_file), error) from None
+    try:
+        yield True
+    finally:
+        file_lock.release()
+
+
+def is_held() -> bool:
+    """Return whether a process keeps the servers of this project."""
+    try:
+        descriptor = os.open(config.project_root() / "mlruns" / "up" / "lock", os.O_RDONLY)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(descriptor)
+    return False
+
+
+def load() -> Operation | None:
+    """Return what is or was kept here, None where that is not known."""
+    try:
+        return records.load(Operation, config.project_root() / "mlruns" / "up" / "state.json")
+    except UserError:
+        return None
+
+
+def save(state: Operation) -> None:
+    """Write down what is kept here."""
+    records.save(state, folder() / "state.json")
+
+
+def private_key() -> str:
+    """Return the password of the servers, ``user:password``: that of before, so that a browser and a shell keep theirs,
+    unless others could have read it."""
+    path = folder() / "key"
+    with contextlib.suppress(OSError):
+        found = path.lstat()
+        if stat.S_ISREG(found.st_mode) and found.st_uid == os.getuid() and not found.st_mode & 0o077:
+            key = path.read_text(encoding="utf-8").strip()
+            if ":" in key and len(key) > 32:
+                return key
+    key = make_password()
+    with files.replacing(path) as temporary:
+        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+            file.write(key + "\n")
+    return key
+
+
+def write_environment(values: dict[str, str]) -> Path:
+    """Write what a shell needs to ask the servers, to be read by `source`; return where it lies."""
+    path = folder() / "environment"
+    with files.replacing(path) as temporary:
+        lines = "".join(f"export {name}={shlex.quote(value)}\n" for name, value in values.items())
+        temporary.write_text(lines, encoding="utf-8")
+        temporary.chmod(0o600)
+    return path
+
+
+def created(pid: int) -> float:
+    """Return when a process began, in seconds since 1970; 0.0 where there is none."""
+    try:
+        return psutil.Process(pid).create_time()
+    except psutil.Error:
+        return 0.0
+
+
+def find_process(pid: int, began: float) -> psutil.Process | None:
+    """Return the process with this id, if it is the one that began then."""
+    with contextlib.suppress(psutil.Error):
+        process = psutil.Process(pid)
+        if pid and abs(process.create_time() - began) < SAME_SECONDS and process.status() != psutil.STATUS_ZOMBIE:
+            return process
+    return None
+
+
+def end_leftovers(state: Operation | None) -> None:
+    """Wait for the end of what an `up` that was killed had started: its guards end by themselves. One that does not is
+    killed, with all below it."""
+    if state is None or state.host != socket.gethostname():
+        return
+    left = [found for one in state.services if (found := find_process(one.pid, one.created)) is not None]
+    _, alive = psutil.wait_procs(left, END_SECONDS)
+    for guard in alive:
+        with contextlib.suppress(psutil.Error):
+            for process in [*guard.children(recursive=True), guard]:
+                process.kill()
+
+
+def take_down() -> bool:
+    """End what runs here and wait for it; False where nothing does.
+
+    Raises:
+        StratagemError: it does not end, or it is another machine's.
+    """
+    if not is_held():
+        return False
+    state = load()
+    process = find_process(state.pid, state.created) if state else None
+    if state is None or process is None:
+        where = f" on {state.host}" if state else ""
+        raise StratagemError(f"{folder()}/lock is held by a process{where} that cannot be found here: end it there")
+    process.send_signal(signal.SIGTERM)
+    end = time.monotonic() + 3 * END_SECONDS
+    while is_held() or find_process(state.pid, state.created) is not None:
+        if time.monotonic() > end:
+            raise StratagemError(f"process {state.pid} (`stratagem up`) does not end: see {folder()}/up.log")
+        time.sleep(0.2)
+    return True
+
+
+def ask(address: str, path: str, body: dict[str, Any]) -> Any:
+    """Return what the Prefect server of `up` answers; None where it does not.
+
+    Args:
+        address: of the server.
+        path: below /api/.
+        body: of the POST.
+    """
+    user, _, password = private_key().partition(":")
+    try:
+        answer = requests.post(
+            f"{address}/api/{path}", json=body, auth=(user, password), timeout=ANSWER_SECONDS, allow_redirects=False
+        )
+        answer.raise_for_status()
+        return answer.json()
+    except (requests.RequestException, ValueError):
+        return None
+
+
+def worker_heartbeat(address: str) -> float | None:
+    """Return when the worker has told its server last that it is there, in seconds since 1970."""
+    for worker in ask(address, f"work_pools/{POOL}/workers/filter", {}) or []:
+        if worker.get("name") == WORKER and worker.get("last_heartbeat_time"):
+            return datetime.fromisoformat(worker["last_heartbeat_time"].replace("Z", "+00:00")).timestamp()
+    return None

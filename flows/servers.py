@@ -1,0 +1,125 @@
+"""MLflow's pages and a Prefect server on 127.0.0.1, for whoever has the key: how each is started, and how it ends."""
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO
+
+from flows.prefect_server import guarded_environment
+from tasks import config, relocation
+from tasks.machine import free_ports
+from tasks.process.environment import stage_environment
+
+# MLflow's and Prefect's own.
+USUAL_PORTS = {"mlflow": 5000, "prefect": 4200}
+
+
+@dataclass(frozen=True)
+class Server:
+    """A program that is kept running. Each knows its own secrets alone, and from its environment: every user of the
+    machine can read a command line."""
+
+    name: str
+    command: tuple[str, ...]
+    environment: Mapping[str, str] = field(repr=False)
+    address: str = ""
+    """Where it answers; nothing for one that only asks others."""
+    health: str = ""
+    """What is asked to know whether it answers."""
+
+
+def tracking_store() -> str:
+    """Return the address of the MLflow store of the runs here."""
+    return os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{config.project_root() / 'mlruns' / 'mlflow.db'}"
+
+
+def mlflow_pages(port: int, key: str) -> Server | None:
+    """Return MLflow's pages of the store, which is made if there is none; None where somebody else serves them."""
+    root, store, environment = config.project_root(), tracking_store(), stage_environment(None)
+    if not (os.environ.get("MLFLOW_TRACKING_URI") or (root / "mlruns" / "mlflow.db").exists()):
+        # A new store that MLflow's server and a run make at the same moment stays broken for ever.
+        make = "from tasks import tracking; tracking.open_store()"
+        subprocess.run([sys.executable, "-c", make], check=True, cwd=root, env=environment)
+    elif not os.environ.get("MLFLOW_TRACKING_URI"):
+        relocation.mend()
+    if store.startswith(("http://", "https://")):
+        return None
+    return Server(
+        "mlflow",
+        (sys.executable, "-m", "tasks.tracking.pages", str(port)),
+        environment | {"MLFLOW_TRACKING_URI": store, "STRATAGEM_KEY": key},
+        f"http://127.0.0.1:{port}",
+        f"http://127.0.0.1:{port}",
+    )
+
+
+def prefect_server(port: int, key: str, schedules: bool, home: Path | None = None) -> Server:
+    """Return a Prefect server.
+
+    Args:
+        port: of 127.0.0.1.
+        key: of ``make_password``.
+        schedules: it makes the runs of schedules, and what else such a server does by itself.
+        home: of its database; Prefect's usual one if not given.
+    """
+    address = f"http://127.0.0.1:{port}"
+    return Server(
+        "prefect",
+        (
+            *(sys.executable, "-m", "prefect", "server", "start", "--host", "127.0.0.1", "--port", str(port)),
+            *([] if schedules else ["--no-services"]),
+        ),
+        stage_environment(None)
+        | guarded_environment(key, address)
+        # Its pages would ask port 4200 whatever port their server has.
+        | {"PREFECT_API_AUTH_STRING": key, "PREFECT_SERVER_UI_API_URL": f"{address}/api"}
+        | ({"PREFECT_HOME": str(home)} if home else {}),
+        address,
+        f"{address}/api/health",
+    )
+
+
+def choose_ports(kept: Path) -> dict[str, int]:
+    """Return a port for each server: the last time's or the usual one where it is free, so that a bookmark holds."""
+    try:
+        before = json.loads(kept.read_text(encoding="utf-8"))
+        wanted = {name: int(before[name]) for name in USUAL_PORTS}
+    except (OSError, ValueError, KeyError, TypeError):
+        wanted = USUAL_PORTS
+    others = iter(free_ports(len(USUAL_PORTS)))
+    chosen = {name: port if _is_free(port) else next(others) for name, port in wanted.items()}
+    kept.write_text(json.dumps(chosen), encoding="utf-8")
+    return chosen
+
+
+def _is_free(port: int) -> bool:
+    try:
+        socket.create_server(("127.0.0.1", port)).close()
+    except (OSError, OverflowError):
+        return False
+    return True
+
+
+def start(server: Server, output: IO[bytes]) -> "subprocess.Popen[bytes]":
+    """Start a server; it and what it starts itself end with ``end``, and when this process dies, however it does."""
+    return subprocess.Popen(
+        [sys.executable, "-m", "tasks", "guard", *server.command],
+        cwd=config.project_root(),
+        env=dict(server.environment),
+        stdin=subprocess.PIPE,
+        stdout=output,
+        stderr=output,
+        process_group=0,  # Ctrl-C reaches this process alone.
+    )
+
+
+def end(process: "subprocess.Popen[bytes]") -> None:
+    """End a server, and wait for it and for all that it started."""
+    if process.stdin is not None:
+        process.stdin.close()
+    process.wait()

@@ -1,0 +1,374 @@
+"""What `stratagem up` does: starts the servers and the worker, and whichever dies again, until it is told to end.
+
+`python -m flows.supervisor` is the same in the background: it ends with the command that started it until that one has
+seen everything answer, and from then on stays.
+"""
+
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import IO, Literal
+
+from flows import notifications, operation, servers
+from flows.operation import Operation, ServiceState
+from flows.prefect_server import set_environment
+from flows.servers import Server
+from tasks import config
+from tasks.errors import StratagemError, UserError
+from tasks.network import unreachable_reason, without_secrets
+from tasks.process import guard
+from tasks.process.environment import keep_private
+
+LOOK_SECONDS = 0.5
+# One that has lived so long begins again with the shortest pause.
+STEADY_SECONDS = 60.0
+LONGEST_PAUSE_SECONDS = 60.0
+# So often one may die before all of them have answered once: then something is wrong that no restart mends.
+MAX_FIRST_TRIES = 3
+# A server that says nothing for so long hangs. A training on all cores makes answers slow.
+HANG_SECONDS = 180.0
+HEALTH_SECONDS = 10.0
+# What waits to be told is tried again, and flow runs that have crashed are looked for.
+WATCH_SECONDS = 15.0
+MAX_LOG_BYTES = 20_000_000
+STAY = "stay"
+
+
+@dataclass
+class Kept:
+    """One program, and what became of it so far."""
+
+    server: Server
+    log: Path
+    process: "subprocess.Popen[bytes] | None" = None
+    began: float = 0.0
+    """In seconds since 1970."""
+    not_before: float = 0.0
+    """On the clock of `time.monotonic`."""
+    deaths_in_a_row: int = 0
+    restarts: int = 0
+    last_end: str | None = None
+    answered_at: float = 0.0
+    """On the clock of `time.monotonic`."""
+
+    def state(self) -> ServiceState:
+        """Return it as others read it."""
+        pid = self.process.pid if self.process is not None else 0
+        return ServiceState(
+            name=self.server.name,
+            pid=pid,
+            created=operation.created(pid) if pid else 0.0,
+            since=datetime.fromtimestamp(self.began, UTC).isoformat(timespec="seconds"),
+            restarts=self.restarts,
+            last_end=self.last_end,
+            address=self.server.address,
+            log=str(self.log.relative_to(config.project_root())),
+        )
+
+
+class Supervisor:
+    """The programs of one project. It holds the lock of mlruns/up."""
+
+    def __init__(self, stop: threading.Event) -> None:
+        self._stop = stop
+        self._folder = operation.folder()
+        before = operation.load()
+        operation.end_leftovers(before)
+        self._worker_seen = before.worker_seen if before else 0.0
+        self._since = datetime.now(UTC).isoformat(timespec="seconds")
+        self._ready = False
+        ports = servers.choose_ports(self._folder / "ports.json")
+        key = operation.private_key()
+        home = None if os.environ.get("PREFECT_HOME") else self._folder / "prefect"
+        set_environment(debug=True)  # Its lines go to a file.
+        prefect = servers.prefect_server(ports["prefect"], key, schedules=True, home=home)
+        pages = servers.mlflow_pages(ports["mlflow"], key)
+        self.asked = {
+            "PREFECT_API_URL": f"{prefect.address}/api",
+            "PREFECT_API_AUTH_STRING": key,
+            **({"PREFECT_HOME": str(home)} if home else {}),
+            "PROJECT_ROOT": str(config.project_root()),
+        }
+        operation.write_environment(self.asked)
+        links = {"STRATAGEM_MLFLOW_PAGES": pages.address} if pages else {}
+        self._worker_environment = {**os.environ, **self.asked, **links}
+        self._deployed = False
+        self._prefect = Kept(prefect, self._log("prefect"))
+        self._pages = [Kept(pages, self._log("mlflow"))] if pages else []
+        self._worker = Kept(self._new_worker(), self._log("worker"))
+        self._kept = [self._prefect, *self._pages, self._worker]
+
+    def run(self, when_ready: Callable[[], None]) -> None:
+        """Keep everything running until it is told to stop, then end everything.
+
+        Raises:
+            StratagemError: something cannot be started at all.
+        """
+        guard.adopt_orphans()
+        self._save("starting")
+        watch = threading.Thread(target=self._watch, daemon=True)
+        try:
+            for kept in (self._prefect, *self._pages):
+                self._start(kept)
+            while not self._stop.is_set():
+                self._look()
+                if not self._ready and self._all_answer():
+                    self._ready = True
+                    self._save("ready")
+                    when_ready()
+                    watch.start()
+                self._stop.wait(LOOK_SECONDS)
+        finally:
+            self._end()
+
+    def _look(self) -> None:
+        """Start again what has died or hangs; start the worker when its server answers."""
+        for kept in self._kept:
+            if kept.process is None:
+                waits_for_server = kept is self._worker and not self._answers(self._prefect)
+                if time.monotonic() >= kept.not_before and not waits_for_server:
+                    self._start(kept)
+            elif (code := kept.process.poll()) is not None:
+                self._note_death(kept, _how(code))
+            elif kept.server.health and self._hangs(kept):
+                servers.end(kept.process)
+                self._note_death(kept, f"no answer for {HANG_SECONDS:.0f} s")
+
+    def _start(self, kept: Kept) -> None:
+        if kept is self._worker:
+            kept.server = self._new_worker()
+        if kept.log.exists() and kept.log.stat().st_size > MAX_LOG_BYTES:
+            kept.log.replace(kept.log.with_suffix(".log.1"))
+        with _opened(kept.log) as output:
+            kept.process = servers.start(kept.server, output)
+        kept.began, kept.answered_at = time.time(), time.monotonic()
+        self._save()
+
+    def _note_death(self, kept: Kept, how: str) -> None:
+        if time.time() - kept.began > STEADY_SECONDS:
+            kept.deaths_in_a_row = 0
+        kept.deaths_in_a_row += 1
+        kept.process, kept.last_end = None, how
+        # Of a guard that was killed.
+        guard.end_children({one.process.pid for one in self._kept if one.process is not None})
+        if not self._ready and kept.deaths_in_a_row >= MAX_FIRST_TRIES:
+            raise StratagemError(f"{kept.server.name} does not start ({how}): {_last_line(kept.log)}; see {kept.log}")
+        pause = min(2.0 ** (kept.deaths_in_a_row - 1), LONGEST_PAUSE_SECONDS)
+        kept.not_before = time.monotonic() + pause
+        kept.restarts += 1
+        self._save()
+        print(f"{_now()} {kept.server.name} has ended ({how}); started again in {pause:.0f} s", file=sys.stderr)
+        if self._ready:
+            title = f"{kept.server.name} is started again on {socket.gethostname()}"
+            body = f"It had ended ({how}), the {kept.restarts}. time. Its last line: {_last_line(kept.log)}"
+            key = f"{kept.server.name} {kept.began}"
+            threading.Thread(target=notifications.tell, args=("restart", key, title, body), daemon=True).start()
+
+    def _answers(self, kept: Kept) -> bool:
+        running = kept.process is not None and kept.process.poll() is None
+        return running and unreachable_reason(kept.server.health) is None
+
+    def _all_answer(self) -> bool:
+        if not all(self._answers(kept) for kept in (self._prefect, *self._pages)) or self._worker.process is None:
+            return False
+        heartbeat = operation.worker_heartbeat(self._prefect.server.address)
+        self._deployed = heartbeat is not None and heartbeat > self._worker.began
+        return self._deployed
+
+    def _hangs(self, kept: Kept) -> bool:
+        now = time.monotonic()
+        if now - kept.answered_at > HEALTH_SECONDS and unreachable_reason(kept.server.health, HEALTH_SECONDS) is None:
+            kept.answered_at = now
+        return now - kept.answered_at > HANG_SECONDS
+
+    def _watch(self) -> None:
+        """Tell what waits to be told, and which flow runs have crashed; note that the worker is at work."""
+        while not self._stop.wait(WATCH_SECONDS):
+            try:
+                if self._worker.process is not None and self._worker.process.poll() is None:
+                    self._tell_crashed()
+                    self._worker_seen = time.time()
+                    self._save()
+                notifications.deliver()
+            except Exception as error:  # Whatever ails it, the servers go on.
+                print(f"{_now()} warning: {without_secrets(str(error))}", file=sys.stderr)
+
+    def _tell_crashed(self) -> None:
+        """Tell of flow runs that have crashed while their worker lives: nobody takes them up."""
+        states = {"type": {"any_": ["CRASHED"]}}
+        since = datetime.fromtimestamp(max(self._worker_seen, self._worker.began), UTC).isoformat()
+        crashed = {"flow_runs": {"state": states, "end_time": {"after_": since}}}
+        pool = {"work_pools": {"name": {"any_": [operation.POOL]}}}
+        for run in operation.ask(self._prefect.server.address, "flow_runs/filter", crashed | pool) or []:
+            reason = (run.get("state") or {}).get("message") or "its process died"
+            notifications.tell_failure(run["name"], run["id"], run.get("run_count", 0), reason)
+
+    def _end(self) -> None:
+        """End the worker first: what it trains saves a step and tells its server."""
+        with contextlib.suppress(OSError):  # A full disk; all is ended nevertheless.
+            self._worker_seen = time.time() if self._worker.process is not None else self._worker_seen
+            self._save("ending")
+        for kept in reversed(self._kept):
+            if kept.process is not None:
+                servers.end(kept.process)
+                kept.process = None
+        guard.end_children()
+        with contextlib.suppress(OSError):
+            self._save("ending")
+
+    def _save(self, phase: Literal["starting", "ready", "ending"] | None = None) -> None:
+        state = Operation(
+            pid=os.getpid(),
+            created=operation.created(os.getpid()),
+            host=socket.gethostname(),
+            since=self._since,
+            phase=phase or ("ready" if self._ready else "starting"),
+            services=tuple(kept.state() for kept in self._kept),
+            worker_seen=self._worker_seen,
+        )
+        operation.save(state)
+
+    def _new_worker(self) -> Server:
+        options = [] if self._deployed else ["--deploy"]
+        command = (sys.executable, "-m", "flows.worker", *options, str(self._worker_seen))
+        return Server("worker", command, self._worker_environment)
+
+    def _log(self, name: str) -> Path:
+        return self._folder / f"{name}.log"
+
+
+def keep(when_ready: Callable[[], None]) -> bool:
+    """Keep everything running until a signal; return False, and do nothing, where another process does so already.
+
+    Raises:
+        UserError: it cannot be started with what the environment holds.
+        StratagemError: something does not start.
+        KeyboardInterrupt: Ctrl-C.
+    """
+    check_environment()
+    stop = threading.Event()
+    told: list[int] = []
+
+    def end(number: int, frame: object) -> None:
+        told.append(number)
+        stop.set()
+        signal.signal(number, signal.SIG_DFL)  # A second one ends this process, and the guards end the others.
+
+    with operation.lock() as mine:
+        if not mine:
+            return False
+        os.umask(0o077)
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            if signal.getsignal(number) != signal.SIG_IGN:
+                signal.signal(number, end)
+        Supervisor(stop).run(when_ready)
+    if told[:1] == [signal.SIGINT]:
+        raise KeyboardInterrupt
+    return True
+
+
+def check_environment() -> None:
+    """Refuse what cannot be kept, before anything starts.
+
+    Raises:
+        UserError: PREFECT_API_URL names another server than that of `up`, or an address of STRATAGEM_NOTIFY is wrong.
+    """
+    notifications.check()
+    url, own = os.environ.get("PREFECT_API_URL"), operation.load()
+    known = [f"{one.address}/api" for one in own.services if one.name == "prefect"] if own else []
+    if url and url.rstrip("/") not in known:
+        raise UserError(
+            f"PREFECT_API_URL = {url}: `stratagem up` starts a Prefect server of its own: unset the variable. A worker "
+            "for that server is started with `prefect worker start`, see docs/operate.md"
+        )
+    for name in ("PREFECT_API_URL", "PREFECT_API_AUTH_STRING", "PREFECT_API_KEY", "PREFECT_PROFILE"):
+        os.environ.pop(name, None)
+
+
+def start_in_background() -> None:
+    """Start the supervisor as a process of its own, and return when everything answers.
+
+    Raises:
+        StratagemError: it ended instead; says why.
+    """
+    log = operation.folder() / "up.log"
+    with _opened(log) as output:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "flows.supervisor"],
+            cwd=config.project_root(),
+            stdin=subprocess.PIPE,
+            stdout=output,
+            stderr=output,
+            text=True,
+            start_new_session=True,
+        )
+    line_to_it = process.stdin
+    try:
+        while process.poll() is None and not _is_ready(process.pid):
+            time.sleep(LOOK_SECONDS / 2)
+        if process.poll() is not None:
+            raise StratagemError(f"{_last_line(log)} (the log: {log})")
+        if line_to_it is not None:
+            line_to_it.write(f"{STAY}\n")
+    finally:
+        if line_to_it is not None:
+            line_to_it.close()
+
+
+def _how(code: int) -> str:
+    """Return how a guard ended, or what it guards: 128 and the signal's number is what a shell makes of one."""
+    number = -code if code < 0 else code - 128
+    return signal.Signals(number).name if number in set(signal.Signals) else f"exit code {code}"
+
+
+def _is_ready(pid: int) -> bool:
+    state = operation.load()
+    return state is not None and state.pid == pid and state.phase == "ready"
+
+
+def _opened(log: Path) -> IO[bytes]:
+    """Open a log to write on, which only this user may read."""
+    return os.fdopen(os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW, 0o600), "ab")
+
+
+def _last_line(log: Path) -> str:
+    try:
+        lines = log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
+    except OSError:
+        lines = []
+    return without_secrets(lines[-1].strip()) if lines else "it said nothing"
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="seconds")
+
+
+def main() -> None:
+    """Be the supervisor in the background."""
+    keep_private()
+    stays = threading.Event()
+
+    def end() -> None:
+        if not stays.is_set():  # The command that started this has died.
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    guard.when_input_closes(end, lambda line: stays.set() if line.strip() == STAY else None)
+    try:
+        if not keep(lambda: None):
+            sys.exit("error: `stratagem up` runs here already")
+    except StratagemError as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(error.exit_code)
+
+
+if __name__ == "__main__":
+    main()

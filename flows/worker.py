@@ -1,0 +1,123 @@
+"""The worker that `stratagem up` keeps: `python -m flows.worker [--deploy] SINCE`.
+
+Before it becomes Prefect's worker, it makes the work pool and the deployments of prefect.yaml where it is told to, ends
+as CRASHED what the worker before it left at work, and lets that begin again: a training goes on from its latest
+checkpoint. No other worker takes runs of this pool, so what is at work there without one has no process any more.
+"""
+
+import os
+import subprocess
+import sys
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import httpx
+from prefect.client.orchestration import SyncPrefectClient, get_client
+from prefect.client.schemas.actions import WorkPoolCreate
+from prefect.client.schemas.filters import (
+    FlowRunFilter,
+    FlowRunFilterState,
+    FlowRunFilterStateType,
+    WorkPoolFilter,
+    WorkPoolFilterName,
+)
+from prefect.client.schemas.objects import FlowRun, State, StateType
+from prefect.client.schemas.sorting import FlowRunSort
+from prefect.states import Cancelled, Crashed, Scheduled
+from prefect.workers.process import ProcessWorker
+
+from flows import notifications, reconciliation
+from flows.operation import POOL, WORKER
+from tasks import config, runs
+from tasks.process.environment import keep_private
+
+AT_WORK = (StateType.RUNNING, StateType.PENDING, StateType.CANCELLING)
+# So often a flow run is begun: one that ends its worker each time would do so for ever.
+MAX_TRIES = 5
+# A run that crashes so long before its worker ends has crashed by itself.
+WITH_ITS_WORKER = timedelta(seconds=60)
+
+
+def main() -> None:
+    """Get ready, then become the worker."""
+    keep_private()
+    *options, since = sys.argv[1:]
+    root = config.project_root()
+    with get_client(sync_client=True) as client:
+        if "--deploy" in options:
+            _deploy(client, root)
+        try:
+            take_up(client, datetime.fromtimestamp(float(since), UTC))
+        except httpx.HTTPError as error:
+            sys.exit(f"Prefect's server does not answer: {error}")
+    command = ["worker", "start", "--pool", POOL, "--type", "process", "--name", WORKER, "--limit", "1"]
+    os.execv(sys.executable, [sys.executable, "-m", "prefect", *command, "--install-policy", "never"])
+
+
+def _deploy(client: SyncPrefectClient, root: Path) -> None:
+    """Make the work pool, which lets one flow run be at work whatever deployment it is of, and the deployments."""
+    template = ProcessWorker.get_default_base_job_template()
+    pool = WorkPoolCreate(name=POOL, type="process", base_job_template=template, concurrency_limit=1)
+    client.create_work_pool(pool, overwrite=True)
+    done = subprocess.run(
+        [sys.executable, "-m", "prefect", "--no-prompt", "deploy", "--all"],
+        cwd=root,
+        env=os.environ | {"PROJECT_ROOT": str(root)},
+        stdin=subprocess.DEVNULL,
+        check=False,
+    )
+    if done.returncode:
+        sys.exit("error: prefect.yaml cannot be deployed; the lines above say why")
+
+
+def take_up(client: SyncPrefectClient, last_seen: datetime) -> list[FlowRun]:
+    """End what is at work in the pool without a process, and let it begin again; return what does.
+
+    Args:
+        client: of the server.
+        last_seen: when the worker before was seen at work: what crashed after that, or just before, crashed with it.
+    """
+    dead = {run.id for run in _in_pool(client, *AT_WORK)}
+    for path, end in runs.unreported():
+        # Told to stop by the end of this service, where no server could be told any more: not by anybody who wants it
+        # to end.
+        if end.state == "CANCELLED" and end.flow_run_id in {str(run_id) for run_id in dead}:
+            path.unlink(missing_ok=True)
+    reconciliation.end_crashed_flow_runs()
+    for run in _in_pool(client, *AT_WORK):
+        wanted = run.state is not None and run.state.type == StateType.CANCELLING
+        why = "its worker has ended"
+        ended: State[Any] = Cancelled(message=why) if wanted else Crashed(message=why)
+        reconciliation.end_flow_run(client, run.id, ended)
+    again = []
+    for run in _in_pool(client, StateType.CRASHED):
+        crashed_at = run.state.timestamp if run.state is not None else last_seen
+        if run.id not in dead and crashed_at < last_seen - WITH_ITS_WORKER:
+            continue
+        if run.run_count >= MAX_TRIES:
+            why = f"it was begun {run.run_count} times, and its worker ended each time: `prefect flow-run retry`"
+            notifications.tell_failure(run.name, str(run.id), run.run_count + 1, why)
+            continue
+        # Its old time, so that it comes before what was asked for since then.
+        when = run.expected_start_time or datetime.now(UTC)
+        begin: State[Any] = Scheduled(scheduled_time=when, message="taken up again: its worker had ended")
+        client.set_flow_run_state(run.id, begin, force=True)
+        body = f"Its worker had ended; it goes on from its latest checkpoint.\n\nflow run {run.id}"
+        notifications.tell("restart", f"{run.id} {run.run_count}", f"{run.name} is taken up again", body)
+        print(f"flow run {run.name} ({run.id}) is taken up again", flush=True)
+        again.append(run)
+    return again
+
+
+def _in_pool(client: SyncPrefectClient, *states: StateType) -> list[FlowRun]:
+    """Return the flow runs of the pool in one of these states; the newest ones, as many as a server gives at once."""
+    return client.read_flow_runs(
+        flow_run_filter=FlowRunFilter(state=FlowRunFilterState(type=FlowRunFilterStateType(any_=list(states)))),
+        work_pool_filter=WorkPoolFilter(name=WorkPoolFilterName(any_=[POOL])),
+        sort=FlowRunSort.EXPECTED_START_TIME_DESC,
+    )
+
+
+if __name__ == "__main__":
+    main()
