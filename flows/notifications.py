@@ -13,10 +13,11 @@ import hashlib
 import os
 import sys
 import time
+import warnings
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from filelock import FileLock, Timeout
 
@@ -31,6 +32,8 @@ MAX_BODY = 3000
 GIVE_UP_SECONDS = 7 * 86400.0
 # So long another process may be at it: each address has a few seconds to answer.
 LOCK_SECONDS = 30.0
+
+_warned: set[str] = set()
 
 Kind = Literal["failure", "gate", "drift", "restart"]
 TYPES = {"failure": "failure", "gate": "success", "drift": "warning", "restart": "warning"}
@@ -64,11 +67,10 @@ def check() -> None:
     """
     if not addresses():
         return
-    from apprise import Apprise
-
+    apprise = _apprise()
     for place, address in enumerate(addresses(), start=1):
         with _silent():
-            known = Apprise.instantiate(address) is not None
+            known = apprise.Apprise.instantiate(address) is not None
         if not known:
             raise UserError(
                 f"{VARIABLE}: address {place} of {len(addresses())}, {address.partition(':')[0]}:..., is none that "
@@ -110,7 +112,7 @@ def tell_result(summary: RunSummary, name: str, restarts: tuple[str, ...] = ()) 
     """Tell what the gate says of a run's model, and each restart of its workers."""
     for number, reason in enumerate(restarts, start=1):
         tell("restart", f"{summary.run_id} {number}", f"{name}: its workers were started again", reason)
-    model = summary.model_version or summary.model_uri or "its model"
+    model = summary.model_version or "its model"
     verdict = "is no version" if summary.model_version is None else "is a version"
     if "champion" in summary.aliases:
         verdict = "is the champion"
@@ -136,7 +138,7 @@ def deliver() -> int:
             for digest in wanted.keys() - silent - set(notice.taken_by):
                 if why_not := _send(wanted[digest], notice):
                     silent.add(digest)
-                    print(f"warning: {VARIABLE}: {why_not}; it is tried again later", file=sys.stderr)
+                    _warn(digest, why_not)
                     continue
                 notice = notice.model_copy(update={"taken_by": (*notice.taken_by, digest)})
                 records.save(notice, path)
@@ -144,6 +146,13 @@ def deliver() -> int:
                 _folder("told").mkdir(exist_ok=True)
                 path.rename(_folder("told") / path.name)
     return num_waiting()
+
+
+def _warn(digest: str, why_not: str) -> None:
+    """Tell once of each address that it does not answer."""
+    if digest not in _warned:
+        _warned.add(digest)
+        print(f"warning: {VARIABLE}: {why_not}; it is tried again later", file=sys.stderr)
 
 
 def num_waiting() -> int:
@@ -173,14 +182,13 @@ def _waiting() -> list[tuple[Path, Notice]]:
 
 def _send(address: str, notice: Notice) -> str | None:
     """Send a notice; return why it was not taken, None where it was."""
-    from apprise import Apprise, LogCapture
-
-    sender = Apprise()
+    apprise = _apprise()
+    sender = apprise.Apprise()
     when = datetime.fromtimestamp(notice.at, UTC).isoformat(timespec="seconds")
     with _silent():
         if not sender.add(address):
             return "an address is none that Apprise knows"
-        with LogCapture(fmt="%(message)s") as said:  # type: ignore[no-untyped-call]
+        with apprise.LogCapture(fmt="%(message)s") as said:
             taken = sender.notify(
                 title=f"stratagem: {notice.title}",
                 body=f"{notice.body}\n\n{when}, notice {_id(notice)}",
@@ -188,6 +196,15 @@ def _send(address: str, notice: Notice) -> str | None:
             )
             why = (said.getvalue().strip().splitlines() or ["it was not taken"])[-1]
     return None if taken else f"{address.partition(':')[0]}:... does not take it ({without_secrets(why)})"
+
+
+def _apprise() -> Any:
+    """Return the library, which takes 0.3 s to import and which only who is told needs."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # It looks for imghdr, and does without it.
+        import apprise
+        import apprise.utils.pgp  # Which it would import with the first address.
+    return apprise
 
 
 def _id(notice: Notice) -> str:

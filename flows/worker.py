@@ -1,4 +1,6 @@
-"""The worker that `stratagem up` keeps: `python -m flows.worker [--deploy] SINCE`.
+"""The worker that `stratagem up` keeps: `python -m flows.worker [--deploy] SEEN`.
+
+SEEN is when the worker before was seen at work, in seconds since 1970; 0 where that is not known.
 
 Before it becomes Prefect's worker, it makes the work pool and the deployments of prefect.yaml where it is told to, ends
 as CRASHED what the worker before it left at work, and lets that begin again: a training goes on from its latest
@@ -42,13 +44,14 @@ WITH_ITS_WORKER = timedelta(seconds=60)
 def main() -> None:
     """Get ready, then become the worker."""
     keep_private()
-    *options, since = sys.argv[1:]
+    *options, seen = sys.argv[1:]
+    last_seen = datetime.fromtimestamp(float(seen), UTC) if float(seen) else datetime.now(UTC)
     root = config.project_root()
     with get_client(sync_client=True) as client:
         if "--deploy" in options:
             _deploy(client, root)
         try:
-            take_up(client, datetime.fromtimestamp(float(since), UTC))
+            take_up(client, last_seen)
         except httpx.HTTPError as error:
             sys.exit(f"Prefect's server does not answer: {error}")
     command = ["worker", "start", "--pool", POOL, "--type", "process", "--name", WORKER, "--limit", "1"]

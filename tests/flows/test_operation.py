@@ -1,0 +1,289 @@
+"""`stratagem up` for real: what it starts, what it starts again, what it leaves, and who is told."""
+
+import contextlib
+import json
+import os
+import shutil
+import signal
+import socket
+import stat
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import requests
+
+from flows import operation
+from tasks.machine import free_ports
+from tests.flows.receiver import Receiver
+
+pytestmark = pytest.mark.slow
+
+TRAINS_A_WHILE = {
+    "train.epochs": 150,
+    "model.name": "mlp",
+    "model.options": {"units": [16]},
+    "checkpoint.every_epochs": 1,
+}
+
+
+def _wait(what: str, happened: Callable[[], Any], timeout_seconds: float = 240) -> Any:
+    end = time.monotonic() + timeout_seconds
+    while not (result := happened()):
+        assert time.monotonic() < end, f"{what} did not happen"
+        time.sleep(0.5)
+    return result
+
+
+@dataclass
+class Operated:
+    """A project with `stratagem up` in it, for the tests of this file one after another."""
+
+    project: Path
+    run: Callable[..., Any]
+    environment: dict[str, str]
+    receiver: Receiver
+    asked: list[str] = field(default_factory=list)
+
+    def command(self, *args: str) -> Any:
+        return self.run(["stratagem", *args], cwd=self.project, env=self.environment)
+
+    def state(self) -> operation.Operation:
+        found = operation.load()
+        assert found is not None
+        return found
+
+    def service(self, name: str) -> operation.ServiceState:
+        return next(one for one in self.state().services if one.name == name)
+
+    def family(self) -> list[psutil.Process]:
+        """Return `up` and all that it started."""
+        process = psutil.Process(self.state().pid)
+        return [process, *process.children(recursive=True)]
+
+    def ask(self, path: str, body: dict[str, Any]) -> Any:
+        answer = operation.ask(self.service("prefect").address, path, body)
+        assert answer is not None, path
+        return answer
+
+    def submit(self, **overrides: Any) -> str:
+        """Ask for a run of the deployment `training`; return the flow run's id."""
+        (deployment,) = self.ask("deployments/filter", {"deployments": {"name": {"any_": ["training"]}}})
+        parameters = {"overrides": {**TRAINS_A_WHILE, **overrides}}
+        asked = self.ask(f"deployments/{deployment['id']}/create_flow_run", {"parameters": parameters})
+        self.asked.append(asked["id"])
+        return self.asked[-1]
+
+    def flow_run(self, flow_run_id: str) -> dict[str, Any]:
+        return self.ask("flow_runs/filter", {"flow_runs": {"id": {"any_": [flow_run_id]}}})[0]
+
+    def states(self, flow_run_id: str) -> list[str]:
+        """Return which states a flow run had, in their order."""
+        address = f"{self.service('prefect').address}/api/flow_run_states/"
+        auth = ("stratagem", operation.private_key().partition(":")[2])
+        answer = requests.get(address, params={"flow_run_id": flow_run_id}, auth=auth, timeout=60)
+        return [state["type"] for state in sorted(answer.json(), key=lambda state: state["timestamp"])]
+
+    def trains(self, flow_run_id: str) -> bool:
+        """Return whether a training has written a checkpoint that is not of a run before it."""
+        for note in (self.project / "mlruns" / "active").glob("*.json"):
+            with contextlib.suppress(OSError, ValueError):
+                run = json.loads(note.read_text())
+                if run["flow_run_id"] == flow_run_id and run["run_id"]:
+                    return bool(list(self.project.glob(f"mlruns/runs/{run['run_id']}/checkpoints/*/state.json")))
+        return False
+
+
+@pytest.fixture(scope="module")
+def project_of_all(prepared_template, prefect_database, tmp_path_factory) -> Path:
+    project = tmp_path_factory.mktemp("operated") / "project"
+    shutil.copytree(prepared_template, project, symlinks=True)
+    home = project / "mlruns" / "up" / "prefect"
+    home.mkdir(parents=True, mode=0o700)
+    shutil.copy(prefect_database, home)
+    (home / prefect_database.name).chmod(0o600)  # As a server that is started there makes it.
+    (project / "mlruns" / "up").chmod(0o755)  # As somebody may have left it.
+    return project
+
+
+@pytest.fixture(scope="module")
+def receiver() -> Iterator[Receiver]:
+    """Who is told; it does not listen before it is started."""
+    receiver = Receiver(free_ports(1)[0])
+    yield receiver
+    receiver.close()
+
+
+@pytest.fixture
+def operated(project_of_all, receiver, run, monkeypatch) -> Operated:
+    monkeypatch.chdir(project_of_all)
+    monkeypatch.delenv("PREFECT_HOME")
+    environment = {
+        "PYTHONPATH": str(project_of_all),
+        "STRATAGEM_NOTIFY": f"json://me:{receiver.password}@127.0.0.1:{receiver.port}/told",
+    }
+    return Operated(project_of_all, run, environment, receiver)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _nothing_stays(project_of_all) -> Iterator[None]:
+    yield
+    with contextlib.chdir(project_of_all):
+        state = operation.load()
+    process = operation.find_process(state.pid, state.created) if state else None
+    if process is not None:
+        for one in [*process.children(recursive=True), process]:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                one.kill()
+
+
+def _assert_gone(family: list[psutil.Process]) -> None:
+    def left() -> list[str]:
+        found = []
+        for one in family:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                if one.status() != psutil.STATUS_ZOMBIE:
+                    found.append(" ".join(one.cmdline()))
+        return found
+
+    _wait("the end of all", lambda: not left(), 90)
+
+
+def test_a_start_that_is_killed_leaves_no_process_and_a_wrong_environment_starts_none(operated, start):
+    wrong = operated.command("status")
+    assert (wrong.returncode, wrong.stdout) == (1, "Nothing runs here: `stratagem up` starts it.\n")
+    assert operated.command("down").stdout == "Nothing runs here.\n"
+    for name, value in {"PREFECT_API_URL": "http://127.0.0.1:9/api", "STRATAGEM_NOTIFY": "jsn://token"}.items():
+        refused = operated.run(["stratagem", "up"], env=operated.environment | {name: value})
+        assert refused.returncode == 2, refused.stderr
+        assert refused.stderr.startswith(f"error: {name}"), refused.stderr
+        assert "token" not in refused.stderr
+    command = start("stratagem", "up", cwd=operated.project, **operated.environment)
+    process = psutil.Process(command.process.pid)
+    _wait("its first children", lambda: len(process.children(recursive=True)) >= 4)
+    family = process.children(recursive=True)
+    command.process.kill()
+    command.process.wait()
+    _assert_gone(family)
+
+
+def test_up_starts_everything_once_and_nobody_else_gets_in(operated):
+    up = operated.command("up", "--detach")
+    assert up.returncode == 0, up.stderr + (operated.project / "mlruns" / "up" / "up.log").read_text()
+    again = operated.command("up")
+    assert again.returncode == 0
+    assert again.stdout == "It runs already.\n" + up.stdout, "the same addresses"
+    found = json.loads(operated.command("status", "--json").stdout)
+    assert found["well"]
+    assert [one["name"] for one in found["services"]] == ["prefect", "mlflow", "worker"]
+    deployments = {one["name"]: one["next"] for one in found["deployments"]}
+    assert deployments.keys() >= {"comparison", "nightly", "training"}
+    assert deployments["nightly"].endswith("T03:00:00Z")
+    shown = operated.command("status").stdout
+    assert max(map(len, shown.splitlines())) <= 80, shown
+    key = (operated.project / "mlruns" / "up" / "key").read_text().strip()
+    password = key.partition(":")[2]
+    for one in found["services"][:2]:
+        path = "/api/flows/filter" if one["name"] == "prefect" else "/api/2.0/mlflow/experiments/search"
+        for given, status in ((None, 401), ("guessed", 401), (password, 200)):
+            auth = None if given is None else ("stratagem", given)
+            asked = {"max_results": 1} if "mlflow" in path else {}
+            answer = requests.post(one["address"] + path, json=asked, auth=auth, timeout=60)
+            assert answer.status_code == status, (one["name"], given)
+    for process in operated.family():
+        assert password not in " ".join(process.cmdline())
+        assert operated.receiver.password not in " ".join(process.cmdline())
+    for path in [operated.project / "mlruns" / "up", *(operated.project / "mlruns" / "up").rglob("*")]:
+        assert stat.S_IMODE(path.stat().st_mode) & 0o077 == 0, path
+    for process in operated.family():
+        with contextlib.suppress(psutil.NoSuchProcess):
+            addresses = {one.laddr.ip for one in process.net_connections("tcp") if one.status == psutil.CONN_LISTEN}
+            assert addresses <= {"127.0.0.1"}, process.cmdline()
+
+
+def test_a_server_that_is_killed_is_started_again_on_its_address(operated):
+    before = operated.service("mlflow")
+    for process in psutil.Process(before.pid).children():
+        process.kill()
+    _wait("another one", lambda: operated.service("mlflow").restarts == 1)
+    _wait("its answer", lambda: json.loads(operated.command("status", "--json").stdout)["well"])
+    assert operated.service("mlflow").address == before.address
+    assert operated.service("mlflow").last_end == "SIGKILL"
+
+
+def test_a_killed_workers_run_has_crashed_and_is_taken_up_while_another_one_waits(operated):
+    first = operated.submit()
+    _wait("its first checkpoint", lambda: operated.trains(first))
+    second = operated.submit(**{"train.epochs": 1, "train.seed": 1})
+    engine = operated.family()
+    (guard,) = [one for one in engine if "flows.worker" in one.cmdline()]
+    (worker,) = guard.children()
+    flow_process = worker.children()[0]
+    worker.kill()
+    _wait(
+        "both runs' ends", lambda: all(operated.flow_run(one)["state_type"] == "COMPLETED" for one in (first, second))
+    )
+    _assert_gone([flow_process])
+    states = operated.states(first)
+    assert states.index("CRASHED") < states.index("SCHEDULED", 1) < states.index("COMPLETED"), states
+    one, other = operated.flow_run(first), operated.flow_run(second)
+    assert one["run_count"] == 2
+    assert other["start_time"] > one["end_time"], "one training at a time, the one that was taken up first"
+    ended = [json.loads(path.read_text())["status"] for path in operated.project.glob("mlruns/runs/*/status.json")]
+    assert ended == ["FINISHED", "FINISHED"], "the first one went on as the same run"
+
+
+def test_everything_is_told_once_when_somebody_listens(operated):
+    waiting = list((operated.project / "mlruns" / "notifications" / "waiting").iterdir())
+    assert len(waiting) >= 5
+    operated.receiver.start()
+    _wait("all of it", lambda: not list((operated.project / "mlruns" / "notifications" / "waiting").iterdir()))
+    titles = operated.receiver.titles()
+    assert len(titles) == len(waiting)
+    ids = [told["message"].rpartition("notice ")[2] for told in operated.receiver.told]
+    assert len(set(ids)) == len(ids)
+    host = socket.gethostname()
+    assert [title for title in titles if "mlflow is started again" in title] == [
+        f"stratagem: mlflow is started again on {host}"
+    ]
+    assert [title for title in titles if "worker is started again" in title] == [
+        f"stratagem: worker is started again on {host}"
+    ]
+    assert [title for title in titles if "is taken up again" in title] == [
+        "stratagem: digits-one_device-fit is taken up again"
+    ]
+    gate = [title for title in titles if title.endswith(("is the champion", "is no version"))]
+    assert len(gate) == 2, titles
+    failed = operated.submit(**{"model.initial": "0" * 32})
+    _wait("its failure", lambda: operated.flow_run(failed)["state_type"] == "FAILED")
+    _wait("that it is told", lambda: any("failed" in title for title in operated.receiver.titles()))
+    said = [path.read_text() for path in operated.project.glob("mlruns/up/*.log")]
+    assert not [text for text in said if operated.receiver.password in text]
+
+
+def test_up_that_is_killed_leaves_no_process_and_the_next_one_goes_on(operated):
+    flow_run = operated.submit(**{"train.epochs": 400, "train.seed": 2})
+    _wait("its first checkpoint", lambda: operated.trains(flow_run))
+    family = operated.family()
+    addresses = [one.address for one in operated.state().services]
+    os.kill(operated.state().pid, signal.SIGKILL)
+    up = operated.command("up", "-d")  # At once: the others are ending.
+    assert up.returncode == 0, up.stderr
+    _assert_gone(family)
+    assert [one.address for one in operated.state().services] == addresses
+    _wait("the training", lambda: operated.flow_run(flow_run)["run_count"] == 2 and operated.trains(flow_run))
+    family = operated.family()
+    down = operated.command("down")
+    assert (down.returncode, down.stdout) == (0, "Everything has ended.\n"), down.stderr
+    _assert_gone(family)
+    (run,) = [
+        record["run_id"]
+        for path in operated.project.glob("mlruns/runs/*/records/run.json")
+        if (record := json.loads(path.read_text()))["flow_run_id"] == flow_run
+    ]
+    ended = json.loads((operated.project / "mlruns" / "runs" / run / "status.json").read_text())
+    assert ended["status"] == "KILLED", "it has saved its step, and the next `up` takes it up"

@@ -1,0 +1,84 @@
+"""`python -m tasks guard`: whatever dies, nothing that it started stays."""
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+
+import psutil
+import pytest
+
+# A process that starts another one in a session of its own, as a Prefect worker does, and waits for it.
+STARTS_ANOTHER = """
+import subprocess, sys
+other = subprocess.Popen([sys.executable, "-c", sys.argv[1]], start_new_session=True)
+print("started", flush=True)
+other.wait()
+"""
+SAYS_THAT_IT_ENDS = """
+import signal, sys, time
+def end(number, frame):
+    time.sleep(0.5)  # A second signal would end it in the middle.
+    open(sys.argv[-1] if len(sys.argv) > 1 else "told", "a").write("told once\\n")
+    sys.exit()
+signal.signal(signal.SIGTERM, end)
+time.sleep(600)
+"""
+
+
+@pytest.fixture
+def guard(project) -> Iterator["subprocess.Popen[bytes]"]:
+    """A guard, with what it guards and what that has started."""
+    command = [sys.executable, "-m", "tasks", "guard", sys.executable, "-c", STARTS_ANOTHER, SAYS_THAT_IT_ENDS]
+    guard = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    assert guard.stdout.readline() == b"started\n"
+    time.sleep(0.5)  # Until the last one handles its signal.
+    yield guard
+    for process in [*psutil.Process().children(recursive=True)]:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            if "told once" in " ".join(process.cmdline()):
+                process.kill()
+    guard.stdin.close()
+    guard.stdout.close()
+    guard.wait(60)
+
+
+def _family(guard) -> tuple[psutil.Process, psutil.Process]:
+    (guarded,) = psutil.Process(guard.pid).children()
+    (other,) = guarded.children()
+    return guarded, other
+
+
+def _gone(process: psutil.Process) -> bool:
+    end = time.monotonic() + 60
+    while process.is_running() and process.status() != psutil.STATUS_ZOMBIE:
+        if time.monotonic() > end:
+            return False
+        time.sleep(0.05)
+    return True
+
+
+def test_what_a_command_started_is_told_once_and_ends_when_input_closes(guard, project):
+    family = _family(guard)
+    guard.stdin.close()
+    assert guard.wait(60) == 128 + signal.SIGTERM or guard.returncode == 0
+    assert all(map(_gone, family))
+    assert (project / "told").read_text() == "told once\n"
+
+
+def test_what_a_killed_command_started_is_told_and_ends(guard, project):
+    guarded, other = _family(guard)
+    guarded.kill()
+    assert guard.wait(60) == 128 + signal.SIGKILL
+    assert _gone(other)
+    assert (project / "told").read_text() == "told once\n"
+
+
+def test_a_killed_guard_takes_its_command_along(guard):
+    guarded, other = _family(guard)
+    os.kill(guard.pid, signal.SIGKILL)
+    assert _gone(guarded)
+    other.kill()
