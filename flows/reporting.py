@@ -5,17 +5,20 @@ it, hide it or have it made again: the flow ends without asking the server anyth
 with one warning, and what the server has to be told is kept in mlruns/unreported/ for the next start that finds it.
 """
 
+import base64
 import contextlib
 import logging
+import os
 import signal
 import sys
 from collections.abc import Callable
 from contextvars import ContextVar
+from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 import httpx
 from prefect import Flow, State
-from prefect.artifacts import create_markdown_artifact
+from prefect.artifacts import create_image_artifact, create_link_artifact, create_markdown_artifact
 from prefect.events.clients import PrefectEventsClient
 from prefect.events.worker import EventsWorker, emit_events_to_cloud
 from prefect.exceptions import Abort, TerminationSignal
@@ -96,6 +99,21 @@ def publish(page: str, key: str, description: str) -> None:
     if _server_answers(0.0):
         with contextlib.suppress(httpx.HTTPError):  # It died just now. `reported` says so.
             create_markdown_artifact(page, key=key, description=description)
+
+
+def publish_report(run_folder: Path, run_id: str) -> None:
+    """Show the learning curve of a run at the flow run, and a link to its report where `stratagem up` serves it."""
+    if not _server_answers(0.0):
+        return
+    picture, pages = run_folder / "report" / "learning_curve.png", os.environ.get("STRATAGEM_MLFLOW_PAGES")
+    with contextlib.suppress(httpx.HTTPError, OSError):
+        # Prefect shows what an address leads to; this one holds the picture itself, so that no server must have it.
+        held = f"data:image/png;base64,{base64.b64encode(picture.read_bytes()).decode()}"
+        create_image_artifact(held, key="learning-curve", description="loss and accuracy by epoch")
+    if pages:
+        with contextlib.suppress(httpx.HTTPError):
+            address = f"{pages}/#/experiments/0/runs/{run_id}/artifacts/report/report.html"
+            create_link_artifact(address, link_text="the report, in MLflow", key="report")
 
 
 def run_flow(flow: Flow[..., R], *arguments: Any) -> R:

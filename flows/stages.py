@@ -51,7 +51,7 @@ def data(settings: Settings) -> PreparedDataset:
 @task(name="train", task_run_name="train {settings.model.name} " + LOOP, cache_policy=NO_CACHE)
 def train(settings: Settings, prepared: PreparedDataset, run: Run) -> TrainingResult:
     """Train under the strategy."""
-    with epochs_logged(run):
+    with epochs_logged(run, settings.train.epochs):
         return client.train(settings, prepared, run)
 
 

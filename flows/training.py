@@ -107,6 +107,7 @@ def run_pipeline(settings: config.Settings, if_changed: bool, resumption: pipeli
             summary = summarise(prepared, run, trained, evaluated, registered, clock)
             records.save(summary, config.project_root() / run.folder / "summary.json")
         notifications.tell_result(summary, run.name, trained.restarts)
+        reporting.publish_report(config.project_root() / run.folder, run.run_id)
         reporting.publish(result_page(summary, run, trained), key="result", description=f"{run.name}: the result")
     return summary
 

@@ -179,7 +179,11 @@ def test_a_run_on_demand_is_completed_there_and_finished_in_mlflow(prefect):
     assert summary["epochs"] == 2
     assert summary["steps"] == 2 * 21, "1,293 examples are 21 batches of 64"
     artifacts = prefect.ask("artifacts/filter", {"flow_runs": {"id": {"any_": [flow_run["id"]]}}})
-    (page,) = [artifact for artifact in artifacts if artifact["key"] == "result"]
+    by_key = {artifact["key"]: artifact for artifact in artifacts}
+    assert (by_key["training"]["type"], by_key["training"]["data"]) == ("progress", 100.0)
+    assert by_key["learning-curve"]["type"] == "image"
+    assert by_key["learning-curve"]["data"].startswith("data:image/png;base64,iVBOR")
+    page = by_key["result"]
     assert page["type"] == "markdown"
     assert summary["run_id"] in page["data"]
     assert f"{summary['metrics']['test/accuracy']:.4f}" in page["data"]
@@ -218,8 +222,8 @@ def test_a_comparison_on_demand_leaves_its_table(prefect):
         ),
         "report digits-comparison", "end run digits-comparison, FINISHED",
     ]  # fmt: skip
-    (page,) = prefect.ask("artifacts/filter", {"flow_runs": {"id": {"any_": [flow_run["id"]]}}})
-    assert page["key"] == "comparison"
+    artifacts = prefect.ask("artifacts/filter", {"flow_runs": {"id": {"any_": [flow_run["id"]]}}})
+    (page,) = [artifact for artifact in artifacts if artifact["key"] == "comparison"]
     assert "| one_device | fit | 1 |" in page["data"]
 
 

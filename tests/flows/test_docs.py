@@ -46,6 +46,8 @@ NOT_RUN = {
     ".ci/run": "these tests",
     ".venv/bin/pip install xprof": "downloads a package",
     "stratagem run --set dataset.name=kmnist": "downloads a dataset",
+    "stratagem status --json": "test_operation.py: what it tells while everything runs",
+    "stratagem up": "test_operation.py: it says that all runs already",
 }
 # What serves until it is ended, and what it says when it does.
 SERVERS = {
@@ -298,7 +300,7 @@ def shape(line: str) -> str:
 
 
 @pytest.mark.slow
-def test_the_schedule_of_the_readme_runs_as_it_stands(reader, tmp_path):
+def test_the_schedule_that_is_started_by_hand_runs_as_it_stands(reader, tmp_path):
     try:
         socket.create_server(("127.0.0.1", 4200)).close()
     except OSError:

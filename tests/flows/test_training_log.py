@@ -24,17 +24,15 @@ def test_an_epoch_is_one_line_and_other_numbers_are_none(points, said):
     assert training_log.describe(json.dumps(points).encode()) == said
 
 
-def test_half_a_line_is_logged_when_it_is_whole(tmp_path, caplog):
-    caplog.set_level(logging.INFO)
+def test_half_a_line_counts_when_it_is_whole(tmp_path):
     (path := tmp_path / "metrics.jsonl").write_text('\n[["train/loss", 2.0, 1, 1]]\n[["train/lo')
-    logger = logging.getLogger("test")
-    place = training_log._log_from(path, 0, logger)
-    assert caplog.messages == ["step 1: train/loss 2"]
+    lines = training_log._lines(path, 0)
+    assert [training_log.describe(line) for line in lines] == [None, "step 1: train/loss 2"]
     with path.open("a") as file:
         file.write('ss", 1.0, 1, 2]]\n')
-    assert training_log._log_from(path, place, logger) == path.stat().st_size
-    assert caplog.messages == ["step 1: train/loss 2", "step 2: train/loss 1"]
-    assert training_log._log_from(tmp_path / "none", 0, logger) == 0
+    (line,) = training_log._lines(path, len(b"".join(lines)))
+    assert training_log.describe(line) == "step 2: train/loss 1"
+    assert training_log._lines(tmp_path / "none", 0) == []
 
 
 def test_a_task_logs_what_came_within_it_to_the_last_epoch(tmp_path, monkeypatch, caplog):
@@ -46,12 +44,12 @@ def test_a_task_logs_what_came_within_it_to_the_last_epoch(tmp_path, monkeypatch
     run = SimpleNamespace(folder=".")
     with Path("metrics.jsonl").open("a", buffering=1) as file:
         file.write('[["train/loss", 3.0, 1, 1]]\n')  # Of the flow run that this one goes on from.
-        with training_log.epochs_logged(run, look_seconds=0.01):
+        with training_log.epochs_logged(run, 3, look_seconds=0.01):
             file.write('[["train/loss", 2.0, 1, 2]]\n')
             end = time.monotonic() + 60
             while not caplog.messages and time.monotonic() < end:
                 time.sleep(0.01)
             assert caplog.messages == ["step 2: train/loss 2"], "while it is trained"
-        with training_log.epochs_logged(run, look_seconds=60):
+        with training_log.epochs_logged(run, 3, look_seconds=60):
             file.write('[["train/loss", 1.0, 1, 3]]\n')
     assert caplog.messages == ["step 2: train/loss 2", "step 3: train/loss 1"]
