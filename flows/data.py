@@ -163,10 +163,12 @@ def diff(
 
 @app.command()
 def remove(name: Name, debug: Debug = False) -> None:
-    """Remove data/NAME with what was made of the dataset; its source, and files of yours in that folder, stay."""
+    """Remove data/NAME with what was made of the dataset; its source, its runs and models, and files of yours stay."""
     with command(debug):
-        from tasks import dvc_data
+        from tasks import dvc_data, runs
 
         for left in dvc_data.remove(name):
             print(f"left alone: {left}")
+        if made := [run for run in runs.list_runs(runs.Choice()).runs if run.dataset == name]:
+            print(f"left alone: what was trained on it ({len(made):,}): stratagem runs --dataset {name}")
         print(f"removed data/{name}")

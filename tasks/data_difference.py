@@ -4,7 +4,7 @@ import hashlib
 from collections.abc import Iterator
 from pathlib import Path
 
-from tasks import config, lineage, prepared_data, records
+from tasks import config, encoding, lineage, prepared_data, records
 from tasks.errors import UserError
 from tasks.records import DataDifference, Feature, PreparedDataset
 
@@ -53,7 +53,7 @@ def _facts(dataset: PreparedDataset) -> Iterator[tuple[str, str]]:
     yield "kind", dataset.kind
     yield "version", dataset.version
     target = dataset.target
-    yield "task", f"{target.task}, {target.num_outputs} outputs"
+    yield "task", f"{target.task}, {target.num_outputs} output{'s' * (target.num_outputs != 1)}"
     yield "labels", ", ".join(target.columns) or "one"
     held = dataset.held_out
     yield "held out to test", f"{held.num_examples:,}, seed {held.seed}" if held else "none"
@@ -64,15 +64,16 @@ def _facts(dataset: PreparedDataset) -> Iterator[tuple[str, str]]:
         yield f"{name}: sha256 of the arrays", hashlib.sha256(arrays.encode()).hexdigest()[:12]
         for class_name, count in zip(target.class_names, split.class_counts, strict=False):
             yield f"{name}: class {class_name}", f"{count:,}"
-        for column, missing in split.num_missing.items():
-            yield f"{name}: missing values of {column}", f"{missing:,}"
+        columns = [one.name for feature in dataset.features.values() for one in feature.columns]
+        for column in columns:  # A manifest has no column of which nothing is missing, and a reader no use for a gap.
+            yield f"{name}: missing values of {column}", f"{split.num_missing.get(column, 0):,}"
     for name, feature in dataset.features.items():
         yield name, f"{feature.kind}, {feature.dtype} ({' x '.join(map(str, feature.shape))})"
         for one in feature.columns:
             yield f"{name}: column {one.name}", f"{one.kind}{', scaled by quantiles' if one.quantiles else ''}"
         yield from _statistics(name, feature)
         for column, size in zip(_places(name, feature), feature.vocabulary_sizes, strict=False):
-            yield f"{column}: different values", f"{size:,}"
+            yield f"{column}: different values", f"{size - encoding.FIRST:,}"
     yield from (
         (f"{name}: {what}", f"{value:.6g}")
         for what, values in (("mean", target.mean), ("deviation", target.deviation))

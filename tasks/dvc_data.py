@@ -162,7 +162,8 @@ def load_prepared(name: str) -> PreparedDataset:
     """
     path = config.project_root() / "data" / name / "prepared" / "manifest.json"
     if not path.exists():
-        raise UserError(f"dataset {name} is not prepared: `stratagem prepare --set dataset.name={name}`")
+        pull = f", or fetch what was pushed: `stratagem data pull {name}`" if lineage.data_version(name) else ""
+        raise UserError(f"dataset {name} is not prepared: `stratagem prepare --set dataset.name={name}`{pull}")
     try:
         prepared = records.load(PreparedDataset, path)
     except UserError as error:

@@ -11,6 +11,7 @@ from PIL import Image
 from sklearn.datasets import load_digits
 
 from tasks import config
+from tests.tasks.written_runs import write_run
 
 pytestmark = pytest.mark.slow
 
@@ -98,8 +99,10 @@ def test_arrays_are_added_listed_shown_and_removed(project, run, tmp_path, recor
     (project / "data" / "own" / "prepared" / "drawing.txt").write_text("mine, too")
     (project / "data" / "own" / "raw").mkdir()
     (project / "data" / "own" / "raw" / "mine.jpg").touch()
+    write_run(1, overrides={"dataset.name": "own"})
     removed = run(["stratagem", "data", "remove", "own"])
     assert removed.returncode == 0, removed.stderr
+    assert "left alone: what was trained on it (1): stratagem runs --dataset own" in removed.stdout
     left = {path.relative_to(project / "data" / "own").as_posix() for path in (project / "data" / "own").rglob("*.*")}
     assert left == {"notes.md", "raw/mine.jpg", "set_aside/drawing.txt"}
     assert "left alone: data/own/notes.md" in removed.stdout

@@ -47,6 +47,20 @@ def test_another_scale_is_a_difference(scaled):
     }
 
 
+def test_a_difference_counts_as_what_is_shown_of_each(scaled):
+    """None missing is 0, and the places of a missing and an unknown value are no values."""
+    town = Feature(
+        kind="category", shape=(1,), dtype="int32", vocabulary_sizes=(4,),
+        columns=(Column(name="town", kind="category"),),
+    )  # fmt: skip
+    missing = scaled.splits["train"].model_copy(update={"num_missing": {"age": 3}})
+    more = {"features": {**scaled.features, "category": town}, "splits": {"train": missing}}
+    found = data_difference.compare(scaled, scaled.model_copy(update=more), ("a", "b")).differences
+    assert found["train: missing values of age"] == ("0", "3")
+    assert found["town: different values"] == (None, "2")
+    assert "train: missing values of income" not in found
+
+
 def test_of_many_numbers_in_one_column_no_mean_is_printed(capsys):
     tables.print_dataset(
         dataset(Column(name="pixels", kind="number", width=784), mean=(0.5,) * 784, deviation=(0.25,) * 784)

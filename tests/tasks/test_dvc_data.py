@@ -221,7 +221,10 @@ def test_a_name_that_is_not_there_gets_the_nearest_one(project):
     for ask in (dvc_data.show, dvc_data.remove):
         with pytest.raises(UserError, match=r"unknown dataset 'digtis': did you mean 'digits'.+the folders of data/"):
             ask("digtis")
-    with pytest.raises(UserError, match=r"dataset digits is not prepared: `stratagem prepare --set"):
+    with pytest.raises(UserError, match=r"dataset digits is not prepared: `stratagem prepare --set.+data pull digits`"):
+        dvc_data.show("digits")
+    (project / "data" / "digits" / "dvc.lock").unlink()
+    with pytest.raises(UserError, match=r"not prepared: `stratagem prepare --set dataset\.name=digits`$"):
         dvc_data.show("digits")
 
 
