@@ -166,7 +166,7 @@ def trial(search: Search, one: Trial, limits: Limits) -> Trial:
             _go_on(search)
             trained = runs.load_result(run, TrainingResult)
             if trained is None:
-                with epochs_logged(run):
+                with epochs_logged(run, settings.train.epochs):
                     trained = client.train(settings, search.prepared, run)
         except Exception as error:
             if run is not None and isinstance(error, Interrupted):
