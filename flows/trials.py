@@ -169,9 +169,9 @@ def trial(search: Search, one: Trial, limits: Limits) -> Trial:
                 with epochs_logged(run, settings.train.epochs):
                     trained = client.train(settings, search.prepared, run)
         except Exception as error:
-            if run is not None and isinstance(error, Interrupted):
-                pipeline.end_failed(settings, run, error)
             if isinstance(error, Interrupted) or not isinstance(error, StratagemError):
+                if run is not None:
+                    pipeline.end_failed(settings, run, error)
                 raise
             failed = {"state": "failed", "reason": " ".join(str(error).split()), "run_id": run and run.run_id}
             ended = one.model_copy(update={**failed, "seconds": _since(began)})
