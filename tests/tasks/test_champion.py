@@ -1,6 +1,7 @@
 """The alias `champion`: who gets it, who does not and why, and back again; on a real MLflow store."""
 
 import re
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -8,18 +9,14 @@ from typing import Any
 import keras
 import numpy as np
 import pytest
-from mlflow import MlflowClient
 
-from tasks import config, records, tracking
+from tasks import records, tracking
 from tasks.errors import StratagemError, UserError
+from tests.tasks.killed_registrations import BETTER, WORSE
 from tests.tasks.registering import IMAGES, LABELS, Trained
 
-# What five test rows tell: who has none of them right is shown to be worse than who has all (p = 1/32).
-WORSE, BETTER = 0, 5
-WRITES = (
-    "create_registered_model", "create_model_version", "set_model_version_tag", "set_registered_model_alias",
-    "set_registered_model_tag", "set_logged_model_tags",
-)  # fmt: skip
+CHECKOUT = Path(__file__).resolve().parents[2]
+Run = Callable[..., Any]
 
 
 def aliases(name: str) -> dict[str, str]:
@@ -266,64 +263,11 @@ def test_a_difference_of_rounding_is_none(store: Path) -> None:
     assert Trained().register(apart=lambda *given, **more: np.eye(3)[LABELS] + 1e-6).model_version == "1"
 
 
-class Killed(BaseException):
-    """What ends a process at once."""
-
-
-def killing(monkeypatch: pytest.MonkeyPatch, after: int) -> list[str]:
-    """End what is at work right after so many writes to the registry; return which were done."""
-    done: list[str] = []
-
-    def stopping(name: str, write: Callable[..., Any]) -> Callable[..., Any]:
-        def stop(self: MlflowClient, *given: Any, **more: Any) -> Any:
-            result = write(self, *given, **more)
-            done.append(name)
-            if len(done) == after:
-                raise Killed
-            return result
-
-        return stop
-
-    for name in WRITES:
-        monkeypatch.setattr(MlflowClient, name, stopping(name, getattr(MlflowClient, name)))
-    return done
-
-
 @pytest.mark.slow
-def test_a_process_that_is_killed_after_any_write_leaves_one_champion(
-    store: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    trained, others = Trained("register.model_name=any"), Trained("register.model_name=any")
-    first, writes = "1", 0
-    for after in range(1, 30):
-        name = f"model-{after}"
-        trained.settings, others.settings = (
-            config.load(overrides=[f"register.model_name={name}", "register.minimum=null"]) for _ in range(2)
-        )
-        with monkeypatch.context() as patch:
-            done = killing(patch, after)
-            try:
-                trained.register(right=WORSE)
-                others.register(right=BETTER)
-                tracking.rollback(name)
-            except Killed:
-                pass
-            else:
-                writes = len(done)
-                break
-        # Whoever comes next ends what was left undone.
-        known = aliases(name)
-        assert trained.register(right=WORSE).model_version == first
-        assert known.get("champion", first) in (first, "2")
-        result = others.register(right=BETTER)
-        assert result.model_version == "2"
-        rolled_back = "rolled back" in result.judgement.reason
-        assert aliases(name)["champion"] == (first if rolled_back else "2"), done
-        if not rolled_back:
-            assert history(name) == "1, 2"
-            assert tracking.rollback(name).now == first
-        with pytest.raises(UserError, match="version 1 is the first that was @champion"):
-            tracking.rollback(name)
-        versions = tracking.open_store().search_model_versions(f"name = '{name}'")
-        assert {str(one.version) for one in versions} == {"1", "2"}
-    assert writes > 15, "every write was the last one once"
+def test_a_process_that_is_killed_after_any_write_leaves_one_champion(store: Path, run: Run) -> None:
+    """Really killed, each time: see the script, which gives the same commands again after each."""
+    done = run(
+        [sys.executable, CHECKOUT / "tests" / "tasks" / "killed_registrations.py"], env={"PYTHONPATH": str(CHECKOUT)}
+    )
+    assert done.returncode == 0, done.stderr
+    assert int(done.stdout.splitlines()[-1]) > 15, "every write was the last one once"
