@@ -13,6 +13,8 @@ from tasks.report.blocks import Block, Cell, Figure, Section, Table, Text, facts
 from tasks.report.comparison import PARTS, comparison_cells, comparison_remarks, step_cells
 from tasks.report.material import load
 
+SHORT = {"replicas (on devices)": "replicas", "seconds per epoch": "s per epoch"}
+"""Headings with which all columns fit a page of 1,200 pixels."""
 LEFT, STEP, RIGHT = 190, 24, 70
 """Of a drawing with a line a row, in its units."""
 
@@ -63,7 +65,8 @@ def _finding(comparison: Comparison) -> Section:
 def _figures(comparison: Comparison) -> Section:
     columns, cells = comparison_cells(comparison)
     rows: list[list[Cell]] = [list(row) for row in cells]
-    blocks: list[Block] = [Table(("strategy", "loop", *(column.heading for column in columns)), rows, num_texts=2)]
+    headings = (SHORT.get(column.heading, column.heading) for column in columns)
+    blocks: list[Block] = [Table(("strategy", "loop", *headings), rows, num_texts=2)]
     worked = [row for row in comparison.rows if row.reason is None]
     drawings = [
         _ranges(
