@@ -154,8 +154,7 @@ def _fastest(rows: Sequence[ComparisonRow]) -> list[str]:
     best, *others = known
     near = [row for row in others if _overlaps(row, best)]
     if near:
-        names = " and ".join(_name(row) for row in near)
-        return [f"The fastest here is {_name(best)}, and {names} cannot be told from it."]
+        return [f"The fastest here is {_name(best)}. Not shown to be slower: {'; '.join(map(_name, near))}."]
     return [f"The fastest here is {_name(best)}, with {best.examples_per_second:,.0f} examples/s."]
 
 
