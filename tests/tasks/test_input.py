@@ -160,9 +160,10 @@ def test_the_order_is_that_of_seed_and_epoch(digits, source):
             read(batches, earlier)
         return rows.flat(read(batches, epoch))
 
-    assert order(0, 2) == order(0, 2, before=[0, 1]) == order(0, 2, before=[5, 2])
-    assert order(0, 2) != order(1, 2)
-    assert order(0, 2) != order(0, 3)
+    alone = order(0, 2)
+    assert alone == order(0, 2, before=[0, 1]) == order(0, 2, before=[5, 2])
+    assert alone != order(1, 2)
+    assert alone != order(0, 3)
     assert order(0, 1) != order(1, 0), "seeds and epochs are not added up"
 
 
