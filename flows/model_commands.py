@@ -159,7 +159,8 @@ def serve_model(
                 return
             print(f"Model    {serving.model}")
             print(f"Ask      {address}/invocations; /schema, /version, /health")
-            print(f"User     {user}, password {password}   by Basic authentication", flush=True)
+            secret = "that of STRATAGEM_KEY" if "STRATAGEM_KEY" in os.environ else password
+            print(f"User     {user}, password {secret}   by Basic authentication", flush=True)
             print("Ctrl-C ends it.", flush=True)
 
         model_use.serve(model, port, poll, key, tell)
