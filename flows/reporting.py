@@ -112,7 +112,7 @@ def publish_report(run_folder: Path, run_id: str) -> None:
         create_image_artifact(held, key="learning-curve", description="loss and accuracy by epoch")
     if pages:
         with contextlib.suppress(httpx.HTTPError):
-            address = f"{pages}/#/experiments/0/runs/{run_id}/artifacts/report/report.html"
+            address = f"{pages}/#/experiments/0/runs/{run_id}/artifacts/evaluation/report.html"
             create_link_artifact(address, link_text="the report, in MLflow", key="report")
 
 

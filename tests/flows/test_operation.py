@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import re
 import shutil
 import signal
 import socket
@@ -235,6 +236,11 @@ def test_a_killed_workers_run_has_crashed_and_is_taken_up_while_another_one_wait
     assert other["start_time"] > one["end_time"], "one training at a time, the one that was taken up first"
     ended = [json.loads(path.read_text())["status"] for path in operated.project.glob("mlruns/runs/*/status.json")]
     assert ended == ["FINISHED", "FINISHED"], "the first one went on as the same run"
+    artifacts = operated.ask("artifacts/filter", {"flow_runs": {"id": {"any_": [first]}}})
+    (link,) = [artifact["data"] for artifact in artifacts if artifact["key"] == "report"]
+    assert operated.service("mlflow").address in link
+    (found,) = re.findall(r"/runs/(\w+)/artifacts/([\w./]+)\)", link)
+    assert list(operated.project.glob("mlruns/artifacts/*/{}/artifacts/{}".format(*found))), link
 
 
 def test_everything_is_told_once_when_somebody_listens(operated):
