@@ -7,8 +7,20 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from flows import data, model_commands, operate_commands, reproduce, runs, stage_commands, sweep_command
+from flows import (
+    data,
+    doctor,
+    model_commands,
+    operate_commands,
+    reproduce,
+    runs,
+    stage_commands,
+    sweep_command,
+    sync,
+)
 from flows.command import NO_SETTINGS, AllowChanges, Debug, Fresh, Json, Recipe, Resume, Set, check_resume, command
+from flows.explanation import Explain
+from flows.explanation import explain as show_explanation
 
 if TYPE_CHECKING:
     from tasks.records import RunSummary
@@ -51,6 +63,7 @@ def run(
     resume: Resume = None,
     allow_changes: AllowChanges = False,
     fresh: Fresh = False,
+    explain: Explain = False,
     json: Json = False,
     debug: Debug = False,
 ) -> None:
@@ -58,6 +71,10 @@ def run(
 
     An unfinished run with the same settings, data and code is resumed.
     """
+    if explain:
+        with command(debug):
+            show_explanation(recipe, overrides, json)
+        return
     with command(debug):
         from flows import notifications, prefect_server
         from tasks import config, dvc_data, pipeline, timeline
@@ -191,6 +208,8 @@ for stage_command in (
     operate_commands.up,
     operate_commands.down,
     operate_commands.status,
+    doctor.doctor,
+    sync.sync,
 ):
     app.command()(stage_command)
 app.command()(reproduce.reproduce)

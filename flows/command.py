@@ -31,7 +31,7 @@ NO_SETTINGS: list[str] = []
 @contextmanager
 def command(debug: bool) -> Iterator[None]:
     """End a command as the shell expects: one message and the error's exit code, no traceback."""
-    from tasks import files
+    from tasks import files, messages
     from tasks.errors import Interrupted, StratagemError, Terminated
     from tasks.network import without_secrets
     from tasks.process.environment import keep_private, show_tracebacks
@@ -75,6 +75,9 @@ def command(debug: bool) -> Iterator[None]:
         if forbidden := files.find_no_access(error):
             print(f"error: {forbidden}", file=sys.stderr)
             sys.exit(forbidden.exit_code)
+        if (words := messages.translate(error)) is not None:
+            print(f"error: {without_secrets(words)}", file=sys.stderr)
+            sys.exit(1)
         cause = (str(error).strip() or "no message").splitlines()[0]
         print(f"error: {type(error).__name__}: {without_secrets(cause)} (the whole story: --debug)", file=sys.stderr)
         sys.exit(1)

@@ -1,6 +1,7 @@
 """What `stratagem runs` and `stratagem trace` print for a person: tables that fit 80 columns."""
 
 import re
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from datetime import datetime
 
@@ -9,7 +10,7 @@ from rich.table import Table
 from rich.text import Text
 from rich.tree import Tree
 
-from tasks.errors import cut
+from tasks.errors import cut, listed
 from tasks.records import (
     Link,
     MetricPair,
@@ -20,6 +21,7 @@ from tasks.records import (
     RunDifference,
     RunLine,
     RunList,
+    Sync,
 )
 from tasks.runs import FIGURES, kind_of_parent
 
@@ -295,3 +297,17 @@ def _print_rows(rows: Mapping[str, str]) -> None:
 
 def _print(what: Table | Tree | str) -> None:
     Console(highlight=False, markup=False).print(what)
+
+
+def print_sync(done: Sync) -> None:
+    """Print how many runs were brought to a store, and what stays to be seen to; the runs were told as they came."""
+    for note in done.notes:
+        print(note)
+    if not done.runs:
+        print("There is no run to deliver.")
+        return
+    counts = Counter(one.outcome for one in done.runs)
+    print(f"{done.to}: {', '.join(f'{counts[outcome]} {outcome}' for outcome in sorted(counts))}")
+    versions = [version for one in done.runs for version in one.versions]
+    if versions:
+        print(f"versions: {listed(versions)}")

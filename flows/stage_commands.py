@@ -10,6 +10,8 @@ from typing import Annotated
 import typer
 
 from flows.command import NO_SETTINGS, AllowChanges, Debug, Fresh, Json, Recipe, Resume, Set, check_resume, command
+from flows.explanation import Explain
+from flows.explanation import explain as show_explanation
 
 RunId = Annotated[
     str | None,
@@ -19,8 +21,18 @@ RunId = Annotated[
 ]
 
 
-def download(recipe: Recipe = None, overrides: Set = NO_SETTINGS, json: Json = False, debug: Debug = False) -> None:
+def download(
+    recipe: Recipe = None,
+    overrides: Set = NO_SETTINGS,
+    explain: Explain = False,
+    json: Json = False,
+    debug: Debug = False,
+) -> None:
     """Download the dataset and verify its archives."""
+    if explain:
+        with command(debug):
+            show_explanation(recipe, overrides, json, ["download"])
+        return
     _data("download", recipe, overrides, False, json, debug)
 
 
@@ -28,10 +40,15 @@ def prepare(
     recipe: Recipe = None,
     overrides: Set = NO_SETTINGS,
     force: Annotated[bool, typer.Option("--force", help="Decode again even if nothing changed.")] = False,
+    explain: Explain = False,
     json: Json = False,
     debug: Debug = False,
 ) -> None:
     """Download if needed, and decode the dataset into arrays."""
+    if explain:
+        with command(debug):
+            show_explanation(recipe, overrides, json, ["download", "prepare"])
+        return
     _data("prepare", recipe, overrides, force, json, debug)
 
 
@@ -51,6 +68,7 @@ def train(
     resume: Resume = None,
     allow_changes: AllowChanges = False,
     fresh: Fresh = False,
+    explain: Explain = False,
     json: Json = False,
     debug: Debug = False,
 ) -> None:
@@ -58,6 +76,10 @@ def train(
 
     An unfinished run with the same settings, data and code is resumed.
     """
+    if explain:
+        with command(debug):
+            show_explanation(recipe, overrides, json, ["train"])
+        return
     with command(debug):
         from flows import tables
         from tasks import config, dvc_data, pipeline

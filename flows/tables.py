@@ -1,21 +1,25 @@
 """What the commands print for a person: short tables that fit 80 columns."""
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from tasks import config, report, runs
 from tasks.errors import cut
 from tasks.records import (
     HEADLINES,
+    LEVELS,
     Comparison,
     DataDifference,
     DataQuality,
     EvaluationResult,
     ExportedModel,
     Feature,
+    Health,
     Judgement,
     PreparedDataset,
     Record,
@@ -40,6 +44,23 @@ def print_rows(rows: Mapping[str, str]) -> None:
     for name, value in rows.items():
         table.add_row(name, value)
     Console(highlight=False, markup=False).print(table)
+
+
+def print_health(health: Health) -> None:
+    """Print a finding a line, and below one that is no good what mends it."""
+    table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
+    table.add_column(no_wrap=True)
+    table.add_column(no_wrap=True)
+    table.add_column(overflow="fold")
+    colours = {"ok": "green", "warning": "yellow", "error": "red"}
+    for finding in health.findings:
+        level = Text(finding.level, style=colours[finding.level])
+        table.add_row(level, finding.check, Text(finding.text))
+        if finding.mend is not None:
+            table.add_row("", "", Text(f"-> {finding.mend}"))
+    Console(highlight=False, markup=False).print(table)
+    counts = Counter(finding.level for finding in health.findings)
+    print(", ".join(f"{counts[level]} {level}" for level in reversed(LEVELS) if counts[level]))
 
 
 def print_record(record: Record | None, json: bool, fields: tuple[str, ...]) -> None:

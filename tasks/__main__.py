@@ -12,6 +12,8 @@ python -m tasks report RUN              writes the page of a run again
 python -m tasks reproduced RUN          tells MLflow which run it was trained to reproduce, and whether it did
 python -m tasks reconcile               ends the MLflow runs of processes that were killed
 python -m tasks versions                tells which versions of models are registered in MLflow, as JSON lines
+python -m tasks sync [FOLDER]           brings runs to the MLflow store of MLFLOW_TRACKING_URI
+python -m tasks devices                 tells which devices TensorFlow sees
 python -m tasks rollback MODEL          moves the alias `champion` back
 python -m tasks guard COMMAND...         runs a command, and ends it when standard input closes
 python -m tasks serve                   JSON lines on standard input, an answer each on standard output
@@ -34,7 +36,7 @@ from tasks.process.imports import import_quietly
 
 STAGES = (
     "check", "download", "prepare", "own_code", "train", "evaluate", "report", "reproduced", "reconcile", "rollback",
-    "versions", "serve", "assist", "tf_server", "predict", "serve_model",
+    "versions", "devices", "sync", "serve", "assist", "tf_server", "predict", "serve_model",
 )  # fmt: skip
 
 
@@ -45,7 +47,7 @@ def main() -> None:
     keep_private()
     parser = argparse.ArgumentParser(prog="python -m tasks", description="Run one stage; `stratagem` runs them all.")
     parser.add_argument("stage", choices=[*STAGES])
-    parser.add_argument("name", nargs="?", metavar="NAME|RECIPE|RUN|MODEL")
+    parser.add_argument("name", nargs="?", metavar="NAME|RECIPE|RUN|MODEL|FOLDER")
     parser.add_argument("--set", action="append", default=[], metavar="section.key=value", dest="overrides")
     arguments = parser.parse_args()
     signal.signal(signal.SIGTERM, _terminate)
@@ -94,6 +96,14 @@ def _run(stage: str, name: str | None, overrides: list[str]) -> None:
 
         for version in tracking.list_versions():
             print(version.model_dump_json())
+    elif stage == "sync":
+        from tasks import tracking
+
+        print(tracking.sync(Path(name) if name else None).model_dump_json())
+    elif stage == "devices":
+        import tensorflow as tf
+
+        print(*(device.name for device in tf.config.list_physical_devices()))
     elif stage == "rollback":
         from tasks import tracking
 

@@ -33,7 +33,7 @@ from tasks.config.schema import (
     Settings,
     Train,
 )
-from tasks.config.sources import choices, load, parse, read_overrides, read_texts, read_yaml, restore
+from tasks.config.sources import choices, load, parse, read_overrides, read_texts, read_yaml, restore, sources_of
 from tasks.config.strategies import (
     AnyStrategy,
     Cluster,

@@ -16,7 +16,7 @@ def project_root() -> Path:
     raise UserError(f"no project here: neither {here} nor a folder above it holds params.yaml and .dvc/")
 
 
-Registry = Literal["data_checks", "dataset_kinds", "datasets", "exports", "metrics", "models", "strategies"]
+Registry = Literal["data_checks", "dataset_kinds", "datasets", "doctor", "exports", "metrics", "models", "strategies"]
 
 
 def names_of(registry: Registry) -> list[str]:

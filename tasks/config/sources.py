@@ -55,6 +55,36 @@ def load(
     return parse(_overlay(values, _nested(given)))
 
 
+def sources_of(recipe: str | None, overrides: Sequence[str]) -> dict[str, str]:
+    """Return where the value of each key comes from that ``load`` gives: `params.yaml`, `recipe NAME`, `--set`,
+    `dataset: REASON`, or `default rule` where none of them says it, as after another kind of strategy.
+
+    Raises:
+        UserError: as ``load``.
+    """
+    root = project_root()
+    settings, base = load(recipe, overrides), read_yaml(root / "params.yaml")
+    given = read_overrides(overrides)
+    layers: list[tuple[str, Mapping[str, Any]]] = [("params.yaml", base)]
+    if recipe is not None:
+        layers.append((f"recipe {recipe}", _read_recipe(recipe, root)))
+    merged = _overlay(base, _nested(given))
+    chosen = choices(recipe, merged) or []
+    layers += [(f"dataset: {choice.reason}", _nested(choice.values)) for choice in chosen]
+    layers.append(("--set", _nested(given)))
+    flat = settings.flat()
+    sources = dict.fromkeys(flat, "default rule")
+    for source, values in layers:
+        said = dict(leaves(values, whole=flat))
+        sources |= {key: source for key in flat if key in said and _same(said[key], flat[key])}
+    return sources
+
+
+def _same(said: Any, value: Any) -> bool:
+    """Return whether a value is the one that a file or an option said, before it was read as what its key holds."""
+    return bool(said == value) or json.dumps(said, default=str) == json.dumps(value, default=str)
+
+
 def choices(recipe: str | None, values: Mapping[str, Any]) -> list[Choice] | None:
     """Return what is chosen for the data of a dataset that has no recipe; nothing as long as they are not prepared, and
     None where a recipe or params.yaml say what it is trained with.

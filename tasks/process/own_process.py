@@ -16,12 +16,15 @@ END_SECONDS = 40.0
 """After so long a server that was told to end is killed."""
 
 
-def run_in_own_process(*arguments: str, pass_fds: Collection[int] = ()) -> "subprocess.CompletedProcess[str]":
+def run_in_own_process(
+    *arguments: str, pass_fds: Collection[int] = (), environment: Mapping[str, str] | None = None
+) -> "subprocess.CompletedProcess[str]":
     """Run a stage; its standard output is in what is returned.
 
     Args:
         arguments: the stage and what it takes.
         pass_fds: descriptors that it has, too, by the same numbers.
+        environment: what of its environment is another one than this process'.
 
     Raises:
         StratagemError: the stage's own error.
@@ -32,7 +35,7 @@ def run_in_own_process(*arguments: str, pass_fds: Collection[int] = ()) -> "subp
             [sys.executable, "-m", "tasks", *arguments],
             check=False,
             cwd=config.project_root(),
-            env={**stage_environment(None), "STRATAGEM_ERROR": str(problem)},
+            env={**stage_environment(None), **(environment or {}), "STRATAGEM_ERROR": str(problem)},
             stdin=stdin,
             stdout=subprocess.PIPE,
             text=True,

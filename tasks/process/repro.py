@@ -23,7 +23,7 @@ from dvc.exceptions import DownloadError, DvcException
 from dvc.lock import LockError
 from dvc.repo import Repo
 
-from tasks import errors, files, upstream
+from tasks import errors, files, messages, upstream
 from tasks.errors import StratagemError, UserError
 from tasks.process import guard
 
@@ -177,6 +177,8 @@ def _explain(target: str, causes: list[BaseException]) -> StratagemError:
         return full
     if isinstance(causes[0], Timeout) and files.out_of_inodes():
         return files.full_disk_error(place)
+    if (words := messages.translate(causes[0])) is not None:
+        return StratagemError(f"{target}: {words}")
     said = " ".join(str(causes[-1]).split()) or type(causes[-1]).__name__
     return StratagemError(f"{target}: DVC could not make it ({said[:500]})")
 

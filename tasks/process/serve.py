@@ -15,7 +15,7 @@ from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
 
-from tasks import config, errors, files, network, timeline
+from tasks import config, errors, files, messages, network, timeline
 from tasks.errors import StratagemError
 from tasks.process import guard, signals
 from tasks.process.clean import Clean
@@ -236,6 +236,8 @@ def unexpected(stage: str, error: Exception) -> StratagemError:
             f"{stage} ran out of memory ({type(error).__name__}): give a smaller train.global_batch_size or "
             "train.per_replica_batch_size, or another strategy; the same command goes on from the latest checkpoint"
         )
+    if (words := messages.translate(error)) is not None:
+        return StratagemError(f"{stage} failed: {words}")
     # TensorFlow and Keras put the cause last, after the user code that led there.
     cause = (str(error).strip() or "no message").splitlines()[-1].strip()
     return StratagemError(f"{stage} failed: {type(error).__name__}: {cause} (the whole story: --debug)")

@@ -15,6 +15,8 @@ from tasks.records.data import (
     Task,
     as_input,
 )
+from tasks.records.explanation import Explanation, GivenSetting, PlannedStage
+from tasks.records.health import LEVELS, Finding, Health, Level
 from tasks.records.overview import Kept, PrunedRun, Pruning, RunDetails, RunDifference, RunLine, RunList
 from tasks.records.predictions import Predicted, PredictionRequest, Serving, ServingRequest
 from tasks.records.provenance import Link, Provenance
@@ -50,3 +52,4 @@ from tasks.records.runs import (
     RunSummary,
 )
 from tasks.records.sweep import Limits, Sweep, SweepPlan, Trial
+from tasks.records.sync import Sync, Synced

@@ -34,3 +34,4 @@ from tasks.tracking.registry import (
 )
 from tasks.tracking.store import Unavailable, open_store, store_uri
 from tasks.tracking.sweeps import log_sweep, log_trial
+from tasks.tracking.sync import sync

@@ -1,0 +1,41 @@
+"""Runs that are brought to another MLflow store: what is asked before, and the process that does it."""
+
+import os
+from pathlib import Path
+
+from tasks import network, records
+from tasks.errors import UserError
+from tasks.process.own_process import run_in_own_process
+
+
+def sync(to: str | None, folder: Path | None) -> records.Sync:
+    """Bring the runs of this project, or of another machine's mlruns/, to an MLflow store, by a process that imports
+    MLflow.
+
+    Args:
+        to: its address; None is MLFLOW_TRACKING_URI.
+        folder: the mlruns/ of another machine.
+
+    Raises:
+        UserError: there is no such store or folder.
+        StratagemError: the store cannot be used, or stopped answering.
+    """
+    uri = to if to is not None else os.environ.get("MLFLOW_TRACKING_URI", "")
+    what = f"--to {uri}" if to is not None else f"MLFLOW_TRACKING_URI = {uri}"
+    if not uri:
+        raise UserError("where to? Give --to http://HOST:PORT, or set MLFLOW_TRACKING_URI")
+    if not uri.startswith(("http://", "https://", "sqlite:///")):
+        raise UserError(f"{what}: is no store that runs can be brought to. Give http://HOST:PORT or sqlite:///FILE")
+    if network.without_userinfo(uri) != uri:
+        raise UserError(
+            "--to: a password in a command can be read by every user of this machine. Set MLFLOW_TRACKING_USERNAME and "
+            "MLFLOW_TRACKING_PASSWORD, and leave it out"
+        )
+    if uri.startswith("http") and (reason := network.unreachable_reason(f"{uri.rstrip('/')}/health", 5)) is not None:
+        raise UserError(f"{what}: no MLflow server answers ({reason}): start it, or give another address")
+    if uri.startswith("sqlite:///"):
+        uri = f"sqlite:///{Path(uri.removeprefix('sqlite:///')).absolute()}"
+    given = [str(folder.absolute())] if folder is not None else []
+    done = run_in_own_process("sync", *given, environment={"MLFLOW_TRACKING_URI": uri})
+    done.check_returncode()
+    return records.Sync.model_validate_json(done.stdout.splitlines()[-1])

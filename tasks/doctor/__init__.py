@@ -1,0 +1,44 @@
+"""What is wrong with this machine or this project: each file of this folder is a check, and its name is the check's.
+
+Its ``look(here)`` yields findings; it changes nothing, and imports no framework. What a check cannot look at is a
+finding too: a doctor that ends with a traceback helps nobody.
+"""
+
+import importlib
+from collections.abc import Collection, Iterator
+from pathlib import Path
+
+from tasks import config
+from tasks.doctor._here import Here
+from tasks.errors import UserError, one_line, one_of
+from tasks.network import without_secrets
+from tasks.records import Finding, Health
+
+
+def examine(names: Collection[str] = (), with_devices: bool = False) -> Health:
+    """Return what checks find.
+
+    Args:
+        names: of the checks; without one, all of them.
+        with_devices: also ask TensorFlow for the devices that it sees, which takes its import.
+
+    Raises:
+        UserError: there is no project here, or no check of a name.
+    """
+    known = config.names_of("doctor")
+    for name in names:
+        if name not in known:
+            raise UserError(one_of("check", name, known))
+    here = Here(config.project_root(), with_devices)
+    findings = [finding for name in known if not names or name in names for finding in _look(name, here)]
+    return Health(findings=tuple(findings))
+
+
+def _look(name: str, here: Here) -> Iterator[Finding]:
+    try:
+        for level, text, mend in importlib.import_module(f"tasks.doctor.{name}").look(here):
+            yield Finding(check=name, level=level, text=without_secrets(text), mend=mend and without_secrets(mend))
+    except Exception as error:
+        text = without_secrets(f"cannot be looked at ({one_line(error)})")
+        mend = f"see to what {Path(str(getattr(error, 'filename', None) or here.root))} is"
+        yield Finding(check=name, level="error", text=text, mend=mend)

@@ -1,0 +1,54 @@
+"""What libraries say, in plain words: messages.yaml is the table."""
+
+import functools
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import yaml
+
+from tasks.errors import cut, one_line
+
+
+class Entry(NamedTuple):
+    """A message of a library."""
+
+    name: str
+    pattern: re.Pattern[str]
+    says: str
+    """What it means; groups of the pattern may stand in braces."""
+    do: str
+
+
+@functools.cache
+def entries() -> tuple[Entry, ...]:
+    """Return the table; it is read when an error is there, and not before."""
+    table = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text(encoding="utf-8"))
+    return tuple(Entry(name, re.compile(one["is"]), one["says"], one["do"]) for name, one in table.items())
+
+
+def find(error: BaseException) -> tuple[Entry, str] | None:
+    """Return the entry of an error, or of what caused it, and its words; None where the table has none."""
+    for cause in _causes(error):
+        said = one_line(cause)
+        for entry in entries():
+            if (match := entry.pattern.search(said)) is not None:
+                known = {name: cut(text or "such", 120) for name, text in match.groupdict().items()}
+                return entry, f"{entry.says.format(**known)}. To do: {entry.do.format(**known)}"
+    return None
+
+
+def translate(error: BaseException) -> str | None:
+    """Return in plain words what an error means and what to do, and its type; None where the table has no entry."""
+    found = find(error)
+    return None if found is None else f"{found[1]} ({type(error).__name__}; the whole story: --debug)"
+
+
+def _causes(error: BaseException) -> Iterator[BaseException]:
+    cause: BaseException | None = error
+    seen: list[int] = []
+    while cause is not None and id(cause) not in seen:
+        yield cause
+        seen.append(id(cause))
+        cause = cause.__cause__ or cause.__context__

@@ -1,0 +1,261 @@
+"""Runs of another store, brought to the one that MLFLOW_TRACKING_URI names: parameters, metrics, tags, files, data,
+models, versions.
+
+A run has its id of before as the tag ``local_run_id``, by which it is found again: what is there is not made twice, and
+what an interrupted sync left half done is done. The tag ``sync_digest`` comes last; it says what the run looked like.
+"""
+
+import hashlib
+import json
+import sqlite3
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import mlflow
+from filelock import FileLock, Timeout
+from mlflow.entities import LoggedModelStatus, Metric, Param, RunStatus, RunTag, ViewType
+from mlflow.exceptions import MlflowException
+from sqlalchemy.exc import SQLAlchemyError
+
+from tasks import config, records, runs
+from tasks.errors import UserError
+from tasks.records import Synced
+from tasks.tracking.outbox import MAX_METRICS_PER_BATCH, MAX_PARAMS_PER_BATCH, OUTBOX
+from tasks.tracking.store import SQLITE, find_experiment, open_store, retried, store_uri
+from tasks.tracking.sync_models import Source, copy_aliases, copy_model, copy_version, known_versions, model_of, pages
+
+LOCAL_ID, DIGEST = "local_run_id", "sync_digest"
+# Of the copy alone; and what the other store says by itself.
+OWN_TAGS = (LOCAL_ID, DIGEST, "mlflow.runName")
+OURS = "tags.`mlflow.source.name` = 'stratagem'"
+
+
+def sync(folder: Path | None) -> records.Sync:
+    """Bring the runs of a store to the one that MLFLOW_TRACKING_URI names, and say what became of each.
+
+    Args:
+        folder: the mlruns/ of another machine, or the project that holds it; None is this project's own, with what it
+            could not tell a server.
+
+    Raises:
+        UserError: it holds no store, or one that cannot be read; or the other store cannot be used.
+        Unavailable: the other store stopped answering. What was brought is there; the next sync goes on.
+    """
+    open_store()
+    own = config.project_root() / "mlruns"
+    place = own if folder is None else _mlruns(folder)
+    done: list[Synced] = []
+    notes: list[str] = []
+    with _alone(place):
+        if folder is None:
+            done += [_tell(synced) for synced in _deliver_kept()]
+        if (place / "mlflow.db").exists():
+            source = _open(place, is_own=place.resolve() == own.resolve())
+            done += _copy_runs(source)
+            notes = copy_aliases(source)
+    return records.Sync(to=store_uri(), runs=tuple(done), notes=tuple(notes))
+
+
+def _mlruns(folder: Path) -> Path:
+    for place in (folder, folder / "mlruns"):
+        if (place / "mlflow.db").is_file():
+            return place.resolve()
+    raise UserError(
+        f"--from {folder}: there is no mlflow.db in it. Give the mlruns/ of the other machine, copied whole: rsync -a "
+        "HOST:PROJECT/mlruns/ FOLDER/"
+    )
+
+
+class _alone:
+    """One process at a time delivers from a folder; two would make each run twice."""
+
+    def __init__(self, place: Path) -> None:
+        self._lock = FileLock(place / ".sync.lock", timeout=1)
+
+    def __enter__(self) -> None:
+        try:
+            self._lock.acquire()
+        except Timeout:
+            raise UserError(f"another sync delivers {self._lock.lock_file} now: wait for its end") from None
+        except OSError as error:
+            raise UserError(f"{self._lock.lock_file} cannot be written ({error.strerror}): copy the folder") from None
+
+    def __exit__(self, *_: object) -> None:
+        self._lock.release()
+
+
+def _open(place: Path, is_own: bool) -> Source:
+    path = place / "mlflow.db"
+    uri = f"{SQLITE}{path}"
+    if store_uri() == uri:
+        raise UserError(f"{uri} is where these runs are already: give another store")
+    try:
+        with closing(sqlite3.connect(f"{path.as_uri()}?mode=ro", uri=True, timeout=20)) as connection:
+            (whole,) = connection.execute("PRAGMA quick_check(1)").fetchone()
+        if whole != "ok":
+            raise sqlite3.DatabaseError(whole)
+        return Source(mlflow.MlflowClient(uri, registry_uri=uri), place, is_own)
+    except (sqlite3.Error, MlflowException, SQLAlchemyError) as error:
+        raise UserError(
+            f"{path} cannot be read ({' '.join(str(error).split())}). A store that was copied while a run wrote to it "
+            "is torn: copy it again when none does; one of an older MLflow needs `mlflow db upgrade` on its machine"
+        ) from None
+
+
+def _tell(synced: Synced) -> Synced:
+    """Say on standard error what became of a run, as it becomes."""
+    more = f" ({synced.reason})" if synced.reason else ""
+    print(f"run {synced.run_id[:8]}, {synced.name}: {synced.outcome}{more}", file=sys.stderr, flush=True)
+    return synced
+
+
+# What a server could not be told.
+
+
+def _deliver_kept() -> Iterator[Synced]:
+    """Deliver the runs of which a server knows nothing, or not all, because it did not answer."""
+    for run_id in runs.undelivered():
+        run = runs.look_up(run_id)
+        if run is None or not run.store:
+            continue
+        there = runs.store_name()
+        known: dict[str, Any] = {"run_id": run.run_id, "name": run.name}
+        if runs.is_locked(run.key):
+            yield Synced(**known, outcome="left out", reason="a process is at work on it")
+            continue
+        if run.store != there:
+            if not _knows_nothing(run):
+                why = f"{run.store} knows a part of it already: give --to {run.store}"
+                yield Synced(**known, outcome="left out", reason=why)
+                continue
+            run = run.model_copy(update={"store": there})
+            records.save(run, config.project_root() / run.folder / "records" / "run.json")
+            runs.forget(run.folder)
+        OUTBOX.retry_now()
+        OUTBOX.flush(run)
+        if OUTBOX.has_unsent(run):
+            yield Synced(**known, outcome="left out", reason="the store did not take all of it: give the command again")
+        else:
+            reason = None
+            if not (config.project_root() / run.folder / "records" / "registration.json").exists():
+                reason = f"its model is no version yet: stratagem register --run {run.run_id[:8]}"
+            yield Synced(**known, outcome="delivered", reason=reason)
+
+
+def _knows_nothing(run: records.Run) -> bool:
+    """Return whether a run's store was never told of it: the first that is kept is its creation."""
+    lines = (config.project_root() / run.folder / "unsent.jsonl").read_text(encoding="utf-8").splitlines()
+    try:
+        return bool(lines) and "create" in json.loads(lines[0])
+    except ValueError:
+        return False
+
+
+# Runs.
+
+
+def _copy_runs(source: Source) -> list[Synced]:
+    experiments = list(pages(source.client.search_experiments))
+    names = {experiment.experiment_id: experiment.name for experiment in experiments}
+    found = list(pages(source.client.search_runs, list(names), OURS)) if names else []
+    # A comparison before its runs, which name it.
+    found.sort(key=lambda run: ("mlflow.parentRunId" in run.data.tags, run.info.start_time))
+    done = []
+    for run in found:
+        known: dict[str, Any] = {"run_id": run.info.run_id, "name": run.info.run_name or run.info.run_id}
+        if (reason := _why_not(source, run)) is not None:
+            done.append(_tell(Synced(**known, outcome="left out", reason=reason)))
+            continue
+        done.append(_tell(_copy_run(source, run, names[run.info.experiment_id])))
+    return done
+
+
+def _why_not(source: Source, run: Any) -> str | None:
+    local = runs.look_up(run.data.tags.get(LOCAL_ID, run.info.run_id)) if source.is_own else None
+    if local is not None and runs.is_locked(local.key):
+        return "a process is at work on it"
+    if not RunStatus.is_terminated(RunStatus.from_string(run.info.status)):
+        return "it has not ended; if its process died, `stratagem reconcile` on its machine ends it"
+    if local is not None and OUTBOX.has_unsent(local):
+        return "its own store does not know all of it: `stratagem reconcile`, then sync again"
+    return None
+
+
+@retried
+def _copy_run(source: Source, run: Any, experiment: str) -> Synced:
+    """Bring one run with its models; twice done is as once."""
+    client = open_store()
+    run_id = run.info.run_id
+    models = list(pages(source.client.search_logged_models, [run.info.experiment_id], f"source_run_id = '{run_id}'"))
+    models = [one for one in models if one.status == LoggedModelStatus.READY]
+    versions = list(pages(source.client.search_model_versions, filter_string=f"run_id = '{run_id}'"))
+    digest = _digest(source, run, models, versions)
+    experiment_id = find_experiment(client, experiment)
+    found = client.search_runs([experiment_id], f"tags.{LOCAL_ID} = '{run_id}'", ViewType.ALL)
+    known: dict[str, Any] = {"run_id": run_id, "name": run.info.run_name or run_id}
+    if found and found[0].info.lifecycle_stage == "deleted":
+        there = found[0].info.run_id
+        why = f"it was deleted there: mlflow runs restore --run-id {there}"
+        return Synced(**known, outcome="left out", there=there, reason=why)
+    if found and found[0].data.tags.get(DIGEST) == digest:
+        made = known_versions(client, found[0].info.run_id)
+        return Synced(**known, outcome="there already", there=found[0].info.run_id, versions=made)
+    outcome: Any = "updated" if found and DIGEST in found[0].data.tags else "delivered"
+    tags = {key: text for key, text in run.data.tags.items() if key not in OWN_TAGS}
+    if (parent := tags.get("mlflow.parentRunId")) is not None:
+        above = client.search_runs([experiment_id], f"tags.{LOCAL_ID} = '{parent}'")
+        tags["mlflow.parentRunId"] = above[0].info.run_id if above else parent
+    if found:
+        there = found[0].info.run_id
+    else:
+        there = client.create_run(
+            experiment_id, run.info.start_time, tags | {LOCAL_ID: run_id}, run.info.run_name
+        ).info.run_id
+    _log_values(source, client, run, there, tags)
+    files = source.place(run.info.artifact_uri)
+    if files.is_dir() and any(files.iterdir()):
+        client.log_artifacts(there, str(files))
+    copied = {one.model_id: copy_model(source, client, run, there, one) for one in models}
+    made = tuple(copy_version(client, one, there, copied) for one in versions if model_of(one) in copied)
+    if made:
+        client.set_tag(there, "model_version", made[-1])
+    client.set_terminated(there, run.info.status, run.info.end_time)
+    client.set_tag(there, DIGEST, digest)
+    return Synced(**known, outcome=outcome, there=there, versions=made)
+
+
+def _digest(source: Source, run: Any, models: Sequence[Any], versions: Sequence[Any]) -> str:
+    """Return what is another one when anything of a run has changed."""
+    files = source.place(run.info.artifact_uri)
+    seen = {
+        "run": [run.info.status, run.info.end_time, run.info.run_name],
+        "params": run.data.params,
+        "tags": run.data.tags,
+        "metrics": run.data.metrics,
+        "data": [one.dataset.digest for one in run.inputs.dataset_inputs] if run.inputs else [],
+        "models": [[one.model_id, one.tags, [[m.key, m.value] for m in one.metrics or []]] for one in models],
+        "versions": [[one.name, one.version, one.tags] for one in versions],
+        "files": sorted([str(p.relative_to(files)), p.stat().st_size] for p in files.rglob("*") if p.is_file()),
+    }
+    return hashlib.sha256(json.dumps(seen, sort_keys=True).encode()).hexdigest()
+
+
+def _log_values(source: Source, client: mlflow.MlflowClient, run: Any, there: str, tags: Mapping[str, str]) -> None:
+    params = [Param(key, text) for key, text in run.data.params.items()]
+    for start in range(0, len(params), MAX_PARAMS_PER_BATCH):
+        client.log_batch(there, params=params[start : start + MAX_PARAMS_PER_BATCH])
+    for start in range(0, len(tags), MAX_PARAMS_PER_BATCH):
+        part = list(tags.items())[start : start + MAX_PARAMS_PER_BATCH]
+        client.log_batch(there, tags=[RunTag(key, text) for key, text in part])
+    for key in run.data.metrics:
+        points = [
+            Metric(one.key, one.value, one.timestamp, one.step)
+            for one in source.client.get_metric_history(run.info.run_id, key)
+        ]
+        for start in range(0, len(points), MAX_METRICS_PER_BATCH):
+            client.log_batch(there, metrics=points[start : start + MAX_METRICS_PER_BATCH])
+    if run.inputs and run.inputs.dataset_inputs:
+        client.log_inputs(there, run.inputs.dataset_inputs)
