@@ -4,7 +4,7 @@ import hashlib
 from collections.abc import Iterator
 from pathlib import Path
 
-from tasks import config, encoding, lineage, prepared_data, records
+from tasks import config, lineage, prepared_data, records
 from tasks.errors import UserError
 from tasks.records import DataDifference, Feature, PreparedDataset
 
@@ -49,6 +49,8 @@ def compare(first: PreparedDataset, second: PreparedDataset, names: tuple[str, s
 
 def _facts(dataset: PreparedDataset) -> Iterator[tuple[str, str]]:
     """Yield what is told of a dataset, by what it is called: examples, classes, columns, statistics."""
+    from tasks import encoding  # Here and not above: it imports NumPy, and a run imports this module before Prefect.
+
     yield "data version", (dataset.data_version or "not under DVC")[:12]
     yield "kind", dataset.kind
     yield "version", dataset.version

@@ -417,7 +417,7 @@ class Encoder:
         if isinstance(value, str | type(None) | float) and _is_missing(value):
             return np.zeros(shape, np.uint8)
         try:
-            return decode_picture(self._opened(value), shape)
+            return decode_picture(self.opened(value), shape)
         except PermissionError:
             raise
         except Exception as error:  # Pillow's readers raise whatever a broken file leads them to.
@@ -425,7 +425,12 @@ class Encoder:
             said = "of no kind that is read" if type(error).__name__ == "UnidentifiedImageError" else error
             raise BadValue(column, row, value, f"is no whole image ({said})") from None
 
-    def _opened(self, value: Any) -> Any:
+    def opened(self, value: Any) -> Any:
+        """Return what the image of a row is read from: a file, a path or an array.
+
+        Raises:
+            ValueError: a text that is neither.
+        """
         if isinstance(value, bytes):
             return io.BytesIO(value)
         if not isinstance(value, str):

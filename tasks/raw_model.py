@@ -184,13 +184,14 @@ class WholeEncoder(Encoder):
             self._broken[row] = f"cannot be read ({error.strerror})"
         return np.zeros(shape, np.uint8)
 
-    def _opened(self, value: Any) -> Any:
+    def opened(self, value: Any) -> Any:
+        """Return what the image of a row is read from; a text that is no image itself is a path."""
         if isinstance(value, str) and self._folder is not None and INLINE not in value[:80]:
             path = self._folder / value
             if not path.is_file():
                 raise ValueError("it is a folder" if path.is_dir() else "no such file")
             return path
-        return super()._opened(value)
+        return super().opened(value)
 
 
 def _told(bad: BadValue) -> str:

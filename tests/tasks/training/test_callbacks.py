@@ -1,4 +1,5 @@
 import gc
+import logging
 import threading
 import time
 import weakref
@@ -399,7 +400,9 @@ def test_of_a_checkpoint_only_the_metrics_stay_in_memory(tiny, train, monkeypatc
 
 @pytest.mark.parametrize("loop", ["fit", "custom"])
 @pytest.mark.parametrize("validate", [True, False])
-def test_a_run_that_a_callback_stopped_inside_an_epoch_goes_on_there(tiny, train, monkeypatch, loop, validate):
+def test_a_run_that_a_callback_stopped_inside_an_epoch_goes_on_there(tiny, train, monkeypatch, caplog, loop, validate):
+    caplog.set_level(logging.INFO, "tasks.train")  # Without what it says, a training has no bar.
+
     class StopsAt7(ProgressBar):
         def on_train_batch_end(self, batch, logs=None):
             super().on_train_batch_end(batch, logs)
