@@ -33,6 +33,7 @@ def test_who_is_not_the_chief_leads_no_pipeline(project, monkeypatch):
     assert _stage_processes() == []
 
 
+@pytest.mark.slow
 def test_what_comes_after_a_training_needs_no_cluster(project):
     settings = config.load(None, ["strategy.kind=multi_worker", "strategy.workers=3"])
     try:

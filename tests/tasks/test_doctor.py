@@ -351,6 +351,7 @@ def test_no_framework_is_imported(project, home):
     assert done.stdout == "[]\n", done.stderr
 
 
+@pytest.mark.slow
 def test_the_command_ends_with_the_worst(project, home, run):
     command = [sys.executable, "-c", "from flows.cli import main; main()", "doctor"]
     shutil.rmtree(project / ".git")

@@ -73,6 +73,7 @@ def test_a_mistake_is_refused_as_the_command_would(project):
 
 
 @pytest.mark.parametrize("command", ["run", "train", "prepare", "download"])
+@pytest.mark.slow
 def test_nothing_is_done(project, run, command):
     before = files_of(project)
     done = run([*STRATAGEM, command, "--explain", "--json"])

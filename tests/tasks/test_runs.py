@@ -92,6 +92,7 @@ def test_what_a_killed_process_held_is_free_and_its_note_is_found(holder, number
         assert runs.crashed_holders() == [(path, left)], "the one of now is not among them"
 
 
+@pytest.mark.slow
 def test_a_clock_that_was_set_back_does_not_make_the_dead_alive(holder):
     holder.kill()
     holder.wait()
@@ -174,6 +175,7 @@ def in_container(run):
     return lambda code: run([*ALONE, sys.executable, "-c", code])
 
 
+@pytest.mark.slow
 def test_who_is_at_work_in_another_container_is_not_taken_for_dead(holder, in_container):
     """They have the host's name and the folder in common, and number their processes each for itself."""
     found = in_container(WHO_DIED)
