@@ -73,7 +73,8 @@ def run(
     """
     if explain:
         with command(debug):
-            show_explanation(recipe, overrides, json)
+            given = {"--if-changed": if_changed, "--resume": resume, "--allow-changes": allow_changes, "--fresh": fresh}
+            show_explanation(recipe, overrides, json, beside=given)
         return
     with command(debug):
         from flows import notifications, prefect_server

@@ -194,7 +194,7 @@ def median_row(found: Sequence[ComparisonRow]) -> ComparisonRow:
     for name in FIGURES:
         values = [value for row in worked if (value := getattr(row, name)) is not None]
         figures[name] = median(values) if values else None
-    if isinstance(first.peak_memory_bytes, int):
+    if figures["peak_memory_bytes"] is not None:
         figures["peak_memory_bytes"] = round(figures["peak_memory_bytes"])
     return first.model_copy(
         update={

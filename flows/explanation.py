@@ -1,6 +1,7 @@
 """`--explain`: what a command would do, and where each of its settings comes from, in place of doing it."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Annotated
 
 import typer
@@ -12,7 +13,13 @@ Explain = Annotated[
 ]
 
 
-def explain(recipe: str | None, overrides: Sequence[str], json: bool, stages: Sequence[str] = ()) -> None:
+def explain(
+    recipe: str | None,
+    overrides: Sequence[str],
+    json: bool,
+    stages: Sequence[str] = (),
+    beside: Mapping[str, object] = MappingProxyType({}),
+) -> None:
     """Print what a command would do.
 
     Args:
@@ -20,9 +27,16 @@ def explain(recipe: str | None, overrides: Sequence[str], json: bool, stages: Se
         overrides: as the command takes them.
         json: print a record.
         stages: that the command has; without one, all.
+        beside: options of the command that would change what it does, as they were given.
+
+    Raises:
+        UserError: one of these was given; or as the command itself.
     """
     from tasks import explanation
+    from tasks.errors import UserError
 
+    if given := [option for option, value in beside.items() if value]:
+        raise UserError(f"{given[0]} with --explain: what is told is of the command without it; give one of them")
     found = explanation.explain(recipe, overrides, stages or explanation.STAGES)
     if json:
         print(found.model_dump_json())

@@ -159,7 +159,7 @@ def serve_model(
                 return
             print(f"Model    {serving.model}")
             print(f"Ask      {address}/invocations; /schema, /version, /health")
-            secret = "that of STRATAGEM_KEY" if "STRATAGEM_KEY" in os.environ else password
+            secret = "that of STRATAGEM_KEY" if os.environ.get("STRATAGEM_KEY") else password
             print(f"User     {user}, password {secret}   by Basic authentication", flush=True)
             print("Ctrl-C ends it.", flush=True)
 

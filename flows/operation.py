@@ -198,8 +198,15 @@ def take_down() -> bool:
     """
     if not is_held():
         return False
-    state = load()
-    process = find_process(state.pid, state.created) if state else None
+    state, process = load(), None
+    end = time.monotonic() + 2 * END_SECONDS  # One that has just begun writes its state after the leftovers' end.
+    while state is None or (process := find_process(state.pid, state.created)) is None:
+        if time.monotonic() > end or (state is not None and state.host != socket.gethostname()):
+            break
+        if not is_held():
+            return False
+        time.sleep(0.2)
+        state = load()
     if state is None or process is None:
         where = f" on {state.host}" if state else ""
         raise StratagemError(f"{folder()}/lock is held by a process{where} that cannot be found here: end it there")

@@ -19,7 +19,11 @@ def collect() -> dict[str, Any]:
     prefect = next((one["address"] for one in services if one["name"] == "prefect" and one["answers"]), None)
     return {
         "up": up,
-        "well": up and bool(services) and all(one["answers"] for one in services),
+        "well": state is not None
+        and up
+        and state.phase == "ready"
+        and bool(services)
+        and all(one["answers"] for one in services),
         "phase": state.phase if state and up else None,
         "pid": state.pid if state and up else None,
         "since": state.since if state and up else None,

@@ -47,7 +47,7 @@ def prepare(
     """Download if needed, and decode the dataset into arrays."""
     if explain:
         with command(debug):
-            show_explanation(recipe, overrides, json, ["download", "prepare"])
+            show_explanation(recipe, overrides, json, ["download", "prepare"], {"--force": force})
         return
     _data("prepare", recipe, overrides, force, json, debug)
 
@@ -78,7 +78,8 @@ def train(
     """
     if explain:
         with command(debug):
-            show_explanation(recipe, overrides, json, ["train"])
+            given = {"--resume": resume, "--allow-changes": allow_changes, "--fresh": fresh}
+            show_explanation(recipe, overrides, json, ["train"], given)
         return
     with command(debug):
         from flows import tables

@@ -195,22 +195,28 @@ class Supervisor:
         while not self._stop.wait(WATCH_SECONDS):
             try:
                 if self._worker.process is not None and self._worker.process.poll() is None:
-                    self._tell_crashed()
-                    self._worker_seen = time.time()
-                    self._save()
+                    looked = time.time()  # What crashes while this tells of others is found by the next look.
+                    if self._tell_crashed():
+                        self._worker_seen = looked
+                        self._save()
                 notifications.deliver()
             except Exception as error:  # Whatever ails it, the servers go on.
                 print(f"{_now()} warning: {without_secrets(str(error))}", file=sys.stderr)
 
-    def _tell_crashed(self) -> None:
-        """Tell of flow runs that have crashed while their worker lives: nobody takes them up."""
+    def _tell_crashed(self) -> bool:
+        """Tell of flow runs that have crashed while their worker lives: nobody takes them up. Return whether the server
+        answered."""
         states = {"type": {"any_": ["CRASHED"]}}
-        since = datetime.fromtimestamp(max(self._worker_seen, self._worker.began), UTC).isoformat()
+        since = datetime.fromtimestamp(max(self._worker_seen - WATCH_SECONDS, self._worker.began), UTC).isoformat()
         crashed = {"flow_runs": {"state": states, "end_time": {"after_": since}}}
         pool = {"work_pools": {"name": {"any_": [operation.POOL]}}}
-        for run in operation.ask(self._prefect.server.address, "flow_runs/filter", crashed | pool) or []:
+        found = operation.ask(self._prefect.server.address, "flow_runs/filter", crashed | pool)
+        if found is None:
+            return False
+        for run in found:
             reason = (run.get("state") or {}).get("message") or "its process died"
             notifications.tell_failure(run["name"], run["id"], run.get("run_count", 0), reason)
+        return True
 
     def _end(self) -> None:
         """End the worker first: what it trains saves a step and tells its server."""

@@ -41,7 +41,9 @@ def sweep(
         fresh: begin a new sweep in any case.
     """
     keep_private()
-    sweeps.load(space)
+    found = sweeps.load(space)
+    sweeps.refuse_foreign_cluster(found, pipeline.in_foreign_cluster(found.example))
+    pipeline.check_devices(found.example)
     reconciliation.end_crashed_flow_runs()
     return reporting.reported(lambda: _locked(space, trials, parallel, fresh))
 

@@ -5,6 +5,7 @@ on no trial's speed, and a sweep that was killed goes on with the trials that it
 """
 
 import contextvars
+import math
 import shutil
 import sys
 import textwrap
@@ -191,6 +192,9 @@ def judged(one: Trial, search: Search, run: Run, trained: TrainingResult, began:
     """Return a trial with what its training gave: the value after its last epoch, or the best, as the settings say
     which model is evaluated."""
     values = trained.history[search.plan.metric]
+    if wrong := [epoch for epoch, value in enumerate(values, 1) if not math.isfinite(value)]:
+        why = f"{search.plan.metric} was no finite number after epoch {wrong[0]}"
+        return one.model_copy(update={"state": "failed", "reason": why, "run_id": run.run_id, "seconds": _since(began)})
     limits = runs.load_limits(run)
     missed = limits.missed(values) if limits is not None else None
     better = min if search.plan.lower_is_better else max

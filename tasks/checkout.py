@@ -71,6 +71,7 @@ def bring_data(name: str, version: str, folder: Path) -> str | None:
         _refuse_outside(place, folder)
         place.mkdir(parents=True, exist_ok=True)
         for file in ("params.yaml", "dvc.yaml", "dvc.lock"):
+            (place / file).unlink(missing_ok=True)  # A link of the commit would lead to a file of the user's.
             shutil.copyfile(today / file, place / file)
     _refuse_outside(place, folder)
     found = _bring(place, "prepared", version)

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 
-from tasks import config, data_state, dvc_data, lineage, pipeline, runs
+from tasks import config, data_state, dataset_folder, dvc_data, lineage, pipeline, runs
 from tasks.errors import UserError
 from tasks.records import Explanation, GivenSetting, PlannedStage
 
@@ -34,7 +34,9 @@ def explain(recipe: str | None, overrides: Sequence[str], stages: Sequence[str] 
 def _data(settings: config.Settings) -> Iterator[PlannedStage]:
     root, name = config.project_root(), settings.dataset.name
     raw, prepared = (root / "data" / name / part / "manifest.json" for part in ("raw", "prepared"))
-    if raw.exists():
+    if (root / "data" / name).is_dir() and dataset_folder.is_local(name, root):
+        yield PlannedStage(stage="download", does="is left out", why="its source is a file or folder of yours")
+    elif raw.exists():
         yield PlannedStage(stage="download", does="is cached", why=f"data/{name}/raw is there, and was verified")
     else:
         yield PlannedStage(stage="download", does="would run", why=f"data/{name}/raw is not there")

@@ -79,7 +79,7 @@ def predict(
             raise BrokenPipeError
         if done.returncode:
             raise StratagemError(f"the process that predicts ended with {done.returncode}: nothing was written")
-    return Predicted.model_validate_json(done.stdout.splitlines()[-1]).model_copy(
+    return Predicted.model_validate_json(done.stdout.rstrip("\n").rpartition("\n")[2]).model_copy(
         update={"output": output and str(output)}
     )
 
@@ -148,6 +148,8 @@ def _check_output(output: Path | None, force: bool) -> None:
         raise UserError(f"--output {output} is a folder: give a file, such as {output / 'predictions.csv'}")
     if not output.absolute().parent.is_dir():
         raise UserError(f"--output {output}: there is no folder {output.parent}: make it first")
+    if output.exists() and not output.is_file():  # --force would put a file in the place of /dev/null.
+        raise UserError(f"--output {output} is no file: give one, or --format jsonl or csv for standard output")
     if os.path.lexists(output) and not force:
         raise UserError(f"--output {output} is there already: give another file, or --force to replace it")
     if not os.access(output.absolute().parent, os.W_OK):
@@ -161,6 +163,8 @@ def _check_inputs(inputs: Sequence[str]) -> Sequence[str]:
         return ("-",)
     for name in inputs:
         path = Path(name)
+        if any("\udc80" <= sign <= "\udcff" for sign in name):
+            raise UserError(f"{name!a}: its name is not UTF-8: rename it, or give the folder that it lies in")
         if name != "-" and not path.exists():
             raise UserError(f"'{name}': no such file or folder")
         if name != "-" and not (path.is_file() or path.is_dir()):

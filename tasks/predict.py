@@ -129,7 +129,9 @@ def _predicted(model: RawModel, meaning: Meaning, part: Part) -> tuple[dict[str,
     for row in np.flatnonzero(~finite).tolist():
         errors[rows[row]] = NO_NUMBER
     places = part.examples.places
-    columns: dict[str, list[Any]] = {"source": [source for source, _ in places], "row": [row for _, row in places]}
+    # Of a name that is no UTF-8 as Python shows it: neither JSON nor Parquet has room for it.
+    sources = [source.encode("utf-8", "backslashreplace").decode() for source, _ in places]
+    columns: dict[str, list[Any]] = {"source": sources, "row": [row for _, row in places]}
     told = meaning.of(outputs[finite])
     having = [row for row, is_finite in zip(rows, finite.tolist(), strict=True) if is_finite]
     for name, values in told.items():

@@ -88,7 +88,9 @@ class Parquet(Writer):
         import pyarrow.parquet
 
         self._kept: dict[str, list[Any]] = {name: [] for name in names}
-        texts = ("source", "error", "prediction")
+        # A regression's predictions are numbers, and it alone tells no probability.
+        told = ("prediction",) if any(name.startswith("probability") for name in names) else ()
+        texts = ("source", "error", *told)
         self._schema = pa.schema(
             [(name, TYPES.get(name, "string" if name.startswith(texts) else "float64")) for name in names]
         )

@@ -8,6 +8,8 @@ import csv
 import io
 import json
 import os
+import zipfile
+import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain, islice
@@ -263,9 +265,14 @@ class Reader:
     def _of_arrays(self, name: str, path: Path) -> Iterator[Examples]:
         features = self.wanted.features
         try:
+            with path.open("rb") as file:
+                is_zip = file.read(4) == b"PK\x03\x04"
+            if is_zip and not zipfile.is_zipfile(path):  # NumPy would leave it open.
+                raise zipfile.BadZipFile("the archive is cut off")
             found = np.load(path, mmap_mode="r", allow_pickle=False)
-            arrays = {one: found[one] for one in features} if path.suffix.lower() == ".npz" else {features[0]: found}
-        except (ValueError, KeyError, EOFError) as error:
+            is_archive = isinstance(found, np.lib.npyio.NpzFile)  # Whatever its name says.
+            arrays = {one: found[one] for one in features} if is_archive else {features[0]: found}
+        except (ValueError, KeyError, EOFError, zipfile.BadZipFile, zlib.error) as error:
             raise UserError(f"'{name}' is no file of {self.wanted.told} ({cut(str(error))})") from None
         if len(arrays) < len(features):
             raise UserError(f"'{name}' is one array, and the model takes {', '.join(features)}: give an .npz of them")
@@ -290,7 +297,11 @@ def _walk(name: str, path: Path) -> Iterator[str]:
     if not path.is_dir():
         yield name
         return
-    for place, folders, files in os.walk(path):
+
+    def unreadable(error: OSError) -> None:
+        raise UserError(f"'{error.filename}' cannot be read ({error.strerror}): make it readable") from None
+
+    for place, folders, files in os.walk(path, onerror=unreadable):
         folders[:] = sorted(one for one in folders if not one.startswith("."))
         for file in sorted(files):
             if not file.startswith(".") and file != "Thumbs.db":

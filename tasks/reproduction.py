@@ -89,6 +89,7 @@ def _checkout(run: Run, settings: config.Settings) -> Iterator[tuple[Path, list[
         checkout.write(str(run.lineage.git_commit), folder)
         kept = root / run.folder / DIFF
         missing = checkout.apply(kept, folder) if kept.exists() else []
+        (folder / "params.yaml").unlink(missing_ok=True)  # A link of the commit would lead to a file of the user's.
         (folder / "params.yaml").write_text(yaml.safe_dump(run.settings, sort_keys=False), encoding="utf-8")
         _bring_initial(settings, folder)
         found = checkout.bring_data(name, str(run.lineage.data_version), folder)
@@ -248,7 +249,9 @@ def judge(run: Run, new: Run, settings: config.Settings, changes: list[Change]) 
         same, reason = False, f"other weights, and {errors.listed(outside, 4)}"
     else:
         why = "what it ran on is another" if settings.train.deterministic else "train.deterministic = false"
-        same, reason = True, f"other weights ({why}), and each test metric within its interval"
+        left = [name for name in metrics if name not in judged]
+        more = f"; without an interval, and not compared: {errors.listed(left, 4)}" if left else ""
+        same, reason = True, f"other weights ({why}), and each test metric within its interval{more}"
     return Reproduction(
         run_id=run.run_id,
         changes=tuple(changes),

@@ -13,7 +13,7 @@ import re
 import threading
 import time
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from concurrent.futures import Future
 from queue import Empty, SimpleQueue
 from typing import IO, Any
@@ -35,6 +35,8 @@ MAX_BYTES = 64 * 2**20
 """Of a request."""
 SMALL = 64 * 2**10
 MOST_AT_ONCE = 256
+RETRY_SECONDS = 60.0
+"""After so long a version that could not be loaded is tried again."""
 """Examples of waiting requests that are computed together."""
 WARM = (1, 2, 3)
 """How many examples a new model computes before it answers: TensorFlow traces the first two sizes by themselves."""
@@ -80,7 +82,9 @@ class Batches:
     def _answer(self, model: RawModel, together: list[tuple[Arrays, "Future[npt.NDArray[np.float32]]"]]) -> None:
         try:
             joined = {name: np.concatenate([one[name] for one, _ in together]) for name in together[0][0]}
-            outputs, first = model.outputs(joined), 0
+            starts = range(0, max(1, _count(joined)), MOST_AT_ONCE)  # One request may be larger than all memory.
+            parts = [{name: one[at : at + MOST_AT_ONCE] for name, one in joined.items()} for at in starts]
+            outputs, first = np.concatenate([model.outputs(part) for part in parts]), 0
             for features, future in together:
                 future.set_result(outputs[first : first + _count(features)])
                 first += _count(features)
@@ -108,7 +112,7 @@ class Served:
         self._address = address
         self.model = raw_model.load(address)
         self.trouble: str | None = None
-        self._failed: str | None = None
+        self._failed: tuple[str, str, float] | None = None
         warm(self.model)
 
     def follow(self, seconds: float, ended: threading.Event) -> None:
@@ -139,15 +143,16 @@ class Served:
         if name == self.model.name:
             self._failed = None
             return None
-        if name == self._failed:
-            return self.trouble
+        if self._failed and name == self._failed[0] and time.monotonic() < self._failed[2]:
+            return self._failed[1]
         began = time.monotonic()
         try:
             model = raw_model.load(f"models:/{name}")
             warm(model)
         except Exception as error:  # Whatever is wrong with the new one, the old one answers.
-            self._failed = name
-            return f"{name} is {self._address} now, and cannot be served ({type(error).__name__}: {error})"
+            why = f"{name} is {self._address} now, and cannot be served ({type(error).__name__}: {error})"
+            self._failed = (name, why, time.monotonic() + RETRY_SECONDS)
+            return why
         before, self.model, self._failed = self.model.name, model, None
         log.warning("%s is served now, in place of %s; loaded in %.1f s", name, before, time.monotonic() - began)
         return None
@@ -184,8 +189,8 @@ def read_request(model: RawModel, content_type: str, body: bytes) -> Arrays:
     kind = content_type.partition(";")[0].strip().lower()
     try:
         if kind == "text/csv":
-            rows = list(csv.DictReader(io.StringIO(body.decode("utf-8-sig")), restkey="", restval=None))
-            return _encoded(model, _columns(rows))
+            rows = [row for row in csv.reader(io.StringIO(body.decode("utf-8-sig"), newline="")) if row] or [[]]
+            return _encoded(model, _split({"columns": rows[0], "data": rows[1:]}))
         given = json.loads(body)
     except (ValueError, RecursionError, csv.Error) as error:
         raise BadRequest(f"the body cannot be read as {kind or 'application/json'} ({error})") from None
@@ -195,7 +200,7 @@ def read_request(model: RawModel, content_type: str, body: bytes) -> Arrays:
     if formats[0] == "dataframe_split":
         values = _split(values)
     elif isinstance(values, list) and values and all(isinstance(row, dict) for row in values):
-        values = _columns(values)
+        values = _columns(values, model.wanted.columns or model.takes)
     elif formats[0] == "dataframe_records" and values != []:
         raise BadRequest("dataframe_records is to be a list of objects")
     return _encoded(model, values)
@@ -207,13 +212,13 @@ def _split(values: Any) -> dict[str, list[Any]]:
         raise BadRequest("dataframe_split is to have the lists `columns` and `data`")
     for place, row in enumerate(rows):
         if not isinstance(row, list) or len(row) != len(names):
-            raise BadRequest(f"row {place} of dataframe_split has not {len(names)} values")
+            raise BadRequest(f"row {place} has not {len(names)} values, as there are columns")
     return {str(name): [row[place] for row in rows] for place, name in enumerate(names)}
 
 
-def _columns(rows: list[dict[str, Any]]) -> dict[str, list[Any]]:
-    names = dict.fromkeys(name for row in rows for name in row)
-    return {str(name): [row.get(name) for row in rows] for name in names}
+def _columns(rows: list[dict[str, Any]], wanted: Iterable[str]) -> dict[str, list[Any]]:
+    """Return the columns that a model takes: each row may name others, and a thousand rows a million."""
+    return {name: [row.get(name) for row in rows] for name in wanted if any(name in row for row in rows)}
 
 
 def _encoded(model: RawModel, values: Any) -> Arrays:
@@ -232,7 +237,11 @@ def _encoded(model: RawModel, values: Any) -> Arrays:
                 raise BadRequest(f"these columns are missing: {', '.join(map(repr, absent))}")
         elif not model.wanted.takes_files:
             raise BadRequest("the model takes columns by name")
-        found = model.input_encoder.model_input(values)
+        encoder = model.input_encoder
+        if isinstance(values, list) and values and all(isinstance(one, str) for one in values):
+            # As columns: an array of texts gives each of them the longest one's room.
+            return {name: np.asarray(one) for name, one in encoder.encode({encoder.columns[0]: values}).items()}
+        found = encoder.model_input(values)
     except (UserError, ValueError, TypeError) as error:
         raise BadRequest(str(error)) from None
     return found if isinstance(found, dict) else {next(iter(model.takes)): found}
@@ -266,12 +275,12 @@ def application(served: Served, batches: Batches) -> Application:
         model = served.model  # One for the whole request, whatever is swapped meanwhile.
         headers = {"x-model": quote(model.name)}
         try:
-            told, body = _told(model, request.query_params), b""
+            told, body = _told(model, request.query_params), bytearray()
             async for part in request.stream():
                 body += part
                 if len(body) > MAX_BYTES:
                     return JSONResponse({"message": f"a request has at most {MAX_BYTES:,} bytes"}, 413, headers)
-            read = functools.partial(read_request, model, request.headers.get("content-type", ""), body)
+            read = functools.partial(read_request, model, request.headers.get("content-type", ""), bytes(body))
             # Of a small one it takes less time than to hand it to a thread.
             features = read() if len(body) < SMALL else await asyncio.to_thread(read)
         except BadRequest as error:

@@ -16,7 +16,7 @@ from filelock import FileLock, Timeout
 
 from tasks import checkpoints, config, losses, metrics, models, records, runs, strategies
 from tasks.checkpoints import Arrays, Checkpoints
-from tasks.errors import UserError
+from tasks.errors import StratagemError, UserError, one_line
 from tasks.input import sources
 from tasks.input.augment import check_augmentation
 from tasks.input.order import carve
@@ -360,9 +360,18 @@ def _result(
 
 def _traced(result: TrainingResult, training: Training, stop: threading.Event) -> TrainingResult:
     """Return the record with where a step's time goes, if that is asked for."""
-    began = time.perf_counter()
-    found = step_time.measure(training, stop)
-    if found is None:
+    if training.settings.train.traced_steps is None:
         return result
-    log.info("a step    %s", ", ".join(f"{name} {value:.2f} ms" for name, value in found.parts.items()))
+    began = time.perf_counter()
+    try:
+        found = step_time.measure(training, stop)
+    except StratagemError:
+        raise
+    except Exception as error:
+        if training.strategy.num_workers > 1:
+            raise  # The other workers wait for this one's part: a restart alone ends that.
+        log.warning("where a step's time goes is not known (%s): the training is whole", one_line(error))
+        found = None
+    if found is not None:
+        log.info("a step    %s", ", ".join(f"{name} {value:.2f} ms" for name, value in found.parts.items()))
     return result.model_copy(update={"step_time": found, "traced_seconds": time.perf_counter() - began})

@@ -45,7 +45,7 @@ def _look_at_config(folder: Path) -> Iterator[Found]:
             yield Found("error", f"{path} cannot be read ({str(error).splitlines()[0]})", mend)
             return
         for section, values in known.items():
-            if section.startswith("'remote ") or section.startswith("remote "):
+            if section.startswith(("'remote ", "remote ")) and "url" in values:  # A password is in a file of its own.
                 remotes[section.split('"')[1]] = without_userinfo(str(values.get("url", "")))
     for name, url in remotes.items():
         if url.startswith("/") and not Path(url).is_dir():

@@ -48,7 +48,8 @@ def _look_at_runs(root: Path) -> tuple[list[str], list[str], list[str], list[str
     crashed: list[str] = []
     unsent: list[str] = []
     partial: list[str] = []
-    for folder in sorted(root.glob("mlruns/runs/*")) + sorted(root.glob("mlruns/comparisons/*")):
+    places = ("runs", "comparisons", "sweeps")
+    for folder in [one for place in places for one in sorted(root.glob(f"mlruns/{place}/*"))]:
         name = folder.name[:8]
         try:
             if records.load(records.RunStatus, folder / "status.json").status == "RUNNING":
@@ -72,6 +73,8 @@ def _is_anyone_at_work(root: Path) -> bool:
 
 def _orphans(root: Path) -> Iterator[tuple[int, str]]:
     """Yield the processes of this user in this project that a killed command has left."""
+    if any("stratagem" in Path(word).name for word in psutil.Process(1).cmdline()):
+        return  # In a container whose first process is a command of ours, its processes are no orphans.
     for process in psutil.process_iter():
         try:
             if process.ppid() == 1 and _is_ours(process, root):

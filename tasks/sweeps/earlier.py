@@ -33,7 +33,10 @@ def find(plan: SweepPlan, settings: config.Settings, prepared: PreparedDataset) 
     for run in runs.sweeps():
         if not (root / run.folder / PLAN).exists():
             continue  # Its process died before it had one, and no trial either.
-        before = records.load(SweepPlan, root / run.folder / PLAN)
+        try:
+            before = records.load(SweepPlan, root / run.folder / PLAN)
+        except UserError:  # Damaged, or of another version: nothing goes on with it.
+            continue
         if before.name != plan.name:
             continue
         other = _differences(before, plan, run, settings, prepared)

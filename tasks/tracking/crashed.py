@@ -9,7 +9,7 @@ import mlflow
 from tasks import config, records, runs
 from tasks.tracking.lifecycle import end_run
 from tasks.tracking.metrics import read_metrics, send_missing
-from tasks.tracking.outbox import OUTBOX, best_effort, end_twin, find_created, is_twin
+from tasks.tracking.outbox import OUTBOX, best_effort, end_twin, find_created, is_elsewhere, is_twin
 from tasks.tracking.store import open_store, retried
 
 
@@ -69,6 +69,8 @@ def _end_running(
     tags, run_id = found.data.tags, found.info.run_id
     local_id = tags.get("local_run_id", run_id)
     run_of = runs.look_up(local_id)
+    if run_of is not None and is_elsewhere(run_of):
+        return None  # The copy that a sync makes, or left half-made; the next one goes on with it.
     original = run_of or _original_of(client, run_id, found.info.experiment_id, tags)
     if original is not None and not OUTBOX.has_unsent(original) and is_twin(original, run_id):
         end_twin(client, run_id, original.run_id)

@@ -143,13 +143,13 @@ class Outbox:
 
     def _is_unreachable(self, run: records.Run) -> bool:
         """Return whether a run's store is another one than this process's, or did not answer a moment ago."""
-        return _is_elsewhere(run) or time.monotonic() < self._retry_at
+        return is_elsewhere(run) or time.monotonic() < self._retry_at
 
 
 OUTBOX = Outbox()
 
 
-def _is_elsewhere(run: records.Run) -> bool:
+def is_elsewhere(run: records.Run) -> bool:
     """Return whether a run was started in another store than this process's."""
     return network.without_userinfo(run.store) != runs.store_name()
 
@@ -202,7 +202,7 @@ def await_told(run: records.Run) -> None:
     Raises:
         Unavailable: the tracking server does not answer.
     """
-    if _is_elsewhere(run):
+    if is_elsewhere(run):
         own = f"MLFLOW_TRACKING_URI = {run.store}" if run.store else "no MLFLOW_TRACKING_URI"
         now = runs.store_name() or "not set"
         raise UserError(f"run {run.run_id} was started with {own}, and it is {now} now: set it as it was then")

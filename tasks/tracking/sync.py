@@ -20,11 +20,11 @@ from mlflow.entities import LoggedModelStatus, Metric, Param, RunStatus, RunTag,
 from mlflow.exceptions import MlflowException
 from sqlalchemy.exc import SQLAlchemyError
 
-from tasks import config, records, runs
+from tasks import config, network, records, runs
 from tasks.errors import UserError
 from tasks.records import Synced
 from tasks.tracking.outbox import MAX_METRICS_PER_BATCH, MAX_PARAMS_PER_BATCH, OUTBOX
-from tasks.tracking.store import SQLITE, find_experiment, open_store, retried, store_uri
+from tasks.tracking.store import SQLITE, Unavailable, find_experiment, open_store, retried, store_uri
 from tasks.tracking.sync_models import Source, copy_aliases, copy_model, copy_version, known_versions, model_of, pages
 
 LOCAL_ID, DIGEST = "local_run_id", "sync_digest"
@@ -90,7 +90,8 @@ class _alone:
 def _open(place: Path, is_own: bool) -> Source:
     path = place / "mlflow.db"
     uri = f"{SQLITE}{path}"
-    if store_uri() == uri:
+    to = store_uri()
+    if to.startswith(SQLITE) and Path(to.removeprefix(SQLITE)).resolve() == path.resolve():
         raise UserError(f"{uri} is where these runs are already: give another store")
     try:
         with closing(sqlite3.connect(f"{path.as_uri()}?mode=ro", uri=True, timeout=20)) as connection:
@@ -140,7 +141,8 @@ def _deliver_kept() -> Iterator[Synced]:
             yield Synced(**known, outcome="left out", reason="the store did not take all of it: give the command again")
         else:
             reason = None
-            if not (config.project_root() / run.folder / "records" / "registration.json").exists():
+            folder = config.project_root() / run.folder
+            if run.folder.startswith("mlruns/runs/") and not (folder / "records" / "registration.json").exists():
                 reason = f"its model is no version yet: stratagem register --run {run.run_id[:8]}"
             yield Synced(**known, outcome="delivered", reason=reason)
 
@@ -169,7 +171,13 @@ def _copy_runs(source: Source) -> list[Synced]:
         if (reason := _why_not(source, run)) is not None:
             done.append(_tell(Synced(**known, outcome="left out", reason=reason)))
             continue
-        done.append(_tell(_copy_run(source, run, names[run.info.experiment_id])))
+        try:
+            done.append(_tell(_copy_run(source, run, names[run.info.experiment_id])))
+        except Unavailable:
+            raise
+        except (UserError, MlflowException) as error:  # Of this run alone: the others are brought all the same.
+            why = network.without_secrets(" ".join(str(error).split()))
+            done.append(_tell(Synced(**known, outcome="left out", reason=why)))
     return done
 
 
@@ -215,6 +223,8 @@ def _copy_run(source: Source, run: Any, experiment: str) -> Synced:
             experiment_id, run.info.start_time, tags | {LOCAL_ID: run_id}, run.info.run_name
         ).info.run_id
     _log_values(source, client, run, there, tags)
+    if found and "reason" in found[0].data.tags and "reason" not in tags:  # It failed, and was resumed since.
+        client.delete_tag(there, "reason")
     files = source.place(run.info.artifact_uri)
     if files.is_dir() and any(files.iterdir()):
         client.log_artifacts(there, str(files))

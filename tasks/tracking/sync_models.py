@@ -13,7 +13,7 @@ import mlflow
 from mlflow.entities import LoggedModelOutput, LoggedModelStatus, Metric
 
 from tasks import config
-from tasks.errors import StratagemError
+from tasks.errors import UserError
 from tasks.tracking.registry import HISTORY
 from tasks.tracking.store import SQLITE, open_store, retried, store_uri
 
@@ -37,8 +37,12 @@ class Source(NamedTuple):
         """Return where files lie that the store names by the place where they were written."""
         written = unquote(uri.removeprefix("file://"))
         _, found, rest = written.rpartition("/mlruns/artifacts/")
-        here = self.folder / "artifacts" / rest
-        return here if found and here.exists() else Path(written)
+        own = (self.folder / "artifacts").resolve()
+        here = (own / rest).resolve()
+        if found and here.is_relative_to(own) and (here.exists() or not self.is_own):
+            return here
+        # Another machine's database may name any file of this one, which is not to be brought to anybody.
+        return Path(written) if self.is_own else own / "elsewhere"
 
 
 def pages(search: Callable[..., Any], *arguments: Any, **options: Any) -> Iterator[Any]:
@@ -64,7 +68,7 @@ def copy_model(source: Source, client: mlflow.MlflowClient, run: Any, there: str
     if made.status != LoggedModelStatus.READY:
         place = source.place(model.artifact_location)
         if not (place / "MLmodel").is_file():
-            raise StratagemError(f"run {run.info.run_id}: its model {model.model_id} is not in {place}: copy it, too")
+            raise UserError(f"run {run.info.run_id}: its model {model.model_id} is not in {place}: copy it, too")
         with tempfile.TemporaryDirectory() as temporary:
             folder = Path(temporary, "model")
             shutil.copytree(place, folder)

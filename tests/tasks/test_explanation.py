@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from flows.explanation import explain as show
 from tasks import config, explanation
 from tasks.errors import UserError
 from tests.tasks.written_runs import write_run
@@ -70,6 +71,8 @@ def test_a_run_that_would_be_resumed_is_named(project, digits):
 def test_a_mistake_is_refused_as_the_command_would(project):
     with pytest.raises(UserError, match=r"train\.epocs"):
         explanation.explain(None, ["train.epocs=3"])
+    with pytest.raises(UserError, match="--fresh with --explain"):
+        show(None, [], False, beside={"--fresh": True, "--resume": None})
 
 
 @pytest.mark.parametrize("command", ["run", "train", "prepare", "download"])

@@ -257,6 +257,25 @@ def test_what_outputs_mean():
     ]
 
 
+def test_numbers_are_numbers_in_parquet_too(project):
+    inputs = keras.Input((2,), name="number")
+    keras.Model(inputs, keras.layers.Dense(1, use_bias=False, kernel_initializer="ones")(inputs)).save("sum.keras")
+    np.save("two.npy", np.array([[1, 2], [3, 4]], np.float32))
+    ask("sum.keras", "two.npy", to="out.parquet", format="parquet")
+    assert pandas.read_parquet("out.parquet")["prediction"].tolist() == [3.0, 7.0]
+
+
+def test_an_archive_that_is_damaged_is_refused(project):
+    inputs = keras.Input((2,), name="number")
+    keras.Model(inputs, keras.layers.Dense(1)(inputs)).save("sum.keras")
+    np.savez("whole.npz", number=np.zeros((9, 2), np.float32))
+    Path("cut.npz").write_bytes(Path("whole.npz").read_bytes()[:-30])
+    Path("named.npy").write_bytes(Path("whole.npz").read_bytes())
+    assert ask("sum.keras", "named.npy").num_examples == 9
+    with pytest.raises(UserError, match=r"'cut\.npz' is no file of .*cut off"):
+        ask("sum.keras", "cut.npz")
+
+
 def test_an_output_that_is_no_number_is_a_row_with_an_error(project):
     inputs = keras.Input((2,), name="number")
     layer = keras.layers.Dense(1, use_bias=False, kernel_initializer="ones")

@@ -83,7 +83,7 @@ def test_rows_come_in_each_form_of_the_protocol(rows):
         ({"inputs": [[1, 2]]}, "the model takes columns by name"),
         ({"dataframe_records": [[1, 2]]}, "dataframe_records is to be a list of objects"),
         ({"dataframe_split": [[1, 2]]}, "dataframe_split is to have the lists `columns` and `data`"),
-        ({"dataframe_split": {"columns": ["a", "b"], "data": [[1, 2], [1]]}}, "row 1 of dataframe_split has not 2"),
+        ({"dataframe_split": {"columns": ["a", "b"], "data": [[1, 2], [1]]}}, "row 1 has not 2 values"),
         ({"inputs": {"a": ["x"], "b": [3]}}, "column 'a', row 0: 'x' is no number"),
         ({"inputs": {"a": [[1]], "b": [3]}}, "column 'a', row 0"),
         ({"inputs": {"a": [1], "b": [None]}}, "column 'b', row 0: None is missing"),
@@ -92,6 +92,12 @@ def test_rows_come_in_each_form_of_the_protocol(rows):
 def test_what_is_no_row_is_refused_with_the_reason(rows, given, message):
     with pytest.raises(BadRequest, match=message):
         asked(rows, given)
+
+
+@pytest.mark.parametrize("body", [b"b,a\n2,1\n1\n", b"b,a\n2,1\n1,2,3\n"])
+def test_a_row_of_another_length_is_no_row_with_missing_values(rows, body):
+    with pytest.raises(BadRequest, match="row 1 has not 2 values"):
+        asked(rows, body, "text/csv")
 
 
 def test_images_come_as_pixels_or_as_files(images):

@@ -116,6 +116,28 @@ def test_a_run_is_brought_whole_and_twice_is_as_once(store: Path, sync: Callable
 
 
 @pytest.mark.slow
+def test_a_copy_that_is_half_made_is_left_for_the_next_sync(
+    store: Path, sync: Callable[..., records.Sync], team: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = trained()
+    (brought,) = sync().runs
+    client = MlflowClient(team)
+    client.update_run(brought.there, status="RUNNING")  # As a sync that was killed leaves it.
+    client.delete_tag(brought.there, "sync_digest")
+    client.set_tag(brought.there, "reason", "of a run that was resumed since")
+    with monkeypatch.context() as patch:
+        patch.setenv("MLFLOW_TRACKING_URI", team)
+        tracking.end_crashed()
+    found = client.get_run(brought.there)
+    assert (found.info.status, found.info.lifecycle_stage) == ("RUNNING", "active")
+    (again,) = sync().runs
+    assert (again.run_id, again.outcome, again.there) == (made.run.run_id, "delivered", brought.there)
+    found = client.get_run(brought.there)
+    assert found.info.status == MlflowClient(f"sqlite:///{store.absolute()}").get_run(made.run.run_id).info.status
+    assert "reason" not in found.data.tags
+
+
+@pytest.mark.slow
 def test_a_model_that_was_brought_predicts_as_before(
     store: Path, sync: Callable[..., records.Sync], team: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -242,6 +264,8 @@ def test_a_store_is_not_brought_to_itself(store: Path, sync: Callable[..., recor
     trained()
     with pytest.raises(UserError, match="where these runs are already"):
         sync(to=f"sqlite:///{store.absolute()}")
+    with pytest.raises(UserError, match="where these runs are already"):
+        sync(to=f"sqlite:///{store.parent.absolute()}/../{store.parent.name}/{store.name}")
 
 
 @pytest.mark.parametrize(
