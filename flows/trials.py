@@ -171,8 +171,10 @@ def trial(search: Search, one: Trial, limits: Limits) -> Trial:
                     trained = client.train(settings, search.prepared, run)
         except Exception as error:
             if isinstance(error, Interrupted) or not isinstance(error, StratagemError):
-                if run is not None:
-                    pipeline.end_failed(settings, run, error)
+                # It may have been begun, and the answer that names it was not waited for.
+                begun = run or sweeps.run_of(search.parent, settings)
+                if begun is not None:
+                    pipeline.end_failed(settings, begun, error)
                 raise
             failed = {"state": "failed", "reason": " ".join(str(error).split()), "run_id": run and run.run_id}
             ended = one.model_copy(update={**failed, "seconds": _since(began)})

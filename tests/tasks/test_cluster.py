@@ -381,8 +381,8 @@ def test_a_member_serves_as_long_as_the_chief_of_its_cluster(start, tmp_path, mo
     thread = threading.Thread(target=end_chief)
     thread.start()
     member.stand_by()
-    assert not chief.first.alive
     thread.join()
+    assert not chief.first.alive
     assert member.restarts == ["worker 1 died (SIGKILL)"], "on this machine, whoever started the cluster"
     monkeypatch.setenv("TF_CONFIG", place_of("ps", 0, **cluster_of))
     with pytest.raises(StratagemError, match=r"ps 0 died \(SIGKILL\); its log: mlruns/logs/"):
