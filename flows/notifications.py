@@ -1,4 +1,4 @@
-"""Who is told what happened: through Apprise, at the addresses that the variable STRATAGEM_NOTIFY names.
+"""Notices of what happened, which Apprise sends to the addresses that the variable STRATAGEM_NOTIFY names.
 
 What there is to tell lies in mlruns/notifications/waiting/ until each address has taken it, and then in told/, where
 its name says for ever that it was told: a run that is resumed, or two processes that see the same, tell it once. An

@@ -5,7 +5,6 @@ the lock is held says whether `up` runs; the kernel frees it when that process d
 """
 
 import contextlib
-import fcntl
 import os
 import shlex
 import signal
@@ -107,16 +106,9 @@ def lock() -> Iterator[bool]:
 def is_held() -> bool:
     """Return whether a process keeps the servers of this project."""
     try:
-        descriptor = os.open(config.project_root() / "mlruns" / "up" / "lock", os.O_RDONLY)
+        return files.is_locked(config.project_root() / "mlruns" / "up" / "lock")
     except OSError:
         return False
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    finally:
-        os.close(descriptor)
-    return False
 
 
 def load() -> Operation | None:

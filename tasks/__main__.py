@@ -134,7 +134,7 @@ def _predict(request: Path) -> None:
     sys.stdout = sys.stderr  # Libraries' own words.
     try:
         answer = predict(records.load(records.PredictionRequest, request))
-    except BrokenPipeError:  # Who reads the predictions wants no more of them, as `head`.
+    except BrokenPipeError:  # The reader of the predictions wants no more of them, as `head`.
         sys.exit(128 + signal.SIGPIPE)
     print(answer.model_dump_json(), file=answers)
 

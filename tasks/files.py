@@ -2,6 +2,7 @@
 
 import contextlib
 import errno
+import fcntl
 import hashlib
 import os
 import pwd
@@ -108,6 +109,22 @@ def unwritable(place: Path | str, error: OSError) -> StratagemError:
     if error.errno in DISK_FULL_NUMBERS:
         return full_disk_error(place, error.errno)
     return UserError(f"{place}: cannot be written ({error}). Check its permissions")
+
+
+def is_locked(path: Path) -> bool:
+    """Return whether a process, also this one, holds a lock on a file; the kernel frees it when that process dies.
+
+    Raises:
+        OSError: the file is not there, or cannot be opened.
+    """
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(descriptor)
+    return False
 
 
 def is_inside(path: Path, root: Path) -> bool:

@@ -75,7 +75,7 @@ def predict(
             stack.callback(os.close, descriptor)
         with _explaining(output):
             done = own_process.run_in_own_process("predict", str(path), pass_fds=handed)
-        if done.returncode == 128 + signal.SIGPIPE:  # Who reads standard output wants no more.
+        if done.returncode == 128 + signal.SIGPIPE:  # The reader of standard output wants no more.
             raise BrokenPipeError
         if done.returncode:
             raise StratagemError(f"the process that predicts ended with {done.returncode}: nothing was written")

@@ -92,7 +92,7 @@ def predict(request: PredictionRequest) -> Predicted:
 
 def _open(request: PredictionRequest, names: Sequence[str], stack: ExitStack) -> Writer | None:
     if request.to is not None:
-        file: IO[bytes] = stack.enter_context(Path(request.to).open("wb"))  # noqa: SIM115
+        file: IO[bytes] = stack.enter_context(Path(request.to).open("wb"))  # noqa: SIM115  # The stack closes it.
     elif request.stdout is not None:
         file = stack.enter_context(os.fdopen(request.stdout, "wb"))
     else:

@@ -4,6 +4,7 @@ import base64
 import csv
 import io
 import json
+from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from html import escape
@@ -35,9 +36,9 @@ class Writer(AbstractContextManager["Writer"]):
     def __init__(self, file: IO[bytes], names: Sequence[str]) -> None:
         self.file, self.names = file, names
 
+    @abstractmethod
     def write(self, columns: Columns, pictures: Pictures) -> None:
         """Write some examples, in their order."""
-        raise NotImplementedError
 
     def __enter__(self) -> Self:
         return self

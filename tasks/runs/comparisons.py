@@ -42,7 +42,7 @@ def find_unfinished_comparison(key: str, dataset: str, wanted: records.Lineage) 
     why = None
     for entry in catalogue.query(f"{UNFINISHED} {NEWEST_FIRST} LIMIT 20", dataset):
         run = load(entry.folder)
-        # Who holds a key has nobody else at work under it.
+        # While this process holds the key, no other one is at work under it.
         if run is None or not (run.key == key or is_abandoned(run)) or not load_progress(run).rows:
             continue
         others = _differences(run, key, wanted)

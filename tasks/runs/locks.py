@@ -5,7 +5,6 @@ note of what it does. A note without its lock is of a process that was killed.
 """
 
 import contextlib
-import fcntl
 import os
 import socket
 import uuid
@@ -16,7 +15,7 @@ from pathlib import Path
 import psutil
 from filelock import FileLock, Timeout
 
-from tasks import config, records
+from tasks import config, files, records
 from tasks.errors import UserError
 from tasks.records import Holder, Run
 from tasks.runs.identity import boot_id, process_space
@@ -133,18 +132,11 @@ def describe(settings: config.Settings) -> str:
 def is_locked(key: str) -> bool:
     """Return whether a process, also this one, is at work on what has this key."""
     try:
-        descriptor = os.open(_folder() / f"{key}.lock", os.O_RDONLY)
+        return files.is_locked(_folder() / f"{key}.lock")
     except FileNotFoundError:
         return False
     except OSError:  # Another user's, who need not be at work; nothing of theirs is ours to end.
         return True
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    finally:
-        os.close(descriptor)
-    return False
 
 
 def is_abandoned(run: Run) -> bool:

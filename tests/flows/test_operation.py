@@ -113,7 +113,7 @@ def project_of_all(prepared_template, prefect_database, tmp_path_factory) -> Pat
 
 @pytest.fixture(scope="module")
 def receiver() -> Iterator[Receiver]:
-    """Who is told; it does not listen before it is started."""
+    """A receiver of notices; it does not listen before it is started."""
     receiver = Receiver(free_ports(1)[0])
     yield receiver
     receiver.close()
