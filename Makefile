@@ -7,13 +7,17 @@ UV := $(shell command -v uv 2>/dev/null)
 # pip says nothing for minutes, or thousands of lines: its lines are counted.
 LOCKED = $(shell grep -c '^[a-z0-9].*==' requirements.lock)
 
+# Tools that `make audit` and `make sbom` fetch.
+PIP_AUDIT = 2.10.1
+CYCLONEDX = 7.5.0
+
 # Two at a time keep two cores busy; of the slow tests, whose processes wait for each other, three quarters busy.
 WORKERS = -n 2 --dist loadfile
 test-slow test-exhaustive: WORKERS = -n 3 --dist loadfile
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup run test test-slow test-exhaustive lint bench ui clean lock picture
+.PHONY: help setup run test test-slow test-exhaustive lint bench ui clean lock picture docs licences audit sbom
 
 help:  ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-15s %s\n", $$1, $$2}' Makefile
@@ -46,10 +50,31 @@ bench: $(INSTALLED)  ## Measure this pipeline and the plain recipe side by side
 picture: $(INSTALLED)  ## Draw the layers and their imports anew in docs/architecture.md
 	@$(BIN)/python -m tests.layers
 
+docs: $(INSTALLED)  ## Write the generated pages of docs/ anew, and build the site: build/docs/site/index.html
+	@$(BIN)/python -m tests.reference
+	@$(BIN)/python -m tests.website
+
+licences: $(INSTALLED)  ## Write docs/licences.md anew: the licence of each locked package
+	@$(BIN)/python -m tests.licences
+
+# Each in an environment of its own: what they need is no part of the lock. CVE-2025-69872 is of diskcache, which DVC needs and
+# which unpickles what lies in its folder: that is one that only this user can write to (tasks/process/dvc_cache.py).
+audit: $(if $(UV),,$(INSTALLED))  ## Ask PyPI for known weaknesses of the locked packages (pip-audit; needs the network)
+	@$(or $(UV),$(BIN)/uv) tool run --from 'pip-audit==$(PIP_AUDIT)' pip-audit --requirement requirements.lock --require-hashes \
+	  --disable-pip --strict --progress-spinner off --ignore-vuln CVE-2025-69872 $(ARGS)
+
+sbom: $(if $(UV),,$(INSTALLED))  ## Write build/sbom.json: the locked packages as CycloneDX
+	@mkdir -p build
+	@$(or $(UV),$(BIN)/uv) tool run --from 'cyclonedx-bom==$(CYCLONEDX)' cyclonedx-py requirements requirements.lock \
+	  --pyproject pyproject.toml --mc-type application --output-reproducible --of JSON -o build/sbom.json $(ARGS)
+
 ui: $(INSTALLED)  ## Open the MLflow and Prefect pages of the runs here
 	@$(BIN)/stratagem ui $(ARGS)
 
 clean:  ## Remove what runs left: mlruns, metrics, data/*/raw and prepared, all caches (keeps .venv)
+	@# The lock of mlruns/up is held as long as `stratagem up` keeps its servers there.
+	@test ! -e mlruns/up/lock || $(PYTHON) -c 'import fcntl; fcntl.flock(open("mlruns/up/lock"), fcntl.LOCK_SH | fcntl.LOCK_NB)' 2>/dev/null \
+	  || { echo "stratagem up runs here, and its folder would go: end it first, with $(BIN)/stratagem down" >&2; exit 1; }
 	@mkdir -p mlruns
 	@find mlruns -mindepth 1 -maxdepth 1 ! -name .gitkeep -exec rm -rf {} +
 	@rm -rf metrics build *.egg-info .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis

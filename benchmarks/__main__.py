@@ -13,9 +13,11 @@ from benchmarks import (
     defaults,
     inputs,
     measure,
+    network,
     pipeline,
     recipes,
     scaling,
+    service,
     serving,
     speed,
     strategies,
@@ -28,6 +30,7 @@ PARTS = {
     "long": (pipeline.long_section, pipeline.LONG_HEADING),
     "speed": (speed.section, "## Training\n"),
     "inputs": (inputs.section, "## Input\n"),
+    "service": (service.section, service.HEADING),
     "data": (data.section, data.HEADING),
     "recipes": (recipes.section, recipes.HEADING),
     "best": (recipes.best_section, recipes.BEST_HEADING),
@@ -35,6 +38,7 @@ PARTS = {
     "checkpoints": (checkpoints.section, "## Checkpoints and tracking\n"),
     "serving": (serving.section, serving.HEADING),
     "scaling": (scaling.section, scaling.HEADING),
+    "network": (network.section, network.HEADING),
 }
 
 

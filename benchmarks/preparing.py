@@ -5,14 +5,17 @@ stage process. Imports are not counted, of ours no more than of Keras' and panda
 """
 
 import json
+import os
 import sys
 import time
 from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
+import pyarrow.csv
 from PIL import Image
 
 NUM_CLASSES, SIZES, TARGET_SIZE = 10, (64, 160), (96, 96)
@@ -84,6 +87,37 @@ def keras_folder(folder: str) -> dict[str, float]:
     return {"seconds": seconds + first[0] / first[1], "examples_per_second": second[1]}
 
 
+def pillow_alone(folder: str) -> dict[str, float]:
+    """Decode and resize a folder of JPEGs with Pillow, on all cores; nothing is looked at, kept or written."""
+
+    def decode(some: Iterable[Path]) -> None:
+        for path in some:
+            with Image.open(path, formats=["JPEG"]) as image:
+                np.asarray(image.resize(TARGET_SIZE[::-1], Image.Resampling.BILINEAR))
+
+    paths = sorted(Path(folder).rglob("*.jpg"))
+    parts = [paths[first : first + 256] for first in range(0, len(paths), 256)]
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        return {"seconds": seconds_of(lambda: list(pool.map(decode, parts)))}
+
+
+def tensorflow_alone(folder: str) -> dict[str, float]:
+    """Decode and resize a folder of JPEGs with TensorFlow, on all cores, as Keras does; nothing is batched or kept."""
+    import tensorflow as tf
+
+    def decode(path: Any) -> Any:
+        return tf.image.resize(tf.io.decode_jpeg(tf.io.read_file(path), channels=3), TARGET_SIZE)
+
+    paths = tf.data.Dataset.from_tensor_slices([str(path) for path in sorted(Path(folder).rglob("*.jpg"))])
+    images = paths.map(decode, num_parallel_calls=os.cpu_count())
+    return {"seconds": seconds_of(lambda: images.reduce(0, lambda count, _: count + 1).numpy())}
+
+
+def arrow_alone(path: str) -> dict[str, float]:
+    """Parse a table by Arrow, which `prepare` does first, on all cores."""
+    return {"seconds": seconds_of(lambda: pyarrow.csv.read_csv(path))}
+
+
 def our_epoch(name: str) -> dict[str, float]:
     """Read a pass of training batches of a prepared dataset as `fit` does, after one that is not counted."""
     from benchmarks.reading import batches_of
@@ -137,6 +171,9 @@ WAYS = {
     "epoch": our_epoch,
     "arrays": our_arrays,
     "pandas": pandas_table,
+    "pillow": pillow_alone,
+    "tensorflow": tensorflow_alone,
+    "arrow": arrow_alone,
 }
 
 if __name__ == "__main__":

@@ -3,23 +3,42 @@
 The parameters of a command are its options, however many it has.
 """
 
+import os
+import sys
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from flows import (
+    comparison_command,
+    completion,
     data,
     doctor,
+    jobs,
     model_commands,
     operate_commands,
+    project_command,
     reproduce,
     runs,
+    scaling,
     stage_commands,
     sweep_command,
     sync,
 )
-from flows.command import NO_SETTINGS, AllowChanges, Debug, Fresh, Json, Recipe, Resume, Set, check_resume, command
-from flows.explanation import Explain
+from flows.command import (
+    NO_SETTINGS,
+    AllowChanges,
+    Debug,
+    Fresh,
+    Json,
+    Recipe,
+    Resume,
+    Set,
+    check_resume,
+    command,
+    open_standard_streams,
+)
+from flows.explanation import Explain, show
 from flows.explanation import explain as show_explanation
 
 if TYPE_CHECKING:
@@ -29,11 +48,11 @@ app = typer.Typer(
     help="Train Keras models on more than one device: a dataset and a strategy in, a proven model out.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
-    add_completion=False,
 )
 
 app.add_typer(data.app, name="data")
 app.add_typer(runs.app, name="runs")
+app.add_typer(jobs.app, name="jobs")
 
 
 def _print_version(wanted: bool) -> None:
@@ -80,18 +99,11 @@ def run(
         from flows import notifications, prefect_server
         from tasks import config, dvc_data, pipeline, timeline
         from tasks import runs as all_runs
-        from tasks.errors import UserError
-        from tasks.machine import without_collections
         from tasks.process import client
 
         settings = config.load(recipe, overrides)
         notifications.check()
         check_resume(settings, resume, allow_changes, fresh, if_changed)
-        if if_changed and pipeline.in_foreign_cluster(settings):
-            raise UserError(
-                "--if-changed: the members of the cluster of TF_CONFIG would wait for a chief that has nothing to do. "
-                "Leave it out, or give --set strategy.launcher=local"
-            )
         pipeline.check_writable()
         if if_changed and (same := pipeline.find_unchanged(settings)):
             _print_run(same, json, changed=False)
@@ -101,17 +113,10 @@ def run(
         if pipeline.join(settings, as_run=True):
             return
         all_runs.refuse_locked(settings, resume)
-        prefect_server.set_environment(debug)
-        client.start_processes(settings)  # Imports its framework while this process imports Prefect.
-        with timeline.span("flow", "wait for the API's address"):
-            server = prefect_server.start_server()
-        with timeline.span("flow", "import Prefect"), without_collections():
+        with prefect_server.starting(settings, debug):
             from flows.reporting import run_flow
             from flows.training import training
 
-        if server is not None:
-            with timeline.span("flow", "wait for the API"):
-                server.await_ready()
         before = set(all_runs.finished())
         values = config.Overrides(config.read_overrides(overrides))
         options = (if_changed, resume, allow_changes, fresh)
@@ -128,73 +133,8 @@ def _print_run(summary: "RunSummary", json: bool, changed: bool) -> None:
     print(summary.model_dump_json()) if json else tables.print_run(summary, changed)
 
 
-@app.command()
-def compare(
-    strategies: Annotated[str, typer.Option("--strategies", metavar="A,B,...", help="Which: `stratagem strategies`.")],
-    recipe: Recipe = None,
-    loops: Annotated[
-        str, typer.Option("--loops", metavar="A,B", help="Which loops; a pair that does not exist is left out.")
-    ] = "fit,custom",
-    overrides: Annotated[
-        list[str],
-        typer.Option(
-            "--set",
-            metavar="KEY=VALUE",
-            help="One setting for all, such as train.epochs=3; strategy.devices=2 goes to each strategy that has "
-            "devices, strategy.mirrored.devices=2 to one.",
-        ),
-    ] = NO_SETTINGS,
-    repeats: Annotated[
-        int | None,
-        typer.Option(
-            "--repeats",
-            min=1,
-            metavar="N",
-            help="How often each is trained, in rounds. Without it twice; once where a round takes over 10 minutes.",
-        ),
-    ] = None,
-    fresh: Annotated[bool, typer.Option("--fresh", help="Start anew, also where the same one is unfinished.")] = False,
-    json: Json = False,
-    debug: Debug = False,
-) -> None:
-    """Train the same under several strategies, one after another, in rounds: how fast, how good, and why.
-
-    The table says where a step's time goes, and what follows from the figures; comparison.html has it with plots. A
-    comparison that was killed goes on with the trainings that are missing.
-
-    Data, seed, epochs and the global batch are those of the settings for all; a batch size for each replica counts as
-    the global one. A strategy that fails is a row with its reason.
-    """
-    with command(debug):
-        from flows import notifications, prefect_server, tables
-        from flows.plan import plan
-        from tasks import config, dvc_data, pipeline
-        from tasks.machine import without_collections
-        from tasks.process import client
-
-        notifications.check()
-        kinds, wanted, values = strategies.split(","), loops.split(","), config.read_overrides(overrides)
-        first = plan(kinds, wanted, recipe, values).trainable[0]
-        pipeline.check_writable()
-        dvc_data.check_source(first.dataset)
-        prefect_server.set_environment(debug)
-        client.start_processes(first, with_cluster=False)
-        server = prefect_server.start_server()
-        with without_collections():
-            from flows.comparison import comparison
-            from flows.reporting import run_flow
-
-        if server is not None:
-            server.await_ready()
-        compared = run_flow(comparison, kinds, wanted, recipe, values, repeats, fresh)
-        client.stop_processes()
-        if json:
-            print(compared.model_dump_json())
-        else:
-            tables.print_comparison(compared)
-
-
 for stage_command in (
+    comparison_command.compare,
     sweep_command.sweep,
     stage_commands.download,
     stage_commands.prepare,
@@ -209,8 +149,12 @@ for stage_command in (
     operate_commands.up,
     operate_commands.down,
     operate_commands.status,
+    operate_commands.serve_input,
     doctor.doctor,
+    project_command.init,
     sync.sync,
+    jobs.submit,
+    scaling.plan,
 ):
     app.command()(stage_command)
 app.command()(reproduce.reproduce)
@@ -224,6 +168,7 @@ def trace(
             metavar="X",
             help="A version of a model (NAME@ALIAS, NAME/3); a run, a flow run, a data version or a commit, by its id "
             "or the first letters of it; a dataset; or the path of a checkpoint, prepared data, a report or an export.",
+            autocompletion=completion.runs,
         ),
     ],
     json: Json = False,
@@ -239,11 +184,16 @@ def trace(
 
 
 @app.command()
-def reconcile(json: Json = False, debug: Debug = False) -> None:
+def reconcile(explain: Explain = False, json: Json = False, debug: Debug = False) -> None:
     """End the runs of killed processes in MLflow, Prefect and mlruns/, and deliver what MLflow was not told."""
     with command(debug):
         from json import dumps
 
+        if explain:
+            from tasks import explanation
+
+            show(explanation.reconcile(), json)
+            return
         from flows import prefect_server
         from tasks import pipeline
 
@@ -325,4 +275,9 @@ def ui(debug: Debug = False) -> None:
 
 def main() -> None:
     """Run the command line."""
+    if sys.getfilesystemencoding() != "utf-8" and os.environ.get("PYTHONUTF8") != "1":
+        # What a name of a file is to TensorFlow, SQLite and JSON, whatever the locale says; Python 3.15's own default.
+        os.environ["PYTHONUTF8"] = "1"
+        os.execv(sys.executable, sys.orig_argv)
+    open_standard_streams()
     app()

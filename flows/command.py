@@ -7,19 +7,42 @@ import sys
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Annotated
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
+from flows import completion
+
 if TYPE_CHECKING:
     from tasks.config import Settings
+    from tasks.errors import StratagemError
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON record to standard output, and nothing else there.")]
 Debug = Annotated[bool, typer.Option("--debug", help="Show tracebacks and Prefect's log.")]
-Recipe = Annotated[str | None, typer.Argument(help="A name in recipes/ or a path; without one, params.yaml alone.")]
-Set = Annotated[list[str], typer.Option("--set", metavar="KEY=VALUE", help="One setting, such as train.epochs=3.")]
+Recipe = Annotated[
+    str | None,
+    typer.Argument(
+        help="A name in recipes/ or a path; without one, params.yaml alone.", autocompletion=completion.recipes
+    ),
+]
+Set = Annotated[
+    list[str],
+    typer.Option(
+        "--set",
+        metavar="KEY=VALUE",
+        help="One setting, such as train.epochs=3.",
+        autocompletion=completion.settings,
+    ),
+]
 Resume = Annotated[
-    str | None, typer.Option("--resume", metavar="RUN|latest", help="Resume this run, from its latest checkpoint.")
+    str | None,
+    typer.Option(
+        "--resume",
+        metavar="RUN|latest",
+        help="Resume this run, from its latest checkpoint.",
+        autocompletion=completion.runs,
+    ),
 ]
 AllowChanges = Annotated[
     bool, typer.Option("--allow-changes", help="With --resume: also with settings or data of another training.")
@@ -28,17 +51,42 @@ Fresh = Annotated[bool, typer.Option("--fresh", help="Start a new run, also wher
 NO_SETTINGS: list[str] = []
 
 
+def open_standard_streams() -> None:
+    """Let descriptors 0 to 2 lead nowhere where the command was started without them.
+
+    A database or a socket that is opened next would have their numbers, and what is printed would go into it.
+    """
+    for number in range(3):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)  # The lowest number that is free.
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115
+
+
 @contextmanager
 def command(debug: bool) -> Iterator[None]:
     """End a command as the shell expects: one message and the error's exit code, no traceback."""
-    from tasks import files, messages
-    from tasks.errors import Interrupted, StratagemError, Terminated
+    from json import dumps
+
+    from tasks.errors import Interrupted, StratagemError, Terminated, to_json
     from tasks.network import without_secrets
     from tasks.process.environment import keep_private, show_tracebacks
 
     keep_private()
     if debug:
         show_tracebacks()
+    # Of whoever started this command and tells its error itself: it is not that of a process which this one starts.
+    place = os.environ.pop("STRATAGEM_ERROR", None)
+
+    def end(error: StratagemError, word: str = "error") -> NoReturn:
+        if place is not None:
+            Path(place).write_text(dumps(to_json(error)), encoding="utf-8")
+        else:
+            print(f"{word}: {error}", file=sys.stderr)
+        sys.exit(error.exit_code)
 
     def terminate(number: int, frame: object) -> None:
         raise Terminated
@@ -55,32 +103,38 @@ def command(debug: bool) -> Iterator[None]:
     except BrokenPipeError:  # The reader of the output wants no more of it, as `head`.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes once more when it ends.
         sys.exit(128 + signal.SIGPIPE)
+    except SystemExit as ended:
+        if isinstance(ended.__context__, BrokenPipeError):  # In the middle of a table, which rich ends with 1.
+            sys.exit(128 + signal.SIGPIPE)
+        raise
     except Interrupted as interrupted:
-        print(f"interrupted: {interrupted}", file=sys.stderr)
-        sys.exit(interrupted.exit_code)
+        end(interrupted, "interrupted")
     except StratagemError as error:
         if debug:
             print(without_secrets(traceback.format_exc()), file=sys.stderr)
-        print(f"error: {error}", file=sys.stderr)
-        sys.exit(error.exit_code)
+        end(error)
     except KeyboardInterrupt as interrupt:
         print("interrupted", file=sys.stderr)
         sys.exit(getattr(interrupt, "exit_code", 130))
     except Exception as error:
         if debug:
             print(without_secrets(traceback.format_exc()), file=sys.stderr)
-        if full := files.find_full_disk(error, "the project's folder, or Prefect's,"):
-            print(f"error: {full}", file=sys.stderr)
-            sys.exit(full.exit_code)
-        if forbidden := files.find_no_access(error):
-            print(f"error: {forbidden}", file=sys.stderr)
-            sys.exit(forbidden.exit_code)
-        if (words := messages.translate(error)) is not None:
-            print(f"error: {without_secrets(words)}", file=sys.stderr)
-            sys.exit(1)
-        cause = (str(error).strip() or "no message").splitlines()[0]
-        print(f"error: {type(error).__name__}: {without_secrets(cause)} (the whole story: --debug)", file=sys.stderr)
-        sys.exit(1)
+        end(_explained(error))
+
+
+def _explained(error: Exception) -> "StratagemError":
+    """Return the one message for an error that is none of ours."""
+    from tasks import files, messages
+    from tasks.errors import StratagemError
+
+    if full := files.find_full_disk(error, "the project's folder, or Prefect's,"):
+        return full
+    if forbidden := files.find_no_access(error):
+        return forbidden
+    if (words := messages.translate(error)) is not None:
+        return StratagemError(words)
+    cause = (str(error).strip() or "no message").splitlines()[0]
+    return StratagemError(f"{type(error).__name__}: {cause} (the whole story: --debug)")
 
 
 def _disarm_signals() -> None:
@@ -97,7 +151,7 @@ def check_resume(
     settings: "Settings", resume: str | None, allow_changes: bool, fresh: bool, if_changed: bool = False
 ) -> None:
     """Refuse options that contradict each other, and a run that is another training, before anything is looked up."""
-    from tasks import runs
+    from tasks import pipeline, runs
     from tasks.errors import UserError
 
     if resume is not None and fresh:
@@ -106,4 +160,10 @@ def check_resume(
         raise UserError("--if-changed may train nothing, and --resume and --fresh ask for a training: give one of them")
     if resume is None and allow_changes:
         raise UserError("--allow-changes is about a run that you name: give --resume RUN too")
+    if if_changed and pipeline.in_foreign_cluster(settings):
+        raise UserError(
+            "--if-changed: the other members of a cluster would wait for a chief that has nothing to do. "
+            "Leave it out, or give --set strategy.launcher=local"
+        )
+    pipeline.check_remote(settings, resume)
     runs.refuse_resume(settings, resume, allow_changes)

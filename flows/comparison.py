@@ -11,7 +11,7 @@ from prefect import flow
 from prefect.runtime import flow_run
 from pydantic import Field
 
-from flows import reconciliation, reporting, stages
+from flows import deployed, reconciliation, reporting, stages
 from flows.machine_load import MachineLoad
 from flows.plan import LOOPS, Pair, Plan, explain, plan
 from tasks import config, runs
@@ -74,7 +74,10 @@ def comparison(
     """
     keep_private()
     began = time.perf_counter()
+    deployed.check_recipe(recipe)
     planned = plan(strategies, loops or LOOPS, recipe, overrides or {})
+    for settings in planned.trainable:
+        deployed.check_named(settings, recipe)
     reconciliation.end_crashed_flow_runs()
 
     def compare() -> Comparison:

@@ -4,7 +4,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from flows import completion
 from flows.command import NO_SETTINGS, Debug, Json, command
+from flows.explanation import Explain
+from flows.explanation import show as show_explanation
 
 if TYPE_CHECKING:
     from tasks.records import PreparedDataset
@@ -14,7 +17,10 @@ app = typer.Typer(
     no_args_is_help=True,
 )
 
-Name = Annotated[str, typer.Argument(metavar="NAME", help="Of the dataset: the folder data/NAME.")]
+Name = Annotated[
+    str,
+    typer.Argument(metavar="NAME", help="Of the dataset: the folder data/NAME.", autocompletion=completion.datasets),
+]
 
 
 @app.command()
@@ -44,27 +50,21 @@ def add(
             "dataset.image_size=[96,96], dataset.test=0.1 or dataset.on_broken=skip.",
         ),
     ] = NO_SETTINGS,
+    explain: Explain = False,
     json: Json = False,
     debug: Debug = False,
 ) -> None:
     """Make the folder data/NAME for a dataset, and prepare it: `stratagem run --set dataset.name=NAME` trains on it."""
     with command(debug):
         from flows import tables
-        from tasks import config, dvc_data, pipeline
-        from tasks.errors import UserError
+        from tasks import config, dvc_data, explanation, pipeline
 
-        values: dict[str, Any] = {}
-        for key, value in config.read_texts(overrides).items():
-            section, _, own = key.partition(".")
-            if section != "dataset" or not own:
-                raise UserError(f"--set {key}: `data add` takes keys of the dataset alone, such as dataset.test=0.1")
-            group, _, inner = own.partition(".")
-            if group not in ("columns", "checks") or not inner:
-                values[own] = value
-            elif isinstance(values.setdefault(group, {}), dict):
-                values[group][inner] = value
+        values = _described(overrides)
         if target is not None:
             values["target"] = target
+        if explain:
+            show_explanation(explanation.add(source, name, values), json)
+            return
         pipeline.check_writable()
         prepared = dvc_data.add(source, name, values)
         if json:
@@ -72,9 +72,32 @@ def add(
             return
         tables.print_dataset(prepared)
         train = f"stratagem run --set dataset.name={prepared.name}"
-        if "validation" in prepared.splits:
+        # Without a recipe, its settings are chosen for it, and validate on such a split.
+        if "validation" in prepared.splits and config.choices(None, {"dataset": {"name": prepared.name}}) is None:
             train = f"\n  {train} --set input.validation=validation"
         print(f"\nTrain on it: {train}".replace(": \n", ":\n"))
+
+
+def _described(overrides: list[str]) -> dict[str, Any]:
+    """Return what data/NAME/params.yaml is to say.
+
+    Raises:
+        UserError: a setting of something else.
+    """
+    from tasks import config
+    from tasks.errors import UserError
+
+    values: dict[str, Any] = {}
+    for key, value in config.read_texts(overrides).items():
+        section, _, own = key.partition(".")
+        if section != "dataset" or not own:
+            raise UserError(f"--set {key}: `data add` takes keys of the dataset alone, such as dataset.test=0.1")
+        group, _, inner = own.partition(".")
+        if group not in ("columns", "checks") or not inner:
+            values[own] = value
+        elif isinstance(values.setdefault(group, {}), dict):
+            values[group][inner] = value
+    return values
 
 
 @app.command("list")
@@ -112,25 +135,40 @@ def show(name: Name, json: Json = False, debug: Debug = False) -> None:
 
 
 Which = Annotated[
-    str | None, typer.Argument(metavar="[NAME]", help="Of the dataset: the folder data/NAME; without it, all.")
+    str | None,
+    typer.Argument(
+        metavar="[NAME]",
+        help="Of the dataset: the folder data/NAME; without it, all.",
+        autocompletion=completion.datasets,
+    ),
 ]
 
 
 @app.command()
-def push(name: Which = None, json: Json = False, debug: Debug = False) -> None:
+def push(name: Which = None, explain: Explain = False, json: Json = False, debug: Debug = False) -> None:
     """Copy prepared data to DVC's remote: `dvc remote add --default storage URL` adds one."""
     with command(debug):
         from tasks import dvc_data
 
+        if explain:
+            from tasks import explanation
+
+            show_explanation(explanation.push(name), json)
+            return
         _print_moved("pushed", dvc_data.push(name), json)
 
 
 @app.command()
-def pull(name: Which = None, json: Json = False, debug: Debug = False) -> None:
+def pull(name: Which = None, explain: Explain = False, json: Json = False, debug: Debug = False) -> None:
     """Bring the data that data/NAME/dvc.lock names from DVC's remote: nothing is downloaded or prepared then."""
     with command(debug):
         from tasks import dvc_data, pipeline
 
+        if explain:
+            from tasks import explanation
+
+            show_explanation(explanation.pull(name), json)
+            return
         pipeline.check_writable()
         _print_moved("pulled", dvc_data.pull(name), json)
 
@@ -147,8 +185,20 @@ def _print_moved(how: str, datasets: "dict[str, PreparedDataset]", json: bool) -
 
 @app.command()
 def diff(
-    first: Annotated[str, typer.Argument(metavar="A", help="A dataset: NAME, or NAME@COMMIT as it was in a commit.")],
-    second: Annotated[str, typer.Argument(metavar="B", help="Another one, or the same in another commit.")],
+    first: Annotated[
+        str,
+        typer.Argument(
+            metavar="A",
+            help="A dataset: NAME, or NAME@COMMIT as it was in a commit.",
+            autocompletion=completion.datasets,
+        ),
+    ],
+    second: Annotated[
+        str,
+        typer.Argument(
+            metavar="B", help="Another one, or the same in another commit.", autocompletion=completion.datasets
+        ),
+    ],
     json: Json = False,
     debug: Debug = False,
 ) -> None:
@@ -162,11 +212,16 @@ def diff(
 
 
 @app.command()
-def remove(name: Name, debug: Debug = False) -> None:
+def remove(name: Name, explain: Explain = False, debug: Debug = False) -> None:
     """Remove data/NAME with what was made of the dataset; its source, its runs and models, and files of yours stay."""
     with command(debug):
         from tasks import dvc_data, runs
 
+        if explain:
+            from tasks import explanation
+
+            show_explanation(explanation.remove(name), json=False)
+            return
         for left in dvc_data.remove(name):
             print(f"left alone: {left}")
         if made := [run for run in runs.list_runs(runs.Choice()).runs if run.dataset == name]:

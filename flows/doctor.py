@@ -4,12 +4,16 @@ from typing import Annotated
 
 import typer
 
+from flows import completion
 from flows.command import Debug, Json, command
 
 
 def doctor(
     checks: Annotated[
-        list[str] | None, typer.Argument(metavar="CHECK", help="Such as disk or dvc; without one, all.")
+        list[str] | None,
+        typer.Argument(
+            metavar="CHECK", help="Such as disk or dvc; without one, all.", autocompletion=completion.checks
+        ),
     ] = None,
     devices: Annotated[
         bool, typer.Option("--devices", help="Also ask TensorFlow which devices it sees: some seconds.")

@@ -1,15 +1,18 @@
-"""`--explain`: what a command would do, and where each of its settings comes from, in place of doing it."""
+"""`--explain`: what a command would do, what is there already, and where each of its settings comes from, in place of
+doing it."""
 
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
-from rich.table import Table
+
+if TYPE_CHECKING:
+    from tasks.records import Explanation
 
 Explain = Annotated[
-    bool, typer.Option("--explain", help="Only tell what would run, what is cached, and where each setting comes from.")
+    bool,
+    typer.Option("--explain", help="Only tell what would run, what is there, and where each setting comes from."),
 ]
 
 
@@ -37,17 +40,25 @@ def explain(
 
     if given := [option for option, value in beside.items() if value]:
         raise UserError(f"{given[0]} with --explain: what is told is of the command without it; give one of them")
-    found = explanation.explain(recipe, overrides, stages or explanation.STAGES)
+    show(explanation.explain(recipe, overrides, stages or explanation.STAGES), json)
+
+
+def show(found: "Explanation", json: bool) -> None:
+    """Print what a command would do."""
     if json:
         print(found.model_dump_json())
         return
+    from rich.console import Console
+    from rich.table import Table
+
     console = Console(highlight=False, markup=False)
-    table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
-    for stage in found.stages:
-        table.add_row(stage.stage, stage.does, stage.why)
-    console.print(table)
-    console.print()
-    table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
-    for setting in found.settings:
-        table.add_row(setting.key, str(setting.value), setting.source)
-    console.print(table)
+    for rows in (
+        [(one.stage, one.does, one.why) for one in found.stages],
+        [(one.key, str(one.value), one.source) for one in found.settings],
+    ):
+        table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
+        for row in rows:
+            table.add_row(*row)
+        console.print(table)
+        if rows:
+            console.print()

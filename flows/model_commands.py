@@ -1,4 +1,7 @@
-"""The commands that use a trained model on raw inputs, without Prefect."""
+"""The commands that use a trained model on raw inputs, without Prefect.
+
+The parameters of a command are its options, however many it has.
+"""
 
 import os
 from json import dumps
@@ -7,7 +10,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from flows import completion
 from flows.command import Debug, Json, command
+from flows.explanation import Explain, show
 
 if TYPE_CHECKING:
     from tasks.records import Predicted
@@ -19,19 +24,20 @@ MODEL_HELP = (
     "models:/NAME@ALIAS or models:/NAME/VERSION; a run by its id or the first letters of it; `latest`; or a file "
     "FILE.keras. Without it, the only champion."
 )
-Model = Annotated[str | None, typer.Option("--model", metavar="MODEL", help=MODEL_HELP)]
+Inputs = Annotated[
+    list[str],
+    typer.Argument(
+        metavar="[FILES|FOLDERS|-]",
+        help="Images and folders of images; files of lines of text; tables (.csv, .tsv, .jsonl, .parquet) with the "
+        "columns that the model was trained on; arrays (.npy, .npz); - is standard input.",
+        show_default=False,
+    ),
+]
+Model = Annotated[str | None, typer.Option("--model", metavar="MODEL", help=MODEL_HELP, autocompletion=completion.runs)]
 
 
 def predict(
-    inputs: Annotated[
-        list[str],
-        typer.Argument(
-            metavar="[FILES|FOLDERS|-]",
-            help="Images and folders of images; files of lines of text; tables (.csv, .tsv, .jsonl, .parquet) with the "
-            "columns that the model was trained on; arrays (.npy, .npz); - is standard input.",
-            show_default=False,
-        ),
-    ] = NO_INPUTS,
+    inputs: Inputs = NO_INPUTS,
     model: Model = None,
     output: Annotated[
         Path | None,
@@ -57,6 +63,7 @@ def predict(
         int | None, typer.Option("--batch-size", min=1, metavar="N", help="Examples that are computed at once.")
     ] = None,
     encoding: Annotated[str, typer.Option("--encoding", metavar="NAME", help="Of texts in files.")] = "utf-8",
+    explain: Explain = False,
     json: Json = False,
     debug: Debug = False,
 ) -> None:
@@ -65,9 +72,12 @@ def predict(
     What is broken has its error in place of a prediction, and the others have theirs; the exit code is then 1.
     """
     with command(debug):
-        from tasks import model_use
+        from tasks import explanation, model_use
         from tasks.errors import StratagemError, UserError
 
+        if explain:
+            show(explanation.predict(inputs, model, output, format, force, encoding), json)
+            return
         if json and output is None and format is not None:
             raise UserError("--json and --format both print to standard output: give --output FILE, or one of them")
         found = model_use.predict(inputs, model, output, format, force, top_k, probabilities, batch_size, encoding)
@@ -101,7 +111,8 @@ def _print_predictions(result: "Predicted") -> None:
     for name in names[:MAX_PREDICTED]:
         table.add_column(name, overflow="fold", justify="right" if name.startswith(("row", "probability")) else "left")
     for row in result.first:
-        table.add_row(*(_cell(row[name]) for name in names[:MAX_PREDICTED]))
+        shown = {name: row[name] if name == "error" else _cell(row[name]) for name in names[:MAX_PREDICTED]}
+        table.add_row(*shown.values())  # Of an error each word counts.
     Console(highlight=False, markup=False).print(table)
     if len(names) > MAX_PREDICTED:
         print(f"and {len(names) - MAX_PREDICTED} columns more: --output or --format has all")
@@ -133,6 +144,7 @@ def serve_model(
     poll: Annotated[
         float, typer.Option("--poll", min=0.1, metavar="SECONDS", help="How often it is looked where the alias is.")
     ] = 2.0,
+    explain: Explain = False,
     json: Json = False,
     debug: Debug = False,
 ) -> None:
@@ -142,10 +154,13 @@ def serve_model(
     """
     with command(debug):
         from flows.prefect_server import make_password
-        from tasks import model_use
+        from tasks import explanation, model_use
         from tasks.errors import UserError
         from tasks.records import Serving
 
+        if explain:
+            show(explanation.serve(model, port), json)
+            return
         key = os.environ.get("STRATAGEM_KEY") or make_password()
         user, colon, password = key.partition(":")
         if not (user and colon and password):

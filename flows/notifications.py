@@ -14,7 +14,7 @@ import os
 import sys
 import time
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal
@@ -24,7 +24,7 @@ from filelock import FileLock, Timeout
 from tasks import config, files, records
 from tasks.errors import UserError
 from tasks.network import without_secrets
-from tasks.records import Record, RunSummary
+from tasks.records import Record, Run, RunSummary
 
 VARIABLE = "STRATAGEM_NOTIFY"
 MAX_BODY = 3000
@@ -108,10 +108,20 @@ def tell_failure(what: str, flow_run_id: str | None, try_number: int, reason: st
     tell("failure", f"{flow_run_id} {try_number}", f"{what} failed", f"{reason}\n\nflow run {flow_run_id}{again}")
 
 
-def tell_result(summary: RunSummary, name: str, restarts: tuple[str, ...] = ()) -> None:
-    """Tell what the gate says of a run's model, and each restart of its workers."""
-    for number, reason in enumerate(restarts, start=1):
-        tell("restart", f"{summary.run_id} {number}", f"{name}: its workers were started again", reason)
+def tell_restarts(run: Run, sitting: str, reasons: Sequence[str]) -> None:
+    """Tell each restart of a training's workers.
+
+    Args:
+        run: of the training.
+        sitting: from a start or a resume of the run to its end; a run that is resumed may lose a worker once more.
+        reasons: of each restart in that sitting.
+    """
+    for number, reason in enumerate(reasons, start=1):
+        tell("restart", f"{run.run_id} {sitting} {number}", f"{run.name}: its workers were started again", reason)
+
+
+def tell_result(summary: RunSummary, name: str) -> None:
+    """Tell what the gate says of a run's model."""
     model = summary.model_version or "its model"
     verdict = "is no version" if summary.model_version is None else "is a version"
     if "champion" in summary.aliases:

@@ -6,6 +6,7 @@ the lock is held says whether `up` runs; the kernel frees it when that process d
 
 import contextlib
 import os
+import re
 import shlex
 import signal
 import socket
@@ -14,57 +15,31 @@ import time
 from collections.abc import Iterator
 from datetime import datetime
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import psutil
 import requests
+import yaml
 from filelock import FileLock, Timeout
 
 from flows.prefect_server import make_password
 from tasks import config, files, records
 from tasks.errors import StratagemError, UserError
-from tasks.records import Record
+from tasks.machine import find_process
+from tasks.records import Operation
 
 POOL = "local-process"
 """The work pool of prefect.yaml."""
 WORKER = "up"
+KEY = re.compile(r"[\w-]+:[\w-]{32,}")
 # A process that looks whether the lock is free holds it for a moment.
 MOMENT_SECONDS = 2.0
 # A guard asks first, and kills after its grace; twice, where what it guards leaves others behind.
 END_SECONDS = 45.0
 ANSWER_SECONDS = 10.0
-# The times at which two programs see one process begin differ by a rounding.
-SAME_SECONDS = 1.0
-
-
-class ServiceState(Record):
-    """One of the programs that are kept."""
-
-    name: str
-    pid: int
-    """Of its guard; 0 while it waits to be started again."""
-    created: float
-    """When the guard began, in seconds since 1970: a process id may be another one's by now."""
-    since: str
-    restarts: int = 0
-    last_end: str | None = None
-    """How it ended before it was started again."""
-    address: str = ""
-    log: str = ""
-    """From the project's folder."""
-
-
-class Operation(Record):
-    """What `stratagem up` runs: mlruns/up/state.json."""
-
-    pid: int
-    created: float
-    host: str
-    since: str
-    phase: Literal["starting", "ready", "ending"]
-    services: tuple[ServiceState, ...] = ()
-    worker_seen: float = 0.0
-    """When the worker was seen at work last, in seconds since 1970."""
+# A server that says nothing for so long hangs. A training on all cores makes answers slow.
+PATIENCE, PATIENCE_SECONDS = "STRATAGEM_PATIENCE", 180.0
+HEALTH_SECONDS = 10.0
 
 
 def folder() -> Path:
@@ -103,6 +78,34 @@ def lock() -> Iterator[bool]:
         file_lock.release()
 
 
+@contextlib.contextmanager
+def database_lock(home: Path) -> Iterator[None]:
+    """Hold the lock of a Prefect database within the block: two workers that know of one pool would each end what the
+    other has at work, and run it in their own project.
+
+    Args:
+        home: where it lies.
+
+    Raises:
+        UserError: `up` of another project holds it.
+    """
+    try:
+        home.mkdir(mode=0o700, parents=True, exist_ok=True)
+        file_lock = FileLock(home / "up.lock", timeout=MOMENT_SECONDS, mode=0o600)
+        file_lock.acquire()
+    except Timeout:
+        raise UserError(
+            f"PREFECT_HOME = {home}: `stratagem up` of another project keeps its Prefect server there: unset the "
+            "variable, then this project has a database of its own; or give another folder"
+        ) from None
+    except OSError as error:
+        raise files.unwritable(home, error) from None
+    try:
+        yield
+    finally:
+        file_lock.release()
+
+
 def is_held() -> bool:
     """Return whether a process keeps the servers of this project."""
     try:
@@ -128,11 +131,11 @@ def private_key() -> str:
     """Return the password of the servers, ``user:password``: that of before, so that a browser and a shell keep theirs,
     unless others could have read it."""
     path = folder() / "key"
-    with contextlib.suppress(OSError):
+    with contextlib.suppress(OSError, UnicodeDecodeError):
         found = path.lstat()
         if stat.S_ISREG(found.st_mode) and found.st_uid == os.getuid() and not found.st_mode & 0o077:
             key = path.read_text(encoding="utf-8").strip()
-            if ":" in key and len(key) > 32:
+            if KEY.fullmatch(key):
                 return key
     key = make_password()
     with files.replacing(path) as temporary:
@@ -158,15 +161,6 @@ def created(pid: int) -> float:
         return psutil.Process(pid).create_time()
     except psutil.Error:
         return 0.0
-
-
-def find_process(pid: int, began: float) -> psutil.Process | None:
-    """Return the process with this id, if it is the one that began then."""
-    with contextlib.suppress(psutil.Error):
-        process = psutil.Process(pid)
-        if pid and abs(process.create_time() - began) < SAME_SECONDS and process.status() != psutil.STATUS_ZOMBIE:
-            return process
-    return None
 
 
 def end_leftovers(state: Operation | None) -> None:
@@ -236,3 +230,37 @@ def worker_heartbeat(address: str) -> float | None:
         if worker.get("name") == WORKER and worker.get("last_heartbeat_time"):
             return datetime.fromisoformat(worker["last_heartbeat_time"].replace("Z", "+00:00")).timestamp()
     return None
+
+
+def deployments() -> list[dict[str, Any]]:
+    """Return the deployments of prefect.yaml as Prefect reads them, with its anchors.
+
+    Raises:
+        UserError: it is not there, or has none.
+    """
+    try:
+        read = yaml.safe_load((config.project_root() / "prefect.yaml").read_text(encoding="utf-8"))
+        found: list[dict[str, Any]] = read["deployments"]
+    except (OSError, ValueError, KeyError, TypeError, yaml.YAMLError) as error:
+        why = " ".join(str(error).split())
+        raise UserError(f"prefect.yaml cannot be read ({why}): restore it") from None
+    return found
+
+
+def patience() -> float:
+    """Return for how many seconds a server may say nothing, as STRATAGEM_PATIENCE has it.
+
+    Raises:
+        UserError: it is no such number.
+    """
+    given = os.environ.get(PATIENCE, "") or str(PATIENCE_SECONDS)
+    try:
+        seconds = float(given)
+    except ValueError:
+        seconds = 0.0
+    if not HEALTH_SECONDS <= seconds < float("inf"):
+        raise UserError(
+            f"{PATIENCE} = {given}: give the seconds after which a server that says nothing is started again, "
+            f"{HEALTH_SECONDS:.0f} or more, or unset the variable: then it is {PATIENCE_SECONDS:.0f}"
+        )
+    return seconds

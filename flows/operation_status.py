@@ -1,10 +1,15 @@
-"""What `stratagem status` tells."""
+"""What `stratagem status` tells, and what `stratagem up --explain` does."""
 
+import os
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
-from flows import notifications, operation
-from tasks.network import unreachable_reason
+from flows import notifications, operation, servers
+from tasks import config
+from tasks.machine import find_process, is_free
+from tasks.network import unreachable_reason, without_userinfo
+from tasks.records import Explanation, PlannedStage, ServiceState
 
 WAITING = ["SCHEDULED", "PENDING"]
 MOST_LISTED = 20
@@ -14,7 +19,7 @@ def collect() -> dict[str, Any]:
     """Return what runs: `well`, whether all does; the services, the deployments with their next run, the flow runs that
     train and wait, and how many notices wait to be told."""
     state = operation.load()
-    up = operation.is_held() and state is not None
+    up = operation.is_held()
     services = [_service(one, up) for one in state.services] if state else []
     prefect = next((one["address"] for one in services if one["name"] == "prefect" and one["answers"]), None)
     return {
@@ -35,8 +40,8 @@ def collect() -> dict[str, Any]:
     }
 
 
-def _service(one: operation.ServiceState, up: bool) -> dict[str, Any]:
-    runs = up and operation.find_process(one.pid, one.created) is not None
+def _service(one: ServiceState, up: bool) -> dict[str, Any]:
+    runs = up and find_process(one.pid, one.created) is not None
     health = f"{one.address}/api/health" if one.name == "prefect" else one.address
     answers = runs and (not health or unreachable_reason(health) is None)
     told = one.model_dump(include={"name", "pid", "since", "restarts", "last_end", "address", "log"})
@@ -81,6 +86,8 @@ def show(found: Mapping[str, Any]) -> None:
     """Print it, for 80 columns."""
     if not found["up"]:
         print("Nothing runs here: `stratagem up` starts it.")
+    elif found["pid"] is None:
+        print("It is being started; what it keeps is not written down yet.")
     else:
         print(f"up since {found['since']}, process {found['pid']}, {found['phase']}")
         for one in found["services"]:
@@ -97,3 +104,43 @@ def show(found: Mapping[str, Any]) -> None:
             print(f"  {title:9}and {len(found[title]) - MOST_LISTED} more")
     if found["notices_waiting"]:
         print(f"  {found['notices_waiting']} notices wait to be told (STRATAGEM_NOTIFY)")
+
+
+def explain_up() -> Explanation:
+    """Return what `stratagem up` would start."""
+    state = operation.load() if operation.is_held() else None
+    if state is not None:
+        there = {one.name: f"{one.address or one.log}, since {one.since}" for one in state.services}
+        return Explanation(stages=tuple(_planned(name, "is there already", why) for name, why in there.items()))
+    folder = config.project_root() / "mlruns" / "up"
+    database = Path(os.environ.get("PREFECT_HOME") or folder / "prefect") / "prefect.db"
+    whys = {
+        "prefect": f"its database {database} is {'there' if database.exists() else 'not there yet'}",
+        "mlflow": f"the pages of {without_userinfo(servers.tracking_store())}",
+    }
+    planned = []
+    for name in whys:
+        port = servers.wanted_ports(folder / "ports.json")[name]
+        place = f"on port {port}" if is_free(port) else f"on another port than {port}, which is taken"
+        planned.append(_planned(name, "would run", f"{place} of 127.0.0.1; {whys[name]}"))
+    if servers.tracking_store().startswith(("http://", "https://")):
+        planned[1] = _planned("mlflow", "is left out", f"{whys['mlflow']} are that server's")
+    names = ", ".join(one["name"] for one in operation.deployments())
+    return Explanation(stages=(*planned, _planned("worker", "would run", f"of the deployments {names}")))
+
+
+def explain_down() -> Explanation:
+    """Return what `stratagem down` would end."""
+    if not operation.is_held():
+        return Explanation(stages=(_planned("down", "is left out", "nothing runs here"),))
+    state = operation.load()
+    ended = [
+        _planned(one.name, "would end", f"{one.address or one.log}, since {one.since}")
+        for one in (state.services if state is not None else ())
+    ]
+    whose = f"process {state.pid}, since {state.since}" if state is not None else "it is being started"
+    return Explanation(stages=(*ended, _planned("up", "would end", whose)))
+
+
+def _planned(name: str, does: Any, why: str) -> PlannedStage:
+    return PlannedStage(stage=name, does=does, why=why)

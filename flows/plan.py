@@ -1,4 +1,5 @@
-"""What a comparison will train: each strategy under each loop that drives it, with its settings or why it cannot be.
+"""What a comparison will train: each strategy under each loop that drives it, with its settings or why it cannot be;
+and what makes a sweep the same one.
 
 Nothing here is heavy: what is wrong with a command is told before Prefect or a framework is imported.
 """
@@ -9,10 +10,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, get_args
 
-from tasks import config, pipeline
+from tasks import config, pipeline, sweeps
 from tasks.errors import UserError, one_of
 from tasks.machine import usable_cores
-from tasks.records import ComparisonRow
+from tasks.records import ComparisonRow, SweepPlan
 
 LOOPS: tuple[str, ...] = get_args(config.Train.model_fields["loop"].annotation)
 TRACED_STEPS = 30
@@ -40,6 +41,12 @@ class Plan:
     def trainable(self) -> list[config.Settings]:
         """The settings of the rows that can be trained."""
         return [pair.settings for pair in self.pairs if pair.settings is not None]
+
+    @property
+    def rows(self) -> dict[str, config.Settings | str]:
+        """The settings of each row, or why it has none, by a name for a person."""
+        named = {", ".join(part for part in (pair.strategy, pair.loop) if part): pair for pair in self.pairs}
+        return {name: pair.settings or pair.reason or "" for name, pair in named.items()}
 
     @property
     def key(self) -> str:
@@ -173,3 +180,25 @@ def _refuse_foreign_cluster(settings: config.Settings) -> None:
             "a comparison starts its processes itself, and this cluster was started by someone else: give "
             "--set strategy.launcher=local"
         )
+
+
+def plan_of_sweep(space: sweeps.Space, parallel: int) -> SweepPlan:
+    """Return what makes a sweep the same one.
+
+    Raises:
+        UserError: nobody says which values of the metric are better.
+    """
+    direction = space.file.direction
+    if direction is None and ":" in space.metric:
+        raise UserError(
+            f"{space.path}: metric = '{space.metric}' is your own: give `direction: lower` or `direction: higher`"
+        )
+    lower = pipeline.lower_is_better(space.metric) if direction is None else direction == "lower"
+    return SweepPlan(
+        name=space.name,
+        space=space.described(),
+        metric=space.metric,
+        lower_is_better=lower,
+        parallel=parallel,
+        sampler=sweeps.SAMPLER,
+    )

@@ -12,8 +12,10 @@ import sys
 import tempfile
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 
-from tasks import config
+from tasks import config, machine, timeline
 from tasks.errors import StratagemError, UserError
 from tasks.network import unreachable_reason
 from tasks.process import guard, scratch
@@ -29,6 +31,8 @@ def set_environment(debug: bool) -> None:
 
     Without ``debug`` Prefect logs nothing to the terminal: a failed run ends with its one message, not with tracebacks.
     """
+    if not os.environ.get("PREFECT_HOME") and not machine.can_write(os.path.expanduser("~/.prefect")):
+        os.environ["PREFECT_HOME"] = str(config.project_root() / "mlruns" / "prefect")
     os.environ.setdefault("PREFECT_SERVER_ANALYTICS_ENABLED", "false")  # Without a network it only prints errors.
     os.environ.setdefault("DO_NOT_TRACK", "1")
     # Its log goes to its server, which shows it beside the run.
@@ -54,8 +58,7 @@ def guarded_environment(key: str, url: str) -> dict[str, str]:
 
     Args:
         key: of ``make_password``.
-        url: of the server, without a path. Prefect does not look at a request's Host header, so that a web page could
-            reach it under a name of its own; without the key that page learns and does nothing.
+        url: of the server, without a path.
     """
     return {"PREFECT_SERVER_API_AUTH_STRING": key, "PREFECT_SERVER_CORS_ALLOWED_ORIGINS": url}
 
@@ -173,6 +176,30 @@ def start_server() -> PrefectServer | None:
         return server
     server.close()
     return None
+
+
+@contextmanager
+def starting(settings: config.Settings, debug: bool, with_cluster: bool = True) -> Iterator[None]:
+    """Start what a flow needs while the block imports it; the server answers when the block has ended.
+
+    Args:
+        settings: whose processes are started.
+        debug: as in ``set_environment``.
+        with_cluster: as in ``client.start_processes``.
+    """
+    from tasks.machine import without_collections
+    from tasks.process import client
+
+    set_environment(debug)
+    # Imports its framework while this process imports Prefect.
+    client.start_processes(settings, with_cluster=with_cluster)
+    with timeline.span("flow", "wait for the API's address"):
+        server = start_server()
+    with timeline.span("flow", "import Prefect"), without_collections():
+        yield
+    if server is not None:
+        with timeline.span("flow", "wait for the API"):
+            server.await_ready()
 
 
 def answers(url: str, seconds: float) -> bool:

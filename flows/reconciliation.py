@@ -8,6 +8,7 @@ from prefect.client.orchestration import SyncPrefectClient, get_client
 from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterId
 from prefect.client.schemas.objects import FlowRun, State, StateType, TaskRun
 from prefect.exceptions import ObjectNotFound
+from prefect.runtime import flow_run
 from prefect.states import Crashed
 
 from tasks import pipeline, runs
@@ -33,11 +34,12 @@ def end_crashed_flow_runs() -> list[Ended]:
     whose server was not told how they ended, as they did."""
     ended = _report_ended()
     for path, holder in runs.crashed_holders():
-        if holder.flow_run_id is not None:
+        # One that was told to go on is at work again, as this process: its holder is the process that died.
+        if holder.flow_run_id not in (None, flow_run.id):
             reason = f"process {holder.pid} on {holder.host} died"
             with get_client(sync_client=True) as client:
                 try:
-                    ended_now = end_flow_run(client, uuid.UUID(holder.flow_run_id), Crashed(message=reason))
+                    ended_now = end_flow_run(client, uuid.UUID(str(holder.flow_run_id)), Crashed(message=reason))
                 except LEFT_FOR_LATER:
                     continue
             if ended_now:
@@ -50,6 +52,9 @@ def _report_ended() -> list[Ended]:
     """Tell the server of flow runs that came to their end while it was down."""
     ended = []
     for path, end in runs.unreported():
+        if end.flow_run_id == flow_run.id:
+            path.unlink(missing_ok=True)
+            continue
         with get_client(sync_client=True) as client:
             state: State[Any] = State(type=StateType(end.state), message=end.message or None)
             try:
@@ -65,14 +70,14 @@ def _report_ended() -> list[Ended]:
 
 def end_flow_run(client: SyncPrefectClient, flow_run_id: uuid.UUID, state: "State[Any]") -> bool:
     """End a flow run and its tasks; return whether it had no final state before."""
-    flow_run = client.read_flow_run(flow_run_id)
-    tasks = client.read_task_runs(flow_run_filter=FlowRunFilter(id=FlowRunFilterId(any_=[flow_run.id])))
+    found = client.read_flow_run(flow_run_id)
+    tasks = client.read_task_runs(flow_run_filter=FlowRunFilter(id=FlowRunFilterId(any_=[found.id])))
     for task_run in tasks:
         if not _is_final(task_run):
             client.set_task_run_state(task_run.id, state, force=True)
-    if _is_final(flow_run):
+    if _is_final(found):
         return False
-    client.set_flow_run_state(flow_run.id, state, force=True)
+    client.set_flow_run_state(found.id, state, force=True)
     return True
 
 

@@ -113,7 +113,9 @@ def publish_report(run_folder: Path, run_id: str) -> None:
     if pages:
         with contextlib.suppress(httpx.HTTPError):
             address = f"{pages}/#/experiments/0/runs/{run_id}/artifacts/evaluation/report.html"
-            create_link_artifact(address, link_text="the report, in MLflow", key="report")
+            create_link_artifact(
+                address, link_text="the report, in MLflow", key="report", description="how good it is, where it fails"
+            )
 
 
 def run_flow(flow: Flow[..., R], *arguments: Any) -> R:

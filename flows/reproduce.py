@@ -5,6 +5,7 @@ from typing import Annotated
 
 import typer
 
+from flows import completion
 from flows.command import Debug, Json, command
 
 DIFFERS = 1
@@ -13,10 +14,15 @@ DIFFERS = 1
 
 def reproduce(
     name: Annotated[
-        str, typer.Argument(metavar="RUN", help="A run by its id, the first letters of it, or `latest`.")
+        str,
+        typer.Argument(
+            metavar="RUN",
+            help="A run by its id, the first letters of it, or `latest`.",
+            autocompletion=completion.runs,
+        ),
     ] = "latest",
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Only tell what is otherwise today; nothing is trained.")
+        bool, typer.Option("--dry-run", "--explain", help="Only tell what is otherwise today; nothing is trained.")
     ] = False,
     allow_changes: Annotated[
         bool, typer.Option("--allow-changes", help="Also with other packages, or on another machine.")

@@ -2,7 +2,7 @@
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime
 
 from rich.console import Console
@@ -12,8 +12,10 @@ from rich.tree import Tree
 
 from tasks.errors import cut, listed
 from tasks.records import (
+    JobState,
     Link,
     MetricPair,
+    Pace,
     Provenance,
     Pruning,
     Reproduction,
@@ -21,10 +23,15 @@ from tasks.records import (
     RunDifference,
     RunLine,
     RunList,
+    ScalingPlan,
     Sync,
 )
 from tasks.runs import FIGURES, kind_of_parent
 
+SUMMED = {
+    "ring": "a ring over gRPC, as fitted to 2 to 4 workers",
+    "nccl": "a ring by the textbook; nothing of it was measured here",
+}
 SHORT = 8
 """Letters of an id; `runs show` takes as few as no other run begins with."""
 MAX_LEFT = 10
@@ -104,6 +111,17 @@ def _local(moment: str) -> str:
     return local.strftime("%m-%d %H:%M" if local.year == now.year else "%Y-%m-%d")
 
 
+def print_jobs(found: Sequence[JobState]) -> None:
+    """Print a line for each job that was submitted, with its folder below it."""
+    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False)
+    for column in ("job", "launcher", "state", "where or why", "submitted", "run"):
+        table.add_column(column, overflow="fold")
+    for one in found:
+        job = one.job
+        table.add_row(job.id, job.engine, one.state, one.detail, _local(job.submitted_at), job.name)
+    Console().print(table)
+
+
 def print_details(found: RunDetails) -> None:
     """Print one run, a name and a value a line."""
     line, lineage = found.run, found.lineage
@@ -121,14 +139,16 @@ def print_details(found: RunDetails) -> None:
         "devices": ", ".join(found.devices),
         "host": found.host,
         "git commit": f"{lineage.git_commit or 'none'}{dirty}",
-        "code": lineage.code_digest,
+        "code": lineage.code_digest + (f" (stratagem {lineage.package_version})" if lineage.package_version else ""),
         "settings": lineage.settings_digest,
         "trained": f"{found.epochs} epochs, {found.steps:,} steps" if found.steps is not None else None,
+        "resumed with": "; ".join(f"{one.what} {one.values}" for one in found.changed),
         "examples/s": _speed(line.examples_per_second),
         **{name: f"{value:.4f}" for name, value in line.metrics.items()},
         "evaluated": found.checkpoint,
         "weights": found.weights_digest,
         "model version": version or (f"none: {found.why_no_version}" if found.why_no_version else None),
+        "champion": found.judgement,
         "note": "; ".join(found.notes),
         "seconds": ", ".join(f"{stage} {seconds:.1f}" for stage, seconds in found.seconds.items()),
         "flow run": found.flow_run_id,
@@ -156,6 +176,13 @@ def print_difference(found: RunDifference) -> None:
     if found.metrics:
         rows = "the same test rows, compared example by example"
         unlike = "not the same test rows, or what they gave for them is gone: each interval by itself"
+        sides = {
+            found.first: [one.first for one in found.metrics.values()],
+            found.second: [one.second for one in found.metrics.values()],
+        }
+        for run_id, values in sides.items():
+            if all(value is None for value in values):
+                unlike = f"{run_id[:SHORT]} was not evaluated (stratagem evaluate --run {run_id[:SHORT]})"
         _print(f"\ntest metrics, with intervals of 95 %; {rows if found.same_test_rows else unlike}")
         _print_metrics(found.metrics, names)
 
@@ -212,6 +239,9 @@ def print_pruning(done: Pruning) -> None:
         _print(f"left alone: {run_id[:SHORT]}, {why}")
     if (more := len(done.left) - MAX_LEFT) > 0:
         print(f"left alone: {more:,} more (--json names all)")
+    if done.unfinished:
+        were = "run that failed or was killed" if done.unfinished == 1 else "runs that failed or were killed"
+        _print(f"left alone: {done.unfinished:,} {were} and can be resumed (--unfinished removes theirs, too)")
     what = (
         f"the checkpoints and models of {len(done.pruned):,} run{'s' * (len(done.pruned) != 1)}: {done.bytes:,} bytes"
     )
@@ -311,3 +341,66 @@ def print_sync(done: Sync) -> None:
     versions = [version for one in done.runs for version in one.versions]
     if versions:
         print(f"versions: {listed(versions)}")
+
+
+def print_scaling(found: ScalingPlan, measured: Pace | None) -> None:
+    """Print what a training would do on many machines.
+
+    Args:
+        found: the prediction.
+        measured: what it is of, where something was measured.
+    """
+    lines = {
+        "workers": f"{found.workers} of {found.devices} devices, {found.bandwidth / 1e9:g} Gbit/s, "
+        f"{found.latency_seconds * 1e6:g} us",
+        "sums": SUMMED[found.communication],
+        "model": f"{found.parameters:,} parameters, {found.gradient_bytes / 1e6:,.2f} MB of gradients",
+        "batch": f"{found.global_batch_size:,} examples a step",
+        "a step": f"{duration(found.step_seconds)} ({_both(found.step_seconds_range, duration)})",
+    }
+    lines |= {
+        f"  {name}": f"{duration(seconds)}, {seconds / found.step_seconds:.0%}"
+        for name, seconds in found.parts_seconds.items()
+    }
+    lines |= {
+        "bottleneck": found.bottleneck,
+        "examples/s": f"{found.examples_per_second:,.0f} ({_both(found.examples_per_second_range, '{:,.0f}'.format)})",
+        "efficiency": f"{found.efficiency:.0%} ({_both(found.efficiency_range, '{:.0%}'.format)})",
+    }
+    share = "{:.1%}".format
+    if found.checkpoint_seconds is not None:
+        often = "the settings do not say how often, or not as far as shows here"
+        if found.interval_seconds is not None and found.checkpoint_share_range is not None:
+            often = f"every {duration(found.interval_seconds)}, which takes {found.checkpoint_share:.1%} of the time"
+            often += f" ({_both(found.checkpoint_share_range, share)})"
+        lines["checkpoints"] = f"{duration(found.checkpoint_seconds)} each; {often}"
+    if found.best_interval_seconds is not None and found.best_goodput_range is not None:
+        best = (
+            f"a checkpoint every {duration(found.best_interval_seconds)}: {found.best_goodput:.1%} of the time counts"
+        )
+        best += f" ({_both(found.best_goodput_range, share)})"
+        own = "not known without how often they save"
+        if found.interval_seconds is not None and found.goodput_range is not None:
+            own = f"every {duration(found.interval_seconds)}: {found.goodput:.1%} ({_both(found.goodput_range, share)})"
+        lines |= {
+            "failures": f"{found.failures_a_day:,.3g} a day; a restart {duration(found.restart_seconds or 0.0)}",
+            "best": best,
+            "settings": own,
+        }
+    if measured is not None:
+        lines["measured"] = f"{len(measured.step_seconds)} calls on {measured.device}"
+    width = max(map(len, lines))
+    for name, text in lines.items():
+        print(f"{name:{width}}  {text}")
+
+
+def _both(pair: tuple[float, float], write: Callable[[float], str]) -> str:
+    return f"{write(pair[0])} to {write(pair[1])}"
+
+
+def duration(seconds: float) -> str:
+    """Return a time with three digits and the unit that fits it."""
+    for unit, size in (("d", 86400.0), ("h", 3600.0), ("min", 60.0), ("s", 1.0), ("ms", 1e-3)):
+        if seconds >= size:
+            return f"{seconds / size:.3g} {unit}"
+    return f"{seconds * 1e6:.3g} us"

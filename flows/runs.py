@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from flows import completion
 from flows.command import Debug, Json, command
 
 app = typer.Typer(
@@ -16,7 +17,10 @@ app = typer.Typer(
 
 SHOWN = 20
 NAMED = "Its id, the first letters of it, or `latest`."
-Dataset = Annotated[str | None, typer.Option("--dataset", metavar="NAME", help="Only runs on this dataset.")]
+Dataset = Annotated[
+    str | None,
+    typer.Option("--dataset", metavar="NAME", help="Only runs on this dataset.", autocompletion=completion.datasets),
+]
 
 
 @app.callback()
@@ -24,7 +28,13 @@ def list_runs(
     context: typer.Context,
     dataset: Dataset = None,
     strategy: Annotated[
-        str | None, typer.Option("--strategy", metavar="KIND", help="Only runs under this strategy.")
+        str | None,
+        typer.Option(
+            "--strategy",
+            metavar="KIND",
+            help="Only runs under this strategy.",
+            autocompletion=completion.strategies,
+        ),
     ] = None,
     since: Annotated[
         str | None,
@@ -67,7 +77,9 @@ def list_runs(
 
 @app.command()
 def show(
-    name: Annotated[str, typer.Argument(metavar="RUN", help=NAMED)], json: Json = False, debug: Debug = False
+    name: Annotated[str, typer.Argument(metavar="RUN", help=NAMED, autocompletion=completion.runs)],
+    json: Json = False,
+    debug: Debug = False,
 ) -> None:
     """Show one run: its settings, where it comes from, what came of it, and what lies in its folder."""
     with command(debug):
@@ -80,17 +92,17 @@ def show(
 
 @app.command()
 def diff(
-    first: Annotated[str, typer.Argument(metavar="A", help=f"A run. {NAMED}")],
-    second: Annotated[str, typer.Argument(metavar="B", help="Another one.")],
+    first: Annotated[str, typer.Argument(metavar="A", help=f"A run. {NAMED}", autocompletion=completion.runs)],
+    second: Annotated[str, typer.Argument(metavar="B", help="Another one.", autocompletion=completion.runs)],
     json: Json = False,
     debug: Debug = False,
 ) -> None:
     """Tell what differs between two runs: settings, data, code, speed; and the test metrics with their intervals."""
     with command(debug):
         from flows import run_tables
-        from tasks import pipeline, runs
+        from tasks import runs, side_by_side
 
-        found = pipeline.compare(runs.resolve(first), runs.resolve(second))
+        found = side_by_side.differences(runs.resolve(first), runs.resolve(second))
         print(found.model_dump_json()) if json else run_tables.print_difference(found)
 
 
@@ -109,7 +121,7 @@ def prune(
     unfinished: Annotated[
         bool, typer.Option("--unfinished", help="Also runs that failed or were killed, which cannot be resumed then.")
     ] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only tell what would be removed.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", "--explain", help="Only tell what would be removed.")] = False,
     json: Json = False,
     debug: Debug = False,
 ) -> None:

@@ -20,6 +20,7 @@ import uvicorn
 from filelock import FileLock
 
 from tasks import timeline
+from tasks.guarded import from_here
 from tasks.machine import without_collections
 from tasks.process import guard
 from tasks.process.environment import keep_private
@@ -54,9 +55,8 @@ async def _serve(listening: socket.socket, home: Path) -> None:
         from prefect.server.api.server import create_app
         from prefect.server.database import provide_database_interface
 
-    server = _Server(
-        uvicorn.Config(create_app(ephemeral=True, final=True), log_level="error", timeout_graceful_shutdown=2)
-    )
+    application = from_here(create_app(ephemeral=True, final=True))
+    server = _Server(uvicorn.Config(application, log_level="error", timeout_graceful_shutdown=2))
 
     def end() -> None:
         server.should_exit = True

@@ -12,7 +12,6 @@ from typing import IO
 
 from flows.prefect_server import guarded_environment
 from tasks import config, relocation
-from tasks.machine import free_ports
 from tasks.process.environment import stage_environment
 
 # MLflow's and Prefect's own.
@@ -31,6 +30,9 @@ class Server:
     """Where it answers; nothing for one that only asks others."""
     health: str = ""
     """What is asked to know whether it answers."""
+    listening: socket.socket | None = None
+    """Where it takes requests. It stays open here while the server is started again: they wait, and nobody else can
+    take its port and be told the password."""
 
 
 def tracking_store() -> str:
@@ -38,7 +40,7 @@ def tracking_store() -> str:
     return os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{config.project_root() / 'mlruns' / 'mlflow.db'}"
 
 
-def mlflow_pages(port: int, key: str) -> Server | None:
+def mlflow_pages(listening: socket.socket, key: str) -> Server | None:
     """Return MLflow's pages of the store, which is made if there is none; None where somebody else serves them."""
     root, store, environment = config.project_root(), tracking_store(), stage_environment(None)
     if not (os.environ.get("MLFLOW_TRACKING_URI") or (root / "mlruns" / "mlflow.db").exists()):
@@ -48,32 +50,31 @@ def mlflow_pages(port: int, key: str) -> Server | None:
     elif not os.environ.get("MLFLOW_TRACKING_URI"):
         relocation.mend()
     if store.startswith(("http://", "https://")):
+        listening.close()
         return None
     return Server(
         "mlflow",
-        (sys.executable, "-m", "tasks.tracking.pages", str(port)),
+        (sys.executable, "-m", "tasks.tracking.pages", str(listening.fileno())),
         environment | {"MLFLOW_TRACKING_URI": store, "STRATAGEM_KEY": key},
-        f"http://127.0.0.1:{port}",
-        f"http://127.0.0.1:{port}",
+        _address(listening),
+        _address(listening),
+        listening,
     )
 
 
-def prefect_server(port: int, key: str, schedules: bool, home: Path | None = None) -> Server:
+def prefect_server(listening: socket.socket, key: str, schedules: bool, home: Path | None = None) -> Server:
     """Return a Prefect server.
 
     Args:
-        port: of 127.0.0.1.
+        listening: of ``listen``.
         key: of ``make_password``.
         schedules: it makes the runs of schedules, and what else such a server does by itself.
         home: of its database; Prefect's usual one if not given.
     """
-    address = f"http://127.0.0.1:{port}"
+    address, more = _address(listening), [] if schedules else ["--no-services"]
     return Server(
         "prefect",
-        (
-            *(sys.executable, "-m", "prefect", "server", "start", "--host", "127.0.0.1", "--port", str(port)),
-            *([] if schedules else ["--no-services"]),
-        ),
+        (sys.executable, "-m", "flows.prefect_pages", str(listening.fileno()), *more),
         stage_environment(None)
         | guarded_environment(key, address)
         # Its pages would ask port 4200 whatever port their server has.
@@ -81,28 +82,37 @@ def prefect_server(port: int, key: str, schedules: bool, home: Path | None = Non
         | ({"PREFECT_HOME": str(home)} if home else {}),
         address,
         f"{address}/api/health",
+        listening,
     )
 
 
-def choose_ports(kept: Path) -> dict[str, int]:
-    """Return a port for each server: the last time's or the usual one where it is free, so that a bookmark holds."""
+def listen(kept: Path) -> dict[str, socket.socket]:
+    """Return where each server takes requests: on the last time's port or the usual one where it is free, so that a
+    bookmark holds."""
+    listening = {name: _listen_on(port) for name, port in wanted_ports(kept).items()}
+    kept.write_text(json.dumps({name: one.getsockname()[1] for name, one in listening.items()}), encoding="utf-8")
+    return listening
+
+
+def _listen_on(port: int) -> socket.socket:
+    try:
+        return socket.create_server(("127.0.0.1", port))
+    except OSError:
+        return socket.create_server(("127.0.0.1", 0))
+
+
+def _address(listening: socket.socket) -> str:
+    return f"http://127.0.0.1:{listening.getsockname()[1]}"
+
+
+def wanted_ports(kept: Path) -> dict[str, int]:
+    """Return the ports of the last time, or the usual ones, free or not."""
     try:
         before = json.loads(kept.read_text(encoding="utf-8"))
-        wanted = {name: int(before[name]) for name in USUAL_PORTS}
+        ports = {name: int(before[name]) for name in USUAL_PORTS}
     except (OSError, ValueError, KeyError, TypeError):
-        wanted = USUAL_PORTS
-    others = iter(free_ports(len(USUAL_PORTS)))
-    chosen = {name: port if _is_free(port) else next(others) for name, port in wanted.items()}
-    kept.write_text(json.dumps(chosen), encoding="utf-8")
-    return chosen
-
-
-def _is_free(port: int) -> bool:
-    try:
-        socket.create_server(("127.0.0.1", port)).close()
-    except (OSError, OverflowError):
-        return False
-    return True
+        return USUAL_PORTS
+    return ports if all(0 <= port < 2**16 for port in ports.values()) else USUAL_PORTS
 
 
 def start(server: Server, output: IO[bytes]) -> "subprocess.Popen[bytes]":
@@ -114,6 +124,7 @@ def start(server: Server, output: IO[bytes]) -> "subprocess.Popen[bytes]":
         stdin=subprocess.PIPE,
         stdout=output,
         stderr=output,
+        pass_fds=[server.listening.fileno()] if server.listening is not None else [],
         process_group=0,  # Ctrl-C reaches this process alone.
     )
 

@@ -9,14 +9,18 @@ from typing import Annotated
 
 import typer
 
+from flows import completion
 from flows.command import NO_SETTINGS, AllowChanges, Debug, Fresh, Json, Recipe, Resume, Set, check_resume, command
-from flows.explanation import Explain
+from flows.explanation import Explain, show
 from flows.explanation import explain as show_explanation
 
 RunId = Annotated[
     str | None,
     typer.Option(
-        "--run", metavar="RUN", help="The run, by its id or the first letters of it; without it, the newest one."
+        "--run",
+        metavar="RUN",
+        help="The run, by its id or the first letters of it; without it, the newest one.",
+        autocompletion=completion.runs,
     ),
 ]
 
@@ -109,14 +113,22 @@ def train(
 
 
 def evaluate(
-    recipe: Recipe = None, overrides: Set = NO_SETTINGS, run_id: RunId = None, json: Json = False, debug: Debug = False
+    recipe: Recipe = None,
+    overrides: Set = NO_SETTINGS,
+    run_id: RunId = None,
+    explain: Explain = False,
+    json: Json = False,
+    debug: Debug = False,
 ) -> None:
     """Evaluate a checkpoint of a run: --set evaluate.checkpoint=latest, best or a step."""
     with command(debug):
         from flows import tables
-        from tasks import config, pipeline
+        from tasks import config, explanation, pipeline
         from tasks.process import client
 
+        if explain:
+            show(explanation.evaluate(recipe, overrides, run_id), json)
+            return
         settings, prepared, running, training = pipeline.load_training(config.load(recipe, overrides), run_id)
         result = client.evaluate(settings, prepared, training, running)
         client.write_report(settings, running)
@@ -134,6 +146,7 @@ def register(
     overrides: Set = NO_SETTINGS,
     run_id: RunId = None,
     force: Annotated[bool, typer.Option("--force", help="Make it @champion, whatever the evidence.")] = False,
+    explain: Explain = False,
     json: Json = False,
     debug: Debug = False,
 ) -> None:
@@ -143,9 +156,12 @@ def register(
     """
     with command(debug):
         from flows import tables
-        from tasks import config, pipeline, runs
+        from tasks import config, explanation, pipeline, runs
         from tasks.process import client
 
+        if explain:
+            show(explanation.register(recipe, overrides, run_id, force), json)
+            return
         settings, prepared, running, training = pipeline.load_training(config.load(recipe, overrides), run_id)
         evaluation = runs.load_evaluation(running)
         with runs.lock(running.key, f"run {running.run_id}"):
@@ -157,8 +173,12 @@ def register(
 
 
 def report(
-    run_id: Annotated[str, typer.Argument(metavar="RUN", help="A run, or `latest` for the newest one.")] = "latest",
+    run_id: Annotated[
+        str,
+        typer.Argument(metavar="RUN", help="A run, or `latest` for the newest one.", autocompletion=completion.runs),
+    ] = "latest",
     open_page: Annotated[bool, typer.Option("--open", help="Show it in this machine's browser.")] = False,
+    explain: Explain = False,
     json: Json = False,
     debug: Debug = False,
 ) -> None:
@@ -171,8 +191,11 @@ def report(
         import webbrowser
         from json import dumps
 
-        from tasks import pipeline
+        from tasks import explanation, pipeline
 
+        if explain:
+            show(explanation.report(run_id), json)
+            return
         path = pipeline.write_report(run_id)
         print(dumps({"report": str(path)}) if json else path)
         if open_page and not webbrowser.open(path.as_uri()):
@@ -181,6 +204,7 @@ def report(
 
 def rollback(
     model: Annotated[str, typer.Argument(metavar="MODEL", help="A registered model, such as digits-convnet2.")],
+    explain: Explain = False,
     json: Json = False,
     debug: Debug = False,
 ) -> None:
@@ -189,6 +213,11 @@ def rollback(
         from flows import tables
         from tasks import pipeline
 
+        if explain:
+            from tasks import explanation
+
+            show(explanation.rollback(model), json)
+            return
         tables.print_record(pipeline.rollback(model), json, ("model_name", "before", "now", "missing"))
 
 
@@ -198,10 +227,17 @@ def export(
         typer.Argument(
             metavar="RUN",
             help="A run by its id or the first letters of it; `latest`; models:/NAME@ALIAS or models:/NAME/VERSION.",
+            autocompletion=completion.runs,
         ),
     ],
     format: Annotated[
-        str, typer.Option("--format", metavar="NAME", help="A file of tasks/exports/, such as keras or savedmodel.")
+        str,
+        typer.Option(
+            "--format",
+            metavar="NAME",
+            help="A file of tasks/exports/, such as keras or savedmodel.",
+            autocompletion=completion.formats,
+        ),
     ],
     to: Annotated[
         Path | None,
@@ -210,6 +246,7 @@ def export(
     checkpoint: Annotated[
         str | None, typer.Option("--checkpoint", metavar="latest|best", help="Without it, the latest.")
     ] = None,
+    explain: Explain = False,
     json: Json = False,
     debug: Debug = False,
 ) -> None:
@@ -219,9 +256,12 @@ def export(
     """
     with command(debug):
         from flows import tables
-        from tasks import exports, pipeline
+        from tasks import explanation, exports, pipeline
         from tasks.process import client
 
+        if explain:
+            show(explanation.export(run_id, format, to, checkpoint), json)
+            return
         exports.find(format)
         settings, prepared, running, which = pipeline.find_model(run_id, checkpoint)
         result = client.export(settings, prepared, running, format, which, to and to.absolute())

@@ -12,7 +12,9 @@ from typing import ParamSpec, TypeVar
 from prefect import State, Task, task
 from prefect.cache_policies import NO_CACHE
 from prefect.client.schemas import TaskRun
+from prefect.runtime import flow_run
 
+from flows import notifications
 from flows.training_log import epochs_logged
 from tasks import dvc_data, pipeline
 from tasks.config import Settings
@@ -52,7 +54,10 @@ def data(settings: Settings) -> PreparedDataset:
 def train(settings: Settings, prepared: PreparedDataset, run: Run) -> TrainingResult:
     """Train under the strategy."""
     with epochs_logged(run, settings.train.epochs):
-        return client.train(settings, prepared, run)
+        try:
+            return client.train(settings, prepared, run)
+        finally:  # Also of one that fails in the end.
+            notifications.tell_restarts(run, f"{flow_run.id} {flow_run.run_count}", client.restarts())
 
 
 def _as_task(function: Callable[P, R], name: str, run_name: str) -> Task[P, R]:
@@ -67,7 +72,7 @@ start_or_resume_comparison = _as_task(
 evaluate = _as_task(client.evaluate, "evaluate", "evaluate {settings.evaluate.checkpoint} " + LOOP)
 register = _as_task(client.register, "register", "register {settings.model.name} " + STRATEGY)
 start_sweep = _as_task(client.start_sweep, "start_sweep", "start sweep {name} " + DATASET)
-resume_sweep = _as_task(client.resume_sweep, "resume_sweep", "resume sweep {run.name}")
+resume_sweep = _as_task(client.resume_parent, "resume_sweep", "resume sweep {run.name}")
 report_comparison = _as_task(client.report_comparison, "report", "report {run.name}")
 report_sweep = _as_task(client.report_sweep, "report", "report {run.name}")
 end_run = _as_task(client.end_run, "end_run", "end run {run.name}, {status}")

@@ -15,11 +15,12 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from importlib.metadata import version
 from pathlib import Path
 from typing import IO, Literal
 
 from flows import notifications, operation, servers
-from flows.operation import Operation, ServiceState
+from flows.operation import HEALTH_SECONDS
 from flows.prefect_server import set_environment
 from flows.servers import Server
 from tasks import config
@@ -27,20 +28,25 @@ from tasks.errors import StratagemError, UserError
 from tasks.network import unreachable_reason, without_secrets
 from tasks.process import guard
 from tasks.process.environment import keep_private
+from tasks.records import Operation, ServiceState
 
 LOOK_SECONDS = 0.5
+# One that has not answered yet takes requests, and lets them wait.
+START_LOOK_SECONDS = 2.0
 # One that has lived so long begins again with the shortest pause.
 STEADY_SECONDS = 60.0
 LONGEST_PAUSE_SECONDS = 60.0
 # So often one may die before all of them have answered once: then something is wrong that no restart mends.
 MAX_FIRST_TRIES = 3
-# A server that says nothing for so long hangs. A training on all cores makes answers slow.
-HANG_SECONDS = 180.0
-HEALTH_SECONDS = 10.0
 # What waits to be told is tried again, and flow runs that have crashed are looked for.
 WATCH_SECONDS = 15.0
 MAX_LOG_BYTES = 20_000_000
 STAY = "stay"
+# The exit code of one that came second.
+RUNS_ALREADY = os.EX_TEMPFAIL
+
+
+VERSIONS = {package: version(package) for package in ("stratagem", "prefect", "mlflow")}
 
 
 @dataclass
@@ -59,6 +65,8 @@ class Kept:
     last_end: str | None = None
     answered_at: float = 0.0
     """On the clock of `time.monotonic`."""
+    has_answered: bool = False
+    """Since it was started."""
 
     def state(self) -> ServiceState:
         """Return it as others read it."""
@@ -80,22 +88,23 @@ class Supervisor:
 
     def __init__(self, stop: threading.Event) -> None:
         self._stop = stop
+        self._patience = operation.patience()
         self._folder = operation.folder()
         before = operation.load()
         operation.end_leftovers(before)
         self._worker_seen = before.worker_seen if before else 0.0
         self._since = datetime.now(UTC).isoformat(timespec="seconds")
         self._ready = False
-        ports = servers.choose_ports(self._folder / "ports.json")
+        self._listening = servers.listen(self._folder / "ports.json")
         key = operation.private_key()
-        home = None if os.environ.get("PREFECT_HOME") else self._folder / "prefect"
+        home = prefect_home()
         set_environment(debug=True)  # Its lines go to a file.
-        prefect = servers.prefect_server(ports["prefect"], key, schedules=True, home=home)
-        pages = servers.mlflow_pages(ports["mlflow"], key)
+        prefect = servers.prefect_server(self._listening["prefect"], key, schedules=True, home=home)
+        pages = servers.mlflow_pages(self._listening["mlflow"], key)
         self.asked = {
             "PREFECT_API_URL": f"{prefect.address}/api",
             "PREFECT_API_AUTH_STRING": key,
-            **({"PREFECT_HOME": str(home)} if home else {}),
+            "PREFECT_HOME": str(home),
             "PROJECT_ROOT": str(config.project_root()),
         }
         operation.write_environment(self.asked)
@@ -141,7 +150,7 @@ class Supervisor:
                 self._note_death(kept, _how(code))
             elif kept.server.health and self._hangs(kept):
                 servers.end(kept.process)
-                self._note_death(kept, f"no answer for {HANG_SECONDS:.0f} s")
+                self._note_death(kept, f"no answer for {self._patience_with(kept):.0f} s")
 
     def _start(self, kept: Kept) -> None:
         if kept is self._worker:
@@ -150,7 +159,7 @@ class Supervisor:
             kept.log.replace(kept.log.with_suffix(".log.1"))
         with _opened(kept.log) as output:
             kept.process = servers.start(kept.server, output)
-        kept.began, kept.answered_at = time.time(), time.monotonic()
+        kept.began, kept.answered_at, kept.has_answered = time.time(), time.monotonic(), False
         self._save()
 
     def _note_death(self, kept: Kept, how: str) -> None:
@@ -175,7 +184,7 @@ class Supervisor:
 
     def _answers(self, kept: Kept) -> bool:
         running = kept.process is not None and kept.process.poll() is None
-        return running and unreachable_reason(kept.server.health) is None
+        return running and unreachable_reason(kept.server.health, START_LOOK_SECONDS) is None
 
     def _all_answer(self) -> bool:
         if not all(self._answers(kept) for kept in (self._prefect, *self._pages)) or self._worker.process is None:
@@ -185,10 +194,14 @@ class Supervisor:
         return self._deployed
 
     def _hangs(self, kept: Kept) -> bool:
-        now = time.monotonic()
-        if now - kept.answered_at > HEALTH_SECONDS and unreachable_reason(kept.server.health, HEALTH_SECONDS) is None:
-            kept.answered_at = now
-        return now - kept.answered_at > HANG_SECONDS
+        now, within = time.monotonic(), HEALTH_SECONDS if kept.has_answered else START_LOOK_SECONDS
+        if now - kept.answered_at > HEALTH_SECONDS and unreachable_reason(kept.server.health, within) is None:
+            kept.answered_at, kept.has_answered = now, True
+        return now - kept.answered_at > self._patience_with(kept)
+
+    def _patience_with(self, kept: Kept) -> float:
+        """Return for how long a server may say nothing: one that starts imports for a minute on a busy machine."""
+        return self._patience if kept.has_answered else max(self._patience, operation.PATIENCE_SECONDS)
 
     def _watch(self) -> None:
         """Tell what waits to be told, and which flow runs have crashed; note that the worker is at work."""
@@ -228,6 +241,8 @@ class Supervisor:
                 servers.end(kept.process)
                 kept.process = None
         guard.end_children()
+        for listening in self._listening.values():
+            listening.close()
         with contextlib.suppress(OSError):
             self._save("ending")
 
@@ -240,6 +255,7 @@ class Supervisor:
             phase=phase or ("ready" if self._ready else "starting"),
             services=tuple(kept.state() for kept in self._kept),
             worker_seen=self._worker_seen,
+            versions=VERSIONS,
         )
         operation.save(state)
 
@@ -256,7 +272,7 @@ def keep(when_ready: Callable[[], None]) -> bool:
     """Keep everything running until a signal; return False, and do nothing, where another process does so already.
 
     Raises:
-        UserError: it cannot be started with what the environment holds.
+        UserError: it cannot be started with what the environment holds, or `up` of another project keeps its database.
         StratagemError: something does not start.
         KeyboardInterrupt: Ctrl-C.
     """
@@ -269,9 +285,10 @@ def keep(when_ready: Callable[[], None]) -> bool:
         stop.set()
         signal.signal(number, signal.SIG_DFL)  # A second one ends this process, and the guards end the others.
 
-    with operation.lock() as mine:
-        if not mine:
+    with contextlib.ExitStack() as holding:
+        if not holding.enter_context(operation.lock()):
             return False
+        holding.enter_context(operation.database_lock(prefect_home()))
         os.umask(0o077)
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             if signal.getsignal(number) != signal.SIG_IGN:
@@ -282,13 +299,21 @@ def keep(when_ready: Callable[[], None]) -> bool:
     return True
 
 
+def prefect_home() -> Path:
+    """Return the folder of the database of Prefect's server."""
+    given = os.environ.get("PREFECT_HOME")
+    return Path(given).expanduser().absolute() if given else operation.folder() / "prefect"
+
+
 def check_environment() -> None:
     """Refuse what cannot be kept, before anything starts.
 
     Raises:
-        UserError: PREFECT_API_URL names another server than that of `up`, or an address of STRATAGEM_NOTIFY is wrong.
+        UserError: PREFECT_API_URL names another server than that of `up`, an address of STRATAGEM_NOTIFY is wrong, or
+            STRATAGEM_PATIENCE is no number.
     """
     notifications.check()
+    operation.patience()
     url, own = os.environ.get("PREFECT_API_URL"), operation.load()
     known = [f"{one.address}/api" for one in own.services if one.name == "prefect"] if own else []
     if url and url.rstrip("/") not in known:
@@ -300,10 +325,12 @@ def check_environment() -> None:
         os.environ.pop(name, None)
 
 
-def start_in_background() -> None:
-    """Start the supervisor as a process of its own, and return when everything answers.
+def start_in_background() -> bool:
+    """Start the supervisor as a process of its own, and return when everything answers; False where another process was
+    quicker.
 
     Raises:
+        UserError: it cannot be started with what the environment holds.
         StratagemError: it ended instead; says why.
     """
     log = operation.folder() / "up.log"
@@ -321,10 +348,14 @@ def start_in_background() -> None:
     try:
         while process.poll() is None and not _is_ready(process.pid):
             time.sleep(LOOK_SECONDS / 2)
-        if process.poll() is not None:
-            raise StratagemError(f"{_last_line(log)} (the log: {log})")
+        if process.returncode == RUNS_ALREADY:
+            return False
+        if process.returncode is not None:
+            said = f"{_last_line(log).removeprefix('error: ')} (the log: {log})"
+            raise UserError(said) if process.returncode == UserError.exit_code else StratagemError(said)
         if line_to_it is not None:
             line_to_it.write(f"{STAY}\n")
+        return True
     finally:
         if line_to_it is not None:
             line_to_it.close()
@@ -370,7 +401,7 @@ def main() -> None:
     guard.when_input_closes(end, lambda line: stays.set() if line.strip() == STAY else None)
     try:
         if not keep(lambda: None):
-            sys.exit("error: `stratagem up` runs here already")
+            sys.exit(RUNS_ALREADY)
     except StratagemError as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(error.exit_code)

@@ -11,9 +11,10 @@ from prefect import flow
 from prefect.runtime import flow_run
 from pydantic import Field
 
-from flows import reconciliation, reporting, stages, training, trials
+from flows import deployed, reconciliation, reporting, stages, training, trials
+from flows.plan import plan_of_sweep
 from tasks import config, pipeline, runs, sweeps
-from tasks.errors import StratagemError, UserError
+from tasks.errors import StratagemError
 from tasks.process import client
 from tasks.process.environment import keep_private
 from tasks.records import PreparedDataset, Run, RunSummary, Sweep, SweepPlan, Trial
@@ -41,6 +42,8 @@ def sweep(
         fresh: begin a new sweep in any case.
     """
     keep_private()
+    root = config.project_root()
+    deployed.check_file("space", space, sweeps.spaces(root), root / "recipes" / "sweeps")
     found = sweeps.load(space)
     sweeps.refuse_foreign_cluster(found, pipeline.in_foreign_cluster(found.example))
     pipeline.check_devices(found.example)
@@ -54,30 +57,8 @@ def _locked(name: str, number: int, parallel: int, fresh: bool) -> Sweep:
         client.start_processes(space.example, with_cluster=False)  # Imports its framework while DVC looks at the data.
         prepared = stages.data(space.example)
         space = sweeps.load(name)  # What fits the data is known now.
-        plan = plan_of(space, parallel)
+        plan = plan_of_sweep(space, parallel)
         return _sweep(space, plan, number, prepared, run_lock, fresh)
-
-
-def plan_of(space: sweeps.Space, parallel: int) -> SweepPlan:
-    """Return what makes a sweep the same one.
-
-    Raises:
-        UserError: nobody says which values of the metric are better.
-    """
-    direction = space.file.direction
-    if direction is None and ":" in space.metric:
-        raise UserError(
-            f"{space.path}: metric = '{space.metric}' is your own: give `direction: lower` or `direction: higher`"
-        )
-    lower = pipeline.lower_is_better(space.metric) if direction is None else direction == "lower"
-    return SweepPlan(
-        name=space.name,
-        space=space.described(),
-        metric=space.metric,
-        lower_is_better=lower,
-        parallel=parallel,
-        sampler=sweeps.SAMPLER,
-    )
 
 
 def _sweep(

@@ -4,12 +4,19 @@ from typing import Annotated
 
 import typer
 
+from flows import completion
 from flows.command import Debug, Json, command
+from flows.explanation import Explain, show
 
 
 def sweep(
     space: Annotated[
-        str, typer.Argument(metavar="SPACE", help="A name in recipes/sweeps/, or the path of a YAML file.")
+        str,
+        typer.Argument(
+            metavar="SPACE",
+            help="A name in recipes/sweeps/, or the path of a YAML file.",
+            autocompletion=completion.spaces,
+        ),
     ],
     trials: Annotated[
         int, typer.Option("--trials", metavar="N", help="How many, with those of the same sweep before.")
@@ -20,6 +27,7 @@ def sweep(
     fresh: Annotated[
         bool, typer.Option("--fresh", help="Begin a new sweep, also where one of this name is unfinished.")
     ] = False,
+    explain: Explain = False,
     json: Json = False,
     debug: Debug = False,
 ) -> None:
@@ -29,9 +37,9 @@ def sweep(
     """
     with command(debug):
         from flows import prefect_server, sweep_tables
-        from tasks import dvc_data, pipeline, sweeps
+        from flows.plan import plan_of_sweep
+        from tasks import dvc_data, explanation, pipeline, sweeps
         from tasks.errors import UserError
-        from tasks.machine import without_collections
         from tasks.process import client
 
         for option, value, most in (("--trials", trials, 100_000), ("--parallel", parallel, 64)):
@@ -39,18 +47,17 @@ def sweep(
                 raise UserError(f"{option} = {value}: give a number from 1 to {most:,}")
         found = sweeps.load(space)
         sweeps.refuse_foreign_cluster(found, pipeline.in_foreign_cluster(found.example))
+        if explain:
+            show(explanation.sweep(found, plan_of_sweep(found, parallel), trials), json)
+            return
         pipeline.check_writable()
         dvc_data.check_source(found.example.dataset)
         pipeline.check_devices(found.example)
-        prefect_server.set_environment(debug)
-        client.start_processes(found.example, with_cluster=False)
-        server = prefect_server.start_server()
-        with without_collections():
+        pipeline.check_remote(found.example)
+        with prefect_server.starting(found.example, debug, with_cluster=False):
             from flows.reporting import run_flow
             from flows.sweep import sweep as sweep_flow
 
-        if server is not None:
-            server.await_ready()
         result = run_flow(sweep_flow, space, trials, parallel, fresh)
         client.stop_processes()
         print(result.model_dump_json()) if json else sweep_tables.print_sweep(result)

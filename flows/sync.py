@@ -6,6 +6,7 @@ from typing import Annotated
 import typer
 
 from flows.command import Debug, Json, command
+from flows.explanation import Explain, show
 
 
 def sync(
@@ -21,6 +22,7 @@ def sync(
             help="The mlruns/ of another machine, copied whole; without it, this one's.",
         ),
     ] = None,
+    explain: Explain = False,
     json: Json = False,
     debug: Debug = False,
 ) -> None:
@@ -32,5 +34,8 @@ def sync(
         from flows import run_tables
         from tasks import delivery
 
+        if explain:
+            show(delivery.explain(to, folder), json)
+            return
         done = delivery.sync(to, folder)
         print(done.model_dump_json()) if json else run_tables.print_sync(done)

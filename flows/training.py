@@ -12,7 +12,7 @@ from prefect import flow
 from prefect.runtime import flow_run
 from pydantic import WithJsonSchema
 
-from flows import notifications, reconciliation, reporting, stages
+from flows import deployed, notifications, reconciliation, reporting, stages
 from tasks import config, dvc_data, pipeline, records, runs, timeline
 from tasks.errors import UserError
 from tasks.process import client
@@ -57,7 +57,9 @@ def training(
         fresh: start a new run in any case.
     """
     keep_private()
+    deployed.check_recipe(recipe)
     settings = _settings(recipe, overrides)
+    deployed.check_named(settings, recipe)
     reconciliation.end_crashed_flow_runs()
     resumption = pipeline.Resumption(resume, allow_changes, fresh)
     return reporting.reported(
@@ -81,6 +83,7 @@ def _with_data_defaults(settings: config.Settings, recipe: str | None, overrides
 
 def run_pipeline(settings: config.Settings, if_changed: bool, resumption: pipeline.Resumption) -> RunSummary:
     """Do what the flow does, inside it or another one, with settings that were read."""
+    pipeline.check_remote(settings, resumption.run)
     runs.refuse_resume(settings, resumption.run, resumption.allow_changes)  # Before data are made that are not needed.
     with runs.lock_run(settings, resumption.run, flow_run.id) as run_lock:
         clock = Clock()
@@ -106,7 +109,7 @@ def run_pipeline(settings: config.Settings, if_changed: bool, resumption: pipeli
                 client.write_report(settings, run, clock.read())
             summary = summarise(prepared, run, trained, evaluated, registered, clock)
             records.save(summary, config.project_root() / run.folder / "summary.json")
-        notifications.tell_result(summary, run.name, trained.restarts)
+        notifications.tell_result(summary, run.name)
         reporting.publish_report(config.project_root() / run.folder, run.run_id)
         reporting.publish(result_page(summary, run, trained), key="result", description=f"{run.name}: the result")
     return summary

@@ -182,6 +182,7 @@ def trial(search: Search, one: Trial, limits: Limits) -> Trial:
             ended = judged(one, search, run, trained, began)
         if run is not None:
             client.end_trial(settings, run, ended)
+        client.give_places_up(settings)  # Another trial of the batch may wait for them.
     return ended
 
 

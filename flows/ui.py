@@ -11,7 +11,7 @@ from typing import IO, Any
 import requests
 
 from flows.prefect_server import make_password
-from flows.servers import Server, choose_ports, end, mlflow_pages, prefect_server, start, tracking_store
+from flows.servers import Server, end, listen, mlflow_pages, prefect_server, start, tracking_store
 from tasks import config
 from tasks.errors import StratagemError
 from tasks.network import unreachable_reason, without_userinfo
@@ -34,10 +34,10 @@ MOST_COMPARED = 10
 def serve() -> None:
     """Serve MLflow's pages and a Prefect server on 127.0.0.1 until this process is interrupted."""
     root = config.project_root()
-    ports = choose_ports(root / "mlruns" / "ui.json")
+    listening = listen(root / "mlruns" / "ui.json")
     key = make_password()
-    pages, server = mlflow_pages(ports["mlflow"], key), prefect_server(ports["prefect"], key, schedules=False)
-    store, mlflow, prefect = tracking_store(), f"http://127.0.0.1:{ports['mlflow']}", server.address
+    pages, server = mlflow_pages(listening["mlflow"], key), prefect_server(listening["prefect"], key, schedules=False)
+    store, prefect = tracking_store(), server.address
     planned = [one for one in (pages, server) if one is not None]
     log = root / "mlruns" / "ui.log"
     with log.open("wb") as output, contextlib.ExitStack() as stack:
@@ -46,7 +46,7 @@ def serve() -> None:
             while process.poll() is None and unreachable_reason(one.health) is not None:
                 time.sleep(0.2)
         if all(server.poll() is None for server in servers):
-            for name, address in mlflow_links(mlflow, key) if pages else [("MLflow", without_userinfo(store))]:
+            for name, address in mlflow_links(pages.address, key) if pages else [("MLflow", without_userinfo(store))]:
                 print(f"{name:9}{address}", flush=True)
             print(f"Prefect  {prefect}/runs", flush=True)
             user, _, password = key.partition(":")

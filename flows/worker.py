@@ -10,9 +10,11 @@ checkpoint. No other worker takes runs of this pool, so what is at work there wi
 import os
 import subprocess
 import sys
+import uuid
+from collections.abc import Collection, Mapping
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import httpx
 from prefect.client.orchestration import SyncPrefectClient, get_client
@@ -24,12 +26,12 @@ from prefect.client.schemas.filters import (
     WorkPoolFilter,
     WorkPoolFilterName,
 )
-from prefect.client.schemas.objects import FlowRun, State, StateType
+from prefect.client.schemas.objects import DeploymentSchedule, FlowRun, State, StateType
 from prefect.client.schemas.sorting import FlowRunSort
 from prefect.states import Cancelled, Crashed, Scheduled
 from prefect.workers.process import ProcessWorker
 
-from flows import notifications, reconciliation
+from flows import notifications, operation, reconciliation
 from flows.operation import POOL, WORKER
 from tasks import config, runs
 from tasks.process.environment import keep_private
@@ -37,6 +39,8 @@ from tasks.process.environment import keep_private
 AT_WORK = (StateType.RUNNING, StateType.PENDING, StateType.CANCELLING)
 # So often a flow run is begun: one that ends its worker each time would do so for ever.
 MAX_TRIES = 5
+# By these a flow run could run any program, or allow itself what STRATAGEM_OWN_CODE forbids.
+NOT_A_RUNS = ("command", "env", "working_dir")
 # A run that crashes so long before its worker ends has crashed by itself.
 WITH_ITS_WORKER = timedelta(seconds=60)
 
@@ -60,9 +64,9 @@ def main() -> None:
 
 def _deploy(client: SyncPrefectClient, root: Path) -> None:
     """Make the work pool, which lets one flow run be at work whatever deployment it is of, and the deployments."""
-    template = ProcessWorker.get_default_base_job_template()
-    pool = WorkPoolCreate(name=POOL, type="process", base_job_template=template, concurrency_limit=1)
+    pool = WorkPoolCreate(name=POOL, type="process", base_job_template=job_template(), concurrency_limit=1)
     client.create_work_pool(pool, overwrite=True)
+    paused = find_paused(client)
     done = subprocess.run(
         [sys.executable, "-m", "prefect", "--no-prompt", "deploy", "--all"],
         cwd=root,
@@ -72,6 +76,68 @@ def _deploy(client: SyncPrefectClient, root: Path) -> None:
     )
     if done.returncode:
         sys.exit("error: prefect.yaml cannot be deployed; the lines above say why")
+    pause(client, paused, said_active())
+
+
+class Paused(NamedTuple):
+    """What somebody has paused of a deployment."""
+
+    whole: bool
+    schedules: frozenset[str]
+
+
+def find_paused(client: SyncPrefectClient) -> dict[uuid.UUID, Paused]:
+    """Return what is paused on Prefect's pages: to deploy makes each schedule anew, as prefect.yaml has it."""
+    found = {}
+    for one in client.read_deployments():
+        stopped = frozenset(_name_of(schedule) for schedule in one.schedules if not schedule.active)
+        if one.paused or stopped:
+            found[one.id] = Paused(bool(one.paused), stopped)
+    return found
+
+
+def said_active() -> set[tuple[str, str]]:
+    """Return the schedules that prefect.yaml says to be active, by the deployment's name and their slug: it decides
+    then, at each start."""
+    return {
+        (deployment["name"], schedule["slug"])
+        for deployment in operation.deployments()
+        for schedule in deployment.get("schedules") or ()
+        if schedule.get("active") is True and "slug" in schedule
+    }
+
+
+def pause(client: SyncPrefectClient, paused: Mapping[uuid.UUID, Paused], but: Collection[tuple[str, str]] = ()) -> None:
+    """Pause again what was: no run of it has begun since, because no worker asks for any before.
+
+    Args:
+        client: of the server.
+        paused: what was.
+        but: schedules that stay active, by the deployment's name and their slug.
+    """
+    for one in client.read_deployments():
+        before = paused.get(one.id, Paused(False, frozenset()))
+        if before.whole and not one.paused:
+            client.pause_deployment(one.id)
+        for schedule in one.schedules:
+            if schedule.active and _name_of(schedule) in before.schedules and (one.name, schedule.slug) not in but:
+                client.update_deployment_schedule(one.id, schedule.id, active=False)
+
+
+def _name_of(schedule: DeploymentSchedule) -> str:
+    """Return what a schedule is known by before and after a deployment; its id is another one then."""
+    return schedule.slug or schedule.schedule.model_dump_json(exclude={"anchor_date"})
+
+
+def job_template() -> dict[str, Any]:
+    """Return what a flow run of the pool may say about its process: neither the command nor its folder nor a variable
+    of its environment. Prefect's server refuses one that does."""
+    template = ProcessWorker.get_default_base_job_template()
+    for name in NOT_A_RUNS:
+        # A variable that is left in the one alone is merged into the process' environment all the same.
+        del template["job_configuration"][name], template["variables"]["properties"][name]
+    template["variables"]["additionalProperties"] = False
+    return template
 
 
 def take_up(client: SyncPrefectClient, last_seen: datetime) -> list[FlowRun]:

@@ -8,35 +8,46 @@ python -m tasks train [RECIPE] [--set section.key=value]...
 python -m tasks evaluate [RECIPE] [--set section.key=value]...
 python -m tasks predict REQUEST         writes what a model makes of raw inputs, as a JSON file asks
 python -m tasks serve_model REQUEST     serves a model on 127.0.0.1
+python -m tasks locate [MODEL]          tells where the files of a trained model are, the only champion's without MODEL
+python -m tasks fetch MODEL             the same, of a copy in TMPDIR, where MLflow alone has the model
 python -m tasks report RUN              writes the page of a run again
 python -m tasks reproduced RUN          tells MLflow which run it was trained to reproduce, and whether it did
 python -m tasks reconcile               ends the MLflow runs of processes that were killed
 python -m tasks versions                tells which versions of models are registered in MLflow, as JSON lines
 python -m tasks sync [FOLDER]           brings runs to the MLflow store of MLFLOW_TRACKING_URI
+python -m tasks planned_sync [FOLDER]   tells what that would bring
 python -m tasks devices                 tells which devices TensorFlow sees
 python -m tasks rollback MODEL          moves the alias `champion` back
 python -m tasks guard COMMAND...         runs a command, and ends it when standard input closes
 python -m tasks serve                   JSON lines on standard input, an answer each on standard output
 python -m tasks assist                  the same for a worker that is not the chief: it checks, trains, evaluates
 python -m tasks tf_server               a worker or a parameter server: TensorFlow's server, which the chief gives work
+python -m tasks input_service           tf.data service for the stages beside it
 """
 
 import argparse
+import contextlib
 import json
 import os
 import signal
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from tasks import config, dvc_stages, errors, records
 from tasks.errors import StratagemError, UserError
 from tasks.process import guard, serve
 from tasks.process.environment import keep_private
 from tasks.process.imports import import_quietly
+from tasks.process.own_process import run_in_own_process
 
+if TYPE_CHECKING:
+    from tasks.trained_models import TrainedModel
+
+OF_MLFLOW = ("reproduced", "reconcile", "versions", "rollback", "fetch", "sync", "planned_sync")
 STAGES = (
-    "check", "download", "prepare", "own_code", "train", "evaluate", "report", "reproduced", "reconcile", "rollback",
-    "versions", "devices", "sync", "serve", "assist", "tf_server", "predict", "serve_model",
+    "check", "download", "prepare", "own_code", "train", "evaluate", "report", "devices", "serve", "assist",
+    "tf_server", "input_service", "predict", "serve_model", "locate", *OF_MLFLOW,
 )  # fmt: skip
 
 
@@ -71,6 +82,8 @@ def _run(stage: str, name: str | None, overrides: list[str]) -> None:
         serve.serve(chief=stage == "serve")
     elif stage == "tf_server":
         serve.run_tf_server()
+    elif stage == "input_service":
+        serve.run_input_service()
     elif stage in ("download", "prepare"):
         if name is None:
             raise UserError(f"python -m tasks {stage}: give the name of a folder in data/")
@@ -82,35 +95,16 @@ def _run(stage: str, name: str | None, overrides: list[str]) -> None:
         from tasks.report import page
 
         page.write(runs.find(name))
-    elif stage == "reproduced":
-        from tasks import tracking
-
-        tracking.log_reproduction(name or "")
-    elif stage == "reconcile":
-        from tasks import tracking
-
-        for ended in tracking.end_crashed():
-            print(ended.model_dump_json())
-    elif stage == "versions":
-        from tasks import tracking
-
-        for version in tracking.list_versions():
-            print(version.model_dump_json())
-    elif stage == "sync":
-        from tasks import tracking
-
-        print(tracking.sync(Path(name) if name else None).model_dump_json())
+    elif stage in OF_MLFLOW:
+        _ask_mlflow(stage, name or "")
     elif stage == "devices":
         import tensorflow as tf
 
         print(*(device.name for device in tf.config.list_physical_devices()))
-    elif stage == "rollback":
-        from tasks import tracking
-
-        with tracking.registering():
-            print(tracking.rollback(name or "").model_dump_json())
     elif stage == "predict":
         _predict(Path(name or ""))
+    elif stage == "locate":
+        _locate(name)
     elif stage == "serve_model":
         import_quietly("tasks.serving")
         from tasks import serving
@@ -126,17 +120,57 @@ def _run(stage: str, name: str | None, overrides: list[str]) -> None:
         dvc_stages.evaluate(config.load(name, overrides))
 
 
+def _ask_mlflow(stage: str, name: str) -> None:
+    """Tell MLflow something, or print what it says: a record a line."""
+    from tasks import tracking
+
+    if stage == "reproduced":
+        tracking.log_reproduction(name)
+    elif stage == "reconcile":
+        for ended in tracking.end_crashed():
+            print(ended.model_dump_json())
+    elif stage == "versions":
+        for version in tracking.list_versions():
+            print(version.model_dump_json())
+    elif stage == "rollback":
+        with tracking.registering():
+            print(tracking.rollback(name).model_dump_json())
+    elif stage == "fetch":
+        _print_place(tracking.fetch_model(name, os.environ["TMPDIR"]))
+    else:
+        found = tracking.sync(Path(name) if name else None, only_look=stage == "planned_sync")
+        print(found.model_dump_json())
+
+
 def _predict(request: Path) -> None:
     import_quietly("tasks.predict")
     from tasks.predict import predict
 
-    answers = sys.stdout
-    sys.stdout = sys.stderr  # Libraries' own words.
     try:
-        answer = predict(records.load(records.PredictionRequest, request))
+        with contextlib.redirect_stdout(sys.stderr):  # Libraries' own words.
+            answer = predict(records.load(records.PredictionRequest, request))
     except BrokenPipeError:  # The reader of the predictions wants no more of them, as `head`.
         sys.exit(128 + signal.SIGPIPE)
-    print(answer.model_dump_json(), file=answers)
+    print(answer.model_dump_json())
+
+
+def _locate(reference: str | None) -> None:
+    from tasks import trained_models
+
+    reference = reference or trained_models.only_champion()
+    found = trained_models.find(reference)
+    if found is not None:
+        _print_place(found)
+        return
+    # In the environment of a stage, which MLflow needs, but for the folder: the copy is the caller's.
+    done = run_in_own_process("fetch", reference, environment={"TMPDIR": os.environ["TMPDIR"]})
+    done.check_returncode()
+    print(done.stdout, end="")
+
+
+def _print_place(found: "TrainedModel") -> None:
+    code = str(found.code) if found.code is not None else None
+    print(json.dumps({"keras_file": str(found.keras_file), "module": found.module, "code": code}))
 
 
 def _terminate(number: int, frame: object) -> None:

@@ -2,14 +2,15 @@
 state.
 
 One format for every backend and number of devices: a folder named by its step, with arrays.npz and state.json, which
-holds the sha256 of both. It is written aside, in the background, and committed by a rename.
+holds the sha256 of both. It is written aside, in the background, and committed by a rename. Arrays that no one process
+holds lie beside in pieces-<worker>.npz, which each worker writes (``shards``).
 """
 
 import contextlib
-import hashlib
 import io
 import json
 import logging
+import secrets
 import shutil
 import zipfile
 from collections.abc import Iterable, Mapping
@@ -23,9 +24,11 @@ import numpy as np
 import numpy.typing as npt
 from pydantic import ValidationError
 
-from tasks import files, metrics
+from tasks import committed, files, metrics, shards
 from tasks.errors import StratagemError, UserError
 from tasks.records import Record
+from tasks.shards import Damaged as Damaged
+from tasks.shards import InPieces, Pieces
 
 Arrays = dict[str, npt.NDArray[Any]]
 
@@ -77,10 +80,21 @@ def variables(model: Any) -> dict[str, Any]:
 def snapshot(model: Any, groups: tuple[str, ...] = GROUPS) -> Arrays:
     """Return a host copy of some groups of ``variables``; a copy, because the training goes on while it is written.
 
-    Under ``multi_worker`` a metric is the sum over all workers, so each of them must ask for it.
+    Under ``multi_worker`` a metric is the sum over all workers, so each of them must ask for it. What no one process
+    holds is left out: ``snapshot_pieces`` has it.
     """
     chosen = {key: variable for key, variable in variables(model).items() if key.split("/")[0] in groups}
-    return {key: np.array(keras.ops.convert_to_numpy(variable)) for key, variable in chosen.items()}
+    return {
+        key: np.array(keras.ops.convert_to_numpy(variable))
+        for key, variable in chosen.items()
+        if not shards.in_pieces(variable.value)
+    }
+
+
+def snapshot_pieces(model: Any) -> dict[str, Pieces]:
+    """Return a host copy of what this process has to write of the variables that no one process holds."""
+    found = {key: shards.pieces_of(variable.value) for key, variable in variables(model).items()}
+    return {key: pieces for key, pieces in found.items() if pieces is not None}
 
 
 def assign(model: Any, arrays: Mapping[str, npt.NDArray[Any]], groups: tuple[str, ...]) -> None:
@@ -101,26 +115,50 @@ def assign(model: Any, arrays: Mapping[str, npt.NDArray[Any]], groups: tuple[str
                 "in the checkpoint. Use the settings that the run was trained with"
             )
     for key, variable in own.items():
-        variable.assign(saved[key])
+        variable.assign(shards.as_laid_out(variable.value, saved[key]))
 
 
 def pack(arrays: Arrays, state: State) -> bytes:
-    """Return a checkpoint as bytes, for the workers that cannot read the chief's folder."""
+    """Return a checkpoint as bytes, for the workers that cannot read the chief's folder. Of arrays in pieces it says
+    where these lie: workers that share them share the folder."""
+    whole = {key: array for key, array in arrays.items() if not isinstance(array, InPieces)}
+    cut: dict[str, Any] = {key: array for key, array in arrays.items() if isinstance(array, InPieces)}
+    text: dict[str, Any] = {
+        "state": state.model_dump(mode="json"),
+        "shapes": {key: one.shape for key, one in cut.items()},
+    }
+    for one in cut.values():
+        text |= {"folder": str(one.files.folder), "pieces": one.files.digests}
     buffer = io.BytesIO()
-    content: dict[str, Any] = {"state": np.frombuffer(state.model_dump_json().encode(), np.uint8), **arrays}
+    content: dict[str, Any] = {"text": np.frombuffer(json.dumps(text).encode(), np.uint8), **whole}
     np.savez(buffer, **content)
     return buffer.getvalue()
 
 
 def unpack(payload: bytes) -> tuple[Arrays, State]:
-    """Return what ``pack`` was given."""
+    """Return what ``pack`` was given.
+
+    Raises:
+        UserError: pieces of arrays do not lie where the chief has them.
+    """
     with np.load(io.BytesIO(payload)) as content:
         arrays = {name: content[name] for name in content.files}
-    return arrays, State.model_validate_json(arrays.pop("state").tobytes())
+    text = json.loads(arrays.pop("text").tobytes())
+    if text["shapes"]:
+        folder = Path(text["folder"])
+        try:
+            arrays |= _in_pieces(shards.Files(folder, text["pieces"]), text["shapes"])
+        except (OSError, ValueError, KeyError, zipfile.BadZipFile) as error:
+            raise UserError(
+                f"{folder}, where the chief found its checkpoint, cannot be read here ({error}): the project's folder "
+                "must be the same on all machines"
+            ) from None
+    return arrays, State.model_validate(text["state"])
 
 
-class Damaged(UserError):
-    """A checkpoint is not what was written."""
+def _in_pieces(found: shards.Files, shapes: Mapping[str, list[int]]) -> Arrays:
+    arrays: Any = found.arrays(shapes)  # What each of them is to its readers: a shape, and `np.asarray`.
+    return dict(arrays)
 
 
 class Checkpoints:
@@ -140,9 +178,15 @@ class Checkpoints:
         self.monitor = monitor
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="checkpoint-writer")
         self._writing: Future[None] | None = None
+        self.attempt = secrets.token_hex(4)
+        """Tells what this process and its workers write from what others before them have left."""
+        self.num_writers = 1
+        """Workers that write the pieces of a model that no one process holds."""
         if not read_only:
             for leftover in folder.glob(".*.partial"):
                 shutil.rmtree(leftover)
+            for leftover in folder.glob(".*.attempt"):
+                leftover.unlink()
 
     def __enter__(self) -> Self:
         return self
@@ -183,15 +227,16 @@ class Checkpoints:
             StratagemError: there is not enough disk space, or the checkpoint before this one could not be written.
         """
         self._wait()
-        arrays = snapshot(model)
+        arrays, pieces = snapshot(model), snapshot_pieces(model)
         if (self.folder / str(state.step)).exists():
             raise ValueError(f"{self.folder} has a checkpoint of step {state.step}")
         self.folder.mkdir(parents=True, exist_ok=True)
-        needed = sum(array.nbytes for array in arrays.values()) + SPARE_BYTES
+        own = (array for one in pieces.values() for _, array in one.own)
+        needed = sum(array.nbytes for array in (*arrays.values(), *own)) + SPARE_BYTES
         free = shutil.disk_usage(self.folder).free
         if free < needed:
             raise self._unwritten(state.step, f"it needs {needed / 1e6:,.1f} MB, and {free / 1e6:,.1f} MB are free")
-        self._writing = self._writer.submit(self._write, arrays, state, dict(values or {}))
+        self._writing = self._writer.submit(self._write, arrays, pieces, state, dict(values or {}))
 
     def find(self, which: Literal["latest", "best"] | int) -> int:
         """Return the step of a checkpoint.
@@ -218,18 +263,19 @@ class Checkpoints:
         return which
 
     def restore(self, step: int) -> tuple[Arrays, State]:
-        """Return the arrays and the state of a checkpoint.
+        """Return the arrays and the state of a checkpoint; an array that lies in pieces is read when it is asked for.
 
         Raises:
             Damaged: files are missing, or are not what was written.
         """
         folder = self.folder / str(step)
         try:
-            state = _read_state(folder)
-            if files.digest(folder / "arrays.npz") != state["arrays_sha256"]:
-                raise ValueError("arrays.npz has another sha256 than when it was written")
+            state = committed.verify(folder)
             with np.load(folder / "arrays.npz") as content:
                 arrays = {name: content[name] for name in content.files}
+            if "pieces" in state:
+                cut = shards.Files(folder, state["pieces"], whole=True)
+                arrays |= _in_pieces(cut, state["shapes"])
             return arrays, State.model_validate(state["state"])
         except (OSError, ValueError, KeyError, zipfile.BadZipFile, ValidationError) as error:
             reason = f"no such file: {Path(error.filename).name}" if isinstance(error, FileNotFoundError) else error
@@ -291,20 +337,27 @@ class Checkpoints:
             writing, self._writing = self._writing, None
             writing.result()
 
-    def _write(self, arrays: Arrays, state: State, values: dict[str, float]) -> None:
-        partial = self.folder / f".{state.step}.partial"
+    def _write(self, arrays: Arrays, pieces: Mapping[str, Pieces], state: State, values: dict[str, float]) -> None:
+        partial = shards.partial(self.folder, state.step, self.attempt)
         try:
-            partial.mkdir()
+            partial.mkdir(exist_ok=bool(pieces))  # Another worker may have been quicker.
             with (partial / "arrays.npz").open("wb") as file:
                 members: dict[str, Any] = arrays
                 np.savez(file, **members)
                 files.flush(file)
             digest = files.digest(partial / "arrays.npz")
             content = {"state": state.model_dump(mode="json"), "metrics": values, "arrays_sha256": digest}
+            if pieces:
+                shards.write(pieces, partial, worker=0)
+                content["pieces"] = shards.collect(partial, self.num_writers)
+                content["shapes"] = {key: list(one.shape) for key, one in pieces.items()}
             with (partial / "state.json").open("wb") as file:
-                file.write(json.dumps({**content, "sha256": _digest(content)}, indent=1).encode())
+                file.write(committed.signed(content))
                 files.flush(file)
             partial.rename(self.folder / str(state.step))
+        except StratagemError:
+            shutil.rmtree(partial, ignore_errors=True)
+            raise
         except OSError as error:
             shutil.rmtree(partial, ignore_errors=True)
             raise self._unwritten(state.step, error.strerror or str(error)) from None
@@ -354,20 +407,13 @@ def _nonfinite(arrays: Arrays) -> str | None:
     return next((key for key, a in arrays.items() if key.startswith("model/") and not np.isfinite(a).all()), None)
 
 
-def _digest(content: Mapping[str, Any]) -> str:
-    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
-
-
 def _read_state(folder: Path) -> dict[str, Any]:
     """Return state.json of a checkpoint.
 
     Raises:
-        ValueError: it is not what was written.
+        OSError, ValueError: it is not there, or not what was written.
     """
-    content: dict[str, Any] = json.loads((folder / "state.json").read_bytes())
-    if not isinstance(content, dict) or content.pop("sha256", None) != _digest(content):
-        raise ValueError("state.json has another sha256 than when it was written")
-    return content
+    return committed.parse((folder / committed.STATE).read_bytes())
 
 
 def export(model: Any, path: Path) -> Path:

@@ -62,7 +62,7 @@ def _look(root: Path, name: str) -> tuple[str, float] | None:
     try:
         described = yaml.safe_load((folder / "dvc.yaml").read_text(encoding="utf-8"))
         stages = described["stages"].values()
-        depended = [path.replace("${dataset.name}", name) for stage in stages for path in stage["deps"]]
+        depended = [path.replace("${dataset.name}", name) for stage in stages for path in stage.get("deps", ())]
         found = [*_states(folder)]
         missing = []
         for path in (*depended, ".dvc/config", ".dvc/config.local", ".dvcignore"):

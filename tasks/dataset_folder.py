@@ -9,7 +9,7 @@ from typing import Any
 
 import yaml
 
-from tasks import config, files, lineage, own_code, prepared_data, quality_report
+from tasks import config, files, installed_code, lineage, own_code, prepared_data, quality_report
 from tasks.errors import UserError, shown
 
 MADE_BY_TFDS = re.compile(r"(dataset_info|features|metadata)\.json|.+\.labels\.txt|.+\.tfrecord-\d+-of-\d+")
@@ -39,6 +39,8 @@ REMOVED_BY_DVC = "      - data/${dataset.name}/prepared\n"
 PREPARES = "      - tasks/prepare.py\n"
 # What it did not depend on before there were kinds of datasets.
 DECODER = "      - tasks/dataset_kinds/tfds.py\n"
+SHARED = "tasks/datasets/_images.py"
+"""What the datasets of tasks/datasets/ are made of, beside their own files."""
 IMAGE_SIZE, CHECKS = "          - dataset.image_size\n", "          - dataset.checks\n"
 GITIGNORE = """\
 /raw
@@ -50,6 +52,7 @@ GITIGNORE = """\
 /*.bad*
 """
 NO_BUILDER = {"kind", "builder"}
+CODE = installed_code.PINS
 
 
 def is_local(name: str, root: Path) -> bool:
@@ -126,6 +129,19 @@ def add_local(description: config.LocalDescription, root: Path) -> list[Path]:
     Raises:
         UserError: it is there already and is another dataset, or files of the user's are in the place of its own.
     """
+    if is_there(description, root):
+        return []
+    described = description.model_dump(mode="json")
+    described = {key: described.pop(key) for key in ("kind", "name", "source")} | described
+    return _make(root / "data" / description.name, local_pipeline(description), described)
+
+
+def is_there(description: config.LocalDescription, root: Path) -> bool:
+    """Return whether the folder of a dataset of the user's own is there.
+
+    Raises:
+        UserError: it is another dataset's, or cannot be one's.
+    """
     folder = root / "data" / description.name
     _refuse_link(folder, root)
     if around := [source for source in description.sources if folder.is_relative_to(root / source)]:
@@ -133,18 +149,15 @@ def add_local(description: config.LocalDescription, root: Path) -> list[Path]:
             f"dataset.source = '{around[0]}': data/{description.name} lies in it, and what is made there "
             "would become part of the source. Move the source out of it, or give --name NAME"
         )
-    described = description.model_dump(mode="json")
-    described = {key: described.pop(key) for key in ("kind", "name", "source")} | described
-    if (folder / "params.yaml").exists():
-        present = config.read_description(folder)
-        if present != description:
-            raise UserError(
-                f"data/{description.name} is there already, and is another dataset: edit data/{description.name}/"
-                "params.yaml and run `stratagem prepare --set dataset.name="
-                f"{description.name}`, give --name NAME, or take it away: stratagem data remove {description.name}"
-            )
-        return []
-    return _make(folder, local_pipeline(description), described)
+    if not (folder / "params.yaml").exists():
+        return False
+    if config.read_description(folder) != description:
+        raise UserError(
+            f"data/{description.name} is there already, and is another dataset: edit data/{description.name}/"
+            "params.yaml and run `stratagem prepare --set dataset.name="
+            f"{description.name}`, give --name NAME, or take it away: stratagem data remove {description.name}"
+        )
+    return True
 
 
 def _refuse_link(folder: Path, root: Path) -> None:
@@ -155,9 +168,13 @@ def _refuse_link(folder: Path, root: Path) -> None:
 
 
 def _make(folder: Path, pipeline: str, described: dict[str, Any]) -> list[Path]:
+    code = {}
+    if not config.has_own_code(folder.parents[1]):
+        pipeline, code = installed_code.pipeline(pipeline), {CODE: installed_code.pins(pipeline)}
     wanted = {
         "dvc.yaml": pipeline,
         ".gitignore": GITIGNORE,
+        **code,
         "params.yaml": _description(described),  # Last: it says that the folder is whole.
     }
     _refuse_files_of_the_users(folder, wanted)
@@ -192,6 +209,33 @@ def local_pipeline(description: config.LocalDescription) -> str:
 def _stage(name: str, dependencies: list[str], key: str, output: str) -> str:
     text = STAGE.replace("STAGE", name).replace("KEY", key).replace("OUTPUT", output)
     return text.replace("DEPENDENCIES", "\n".join(f"      - {one}" for one in dependencies))
+
+
+def _pins_of_today(folder: Path) -> str | None:
+    """Return what CODE has to hold; None for a dataset that is not there, and in a project with code of its own."""
+    if config.has_own_code(folder.parents[1]) or not (folder / "params.yaml").exists():
+        return None
+    described = config.read_description(folder)
+    return installed_code.pins(
+        local_pipeline(described)
+        if described.is_local
+        else tfds_pipeline(folder.name, getattr(described, "builder", None))
+    )
+
+
+def pin_code(name: str, root: Path) -> None:
+    """Let DVC know which code of the package makes a dataset, where the project has none of its own."""
+    folder = root / "data" / name
+    wanted = _pins_of_today(folder)
+    if wanted is not None and not has_pinned_code(name, root):
+        with files.replacing(folder / CODE) as written:
+            written.write_text(wanted, encoding="utf-8")
+
+
+def has_pinned_code(name: str, root: Path) -> bool:
+    """Return whether DVC knows the code that makes a dataset as it is now."""
+    wanted, path = _pins_of_today(root / "data" / name), root / "data" / name / CODE
+    return wanted is None or (path.is_file() and path.read_text(encoding="utf-8") == wanted)
 
 
 def _refuse_files_of_the_users(folder: Path, wanted: dict[str, str]) -> None:
@@ -249,7 +293,7 @@ def _keep_to_description(dataset: config.Dataset, folder: Path) -> None:
 
 def _bring_up_to_date(folder: Path) -> None:
     """Change the pipeline of a dataset that was added before: DVC leaves `prepared` to its stage, which depends on the
-    file that decodes; and, where params.yaml has them, on its checks."""
+    files that make and decode it; and, where params.yaml has them, on its checks."""
     path = folder / "dvc.yaml"
     has_checks = bool(config.read_description(folder).checks)
     with contextlib.suppress(OSError):  # DVC says what is wrong with it.
@@ -258,6 +302,9 @@ def _bring_up_to_date(folder: Path) -> None:
             text = f"{text[:-1]}:\n          persist: true\n"
         if DECODER not in text:
             text = text.replace(PREPARES, DECODER + PREPARES)
+        own = f"      - tasks/datasets/{folder.name.partition('-')[0]}.py\n"
+        if SHARED not in text:
+            text = text.replace(own, f"      - {SHARED}\n{own}")
         mended = text != before
         # DVC refuses a parameter that params.yaml does not have.
         if has_checks != (CHECKS in text):
@@ -269,7 +316,7 @@ def _bring_up_to_date(folder: Path) -> None:
         if mended:
             print(
                 f"data/{folder.name}/dvc.yaml is as a new one would be now: `prepared` is persisted, so that DVC "
-                "removes no file of yours in it, and depends on the file that decodes",
+                "removes no file of yours in it, and depends on the files that make and decode it",
                 file=sys.stderr,
             )
 
@@ -291,7 +338,7 @@ def tfds_pipeline(name: str, builder: str | None = None) -> str:
     """Return the dvc.yaml of a dataset. One of tasks/datasets/ depends on its own file, and on no other one's; one of
     the user's own ``module:Class`` on what that imports from the project's folder."""
     file = name.partition("-")[0]
-    own = [f"tasks/datasets/{file}.py"] if file in config.names_of("datasets") else []
+    own = [SHARED, f"tasks/datasets/{file}.py"] if file in config.names_of("datasets") else []
     if builder is not None:
         own = [path.as_posix() for path in own_code.files(builder)]
     code = ["tasks/datasets/__init__.py", *own]
@@ -320,7 +367,7 @@ def remove(folder: Path, root: Path) -> list[str]:
         own += [by_tfds, folder / "raw" / "manifest.json", folder / "raw"]
     take_away([path for path in (*own, folder / "prepared") if path.exists() and not path.is_symlink()])
     # The description last: without it this is no dataset, and with it the command can be given again.
-    for name in (".download.lock", ".prepare.lock", ".gitignore", "dvc.lock", "dvc.yaml", "params.yaml"):
+    for name in (".download.lock", ".prepare.lock", ".gitignore", CODE, "dvc.lock", "dvc.yaml", "params.yaml"):
         (folder / name).unlink(missing_ok=True)
     take_away([folder])
     return [path.relative_to(root).as_posix() for path in _below(folder) if not path.is_dir()]

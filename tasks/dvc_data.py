@@ -68,6 +68,24 @@ def add(source: str, name: str | None, values: Mapping[str, Any]) -> PreparedDat
     Raises:
         UserError: no such source, a value that is not allowed, another dataset of that name, or what the kind refuses.
     """
+    described = describe(source, name, values)
+    if isinstance(described, config.Settings):
+        check_source(described.dataset)
+        return prepare_data(described) or load_prepared(described.dataset.name)
+    root, name = config.project_root(), described.name
+    locks = _missing_locks(name, root)
+    made = dataset_folder.add_local(described, root)
+    return _bring_up_to_date(name, [*made, *locks] if made else [], root) or load_prepared(name)
+
+
+def describe(source: str, name: str | None, values: Mapping[str, Any]) -> config.LocalDescription | config.Settings:
+    """Return what data/<name>/params.yaml would say of a dataset that ``add`` is given; settings of one of TFDS.
+
+    What is guessed of a table is printed.
+
+    Raises:
+        UserError: no such source, a value that is not allowed, or a name that can be no folder's.
+    """
     root = config.project_root()
     for key, instead in (("name", "--name NAME"), ("source", "another SOURCE")):
         if key in values:
@@ -81,23 +99,21 @@ def add(source: str, name: str | None, values: Mapping[str, Any]) -> PreparedDat
         if not version[:1].isdigit():  # A version of TFDS begins with a digit, a builder of the user's own does not.
             wanted, version = source, ""
         values = {"name": wanted, **({"version": version} if version else {}), **values}
-        settings = config.load(None, {f"dataset.{key}": value for key, value in values.items()})
-        check_source(settings.dataset)
-        return prepare_data(settings) or load_prepared(settings.dataset.name)
+        return config.load(None, {f"dataset.{key}": value for key, value in values.items()})
     path = Path(os.path.realpath(source))
     if not path.exists():
         raise UserError(f"SOURCE = '{source}': no such file or folder. Give one that is there")
     place = path.relative_to(root) if path.is_relative_to(root) else path
     name = dataset_folder.check_name(path.stem if name is None else name, asked=name is not None)
-    described = config.describe({"kind": kind, "name": name, "source": place.as_posix(), **values}, "data add")
+    described: config.LocalDescription = config.describe(
+        {"kind": kind, "name": name, "source": place.as_posix(), **values}, "data add"
+    )
     if described.is_guessed:
         from tasks import dataset_kinds  # NumPy, which no other command needs.
 
         described, lines = dataset_kinds.find(kind).guess(described)
         print("\n".join(lines), file=sys.stderr)
-    locks = _missing_locks(name, root)
-    made = dataset_folder.add_local(described, root)
-    return _bring_up_to_date(name, [*made, *locks] if made else [], root) or load_prepared(name)
+    return described
 
 
 def _bring_up_to_date(
@@ -108,6 +124,7 @@ def _bring_up_to_date(
     prepared_data.set_foreign_aside(name)
     if (source := dataset_folder.missing_source(name, root)) is not None:
         return _without_source(name, source, force)
+    dataset_folder.pin_code(name, root)
     if not force and data_state.is_known(root, name):
         return load_prepared(name) if stage == "prepare" else None
     try:
@@ -219,11 +236,7 @@ def remove(name: str) -> list[str]:
     state.mkdir(parents=True, exist_ok=True)
     try:
         with FileLock(state / "stratagem.lock", timeout=1.0):
-            if at_work := runs.at_work_on(name):
-                raise UserError(
-                    f"data/{name}: run {at_work[0].run_id} on {at_work[0].host} is at work on it: wait for its end, or "
-                    "end it, then remove the dataset"
-                )
+            check_removable(name)
             prepared_data.set_foreign_aside(name)
             left = dataset_folder.remove(root / "data" / name, root)
             data_state.forget(root, name)
@@ -232,11 +245,36 @@ def remove(name: str) -> list[str]:
     return left
 
 
+def check_removable(name: str) -> None:
+    """Refuse to remove a dataset that is not there, or that a run is at work on.
+
+    Raises:
+        UserError: says which.
+    """
+    _check_known(name)
+    if at_work := runs.at_work_on(name):
+        raise UserError(
+            f"data/{name}: run {at_work[0].run_id} on {at_work[0].host} is at work on it: wait for its end, or end it, "
+            "then remove the dataset"
+        )
+
+
 def push(name: str | None) -> dict[str, PreparedDataset]:
     """Copy a dataset, or all that are prepared, to DVC's remote; return their records by name.
 
     Raises:
         UserError: no such dataset, one that is not prepared, or no remote.
+    """
+    chosen = to_push(name)
+    _let_dvc("push", [f"data/{name}/dvc.yaml" for name in chosen], config.project_root())
+    return chosen
+
+
+def to_push(name: str | None) -> dict[str, PreparedDataset]:
+    """Return the records of a dataset, or of all that are prepared, by name.
+
+    Raises:
+        UserError: no such dataset, or one that is not prepared.
     """
     if name is not None:
         _check_known(name)
@@ -248,7 +286,6 @@ def push(name: str | None) -> dict[str, PreparedDataset]:
             "there is nothing to push: no dataset of data/ is prepared, or one has no dvc.lock. `stratagem prepare "
             "--set dataset.name=NAME` makes both"
         )
-    _let_dvc("push", [f"data/{name}/dvc.yaml" for name in chosen], config.project_root())
     return chosen
 
 
@@ -258,19 +295,29 @@ def pull(name: str | None) -> dict[str, PreparedDataset]:
     Raises:
         UserError: no such dataset, no dvc.lock for it, no remote, or files of the user's in the place of the data.
     """
-    root = config.project_root()
+    chosen = to_pull(name)
+    for one in chosen:
+        prepared_data.set_foreign_aside(one)
+    _let_dvc("pull", [f"data/{one}/dvc.yaml" for one in chosen], config.project_root())
+    return {one: load_prepared(one) for one in chosen}
+
+
+def to_pull(name: str | None) -> dict[str, str]:
+    """Return the data version that dvc.lock names of a dataset, or of each that it names one of, by name.
+
+    Raises:
+        UserError: no such dataset, or no dvc.lock for it.
+    """
     if name is not None:
         _check_known(name)
-    chosen = [name] if name is not None else [one for one in _names() if lineage.data_version(one) is not None]
-    if not chosen or lineage.data_version(chosen[0]) is None:
+    found = {one: lineage.data_version(one) for one in ([name] if name is not None else _names())}
+    chosen = {one: version for one, version in found.items() if version is not None}
+    if not chosen:
         raise UserError(
             f"data/{name or '*'}/dvc.lock names no data, so there is nothing to pull: where they were prepared, "
             f"`stratagem data push` them and commit data/{name or 'NAME'}; or make them here: stratagem prepare"
         )
-    for one in chosen:
-        prepared_data.set_foreign_aside(one)
-    _let_dvc("pull", [f"data/{one}/dvc.yaml" for one in chosen], root)
-    return {one: load_prepared(one) for one in chosen}
+    return chosen
 
 
 def diff(first: str, second: str) -> DataDifference:
@@ -289,6 +336,8 @@ def diff(first: str, second: str) -> DataDifference:
 
 def is_up_to_date(name: str) -> bool:
     """Return whether DVC finds the prepared data to be what their stages would make now; nothing is made."""
+    if not dataset_folder.has_pinned_code(name, config.project_root()):
+        return False
     if data_state.is_known(config.project_root(), name):
         return True
     if not dataset_folder.follows_checks(name, config.project_root()):

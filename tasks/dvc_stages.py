@@ -88,10 +88,14 @@ def _counts(splits: dict[str, int]) -> str:
 def own_code(settings: config.Settings) -> None:
     """Write which files of the user's own a training uses, and what each means: other dependencies follow from settings
     that DVC reads, and these from what `module:function` imports."""
-    path = config.project_root() / "metrics" / "own_code.json"
+    root = config.project_root()
+    path = root / "metrics" / "own_code.json"
     path.parent.mkdir(exist_ok=True)
+    used = lineage.own_files(settings)
+    if not config.has_own_code(root):  # Then the root's dvc.yaml has no code that stages could depend on.
+        used["stratagem"] = lineage.code_digest()
     with files.replacing(path) as written:
-        written.write_text(json.dumps(lineage.own_files(settings), indent=2) + "\n", encoding="utf-8")
+        written.write_text(json.dumps(used, indent=2) + "\n", encoding="utf-8")
 
 
 def train(settings: config.Settings) -> None:

@@ -1,20 +1,27 @@
 """The one family of errors. Its exit codes: 2 a user's mistake, 1 a failed run, 130/143 interrupted, 75 start again."""
 
 import os
+import re
 import reprlib
 from collections.abc import Iterable, Mapping, Sequence
 from difflib import get_close_matches
 
 from tasks.network import without_secrets
 
+# What a terminal obeys instead of showing it, and halves of characters, which no stream takes: a file's name may have
+# both.
+UNPRINTABLE = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
+
 
 class StratagemError(Exception):
-    """A run failed in a way that one sentence explains. A password in a library's words for it is left out."""
+    """A run failed in a way that one sentence explains. A password in a library's words for it is left out, and
+    what is no character to be read is written as Python's texts have it: it is one line, whatever a file is called."""
 
     exit_code = 1
 
     def __init__(self, message: str) -> None:
-        super().__init__(without_secrets(message))
+        readable = UNPRINTABLE.sub(lambda found: ascii(found[0])[1:-1], message)
+        super().__init__(without_secrets(readable))
 
 
 class UserError(StratagemError):

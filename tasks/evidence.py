@@ -39,31 +39,14 @@ class Difference(NamedTuple):
     """How likely a value as large is where the model is no better: of one side."""
 
 
-def interval(
-    measure: Measure,
-    labels: Labels,
-    outputs: Outputs,
-    confidence: float = 0.95,
-    seed: int = 0,
-    num_resamples: int = RESAMPLES,
-) -> Interval:
-    """Return the bootstrap interval of a metric: the percentiles of what it is for as many examples drawn with
-    replacement.
-
-    Resamples about which the metric says nothing (an AUC without a class) are left out; without any that it says
-    something about, both ends are NaN.
-
-    Source: Efron and Tibshirani, An Introduction to the Bootstrap (1993), section 13.3.
-    """
-    found = [_number(measure(labels[rows], outputs[rows])) for rows in _resamples(len(labels), seed, num_resamples)]
-    return _percentiles(np.array(found), confidence)
-
-
 def interval_of_mean(
     values: npt.NDArray[Any], confidence: float = 0.95, seed: int = 0, num_resamples: int = RESAMPLES
 ) -> Interval:
-    """Return the same for a metric that is the mean of a number of each example, (n,), such as whether it is right:
-    much faster."""
+    """Return the bootstrap interval of a metric that is the mean of a number of each example, (n,), such as whether it
+    is right: the percentiles of what it is for as many examples drawn with replacement.
+
+    Source: Efron and Tibshirani, An Introduction to the Bootstrap (1993), section 13.3.
+    """
     return _percentiles(_resampled_means(values, seed, num_resamples), confidence)
 
 
@@ -122,7 +105,7 @@ def paired_bootstrap(
 
     def difference(rows: Any) -> float:
         was, now = measure(labels[rows], before[rows]), measure(labels[rows], after[rows])
-        return sign * (_number(now) - _number(was))
+        return sign * (number(now) - number(was))
 
     found = np.array([difference(rows) for rows in _resamples(len(labels), seed, num_resamples)])
     return _difference(difference(slice(None)), found, confidence)
@@ -136,7 +119,8 @@ def paired_means(
     seed: int = 0,
     num_resamples: int = RESAMPLES,
 ) -> Difference:
-    """Return the same for a metric that is the mean of a number of each example, (n,): much faster."""
+    """Return the same as ``paired_bootstrap`` for a metric that is the mean of a number of each example, (n,): much
+    faster."""
     gains = np.asarray(after, np.float64) - np.asarray(before, np.float64)
     gains = gains if better == "higher" else -gains
     return _difference(float(gains.mean()), _resampled_means(gains, seed, num_resamples), confidence)
@@ -147,7 +131,8 @@ def _difference(value: float, resampled: npt.NDArray[np.float64], confidence: fl
     return Difference(value, _percentiles(resampled, confidence), (no_better + 1) / (len(resampled) + 1))
 
 
-def _number(value: float | None) -> float:
+def number(value: float | None) -> float:
+    """Return a metric's value, NaN where it says nothing."""
     return float("nan") if value is None else float(value)
 
 

@@ -2,8 +2,10 @@
 
 import contextlib
 import itertools
+import json
 import logging
 import os
+import shutil
 import zipfile
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -14,7 +16,7 @@ import keras
 import numpy as np
 from filelock import FileLock, Timeout
 
-from tasks import config, exports, files, lineage, models, records, runs
+from tasks import config, encoding, exports, files, lineage, models, prepared_data, records, runs, trained_models
 from tasks.errors import StratagemError, UserError, cut
 from tasks.input import sources
 from tasks.records import ExportedModel, PreparedDataset, Run, TensorShape, TrainingResult
@@ -72,13 +74,14 @@ def export(
         with _explaining(what, target):
             exporter.write(model, chosen.file, new)
             num_examples, difference = _compare(exporter.load(new), _examples(model, settings, prepared))
-            # A regression's numbers are as large as its unit makes them.
-            difference /= max(prepared.target.deviation, default=0) or 1.0
+        # A regression's numbers are as large as its unit makes them.
+        difference /= max(prepared.target.deviation, default=0) or 1.0
         if not difference <= MAX_DIFFERENCE:
             raise StratagemError(
                 f"{what}: an output differs from Keras' by {difference:.3g} among the first {num_examples:,} test "
                 f"examples, and {MAX_DIFFERENCE:g} is allowed. Nothing was left in {target}"
             )
+        _write_meaning(new, prepared)
         made = ExportedModel(
             format=format,
             run_id=run.run_id,
@@ -98,6 +101,14 @@ def export(
         records.save(made, new / MANIFEST)
     runs.forget(run.folder)  # It has more files now.
     return made.model_copy(update={"folder": str(target)})
+
+
+def _write_meaning(folder: Path, prepared: PreparedDataset) -> None:
+    """Write what makes the model's input of raw values, where something does, and what its outputs stand for."""
+    (folder / trained_models.TARGET).write_text(prepared.target.model_dump_json(indent=2), encoding="utf-8")
+    if (raw := prepared_data.encoding(prepared)) is not None:
+        (folder / trained_models.ENCODING).write_text(json.dumps(raw), encoding="utf-8")
+        shutil.copyfile(encoding.__file__, folder / "encoding.py")
 
 
 @dataclass(frozen=True)

@@ -8,8 +8,12 @@ import os
 import pwd
 import shutil
 import stat
+import struct
 import tempfile
+import tokenize
 import uuid
+import zipfile
+import zlib
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import IO, Any
@@ -22,6 +26,12 @@ DISK_FULL_TEXTS = ("database or disk is full", "No space left on device")
 # SQLite's words where it cannot make its journal: for want of an inode, if none is left.
 NO_FILE_TEXT = "unable to open database file"
 FEW_INODES = 16
+# What is raised where an archive or an array is read of which a byte is another one: zipfile and NumPy pass on whatever
+# they stumble over.
+DAMAGED_FILE = (
+    EOFError, KeyError, MemoryError, OSError, OverflowError, RuntimeError, SyntaxError, TypeError, ValueError,
+    struct.error, tokenize.TokenError, zipfile.BadZipFile, zlib.error,
+)  # fmt: skip
 # In a scratch folder, it says who made that.
 MARK = ".stratagem"
 
@@ -109,6 +119,14 @@ def unwritable(place: Path | str, error: OSError) -> StratagemError:
     if error.errno in DISK_FULL_NUMBERS:
         return full_disk_error(place, error.errno)
     return UserError(f"{place}: cannot be written ({error}). Check its permissions")
+
+
+def is_encoding(name: str) -> bool:
+    """Return whether the text of a file may be encoded so."""
+    try:
+        return "".encode(name) is not None
+    except (LookupError, ValueError):  # `undefined` is one of Python's own that encodes nothing.
+        return False
 
 
 def is_locked(path: Path) -> bool:

@@ -116,7 +116,7 @@ def _compare(
             test, found = "McNemar", evidence.Difference(found.value, found.interval, exact)
     else:
         measure = metrics.find(name).of_predictions
-        values = _number(measure(labels, now)), _number(measure(labels, was))
+        values = evidence.number(measure(labels, now)), evidence.number(measure(labels, was))
         found = evidence.paired_bootstrap(measure, labels, was, now, better, confidence)
     return Judgement(
         promoted=False,
@@ -138,10 +138,6 @@ def _double(outputs: npt.NDArray[np.float32]) -> npt.NDArray[np.float64]:
     return outputs.astype(np.float64)
 
 
-def _number(value: float | None) -> float:
-    return float("nan") if value is None else float(value)
-
-
 def _not_better(section: config.Register, found: Judgement) -> str | None:
     difference, p_value, chance = found.difference or 0.0, found.p_value or 0.0, 1 - section.confidence
     if not difference > 0:
@@ -159,4 +155,5 @@ def _figures(section: config.Register, found: Judgement) -> str:
     both = f"{found.metric} {found.candidate:.4f} against {found.champion:.4f} of version {found.against}{again}"
     interval = f"{section.confidence:.0%} interval {low:+.4f} to {high:+.4f}"
     test = f"{found.test} p = {found.p_value:.2g}, {found.num_examples:,} test rows"
-    return f"{both} is better by {found.difference:+.4f} ({interval}, {test})"
+    how = "is better by" if (found.difference or 0.0) > 0 else "differs by"
+    return f"{both} {how} {found.difference:+.4f} ({interval}, {test})"

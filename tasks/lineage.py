@@ -6,6 +6,7 @@ import hashlib
 import json
 import zipfile
 from collections.abc import Iterator, Sequence
+from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -23,14 +24,21 @@ if TYPE_CHECKING:
 
 def collect(settings: config.Settings, data_version: str | None) -> records.Lineage:
     """Return where a run with these settings on this data comes from."""
-    commit, dirty = git_state(config.project_root())
+    root = config.project_root()
+    commit, dirty = git_state(root)
     return records.Lineage(
         git_commit=commit,
         git_dirty=dirty,
         code_digest=code_of(settings),
         settings_digest=settings.digest(),
         data_version=data_version,
+        package_version=None if config.has_own_code(root) else package_version(),
     )
+
+
+def package_version() -> str:
+    """Return the version of Stratagem that is installed."""
+    return version("stratagem")
 
 
 def _own_names(settings: config.Settings) -> list[str]:
@@ -175,7 +183,8 @@ def code_digest(*own: str, initial: str | None = None, root: Path | None = None)
     """Return the sha256 of flows/, tasks/, requirements.lock, for each name that is a ``module:function`` the user's
     own code, and of the file that a model starts with, if there is one.
 
-    Comments, docstrings and the layout of Python files do not count.
+    Of a project without code of its own, the first three are those of the installed package. Comments, docstrings and
+    the layout of Python files do not count.
 
     Args:
         own: names of the user's own code.
@@ -184,9 +193,10 @@ def code_digest(*own: str, initial: str | None = None, root: Path | None = None)
     """
     cache = config.project_root() / "mlruns" / "code.json"
     root = root or config.project_root()
-    files = [*root.glob("flows/**/*.py"), *root.glob("tasks/**/*.py"), root / "requirements.lock"]
-    files += [root / file for name in own for file in own_code.files(name, root)]
-    found = {file.relative_to(root).as_posix(): file.read_bytes() for file in set(files) if file.is_file()}
+    code = root if config.has_own_code(root) else config.code_root()
+    files = [*code.glob("flows/**/*.py"), *code.glob("tasks/**/*.py"), code / "requirements.lock"]
+    found = {file.relative_to(code).as_posix(): file.read_bytes() for file in files if file.is_file()}
+    found |= {file.as_posix(): (root / file).read_bytes() for name in own for file in own_code.files(name, root)}
     if initial is not None and (start := root / initial).is_file():
         found[f"model.initial {initial}"] = start.read_bytes()
     names = sorted(found)
@@ -275,7 +285,7 @@ def data_version(name: str, part: Literal["prepared", "raw"] = "prepared") -> st
         return version_in(lock.read_text(encoding="utf-8"), name, part)
     except FileNotFoundError:
         return None
-    except (OSError, UnicodeDecodeError, yaml.YAMLError, KeyError, TypeError) as error:
+    except (OSError, ValueError, RecursionError, yaml.YAMLError, KeyError, TypeError) as error:
         what = f"{type(error).__name__}: {' '.join(str(error).split())}"
         raise UserError(f"{lock} cannot be read ({what}): restore it, or delete it to prepare again") from None
 

@@ -118,7 +118,13 @@ LOSSES: dict[Task, dict[str, Callable[[float], Loss]]] = {
         "huber": lambda smoothing: Loss(in_training=keras.losses.Huber, of_predictions=_huber),
     },
 }
-"""What ``train.loss`` can be, for each task; the first one is ``auto``. Each takes the share of label smoothing."""
+"""What ``train.loss`` can be, for each task. Each takes the share of label smoothing."""
+USUAL: dict[Task, str] = {
+    "classification": "sparse_categorical_crossentropy",
+    "multilabel": "binary_crossentropy",
+    "regression": "mean_squared_error",
+}
+"""What ``auto`` is."""
 SMOOTHED = ("sparse_categorical_crossentropy", "binary_crossentropy")
 
 
@@ -136,7 +142,7 @@ def find(section: config.Train, prepared: PreparedDataset, shares: bool = False)
     """
     target, smoothing = prepared.target, section.label_smoothing
     allowed = LOSSES[target.task]
-    name = next(iter(allowed)) if section.loss == "auto" else section.loss
+    name = USUAL[target.task] if section.loss == "auto" else section.loss
     if ":" not in name and name not in allowed:
         raise UserError(
             f"train.loss = '{name}': {prepared.name} is a {target.task}, and its losses are {', '.join(allowed)}. Give "

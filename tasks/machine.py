@@ -10,11 +10,22 @@ import sys
 from collections.abc import Iterator
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import psutil
 
 PACKAGES = ("tensorflow", "keras", "jax", "numpy")
 """Whose versions a training's bits depend on."""
 MACHINE = ("system", "processor", "cores", "gpus")
 """What of ``surroundings`` is of the machine; the rest is installed on it."""
+# Where a container's limit stands, and what it uses: of version 2 of control groups, and of version 1.
+MEMORY_LIMITS = (
+    ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current"),
+    ("/sys/fs/cgroup/memory/memory.limit_in_bytes", "/sys/fs/cgroup/memory/memory.usage_in_bytes"),
+)
+# The times at which two programs see one process begin differ by a rounding.
+SAME_SECONDS = 1.0
 TPU_VARIABLES = ("TPU_NAME", "KUBE_GOOGLE_CLOUD_TPU_ENDPOINTS", "COLAB_TPU_ADDR")
 """Where a cloud says which TPU is meant, the first that is set."""
 
@@ -42,6 +53,17 @@ def core_numbers() -> set[int]:
 def usable_cores() -> int:
     """Return the number of processor cores that this process may use."""
     return len(core_numbers())
+
+
+def free_memory() -> int:
+    """Return how many bytes of memory are free: of this machine's, or of what a container's limit leaves."""
+    import psutil
+
+    free = int(psutil.virtual_memory().available)
+    for limit, used in MEMORY_LIMITS:
+        with contextlib.suppress(OSError, ValueError):  # `max` is no limit.
+            free = min(free, int(Path(limit).read_text("ascii")) - int(Path(used).read_text("ascii")))
+    return free
 
 
 def visible_gpus() -> list[str]:
@@ -119,3 +141,30 @@ def free_ports(count: int) -> list[int]:
     finally:
         for one in sockets:
             one.close()
+
+
+def is_free(port: int) -> bool:
+    """Return whether a server can listen on a port of 127.0.0.1."""
+    try:
+        socket.create_server(("127.0.0.1", port)).close()
+    except (OSError, OverflowError):
+        return False
+    return True
+
+
+def find_process(pid: int, began: float) -> "psutil.Process | None":
+    """Return the process with this id, if it is the one that began then."""
+    import psutil
+
+    with contextlib.suppress(psutil.Error):
+        process = psutil.Process(pid)
+        if pid and abs(process.create_time() - began) < SAME_SECONDS and process.status() != psutil.STATUS_ZOMBIE:
+            return process
+    return None
+
+
+def can_write(folder: str) -> bool:
+    """Return whether a folder can be written, or made; a user without a home has a path that still begins with ~."""
+    while not os.path.exists(folder) and os.path.dirname(folder):
+        folder = os.path.dirname(folder)
+    return not folder.startswith("~") and os.access(folder, os.W_OK | os.X_OK)

@@ -7,6 +7,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 from tasks import errors, files, records, trained_models
 from tasks.errors import StratagemError, UserError
@@ -48,21 +49,16 @@ def predict(
     Raises:
         UserError: names what cannot be.
     """
-    _check_output(output, force)
-    chosen = _format_of(output, format)
-    inputs = _check_inputs(inputs)
-    _check_encoding(encoding)
-    reference = model or trained_models.only_champion()
-    trained_models.find(reference)  # Refused before a framework is imported.
+    checked = check(inputs, model, output, format, force, encoding)
     with contextlib.ExitStack() as stack:
         request = PredictionRequest(
-            model=_absolute(reference),
-            inputs=tuple(inputs),
+            model=_absolute(checked.model),
+            inputs=tuple(checked.inputs),
             folder=str(Path.cwd()),
-            stdin=os.dup(0) if "-" in inputs else None,
+            stdin=os.dup(0) if "-" in checked.inputs else None,
             to=None if output is None else str(stack.enter_context(files.replacing(output.absolute()))),
             stdout=os.dup(1) if output is None and format is not None else None,
-            format=chosen,
+            format=checked.format,
             top_k=top_k,
             probabilities=probabilities,
             batch_size=batch_size,
@@ -82,6 +78,31 @@ def predict(
     return Predicted.model_validate_json(done.stdout.rstrip("\n").rpartition("\n")[2]).model_copy(
         update={"output": output and str(output)}
     )
+
+
+class Checked(NamedTuple):
+    """What is to be predicted, with what was left out."""
+
+    model: str
+    inputs: Sequence[str]
+    format: str
+
+
+def check(
+    inputs: Sequence[str], model: str | None, output: Path | None, format: str | None, force: bool, encoding: str
+) -> Checked:
+    """Return what ``predict`` would take, refused before a framework is imported where it cannot be.
+
+    Raises:
+        UserError: names what cannot be.
+    """
+    _check_output(output, force)
+    chosen = _format_of(output, format)
+    inputs = _check_inputs(inputs)
+    _check_encoding(encoding)
+    reference = model or trained_models.only_champion()
+    trained_models.find(reference)
+    return Checked(reference, inputs, chosen)
 
 
 def serve(model: str | None, port: int, poll_seconds: float, key: str, tell: Callable[[Serving], object]) -> None:
@@ -111,7 +132,7 @@ def serve(model: str | None, port: int, poll_seconds: float, key: str, tell: Cal
 
 
 def _absolute(reference: str) -> str:
-    return os.path.abspath(Path(reference).expanduser()) if reference.endswith(".keras") else reference
+    return os.path.abspath(os.path.expanduser(reference)) if reference.endswith(".keras") else reference
 
 
 @contextlib.contextmanager
@@ -136,7 +157,8 @@ def _format_of(output: Path | None, format: str | None) -> str:
     found = format or FORMATS.get(output.suffix.lower())
     if found is None:
         raise UserError(
-            f"--output {output}: how its name ends says no format. Allowed: {', '.join(FORMATS)}; or give --format"
+            f"--output {errors.cut(str(output))}: how its name ends says no format. Allowed: {', '.join(FORMATS)}; or "
+            "give --format"
         )
     return found
 
@@ -144,16 +166,18 @@ def _format_of(output: Path | None, format: str | None) -> str:
 def _check_output(output: Path | None, force: bool) -> None:
     if output is None:
         return
-    if output.is_dir():
-        raise UserError(f"--output {output} is a folder: give a file, such as {output / 'predictions.csv'}")
-    if not output.absolute().parent.is_dir():
-        raise UserError(f"--output {output}: there is no folder {output.parent}: make it first")
-    if output.exists() and not output.is_file():  # --force would put a file in the place of /dev/null.
-        raise UserError(f"--output {output} is no file: give one, or --format jsonl or csv for standard output")
-    if os.path.lexists(output) and not force:
-        raise UserError(f"--output {output} is there already: give another file, or --force to replace it")
-    if not os.access(output.absolute().parent, os.W_OK):
-        raise UserError(f"--output {output}: {output.absolute().parent} cannot be written. Check its permissions")
+    place, named = os.path.abspath(output), f"--output {errors.cut(str(output))}"
+    folder = os.path.dirname(place)
+    if os.path.isdir(place):
+        raise UserError(f"{named} is a folder: give a file, such as {output / 'predictions.csv'}")
+    if not os.path.isdir(folder):
+        raise UserError(f"{named}: there is no folder {errors.cut(str(output.parent))}: make it first")
+    if os.path.exists(place) and not os.path.isfile(place):  # --force would put a file in the place of /dev/null.
+        raise UserError(f"{named} is no file: give one, or --format jsonl or csv for standard output")
+    if os.path.lexists(place) and not force:
+        raise UserError(f"{named} is there already: give another file, or --force to replace it")
+    if not os.access(folder, os.W_OK):
+        raise UserError(f"{named}: {folder} cannot be written. Check its permissions")
 
 
 def _check_inputs(inputs: Sequence[str]) -> Sequence[str]:
@@ -162,22 +186,20 @@ def _check_inputs(inputs: Sequence[str]) -> Sequence[str]:
             raise UserError("nothing to predict: give files or folders, or - for standard input")
         return ("-",)
     for name in inputs:
-        path = Path(name)
+        named = f"'{errors.cut(name)}'"
         if any("\udc80" <= sign <= "\udcff" for sign in name):
             raise UserError(f"{name!a}: its name is not UTF-8: rename it, or give the folder that it lies in")
-        if name != "-" and not path.exists():
-            raise UserError(f"'{name}': no such file or folder")
-        if name != "-" and not (path.is_file() or path.is_dir()):
-            raise UserError(f"'{name}' is no file and no folder; what a pipe gives is read as standard input: -")
-        if name != "-" and not os.access(path, os.R_OK):
-            raise UserError(f"'{name}' cannot be read. Check its permissions")
+        if name != "-" and not os.path.exists(name):
+            raise UserError(f"{named}: no such file or folder")
+        if name != "-" and not (os.path.isfile(name) or os.path.isdir(name)):
+            raise UserError(f"{named} is no file and no folder; what a pipe gives is read as standard input: -")
+        if name != "-" and not os.access(name, os.R_OK):
+            raise UserError(f"{named} cannot be read. Check its permissions")
     if inputs.count("-") > 1:
         raise UserError("- is there twice, and there is one standard input")
     return inputs
 
 
 def _check_encoding(encoding: str) -> None:
-    try:
-        "".encode(encoding)
-    except LookupError:
-        raise UserError(f"--encoding {encoding}: no such encoding. Allowed: utf-8, latin-1, ...") from None
+    if not files.is_encoding(encoding):
+        raise UserError(f"--encoding {errors.cut(encoding)}: no such encoding. Allowed: utf-8, latin-1, ...")

@@ -8,6 +8,7 @@ import sqlite3
 from contextlib import closing
 from pathlib import Path
 
+from tasks import config
 from tasks.records import ModelVersion
 
 VERSIONS = """
@@ -17,6 +18,11 @@ WHERE v.current_stage IS NOT 'Deleted_Internal'
 """
 ALIASES = "SELECT name, version, alias FROM registered_model_aliases ORDER BY alias"
 TAGS = "SELECT name, version, key, value FROM model_version_tags"
+
+
+def name_of(settings: config.Settings, dataset: str) -> str:
+    """Return the name of the registered model that a run's becomes a version of."""
+    return settings.register_.model_name or f"{dataset}-{settings.model.name.replace(':', '.')}"
 
 
 def read(store: Path) -> list[ModelVersion]:

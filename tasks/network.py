@@ -11,6 +11,8 @@ from urllib.parse import unquote
 T = TypeVar("T")
 U = TypeVar("U")
 
+# Where tf.data service is that makes a training's batches, and what a worker of it is reached by that joins it.
+INPUT_SERVICE, INPUT_WORKER = "STRATAGEM_INPUT_SERVICE", "STRATAGEM_INPUT_WORKER"
 # What may hold a password, or an address with one.
 SECRETS = re.compile(r"(URL|URI|PASSWORD|PASSWD|TOKEN|SECRET|AUTH_STRING|_KEY|_DSN)$")
 # A shorter one would be found inside of ordinary words; and `true` is no password, whatever the variable is called.
@@ -19,7 +21,32 @@ MIN_SECRET_LENGTH = 6
 MIN_TOKEN_LENGTH = 20
 # A database's password may hold any sign but `@`, as SQLAlchemy reads it, or be a parameter.
 USERINFO = re.compile(r"(?<=://)(?:[^\s/?#'\"]*|(?<!http://)(?<!https://)[^\s/:@]*:[^\s@]*)@")
+HTTP = re.compile(r"\bhttps?://$")
 PARAMETER = re.compile(r"([?&](?:password|passwd)=)[^\s&]+")
+# As AWS, GitHub, GitLab, Slack, OpenAI and Hugging Face write theirs; and private keys.
+TOKENS = re.compile(
+    r"\b(?:AKIA[0-9A-Z]{16}|gh[pousr]_\w{20,}|glpat-[\w-]{16,}|xox[abprs]-[\w-]{10,}|sk-(?=[\w-]*[A-Z])(?=[\w-]*\d)[\w-]{20,}|hf_\w{20,})"
+    r"|-----BEGIN [A-Z ]*PRIVATE KEY-----(?s:.*?)(?:-----END [A-Z ]*PRIVATE KEY-----|\Z)"
+)
+# Of a text's vocabulary, as tokenizers call them.
+NO_PASSWORDS = ("bos", "cls", "end", "eos", "mask", "oov", "pad", "padding", "sep", "start", "stop", "unk", "unknown")
+# How the name ends of what is a password.
+PASSWORD_NAME = re.compile(
+    r"(?i)(?:passwords?|passwd|secrets?|api_?key|access_?key|private_?key|credentials?"
+    rf"|{''.join(f'(?<!{name}_)' for name in NO_PASSWORDS)}token)$"
+)
+
+
+def holds_secret(name: str, text: str) -> bool:
+    """Return whether a text under a name seems to hold a password, or is an address with one.
+
+    >>> holds_secret("api_key", "0123456789"), holds_secret("source", "s3://key:secret@bucket"), holds_secret("to", "x")
+    (True, True, False)
+    """
+    named = PASSWORD_NAME.search(name) is not None and len(text) >= MIN_SECRET_LENGTH
+    # `ssh://git@host` names a user alone, as buckets' addresses do; with HTTP a token may stand there.
+    users = [one.group() for one in USERINFO.finditer(text) if ":" in one.group() or HTTP.search(text[: one.start()])]
+    return named or bool(users) or TOKENS.search(text) is not None or PARAMETER.search(text) is not None
 
 
 def without_userinfo(text: str) -> str:

@@ -67,13 +67,17 @@ def compute(settings: config.Settings, prepared: PreparedDataset, strategy: Stra
     Raises:
         UserError: the checkpoint is of another model.
     """
+    if strategy.is_one_program:
+        # JAX refuses a variable that begins otherwise on another process.
+        keras.utils.set_random_seed(settings.train.seed)
     with strategy.scope():  # On JAX it is read for each layer.
         model = models.build(settings.model, prepared, settings.input.normalization)
         checkpoints.assign(model, arrays, ("model",))
         # JAX computes a batch that does not divide by the replicas on each of them.
         size = settings.evaluate.global_batch_size
         size = max(size - size % strategy.num_replicas, strategy.num_replicas)
-        place = (1, strategy.worker, strategy.num_workers)
+        # One program computes the examples of all workers, and tells each of them the outputs of all.
+        place = (1, 0, 1) if strategy.is_one_program else (1, strategy.worker, strategy.num_workers)
         with contextlib.closing(sources.ordered_batches(settings, prepared, "test", size, *place)) as test:
             if strategy.coordinator is not None:
                 from tasks.training import coordinator
@@ -114,9 +118,10 @@ def _joined(
         examples.update(on_devices)
     if table is None:
         raise ValueError("there are no batches")
-    if strategy.num_workers > 1:
+    if test.num_workers > 1:
         # The other workers' rows are zeros here, and zeros are the bits of 0: the sum has every row as it was computed.
         table = strategy.sum_over_workers(table.view(np.int64)).view(np.float64)
+    if strategy.num_workers > 1:
         counts = strategy.sum_over_workers([examples[name] for name in strategy.devices]).tolist()
         examples = Counter(dict(zip(strategy.devices, counts, strict=True)))
     end = 1 + math.prod(label_shape)
@@ -178,6 +183,7 @@ def _state(model: Any) -> list[list[Any]]:
 
 def _function_on_jax(model: Any, strategy: Strategy) -> OutputsFunction:
     import jax
+    from jax.experimental import multihost_utils
 
     state = _state(model)
 
@@ -186,9 +192,15 @@ def _function_on_jax(model: Any, strategy: Strategy) -> OutputsFunction:
         outputs, _, losses = model.stateless_call(trainable, others, x, training=False, return_losses=True)
         return outputs, losses
 
+    def whole(array: Any) -> Any:
+        if array.is_fully_addressable:
+            return np.asarray(array)
+        return np.asarray(multihost_utils.process_allgather(array, tiled=True))
+
     def function(x: Any) -> tuple[list[DeviceOutputs], dict[str, int]]:
-        outputs, losses = compiled(*state, strategy.place_batch(x))
-        share = DeviceOutputs(np.asarray(outputs).astype("float64"), sum(float(loss) for loss in losses))
+        size = len(keras.tree.flatten(x)[0])
+        outputs, losses = compiled(*state, strategy.place_batch(x, size))
+        share = DeviceOutputs(whole(outputs).astype("float64"), sum(float(whole(loss)) for loss in losses))
         shards = outputs.addressable_shards
         return [share], {f"{one.device.platform}:{one.device.id}": len(one.data) for one in shards}
 

@@ -2,13 +2,17 @@
 
 import importlib
 import modulefinder
+import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
 from tasks import config
 from tasks.errors import UserError, one_line
+
+VARIABLE = "STRATAGEM_OWN_CODE"
+"""Modules that others than who operates this machine may name, with blanks between them; `*` is any."""
 
 
 def load(name: str, key: str) -> Callable[..., Any]:
@@ -39,6 +43,35 @@ def load(name: str, key: str) -> Callable[..., Any]:
         raise UserError(f"{key} = '{name}': {module_name} has no function '{function}'")
     found: Callable[..., Any] = getattr(module, function)
     return found
+
+
+def check_allowed(names: Iterable[tuple[str, str]], by: str) -> None:
+    """Refuse code that somebody else than who operates this machine names, unless its module is allowed: to import it
+    is to run it.
+
+    Args:
+        names: what names the code, and the code as ``module:function``.
+        by: who it is that names it.
+
+    Raises:
+        UserError: says how the module is allowed.
+    """
+    allowed = os.environ.get(VARIABLE, "").split()
+    for key, name in names:
+        module = name.partition(":")[0]
+        if module not in allowed and "*" not in allowed:
+            raise UserError(
+                f"{key} = '{name}': {by} may not name code to import, which would run here. Whoever operates this "
+                f"machine allows the module by {VARIABLE}='{' '.join([*allowed, module])}' in the environment of "
+                "`stratagem up`, of the worker or of the command"
+            )
+
+
+def named_in(settings: config.Settings) -> dict[str, str]:
+    """Return each ``module:function`` that settings name anywhere, and the first key that does."""
+    others = {"model.name": settings.model.name, "train.loss": settings.train.loss}
+    others["dataset.name"] = settings.dataset.builder or ""
+    return {name: key for key, name in others.items() if ":" in name} | metrics_of(settings)
 
 
 def metrics_of(settings: config.Settings) -> dict[str, str]:

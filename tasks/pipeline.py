@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
-from tasks import config, dvc_data, errors, files, launchers, lineage, records, runs
+from tasks import config, dvc_data, errors, files, launchers, lineage, records, remote, runs
 from tasks.errors import StratagemError, UserError
 from tasks.process import client
 from tasks.process.own_process import run_in_own_process
@@ -44,6 +44,19 @@ def check_devices(settings: config.Settings) -> None:
     launchers.check(section)
     if settings.model.initial is not None and runs.is_id(settings.model.initial):
         runs.refuse_pruned(runs.find(settings.model.initial))
+
+
+def check_remote(settings: config.Settings, resume: str | None = None) -> None:
+    """Refuse an address that a run cannot be copied to, before anything is started for it; bring the run that is to be
+    resumed from there, where it is not here.
+
+    Raises:
+        UserError: names what is wrong with ``checkpoint.remote``; or there is no such run.
+        StratagemError: the run is not here, and the remote does not answer.
+    """
+    if settings.checkpoint.remote is not None:
+        remote.check(settings.checkpoint.remote)
+        remote.bring(settings, resume)
 
 
 @dataclass(frozen=True)
@@ -90,6 +103,7 @@ def start_or_resume(
         run = client.start_run(settings, prepared, flow_run_id)
     else:
         run_id = resumed.run_id
+        remote.take_up(resumed, settings.checkpoint.remote)
         if unfinished is not None:
             changed = runs.changes_without_result(settings, unfinished)
             print(f"resuming run {run_id}, which is unfinished{changed}; --fresh starts a new one", file=sys.stderr)
@@ -121,7 +135,7 @@ def start_or_resume_comparison(
         run = client.start_comparison(settings, prepared, key, flow_run_id)
         progress = records.ComparisonProgress(sitting=1, rows=())
     else:
-        run = client.resume_comparison(settings, prepared, unfinished, flow_run_id)
+        run = client.resume_parent(settings, prepared, unfinished, flow_run_id)
         progress = runs.load_progress(run)
         progress = progress.model_copy(update={"sitting": progress.sitting + 1})
         kept = len(progress.rows)
@@ -164,6 +178,7 @@ def train_alone(settings: config.Settings, prepared: PreparedDataset, resumption
         Interrupted: the training was told to stop.
         StratagemError: it failed.
     """
+    check_remote(settings, resumption.run)
     with runs.lock_run(settings, resumption.run) as run_lock:
         run = start_or_resume(settings, prepared, run_lock, resumption)
         try:
@@ -187,9 +202,13 @@ def reconcile() -> list[records.Ended]:
     removed = [path.relative_to(config.project_root()) for path in runs.remove_leftovers()]
     done = run_in_own_process("reconcile")
     done.check_returncode()
+    copied, kept = remote.deliver_kept()
+    for line in kept:
+        print(line, file=sys.stderr)
     return [
         *(records.Ended(what=str(path), status="removed", reason="it was half-written") for path in removed),
         *(records.Ended.model_validate_json(line) for line in done.stdout.splitlines()),
+        *copied,
     ]
 
 
@@ -214,19 +233,6 @@ def lower_is_better(metric: str) -> bool:
     from tasks import metrics  # NumPy takes 0.2 s to import.
 
     return metrics.better(metric) == "lower"
-
-
-def compare(first: Run, second: Run) -> records.RunDifference:
-    """Return what differs between two runs, and their test metrics with intervals.
-
-    Raises:
-        UserError: params.yaml cannot be read.
-    """
-    from tasks import side_by_side  # NumPy takes 0.2 s to import.
-
-    found = runs.compare(first, second)
-    metrics, same = side_by_side.compare(first, second)
-    return found.model_copy(update={"metrics": metrics, "same_test_rows": same})
 
 
 def write_report(name: str | None) -> Path:
@@ -289,14 +295,15 @@ def join(settings: config.Settings, as_run: bool = False) -> bool:
     prepared = dvc_data.load_prepared(settings.dataset.name)
     processes = client.start_processes(settings)
     name = processes.first.member.name
-    print(f"{name} joins the cluster of TF_CONFIG; its log: {processes.logs}", file=sys.stderr)
-    chief_gives_work = settings.strategy.cluster is not None and settings.strategy.cluster.chief_gives_work
-    if chief_gives_work:
-        processes.stand_by()
-    else:
+    print(f"{name} joins the cluster; its log: {processes.logs}", file=sys.stderr)
+    cluster = settings.strategy.cluster
+    if cluster is None or not cluster.chief_gives_work:
         client.assist(settings, prepared, evaluates=as_run and settings.evaluate.strategy == "run")
+    stays = cluster is not None and cluster.members_stay
+    if stays:
+        processes.stand_by()
     client.stop_processes()
-    chief = "has ended" if chief_gives_work else "tells the result"
+    chief = "has ended" if stays else "tells the result"
     print(f"{name} has done its part; the chief {chief}", file=sys.stderr)
     return True
 
@@ -323,13 +330,16 @@ def load_training(
     return trained, dvc_data.load_prepared(trained.dataset.name), run, training
 
 
-def find_model(name: str, checkpoint: str | None) -> tuple[config.Settings, PreparedDataset, Run, str]:
+def find_model(
+    name: str, checkpoint: str | None, known: records.LoggedModel | None = None
+) -> tuple[config.Settings, PreparedDataset, Run, str]:
     """Return the settings, the data and the record of a run that was trained, and which of its two models is meant:
     ``latest`` or ``best``.
 
     Args:
         name: the run's id, ``latest`` for the newest on any dataset, or the address of a model in MLflow.
         checkpoint: ``latest`` or ``best``; None is the latest, or the one that MLflow's model was.
+        known: what MLflow would say of the model; without it MLflow is asked.
 
     Raises:
         UserError: no such run or model, the run was not trained to its end, or its models are others by now.
@@ -342,7 +352,7 @@ def find_model(name: str, checkpoint: str | None) -> tuple[config.Settings, Prep
         return settings, prepared, run, "best" if checkpoint == "best" else "latest"
     if checkpoint is not None:
         raise UserError(f"{name} is one model of its run: leave --checkpoint out, or name the run")
-    found = client.find_model(config.load(), name)
+    found = known or client.find_model(config.load(), name)
     if (logged := runs.look_up(found.run_id)) is None:
         raise UserError(f"{name} is of run {found.run_id}, which is not in mlruns/ here: give the command where it is")
     settings, prepared, run, training = load_training(config.restore(logged.settings), logged.run_id)
@@ -356,13 +366,23 @@ def find_model(name: str, checkpoint: str | None) -> tuple[config.Settings, Prep
     )
 
 
+NO_SIGNS = "?%[{}"
+"""MLflow ends a file's name at the first and takes the second for the start of a sign in an address, TFDS begins a
+pattern at the third, DVC names a value between the others."""
+
+
 def check_writable() -> None:
-    """Refuse a project folder that a run could not write to, before anything starts.
+    """Refuse a project folder that a run could not write to or find its files in, before anything starts.
 
     Raises:
         UserError: names the folder.
     """
     root = config.project_root()
+    if sign := next((sign for sign in NO_SIGNS if sign in str(root.resolve())), None):
+        raise UserError(
+            f"{root.resolve()} has '{sign}' in its path, which MLflow, TFDS or DVC take for something else than a "
+            "letter of a name: move the project to a folder without it"
+        )
     for folder in (root / "data", root / "mlruns", root / ".dvc"):
         try:
             folder.mkdir(exist_ok=True)

@@ -3,6 +3,7 @@
 import contextlib
 import json
 import math
+import sys
 from collections import Counter
 from collections.abc import Generator
 from concurrent.futures import ThreadPoolExecutor
@@ -24,7 +25,7 @@ from tasks import (
     records,
     source_files,
 )
-from tasks.errors import UserError
+from tasks.errors import UserError, listed
 from tasks.records import Feature, HeldOut, PreparedDataset, PreparedSplit, Target
 
 
@@ -125,13 +126,23 @@ def _counted(held_out: HeldOut | None, splits: dict[str, PreparedSplit]) -> Held
 
 
 def _check(dataset: config.Description, target: Target, splits: dict[str, PreparedSplit]) -> None:
-    """Refuse a split with nothing in it, and a class that nothing is left of to train on, as where files are broken."""
+    """Refuse a split with nothing in it, and a class that nothing is left of to train on, as where files are broken;
+    say of which classes nothing is left to test on."""
     for name, split in splits.items():
         if not split.num_examples:
             raise UserError(f"dataset {dataset.name}: no example is left in the split '{name}'")
         if name == "train" and 0 in split.class_counts:
             missing = target.class_names[split.class_counts.index(0)]
             raise UserError(f"dataset {dataset.name}: no example of the class '{missing}' is left to train on")
+        if name == "test" and 0 in split.class_counts:
+            counts = zip(target.class_names, split.class_counts, strict=True)
+            untested = [repr(label) for label, count in counts if not count]
+            print(
+                f"warning: the test split of {dataset.name} has no example of {len(untested)} of "
+                f"{len(target.class_names)} classes, so what is measured on it says nothing of them: "
+                f"{listed(untested)}",
+                file=sys.stderr,
+            )
 
 
 class _Array:

@@ -9,7 +9,6 @@ import io
 import json
 import os
 import zipfile
-import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain, islice
@@ -20,9 +19,11 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet
 
+from tasks import machine
 from tasks.encoding import Values, num_rows
 from tasks.errors import UserError, cut, listed
-from tasks.table_files import values_of
+from tasks.files import DAMAGED_FILE
+from tasks.table_files import NOT_READ, values_of
 
 TABLES = (".csv", ".tsv", ".jsonl", ".ndjson", ".parquet")
 ARRAYS = (".npy", ".npz")
@@ -127,7 +128,7 @@ class Reader:
                 files = []
             try:
                 yield from self._of_stdin() if name == "-" else self._of_one(name, path)
-            except (OSError, UnicodeError, pa.ArrowInvalid) as error:
+            except NOT_READ as error:
                 raise UserError(f"'{name}' cannot be read ({cut(str(error))})") from None
         if files:
             yield self._of_files(files)
@@ -190,8 +191,11 @@ class Reader:
         with self._text(file) as text:
             header = text.readline()
             reader = csv.reader(chain([header], text), delimiter=self._delimiter(header))
-            names = next(reader, [])
+            # As prepare names the one without a name, which pandas writes for its index.
+            names = [one if one.strip() else f"column {place}" for place, one in enumerate(next(reader, []), 1)]
             self._need(name, [one for one in self.wanted.columns if one not in names], names)
+            if twice := [one for one in self.wanted.columns if names.count(one) > 1]:
+                raise UserError(f"'{name}' has the column {listed([*map(repr, twice)])} more than once: leave one")
             wanted = {column: names.index(column) for column in self.wanted.columns}
             for rows in _parts(_csv_rows(reader), self.part_rows):
                 broken = {place: why for place, row in enumerate(rows) if (why := self._why_broken(row, names, wanted))}
@@ -265,15 +269,17 @@ class Reader:
     def _of_arrays(self, name: str, path: Path) -> Iterator[Examples]:
         features = self.wanted.features
         try:
-            with path.open("rb") as file:
-                is_zip = file.read(4) == b"PK\x03\x04"
-            if is_zip and not zipfile.is_zipfile(path):  # NumPy would leave it open.
-                raise zipfile.BadZipFile("the archive is cut off")
-            found = np.load(path, mmap_mode="r", allow_pickle=False)
-            is_archive = isinstance(found, np.lib.npyio.NpzFile)  # Whatever its name says.
-            arrays = {one: found[one] for one in features} if is_archive else {features[0]: found}
-        except (ValueError, KeyError, EOFError, zipfile.BadZipFile, zlib.error) as error:
-            raise UserError(f"'{name}' is no file of {self.wanted.told} ({cut(str(error))})") from None
+            with path.open("rb") as file:  # NumPy would leave a damaged archive open.
+                is_archive = file.read(2) == b"PK"  # Whatever its name says.
+                if is_archive and not zipfile.is_zipfile(file):
+                    raise zipfile.BadZipFile("the archive is cut off")
+                file.seek(0)
+                if is_archive:
+                    _refuse_too_large(name, path, features)
+                found = np.load(file if is_archive else path, None if is_archive else "r", allow_pickle=False)
+                arrays = {one: found[one] for one in features} if is_archive else {features[0]: found}
+        except DAMAGED_FILE as error:
+            raise UserError(f"'{name}' cannot be read as {self.wanted.told} ({cut(str(error))})") from None
         if len(arrays) < len(features):
             raise UserError(f"'{name}' is one array, and the model takes {', '.join(features)}: give an .npz of them")
         lengths = {len(array) if array.ndim else 0 for array in arrays.values()}
@@ -306,6 +312,17 @@ def _walk(name: str, path: Path) -> Iterator[str]:
         for file in sorted(files):
             if not file.startswith(".") and file != "Thumbs.db":
                 yield os.path.join(name, os.path.relpath(os.path.join(place, file), path))
+
+
+def _refuse_too_large(name: str, path: Path, wanted: Sequence[str]) -> None:
+    """Refuse an archive whose arrays are larger than the memory: of one kilobyte it may hold a gigabyte."""
+    with zipfile.ZipFile(path) as archive:
+        size = sum(one.file_size for one in archive.infolist() if one.filename.removesuffix(".npy") in wanted)
+    if size > (free := machine.free_memory()):
+        raise UserError(
+            f"'{name}' unpacks to {size:,} bytes, and {free:,} of the memory are free: give it in several files, or as "
+            ".npy, which is read in parts"
+        )
 
 
 def _csv_rows(reader: Any) -> Iterator[list[str] | str]:

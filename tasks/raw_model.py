@@ -235,12 +235,12 @@ def _import(module: str, folder: Path) -> None:
 
 def load(reference: str) -> RawModel:
     """Return the model that a person names, see ``trained_models.find``. MLflow is asked where only that knows."""
-    found = trained_models.find(reference)
-    if found is None:
-        from tasks import tracking
+    if (found := trained_models.find(reference)) is not None:
+        return RawModel(found)
+    from tasks import tracking
 
-        found = tracking.fetch_model(reference)
-    return RawModel(found)
+    with tracking.fetched_model(reference) as fetched:
+        return RawModel(fetched)
 
 
 def devices() -> tuple[str, ...]:

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from tasks import config, files, gate, lineage, metrics, predictions, tracking
+from tasks import config, files, gate, lineage, metrics, model_versions, predictions, tracking
 from tasks.errors import StratagemError, UserError
 from tasks.predictions import Predictions
 from tasks.records import EvaluationResult, Judgement, PreparedDataset, RegisteredModel, Run, TrainingResult
@@ -64,7 +64,7 @@ def register(
         StratagemError: MLflow did not make the version ready.
     """
     gate.check(settings, prepared)
-    name = settings.register_.model_name or f"{prepared.name}-{settings.model.name.replace(':', '.')}"
+    name = model_versions.name_of(settings, prepared.name)
     files_of = {training.best_checkpoint: training.best_model, training.checkpoint: training.final_model}
     digests = {training.best_model: training.best_weights_digest, training.final_model: training.weights_digest}
     if evaluation.checkpoint not in files_of:

@@ -13,6 +13,7 @@ from urllib.parse import unquote
 from filelock import FileLock
 
 from tasks import config, files
+from tasks.errors import UserError
 
 logger = logging.getLogger(__name__)
 
@@ -28,6 +29,19 @@ LOCATIONS = (
 def own_store() -> Path:
     """Return where the project's own store is, or will be."""
     return config.project_root() / "mlruns" / "mlflow.db"
+
+
+def refuse_question_mark(address: str) -> None:
+    """Refuse a store's address that MLflow would not read as it is meant: it would make a file beside the project.
+
+    Raises:
+        UserError: there is a `?` in it.
+    """
+    if "?" in address:
+        raise UserError(
+            f"MLflow cannot use {address}: what stands behind a `?` is no part of a file's name to it. Rename that "
+            "folder, or give MLFLOW_TRACKING_URI=sqlite:///FILE, or a server's address"
+        )
 
 
 def mend() -> None:

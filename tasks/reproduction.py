@@ -10,7 +10,7 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import yaml
 
@@ -94,6 +94,7 @@ def _checkout(run: Run, settings: config.Settings) -> Iterator[tuple[Path, list[
         _bring_initial(settings, folder)
         found = checkout.bring_data(name, str(run.lineage.data_version), folder)
         changes = [
+            *_of_resumes(run),
             *_of_code(run, settings, folder, missing),
             *_of_settings(run),
             *_of_data(run, name, found),
@@ -111,6 +112,16 @@ def _bring_initial(settings: config.Settings, folder: Path) -> None:
     if source.is_file() and not place.exists() and place.parent.resolve().is_relative_to(folder.resolve()):
         place.parent.mkdir(parents=True, exist_ok=True)
         place.symlink_to(source.resolve())
+
+
+def _of_resumes(run: Run) -> Iterator[Change]:
+    """Yield what was otherwise in the course of the training: there is one value to train with, the last."""
+    for one in run.changed:
+        effect: Literal["matters", "cannot be brought back"] = (
+            "matters" if one.affects == "speed" else "cannot be brought back"
+        )
+        now = str(one.now) if one.kind in ("code", "data") else json.dumps(one.now)
+        yield Change(kind=one.kind, what=one.what, then=one.values, now=now, effect=effect)
 
 
 def _of_code(run: Run, settings: config.Settings, folder: Path, missing: list[str]) -> Iterator[Change]:
@@ -170,9 +181,21 @@ def _brought_back(kind: Any, what: str, then: str | None, now: str | None) -> Ch
 
 def _refusal(run: Run, changes: list[Change], allow_changes: bool) -> str | None:
     """Return why the run cannot be trained again, and what to do; None where it can."""
+    if resumed := [f"{one.what} was {one.values}" for one in run.changed if one.affects == "result"]:
+        return (
+            f"run {run.run_id} was resumed as another training: {errors.listed(resumed, 4)}. Trained from its "
+            "beginning with what it ended with, it need not come out again. A run that is trained with the same "
+            "settings from its beginning to its end can be reproduced"
+        )
     lost = {change.what: change for change in changes if change.effect == "cannot be brought back"}
     name, commit = run.settings["dataset"]["name"], run.lineage.git_commit
     if (code := lost.get("code")) is not None:
+        package = run.lineage.package_version
+        if package is not None and package != (here := lineage.package_version()):
+            return (
+                f"run {run.run_id}: its code is that of stratagem {package}, and {here} is installed: install "
+                f"stratagem=={package} in an environment of its own, and give the command there"
+            )
         return (
             f"run {run.run_id}: its code cannot be brought back. Its digest is {code.then}, and that of what is here "
             f"is {code.now}. A run of code that is committed, or that git can show the changes of, can be reproduced"

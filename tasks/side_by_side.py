@@ -1,4 +1,4 @@
-"""The test metrics of two runs side by side: how sure each is, and how sure the difference.
+"""Two runs side by side: what differs, how sure each of their test metrics is, and how sure the difference.
 
 Where both were evaluated on the same test rows, what they gave is compared example by example: most rows are easy for
 both, so a difference of two runs is surer than the intervals of both look.
@@ -8,12 +8,23 @@ import math
 
 import numpy as np
 
-from tasks import evidence
-from tasks.records import MetricPair, Run
+from tasks import evidence, runs
+from tasks.records import Comparison, MetricPair, Run, RunDifference
 from tasks.report import influence, intervals, material
+from tasks.report.findings import metric_base
 from tasks.report.material import Material
 
 TEST = "test/"
+
+
+def differences(first: Run, second: Run) -> RunDifference:
+    """Return what differs between two runs, and their test metrics with intervals.
+
+    Raises:
+        UserError: params.yaml cannot be read.
+    """
+    metrics, same = compare(first, second)
+    return runs.compare(first, second).model_copy(update={"metrics": metrics, "same_test_rows": same})
 
 
 def compare(first: Run, second: Run) -> tuple[dict[str, MetricPair], bool]:
@@ -26,6 +37,26 @@ def compare(first: Run, second: Run) -> tuple[dict[str, MetricPair], bool]:
     measured = [_measured(one) for one in sides]
     names = dict.fromkeys(name for metrics in measured for name in metrics)
     return {name: _pair(name, sides, [metrics.get(name) for metrics in measured], same) for name in names}, same
+
+
+def with_differences(comparison: Comparison) -> Comparison:
+    """Return a comparison with the interval of how much each row's headline metric differs from that of
+    ``findings.metric_base``, by what the first of their trainings gave for the test examples; without one where that is
+    not there."""
+    base = metric_base(comparison.rows)
+    if base is None or base.run_id is None:
+        return comparison
+    (name,), first = base.intervals, material.load(runs.find(base.run_id))
+    rows = []
+    for row in comparison.rows:
+        if row is not base and row.run_id is not None and name in row.intervals:
+            second = material.load(runs.find(row.run_id))
+            before, after = (_measured(one).get(name) for one in (first, second))
+            if before is not None and after is not None and _same_rows(first, second):
+                paired = _paired(name.removeprefix(TEST), first, second, after - before)
+                row = row.model_copy(update={"differences": {name: (paired.low, paired.high)} if paired else {}})
+        rows.append(row)
+    return comparison.model_copy(update={"rows": tuple(rows)})
 
 
 def _measured(one: Material) -> dict[str, float]:

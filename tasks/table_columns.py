@@ -53,7 +53,7 @@ def _delimiter(path: Any, encoding: str) -> str:
         with path.open(encoding=encoding, newline="") as file:
             header = file.readline()
         return max(DELIMITERS, key=lambda one: len(next(csv.reader([header], delimiter=one), [])))
-    except (OSError, UnicodeError, LookupError, csv.Error):
+    except (OSError, ValueError, LookupError, csv.Error):
         return ","  # TableFile says what is wrong.
 
 

@@ -14,11 +14,15 @@ import pyarrow.parquet
 
 from tasks.encoding import MISSING_TEXTS, Repeated, Values, num_rows
 from tasks.errors import UserError, cut, listed
+from tasks.files import is_encoding
 
 CHUNK_BYTES = 8 * 2**20
 CHUNK_ROWS = 65_536
 KEPT_BYTES = 256 * 2**20
 """A smaller file is read once and kept; a larger one is read again by each that looks at it."""
+
+NOT_READ = (pa.ArrowException, OSError, OverflowError, ValueError)
+"""What Arrow raises on a damaged file, on a type that it cannot bring to Python, or on a date beyond the year 9999."""
 
 Wanted = Literal["number", "datetime", "repeated", "text"]
 """What a column is read as: numbers, dates and times, values of which many are the same, or each by itself."""
@@ -46,10 +50,8 @@ class TableFile:
         self.suffix = path.suffix.lower()
         self.delimiter = delimiter or ("\t" if self.suffix == ".tsv" else ",")
         self._kept: tuple[dict[str, Wanted], list[Chunk]] | None = None
-        try:
-            "".encode(encoding)
-        except LookupError:
-            raise UserError(f"dataset.encoding = '{encoding}': no such encoding. Allowed: utf-8, latin-1 ...") from None
+        if not is_encoding(encoding):
+            raise UserError(f"dataset.encoding = '{encoding}': no such encoding. Allowed: utf-8, latin-1 ...")
         if not path.is_file():
             raise self.refused("no such file")
         self.names = self._names()
@@ -97,12 +99,18 @@ class TableFile:
                     reader = csv.reader(file, delimiter=self.delimiter)
                     names = next(reader, [])
                     self._header_lines = reader.line_num
-        except (pa.ArrowInvalid, OSError, csv.Error) as error:
-            raise self.refused(f"cannot be read ({cut(str(error))})") from None
         except UnicodeError:
             raise self._wrong_encoding() from None
+        except (*NOT_READ, csv.Error) as error:
+            raise self.refused(f"cannot be read ({cut(str(error))})") from None
         if not names:
             raise self.refused("it is empty")
+        if nul := [place for place, name in enumerate(names, 1) if "\0" in name]:
+            raise self.refused(
+                f"the name of its column {nul[0]} has a NUL byte in it: {cut(repr(names[nul[0] - 1]), 80)}. Where its "
+                "text is of another encoding, say which, such as --set dataset.encoding=utf-16-le; else take the byte "
+                "out"
+            )
         if unnamed := [place for place, name in enumerate(names, 1) if not name.strip()]:
             if len(unnamed) > 1 or self.suffix not in (".csv", ".tsv"):
                 raise self.refused(f"the columns {', '.join(map(str, unnamed))} have no name: give each one")
@@ -214,7 +222,7 @@ class TableFile:
             file = pa.parquet.ParquetFile(self.path)
             for batch in file.iter_batches(CHUNK_ROWS, columns=list(wanted)):
                 yield {name: values_of(column, wanted[name]) for name, column in _columns(batch)}
-        except (pa.ArrowInvalid, OSError) as error:
+        except NOT_READ as error:
             raise self.refused(f"cannot be read ({cut(str(error))})") from None
 
     def _read_json(self, wanted: dict[str, Wanted]) -> Iterator[Chunk]:
@@ -234,7 +242,12 @@ class TableFile:
                     if not line.strip():
                         continue
                     try:
-                        row = json.loads(line)
+                        row = _ONE_OF_EACH.decode(line)
+                    except _Twice as twice:
+                        raise self.refused(
+                            f"line {number} has the key {cut(repr(twice.key), 80)} twice, and one value is wanted. "
+                            "Keep one of them"
+                        ) from None
                     except (ValueError, RecursionError) as error:
                         raise self.refused(f"line {number} is no JSON ({error})") from None
                     if not isinstance(row, dict):
@@ -242,6 +255,26 @@ class TableFile:
                     yield row
         except UnicodeError:
             raise self._wrong_encoding() from None
+
+
+class _Twice(Exception):
+    """An object of JSON has a key twice."""
+
+    def __init__(self, key: str) -> None:
+        super().__init__(key)
+        self.key = key
+
+
+def _one_of_each(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Return an object of JSON; by itself Python keeps the last value of a key, and says nothing of the others."""
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        keys = [key for key, _ in pairs]
+        raise _Twice(next(key for key in keys if keys.count(key) > 1))
+    return found
+
+
+_ONE_OF_EACH = json.JSONDecoder(object_pairs_hook=_one_of_each)  # Once: `json.loads` would make one for each line.
 
 
 class _NotRead(Exception):

@@ -10,7 +10,19 @@ import threading
 from collections.abc import Iterator
 from typing import Literal
 
-from tasks import config, files, gate, lineage, prepared_data, records, report, runs, tracking, uncommitted
+from tasks import (
+    config,
+    files,
+    gate,
+    lineage,
+    prepared_data,
+    records,
+    report,
+    runs,
+    side_by_side,
+    tracking,
+    uncommitted,
+)
 from tasks.evaluate import evaluate as evaluate_stage
 from tasks.input.order import carve
 from tasks.input.sources import augmented_examples
@@ -90,10 +102,10 @@ def _uses(settings: config.Settings, prepared: PreparedDataset) -> dict[str, tup
     return {use: (split, len(rows)) for use, (split, rows) in carved.items()}
 
 
-def resume_comparison(
+def resume_parent(
     settings: config.Settings, prepared: PreparedDataset, run: Run, flow_run_id: str | None = None
 ) -> Run:
-    """Let a comparison that did not come to its end be at work again."""
+    """Let a comparison or a sweep that did not come to its end be at work again."""
     _end_crashed(run.key, run.run_id)
     traced = lineage.collect(settings, prepared.data_version)
     return tracking.resume_run(run, settings, traced, flow_run_id, run.key)
@@ -118,13 +130,6 @@ def start_sweep(
     if traced.git_dirty:
         _keep_changes(run)
     return run
-
-
-def resume_sweep(settings: config.Settings, prepared: PreparedDataset, run: Run, flow_run_id: str | None = None) -> Run:
-    """Resume a sweep, with the same settings and data."""
-    _end_crashed(run.key, run.run_id)
-    traced = lineage.collect(settings, prepared.data_version)
-    return tracking.resume_run(run, settings, traced, flow_run_id, run.key)
 
 
 def start_trial(settings: config.Settings, prepared: PreparedDataset, run: Run, number: int, limits: Limits) -> Run:
@@ -295,7 +300,8 @@ def find_model(settings: config.Settings, uri: str) -> LoggedModel:
 def report_comparison(settings: config.Settings, run: Run, comparison: Comparison) -> Comparison:
     """Write a comparison's table and pages into its folder and into MLflow; return it with the intervals of what was
     measured, and with what follows from its figures."""
-    comparison = report.concluded(comparison_html.with_intervals(comparison))
+    comparison = side_by_side.with_differences(comparison_html.with_intervals(comparison))
+    comparison = report.concluded(comparison)
     folder = config.project_root() / run.folder
     others = [
         records.save(comparison, folder / "comparison.json"),

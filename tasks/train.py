@@ -1,6 +1,7 @@
 """Train: prepared data -> input pipeline -> strategy scope -> loop -> checkpoints and exported models."""
 
 import contextlib
+import json
 import logging
 import math
 import threading
@@ -14,14 +15,14 @@ from typing import Any, NamedTuple
 import keras
 from filelock import FileLock, Timeout
 
-from tasks import checkpoints, config, losses, metrics, models, records, runs, strategies
+from tasks import checkpoints, config, losses, metrics, models, records, runs, shards, strategies
 from tasks.checkpoints import Arrays, Checkpoints
 from tasks.errors import StratagemError, UserError, one_line
-from tasks.input import sources
+from tasks.input import service, sources
 from tasks.input.augment import check_augmentation
 from tasks.input.order import carve
 from tasks.records import Limits, Placement, PreparedDataset, Run, TrainingResult
-from tasks.training import Training, autotune, initial, loops, model, setup, step_time
+from tasks.training import Training, autotune, fingerprint, initial, loops, model, setup, step_time
 from tasks.training.batch_size import check_last_batch, find_global_batch_size, in_batches_of, resumed_batch_size
 from tasks.training.callbacks.profiler import Profiler
 from tasks.training.callbacks.progress import ProgressBar
@@ -57,6 +58,7 @@ def check(settings: config.Settings, prepared: PreparedDataset) -> tuple[strateg
         UserError: damaged arrays; or data, batch, devices or model do not fit the settings.
     """
     sources.verify(settings.input, prepared)
+    service.check(settings.input)
     models.set_precision(settings.train.dtype_policy)
     strategy = strategies.build(settings.strategy)
     global_batch_size = find_global_batch_size(settings.train, strategy.num_replicas)
@@ -149,7 +151,7 @@ def _train(
             state = setup.first_state(settings, prepared, global_batch_size)
         state = state.model_copy(update=_origin(settings, prepared, run))
         if strategy.num_workers > 1:
-            strategy.broadcast(_cluster_fingerprint(settings, prepared))
+            strategy.broadcast(fingerprint.of(settings, prepared))
         data = setup.find_batches(settings, prepared, strategy, global_batch_size)
         for batches in data:
             opened.enter_context(_closing(batches))
@@ -159,11 +161,16 @@ def _train(
 
         training = setup.build(settings, prepared, strategy, data, state, arrays)
         training = autotune.choose_compiler(training, folder / "records" / "tuning.json", begun)
+        if _is_in_pieces(training):
+            opened.enter_context(shards.marked(saved.folder, saved.attempt))
+            strategy.broadcast(json.dumps([str(saved.folder), saved.attempt]).encode())
+            saved.num_writers = strategy.num_workers
         placement = strategy.placement_of(training.model)
         records.save(placement, folder / "records" / "placement.json")
         _log_summary(training, placement)
 
-        throughput = Throughput(training.position, began)
+        compiles_each_size = keras.backend.backend() == "jax" or training.settings.train.jit_compile is True
+        throughput = Throughput(training.position, began, compiles_each_size)
         watching = _watching(training, throughput, send, folder / "tensorboard", runs.load_limits(run))
         training = replace(training, callbacks=_callbacks(training, arrays, saved, stop, watching))
         del arrays  # As large as the model and its optimizer, all training long.
@@ -196,17 +203,18 @@ def _assist(settings: config.Settings, prepared: PreparedDataset, stop: threadin
     True."""
     strategy, _ = check(settings, prepared)
     # Before the model is made, for which workers with other settings would wait for each other.
-    own, chiefs = _cluster_fingerprint(settings, prepared).decode(), strategy.broadcast(b"").decode()
-    if own != chiefs:
-        raise UserError(
-            f"this worker was started with {own}, and the chief with {chiefs}: give every member of the cluster the "
-            "same command, and the same data"
-        )
+    fingerprint.refuse_other(fingerprint.of(settings, prepared), strategy.broadcast(b""), strategy.worker)
     arrays, state = checkpoints.unpack(strategy.broadcast(b""))
     data = setup.find_batches(settings, prepared, strategy, state.global_batch_size)
-    with _closing(data[0]), _closing(data[1]):
+    with contextlib.ExitStack() as opened:
+        for batches in data:
+            opened.enter_context(_closing(batches))
         training = setup.build(settings, prepared, strategy, data, state, arrays)
-        training = replace(training, callbacks=_callbacks(training, arrays, None, stop, Watching()))
+        writer = None
+        if _is_in_pieces(training):
+            folder, attempt = json.loads(strategy.broadcast(b""))
+            writer = opened.enter_context(shards.Writer(Path(folder), attempt, strategy.worker))
+        training = replace(training, callbacks=_callbacks(training, arrays, writer, stop, Watching()))
         del arrays
         loops.run(training)
         if loops.thaws(training):
@@ -216,10 +224,14 @@ def _assist(settings: config.Settings, prepared: PreparedDataset, stop: threadin
 
 
 def _callbacks(
-    training: Training, arrays: Arrays, saved: Checkpoints | None, stop: threading.Event, watching: Watching
+    training: Training,
+    arrays: Arrays,
+    saved: Checkpoints | shards.Writer | None,
+    stop: threading.Event,
+    watching: Watching,
 ) -> tuple[Any, ...]:
-    """Return a training's callbacks in the order in which they are told; a worker has neither ``saved`` nor
-    ``watching``."""
+    """Return a training's callbacks in the order in which they are told; a worker has no ``watching``, and no
+    ``saved`` but for its part of a model that no one process holds."""
     section, position = training.settings.train, training.position
     remembered = position.start.stopping
     stopping = EarlyStopping(section.early_stopping, remembered, position) if section.early_stopping else None
@@ -261,9 +273,9 @@ def _watching(
     )
 
 
-def _cluster_fingerprint(settings: config.Settings, prepared: PreparedDataset) -> bytes:
-    """Return what every member of a cluster must have in common, as a line."""
-    return f"the settings {settings.digest('result', 'speed')} and the data {prepared.data_version}".encode()
+def _is_in_pieces(training: Training) -> bool:
+    """Return whether no one process holds the model."""
+    return any(shards.in_pieces(variable.value) for variable in checkpoints.variables(training.model).values())
 
 
 def _origin(settings: config.Settings, prepared: PreparedDataset, run: Run) -> dict[str, Any]:
@@ -327,9 +339,12 @@ def _result(
     strategy, position, section = training.strategy, training.position, training.settings.train
     models_folder = config.project_root() / run.folder / "models"
     final_step = saved.find("latest")
-    digest = model.weights_digest(training.model)
-    final_model = checkpoints.export(training.model, models_folder / "final.keras")
-    best_step, best_model = model.export_best(training.model, saved, final_step, final_model)
+    trained = training.model
+    if strategy.is_one_program:
+        trained = model.alone(training.settings, prepared, training.batches, position.start, saved)
+    digest = model.weights_digest(trained)
+    final_model = checkpoints.export(trained, models_folder / "final.keras")
+    best_step, best_model = model.export_best(trained, saved, final_step, final_model)
     return TrainingResult(
         run_id=run.run_id,
         dataset=prepared.name,
@@ -340,7 +355,7 @@ def _result(
         global_batch_size=training.batches.global_batch_size,
         epochs=position.epoch,
         steps=position.step + position.offset,
-        num_parameters=training.model.count_params(),
+        num_parameters=trained.count_params(),
         examples_per_second=throughput.examples_per_second,
         setup_seconds=throughput.setup_seconds,
         first_call_seconds=throughput.first_call_seconds,
@@ -353,7 +368,7 @@ def _result(
         final_model=f"{run.folder}/models/{final_model.name}",
         best_model=f"{run.folder}/models/{best_model.name}",
         weights_digest=digest,
-        best_weights_digest=model.weights_digest(training.model),
+        best_weights_digest=model.weights_digest(trained),
         nonfinite_steps=runs.nonfinite_steps(run),
     )
 

@@ -7,20 +7,23 @@ import json
 import os
 import re
 import sqlite3
+import zipfile
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
-from tasks import config, errors, files, lineage, model_versions, prepared_data, records, relocation, runs
+from pydantic import ValidationError
+
+from tasks import config, errors, files, lineage, machine, model_versions, prepared_data, records, relocation, runs
 from tasks.errors import UserError
 from tasks.records import ExportedModel, ModelVersion, PreparedDataset, Run, Target, TrainingResult
 
 ADDRESS = re.compile(r"models:/(?P<name>[^/@]+)(?:@(?P<alias>[^/@]+)|/(?P<version>\d+))")
 SHOWN = 5
-TARGET = "target.json"
-"""In the folder ``data`` of a model that was logged: what its outputs stand for."""
+TARGET, ENCODING = "target.json", "encoding.json"
+"""Beside a model's file: what its outputs stand for, and what makes its input of raw values."""
 
 
 @dataclass(frozen=True)
@@ -42,7 +45,7 @@ class TrainedModel:
     """The folder where that lies."""
 
     def check(self) -> None:
-        """Refuse a file that is gone or damaged, before Keras opens it.
+        """Refuse a file that is gone, damaged or unpacks to more than the memory has, before Keras opens it.
 
         Raises:
             UserError: names the file.
@@ -54,12 +57,30 @@ class TrainedModel:
         if self.sha256 not in (None, digest):
             raise UserError(
                 f"{self.name}: {self.keras_file} is damaged or was changed, its sha256 is {digest} and must be "
-                f"{self.sha256}. Restore it, or name another model with --model"
+                f"{self.sha256}. Restore it, or name another model"
             )
+        check_unpacked(self.name, self.keras_file)
+
+
+def check_unpacked(what: str, path: Path) -> None:
+    """Refuse an archive that unpacks to more than the memory has: of one kilobyte it may hold a gigabyte. Whoever reads
+    it takes no more than it says, and judges what is no archive.
+
+    Args:
+        what: names the file, for the message.
+        path: of the file.
+
+    Raises:
+        UserError: says how much it is.
+    """
+    with suppress(OSError, zipfile.BadZipFile), zipfile.ZipFile(path) as archive:
+        size, free = sum(one.file_size for one in archive.infolist()), machine.free_memory()
+        if size > free:
+            raise UserError(f"{what}: {path} unpacks to {size:,} bytes, and {free:,} of the memory are free")
 
 
 def find(reference: str) -> TrainedModel | None:
-    """Return the model that a person names; None where only MLflow can tell (``tracking.fetch_model``).
+    """Return the model that a person names; None where only MLflow can tell (``tracking.fetched_model``).
 
     Args:
         reference: ``models:/NAME@ALIAS`` or ``models:/NAME/VERSION``, a run as ``runs.resolve`` takes it, or the path
@@ -71,7 +92,7 @@ def find(reference: str) -> TrainedModel | None:
     if reference.startswith("models:"):
         version = find_version(reference)
         return None if version is None else of_version(version)
-    path = Path(reference).expanduser()
+    path = Path(os.path.expanduser(reference))
     found = _of_file(path) if path.suffix == ".keras" else of_run(runs.resolve(reference))
     found.check()
     return found
@@ -93,18 +114,16 @@ def only_champion() -> str:
     """
     versions = own_versions()
     if versions is None:
-        raise UserError("--model is needed where MLFLOW_TRACKING_URI says which registry: give models:/NAME@champion")
+        raise UserError("a model is to be named where MLFLOW_TRACKING_URI says which registry: models:/NAME@champion")
     names = sorted({one.name for one in versions if config.CHAMPION in one.aliases})
     if len(names) == 1:
         return f"models:/{names[0]}@{config.CHAMPION}"
     others = "a run (`stratagem runs`), `latest`, or a file FILE.keras"
     if not names:
-        raise UserError(
-            f"no registered model is @{config.CHAMPION}: train one with `stratagem run`, or give --model {others}"
-        )
+        raise UserError(f"no registered model is @{config.CHAMPION}: train one with `stratagem run`, or name {others}")
     raise UserError(
-        f"{len(names)} registered models have a @{config.CHAMPION}: give --model with one of "
-        f"{errors.listed([f'models:/{name}@{config.CHAMPION}' for name in names])}; or with {others}"
+        f"{len(names)} registered models have a @{config.CHAMPION}: name one of "
+        f"{errors.listed([f'models:/{name}@{config.CHAMPION}' for name in names])}; or {others}"
     )
 
 
@@ -169,13 +188,23 @@ def of_folder(folder: Path, name: str, tags: dict[str, str]) -> TrainedModel:
         name=name,
         keras_file=folder / "data" / "model.keras",
         sha256=tags["keras_file_sha256"],
-        encoding=_read(folder / "data" / "encoding.json"),
-        target=None if (target := _read(folder / "data" / TARGET)) is None else Target.model_validate(target),
+        encoding=_read(folder / "data" / ENCODING),
+        target=_read_target(folder / "data" / TARGET),
         module=module if colon else None,
         code=folder / "code" if colon else None,
     )
     found.check()
     return found
+
+
+def _read_target(path: Path) -> Target | None:
+    found = _read(path)
+    try:
+        return None if found is None else Target.model_validate(found)
+    except ValidationError as error:
+        raise UserError(
+            f"{path} is no readable Target ({str(error).splitlines()[0]}): restore it, or name another model"
+        ) from None
 
 
 def _read(path: Path) -> Any:
@@ -185,7 +214,7 @@ def _read(path: Path) -> Any:
     except FileNotFoundError:
         return None
     except (OSError, ValueError) as error:
-        raise UserError(f"{path} cannot be read ({error}): restore it, or name another model with --model") from None
+        raise UserError(f"{path} cannot be read ({error}): restore it, or name another model") from None
 
 
 def of_run(run: Run) -> TrainedModel:
@@ -211,33 +240,57 @@ def _of_training(run: Run, training: TrainingResult, keras_file: Path, sha256: s
         raise UserError(f"{what} are not prepared here: `stratagem prepare` makes them. {other}")
     if lineage.data_version(training.dataset) != run.lineage.data_version:
         raise UserError(f"{what} are another version by now: words and categories may have other numbers. {other}")
-    prepared = records.load(PreparedDataset, folder)
-    module, colon, _ = str(run.settings["model"]["name"]).partition(":")
+    prepared, module = records.load(PreparedDataset, folder), _own_module(run)
     return TrainedModel(
         name=f"run {run.run_id}",
         keras_file=keras_file,
         sha256=sha256,
         encoding=prepared_data.encoding(prepared),
         target=prepared.target,
-        module=module if colon else None,
-        code=root if colon else None,
+        module=module,
+        code=root if module else None,
     )
+
+
+def _own_module(run: Run) -> str | None:
+    """Return the user's own module that a run's model is of."""
+    module, colon, _ = str(run.settings["model"]["name"]).partition(":")
+    return module if colon else None
 
 
 def _of_file(path: Path) -> TrainedModel:
     """Return the model of a .keras file: of a run's folder, of an export, or of anywhere."""
-    if not path.is_file():
-        raise UserError(f"--model {path}: no such file")
+    if not os.path.isfile(path):  # Nor is one whose name no file can have.
+        raise UserError(f"model '{errors.cut(str(path))}': no such file")
     path = path.resolve()
-    run_id, sha256 = None, None
+    exported = path.with_name("export.json")
+    if exported.is_file():
+        return _of_export(path, records.load(ExportedModel, exported))
+    run_id = None
     with suppress(ValueError):
         parts = path.relative_to(config.project_root().resolve()).parts
         run_id = parts[2] if parts[:2] == ("mlruns", "runs") and len(parts) > 3 else None
-    manifest = path.with_name("export.json")
-    if manifest.is_file():
-        made = records.load(ExportedModel, manifest)
-        run_id, sha256 = made.run_id, made.files.get(path.name)
     run = runs.look_up(run_id) if run_id is not None else None
     if run is None:
-        return TrainedModel(str(path), path, sha256, None, None)
-    return _of_training(run, runs.load_training(run), path, sha256)
+        return TrainedModel(str(path), path, None, None, None)
+    return _of_training(run, runs.load_training(run), path)
+
+
+def _of_export(path: Path, made: ExportedModel) -> TrainedModel:
+    """Return the model of a file of an export, which brings what it needs, wherever it was copied to."""
+    run, sha256 = runs.look_up(made.run_id), made.files.get(path.name)
+    if run is not None and TARGET not in made.files:  # It was made before exports brought that.
+        return _of_training(run, runs.load_training(run), path, sha256)
+    brought = {name: path.with_name(name) for name in (TARGET, ENCODING) if name in made.files}
+    for name, file in brought.items():
+        TrainedModel(str(path), file, made.files[name], None, None).check()
+    module = None if run is None else _own_module(run)
+    return TrainedModel(
+        name=str(path),
+        keras_file=path,
+        sha256=sha256,
+        encoding=_read(brought[ENCODING]) if ENCODING in brought else None,
+        target=_read_target(brought[TARGET]) if TARGET in brought else None,
+        module=module,
+        code=config.project_root() if module else None,
+    )

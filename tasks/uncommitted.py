@@ -17,11 +17,6 @@ NEW, LARGE, LINK, CUT = "new, and not shown: ", "changed, and too large to be sh
 NAMED = re.compile(
     r"""(?i)((?:passwords?|passwd|secrets?|token|api_?key|access_?key|private_?key|credentials?)(?![a-z])\w*["']?\s*[:=]\s*)\S.*"""
 )
-KEY_BLOCK = re.compile(r"-----BEGIN [A-Z ]*PRIVATE KEY-----.*?(?:-----END [A-Z ]*PRIVATE KEY-----|\Z)", re.DOTALL)
-# As AWS, GitHub, GitLab, Slack, OpenAI and Hugging Face write theirs.
-KNOWN = re.compile(
-    r"\b(?:AKIA[0-9A-Z]{16}|gh[pousr]_\w{20,}|glpat-[\w-]{16,}|xox[abprs]-[\w-]{10,}|sk-[\w-]{20,}|hf_\w{20,})"
-)
 
 
 def changes(folder: Path) -> str | None:
@@ -64,7 +59,7 @@ def masked(text: str) -> str:
     '+API_KEY = ***'
     """
     text = network.without_secrets(text)
-    return KNOWN.sub("***", NAMED.sub(r"\1***", KEY_BLOCK.sub("***", text)))
+    return NAMED.sub(r"\1***", network.TOKENS.sub("***", text))
 
 
 def _parts(diff: Any, root: Path) -> Iterator[str]:

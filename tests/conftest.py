@@ -30,11 +30,12 @@ IGNORED = re.compile(
     r"\.git|\.venv|build|metrics|.*\.egg-info|\.\w+_cache|\.hypothesis|\.dvc/(cache|tmp|site|config\.local)|data/\w+/(raw|prepared|report)|mlruns/(?!\.gitkeep).+"
 )
 # What a user's shell may hold and a test must not see: where runs are tracked, which cluster, repository, make (which
-# hands ARGS on).
+# hands ARGS on), and with PYTHONUNBUFFERED an answer is there that nobody flushes.
 FOREIGN = (
     "ARGS", "GIT_DIR", "GIT_INDEX_FILE", "GIT_WORK_TREE", "KERAS_BACKEND", "MAKEFLAGS", "MAKELEVEL",
     "MLFLOW_EXPERIMENT_NAME", "MLFLOW_RUN_ID", "MLFLOW_TRACKING_URI", "PREFECT_API_AUTH_STRING", "PREFECT_API_KEY",
-    "PREFECT_API_URL", "PREFECT_PROFILE", "PREFECT_SERVER_API_AUTH_STRING", "TFDS_DATA_DIR", "TF_CONFIG",
+    "PREFECT_API_URL", "PREFECT_PROFILE", "PREFECT_SERVER_API_AUTH_STRING", "PYTHONUNBUFFERED",
+    "SLURM_CPUS_PER_TASK", "SLURM_STEP_NUM_TASKS", "STRATAGEM_POD_ADDRESSES", "TFDS_DATA_DIR", "TF_CONFIG",
 )  # fmt: skip
 
 # What the `train` fixture trains.
@@ -44,6 +45,9 @@ model: {name: mlp, options: {units: [16]}}
 schedule: {kind: constant, learning_rate: 0.01}
 train: {epochs: 2}
 """
+
+# Folders, and the one large file, that only few tests change.
+LINKED = (".ci", ".github", "benchmarks", "deploy", "docs", "flows", "requirements.lock", "tasks", "tests")
 
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
 
@@ -80,6 +84,12 @@ def pytest_unconfigure(config: pytest.Config) -> None:
         shutil.rmtree(home, ignore_errors=True)
 
 
+@pytest.fixture
+def machine_with_cores(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
+    """Let the operating system say that this process may use so many cores, whatever machine the tests run on."""
+    return lambda number: monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(number)))
+
+
 @pytest.fixture(scope="session")
 def made_once(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
     """Return a folder that all tests read: ``made_once("digits", make)``.
@@ -102,6 +112,15 @@ def made_once(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
     return made_once
 
 
+def commit(folder: Path) -> None:
+    """Make a git repository of a folder, with one commit of all its files."""
+    git = ["git", "-c", "user.name=Test", "-c", "user.email=test@example.org", "-c", "commit.gpgsign=false"]
+    commit = ["commit", "--quiet", "--no-verify", "-m", "the project"]
+    # One pack in place of 330 files, and no samples of hooks: most tests copy them.
+    for command in (["init", "--quiet", "--template="], ["add", "--all"], commit, ["repack", "--quiet", "-ad"]):
+        subprocess.run([*git, *command], cwd=folder, check=True)
+
+
 @pytest.fixture(scope="session")
 def project_template(made_once: Callable[..., Path]) -> Path:
     """The checkout's files, tracked or new, without what runs left, as a git repository with one commit."""
@@ -110,11 +129,7 @@ def project_template(made_once: Callable[..., Path]) -> Path:
         for file in _files_of(CHECKOUT):
             (template / file).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy2(CHECKOUT / file, template / file)
-        git = ["git", "-c", "user.name=Test", "-c", "user.email=test@example.org", "-c", "commit.gpgsign=false"]
-        commit = ["commit", "--quiet", "--no-verify", "-m", "the project"]
-        # One pack in place of 330 files, and no samples of hooks: most tests copy them.
-        for command in (["init", "--quiet", "--template="], ["add", "--all"], commit, ["repack", "--quiet", "-ad"]):
-            subprocess.run([*git, *command], cwd=template, check=True)
+        commit(template)
         # Once, and not by each process that is the first in a copy.
         subprocess.run([sys.executable, "-m", "compileall", "-q", "flows", "tasks"], cwd=template, check=True)
         with contextlib.chdir(template):
@@ -124,15 +139,53 @@ def project_template(made_once: Callable[..., Path]) -> Path:
     return made_once("template", make)
 
 
+@pytest.fixture(scope="session")
+def linked_template(made_once: Callable[..., Path], project_template: Path) -> Iterator[Path]:
+    """The same in 90 files and folders, not 950: what holds code, documents and tests is a link to the template's."""
+
+    def make(folder: Path) -> None:
+        for path in project_template.iterdir():
+            if path.name in LINKED:
+                (folder / path.name).symlink_to(path)
+            elif path.name != ".git":
+                subprocess.run(["cp", "-a", path, folder], check=True)
+        commit(folder)
+
+    def state() -> dict[Path, tuple[int, int]]:
+        found = (path for path in project_template.rglob("*") if "__pycache__" not in path.parts and path.is_file())
+        return {path: (path.stat().st_size, path.stat().st_mtime_ns) for path in found}
+
+    folder = made_once("linked", make)
+    before = state()
+    yield folder
+    assert state() == before, "a test without own_code has changed the code that is that of others, too"
+
+
 @pytest.fixture
-def project(project_template: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A copy of the project to work and write in: the current folder, and what child processes import."""
+def project(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A copy of the project to work and write in: the current folder, and what child processes import.
+
+    Its code and documents are not to be changed, unless the test is a slow one or has ``own_code``: 1,200 copies of
+    all files were 14 GB, and to remove them took 100 s of the next run of the tests.
+    """
+    whole = request.node.get_closest_marker("slow") is not None
+    template = request.getfixturevalue("project_template" if whole else "linked_template")
     folder = tmp_path / "project"
-    # Of its 700 files Python's own copytree takes half as long again, and a third of the tests have a copy.
-    subprocess.run(["cp", "-a", project_template, folder], check=True)
+    # Python's own copytree takes half as long again, and a third of the tests have a copy.
+    subprocess.run(["cp", "-a", template, folder], check=True)
     monkeypatch.chdir(folder)
     monkeypatch.setenv("PYTHONPATH", str(folder))
     return folder
+
+
+@pytest.fixture
+def own_code(project: Path, project_template: Path) -> None:
+    """All files of the project are its own, and in its repository: a test may change the code."""
+    for link in (path for path in project.iterdir() if path.is_symlink()):
+        link.unlink()
+        subprocess.run(["cp", "-a", project_template / link.name, project], check=True)
+    shutil.rmtree(project / ".git")
+    subprocess.run(["cp", "-a", project_template / ".git", project], check=True)
 
 
 @pytest.fixture

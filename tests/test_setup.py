@@ -14,14 +14,18 @@ from pathlib import Path
 
 import psutil
 import pytest
+from filelock import FileLock
 from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
+
+from tests import licences
 
 ROOT = Path(__file__).resolve().parent.parent
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 LOCK = (ROOT / "requirements.lock").read_text()
 TARGETS = [
-    "setup", "run", "test", "test-slow", "test-exhaustive", "lint", "bench", "ui", "clean", "lock", "picture", "help",
+    "setup", "run", "test", "test-slow", "test-exhaustive", "lint", "bench", "ui", "clean", "lock",
+    "picture", "docs", "licences", "audit", "sbom", "help",
 ]  # fmt: skip
 
 
@@ -33,6 +37,14 @@ def test_make_alone_lists_every_target(project, run):
     assert all(len(line) <= 120 for line in result.stdout.splitlines())
 
 
+def test_the_workflows_call_what_there_is():
+    called = [text for path in (ROOT / ".github" / "workflows").iterdir() for text in path.read_text().splitlines()]
+    targets = [found[1] for line in called if (found := re.search(r"- run: make (\S+)", line))]
+    assert sorted(targets) == ["audit", "sbom", "setup", "test-exhaustive"]
+    assert set(targets) <= set(TARGETS)
+
+
+@pytest.mark.usefixtures("own_code")
 def test_what_is_installed_is_not_installed_again(project, run):
     stamp = project / ".venv" / ".installed"
     assert "--require-hashes" in run(["make", "--dry-run", "setup"]).stdout
@@ -88,6 +100,7 @@ def test_a_python_that_is_not_there_is_refused(project, run):
     assert not (project / ".venv").exists()
 
 
+@pytest.mark.usefixtures("own_code")
 def test_clean_removes_what_runs_leave_and_nothing_else(project, run):
     before = {path for path in project.rglob("*") if not {".git", "__pycache__", "code.json"} & set(path.parts)}
     (project / ".venv").mkdir()
@@ -104,6 +117,17 @@ def test_clean_removes_what_runs_leave_and_nothing_else(project, run):
     assert [name for name in kept if not (project / name).exists()] == []
     assert [path for path in before if not path.exists()] == []
     assert (project / "mlruns").is_dir()
+
+
+def test_clean_leaves_the_folder_of_a_service_that_runs(project, run):
+    (project / "mlruns" / "up").mkdir()
+    with FileLock(project / "mlruns" / "up" / "lock"):
+        refused = run(["make", "clean", f"PYTHON={sys.executable}"])
+    assert refused.returncode == 2
+    assert "end it first, with .venv/bin/stratagem down" in refused.stderr
+    assert (project / "mlruns" / "up" / "lock").exists()
+    assert run(["make", "clean", f"PYTHON={sys.executable}"]).returncode == 0
+    assert not (project / "mlruns" / "up").exists()
 
 
 @pytest.mark.parametrize(
@@ -127,6 +151,20 @@ def test_the_lock_names_no_machine_and_no_index():
     assert len(pins) == len(re.findall(r"==[^\n]*\\\n +--hash=sha256:[0-9a-f]{64}", LOCK)), "each has a hash"
 
 
+def test_the_licences_are_those_of_the_lock():
+    """With `make licences` where they are not; that refuses a licence that nobody has looked at."""
+    page = licences.PAGE.read_text()
+    rows = re.findall(r"^\| ([\w.-]+) \| ([\w.]+) \| ([^|]+) \|$", page.partition(licences.ALL)[2], re.MULTILINE)
+    pins = {(name, version) for name, version, _ in licences.pins()}
+    assert {(name, version) for name, version, _ in rows if version != "version"} == pins
+    installed = {pin: licence for pin in pins if (licence := licences.licence_of(*pin)) is not None}
+    assert len(installed) > 0.95 * len(pins), "another Python has a few others"
+    of_others = page.partition(licences.ABSENT)[2]
+    told = {(name, version): said for name, version, said in rows if f"| {name} | {version} |" not in of_others}
+    assert {pin: said for pin, said in told.items() if installed.get(pin, said) != said} == {}
+    assert [pin for pin, licence in installed.items() if licences.unread(licence, pin[0])] == []
+
+
 def test_child_processes_import_the_copy(project, tmp_path, run):
     code = "import tasks, flows; print(tasks.__file__, flows.__file__)"
     result = run(["python", "-c", code], cwd=tmp_path)
@@ -141,6 +179,15 @@ def test_the_copy_is_a_clean_repository_without_what_runs_left(project, run):
     assert not (project / ".venv").exists()
     # What each file of the code means, which need not be found out in each copy.
     assert {path.name for path in (project / "mlruns").iterdir()} == {".gitkeep", "code.json"}
+
+
+def test_a_test_that_changes_code_has_its_own_and_no_other_one_has(project, request, run):
+    links = {path.name for path in project.iterdir() if path.is_symlink()}
+    assert {"tasks", "flows", "docs", "tests"} <= links
+    request.getfixturevalue("own_code")
+    assert not [path for path in project.rglob("*") if path.is_symlink()]
+    assert run(["git", "status", "--porcelain"]).stdout == ""
+    assert "tasks/train.py" in run(["git", "ls-files"]).stdout.split()
 
 
 @pytest.mark.slow

@@ -19,7 +19,7 @@ from tasks.config.datasets import (
 from tasks.config.form import Overrides, recipe_schema
 from tasks.config.input import Augmentation, Input, RandAugment
 from tasks.config.keys import fields_of, flat, leaves, marks_of
-from tasks.config.project import names_of, project_root, recipes
+from tasks.config.project import code_root, has_own_code, names_of, project_root, recipes
 from tasks.config.schedules import Constant, Cosine, Piecewise
 from tasks.config.schema import (
     BATCH_SIZES,
@@ -32,9 +32,11 @@ from tasks.config.schema import (
     Register,
     Settings,
     Train,
+    kinds_of,
 )
 from tasks.config.sources import choices, load, parse, read_overrides, read_texts, read_yaml, restore, sources_of
 from tasks.config.strategies import (
+    AnyCluster,
     AnyStrategy,
     Cluster,
     DataParallel,
@@ -42,6 +44,7 @@ from tasks.config.strategies import (
     ModelParallel,
     MultiWorker,
     OneDevice,
+    OnJax,
     ParameterServer,
     StrategySection,
     Tpu,

@@ -40,6 +40,7 @@ class Description(Section):
 
     kind: str
     name: Text
+    """That of the folder data/NAME."""
     checks: Annotated[dict[Text, DataCheck], BeforeValidator(_checks)] = Field(
         default={}, exclude_if=lambda checks: not checks
     )
@@ -49,6 +50,8 @@ class Description(Section):
 
 
 class Tfds(Description):
+    """A dataset of TensorFlow Datasets, one of tasks/datasets/, or a builder of your own."""
+
     kind: Literal["tfds"] = "tfds"
     version: Text | None = None
     """TFDS version; null is the builder's newest."""
@@ -60,6 +63,8 @@ class Tfds(Description):
 
 
 class LocalDescription(Description):
+    """A file or folder of the user's."""
+
     source: Text
     """The file or folder that the examples are read from; a path that does not begin with `/` is one of the project."""
     test: Annotated[float, Field(gt=0, lt=1)] | Count = 0.2
@@ -78,6 +83,8 @@ class LocalDescription(Description):
 
 
 class ImageFolder(LocalDescription):
+    """A folder of images: FOLDER/CLASS/*, or FOLDER/SPLIT/CLASS/*."""
+
     kind: Literal["image_folder"]
     modules = ("tasks/encoding.py",)
     image_size: tuple[Pixels, Pixels] | None = None
@@ -87,6 +94,8 @@ class ImageFolder(LocalDescription):
 
 
 class Arrays(LocalDescription):
+    """A .npz file, or a folder of .npy files."""
+
     kind: Literal["arrays"]
     task: Literal["auto", "classification", "multilabel", "regression"] = "auto"
     """What is learnt; auto takes whole numbers and words for classes, fractions for a regression, and several columns
@@ -97,6 +106,7 @@ class TableColumn(Section):
     """What a column of a table is to a model."""
 
     kind: Literal["number", "datetime", "category", "text", "image", "ignore"]
+    """What its values are; `ignore` leaves the column out."""
     missing: Literal["fill", "stop", "drop"] = "fill"
     """What becomes of a missing value: the mean of the training split (a number, a datetime), a place of its own or a
     black image; the end, with the count; or no example of that row."""
@@ -128,6 +138,8 @@ def _columns(value: Any) -> Any:
 
 
 class Table(LocalDescription):
+    """A table: CSV, TSV, JSON lines or Parquet."""
+
     kind: Literal["table"]
     target: Annotated[tuple[Text, ...], BeforeValidator(_texts)] = ()
     """The column that a model learns to tell, or a list of several: of labels (0 or 1 each) or of numbers."""
@@ -139,7 +151,7 @@ class Table(LocalDescription):
     columns: Annotated[dict[Text, TableColumn], BeforeValidator(_columns)] | None = None
     """What each other column is; null guesses all of them."""
     split_column: Text | None = None
-    """The column that says train, validation or test."""
+    """The column that says train, validation or test; where it says no test, the training rows give it."""
     group: Text | None = None
     """The column of which all rows of one value (a person, a device) are to be in one split."""
     time: Text | None = None
@@ -245,7 +257,7 @@ def read_description(folder: Path) -> Any:
     place = f"data/{folder.name}/params.yaml"
     try:
         values = dict(yaml.safe_load((folder / "params.yaml").read_text(encoding="utf-8"))["dataset"])
-    except (OSError, UnicodeDecodeError, yaml.YAMLError, KeyError, TypeError, ValueError) as error:
+    except (OSError, RecursionError, yaml.YAMLError, KeyError, TypeError, ValueError) as error:
         raise UserError(
             f"{place} is there already, and does not say what dataset it is ({type(error).__name__}): mend it, or move "
             "it away, then run again"

@@ -73,7 +73,8 @@ class Input(Section):
     memory_budget_bytes: Speed[Annotated[int, Field(gt=0, le=10**18)]]
     """The largest split that one GPU copies into its own memory; of a larger one the processor gathers each batch."""
     validation: Result[Text | Annotated[float, Field(gt=0, lt=1)] | Count | None]
-    """The name of a split, a fraction of the training examples, an exact number of them, or null for none."""
+    """The name of a split, a fraction of the training examples, an exact number of them, or null for none. They are
+    drawn without regard to classes."""
     normalization: Result[Literal["scale", "standardize", "none"]]
     """`scale`: to 0..1. `standardize`: by the training split's mean and deviation of each channel. `none`: 0..255."""
     shuffle: Result[bool]
@@ -87,3 +88,7 @@ class Input(Section):
     shuffle_buffer: Result[Count]
     """Records that the `stream` source shuffles among."""
     augmentation: Augmentation
+    service: Speed[Literal["none", "local"] | Annotated[str, Field(pattern=r"^grpc://[\w.-]+:\d{1,5}$")]] = "none"
+    """What gathers and augments the training batches of an array: this process (`none`), a process of tf.data service
+    beside it that ends with the run (`local`), or the workers of the one at `grpc://HOST:PORT`, which `stratagem
+    serve-input` starts. The batches and their order are the same."""

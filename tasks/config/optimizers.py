@@ -14,23 +14,35 @@ class OptimizerBase(Section):
 
 
 class Adam(OptimizerBase):
+    """Keras' Adam."""
+
     kind: Result[Literal["adam"]]
 
 
 class AdamW(OptimizerBase):
+    """Keras' AdamW: Adam with decoupled weight decay."""
+
     kind: Result[Literal["adamw"]]
     weight_decay: Result[Annotated[float, Field(ge=0, le=MAX_FLOAT32)]] = 0.004
+    """Each step makes every weight smaller by this share of itself, times the learning rate."""
 
 
 class SGD(OptimizerBase):
+    """Keras' SGD: gradient descent, with momentum where it is given."""
+
     kind: Result[Literal["sgd"]]
     momentum: Result[Annotated[float, Field(ge=0, lt=1)]] = 0.0
+    """The share of the step before that a step goes on with; 0 is off."""
     nesterov: Result[bool] = False
+    """Nesterov's momentum: the gradient as if it were taken a step ahead."""
 
 
 class RMSprop(OptimizerBase):
+    """Keras' RMSprop."""
+
     kind: Result[Literal["rmsprop"]]
     momentum: Result[Annotated[float, Field(ge=0, lt=1)]] = 0.0
+    """The share of the step before that a step goes on with; 0 is off."""
 
 
 AnyOptimizer = Adam | AdamW | SGD | RMSprop

@@ -13,7 +13,21 @@ def project_root() -> Path:
         # A dataset's folder has a params.yaml and a dvc.yaml too.
         if (folder / "params.yaml").is_file() and (folder / ".dvc").is_dir():
             return folder
-    raise UserError(f"no project here: neither {here} nor a folder above it holds params.yaml and .dvc/")
+    raise UserError(
+        f"no project here: neither {here} nor a folder above it holds params.yaml and .dvc/. `stratagem init FOLDER` "
+        "makes a new one"
+    )
+
+
+def code_root() -> Path:
+    """Return the folder of flows/, tasks/ and requirements.lock that this process runs: a checkout, or the installed
+    package."""
+    return Path(__file__).resolve().parents[2]
+
+
+def has_own_code(root: Path) -> bool:
+    """Return whether a project brings the code that it runs, as a checkout does; another one runs what is installed."""
+    return (root / "tasks" / "__main__.py").is_file()
 
 
 Registry = Literal["data_checks", "dataset_kinds", "datasets", "doctor", "exports", "metrics", "models", "strategies"]

@@ -11,15 +11,21 @@ LearningRate = Annotated[float, Field(gt=0, le=MAX_FLOAT32)]
 
 
 class Constant(Section):
+    """One learning rate for all steps."""
+
     kind: Result[Literal["constant"]]
     learning_rate: Result[LearningRate]
+    """That of all steps."""
 
 
 class Piecewise(Section):
+    """Learning rates that change at the beginning of some epochs."""
+
     kind: Result[Literal["piecewise"]]
     boundaries_epochs: Result[Annotated[list[Count], Field(min_length=1, max_length=1000)]] = [3, 7]
     """Epochs at which the next learning rate starts."""
     learning_rates: Result[list[LearningRate]] = [1e-3, 1e-4, 1e-5]
+    """One more than there are boundaries."""
 
     @model_validator(mode="after")
     def one_more_rate(self) -> Self:
@@ -34,12 +40,15 @@ class Piecewise(Section):
 
 
 class Cosine(Section):
+    """A linear warm-up, then half a cosine down to the last step."""
+
     kind: Result[Literal["cosine"]]
     learning_rate: Result[LearningRate]
     """The highest, at the end of the warm-up."""
     warmup_epochs: Result[Annotated[float, Field(ge=0, le=1e9)]] = 1.0
     """Epochs in which the learning rate rises from 0."""
     final_learning_rate: Result[Annotated[float, Field(ge=0, le=MAX_FLOAT32)]] = 0.0
+    """That of the last step."""
 
 
 AnySchedule = Constant | Piecewise | Cosine

@@ -9,47 +9,25 @@ import json
 import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, Self, TypeAlias, get_args
+from typing import Annotated, Any, Literal, NamedTuple, Self, get_args
 
 from pydantic import AfterValidator, Field, field_validator, model_validator
 
 from tasks.config.affects import Bookkeeping, Course, Result, Speed, What
 from tasks.config.input import Input
 from tasks.config.keys import flat, leaves, marks_of
+from tasks.config.metric_names import MetricName, OwnCode, TestMetric, TrainingMetric
 from tasks.config.optimizers import AnyOptimizer
-from tasks.config.project import names_of
 from tasks.config.schedules import AnySchedule
 from tasks.config.section import (
     MAX_COUNT,
     MAX_FLOAT32,
-    OWN_CODE,
-    OWN_TEST_METRIC,
-    OWN_TRAINING_METRIC,
     Count,
     Pixels,
     Section,
     Text,
 )
 from tasks.config.strategies import AnyStrategy, strategy_kinds
-
-METRICS = names_of("metrics")
-OwnCode = Annotated[str, Field(pattern=OWN_CODE, max_length=250)]
-"""A user's own `module:function`."""
-if TYPE_CHECKING:
-    TrainingMetric: TypeAlias = str
-    TestMetric: TypeAlias = str
-    MetricName: TypeAlias = str
-else:
-    # A metric of a user's own has the name `module:function`, as validation/my_code:within_ten.
-    TrainingMetric = (
-        Literal[*(f"{part}/{name}" for part in ("train", "validation") for name in ("loss", *METRICS))]
-        | Annotated[str, Field(pattern=OWN_TRAINING_METRIC, max_length=250)]
-    )
-    TestMetric = (
-        Literal[*(f"test/{name}" for name in (*METRICS, "loss"))]
-        | Annotated[str, Field(pattern=OWN_TEST_METRIC, max_length=250)]
-    )
-    MetricName = Literal[*METRICS] | OwnCode
 
 
 def _regular_expression(text: str) -> str:
@@ -69,10 +47,25 @@ def _weights_source(text: str) -> str:
     return text
 
 
+def _remote_address(text: str) -> str:
+    scheme, _, place = text.partition("://")
+    first, *others = place.strip("/").split("/")
+    # What fsspec would read otherwise: protocols in a chain, parameters, a way out of the folder.
+    odd = [sign for sign in ("::", "?", "#", "*", "@", " ", "\\") if sign in place] or {"..", "."} & {first, *others}
+    if scheme not in REMOTE_SCHEMES or not first or odd or place.startswith("/") != (scheme == "file"):
+        raise ValueError(
+            f"'{text}': write s3://BUCKET/FOLDER, gs://BUCKET/FOLDER, abfs://CONTAINER/FOLDER or file:///FOLDER; "
+            "credentials are no part of it: they come from the environment"
+        )
+    return text.rstrip("/")
+
+
 LayerNames = Annotated[Text, AfterValidator(_regular_expression)]
 """A regular expression of names of layers."""
 CHAMPION = "champion"
 """The alias of the version that no other one was shown to be better than."""
+REMOTE_SCHEMES = ("abfs", "file", "gs", "s3")
+"""How the addresses begin that runs are copied to."""
 BATCH_SIZES = ("per_replica_batch_size", "global_batch_size")
 
 
@@ -146,8 +139,11 @@ class Model(Section):
 
 class EarlyStopping(Section):
     monitor: Course[TrainingMetric] = "validation/loss"
+    """What must go on getting better."""
     patience_epochs: Course[Annotated[int, Field(ge=0, le=MAX_COUNT)]] = 3
+    """Epochs without a better value before the training stops."""
     min_delta: Course[Annotated[float, Field(ge=0, le=MAX_FLOAT32)]] = 0.0
+    """How much better counts as better."""
 
 
 class Train(Section):
@@ -176,6 +172,7 @@ class Train(Section):
     """Measured in training and validation beside the task's headline (accuracy, micro_f1, mae): by name, or your own
     `module:function` of (labels, outputs), a number an example, whose mean it is."""
     epochs: Course[Count]
+    """After how many the training ends; a run that is resumed may have more."""
     steps_per_epoch: Result[Count | None]
     """Steps that count as an epoch; the data go on where the epoch before left them. Null is one pass over the data."""
     frozen_epochs: Result[Count | None]
@@ -198,7 +195,9 @@ class Train(Section):
     gradient_accumulation_steps: Result[Count]
     """Steps whose gradients are averaged before the weights change; 1 is off."""
     dtype_policy: Result[Literal["float32", "mixed_bfloat16", "mixed_float16", "float64"]]
+    """What Keras computes in; of a mixed one the weights are float32, and float16 has its loss scaled."""
     seed: Result[Annotated[int, Field(ge=0, lt=2**31)]]
+    """Of the weights, the order of the data, the augmentation, Dropout, and a validation split that is drawn."""
     deterministic: Course[bool]
     """Refuse TensorFlow kernels whose results differ from run to run."""
     on_nonfinite: Course[Literal["stop", "rollback"]]
@@ -209,6 +208,7 @@ class Train(Section):
     rollback_factor: Course[Annotated[float, Field(gt=0, lt=1)]]
     """What each rollback multiplies the learning rate with."""
     early_stopping: Course[EarlyStopping | None]
+    """Stop when a metric gets no better: {patience_epochs: 3}; null is off."""
     tensorboard: Bookkeeping[bool]
     """Write a TensorBoard log into the run's folder."""
     profile_steps: Bookkeeping[Annotated[list[Count], Field(min_length=2, max_length=2)] | None]
@@ -235,7 +235,9 @@ class Train(Section):
 
 class Checkpoint(Section):
     every_epochs: Course[Count | None]
+    """After so many epochs, and after the last one in any case; null is off."""
     every_steps: Course[Count | None]
+    """After so many steps, also in the middle of an epoch; null is off."""
     every_seconds: Course[Annotated[float, Field(gt=0, le=1e9)] | None]
     """At the next step after so many seconds without a checkpoint; null is off."""
     keep: Bookkeeping[Count]
@@ -243,12 +245,16 @@ class Checkpoint(Section):
     monitor: Course[TrainingMetric]
     """What "best" means, such as the lowest validation/loss or the highest validation/accuracy; or by a metric of your
     own, validation/module:function."""
+    remote: Bookkeeping[Annotated[Text, AfterValidator(_remote_address)] | None] = None
+    """Where the run's checkpoints, records and models are copied to while it trains, and a fresh clone finds them for
+    --resume: s3://BUCKET/FOLDER, gs://, abfs:// or file:///FOLDER; null is nowhere."""
 
 
 class Evaluate(Section):
     checkpoint: Course[Literal["latest", "best"] | Count]
     """`latest`, `best`, or the step of a checkpoint."""
     global_batch_size: Speed[Count]
+    """Examples that all devices compute together at once."""
     strategy: Speed[Literal["run", "one_device"]]
     """`run`: on the devices of the run's strategy, or on one where this machine has not those. `one_device`: always on
     one, without a cluster. The metrics are the same."""
@@ -256,10 +262,13 @@ class Evaluate(Section):
 
 class Register(Section):
     enabled: Bookkeeping[bool]
+    """False: no version is made of any model."""
     model_name: Bookkeeping[Annotated[str, Field(pattern=r"^[\w.-]+$", max_length=250)] | None]
     """Name in MLflow's model registry; null is <dataset>-<model>."""
     alias: Bookkeeping[Annotated[str, Field(pattern=r"^[a-z][\w-]*$", max_length=250)]]
+    """The alias that each new version gets, better or not."""
     metric: Bookkeeping[TestMetric]
+    """What the gate goes by."""
     minimum: Bookkeeping[float | None]
     """The gate: no version is registered when the metric is worse than this; null is off."""
     min_improvement: Bookkeeping[Annotated[float, Field(ge=0, le=MAX_FLOAT32)]]
@@ -331,6 +340,28 @@ class Settings(Section):
                     f"train.frozen_epochs = {frozen} leaves none of train.epochs = {self.train.epochs} to train all "
                     "layers in: give fewer, or train.frozen_epochs=null, which keeps them frozen"
                 )
+        if self.input.service != "none" and self.input.source == "stream":
+            raise ValueError(
+                f"input.service = '{self.input.service}': a stream has the order of one buffer, which several workers "
+                "that shuffle cannot give. Give input.source=array, or input.service=none"
+            )
+        cluster = self.strategy.cluster
+        if cluster is not None and cluster.launcher == "ray" and self.input.service == "local":
+            raise ValueError(
+                "input.service = 'local' is a process of this machine, and strategy.launcher = 'ray' trains on others. "
+                "Give input.service=grpc://HOST:PORT of `stratagem serve-input`, or input.service=none"
+            )
+        if cluster is not None and cluster.min_workers is not None:
+            if self.train.global_batch_size is None:
+                raise ValueError(
+                    f"strategy.min_workers = {cluster.min_workers}: a step keeps its examples, whoever is left. "
+                    "Give train.global_batch_size, and train.per_replica_batch_size=null"
+                )
+            if cluster.workers not in (counts := self.worker_counts) or counts[-1] != cluster.min_workers:
+                raise ValueError(
+                    f"train.global_batch_size = {self.train.global_batch_size} must divide by the replicas of "
+                    f"strategy.workers = {cluster.workers} and of strategy.min_workers = {cluster.min_workers}"
+                )
         kind, loop = self.strategy.kind, self.train.loop
         if loop not in self.strategy.loops:
             allowed = " or ".join(self.strategy.loops)
@@ -345,6 +376,16 @@ class Settings(Section):
                 instead = "" if "give " in reason else f": give {key}={FEATURES[feature].without}"
                 raise ValueError(f"{key} = {value}: not under strategy.kind={kind}, because {reason}{instead}")
         return self
+
+    @property
+    def worker_counts(self) -> tuple[int, ...]:
+        """The numbers of workers that a training may have, the most first: those of `strategy.min_workers` to
+        `strategy.workers` whose replicas the global batch divides by."""
+        cluster, size = self.strategy.cluster, self.train.global_batch_size or 0
+        if cluster is None or cluster.min_workers is None:
+            return (cluster.workers,) if cluster is not None else ()
+        numbers = range(cluster.workers, cluster.min_workers - 1, -1)
+        return tuple(number for number in numbers if size % cluster.num_replicas_of(number) == 0)
 
     def to_json(self) -> dict[str, Any]:
         """Return the settings as nested JSON values, in the spelling of params.yaml."""
@@ -383,6 +424,7 @@ FEATURES = {
     "train.deterministic": Feature(lambda s: s.train.deterministic, "false"),
     "train.profile_steps": Feature(lambda s: s.train.profile_steps is not None, "null"),
     "input.source=stream": Feature(lambda s: s.input.source == "stream", "array"),
+    "input.service": Feature(lambda s: s.input.service != "none", "none"),
 }
 
 

@@ -2,7 +2,7 @@
 
 import contextlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from copy import deepcopy
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ from tasks.config.project import names_of, project_root, recipes
 from tasks.config.schema import BATCH_SIZES, Settings, folder_name, kinds_of
 from tasks.config.strategies import strategy_kinds
 from tasks.errors import UserError, cut, one_of
+from tasks.network import holds_secret
 
 ONE_VALUE = tuple(key.rpartition(".")[2] for key in WHOLE)
 
@@ -142,6 +143,11 @@ def read_texts(texts: Sequence[str]) -> dict[str, Any]:
 
 def parse(values: Mapping[str, Any]) -> Settings:
     """Return ``Settings`` of nested values; a ``UserError`` explains the first one that is wrong."""
+    _refuse_secrets(values)
+    return _validate(values)
+
+
+def _validate(values: Mapping[str, Any]) -> Settings:
     try:
         settings = Settings.model_validate(values)
     except ValidationError as error:
@@ -149,6 +155,27 @@ def parse(values: Mapping[str, Any]) -> Settings:
     if ":" not in settings.model.name and settings.model.name not in names_of("models"):
         raise UserError(one_of("model.name", settings.model.name, names_of("models")) + ", or your own module:function")
     return settings
+
+
+def _refuse_secrets(values: Mapping[str, Any]) -> None:
+    """Refuse a password: settings are written into records, into MLflow and into reports."""
+    for key, text in _texts(values, ""):
+        if holds_secret(key, text):
+            raise UserError(
+                f"{key} seems to hold a password, which every record, report and MLflow run would show. Put it into an "
+                "environment variable that your code reads, and take it out of an address"
+            )
+
+
+def _texts(value: object, key: str) -> Iterator[tuple[str, str]]:
+    if isinstance(value, str):
+        yield key, value
+    elif isinstance(value, Mapping):
+        for name, inner in value.items():
+            yield from _texts(inner, f"{key}.{name}" if key else str(name))
+    elif isinstance(value, list):
+        for inner in value:
+            yield from _texts(inner, key)
 
 
 def _nested(values: Mapping[str, Any]) -> dict[str, Any]:
@@ -176,7 +203,7 @@ def restore(values: Mapping[str, Any], root: Path | None = None) -> Settings:
     recorded = {key: value for key, value in leaves(values, whole=marks) if key in marks}
     today = dict(leaves(read_yaml((root or project_root()) / "params.yaml"), whole=marks))
     others = {key.removesuffix("kind") for key in recorded if key.endswith(".kind") and today.get(key) != recorded[key]}
-    return parse(_nested({k: v for k, v in today.items() if not k.startswith(tuple(others))} | recorded))
+    return _validate(_nested({k: v for k, v in today.items() if not k.startswith(tuple(others))} | recorded))
 
 
 def read_yaml(path: Path) -> dict[str, Any]:

@@ -28,6 +28,11 @@ class StrategySection(Section):
         return None
 
     @property
+    def num_processes(self) -> int:
+        """All members of the cluster; 1 without one."""
+        return 1
+
+    @property
     def environment(self) -> dict[str, str]:
         """What its processes must find before they import a framework."""
         return {}
@@ -76,19 +81,57 @@ class Cluster(StrategySection):
 
     chief_gives_work: ClassVar[bool] = False
     """Whether the other members serve the chief, instead of doing the stages with it."""
-    launcher: Bookkeeping[Literal["local", "tf_config"] | None] = None
-    """`local` starts the processes on this machine; `tf_config` joins the cluster that TF_CONFIG describes; null is
-    `tf_config` where that variable is set, else `local`."""
+    members_stay: ClassVar[bool] = False
+    """Whether the chief cannot go on without the other members when they have done their part."""
+    launcher: Bookkeeping[Literal["local", "tf_config", "slurm", "kubernetes", "ray"] | None] = None
+    """`local` starts the processes on this machine; `tf_config` joins the cluster that TF_CONFIG describes, `slurm` the
+    tasks of a Slurm step, `kubernetes` the pods of an Indexed Job; `ray` starts them on a Ray cluster's nodes. Null is
+    `tf_config`, `kubernetes` or `slurm` where its variables are set, else `local`."""
     workers: Course[Devices] = 2
-    """Processes that train; with `tf_config` the variable says how many."""
+    """Processes that train. Where someone else starts them, they say how many there are of `multi_worker`."""
+    min_workers: Bookkeeping[Devices | None] = None
+    """Under `ray`: with how few workers a training may go on where a node is lost, with the global batch that it has;
+    null needs all of them."""
+    cpus: Speed[Devices | None] = None
+    """Under `ray`: cores of each process; null shares those of the nodes."""
     max_restarts: Bookkeeping[Annotated[int, Field(ge=0, le=MAX_COUNT)]] = 3
     """How often lost processes are started again, from the latest checkpoint, before the run fails."""
     heartbeat_timeout_seconds: Bookkeeping[Annotated[float, Field(gt=0, le=1e6)]] = 60.0
     """A process that gives no sign of life for so long counts as lost."""
 
     @property
-    def cluster(self) -> "Cluster":
+    def cluster(self) -> "Cluster | None":
         return self
+
+    @model_validator(mode="after")
+    def places_agree(self) -> Self:
+        for name in ("min_workers", "cpus"):
+            value = getattr(self, name)
+            if value is not None and self.launcher != "ray":
+                raise ValueError(f"{name} = {value}: only under launcher=ray, and it is {self.launcher}. Give null")
+        if self.min_workers is None:
+            return self
+        if self.min_workers > self.workers:
+            raise ValueError(f"min_workers = {self.min_workers} is more than workers = {self.workers}: give fewer")
+        if self.cpus is None:
+            raise ValueError(
+                f"min_workers = {self.min_workers}: how many workers fit on the nodes that are left, what each takes "
+                "says. Give cpus, the cores of each"
+            )
+        return self
+
+    @property
+    def num_processes(self) -> int:
+        return self.workers
+
+    def num_replicas_of(self, workers: int) -> int:
+        """Return over how many replicas so many workers divide a step's examples, as far as the settings say it."""
+        return workers
+
+    @property
+    def gpus_per_worker(self) -> int | None:
+        """GPUs that each worker is to have; None shares those of a machine evenly among its workers."""
+        return None
 
 
 class MultiWorker(Cluster):
@@ -104,11 +147,19 @@ class MultiWorker(Cluster):
     communication: Speed[Literal["auto", "ring", "nccl"]] = "auto"
     """How gradients are summed over the workers: RING over gRPC, NCCL between GPUs; `auto` lets TensorFlow choose."""
 
+    def num_replicas_of(self, workers: int) -> int:
+        return workers * (self.devices or 1)
+
+    @property
+    def gpus_per_worker(self) -> int | None:
+        return self.devices
+
 
 class ParameterServer(Cluster):
     """Workers that train asynchronously on variables that servers hold (tf.distribute.ParameterServerStrategy)."""
 
     chief_gives_work: ClassVar[bool] = True
+    members_stay: ClassVar[bool] = True
     loops: ClassVar[tuple[str, ...]] = ("custom",)
     refuses: ClassVar[Mapping[str, str]] = {
         "train.jit_compile": "a step reads and writes variables on other processes, which XLA cannot",
@@ -117,10 +168,18 @@ class ParameterServer(Cluster):
         "train.deterministic": "workers are asynchronous: the order of their updates differs from run to run",
         "train.profile_steps": "a step runs in another process than the profiler",
         "input.source=stream": "a worker gathers the rows that the coordinator names: give input.source=array",
+        "input.service": "a worker gathers the rows that the coordinator names",
     }
     kind: Course[Literal["parameter_server"]]
     ps: Speed[Devices] = 1
     """Processes that hold the variables."""
+
+    @property
+    def num_processes(self) -> int:
+        return 1 + self.workers + self.ps
+
+    def num_replicas_of(self, workers: int) -> int:
+        return 1  # A step is one worker's.
 
 
 class Tpu(StrategySection):
@@ -140,36 +199,71 @@ class Tpu(StrategySection):
 MeshAxis = Annotated[str, Field(pattern=r"^[A-Za-z_]\w*$", max_length=50)]
 
 
-class DataParallel(StrategySection):
-    """Synchronous copies on the devices of one machine (keras.distribution.DataParallel on JAX)."""
+class OnJax(Cluster):
+    """What the strategies on JAX share: one process, or several that are one program (jax.distributed)."""
 
     backend: ClassVar[Literal["tensorflow", "jax"]] = "jax"
     loops: ClassVar[tuple[str, ...]] = ("fit",)
+    members_stay: ClassVar[bool] = True
+    workers: Course[Devices] = 1
+    """Processes that train together, each on devices of its own. Where someone else starts them, there must be as
+    many."""
+
+    @property
+    def cluster(self) -> Cluster | None:
+        return self if self.workers > 1 else None
+
+    @property
+    def gpus_per_worker(self) -> int | None:
+        return self.wanted_devices if isinstance(self.wanted_devices, int) else None
+
+    @model_validator(mode="after")
+    def cluster_agrees(self) -> Self:
+        if self.workers == 1 and self.launcher not in (None, "local"):
+            raise ValueError(
+                f"launcher = '{self.launcher}' is for several processes, and workers = 1: give strategy.workers=N, the "
+                "number of processes that it starts"
+            )
+        if self.workers > 1 and isinstance(self.wanted_devices, list):
+            raise ValueError(
+                f"devices = {self.wanted_devices} names devices of one process, and workers = {self.workers}: give the "
+                "number of devices that each has"
+            )
+        return self
+
+
+class DataParallel(OnJax):
+    """Synchronous copies on the devices of one process or of several (keras.distribution.DataParallel on JAX)."""
+
     kind: Course[Literal["data_parallel"]]
     devices: Course[
         Devices | Annotated[list[Annotated[str, Field(pattern=r"^(cpu|gpu|tpu):\d+$")]], Field(min_length=1)] | None
     ] = None
-    """Number of replicas: accelerators where there are any, else so many CPU devices are forced. Or a list such as
-    [gpu:0, gpu:2]. Null takes all local devices."""
+    """Number of replicas of each worker: accelerators where there are any, else so many CPU devices are forced. Or a
+    list such as [gpu:0, gpu:2]. Null takes all devices of a machine, whose workers share them evenly."""
     axis_name: Bookkeeping[MeshAxis] = "batch"
     """Name of the one axis of the device mesh."""
+
+    def num_replicas_of(self, workers: int) -> int:
+        return workers * (self.devices if isinstance(self.devices, int) else 1)
 
     @property
     def wanted_devices(self) -> int | list[str] | None:
         return self.devices
 
 
-class ModelParallel(StrategySection):
-    """Variables in shards, by rules, over a mesh of devices (keras.distribution.ModelParallel on JAX)."""
+class ModelParallel(OnJax):
+    """Variables in shards, by rules, over a mesh of the devices of all workers (keras.distribution.ModelParallel on
+    JAX)."""
 
-    backend: ClassVar[Literal["tensorflow", "jax"]] = "jax"
-    loops: ClassVar[tuple[str, ...]] = ("fit",)
     kind: Course[Literal["model_parallel"]]
     devices: Course[Devices | None] = None
-    """Number of devices: accelerators where there are any, else so many CPU devices are forced. Null takes all."""
+    """Number of devices of each worker: accelerators where there are any, else so many CPU devices are forced. Null is
+    what the mesh needs."""
     mesh_shape: Course[Annotated[list[Devices], Field(min_length=1, max_length=8)]] = [1, 1]
-    """Devices along each axis; their product is the number of devices."""
+    """Devices along each axis; their product is the number of devices of all workers."""
     axis_names: Course[Annotated[list[MeshAxis], Field(min_length=1, max_length=8)]] = ["batch", "model"]
+    """A name for each axis."""
     batch_dim_name: Course[MeshAxis] = "batch"
     """The axis over which a batch is cut."""
     layout: Course[Annotated[dict[Text, list[MeshAxis | None]], Field(max_length=1000)]] = {}
@@ -180,7 +274,7 @@ class ModelParallel(StrategySection):
 
     @property
     def wanted_devices(self) -> int:
-        return self.devices or math.prod(self.mesh_shape)
+        return self.devices or math.prod(self.mesh_shape) // self.workers
 
     @staticmethod
     def expression_of(rule: str) -> str:
@@ -198,14 +292,26 @@ class ModelParallel(StrategySection):
             raise ValueError(
                 f"batch_dim_name = '{self.batch_dim_name}' is no axis of the mesh: axis_names = {self.axis_names}"
             )
+        if self.min_workers is not None:
+            raise ValueError(
+                f"min_workers = {self.min_workers}: mesh_shape = {self.mesh_shape} needs the devices of all workers. "
+                "Give null"
+            )
         product = math.prod(self.mesh_shape)
         if product > MAX_DEVICES:
             raise ValueError(f"mesh_shape = {self.mesh_shape} needs {product} devices, and {MAX_DEVICES} are the most")
-        if self.devices is not None and product != self.devices:
-            sizes = " * ".join(map(str, self.mesh_shape))
+        sizes = " * ".join(map(str, self.mesh_shape))
+        if product % self.workers:
             raise ValueError(
-                f"mesh_shape = {self.mesh_shape} needs {sizes} = {product} devices, and devices = {self.devices}: "
-                "make them equal"
+                f"mesh_shape = {self.mesh_shape} needs {sizes} = {product} devices, which do not divide by workers = "
+                f"{self.workers}: each worker has as many devices as the others"
+            )
+        if self.devices is not None and product != self.devices * self.workers:
+            there = f"devices = {self.devices}"
+            if self.workers > 1:
+                there = f"{self.workers} workers of {there} have {self.workers * self.devices}"
+            raise ValueError(
+                f"mesh_shape = {self.mesh_shape} needs {sizes} = {product} devices, and {there}: make them equal"
             )
         for rule, axes in self.layout.items():
             try:
@@ -226,6 +332,7 @@ class ModelParallel(StrategySection):
         return self
 
 
+AnyCluster = MultiWorker | ParameterServer | DataParallel | ModelParallel
 AnyStrategy = OneDevice | Mirrored | MultiWorker | ParameterServer | Tpu | DataParallel | ModelParallel
 
 

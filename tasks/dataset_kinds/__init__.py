@@ -102,6 +102,33 @@ def text_length(lengths: Mapping[int, int]) -> int:
     raise AssertionError("there is no text")
 
 
+def of_images(
+    images: npt.NDArray[np.uint8],
+    labels: npt.NDArray[np.int64],
+    names: Sequence[str],
+    dataset: config.LocalDescription,
+) -> Examples:
+    """Return the examples of a kind that reads all its images at once, divided as ``split_rows`` does.
+
+    Args:
+        images: uint8 (n, height, width, channels).
+        labels: the class of each, int64 (n,).
+        names: of the classes.
+        dataset: as ``split_rows`` takes it.
+    """
+    rows = split_rows(labels, names, dataset)
+    blocks = [Block(split, {"image": images[own]}, labels[own]) for split, own in rows.items()]
+    return Examples(
+        version="1",
+        features={"image": Feature(kind="image", shape=images.shape[1:], dtype="uint8")},
+        target=Target.of_classes(names),
+        splits=tuple(rows),
+        blocks=lambda: iter(blocks),
+        held_out=HeldOut(num_examples=len(rows["test"]), seed=dataset.seed),
+        name_of=lambda split, row: f"row {rows[split][row]}",
+    )
+
+
 def split_rows(
     labels: npt.NDArray[np.int64], names: Sequence[str], dataset: config.LocalDescription
 ) -> dict[str, npt.NDArray[np.int64]]:

@@ -1,5 +1,6 @@
 """The rows of a table: which can be used, what each is to teach, and which split it belongs to."""
 
+import os
 import sys
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
@@ -11,7 +12,7 @@ import numpy.typing as npt
 from PIL import Image
 
 from tasks import config, encoding
-from tasks.dataset_kinds.image_folder import Header, common_size, read_header
+from tasks.dataset_kinds.image_folder import Header, common_size, decode_rest, read_header
 from tasks.encoding import BadValue, Repeated, Values
 from tasks.errors import UserError, cut, listed
 from tasks.records import Target
@@ -142,6 +143,15 @@ class Table:
             wrong = [place for place, text in enumerate(texts) if text in broken]
             self.usable &= ~np.isin(places, wrong)
             found[name] = places, headers
+        if broken and self.dataset.on_broken == "stop":
+            whole = {one.path: one for _, headers in found.values() for one in headers.values()}
+            reasons: dict[Path, str] = {}
+            decode_rest(list(whole.values()), self.dataset.image_size, reasons)
+            for name, (_, headers) in found.items():
+                texts, _ = texts_of(parts[name])
+                broken |= {
+                    texts[place]: reasons[path] for place, one in headers.items() if (path := Path(one.path)) in reasons
+                }
         self.refuse_broken(broken)
         shapes = {}
         for name, (places, headers) in found.items():
@@ -163,7 +173,7 @@ class Table:
         except ValueError as error:
             broken[text] = str(error)
             return None
-        if not path.is_file():
+        if not os.path.isfile(path):  # Also of a name that is too long for one.
             broken[text] = "no such file"
             return None
         if top_of(text) not in self.dataset.images and "." not in self.dataset.images:

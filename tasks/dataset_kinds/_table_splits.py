@@ -14,28 +14,38 @@ from tasks.errors import UserError, cut, one_of
 NAMES = ("train", "validation", "test")
 
 
-def split(table: Table) -> npt.NDArray[np.int8]:
-    """Return the place of each row's split in ``NAMES``, int8 (n,), or -1 for a row that is left out.
+def split(table: Table) -> tuple[npt.NDArray[np.int8], set[str]]:
+    """Return the place of each row's split in ``NAMES``, int8 (n,), or -1 for a row that is left out; and which splits
+    were made, as no column says them.
 
     Raises:
         UserError: a split would be empty, or one group lies in two.
     """
     dataset = table.dataset
     rows = np.flatnonzero(table.usable)
+    parts: dict[str, Rows] = {}
     if dataset.split_column is not None:
         parts = _given(table, rows, dataset.split_column)
-    elif dataset.group is not None:
-        parts = _by_group(table, rows, dataset.group)
-    elif dataset.time is not None:
-        parts = _by_time(table, rows, dataset.time)
-    else:
-        classes = table.target.class_names if table.target.task == "classification" else ("",)
-        strata = np.zeros(len(rows), np.int64) if classes == ("",) else table.labels[rows]
-        parts = {name: rows[own] for name, own in _drawn(strata, classes, dataset).items()}
+    # Where a column names no row of one of them, its training rows alone are divided.
+    rows = parts.get("train", rows)
+    if wanted := _counts(dataset, len(rows), [name for name in ("test", "validation") if name not in parts]):
+        parts |= _divided(table, rows, wanted)
     splits = np.full(len(table.usable), -1, np.int8)
     for name, own in parts.items():
         splits[own] = NAMES.index(name)
-    return splits
+    return splits, set(wanted)
+
+
+def _divided(table: Table, rows: Rows, wanted: dict[str, int]) -> dict[str, Rows]:
+    """Return rows to train on, and so many for each of the other splits: whole groups, the newest, or drawn."""
+    dataset = table.dataset
+    if dataset.group is not None:
+        return _by_group(table, rows, dataset.group, wanted)
+    if dataset.time is not None:
+        return _by_time(table, rows, dataset.time, wanted)
+    classes = table.target.class_names if table.target.task == "classification" else ("",)
+    strata = np.zeros(len(rows), np.int64) if classes == ("",) else table.labels[rows]
+    return {name: rows[own] for name, own in _drawn(strata, classes, dataset, wanted).items()}
 
 
 def _given(table: Table, rows: Rows, column: str) -> dict[str, Rows]:
@@ -47,8 +57,8 @@ def _given(table: Table, rows: Rows, column: str) -> dict[str, Rows]:
     of_text = np.array([NAMES.index(SPLITS.get(text.strip().lower(), "train")) for text in texts])
     parts = {name: rows[of_text[places[rows]] == number] for number, name in enumerate(NAMES)}
     parts = {name: own for name, own in parts.items() if len(own)}
-    if "train" not in parts or len(parts) < 2:
-        raise table.refuse("split_column", f"has {', '.join(parts)} alone: rows to train and to test on are needed")
+    if "train" not in parts:
+        raise table.refuse("split_column", f"has {', '.join(parts)} alone: rows to train on are needed")
     if dataset.group is not None:
         groups, of_row = texts_of(table.parts[dataset.group])
         seen = np.stack([np.bincount(of_row[own], minlength=len(groups)) > 0 for own in parts.values()])
@@ -61,13 +71,12 @@ def _given(table: Table, rows: Rows, column: str) -> dict[str, Rows]:
     return parts
 
 
-def _by_group(table: Table, rows: Rows, column: str) -> dict[str, Rows]:
+def _by_group(table: Table, rows: Rows, column: str, wanted: dict[str, int]) -> dict[str, Rows]:
     dataset = table.dataset
     groups, of_row = texts_of(table.parts[column])
     used = sorted({groups[place] for place in np.unique(of_row[rows]).tolist()})
     number = {text: place for place, text in enumerate(used)}
     own = np.array([number.get(text, -1) for text in groups])[of_row[rows]]
-    wanted = _counts(dataset, len(rows))
     if len(used) < len(wanted) + 1:
         raise table.refuse("group", f"has {len(used)} values, and {len(wanted) + 1} splits need one each")
     words = np.random.Philox(key=[dataset.seed, 0], counter=[0, 0, 0, 3]).random_raw(len(used))
@@ -85,12 +94,11 @@ def _by_group(table: Table, rows: Rows, column: str) -> dict[str, Rows]:
     return parts
 
 
-def _by_time(table: Table, rows: Rows, column: str) -> dict[str, Rows]:
-    dataset = table.dataset
+def _by_time(table: Table, rows: Rows, column: str, wanted: dict[str, int]) -> dict[str, Rows]:
     times = _times(table, column)[rows]
     ordered = np.sort(times)
     parts, last = {}, len(rows)
-    for name, count in _counts(dataset, len(rows)).items():
+    for name, count in wanted.items():
         # Rows of one time stay together.
         first = int(np.searchsorted(ordered, ordered[max(last - count, 0)]))
         if not 0 < first < last:
@@ -123,27 +131,27 @@ def _times(table: Table, name: str) -> encoding.Numbers:
     return np.concatenate(found)
 
 
-def _counts(dataset: config.Table, total: int) -> dict[str, int]:
-    """Return how many rows the splits other than `train` are to have."""
-    wanted = {"test": dataset.test, "validation": dataset.validation}
+def _counts(dataset: config.Table, total: int, splits: Sequence[str]) -> dict[str, int]:
+    """Return how many of the rows these splits are to have."""
+    wanted = {name: getattr(dataset, name) for name in splits}
     counts = {
         name: count if isinstance(count, int) else max(1, round(total * count))
         for name, count in wanted.items()
         if count is not None
     }
     if sum(counts.values()) >= total:
+        named = " and ".join(f"dataset.{name} = {share}" for name, share in wanted.items())
         raise UserError(
-            f"dataset.test = {dataset.test} and dataset.validation = {dataset.validation}: they take "
+            f"{named}: {'they take' if len(wanted) > 1 else 'takes'} "
             f"{sum(counts.values())} of the {total} rows, and one must be left to train on "
             f"(dataset.source = '{dataset.source}')"
         )
     return counts
 
 
-def _drawn(strata: Rows, names: Sequence[str], dataset: config.Table) -> dict[str, Rows]:
+def _drawn(strata: Rows, names: Sequence[str], dataset: config.Table, counts: dict[str, int]) -> dict[str, Rows]:
     """Return rows drawn by the seed, the same share of each class."""
-    counts = _counts(dataset, len(strata))
-    parts = split_rows(strata, names, dataset)
+    parts = split_rows(strata, names, dataset) if "test" in counts else {"train": np.arange(len(strata))}
     if "validation" in counts:
         train = parts["train"]
         # Another seed, as the first rows of both draws would have the same words.

@@ -1,7 +1,8 @@
 """Arrays of NumPy: a .npz file, or a folder of .npy files, with images or numbers, and what is to be learnt of each."""
 
+import math
+import os
 import zipfile
-import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -14,7 +15,8 @@ import numpy.typing as npt
 
 from tasks import config
 from tasks.dataset_kinds import Block, Examples, split_rows
-from tasks.errors import UserError
+from tasks.errors import UserError, cut
+from tasks.files import DAMAGED_FILE
 from tasks.records import Feature, HeldOut, Target
 
 NAMES = {"train": ("x_train", "y_train"), "validation": ("x_val", "y_val"), "test": ("x_test", "y_test")}
@@ -35,14 +37,13 @@ class _Member:
 
     def read(self, rows_a_part: int) -> Iterator[npt.NDArray[Any]]:
         """Yield the rows from the first to the last, so many at once."""
-        with _opened(self.source, self.name) as file:
-            shape, _, dtype = _header(file)
+        with _opened(self.source, self.name) as (file, shape, _, dtype):
             width = dtype.itemsize * int(np.prod(shape[1:], dtype=np.int64))
             for first in range(0, shape[0], rows_a_part):
                 count = min(rows_a_part, shape[0] - first)
                 content = file.read(count * width)
                 if len(content) < count * width:
-                    raise UserError(f"dataset.source = '{self.source}': the array '{self.name}' ends too early")
+                    raise _too_short(self.source, self.name)
                 yield np.frombuffer(content, dtype).reshape(count, *shape[1:])
 
     def whole(self) -> npt.NDArray[Any]:
@@ -67,7 +68,7 @@ def examples(dataset: config.Arrays) -> Examples:
     target, labels = _target(dataset, {split: y.whole() for split, (_, y) in splits.items()})
     rows: dict[str, npt.NDArray[np.int64]] = {}
     held_out = None
-    if splits.keys() == {"train"}:
+    if "test" not in splits:
         if target.task == "classification":
             rows = split_rows(labels["train"], target.class_names, dataset)
         else:
@@ -78,10 +79,10 @@ def examples(dataset: config.Arrays) -> Examples:
         version="1",
         features={name: feature},
         target=target,
-        splits=tuple(rows or splits),
+        splits=tuple({**splits, **rows}),
         blocks=partial(_blocks, dataset, splits, rows, (name, feature), labels),
         held_out=held_out,
-        name_of=(lambda split, row: f"row {rows[split][row]}") if rows else None,
+        name_of=(lambda split, row: f"row {rows[split][row] if split in rows else row}") if rows else None,
     )
 
 
@@ -121,11 +122,11 @@ def _blocks(
     named: tuple[str, Feature],
     labels: dict[str, npt.NDArray[Any]],
 ) -> Iterator[Block]:
-    """Yield the examples of all splits; ``rows`` says which of them are whose where one is divided."""
+    """Yield the examples of all splits; ``rows`` says which of the training split's are whose where it is divided."""
     name, feature = named
     for split, (x, _) in splits.items():
         of_split = np.full(x.shape[0], split, object)
-        for own, chosen in rows.items():
+        for own, chosen in rows.items() if split == "train" else ():
             of_split[chosen] = own
         rows_a_part = max(1, CHUNK_BYTES // max(1, int(np.prod(x.shape[1:])) * x.dtype.itemsize))
         for first, part in zip(range(0, x.shape[0], rows_a_part), x.read(rows_a_part), strict=True):
@@ -148,12 +149,12 @@ def _members(source: Path) -> dict[str, _Member]:
                 names = sorted(name.removesuffix(".npy") for name in archive.namelist() if name.endswith(".npy"))
         except FileNotFoundError:
             raise UserError(f"dataset.source = '{source}': no such file") from None
-        except (OSError, zipfile.BadZipFile) as error:
-            raise UserError(f"dataset.source = '{source}': cannot be read as a .npz file ({error})") from None
+        except DAMAGED_FILE as error:
+            raise UserError(f"dataset.source = '{source}': cannot be read as a .npz file ({cut(str(error))})") from None
     members = {}
     for name in names:
-        with _opened(source, name) as file:
-            shape, fortran, dtype = _header(file)
+        with _opened(source, name) as (_, shape, fortran, dtype):
+            pass
         if dtype.hasobject:
             raise UserError(
                 f"dataset.source = '{source}': the array '{name}' holds pickled objects, which could run code when "
@@ -169,24 +170,35 @@ def _members(source: Path) -> dict[str, _Member]:
 
 
 @contextmanager
-def _opened(source: Path, name: str) -> Iterator[IO[bytes]]:
+def _opened(source: Path, name: str) -> Iterator[tuple[IO[bytes], tuple[int, ...], bool, np.dtype[Any]]]:
+    """Open an array where its values begin; give its shape, whether it is in Fortran's order, and its dtype, too."""
+    file: IO[bytes]
     try:
         if source.is_dir():
             with (source / f"{name}.npy").open("rb") as file:
-                yield file
+                yield file, *_header(source, name, file, os.fstat(file.fileno()).st_size)
         else:
-            with zipfile.ZipFile(source) as archive, archive.open(f"{name}.npy") as member:
-                yield member
-    except (OSError, zipfile.BadZipFile, zlib.error, EOFError, ValueError, RuntimeError) as error:
-        raise UserError(f"dataset.source = '{source}': the array '{name}' cannot be read ({error})") from None
+            with zipfile.ZipFile(source) as archive, archive.open(f"{name}.npy") as file:
+                yield file, *_header(source, name, file, archive.getinfo(f"{name}.npy").file_size)
+    except DAMAGED_FILE as error:
+        raise UserError(f"dataset.source = '{source}': the array '{name}' cannot be read ({cut(str(error))})") from None
 
 
-def _header(file: IO[bytes]) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
-    """Return shape, whether it is in Fortran's order, and dtype."""
+def _header(source: Path, name: str, file: IO[bytes], num_bytes: int) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
+    """Return what the header of an array says, where so many bytes of the file can hold that."""
     version = np.lib.format.read_magic(file)
     read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
     shape, fortran, dtype = read(file)
+    if min(shape, default=0) < 0:
+        raise ValueError(f"its header says that its shape is {shape}")
+    # What the header promises is never asked of the memory before it is known to be there.
+    if not dtype.hasobject and file.tell() + dtype.itemsize * math.prod(shape) > num_bytes:
+        raise _too_short(source, name)
     return shape, fortran, dtype
+
+
+def _too_short(source: Path, name: str) -> UserError:
+    return UserError(f"dataset.source = '{source}': the array '{name}' ends too early")
 
 
 def _feature(dataset: config.Arrays, x: _Member) -> tuple[str, Feature]:

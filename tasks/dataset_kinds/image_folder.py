@@ -3,6 +3,7 @@
 import os
 import statistics
 import sys
+import unicodedata
 import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -14,15 +15,13 @@ from PIL import Image, UnidentifiedImageError
 
 from tasks import ahead, config, machine
 from tasks.dataset_kinds import SPLITS, Block, Examples, split_rows
-from tasks.encoding import FORMATS, decode_picture
+from tasks.encoding import FORMATS, ORIENTATION, decode_picture
 from tasks.errors import UserError, listed
 from tasks.records import Feature, HeldOut, Target
 
 MAX_SIDE = 224
 """The larger side of the size that is proposed where sizes differ: that of most pretrained models."""
-CHUNK_BYTES = 8 * 2**20
-ORIENTATION = 0x0112
-"""The EXIF tag that says how a camera was held; from 5 on, height and width change places."""
+CHUNK_BYTES = 4 * 2**20
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +51,8 @@ def examples(dataset: config.ImageFolder) -> Examples:
     with warnings.catch_warnings():
         warnings.simplefilter("error", Image.DecompressionBombWarning)
         headers, broken = _read_headers(by_split)
+    if broken and dataset.on_broken == "stop":
+        decode_rest([header for own in headers.values() for header in own], dataset.image_size, broken)
     _refuse_broken(dataset, broken)
     labels = {
         split: np.repeat(np.arange(len(names)), [len(headers[split, name]) for name in names]) for split in by_split
@@ -62,10 +63,10 @@ def examples(dataset: config.ImageFolder) -> Examples:
         raise UserError(f"dataset.source = '{dataset.source}': none of its files is an image")
     shape = (*common_size(dataset, every), 1 if all(header.is_grey for header in every) else 3)
     held_out = None
-    if set(images) == {"train"}:
+    if "test" not in images:
         rows = split_rows(labels["train"], names, dataset)
-        images = {split: [images["train"][row] for row in chosen] for split, chosen in rows.items()}
-        labels = {split: labels["train"][chosen] for split, chosen in rows.items()}
+        images |= {split: [images["train"][row] for row in chosen] for split, chosen in rows.items()}
+        labels |= {split: labels["train"][chosen] for split, chosen in rows.items()}
         held_out = HeldOut(num_examples=len(rows["test"]), seed=dataset.seed)
 
     left_out: dict[Path, str] = {}
@@ -96,12 +97,18 @@ def examples(dataset: config.ImageFolder) -> Examples:
 
 
 def _find(source: Path) -> dict[str, dict[str, list[str]]]:
-    """Return the files of each class of each split; one split, ``train``, where the folder has none."""
+    """Return the files of each class of each split; one split, ``train``, where the folder has none.
+
+    One folder alone may be a class by its name (bus, car, train); one that is called ``train``, lies beside no other
+    and itself has two classes or more, is the split.
+    """
     if not source.is_dir():
         raise UserError(f"dataset.source = '{source}': no such folder")
     folders = _folders(source)
     as_splits = {folder: SPLITS[folder.name.lower()] for folder in folders if folder.name.lower() in SPLITS}
-    if len(as_splits) > 1:  # One alone may be a class: bus, car, train.
+    if len(as_splits) == len(folders) == 1 and "train" in as_splits.values() and len(_folders(folders[0])) > 1:
+        found = {"train": _classes(folders[0])}
+    elif len(as_splits) > 1:
         allowed = "Allowed: FOLDER/<class>/*, or FOLDER/<split>/<class>/* with the splits train, validation, test"
         if others := [folder.name for folder in folders if folder not in as_splits]:
             raise UserError(
@@ -141,14 +148,18 @@ def _folders(folder: Path) -> list[Path]:
 
 
 def _classes(folder: Path) -> dict[str, list[str]]:
-    """Return the paths of the files of each class, sorted."""
+    """Return the paths of the files of each class, sorted.
+
+    A file system of macOS may take the letters of a name apart, é into e and an accent: it is the same class.
+    """
     found: dict[str, list[str]] = {}
     for own in _folders(folder):
-        found[own.name] = []
+        name = unicodedata.normalize("NFC", own.name)
+        found.setdefault(name, [])
         for place, folders, names in os.walk(own):
             folders[:] = sorted(name for name in folders if not name.startswith("."))
             wanted = (name for name in sorted(names) if not name.startswith(".") and name != "Thumbs.db")
-            found[own.name] += [os.path.join(place, name) for name in wanted]
+            found[name] += [os.path.join(place, name) for name in wanted]
     return found
 
 
@@ -241,14 +252,38 @@ def _blocks(
     rows_a_block = min(max(CHUNK_BYTES // (shape[0] * shape[1] * shape[2]), 1), 1024)
 
     def decode(first: int) -> Block:
-        rows = slice(first, first + rows_a_block)
-        decoded = [_decode(header.path, shape, broken) for header in headers[rows]]
-        whole = [image for image in decoded if image is not None]
-        images = np.stack(whole) if whole else np.zeros((0, *shape), np.uint8)
-        return Block(split, {"image": images}, labels[rows][[image is not None for image in decoded]])
+        own = headers[first : first + rows_a_block]
+        # Each goes to its place at once: kept one by one and stacked, they took the memory twice, in pieces.
+        images, whole = np.empty((len(own), *shape), np.uint8), np.ones(len(own), bool)
+        for row, header in enumerate(own):
+            if (image := _decode(header.path, shape, broken)) is None:
+                whole[row] = False
+            else:
+                images[row] = image
+        told = labels[first : first + len(own)]
+        return Block(split, {"image": images if whole.all() else images[whole]}, told[whole])
 
     cores = machine.usable_cores()
     yield from ahead.in_order(decode, range(0, len(headers), rows_a_block), threads=cores, ahead=cores)
+
+
+def decode_rest(headers: Sequence[Header], size: tuple[int, int] | None, broken: dict[Path, str]) -> None:
+    """Decode images, of which none is kept; the reason of each that is not whole is in ``broken`` afterwards.
+
+    Where files are refused by their first bytes, those whose pixels fail are named with them: one message, not two.
+
+    Args:
+        headers: of images that have one.
+        size: height and width that all are resized to; None where each is decoded as it is.
+        broken: by the path of the file.
+    """
+
+    def decode(header: Header) -> None:
+        _decode(header.path, (*(size or header.size), 1 if header.is_grey else 3), broken)
+
+    cores = machine.usable_cores()
+    for _ in ahead.in_order(decode, headers, threads=cores, ahead=cores):
+        pass
 
 
 def _decode(path: str, shape: tuple[int, ...], broken: dict[Path, str]) -> npt.NDArray[np.uint8] | None:

@@ -2,6 +2,7 @@
 
 import math
 import re
+import sys
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -55,12 +56,12 @@ def examples(dataset: config.Table) -> Examples:
     file = open_file(dataset)
     dataset, _ = fill_in(dataset, file, may_guess=False)
     table = Table(dataset, file)
-    splits = split(table)
+    splits, made = split(table)
     if table.weights is not None and not table.weights[splits == NAMES.index("train")].any():
         raise table.refuse("weight", "no row of the training split counts: all have 0")
     fitted = _Fitted.of(table, splits)
     held_out = None
-    if dataset.split_column is None and dataset.time is None:
+    if "test" in made and dataset.time is None:
         held_out = HeldOut(num_examples=int((splits == NAMES.index("test")).sum()), seed=dataset.seed)
 
     return Examples(
@@ -68,14 +69,14 @@ def examples(dataset: config.Table) -> Examples:
         features=fitted.features,
         target=table.target,
         splits=tuple(name for number, name in enumerate(NAMES) if (splits == number).any()),
-        blocks=partial(_blocks, table, fitted, splits),
+        blocks=partial(_blocks, table, fitted, splits, made),
         vocabularies=fitted.vocabularies,
         held_out=held_out,
         name_of=lambda split, row: f"row {np.flatnonzero(splits == NAMES.index(split))[row] + 1}",
     )
 
 
-def _blocks(table: Table, fitted: "_Fitted", splits: npt.NDArray[np.int8]) -> Iterator[Block]:
+def _blocks(table: Table, fitted: "_Fitted", splits: npt.NDArray[np.int8], made: set[str]) -> Iterator[Block]:
     """Yield the examples of all splits; the next ones are encoded while one is written."""
     features = fitted.features.values()
     rows_a_block = max(1, CHUNK_BYTES // sum(np.dtype(one.dtype).itemsize * math.prod(one.shape) for one in features))
@@ -108,6 +109,21 @@ def _blocks(table: Table, fitted: "_Fitted", splits: npt.NDArray[np.int8]) -> It
 
         yield from ahead.in_order(encode, some_rows(), threads, ahead=min(machine.usable_cores(), AHEAD))
     table.refuse_broken({text: reason for (_, text), reason in encoder.broken.items()})
+    if "validation" in made:
+        _tell_validation(table.dataset, int((splits == NAMES.index("validation")).sum()))
+
+
+def _tell_validation(dataset: config.Table, count: int) -> None:
+    """Say which rows became a validation split; of the test split `prepare` itself says it."""
+    drawn = f"drawn with seed {dataset.seed}"
+    if dataset.group is not None:
+        drawn = f"whole groups of '{dataset.group}' {drawn}"
+    elif dataset.time is not None:
+        drawn = f"the newest by '{dataset.time}' before those to test on"
+    print(
+        f"it has no validation split: {count:,} of its rows, {drawn}, are the validation split from now on",
+        file=sys.stderr,
+    )
 
 
 class _Encoder(Encoder):

@@ -24,9 +24,9 @@ MAX_VOCABULARY = 20_000
 def examples(dataset: config.Tfds) -> Examples:
     """Return all examples (images, texts or numbers) and what is learnt of them, in the order of their shards.
 
-    A split with unlabelled examples (class -1, as in ImageNet's test split) is left out. Where neither a test nor a
-    validation split is there, a fifth of the training examples becomes the test split. Images are resized (bilinear,
-    antialiased, without keeping the aspect ratio) where ``image_size`` says so.
+    A split with unlabelled examples (class -1, as in ImageNet's test split) is left out. Where no test split is there,
+    a fifth of the training examples becomes it. Images are resized (bilinear, antialiased, without keeping the aspect
+    ratio) where ``image_size`` says so.
 
     Raises:
         UserError: nothing was downloaded, images of different sizes and no ``image_size``, or a damaged shard.
@@ -36,7 +36,7 @@ def examples(dataset: config.Tfds) -> Examples:
     with _explained(dataset, manifest, builder):
         labelled = [split for split in sorted(builder.info.splits) if learnt != "class" or _is_labelled(builder, split)]
     held_out = None
-    if "train" in labelled and {"test", "validation"}.isdisjoint(labelled):
+    if "train" in labelled and "test" not in labelled:
         held_out = datasets.hold_out(builder.info.splits["train"].num_examples)
 
     if given == "image":
@@ -53,7 +53,7 @@ def examples(dataset: config.Tfds) -> Examples:
             for split in labelled:
                 held = held_out if split == "train" else None
                 if given == "image":
-                    yield from _blocks(builder, split, shape, held)
+                    yield from _blocks(dataset, builder, split, shape, held)
                 else:
                     yield from _row_blocks(dataset, builder, split, held, (features, vocabularies, target))
 
@@ -67,7 +67,7 @@ def examples(dataset: config.Tfds) -> Examples:
         held_out=held_out,
         origin={
             "tfds_version": manifest.tfds_version,
-            "raw_folder": manifest.folder if given == "image" else None,  # Only images are streamed.
+            "raw_folder": manifest.folder if (given, learnt) == ("image", "class") else None,  # What is streamed.
             "sources": manifest.sources,
             "licence": manifest.licence,
         },
@@ -222,7 +222,9 @@ def _is_labelled(builder: Any, split: str) -> bool:
     return True
 
 
-def _blocks(builder: Any, split: str, shape: tuple[int, int, int], held_out: HeldOut | None) -> Iterator[Block]:
+def _blocks(
+    dataset: config.Tfds, builder: Any, split: str, shape: tuple[int, int, int], held_out: HeldOut | None
+) -> Iterator[Block]:
     """Yield the blocks of one split, or of two where a test split is held out of it."""
     num_examples = builder.info.splits[split].num_examples
     held = _held_out(builder, split, held_out)
@@ -232,6 +234,8 @@ def _blocks(builder: Any, split: str, shape: tuple[int, int, int], held_out: Hel
     num_read = 0
     decoded = batches.map(shards.decode, num_parallel_calls=tf.data.AUTOTUNE).prefetch(1)
     for images, labels in decoded.as_numpy_iterator():
+        if labels.dtype == np.float32:  # A regression's.
+            _refuse_infinite(dataset, split, num_read, labels)
         rows = held[num_read : num_read + len(labels)]
         num_read += len(labels)
         if held_out is None:

@@ -1,6 +1,7 @@
 """Datasets by name: a file of this folder, else a stock TFDS builder; and the checks of what lies on the disk."""
 
 import importlib
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -100,21 +101,23 @@ def build(name: str, version: str | None, data_dir: Path, own: str | None = None
     except Exception as error:  # TFDS' robotics datasets ask the network for their description, others want arguments.
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise UserError(f"dataset.name = '{name}': TFDS cannot describe this dataset here ({reason})") from None
-    found = [features[key] for key in keys] if keys and all(isinstance(key, str) for key in keys) else []
+    if not keys:
+        raise UserError(
+            f"dataset.name = '{name}' cannot be trained on: TFDS names no supervised keys for it, which say what is "
+            "given and what is to be learnt. Write a builder of your own that has them (docs/data.md)"
+        )
+    found = [features[key] for key in keys] if all(isinstance(key, str) for key in keys) else []
     kinds = tuple(_kind(feature) for feature in found)
     if kinds not in LEARNABLE:
         raise UserError(
             f"dataset.name = '{name}' cannot be trained on: its supervised keys must be an image (uint8, known number "
-            "of channels) and a class label, or a text or numbers of a known shape and a class label, several of them "
+            "of channels), a text or numbers of a known shape, and a class label, several of them "
             f"(Sequence(ClassLabel)) or numbers; got {[type(feature).__name__ for feature in found] or keys}"
         )
     return builder
 
 
-LEARNABLE = {
-    ("image", "class"),
-    *((given, wanted) for given in ("text", "numbers") for wanted in ("class", "labels", "numbers")),
-}
+LEARNABLE = {(given, wanted) for given in ("image", "text", "numbers") for wanted in ("class", "labels", "numbers")}
 
 
 def kinds_of(builder: Any) -> tuple[str | None, str | None]:
@@ -154,7 +157,7 @@ class Shards:
     """Records in each file."""
     decode: Callable[[Any], tuple[Any, Any]]
     """Takes serialized records, string (batch,), in TensorFlow's graph or out of it; returns images uint8
-    (batch, height, width, channels) and labels int64 (batch,)."""
+    (batch, height, width, channels) and labels as ``records.PreparedSplit`` has them."""
 
 
 def shards(builder: Any, split: str, image_shape: tuple[int, ...]) -> Shards:
@@ -166,8 +169,24 @@ def shards(builder: Any, split: str, image_shape: tuple[int, ...]) -> Shards:
     import tensorflow as tf
 
     image_key, label_key = builder.info.supervised_keys
-    feature = builder.info.features[image_key]
-    spec = {image_key: tf.io.FixedLenFeature((), tf.string), label_key: tf.io.FixedLenFeature((), tf.int64)}
+    feature, label = builder.info.features[image_key], builder.info.features[label_key]
+    _, learnt = kinds_of(builder)
+    if learnt == "labels":
+        label_spec: Any = tf.io.RaggedFeature(tf.int64)
+    elif learnt == "numbers":  # TFDS writes each of them as one of these two.
+        is_fraction = np.dtype(label.np_dtype).kind == "f"
+        label_spec = tf.io.FixedLenFeature(label.shape, tf.float32 if is_fraction else tf.int64)
+    else:
+        label_spec = tf.io.FixedLenFeature((), tf.int64)
+    spec = {image_key: tf.io.FixedLenFeature((), tf.string), label_key: label_spec}
+
+    def as_labels(found: Any) -> Any:
+        if learnt == "labels":
+            places = found.to_tensor(-1)  # Which is no label.
+            return tf.reduce_max(tf.one_hot(places, label.feature.num_classes, dtype=tf.uint8), axis=1)
+        if learnt == "numbers":
+            return tf.cast(tf.reshape(found, (tf.shape(found)[0], math.prod(label.shape))), tf.float32)
+        return found
 
     def decode_image(encoded: Any) -> Any:
         image = feature.decode_example(encoded)
@@ -186,7 +205,7 @@ def shards(builder: Any, split: str, image_shape: tuple[int, ...]) -> Shards:
         some, one = (tf.TensorSpec(shape, tf.uint8) for shape in ((DECODED, *image_shape), image_shape))
         images = tf.map_fn(decode_some, tf.reshape(encoded[:whole], (-1, DECODED)), fn_output_signature=some)
         rest = tf.map_fn(decode_image, encoded[whole:], fn_output_signature=one)
-        return tf.concat([tf.reshape(images, (-1, *image_shape)), rest], 0), examples[label_key]
+        return tf.concat([tf.reshape(images, (-1, *image_shape)), rest], 0), as_labels(examples[label_key])
 
     info = builder.info.splits[split]
     return Shards([str(path) for path in info.filepaths], [int(length) for length in info.shard_lengths], decode)

@@ -4,6 +4,7 @@ import os
 from pathlib import Path
 from typing import NamedTuple
 
+from tasks import machine
 from tasks.records import Level
 
 GIB = 2**30
@@ -26,9 +27,13 @@ class Found(NamedTuple):
     mend: str | None = None
 
 
-def prefect_home() -> Path:
-    """Return where Prefect keeps its database and its profiles."""
-    return Path(os.environ.get("PREFECT_HOME") or "~/.prefect").expanduser()
+def prefect_home(root: Path) -> Path:
+    """Return where Prefect keeps its database and its profiles: in a project's mlruns/ where the home cannot be
+    written, as `flows.prefect_server.set_environment` has it."""
+    given, usual = os.environ.get("PREFECT_HOME"), os.path.expanduser("~/.prefect")
+    if not given and not machine.can_write(usual):
+        return root / "mlruns" / "prefect"
+    return Path(os.path.expanduser(given or usual))
 
 
 def size(num_bytes: float) -> str:

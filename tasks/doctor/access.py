@@ -11,7 +11,7 @@ from tasks.doctor._here import Found, Here, prefect_home
 def look(here: Here) -> Iterator[Found]:
     """Yield the places that cannot be written; nothing is written to find out."""
     wrong = 0
-    for place in (here.root, *(here.root / name for name in ("data", "mlruns", ".dvc")), prefect_home()):
+    for place in (here.root, *(here.root / name for name in ("data", "mlruns", ".dvc")), prefect_home(here.root)):
         for found in _look_at(place):
             wrong += 1
             yield found

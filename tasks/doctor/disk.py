@@ -14,7 +14,11 @@ LEAST_FILES, USUAL_FILES = 1_000, 10_000
 def look(here: Here) -> Iterator[Found]:
     """Yield how much room each file system has, once."""
     seen = set()
-    places = {"the project": here.root, "temporary files": Path(tempfile.gettempdir()), "Prefect": prefect_home()}
+    places = {
+        "the project": here.root,
+        "temporary files": Path(tempfile.gettempdir()),
+        "Prefect": prefect_home(here.root),
+    }
     for name in ("mlruns", "data"):  # They may be elsewhere, as by a link.
         places[f"{name}/"] = here.root / name
     for what, place in places.items():

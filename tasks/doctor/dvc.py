@@ -83,7 +83,7 @@ def _look_at_data(root: Path) -> Iterator[Found]:
         try:
             config.read_description(folder)
             for file in ("dvc.yaml", "dvc.lock"):
-                if (path := folder / file).exists() and not isinstance(yaml.safe_load(path.read_text()), dict):
+                if (path := folder / file).exists() and not isinstance(yaml.safe_load(path.read_text("utf-8")), dict):
                     raise UserError(f"{path} holds no stages")
         except (UserError, yaml.YAMLError, OSError, UnicodeDecodeError) as error:
             wrong += 1

@@ -1,5 +1,6 @@
 """What killed commands have left: runs that seem to be at work, messages that nobody got, files, processes."""
 
+import contextlib
 import os
 from collections.abc import Iterator
 from itertools import pairwise
@@ -30,10 +31,11 @@ def look(here: Here) -> Iterator[Found]:
         yield Found("warning", f"commands that were killed at work: {listed(dead, 3)}", RECONCILE)
     if untold := len(list(runs.unreported())):
         yield Found("warning", f"flow runs whose end Prefect was not told of: {untold}", RECONCILE)
-    scratch = [*here.root.glob("data/*/.scratch.*"), *here.root.glob("data/*/.prepared.*")]
+    patterns = ("data/*/.scratch.*", "data/*/.prepared.*", "mlruns/.cache.*", "mlruns/.input.*")
+    scratch = [path for pattern in patterns for path in here.root.glob(pattern)]
     if scratch and not _is_anyone_at_work(here.root):
         names = [str(path.relative_to(here.root)) for path in scratch]
-        yield Found("warning", f"half-prepared data: {listed(names, 3)}", RECONCILE)
+        yield Found("warning", f"half-prepared or cached data: {listed(names, 3)}", RECONCILE)
     orphans = list(_orphans(here.root))
     if orphans:
         text = f"processes whose command is gone: {listed([f'{pid} ({what})' for pid, what in orphans], 3)}"
@@ -73,8 +75,9 @@ def _is_anyone_at_work(root: Path) -> bool:
 
 def _orphans(root: Path) -> Iterator[tuple[int, str]]:
     """Yield the processes of this user in this project that a killed command has left."""
-    if any("stratagem" in Path(word).name for word in psutil.Process(1).cmdline()):
-        return  # In a container whose first process is a command of ours, its processes are no orphans.
+    with contextlib.suppress(psutil.Error):  # Not every system lets a user look at its first process.
+        if any("stratagem" in Path(word).name for word in psutil.Process(1).cmdline()):
+            return  # In a container whose first process is a command of ours, its processes are no orphans.
     for process in psutil.process_iter():
         try:
             if process.ppid() == 1 and _is_ours(process, root):

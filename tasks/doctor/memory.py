@@ -2,35 +2,24 @@
 
 import resource
 from collections.abc import Iterator
-from pathlib import Path
 
 import psutil
 
+from tasks import machine
 from tasks.doctor._here import GIB, Found, Here, size
 from tasks.records import Level
 
 # A run on the digits takes 1.9 GiB with its server, of which 0.9 GiB is TensorFlow.
 LEAST_BYTES, USUAL_BYTES = 1 * GIB, 3 * GIB
-# Where a container's limit stands, and what it uses: of version 2 of control groups, and of version 1.
-LIMITS = (
-    ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current"),
-    ("/sys/fs/cgroup/memory/memory.limit_in_bytes", "/sys/fs/cgroup/memory/memory.usage_in_bytes"),
-)
 # A limit in bytes of addresses: TensorFlow maps far more than it uses.
 ADDRESSES = 16 * GIB
 
 
 def look(here: Here) -> Iterator[Found]:
     """Yield how much is free, and limits that end a run."""
+    free = machine.free_memory()
     memory = psutil.virtual_memory()
-    free, where = memory.available, f"of {size(memory.total)}"
-    for limit, used in LIMITS:
-        try:
-            left = int(Path(limit).read_text()) - int(Path(used).read_text())
-        except (OSError, ValueError):  # `max` is no limit.
-            continue
-        if left < free:
-            free, where = left, "that this container may use"
+    where = f"of {size(memory.total)}" if free >= memory.available else "that this container may use"
     text = f"{size(free)} free {where}"
     if free < USUAL_BYTES:
         level: Level = "error" if free < LEAST_BYTES else "warning"

@@ -8,6 +8,7 @@ from urllib.request import getproxies_environment
 from requests.utils import should_bypass_proxies
 
 from tasks.doctor._here import Found, Here
+from tasks.machine import is_free
 
 # MLflow's and Prefect's own, see ``flows.ui``.
 PORTS = {"MLflow": 5000, "Prefect": 4200}
@@ -23,7 +24,7 @@ def look(here: Here) -> Iterator[Found]:
     except OSError as error:
         yield Found("error", f"no server can listen on 127.0.0.1 ({error})", "sudo ip link set lo up")
         return
-    taken = [f"{port} ({name}'s)" for name, port in PORTS.items() if not _is_free(port)]
+    taken = [f"{port} ({name}'s)" for name, port in PORTS.items() if not is_free(port)]
     if taken:
         yield Found("ok", f"port {', '.join(taken)} is taken: `stratagem ui` takes another one and says which")
     else:
@@ -32,11 +33,3 @@ def look(here: Here) -> Iterator[Found]:
     if cluster:
         text = "TF_CONFIG is set: with strategy.launcher=tf_config this command is a member of that cluster"
         yield Found("warning", text, "unset TF_CONFIG, if this machine is to train alone")
-
-
-def _is_free(port: int) -> bool:
-    try:
-        socket.create_server(("127.0.0.1", port)).close()
-    except OSError:
-        return False
-    return True

@@ -1,6 +1,8 @@
-"""The installed packages, beside those that requirements.lock names."""
+"""The installed packages, beside those that requirements.lock names: the project's own, or the one that the installed
+stratagem brings."""
 
 import re
+import shlex
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -8,6 +10,7 @@ from pathlib import Path
 from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import canonicalize_name
 
+from tasks import config
 from tasks.doctor._here import Found, Here
 from tasks.errors import listed
 
@@ -15,8 +18,15 @@ PIN = re.compile(r"^[A-Za-z0-9].*?(?= \\$|$)", re.MULTILINE)
 
 
 def look(here: Here) -> Iterator[Found]:
-    """Yield which are missing or have another version; those that the lock does not name are the user's business."""
+    """Yield which are missing or have another version; those that the lock does not name are the user's business.
+
+    The installed stratagem's lock names all extras, and which of these are wanted it does not know: what is missing is
+    told of a project's own alone.
+    """
     lock = here.root / "requirements.lock"
+    is_own = lock.is_file()
+    if not is_own:
+        lock = config.code_root() / "requirements.lock"
     if not lock.is_file():
         yield Found("ok", "there is no requirements.lock to compare with")
         return
@@ -34,7 +44,8 @@ def look(here: Here) -> Iterator[Found]:
             return
         if requirement.marker is None or requirement.marker.evaluate():
             wanted[canonicalize_name(requirement.name)] = requirement
-    missing = [f"{one.name}{one.specifier}" for name, one in wanted.items() if name not in installed]
+    known = [name for name in wanted if name in installed]
+    missing = [f"{one.name}{one.specifier}" for name, one in wanted.items() if name not in installed] if is_own else []
     others = [
         f"{one.name} {installed[name]} (locked: {str(one.specifier).removeprefix('==')})"
         for name, one in wanted.items()
@@ -43,9 +54,12 @@ def look(here: Here) -> Iterator[Found]:
     if missing:
         yield Found("error", f"not installed: {listed(missing, 5)}", "make setup")
     if others:
-        yield Found("warning", f"another version than the locked one: {listed(others, 5)}", "make setup")
+        mend = "make setup" if is_own else f"pip install --no-deps --require-hashes -r {shlex.quote(str(lock))}"
+        yield Found("warning", f"another version than the locked one: {listed(others, 5)}", mend)
     if not missing and not others:
-        yield Found("ok", f"all {len(wanted)} of requirements.lock, in its versions")
+        yield Found(
+            "ok", f"all {len(known)} of requirements.lock{'' if is_own else ' that are installed'}, in its versions"
+        )
 
 
 def _installed() -> dict[str, str]:

@@ -26,7 +26,7 @@ def look(here: Here) -> Iterator[Found]:
     ):
         yield Found("ok", "its database is the one of PREFECT_SERVER_DATABASE_CONNECTION_URL, which is not looked at")
         return
-    path = prefect_home() / "prefect.db"
+    path = prefect_home(here.root) / "prefect.db"
     if not path.exists():
         yield Found("ok", f"{path} is not there yet: the first run makes it")
         return

@@ -7,8 +7,10 @@ split.
 
 import importlib
 import importlib.util
+import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from importlib.metadata import requires
 from pathlib import Path
 from typing import Any
 
@@ -42,11 +44,20 @@ def find(name: str) -> Format:
         raise UserError(one_of("export format", name, known))
     found: Format = importlib.import_module(f"tasks.exports.{name}").FORMAT
     if missing := [package for package in found.packages if importlib.util.find_spec(package) is None]:
-        raise UserError(
-            f"--format {name} needs {' and '.join(missing)}, not installed here: install requirements.lock (`make "
-            f"setup`), or the extra '{name}' alone: `pip install -e '.[{name}]'` in the project's folder"
-        )
+        raise UserError(f"--format {name} needs {' and '.join(missing)}, not installed here: {_remedy(name)}")
     return found
+
+
+def _remedy(name: str) -> str:
+    """Return how the extra of a format is installed: of a checkout, or by the packages that the installed one names."""
+    if (config.code_root() / "pyproject.toml").is_file():
+        return (
+            f"install requirements.lock (`make setup`), or the extra '{name}' alone: `pip install -e '.[{name}]'` in "
+            "the project's folder"
+        )
+    extra = f'; extra == "{name}"'
+    wanted = [one.removesuffix(extra) for one in requires("stratagem") or () if one.endswith(extra)]
+    return f"`pip install {shlex.join(wanted)}`"
 
 
 def load_keras(place: Path) -> Callable[[Any], Any]:

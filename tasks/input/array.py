@@ -44,18 +44,18 @@ class ArraySource:
 
     def mapped(self) -> Batch:
         """Return all features and labels, and weights where examples have some, as memory-mapped arrays."""
-        return self._complete(*_mapped(*self._files()))
+        return self._complete(*_mapped(*self.files()))
 
     def tensors(self) -> tuple[Any, ...]:
         """Return the same as memory-mapped tensors of the processor."""
-        features, labels, weights, _ = self._files()
+        features, labels, weights, _ = self.files()
         x = as_input({name: mapped_tensor(path) for name, path in features})
         return self._complete(x, mapped_tensor(labels), None if weights is None else mapped_tensor(weights))
 
     def resident(self) -> tuple[Any, ...]:
         """Return the same in the memory of the device at hand; on the processor nothing is copied. They lie there once
         however many batches read them."""
-        return self._complete(*_resident(*self._files()))
+        return self._complete(*_resident(*self.files()))
 
     def arrays(self, batches: Batches) -> Iterator[Batch]:
         """Yield features (n, ...) and labels (n, ...), and weights (n,) where examples have some, one batch a step.
@@ -66,34 +66,39 @@ class ArraySource:
         if batches.shuffle:
             read_at_random(arrays)
 
-        def gather(block: range) -> Iterator[Batch]:
-            rows, *draws = self._read(batches, block)
-            num_steps, num_examples = rows.shape[:2]
-
-            def take(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
-                return array.take(np.concatenate(rows), axis=0)
-
-            def by_step(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
-                return array.reshape((num_steps, num_examples, *array.shape[1:]))
-
-            x, *others = arrays
-            taken = {name: take(array) for name, array in x.items()} if isinstance(x, Mapping) else take(x)
-            batch: Batch = (taken, *map(take, others))
-            if batches.augmentation is not None:
-                batch = augment_batch(batch, np.concatenate(draws[0]), batches.augmentation, batches.num_classes)
-            x, *others = batch
-            if not isinstance(x, Mapping):
-                return zip(by_step(x), *map(by_step, others), strict=True)
-            named = {name: by_step(array) for name, array in x.items()}
-            of_step = ({name: array[step] for name, array in named.items()} for step in range(num_steps))
-            return zip(of_step, *map(by_step, others), strict=True)
-
         cut = Blocks(batches, _block_steps(batches, arrays[0]) if batches.prefetch else 1)
         unread = batches.unread
         blocks = (cut.steps(number, unread) for number in cut.of(unread))
+
+        def gather(block: range) -> Iterator[Batch]:
+            return self.gather(batches, arrays, block)
+
         made = ahead.in_order(gather, blocks, 1, AHEAD, "input") if batches.prefetch else map(gather, blocks)
         for block in made:
             yield from block
+
+    def gather(self, batches: Batches, arrays: Batch, block: range) -> Iterator[Batch]:
+        """Return the batches of some steps, which are of one pass and of one size, gathered at once of ``mapped()``."""
+        rows, *draws = self.read(batches, block)
+        num_steps, num_examples = rows.shape[:2]
+
+        def take(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
+            return array.take(np.concatenate(rows), axis=0)
+
+        def by_step(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
+            return array.reshape((num_steps, num_examples, *array.shape[1:]))
+
+        x, *others = arrays
+        taken = {name: take(array) for name, array in x.items()} if isinstance(x, Mapping) else take(x)
+        batch: Batch = (taken, *map(take, others))
+        if batches.augmentation is not None:
+            batch = augment_batch(batch, np.concatenate(draws[0]), batches.augmentation, batches.num_classes)
+        x, *others = batch
+        if not isinstance(x, Mapping):
+            return zip(by_step(x), *map(by_step, others), strict=True)
+        named = {name: by_step(array) for name, array in x.items()}
+        of_step = ({name: array[step] for name, array in named.items()} for step in range(num_steps))
+        return zip(of_step, *map(by_step, others), strict=True)
 
     def dataset(self, batches: Batches) -> Any:
         """Return the ``tf.data.Dataset`` of one batch a step."""
@@ -117,7 +122,7 @@ class ArraySource:
         def gather(*block: Any) -> tuple[Any, ...]:
             # Once a block: asking Python for the rows of each batch takes three times as long.
             rows, *draws = tf.numpy_function(
-                lambda number, *steps: self._read(batches, cut.steps(int(number), range(*map(int, steps)))),
+                lambda number, *steps: self.read(batches, cut.steps(int(number), range(*map(int, steps)))),
                 block,
                 [tf.int64, *([tf.int32] if section else [])],
             )
@@ -141,7 +146,8 @@ class ArraySource:
     def close(self) -> None:
         """Nothing is cached on the disk."""
 
-    def _files(self) -> tuple[tuple[tuple[str, Path], ...], Path, Path | None, tuple[str, ...]]:
+    def files(self) -> tuple[tuple[tuple[str, Path], ...], Path, Path | None, tuple[str, ...]]:
+        """Return the files of the features by name, of the labels and of the weights, and the sha256 of all."""
         root, split = config.project_root(), self.split
         features = tuple((name, root / path) for name, path in split.features.items())
         weights = None if split.weights is None else root / split.weights
@@ -154,7 +160,7 @@ class ArraySource:
             weights = of_class if weights is None else weights * of_class
         return (x, labels) if weights is None else (x, labels, weights)
 
-    def _read(self, batches: Batches, block: range) -> tuple[npt.NDArray[Any], ...]:
+    def read(self, batches: Batches, block: range) -> tuple[npt.NDArray[Any], ...]:
         """Return which rows a worker reads in the steps of a block, int64 (steps, n), and what ``augment_batch`` takes
         for them: int32 (steps, n, columns), or nothing. Where images are mixed, each has two, in a dimension after n.
         """
@@ -248,16 +254,22 @@ def mapped_tensor(path: Path) -> Any:
     """
     import tensorflow as tf
 
-    header = np.load(path, mmap_mode="r")
-
     # A function of its own, because the operation alone gives the file of its first call for ever.
     @tf.function(autograph=False)
     def mapped() -> Any:
-        content = upstream.bytes_of_file(str(path), path.stat().st_size)
-        content = content[header.offset :]  # Of so many bytes that the rest begins where TensorFlow lets arrays begin.
-        if header.dtype != np.uint8:
-            content = tf.bitcast(tf.reshape(content, [-1, header.itemsize]), header.dtype)
-        return tf.reshape(content, header.shape)
+        return in_graph(path)
 
     with tf.device("CPU:0"):
         return mapped()
+
+
+def in_graph(path: Path) -> Any:
+    """Return the same inside of a graph, which names the file and can be sent to another process that has it."""
+    import tensorflow as tf
+
+    header = np.load(path, mmap_mode="r")
+    content = upstream.bytes_of_file(str(path), path.stat().st_size)
+    content = content[header.offset :]  # Of so many bytes that the rest begins where TensorFlow lets arrays begin.
+    if header.dtype != np.uint8:
+        content = tf.bitcast(tf.reshape(content, [-1, header.itemsize]), header.dtype)
+    return tf.reshape(content, header.shape)

@@ -65,6 +65,8 @@ class Batches:
     """Of this worker."""
     worker: int = 0
     num_workers: int = 1
+    divisor: int = 1
+    """A batch that does not divide by it is every worker's whole."""
 
     @property
     def steps_in_pass(self) -> int:
@@ -92,7 +94,9 @@ class Batches:
         """Where this worker's part of each batch of a pass begins and ends in the pass: int64 (steps_in_pass, 2)."""
         first = np.arange(self.steps_in_pass) * self.global_batch_size
         size = np.minimum(self.global_batch_size, self.num_examples - first)
-        return np.stack([first + size * (self.worker + i) // self.num_workers for i in (0, 1)], axis=1)
+        cut = size % self.divisor == 0
+        worker, num_workers = np.where(cut, self.worker, 0), np.where(cut, self.num_workers, 1)
+        return np.stack([first + size * (worker + i) // num_workers for i in (0, 1)], axis=1)
 
     def own_part(self, step: int) -> slice:
         """Return where this worker's examples of a step lie in its pass."""

@@ -18,11 +18,11 @@ def carve(prepared: PreparedDataset, validation: str | float | int | None, seed:
         seed: chooses the training examples that become validation examples.
 
     Returns:
-        ``{"train" | "validation" | "test": (split, rows)}``; rows are int64 (n,), rising. Without a test split, a split
-        named ``validation`` that is not used for validation takes its place.
+        ``{"train" | "validation" | "test": (split, rows)}``; rows are int64 (n,), rising. What is tested on is always
+        the split ``test``, as reports, the registry and comparisons of predictions take it for it.
 
     Raises:
-        UserError: no such split, more validation examples than training examples, or no split to test on.
+        UserError: no such split, more validation examples than training examples, or no test split that is left.
     """
     splits = prepared.splits
     if "train" not in splits:
@@ -33,24 +33,24 @@ def carve(prepared: PreparedDataset, validation: str | float | int | None, seed:
     use = {"train": ("train", everything["train"])}
     if isinstance(validation, str):
         if validation not in splits or validation == "train":
-            others = [name for name in splits if name != "train"]
+            others = [name for name in splits if name not in ("train", "test")]
             raise UserError(
                 f"input.validation = '{validation}': dataset {prepared.name} has no such split to validate on. "
-                f"Allowed: {', '.join(others)}, a fraction such as 0.1, or a number of training examples"
+                f"Allowed: {', '.join([*others, 'a fraction such as 0.1'])}, or a number of training examples"
             )
         use["validation"] = (validation, everything[validation])
     elif validation is not None:
         own, held_out = _divide(prepared, validation, seed)
         use["train"], use["validation"] = ("train", own), ("train", held_out)
-    test = next((name for name in ("test", "validation") if name in splits and name != validation), None)
-    if test is None:
+    if "test" not in splits or validation == "test":
         again = f"Prepare it again, which makes one: stratagem prepare --set dataset.name={prepared.name} --force"
-        remedy = "Give input.validation=0.1" if validation in splits else again
+        instead = "validation" if "validation" in splits else "0.1"
+        remedy = f"Give input.validation={instead}" if "test" in splits else again
         raise UserError(
             f"dataset {prepared.name} has the splits {', '.join(splits)} and input.validation = {validation!r}: "
             f"nothing is left to test on. {remedy}"
         )
-    use["test"] = (test, everything[test])
+    use["test"] = ("test", everything["test"])
     return use
 
 

@@ -9,9 +9,10 @@ import numpy.typing as npt
 
 from tasks import config, prepared_data, raw_data
 from tasks.errors import UserError
+from tasks.input import service
 from tasks.input.array import ArraySource
 from tasks.input.augment import augment_batch
-from tasks.input.batches import Batches
+from tasks.input.batches import Batches, Source
 from tasks.input.draws import pass_draws, with_partners
 from tasks.input.order import Rows, carve
 from tasks.input.stream import StreamSource
@@ -27,6 +28,7 @@ def training_batches(
     num_replicas: int = 1,
     worker: int = 0,
     num_workers: int = 1,
+    divisor: int = 1,
 ) -> Batches:
     """Return the training batches: shuffled anew each pass, augmented if asked, this worker's part of each global
     batch.
@@ -38,6 +40,7 @@ def training_batches(
         num_replicas: replicas of this worker; the dataset has one element for each.
         worker: number of this worker, from 0.
         num_workers: number of workers.
+        divisor: a batch that does not divide by it is every worker's whole.
 
     Raises:
         UserError: the batch is larger than the split, or there is no such split.
@@ -49,12 +52,16 @@ def training_batches(
     log.info(
         "input     %s source (%s), %s of %s examples a step", chosen, megabytes, global_batch_size, f"{len(rows):,}"
     )
+    source = _source(section, prepared, split, rows, _class_weights(settings.train, prepared, split, rows))
+    if section.service != "none" and isinstance(source, ArraySource):
+        source = service.ServiceSource(source, service.find_address(section))
+        log.info("input     batches are made by tf.data service at %s", source.address)
     return Batches(
         len(rows),
         global_batch_size,
         section.drop_remainder,
         settings.train.steps_per_epoch,
-        source=_source(section, prepared, split, rows, _class_weights(settings.train, prepared, split, rows)),
+        source=source,
         seed=settings.train.seed,
         shuffle=section.shuffle,
         augmentation=section.augmentation if section.augmentation.changes else None,
@@ -63,6 +70,7 @@ def training_batches(
         num_replicas=num_replicas,
         worker=worker,
         num_workers=num_workers,
+        divisor=divisor,
     )
 
 
@@ -74,11 +82,12 @@ def ordered_batches(
     num_replicas: int = 1,
     worker: int = 0,
     num_workers: int = 1,
+    divisor: int = 1,
 ) -> Batches:
     """Return the batches of ``validation`` or ``test``: every example once, always in the same order, never
     augmented and all counting the same; this worker's part of each.
 
-    It takes seven: the last three are a strategy's, as in ``training_batches``, and most callers leave them out."""
+    It takes eight: the last four are a strategy's, as in ``training_batches``, and most callers leave them out."""
     section = settings.input
     split, rows = carve(prepared, section.validation, settings.train.seed)[use]
     alike = prepared.splits[split].model_copy(update={"weights": None})
@@ -92,6 +101,7 @@ def ordered_batches(
         num_replicas=num_replicas,
         worker=worker,
         num_workers=num_workers,
+        divisor=divisor,
     )
 
 
@@ -180,7 +190,7 @@ def _source(
     split: str,
     rows: Rows,
     class_weights: tuple[float, ...] | None = None,
-) -> ArraySource | StreamSource:
+) -> Source:
     if choose_source(section, prepared) == "array":
         fits = _bytes(prepared, split) <= section.memory_budget_bytes
         return ArraySource(prepared.splits[split], rows, class_weights, fits_accelerator=fits)

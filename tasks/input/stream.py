@@ -1,15 +1,16 @@
 """The stream source: rows of TFRecord shards, which need not fit in memory."""
 
+import contextlib
 import logging
-import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
+from filelock import FileLock
 
-from tasks import config, datasets
+from tasks import config, datasets, files
 from tasks.input.augment import augment
 from tasks.input.batches import Batch, Batches, prefetched
 from tasks.input.order import Rows
@@ -32,8 +33,8 @@ class StreamSource:
     shuffle_buffer: int
     class_weights: tuple[float, ...] | None = None
     """As in ``ArraySource``."""
-    cache_folder: Any = field(default=None, repr=False)
-    """Where records are cached with ``input.cache=file``; ``close`` removes it."""
+    _cached_until: contextlib.ExitStack = field(default_factory=contextlib.ExitStack, repr=False)
+    """Holds the folder that records are cached in with ``input.cache=file``; ``close`` removes it."""
     reads_ahead = False
 
     def rows_at(self, places: Rows) -> Rows:
@@ -58,7 +59,9 @@ class StreamSource:
         def decode_part(serialized: Any) -> Any:
             # Every worker reads all records and decodes its own: shares of the shards would not fill the same steps.
             size = tf.shape(serialized, out_type=tf.int64)[0]
-            worker, num_workers = batches.worker, batches.num_workers
+            cut = size % batches.divisor == 0
+            worker, num_workers = tf.where(cut, batches.worker, 0), tf.where(cut, batches.num_workers, 1)
+            worker, num_workers = tf.cast(worker, tf.int64), tf.cast(num_workers, tf.int64)
             images, labels = shards.decode(
                 serialized[size * worker // num_workers : size * (worker + 1) // num_workers]
             )
@@ -90,8 +93,7 @@ class StreamSource:
 
     def close(self) -> None:
         """Remove the records that were cached on the disk."""
-        if self.cache_folder is not None:
-            self.cache_folder.cleanup()
+        self._cached_until.close()
 
     def _shards(self) -> tuple[datasets.Shards, npt.NDArray[np.bool_]]:
         """Return the files of the split, and which of their records are read."""
@@ -142,9 +144,11 @@ class StreamSource:
             records = records.cache()
         else:
             # A folder of its own: TensorFlow would take an old file for these records, and trip over the lock of a
-            # killed run.
-            self.cache_folder = tempfile.TemporaryDirectory(prefix=".cache.", dir=config.project_root() / "mlruns")
-            records = records.cache(f"{self.cache_folder.name}/records")
+            # killed run. `runs.remove_leftovers` removes that of a process that died, whose lock is free.
+            self._cached_until = contextlib.ExitStack()
+            folder = self._cached_until.enter_context(files.scratch(config.project_root() / "mlruns", ".cache."))
+            self._cached_until.enter_context(FileLock(folder / files.MARK))
+            records = records.cache(f"{folder}/records")
         if batches.steps < batches.steps_in_pass:
             # TensorFlow throws a part of a cache away, and each epoch of the first pass would read its beginning again.
             num_records = records.reduce(np.int64(0), lambda count, record: count + 1)

@@ -63,7 +63,7 @@ def _make() -> None:
     user, group = os.geteuid(), os.getegid()
     try:
         if user == 0:  # In a user namespace of its own root could no longer write to what others own.
-            _call("unshare", CLONE_NEWNET)
+            leave_network()
         else:
             _call("unshare", CLONE_NEWUSER | CLONE_NEWNET)
             for name, text in (
@@ -85,9 +85,27 @@ def _make() -> None:
 def _enter(descriptors: str, *command: str) -> None:
     """Become a command in a network that was made."""
     for descriptor in map(int, descriptors.split(",")):
-        _call("setns", descriptor, 0)
+        set_namespace(descriptor)
         os.close(descriptor)
     os.execvp(command[0], command)
+
+
+def leave_network() -> None:
+    """Be in a new network, in which nothing is, with this thread alone.
+
+    Raises:
+        OSError: the kernel does not allow it.
+    """
+    _call("unshare", CLONE_NEWNET)
+
+
+def set_namespace(descriptor: int) -> None:
+    """Enter the namespace of an open file such as /proc/self/ns/net, with this thread alone.
+
+    Raises:
+        OSError: the kernel does not allow it.
+    """
+    _call("setns", descriptor, 0)
 
 
 def _call(name: str, *arguments: int) -> None:

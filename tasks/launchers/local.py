@@ -6,13 +6,13 @@ import os
 
 from tasks import config
 from tasks.errors import UserError
-from tasks.launchers import Member, isolation
+from tasks.launchers import Member, isolation, threads_of
 from tasks.machine import free_ports, usable_cores, visible_gpus
 
 STARTS_ALL = True
 
 
-def members(section: config.MultiWorker | config.ParameterServer) -> list[Member]:
+def members(section: config.AnyCluster) -> list[Member]:
     """Return the environment of each member; the ports are new ones in each call.
 
     Raises:
@@ -30,7 +30,7 @@ def members(section: config.MultiWorker | config.ParameterServer) -> list[Member
     for job, index in tasks:
         environment = {
             "TF_CONFIG": json.dumps({"cluster": cluster, "task": {"type": job, "index": index}}),
-            **_threads(section.workers),
+            **threads_of(usable_cores() // section.workers),
         }
         if gpus:
             environment["CUDA_VISIBLE_DEVICES"] = ",".join(gpus[index]) if job == "worker" else ""
@@ -50,18 +50,11 @@ def network() -> isolation.Network | str:
         return f"the kernel gives them no network of their own ({error})"
 
 
-def _threads(workers: int) -> dict[str, str]:
-    """Return settings by which the workers share the cores: by default each would start a thread for every core."""
-    share = usable_cores() // workers
-    # A step waits for its peers in a thread of the second pool; with one alone nothing else could go on meanwhile.
-    wanted = {"TF_NUM_INTRAOP_THREADS": max(1, share), "TF_NUM_INTEROP_THREADS": max(2, share)}
-    return {name: os.environ.get(name, str(count)) for name, count in wanted.items()}
-
-
-def _gpus_of_workers(section: config.MultiWorker | config.ParameterServer) -> list[list[str]]:
+def _gpus_of_workers(section: config.AnyCluster) -> list[list[str]]:
     """Return the GPUs of each worker; nothing where the workers take the CPU."""
-    gpus, workers = visible_gpus(), section.workers
-    wanted = section.devices if isinstance(section, config.MultiWorker) else None
+    gpus, workers, wanted = visible_gpus(), section.workers, section.gpus_per_worker
+    if section.backend == "jax" and (not gpus or os.environ.get("JAX_PLATFORMS") == "cpu"):
+        return []  # As many CPU devices are made as are wanted.
     share = wanted or len(gpus) // workers
     if wanted and wanted * workers > len(gpus):
         raise UserError(

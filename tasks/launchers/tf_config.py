@@ -2,50 +2,24 @@
 
 import json
 import os
-import socket
 from typing import Any
 
 from tasks import config
 from tasks.errors import UserError, one_of
-from tasks.launchers import Member
-from tasks.machine import visible_gpus
+from tasks.launchers import Member, own_place
 
 STARTS_ALL = False
 EXAMPLE = '{"cluster": {"worker": ["host1:2222", "host2:2222"]}, "task": {"type": "worker", "index": 0}}'
 
 
-def members(section: config.MultiWorker | config.ParameterServer) -> list[Member]:
+def members(section: config.AnyCluster) -> list[Member]:
     """Return the one member that this process is.
 
     Raises:
         UserError: TF_CONFIG cannot be read or does not fit the strategy, its port is taken, or there are fewer GPUs
             than the settings ask for.
     """
-    cluster, job, index = _read(section.kind)
-    address = cluster[job][index]
-    port = int(address.rpartition(":")[2])
-    with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # As TensorFlow does: a port just closed is free.
-        try:
-            probe.bind(("", port))
-        except OSError as error:
-            raise UserError(
-                f"TF_CONFIG: {job} {index} is to serve at {address}, and port {port} cannot be had here "
-                f"({error.strerror}). End the process that holds it, or give another port in every member's TF_CONFIG"
-            ) from None
-    environment = {"TF_CONFIG": os.environ["TF_CONFIG"]}
-    trains = job == "worker" or section.kind == "multi_worker"
-    if not trains:
-        environment["CUDA_VISIBLE_DEVICES"] = ""  # It would take the memory of the GPUs from a worker beside it.
-    elif isinstance(section, config.MultiWorker) and section.devices is not None:
-        gpus = visible_gpus()
-        if section.devices > len(gpus):
-            raise UserError(
-                f"strategy.devices = {section.devices}: this machine has {len(gpus)} GPUs. Give fewer, or null for all"
-            )
-        environment["CUDA_VISIBLE_DEVICES"] = ",".join(gpus[: section.devices])
-    first = ("chief" if "chief" in cluster else "worker", 0)
-    return [Member(job, index, (job, index) == first, environment)]
+    return [own_place.member(section, *_read(section), source="TF_CONFIG")]
 
 
 def network() -> str:
@@ -53,7 +27,7 @@ def network() -> str:
     return "TF_CONFIG puts them on one that this machine shares"
 
 
-def _read(kind: str) -> tuple[dict[str, list[str]], str, int]:
+def _read(section: config.AnyCluster) -> tuple[dict[str, list[str]], str, int]:
     """Return the addresses by job, this process's job, and its index."""
     text = os.environ.get("TF_CONFIG")
     if not text:
@@ -65,7 +39,7 @@ def _read(kind: str) -> tuple[dict[str, list[str]], str, int]:
     cluster, task = (values.get("cluster"), values.get("task")) if isinstance(values, dict) else (None, None)
     if not isinstance(cluster, dict) or not isinstance(task, dict) or not cluster:
         raise _refusal("it must hold the two mappings `cluster` and `task`", text)
-    _check_cluster(cluster, kind, text)
+    _check_cluster(cluster, section, text)
     job, index = task.get("type"), task.get("index")
     if not isinstance(job, str) or job not in cluster:
         raise UserError("TF_CONFIG: " + one_of("task.type", job, cluster))
@@ -78,15 +52,17 @@ def _read(kind: str) -> tuple[dict[str, list[str]], str, int]:
     return cluster, job, index
 
 
-def _check_cluster(cluster: dict[str, Any], kind: str, text: str) -> None:
+def _check_cluster(cluster: dict[str, Any], section: config.AnyCluster, text: str) -> None:
     # The job, and how many of it there can be.
-    known = {"chief": (0, 1), "worker": (0, None)} if kind == "multi_worker" else {
-        "chief": (1, 1), "worker": (1, None), "ps": (1, None)
+    known = {"chief": (1, 1), "worker": (1, None), "ps": (1, None)} if section.chief_gives_work else {
+        "chief": (0, 1), "worker": (0, None)
     }  # fmt: skip
     for job, addresses in cluster.items():
         if job not in known:
             jobs = ", ".join(known)
-            raise UserError(f"TF_CONFIG: cluster has '{job}', and strategy.kind={kind} knows {jobs}. Take it out")
+            raise UserError(
+                f"TF_CONFIG: cluster has '{job}', and strategy.kind={section.kind} knows {jobs}. Take it out"
+            )
         if not isinstance(addresses, list) or not addresses or not all(map(_is_address, addresses)):
             raise _refusal(f"cluster.{job} must be a list of addresses such as host1:2222", text)
     every = [address for addresses in cluster.values() for address in addresses]
@@ -97,7 +73,7 @@ def _check_cluster(cluster: dict[str, Any], kind: str, text: str) -> None:
         count = len(cluster.get(job, ()))
         if count < least or (most is not None and count > most):
             wanted = f"exactly {least}" if most == least else f"at least {least}" if most is None else f"at most {most}"
-            raise UserError(f"TF_CONFIG: cluster has {count} '{job}', and strategy.kind={kind} needs {wanted}")
+            raise UserError(f"TF_CONFIG: cluster has {count} '{job}', and strategy.kind={section.kind} needs {wanted}")
 
 
 def _is_address(address: object) -> bool:

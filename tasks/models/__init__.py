@@ -93,6 +93,8 @@ def build(model: config.Model, prepared: PreparedDataset, normalization: str) ->
     try:
         core = function(shape, target.num_outputs, **model.options)
     except (TypeError, ValueError) as error:
+        if upstream.is_lost_peer(error):
+            raise
         raise UserError(
             f"model.name = '{model.name}' with model.options = {model.options} cannot be built for "
             f"{_described(features)} ({one_line(error)})"

@@ -6,7 +6,6 @@ would import the framework once more, 4 to 5 s of a processor; this one costs no
 """
 
 import contextlib
-import ctypes
 import json
 import os
 import select
@@ -122,7 +121,7 @@ def _ready() -> Callable[[], None]:
 def _be(requests: int, answers: int) -> None:
     """Answer requests until the pipe closes or the process that forked this one dies."""
     try:
-        ctypes.CDLL(None).prctl(guard.PR_SET_PDEATHSIG, signal.SIGKILL)
+        guard.end_with_parent()
         signals.ignore()
         known, ready = functions(), _ready()
         _keep_only({requests, answers})
@@ -157,7 +156,7 @@ def _keep_only(own: set[int]) -> None:
     silent = os.open(os.devnull, os.O_RDWR)
     for number in (0, 1, 2):
         os.dup2(silent, number)
-    for name in os.listdir("/proc/self/fd"):
+    for name in os.listdir("/dev/fd"):  # As Linux and macOS have it.
         number = int(name)
         with contextlib.suppress(OSError):
             mode = os.fstat(number).st_mode

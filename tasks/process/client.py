@@ -9,20 +9,23 @@ import atexit
 import json
 import sys
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from tasks import config, launchers
+from tasks import config, launchers, network, remote
 from tasks.errors import Interrupted, StratagemError, UserError
+from tasks.process import placed
 from tasks.process.cluster import StageProcesses
 from tasks.process.environment import stage_environment
+from tasks.process.own_process import serving
 from tasks.records import (
     Comparison,
     EvaluationResult,
     ExportedModel,
     Limits,
     LoggedModel,
+    Pace,
     PreparedDataset,
     Record,
     RegisteredModel,
@@ -32,11 +35,15 @@ from tasks.records import (
     Trial,
 )
 
+STEPS_OF_PACE = 10
+"""In a call, when a step's time is measured: the call itself then counts for little."""
+
 
 class _Own(threading.local):
     """What each thread has of its own: the trials of a sweep that train side by side have a stage process each."""
 
     processes: StageProcesses | None = None
+    restarts: tuple[str, ...] = ()
 
 
 _own = _Own()
@@ -45,8 +52,10 @@ _running: set[StageProcesses] = set()
 
 
 def fixed_at_start(settings: config.Settings) -> str:
-    """Return what is fixed when a process starts: environment, devices, and whether kernels are deterministic."""
-    return json.dumps([stage_environment(settings), settings.strategy.model_dump(), settings.train.deterministic])
+    """Return what is fixed when a process starts: environment, devices, whether kernels are deterministic, and what
+    serves its input."""
+    given = settings.strategy.model_dump(), settings.train.deterministic, settings.input.service
+    return json.dumps([stage_environment(settings), *given])
 
 
 def start_processes(settings: config.Settings, with_cluster: bool = True) -> StageProcesses:
@@ -63,7 +72,15 @@ def start_processes(settings: config.Settings, with_cluster: bool = True) -> Sta
         if enough:
             return running
     stop_processes()
-    _own.processes = StageProcesses(settings.strategy, stage_environment(settings), fixed, with_cluster)
+    serves_input = settings.input.service == "local"
+    _own.processes = StageProcesses(
+        settings.strategy,
+        stage_environment(settings),
+        fixed,
+        with_cluster,
+        serves_input=serves_input,
+        worker_counts=settings.worker_counts,
+    )
     _running.add(_own.processes)
     return _own.processes
 
@@ -76,8 +93,15 @@ def stop_processes() -> None:
         _own.processes = None
 
 
+def give_places_up(settings: config.Settings) -> None:
+    """End the stage process of this thread, if it holds places of a cluster that others may wait for."""
+    if settings.strategy.cluster is not None and launchers.find_placing(settings.strategy.cluster) is not None:
+        stop_processes()
+
+
 def interrupt_other_threads() -> None:
-    """Let the stage processes of other threads save and end what they do, as on Ctrl-C."""
+    """Let the stage processes of other threads save and end what they do, as on Ctrl-C; none waits for places."""
+    placed.stop_waiting()
     for processes in _running - {_own.processes}:
         processes.first.interrupt()
 
@@ -124,6 +148,18 @@ def resume_run(
     return Run.model_validate(_call("resume_run", settings, with_cluster=True, prepared=prepared, **given))
 
 
+def measure_pace(settings: config.Settings, prepared: PreparedDataset, examples: int) -> Pace:
+    """Return what a step of so many examples takes on one device of this machine, whatever the settings' strategy."""
+    train = {"per_replica_batch_size": examples, "global_batch_size": None, "steps_per_execution": STEPS_OF_PACE}
+    alone = settings.model_copy(
+        update={
+            "strategy": config.OneDevice(kind="one_device"),
+            "train": settings.train.model_copy(update=train),
+        }
+    )
+    return Pace.model_validate(_call("measure_pace", alone, prepared=prepared))
+
+
 def start_comparison(
     settings: config.Settings, prepared: PreparedDataset, key: str, flow_run_id: str | None = None
 ) -> Run:
@@ -144,11 +180,6 @@ def start_sweep(
     return Run.model_validate(_call("start_sweep", settings, prepared=prepared, **given))
 
 
-def resume_sweep(settings: config.Settings, prepared: PreparedDataset, run: Run, flow_run_id: str | None = None) -> Run:
-    """Resume a sweep."""
-    return Run.model_validate(_call("resume_sweep", settings, prepared=prepared, run=run, flow_run_id=flow_run_id))
-
-
 def start_trial(settings: config.Settings, prepared: PreparedDataset, run: Run, number: int, limits: Limits) -> Run:
     """Start the MLflow run of a trial, unless its training would be refused; ``run`` is the sweep's."""
     given: dict[str, Any] = {"run": run, "number": number, "limits": limits}
@@ -166,6 +197,7 @@ def resume_trial(
 def end_trial(settings: config.Settings, run: Run, trial: Trial) -> None:
     """Tell MLflow how a trial ended, and end its run."""
     _call("end_trial", settings, run=run, trial=trial)
+    remote.finish(run)
 
 
 def report_sweep(settings: config.Settings, run: Run, sweep: Sweep) -> None:
@@ -175,16 +207,26 @@ def report_sweep(settings: config.Settings, run: Run, sweep: Sweep) -> None:
 
 def train(settings: config.Settings, prepared: PreparedDataset, run: Run) -> TrainingResult:
     """Train; why members of the cluster were started again meanwhile is in the result, and in MLflow."""
+    _own.restarts = ()
     processes = _of_chief(settings, with_cluster=True)
     try:
-        answer = processes.call("train", _arguments(settings, prepared=prepared, run=run))
+        with remote.copied_meanwhile(run, settings.checkpoint.remote):
+            answer = processes.call("train", _arguments(settings, prepared=prepared, run=run))
     except BaseException:
         if processes.restarts:
             _call("report_restarts", settings, run=run, restarts=processes.restarts)
         raise
+    finally:
+        _own.restarts = tuple(processes.restarts)
     if processes.restarts:
         answer = _call("report_restarts", settings, run=run, restarts=processes.restarts, training=answer)
     return TrainingResult.model_validate(answer)
+
+
+def restarts() -> tuple[str, ...]:
+    """Return why members of the cluster were started again in the last training of this thread, also in one that
+    failed."""
+    return _own.restarts
 
 
 def evaluate(
@@ -210,6 +252,30 @@ def register(
     """Register the evaluated model; with ``force`` it becomes the champion, whatever the evidence."""
     given: dict[str, Any] = {"training": training, "evaluation": evaluation, "run": run, "force": force}
     return RegisteredModel.model_validate(_call("register", settings, prepared=prepared, **given))
+
+
+def serve_input(address: str, joins_as: str | None, tell: Callable[[], object]) -> None:
+    """Make batches for trainings whose `input.service` is this address, until this process is interrupted.
+
+    Args:
+        address: the dispatcher's, `grpc://host:port`.
+        joins_as: what this machine is reached by, where the dispatcher runs elsewhere; None starts it here, too.
+        tell: is called when it serves.
+
+    Raises:
+        UserError: nobody answers there.
+        StratagemError: it ended by itself.
+    """
+    environment = {
+        network.INPUT_SERVICE: address,
+        "CUDA_VISIBLE_DEVICES": "",
+        **({network.INPUT_WORKER: joins_as} if joins_as else {}),
+    }
+    with serving("input_service", environment=environment) as process:
+        if process.stdout is not None and process.stdout.readline():
+            tell()
+        code = process.wait()
+    raise StratagemError(f"the input service ended by itself, with {code}")
 
 
 def write_report(settings: config.Settings, run: Run, seconds: Mapping[str, float] | None = None) -> None:
@@ -241,9 +307,9 @@ def export(
     return ExportedModel.model_validate(_call_on_tensorflow("export", settings, prepared=prepared, **given))
 
 
-def resume_comparison(settings: config.Settings, prepared: PreparedDataset, run: Run, flow_run_id: str | None) -> Run:
-    """Let a comparison that did not come to its end be at work again."""
-    return Run.model_validate(_call("resume_comparison", settings, prepared=prepared, run=run, flow_run_id=flow_run_id))
+def resume_parent(settings: config.Settings, prepared: PreparedDataset, run: Run, flow_run_id: str | None) -> Run:
+    """Let a comparison or a sweep that did not come to its end be at work again."""
+    return Run.model_validate(_call("resume_parent", settings, prepared=prepared, run=run, flow_run_id=flow_run_id))
 
 
 def report_comparison(settings: config.Settings, run: Run, comparison: Comparison) -> Comparison:
@@ -262,7 +328,10 @@ def assist(settings: config.Settings, prepared: PreparedDataset, evaluates: bool
 
 def end_run(settings: config.Settings, run: Run, status: str, reason: str | None = None) -> None:
     """End the MLflow run as FINISHED, FAILED or KILLED."""
-    _call("end_run", settings, run=run, status=status, reason=reason)
+    try:
+        _call("end_run", settings, run=run, status=status, reason=reason)
+    finally:
+        remote.finish(run)
 
 
 def _call(stage: str, settings: config.Settings, with_cluster: bool = False, **arguments: Any) -> Any:

@@ -13,22 +13,28 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from queue import Empty, SimpleQueue
 from typing import Any
 
-from tasks import config, errors, launchers
-from tasks.errors import Interrupted, Preempted, StratagemError, Terminated
+from tasks import config, errors, launchers, network
+from tasks.errors import Interrupted, Preempted, StratagemError, Terminated, UserError
 from tasks.launchers import Member
 from tasks.launchers.isolation import Network
+from tasks.machine import free_ports
 from tasks.process import guard
 from tasks.process.logs import Logs
 from tasks.process.member import PATIENCE, MemberProcess, Message, Patience, Replies
+from tasks.process.placed import PlacedProcess, Placement
 
 # Requests that every worker takes part in, and what those that are not the chief do then.
 SHARED = {"check": "check", "train": "assist", "evaluate": "assist_evaluation"}
 # Requests by which a run starts, or is resumed.
 STARTING = ("start_run", "resume_run", "start_trial", "resume_trial")
+
+
+OneProcess = MemberProcess | PlacedProcess
+"""One of this machine, or of another."""
 
 
 class _Lost(Exception):
@@ -49,6 +55,8 @@ class StageProcesses:
         fixed: str,
         with_cluster: bool,
         patience: Patience = PATIENCE,
+        serves_input: bool = False,
+        worker_counts: Sequence[int] = (),
     ) -> None:
         """Start the processes.
 
@@ -58,6 +66,9 @@ class StageProcesses:
             fixed: what cannot change in a process, see ``client.fixed_at_start``; the client compares it.
             with_cluster: False starts one process alone, which can do everything but train.
             patience: with the processes.
+            serves_input: whether one more stands beside them that makes the batches of a training.
+            worker_counts: with how many workers a cluster of other machines may be, the most first; `workers` if none
+                are given.
         """
         self._patience = patience
         self.fixed = fixed
@@ -71,34 +82,74 @@ class StageProcesses:
         self._failed = False
         self._logs: Logs | None = None
         self._network: Network | None = None
+        self._placement: Placement | None = None
+        self._worker_counts = worker_counts or ([section.cluster.workers] if section.cluster is not None else [])
+        self._cpus = section.cluster.cpus if section.cluster is not None else None
         members = launchers.members(section) if with_cluster else [launchers.ALONE]
         if self._cluster is not None:
             seconds = min(5.0, self._cluster.heartbeat_timeout_seconds / 4)
             self._environment["STRATAGEM_HEARTBEAT_SECONDS"] = str(seconds)
+        self._serves_input = serves_input and with_cluster
+        self._input_service: MemberProcess | None = None
+        if self._cluster is not None or self._serves_input:
             self._logs = Logs()
             self._network = launchers.find_network(self._cluster)
-        self._start(members)
+        self._replies: Replies = SimpleQueue()
+        self._processes: list[OneProcess] = []
+        try:
+            self._start(self._placed(members))
+        except BaseException:
+            self.close()
+            raise
+
+    def _placed(self, members: list[Member]) -> list[Member]:
+        """Return the members at their places, where an engine gives them places on other machines."""
+        if self._cluster is None or self._logs is None or launchers.find_placing(self._cluster) is None:
+            return members
+        if self._placement is not None:
+            self._placement.close()
+        log, replies = self._logs.of_engine(self._cluster.launcher or ""), SimpleQueue[Any]()
+        self._placement = Placement(self._cluster, self._worker_counts, self._cpus, self._environment, log, replies)
+        self._replies = replies
+        self._cpus = self._placement.cpus  # Another number of threads would change the last digits.
+        return self._placement.members
 
     def _start(self, members: list[Member]) -> None:
-        self._replies: Replies = SimpleQueue()
-        self._processes: list[MemberProcess] = []
+        if self._placement is None:
+            self._replies = SimpleQueue()
+        self._processes = []
         self._num_members = len(members)
         try:
+            if self._serves_input:
+                self._start_input_service()
             for member in members:
                 self._processes.append(self._open(member))
         except BaseException:
             self.close()
             raise
 
-    def _open(self, member: Member) -> MemberProcess:
+    def _open(self, member: Member) -> "OneProcess":
         log = self._logs.of(member) if self._logs is not None else None
         entry = "serve"
         if not member.is_chief:
             entry = "tf_server" if self._cluster is not None and self._cluster.chief_gives_work else "assist"
+        if self._placement is not None:
+            return self._placement.open(member, entry, log)
         return MemberProcess(member, entry, self._environment, log, self._replies, self._network)
 
+    def _start_input_service(self) -> None:
+        """Start what makes the batches of a training. When it dies, those that train make their own."""
+        if self._input_service is not None:
+            self._input_service.close()
+        self._environment[network.INPUT_SERVICE] = f"grpc://127.0.0.1:{free_ports(1)[0]}"
+        alone = Member("input service", 0, False, {"CUDA_VISIBLE_DEVICES": ""})
+        log = self._logs.of(alone) if self._logs is not None else None
+        self._input_service = MemberProcess(
+            alone, "input_service", self._environment, log, self._replies, self._network
+        )
+
     @property
-    def first(self) -> MemberProcess:
+    def first(self) -> OneProcess:
         """The chief; or the one member that this command starts."""
         return self._processes[0]
 
@@ -170,14 +221,16 @@ class StageProcesses:
             raise
 
     def stand_by(self) -> None:
-        """Let the one member that runs here serve a chief elsewhere until that one has ended.
+        """Let the one member that runs here serve a chief elsewhere, or just be there, until that one has ended.
 
-        The chief serves at its own address in TF_CONFIG from the moment that it knows the cluster.
+        The chief serves at its own address in TF_CONFIG from the moment that it knows the cluster. JAX ends a process
+        that loses its chief: one that has done its part may die.
 
         Raises:
             StratagemError: the member died, and may not be started again.
         """
-        host, _, port = json.loads(self.first.member.environment["TF_CONFIG"])["cluster"]["chief"][0].rpartition(":")
+        cluster = json.loads(self.first.member.environment["TF_CONFIG"])["cluster"]
+        host, _, port = cluster["chief" if "chief" in cluster else "worker"][0].rpartition(":")
         limit = self._cluster.heartbeat_timeout_seconds if self._cluster is not None else 0.0
         tried_at, seen_at = 0.0, math.inf
         try:
@@ -193,6 +246,8 @@ class StageProcesses:
                             return
                 process, reply = self._listen()
                 if process is not None and reply is None:
+                    if process.entry == "assist":
+                        return
                     self._lose(process, f"died ({process.death})")
         except _Lost as lost:
             self._failed = True
@@ -202,6 +257,10 @@ class StageProcesses:
         """End all processes and wait for them."""
         for process in self._processes:  # The chief first: it would tell at length that the others have gone.
             process.close()
+        if self._input_service is not None:
+            self._input_service.close()
+        if self._placement is not None:
+            self._placement.close()
         if self._network is not None:
             self._network.close()
         if self._logs is not None:
@@ -221,7 +280,7 @@ class StageProcesses:
                 needed = {name: arguments[name] for name in ("settings", "prepared")}
                 request |= {"stage": SHARED[stage], "arguments": needed}
             one.send(request)
-        answers: dict[MemberProcess, Message] = {}
+        answers: dict[OneProcess, Message] = {}
         deadline = math.inf
         while len(answers) < len(asked) and time.monotonic() < deadline:
             process, reply = self._listen(watch=stage in SHARED)
@@ -247,14 +306,14 @@ class StageProcesses:
         self._broken = self._broken or bool(silent)
         raise error
 
-    def _listen(self, watch: bool = True) -> tuple[MemberProcess | None, Message | None]:
+    def _listen(self, watch: bool = True) -> tuple[OneProcess | None, Message | None]:
         """Return what a process says, with None for its end; (None, None) where nobody says anything for a while.
 
         Raises:
             _Lost: a process gives no sign of life for too long.
         """
         began = time.monotonic()
-        process: MemberProcess | None = None
+        process: OneProcess | None = None
         reply: Message | None = None
         with contextlib.suppress(Empty):
             process, reply = self._replies.get(timeout=self._patience.poll_seconds)
@@ -276,7 +335,7 @@ class StageProcesses:
             return None, None
         return process, reply
 
-    def _handle_death(self, process: MemberProcess, stage: str) -> None:
+    def _handle_death(self, process: OneProcess, stage: str) -> None:
         if self._cluster is not None and stage in SHARED:
             self._lose(process, f"died ({process.death})")
             return
@@ -286,29 +345,28 @@ class StageProcesses:
             why = ". The machine may have run out of memory" if death == signal.SIGKILL.name else ""
             raise StratagemError(f"the process that ran {stage} died ({death}){why}. The same command goes on")
 
-    def _lose(self, process: MemberProcess, what: str) -> None:
+    def _lose(self, process: OneProcess, what: str) -> None:
         """Start a worker of parameter servers again, on its own port; the loss of any other member is everyone's."""
         reason = f"{process.member.name} {what}"
         if self._cluster is None or (process.entry, process.member.job) != ("tf_server", "worker"):
             raise _Lost(reason)
         process.kill()
         most = self._cluster.max_restarts
-        if len(self.restarts) < most:
+        if len(self.restarts) < most and process.has_place:
             self.restarts.append(reason)
             _print(f"{reason}; it is started again, restart {len(self.restarts)} of {most}; its log: {self.logs}")
             self._processes[self._processes.index(process)] = self._open(process.member)
             return
         others = [one for one in self._processes if one is not process]
         if any(one.member.job == "worker" for one in others):
-            _print(
-                f"{reason}; strategy.max_restarts = {most}, so the training goes on without it; its log: {self.logs}"
-            )
+            why = f"strategy.max_restarts = {most}, so the" if process.has_place else "the"
+            _print(f"{reason}; {why} training goes on without it; its log: {self.logs}")
             self._processes = others
             return
         self._processes = others
         raise _Lost(f"{reason}, as all workers")
 
-    def _failure(self, stage: str, answers: dict[MemberProcess, Message], silent: list[MemberProcess]) -> Exception:
+    def _failure(self, stage: str, answers: dict[OneProcess, Message], silent: list[OneProcess]) -> Exception:
         """Return the one error for the answers of all: the user's mistake, then a lost member, then what failed."""
         failed = [(process, reply) for process, reply in answers.items() if "error" in reply]
         failed.sort(key=lambda pair: (pair[1]["type"] == "StratagemError", pair[0] is not self.first))
@@ -339,8 +397,8 @@ class StageProcesses:
             return
         if self._foreign:
             raise StratagemError(
-                f"{stage} ended: {reason}. Who started the cluster that TF_CONFIG describes starts it again: the same "
-                f"command for every member goes on from the latest checkpoint. The log: {self.logs}"
+                f"{stage} ended: {reason}. Have all members started again: the same command for each goes on from the "
+                f"latest checkpoint. The log: {self.logs}"
             )
         most = self._cluster.max_restarts
         if len(self.restarts) >= most:
@@ -349,9 +407,17 @@ class StageProcesses:
                 f"command goes on from the latest checkpoint; the logs: {self.logs}"
             )
         self.restarts.append(reason)
-        members = launchers.members(self._cluster)
+        try:
+            members = self._placed(launchers.members(self._cluster))
+        except UserError as error:  # Of the cluster as it is now: the settings are what they were.
+            raise StratagemError(
+                f"{stage} failed: {reason}; {error}. The same command goes on from the latest checkpoint; the logs: "
+                f"{self.logs}"
+            ) from None
+        fewer = self._num_members - len(members)
+        left = f", {fewer} fewer" if fewer > 0 else ""
         _print(
-            f"{reason}; all {len(members)} processes start again, restart {len(self.restarts)} of {most}; "
+            f"{reason}; all {len(members)} processes start again{left}, restart {len(self.restarts)} of {most}; "
             f"logs: {self.logs}"
         )
         self._start(members)

@@ -1,6 +1,7 @@
 """The environment of a child process, complete before it imports a framework."""
 
 import contextlib
+import getpass
 import os
 import stat
 import sys
@@ -15,7 +16,8 @@ MIN_JAX_THREADS = 32
 
 
 def keep_private() -> None:
-    """Let no other user read what this process writes, and take the passwords out of the addresses in its environment.
+    """Let no other user read what this process writes, and take the passwords out of the addresses in its environment;
+    let this process' user have a name.
 
     A team that shares mlruns/ says so with `chmod g+ws mlruns`: then the group may read and write.
     """
@@ -25,6 +27,10 @@ def keep_private() -> None:
         shared = bool(mode & stat.S_ISGID and mode & stat.S_IWGRP)
     os.umask(0o007 if shared else 0o077)
     network.separate_credentials(os.environ)
+    try:
+        getpass.getuser()
+    except (KeyError, OSError):  # A container's users need no name, and DVC wants one.
+        os.environ["LOGNAME"] = f"user{os.getuid()}"
 
 
 def show_tracebacks() -> None:
@@ -54,6 +60,7 @@ def stage_environment(settings: config.Settings | None) -> dict[str, str]:
     for name in ("PREFECT_API_URL", "PREFECT_API_AUTH_STRING", "PREFECT_SERVER_API_AUTH_STRING"):
         environment.pop(name, None)
     environment.pop("TF_CONFIG", None)  # A launcher says who is a member of a cluster.
+    environment.pop("PYTHONWARNINGS", None)  # As errors, Keras' own warnings would end each training.
     if settings is not None:
         environment |= settings.strategy.environment
         if settings.strategy.backend == "jax":

@@ -18,6 +18,9 @@ if TYPE_CHECKING:
 
 # A stage that is interrupted ends at its next training step; a step that hangs is not waited for.
 GRACE_SECONDS = 15.0
+# A command whose stages were ended tells MLflow and Prefect of it, by a process that imports them: on a busy machine it
+# took more than 15 s, and a run that was interrupted from a notebook stayed for `stratagem reconcile` to end.
+RECORD_SECONDS = 60.0
 # Of prctl(2).
 PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
@@ -83,8 +86,9 @@ def run_guarded(command: list[str]) -> int:
     guarded = subprocess.Popen(
         command,
         stdin=subprocess.DEVNULL,
+        close_fds=False,  # What this process was given is for it: a socket to listen on.
         process_group=0,
-        preexec_fn=_end_with_parent,  # noqa: PLW1509  # No thread runs yet.
+        preexec_fn=end_with_parent,  # noqa: PLW1509  # No thread runs yet.
     )
 
     def end() -> None:
@@ -98,11 +102,12 @@ def run_guarded(command: list[str]) -> int:
             guarded.send_signal(signal.SIGCONT)
         guarded.terminate()
         try:
-            guarded.wait(GRACE_SECONDS)
+            guarded.wait(RECORD_SECONDS if started else GRACE_SECONDS)
         except subprocess.TimeoutExpired:
             guarded.kill()
 
     when_input_closes(end)
+    threading.Thread(target=_reap_orphans, args=(guarded.pid,), daemon=True).start()
     code = guarded.wait()
     end_children()
     return code if code >= 0 else 128 - code
@@ -112,6 +117,13 @@ def adopt_orphans() -> None:
     """Let what this process's children leave behind become children of its own, which can be found; Linux alone can."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+
+def _reap_orphans(guarded: int) -> None:
+    """Take note of the end of each adopted process, until the guarded one ends: a zombie stayed of each flow run."""
+    with contextlib.suppress(ChildProcessError):  # There is no child left.
+        while (ended := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOWAIT)) and ended.si_pid != guarded:
+            os.waitid(os.P_PID, ended.si_pid, os.WEXITED | os.WNOHANG)
 
 
 def end_children(others_than: Collection[int] = ()) -> None:
@@ -172,6 +184,7 @@ def _has_ended(process: "psutil.Process") -> bool:
     return True
 
 
-def _end_with_parent() -> None:
+def end_with_parent() -> None:
+    """Let the kernel end this process when the one that started it dies; Linux alone can."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)

@@ -1,6 +1,7 @@
 """The logs of a cluster's members: in mlruns/logs/ until they train for a run, then in the run's folder."""
 
 import contextlib
+import itertools
 import os
 import time
 from pathlib import Path
@@ -13,8 +14,13 @@ class Logs:
     """A folder with a file for each member."""
 
     def __init__(self) -> None:
-        self._folder = _without_run() / time.strftime(f"%Y%m%d-%H%M%S-{os.getpid()}")
-        self._folder.mkdir(parents=True, exist_ok=True)
+        name = time.strftime(f"%Y%m%d-%H%M%S-{os.getpid()}", time.gmtime())
+        _without_run().mkdir(parents=True, exist_ok=True)
+        for number in itertools.count(1):  # The trials of a sweep have a cluster each, in threads of one process.
+            self._folder = _without_run() / (name if number == 1 else f"{name}-{number}")
+            with contextlib.suppress(FileExistsError):
+                self._folder.mkdir()
+                return
 
     def __str__(self) -> str:
         """Return where they lie, from the project's folder."""
@@ -23,6 +29,10 @@ class Logs:
     def of(self, member: Member) -> Path:
         """Return the file of a member."""
         return self._folder / f"{member.name.replace(' ', '-')}.log"
+
+    def of_engine(self, name: str) -> Path:
+        """Return the file of what places the members on other machines."""
+        return self._folder / f"{name}.log"
 
     def move_to(self, run_folder: Path) -> None:
         """Keep them with a run from now on."""

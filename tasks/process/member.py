@@ -38,6 +38,9 @@ PATIENCE = Patience()
 class MemberProcess:
     """A member of a cluster, or the one process of a strategy that is none."""
 
+    has_place = True
+    """Whether it can be started again where it was."""
+
     def __init__(
         self,
         member: Member,
@@ -144,5 +147,5 @@ class MemberProcess:
         self._reader.join(READER_SECONDS)  # A grandchild that was forked can hold the pipe open for longer.
 
 
-# A process and what it said; None is its end.
-Replies = SimpleQueue[tuple[MemberProcess, Message | None]]
+# A process, also one on another machine (`placed`), and what it said; None is its end.
+Replies = SimpleQueue[tuple[Any, Message | None]]

@@ -19,7 +19,7 @@ from typing import Any
 
 from diskcache import Timeout
 from dvc.config import NoRemoteError
-from dvc.exceptions import DownloadError, DvcException
+from dvc.exceptions import DownloadError, DvcException, FileTransferError
 from dvc.lock import LockError
 from dvc.repo import Repo
 
@@ -70,20 +70,21 @@ def push(targets: list[str]) -> None:
         targets: such as ``data/digits/dvc.yaml``.
 
     Raises:
-        UserError: there is no remote, or the cache lacks what would be copied.
-        StratagemError: DVC cannot do it.
+        UserError: there is no remote, it refuses, has no room, or the cache lacks what would be copied.
+        StratagemError: the remote does not answer, or DVC cannot do it.
     """
-    _listen()
+    heard = _listen()
 
     def copy(repo: Any) -> None:
-        repo.cloud.get_remote()  # Without one, DVC copies nothing and calls it done.
+        remote = repo.cloud.get_remote()  # Without one, DVC copies nothing and calls it done.
         for target in targets:
             if _lacks(repo, target):
                 raise UserError(  # DVC would push the rest, and call it done.
                     f"{target}: DVC's cache lacks some of the data that dvc.lock names, so they cannot be pushed. Pull "
                     "them, or make them again: stratagem prepare --force"
                 )
-        print(f"pushed {repo.push(targets=targets):,} files", file=sys.stderr)
+        with _asking(remote, heard):
+            print(f"pushed {repo.push(targets=targets):,} files", file=sys.stderr)
 
     _do(copy, ", ".join(targets))
 
@@ -95,14 +96,15 @@ def pull(targets: list[str]) -> None:
         targets: such as ``data/digits/dvc.yaml``.
 
     Raises:
-        UserError: there is no remote, or files of the user's are in the place of the data.
-        StratagemError: the remote lacks some of them, or DVC cannot do it.
+        UserError: there is no remote, it refuses, or files of the user's are in the place of the data.
+        StratagemError: the remote does not answer or lacks some of them, or DVC cannot do it.
     """
-    _listen()
+    heard = _listen()
 
     def copy(repo: Any) -> None:
-        repo.cloud.get_remote()  # As above.
-        with contextlib.suppress(DownloadError):  # What is lacking is looked for below.
+        remote = repo.cloud.get_remote()  # As above.
+        # What is lacking is looked for below.
+        with contextlib.suppress(DownloadError), _asking(remote, heard, lacking=FileNotFoundError):
             print(f"pulled {repo.fetch(targets=targets):,} files", file=sys.stderr)
         for target in targets:
             # Before anything in the folder is touched: DVC removes all of one that it cannot make whole.
@@ -129,6 +131,41 @@ def pull(targets: list[str]) -> None:
 def _lacks(repo: Any, target: str) -> bool:
     """Return whether DVC's cache lacks some of what dvc.lock names."""
     return any(out.changed_cache() for stage in repo.stage.collect(target) for out in stage.outs)
+
+
+@contextlib.contextmanager
+def _asking(remote: Any, heard: LastError, lacking: type[OSError] | tuple[()] = ()) -> Iterator[None]:
+    """Tell what a remote's own package raises, which DVC hands on as it is or logs for each file, in one message.
+
+    Args:
+        remote: DVC's.
+        heard: what DVC logs.
+        lacking: what a file is told by that the remote does not have; it is raised as it is.
+
+    Raises:
+        UserError: the remote refuses, or has no room.
+        StratagemError: it does not answer.
+    """
+    try:
+        yield
+    except Exception as error:
+        cause = heard.error if isinstance(error, FileTransferError) else error
+        if cause is None or remote.fs.protocol == "local" or isinstance(cause, lacking) or _is_of_here(cause):
+            raise
+        from tasks.remote import address  # A third of a second, which a stage that is made need not wait for.
+
+        url = remote.fs.unstrip_protocol(remote.path)
+        key = f"DVC's remote '{remote.name}' ({url})"
+        refused = address.refusal(cause, url, key)
+        raise refused or StratagemError(f"{address.no_answer(cause, key)}. Run again when it does") from error
+
+
+def _is_of_here(error: BaseException) -> bool:
+    """Return whether an error is DVC's, a file's on this machine, or a mistake in code, and not the remote's."""
+    if isinstance(error, OSError):
+        return error.filename is not None or error.errno in files.DISK_FULL_NUMBERS
+    ours = (DvcException, StratagemError, sqlite3.Error, Timeout)
+    return isinstance(error, ours) or type(error).__module__ == "builtins"
 
 
 def _listen() -> LastError:

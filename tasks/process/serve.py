@@ -15,7 +15,7 @@ from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
 
-from tasks import config, errors, files, messages, network, timeline
+from tasks import config, errors, files, messages, network, timeline, upstream
 from tasks.errors import StratagemError
 from tasks.process import guard, signals
 from tasks.process.clean import Clean
@@ -25,6 +25,7 @@ from tasks.records import (
     Comparison,
     EvaluationResult,
     Limits,
+    Pace,
     PreparedDataset,
     Record,
     Run,
@@ -107,7 +108,7 @@ class Stages:
         except StratagemError as error:
             return {**errors.to_json(error), "told_to_stop": self._stop.is_set()}
         except Exception as error:
-            lost = type(error).__name__ in LOST_PEER or LOST_PORT in str(error)
+            lost = type(error).__name__ in LOST_PEER or LOST_PORT in str(error) or upstream.is_lost_peer(error)
             return {**errors.to_json(unexpected(stage, error)), "lost_peer": lost}
 
     def _run(self, stage: str, arguments: dict[str, Any]) -> Any:
@@ -166,13 +167,18 @@ def _chiefs_stages(clean: Clean) -> dict[str, Callable[..., Any]]:
             clean.get_ready()  # Meanwhile: an evaluation leaves one of two cores idle for much of its time.
         return tracked.evaluate(settings, run=run, **given)
 
+    def measure_pace(settings: config.Settings, prepared: PreparedDataset) -> Pace:
+        from tasks.training import pace  # It needs TensorFlow, which a training on JAX does without.
+
+        return pace.measure(settings, prepared)
+
     return {
         "check": train.check,
+        "measure_pace": measure_pace,
         "start_run": tracked.start_run,
         "start_comparison": tracked.start_comparison,
-        "resume_comparison": tracked.resume_comparison,
+        "resume_parent": tracked.resume_parent,
         "start_sweep": tracked.start_sweep,
-        "resume_sweep": tracked.resume_sweep,
         "start_trial": tracked.start_trial,
         "resume_trial": tracked.resume_trial,
         "end_trial": tracked.end_trial,
@@ -211,12 +217,33 @@ def run_tf_server() -> None:
     parameter_server.run_server()
 
 
+def run_input_service() -> None:
+    """Make batches for trainings until standard input closes; say so on standard output when it can begin.
+
+    One variable of ``network`` says where the dispatcher is, the other, where that is another process, what this worker
+    is reached by.
+    """
+    answers = Answers()
+    if os.environ.get("STRATAGEM_ERROR"):  # Of `stratagem serve-input`; `python -m tasks` looks after standard input.
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)  # No handler of Python's runs while TensorFlow serves.
+    else:
+        signals.ignore()  # The training, told as well, ends its step with it.
+        guard.when_input_closes(lambda: os._exit(0))
+    import_quietly("tasks.input.service")
+    from tasks.input import service
+
+    server = service.start_server(os.environ[network.INPUT_SERVICE], os.environ.get(network.INPUT_WORKER))
+    answers.write({"ready": os.environ[network.INPUT_SERVICE]})
+    server.join()
+
+
 def _put_noise_aside(log: Path) -> None:
-    """Keep standard error for what Python says; descriptor 2, where TensorFlow tells at length about members of the
-    cluster that have gone, becomes a log."""
-    sys.stderr = os.fdopen(os.dup(2), "w", encoding="utf-8", errors="backslashreplace", buffering=1)
+    """Keep standard error for what Python says; descriptors 2 and 1, where TensorFlow tells at length about members of
+    the cluster that have gone, and Gloo about those that have come, become a log."""
+    sys.stderr = sys.stdout = os.fdopen(os.dup(2), "w", encoding="utf-8", errors="backslashreplace", buffering=1)
     with log.open("ab") as file:
-        os.dup2(file.fileno(), 2)
+        for descriptor in (1, 2):
+            os.dup2(file.fileno(), descriptor)
 
 
 def unexpected(stage: str, error: Exception) -> StratagemError:

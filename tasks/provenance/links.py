@@ -15,7 +15,8 @@ from tasks.runs.listing import line_of
 
 def of_run(entry: Entry, known: Known, down: bool = True) -> Link:
     """Return a run with what it was made of, and, with ``down``, with what was made of it."""
-    up = [_commit(entry), Link(kind="code", name=str(entry.code_digest)), _settings(entry)]
+    run = _run_record(entry)
+    up = [_commit(entry, run), _code(entry, run), _settings(entry, run)]
     if entry.data_version is not None:
         up.append(data_link(entry.dataset or "", entry.data_version, entry.git_commit))
     if entry.parent_run_id is not None:
@@ -111,10 +112,9 @@ def _facts(entry: Entry) -> dict[str, str]:
     return facts | ({"state": "pruned"} if line.pruned else {})
 
 
-def _commit(entry: Entry) -> Link:
+def _commit(entry: Entry, run: records.Run | None) -> Link:
     if entry.git_commit is None:
         return Link(kind="git commit", name="none")
-    run = _run_record(entry)
     dirty = run is not None and run.lineage.git_dirty
     changed = {"state": "with changes that are in no commit"} if dirty else {}
     if dirty and (config.project_root() / (kept := f"{entry.folder}/records/uncommitted.diff")).exists():
@@ -122,13 +122,21 @@ def _commit(entry: Entry) -> Link:
     return Link(kind="git commit", name=entry.git_commit, facts=_subject(entry.git_commit) | changed)
 
 
+def _code(entry: Entry, run: records.Run | None) -> Link:
+    package = run.lineage.package_version if run is not None else None
+    return Link(kind="code", name=str(entry.code_digest), facts={"stratagem": package} if package else {})
+
+
 def _subject(commit: str) -> dict[str, str]:
     subject = lineage.subject(commit, config.project_root())
     return {"subject": subject} if subject is not None else {"subject": "not in this repository"}
 
 
-def _settings(entry: Entry) -> Link:
-    return Link(kind="settings", name=str(entry.settings_digest), facts={"in": f"{entry.folder}/records/run.json"})
+def _settings(entry: Entry, run: records.Run | None) -> Link:
+    facts = {"in": f"{entry.folder}/records/run.json"}
+    if run is not None and run.changed:
+        facts["resumed with"] = "; ".join(f"{one.what} {one.values}" for one in run.changed)
+    return Link(kind="settings", name=str(entry.settings_digest), facts=facts)
 
 
 def _run_record(entry: Entry) -> records.Run | None:

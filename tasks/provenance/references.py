@@ -81,7 +81,7 @@ def _by_version(text: str, known: Known) -> Link | None:
 def _by_path(text: str, known: Known) -> Link | None:
     """Return what a path means: also one of a run's folder that is not there any more."""
     root = config.project_root()
-    path = Path(os.path.normpath(Path.cwd() / Path(text).expanduser()))
+    path = Path(os.path.normpath(Path.cwd() / os.path.expanduser(text)))
     there = os.path.lexists(path)
     try:
         parts = path.resolve().relative_to(root.resolve()).parts

@@ -17,11 +17,14 @@ from tasks.records.data import (
 )
 from tasks.records.explanation import Explanation, GivenSetting, PlannedStage
 from tasks.records.health import LEVELS, Finding, Health, Level
-from tasks.records.overview import Kept, PrunedRun, Pruning, RunDetails, RunDifference, RunLine, RunList
+from tasks.records.jobs import Job, JobState
+from tasks.records.operation import Operation, ServiceState
+from tasks.records.overview import Kept, NewProject, PrunedRun, Pruning, RunDetails, RunDifference, RunLine, RunList
 from tasks.records.predictions import Predicted, PredictionRequest, Serving, ServingRequest
 from tasks.records.provenance import Link, Provenance
 from tasks.records.quality import CheckResult, ColumnStatistics, DataQuality, DataStatistics, Offender
 from tasks.records.record import Name, Place, R, Record, load, save
+from tasks.records.remote import Copy, ToCopy
 from tasks.records.reproduction import Change, MetricPair, Reproduction
 from tasks.records.results import (
     ClassMetrics,
@@ -40,6 +43,7 @@ from tasks.records.results import (
     VariablePlacement,
 )
 from tasks.records.runs import (
+    Changed,
     CodeMeanings,
     Ended,
     FlowEnd,
@@ -51,5 +55,6 @@ from tasks.records.runs import (
     RunStatus,
     RunSummary,
 )
+from tasks.records.scaling import Pace, ScalingPlan
 from tasks.records.sweep import Limits, Sweep, SweepPlan, Trial
 from tasks.records.sync import Sync, Synced

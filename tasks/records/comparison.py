@@ -41,6 +41,9 @@ class ComparisonRow(Record):
     metrics: dict[str, float] = {}
     intervals: dict[str, tuple[float, float]] = {}
     """The 95 % bootstrap interval of each metric that has one: of the first of its trainings."""
+    differences: dict[str, tuple[float, float]] = {}
+    """The 95 % interval of how much more each of these is than that of the row which they are held against
+    (`findings.metric_base`), on the same test examples."""
     peak_memory_bytes: int | None = None
     step_time: StepTime | None = None
     """Of the round with the median step."""
@@ -65,6 +68,11 @@ class ComparisonRow(Record):
     """The first call of the step function."""
     restarts: tuple[str, ...] = ()
     """Why its processes were started again."""
+
+    @property
+    def name(self) -> str:
+        """What tells it from the other rows."""
+        return f"{self.strategy}, {self.loop}"
 
     @property
     def differs(self) -> bool:

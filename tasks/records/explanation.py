@@ -6,10 +6,19 @@ from tasks.records.record import Record
 
 
 class PlannedStage(Record):
-    """A stage that a command has."""
+    """A stage or step that a command has."""
 
     stage: str
-    does: Literal["would run", "is cached", "asks DVC", "would resume", "is left out"]
+    does: Literal[
+        "would run",
+        "would end",
+        "is cached",
+        "is there already",
+        "asks DVC",
+        "asks MLflow",
+        "would resume",
+        "is left out",
+    ]
     why: str
 
 
@@ -19,11 +28,12 @@ class GivenSetting(Record):
     key: str
     value: Any
     source: str
-    """`params.yaml`, `recipe NAME`, `--set`, `dataset: REASON`, or `default rule`."""
+    """`params.yaml`, `recipe NAME`, `--set`, `dataset: REASON`, `default rule`, or what else says it."""
 
 
 class Explanation(Record):
     """What a command would do; nothing of it was done."""
 
     stages: tuple[PlannedStage, ...]
-    settings: tuple[GivenSetting, ...]
+    settings: tuple[GivenSetting, ...] = ()
+    """None of a command that has no settings."""

@@ -4,7 +4,17 @@ from typing import Any
 
 from tasks.records.record import Place, Record
 from tasks.records.reproduction import MetricPair
-from tasks.records.runs import Lineage
+from tasks.records.runs import Changed, Lineage
+
+
+class NewProject(Record):
+    """What `stratagem init --json` prints."""
+
+    folder: str
+    files: tuple[str, ...]
+    """From the folder."""
+    git: bool
+    """Whether a repository was made there."""
 
 
 class RunLine(Record):
@@ -83,7 +93,11 @@ class RunDetails(Record):
     aliases: tuple[str, ...]
     """Of the model's version, when it was registered."""
     why_no_version: str | None
+    judgement: str | None = None
+    """Which version became the champion when it was registered, and why."""
     notes: tuple[str, ...]
+    changed: tuple[Changed, ...] = ()
+    """What of its training is otherwise than it began, because it was resumed so."""
     reproduces: str | None = None
     """Which run it was trained to reproduce, and whether it did."""
 
@@ -119,5 +133,7 @@ class Pruning(Record):
     """That were removed, or would be."""
     left: dict[str, str]
     """By the id of a run that was chosen: why it is left alone."""
+    unfinished: int = 0
+    """Runs that would have been chosen, and are left because they can be resumed."""
     bytes_left: int
     """Of mlruns/runs, afterwards."""

@@ -107,6 +107,15 @@ class TrainingResult(Record):
     traced_seconds: float = 0.0
     """What looking at these took, which is no time of the training's."""
 
+    @property
+    def curves(self) -> dict[str, dict[str, tuple[float, ...]]]:
+        """``history`` by metric, then by split."""
+        found: dict[str, dict[str, tuple[float, ...]]] = {}
+        for name, values in self.history.items():
+            split, _, metric = name.partition("/")
+            found.setdefault(metric, {})[split] = values
+        return found
+
 
 class ClassMetrics(Record):
     name: str

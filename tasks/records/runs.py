@@ -2,6 +2,7 @@
 
 from typing import Any, Literal
 
+from tasks.errors import shown
 from tasks.records.record import Name, Place, Record
 from tasks.records.results import Judgement
 
@@ -14,6 +15,31 @@ class Lineage(Record):
     code_digest: str
     settings_digest: str
     data_version: str | None
+    package_version: str | None = None
+    """Of Stratagem, where the project has no code of its own: then the commit is that of settings and of code of the
+    user's own, and the code's digest that of the package."""
+
+
+class Changed(Record):
+    """What of a training is otherwise from a step on, because a command resumed it so."""
+
+    step: int
+    """After which it went on."""
+    kind: Literal["settings", "code", "data", "environment", "machine"]
+    what: str
+    """Such as ``train.epochs`` or ``tensorflow``."""
+    before: Any
+    now: Any
+    affects: Literal["result", "speed"]
+    """``speed`` is what moves the last bits at most."""
+
+    @property
+    def values(self) -> str:
+        """Both values, as a person reads them."""
+        before, now = (
+            str(one)[:12] if self.kind in ("code", "data") else shown(one) for one in (self.before, self.now)
+        )
+        return f"{before} up to step {self.step:,}, then {now}"
 
 
 class CodeMeanings(Record):
@@ -52,6 +78,8 @@ class Run(Record):
     """MLFLOW_TRACKING_URI; empty for the project's own store."""
     environment: dict[str, str] = {}
     """What it was started or resumed on, see ``machine.surroundings``; nothing in records of before."""
+    changed: tuple[Changed, ...] = ()
+    """What is otherwise than it began, in the order in which it was resumed; nothing in records of before."""
     creation_id: str = ""
     """A tag of the MLflow run that is this one's: the reply to its creation may be lost, and it must be found again."""
 
@@ -122,6 +150,8 @@ class RunSummary(Record):
     code_digest: str
     settings_digest: str
     data_version: str | None
+    package_version: str | None = None
+    """As in ``Lineage``."""
     dataset: str
     strategy: str
     loop: str

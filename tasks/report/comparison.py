@@ -140,8 +140,8 @@ def comparison_remarks(comparison: Comparison) -> list[str]:
             failed.setdefault((row.strategy, row.reason), []).append(row.loop or "no loop")
     return [
         *(f"{kind}, {' and '.join(loops)}: {reason}" for (kind, reason), loops in failed.items()),
-        *(f"{row.strategy}, {row.loop}: a later round: {why}" for row in comparison.rows for why in row.failures),
-        *(f"{row.strategy}, {row.loop}: started again: {why}" for row in comparison.rows for why in row.restarts),
+        *(f"{row.name}: a later round: {why}" for row in comparison.rows for why in row.failures),
+        *(f"{row.name}: started again: {why}" for row in comparison.rows for why in row.restarts),
         *_spreads(comparison),
         *(f"left out: {pair}" for pair in comparison.left_out),
         *([comparison.note] if comparison.note else []),
@@ -155,7 +155,7 @@ def _spreads(comparison: Comparison) -> list[str]:
     if comparison.rounds == 1:
         return ["Each was measured once, so nobody knows which part of a speed-up is chance: give --repeats 2 or more."]
     spreads = [
-        f"{row.strategy}, {row.loop}: {row.speed_up_range[0]:.2f} to {row.speed_up_range[1]:.2f}"
+        f"{row.name}: {row.speed_up_range[0]:.2f} to {row.speed_up_range[1]:.2f}"
         for row in comparison.rows
         if row.speed_up_range is not None
     ]
@@ -169,11 +169,14 @@ def comparison_table(comparison: Comparison, path: Path) -> Path:
     """Write a comparison as CSV: a line a row, every field of its record, numbers as they are."""
     rows = []
     for row in comparison.rows:
-        left_out = {"metrics", "devices", "restarts", "repeats", "failures", "intervals", "step_time"}
+        left_out = {"metrics", "devices", "restarts", "repeats", "failures", "intervals", "differences", "step_time"}
         values = row.model_dump(mode="json", exclude=left_out)
         parts = {f"{name}_ms": value for name, value in row.step_time.parts.items()} if row.step_time else {}
         spans = {
-            f"{name} {end}": span[i] for name, span in row.intervals.items() for i, end in enumerate(("low", "high"))
+            f"{name}{what} {end}": span[i]
+            for what, known in (("", row.intervals), (" difference", row.differences))
+            for name, span in known.items()
+            for i, end in enumerate(("low", "high"))
         }
         kept = {"devices": " ".join(row.devices), "restarts": len(row.restarts), "repeats": len(row.repeats)}
         load = max((repeat.load for repeat in row.repeats), default=None)

@@ -71,7 +71,7 @@ def _figures(comparison: Comparison) -> Section:
     drawings = [
         _ranges(
             "examples/s: the median, and what the rounds span",
-            [(_name(row), *_span(row)) for row in worked if row.examples_per_second],
+            [(row.name, *_span(row)) for row in worked if row.examples_per_second],
         ),
         *_of_metric(worked),
         *_of_memory(worked),
@@ -126,10 +126,6 @@ def _origin(comparison: Comparison) -> Section:
     )
 
 
-def _name(row: ComparisonRow) -> str:
-    return f"{row.strategy}, {row.loop}"
-
-
 def _span(row: ComparisonRow) -> tuple[float, float, float]:
     speeds = [repeat.examples_per_second for repeat in row.repeats if repeat.examples_per_second]
     return min(speeds), row.examples_per_second or 0.0, max(speeds)
@@ -140,13 +136,13 @@ def _of_metric(rows: Sequence[ComparisonRow]) -> list[Markup]:
         name = f"test/{metric}"
         found = [(row, row.intervals[name]) for row in rows if name in row.intervals]
         if found:
-            lines = [(_name(row), low, row.metrics[name], high) for row, (low, high) in found]
+            lines = [(row.name, low, row.metrics[name], high) for row, (low, high) in found]
             return [_ranges(f"test {metric}, with its 95 % interval", lines, from_zero=False)]
     return []
 
 
 def _of_memory(rows: Sequence[ComparisonRow]) -> list[Markup]:
-    shown = {_name(row): row.peak_memory_bytes / 1e6 for row in rows if row.peak_memory_bytes}
+    shown = {row.name: row.peak_memory_bytes / 1e6 for row in rows if row.peak_memory_bytes}
     lines = [(name, value, value, value) for name, value in shown.items()]
     return [_ranges("peak memory of all processes, MB", lines)] if lines else []
 
@@ -193,7 +189,7 @@ def _stacked(rows: Sequence[ComparisonRow]) -> Markup:
             continue
         y, x = 30 + number * STEP, float(LEFT)
         parts.append(
-            Markup('<text x="{}" y="{}" class="end">{}</text>').format(LEFT - 8, y + 12, svg.short(_name(row), 26))
+            Markup('<text x="{}" y="{}" class="end">{}</text>').format(LEFT - 8, y + 12, svg.short(row.name, 26))
         )
         for place, value in enumerate(row.step_time.parts.values()):
             length = value / most * wide
@@ -205,5 +201,5 @@ def _stacked(rows: Sequence[ComparisonRow]) -> Markup:
             x += length
         parts.append(Markup('<text x="{:.1f}" y="{}">{:.3g}</text>').format(x + 5, y + 12, row.step_time.total_ms))
         shares = ", ".join(f"{PARTS[name]} {value:.3g}" for name, value in row.step_time.parts.items())
-        told.append(f"{_name(row)}: {shares}")
+        told.append(f"{row.name}: {shares}")
     return svg.svg(width, 34 + STEP * len(rows), f"Where a step goes, in milliseconds. {'; '.join(told)}", parts)

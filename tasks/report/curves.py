@@ -10,10 +10,7 @@ def curves(material: Material) -> Section | None:
     training = material.training
     if training is None:
         return None
-    panels: dict[str, dict[str, tuple[float, ...]]] = {}
-    for name, values in training.history.items():
-        split, _, metric = name.partition("/")
-        panels.setdefault(metric, {})[split] = values
+    panels = training.curves
     if not any(len(values) for lines in panels.values() for values in lines.values()):
         return Section("Learning curves", [Text("The training did no whole epoch.")])
     steps = training.steps / max(training.epochs, 1)

@@ -7,7 +7,7 @@ a part of a step that was not measured is no reason.
 from collections.abc import Sequence
 from statistics import median
 
-from tasks.records import HEADLINES, Comparison, ComparisonRow, StepTime
+from tasks.records import Comparison, ComparisonRow, StepTime
 
 NOISY = 1.5
 """Where the largest speed-up of the rounds is so many times the smallest, the machine was measured, not the row."""
@@ -51,7 +51,7 @@ def base_of(row: ComparisonRow, rows: Sequence[ComparisonRow]) -> ComparisonRow 
 
 
 def _of_row(row: ComparisonRow, base: ComparisonRow, comparison: Comparison) -> str:
-    name, against = _name(row), "one_device" if row.loop == base.loop else f"one_device, {base.loop}"
+    name, against = row.name, "one_device" if row.loop == base.loop else f"one_device, {base.loop}"
     span = row.speed_up_range
     if span is not None and span[1] > NOISY * span[0]:
         return (
@@ -154,8 +154,8 @@ def _fastest(rows: Sequence[ComparisonRow]) -> list[str]:
     best, *others = known
     near = [row for row in others if _overlaps(row, best)]
     if near:
-        return [f"The fastest here is {_name(best)}. Not shown to be slower: {'; '.join(map(_name, near))}."]
-    return [f"The fastest here is {_name(best)}, with {best.examples_per_second:,.0f} examples/s."]
+        return [f"The fastest here is {best.name}. Not shown to be slower: {'; '.join(row.name for row in near)}."]
+    return [f"The fastest here is {best.name}, with {best.examples_per_second:,.0f} examples/s."]
 
 
 def _overlaps(row: ComparisonRow, best: ComparisonRow) -> bool:
@@ -167,27 +167,36 @@ def _overlaps(row: ComparisonRow, best: ComparisonRow) -> bool:
     return len(pairs) < 2 or any(own >= bests for own, bests in pairs)
 
 
+def metric_base(rows: Sequence[ComparisonRow]) -> ComparisonRow | None:
+    """Return the row that the metrics of the others are held against: of `one_device`, else the first that has any."""
+    known = [row for row in rows if row.intervals]
+    known.sort(key=lambda row: row.strategy != "one_device")
+    return known[0] if known else None
+
+
 def _metric(rows: Sequence[ComparisonRow]) -> list[str]:
-    """Return whether the rows differ by the headline metric of their task, beyond what the test examples can show."""
-    for metric in HEADLINES.values():
-        name = f"test/{metric}"
-        spans = {_name(row): row.intervals[name] for row in rows if name in row.intervals}
-        if len(spans) < 2:
-            continue
-        low, high = max(span[0] for span in spans.values()), min(span[1] for span in spans.values())
-        if low <= high:
-            return [f"No row's test {metric} is shown to differ: the 95 % intervals of all have {low:.4f} in common."]
-        worst = min(spans, key=lambda one: spans[one][1])
-        best = max(spans, key=lambda one: spans[one][0])
+    """Return whether the rows differ by the headline metric of their task, beyond what the test examples can show.
+
+    By the intervals of the differences on the same examples: where those of two rows overlap, the difference may still
+    be sure.
+    """
+    base = metric_base(rows)
+    found = [row for row in rows if row.differences]
+    if base is None or not found:
+        return []
+    (name,) = base.intervals
+    metric, against = name.replace("/", " "), f"that of {base.name}"
+    apart = [row for row in found if not row.differences[name][0] <= 0 <= row.differences[name][1]]
+    if not apart:
         return [
-            f"The test {metric} differs: {worst} has {spans[worst][0]:.4f} to {spans[worst][1]:.4f}, and {best} "
-            f"{spans[best][0]:.4f} to {spans[best][1]:.4f}, so they did not learn the same."
+            f"No row's {metric} is shown to differ from {against}: on the same test examples, the 95 % interval of "
+            "each difference holds 0."
         ]
-    return []
-
-
-def _name(row: ComparisonRow) -> str:
-    return f"{row.strategy}, {row.loop}"
+    spans = [f"{row.name} by {row.differences[name][0]:+.4f} to {row.differences[name][1]:+.4f}" for row in apart]
+    return [
+        f"The {metric} differs from {against}, on the same test examples: {'; '.join(spans)}, so they did not learn "
+        "the same."
+    ]
 
 
 def _count(number: int, what: str) -> str:

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from tasks import config, predictions, quality_report, records, runs
+from tasks import config, files, predictions, quality_report, records, runs
 from tasks.errors import UserError
 from tasks.predictions import Predictions
 from tasks.records import (
@@ -228,7 +228,7 @@ def _layer_kinds(path: Path) -> dict[str, str]:
     try:
         with zipfile.ZipFile(path) as archive:
             written = json.loads(archive.read("config.json"))
-    except (OSError, KeyError, ValueError, zipfile.BadZipFile):
+    except files.DAMAGED_FILE:
         return {}
     found: dict[str, str] = {}
 

@@ -15,10 +15,12 @@ def origin(material: Material) -> Section:
     """Return what was trained on what, and with which settings that are not those of params.yaml."""
     run, training = material.run, material.training
     lineage, settings = run.lineage, run.settings
+    package = {"code": f"stratagem {lineage.package_version}"} if lineage.package_version else {}
     rows: dict[str, Cell] = {
         "dataset": str(settings["dataset"]["name"]),
         "data version": lineage.data_version or "not under DVC",
         "git commit": f"{lineage.git_commit or 'none'}{' with changes' if lineage.git_dirty else ''}",
+        **package,
         "model": str(settings["model"]["name"]),
         "strategy": str(settings["strategy"]["kind"]),
         "seed": str(settings["train"]["seed"]),
@@ -30,12 +32,14 @@ def origin(material: Material) -> Section:
             f"{training.epochs} epochs, {training.steps:,} steps of {training.global_batch_size:,} examples"
         )
         rows["restarts"] = "; ".join(training.restarts)
+    rows["resumed with"] = "; ".join(f"{one.what} {one.values}" for one in run.changed)
     if material.evaluation is not None:
         rows["evaluated"] = f"{material.evaluation.num_examples:,} test examples, {material.evaluation.checkpoint}"
     if (registered := material.registered) is not None:
         aliases = " ".join(f"@{alias}" for alias in registered.aliases)
         version = f"{registered.model_name}/{registered.model_version} {aliases}"
         rows["registered"] = version if registered.model_version else f"no: {registered.reason}"
+        rows["champion"] = registered.judgement.told if registered.judgement is not None else ""
         rows["notes"] = "; ".join(registered.notes)
     rows |= {"run": run.run_id, "experiment": run.experiment}
     blocks: list[Block] = [facts({name: svg.escaped(str(value)) for name, value in rows.items() if value})]

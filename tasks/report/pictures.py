@@ -95,10 +95,7 @@ def learning_curve(training: TrainingResult, title: str, path: Path) -> Path:
     from matplotlib.figure import Figure
     from matplotlib.ticker import MaxNLocator
 
-    panels: dict[str, dict[str, tuple[float, ...]]] = {}
-    for name, values in training.history.items():
-        split, _, metric = name.partition("/")
-        panels.setdefault(metric, {})[split] = values
+    panels = training.curves
     # Margins by hand: a layout that measures the text takes twice as long to draw, at the end of every run.
     figure = Figure(figsize=(4.2 * len(panels), 3.6))
     figure.subplots_adjust(left=0.2 / len(panels), right=1 - 0.06 / len(panels), bottom=0.14, top=0.82, wspace=0.3)

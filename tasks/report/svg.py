@@ -9,6 +9,7 @@ from markupsafe import Markup, escape
 WIDTH, HEIGHT = 400, 260
 LEFT, RIGHT, TOP, BOTTOM = 52, 12, 36, 44
 NUM_COLOURS = 4
+LETTER_WIDTH = 7
 MAX_NAME = 18
 """Letters of a name beside a drawing."""
 
@@ -38,17 +39,35 @@ def short(name: str, most: int = MAX_NAME) -> str:
     return name if len(name) <= most else f"{name[: most - 1]}…"
 
 
+def along_axis(names: Sequence[str]) -> list[str]:
+    """Return names, each cut to the room that it has along the lying axis."""
+    room = (WIDTH - LEFT - RIGHT) // (LETTER_WIDTH * max(len(names), 1))
+    return [short(name, room) for name in names]
+
+
 class Frame:
     """Two axes, and what is drawn between them."""
 
-    def __init__(self, x: Point, y: Point, x_label: str, y_label: str, whole: bool = False) -> None:
+    def __init__(
+        self, x: Point, y: Point, x_label: str, y_label: str, whole: bool = False, names: Sequence[str] = ()
+    ) -> None:
+        """
+        Args:
+            x: the ends of the lying axis.
+            y: those of the upright one.
+            x_label: what the lying one is.
+            y_label: what the upright one is.
+            whole: only whole numbers are written along the lying axis.
+            names: what is written there in place of 0, 1, 2 and so on.
+        """
         self._x, self._y = _widened(x), _widened(y)
         self._parts: list[Markup] = []
-        for value in ticks(*self._x, whole=whole):
+        along: dict[float, str] = dict(enumerate(along_axis(names)))
+        for value, text in (along or {value: number(value) for value in ticks(*self._x, whole=whole)}).items():
             place = self.x(value)
             self._parts.append(
                 Markup('<path class="grid" d="M{:.1f} {}V{}"/><text x="{:.1f}" y="{}" class="mid">{}</text>').format(
-                    place, TOP, HEIGHT - BOTTOM, place, HEIGHT - BOTTOM + 16, number(value)
+                    place, TOP, HEIGHT - BOTTOM, place, HEIGHT - BOTTOM + 16, text
                 )
             )
         for value in ticks(*self._y):

@@ -15,6 +15,8 @@ from tasks.report.sweep import ranked, short_names, sweep_cells, text_of
 MOST_TRIALS = 20
 """That are shown without a click."""
 MOST_CURVES = 200
+MOST_NAMES = 8
+"""Choices that have room for their names along an axis."""
 
 
 def write(sweep: Sweep, path: Path) -> Path:
@@ -141,8 +143,13 @@ def _slice(sweep: Sweep, key: str, parameter: Any) -> Markup:
         frame = svg.Frame((min(parameter), max(parameter)), ends, name, sweep.plan.metric)
         places = {one.number: float(one.params[key]) for one in shown}
     else:
-        names = svg.short(", ".join(map(text_of, parameter)), 48)
-        frame = svg.Frame((-0.5, len(parameter) - 0.5), ends, f"{name}: {names}", sweep.plan.metric, True)
+        names = list(map(text_of, parameter))
+        ends_of = (-0.5, len(parameter) - 0.5)
+        if len(names) <= MOST_NAMES and len(set(svg.along_axis(names))) == len(names):
+            frame = svg.Frame(ends_of, ends, name, sweep.plan.metric, names=names)
+        else:
+            label = f"{name}: {svg.short(', '.join(names), 48)}"
+            frame = svg.Frame(ends_of, ends, label, sweep.plan.metric, True)
         places = {one.number: float(parameter.index(one.params[key])) for one in shown}
     for state, colour in (("pruned", "c1"), ("complete", "c0")):
         frame.dots([(places[one.number], one.value or 0.0) for one in shown if one.state == state], colour)

@@ -59,6 +59,7 @@ from tasks.runs.resume import (
     forget_what_changed,
     refuse_other_training,
     refuse_resume,
+    what_changed,
     why_not_resumed,
 )
 from tasks.runs.unreported import keep_unreported, unreported

@@ -55,7 +55,9 @@ def show(run: Run) -> RunDetails:
         model_uri=registered.model_uri if registered else None,
         aliases=registered.aliases if registered else (),
         why_no_version=registered.reason if registered else None,
+        judgement=registered.judgement.told if registered and registered.judgement else None,
         notes=registered.notes if registered else (),
+        changed=run.changed,
         reproduces=_reproduces(run),
     )
 
@@ -82,6 +84,7 @@ def _facts(shown: RunDetails) -> dict[str, Any]:
     return {
         "data version": lineage.data_version,
         "code": lineage.code_digest,
+        "stratagem": lineage.package_version,
         "git commit": lineage.git_commit,
         "uncommitted changes": lineage.git_dirty,
         "host": shown.host,
@@ -92,6 +95,7 @@ def _facts(shown: RunDetails) -> dict[str, Any]:
         **line.metrics,
         "examples/s": line.examples_per_second,
         **{f"seconds: {stage}": seconds for stage, seconds in shown.seconds.items()},
+        "resumed with others": "; ".join(f"{one.what} {one.values}" for one in shown.changed) or None,
         "weights": shown.weights_digest,
         "model version": line.model_version,
     }

@@ -12,7 +12,8 @@ from tasks.runs.locks import is_abandoned, remove_free_locks
 
 
 def remove_leftovers(mine: str = "") -> list[Path]:
-    """Remove what killed processes left half-written in data/ and in the folders of runs; return what it was.
+    """Remove what killed processes left half-written in data/ and in the folders of runs, the records that they cached,
+    and what they had the input service read; return what it was.
 
     Args:
         mine: a key that the caller holds; what was done under it before is over.
@@ -24,6 +25,10 @@ def remove_leftovers(mine: str = "") -> list[Path]:
             if files.is_inside(path, root):  # Not even a lock is written elsewhere.
                 with contextlib.suppress(Timeout), FileLock(path.with_name(lock), blocking=False):
                     removed += files.remove_scratch([path], root)
+    for path in [*root.glob("mlruns/.input.*"), *root.glob("mlruns/.cache.*")]:
+        if (path / files.MARK).is_file():
+            with contextlib.suppress(Timeout, OSError), FileLock(path / files.MARK, blocking=False):
+                removed += files.remove_scratch([path], root)
     for entry in catalogue.query("status = 'RUNNING' OR partial"):
         folder = root / entry.folder
         found = [*folder.glob("checkpoints/.*.partial"), *folder.glob("models/.*.partial*")]

@@ -19,9 +19,10 @@ from tasks.records import ModelVersion, Pruned, PrunedRun, Pruning, Run, RunLine
 from tasks.runs import catalogue
 from tasks.runs.catalogue import PRUNED, Entry
 from tasks.runs.identity import project_id, store_name
-from tasks.runs.index import load
+from tasks.runs.index import kind_of_parent, load, look_up_parent
 from tasks.runs.listing import Choice, all_entries, bytes_of, line_of
 from tasks.runs.locks import is_locked, lock
+from tasks.runs.outcome import is_pruned, status
 
 PARTS = ("checkpoints", "models")
 ASIDE = ".pruned."
@@ -41,7 +42,7 @@ class Selection:
     dataset: str | None = None
     """On it alone; the newest are then counted on it, too."""
     unfinished: bool = False
-    """Also those that could be resumed."""
+    """Also those that could be resumed; what a sweep gave up is no such run."""
 
     def check(self) -> None:
         """Refuse to prune what nobody has chosen.
@@ -76,9 +77,13 @@ def prune(selection: Selection, ask: Callable[[], list[ModelVersion]], dry_run: 
     needed = _needed(ask())
     pruned: list[PrunedRun] = []
     left: dict[str, str] = {}
+    unfinished = 0
     for entry, line, chosen in _chosen(selection, needed):
         run = load(entry.folder)
-        if run is None or not (chosen or _begun(run)):
+        if run is None or not (chosen or is_pruned(run)):
+            continue
+        if line.status in UNFINISHED and not selection.unfinished and not is_pruned(run) and not _is_given_up(line):
+            unfinished += any(map(files.num_bytes, _parts(run)))
             continue
         if not (taken := sum(map(files.num_bytes, _parts(run)))):
             continue
@@ -99,6 +104,7 @@ def prune(selection: Selection, ask: Callable[[], list[ModelVersion]], dry_run: 
         pruned=tuple(pruned),
         bytes=removed,
         left=left,
+        unfinished=unfinished,
         bytes_left=in_all - removed if dry_run else in_all,
     )
 
@@ -118,7 +124,7 @@ def _needed(versions: list[ModelVersion]) -> dict[str, str]:
 
 
 def _chosen(selection: Selection, needed: dict[str, str]) -> Iterator[tuple[Entry, RunLine, bool]]:
-    """Yield all runs on the dataset, the newest first, and whether each is chosen."""
+    """Yield all runs on the dataset, the newest first, and whether each is chosen, finished or not."""
     known = [(entry, line_of(entry)) for entry in all_entries() if entry.run_id is not None]
     choice = Choice(dataset=selection.dataset)
     choice.check([line for _, line in known])
@@ -130,13 +136,17 @@ def _chosen(selection: Selection, needed: dict[str, str]) -> Iterator[tuple[Entr
             (selection.keep_last is None or number >= selection.keep_last)
             and (selection.before is None or ended < selection.before)
             and not (selection.not_registered and line.run_id in needed)
-            and (line.status == "finished" or (selection.unfinished and line.status in UNFINISHED)),
+            and line.status in ("finished", *UNFINISHED),
         )
 
 
-def _begun(run: Run) -> bool:
-    """Return whether a run was marked, so that what is left of it in ``_parts`` is to go."""
-    return (config.project_root() / run.folder / PRUNED).exists()
+def _is_given_up(line: RunLine) -> bool:
+    """Return whether a run is a trial that its sweep gave up: no sweep that has ended goes on with it."""
+    if line.status != "killed" or line.parent_run_id is None or kind_of_parent(line.parent_run_id) != "sweep":
+        return False
+    parent = look_up_parent(line.parent_run_id)
+    ended = status(parent) if parent is not None else None
+    return ended is not None and ended.status == "FINISHED"
 
 
 def _parts(run: Run) -> list[Path]:
@@ -184,7 +194,7 @@ def _remove(run: Run, num_bytes: int, version: str | None) -> None:
         if catalogue.query("folder = ?", run.folder)[0].model_version != version:
             raise UserError("it was registered just now")
         catalogue.forget(run.folder)
-        begun = _begun(run)
+        begun = is_pruned(run)
         if not begun:
             now = datetime.now(UTC).isoformat(timespec="seconds")
             records.save(Pruned(at=now, num_bytes=num_bytes), folder / PRUNED)

@@ -2,15 +2,15 @@
 
 import contextlib
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from tasks import config, records
+from tasks import config, machine, records
 from tasks.errors import UserError
-from tasks.records import PreparedDataset, RegisteredModel, Run
+from tasks.records import Changed, PreparedDataset, RegisteredModel, Run, TrainingResult
 from tasks.runs.index import find_named, newest
 from tasks.runs.locks import is_abandoned
-from tasks.runs.outcome import forget_results, nonfinite_steps, refuse_pruned, status
+from tasks.runs.outcome import forget_results, load_result, nonfinite_steps, refuse_pruned, status
 
 SHOWN = 3
 
@@ -125,11 +125,68 @@ def why_not_resumed(settings: config.Settings, wanted: records.Lineage) -> str |
 
 def forget_what_changed(run: Run, settings: config.Settings, now: records.Lineage) -> None:
     """Remove what stages of a run left that settings or data of another value would have made otherwise."""
-    other = differences(run, settings)
-    if now.data_version != run.lineage.data_version or any(one.mark.what == "result" for one in other):
+    if not _results_stay(run, settings, now):
         forget_results(run)
-    elif any(one.key.startswith("register.") for one in other):
+    elif any(one.key.startswith("register.") for one in differences(run, settings)):
         forget_results(run, RegisteredModel)
+
+
+def _results_stay(run: Run, settings: config.Settings, now: records.Lineage) -> bool:
+    same = now.data_version == run.lineage.data_version
+    return same and all(one.mark.what != "result" for one in differences(run, settings))
+
+
+def what_changed(
+    run: Run, settings: config.Settings, now: records.Lineage, environment: Mapping[str, str]
+) -> tuple[Changed, ...]:
+    """Return what of a run's training was and will be otherwise than it began: what the record says, and what differs
+    where it is resumed. Nothing where it has no checkpoint: then none of its steps is kept, and it begins anew.
+
+    Args:
+        run: as it was so far.
+        settings: from now on.
+        now: where it comes from, from now on.
+        environment: what it trains on from now on, see ``machine.surroundings``.
+    """
+    step = _reached(run).get("step")
+    if not step:
+        return ()
+    if _results_stay(run, settings, now) and load_result(run, TrainingResult) is not None:
+        return run.changed  # No step is done again.
+    found = [
+        Changed(step=step, kind="settings", what=one.key, before=one.before, now=one.now, affects=one.mark.what)
+        for one in differences(run, settings)
+        if one.mark.what != "bookkeeping" and not one.key.startswith("evaluate.")  # Which comes after the training.
+    ]
+    was, of_run = run.lineage, run.environment
+    found += [
+        Changed(step=step, kind="code", what="code", before=was.code_digest, now=now.code_digest, affects="result"),
+        Changed(
+            step=step, kind="data", what="data version", before=was.data_version, now=now.data_version, affects="result"
+        ),
+    ]
+    found += [
+        Changed(
+            step=step,
+            kind="machine" if what in machine.MACHINE else "environment",
+            what=what,
+            before=of_run.get(what),
+            now=environment.get(what),
+            affects="speed",
+        )
+        for what in (dict.fromkeys([*of_run, *environment]) if of_run else ())
+    ]
+    return (*(one for one in run.changed if one.step < step), *_since(step, run.changed, found))
+
+
+def _since(step: int, noted: Sequence[Changed], found: Sequence[Changed]) -> Iterator[Changed]:
+    """Yield what differs from a step on, where a resume at a later one, or at the same, is noted whose steps are done
+    again: what was changed then and is changed back now does not differ."""
+    latest = {(one.kind, one.what): one for one in [*noted, *found] if one.step >= step}
+    for one in reversed([one for one in noted if one.step >= step]):
+        key = (one.kind, one.what)
+        latest[key] = latest[key].model_copy(update={"step": step, "before": one.before})
+    yield from (one for one in latest.values() if one.before != one.now)
 
 
 def changes_without_result(settings: config.Settings, run: Run) -> str:
@@ -145,7 +202,7 @@ def _first_few(texts: Sequence[str]) -> list[str]:
 
 def _other_batch_size(section: config.Train, run: Run) -> list[str]:
     """Return how the batch size differs from the run's. On other devices a run keeps its global one."""
-    size, reached = section.global_batch_size, _reached_batch_size(run)
+    size, reached = section.global_batch_size, _reached(run).get("global_batch_size")
     if size is not None and reached is not None and size != reached:
         return [f"train.global_batch_size was {reached} and is {size}"]
     sizes = run.settings["train"]["per_replica_batch_size"], section.per_replica_batch_size
@@ -157,10 +214,12 @@ def _other_batch_size(section: config.Train, run: Run) -> list[str]:
     return []
 
 
-def _reached_batch_size(run: Run) -> int | None:
-    """Return the global batch size of the run's newest checkpoint that can be read, without a framework."""
+def _reached(run: Run) -> dict[str, int]:
+    """Return the step and the global batch size of the run's newest checkpoint that can be read, without a framework;
+    nothing where there is none."""
     folder = config.project_root() / run.folder / "checkpoints"
     for state in sorted(folder.glob("[0-9]*/state.json"), key=lambda path: int(path.parent.name), reverse=True):
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-            return int(json.loads(state.read_text(encoding="utf-8"))["state"]["global_batch_size"])
-    return None
+            size = json.loads(state.read_text(encoding="utf-8"))["state"]["global_batch_size"]
+            return {"step": int(state.parent.name), "global_batch_size": int(size)}
+    return {}

@@ -40,8 +40,9 @@ class Strategy:
     """Inside a step: the number of the replica that runs it, among those of this worker."""
     local_results: Callable[[Any], Sequence[Any]] = lambda value: (value,)
     """Takes what ``run`` returned; returns the value of each replica of this worker, in their order."""
-    place_batch: Callable[[Any], Any] = lambda batch: batch
-    """On JAX: puts an array (n, ...) on the devices, cut as in a training."""
+    place_batch: Callable[[Any, int], Any] = lambda batch, size: batch
+    """On JAX: takes this worker's part of a batch, or all of it, arrays (n, ...), and how many examples the batch has;
+    puts it on the devices."""
     all_reduce: Callable[[Any], Any] = lambda tensors: tensors
     """Inside a step: the sum of a list of tensors over all replicas, on each of them."""
     locate: Callable[[Any], tuple[tuple[str, ...], str, int]] = local_copies
@@ -61,6 +62,11 @@ class Strategy:
     backend: str = "tensorflow"
     worker: int = 0
     num_workers: int = 1
+    is_one_program: bool = False
+    """Whether a variable is one array over all workers: what reads or changes it in a way that needs them, they do
+    together."""
+    share: tuple[int, int] | None = None
+    """Which part of a batch this worker reads, and of how many; None is a part for each worker."""
 
     @property
     def is_chief(self) -> bool:
@@ -71,6 +77,13 @@ class Strategy:
     def num_local_replicas(self) -> int:
         """Replicas of this worker."""
         return self.num_replicas // self.num_workers
+
+    @property
+    def reads(self) -> tuple[int, int, int]:
+        """What ``Batches`` takes: which part of a batch this worker reads, of how many, and what a batch must divide by
+        to be cut at all."""
+        part, num_parts = self.share or (self.worker, self.num_workers)
+        return part, num_parts, self.num_replicas if self.is_one_program else 1
 
     def describe(self) -> str:
         """Return one line: the kind, the replicas and the devices they really lie on."""

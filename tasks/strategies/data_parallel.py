@@ -1,6 +1,7 @@
-"""Synchronous copies on the devices of one machine (keras.distribution.DataParallel), and what both strategies on JAX
-share."""
+"""Synchronous copies on the devices of one process or of several (keras.distribution.DataParallel), and what both
+strategies on JAX share."""
 
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -9,7 +10,7 @@ import keras
 
 from tasks import config, upstream
 from tasks.errors import UserError
-from tasks.strategies import Strategy
+from tasks.strategies import Strategy, _processes
 
 # How XLA moves what it sums, by the type of device.
 COLLECTIVES = {"cpu": "shared memory", "gpu": "NCCL", "tpu": "interconnect"}
@@ -32,30 +33,55 @@ class _DataParallel(EveryExample, keras.distribution.DataParallel):
 
 
 def build(section: config.DataParallel) -> Strategy:
-    """Return the strategy of one replica on each of ``section.devices``.
+    """Return the strategy of one replica on each of ``section.devices``, of every worker; it waits for all workers.
 
     Raises:
         UserError: Keras runs on TensorFlow, or a device does not exist.
     """
     require_jax(section.kind)
-    devices = find_devices(section.devices)
+    place = _processes.join(section)
+    devices = find_devices(section)
     mesh = keras.distribution.DeviceMesh([len(devices)], [section.axis_name], devices)
-    return strategy(section.kind, _DataParallel(mesh))
+    return strategy(section.kind, _DataParallel(mesh, auto_shard_dataset=False), place)
 
 
-def strategy(kind: str, distribution: Any, **more: Any) -> Strategy:
-    """Return the strategy of a ``keras.distribution.Distribution``."""
+def strategy(kind: str, distribution: Any, place: tuple[int, int], **more: Any) -> Strategy:
+    """Return the strategy of a ``keras.distribution.Distribution``.
+
+    Args:
+        kind: of the strategy.
+        distribution: over all devices.
+        place: the number of this process, and how many there are.
+        more: of the strategy.
+    """
     devices = tuple(str(device) for device in distribution.device_mesh.devices.flat)
+    worker, num_workers = place
+    if num_workers > 1:
+        mesh = distribution.device_mesh.backend_mesh
+        share = _processes.share_of_batch(mesh, distribution.batch_dim_name, worker)
+        more |= {
+            "worker": worker,
+            "num_workers": num_workers,
+            "is_one_program": True,
+            "share": share,
+            "sum_over_workers": _processes.sum_over_workers,
+            "broadcast": _processes.broadcast,
+        }
+
+    def place_one(array: Any, size: int) -> Any:
+        layout = distribution.get_data_layout((size, *array.shape[1:]))
+        if num_workers > 1:
+            return _processes.place(array, layout.backend_layout, size, share)
+        return keras.distribution.distribute_tensor(array, layout)
+
     return Strategy(
         kind=kind,
         num_replicas=distribution.num_model_replicas,
         devices=devices,
         scope=lambda: _scope(distribution),
-        place_batch=lambda x: keras.tree.map_structure(
-            lambda one: keras.distribution.distribute_tensor(one, distribution.get_data_layout(one.shape)), x
-        ),
+        place_batch=lambda batch, size: keras.tree.map_structure(lambda one: place_one(one, size), batch),
         locate=locate,
-        collectives="none" if len(devices) == 1 else f"XLA all-reduce ({COLLECTIVES[devices[0].partition(':')[0]]})",
+        collectives="none" if len(devices) == 1 else f"XLA all-reduce ({_collectives(devices, num_workers)})",
         backend="jax",
         **more,
     )
@@ -71,13 +97,23 @@ def require_jax(kind: str) -> None:
     upstream.leave_tensorflow_alone()
 
 
-def find_devices(wanted: int | list[str] | None) -> list[str]:
-    """Return names of devices such as ``gpu:0``: as many as asked for, those that are named, or all local ones.
+def _collectives(devices: tuple[str, ...], num_workers: int) -> str:
+    platform = devices[0].partition(":")[0]
+    return "Gloo over TCP" if platform == "cpu" and num_workers > 1 else COLLECTIVES[platform]
+
+
+def find_devices(section: config.OnJax) -> list[str]:
+    """Return names of devices such as ``gpu:0``: as many as asked for, those that are named, or all there are. Of
+    several workers it is all devices of all of them.
 
     Raises:
         UserError: JAX has fewer, or not those.
     """
+    wanted = section.wanted_devices
     present: list[str] = keras.distribution.list_devices()
+    if section.workers > 1:
+        _processes.check_devices(section.gpus_per_worker)
+        return present
     if isinstance(wanted, int):
         if wanted > len(present):
             raise UserError(
@@ -98,15 +134,16 @@ def find_devices(wanted: int | list[str] | None) -> list[str]:
 @contextmanager
 def _scope(distribution: Any) -> Iterator[None]:
     """Make a distribution current: Keras reads it when variables are made, and in ``fit`` for each batch and layer."""
-    with upstream.layout_of_each_batch(), distribution.scope():
+    with upstream.batches_as_they_come(), distribution.scope():
         yield
 
 
 def locate(variable: Any) -> tuple[tuple[str, ...], str, int]:
     """Return a Keras variable's devices, its sharding such as ``(None, model)``, and the bytes of it on one device."""
     array = variable.value
-    shards = array.addressable_shards
-    devices = tuple(f"{shard.device.platform}:{shard.device.id}" for shard in shards)
+    # Not `addressable_shards`, which are this process's alone, and fail for what JAX 0.10 has just put on the one
+    # device of each process.
+    devices = tuple(f"{one.platform}:{one.id}" for one in array.sharding.devices_indices_map(array.shape))
     if len(devices) == 1:
         sharding = "whole"
     elif array.sharding.is_fully_replicated:
@@ -114,4 +151,4 @@ def locate(variable: Any) -> tuple[tuple[str, ...], str, int]:
     else:
         axes = [*array.sharding.spec, *[None] * (array.ndim - len(array.sharding.spec))]
         sharding = f"({', '.join(map(str, axes))})"
-    return devices, sharding, shards[0].data.nbytes
+    return devices, sharding, math.prod(array.sharding.shard_shape(array.shape)) * array.dtype.itemsize

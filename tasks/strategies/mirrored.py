@@ -1,16 +1,16 @@
-"""Synchronous copies on the devices of one machine (tf.distribute.MirroredStrategy), and what all strategies of copies
-on TensorFlow share."""
+"""Synchronous copies on the devices of one machine (tf.distribute.MirroredStrategy)."""
 
 from typing import Any
 
 import tensorflow as tf
 
-from tasks import config, upstream
+from tasks import config
 from tasks.errors import UserError
-from tasks.strategies import Strategy
+from tasks.strategies._copies import of_copies
 
 
-def build(section: config.Mirrored) -> Strategy:
+@of_copies
+def build(section: config.Mirrored) -> Any:
     """Return the strategy of the replicas on ``section.devices``: GPUs where there are any, logical CPUs otherwise.
 
     Raises:
@@ -56,35 +56,7 @@ def build(section: config.Mirrored) -> Strategy:
         "hierarchical_copy": tf.distribute.HierarchicalCopyAllReduce,
         "reduction_to_one_device": tf.distribute.ReductionToOneDevice,
     }[section.cross_device_ops]()
-    mirrored = tf.distribute.MirroredStrategy(names[:wanted], cross_device_ops=ops)
-    return strategy(section.kind, mirrored, collectives=upstream.reduction_of(mirrored))
-
-
-def strategy(kind: str, copies: Any, **more: Any) -> Strategy:
-    """Return the strategy of a ``tf.distribute.Strategy`` whose replicas do each step together."""
-    local = tuple(copies.extended.worker_devices)
-
-    def distribute(dataset: Any) -> Any:
-        # The pieces are cut for the replicas already: rebatching a dataset without a batch op would unbatch it first.
-        return copies.distribute_datasets_from_function(lambda context: dataset)
-
-    values = {
-        "num_replicas": copies.num_replicas_in_sync,
-        "devices": local,
-        "scope": copies.scope,
-        "distribute": distribute,
-        "run": copies.run,
-        "local_replica": lambda: tf.distribute.get_replica_context().replica_id_in_sync_group % len(local),
-        "local_results": copies.experimental_local_results,
-        "all_reduce": all_reduce,
-        "distributed": True,
-    }
-    return Strategy(kind, **(values | more))
-
-
-def all_reduce(tensors: Any) -> Any:
-    """Inside a step: return the sum of a list of tensors over all replicas, on each of them."""
-    return tf.distribute.get_replica_context().all_reduce(tf.distribute.ReduceOp.SUM, tensors)
+    return tf.distribute.MirroredStrategy(names[:wanted], cross_device_ops=ops)
 
 
 def _split_cpu(num_devices: int) -> None:

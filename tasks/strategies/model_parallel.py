@@ -10,7 +10,7 @@ import keras
 
 from tasks import config
 from tasks.errors import UserError
-from tasks.strategies import Strategy, data_parallel
+from tasks.strategies import Strategy, _processes, data_parallel
 
 log = logging.getLogger(__name__)
 
@@ -34,22 +34,24 @@ def build(section: config.ModelParallel) -> Strategy:
     """Return the strategy of a mesh; a rule of ``section.layout`` holds for a path or for the end of one.
 
     Raises:
-        UserError: Keras runs on TensorFlow, or the devices are not as many as the mesh needs.
+        UserError: Keras runs on TensorFlow, or there are fewer devices than the mesh needs.
     """
     data_parallel.require_jax(section.kind)
-    devices = data_parallel.find_devices(section.devices)
-    product = math.prod(section.mesh_shape)
-    if product != len(devices):
+    place = _processes.join(section)
+    present, product = keras.distribution.list_devices(), math.prod(section.mesh_shape)
+    if section.workers == 1 and product > len(present):
         sizes = " * ".join(map(str, section.mesh_shape))
         raise UserError(
-            f"strategy.mesh_shape = {section.mesh_shape} needs {sizes} = {product} devices, and JAX has {len(devices)} "
-            f"here ({', '.join(devices)}): give strategy.devices={product}, or a mesh of {len(devices)}"
+            f"strategy.mesh_shape = {section.mesh_shape} needs {sizes} = {product} devices, and JAX has {len(present)} "
+            f"here ({', '.join(present)}). Give a mesh of at most {len(present)}; CPU devices are made when a process "
+            "starts"
         )
+    devices = data_parallel.find_devices(section)
     mesh = keras.distribution.DeviceMesh(section.mesh_shape, section.axis_names, devices)
     layout = keras.distribution.LayoutMap(mesh)
     for rule, axes in section.layout.items():
         layout[section.expression_of(rule)] = tuple(axes)
-    distribution = _ModelParallel(layout_map=layout, batch_dim_name=section.batch_dim_name)
+    distribution = _ModelParallel(layout_map=layout, batch_dim_name=section.batch_dim_name, auto_shard_dataset=False)
     warned: set[str] = set()  # A model is checked before a run begins, and again where it is trained.
 
     def check_model(model: Any) -> None:
@@ -58,7 +60,7 @@ def build(section: config.ModelParallel) -> Strategy:
                 warned.add(warning)
                 log.warning("%s", warning)
 
-    return data_parallel.strategy(section.kind, distribution, check_model=check_model)
+    return data_parallel.strategy(section.kind, distribution, place, check_model=check_model)
 
 
 def _check(section: config.ModelParallel, distribution: Any, model: Any) -> list[str]:

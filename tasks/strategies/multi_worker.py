@@ -6,7 +6,7 @@ import numpy as np
 import tensorflow as tf
 
 from tasks import config, upstream
-from tasks.strategies import Strategy, local_copies, mirrored
+from tasks.strategies import Strategy, _copies, local_copies
 
 
 def build(section: config.MultiWorker) -> Strategy:
@@ -32,7 +32,7 @@ def build(section: config.MultiWorker) -> Strategy:
     @tf.function(input_signature=[tf.TensorSpec([None], tf.int64)])
     def add(values: Any) -> Any:
         first = tf.distribute.get_replica_context().replica_id_in_sync_group % len(local) == 0
-        return mirrored.all_reduce(tf.where(first, values, tf.zeros_like(values)))
+        return _copies.all_reduce(tf.where(first, values, tf.zeros_like(values)))
 
     def sum_over_workers(values: Any) -> Any:
         values = np.asarray(values, np.int64)
@@ -47,7 +47,7 @@ def build(section: config.MultiWorker) -> Strategy:
         return received[:num_bytes]
 
     worker = tasks.index((resolver.task_type, resolver.task_id)) if tasks else 0
-    return mirrored.strategy(
+    return _copies.strategy(
         section.kind,
         workers,
         devices=_of_all_tasks(tasks, local),

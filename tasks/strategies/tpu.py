@@ -9,7 +9,7 @@ import tensorflow as tf
 from tasks import config
 from tasks.errors import UserError
 from tasks.machine import find_tpu
-from tasks.strategies import Strategy, mirrored
+from tasks.strategies import Strategy, _copies
 
 
 def build(section: config.Tpu) -> Strategy:
@@ -29,6 +29,6 @@ def build(section: config.Tpu) -> Strategy:
         ) from error
     if not tf.config.list_logical_devices("TPU"):
         raise UserError(f"strategy.tpu = {section.tpu!r}: TensorFlow found no TPU at '{name}': give another")
-    return mirrored.strategy(
+    return _copies.strategy(
         section.kind, tf.distribute.TPUStrategy(resolver), collectives="CrossReplicaSum between the cores"
     )

@@ -79,16 +79,17 @@ def best_of(trials: Iterable[Trial], lower_is_better: bool) -> Trial | None:
 
 
 def run_of(parent: Run, settings: config.Settings) -> Run | None:
-    """Return the run of a trial that was begun before."""
-    wanted = settings.to_json()
-    return next((run for run in runs.children(parent.run_id) if run.settings == wanted), None)
+    """Return the run of a trial that was begun before: with the same settings, but for what changes no result, such as
+    how it is tracked."""
+    wanted = settings.digest()
+    return next((run for run in runs.children(parent.run_id) if run.lineage.settings_digest == wanted), None)
 
 
 def _differences(
     before: SweepPlan, plan: SweepPlan, run: Run, settings: config.Settings, prepared: PreparedDataset
 ) -> list[str]:
     traced = lineage.collect(settings, prepared.data_version)
-    found = [*_changes(before.space, plan.space, "")]
+    found = [*_changes(_of_result(before.space), _of_result(plan.space), "")]
     for name in ("metric", "parallel", "sampler"):
         then, now = getattr(before, name), getattr(plan, name)
         found += [f"{name} was {shown(then)} and is {shown(now)}"] if then != now else []
@@ -102,6 +103,15 @@ def _differences(
     if run.lineage.code_digest != traced.code_digest:
         found.append("the code of flows/, tasks/ or its model, or requirements.lock is not what it was")
     return found
+
+
+def _of_result(space: dict[str, Any]) -> dict[str, Any]:
+    """Return what a space says without what changes no result; a setting in one spelling, however it is nested."""
+    marks = config.marks_of(config.Settings)
+    kept = {
+        key: one for key, one in config.flat(space["set"]).items() if key not in marks or marks[key].what == "result"
+    }
+    return {**space, "set": kept}
 
 
 def _changes(before: dict[str, Any], now: dict[str, Any], prefix: str) -> list[str]:

@@ -6,8 +6,10 @@ time writes it, the one that holds the sweep's lock; others, such as Optuna's da
 """
 
 import contextlib
+import functools
 import json
 import os
+import sqlite3
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Self
@@ -15,6 +17,7 @@ from typing import Any, Self
 import optuna
 from optuna.storages import RDBStorage
 from optuna.trial import FrozenTrial, TrialState
+from sqlalchemy.pool import QueuePool
 
 from tasks.errors import UserError, one_line
 from tasks.records import Trial
@@ -40,7 +43,7 @@ class Trials:
         if not path.exists():
             _make(path, lower_is_better)
         try:
-            self._storage = RDBStorage(_url(path))
+            self._storage = _open(path)
             self._study = optuna.load_study(storage=self._storage, study_name=STUDY)
         except Exception as error:  # SQLAlchemy's, sqlite3's, Optuna's own, KeyError.
             raise UserError(f"{path} cannot be read ({one_line(error)[:200]}): give --fresh for a new sweep") from None
@@ -90,7 +93,7 @@ def _make(path: Path, lower_is_better: bool) -> None:
     aside = path.with_name(f".{path.name}")
     with contextlib.suppress(FileNotFoundError):
         aside.unlink()  # Of a process that was killed.
-    storage = RDBStorage(_url(aside))
+    storage = _open(aside)
     try:
         optuna.create_study(storage=storage, study_name=STUDY, direction=sampler.direction(lower_is_better))
     finally:
@@ -98,5 +101,7 @@ def _make(path: Path, lower_is_better: bool) -> None:
     os.replace(aside, path)
 
 
-def _url(path: Path) -> str:
-    return f"sqlite:///{path}"
+def _open(path: Path) -> RDBStorage:
+    """Open a database by its path: in the text of an address `?`, `%` and `{` would mean something else."""
+    connect = functools.partial(sqlite3.connect, path, check_same_thread=False)
+    return RDBStorage("sqlite://", {"creator": connect, "poolclass": QueuePool})

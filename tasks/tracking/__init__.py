@@ -4,11 +4,11 @@ A run is always addressed by its id, never as MLflow's "active run", which does 
 behind.
 """
 
+from tasks.tracking.comparisons import log_comparison
 from tasks.tracking.crashed import end_crashed
 from tasks.tracking.lifecycle import (
     Sweeping,
     end_run,
-    log_comparison,
     log_files,
     log_reproduction,
     resume_run,
@@ -19,7 +19,15 @@ from tasks.tracking.lifecycle import (
     start_trial,
 )
 from tasks.tracking.metrics import MetricWriter, log_metrics, system_metrics
-from tasks.tracking.models import fetch_model, find_model, find_version, import_flavor, log_model, predict
+from tasks.tracking.models import (
+    fetch_model,
+    fetched_model,
+    find_model,
+    find_version,
+    import_flavor,
+    log_model,
+    predict,
+)
 from tasks.tracking.outbox import OUTBOX, await_told, mlflow_run_id
 from tasks.tracking.registry import (
     Candidate,

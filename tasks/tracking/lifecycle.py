@@ -13,9 +13,8 @@ from mlflow.exceptions import MlflowException
 
 from tasks import config, machine, records, runs
 from tasks.errors import UserError
-from tasks.tracking.metrics import log_metrics
+from tasks.tracking.metrics import read_metrics
 from tasks.tracking.outbox import (
-    MAX_TAG_LENGTH,
     OUTBOX,
     Event,
     best_effort,
@@ -249,6 +248,7 @@ def _tags_of(lineage: records.Lineage) -> dict[str, str | None]:
     return {
         "data_version": lineage.data_version,
         "code_digest": lineage.code_digest,
+        "stratagem_version": lineage.package_version,
         "settings_digest": lineage.settings_digest,
         "git_dirty": None if lineage.git_dirty is None else str(lineage.git_dirty).lower(),
         "mlflow.source.git.commit": lineage.git_commit,
@@ -288,6 +288,8 @@ def resume_run(
     Raises:
         UserError: see ``open_store``.
     """
+    if is_lost(run):
+        _create_again(run)
     with contextlib.suppress(Unavailable):
         try:
             deleted = open_store().get_run(mlflow_run_id(run)).info.lifecycle_stage == "deleted"
@@ -305,7 +307,7 @@ def resume_run(
         for name in sorted(before.keys() | now.keys())
         if before.get(name) != now.get(name)
     }
-    key, project = key or runs.key_of(settings), runs.project_id()
+    key, project, environment = key or runs.key_of(settings), runs.project_id(), machine.surroundings()
     now_of = {
         "settings": settings.to_json(),
         "lineage": lineage,
@@ -315,7 +317,8 @@ def resume_run(
         "project": project,
         "number": runs.next_number(),
         "flow_run_id": flow_run_id,
-        "environment": machine.surroundings(),
+        "environment": environment,
+        "changed": runs.what_changed(run, settings, lineage, environment),
     }
     runs.forget_what_changed(run, settings, lineage)  # Before the run says that it is another one.
     run = run.model_copy(update=now_of)
@@ -324,6 +327,37 @@ def resume_run(
     tags = present({"held_by": f"{project}:{key}", "flow_run_id": flow_run_id, **changes})
     OUTBOX.deliver(run, {"status": "RUNNING"}, {"tags": tags}, {"no_tag": "reason"})
     return run
+
+
+def is_lost(run: records.Run) -> bool:
+    """Return whether a run was brought here from another machine whose own MLflow store had it."""
+    return bool(
+        run.project != runs.project_id()
+        and not run.store
+        and not runs.store_name()
+        and not OUTBOX.has_unsent(run)
+        and _is_unknown(run)
+    )
+
+
+def _is_unknown(run: records.Run) -> bool:
+    with contextlib.suppress(Unavailable):
+        try:
+            open_store().get_run(mlflow_run_id(run))
+        except MlflowException as error:
+            return bool(error.error_code == "RESOURCE_DOES_NOT_EXIST")
+    return False
+
+
+def _create_again(run: records.Run) -> None:
+    """Let MLflow have a run as its folder has it: settings, where it comes from, and all its metrics so far."""
+    creation_id = run.creation_id or run.run_id
+    of_run = {"strategy": run.settings["strategy"]["kind"], "loop": run.settings["train"]["loop"]}
+    tags = {"dataset": run.settings["dataset"]["name"], **_tags_of(run.lineage), **of_run, "creation_id": creation_id}
+    creation: Event = {"experiment": run.experiment, "start_time": run.start_time, "tags": present(tags)}
+    params = {key: text_of(value) for key, value in config.flat(run.settings).items() if value != {}}
+    told: list[Event] = [{"create": creation}, {"name": run.name}, {"params": params}]
+    OUTBOX.deliver(run, *told, {"metrics": read_metrics(run)})
 
 
 def end_run(run: records.Run, status: Literal["FINISHED", "FAILED", "KILLED"], reason: str | None = None) -> None:
@@ -358,41 +392,6 @@ def log_reproduction(run_id: str) -> None:
     said = {"reproduces": done.run_id, "reproduction": done.reason}
     set_tags(run, {**said, **present(_tags_of(run.lineage))})
     log_files(run, [path], "source")
-
-
-def log_comparison(run: records.Run, comparison: records.Comparison, page: Path, others: Sequence[Path]) -> None:
-    """Give a comparison its table, as files and as its description, and each of its runs the figures of its row.
-
-    They have the same names in all runs, so that MLflow's page for comparing runs shows them in one chart each.
-
-    Args:
-        run: the comparison's.
-        comparison: its rows name the runs.
-        page: the table in Markdown.
-        others: files to keep with it.
-    """
-    for row in comparison.rows:
-        if row.reason is not None:
-            continue
-        figures = {
-            "num_replicas": row.num_replicas,
-            "seconds_per_epoch": row.seconds_per_epoch,
-            "total_seconds": row.total_seconds,
-            "speed_up": row.speed_up,
-            "efficiency": row.efficiency,
-            "start_seconds": row.start_seconds,
-            "setup_seconds": row.setup_seconds,
-            "tracing_seconds": row.tracing_seconds,
-            "peak_memory_bytes": row.peak_memory_bytes,
-            **({f"{name}_ms": value for name, value in row.step_time.parts.items()} if row.step_time else {}),
-        }
-        known = {f"performance/{name}": value for name, value in figures.items() if value is not None}
-        for repeat in row.repeats:
-            log_metrics(runs.find(repeat.run_id), known | {"performance/load": repeat.load})
-    log_files(run, [page, *others], "comparison")
-    # MLflow shows a few lines of a description: those of the table, not its heading.
-    description = page.read_text(encoding="utf-8").partition("\n\n")[2]
-    set_tags(run, {"mlflow.note.content": description[:MAX_TAG_LENGTH]})
 
 
 def _run_file(run: records.Run) -> Path:

@@ -1,5 +1,6 @@
 """Exported models in MLflow: logged, loaded, and found again by their address."""
 
+import contextlib
 import hashlib
 import importlib
 import json
@@ -7,7 +8,7 @@ import os
 import re
 import shutil
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -24,7 +25,7 @@ from tasks import config, encoding, files, own_code, prepared_data, records, tra
 from tasks.errors import UserError, cut
 from tasks.tracking.metrics import points_of
 from tasks.tracking.outbox import mlflow_run_id, present
-from tasks.tracking.store import REFUSALS, open_store, retried, store_uri
+from tasks.tracking.store import REFUSALS, SQLITE, open_store, retried, store_uri
 from tasks.trained_models import TrainedModel
 
 ADDRESS = re.compile(r"models:/((?P<model_id>m-[0-9a-f]{32})|(?P<name>[^/@]+)(@(?P<alias>[^/@]+)|/(?P<version>\d+)))")
@@ -164,7 +165,7 @@ def _write_model(
         )
     (folder / "data").mkdir()
     if raw is not None:
-        (folder / "data" / "encoding.json").write_text(json.dumps(raw), encoding="utf-8")
+        (folder / "data" / trained_models.ENCODING).write_text(json.dumps(raw), encoding="utf-8")
     (folder / "data" / trained_models.TARGET).write_text(prepared.target.model_dump_json(), encoding="utf-8")
     copied = Path(shutil.copyfile(config.project_root() / keras_file, folder / "data" / "model.keras"))
     model.model_size_bytes += copied.stat().st_size
@@ -297,29 +298,39 @@ def find_model(uri: str) -> records.LoggedModel:
         raise UserError(f"'{uri}' is not in {store_uri()}. There: {cut(known) or 'no model version'}") from None
 
 
-@retried
-def fetch_model(address: str) -> TrainedModel:
-    """Return a version of a registered model, copied into the temporary folder, where only MLflow knows it.
+@contextlib.contextmanager
+def fetched_model(address: str) -> Iterator[TrainedModel]:
+    """Give a version of a registered model, copied into a temporary folder, where only MLflow knows it.
+
+    The copy goes with the block: Keras reads a file whole, and who follows an alias would fill a disk.
 
     Raises:
         UserError: there is none, its files are damaged, or another program registered it.
         Unavailable: the tracking server does not answer, or fails.
     """
+    with tempfile.TemporaryDirectory() as folder:
+        yield fetch_model(address, folder)
+
+
+@retried
+def fetch_model(address: str, folder: str) -> TrainedModel:
+    """Copy a version of a registered model into a folder; see ``fetched_model``."""
     client = open_store()
     version = _version_at(client, address)
     place = client.get_model_version_download_uri(version.name, version.version)
     try:
-        folder = mlflow.artifacts.download_artifacts(
-            artifact_uri=place, dst_path=tempfile.mkdtemp(), tracking_uri=store_uri()
-        )
+        found = mlflow.artifacts.download_artifacts(artifact_uri=place, dst_path=folder, tracking_uri=store_uri())
     except OSError as error:
         raise UserError(f"the files of '{address}' cannot be read ({error})") from None
-    return trained_models.of_folder(Path(folder), f"{version.name}/{version.version}", version.tags)
+    model = trained_models.of_folder(Path(found), f"{version.name}/{version.version}", version.tags)
+    if model.module is not None and not store_uri().startswith(SQLITE):
+        own_code.check_allowed([(model.name, version.tags["model"])], "a model of a server, MLFLOW_TRACKING_URI,")
+    return model
 
 
 @retried
 def find_version(address: str) -> records.ModelVersion:
-    """Return the version of a registered model that an address names now; see ``fetch_model``."""
+    """Return the version of a registered model that an address names now; see ``fetched_model``."""
     found = _version_at(open_store(), address)
     return records.ModelVersion(
         name=found.name, version=str(found.version), aliases=tuple(found.aliases), run_id=found.run_id, tags=found.tags

@@ -7,8 +7,8 @@ undone, the alias is at one version, and what stands after that version in the t
 
 import contextlib
 import json
-import time
 from collections.abc import Callable, Iterator, Mapping
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -19,6 +19,7 @@ from mlflow.exceptions import MlflowException
 from tasks import config, records, runs
 from tasks.errors import StratagemError, UserError, cut, one_of
 from tasks.records import Judgement
+from tasks.tracking import turns
 from tasks.tracking.lifecycle import set_tags
 from tasks.tracking.outbox import mlflow_run_id
 from tasks.tracking.store import REFUSALS, SQLITE, open_store, retried, store_uri
@@ -70,7 +71,7 @@ class Standing(NamedTuple):
 def registering() -> Iterator[None]:
     """Let no other process register or roll back in the project's store within the block.
 
-    A server has no such lock: there ``register_version`` looks once more before it moves `champion`.
+    A server has no such lock: there processes take turns (``turns``) at moving `champion`.
     """
     if not store_uri().startswith(SQLITE):
         yield
@@ -156,26 +157,30 @@ def register_version(candidate: Candidate, judgement: Judgement) -> records.Regi
     with contextlib.suppress(MlflowException):
         client.create_registered_model(name)
     made, notes = _make_version(client, candidate)
-    before = client.get_registered_model(name)
-    notes += _note_worse(client, candidate, made, before.aliases.get(alias))
-    if judgement.promoted and _champion(before) not in (judgement.against, str(made.version)):
-        judgement = judgement.model_copy(
-            update={
-                "promoted": False,
-                "reason": f"another registration moved @{config.CHAMPION} meanwhile. Then `stratagem register --run "
-                f"{run.run_id}`",
-            }
-        )
-    # Before the aliases: one that has moved has its reason.
-    reasons = {"gate": cut(judgement.reason, MAX_TAG)} | ({"forced": "true"} if judgement.forced else {})
-    for key, text in reasons.items():
-        client.set_model_version_tag(name, made.version, key, text)
-    client.set_registered_model_alias(name, alias, made.version)
-    aliases = [alias]
-    if judgement.promoted:
-        _promote(client, before, str(made.version))
-    if judgement.promoted or _champion(before) == str(made.version):
-        aliases.append(config.CHAMPION)
+    notes += _note_worse(client, candidate, made, client.get_registered_model(name).aliases.get(alias))
+    with contextlib.ExitStack() as stack:
+        turn, other = None, None
+        if judgement.promoted:
+            try:
+                turn = stack.enter_context(turns.taken(client, name))
+            except turns.Taken as taken:
+                other = str(taken)
+        before = client.get_registered_model(name)
+        if turn is not None and _champion(before) not in (judgement.against, str(made.version)):
+            other = f"another registration moved @{config.CHAMPION} meanwhile"
+        if other is not None:
+            again = {"promoted": False, "reason": f"{other}. Then `stratagem register --run {run.run_id}`"}
+            judgement = judgement.model_copy(update=again)
+        # Before the aliases: one that has moved has its reason.
+        reasons = {"gate": cut(judgement.reason, MAX_TAG)} | ({"forced": "true"} if judgement.forced else {})
+        for key, text in reasons.items():
+            client.set_model_version_tag(name, made.version, key, text)
+        client.set_registered_model_alias(name, alias, made.version)
+        aliases = [alias]
+        if judgement.promoted and turn is not None:
+            _promote(client, before, str(made.version), turn)
+        if judgement.promoted or _champion(before) == str(made.version):
+            aliases.append(config.CHAMPION)
     # What MLflow's pages link the model to its version with.
     client.set_logged_model_tags(
         candidate.model_uri.removeprefix("models:/"),
@@ -283,13 +288,19 @@ def _write_history(client: mlflow.MlflowClient, name: str, history: list[str]) -
     client.set_registered_model_tag(name, HISTORY, ", ".join(history[-500:]))
 
 
-def _promote(client: mlflow.MlflowClient, before: Any, version: str) -> None:
-    """Move the alias `champion` to a version."""
+def _promote(client: mlflow.MlflowClient, before: Any, version: str, turn: turns.Turn) -> None:
+    """Move the alias `champion` to a version.
+
+    Raises:
+        StratagemError: see ``Turn.check``.
+    """
     if _champion(before) == version:
         return
+    turn.check()
     history = [*_history(before), version]
     if len(history) > 1:
         _write_history(client, before.name, history)
+    turn.check()
     client.set_registered_model_alias(before.name, config.CHAMPION, version)
     if len(history) == 1:  # A tag without an alias would say that the first champion was lost.
         _write_history(client, before.name, history)
@@ -304,14 +315,20 @@ def rollback(name: str) -> records.RolledBack:
     Raises:
         UserError: there is no such registered model, or no version that was the champion before.
         Unavailable: the tracking server does not answer, or fails.
+        StratagemError: another process is moving the alias.
     """
     client = open_store()
-    model = _find_model(client, name)
-    if model is None:
+    if _find_model(client, name) is None:
         names = [one.name for one in client.search_registered_models()]
         if not names:
             raise UserError(f"unknown registered model '{name}': there is none in {store_uri()}")
         raise UserError(one_of("registered model", name, names))
+    with turns.taken(client, name) as turn:
+        return _roll_back(client, name, turn)
+
+
+def _roll_back(client: mlflow.MlflowClient, name: str, turn: turns.Turn) -> records.RolledBack:
+    model = client.get_registered_model(name)
     champion, history = _champion(model), _history(model)
     there = {str(one.version) for one in client.search_model_versions(f"name = '{name}'")}
     earlier = history[:-1] if champion is not None else history
@@ -322,10 +339,12 @@ def rollback(name: str) -> records.RolledBack:
         raise UserError(f"'{name}' cannot be rolled back: {who} @{config.CHAMPION}{gone}")
     now = kept[-1]
     place = len(earlier) - earlier[::-1].index(now)
+    turn.check()
     if champion is not None:
         # What stands after the present champion has not happened; then its last place in the tag tells.
         _write_history(client, name, history)
-        client.set_model_version_tag(name, champion, ROLLED_BACK, time.strftime("%Y-%m-%dT%H:%M:%S%z"))
+        client.set_model_version_tag(name, champion, ROLLED_BACK, datetime.now(UTC).isoformat(timespec="seconds"))
+    turn.check()
     client.set_registered_model_alias(name, config.CHAMPION, now)
     _write_history(client, name, history[:place])
     return records.RolledBack(model_name=name, before=champion, now=now, missing=tuple(earlier[place:]))

@@ -55,10 +55,12 @@ def open_store() -> mlflow.MlflowClient:
     """Return a client of the store. A SQLite store that does not exist yet is made, by one process only.
 
     Raises:
-        UserError: the store cannot be written, is no MLflow store, is of another MLflow version, or does not answer.
+        UserError: the store cannot be written, is no MLflow store, is of another MLflow version, or does not answer; or
+            its folder has a name that MLflow cannot use.
     """
     uri = store_uri()
     if uri.startswith(SQLITE):
+        relocation.refuse_question_mark(uri)
         path = Path(uri.removeprefix(SQLITE)).absolute()
         if not path.exists():
             make_store(path)

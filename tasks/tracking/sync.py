@@ -5,14 +5,14 @@ A run has its id of before as the tag ``local_run_id``, by which it is found aga
 what an interrupted sync left half done is done. The tag ``sync_digest`` comes last; it says what the run looked like.
 """
 
+import contextlib
 import hashlib
 import json
 import sqlite3
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import closing
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple, TypeVar
 
 import mlflow
 from filelock import FileLock, Timeout
@@ -27,35 +27,39 @@ from tasks.tracking.outbox import MAX_METRICS_PER_BATCH, MAX_PARAMS_PER_BATCH, O
 from tasks.tracking.store import SQLITE, Unavailable, find_experiment, open_store, retried, store_uri
 from tasks.tracking.sync_models import Source, copy_aliases, copy_model, copy_version, known_versions, model_of, pages
 
+R = TypeVar("R", bound=Any)
+
 LOCAL_ID, DIGEST = "local_run_id", "sync_digest"
 # Of the copy alone; and what the other store says by itself.
 OWN_TAGS = (LOCAL_ID, DIGEST, "mlflow.runName")
 OURS = "tags.`mlflow.source.name` = 'stratagem'"
 
 
-def sync(folder: Path | None) -> records.Sync:
+def sync(folder: Path | None, only_look: bool = False) -> records.Sync:
     """Bring the runs of a store to the one that MLFLOW_TRACKING_URI names, and say what became of each.
 
     Args:
         folder: the mlruns/ of another machine, or the project that holds it; None is this project's own, with what it
             could not tell a server.
+        only_look: write nothing, and say what would become of each.
 
     Raises:
         UserError: it holds no store, or one that cannot be read; or the other store cannot be used.
         Unavailable: the other store stopped answering. What was brought is there; the next sync goes on.
     """
-    open_store()
     own = config.project_root() / "mlruns"
     place = own if folder is None else _mlruns(folder)
     done: list[Synced] = []
     notes: list[str] = []
-    with _alone(place):
+    if not only_look:
+        open_store()
+    with contextlib.nullcontext() if only_look else _alone(place):
         if folder is None:
-            done += [_tell(synced) for synced in _deliver_kept()]
+            done += [synced if only_look else _tell(synced) for synced in _deliver_kept(only_look)]
         if (place / "mlflow.db").exists():
             source = _open(place, is_own=place.resolve() == own.resolve())
-            done += _copy_runs(source)
-            notes = copy_aliases(source)
+            done += _copy_runs(source, only_look)
+            notes = [] if only_look else copy_aliases(source)
     return records.Sync(to=store_uri(), runs=tuple(done), notes=tuple(notes))
 
 
@@ -94,7 +98,7 @@ def _open(place: Path, is_own: bool) -> Source:
     if to.startswith(SQLITE) and Path(to.removeprefix(SQLITE)).resolve() == path.resolve():
         raise UserError(f"{uri} is where these runs are already: give another store")
     try:
-        with closing(sqlite3.connect(f"{path.as_uri()}?mode=ro", uri=True, timeout=20)) as connection:
+        with contextlib.closing(sqlite3.connect(f"{path.as_uri()}?mode=ro", uri=True, timeout=20)) as connection:
             (whole,) = connection.execute("PRAGMA quick_check(1)").fetchone()
         if whole != "ok":
             raise sqlite3.DatabaseError(whole)
@@ -116,22 +120,23 @@ def _tell(synced: Synced) -> Synced:
 # What a server could not be told.
 
 
-def _deliver_kept() -> Iterator[Synced]:
+def _deliver_kept(only_look: bool) -> Iterator[Synced]:
     """Deliver the runs of which a server knows nothing, or not all, because it did not answer."""
-    for run_id in runs.undelivered():
-        run = runs.look_up(run_id)
-        if run is None or not run.store:
-            continue
+    found = [run for run_id in runs.undelivered() if (run := runs.look_up(run_id)) is not None and run.store]
+    for run in _parents_first(found, {run.run_id: run.parent_run_id for run in found}):
         there = runs.store_name()
         known: dict[str, Any] = {"run_id": run.run_id, "name": run.name}
         if runs.is_locked(run.key):
             yield Synced(**known, outcome="left out", reason="a process is at work on it")
             continue
+        if run.store != there and not _knows_nothing(run):
+            why = f"{run.store} knows a part of it already: give --to {run.store}"
+            yield Synced(**known, outcome="left out", reason=why)
+            continue
+        if only_look:
+            yield Synced(**known, outcome="delivered")
+            continue
         if run.store != there:
-            if not _knows_nothing(run):
-                why = f"{run.store} knows a part of it already: give --to {run.store}"
-                yield Synced(**known, outcome="left out", reason=why)
-                continue
             run = run.model_copy(update={"store": there})
             records.save(run, config.project_root() / run.folder / "records" / "run.json")
             runs.forget(run.folder)
@@ -156,23 +161,45 @@ def _knows_nothing(run: records.Run) -> bool:
         return False
 
 
+def _parents_first(found: Sequence[R], parents: Mapping[str, str | None]) -> list[R]:
+    """Return runs, in their order otherwise, so that each comes after the comparison or sweep that it names.
+
+    Args:
+        found: the runs, of MLflow or of here.
+        parents: the id of the run above, by the id of each.
+    """
+
+    def depth(run: R) -> int:
+        above: list[str] = []
+        name: str | None = run.run_id if isinstance(run, records.Run) else run.info.run_id
+        while (name := parents.get(name or "")) is not None and name not in above:  # A tag may say anything.
+            above.append(name)
+        return len(above)
+
+    return sorted(found, key=depth)
+
+
 # Runs.
 
 
-def _copy_runs(source: Source) -> list[Synced]:
+def _copy_runs(source: Source, only_look: bool) -> list[Synced]:
     experiments = list(pages(source.client.search_experiments))
     names = {experiment.experiment_id: experiment.name for experiment in experiments}
     found = list(pages(source.client.search_runs, list(names), OURS)) if names else []
-    # A comparison before its runs, which name it.
-    found.sort(key=lambda run: ("mlflow.parentRunId" in run.data.tags, run.info.start_time))
+    found.sort(key=lambda run: run.info.start_time)
+    parents = {run.info.run_id: run.data.tags.get("mlflow.parentRunId") for run in found}
     done = []
-    for run in found:
-        known: dict[str, Any] = {"run_id": run.info.run_id, "name": run.info.run_name or run.info.run_id}
+    for run in _parents_first(found, parents):
+        known = _named(run)
         if (reason := _why_not(source, run)) is not None:
-            done.append(_tell(Synced(**known, outcome="left out", reason=reason)))
+            left = Synced(**known, outcome="left out", reason=reason)
+            done.append(left if only_look else _tell(left))
             continue
         try:
-            done.append(_tell(_copy_run(source, run, names[run.info.experiment_id])))
+            if only_look:
+                done.append(_look_at_run(source, run, names[run.info.experiment_id]))
+            else:
+                done.append(_tell(_copy_run(source, run, names[run.info.experiment_id])))
         except Unavailable:
             raise
         except (UserError, MlflowException) as error:  # Of this run alone: the others are brought all the same.
@@ -192,38 +219,73 @@ def _why_not(source: Source, run: Any) -> str | None:
     return None
 
 
-@retried
-def _copy_run(source: Source, run: Any, experiment: str) -> Synced:
-    """Bring one run with its models; twice done is as once."""
-    client = open_store()
+def _look_at_run(source: Source, run: Any, experiment: str) -> Synced:
+    """Return what would become of one run."""
+    path = Path(store_uri().removeprefix(SQLITE))
+    there = None if store_uri().startswith(SQLITE) and not path.exists() else open_store()
+    known = there.get_experiment_by_name(experiment) if there is not None else None
+    if there is None or known is None:
+        return Synced(**_named(run), outcome="delivered")
+    return _judge(there, known.experiment_id, run, _see(source, run).digest)[1]
+
+
+class _Seen(NamedTuple):
+    """What a store has of a run beside what the run says."""
+
+    models: list[Any]
+    versions: list[Any]
+    digest: str
+
+
+def _see(source: Source, run: Any) -> _Seen:
     run_id = run.info.run_id
     models = list(pages(source.client.search_logged_models, [run.info.experiment_id], f"source_run_id = '{run_id}'"))
     models = [one for one in models if one.status == LoggedModelStatus.READY]
     versions = list(pages(source.client.search_model_versions, filter_string=f"run_id = '{run_id}'"))
-    digest = _digest(source, run, models, versions)
-    experiment_id = find_experiment(client, experiment)
-    found = client.search_runs([experiment_id], f"tags.{LOCAL_ID} = '{run_id}'", ViewType.ALL)
-    known: dict[str, Any] = {"run_id": run_id, "name": run.info.run_name or run_id}
-    if found and found[0].info.lifecycle_stage == "deleted":
-        there = found[0].info.run_id
+    return _Seen(models, versions, _digest(source, run, models, versions))
+
+
+def _judge(client: mlflow.MlflowClient, experiment_id: str, run: Any, digest: str) -> tuple[Any, Synced]:
+    """Return the copy of a run, None where there is none, and what is to become of it."""
+    found = client.search_runs([experiment_id], f"tags.{LOCAL_ID} = '{run.info.run_id}'", ViewType.ALL)
+    if not found:
+        return None, Synced(**_named(run), outcome="delivered")
+    copy, there = found[0], found[0].info.run_id
+    if copy.info.lifecycle_stage == "deleted":
         why = f"it was deleted there: mlflow runs restore --run-id {there}"
-        return Synced(**known, outcome="left out", there=there, reason=why)
-    if found and found[0].data.tags.get(DIGEST) == digest:
-        made = known_versions(client, found[0].info.run_id)
-        return Synced(**known, outcome="there already", there=found[0].info.run_id, versions=made)
-    outcome: Any = "updated" if found and DIGEST in found[0].data.tags else "delivered"
+        return copy, Synced(**_named(run), outcome="left out", there=there, reason=why)
+    if copy.data.tags.get(DIGEST) == digest:
+        made = known_versions(client, there)
+        return copy, Synced(**_named(run), outcome="there already", there=there, versions=made)
+    outcome: Any = "updated" if DIGEST in copy.data.tags else "delivered"
+    return copy, Synced(**_named(run), outcome=outcome, there=there)
+
+
+def _named(run: Any) -> dict[str, Any]:
+    return {"run_id": run.info.run_id, "name": run.info.run_name or run.info.run_id}
+
+
+@retried
+def _copy_run(source: Source, run: Any, experiment: str) -> Synced:
+    """Bring one run with its models; twice done is as once."""
+    client, run_id = open_store(), run.info.run_id
+    models, versions, digest = _see(source, run)
+    experiment_id = find_experiment(client, experiment)
+    copy, judged = _judge(client, experiment_id, run, digest)
+    if judged.outcome in ("left out", "there already"):
+        return judged
     tags = {key: text for key, text in run.data.tags.items() if key not in OWN_TAGS}
     if (parent := tags.get("mlflow.parentRunId")) is not None:
         above = client.search_runs([experiment_id], f"tags.{LOCAL_ID} = '{parent}'")
         tags["mlflow.parentRunId"] = above[0].info.run_id if above else parent
-    if found:
-        there = found[0].info.run_id
+    if copy is not None:
+        there = copy.info.run_id
     else:
         there = client.create_run(
             experiment_id, run.info.start_time, tags | {LOCAL_ID: run_id}, run.info.run_name
         ).info.run_id
     _log_values(source, client, run, there, tags)
-    if found and "reason" in found[0].data.tags and "reason" not in tags:  # It failed, and was resumed since.
+    if copy is not None and "reason" in copy.data.tags and "reason" not in tags:  # It failed, and was resumed since.
         client.delete_tag(there, "reason")
     files = source.place(run.info.artifact_uri)
     if files.is_dir() and any(files.iterdir()):
@@ -234,7 +296,7 @@ def _copy_run(source: Source, run: Any, experiment: str) -> Synced:
         client.set_tag(there, "model_version", made[-1])
     client.set_terminated(there, run.info.status, run.info.end_time)
     client.set_tag(there, DIGEST, digest)
-    return Synced(**known, outcome=outcome, there=there, versions=made)
+    return judged.model_copy(update={"there": there, "versions": made})
 
 
 def _digest(source: Source, run: Any, models: Sequence[Any], versions: Sequence[Any]) -> str:

@@ -34,15 +34,24 @@ class Source(NamedTuple):
     """Whether it is that of this project, whose processes may be at work in it."""
 
     def place(self, uri: str) -> Path:
-        """Return where files lie that the store names by the place where they were written."""
+        """Return where files lie that the store names by the place where they were written.
+
+        Raises:
+            UserError: another machine's have a link among them.
+        """
         written = unquote(uri.removeprefix("file://"))
         _, found, rest = written.rpartition("/mlruns/artifacts/")
         own = (self.folder / "artifacts").resolve()
         here = (own / rest).resolve()
-        if found and here.is_relative_to(own) and (here.exists() or not self.is_own):
-            return here
-        # Another machine's database may name any file of this one, which is not to be brought to anybody.
-        return Path(written) if self.is_own else own / "elsewhere"
+        if self.is_own:
+            return here if found and here.is_relative_to(own) and here.exists() else Path(written)
+        # Another machine's database may name any file of this one, which is not to be brought to anybody, and so may a
+        # link that was copied with it.
+        if not (found and here.is_relative_to(own)):
+            return own / "elsewhere"
+        if (link := next((path for path in here.rglob("*") if path.is_symlink()), None)) is not None:
+            raise UserError(f"{link} is a link, which may lead to any file of this machine: copy what it leads to")
+        return here
 
 
 def pages(search: Callable[..., Any], *arguments: Any, **options: Any) -> Iterator[Any]:
@@ -78,15 +87,26 @@ def copy_model(source: Source, client: mlflow.MlflowClient, run: Any, there: str
             client.log_model_artifacts(made.model_id, str(folder))
         steps = {one.model_id: one.step for one in (run.outputs.model_outputs if run.outputs else [])}
         client.log_outputs(there, [LoggedModelOutput(made.model_id, steps.get(model.model_id, 0))])
-        points = [
-            Metric(one.key, one.value, one.timestamp, one.step, made.model_id, one.dataset_name, one.dataset_digest)
-            for one in model.metrics or []
-        ]
-        if points:
-            client.log_batch(there, metrics=points)
+        _log_metrics(client, there, model, made)
         client.finalize_logged_model(made.model_id, "READY")
+    else:  # What was said of it since it was brought.
+        _log_metrics(client, there, model, made)
+        if changed := {key: text for key, text in tags.items() if made.tags.get(key) != text}:
+            client.set_logged_model_tags(made.model_id, changed)
     made_id: str = made.model_id
     return made_id
+
+
+def _log_metrics(client: mlflow.MlflowClient, there: str, model: Any, made: Any) -> None:
+    """Bring the metrics of a model that its copy does not have."""
+    known = {(one.key, one.value, one.step, one.timestamp) for one in made.metrics or []}
+    points = [
+        Metric(one.key, one.value, one.timestamp, one.step, made.model_id, one.dataset_name, one.dataset_digest)
+        for one in model.metrics or []
+        if (one.key, one.value, one.step, one.timestamp) not in known
+    ]
+    if points:
+        client.log_batch(there, metrics=points)
 
 
 def model_of(version: Any) -> str | None:

@@ -16,7 +16,12 @@ class Epochs(upstream.data_adapter()):  # type: ignore[misc]
     """
 
     def __init__(
-        self, batches: Batches, steps: int, dataset: Any = None, count: Callable[[int], int] | None = None
+        self,
+        batches: Batches,
+        steps: int,
+        dataset: Any = None,
+        count: Callable[[int], int] | None = None,
+        place: Callable[[Any, int], Any] = lambda batch, size: batch,
     ) -> None:
         """
         Args:
@@ -24,11 +29,13 @@ class Epochs(upstream.data_adapter()):  # type: ignore[misc]
             steps: of an epoch.
             dataset: what TensorFlow iterates instead of that of ``batches``.
             count: takes the steps that are left, returns those of the next call; without it Keras counts.
+            place: on JAX, puts a batch of so many examples on the devices.
         """
         self._batches = batches
         self._steps = steps
         self._dataset = dataset
         self._count = count
+        self._place = place
 
     def iterate_in_calls(self, iterator: Any) -> None:
         """Let an iterator of Keras' go through an epoch in calls of as many steps as ``count`` says: its own ones do
@@ -47,7 +54,8 @@ class Epochs(upstream.data_adapter()):  # type: ignore[misc]
         return self._batches.dataset if self._dataset is None else self._dataset
 
     def get_jax_iterator(self) -> Iterator[Any]:
-        return marked(self._batches.arrays())
+        for step, batch in zip(self._batches.unread, marked(self._batches.arrays()), strict=True):
+            yield self._place(batch, self._batches.size(step))
 
     @property
     def num_batches(self) -> int:

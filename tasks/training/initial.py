@@ -4,14 +4,13 @@ They are read once, when a run starts, and kept in its folder: a resume needs ne
 """
 
 import logging
-import zipfile
 from pathlib import Path
 from typing import Any
 
 import keras
 import numpy as np
 
-from tasks import checkpoints, config, files, lineage, models, runs, upstream
+from tasks import checkpoints, config, files, lineage, models, runs, trained_models, upstream
 from tasks.checkpoints import Arrays, Checkpoints
 from tasks.errors import UserError, listed, one_line
 from tasks.records import PreparedDataset
@@ -90,7 +89,7 @@ def load(settings: config.Settings, prepared: PreparedDataset, folder: Path) -> 
     try:
         with np.load(folder / "initial.npz") as content:
             return {name: content[name] for name in content.files}
-    except (OSError, ValueError, EOFError, zipfile.BadZipFile):
+    except files.DAMAGED_FILE:
         arrays = find_weights(settings, prepared)
         save(arrays, folder)
         return arrays
@@ -158,7 +157,7 @@ def _existing(initial: str, path: Path) -> Path:
 
 
 def _load_model(initial: str, path: Path) -> Any:
-    _existing(initial, path)
+    trained_models.check_unpacked(f"model.initial = {initial}", _existing(initial, path))
     try:
         return keras.saving.load_model(path, compile=False, safe_mode=True)
     except Exception as error:  # Whatever a class or a file of somebody else's raises.

@@ -63,11 +63,13 @@ def fit(training: Training) -> None:
             measured = steps.iterated(strategy, validation)
             model.test_function = steps.test_function(training, validation, calls)
             count_test = calls.within
-    held_out = Epochs(validation, validation.steps, measured, count_test) if validation is not None else None
+    held_out = None
+    if validation is not None:
+        held_out = Epochs(validation, validation.steps, measured, count_test, strategy.place_batch)
 
     def fit_epochs(first: int, end: int, steps: int) -> None:
         model.fit(
-            Epochs(batches, steps, data, count),
+            Epochs(batches, steps, data, count, strategy.place_batch),
             epochs=end,
             initial_epoch=first,
             validation_data=held_out,

@@ -3,12 +3,13 @@
 import contextlib
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import keras
 
-from tasks import checkpoints, config, lineage, losses, metrics, models, optimizers, upstream
+from tasks import checkpoints, config, lineage, losses, metrics, models, optimizers, strategies, upstream
 from tasks.checkpoints import Arrays, Checkpoints, State
 from tasks.errors import UserError, listed, shown
 from tasks.input.batches import Batches
@@ -93,8 +94,14 @@ def compile_model(model: Any, settings: config.Settings, prepared: PreparedDatas
 
 def in_host_memory() -> contextlib.AbstractContextManager[Any]:
     """Keep the variables that are made inside in the host's memory: one device may be too small for a model."""
+    number = 0
+    if keras.backend.backend() == "jax":
+        import jax
+
+        with contextlib.suppress(RuntimeError):
+            number = jax.local_devices(backend="cpu")[0].id  # Of several processes each has numbers of its own.
     try:
-        device: contextlib.AbstractContextManager[Any] = keras.device("cpu:0")
+        device: contextlib.AbstractContextManager[Any] = keras.device(f"cpu:{number}")
     except RuntimeError:  # The user's JAX_PLATFORMS leaves the CPU out.
         return contextlib.nullcontext()
     return device
@@ -113,6 +120,27 @@ def restore(model: Any, arrays: Arrays, position: Position, phase: Phase) -> Non
         optimizer.learning_rate = rate  # A constant one is a variable, and it may be lower after a rollback.
     if position.offset:
         upstream.steps_of(optimizer).assign(position.step - phase.first_epoch * position.batches.steps)  # A schedule's.
+
+
+def alone(
+    settings: config.Settings, prepared: PreparedDataset, batches: Batches, start: State, saved: Checkpoints
+) -> Any:
+    """Return the model of the newest checkpoint in the memory of this process's host, whatever the others do: of a
+    training that is one program over several processes none can change a variable, or read all of it, alone.
+
+    Args:
+        settings: as for ``build``.
+        prepared: the data.
+        batches: of the training.
+        start: where the training began, whose phase its optimizer is of.
+        saved: its checkpoints.
+    """
+    arrays, _ = saved.restore_latest()
+    strategy = replace(strategies.on_one_device(), backend="jax")
+    with in_host_memory():
+        copy, _ = build(settings, prepared, strategy, batches, start)
+        checkpoints.assign(copy, arrays, checkpoints.GROUPS)
+    return copy
 
 
 def weights_digest(model: Any) -> str:

@@ -30,7 +30,7 @@ def find_batches(
     settings: config.Settings, prepared: PreparedDataset, strategy: Strategy, global_batch_size: int
 ) -> tuple[Batches, Batches | None]:
     """Return this worker's training and validation batches."""
-    place = (strategy.num_local_replicas, strategy.worker, strategy.num_workers)
+    place = (strategy.num_local_replicas, *strategy.reads)
     training = sources.training_batches(settings, prepared, global_batch_size, *place)
     if settings.input.validation is None:
         return training, None

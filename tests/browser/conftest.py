@@ -46,6 +46,24 @@ class Page:
         assert "exceptionDetails" not in result, result["exceptionDetails"]
         return result["result"].get("value")
 
+    def open_at(self, address: str, width: int) -> None:
+        """Open a file in so many pixels, with all of its details, and see that it fits."""
+        self.call("Emulation.setDeviceMetricsOverride", width=width, height=900, deviceScaleFactor=1, mobile=False)
+        self.call("Page.navigate", url=address)
+        self.wait_for("location.protocol == 'file:' && document.readyState == 'complete'")
+        self.run("[...document.querySelectorAll('details')].forEach(one => one.open = true)")
+        assert self.run("window.innerWidth") == width
+        assert self.run("document.documentElement.scrollWidth - document.documentElement.clientWidth") == 0
+        assert self.run("[...document.images].filter(one => one.complete && !one.naturalWidth).length") == 0
+
+    def in_each_scheme(self, script: str) -> dict[str, Any]:
+        """Return the value of an expression where the user likes pages light, and where dark."""
+        found = {}
+        for scheme in ("light", "dark"):
+            self.call("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": scheme}])
+            found[scheme] = self.run(script)
+        return found
+
     def wait_for(self, script: str, timeout_seconds: float = 120) -> Any:
         """Return the value of an expression once it is true."""
         end = time.monotonic() + timeout_seconds
@@ -53,6 +71,18 @@ class Page:
             assert time.monotonic() < end, f"never true: {script}\n{self.run('document.body?.innerText')}"
             time.sleep(0.2)
         return value
+
+
+def asked(events: list[dict[str, Any]]) -> list[str]:
+    """Return the addresses that a page asked for, but for what it holds itself."""
+    found = [one["params"]["request"]["url"] for one in events if one["method"] == "Network.requestWillBeSent"]
+    return [address for address in found if not address.startswith(("data:", "blob:"))]
+
+
+def said(events: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return what a page said to the console, and its errors."""
+    kinds = ("Log.entryAdded", "Runtime.consoleAPICalled", "Runtime.exceptionThrown")
+    return [one for one in events if one["method"] in kinds]
 
 
 @pytest.fixture(scope="module")

@@ -3,6 +3,7 @@
 import pytest
 
 from tasks.report import comparison_html, concluded
+from tests.browser.conftest import asked, said
 from tests.tasks.test_comparison_page import rows
 from tests.tasks.test_findings import compared
 
@@ -14,11 +15,7 @@ def test_the_page_fits_and_is_all_there(tmp_path, page, width):
     written = comparison_html.write(concluded(compared(*rows())), tmp_path / "comparison.html")
     shown = page("about:blank")
     with shown.heard() as events:
-        shown.call("Emulation.setDeviceMetricsOverride", width=width, height=900, deviceScaleFactor=1, mobile=False)
-        shown.call("Page.navigate", url=written.as_uri())
-        shown.wait_for("location.protocol == 'file:' && document.readyState == 'complete'")
-        assert shown.run("window.innerWidth") == width
-        assert shown.run("document.documentElement.scrollWidth - document.documentElement.clientWidth") == 0
+        shown.open_at(written.as_uri(), width)
         # Nothing that is drawn lies beside its drawing.
         assert shown.run(
             "[...document.querySelectorAll('svg')].every(one => [...one.querySelectorAll('text, rect')].every(part => {"
@@ -26,15 +23,7 @@ def test_the_page_fits_and_is_all_there(tmp_path, page, width):
             "  return inner.left > outer.left - 1 && inner.right < outer.right + 1 && inner.bottom < outer.bottom + 1"
             "}))"
         )
-        fills = {
-            scheme: (
-                shown.call("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": scheme}]),
-                shown.run("getComputedStyle(document.querySelector('rect.p1')).fill"),
-            )[1]
-            for scheme in ("light", "dark")
-        }
+        fills = shown.in_each_scheme("getComputedStyle(document.querySelector('rect.p1')).fill")
     assert fills == {"light": "rgb(209, 87, 10)", "dark": "rgb(255, 159, 90)"}
-    asked = [one["params"]["request"]["url"] for one in events if one["method"] == "Network.requestWillBeSent"]
-    assert asked == [written.as_uri()]
-    kinds = ("Log.entryAdded", "Runtime.consoleAPICalled", "Runtime.exceptionThrown")
-    assert [one for one in events if one["method"] in kinds] == []
+    assert asked(events) == [written.as_uri()]
+    assert said(events) == []

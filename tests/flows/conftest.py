@@ -15,6 +15,8 @@ from typing import Any
 import psutil
 import pytest
 
+from benchmarks import hosts as benchmark_hosts
+
 # A file `sitecustomize.py` in PYTHONPATH is imported by every Python before anything else.
 RECORD_IMPORTS = """
 import importlib.machinery, os, sys
@@ -99,6 +101,15 @@ def start(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., Co
         for child in command.family:
             with contextlib.suppress(psutil.NoSuchProcess):
                 child.kill()
+
+
+@pytest.fixture
+def hosts() -> Iterator[Callable[..., benchmark_hosts.Hosts]]:
+    """Hosts with a network between them, which end with the test: ``hosts(2, loss=0.02).command(0, "ls")``."""
+    if reason := benchmark_hosts.missing():
+        pytest.skip(reason)
+    with contextlib.ExitStack() as opened:
+        yield lambda count, **wire: opened.enter_context(benchmark_hosts.made(count, **wire))
 
 
 @pytest.fixture(scope="session")

@@ -17,7 +17,9 @@ class Receiver:
         self._server: http.server.ThreadingHTTPServer | None = None
 
     def start(self) -> None:
-        """Begin to listen."""
+        """Begin to listen, if it does not."""
+        if self._server is not None:
+            return
         receiver = self
         wanted = f"Basic {base64.b64encode(f'me:{self.password}'.encode()).decode()}"
 

@@ -20,7 +20,7 @@ from tasks import config, pipeline
 CHECKOUT = Path(__file__).resolve().parent.parent.parent
 COMMANDS = [
     "run", "compare", "download", "prepare", "train", "evaluate", "register", "rollback", "reconcile", "recipes",
-    "predict", "report", "runs", "serve-model", "strategies", "sweep", "trace", "ui",
+    "jobs", "predict", "report", "runs", "serve-model", "strategies", "submit", "sweep", "trace", "ui",
 ]  # fmt: skip
 # DESIGN.md, "The command": what `run --json` gives at least.
 KEYS = {
@@ -51,7 +51,7 @@ def test_help_lists_every_command_and_imports_no_framework(run, record_imports, 
     assert [name for name in COMMANDS if not re.search(rf"^│ {name} ", result.stdout, re.MULTILINE)] == []
     assert imports.record.read_text() == ""
     heavy = "tensorflow keras jax mlflow prefect numpy pydantic"
-    code = f"import flows.cli, sys; print([name for name in '{heavy}'.split() if name in sys.modules])"
+    code = f"import stratagem, flows.cli, sys; print([name for name in '{heavy}'.split() if name in sys.modules])"
     assert run(["python", "-c", code]).stdout == "[]\n"
 
 
@@ -285,7 +285,11 @@ def _refused(result, *words: str) -> None:
     assert [word for word in words if word not in lines[0]] == [], lines[0]
 
 
-@pytest.mark.parametrize(("arguments", "words"), BAD.values(), ids=BAD)
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    # test_config.py has the messages of all; each command takes half a second of a processor.
+    [pytest.param(*BAD[name], id=name, marks=() if name in ("recipe", "key") else pytest.mark.slow) for name in BAD],
+)
 def test_bad_input_is_refused_with_one_message_and_leaves_nothing(digits, project, run, arguments, words):
     before = _files(project)
     _refused(run(["stratagem", "run", *arguments]), *words)
@@ -330,7 +334,7 @@ def test_a_port_that_is_taken_is_refused(digits, project, run):
         address = f"127.0.0.1:{taken.getsockname()[1]}"
         place = {"cluster": {"worker": [address, "127.0.0.1:1"]}, "task": {"type": "worker", "index": 0}}
         refused = run(["stratagem", "run", "--set", "strategy.kind=multi_worker"], env={"TF_CONFIG": json.dumps(place)})
-    _refused(refused, address, "End the process that holds it, or give another port")
+    _refused(refused, address, "End the process that holds it, or let the members have other ports")
 
 
 def test_nobody_waits_for_a_chief_that_has_nothing_to_do(digits, project, run):

@@ -293,9 +293,9 @@ def test_what_was_measured_once_is_no_gain(any_machine):
     assert any("measured once" in said for said in report.comparison_remarks(made))
 
 
-def test_a_table_does_not_contradict_itself(any_machine, monkeypatch):
+def test_a_table_does_not_contradict_itself(any_machine, machine_with_cores):
     """On a busy machine it once had an efficiency of 193 % beside "no speed-up is to be expected"."""
-    monkeypatch.setattr("os.sched_getaffinity", lambda pid: {0, 1})
+    machine_with_cores(2)
     gained = summarised(row("one_device", "fit", 100, 100), row("mirrored", "fit", 200, 193, devices=2, load=1.5))
     assert "no speed-up is to be expected" not in gained.note
     assert "more devices cannot be why a row is faster" in gained.note
@@ -375,8 +375,8 @@ def test_without_the_same_loop_any_one_device_counts_and_without_one_nothing_is_
         ([(CPU,), ()], None),
     ],
 )
-def test_devices_that_share_cores_are_pointed_out(any_machine, monkeypatch, devices, note):
-    monkeypatch.setattr("os.sched_getaffinity", lambda pid: {0, 1, 2})
+def test_devices_that_share_cores_are_pointed_out(any_machine, machine_with_cores, devices, note):
+    machine_with_cores(3)
     rows = [row("mirrored", "fit", 1.0).model_copy(update={"devices": held}) for held in devices]
     made = summarised(*rows)
     assert made.num_cores == 3
@@ -440,6 +440,7 @@ def test_the_widest_table_fits_80_columns(any_machine, monkeypatch, capsys):
 # What each strategy offers
 
 ASKING = {
+    "input.service": "local",
     "train.steps_per_execution": 8,
     "train.jit_compile": True,
     "train.gradient_accumulation_steps": 2,

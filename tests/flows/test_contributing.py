@@ -9,6 +9,8 @@ import numpy as np
 import pytest
 from sklearn.datasets import load_digits
 
+from tasks import losses
+
 ROOT = Path(__file__).resolve().parents[2]
 CONTRIBUTING = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
 DIFFS = {
@@ -47,15 +49,19 @@ USES = {
 }
 
 
-def changed(diff: str) -> list[str]:
-    """Return the lines that a diff adds and takes out, without blank ones."""
-    return [line for line in diff.splitlines() if re.match(r"[+-](?!\+\+ |-- )\s*\S", line)]
+def added(diff: str) -> list[str]:
+    """Return the lines that a diff adds, blank ones too."""
+    return [line for line in diff.splitlines() if line.startswith("+") and not line.startswith("+++ ")]
+
+
+def test_all_that_can_be_added_is_shown():
+    assert sorted(heading.split(" ", 1)[1] for heading in DIFFS) == sorted(KINDS)
 
 
 @pytest.mark.parametrize("what", KINDS)
 def test_an_addition_is_a_diff_of_at_most_fifteen_lines(what):
     (diff,) = [diff for heading, diff in DIFFS.items() if heading.split(" ", 1)[1] == what]
-    assert 0 < len(changed(diff)) <= 15
+    assert 0 < len(added(diff)) <= 15
     applies = ["git", "apply", "--check", "-"]
     applied = subprocess.run(applies, input=diff, capture_output=True, text=True, cwd=ROOT, check=False)
     assert applied.returncode == 0, applied.stderr
@@ -66,6 +72,12 @@ def test_a_project_trains_with_all_additions(prepared_project, run):
     for heading, diff in DIFFS.items():
         applied = subprocess.run(["git", "apply", "-"], input=diff, capture_output=True, text=True, check=False)
         assert applied.returncode == 0, f"{heading}: {applied.stderr}"
+    for lint in (["ruff", "check", "."], ["ruff", "format", "--check", "."], ["mypy"], ["lint-imports"]):
+        linted = run(lint)
+        assert linted.returncode == 0, linted.stdout
+    # What is added is another choice, and never what everybody else gets.
+    told = "import json; from tasks import losses; print(json.dumps(losses.USUAL))"
+    assert json.loads(run(["python", "-c", told]).stdout) == losses.USUAL
     digits = load_digits()
     np.savetxt("pixels.csv", np.column_stack([digits.target, digits.data * 15]), "%d", ",")
     added = run(["stratagem", "data", "add", "pixels.csv", "--set", "dataset.kind=pixel_rows", "--json"])

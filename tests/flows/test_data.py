@@ -69,6 +69,21 @@ def test_own_photos_are_added_and_followed_when_they_change(photos, project, run
     assert (forced.returncode, forced.stderr.count("error: dataset.source = ")) == (2, 1)
 
 
+def test_data_without_a_test_split_are_trained_on_without_options(project, run, tmp_path):
+    noise = np.random.default_rng(0)
+    labels = np.arange(80) % 2
+    rows = noise.normal(size=(80, 3)) + 3 * labels[:, np.newaxis]
+    np.savez(tmp_path / "own.npz", x_train=rows[:60], y_train=labels[:60], x_val=rows[60:], y_val=labels[60:])
+    added = run(["stratagem", "data", "add", tmp_path / "own.npz"])
+    assert added.returncode == 0, added.stderr
+    assert "it has no test split: 12 of its training examples" in added.stderr
+    assert added.stdout.rstrip().endswith("Train on it: stratagem run --set dataset.name=own")
+    trained = run(["stratagem", "run", "--set", "dataset.name=own", "--json"])
+    assert trained.returncode == 0, trained.stderr
+    folder = project / "mlruns" / "runs" / json.loads(trained.stdout)["run_id"]
+    assert "12 examples taken from the training split" in (folder / "report" / "report.html").read_text()
+
+
 def test_arrays_are_added_listed_shown_and_removed(project, run, tmp_path, record_imports):
     np.savez(tmp_path / "own.npz", x=np.zeros((20, 4, 4), np.uint8), y=np.arange(20) % 2)
     stop = ["--set", "dataset.checks.constant_examples={action: stop, threshold: 0.5}"]

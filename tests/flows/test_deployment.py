@@ -235,6 +235,28 @@ def test_a_recipe_that_is_not_there_is_refused_before_a_run_exists(prefect):
     assert prefect.flow_runs("training") == before
 
 
+def test_a_flow_run_names_no_code_and_no_file_of_anywhere(prefect, tmp_path):
+    (prefect.project / "planted.py").write_text("open('imported', 'w').close()\n\ndef build(*shape): ...\n")
+    before = set(prefect.project.glob("mlruns/runs/*"))
+    # A space that somebody else of this machine has written.
+    space = tmp_path / "space.yaml"
+    space.write_text((prefect.project / "recipes" / "sweeps" / "digits.yaml").read_text())
+    model, loss = {"model.name": "planted:build"}, {"train.loss": "planted:build"}
+    for deployment, parameters, words in (
+        ("training/training", {"overrides": model}, "model.name = 'planted:build': a flow run may not name code"),
+        ("comparison/comparison", {"overrides": loss}, "train.loss = 'planted:build': a flow run may not name code"),
+        ("sweep/sweep", {"space": str(space)}, "a flow run may name what lies in"),
+    ):
+        asked = [part for name, value in parameters.items() for part in ("-p", f"{name}={json.dumps(value)}")]
+        result = prefect.command("deployment", "run", deployment, *asked, "--watch")
+        assert result.returncode == 1, result.stdout
+        flow_run = prefect.flow_runs(deployment.partition("/")[0])[-1]
+        assert flow_run["state_type"] == "FAILED"
+        assert words in flow_run["state"]["message"]
+    assert set(prefect.project.glob("mlruns/runs/*")) == before
+    assert not (prefect.project / "imported").exists()
+
+
 def test_a_run_that_is_cancelled_ends_as_killed(prefect):
     long = json.dumps({"train.epochs": 3000})
     assert prefect.command("deployment", "run", "training/training", "-p", f"overrides={long}").returncode == 0

@@ -10,6 +10,7 @@ from flows import notifications
 from tasks.errors import StratagemError, UserError
 from tasks.machine import free_ports
 from tests.flows.receiver import Receiver
+from tests.tasks.written_runs import write_run
 
 TELL = """
 import sys
@@ -91,6 +92,13 @@ def test_nobody_is_told_where_nobody_is_named_and_what_waits_stays(receiver, mon
     (waiting,) = Path("mlruns/notifications/waiting").iterdir()
     waiting.write_text("{half")
     assert notifications.deliver() == 1
+
+
+def test_a_restart_is_told_once_in_each_sitting(receiver):
+    run = write_run(1)
+    for sitting, reasons in (("a 1", ["worker 1 died"]), ("a 1", ["worker 1 died"]), ("b 1", ["worker 1 died"] * 2)):
+        notifications.tell_restarts(run, sitting, reasons)
+    assert notifications.num_waiting() == 3
 
 
 def test_an_address_that_nobody_knows_is_refused_without_being_shown(project, monkeypatch):

@@ -10,7 +10,8 @@ import socket
 import stat
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,8 @@ import pytest
 import requests
 
 from flows import operation
-from tasks.machine import free_ports
+from tasks import records
+from tasks.machine import find_process, free_ports
 from tests.flows.receiver import Receiver
 
 pytestmark = pytest.mark.slow
@@ -48,18 +50,26 @@ class Operated:
     run: Callable[..., Any]
     environment: dict[str, str]
     receiver: Receiver
-    asked: list[str] = field(default_factory=list)
+    asked: list[str]
+
+    def private_key(self) -> str:
+        return operation.private_key().partition(":")[2]
 
     def command(self, *args: str) -> Any:
         return self.run(["stratagem", *args], cwd=self.project, env=self.environment)
 
-    def state(self) -> operation.Operation:
+    def state(self) -> records.Operation:
         found = operation.load()
         assert found is not None
         return found
 
-    def service(self, name: str) -> operation.ServiceState:
+    def service(self, name: str) -> records.ServiceState:
         return next(one for one in self.state().services if one.name == name)
+
+    def worker(self) -> psutil.Process:
+        """Return the worker, which its guard keeps."""
+        (worker,) = psutil.Process(self.service("worker").pid).children()
+        return worker
 
     def family(self) -> list[psutil.Process]:
         """Return `up` and all that it started."""
@@ -85,7 +95,7 @@ class Operated:
     def states(self, flow_run_id: str) -> list[str]:
         """Return which states a flow run had, in their order."""
         address = f"{self.service('prefect').address}/api/flow_run_states/"
-        auth = ("stratagem", operation.private_key().partition(":")[2])
+        auth = ("stratagem", self.private_key())
         answer = requests.get(address, params={"flow_run_id": flow_run_id}, auth=auth, timeout=60)
         return [state["type"] for state in sorted(answer.json(), key=lambda state: state["timestamp"])]
 
@@ -119,15 +129,21 @@ def receiver() -> Iterator[Receiver]:
     receiver.close()
 
 
+@pytest.fixture(scope="module")
+def asked() -> list[str]:
+    """The flow runs that were asked for, by their ids."""
+    return []
+
+
 @pytest.fixture
-def operated(project_of_all, receiver, run, monkeypatch) -> Operated:
+def operated(project_of_all, receiver, asked, run, monkeypatch) -> Operated:
     monkeypatch.chdir(project_of_all)
     monkeypatch.delenv("PREFECT_HOME")
     environment = {
         "PYTHONPATH": str(project_of_all),
         "STRATAGEM_NOTIFY": f"json://me:{receiver.password}@127.0.0.1:{receiver.port}/told",
     }
-    return Operated(project_of_all, run, environment, receiver)
+    return Operated(project_of_all, run, environment, receiver, asked)
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -135,7 +151,7 @@ def _nothing_stays(project_of_all) -> Iterator[None]:
     yield
     with contextlib.chdir(project_of_all):
         state = operation.load()
-    process = operation.find_process(state.pid, state.created) if state else None
+    process = find_process(state.pid, state.created) if state else None
     if process is not None:
         for one in [*process.children(recursive=True), process]:
             with contextlib.suppress(psutil.NoSuchProcess):
@@ -158,11 +174,15 @@ def test_a_start_that_is_killed_leaves_no_process_and_a_wrong_environment_starts
     wrong = operated.command("status")
     assert (wrong.returncode, wrong.stdout) == (1, "Nothing runs here: `stratagem up` starts it.\n")
     assert operated.command("down").stdout == "Nothing runs here.\n"
-    for name, value in {"PREFECT_API_URL": "http://127.0.0.1:9/api", "STRATAGEM_NOTIFY": "jsn://token"}.items():
+    for name, value in {
+        "PREFECT_API_URL": "http://127.0.0.1:9/api",
+        "STRATAGEM_NOTIFY": "jsn://token",
+        "STRATAGEM_PATIENCE": "a token",
+    }.items():
         refused = operated.run(["stratagem", "up"], env=operated.environment | {name: value})
         assert refused.returncode == 2, refused.stderr
         assert refused.stderr.startswith(f"error: {name}"), refused.stderr
-        assert "token" not in refused.stderr
+        assert "jsn://token" not in refused.stderr
     command = start("stratagem", "up", cwd=operated.project, **operated.environment)
     process = psutil.Process(command.process.pid)
     _wait("its first children", lambda: len(process.children(recursive=True)) >= 4)
@@ -173,13 +193,24 @@ def test_a_start_that_is_killed_leaves_no_process_and_a_wrong_environment_starts
 
 
 def test_up_starts_everything_once_and_nobody_else_gets_in(operated):
-    up = operated.command("up", "--detach")
-    assert up.returncode == 0, up.stderr + (operated.project / "mlruns" / "up" / "up.log").read_text()
+    with ThreadPoolExecutor() as pool:  # Two at once: one is the second.
+        second, up = sorted(
+            pool.map(lambda _: operated.command("up", "--detach"), range(2)), key=lambda one: str(one.stdout)
+        )
+    for one in (up, second):
+        assert one.returncode == 0, one.stderr + (operated.project / "mlruns" / "up" / "up.log").read_text()
+    assert second.stdout.startswith("It runs already.\n")
     again = operated.command("up")
     assert again.returncode == 0
     assert again.stdout == "It runs already.\n" + up.stdout, "the same addresses"
-    found = json.loads(operated.command("status", "--json").stdout)
-    assert found["well"]
+
+    def planned() -> dict[str, Any] | None:
+        found = json.loads(operated.command("status", "--json").stdout)
+        assert found["well"]
+        nexts = {one["name"]: one["next"] for one in found["deployments"]}
+        return found if nexts["nightly"] else None
+
+    found = _wait("the plan of the next nightly run", planned)
     assert [one["name"] for one in found["services"]] == ["prefect", "mlflow", "worker"]
     deployments = {one["name"]: one["next"] for one in found["deployments"]}
     assert deployments.keys() >= {"comparison", "nightly", "training"}
@@ -195,6 +226,16 @@ def test_up_starts_everything_once_and_nobody_else_gets_in(operated):
             asked = {"max_results": 1} if "mlflow" in path else {}
             answer = requests.post(one["address"] + path, json=asked, auth=auth, timeout=60)
             assert answer.status_code == status, (one["name"], given)
+        for other in ({"Host": "attacker.example"}, {"Origin": "http://attacker.example"}):
+            answer = requests.post(one["address"] + path, auth=("stratagem", password), headers=other, timeout=60)
+            assert answer.status_code == 403, (one["name"], other)
+    # A flow run says nothing about the process that it is: by these it could run any program, or allow itself more.
+    (deployment,) = operated.ask("deployments/filter", {"deployments": {"name": {"any_": ["training"]}}})
+    address = f"{operated.service('prefect').address}/api/deployments/{deployment['id']}/create_flow_run"
+    for name, value in {"command": "touch planted", "env": {"STRATAGEM_OWN_CODE": "*"}, "working_dir": "/"}.items():
+        asked = {"job_variables": {name: value}}
+        answer = requests.post(address, json=asked, auth=("stratagem", password), timeout=60)
+        assert (answer.status_code, name in answer.text) == (422, True), answer.text
     for process in operated.family():
         assert password not in " ".join(process.cmdline())
         assert operated.receiver.password not in " ".join(process.cmdline())
@@ -208,9 +249,21 @@ def test_up_starts_everything_once_and_nobody_else_gets_in(operated):
 
 def test_a_server_that_is_killed_is_started_again_on_its_address(operated):
     before = operated.service("mlflow")
+    port = int(before.address.rpartition(":")[2])
+
+    def started() -> bool:
+        for place in ("127.0.0.1", "0.0.0.0"):  # Whoever has the port is told the password.
+            with pytest.raises(OSError, match="Address already in use"):
+                socket.create_server((place, port))
+        return operated.service("mlflow").restarts == 1
+
     for process in psutil.Process(before.pid).children():
         process.kill()
-    _wait("another one", lambda: operated.service("mlflow").restarts == 1)
+    with ThreadPoolExecutor() as pool:
+        auth = ("stratagem", operated.private_key())
+        answer = pool.submit(requests.get, before.address, auth=auth, timeout=240)
+        _wait("another one", started)
+        assert answer.result().status_code == 200, "it waited, and did not fail"
     _wait("its answer", lambda: json.loads(operated.command("status", "--json").stdout)["well"])
     assert operated.service("mlflow").address == before.address
     assert operated.service("mlflow").last_end == "SIGKILL"
@@ -220,9 +273,7 @@ def test_a_killed_workers_run_has_crashed_and_is_taken_up_while_another_one_wait
     first = operated.submit()
     _wait("its first checkpoint", lambda: operated.trains(first))
     second = operated.submit(**{"train.epochs": 1, "train.seed": 1})
-    engine = operated.family()
-    (guard,) = [one for one in engine if "flows.worker" in one.cmdline()]
-    (worker,) = guard.children()
+    worker = operated.worker()
     flow_process = worker.children()[0]
     worker.kill()
     _wait(
@@ -271,17 +322,75 @@ def test_everything_is_told_once_when_somebody_listens(operated):
     assert not [text for text in said if operated.receiver.password in text]
 
 
+def test_a_flow_run_whose_own_process_dies_is_told_once_and_goes_on_when_it_is_asked_to(operated):
+    operated.receiver.start()  # It listens already, unless this test is alone.
+    flow_run = operated.submit(**{"train.seed": 3})
+    _wait("its first checkpoint", lambda: operated.trains(flow_run))
+    (process,) = operated.worker().children()
+    family = [process, *process.children(recursive=True)]
+    process.kill()
+    _wait("its end", lambda: operated.flow_run(flow_run)["state_type"] == "CRASHED")
+    _assert_gone(family)
+
+    def failures() -> int:
+        mine = [told for told in operated.receiver.told if f"flow run {flow_run}" in told["message"]]
+        return len([told for told in mine if told["title"].endswith(" failed")])
+
+    _wait("that it is told", failures)
+    assert operated.flow_run(flow_run)["run_count"] == 1, "nobody begins it again by himself"
+    # As Prefect's page does it.
+    operated.ask(f"flow_runs/{flow_run}/set_state", {"state": {"type": "SCHEDULED", "name": "AwaitingRetry"}})
+    _wait("its end", lambda: operated.flow_run(flow_run)["state_type"] == "COMPLETED")
+    (run,) = [
+        folder
+        for folder in operated.project.glob("mlruns/runs/*")
+        if json.loads((folder / "records" / "run.json").read_text())["flow_run_id"] == flow_run
+    ]
+    assert json.loads((run / "status.json").read_text())["status"] == "FINISHED", "the same run went on"
+    states = operated.states(flow_run)
+    assert "CRASHED" not in states[len(states) - states[::-1].index("SCHEDULED") :], "it is not taken for the dead one"
+    assert failures() == 1
+
+
 def test_up_that_is_killed_leaves_no_process_and_the_next_one_goes_on(operated):
-    flow_run = operated.submit(**{"train.epochs": 400, "train.seed": 2})
+    (nightly,) = operated.ask("deployments/filter", {"deployments": {"name": {"any_": ["nightly"]}}})
+    address = f"{operated.service('prefect').address}/api/deployments/{nightly['id']}"
+    auth = ("stratagem", operated.private_key())
+    schedule = f"{address}/schedules/{nightly['schedules'][0]['id']}"
+    # A busy server's database is locked now and then: 503.
+    _wait("the pause", lambda: requests.patch(schedule, json={"active": False}, auth=auth, timeout=60).ok)
+    flow_run = operated.submit(**{"train.epochs": 100_000, "train.seed": 2})
     _wait("its first checkpoint", lambda: operated.trains(flow_run))
     family = operated.family()
     addresses = [one.address for one in operated.state().services]
     os.kill(operated.state().pid, signal.SIGKILL)
+    operated.environment["STRATAGEM_PATIENCE"] = "30"  # Of the test that comes next.
     up = operated.command("up", "-d")  # At once: the others are ending.
     assert up.returncode == 0, up.stderr
     _assert_gone(family)
     assert [one.address for one in operated.state().services] == addresses
     _wait("the training", lambda: operated.flow_run(flow_run)["run_count"] == 2 and operated.trains(flow_run))
+    (again,) = operated.ask("deployments/filter", {"deployments": {"name": {"any_": ["nightly"]}}})
+    assert (again["id"], [one["active"] for one in again["schedules"]]) == (nightly["id"], [False]), (
+        "paused on the page"
+    )
+    assert again["updated"] > nightly["updated"], "though it was deployed anew"
+
+
+def test_a_server_that_hangs_is_ended_and_started_again(operated):
+    before = operated.service("mlflow")
+    (server,) = psutil.Process(before.pid).children()
+    server.suspend()
+    _wait("another one", lambda: operated.service("mlflow").restarts > before.restarts)
+    assert operated.service("mlflow").last_end == "no answer for 30 s"
+    _assert_gone([server])
+    _wait("its answer", lambda: json.loads(operated.command("status", "--json").stdout)["well"])
+    assert operated.service("mlflow").address == before.address
+
+
+def test_down_lets_a_training_save_its_step_and_leaves_no_process(operated):
+    flow_run = operated.asked[-1]
+    assert operated.trains(flow_run)
     family = operated.family()
     down = operated.command("down")
     assert (down.returncode, down.stdout) == (0, "Everything has ended.\n"), down.stderr

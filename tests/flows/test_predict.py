@@ -57,6 +57,14 @@ def test_the_raw_inputs_of_the_test_split_have_the_predictions_of_the_evaluation
     assert imports.of("prefect") == imports.of("mlflow") == []
 
 
+def test_the_answer_comes_whatever_python_buffers(in_finished, run):
+    images = in_finished.project / "data/digits/prepared/test_images.npy"
+    assert "PYTHONUNBUFFERED" not in os.environ
+    done = run(["stratagem", "predict", images, "--json"])
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["num_examples"] == 360
+
+
 def test_what_is_refused_is_one_message_before_anything_is_computed(in_finished, run, tmp_path):
     there = tmp_path / "there.csv"
     there.write_text("mine")

@@ -32,6 +32,14 @@ def test_what_the_user_set_for_prefect_stays(monkeypatch):
     assert os.environ["STRATAGEM_DEBUG"] == "1"
 
 
+@pytest.mark.parametrize(("home", "kept"), [("/dev/null", True), ("~nobody", True), ("", False)])
+def test_where_the_users_home_cannot_be_written_the_project_keeps_prefects(project, tmp_path, monkeypatch, home, kept):
+    monkeypatch.setenv("HOME", home or str(tmp_path))
+    monkeypatch.setenv("PREFECT_HOME", "")
+    prefect_server.set_environment(debug=False)
+    assert os.environ["PREFECT_HOME"] == (str(project / "mlruns" / "prefect") if kept else "")
+
+
 @pytest.fixture
 def own_prefect(project, tmp_path, monkeypatch):
     """A Prefect home of its own, and no server."""

@@ -78,3 +78,45 @@ def test_the_same_weights_come_out_after_code_and_data_have_changed(in_finished,
     shutil.rmtree(copy / ".dvc" / "cache")
     assert "its data cannot be brought back" in refused(do("reproduce", summary["run_id"]))
     assert "unknown run 'nosuch': the newest runs: " in refused(do("reproduce", "nosuch"))
+
+
+def recorded(done):
+    """Return the record that a command with --json printed."""
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+SMALL = {"model.name": "mlp", "train.epochs": 1, "tracking.system_metrics": "false"}
+MANY = [
+    {"strategy.kind": "data_parallel", "strategy.devices": 2},
+    {"strategy.kind": "multi_worker", "strategy.workers": 2},
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("strategy", MANY, ids=lambda strategy: strategy["strategy.kind"])
+def test_a_run_on_jax_and_one_of_several_workers_come_out_again(prepared_project, run, strategy):
+    chosen = [word for key, value in (SMALL | strategy).items() for word in ("--set", f"{key}={value}")]
+    first = recorded(run(["stratagem", "train", "--json", *chosen]))
+    recorded(run(["stratagem", "evaluate", "--run", first["run_id"], "--json"]))
+    found = recorded(run(["stratagem", "reproduce", first["run_id"], "--json"]))
+    folder = prepared_project / "mlruns/runs" / found["reproduced_by"]
+    again = json.loads((folder / "records/training.json").read_text())
+    assert (again["strategy"], again["num_replicas"]) == (strategy["strategy.kind"], 2)
+    # Several workers may add up in another order each time: then each metric lies within its interval.
+    assert found["same"] is True
+    assert found["metrics"].keys() >= {"test/accuracy", "test/loss"}
+    changed = {one["what"]: one["effect"] for one in found["changes"]}
+    assert changed.items() >= {"strategy.kind": "brought back", "train.epochs": "brought back"}.items()
+    assert {"matters", "cannot be brought back"}.isdisjoint(changed.values())
+
+
+@pytest.mark.slow
+def test_a_run_that_was_resumed_with_more_epochs_is_refused(prepared_project, run):
+    chosen = [word for key, value in SMALL.items() for word in ("--set", f"{key}={value}")]
+    first = recorded(run(["stratagem", "train", "--json", *chosen]))["run_id"]
+    longer = [*chosen, "--set", "train.epochs=2"]
+    assert recorded(run(["stratagem", "train", "--json", "--resume", first, *longer]))["run_id"] == first
+    words = "was resumed as another training: train.epochs was 1 up to step 41, then 2. Trained from its beginning"
+    assert words in refused(run(["stratagem", "reproduce", first, "--allow-changes"]))
+    assert "resumed with" in said(run(["stratagem", "runs", "show", first]))

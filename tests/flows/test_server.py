@@ -5,6 +5,9 @@ import sys
 
 import pytest
 
+from flows.prefect_server import guarded_environment, make_password
+from tests.flows.doors import assert_shut, assert_socket_shut
+
 
 @pytest.mark.slow
 def test_first_runs_at_the_same_moment_make_one_database(project, tmp_path):
@@ -40,3 +43,25 @@ def test_first_runs_at_the_same_moment_make_one_database(project, tmp_path):
             server.wait()
             for pipe in (server.stdin, server.stdout, server.stderr):
                 pipe.close()
+
+
+@pytest.mark.slow
+def test_a_runs_own_server_lets_in_nobody_else(project, prefect_home):
+    key, listening = make_password(), socket.create_server(("127.0.0.1", 0))
+    address = f"http://127.0.0.1:{listening.getsockname()[1]}"
+    environment = os.environ | {"PREFECT_HOME": str(prefect_home)} | guarded_environment(key, address)
+    with (
+        listening,
+        subprocess.Popen(
+            [sys.executable, "-m", "flows.server", str(listening.fileno())],
+            env=environment,
+            pass_fds=[listening.fileno()],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        ) as server,
+    ):
+        assert server.stdout.readline() == "serving\n"
+        assert server.stdout.readline() == "ready\n"
+        assert_shut(address, "/api/flows/filter", key, {})
+        assert_socket_shut(address)

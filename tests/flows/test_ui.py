@@ -8,6 +8,10 @@ import pytest
 import requests
 
 from tasks.machine import free_ports
+from tests.flows.doors import assert_shut, assert_socket_shut
+
+# What MLflow, Prefect and uvicorn would listen on by themselves.
+EVERYWHERE = {"MLFLOW_HOST": "0.0.0.0", "PREFECT_SERVER_API_HOST": "0.0.0.0", "UVICORN_HOST": "0.0.0.0"}
 
 
 def _lines(out: str) -> dict[str, str]:
@@ -25,7 +29,7 @@ def test_ui_shows_the_runs_to_whoever_has_its_key_until_it_is_interrupted(in_fin
     ports = in_finished.project / "mlruns" / "ui.json"
     before = dict(zip(("mlflow", "prefect"), free_ports(2), strict=True))
     ports.write_text(json.dumps(before))
-    command = start("stratagem", "ui")
+    command = start("stratagem", "ui", **EVERYWHERE)
     command.wait_until("Ctrl-C ends all.", of=command.out)
     assert json.loads(ports.read_text()) == before, "those of the last time, so that a bookmark holds"
     said = _lines(command.out.read_text())
@@ -42,6 +46,10 @@ def test_ui_shows_the_runs_to_whoever_has_its_key_until_it_is_interrupted(in_fin
         assert requests.get(address, auth=(user, "guessed"), timeout=60).status_code == 401, address
         answer = requests.get(address, auth=(user, password), timeout=60)
         assert expected in answer.text, address
+    if number == signal.SIGINT:
+        assert_shut(mlflow, "/api/2.0/mlflow/experiments/search", key, {"max_results": 1})
+        assert_shut(prefect, "/api/flows/filter", key, {})
+        assert_socket_shut(prefect)
     # What is printed to be opened holds no password, and no cookie does: another port's page would be sent it.
     assert password in said["User"]
     with requests.Session() as browser:

@@ -71,6 +71,17 @@ class Command:
                         found.append(address)
         return found
 
+    def reached_by(self) -> tuple[set[str], set[str]]:
+        """Return at which addresses of this machine its processes listen, and the interfaces that its cluster's members
+        have."""
+        mine = {child.pid for child in psutil.Process(self.process.pid).children(recursive=True)}
+        listening = [one for one in psutil.net_connections("inet") if one.status == psutil.CONN_LISTEN]
+        interfaces = set()
+        for member in (one for entry in ("serve", "assist", "tf_server") for one in self.members(entry)):
+            lines = Path(f"/proc/{member.pid}/net/dev").read_text().splitlines()
+            interfaces |= {line.partition(":")[0].strip() for line in lines if ":" in line}
+        return {one.laddr.ip for one in listening if one.pid in mine}, interfaces
+
     def checkpoints(self) -> list[int]:
         """Return the steps of the newest run that are saved."""
         runs = sorted((self.project / "mlruns" / "runs").glob("*"), key=lambda run: run.stat().st_mtime)

@@ -27,6 +27,7 @@ def test_a_training_survives_the_loss_of_a_worker(stratagem, cluster_project, ml
         "train", "strategy.kind=multi_worker", f"train.loop={loop}", "strategy.heartbeat_timeout_seconds=15"
     )
     training.wait_until(lambda: len(training.checkpoints()) > 1)
+    assert training.reached_by() == (set(), {"lo"})
     assert training.open_servers() == []
     (victim,) = training.members(entry)
     victim.send_signal(number)
@@ -99,7 +100,7 @@ def test_a_cluster_of_someone_elses_ends_everywhere_when_one_dies(stratagem, mlf
     for command in (chief, other):
         assert command.end() == 1
         (message,) = [line for line in command.err.read_text().splitlines() if line.startswith("error: ")]
-        assert "starts it again: the same command for every member goes on from the latest checkpoint" in message
+        assert "Have all members started again: the same command for each goes on from the latest checkpoint" in message
         assert "Traceback" not in command.err.read_text()
         assert command.survivors() == []
     assert "worker 1 died (SIGKILL)" in other.err.read_text()

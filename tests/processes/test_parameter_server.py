@@ -78,6 +78,7 @@ def shares(training):
 def test_lost_workers_are_replaced_and_used_again(stratagem, digits):
     training = stratagem("train", *STILL, "train.epochs=30", "strategy.heartbeat_timeout_seconds=15")
     wait(training, lambda: epochs(training) > 1)
+    assert training.reached_by() == (set(), {"lo"})
     assert training.open_servers() == []
     first = cluster(training)
     assert sorted(first) == ["chief 0", "ps 0", "worker 0", "worker 1"]

@@ -52,14 +52,24 @@ def serving(command: list[str], health: str, folder: Path, database: Path, **env
         server.wait()
 
 
+@pytest.fixture
+def usual_umask() -> Iterator[None]:
+    """By which others read what is written."""
+    before = os.umask(0o022)
+    yield
+    os.umask(before)
+
+
 def test_servers_with_passwords_are_used_and_nobody_sees_them(
-    stratagem, tmp_path, proxy, empty_store, prefect_database
+    stratagem, cluster_project, tmp_path, proxy, empty_store, prefect_database, run, usual_umask
 ):
-    mlflow_port, prefect_port = free_ports(2)
+    mlflow_port, prefect_port, closed = free_ports(3)
     on = ["--host", "127.0.0.1", "--port"]
     mlflow = ["mlflow", "server", *on, str(mlflow_port), "--workers", "1", "--backend-store-uri", "sqlite:///mlflow.db"]
     prefect = ["prefect", "server", "start", *on, str(prefect_port), "--no-services"]
-    home = tmp_path / "home"
+    own = _plant_secrets(cluster_project)
+    (cluster_project / "mlruns").chmod(0o755)
+    seen = Seen()
     with (
         serving(mlflow, f"http://127.0.0.1:{mlflow_port}/health", tmp_path / "mlflow", empty_store),
         serving(
@@ -72,28 +82,70 @@ def test_servers_with_passwords_are_used_and_nobody_sees_them(
         ),
     ):
         guarded = proxy(mlflow_port, password=f"me:{SECRET}-1")
-        command = stratagem(
-            "run",
-            "train.epochs=1",
-            MLFLOW_TRACKING_URI=f"http://me:{SECRET}-1@127.0.0.1:{guarded.port}",
-            PREFECT_API_URL=f"http://admin:{SECRET}-2@127.0.0.1:{prefect_port}/api",
-            PREFECT_HOME=str(home),
-        )
-        arguments = set()
+        environment = {
+            "MLFLOW_TRACKING_URI": f"http://me:{SECRET}-1@127.0.0.1:{guarded.port}",
+            "PREFECT_API_URL": f"http://admin:{SECRET}-2@127.0.0.1:{prefect_port}/api",
+            "PREFECT_HOME": str(tmp_path / "home"),
+            # Nobody listens there: what is to be told is kept.
+            "STRATAGEM_NOTIFY": f"json://me:{SECRET}-4@127.0.0.1:{closed}/told",
+            "AWS_SECRET_ACCESS_KEY": f"{SECRET}-5",
+        }
+        command = stratagem("run", "train.epochs=1", **environment)
         while command.process.poll() is None:
-            with contextlib.suppress(psutil.NoSuchProcess, psutil.ZombieProcess):
-                for child in psutil.Process(command.process.pid).children(recursive=True):
-                    arguments.add(" ".join(child.cmdline()))
-            time.sleep(0.05)
-    assert command.end() == 0, command.err.read_text()
+            seen.look(command.process.pid)
+        assert command.end() == 0, command.err.read_text()
+        run_id = command.result["run_id"]
+        source = f"http://me:{SECRET}-12@127.0.0.1:9/rows.csv"
+        shown = (["runs", "show", run_id], ["trace", run_id], ["doctor"])
+        for words in (*shown, ["data", "push", "digits"], ["data", "add", source]):
+            said = run(["stratagem", *words, "--debug"], env=environment)
+            assert SECRET not in said.stdout + said.stderr, words
     assert command.result["model_version"] == "digits-mlp/1"
     assert command.err.read_text().count("cannot") == 0
-    assert any("serve" in line for line in arguments)
-    assert [line for line in arguments if SECRET in line] == []
+    assert any("serve" in line for line in seen.command_lines)
+    assert [line for line in seen.command_lines if SECRET in line] == []
+    assert seen.addresses <= {"127.0.0.1"}
     files = [path for path in tmp_path.rglob("*") if path.is_file() and not path.is_symlink()]
-    assert [path for path in files if SECRET.encode() in path.read_bytes()] == []
-    written = [path for path in (command.project / "mlruns").rglob("*") if path.name != ".gitkeep"]
+    assert [path for path in files if SECRET.encode() in path.read_bytes() and path not in own] == []
+    diff = (cluster_project / "mlruns" / "runs" / run_id / "records" / "uncommitted.diff").read_text()
+    assert "password = ***" in diff
+    assert "url = http://127.0.0.1" in diff
+    assert list((cluster_project / "mlruns" / "notifications" / "waiting").iterdir())
+    written = [path for path in (cluster_project / "mlruns").rglob("*") if path.name != ".gitkeep"]
     assert [path for path in written if stat.S_IMODE(path.stat().st_mode) & 0o077] == []
+
+
+def _plant_secrets(project: Path) -> set[Path]:
+    """Write passwords into what a user's project holds some in; return the files that have them."""
+    remote = f"http://me:{SECRET}-6@127.0.0.1:9/repository.git"
+    subprocess.run(["git", "remote", "add", "origin", remote], cwd=project, check=True)
+    with (project / ".dvc" / "config").open("a") as file:
+        file.write("    remote = team\n['remote \"team\"']\n")
+        file.write(f"    url = http://me:{SECRET}-7@127.0.0.1:9/data\n    password = {SECRET}-8\n")
+    with (project / "params.yaml").open("a") as file:
+        file.write(f"# token: {SECRET}-9\n")
+    (project / "login.py").write_text(f"API_KEY = '{SECRET}-10'\n")
+    (project / ".env").write_text(f"PASSWORD={SECRET}-11\n")
+    return {project / name for name in (".git/config", ".dvc/config", "params.yaml", "login.py", ".env")}
+
+
+class Seen:
+    """What every other user of the machine sees of a command while it runs: the command lines of all processes; and
+    where those of its own listen."""
+
+    def __init__(self) -> None:
+        self.command_lines: set[str] = set()
+        self.addresses: set[str] = set()
+
+    def look(self, pid: int) -> None:
+        for path in Path("/proc").glob("[0-9]*/cmdline"):
+            with contextlib.suppress(OSError):
+                self.command_lines.add(path.read_bytes().replace(b"\0", b" ").decode(errors="replace"))
+        with contextlib.suppress(psutil.NoSuchProcess, psutil.ZombieProcess, psutil.AccessDenied):
+            for process in [psutil.Process(pid), *psutil.Process(pid).children(recursive=True)]:
+                listening = [one for one in process.net_connections("inet") if one.status == psutil.CONN_LISTEN]
+                self.addresses |= {one.laddr.ip for one in listening}
+        time.sleep(0.05)
 
 
 @pytest.mark.parametrize(

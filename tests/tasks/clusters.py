@@ -6,6 +6,8 @@ import json
 from tasks import config
 
 multi_worker = functools.partial(config.MultiWorker, kind="multi_worker")
+data_parallel = functools.partial(config.DataParallel, kind="data_parallel")
+model_parallel = functools.partial(config.ModelParallel, kind="model_parallel")
 parameter_server = functools.partial(config.ParameterServer, kind="parameter_server")
 TWO = ["localhost:40001", "localhost:40002"]
 

@@ -31,8 +31,8 @@ MOST = 40
 PARTS = {"run": records.Run, "prepared": records.PreparedDataset, "training": records.TrainingResult}
 
 
-def forked(work: Callable[[], None]) -> int:
-    """Do work in a process of its own; return the signal that ended it, 0 where it came to its end."""
+def fork(work: Callable[[], None]) -> int:
+    """Do work in a process of its own; return its id."""
     sys.stdout.flush()
     process = os.fork()
     if process == 0:
@@ -42,7 +42,12 @@ def forked(work: Callable[[], None]) -> int:
             traceback.print_exc()
             os._exit(1)
         os._exit(0)
-    _, status = os.waitpid(process, 0)
+    return process
+
+
+def forked(work: Callable[[], None]) -> int:
+    """Do work in a process of its own; return the signal that ended it, 0 where it came to its end."""
+    _, status = os.waitpid(fork(work), 0)
     if os.WIFSIGNALED(status):
         return os.WTERMSIG(status)
     if os.WEXITSTATUS(status):

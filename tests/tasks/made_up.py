@@ -6,6 +6,7 @@ import zipfile
 from pathlib import Path
 
 import numpy as np
+from scipy import stats
 
 from tasks import config, metrics, predictions, records
 from tasks.records import (
@@ -44,6 +45,16 @@ FEATURES = {
     ),
 }  # fmt: skip
 VOCABULARIES = {"categories": [["Bern", "Basel"]], "text": [["good", "bad", "film"]]}
+
+
+def bootstrap(measure, labels, outputs, num_resamples=1000):
+    """Return the 95 % interval of a metric as scipy finds it: the two ends."""
+    outputs = outputs.astype(np.float64)
+    found = stats.bootstrap(
+        (np.arange(len(labels)),), lambda rows: measure(labels[rows], outputs[rows]), vectorized=False,
+        n_resamples=num_resamples, method="percentile", rng=1,
+    )  # fmt: skip
+    return tuple(found.confidence_interval)
 
 
 def project(folder: Path) -> Path:

@@ -1,7 +1,11 @@
 """The alias `champion`: who gets it, who does not and why, and back again; on a real MLflow store."""
 
+import json
 import re
+import shutil
+import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,10 +14,13 @@ import keras
 import numpy as np
 import pytest
 
-from tasks import records, tracking
+from tasks import records, runs, tracking
 from tasks.errors import StratagemError, UserError
+from tasks.tracking import turns
 from tests.tasks.killed_registrations import BETTER, WORSE
 from tests.tasks.registering import IMAGES, LABELS, Trained
+from tests.tasks.stopped_registrations import STOPS
+from tests.tasks.test_tracking import Server
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 Run = Callable[..., Any]
@@ -174,7 +181,7 @@ def test_a_champion_is_scored_again_where_the_test_rows_are_others(store: Path, 
     result = other_rows(Trained(), IMAGES[::-1]).register(right=BETTER, apart=scorer)
     assert [what for what, _ in scorer.asked] == ["score", "load_back"]
     assert (result.judgement.promoted, result.judgement.scored_again) == (promoted, True)
-    assert "of version 1, scored again, is better by" in result.judgement.reason
+    assert re.search(r"of version 1, scored again, (is better|differs) by", result.judgement.reason)
     assert aliases(name) == {"challenger": "2", "champion": "2" if promoted else "1"}
 
 
@@ -261,6 +268,51 @@ def test_a_model_that_is_loaded_back_otherwise_is_no_version(store: Path, apart:
 
 def test_a_difference_of_rounding_is_none(store: Path) -> None:
     assert Trained().register(apart=lambda *given, **more: np.eye(3)[LABELS] + 1e-6).model_version == "1"
+
+
+def test_the_word_of_a_dead_process_counts_for_nothing_and_who_was_held_up_moves_nothing(store: Path) -> None:
+    client, now, here = tracking.open_store(), time.time(), runs.process_space()
+    client.create_registered_model("any")
+    dead = subprocess.Popen(["true"])
+    dead.wait()
+
+    def say(name: str, **word: object) -> None:
+        client.set_registered_model_tag(
+            "any", f"{turns.TAG}{name}", json.dumps({"host": name, "pid": dead.pid, **word})
+        )
+
+    say("long_ago", space="elsewhere", since=now - turns.EXPIRED_SECONDS - 1)
+    say("dead", space=here, since=now)
+    client.set_registered_model_tag("any", f"{turns.TAG}by_hand", "mine")
+    assert turns._other(client, "any", "own") is None
+    assert list(client.get_registered_model("any").tags) == [f"{turns.TAG}by_hand"]
+    say("elsewhere", space="elsewhere", since=now - 600)
+    assert turns._other(client, "any", "own")["host"] == "elsewhere"
+    for since in (now, None):
+        turns.Turn(since).check()
+    for since in (now - turns.MOST_SECONDS - 1, now + 60):  # Or its clock was set back.
+        with pytest.raises(StratagemError, match=r"(held up for 61 s|the clock was set back) .* it has not moved"):
+            turns.Turn(since).check()
+
+
+@pytest.mark.slow
+def test_two_registrations_at_a_server_make_one_champion_wherever_one_of_them_is_stopped(
+    project: Path, empty_store: Path, tmp_path: Path, run: Run
+) -> None:
+    """Two real processes at a real server: see the script."""
+    server = Server(tmp_path)
+    shutil.copy(empty_store, server.database)
+    server.start()
+    try:
+        done = run(
+            [sys.executable, CHECKOUT / "tests" / "tasks" / "stopped_registrations.py"],
+            env={"PYTHONPATH": str(CHECKOUT), "MLFLOW_TRACKING_URI": f"http://127.0.0.1:{server.port}"},
+        )
+    finally:
+        server.end()
+    assert done.returncode == 0, done.stderr
+    stops = [*STOPS, "killed"]
+    assert [line for line in done.stdout.splitlines() if line in stops] == stops
 
 
 @pytest.mark.slow

@@ -60,7 +60,7 @@ os.kill(os.getpid(), 9)
 
 
 def test_a_process_that_knows_nothing_of_the_project(store, project, run):
-    (block,) = re.findall(r"```python\n(# my_models.py\n.*?)```", Path("README.md").read_text(), re.DOTALL)
+    (block,) = re.findall(r"```python\n(# my_models.py\n.*?)```", Path("docs/own-model.md").read_text(), re.DOTALL)
     Path("my_models.py").write_text(block)
     checkout = str(Path(__file__).parents[2])
     environment = {"TF_CPP_MIN_LOG_LEVEL": "2", "JAX_PLATFORMS": "cpu", "MLFLOW_DISABLE_TELEMETRY": "true"}

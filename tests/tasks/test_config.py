@@ -107,6 +107,14 @@ BAD = [
     (["input.validation=0"], ["input.validation = 0", "greater than 0"]),
     (["input.prefetch=-1"], ["input.prefetch = -1", "'auto'"]),
     (["checkpoint.keep=0"], ["checkpoint.keep = 0", "greater than 0"]),
+    *(
+        ([f"checkpoint.remote={bad}"], ["checkpoint.remote", "write s3://BUCKET/FOLDER", "from the environment"])
+        for bad in (
+            "ftp://host/x", "bucket/x", "s3:/b", "s3://", "s3:///b", "file://x", "file:///", "s3://b/../x",
+            "simplecache::s3://b", "s3://b/x?key=1", "memory://x", "abfs://c@account/x", "s3://b/*",
+        )
+    ),
+    (["checkpoint.remote=s3://key:sesame-sesame@b/x"], ["checkpoint.remote seems to hold a password"]),
     (["evaluate.checkpoint=newest"], ["evaluate.checkpoint = 'newest'", "'latest' or 'best'"]),
     (["evaluate.checkpoint=0"], ["evaluate.checkpoint = 0", "'latest' or 'best'"]),
     (["dataset.name=../mnist"], ["dataset.name = '../mnist'", "pattern"]),
@@ -168,8 +176,24 @@ BAD = [
      ["strategy.cross_device_ops = 'ring'", "'hierarchical_copy' or 'reduction_to_one_device'"]),
     (["strategy.kind=mirrored", "strategy.workers=2"], ["unknown key 'strategy.workers'", "strategy.cross_device_ops"]),
     (["strategy.kind=multi_worker", "strategy.workers=0"], ["strategy.workers = 0", "greater than 0"]),
-    (["strategy.kind=multi_worker", "strategy.launcher=slurm"],
-     ["strategy.launcher = 'slurm'", "'local' or 'tf_config'"]),
+    (["strategy.kind=multi_worker", "strategy.min_workers=1"],
+     ["min_workers = 1: only under launcher=ray, and it is None"]),
+    (["strategy.kind=parameter_server", "train.loop=custom", "strategy.cpus=1", "strategy.launcher=local"],
+     ["cpus = 1: only under launcher=ray, and it is local"]),
+    (["strategy.kind=model_parallel", "strategy.launcher=ray", "strategy.workers=2", "strategy.min_workers=1",
+      "strategy.cpus=1", "strategy.mesh_shape=[1, 2]"],
+     ["min_workers = 1: mesh_shape = [1, 2] needs the devices of all workers"]),
+    (["strategy.kind=multi_worker", "strategy.launcher=ray", "strategy.min_workers=3"],
+     ["min_workers = 3 is more than workers = 2"]),
+    (["strategy.kind=multi_worker", "strategy.launcher=ray", "strategy.min_workers=1"],
+     ["min_workers = 1", "Give cpus, the cores of each"]),
+    (["strategy.kind=multi_worker", "strategy.launcher=ray", "strategy.min_workers=1", "strategy.cpus=1"],
+     ["strategy.min_workers = 1", "Give train.global_batch_size, and train.per_replica_batch_size=null"]),
+    (["strategy.kind=multi_worker", "strategy.launcher=ray", "strategy.min_workers=2", "strategy.cpus=1",
+      "strategy.workers=3", "train.per_replica_batch_size=null", "train.global_batch_size=64"],
+     ["train.global_batch_size = 64 must divide", "strategy.workers = 3", "strategy.min_workers = 2"]),
+    (["strategy.kind=multi_worker", "strategy.launcher=slurrm"],
+     ["strategy.launcher = 'slurrm'", "'local', 'tf_config', 'slurm', 'kubernetes' or 'ray'"]),
     (["strategy.kind=multi_worker", "strategy.communication=mpi"],
      ["strategy.communication = 'mpi'", "'ring' or 'nccl'"]),
     (["strategy.kind=multi_worker", "strategy.max_restarts=-1"], ["strategy.max_restarts = -1", "equal to 0"]),
@@ -184,6 +208,15 @@ BAD = [
      ["unknown key 'strategy.mesh_shape'", "strategy.axis_name"]),
     (["strategy.kind=model_parallel", "strategy.mesh_shape=[2, 4]", "strategy.devices=6"],
      ["strategy.mesh_shape = [2, 4]", "2 * 4 = 8 devices, and devices = 6"]),
+    (["strategy.kind=model_parallel", "strategy.mesh_shape=[1, 3]", "strategy.workers=2"],
+     ["strategy.mesh_shape = [1, 3]", "3 devices, which do not divide by workers = 2"]),
+    (["strategy.kind=model_parallel", "strategy.mesh_shape=[2, 4]", "strategy.workers=2", "strategy.devices=8"],
+     ["strategy.mesh_shape = [2, 4]", "8 devices, and 2 workers of devices = 8 have 16"]),
+    (["strategy.kind=data_parallel", "strategy.workers=2", "strategy.devices=[gpu:0]"],
+     ["names devices of one process, and workers = 2", "the number of devices that each has"]),
+    (["strategy.kind=data_parallel", "strategy.launcher=slurm"],
+     ["launcher = 'slurm' is for several processes, and workers = 1", "give strategy.workers=N"]),
+    (["strategy.kind=data_parallel", "strategy.workers=0"], ["strategy.workers = 0", "greater than 0"]),
     (["strategy.kind=model_parallel", "strategy.mesh_shape=[8]"], ["strategy.mesh_shape = [8]", "['batch', 'model']"]),
     (["strategy.kind=model_parallel", "strategy.mesh_shape=[2, 0]"],
      ["strategy.mesh_shape = [2, 0]", "greater than 0"]),
@@ -239,6 +272,7 @@ ASK = {
     "train.gradient_accumulation_steps": "train.gradient_accumulation_steps=2",
     "train.deterministic": "train.deterministic=true",
     "train.profile_steps": "train.profile_steps=[1, 2]",
+    "input.service": "input.service=local",
 } | {feature: feature for feature in config.FEATURES if "=" in feature}
 
 
@@ -540,10 +574,11 @@ KINDS = [
     ("strategy", {"kind": "one_device", "device": "cpu"}, ["strategy.devices=2", "strategy.kind=mirrored"],
      {"kind": "mirrored", "devices": 2, "cross_device_ops": "auto"}),
     ("strategy", {"kind": "mirrored", "devices": 2, "cross_device_ops": "nccl"}, ["strategy.kind=data_parallel"],
-     {"kind": "data_parallel", "devices": 2, "axis_name": "batch"}),
+     {"kind": "data_parallel", "devices": 2, "axis_name": "batch", "launcher": None, "workers": 1,
+      "min_workers": None, "cpus": None, "max_restarts": 3, "heartbeat_timeout_seconds": 60.0}),
     ("strategy", {"kind": "mirrored", "devices": 2}, ["strategy.kind=parameter_server", "train.loop=custom"],
-     {"kind": "parameter_server", "launcher": None, "workers": 2, "max_restarts": 3, "heartbeat_timeout_seconds": 60.0,
-      "ps": 1}),
+     {"kind": "parameter_server", "launcher": None, "workers": 2, "min_workers": None, "cpus": None, "max_restarts": 3,
+      "heartbeat_timeout_seconds": 60.0, "ps": 1}),
     ("strategy", {"kind": "one_device", "device": "cpu"}, ["strategy.kind=one_device"],
      {"kind": "one_device", "device": "cpu"}),
     ("model", MLP, ["model.name=convnet"],
@@ -599,11 +634,12 @@ def changed(section, path):
 
 # What is named by hand, so that a wrong mark shows: the rest of the keys changes the result.
 NO_RESULT = {
-    "checkpoint.keep", "dataset.builder", "dataset.downloads", "evaluate.global_batch_size", "evaluate.strategy",
-    "input.cache", "input.memory_budget_bytes", "input.prefetch",
+    "checkpoint.keep", "checkpoint.remote", "dataset.builder", "dataset.downloads", "evaluate.global_batch_size",
+    "evaluate.strategy", "input.cache", "input.memory_budget_bytes", "input.prefetch", "input.service",
     "register.alias", "register.confidence", "register.enabled", "register.floors", "register.metric",
     "register.min_improvement", "register.minimum", "register.model_name",
-    "strategy.communication", "strategy.heartbeat_timeout_seconds", "strategy.launcher", "strategy.max_restarts",
+    "strategy.communication", "strategy.cpus", "strategy.heartbeat_timeout_seconds", "strategy.launcher",
+    "strategy.max_restarts", "strategy.min_workers",
     "tracking.experiment", "tracking.system_metrics", "train.jit_compile", "train.loop",
     "train.profile_steps", "train.steps_per_execution", "train.tensorboard", "train.traced_steps",
 }  # fmt: skip
@@ -727,7 +763,9 @@ def test_the_form_explains_each_setting():
     form = dict(found(config.Overrides.model_json_schema()["properties"]))
     assert "params.yaml: 15." in form["train.epochs"]["description"]
     assert form["dataset.name"]["description"].startswith("A TFDS dataset of images, texts or numbers")
-    assert "Of multi_worker, parameter_server." in form["strategy.workers"]["description"]
+    assert (
+        "Of multi_worker, parameter_server, data_parallel, model_parallel." in form["strategy.workers"]["description"]
+    )
     assert [one["title"] for one in form["input.validation"]["anyOf"]] == ["text", "fraction", "number", "not given"]
     for key, shown in form.items():
         assert shown["title"] == key.rpartition(".")[2]
@@ -805,3 +843,29 @@ def test_a_null_that_another_kind_left_in_params_yaml_says_nothing(root):
     assert message_of([], root=root).startswith("unknown key 'strategy.device': did you mean 'strategy.devices'")
     write_params(root, strategy={"device": None, "dvice": None})
     assert message_of([], root=root).startswith("unknown key 'strategy.dvice'")
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("tracking.experiment", "https://me:s3cret@host/runs"),
+        ("register.model_name", "postgresql://me:s3cret@host/runs"),
+        ("model.options", {"api_key": "s3cret-1"}),
+        ("model.options", {"units": [64], "login": {"hub_token": "s3cret-1"}}),
+        ("model.options", {"names": ["hf_s3cret0123456789abcdef"]}),
+        ("model.options", {"key": "-----BEGIN PRIVATE KEY-----\ns3cret"}),
+        ("dataset.downloads", "s3://key:s3cret@bucket/archives"),
+    ],
+)
+def test_a_password_is_no_setting(project: Path, key: str, value: object) -> None:
+    section, name = key.split(".")
+    Path("recipe.yaml").write_text(yaml.safe_dump({section: {name: value}}))
+    for recipe, overrides in ((None, {key: value}), ("recipe.yaml", {})):
+        with pytest.raises(UserError, match=rf"^{key}\S* seems to hold a password, which every") as refused:
+            config.load(recipe, overrides)
+        assert "s3cret" not in str(refused.value)
+
+
+def test_what_is_no_password_is_a_setting(project: Path) -> None:
+    options = {"tokens": 5, "tokenizer": "words", "token_dim": "wide enough", "token": "[M]", "key": "a@b"}
+    assert config.load(None, {"model.options": options}).model.options.items() >= options.items()

@@ -381,7 +381,28 @@ def test_equal_rows_alone_have_equal_hashes():
         _, wanted = np.unique(block.reshape(len(block), -1), axis=0, return_index=True)
         assert set(range(len(block))) - set(later.tolist()) == set(wanted.tolist())
         np.testing.assert_array_equal(block[later], block[first])
+        assert set(first.tolist()) <= set(wanted.tolist()), "the first place of each"
+        assert (np.diff(later) > 0).all()
         assert not np.intersect1d(hashes, _hashes.of_rows(block, 1)).size
+
+
+@pytest.mark.parametrize("hashes", [[], [3], [1, 2, 3], [7] * 5, [5, 1, 5, 2, 1, 5]])
+def test_a_place_is_told_with_the_first_that_has_the_same_hash(hashes):
+    wanted = [(place, hashes.index(one)) for place, one in enumerate(hashes) if one in hashes[:place]]
+    later, first = _hashes.equal_to_earlier(np.array(hashes, np.uint64))
+    assert list(zip(later.tolist(), first.tolist(), strict=True)) == wanted
+
+
+def test_what_threads_find_of_blocks_is_in_the_order_of_the_rows(root, monkeypatch):
+    monkeypatch.setattr(_data, "BLOCK_BYTES", 3 * IMAGES[0].nbytes)
+    monkeypatch.setattr("tasks.machine.usable_cores", lambda: 64)
+    prepared_arrays(images())
+    folder = root / "data/own/prepared"
+    data = Data(records.load(records.PreparedDataset, folder / "manifest.json"), folder)
+    every = np.concatenate(list(data.blocks("train", "image")))
+    assert len(every) == len(data.rows["train"]) > 200
+    np.testing.assert_array_equal(data.digests("train"), _hashes.of_rows(every))
+    np.testing.assert_array_equal(data.looks("train", "image").hashes, _hashes.Look(24, 24).of(every)[0])
 
 
 def test_the_hash_is_of_the_lowest_frequencies():

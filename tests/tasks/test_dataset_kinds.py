@@ -3,7 +3,6 @@
 import dataclasses
 import io
 import os
-import shutil
 import socket
 import struct
 import tempfile
@@ -15,7 +14,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from tasks import config, dataset_folder, dataset_kinds, dvc_data, prepared_data, source_files
+from tasks import config, dataset_folder, dataset_kinds, dvc_data, encoding, prepared_data, source_files
 from tasks.dataset_kinds import image_folder
 from tasks.errors import StratagemError, UserError
 from tasks.input import sources
@@ -102,6 +101,28 @@ def test_splits_are_folders_of_classes(source):
     assert prepared.features["image"].mean == (np.load(train.features["image"]).mean(),)
 
 
+def test_a_test_split_is_taken_of_train_beside_a_validation_split(source):
+    for split, count in (("train", 5), ("valid", 2)):
+        fill(source / split, count=count)
+    prepared = prepare(describe(source, test=0.4))
+    assert {name: split.class_counts for name, split in prepared.splits.items()} == {
+        "train": (3, 3), "validation": (2, 2), "test": (2, 2),
+    }  # fmt: skip
+    assert prepared.held_out.num_examples == 4
+    shades = {split: arrays_of(prepared, split)[0][:, 0, 0, 0].tolist() for split in prepared.splits}
+    assert shades["validation"] == [0, 1, 100, 101]
+    assert sorted(shades["train"] + shades["test"]) == [0, 1, 2, 3, 4, 100, 101, 102, 103, 104]
+
+
+def test_a_lone_folder_train_of_several_classes_is_the_split(source):
+    fill(source / "Train")
+    prepared = prepare(describe(source))
+    assert prepared.target.class_names == ("cat", "dog")
+    assert {name: split.class_counts for name, split in prepared.splits.items()} == {"train": (4, 4), "test": (1, 1)}
+    fill(source, classes=("bus",))
+    assert prepare(describe(source)).target.class_names == ("Train", "bus"), "beside another it is a class"
+
+
 # Each: how a picture is saved, the pixel that is read of it at the left and the right of its upper row.
 def transparent():
     image = Image.new("RGBA", (2, 2), (10, 20, 30, 255))
@@ -145,6 +166,16 @@ def test_a_picture_of_any_kind_becomes_the_pixels_that_are_seen(source, suffix, 
     found = [arrays_of(prepared, split) for split in ("train", "test")]
     rows = [image[0].astype(int) for images, labels in found for image in images[labels == 0]]
     assert min(abs(row - expected).max() for row in rows) <= 1, "JPEG is not exact"
+
+
+def test_a_turned_photo_is_never_read_smaller_than_it_is_wanted(tmp_path):
+    stripes = np.zeros((1000, 256, 3), np.uint8)  # As it lies: what is seen is 256 high and 1,000 wide.
+    stripes[:, np.arange(256) % 4 < 2] = 255
+    image = Image.fromarray(stripes)
+    image.getexif()[0x0112] = 6
+    image.save(tmp_path / "turned.jpg", exif=image.getexif(), quality=95)
+    seen = encoding.decode_picture(tmp_path / "turned.jpg", (128, 32, 3))
+    assert np.abs(np.diff(seen[8:-8].astype(int), axis=0)).min() > 100, "each stripe is a row of its own"
 
 
 def test_sizes_that_differ_want_one(source):
@@ -192,11 +223,12 @@ def test_files_that_are_no_whole_image_are_all_named_or_left_out(source, capsys)
     for name, (content, _) in BROKEN.items():
         (source / "cat" / name).write_bytes(content)
     at_once = message_of(source, image_size=[4, 6])
-    # Those whose first bytes tell come first, before anything is decoded.
+    # Those whose first bytes tell, and those whose pixels do not come, in one message.
+    assert at_once.startswith(f"dataset.source = '{source}': 5 of its files are no whole image: ")
+    for name, (_, reason) in BROKEN.items():
+        assert f"cat/{name} ({reason}" in at_once
     for name in ("empty.png", "notes.txt", "bomb.png"):
         (source / "cat" / name).unlink()
-        assert f"cat/{name} ({BROKEN[name][1]}" in at_once
-    assert at_once.startswith(f"dataset.source = '{source}': 3 of its files are no whole image: ")
     decoded = message_of(source, image_size=[4, 6])
     assert "2 of its files are no whole image: " in decoded
     for name in ("half.png", "half.jpg"):
@@ -403,7 +435,23 @@ def test_a_class_of_which_nothing_whole_is_left_is_refused(source):
         (source / "fox" / file).write_bytes(half(NOISE, "png"))
     message = message_of(source, image_size=[4, 6], on_broken="skip")
     assert "no example of the class 'fox' is left to train on" in message
-    shutil.rmtree(source)
+
+
+def test_classes_of_which_nothing_whole_is_left_to_test_on_are_told(source, capsys):
+    for split in ("train", "test"):
+        fill(source / split, ("cat", "dog", "elk", "fox"))
+    prepare(describe(source, on_broken="skip"))
+    assert "no example of" not in capsys.readouterr().err
+    for name in ("elk", "fox"):
+        for file in (source / "test" / name).iterdir():
+            file.write_bytes(b"no image")
+    prepared = prepare(describe(source, on_broken="skip"))
+    assert prepared.splits["test"].class_counts == (5, 5, 0, 0)
+    said = "warning: the test split of own has no example of 2 of 4 classes, so what is measured on it says nothing of "
+    assert f"{said}them: 'elk', 'fox'\n" in capsys.readouterr().err
+
+
+def test_a_split_of_which_nothing_whole_is_left_is_refused(source):
     for split in ("train", "test"):
         fill(source / split)
     for file in (source / "train").rglob("*.png"):
@@ -662,6 +710,35 @@ def test_a_folder_says_its_own_name(project):
     path.write_text(path.read_text().replace("name: digits", "name: ../../escaped"))
     with pytest.raises(UserError, match=r"dataset.name = '?../../escaped'?: a dataset has the name of its folder"):
         config.read_description(path.parent)
+
+
+@pytest.mark.parametrize("labels", [np.arange(20) % 2, np.arange(20) / 2])
+def test_arrays_to_validate_on_stay_whole_where_a_test_split_is_taken(source, labels):
+    every = np.arange(30.0)[:, np.newaxis]
+    path = source / "own.npz"
+    np.savez(path, x_train=every[:20], y_train=labels, x_val=every[20:], y_val=labels[:10])
+    prepared = prepare(describe(path, kind="arrays", test=4))
+    rows = {name: np.load(split.features["number"])[:, 0].tolist() for name, split in prepared.splits.items()}
+    assert rows["validation"] == list(range(20, 30))
+    assert (len(rows["test"]), prepared.held_out.num_examples) == (4, 4)
+    assert sorted(rows["train"] + rows["test"]) == list(range(20))
+    for name, own in rows.items():
+        given = np.concatenate([labels, labels[:10]])[np.array(own, int)]
+        np.testing.assert_array_equal(np.load(prepared.splits[name].labels).reshape(-1), given)
+
+
+def test_images_that_are_read_at_once_are_divided_and_called_by_their_rows(project):
+    images, names = IMAGES[..., None], ("a", "b", "c")
+    made = dataset_kinds.of_images(images, CLASSES, names, describe("s", test=6))
+    assert (made.features["image"].shape, made.target.class_names) == ((5, 4, 1), names)
+    assert (made.splits, made.held_out.num_examples) == (("test", "train"), 6)
+    found = []
+    for split, features, labels, *_ in made.blocks():
+        rows = [int(made.name_of(split, row).removeprefix("row ")) for row in range(len(labels))]
+        np.testing.assert_array_equal(features["image"], images[rows])
+        np.testing.assert_array_equal(labels, CLASSES[rows])
+        found += rows
+    assert sorted(found) == list(range(30))
 
 
 def test_a_share_of_each_class_is_held_out_the_same_for_ever(project):

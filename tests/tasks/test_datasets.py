@@ -70,6 +70,7 @@ def test_a_configuration_is_a_dataset_with_a_folder_of_its_own(spelling, tmp_pat
         ("wine_quality", None, ["'wine_quality'", "cannot be trained on", "FeaturesDict"]),
         ("bee_dataset", None, ["'bee_dataset'", "a class label", "FeaturesDict"]),  # four labels an image
         ("div2k", None, ["'div2k'", "a class label", "Image"]),  # an image for an image
+        ("higgs", None, ["'higgs'", "names no supervised keys", "builder of your own"]),
         ("wmt_translate", None, ["'wmt_translate'", "cannot describe"]),  # its constructor raises
     ],
 )
@@ -221,6 +222,32 @@ class Infinite(Houses):
         return np.full((2, 2), np.inf if row == 7 else row, np.float64), 0.0
 
 
+class Scenes(Own):
+    GIVEN, WANTED = F.Image(shape=(4, 4, 1)), F.Sequence(F.ClassLabel(names=["art", "law", "sea"]))
+
+    def example(self, row):
+        return np.full((4, 4, 1), row, np.uint8), [place for place in range(3) if row >> place & 1]
+
+
+class Ages(Own):
+    GIVEN, WANTED = F.Image(shape=(4, 4, 1)), F.Scalar(dtype=np.float32)
+
+    def example(self, row):
+        return np.full((4, 4, 1), row, np.uint8), row / 4
+
+
+class Places(Own):
+    GIVEN, WANTED = F.Image(shape=(4, 4, 1)), F.Tensor(shape=(2,), dtype=np.int32)
+
+    def example(self, row):
+        return np.full((4, 4, 1), row, np.uint8), np.array([row, -row], np.int32)
+
+
+class Endless(Ages):
+    def example(self, row):
+        return np.full((4, 4, 1), row, np.uint8), np.inf if row == 7 else 0.0
+
+
 class Sounds(Own):
     GIVEN, WANTED = F.Audio(), F.ClassLabel(num_classes=2)
 
@@ -254,7 +281,7 @@ def download_into(project, dataset):
     download(dataset)
 
 
-def test_texts_and_numbers_of_a_builder_are_prepared_for_each_task(own_builder, project):
+def test_images_texts_and_numbers_of_a_builder_are_prepared_for_each_task(own_builder, project):
     made, arrays = own_builder("Reviews")
     assert (made.target.task, made.target.class_names) == ("classification", ("bad", "good"))
     assert set(arrays) == {"train", "test"}, "what has no label is left out"
@@ -294,3 +321,26 @@ def test_texts_and_numbers_of_a_builder_are_prepared_for_each_task(own_builder, 
         own_builder("Infinite")
     with pytest.raises(UserError, match=r"cannot be trained on: .+ got \['Audio', 'ClassLabel'\]"):
         own_builder("Sounds")
+
+    made, arrays = own_builder("Scenes")
+    assert (made.target.task, made.target.class_names) == ("multilabel", ("art", "law", "sea"))
+    assert made.raw_folder is None, "only images of one class are streamed"
+    for features, labels in arrays.values():
+        rows = features["image"][:, 0, 0, 0]
+        assert labels.dtype == np.uint8
+        assert labels.tolist() == [[row & 1, row >> 1 & 1, row >> 2 & 1] for row in rows.tolist()]
+
+    made, arrays = own_builder("Ages")
+    assert (made.target.task, made.target.columns) == ("regression", ("wanted",))
+    features, labels = arrays["train"]
+    assert (labels.dtype, labels.shape) == (np.float32, (30, 1))
+    assert (labels[:, 0] == features["image"][:, 0, 0, 0] / 4).all()
+
+    made, arrays = own_builder("Places")
+    assert made.target.columns == ("wanted 0", "wanted 1")
+    features, labels = arrays["test"]
+    rows = features["image"][:, 0, 0, 0].astype(np.float32)
+    assert labels.tolist() == np.stack([rows, -rows], 1).tolist()
+
+    with pytest.raises(UserError, match=r"the split 'train' has a number that is not finite"):
+        own_builder("Endless")

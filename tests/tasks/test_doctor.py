@@ -1,5 +1,7 @@
 """Each check of the doctor on something that really is wrong."""
 
+import contextlib
+import importlib.metadata
 import json
 import os
 import shutil
@@ -11,10 +13,14 @@ import sys
 import time
 from pathlib import Path
 
+import psutil
 import pytest
+from filelock import FileLock
 
 from tasks import config, doctor, records, runs
+from tasks.doctor import _here
 from tasks.doctor._here import Here, size
+from tasks.machine import free_ports
 from tasks.records import RunStatus
 from tests.tasks.written_runs import write_run
 
@@ -71,6 +77,7 @@ def test_python(project, look):
     assert "wants >=3.99" in look("python")[0]
 
 
+@pytest.mark.usefixtures("own_code")
 def test_packages(project, look):
     with (project / "requirements.lock").open("a") as lock:
         lock.write("no-such-package-of-ours==1.0 \\\n    --hash=sha256:00\n")
@@ -78,6 +85,7 @@ def test_packages(project, look):
     assert look("packages") == ("not installed: no-such-package-of-ours==1.0", "make setup")
 
 
+@pytest.mark.usefixtures("own_code")
 def test_packages_of_another_version(project, look):
     lock = (project / "requirements.lock").read_text()
     (project / "requirements.lock").write_text(
@@ -85,6 +93,24 @@ def test_packages_of_another_version(project, look):
     )
     text, _ = look("packages", "warning")
     assert text.startswith("another version than the locked one: rich ")
+
+
+@pytest.mark.usefixtures("own_code")
+def test_packages_of_a_project_without_a_lock(project, look, tmp_path, monkeypatch):
+    """As `stratagem init` makes it: the installed package's lock counts, of which an extra may be missing."""
+    lock = (project / "requirements.lock").read_text()
+    (project / "requirements.lock").unlink(missing_ok=True)
+    brought = tmp_path / "brought"
+    brought.mkdir()
+    monkeypatch.setattr(config, "code_root", lambda: brought)
+    missing = "no-such-package-of-ours==1.0 \\\n    --hash=sha256:00\n"
+    (brought / "requirements.lock").write_text(lock + missing)
+    found = doctor.examine(["packages"]).findings
+    assert [(one.level, one.text.endswith("that are installed, in its versions")) for one in found] == [("ok", True)]
+    (brought / "requirements.lock").write_text(lock.replace("\nrich==", "\nrich==0.", 1))
+    text, mend = look("packages", "warning")
+    assert text.startswith("another version than the locked one: rich ")
+    assert mend == f"pip install --no-deps --require-hashes -r {brought}/requirements.lock"
 
 
 def test_settings(project, look):
@@ -141,6 +167,17 @@ def test_access(project, look):
     text, mend = look("access")
     assert text == f"{project / 'mlruns'} is a file, and must be a folder"
     assert mend.startswith("mv ")
+
+
+def test_access_where_the_home_cannot_be_written(project, home, monkeypatch, tmp_path):
+    """As in a container: Prefect's files go into the project then."""
+    monkeypatch.delenv("PREFECT_HOME")
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("HOME", str(tmp_path / "file"))
+    assert _here.prefect_home(project) == project / "mlruns" / "prefect"
+    assert [one.level for one in doctor.examine(["access"]).findings] == ["ok"]
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert _here.prefect_home(project) == tmp_path / ".prefect"
 
 
 def test_access_by_a_link_to_nothing(project, look, tmp_path):
@@ -366,3 +403,78 @@ def test_the_command_ends_with_the_worst(project, home, run):
     assert (done.stdout.count("\n"), done.stderr) == (1, "")
     done = run([*command, "disc"])
     assert (done.returncode, done.stderr.partition("?")[0]) == (2, "error: unknown check 'disc': did you mean 'disk'")
+
+
+@pytest.fixture
+def kept(project):
+    """``kept(phase="ready")`` writes what a `stratagem up` of this process left in mlruns/up/."""
+    folder = project / "mlruns" / "up"
+    folder.mkdir(mode=0o700)
+    began = psutil.Process().create_time()
+
+    def kept(**changes):
+        service = records.ServiceState(name="mlflow", pid=os.getpid(), created=began, since="2026-11-25T00:00:00+00:00")
+        state = {"pid": os.getpid(), "created": began, "host": socket.gethostname(), "since": service.since}
+        versions = {"prefect": importlib.metadata.version("prefect")}
+        given = {"phase": "ready", "services": (service.model_copy(update=changes.pop("service", {})),)} | changes
+        records.save(records.Operation(**state, **({"versions": versions} | given)), folder / "state.json")
+        return FileLock(folder / "lock")
+
+    return kept
+
+
+def test_up_that_was_killed(kept, look):
+    kept(service={"created": 1.0})
+    assert look("up", "warning") == (
+        "it was killed (it began 2026-11-25T00:00:00+00:00): schedules do not fire, nobody takes up what was at work",
+        "stratagem up --detach",
+    )
+    kept()
+    assert f"of what it kept, processes {os.getpid()} are ending" in look("up", "warning")[0]
+
+
+def test_up_that_has_ended_or_runs_is_well(project, home, kept):
+    for phase, held, text in (("ending", False, "it does not run"), ("ready", True, "and all answers")):
+        with kept(phase=phase) if held else contextlib.nullcontext(kept(phase=phase)):
+            (found,) = doctor.examine(["up"]).findings
+        assert (found.level, found.text.endswith(text)) == ("ok", True), found
+
+
+def test_up_of_which_a_server_does_not_answer(kept, look):
+    (port,) = free_ports(1)
+    with kept(service={"address": f"http://127.0.0.1:{port}"}):
+        text, mend = look("up", "warning")
+    assert "does not have all that it keeps: mlflow (no answer)" in text
+    assert "stratagem down && stratagem up --detach" in mend
+
+
+def test_up_of_other_versions(kept, look, project):
+    with kept(versions={"prefect": "0.1", "no-such-package": "1.0"}):
+        text, mend = look("up", "warning")
+    assert "prefect 0.1, now 3" in text
+    assert "no-such-package 1.0, now not installed" in text
+    with kept(versions={}):
+        assert "does not say which versions" in look("up", "warning")[0]
+    state = project / "mlruns" / "up" / "state.json"
+    state.write_text(state.read_text().replace('"phase"', '"stage"'))
+    text, mend = look("up", "warning")
+    assert text.startswith("its state is of another version, or damaged: ")
+    assert mend.startswith(f"rm {state}")
+    with FileLock(project / "mlruns" / "up" / "lock"):
+        assert look("up")[1] == "stratagem down && stratagem up --detach"
+
+
+def test_up_whose_folder_is_not_private_or_whose_database_is_of_another_version(kept, look, project):
+    kept(phase="ending")
+    folder = project / "mlruns" / "up"
+    (folder / "prefect").mkdir()
+    with contextlib.closing(sqlite3.connect(folder / "prefect" / "prefect.db")) as database, database:
+        database.execute("CREATE TABLE alembic_version (version_num TEXT)")
+        database.execute("INSERT INTO alembic_version VALUES ('of-tomorrow')")
+    (folder / "prefect" / "prefect.db").chmod(0o600)
+    assert "its schema of-tomorrow is not known here" in look("up")[0]
+    folder.chmod(0o755)
+    assert look("up") == (f"others may enter {folder}, which has passwords", f"chmod 700 {folder}")
+    folder.rename(project / "elsewhere")
+    folder.symlink_to(project / "elsewhere")
+    assert "is a link, a file or another user's" in look("up")[0]

@@ -1,3 +1,7 @@
+import hashlib
+import http.server
+import importlib.util
+import json
 import os
 import shutil
 import socket
@@ -90,6 +94,8 @@ def test_dvc_leaves_alone_what_lies_in_the_folders_that_it_makes(project, capsys
     of_before = now.replace("/prepared:\n          persist: true\n", "/prepared\n")
     assert of_before != now
     edited = of_before + "      - data/${dataset.name}/statistics.json\n"  # By somebody who knows more.
+    of_before = of_before.replace("      - tasks/datasets/_images.py\n", "")
+    assert of_before.count("tasks/datasets/") == 4
     for text, expected in ((of_before, now), (f"# mine\n{of_before}", f"# mine\n{now}"), (edited, edited), (now, now)):
         path.write_text(text)
         dataset_folder.add(dataset, project)
@@ -117,8 +123,11 @@ def _params(folder, stage):
     return yaml.safe_load((folder / "dvc.yaml").read_text())["stages"][stage]["params"]
 
 
+OWN = ["_images.py", "noise.py"]
+
+
 def test_a_dataset_depends_on_its_own_builder_and_on_no_other_one(project):
-    for name, expected in {"noise": ["noise.py"], "mnist": [], "noise-loud": ["noise.py"]}.items():
+    for name, expected in {"noise": OWN, "mnist": [], "noise-loud": OWN}.items():
         stages = yaml.safe_load(dataset_folder.tfds_pipeline(name))["stages"]
         for stage in stages.values():
             found = [dep for dep in stage["deps"] if dep.startswith("tasks/datasets/")]
@@ -318,7 +327,7 @@ def leave_inodes(project, tmp_path, mount_small):
     """A function that returns a copy of the project on a file system with this number of inodes left."""
     small = tmp_path / "small"
     small.mkdir()
-    mount_small(small, "nr_inodes=1000")
+    mount_small(small, "nr_inodes=3000")
 
     def leave(number: int) -> Path:
         copy = shutil.copytree(project, small / "project")
@@ -338,3 +347,69 @@ def test_a_disk_without_inodes_is_one_message_and_an_end(leave_inodes, run, left
     (message,) = [line for line in full.stderr.splitlines() if line.startswith("error: ")]
     assert "cannot be written (No space left on device). Make room, and give the same command again" in message
     assert "Traceback" not in full.stderr
+
+
+NO_S3 = importlib.util.find_spec("dvc_s3") is None
+SECRET = "a-secret-that-nobody-may-read"
+KEYS = {"AWS_ACCESS_KEY_ID": "somebody", "AWS_SECRET_ACCESS_KEY": SECRET}
+# Each: what the server answers (None: nothing listens), the credentials, the exit code, what is said.
+REMOTES = [
+    (None, {}, 2, "the credentials are missing or refused: NoCredentialsError: Unable to locate credentials"),
+    (None, KEYS, 1, "does not answer (EndpointConnectionError: Could not connect to the endpoint URL"),
+    (403, KEYS, 2, "the credentials are missing or refused: "),
+]
+
+
+@pytest.mark.skipif(NO_S3, reason="dvc_s3 is not installed: pip install 'stratagem[s3]'")
+@pytest.mark.slow
+@pytest.mark.s3
+@pytest.mark.parametrize(("status", "keys", "code", "says"), REMOTES)
+def test_a_remote_that_refuses_or_does_not_answer_is_one_message(
+    project, run, tmp_path, monkeypatch, status, keys, code, says
+):
+    content = b"what is pushed"
+    digest = hashlib.md5(content, usedforsecurity=False).hexdigest()
+    cached = project / ".dvc" / "cache" / "files" / "md5" / digest[:2] / digest[2:]
+    Path("own.dvc").write_text(f"outs:\n- {{md5: {digest}, size: {len(content)}, hash: md5, path: own}}\n")
+    Path(".dvc/config.local").write_text("['remote \"storage\"']\nurl = s3://bucket/folder\n[core]\nremote = storage\n")
+
+    class Answer(http.server.BaseHTTPRequestHandler):
+        def do_any(self) -> None:
+            self.rfile.read(int(self.headers.get("Content-Length", 0)))
+            self.send_response(status)
+            self.send_header("Content-Length", "0")
+            self.end_headers()
+
+        do_GET = do_HEAD = do_PUT = do_any
+
+        def log_message(self, *args: object) -> None:
+            pass
+
+    problem = tmp_path / "error"
+    (tmp_path / "aws").touch()
+    nowhere = {"AWS_SHARED_CREDENTIALS_FILE": str(tmp_path / "aws"), "AWS_CONFIG_FILE": str(tmp_path / "aws")}
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN", "AWS_PROFILE"):
+        monkeypatch.delenv(name, raising=False)
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Answer) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        port = 1 if status is None else server.server_port
+        environment = {
+            **keys, **nowhere, "AWS_ENDPOINT_URL": f"http://127.0.0.1:{port}", "AWS_MAX_ATTEMPTS": "1",
+            "AWS_EC2_METADATA_DISABLED": "true", "AWS_DEFAULT_REGION": "here", "STRATAGEM_ERROR": str(problem),
+        }  # fmt: skip
+        for action in ("push", "pull"):
+            cached.parent.mkdir(parents=True, exist_ok=True)
+            cached.write_bytes(content)
+            if action == "pull":
+                shutil.rmtree(project / ".dvc" / "cache")
+            problem.unlink(missing_ok=True)
+            done = run(
+                [sys.executable, "-m", "tasks.process.repro", action, "own.dvc"], env=environment, timeout_seconds=60
+            )
+            assert done.returncode == code, done.stderr
+            message = json.loads(problem.read_text())["error"]
+            assert message.startswith("DVC's remote 'storage' (s3://bucket/folder)"), message
+            assert says in message
+            assert SECRET not in message + done.stderr
+            assert done.stderr == ""
+        server.shutdown()

@@ -16,7 +16,7 @@ from PIL import Image
 from sklearn.preprocessing import QuantileTransformer
 
 from tasks import encoding
-from tasks.encoding import BadValue, Encoder, Repeated
+from tasks.encoding import FORMATS, BadValue, Encoder, Repeated
 
 
 def numbers(*columns):
@@ -196,6 +196,18 @@ def test_images_are_bytes_base64_or_arrays():
     assert (found.dtype, found.shape) == (np.uint8, (5, 2, 3, 3))
     assert (found[:4] == (10, 20, 30)).all()
     assert (found[4] == 0).all()
+
+
+@pytest.mark.parametrize("kind", FORMATS)
+@pytest.mark.parametrize("as_array", [list, np.array, lambda files: np.array(files, object)])
+def test_files_are_taken_with_the_zeros_that_they_end_with(kind, as_array):
+    features, vocabularies = image()
+    files = [io.BytesIO(), io.BytesIO()]
+    for side, file in enumerate(files, 8):
+        Image.new("RGB", (side, side), "black").save(file, kind)
+    found = Encoder(features, vocabularies).model_input(as_array([file.getvalue() for file in files]))
+    assert found.shape == (2, 2, 3, 3)
+    assert found.max() == 0
 
 
 @pytest.mark.parametrize("value", ["/etc/passwd", "a.png", b"no image", b"", png((1, 2, 3))[:40], np.zeros((2, 3, 3))])

@@ -1,4 +1,6 @@
 import importlib
+import importlib.util
+import io
 import json
 import re
 import shutil
@@ -12,11 +14,13 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from filelock import FileLock
+from PIL import Image
 
-from tasks import config, exports, files, records, runs
+from tasks import config, exports, files, records, runs, trained_models
 from tasks.errors import StratagemError, UserError
 from tasks.export import export
 from tasks.exports import Format
+from tasks.raw_model import RawModel
 from tasks.records import ExportedModel, Lineage, Run
 
 # Without a framework, and none that another test has imported.
@@ -169,6 +173,45 @@ def test_a_model_is_what_it_was_in_each_format(tiny, trained, name, kind, tmp_pa
     assert present == {*made.files, "export.json"}
     assert all(sha256((folder / path).read_bytes()).hexdigest() == digest for path, digest in made.files.items())
     assert [path.name for path in (tmp_path / "deep").iterdir()] == ["er"], "nothing half-written is left beside it"
+
+
+def files_of_images(images):
+    """Return each image as the bytes of a PNG."""
+    buffers = [io.BytesIO() for _ in images]
+    for image, buffer in zip(images, buffers, strict=True):
+        Image.fromarray(image[..., 0]).save(buffer, "PNG")
+    return [buffer.getvalue() for buffer in buffers]
+
+
+def test_an_export_brings_what_makes_its_input_of_files_of_images(tiny, trained, tmp_path):
+    settings, run = trained("train.epochs=1")
+    made = export(settings, tiny, run, "savedmodel", "latest", str(tmp_path / "out"))
+    assert {"encoding.json", "encoding.py", "target.json"} <= set(made.files)
+    spec = importlib.util.spec_from_file_location("brought", tmp_path / "out" / "encoding.py")
+    brought = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(brought)
+    known = json.loads((tmp_path / "out" / "encoding.json").read_text())
+    images = np.load(tiny.splits["test"].features["image"])
+    encoder = brought.Encoder(known["features"], known["vocabularies"])
+    np.testing.assert_array_equal(encoder.model_input(files_of_images(images)), images)
+    assert json.loads((tmp_path / "out" / "target.json").read_text())["class_names"] == list(tiny.target.class_names)
+
+
+def test_the_file_of_an_export_takes_raw_inputs_wherever_it_is_copied_to(tiny, trained, tmp_path, monkeypatch):
+    settings, run = trained("train.epochs=1")
+    export(settings, tiny, run, "keras", "latest", str(tmp_path / "out"))
+    elsewhere = shutil.copytree(tmp_path / "out", tmp_path / "elsewhere")
+    file, images = str(elsewhere / "model.keras"), np.load(tiny.splits["test"].features["image"])
+    expected = keras.models.load_model(runs.load_training(run).final_model).predict(images, verbose=0)
+    monkeypatch.setattr(runs, "look_up", lambda run_id: None)  # As in another project.
+    model = RawModel(trained_models.find(file))
+    assert model.target == tiny.target
+    inputs = model.input_encoder.model_input(files_of_images(images))
+    np.testing.assert_allclose(model.outputs({"image": inputs}), expected, rtol=0, atol=1e-5)
+    whole = (elsewhere / "encoding.json").read_text()
+    (elsewhere / "encoding.json").write_text(whole + " ")
+    with pytest.raises(UserError, match=r"encoding\.json is damaged or was changed, its sha256 is"):
+        trained_models.find(file)
 
 
 def test_the_best_model_is_another_one_and_lies_beside_the_latest_in_the_folder_of_the_run(tiny, trained):
@@ -356,7 +399,7 @@ def test_a_manifest_can_be_read_without_this_program(tiny, trained, tmp_path):
     assert said["inputs"] == [{"name": "pixels", "shape": [None, 8, 8, 1], "dtype": "uint8"}]
 
 
-def test_a_format_whose_packages_are_not_installed_says_which_extra_has_them(monkeypatch):
+def test_a_format_whose_packages_are_not_installed_says_which_extra_has_them(monkeypatch, tmp_path):
     extras = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]
     wanted = {name: set(extras["optional-dependencies"].get(name, ())) for name in config.names_of("exports")}
     for name, packages in wanted.items():
@@ -365,4 +408,8 @@ def test_a_format_whose_packages_are_not_installed_says_which_extra_has_them(mon
     for name in ("onnxruntime", "tf2onnx"):
         monkeypatch.setitem(sys.modules, name, None)  # Python then finds no such module.
     with pytest.raises(UserError, match=r"--format onnx needs onnxruntime and tf2onnx, not.*\.\[onnx\]"):
+        exports.find("onnx")
+    # A project of the installed package has neither a Makefile nor a pyproject.toml.
+    monkeypatch.setattr(config, "code_root", lambda: tmp_path)
+    with pytest.raises(UserError, match=r"installed here: `pip install 'onnxruntime>=[\d.]+' 'tf2onnx>=[\d.]+'`$"):
         exports.find("onnx")

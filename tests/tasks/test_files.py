@@ -80,10 +80,12 @@ def forbidden():
             path.chmod(mode if own == 0 else 0)
         if own == 0:
             os.seteuid(12345)
+        umask = os.umask(0o022)  # A command sets its own.
         try:
             with contextlib.chdir(folder):
                 yield folder
         finally:
+            os.umask(umask)
             os.seteuid(own)
             (folder / "mlruns" / "runs").chmod(0o700)
 

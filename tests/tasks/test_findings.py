@@ -171,24 +171,27 @@ def test_the_fastest_is_so_in_every_round(speeds, said):
 
 
 @pytest.mark.parametrize(
-    ("spans", "said"),
+    ("difference", "said"),
     [
+        ((-0.01, 0.02), "No row's test accuracy is shown to differ from that of one_device, fit: "),
         (
-            [(0.90, 0.92), (0.91, 0.93)],
-            "No row's test accuracy is shown to differ: the 95 % intervals of all have 0.9100",
+            (0.01, 0.03),
+            "The test accuracy differs from that of one_device, fit, on the same test examples: mirrored, fit ",
         ),
-        ([(0.90, 0.92), (0.93, 0.95)], "one_device, fit has 0.9000 to 0.9200, and mirrored, fit 0.9300 to 0.9500"),
-        ([(0.90, 0.92), None], None),
+        (None, None),
     ],
 )
-def test_the_metric_differs_where_intervals_are_apart(spans, said):
-    rows = [
-        row(name, ONE, intervals={"test/accuracy": span} if span else {})
-        for name, span in zip(("one_device", "mirrored"), spans, strict=True)
-    ]
-    about = [sentence for sentence in findings(compared(*rows)) if "test accuracy" in sentence]
+def test_the_metric_differs_where_the_difference_on_the_same_examples_is_sure(difference, said):
+    one, two = (
+        row(name, ONE, intervals={"test/accuracy": span})
+        for name, span in (("one_device", (0.90, 0.92)), ("mirrored", (0.91, 0.94)))
+    )
+    if difference is not None:
+        two = two.model_copy(update={"differences": {"test/accuracy": difference}})
+    about = [sentence for sentence in findings(compared(two, one)) if "test accuracy" in sentence]
     assert len(about) == (said is not None)
     assert said is None or said in about[0]
+    assert difference != (0.01, 0.03) or "by +0.0100 to +0.0300" in about[0]
 
 
 def test_rows_that_failed_say_nothing():

@@ -102,6 +102,7 @@ def test_why_a_model_is_not_the_champion(overrides: list[str], accuracies: tuple
     found = judged(load(*overrides), CLASSES, *of_classes(0, *accuracies))
     assert not found.promoted
     assert reason in found.reason
+    assert f" {'is better' if found.difference > 0 else 'differs'} by {found.difference:+.4f} (" in found.reason
     assert found.told.startswith("version 7: test/accuracy 0.")
     by_force = gate.forced(found)
     assert (by_force.promoted, by_force.forced) == (True, True)

@@ -77,6 +77,38 @@ def test_what_a_killed_command_started_is_told_and_ends(guard, project):
     assert (project / "told").read_text() == "told once\n"
 
 
+LEAVES_AN_ORPHAN = """
+import os, sys, time
+if os.fork() == 0:
+    os.setsid()
+    if os.fork() == 0:
+        while not os.path.exists("end"):
+            time.sleep(0.05)
+    os._exit(0)
+os.wait()
+print("started", flush=True)
+time.sleep(600)
+"""
+
+
+def test_an_orphan_that_ends_leaves_no_zombie(project):
+    command = [sys.executable, "-m", "tasks", "guard", sys.executable, "-c", LEAVES_AN_ORPHAN]
+    guard = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    try:
+        assert guard.stdout.readline() == b"started\n"
+        process, end = psutil.Process(guard.pid), time.monotonic() + 60
+        assert len(process.children()) == 2, "the guard has adopted nothing"
+        (project / "end").touch()
+        while len(process.children()) == 2:
+            assert time.monotonic() < end, "what the guard adopted stays a zombie"
+            time.sleep(0.1)
+        assert guard.poll() is None
+    finally:
+        guard.stdin.close()
+        guard.stdout.close()
+        guard.wait(60)
+
+
 def test_a_killed_guard_takes_its_command_along(guard):
     guarded, other = _family(guard)
     os.kill(guard.pid, signal.SIGKILL)

@@ -1,9 +1,11 @@
 """Launchers: which processes a cluster has, and who reaches them."""
 
+import importlib.util
 import json
 import os
 import re
 import shutil
+import signal
 import socket
 import sys
 import tempfile
@@ -14,8 +16,8 @@ import pytest
 
 from tasks import config, launchers
 from tasks.errors import UserError
-from tasks.launchers import isolation, local, tf_config
-from tests.tasks.clusters import TWO, multi_worker, parameter_server, place_of
+from tasks.launchers import Placed, isolation, local, ray, ray_places, tf_config
+from tests.tasks.clusters import TWO, data_parallel, model_parallel, multi_worker, parameter_server, place_of
 
 pytestmark = pytest.mark.usefixtures("on_cpus")
 
@@ -24,6 +26,7 @@ CLUSTERS = [
     (multi_worker(workers=3), ["worker 0", "worker 1", "worker 2"]),
     (parameter_server(workers=2, ps=1), ["chief 0", "worker 0", "worker 1", "ps 0"]),
     (parameter_server(workers=1, ps=2), ["chief 0", "worker 0", "ps 0", "ps 1"]),
+    (data_parallel(workers=2), ["worker 0", "worker 1"]),
 ]
 
 
@@ -45,8 +48,8 @@ def test_a_local_cluster_has_all_its_members_on_free_ports(section, names):
     assert again["cluster"] != told[0]["cluster"], "a restart takes new ports"
 
 
-def test_workers_share_the_cores(monkeypatch):
-    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(16)))
+def test_workers_share_the_cores(machine_with_cores, monkeypatch):
+    machine_with_cores(16)
     for member in local.members(multi_worker(workers=3)):
         assert member.environment["TF_NUM_INTRAOP_THREADS"] == "5"
         assert member.environment["TF_NUM_INTEROP_THREADS"] == "5"
@@ -63,12 +66,17 @@ SHARES = [
     (multi_worker(workers=2), ["4", "7", "9"], ["4", "7"]),
     (multi_worker(workers=2, devices=1), ["0", "1", "2", "3"], ["0", "1"]),
     (parameter_server(workers=2), ["0", "1"], ["", "0", "1", ""]),
+    (data_parallel(workers=2, devices=4), [], [None, None]),  # CPU devices are made.
+    (data_parallel(workers=2), ["0", "1", "2", "3"], ["0,1", "2,3"]),
+    (model_parallel(workers=2, mesh_shape=[1, 2]), ["0", "1", "2", "3"], ["0", "1"]),
 ]
 TOO_FEW = [
     (multi_worker(workers=2, devices=1), [], "strategy.devices = 1: 2 workers need 2 GPUs, and this machine has 0"),
     (multi_worker(workers=2, devices=2), ["0", "1", "2"], "strategy.devices = 2: 2 workers need 4 GPUs"),
     (multi_worker(workers=3), ["0", "1"], "strategy.workers = 3: this machine has 2 GPUs"),
     (parameter_server(workers=2), ["0"], "strategy.workers = 2: this machine has 1 GPUs"),
+    (data_parallel(workers=2), ["0"], "strategy.workers = 2: this machine has 1 GPUs"),
+    (model_parallel(workers=2, mesh_shape=[2, 2]), ["0", "1"], "strategy.devices = 2: 2 workers need 4 GPUs"),
 ]
 
 
@@ -101,6 +109,16 @@ def test_tf_config_is_used_where_it_is_set(monkeypatch):
     assert launchers.find(multi_worker(launcher="local")) is local
     one_device = config.OneDevice(kind="one_device")
     assert [member.is_chief for member in launchers.members(one_device)] == [True], "no cluster at all"
+
+
+def test_on_jax_it_is_the_settings_that_say_how_many_processes_there_are(monkeypatch):
+    (alone,) = launchers.members(data_parallel())
+    assert alone is launchers.ALONE, "one process is no cluster"
+    monkeypatch.setenv("TF_CONFIG", place_of("worker", 1, worker=TWO))
+    (member,) = launchers.members(data_parallel(workers=2, devices=8))
+    assert (member.name, member.is_chief) == ("worker 1", False)
+    with pytest.raises(UserError, match=r"strategy.workers = 3: TF_CONFIG has 2 processes. Give strategy.workers=2"):
+        launchers.members(data_parallel(workers=3))
 
 
 PLACES = [
@@ -190,6 +208,143 @@ def test_a_member_takes_as_many_of_its_own_gpus_as_the_settings_say(monkeypatch,
     assert member.environment.get("CUDA_VISIBLE_DEVICES") == seen
     with pytest.raises(UserError, match=r"strategy.devices = 3: this machine has 2 GPUs"):
         launchers.members(multi_worker(devices=3))
+
+
+# What a Ray cluster's address must not be, and what is said of it.
+NO_CLUSTER = [
+    ("ray://10.0.0.1:10001", "give host:port of the cluster's head node"),
+    ("head", "give host:port of the cluster's head node"),
+    ("127.0.0.1:99999", "no Ray cluster answers there"),
+    ("127.0.0.1:1", "no Ray cluster answers there .*ray start --head"),
+]
+
+
+@pytest.mark.parametrize(("address", "message"), NO_CLUSTER)
+def test_an_address_without_a_ray_cluster_is_refused(monkeypatch, address, message):
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: name)  # As where Ray is installed.
+    monkeypatch.setenv("RAY_ADDRESS", address)
+    with pytest.raises(UserError, match=f"RAY_ADDRESS = '{address}': {message}"):
+        launchers.members(multi_worker(launcher="ray"))
+
+
+def test_without_ray_its_extra_is_named(monkeypatch):
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(UserError, match=r"strategy.launcher = 'ray': the package ray is not installed.+'\.\[ray\]'"):
+        launchers.members(multi_worker(launcher="ray"))
+
+
+# Each: the strategy, the places, what the members are called; with a worker fewer than asked for.
+AT_PLACES = [
+    (multi_worker(launcher="ray", workers=3), 2, ["worker 0", "worker 1"]),
+    (parameter_server(launcher="ray", workers=2), 4, ["chief 0", "worker 0", "worker 1", "ps 0"]),
+    (parameter_server(launcher="ray", workers=2, ps=2), 4, ["chief 0", "worker 0", "ps 0", "ps 1"]),
+]
+
+
+@pytest.mark.parametrize(("section", "number", "names"), AT_PLACES)
+def test_members_are_where_ray_placed_them(section, number, names):
+    places = [Placed(f"10.0.0.{place}", 40_000 + place, 3) for place in range(number)]
+    members = ray.members_at(section, places)
+    assert [member.name for member in members] == names
+    assert [member.is_chief for member in members] == [True] + [False] * (number - 1)
+    for member, place in zip(members, places, strict=True):
+        told = json.loads(member.environment["TF_CONFIG"])
+        assert told["cluster"][member.job][member.index] == place.address
+        assert sum(len(addresses) for addresses in told["cluster"].values()) == number
+        assert member.environment["TF_NUM_INTRAOP_THREADS"] == "3"
+        assert member.environment.get("CUDA_VISIBLE_DEVICES") == ("" if member.job in ("chief", "ps") else None)
+
+
+# Each: cores and GPUs of the nodes, the processes, what each is to have, and how many there is room for.
+ROOMS = [
+    ([(4, 0), (4, 0), (4, 0)], 3, {"CPU": 4}, 3),
+    ([(0, 0), (4, 0), (8, 0)], 2, {"CPU": 4}, 3),  # A head without cores to give, as Kubernetes' operator starts it.
+    ([(8, 0)], 3, {"CPU": 2}, 4),
+    ([(8, 2), (8, 2)], 2, {"CPU": 8, "GPU": 1}, 2),
+    ([(8, 1), (8, 0)], 2, {"CPU": 8}, 2),
+    ([], 2, {"CPU": 1}, 0),
+]
+
+
+@pytest.mark.parametrize(("nodes", "processes", "bundle", "room"), ROOMS)
+def test_processes_share_the_cores_and_gpus_of_rays_nodes(nodes, processes, bundle, room):
+    have = [{"CPU": float(cpus), "GPU": float(gpus)} for cpus, gpus in nodes]
+    assert ray_places._bundle({"gpus": None, "cpus": None, "or_cpus": False}, have, processes) == bundle
+    assert ray_places._room(have, bundle) == room
+
+
+# Each: a strategy of two workers, the GPUs of two nodes of eight cores, and the GPUs that each worker is to have.
+GPUS_OF_RAY = [
+    (multi_worker(launcher="ray", devices=2), (2, 2), 2),
+    (multi_worker(launcher="ray", devices=2), (0, 0), 2),  # What is asked for is waited for, and refused.
+    (config.DataParallel(kind="data_parallel", workers=2, launcher="ray", devices=2), (2, 2), 2),
+    (config.DataParallel(kind="data_parallel", workers=2, launcher="ray", devices=2), (4, 0), 2),
+    (config.DataParallel(kind="data_parallel", workers=2, launcher="ray", devices=2), (3, 1), 0),
+    (config.DataParallel(kind="data_parallel", workers=2, launcher="ray", devices=2), (0, 0), 0),
+    (config.DataParallel(kind="data_parallel", workers=2, launcher="ray"), (2, 2), 1),
+    (config.ModelParallel(kind="model_parallel", workers=2, launcher="ray", mesh_shape=[2, 2]), (2, 2), 2),
+    (config.ModelParallel(kind="model_parallel", workers=2, launcher="ray", mesh_shape=[2, 2]), (1, 1), 0),
+]
+
+
+@pytest.mark.parametrize(("section", "gpus_of_nodes", "each"), GPUS_OF_RAY)
+def test_a_worker_on_jax_has_rays_gpus_only_where_there_are_as_many_as_it_wants(section, gpus_of_nodes, each):
+    """Where there are not, it forces as many CPU devices."""
+    have = [{"CPU": 8.0, "GPU": float(gpus)} for gpus in gpus_of_nodes]
+    assert ray_places._bundle(ray.request(section, [2], None), have, 2).get("GPU", 0) == each
+
+
+def test_a_node_with_other_packages_code_or_folder_is_refused(tmp_path):
+    (tmp_path / "tasks").mkdir()
+    (tmp_path / "tasks" / "__init__.py").write_text("")
+    own = ray_places.versions(str(tmp_path), [])
+    same = {"host": "10.0.0.2", "shared": True, "versions": own}
+    ray_places._check_same([same], own, "token")
+    (tmp_path / "tasks" / "__init__.py").write_text("one = 1")
+    other = {**ray_places.versions(str(tmp_path), []), "keras": "3.0.0"}
+    message = rf"node 10.0.0.2 is not as this machine: keras is 3.0.0 there and {own['keras']} here; code is \w+ there"
+    with pytest.raises(ray_places._Refused, match=message):
+        ray_places._check_same([same, {**same, "versions": other}], own, "token")
+    message = "mlruns/logs on Ray's node 10.0.0.2 is not what this command wrote there: the project's folder must be"
+    with pytest.raises(ray_places._Refused, match=message):
+        ray_places._check_same([{**same, "shared": False, "versions": {}}], own, "mlruns/logs/ray.token")
+
+
+WORK = """
+import os, signal, sys
+blocked = signal.pthread_sigmask(signal.SIG_BLOCK, [])
+print(sys.argv[1], os.environ["TMPDIR"], os.environ["OTHER"], oct(os.umask(0)), blocked, flush=True)
+print("for the terminal", file=sys.stderr, flush=True)
+for line in sys.stdin:
+    print(line.strip(), flush=True)
+"""
+
+
+def test_a_seat_runs_a_member_hears_it_and_leaves_nothing(tmp_path, monkeypatch):
+    (tmp_path / "work.py").write_text(WORK)
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    tempfile.tempdir = None
+    seat = ray_places.Seat(0o027)
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])  # As Ray's threads have it.
+    seat.start(["work.py", "member"], str(tmp_path), {"OTHER": "given"}, None)
+    assert signal.SIGINT in signal.pthread_sigmask(signal.SIG_SETMASK, before)
+    seat.send('{"id": 1}')
+    heard = []
+    while not any(message.get("line") == '{"id": 1}\n' for message in heard) or len(heard) < 3:
+        heard += seat.read()
+    first, folder, other, mask, blocked = next(one["line"] for one in heard if "line" in one).split()
+    assert (first, other, mask, blocked) == ("member", "given", "0o27", "set()")
+    assert {"stderr": "for the terminal\n"} in heard
+    assert list(tmp_path.glob("stratagem-*")) == [Path(folder)]
+    seat.signal(signal.SIGKILL)
+    assert seat.read()[-1] == {"ended": "SIGKILL"}
+    seat.start(["work.py", "again"], str(tmp_path), {"OTHER": ""}, str(tmp_path / "log"))
+    assert seat.read()[0]["line"].startswith("again ")
+    seat.leave()
+    assert seat.read()[-1] == {"ended": "exit code 0"}
+    assert (tmp_path / "log").read_text() == "for the terminal\n"
+    assert list(tmp_path.glob("stratagem-*")) == []
+    tempfile.tempdir = None
 
 
 # A server that lets in everybody, as TensorFlow's, in a network of

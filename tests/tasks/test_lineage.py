@@ -60,6 +60,7 @@ def test_trace_holds_commit_settings_data_and_code(project: Path) -> None:
         (lambda: Path("mlruns/mlflow.db").write_text("git ignores it"), False),
     ],
 )
+@pytest.mark.usefixtures("own_code")
 def test_dirty_when_a_file_is_not_as_committed(project: Path, change: object, dirty: bool) -> None:
     Path("mlruns").mkdir(exist_ok=True)
     assert callable(change)
@@ -67,6 +68,7 @@ def test_dirty_when_a_file_is_not_as_committed(project: Path, change: object, di
     assert lineage.git_state(project) == (git("rev-parse", "HEAD"), dirty)
 
 
+@pytest.mark.usefixtures("own_code")
 def test_a_folder_below_the_checkout_has_its_commit(project: Path) -> None:
     assert lineage.git_state(project / "tasks") == (git("rev-parse", "HEAD"), False)
 
@@ -98,6 +100,7 @@ def test_no_usable_git_checkout_is_recorded_as_such(project: Path, broken: bool)
         ("my/models.py", False),
     ],
 )
+@pytest.mark.usefixtures("own_code")
 def test_code_digest_changes_with_the_code_only(project: Path, path: str, counts: bool) -> None:
     before = lineage.code_digest()
     Path(path).parent.mkdir(exist_ok=True)
@@ -133,9 +136,15 @@ def test_a_file_means_what_python_makes_of_it(other: str, same: bool) -> None:
     assert (lineage.meaning(other.encode()) == lineage.meaning(SOURCE.encode())) == same
 
 
-def test_a_damaged_memory_of_the_code_is_made_again(project: Path) -> None:
+def test_a_damaged_memory_of_the_code_is_made_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for folder in (".dvc", "tasks", "mlruns"):
+        (tmp_path / folder).mkdir()
+    (tmp_path / "params.yaml").touch()
+    for number, (source, _) in enumerate(SOURCES):
+        (tmp_path / "tasks" / f"part{number}.py").write_text(source)
+    monkeypatch.chdir(tmp_path)
     digest = lineage.code_digest()
-    cache = project / "mlruns" / "code.json"
+    cache = tmp_path / "mlruns" / "code.json"
     whole = cache.read_text()
     for text in ("", "{", '{"by_bytes": {"x": 1}}', "[]"):
         cache.write_text(text)
@@ -143,6 +152,7 @@ def test_a_damaged_memory_of_the_code_is_made_again(project: Path) -> None:
         assert cache.read_text() == whole
 
 
+@pytest.mark.usefixtures("own_code")
 def test_code_digest_tells_a_moved_file(project: Path) -> None:
     before = lineage.code_digest()
     Path("tasks/models/mlp.py").rename("tasks/models/perceptron.py")

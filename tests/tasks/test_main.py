@@ -14,8 +14,8 @@ from tasks import errors
     ("arguments", "message"),
     [
         (["prepare"], "python -m tasks prepare: give the name of a folder in data/"),
-        (["prepare", "nosuch"], "there is no dataset folder data/nosuch"),
-        (["train", "--set", "train.epochs=0"], "train.epochs = 0"),
+        pytest.param(["prepare", "nosuch"], "there is no dataset folder data/nosuch", marks=pytest.mark.slow),
+        pytest.param(["train", "--set", "train.epochs=0"], "train.epochs = 0", marks=pytest.mark.slow),
         (["train", "nosuch"], "unknown recipe 'nosuch'"),
     ],
     ids=["no name", "no folder", "no epochs", "no recipe"],

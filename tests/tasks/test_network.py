@@ -49,6 +49,25 @@ def test_a_password_of_the_environment_is_in_no_message(
     assert str(UserError(text)).startswith("the password ***")
 
 
+@pytest.mark.parametrize(
+    ("name", "text", "holds"),
+    [
+        ("dataset.options.api_token", "0123456789", True),
+        ("dataset.options.token", "0123456789", True),
+        ("model.options.pad_token", "[PADDING]", False),
+        ("model.options.start_token", "<start>", False),
+        ("model.initial", "s3://me@bucket/weights", False),
+        ("model.initial", "s3://me:s3cret@bucket/weights", True),
+        ("dataset.source", "ssh://git@host/data", False),
+        ("dataset.source", "https://token@host/data", True),
+        ("register.model_name", "sk-iris-classification-with-a-long-name", False),
+        ("register.model_name", "sk-proj-A1b2C3d4E5f6G7h8I9j0", True),
+    ],
+)
+def test_a_password_in_a_setting_is_known_by_its_name_or_its_look(name: str, text: str, holds: bool) -> None:
+    assert network.holds_secret(name, text) is holds
+
+
 def test_an_address_gives_its_password_to_the_variables_that_the_clients_read() -> None:
     environment = {
         "MLFLOW_TRACKING_URI": "http://me:s3%40cret@host:5000/x",

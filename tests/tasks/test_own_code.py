@@ -2,7 +2,8 @@ from pathlib import Path
 
 import pytest
 
-from tasks import own_code
+from tasks import config, own_code
+from tasks.errors import UserError
 
 FILES = {
     "single.py": "import numpy, layers.dense\nraise RuntimeError('nothing is imported')\n",
@@ -36,3 +37,61 @@ def test_the_files_that_a_model_of_the_users_needs(project: Path, model: str, ex
         Path(name).parent.mkdir(parents=True, exist_ok=True)
         Path(name).write_text(text)
     assert {path.as_posix() for path in own_code.files(model)} == expected
+
+
+OVERRIDES = {
+    "model.name": "mine.models:build", "train.loss": "mine.losses:loss", "dataset.name": "mine.data:Pairs",
+    "train.metrics": ["mine.metrics:first"], "register.metric": "test/mine.metrics:second",
+    "checkpoint.monitor": "validation/mine.metrics:third",
+    "train.early_stopping": {"monitor": "validation/mine.metrics:fourth", "patience_epochs": 1},
+}  # fmt: skip
+
+
+def test_all_code_that_settings_name_is_found(project: Path) -> None:
+    assert own_code.named_in(config.load()) == {}
+    found = own_code.named_in(config.load(overrides=OVERRIDES))
+    assert set(found) == {
+        "mine.models:build", "mine.losses:loss", "mine.data:Pairs",
+        *(f"mine.metrics:{name}" for name in ("first", "second", "third", "fourth")),
+    }  # fmt: skip
+    for name, key in found.items():
+        with pytest.raises(UserError, match=rf"{key} = '{name}': a flow run may not name code"):
+            own_code.check_allowed([(key, name)], "a flow run")
+
+
+def test_no_other_setting_takes_code(project: Path) -> None:
+    """A new one belongs into `named_in`, and above."""
+    schema, found = config.Settings.model_json_schema(), set()
+    for section, properties in schema["$defs"].items():
+        for key, value in properties.get("properties", {}).items():
+            if r":\\w+$" in repr(value):
+                found.add((section, key))
+    assert found == {
+        ("Checkpoint", "monitor"), ("Dataset", "builder"), ("EarlyStopping", "monitor"), ("Register", "metric"),
+        ("Train", "loss"), ("Train", "metrics"),
+    }  # fmt: skip
+    assert "pattern" not in schema["$defs"]["Model"]["properties"]["name"], "it has a check of its own"
+
+
+@pytest.mark.parametrize(
+    ("allowed", "refused"),
+    [
+        (None, True),
+        ("", True),
+        ("others my", True),
+        ("my.models.deep", True),
+        ("my.models", False),
+        ("others my.models", False),
+        ("*", False),
+    ],
+)
+def test_a_module_is_allowed_by_its_name(monkeypatch: pytest.MonkeyPatch, allowed: str | None, refused: bool) -> None:
+    monkeypatch.delenv(own_code.VARIABLE, raising=False)
+    if allowed is not None:
+        monkeypatch.setenv(own_code.VARIABLE, allowed)
+    if refused:
+        others = f"{allowed} " if allowed else ""
+        with pytest.raises(UserError, match=f"STRATAGEM_OWN_CODE='{others}my.models'"):
+            own_code.check_allowed([("model.name", "my.models:build")], "a flow run")
+    else:
+        own_code.check_allowed([("model.name", "my.models:build")], "a flow run")

@@ -5,6 +5,7 @@ import io
 import json
 import os
 import shutil
+import zipfile
 from pathlib import Path
 
 import keras
@@ -54,7 +55,7 @@ def pictures(project):
 
 
 def expected(trained):
-    logits = keras.saving.load_model(trained.training.final_model).predict(IMAGES, verbose=0).astype(float)
+    logits = keras.saving.load_model(trained.training.final_model)(IMAGES).numpy().astype(float)
     shares = np.exp(logits - logits.max(1, keepdims=True))
     return shares / shares.sum(1, keepdims=True)
 
@@ -68,7 +69,7 @@ def test_a_folder_of_images_is_told_as_keras_tells_it_and_what_is_broken_has_its
     assert tuple(rows) == found.first
     names = [f"photos/{name}.png" for name in ("0", "1", "2", "2a", "3", "4", "more/cut")]
     assert [row["source"] for row in rows] == names
-    assert rows[3]["error"] == "is no whole image (of no kind that is read)"
+    assert rows[3]["error"] == "is no whole image (it is none of PNG, JPEG, BMP, GIF, WEBP)"
     assert rows[6]["error"].startswith("is no whole image (")
     assert {row["prediction"] for row in (rows[3], rows[6])} == {None}
     whole, shares = [row for row in rows if row["error"] is None], expected(trained)
@@ -141,7 +142,7 @@ def test_a_file_that_is_damaged_or_is_not_there_is_one_message(registered, store
         f"models:/{name}@champoin": f"unknown model 'models:/{name}@champoin': did you mean 'models:/{name}@champion'",
         f"models:/{name}/7": f"unknown model 'models:/{name}/7'",
         f"models:/{name}": "names no model: write it as models:/NAME@ALIAS or models:/NAME/VERSION",
-        "none.keras": "--model none.keras: no such file",
+        "none.keras": "model 'none.keras': no such file",
         "0" * 32: f"unknown run '{'0' * 32}'",
     }.items():
         with pytest.raises(UserError, match=message):
@@ -272,8 +273,27 @@ def test_an_archive_that_is_damaged_is_refused(project):
     Path("cut.npz").write_bytes(Path("whole.npz").read_bytes()[:-30])
     Path("named.npy").write_bytes(Path("whole.npz").read_bytes())
     assert ask("sum.keras", "named.npy").num_examples == 9
-    with pytest.raises(UserError, match=r"'cut\.npz' is no file of .*cut off"):
+    with pytest.raises(UserError, match=r"'cut\.npz' cannot be read as .*cut off"):
         ask("sum.keras", "cut.npz")
+
+
+def test_code_in_a_file_of_a_model_is_not_run(project):
+    inputs = keras.Input((2,), name="number")
+    keras.Model(inputs, keras.layers.Lambda(lambda x: [x, open("planted", "w").close()][0])(inputs)).save("own.keras")
+    Path("planted").unlink()  # To make the model has called it.
+    np.save("two.npy", np.zeros((2, 2), np.float32))
+    with pytest.raises(UserError, match=r"own\.keras: Keras cannot load .*: classes and functions of your own are"):
+        ask("own.keras", "two.npy")
+    assert not Path("planted").exists()
+
+
+def test_a_model_that_unpacks_to_more_than_the_memory_is_refused(project):
+    with zipfile.ZipFile("bomb.keras", "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("config.json", b" " * 1000)
+        archive.infolist()[0].file_size = 2**50
+    np.save("two.npy", np.zeros((2, 2), np.float32))
+    with pytest.raises(UserError, match=r"bomb\.keras unpacks to 1,125,899,906,842,624 bytes, and [\d,]+ of"):
+        ask("bomb.keras", "two.npy")
 
 
 def test_an_output_that_is_no_number_is_a_row_with_an_error(project):

@@ -65,6 +65,13 @@ class TrainOnly(tfds.core.GeneratorBasedBuilder):
             yield i, {"image": np.full((3, 3, 1), i, np.uint8), "label": i % 3}
 
 
+class Validated(TrainOnly):
+    """A dataset with a validation split, and without a test split, as ImageNet is where labels count."""
+
+    def _split_generators(self, dl_manager):
+        return {"train": self._generate_examples(), "validation": self._generate_examples()}
+
+
 class PlainImages(tfds.core.GeneratorBasedBuilder):
     """Large images that compress well, as many as the test says."""
 
@@ -208,15 +215,16 @@ def test_split_without_labels_is_left_out(root):
     assert not [path for path in Path(prepared.folder).iterdir() if "unlabelled" in path.name]
 
 
-def test_a_test_split_is_held_out_where_there_is_none(root):
-    manifest = download(dataset("train_only"))
-    prepared = prepare(dataset("train_only"), manifest)
+@pytest.mark.parametrize(("name", "others"), [("train_only", {}), ("validated", {"validation": 33})])
+def test_a_test_split_is_held_out_where_there_is_none(root, name, others):
+    manifest = download(dataset(name))
+    prepared = prepare(dataset(name), manifest)
     check(prepared, root)
-    assert {name: split.num_examples for name, split in prepared.splits.items()} == {"test": 7, "train": 26}
+    assert {name: split.num_examples for name, split in prepared.splits.items()} == {"test": 7, "train": 26, **others}
     assert prepared.held_out == records.HeldOut(num_examples=7, seed=0)
-    first = files_below(root / "data/train_only/prepared")
-    prepare(dataset("train_only"), manifest)
-    assert files_below(root / "data/train_only/prepared") == first
+    first = files_below(root / f"data/{name}/prepared")
+    prepare(dataset(name), manifest)
+    assert files_below(root / f"data/{name}/prepared") == first
 
     read = {name: (np.load(split.features["image"]), np.load(split.labels)) for name, split in prepared.splits.items()}
     images, labels = read_by_tfds(manifest, "train")

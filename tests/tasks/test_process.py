@@ -38,6 +38,8 @@ ON_JAX = [
     (["strategy.kind=data_parallel", "strategy.devices=[gpu:0,gpu:1]"], {"XLA_FLAGS": None, "JAX_PLATFORMS": ""}),
     (["strategy.kind=model_parallel", "strategy.mesh_shape=[2,4]"], {"XLA_FLAGS": f"{FORCED}=8", "NPROC": "32"}),
     (["strategy.kind=model_parallel", "strategy.mesh_shape=[4,4]"], {"XLA_FLAGS": f"{FORCED}=16", "NPROC": "64"}),
+    (["strategy.kind=model_parallel", "strategy.mesh_shape=[2,4]", "strategy.workers=2"], {"XLA_FLAGS": f"{FORCED}=4"}),
+    (["strategy.kind=data_parallel", "strategy.devices=3", "strategy.workers=2"], {"XLA_FLAGS": f"{FORCED}=3"}),
     (["strategy.kind=data_parallel", "train.dtype_policy=float64"], {"JAX_ENABLE_X64": "1"}),
     (
         ["strategy.kind=data_parallel", "strategy.devices=2", "train.deterministic=true"],

@@ -63,6 +63,21 @@ def four(project):
     return [version_of(made[1], 1, "champion")]
 
 
+def test_what_could_be_resumed_is_left_and_said_and_what_a_sweep_gave_up_is_not(project):
+    write_run(1, "KILLED")
+    sweeps = [
+        write_run(number, how, folder=f"mlruns/sweeps/{run_id_of(number)}").run_id
+        for number, how in ((2, "FINISHED"), (3, "RUNNING"))
+    ]
+    for number, (parent, status) in enumerate(
+        ((sweeps[0], "KILLED"), (sweeps[0], "FAILED"), (sweeps[1], "KILLED"), (None, "FINISHED")), start=4
+    ):
+        write_run(number, status, parent_run_id=parent)
+    done = runs.prune(runs.Selection(keep_last=0), list, False)
+    assert [int(one.run_id[:4], 16) for one in done.pruned] == [7, 4]
+    assert done.unfinished == 3
+
+
 def test_runs_are_chosen_by_all_options_together(four):
     before = files_below("mlruns/runs")
     for selection, numbers in SELECTIONS:

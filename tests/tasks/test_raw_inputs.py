@@ -3,6 +3,7 @@
 import csv
 import json
 import os
+import zipfile
 from pathlib import Path
 
 import numpy as np
@@ -152,11 +153,24 @@ def test_arrays_are_read_by_name():
     for name, message in {
         "t.npy": "is one array, and the model takes left, right: give an .npz of them",
         "short.npz": "its arrays have different lengths: 2, 5",
-        "objects.npy": "is no file of arrays",
+        "objects.npy": "cannot be read as arrays",
         "t.csv": "this model takes arrays",
     }.items():
         with pytest.raises(UserError, match=message):
             read(ARRAYS, name)
+
+
+def test_an_archive_that_is_larger_than_the_memory_is_refused():
+    with zipfile.ZipFile("bomb.npz", "w", zipfile.ZIP_DEFLATED) as archive:
+        for name in ("left", "right"):
+            info = zipfile.ZipInfo(f"{name}.npy")
+            with archive.open(info, "w", force_zip64=True) as member:
+                np.lib.format.write_array_header_1_0(
+                    member, {"descr": "|u1", "fortran_order": False, "shape": (2**50,)}
+                )
+            info.file_size = 2**50
+    with pytest.raises(UserError, match=r"'bomb\.npz' unpacks to 2,251,799,813,685,248 bytes, and [\d,]+ of the"):
+        read(ARRAYS, "bomb.npz")
 
 
 def test_what_the_model_does_not_take_is_refused_before_it_is_opened():

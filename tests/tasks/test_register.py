@@ -132,7 +132,7 @@ def test_the_version_predicts_files_of_images(store: Path, monkeypatch: pytest.M
     np.testing.assert_array_equal(model.predict(in_colours), model.predict(np.full((1, 4, 4, 1), 77, np.uint8)))
     with pytest.raises(ValueError, match=r"row 1: b'\\x89PNG.+ is no whole image"):
         model.predict(np.array([files[0], files[1][:50]], object))
-    with pytest.raises(ValueError, match=r"row 0: b'no image' is no whole image \(of no kind that is read\)"):
+    with pytest.raises(ValueError, match=r"row 0: b'no image' is no whole image \(it is none of PNG, JPEG"):
         model.predict(np.array([b"no image"], object))
     assert model.predict(IMAGES[:0]).shape == (0, 3)
 
@@ -369,10 +369,10 @@ print(type(model.get_raw_model()).__name__)
 
 
 @pytest.mark.slow
-def test_readmes_own_model_is_loaded_in_a_process_that_knows_nothing_of_the_project(
+def test_the_documents_own_model_is_loaded_in_a_process_that_knows_nothing_of_the_project(
     store: Path, project: Path, tmp_path: Path, run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (block,) = re.findall(r"```python\n(# my_models.py\n.*?)```", Path("README.md").read_text(), re.DOTALL)
+    (block,) = re.findall(r"```python\n(# my_models.py\n.*?)```", Path("docs/own-model.md").read_text(), re.DOTALL)
     Path("my_models.py").write_text(block)
     trained = Trained("model.name=my_models:build", "model.options={units: 8}")
     try:

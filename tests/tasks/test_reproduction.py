@@ -7,15 +7,18 @@ from pathlib import Path
 
 import pytest
 
-from tasks import checkout, config, files, lineage, machine, records, reproduction, runs, uncommitted
+from flows import run_tables
+from tasks import checkout, config, files, lineage, machine, provenance, records, reproduction, runs, uncommitted
 from tasks.errors import UserError
 from tasks.process import elsewhere, scratch
-from tasks.records import Change, TrainingResult
+from tasks.records import Change, Changed, TrainingResult
+from tasks.report import material, overview
 from tests.tasks import made_up
 from tests.tasks.test_lineage import git
 from tests.tasks.test_side_by_side import two
 from tests.tasks.written_runs import run_id_of, write_results, write_run
 
+pytestmark = pytest.mark.usefixtures("own_code")
 VERSION = "3c18f53eff0927cf84d227dcc2cdcf79"
 
 
@@ -68,6 +71,13 @@ def test_code_and_settings_are_brought_back_and_nothing_of_the_users_is_touched(
     assert (Path(".git/index").read_bytes(), git("status", "--porcelain")) == (index, status)
     assert [len(git(*words).splitlines()) for words in (("worktree", "list"), ("branch", "--all"))] == [1, 1]
     assert list(scratch.folder().iterdir()) == [scratch.folder() / ".stratagem"], "the checkout is gone"
+
+
+def test_code_of_another_version_of_the_package_is_asked_for(trained):
+    run = write(2, code_digest="0" * 64, package_version="0.0.1")
+    found, reason = changes(run)
+    assert found["code"][2] == "cannot be brought back"
+    assert f"of stratagem 0.0.1, and {lineage.package_version()} is installed: install stratagem==0.0.1" in reason
 
 
 def test_changes_that_were_in_no_commit_are_brought_back_where_they_are_whole(trained):
@@ -149,6 +159,36 @@ def test_another_machine_or_other_packages_are_refused_unless_that_is_allowed(tr
     kinds = {one.what: one.kind for one in reproduction.reproduce(run.run_id, dry_run=True).changes}
     assert kinds == {"tensorflow": "environment", "cores": "machine", "gpus": "machine"}
     assert changes(write(3, environment={}))[0]["environment"][2] == "matters"
+
+
+EPOCHS = Changed(step=82, kind="settings", what="train.epochs", before=2, now=10, affects="result")
+LOOP = Changed(step=41, kind="settings", what="train.loop", before="fit", now="custom", affects="speed")
+
+
+def test_a_run_that_was_resumed_as_another_training_is_refused_and_says_so_everywhere(trained, capsys):
+    run = write(2, changed=(LOOP, EPOCHS))
+    found, reason = changes(run, allow_changes=True)
+    assert found["train.epochs"] == ("2 up to step 82, then 10", "10", "cannot be brought back")
+    said = "train.epochs was 2 up to step 82, then 10. Trained from its beginning"
+    assert f"run {run.run_id} was resumed as another training: {said}" in reason
+    with pytest.raises(UserError, match="was resumed as another training"):
+        reproduction.reproduce(run.run_id, allow_changes=True)
+    both = "train.loop 'fit' up to step 41, then 'custom'; train.epochs 2 up to step 82, then 10"
+    assert ("resumed with others", (both, None)) in runs.compare(run, trained).differences.items()
+    links = provenance.trace(run.run_id).link.up
+    assert {link.facts.get("resumed with") for link in links if link.kind == "settings"} == {both}
+    run_tables.print_details(runs.show(run))
+    assert both in " ".join(capsys.readouterr().out.split())
+    assert "train.epochs 2 up to step 82, then 10" in str(overview.origin(material.load(run)))
+
+
+def test_a_run_that_was_resumed_with_what_moves_the_last_bits_alone_is_reproduced_if_that_is_allowed(trained):
+    run = write(2, changed=(LOOP,))
+    found, reason = changes(run)
+    assert found == {"train.loop": ("'fit' up to step 41, then 'custom'", '"custom"', "matters")}
+    assert "train.loop was 'fit' up to step 41, then 'custom' and is" in reason
+    assert "--allow-changes" in reason
+    assert changes(run, allow_changes=True)[1] == "it can be trained once more"
 
 
 REFUSED = [

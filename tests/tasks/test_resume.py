@@ -7,6 +7,7 @@ import pytest
 
 from tasks import config, lineage, records, runs
 from tasks.errors import UserError
+from tests.tasks.written_runs import write_results
 
 RUN = "0123456789abcdef" * 2
 
@@ -84,6 +85,7 @@ def test_a_run_that_is_not_resumed_is_named_with_the_reason(project):
         assert "\n" not in why
 
 
+@pytest.mark.usefixtures("own_code")
 def test_other_data_and_other_code_are_reasons(project):
     begin()
     Path("tasks/models/own.py").write_text("new = True\n")
@@ -92,6 +94,7 @@ def test_other_data_and_other_code_are_reasons(project):
     assert "its data version was d and is e; the code of flows/, tasks/" in why
 
 
+@pytest.mark.usefixtures("own_code")
 def test_a_comment_in_the_code_is_no_reason(project):
     begin()
     with Path("tasks/models/mlp.py").open("a") as file:
@@ -183,3 +186,49 @@ def test_what_a_stage_left_stays_while_its_settings_are_those(project):
         settings = config.load(None, overrides)
         runs.forget_what_changed(run, settings, lineage.collect(settings, "d"))
         assert {path.name for path in folder.iterdir()} - {"run.json"} == kept
+
+
+def test_what_a_resume_changes_stands_in_the_record_with_the_step_that_it_was_resumed_at(project):
+    here = {"tensorflow": "2.21.0", "cores": "2"}
+    run = begin().model_copy(update={"environment": here})
+    overrides = ["train.epochs=9", "train.loop=custom", "checkpoint.keep=7", "evaluate.checkpoint=best"]
+    settings = config.load(None, overrides)
+    now = lineage.collect(settings, "d")
+    assert runs.what_changed(run, settings, now, here) == (), "it has no checkpoint, so it begins anew"
+    state = project / run.folder / "checkpoints" / "82" / "state.json"
+    state.parent.mkdir(parents=True)
+    state.write_text(json.dumps({"state": {"global_batch_size": 32}}))
+    there = here | {"cores": "4"}
+    others = now.model_copy(update={"code_digest": "c" * 64, "data_version": "e"})
+    changed = runs.what_changed(run, settings, others, there)
+    assert [(one.kind, one.what, one.values, one.affects) for one in changed] == [
+        ("settings", "train.epochs", "15 up to step 82, then 9", "result"),
+        ("settings", "train.loop", "'fit' up to step 82, then 'custom'", "speed"),
+        ("code", "code", f"{run.lineage.code_digest[:12]} up to step 82, then {'c' * 12}", "result"),
+        ("data", "data version", "d up to step 82, then e", "result"),
+        ("machine", "cores", "'2' up to step 82, then '4'", "speed"),
+    ]
+    update = {"settings": settings.to_json(), "lineage": others, "environment": there, "changed": changed}
+    again = run.model_copy(update=update)
+    assert runs.what_changed(again, settings, others, there) == changed, "it is not forgotten"
+    back = runs.what_changed(again, config.load(None, overrides[1:]), now, here)
+    assert [one.what for one in back] == ["train.loop"], "all else is as it began, and no step was done otherwise"
+    later = state.parent.rename(state.parent.with_name("91"))
+    more = runs.what_changed(again, config.load(None, ["train.epochs=12", *overrides[1:]]), others, there)
+    assert [one.values for one in more if one.what == "train.epochs"] == [
+        "15 up to step 82, then 9",
+        "9 up to step 91, then 12",
+    ]
+    later.rename(state.parent)
+    write_results(run)
+    assert runs.what_changed(again, config.load(None, [*overrides, "train.loop=fit"]), others, there) == changed, (
+        "no step is done again"
+    )
+    runs.forget_what_changed(run, settings, others)
+    path = records.save(again, project / run.folder / "records" / "run.json")
+    assert runs.find(RUN).changed == changed
+    before = json.loads(path.read_text())
+    del before["changed"], before["environment"]
+    path.write_text(json.dumps(before))
+    assert runs.find(RUN).changed == (), "a record of before has no such field"
+    assert runs.what_changed(runs.find(RUN), settings, others, here) == (), "nor where it was trained"

@@ -7,8 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from flows import run_tables
 from tasks import pipeline, records, runs
 from tasks.errors import UserError
+from tasks.records import MetricPair, RunDifference
 from tests.tasks.test_runs import opened
 from tests.tasks.written_runs import run_id_of, write_results, write_run
 
@@ -237,6 +239,14 @@ def test_two_runs_differ_in_settings_data_code_metrics_and_speed(three):
         "weights": ("1", "4"),
         "model version": ("digits-convnet2/7", None),
     }
+
+
+def test_a_run_that_was_not_evaluated_is_named_where_metrics_are_compared(capsys):
+    measured = MetricPair(first=0.9, second=None, first_interval=(0.8, 0.95))
+    found = RunDifference(first="a" * 32, second="b" * 32, differences={"epochs": (1, 2)}, metrics={"test/x": measured})
+    run_tables.print_difference(found)
+    said = " ".join(capsys.readouterr().out.split())
+    assert "of 95 %; bbbbbbbb was not evaluated (stratagem evaluate --run bbbbbbbb)" in said
 
 
 def test_the_record_of_before_is_listed(three):

@@ -80,9 +80,8 @@ def test_an_interval_is_what_measuring_each_resample_gives(task):
     made = load(made_up.run(labels, outputs))
     for name, metric in metrics.of_task(task).items():
         found = intervals.of_metric(made, name)
-        one_by_one = evidence.interval(metric.of_predictions, labels, outputs.astype(np.float64), seed=1)
-        width = one_by_one.high - one_by_one.low
-        assert found == pytest.approx(one_by_one, abs=0.15 * width), name
+        low, high = made_up.bootstrap(metric.of_predictions, labels, outputs)
+        assert found == pytest.approx((low, high), abs=0.15 * (high - low)), name
         assert found.low < made.evaluation.metrics[f"test/{name}"] < found.high
 
 
@@ -90,9 +89,9 @@ def test_equal_scores_count_half_in_the_interval_of_an_auc():
     labels, logits = made_up.classification(200, 2)
     logits = np.round(logits)
     area = metrics.find("auc").of_predictions
-    one_by_one = evidence.interval(area, labels, logits.astype(np.float64), seed=1)
+    low, high = made_up.bootstrap(area, labels, logits)
     found = intervals.of_metric(load(made_up.run(labels, logits)), "auc")
-    assert found == pytest.approx(one_by_one, abs=0.15 * (one_by_one.high - one_by_one.low))
+    assert found == pytest.approx((low, high), abs=0.15 * (high - low))
 
 
 def test_a_share_of_all_or_none_has_the_exact_interval():
@@ -351,6 +350,16 @@ def test_a_run_that_was_not_evaluated_has_a_partial_report_that_says_why():
     assert f"`stratagem report {run.run_id}`" in said
     assert "Learning curves" in said
     assert "Test metrics" not in said
+
+
+def test_the_gates_judgement_is_in_the_report_and_in_what_is_shown_of_the_run():
+    run = made_up.run(*made_up.classification())
+    registered = runs.load_result(run, records.RegisteredModel)
+    judgement = records.Judgement(promoted=False, reason="differs by <-0.0083>: it is no better", against="2")
+    runs.save_result(run, registered.model_copy(update={"judgement": judgement}))
+    told = "version 2: differs by <-0.0083>: it is no better"
+    assert told in Parsed(page.write(run).read_text(encoding="utf-8")).said
+    assert runs.show(run).judgement == told
 
 
 def test_a_run_that_has_only_begun_has_a_partial_report_too():

@@ -4,6 +4,7 @@ import asyncio
 import base64
 import io
 import json
+import tempfile
 import threading
 from pathlib import Path
 
@@ -228,3 +229,19 @@ def test_the_version_that_an_alias_is_at_answers_and_the_last_one_while_there_is
     assert look() == f"{name}/1"
     client.set_registered_model_alias(name, "champion", "1")
     assert (look(), served.trouble) == (f"{name}/1", None)
+
+
+@pytest.mark.slow
+def test_of_versions_that_are_fetched_no_copy_stays(store, tmp_path, monkeypatch):
+    name = Trained().register(right=0).model_name
+    Trained().register()
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{store.absolute()}")  # So MLflow is asked, not its file.
+    (copies := tmp_path / "copies").mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(copies))
+    client, served = tracking.open_store(), Served(f"models:/{name}@champion")
+    for version in ("1", "2", "1"):
+        client.set_registered_model_alias(name, "champion", version)
+        served.look()
+        ((taken, (shape, kind)),) = served.model.takes.items()
+        assert served.model.outputs({taken: np.zeros((1, *shape), kind)}).shape == (1, 3)
+        assert [path.name for path in copies.rglob("model.keras")] == []

@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 
 from tasks import evidence, metrics, records, side_by_side
-from tasks.report import influence, intervals
+from tasks.report import comparison_html, influence, intervals
 from tasks.report.material import load
 from tests.tasks import made_up
+from tests.tasks import test_findings as comparisons
 from tests.tasks.test_run_report import TASKS
 
 FIRST = "b" * 32
@@ -113,9 +114,8 @@ def test_a_test_split_of_many_rows_has_intervals_too(task):
     made = load(made_up.run(labels, outputs, made_up.arrays(count, ("categories",))))
     for name, metric in metrics.of_task(task).items():
         found = intervals.of_metric(made, name)
-        few = evidence.interval(metric.of_predictions, labels, outputs.astype(np.float64), num_resamples=80)
-        width = few.high - few.low
-        assert found == pytest.approx(few, abs=0.35 * width), name
+        low, high = made_up.bootstrap(metric.of_predictions, labels, outputs, num_resamples=80)
+        assert found == pytest.approx((low, high), abs=0.35 * (high - low)), name
 
 
 def test_an_interval_ends_where_the_metric_does():
@@ -127,3 +127,17 @@ def test_an_interval_ends_where_the_metric_does():
     low, high = intervals.of_metric(load(made_up.run(labels, swapped)), "mean_average_precision")
     assert low < 1
     assert high == 1
+
+
+def test_a_comparison_says_as_much_of_its_rows_as_runs_diff():
+    labels, before, after = of_task("classification")
+    runs = two(labels, before, after)
+    known, _ = side_by_side.compare(*runs)
+    rows = [
+        comparisons.row(name, comparisons.ONE).model_copy(update={"run_id": run.run_id})
+        for name, run in zip(("one_device", "mirrored"), runs, strict=True)
+    ]
+    lost = comparisons.row("parameter_server", comparisons.ONE).model_copy(update={"run_id": "f" * 32})
+    compared = comparison_html.with_intervals(comparisons.compared(*rows, lost))
+    found = side_by_side.with_differences(compared).rows
+    assert [one.differences for one in found] == [{}, {"test/accuracy": known["test/accuracy"].difference_interval}, {}]

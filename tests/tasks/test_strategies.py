@@ -1,14 +1,17 @@
 import contextlib
 import json
+import math
 import sys
 from types import SimpleNamespace
 
 import keras
+import numpy as np
 import pytest
 import tensorflow as tf
 
 from tasks import config, records, strategies
 from tasks.errors import UserError
+from tasks.strategies import _processes
 from tasks.training.batch_size import find_global_batch_size
 
 GPUS = tf.config.list_physical_devices("GPU")
@@ -34,6 +37,29 @@ def test_a_worker_has_its_share_of_the_replicas():
     strategy = strategies.Strategy("multi_worker", 4, devices, scope=contextlib.nullcontext, worker=1, num_workers=2)
     assert (strategy.num_local_replicas, strategy.is_chief) == (2, False)
     assert strategy.describe() == f"multi_worker, 4 replicas in 2 workers on {', '.join(devices)}"
+
+
+# Each: a mesh's shape, its axis that cuts a batch, how many processes have its devices, which part of a batch each
+# process reads, and of how many.
+SHARES = [
+    ((4,), 0, 2, [(0, 2), (1, 2)]),
+    ((4,), 0, 4, [(0, 4), (1, 4), (2, 4), (3, 4)]),
+    ((1, 2), 0, 2, [(0, 1), (0, 1)]),  # The model lies on both, and so does each example.
+    ((2, 2), 0, 2, [(0, 2), (1, 2)]),
+    ((2, 4), 0, 4, [(0, 2), (0, 2), (1, 2), (1, 2)]),
+    ((2, 2), 1, 2, [(0, 1), (0, 1)]),
+    ((2, 3), 1, 3, [(0, 1), (0, 1), (0, 1)]),  # The second one has examples of both ends.
+    ((3, 2), 0, 2, [(0, 1), (0, 1)]),  # Each has a batch's third and half of the next.
+]
+
+
+@pytest.mark.parametrize(("shape", "axis", "num_processes", "shares"), SHARES)
+def test_a_process_on_jax_reads_the_examples_that_its_devices_have(shape, axis, num_processes, shares):
+    count = math.prod(shape)
+    devices = np.array([SimpleNamespace(process_index=i * num_processes // count) for i in range(count)])
+    names = ("batch",) if len(shape) == 1 else ("batch", "model") if axis == 0 else ("model", "batch")
+    mesh = SimpleNamespace(devices=devices.reshape(shape), axis_names=names, shape=dict(zip(names, shape, strict=True)))
+    assert [_processes.share_of_batch(mesh, "batch", one) for one in range(num_processes)] == shares
 
 
 def test_a_placement_tells_where_each_variable_lies():
@@ -74,24 +100,29 @@ def test_a_gpu_that_is_not_there_is_refused(section, said):
     assert error.value.exit_code == 2
 
 
-def test_more_gpus_than_there_are_are_refused(monkeypatch):
-    # The hardware's edge: no machine of the tests has two GPUs.
-    two = [tf.config.PhysicalDevice(f"/physical_device:GPU:{i}", "GPU") for i in range(2)]
-    monkeypatch.setattr(tf.config, "list_physical_devices", lambda kind=None: two)
+@pytest.fixture
+def machine_with_gpus(monkeypatch):
+    """The hardware's edge: no machine of the tests has two GPUs, so this is what TensorFlow says of one that has."""
+
+    def make(number):
+        gpus = [tf.config.PhysicalDevice(f"/physical_device:GPU:{i}", "GPU") for i in range(number)]
+        monkeypatch.setattr(tf.config, "list_physical_devices", lambda kind=None: gpus)
+        return gpus
+
+    return make
+
+
+def test_more_gpus_than_there_are_are_refused(machine_with_gpus):
+    machine_with_gpus(2)
     with pytest.raises(UserError, match=r"strategy.devices = 3: this machine has 2 GPUs. Give strategy.devices=2"):
         strategies.build(config.Mirrored(kind="mirrored", devices=3))
     with pytest.raises(UserError, match=r"strategy.device = 'gpu:2': this machine has 2 GPUs"):
         strategies.build(config.OneDevice(kind="one_device", device="gpu:2"))
 
 
-def gpus(number):
-    return [tf.config.PhysicalDevice(f"/physical_device:GPU:{i}", "GPU") for i in range(number)]
-
-
 @pytest.mark.parametrize("devices", [["gpu:0", "gpu:2"], ["gpu:2"], ["gpu:1", "gpu:1"]])
-def test_a_list_with_a_gpu_that_is_not_there_or_named_twice_is_refused(monkeypatch, devices):
-    # The hardware's edge, as above.
-    monkeypatch.setattr(tf.config, "list_physical_devices", lambda kind=None: gpus(2))
+def test_a_list_with_a_gpu_that_is_not_there_or_named_twice_is_refused(machine_with_gpus, devices):
+    machine_with_gpus(2)
     with pytest.raises(
         UserError, match=r"strategy.devices = \['gpu:.*this machine has 2 GPUs, and each can be named once"
     ):
@@ -103,17 +134,15 @@ def test_a_list_with_a_gpu_that_is_not_there_or_named_twice_is_refused(monkeypat
     [(["gpu:3", "gpu:1"], [3, 1], 2), (["gpu:2"], [2], 1), (3, [0, 1, 2], 3), (None, [0, 1, 2, 3], 4)],
 )
 def test_replicas_lie_on_the_gpus_that_are_asked_for_and_the_others_are_left_alone(
-    monkeypatch, devices, visible, replicas
+    machine_with_gpus, monkeypatch, devices, visible, replicas
 ):
-    # The hardware's edge, as above: what TensorFlow is asked for.
     class Asked(Exception):
         pass
 
     def ask(names, cross_device_ops):
         raise Asked(names, type(cross_device_ops))
 
-    shown = gpus(4)
-    monkeypatch.setattr(tf.config, "list_physical_devices", lambda kind=None: gpus(4))
+    shown = list(machine_with_gpus(4))
     monkeypatch.setattr(tf.config, "set_visible_devices", lambda chosen, kind: shown.__setitem__(slice(None), chosen))
     # TensorFlow numbers the visible ones anew.
     monkeypatch.setattr(

@@ -332,6 +332,18 @@ def test_a_process_that_died_while_it_made_the_store_leaves_none(space, tmp_path
     assert {path.name for path in tmp_path.iterdir()} - {"here"} == {"optuna.db"}
 
 
+def test_a_folder_may_have_any_name(space, tmp_path):
+    folder = tmp_path / "50% of {it}? #1"
+    folder.mkdir()
+    for _ in range(2):
+        with sweeps.Trials(folder, space.parameters, True) as kept:
+            kept.begin(searched(space, 1)[0].params)
+    assert [path.name for path in folder.iterdir()] == ["optuna.db"]
+    assert {path.name for path in tmp_path.iterdir()} - {"here"} == {folder.name}
+    with sweeps.Trials(folder, space.parameters, True) as kept:
+        assert len(kept.all()) == 2
+
+
 def test_a_damaged_store_is_refused(space, tmp_path):
     (tmp_path / "optuna.db").write_bytes(b"no database" * 1000)
     with pytest.raises(UserError, match=r"optuna.db cannot be read .*give --fresh for a new sweep"):
@@ -391,6 +403,7 @@ def test_another_space_of_the_name_is_refused_as_long_as_the_first_is_unfinished
     assert sweeps.find(plan_of(other), other.example, prepared) is None, "a new one begins"
 
 
+@pytest.mark.usefixtures("own_code")
 def test_other_data_and_other_code_are_other_sweeps(space, left):
     _, prepared = left()
     with pytest.raises(UserError, match=r"parallel was 1 and is 2; the data version was .* and is new"):
@@ -400,12 +413,27 @@ def test_other_data_and_other_code_are_other_sweeps(space, left):
         sweeps.find(plan_of(space), space.example, prepared)
 
 
+def test_how_a_sweep_is_tracked_makes_it_no_other_one(write, space, left):
+    run, prepared = left()
+    fixed = "set: {train: {epochs: 9}, tracking.system_metrics: false, train.loop: custom, "
+    other = sweeps.load(write(SPACE.replace("set: {train.epochs: 9, ", fixed)))
+    assert other.example.tracking.system_metrics is False
+    assert sweeps.find(plan_of(other), other.example, prepared) == run
+    params = searched(space, 1)[0].params
+    given = space.settings(params)
+    more = {"settings": given.to_json(), "settings_digest": given.digest()}
+    trial = write_run(1, parent_run_id=run.run_id, **more)
+    assert sweeps.run_of(run, other.settings(params)) == trial, "and the trial at work goes on"
+
+
 def test_the_run_of_a_trial_is_found_by_its_settings(space):
     parent = write_run(5, folder=f"mlruns/sweeps/{'5' * 32}", run_id="5" * 32)
     first, second = (one.params for one in searched(space, 2))
     for number, params in enumerate((first, second)):
-        write_run(number, settings=space.settings(params).to_json(), parent_run_id=parent.run_id)
-    write_run(9, settings=space.settings(first).to_json())
+        given = space.settings(params)
+        more = {"settings": given.to_json(), "settings_digest": given.digest()}
+        write_run(number, parent_run_id=parent.run_id, **more)
+    write_run(9, settings=space.settings(first).to_json(), settings_digest=space.settings(first).digest())
     assert sweeps.run_of(parent, space.settings(second)).number == 1
     assert sweeps.run_of(parent, space.settings(first)).number == 0, "not one that is no trial"
     assert sweeps.run_of(parent, space.settings(first | {"train.epochs": 3})) is None
@@ -414,8 +442,8 @@ def test_the_run_of_a_trial_is_found_by_its_settings(space):
 # What is told
 
 
-@pytest.fixture
-def swept(space):
+def sweep_of(space):
+    """Return the record of a sweep whose trainings are ``value_of``, one of which failed and one was a copy."""
     trials = searched(space, 25)
     trials[4] = Trial(number=4, state="failed", params=trials[4].params, reason="no <memory> left")
     trials[5] = trials[0].model_copy(update={"number": 5, "same_as": 0})
@@ -434,6 +462,11 @@ def swept(space):
         seconds=1.0,
         finished_at="now",
     )
+
+
+@pytest.fixture
+def swept(space):
+    return sweep_of(space)
 
 
 def test_a_table_has_the_best_first(swept):
@@ -460,6 +493,8 @@ def test_the_page_has_all_and_no_markup_of_others(swept, tmp_path):
     assert "no &lt;memory&gt; left" in text
     assert text.count("<svg") == 2 + 1 + 3, "the course of it, importance, and a slice each"
     assert "fANOVA" in text
+    assert ">[16]</text>" in text, "a choice has its name along the axis"
+    assert ">[32, 16]</text>" in text
     assert "http" not in text.replace("http-equiv", "")
 
 

@@ -168,6 +168,34 @@ def test_the_folder_of_another_machine(
     assert len(store_state(team)["versions"]) == 1
 
 
+@pytest.mark.parametrize("inside", [True, False])
+def test_a_link_in_the_folder_of_another_machine_brings_no_file_of_this_one(
+    store: Path, sync: Callable[..., records.Sync], tmp_path: Path, inside: bool
+) -> None:
+    """What rsync or an archive has brought may hold a link to whatever whoever syncs can read."""
+    made = trained()
+    copy = tmp_path / "copied" / "mlruns"
+    shutil.copytree("mlruns", copy)
+    shutil.rmtree("mlruns")
+    (tmp_path / "private").mkdir()
+    (tmp_path / "private" / "key").write_text("the key of this machine")
+    (file,) = copy.glob(f"artifacts/*/{made.run.run_id}/artifacts/settings")
+    (model,) = copy.glob("artifacts/*/models/*/artifacts/MLmodel")
+    if inside:
+        (file / "key").symlink_to(tmp_path / "private" / "key")
+        (model.parent / "more").symlink_to(tmp_path / "private")
+    else:
+        shutil.rmtree(file.parent)
+        file.parent.symlink_to(tmp_path / "private")
+    done = sync(copy)
+    assert [one.outcome for one in done.runs] == ["left out" if inside else "delivered"]
+    if inside:
+        assert "is a link" in str(done.runs[0].reason)
+    brought = [path for path in (tmp_path / "team").rglob("*") if path.is_file()]
+    assert len(brought) > 1 or inside
+    assert [path for path in brought if b"the key of this machine" in path.read_bytes()] == []
+
+
 @pytest.mark.slow
 def test_what_changes_after_a_sync_is_brought_by_the_next(
     store: Path, sync: Callable[..., records.Sync], team: str
@@ -175,9 +203,19 @@ def test_what_changes_after_a_sync_is_brought_by_the_next(
     made = trained()
     sync()
     tracking.set_tags(made.run, {"seen_by": "somebody"})
+    client = MlflowClient(uri := f"sqlite:///{store.absolute()}", registry_uri=uri)
+    (model,) = client.search_logged_models([client.get_run(made.run.run_id).info.experiment_id])
+    client.set_logged_model_tags(model.model_id, {"seen_by": "somebody else"})
+    client.log_metric(made.run.run_id, "shown", 0.5, model_id=model.model_id)
+    before = len(store_state(uri)[made.run.run_id]["models"][0][2])
     (brought,) = sync().runs
     assert brought.outcome == "updated"
-    assert store_state(team)[brought.there]["tags"]["seen_by"] == "somebody"
+    there = store_state(team)[brought.there]
+    assert there["tags"]["seen_by"] == "somebody"
+    ((_, _, tags, num_metrics),) = there["models"]
+    assert tags["seen_by"] == "somebody else"
+    assert len(tags) == before + 1  # Its id of before.
+    assert num_metrics == store_state(uri)[made.run.run_id]["models"][0][3]
     assert [one.outcome for one in sync().runs] == ["there already"]
 
 
@@ -372,3 +410,25 @@ def test_what_a_server_that_is_gone_was_not_told_goes_to_another(
     (there,) = [one for one in store_state(f"sqlite:///{folder}/mlflow.db").values() if "info" in one]
     assert there["metrics"]["train/loss"] == [(1, "0.5")]
     assert not Path(made.run.folder, "unsent.jsonl").exists()
+
+
+@pytest.mark.slow
+def test_a_sweep_that_nobody_was_told_of_comes_before_its_trials(
+    store: Path, sync: Callable[..., records.Sync], team: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The catalogue has mlruns/runs/ before mlruns/sweeps/."""
+    made = trained()
+    origin = lineage.collect(made.settings, VERSION)
+    with monkeypatch.context() as patch:
+        patch.setenv("MLFLOW_TRACKING_URI", f"http://127.0.0.1:{free_ports(1)[0]}")
+        tracking.OUTBOX.retry_now()
+        sweeping = tracking.Sweeping("key", "space", ("train.seed",))
+        parent = tracking.start_sweep(made.settings, made.prepared, origin, sweeping, None)
+        trial = tracking.start_trial(made.settings, made.prepared, origin, parent, 0)
+        for one in (trial, parent):
+            tracking.end_run(one, "FINISHED")
+    tracking.OUTBOX.retry_now()
+    sync()
+    brought = [(run_id, run["tags"]) for run_id, run in store_state(team).items() if "info" in run]
+    there = {tags["local_run_id"]: (run_id, tags.get("mlflow.parentRunId")) for run_id, tags in brought}
+    assert there[trial.run_id][1] == there[parent.run_id][0]

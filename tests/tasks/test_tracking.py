@@ -1,4 +1,5 @@
 import errno
+import hashlib
 import json
 import logging
 import math
@@ -15,13 +16,15 @@ from contextlib import closing
 from itertools import product
 from pathlib import Path
 
+import keras
 import mlflow
 import psutil
 import pytest
 
-from tasks import config, lineage, records, runs, tracking
+from tasks import config, lineage, raw_model, records, runs, tracking
 from tasks.errors import UserError
 from tasks.machine import free_ports
+from tests.tasks import made_up
 
 NO_SPLIT = records.PreparedSplit(
     num_examples=3, features={"image": "i.npy"}, labels="l.npy", sha256={"i.npy": "0"}, class_counts=(1, 2),
@@ -269,6 +272,47 @@ def test_a_comparison_is_the_parent_of_its_runs(store: Path) -> None:
     assert client.get_run(parent.run_id).data.tags["mlflow.note.content"].startswith("the table....")
 
 
+def start_sweep(name: str) -> records.Run:
+    settings = config.load()
+    sweeping = tracking.Sweeping(f"sweep-{name}", name, ("schedule.learning_rate",))
+    return tracking.start_sweep(settings, PREPARED, lineage.collect(settings, VERSION), sweeping, None)
+
+
+def log_sweep(run: records.Run, name: str, final: records.Run) -> None:
+    """Tell MLflow of a sweep that has come to its end, as the stage does."""
+    summary = records.RunSummary(
+        run_id=final.run_id, flow_run_id=None, git_commit=None, git_dirty=None, code_digest="c", settings_digest="s",
+        data_version=VERSION, dataset="digits", strategy="one_device", loop="fit", num_replicas=1, epochs=1, steps=1,
+        examples_per_second=None, metrics={}, checkpoint="c", weights_digest="w", model_uri=None, model_version=None,
+        aliases=(), seconds={}, finished_at="now",
+    )  # fmt: skip
+    plan = records.SweepPlan(
+        name=name, space={"space": {}, "set": {}}, metric="validation/loss", lower_is_better=True, parallel=1,
+        sampler="s",
+    )  # fmt: skip
+    trial = records.Trial(number=0, state="complete", params={}, value=0.5, values=(0.5,))
+    done = records.Sweep(
+        run_id=run.run_id, folder=run.folder, flow_run_id=None, git_commit=None, data_version=VERSION, dataset="digits",
+        model="mlp", plan=plan, trials=(trial,), best=0, final=summary, seconds=1.0, finished_at="now",
+    )  # fmt: skip
+    tracking.log_sweep(run, done, [records.save(done, Path(run.folder, "sweep.json").absolute())])
+
+
+def test_the_last_training_of_a_sweep_stays_where_it_is_when_another_one_has_the_same(store: Path) -> None:
+    alone, first, at_once = start("train.seed=1"), start_sweep("first"), start_sweep("at_once")
+    shared = start("train.seed=2")
+    later = start_sweep("later")
+    own = start("train.seed=3")
+    for run, final in ((first, shared), (at_once, shared), (later, alone), (later, shared), (later, own), (later, own)):
+        log_sweep(run, run.name, final)
+        tags = tracking.open_store().get_run(run.run_id).data.tags
+        assert tags["final_run"] == final.run_id
+        assert final.run_id in tags["mlflow.note.content"]
+    client = tracking.open_store()
+    parents = [client.get_run(run.run_id).data.tags.get("mlflow.parentRunId") for run in (alone, shared, own)]
+    assert parents == [None, first.run_id, later.run_id]
+
+
 def test_without_git_and_dvc_a_run_says_so(store: Path) -> None:
     shutil.rmtree(".git")
     settings = config.load(overrides=["tracking.experiment=My runs"])
@@ -302,6 +346,13 @@ def test_a_run_that_a_late_request_made_twice_is_ended_and_deleted(run: records.
     assert client.get_run(twin).data.tags["reason"].startswith(f"a twin of run {run.run_id}")
 
 
+def test_a_folder_whose_name_mlflow_cannot_use_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(made_up.project(tmp_path / "what?"))
+    with pytest.raises(UserError, match=r"MLflow cannot use .*what\?/mlruns/mlflow.db: .*Rename that folder"):
+        tracking.open_store()
+    assert {path.name for path in tmp_path.iterdir()} == {"what?"}, "MLflow would make a file `what`"
+
+
 def test_a_deleted_experiment_is_refused(run: records.Run) -> None:
     client = tracking.open_store()
     client.delete_experiment(client.get_experiment_by_name("digits").experiment_id)
@@ -321,7 +372,11 @@ def test_finish_and_resume(run: records.Run, status: object, reason: str | None)
 
     settings = config.load(overrides=["train.epochs=99"])
     traced = run.lineage.model_copy(update={"settings_digest": settings.digest()})
+    state = Path(run.folder, "checkpoints", "82", "state.json")
+    state.parent.mkdir(parents=True)
+    state.write_text(json.dumps({"state": {"global_batch_size": 32}}))
     resumed = tracking.resume_run(run, settings, traced, "flow")
+    assert [f"{one.what} {one.values}" for one in resumed.changed] == ["train.epochs 15 up to step 82, then 99"]
     assert (resumed.run_id, resumed.settings, resumed.flow_run_id) == (run.run_id, settings.to_json(), "flow")
     assert records.load(records.Run, Path(run.folder, "records", "run.json")) == resumed
     found = tracking.open_store().get_run(run.run_id)
@@ -753,6 +808,29 @@ def test_a_tracking_server_and_its_end(server: Server) -> None:
         server.end()
         writer.write(2, {"train/loss": 0.25})
     assert [json.loads(line)["metrics"][0][3] for line in unsent.read_text().splitlines()] == [2]
+
+
+@pytest.mark.slow
+def test_code_that_a_servers_model_brings_is_not_imported(server: Server, tmp_path: Path, monkeypatch) -> None:
+    """Whoever may write to a server may register this."""
+    server.start()
+    (tmp_path / "model" / "code").mkdir(parents=True)
+    (tmp_path / "model" / "code" / "planted.py").write_text("open('imported', 'w').close()\n")
+    (tmp_path / "model" / "data").mkdir()
+    keras_file = tmp_path / "model" / "data" / "model.keras"
+    keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)]).save(keras_file)
+    client = tracking.open_store()
+    run = client.create_run("0")
+    client.log_artifacts(run.info.run_id, str(tmp_path / "model"), "model")
+    client.create_registered_model("m")
+    tags = {"keras_file_sha256": hashlib.sha256(keras_file.read_bytes()).hexdigest(), "model": "planted:build"}
+    client.create_model_version("m", f"{run.info.artifact_uri}/model", run.info.run_id, tags=tags)
+    with pytest.raises(UserError, match=r"m/1 = 'planted:build': a model of a server, MLFLOW_TRACKING_URI, may not"):
+        raw_model.load("models:/m/1")
+    assert not Path("imported").exists()
+    monkeypatch.setenv("STRATAGEM_OWN_CODE", "planted")
+    assert raw_model.load("models:/m/1").name == "m/1"
+    assert Path("imported").exists()
 
 
 @pytest.mark.slow

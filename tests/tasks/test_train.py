@@ -4,6 +4,7 @@ import shutil
 import sys
 import threading
 from dataclasses import replace
+from importlib.metadata import version as version_of
 from pathlib import Path
 
 import keras
@@ -13,7 +14,7 @@ import tensorflow as tf
 from filelock import FileLock
 from tensorflow.core.util import event_pb2
 
-from tasks import config, models, prepared_data, records, runs, strategies, tracked
+from tasks import config, lineage, machine, models, prepared_data, records, runs, strategies, tracked
 from tasks import train as stage
 from tasks.checkpoints import Checkpoints, State
 from tasks.errors import Interrupted, UserError
@@ -68,7 +69,7 @@ def content(result):
             [16, 24, 32, 37, 45, 53, 61, 74],
             [16, 37, 53],
         ),
-        (
+        pytest.param(
             [
                 "train.loop=custom", *LAST_BATCH_SHORT, "model.name=convnet2",
                 "model.options={dropout: 0.4, padding: same}",
@@ -78,6 +79,7 @@ def content(result):
             ],
             [2, 4, 5, 6, 8, 10],
             [2, 8],
+            marks=pytest.mark.slow,
         ),
         (
             [
@@ -353,12 +355,17 @@ def test_jit_compile_hands_the_step_to_xla(tiny, train, own, loop):
         train(tiny, *options, "train.jit_compile=true", run_id="compiled")
 
 
+def outputs_of(model, images):
+    """The outputs of an exported model; its ``predict`` would be compiled by XLA, which takes half a second."""
+    return keras.models.load_model(model)(images).numpy().astype("float64")
+
+
 @pytest.mark.parametrize("loop", ["fit", "custom"])
 def test_the_squared_error_is_that_of_the_shares(tiny, train, loop):
     result = train(tiny, *LAST_BATCH_SHORT, "train.loss=mean_squared_error", f"train.loop={loop}")
     split, rows = carve(tiny, 53, 0)["validation"]
     images, labels = (np.load(path)[rows] for path in (tiny.splits[split].features["image"], tiny.splits[split].labels))
-    logits = keras.models.load_model(result.final_model).predict(images, verbose=0).astype("float64")
+    logits = outputs_of(result.final_model, images)
     shares = np.exp(logits) / np.exp(logits).sum(1, keepdims=True)
     assert result.history["validation/loss"][-1] == pytest.approx(((shares - np.eye(10)[labels]) ** 2).mean(), rel=1e-4)
     assert result.history["train/loss"][1] < result.history["train/loss"][0]
@@ -396,7 +403,7 @@ def held_out_metrics(prepared, validation, model):
     images, labels = (
         np.load(path)[rows] for path in (prepared.splits[split].features["image"], prepared.splits[split].labels)
     )
-    logits = keras.models.load_model(model).predict(images, verbose=0).astype("float64")
+    logits = outputs_of(model, images)
     shares = np.exp(logits) / np.exp(logits).sum(1, keepdims=True)
     return -np.log(shares[range(validation), labels]).mean(), (logits.argmax(1) == labels).mean()
 
@@ -508,31 +515,35 @@ def test_one_process_trains_a_run(tiny, train, monkeypatch):
 
 
 @pytest.mark.parametrize("loop", ["fit", "custom"])
-@pytest.mark.parametrize("step", [4, 6])
-def test_a_training_that_is_told_to_stop_is_carried_on_to_the_same_bits(tiny, train, loop, step):
+def test_a_training_that_is_told_to_stop_is_carried_on_to_the_same_bits(tiny, train, loop):
     options = (f"train.loop={loop}", "train.deterministic=true", "model.options={units: [16], dropout: 0.5}",
                "train.steps_per_execution=1")  # fmt: skip
     whole = train(tiny, *options, run_id="whole")
-    stop = threading.Event()
+    before = stage._callbacks
 
     class Telling(keras.callbacks.Callback):
+        def __init__(self, step, stop):
+            super().__init__()
+            self.step, self.stop = step, stop
+
         def on_train_batch_end(self, batch, logs=None):
-            if self.model.optimizer.iterations == step:
-                stop.set()
+            if self.model.optimizer.iterations == self.step:
+                self.stop.set()
 
-    with pytest.MonkeyPatch.context() as patch:
-        before = stage._callbacks
+    for step in (4, 6):
+        run_id, stop = f"stopped_at_{step}", threading.Event()
 
-        def with_telling(*args):
+        def with_telling(*args, step=step, stop=stop):
             position, *others = before(*args)
-            return position, Telling(), *others
+            return position, Telling(step, stop), *others
 
-        patch.setattr(stage, "_callbacks", with_telling)
-        with pytest.raises(Interrupted, match=f"stopped at step {step}, which is"):
-            train(tiny, *options, stop=stop)
-    resumed = train(tiny, *options, resume=True)
-    assert resumed.weights_digest == whole.weights_digest
-    assert resumed.history == whole.history
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(stage, "_callbacks", with_telling)
+            with pytest.raises(Interrupted, match=f"stopped at step {step}, which is"):
+                train(tiny, *options, run_id=run_id, stop=stop)
+        resumed = train(tiny, *options, run_id=run_id, resume=True)
+        assert resumed.weights_digest == whole.weights_digest, step
+        assert resumed.history == whole.history
 
 
 def test_a_run_goes_on_with_another_batch_size_where_it_was(tiny, train):
@@ -785,25 +796,34 @@ def test_a_worker_with_other_settings_or_data_than_the_chiefs_is_refused(tiny, t
     version = prepared_data.listing_md5(
         {path.name: hashlib.md5(path.read_bytes()).hexdigest() for path in prepared.iterdir()}
     )
-    others = [
-        (config.load("../small.yaml", ["train.epochs=1", "optimizer.kind=sgd"]), tiny),
-        (settings, tiny.model_copy(update={"data_version": version})),
-    ]
+    sgd = config.load("../small.yaml", ["train.epochs=1", "optimizer.kind=sgd"])
 
     def told(one):
         return one.digest("result", "speed")
 
-    for other, data in others:
+    def refused(with_settings=settings, data=tiny):
         received.clear()
         with pytest.raises(UserError) as error:
-            assist(other, data)
+            assist(with_settings, data)
         assert error.value.exit_code == 2
-        assert str(error.value) == (
-            f"this worker was started with the settings {told(other)} and the data {data.data_version}, and the "
-            f"chief with the settings {told(settings)} and the data None: give every member of the cluster the same "
-            "command, and the same data"
-        )
         assert len(received) == 1, "before a model is made"
+        message, end = str(error.value).split(": give every member of the cluster ")
+        assert end == "the same command, the same code and packages, and the same data"
+        return message.removeprefix("worker 1 was started with ").split(", and the chief with ")
+
+    assert refused(with_settings=sgd) == [f"settings {told(sgd)}", f"settings {told(settings)}"]
+    assert refused(data=tiny.model_copy(update={"data_version": version})) == [f"data {version}", "data None"]
+    here = lineage.code_of(settings)[:12]
+    with monkeypatch.context() as other:
+        other.setattr(lineage, "code_of", lambda settings: "0123456789abcdef")
+        other.setattr(machine, "surroundings", lambda: {"tensorflow": "2.0.1", "cores": "1"})
+        keras, jax, numpy, tensorflow = (version_of(name) for name in ("keras", "jax", "numpy", "tensorflow"))
+        assert refused() == [
+            "code 0123456789ab, tensorflow 2.0.1, keras not installed, jax not installed, numpy not installed",
+            f"code {here}, tensorflow {tensorflow}, keras {keras}, jax {jax}, numpy {numpy}",
+        ]
+    sent[0] = b"the settings 0123 and the data None"  # As an earlier version told them.
+    assert refused()[1].startswith("settings of another version of Stratagem, data of another version")
 
 
 def test_a_damaged_array_is_refused_before_anything_else(tiny, train, project):
@@ -912,7 +932,8 @@ def test_mixed_images_are_learned_as_a_plain_keras_script_does(tiny, train, loop
     keras.utils.set_random_seed(settings.train.seed)
     model = models.build(settings.model, tiny, settings.input.normalization)
     loss = keras.losses.CategoricalCrossentropy(from_logits=True, label_smoothing=smoothing)
-    model.compile(keras.optimizers.SGD(0.01), loss, metrics=[keras.metrics.CategoricalAccuracy("accuracy")])
+    accuracy = keras.metrics.CategoricalAccuracy("accuracy")
+    model.compile(keras.optimizers.SGD(0.01), loss, metrics=[accuracy], jit_compile=False)
     batches = sources.training_batches(settings, tiny, result.global_batch_size)
     for epoch in range(2):
         batches.epoch = epoch

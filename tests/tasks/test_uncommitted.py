@@ -14,6 +14,7 @@ def test_a_clean_checkout_has_no_changes(project):
     assert uncommitted.changes(project.parent) is None, "no repository"
 
 
+@pytest.mark.usefixtures("own_code")
 def test_changes_can_be_applied_to_the_commit_again(project):
     new = {Path("my_models.py"): b"units = 64", Path("empty.py"): b"", Path("odd.py"): b"a = 1\r\n\x0c\n\nb = 2\n"}
     for path, data in new.items():

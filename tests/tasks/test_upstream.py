@@ -128,6 +128,7 @@ def test_tensorflow_does_not_tell_how_it_sums():
     strategy = tf.distribute.MirroredStrategy([tf.config.list_logical_devices("CPU")[0].name])
     assert not [name for name in dir(strategy.extended) if "cross_device" in name and not name.startswith("_")]
     assert upstream.reduction_of(strategy) == "CollectiveAllReduce"
+    assert upstream.reduction_of(tf.distribute.OneDeviceStrategy("/cpu:0")) == "none"
 
 
 def test_tfds_leaves_the_order_of_a_record_to_protobuf():

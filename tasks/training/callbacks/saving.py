@@ -7,8 +7,9 @@ from collections.abc import Callable
 import keras
 
 from tasks import metrics
-from tasks.checkpoints import Checkpoints, snapshot
+from tasks.checkpoints import Checkpoints, snapshot, snapshot_pieces
 from tasks.errors import Interrupted
+from tasks.shards import Writer
 from tasks.training import Training
 from tasks.training.callbacks.stopping import EarlyStopping
 
@@ -20,13 +21,14 @@ class SaveCheckpoints(keras.callbacks.Callback):
     """Saves every so many steps, epochs and seconds, when the training is to stop, and always at the end. After
     EarlyStopping, whose memory it saves.
 
-    A worker that is not the chief has no ``checkpoints``.
+    A worker that is not the chief has no ``checkpoints``, but a ``Writer`` of its part where no one process holds the
+    model.
     """
 
     def __init__(
         self,
         training: Training,
-        checkpoints: Checkpoints | None,
+        checkpoints: Checkpoints | Writer | None,
         stopping: EarlyStopping | None,
         restore_metrics: Callable[[], None],
         stop: threading.Event,
@@ -125,7 +127,10 @@ class SaveCheckpoints(keras.callbacks.Callback):
         self._saved_step = self.position.step
         with self.position.aside():
             if self.checkpoints is None:
-                snapshot(self.model)  # The sum of a metric over all workers needs each of them.
+                if not self.strategy.is_one_program:
+                    snapshot(self.model)  # The sum of a metric over all workers needs each of them.
+            elif isinstance(self.checkpoints, Writer):
+                self.checkpoints.save(snapshot_pieces(self.model), self.position.step + self.position.offset)
             else:
                 remembered = self.stopping.state() if self.stopping else {}
                 self.checkpoints.save(self.model, self.position.state(remembered), values)

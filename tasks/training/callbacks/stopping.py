@@ -8,7 +8,7 @@ from typing import Any
 import keras
 import numpy as np
 
-from tasks import config, metrics
+from tasks import config, metrics, shards
 from tasks.errors import StratagemError
 from tasks.records import Limits
 from tasks.training.position import Position
@@ -94,7 +94,11 @@ class StopOnNonFinite(keras.callbacks.Callback):
     def on_train_end(self, logs: dict[str, float] | None = None) -> None:
         # What the last step of all did to the weights, no loss shows.
         for variable in self.model.trainable_variables:
-            if not np.isfinite(keras.ops.convert_to_numpy(variable)).all():
+            if shards.in_pieces(variable.value):
+                finite = keras.ops.all(keras.ops.isfinite(variable.value))  # All workers compute it together.
+            else:
+                finite = np.isfinite(keras.ops.convert_to_numpy(variable)).all()
+            if not bool(finite):
                 raise NonFiniteLoss(f"{variable.path} is no finite number", self.position)
 
     def _check(self, logs: dict[str, float] | None) -> None:

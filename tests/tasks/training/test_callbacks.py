@@ -1,7 +1,6 @@
 import gc
 import logging
 import threading
-import time
 import weakref
 from dataclasses import replace
 from pathlib import Path
@@ -137,18 +136,6 @@ def test_the_history_goes_on_where_the_checkpoint_left_it():
     assert (state.seed, state.settings_digest) == (start.seed, start.settings_digest)
 
 
-@pytest.fixture
-def clock(monkeypatch):
-    """A clock that only the test moves."""
-    now = [0.0]
-    monkeypatch.setattr(time, "perf_counter", lambda: now[0])
-
-    def advance(seconds):
-        now[0] += seconds
-
-    return advance
-
-
 # (index of the call's last step, seconds of the call); the first call of all traces and does not count. Then examples,
 # seconds, the first call's seconds, and those of the whole epochs.
 THROUGHPUT = [
@@ -186,6 +173,20 @@ def test_throughput_counts_what_was_trained_after_the_first_call(clock, start, s
     examples, seconds = expected[:2]
     assert throughput.examples_per_second == (examples / seconds if examples else None)
     assert position.step == len(calls) * (steps_per_epoch or 5)
+
+
+@pytest.mark.parametrize(("compiles_each_size", "expected"), [(True, (24 + 33, 14)), (False, (24 + 1 + 33, 114))])
+def test_a_call_that_compiles_for_a_short_batch_is_not_the_steps_time(clock, compiles_each_size, expected):
+    position = position_of()
+    throughput = Throughput(position, 0.0, compiles_each_size)
+    seconds = [50, 2, 2, 2, 100, 2, 2, 2, 1, 1]
+
+    class Steps(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch, logs=None):
+            clock(seconds.pop(0))
+
+    drive(position, [Steps(), throughput], epochs=2)
+    assert (throughput.num_examples, throughput.seconds) == expected
 
 
 def test_a_checkpoint_inside_an_epoch_is_not_the_steps_time(clock):

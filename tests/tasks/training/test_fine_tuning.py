@@ -186,8 +186,9 @@ def begun(prepared, *overrides):
 
 
 def test_a_run_begins_with_a_file_which_its_resume_does_not_need(tiny, train, start):
-    start()
-    options = (*VGG, FROM, "train.epochs=1", "checkpoint.every_steps=null")
+    dense = "model={name: mlp, options: {units: [8]}}"
+    start(tiny, dense)
+    options = (*VGG, dense, FROM, "train.epochs=1", "checkpoint.every_steps=null")
     whole = train(tiny, *options, run_id="whole")
     random = train(tiny, *options, "model.initial=null", run_id="random")
     assert whole.weights_digest != random.weights_digest

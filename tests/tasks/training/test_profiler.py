@@ -223,32 +223,26 @@ def test_a_resumed_training_counts_from_the_start_of_the_run(tmp_path):
     assert fit(tmp_path / "before", [2, 3], epochs=2, start=start) == ([], []), "the run has traced them already"
 
 
-def test_what_the_profiler_itself_takes_is_not_the_steps_time(tmp_path, monkeypatch):
-    now = [0.0]
-
-    def lasts(seconds, result=None):
-        now[0] += seconds
-        return result
-
+def test_what_the_profiler_itself_takes_is_not_the_steps_time(tmp_path, clock):
     class Slow:
         """Takes so long, and leaves an empty trace."""
 
         def start(self, folder):
-            lasts(1000)
+            clock(1000)
 
         def stop(self):
-            lasts(1000)
+            clock(1000)
             folder = tmp_path / "plugins" / "profile" / "first"
             folder.mkdir(parents=True)
             write_trace(folder / "some.xplane.pb", {})
 
         def split(self, trace, num_steps):
-            return lasts(1000, {})
+            clock(1000)
+            return {}
 
         def mark_call(self, step, counted):
             return contextlib.nullcontext()
 
-    monkeypatch.setattr(time, "perf_counter", lambda: now[0])
     position = Position(Batches(48, 8, drop_remainder=False), START)
     throughput = Throughput(position, began=0.0)
     watched = profiler.Profiler(position, 2, 4, tmp_path, lambda step, metrics: None, Slow())
@@ -260,10 +254,10 @@ def test_what_the_profiler_itself_takes_is_not_the_steps_time(tmp_path, monkeypa
     for batch in range(6):
         for callback in told:
             callback.on_train_batch_begin(batch)
-        lasts(2)
+        clock(2)
         for callback in told:
             callback.on_train_batch_end(batch)
-    assert now == [3000 + 12]
+    assert time.perf_counter() == 3000 + 12
     assert (throughput.num_examples, throughput.seconds) == (40, 10)
 
 

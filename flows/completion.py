@@ -1,0 +1,112 @@
+"""What a shell completes after Tab: the names that this project has. `stratagem --show-completion` prints the script.
+
+It runs at each press of the key, so it reads names of files and the schema of the settings, and imports no framework.
+Where there is no project, or its files cannot be read, nothing is completed: a shell has no place for a message.
+"""
+
+from collections.abc import Callable, Iterable
+from functools import wraps
+
+MOST_RUNS = 20
+"""More ids than this help nobody to choose; those that begin with the letters typed so far are all there."""
+Names = Callable[[str], list[str]]
+
+
+def _quietly(names: Callable[[str], Iterable[str]]) -> Names:
+    """Return nothing where the names cannot be found out; of the others, Typer takes those that begin as typed."""
+
+    @wraps(names)
+    def found(incomplete: str) -> list[str]:
+        from tasks.errors import UserError
+
+        try:
+            return list(names(incomplete))
+        except (OSError, UserError):
+            return []
+
+    return found
+
+
+@_quietly
+def recipes(incomplete: str) -> Iterable[str]:
+    """Return the recipes of recipes/."""
+    from tasks import config
+
+    return sorted(config.recipes(config.project_root()))
+
+
+@_quietly
+def spaces(incomplete: str) -> Iterable[str]:
+    """Return the spaces of recipes/sweeps/."""
+    from tasks import config
+
+    return sorted(path.stem for path in (config.project_root() / "recipes" / "sweeps").glob("*.yaml"))
+
+
+@_quietly
+def datasets(incomplete: str) -> Iterable[str]:
+    """Return the datasets of data/."""
+    from tasks import config
+
+    return sorted(path.parent.name for path in (config.project_root() / "data").glob("*/params.yaml"))
+
+
+@_quietly
+def runs(incomplete: str) -> Iterable[str]:
+    """Return `latest` and the ids of runs, the newest first."""
+    from tasks import config
+
+    folders = [one for one in (config.project_root() / "mlruns" / "runs").glob("*") if one.is_dir()]
+    newest = sorted(folders, key=lambda one: one.stat().st_mtime, reverse=True)
+    return ["latest", *[one.name for one in newest if one.name.startswith(incomplete)][:MOST_RUNS]]
+
+
+@_quietly
+def strategies(incomplete: str) -> Iterable[str]:
+    """Return the kinds of strategies."""
+    from tasks import config
+
+    return config.strategy_kinds()
+
+
+@_quietly
+def strategy_lists(incomplete: str) -> Iterable[str]:
+    """Return lists of strategies, A,B,...: what is typed already, and one more kind that is not in it."""
+    from tasks import config
+
+    *given, _ = incomplete.split(",")
+    return [",".join([*given, kind]) for kind in config.strategy_kinds() if kind not in given]
+
+
+@_quietly
+def loop_lists(incomplete: str) -> Iterable[str]:
+    """Return lists of loops, A,B: what is typed already, and one more."""
+    *given, _ = incomplete.split(",")
+    return [",".join([*given, loop]) for loop in ("fit", "custom") if loop not in given]
+
+
+@_quietly
+def settings(incomplete: str) -> Iterable[str]:
+    """Return the keys of the settings, each with its `=`; after `strategy.kind=` and the like, the kinds."""
+    from tasks import config
+
+    key, equals, _ = incomplete.partition("=")
+    if equals:
+        return [f"{key}={kind}" for kind in config.kinds_of(key.removesuffix(".kind")) if key.endswith(".kind")]
+    return dict.fromkeys(f"{key}=" for key, _ in config.fields_of(config.Settings))
+
+
+@_quietly
+def formats(incomplete: str) -> Iterable[str]:
+    """Return the formats of an export."""
+    from tasks import config
+
+    return config.names_of("exports")
+
+
+@_quietly
+def checks(incomplete: str) -> Iterable[str]:
+    """Return the checks of the doctor."""
+    from tasks import config
+
+    return config.names_of("doctor")

@@ -1,0 +1,274 @@
+"""Stratagem as a library (docs/library.md), and how its command is started.
+
+A wheel has this file as the one package `stratagem`, with flows/, tasks/ and what a new project is made of inside it.
+Our own processes have that folder on their path. The process that imports `stratagem` has not: modules of its own may
+be called `tasks` or `flows`, and each function here runs a command in the project's folder, in a process of its own,
+and returns the command's record. The caller keeps its environment, signal handlers and umask; only ``load_model``
+imports a framework.
+"""
+
+import functools
+import importlib
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from tasks.errors import StratagemError, UserError
+    from tasks.records import RunDetails, RunSummary
+
+__all__ = ["RunDetails", "RunSummary", "StratagemError", "UserError", "load_model", "load_run", "predict", "run"]
+
+HERE = Path(__file__).resolve().parent
+INSTALLED = Path(__file__).name == "__init__.py"
+"""As a package, and not as a checkout, whose folder has flows/ and tasks/ on the path anyway."""
+OURS = ("flows", "tasks")
+USED = ("tasks.errors", "tasks.records", "tasks.process.guard")
+COMMAND = "from flows.cli import main; main()"
+
+
+def run(
+    recipe: str | Path | None = None,
+    settings: Mapping[str, Any] | None = None,
+    *,
+    project: str | Path | None = None,
+    resume: str | None = None,
+    allow_changes: bool = False,
+    fresh: bool = False,
+    if_changed: bool = False,
+) -> "RunSummary":
+    """Download, prepare, train, evaluate and register, as `stratagem run`; an unfinished run of the same is resumed.
+
+    It takes what the command takes, one argument an option. Progress goes to ``sys.stderr``. When this call is
+    interrupted the training saves its step and ends.
+
+    Args:
+        recipe: a name in the project's recipes/, or a path.
+        settings: single settings over those of the recipe, such as ``{"train.epochs": 3}``.
+        project: the project's folder, or one in it; the current folder if not given.
+        resume: the id of the run to resume, or ``latest``.
+        allow_changes: resume it even where settings or data make it another training.
+        fresh: start a new run in any case.
+        if_changed: train nothing when the last finished run had the same data, settings and code; return that run.
+
+    Raises:
+        UserError: names the key, its value, what is allowed and what to do.
+        StratagemError: the run failed.
+    """
+    options = {"--allow-changes": allow_changes, "--fresh": fresh, "--if-changed": if_changed}
+    arguments = [name for name, wanted in options.items() if wanted]
+    arguments += ["--resume", resume] if resume is not None else []
+    for key, value in (settings or {}).items():
+        arguments += ["--set", f"{key}={json.dumps(value, default=str)}"]
+    if recipe is not None:
+        arguments += ["--", _absolute(recipe) if Path(recipe).suffix in (".yaml", ".yml") else str(recipe)]
+    said = _command(["run", "--json", *arguments], project)
+    if not said:
+        raise _import("tasks.errors").StratagemError(
+            "this is one member of a cluster: the process of its chief has the result"
+        )
+    summary: RunSummary = _import("tasks.records").RunSummary.model_validate_json(said)
+    return summary
+
+
+def load_run(run: str = "latest", *, project: str | Path | None = None) -> "RunDetails":
+    """Return what the records of a run say, as `stratagem runs show`.
+
+    Args:
+        run: its id, the first letters of it, or ``latest``.
+        project: as in ``run``.
+
+    Raises:
+        UserError: there is no such run.
+    """
+    said = _command(["runs", "show", "--json", "--", run], project)
+    details: RunDetails = _import("tasks.records").RunDetails.model_validate_json(said)
+    return details
+
+
+def predict(
+    inputs: str | Path | Sequence[str | Path],
+    model: str | Path | None = None,
+    *,
+    top_k: int = 1,
+    probabilities: bool = False,
+    project: str | Path | None = None,
+) -> list[dict[str, Any]]:
+    """Return what a trained model makes of raw inputs, as `stratagem predict`: a dictionary for each example. One that
+    is broken has its ``error``.
+
+    Args:
+        inputs: files and folders: images, lines of text, tables, arrays.
+        model: ``models:/NAME@ALIAS``, ``models:/NAME/VERSION``, a run, or a .keras file; None is the only champion.
+        top_k: how many classes are told.
+        probabilities: those of all classes are told.
+        project: as in ``run``.
+
+    Raises:
+        UserError: there is no such model, or it does not take such inputs.
+    """
+    errors = _import("tasks.errors")
+    with tempfile.TemporaryDirectory() as folder:
+        output = Path(folder) / "predictions.jsonl"
+        arguments = ["--output", str(output), "--top-k", str(top_k), *(["--probabilities"] if probabilities else [])]
+        arguments += ["--model", _model(model)] if model is not None else []
+        given = [inputs] if isinstance(inputs, str | Path) else list(inputs)
+        try:
+            _command(["predict", *arguments, "--", *map(_absolute, given)], project)
+        except errors.StratagemError:
+            if not output.exists():  # Else some examples are broken, and say so.
+                raise
+        return [json.loads(line) for line in output.read_text(encoding="utf-8").splitlines()]
+
+
+def load_model(model: str | Path | None = None, *, project: str | Path | None = None) -> Any:
+    """Return a trained model as a ``keras.Model``, which takes prepared arrays and gives logits or numbers.
+
+    Its file is verified by its sha256 and loaded in Keras' safe mode. Keras is imported here, with the backend that
+    this process has chosen (KERAS_BACKEND).
+
+    Args:
+        model: as in ``predict``.
+        project: as in ``run``.
+
+    Raises:
+        UserError: there is no such model, or its file is damaged.
+    """
+    with tempfile.TemporaryDirectory() as folder:  # Where the copy lies that an MLflow server gives.
+        named = [] if model is None else ["--", _model(model)]
+        located = json.loads(_child(["locate", *named], project, TMPDIR=folder).splitlines()[-1])
+        import keras
+
+        path = sys.path[:]
+        try:
+            if located["module"] is not None:
+                sys.path.insert(0, located["code"])
+                importlib.import_module(located["module"])
+            return keras.models.load_model(located["keras_file"], compile=False)
+        finally:
+            sys.path[:] = path
+
+
+def main() -> None:
+    """Run the command line; `python -m stratagem stage ...` is what DVC calls in a project without code of its own."""
+    if INSTALLED:
+        sys.path.insert(0, str(HERE))
+        os.environ.update(_environment())
+    if sys.argv[1:2] == ["stage"]:
+        del sys.argv[1]
+        from tasks.__main__ import main as run_stage
+
+        run_stage()
+    else:
+        from flows.cli import main as run_command
+
+        run_command()
+
+
+def __getattr__(name: str) -> Any:
+    """Return a record or an error; they are imported when they are first asked for: the command needs none so soon."""
+    for module in () if name.startswith("_") else ("tasks.errors", "tasks.records"):
+        if isinstance(found := getattr(_import(module), name, None), type):
+            return found
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def _environment() -> dict[str, str]:
+    """Return what makes our code importable in a child process."""
+    path = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+    environment = {"PYTHONPATH": os.pathsep.join([str(HERE), *(one for one in path if one not in ("", str(HERE)))])}
+    # `python -m tasks` would find a module `tasks` in the project's folder first.
+    return environment | ({"PYTHONSAFEPATH": "1"} if INSTALLED else {})
+
+
+def _absolute(path: str | Path) -> str:
+    return os.path.abspath(Path(path).expanduser())
+
+
+def _model(model: str | Path) -> str:
+    return _absolute(model) if str(model).endswith(".keras") else str(model)
+
+
+def _command(arguments: Sequence[str], project: str | Path | None) -> str:
+    """Run a command of ours, with all that it starts; return what it printed to standard output."""
+    return _child(["guard", sys.executable, "-c", COMMAND, *arguments], project)
+
+
+def _child(arguments: Sequence[str], project: str | Path | None, **environment: str) -> str:
+    """Run `python -m tasks` in the project's folder to its end; return what it printed to standard output.
+
+    What it says on standard error is said here. It ends with this process, however that dies.
+
+    Raises:
+        StratagemError: its own error.
+    """
+    errors, guard = _import("tasks.errors"), _import("tasks.process.guard")
+    if not Path(project or ".").is_dir():
+        raise errors.UserError(f"project = '{project}': no such folder. `stratagem init FOLDER` makes a project")
+    with tempfile.TemporaryDirectory() as folder, tempfile.TemporaryFile("w+", encoding="utf-8") as out:
+        problem = Path(folder) / "error"
+        process: subprocess.Popen[str] | None = None
+        try:
+            with guard.held_open() as stdin:
+                process = subprocess.Popen(
+                    [sys.executable, "-m", "tasks", *arguments],
+                    cwd=project,
+                    env={**os.environ, **_environment(), **environment, "STRATAGEM_ERROR": str(problem)},
+                    stdin=stdin,
+                    stdout=out,
+                    stderr=subprocess.PIPE,
+                    text=True,
+                    process_group=0,  # Ctrl-C comes to this process, which tells it by closing its standard input.
+                )
+                for line in process.stderr or ():
+                    sys.stderr.write(line)
+                process.wait()
+        finally:
+            if process is not None:
+                process.communicate()
+        if problem.exists():
+            raise errors.from_json(json.loads(problem.read_text(encoding="utf-8")))
+        if process.returncode:
+            raise errors.StratagemError(f"the command ended with exit code {process.returncode}, see above")
+        out.seek(0)
+        return out.read()
+
+
+def _import(name: str) -> ModuleType:
+    """Return a module of tasks/."""
+    return _modules()[name]
+
+
+@functools.cache
+def _modules() -> dict[str, ModuleType]:
+    """Return what of tasks/ is used here. What is installed leaves no module `tasks` behind, nor takes the caller's."""
+    if not INSTALLED:
+        return {name: importlib.import_module(name) for name in USED}
+    path, theirs = sys.path[:], _take_away()
+    sys.path.insert(0, str(HERE))
+    try:
+        found = {name: importlib.import_module(name) for name in USED}
+    finally:
+        sys.path[:] = path
+        _take_away()
+        sys.modules.update(theirs)
+    for module in (found["tasks.errors"], found["tasks.records"]):
+        for value in vars(module).values():
+            if isinstance(value, type) and value.__module__.startswith("tasks."):
+                value.__module__ = __name__  # Where `pickle` finds it again.
+    return found
+
+
+def _take_away() -> dict[str, ModuleType]:
+    """Take the modules out of Python's table that have one of our names; return them."""
+    return {name: sys.modules.pop(name) for name in list(sys.modules) if name.partition(".")[0] in OURS}
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,29 @@
+"""What a command would do: its steps, what of them is there already and why or why not, and each setting's source.
+
+Nothing is started, and nothing but what makes the next look quicker (mlruns/catalogue.db, mlruns/code.json) is written.
+What the command would refuse is refused.
+"""
+
+from tasks.explanation.changes import pull, push, reconcile, remove, rollback
+from tasks.explanation.datasets import add
+from tasks.explanation.trainings import STAGES, comparison, explain, sweep
+from tasks.explanation.uses import evaluate, export, predict, register, report, serve
+
+__all__ = [
+    "STAGES",
+    "add",
+    "comparison",
+    "evaluate",
+    "explain",
+    "export",
+    "predict",
+    "pull",
+    "push",
+    "reconcile",
+    "register",
+    "remove",
+    "report",
+    "rollback",
+    "serve",
+    "sweep",
+]

@@ -1,0 +1,94 @@
+"""What commands would do that change, end or move what is there: data remove, push and pull, rollback, reconcile."""
+
+from collections.abc import Iterator, Mapping
+
+from tasks import config, dvc_data, files, runs, trained_models
+from tasks.errors import UserError, listed, one_of
+from tasks.records import Explanation, PlannedStage
+
+
+def remove(name: str) -> Explanation:
+    """Return what `stratagem data remove` would do.
+
+    Raises:
+        UserError: there is no such dataset, or a run is at work on it.
+    """
+    dvc_data.check_removable(name)
+    folder, trained = f"data/{name}", [run for run in runs.list_runs(runs.Choice()).runs if run.dataset == name]
+    num_bytes = files.num_bytes(config.project_root() / folder)
+    kept = f"its source, files of yours, and the runs and models that were trained on it ({len(trained):,})"
+    return Explanation(
+        stages=(
+            PlannedStage(stage="remove", does="would run", why=f"what was made in {folder}, of {num_bytes:,} bytes"),
+            PlannedStage(stage="keep", does="is left out", why=kept),
+        )
+    )
+
+
+def push(name: str | None) -> Explanation:
+    """Return what `stratagem data push` would do.
+
+    Raises:
+        UserError: as ``dvc_data.push``.
+    """
+    versions = {own: one.data_version for own, one in dvc_data.to_push(name).items()}
+    return Explanation(stages=tuple(_moved("push", versions, "which of its files the remote lacks")))
+
+
+def pull(name: str | None) -> Explanation:
+    """Return what `stratagem data pull` would do.
+
+    Raises:
+        UserError: as ``dvc_data.pull``.
+    """
+    return Explanation(stages=tuple(_moved("pull", dvc_data.to_pull(name), "which of its files are not here")))
+
+
+def _moved(stage: str, versions: Mapping[str, str | None], asked: str) -> Iterator[PlannedStage]:
+    for name, version in versions.items():
+        yield PlannedStage(stage=stage, does="asks DVC", why=f"data/{name}, data version {version}: {asked}")
+
+
+def rollback(model: str) -> Explanation:
+    """Return what `stratagem rollback` would do.
+
+    Raises:
+        UserError: there is no such model.
+    """
+    known = trained_models.own_versions()
+    if known is None:
+        return Explanation(stages=(_asks(f"which version of {model} is the champion, and which was before it"),))
+    names = sorted({one.name for one in known})
+    if not names:
+        raise UserError(f"unknown registered model '{model}': there is none")
+    if model not in names:
+        raise UserError(one_of("registered model", model, names))
+    champion = [one.version for one in known if one.name == model and config.CHAMPION in one.aliases]
+    which = f"{model}/{champion[0]} is @{config.CHAMPION} now" if champion else f"no version is @{config.CHAMPION} now"
+    return Explanation(stages=(_asks(f"{which}; MLflow knows which version had it before"),))
+
+
+def _asks(why: str) -> PlannedStage:
+    return PlannedStage(stage="rollback", does="asks MLflow", why=why)
+
+
+def reconcile() -> Explanation:
+    """Return what `stratagem reconcile` would do."""
+    dead = [holder.what for _, holder in runs.crashed_holders()]
+    untold = [end.flow_run_id for _, end in runs.unreported()]
+    kept = runs.undelivered()
+    found = (
+        ("end", dead, "commands that were killed at work"),
+        ("report", untold, "flow runs whose end Prefect was not told of"),
+        ("deliver", kept, "runs with more to tell MLflow"),
+    )
+    return Explanation(
+        stages=tuple(
+            PlannedStage(stage=stage, does="would run" if these else "is left out", why=f"{what}: {_named(these)}")
+            for stage, these, what in found
+        )
+    )
+
+
+def _named(these: list[str]) -> str:
+    return listed(these, 3) if these else "none"

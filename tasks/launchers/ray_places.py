@@ -1,0 +1,429 @@
+"""Places on the nodes of a Ray cluster, and what the members there are told and say: `python -m
+tasks.launchers.ray_places`, which `process.placed` runs.
+
+It is a process of its own because Ray takes SIGTERM for itself, and ends the process that has joined a cluster when
+that cluster's head is lost. It is asked by JSON lines on standard input, answers by lines on standard output, and when
+its input closes it ends with all that it has placed.
+"""
+
+import contextlib
+import fcntl
+import hashlib
+import importlib.machinery
+import importlib.metadata
+import json
+import os
+import platform
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from queue import Empty, SimpleQueue
+from typing import IO, Any
+
+from tasks.files import MARK
+from tasks.launchers.ray import ADDRESS
+from tasks.machine import PACKAGES
+
+# After how many seconds of waiting the command is told.
+TELL_SECONDS = 5.0
+# How long nodes that are missing are waited for: one that has just been started takes a few seconds to come.
+MISSING_SECONDS = 20.0
+# And how long nodes that others use, before the training goes on with fewer workers, where it may.
+BUSY_SECONDS = 30.0
+# An actor's Python process takes seconds to start.
+LOOK_SECONDS = 120.0
+OF_A_NODE = ("CUDA_VISIBLE_DEVICES", "HOSTNAME", "TMPDIR")
+"""Variables that each node has of its own; the others are this command's, as `sbatch` hands them on."""
+
+
+class Seat:
+    """A place on a node, which is an actor of Ray's: the member that runs there is a child process of it.
+
+    Ray takes its code to the node as it is: nothing but Ray and the standard library is there for sure.
+    """
+
+    def __init__(self, umask: int) -> None:
+        self._umask = umask
+        self._process: subprocess.Popen[bytes] | None = None
+        self._folder: str | None = None
+        self._said: SimpleQueue[dict[str, Any]] = SimpleQueue()
+
+    def look(self, project: str, token_file: str, token: str, paths: Sequence[str]) -> dict[str, Any]:
+        """Return where this node is, a free port of it, and what must be the same everywhere."""
+        import ray
+
+        try:
+            with open(token_file, encoding="ascii") as file:
+                shared = file.read() == token
+        except (OSError, ValueError):
+            shared = False
+        with socket.socket() as any_socket:
+            any_socket.bind(("", 0))
+            port = any_socket.getsockname()[1]
+        host = ray.util.get_node_ip_address()
+        found = versions(project, paths) if shared else {}
+        return {"host": host, "port": port, "shared": shared, "versions": found}
+
+    def start(self, arguments: Sequence[str], project: str, environment: Mapping[str, str], log: str | None) -> None:
+        """Run `python ARGUMENTS` in the project's folder."""
+        self._end()
+        own = {name: os.environ[name] for name in OF_A_NODE if name in os.environ}
+        # As `process.scratch` has it: a command on this node removes one whose seat was killed.
+        self._folder = tempfile.mkdtemp(prefix="stratagem-")
+        self._lock = os.open(self._folder, os.O_RDONLY)
+        fcntl.flock(self._lock, fcntl.LOCK_EX)
+        os.close(os.open(os.path.join(self._folder, MARK), os.O_WRONLY | os.O_CREAT, 0o600))
+        # Ray's threads block SIGINT, and so would what they start: a member could not be told to stop.
+        blocked = signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])
+        # No log: what it says on standard error is the command's.
+        with open(log, "ab") if log is not None else contextlib.nullcontext(subprocess.PIPE) as stderr:
+            self._process = subprocess.Popen(
+                [sys.executable, *arguments],
+                cwd=project,
+                env={**own, **environment, "TMPDIR": self._folder},
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=stderr,
+                umask=self._umask,
+                process_group=0,
+            )
+        signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
+        threading.Thread(target=self._listen, args=(self._process,), daemon=True).start()
+
+    def send(self, line: str) -> None:
+        """Hand a request to the member; one that has died does not take it."""
+        if self._process is not None and self._process.stdin is not None:
+            with contextlib.suppress(OSError, ValueError):
+                self._process.stdin.write(line.encode() + b"\n")
+                self._process.stdin.flush()
+
+    def signal(self, number: int) -> None:
+        """Send a signal to the member."""
+        if self._process is not None:
+            self._process.send_signal(number)
+
+    def close(self) -> None:
+        """Close the member's standard input, with which it ends."""
+        if self._process is not None and self._process.stdin is not None:
+            with contextlib.suppress(OSError):
+                self._process.stdin.close()
+
+    def leave(self) -> None:
+        """End the member, and remove its temporary folder."""
+        self._end()
+
+    def read(self) -> list[dict[str, Any]]:
+        """Wait until the member has said something, or ended; return all that it has said by then."""
+        said = [self._said.get()]
+        with contextlib.suppress(Empty):
+            while True:
+                said.append(self._said.get_nowait())
+        return said
+
+    def _listen(self, process: "subprocess.Popen[bytes]") -> None:
+        def hand_on(stream: IO[bytes]) -> None:
+            with stream:
+                while chunk := os.read(stream.fileno(), 65_536):
+                    self._said.put({"stderr": chunk.decode("utf-8", "replace")})
+
+        errors = threading.Thread(target=hand_on, args=(process.stderr,), daemon=True)
+        if process.stderr is not None:
+            errors.start()
+        if process.stdout is not None:
+            with process.stdout:
+                for line in process.stdout:
+                    self._said.put({"line": line.decode("utf-8", "replace")})
+        if process.stderr is not None:
+            errors.join(1.0)  # A grandchild that was forked can hold the pipe open for longer.
+        code = process.wait()
+        self._said.put({"ended": signal.Signals(-code).name if code < 0 else f"exit code {code}"})
+
+    def _end(self) -> None:
+        self.close()
+        if self._process is not None:
+            try:
+                self._process.wait(5.0)
+            except subprocess.TimeoutExpired:
+                self._process.kill()
+                self._process.wait()
+            self._process = None
+        if self._folder is not None:
+            shutil.rmtree(self._folder, ignore_errors=True)
+            os.close(self._lock)
+            self._folder = None
+
+
+def versions(project: str, paths: Sequence[str]) -> dict[str, str]:
+    """Return what members must have in common: Python, the packages that a training's bits depend on, our code."""
+    found = {"python": platform.python_version()}
+    for package in PACKAGES:
+        try:
+            found[package] = importlib.metadata.version(package)
+        except importlib.metadata.PackageNotFoundError:
+            found[package] = "not installed"
+    spec = importlib.machinery.PathFinder.find_spec("tasks", [project, *paths, *sys.path])
+    digest = hashlib.sha256()
+    for folder in (spec.submodule_search_locations or []) if spec is not None else []:
+        for path in sorted(Path(folder).rglob("*.py")):
+            digest.update(path.relative_to(folder).as_posix().encode() + b"\0" + path.read_bytes() + b"\0")
+    return {**found, "code": digest.hexdigest()[:12]}
+
+
+class _Refused(Exception):
+    """What was asked for cannot be had, in words for the user."""
+
+
+class _Voice:
+    """What this process says on standard output: JSON lines; what Ray writes there goes to standard error."""
+
+    def __init__(self) -> None:
+        self._file = os.fdopen(os.dup(1), "w", encoding="utf-8")
+        self._lock = threading.Lock()
+        os.dup2(2, 1)
+
+    def say(self, **message: Any) -> None:
+        with self._lock, contextlib.suppress(BrokenPipeError):  # Nobody listens: the input closes, too.
+            self._file.write(json.dumps(message) + "\n")
+            self._file.flush()
+
+
+class _Held:
+    """A seat as this process holds it: calls in the order in which they are made, and what is heard of it."""
+
+    def __init__(self, seat: Any, host: str, say: Any) -> None:
+        self._seat, self._host, self._say = seat, host, say
+        self._calls: SimpleQueue[tuple[str, list[Any]]] = SimpleQueue()
+        self._lost = threading.Event()
+        for work in (self._hear, self._do):
+            threading.Thread(target=work, daemon=True).start()
+
+    def call(self, method: str, arguments: list[Any]) -> None:
+        self._calls.put((method, arguments))
+
+    def _do(self) -> None:
+        import ray
+
+        while True:
+            method, arguments = self._calls.get()
+            try:
+                ray.get(getattr(self._seat, method).remote(*arguments))
+            except ray.exceptions.RayError as error:  # `_hear` tells of a seat that is lost.
+                print(error, file=sys.stderr, flush=True)
+                if method == "start":
+                    self._say(ended=f"it could not be started on node {self._host}", lost=self._lost.is_set())
+
+    def _hear(self) -> None:
+        import ray
+
+        try:
+            while True:
+                for message in ray.get(self._seat.read.remote()):
+                    self._say(**message)
+        except ray.exceptions.RayError as error:
+            print(error, file=sys.stderr, flush=True)
+            self._lost.set()
+            self._tell_lost()
+
+    def _tell_lost(self) -> None:
+        self._say(ended=f"Ray has lost its place on node {self._host}", lost=True)
+
+
+def _serve() -> None:
+    """Place what the first line on standard input asks for, and hand on what the members are told and say."""
+    voice = _Voice()
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+    asked = json.loads(sys.stdin.readline())
+    try:
+        _connect()
+        voice.say(connected=True)
+        seats, answer = _place(asked, voice)
+    except _Refused as error:
+        voice.say(error=str(error), type="UserError")
+        return
+    held = [
+        _Held(seat, place["host"], lambda member=member, **message: voice.say(member=member, **message))
+        for member, (seat, place) in enumerate(zip(seats, answer, strict=True))
+    ]
+    voice.say(placed=answer)
+    for line in sys.stdin:
+        told = json.loads(line)
+        held[told["member"]].call(told["do"], told.get("arguments", []))
+    _leave(seats)
+
+
+def _connect() -> None:
+    import ray
+
+    try:
+        ray.init(address=os.environ.get(ADDRESS) or "auto", log_to_driver=False, configure_logging=False)
+    except (ConnectionError, RuntimeError, ValueError, OSError) as error:
+        text = " ".join(str(error).split())
+        raise _Refused(
+            f"strategy.launcher = 'ray': this machine cannot join a Ray cluster ({text[:500]}). Start one "
+            f"(`ray start --head`, and `ray start --address=HOST:PORT` on each node, this one too), or set {ADDRESS}"
+        ) from None
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # Ray has taken it.
+
+
+def _place(asked: Mapping[str, Any], voice: _Voice) -> tuple[list[Any], list[dict[str, Any]]]:
+    """Return the actors, and what the command is to know of each."""
+    import ray
+    from ray.util.placement_group import remove_placement_group
+    from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+    while True:
+        group, bundle, number = _reserve(asked, voice)
+        seats = [
+            ray.remote(Seat)
+            .options(
+                num_cpus=bundle["CPU"],
+                num_gpus=bundle.get("GPU", 0),
+                max_concurrency=4,
+                scheduling_strategy=PlacementGroupSchedulingStrategy(group, place),
+            )
+            .remote(asked["umask"])
+            for place in range(number)
+        ]
+        paths = [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path]
+        look = [asked["project"], asked["token_file"], asked["token"], paths]
+        try:
+            seen = ray.get([seat.look.remote(*look) for seat in seats], timeout=LOOK_SECONDS)
+        except ray.exceptions.RayError as error:  # A node was lost meanwhile: once more, on what is left.
+            print(error, file=sys.stderr, flush=True)
+            remove_placement_group(group)
+            time.sleep(1)
+            continue
+        _check_same(seen, versions(asked["project"], paths), asked["token_file"])
+        places = [{"host": one["host"], "port": one["port"], "cores": bundle["CPU"]} for one in seen]
+        # Neighbours in a ring of workers are on one node, where they can be.
+        order = sorted(range(number), key=lambda place: (places[place]["host"], place))
+        return [seats[place] for place in order], [places[place] for place in order]
+
+
+def _reserve(asked: Mapping[str, Any], voice: _Voice) -> tuple[Any, dict[str, int], int]:
+    """Reserve places for as many workers as there is room for, of the numbers that are allowed; return the group, what
+    each place has, and how many there are.
+
+    Nodes that are missing are waited for a little, those that others use as long as it takes.
+    """
+    from ray.util.placement_group import placement_group, remove_placement_group
+
+    counts, others = list(asked["counts"]), asked["others"]
+    began, told = time.monotonic(), False
+    while True:
+        nodes = _nodes()
+        bundle = _bundle(asked, nodes, counts[0] + others)
+        room = _room(nodes, bundle) - others
+        count = next((one for one in counts if one <= room), None)
+        if count is None:
+            if time.monotonic() - began > MISSING_SECONDS:
+                raise _Refused(_too_few(counts, others, bundle, nodes))
+            time.sleep(1)
+            continue
+        group = placement_group([bundle] * (count + others), strategy="SPREAD")
+        tried = time.monotonic()
+        while not group.wait(1):
+            if _room(_nodes(), bundle) - others < count:
+                break
+            if time.monotonic() - tried > BUSY_SECONDS and count > counts[-1]:
+                counts = [one for one in counts if one < count]
+                break
+            if not told and time.monotonic() - began > TELL_SECONDS:
+                told = True
+                voice.say(
+                    waits=f"others use the nodes of Ray's cluster: waiting for {count + others} places of "
+                    f"{_in_words(bundle)}"
+                )
+        else:
+            return group, bundle, count + others
+        remove_placement_group(group)
+
+
+def _nodes() -> list[dict[str, float]]:
+    """Return what each node that is alive has in all."""
+    import ray
+
+    return [node["Resources"] for node in ray.nodes() if node["Alive"]]
+
+
+def _bundle(asked: Mapping[str, Any], nodes: Sequence[Mapping[str, float]], processes: int) -> dict[str, int]:
+    """Return what a process takes."""
+    gpus = asked["gpus"]
+    if gpus is None:  # One each, where there are so many.
+        gpus = int(sum(node.get("GPU", 0) for node in nodes) >= processes)
+    elif asked["or_cpus"] and _room(nodes, {"GPU": gpus}) < processes:
+        gpus = 0
+    cpus = asked["cpus"] or _cores(nodes, processes)
+    return {"CPU": cpus, **({"GPU": gpus} if gpus else {})}
+
+
+def _cores(nodes: Sequence[Mapping[str, float]], processes: int) -> int:
+    """Return how many cores each process can have: those of a node, where there are as many nodes as processes."""
+    cores = sorted((int(node.get("CPU", 0)) for node in nodes), reverse=True)
+    cores = [number for number in cores if number]  # The head node often has none to give.
+    if len(cores) >= processes:
+        return cores[processes - 1]
+    fitting = (each for each in range(1, max(cores, default=0) + 1) if sum(n // each for n in cores) >= processes)
+    return max(fitting, default=1)
+
+
+def _room(nodes: Sequence[Mapping[str, float]], bundle: Mapping[str, int]) -> int:
+    """Return how many places the nodes have in all."""
+    return sum(min(int(node.get(name, 0) // number) for name, number in bundle.items()) for node in nodes)
+
+
+def _in_words(bundle: Mapping[str, int]) -> str:
+    return " and ".join(f"{number} {name}" for name, number in bundle.items())
+
+
+def _too_few(
+    counts: Sequence[int], others: int, bundle: Mapping[str, int], nodes: Sequence[Mapping[str, float]]
+) -> str:
+    least = counts[-1] + others
+    fewer = "" if len(counts) > 1 else ", or strategy.min_workers to train with fewer"
+    return (
+        f"strategy.launcher = 'ray': {least} processes of {_in_words(bundle)} each are needed, and the "
+        f"{len(nodes)} nodes of the cluster have room for {_room(nodes, bundle)}. Start more nodes, or give fewer "
+        f"strategy.workers or strategy.cpus{fewer}"
+    )
+
+
+def _check_same(seen: Sequence[Mapping[str, Any]], own: Mapping[str, str], token_file: str) -> None:
+    """Refuse nodes that have another folder, other packages or other code than this command."""
+    for one in seen:
+        host = one["host"]
+        if not one["shared"]:
+            raise _Refused(
+                f"{Path(token_file).parent} on Ray's node {host} is not what this command wrote there: the project's "
+                "folder must be the same on all nodes, and Ray's user its owner. Train from a folder that they share"
+            )
+        other = [
+            f"{name} is {one['versions'].get(name)} there and {version} here"
+            for name, version in own.items()
+            if one["versions"].get(name) != version
+        ]
+        if other:
+            raise _Refused(
+                f"Ray's node {host} is not as this machine: {'; '.join(other)}. Give all nodes the same environment "
+                "(requirements.lock) and start their Ray in it"
+            )
+
+
+def _leave(seats: Sequence[Any]) -> None:
+    import ray
+
+    with contextlib.suppress(ray.exceptions.RayError):
+        ray.get([seat.leave.remote() for seat in seats], timeout=10)
+    ray.shutdown()  # Ray ends the actors of a process that has gone, and gives their places to others.
+
+
+if __name__ == "__main__":
+    _serve()

@@ -1,0 +1,229 @@
+"""The processes of a cluster that an engine runs on other machines, and the one here that asks the engine:
+its module ``ENGINE`` runs by itself, see `launchers.Placing`."""
+
+import contextlib
+import json
+import os
+import secrets
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from queue import Empty, SimpleQueue
+from typing import Any
+
+from tasks import config, errors, launchers
+from tasks.errors import Interrupted, StratagemError
+from tasks.launchers import Member, Placed
+from tasks.process import guard
+
+CONNECT_SECONDS = 120.0
+POLL_SECONDS = 1.0
+
+Message = dict[str, Any]
+
+_waiting: "set[Placement]" = set()
+"""Of all threads."""
+
+
+def stop_waiting() -> None:
+    """Let no thread wait for places any more: each raises Interrupted."""
+    for one in list(_waiting):
+        one.stop_waiting()
+
+
+class Placement:
+    """The places of a cluster's members, which are given up when it is closed."""
+
+    def __init__(
+        self,
+        section: config.Cluster,
+        counts: Sequence[int],
+        cpus: int | None,
+        environment: Mapping[str, str],
+        log: Path,
+        replies: "SimpleQueue[Any]",
+    ) -> None:
+        """Have the members placed; it may take as long as others use the machines.
+
+        Args:
+            section: the strategy's.
+            counts: with how many workers it may be, the most first.
+            cpus: cores of each process; None leaves them to the engine.
+            environment: of every process; a member's own comes on top.
+            log: for what the engine tells; in its folder a file says on the machines whether they share it.
+            replies: what a member says is put there, and None at its end.
+
+        Raises:
+            UserError: the engine is not there, has too few machines, or they have other folders, packages or code.
+            StratagemError: it does not answer.
+        """
+        engine = launchers.find_placing(section)
+        if engine is None:
+            raise ValueError(f"{section.launcher} places nothing")
+        self._replies = replies
+        self._environment = {name: value for name, value in environment.items() if not name.startswith("RAY_")}
+        self._answers: SimpleQueue[Message] = SimpleQueue()
+        self._at: dict[int, PlacedProcess] = {}
+        self._writing = threading.Lock()
+        token, token_file = secrets.token_hex(16), log.with_suffix(".token")
+        token_file.write_text(token, encoding="ascii")
+        with log.open("ab") as errors_of_engine:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", engine.ENGINE],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=errors_of_engine,
+                cwd=config.project_root(),
+                env={**os.environ, "RAY_USAGE_STATS_ENABLED": "0"},
+                text=True,
+                process_group=0,  # Ctrl-C reaches this process alone.
+            )
+        threading.Thread(target=self._read, daemon=True).start()
+        try:
+            folder = str(config.project_root().resolve())
+            where = {"project": folder, "token": token, "token_file": str(token_file.resolve())}
+            self._write({**engine.request(section, counts, cpus), **where})
+            _waiting.add(self)
+            self._answer("connected", CONNECT_SECONDS)
+            places = [Placed(**place) for place in self._answer("placed", None)["placed"]]
+            self.cpus = places[0].cores
+            """Cores of each process."""
+            self.members: list[Member] = engine.members_at(section, places)
+            """The chief first."""
+        except BaseException:
+            self.close()
+            raise
+        finally:
+            _waiting.discard(self)
+            token_file.unlink()
+
+    def stop_waiting(self) -> None:
+        """Let whoever waits for the places be interrupted."""
+        self._answers.put(errors.to_json(Interrupted("it waited for its places")))
+
+    def open(self, member: Member, entry: str, log: Path | None) -> "PlacedProcess":
+        """Start a member at its place: `python -m tasks ENTRY`."""
+        place = self.members.index(member)
+        environment = {**self._environment, **member.environment}
+        # The chief's is for the terminal, and it puts what its libraries say into the log.
+        kept = str(log) if log is not None and entry != "serve" else None
+        if log is not None:
+            environment["STRATAGEM_LOG"] = str(log)
+        process = PlacedProcess(member, entry, lambda do, *given: self._tell(place, do, *given), self._replies)
+        self._at[place] = process
+        folder = str(config.project_root().resolve())
+        self._tell(place, "start", ["-m", "tasks", entry], folder, environment, kept)
+        return process
+
+    def close(self) -> None:
+        """End all that was placed, and give the places up."""
+        guard.close(self._process)
+
+    def _tell(self, place: int, do: str, *arguments: Any) -> None:
+        self._write({"member": place, "do": do, "arguments": arguments})
+
+    def _write(self, message: Message) -> None:
+        if self._process.stdin is not None:
+            with self._writing, contextlib.suppress(BrokenPipeError, ValueError):  # Its end is seen by what is read.
+                self._process.stdin.write(json.dumps(message) + "\n")
+                self._process.stdin.flush()
+
+    def _answer(self, name: str, seconds: float | None) -> Message:
+        """Wait for an answer that has a name."""
+        waited = 0.0
+        while True:
+            try:
+                answer = self._answers.get(timeout=POLL_SECONDS)
+            except Empty:
+                waited += POLL_SECONDS
+                if seconds is not None and waited > seconds:
+                    raise StratagemError(f"the cluster does not answer: nothing came within {seconds:g} s") from None
+                continue
+            if "error" in answer:
+                raise errors.from_json(answer)
+            if "waits" in answer:
+                print(answer["waits"], file=sys.stderr, flush=True)
+            if name in answer:
+                return answer
+
+    def _read(self) -> None:
+        if self._process.stdout is not None:
+            for line in self._process.stdout:
+                message = json.loads(line)
+                if "member" in message:
+                    self._at[message["member"]].take(message)
+                else:
+                    self._answers.put(message)
+        gone = "the process that asks the cluster for its places has ended"
+        for process in list(self._at.values()):
+            process.take({"ended": gone, "lost": True})
+        self._answers.put({"error": gone, "type": StratagemError.__name__})
+
+
+class PlacedProcess:
+    """A member of a cluster on another machine: what `MemberProcess` is on this one."""
+
+    peak_memory_bytes = 0  # Nobody tells.
+
+    def __init__(self, member: Member, entry: str, tell: Any, replies: "SimpleQueue[Any]") -> None:
+        """Begin to listen to a process; `Placement.open` starts it."""
+        self.member = member
+        self.entry = entry
+        self.has_begun = False
+        self.silent_seconds = 0.0
+        self.has_place = True
+        """Whether it can be started again where it was."""
+        self._tell = tell
+        self._replies = replies
+        self._over = threading.Event()
+        self._death = ""
+
+    def take(self, message: Message) -> None:
+        """Take note of what was heard of the process."""
+        if "stderr" in message:
+            sys.stderr.write(message["stderr"])
+            sys.stderr.flush()
+        elif "line" in message:
+            with contextlib.suppress(ValueError):  # A process that is killed leaves half a line.
+                self._replies.put((self, json.loads(message["line"])))
+        elif "ended" in message and not self._over.is_set():
+            self.has_place = not message.get("lost", False)
+            self._death = message["ended"]
+            self._over.set()
+            self._replies.put((self, None))
+
+    @property
+    def alive(self) -> bool:
+        return not self._over.is_set()
+
+    @property
+    def death(self) -> str:
+        """How the process died."""
+        self._over.wait()
+        return self._death
+
+    def send(self, request: Message) -> None:
+        """Send a request. A process that died does not take it; its end is seen by what is read."""
+        self._tell("send", json.dumps(request))
+
+    def interrupt(self) -> None:
+        """Stop the running stage."""
+        self._tell("signal", signal.SIGINT)
+
+    def kill_unawaited(self) -> None:
+        """End the process at once."""
+        self._tell("signal", signal.SIGKILL)
+
+    def kill(self) -> None:
+        """End the process at once, also one that was stopped, and wait for it."""
+        self.kill_unawaited()
+        self._over.wait(guard.GRACE_SECONDS)  # A machine that is gone answers nothing more.
+
+    def close(self) -> None:
+        """End the process and wait for it."""
+        self._tell("close")
+        if not self._over.wait(guard.GRACE_SECONDS):
+            self.kill()

@@ -1,0 +1,274 @@
+"""Slurm: a batch script for `sbatch`, which is told to stop before its time is up, and queues itself again.
+
+What the options mean stands in Slurm's manual, https://slurm.schedmd.com/sbatch.html.
+"""
+
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from tasks import config, records
+from tasks.errors import StratagemError, UserError
+from tasks.launchers.slurm import TOKEN
+from tasks.submission import SETTINGS_FILE, TOKEN_FILE, Request, Submitted, number
+
+FILE = "job.sh"
+OPTIONS = {
+    "nodes": "machines; without it one for each process",
+    "time": "how long it may take at a time, such as 01:00:00; then it is queued again, and goes on",
+    "partition": "which queue",
+    "account": "whose share of the cluster is charged",
+    "qos": "quality of service",
+    "constraint": "features that the nodes must have",
+    "gpus-per-task": "GPUs of each process; without it strategy.devices of multi_worker, and none on JAX",
+    "cpus-per-task": "processor cores of each process",
+    "mem-per-cpu": "memory for each core, such as 4G",
+    "signal": "what tells it to stop, and how many seconds before the end; without it TERM@120",
+    "max-restarts": "how often it may be queued again; without it 100 times",
+}
+# What `stratagem run` takes as "save the step and stop": other signals end it at once.
+SIGNALS = ("TERM", "INT", "HUP")
+# Slurm looks once a minute, so that its signal comes up to so many seconds earlier than it was told.
+EARLIER_SECONDS = 60
+# Of a run that was told to stop: its exit codes, see docs/reliability.md.
+STOPPED = "75|129|130|143"
+# After so many starts in a row that left no checkpoint a job is not queued again: its time is too short for one.
+MOST_WITHOUT_PROGRESS = 3
+UNITS = {"days": 86_400, "hours": 3_600, "minutes": 60, "seconds": 1}
+# As sbatch's manual lists the forms of --time.
+TIMES = (
+    r"(?P<minutes>\d+)(:(?P<seconds>\d+))?",
+    r"(?P<hours>\d+):(?P<minutes>\d+):(?P<seconds>\d+)",
+    r"(?P<days>\d+)-(?P<hours>\d+)(:(?P<minutes>\d+)(:(?P<seconds>\d+))?)?",
+)
+# A member that refuses its input (exit code 2) tells the others to stop, who would wait for it until the time is up.
+# A shell that did not ignore the signal would be gone before the member that it started has saved its step.
+MEMBER = (
+    'trap : TERM INT HUP; "$@"; code=$?; if [ "$code" -eq 2 ]; then : > "$0"; '
+    'scancel --signal=TERM "$SLURM_JOB_ID.$SLURM_STEP_ID"; fi; exit "$code"'
+)
+
+
+def write(request: Request) -> str:
+    """Return the batch script.
+
+    Raises:
+        UserError: an option cannot be, or there are more nodes than processes.
+    """
+    options = dict(request.options)
+    restarts = number(options, "max-restarts", 100)
+    asked = _directives(request, options)
+    lines = "\n".join(f"#SBATCH --{key}={shlex.quote(value)}" for key, value in asked.items())
+    token = shlex.quote(f"{request.folder / TOKEN_FILE}:{request.folder.name}")
+    names = ("exit_code", "refused", "started", "without_progress")
+    code_file, refused, started, without_progress = (shlex.quote(str(request.folder / name)) for name in names)
+    program = str(Path(sys.executable).with_name("stratagem"))
+    command = shlex.join([MEMBER, str(request.folder / "refused"), program, "run", str(request.folder / SETTINGS_FILE)])
+    return f"""#!/bin/bash
+# Written by `stratagem submit`.
+{lines}
+#SBATCH --requeue
+
+export {TOKEN}={token}
+rm -f {code_file} {refused}
+touch {started}
+# A member that ends does not end the others: they save their step, and say what was lost.
+# srun does not take the number of cores from the job by itself.
+srun --kill-on-bad-exit=0 --wait=0 ${{SLURM_CPUS_PER_TASK:+--cpus-per-task=$SLURM_CPUS_PER_TASK}} bash -c {command}
+code=$?
+[ -e {refused} ] && code=2
+echo "$code" > {code_file}
+case "$code" in {STOPPED})
+  if [ -n "$(find mlruns/runs -path '*/checkpoints/*' -name state.json -newer {started} -print -quit)" ]; then
+    rm -f {without_progress}
+  else
+    echo "$code" >> {without_progress}
+  fi
+  if [ -e {without_progress} ] && [ "$(wc -l < {without_progress})" -ge {MOST_WITHOUT_PROGRESS} ]; then
+    echo "told to stop {MOST_WITHOUT_PROGRESS} times before there was a checkpoint; not queued again: give more --time"
+  elif [ "${{SLURM_RESTART_COUNT:-0}}" -lt {restarts} ]; then
+    echo "told to stop; queued again (start $((${{SLURM_RESTART_COUNT:-0}} + 2)))"
+    scontrol requeue "$SLURM_JOB_ID"
+  fi ;;
+esac
+exit "$code"
+"""
+
+
+def _directives(request: Request, options: dict[str, str]) -> Mapping[str, str]:
+    """Return what the script asks Slurm for, by name."""
+    nodes = number(options, "nodes", request.num_processes)
+    if nodes > request.num_processes:
+        raise UserError(
+            f"nodes = {nodes}: the number of processes is {request.num_processes}, so a node would have nothing to do. "
+            "Give fewer nodes, or a strategy of more processes, such as --set strategy.kind=multi_worker --set "
+            f"strategy.workers={nodes}"
+        )
+    signal = options.pop("signal", "TERM@120")
+    name, _, lead = signal.partition("@")
+    if name not in SIGNALS or not lead.isdecimal():
+        raise UserError(
+            f"signal = {signal}: a run saves its step on {', '.join(SIGNALS)}. Give one of them and the seconds before "
+            "the end, such as TERM@120"
+        )
+    least = int(lead) + EARLIER_SECONDS
+    if (time := options.get("time")) is not None and 0 < seconds(time) <= least:
+        raise UserError(
+            f"time = {time}: the signal to stop comes {lead} to {least} s before the end (signal = {signal}), so that "
+            "nothing might be trained. Give more time, or fewer seconds"
+        )
+    section = request.settings.strategy
+    # On JAX devices are forced CPU devices where there are no GPUs: a cluster without any would refuse the job.
+    if isinstance(section, config.MultiWorker) and section.devices is not None:
+        options.setdefault("gpus-per-task", str(section.devices))
+    return {
+        "job-name": request.name,
+        "chdir": str(request.folder.parents[2]),
+        "output": str(request.folder / "output.log").replace("%", "%%"),  # In a file's name % begins a pattern.
+        "open-mode": "append",
+        "nodes": str(nodes),
+        "ntasks": str(request.num_processes),
+        "distribution": "block",
+        "signal": signal,
+        **options,
+    }
+
+
+def submit(file: Path) -> Submitted:
+    """Hand a script to sbatch, and return the job's number, with its cluster where there are several.
+
+    Raises:
+        UserError: Slurm's commands are not here, it refuses the job, or it would let the job wait for ever.
+        StratagemError: it does not answer.
+    """
+    directives = re.findall(r"^#SBATCH --([\w-]+)=(.*)$", file.read_text(encoding="utf-8"), re.MULTILINE)
+    check_partition({name: "".join(shlex.split(value)) for name, value in directives})
+    job_id, _, cluster = _slurm(["sbatch", "--parsable", str(file)]).strip().partition(";")
+    return Submitted(job_id, ("--clusters", cluster) if cluster else ())
+
+
+def check_partition(asked: Mapping[str, str]) -> None:
+    """Refuse what no partition that is asked for has: sbatch takes such a job, and it waits for ever.
+
+    Slurm's words for it are PartitionNodeLimit, PartitionTimeLimit and PartitionConfig.
+
+    Args:
+        asked: `nodes`, `ntasks`, and maybe `cpus-per-task`, `time` and `partition`.
+
+    Raises:
+        UserError: fewer nodes or cores, or less time.
+        StratagemError: Slurm does not answer.
+    """
+    partition = ["--partition", asked["partition"]] if "partition" in asked else []
+    told = _slurm(["sinfo", "--noheader", "--format=%P|%D|%c|%l|%s", *partition])
+    partitions: dict[str, list[list[str]]] = {}
+    for line in told.split():
+        name, *facts = line.split("|")
+        if partition or name.endswith("*"):  # The star marks the one that is taken where none is named.
+            partitions.setdefault(name.rstrip("*"), []).append(facts)
+    reasons = [_reason_against(name, groups, asked) for name, groups in partitions.items()]
+    if reasons and all(reasons):
+        raise UserError(reasons[0])
+
+
+def _reason_against(partition: str, groups: list[list[str]], asked: Mapping[str, str]) -> str:
+    """Return why a partition can never start a job, or nothing.
+
+    Args:
+        partition: its name.
+        groups: of its nodes: how many, cores of each, the longest time, and nodes of a job (`1-4`, `1-infinite`).
+        asked: as in ``check_partition``.
+    """
+    nodes, longest = int(asked["nodes"]), groups[0][2]
+    # `8+` are eight cores or more.
+    cores = sorted((int(count.rstrip("+")) for many, count, *_ in groups for _ in range(int(many))), reverse=True)
+    most = groups[0][3].rpartition("-")[2]
+    most_nodes = min(len(cores), int(most)) if most.isdecimal() else len(cores)
+    if nodes > most_nodes:
+        return (
+            f"nodes = {nodes}: partition {partition} gives a job {most_nodes} at most, so that this one would wait for "
+            "ever. Give fewer --nodes, which then have several processes each, or another --partition"
+        )
+    each = asked.get("cpus-per-task", "1")
+    wanted, there = int(asked["ntasks"]) * int(each), sum(cores[:nodes])
+    if wanted > there and not any("+" in count for _, count, *_ in groups):
+        return (
+            f"nodes = {nodes}: {asked['ntasks']} processes with {each} cores each need {wanted}, "
+            f"and as many nodes of partition {partition} have {there}. Give more --nodes, or fewer processes or cores"
+        )
+    if "time" in asked and longest != "infinite" and seconds(asked["time"]) > seconds(longest):
+        return (
+            f"time = {asked['time']}: partition {partition} gives a job {longest} at most, so that this one would wait "
+            "for ever. Give that: it is queued again, and goes on"
+        )
+    return ""
+
+
+def state(job: records.Job) -> tuple[str, str]:
+    """Return Slurm's word for how a job is, and where it runs or why it waits; ("", "") for one that it has forgotten.
+
+    Raises:
+        StratagemError: Slurm does not answer.
+    """
+    try:
+        told = _slurm(["scontrol", *job.place, "show", "job", "--oneliner", job.id])
+    except UserError as error:
+        if "Invalid job id" in str(error):
+            return "", ""
+        raise
+    found = dict(re.findall(r"(\w+)=(\S*)", told))
+    where = found.get("NodeList", "")
+    return found.get("JobState", ""), where if where not in ("", "(null)") else found.get("Reason", "")
+
+
+def cancel(job: records.Job) -> None:
+    """End a job by scancel: Slurm tells its processes to stop, and kills what is left after its KillWait.
+
+    Raises:
+        StratagemError: Slurm does not answer, or refuses.
+    """
+    _slurm(["scancel", *job.place, job.id])
+
+
+def logs(job: records.Job) -> str | None:
+    """Return what the job's processes have printed so far; None as long as they have not begun."""
+    file = config.project_root() / job.folder / "output.log"
+    return file.read_text(encoding="utf-8", errors="replace") if file.is_file() else None
+
+
+def seconds(text: str) -> float:
+    """Return the seconds of a time as sbatch takes it; infinity for UNLIMITED.
+
+    Raises:
+        UserError: it is none.
+    """
+    if text.upper() in ("UNLIMITED", "INFINITE"):
+        return float("inf")
+    for form in TIMES:
+        if match := re.fullmatch(form, text):
+            return sum(UNITS[unit] * int(count) for unit, count in match.groupdict().items() if count)
+    raise UserError(
+        f"time = {text}: it is no time. Give minutes, hours:minutes:seconds or days-hours:minutes:seconds, such as "
+        "01:00:00"
+    )
+
+
+def _slurm(command: Sequence[str]) -> str:
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    except FileNotFoundError:
+        raise UserError(
+            f"launcher slurm: `{command[0]}` is not on the PATH. Install Slurm's commands (Debian: slurm-client), or "
+            "submit where they are, on the cluster's login node"
+        ) from None
+    except subprocess.TimeoutExpired:
+        raise StratagemError(f"launcher slurm: `{command[0]}` gave no answer within 120 s") from None
+    if done.returncode == 0:
+        return done.stdout
+    said = " ".join(done.stderr.split())
+    if "Unable to contact slurm controller" in said or "Connection refused" in said:
+        raise StratagemError(f"launcher slurm: the controller does not answer ({said}). `scontrol ping` says more")
+    raise UserError(f"launcher slurm: `{command[0]}` refuses it ({said})")

@@ -1,0 +1,49 @@
+"""A Ray cluster on this machine, until standard input closes: `python ray_nodes.py FOLDER CPUS CPUS ...`, a node for
+each, the head first, at addresses of the loopback of their own. `remove 2` kills a node, `add 1` adds one.
+
+Ray asks another machine's interface for its head where that is at 127.0.0.1, so they are at 127.0.0.2 and on.
+"""
+
+import os
+import sys
+from pathlib import Path
+
+os.environ.update(RAY_USAGE_STATS_ENABLED="0", RAY_enable_worker_prestart="0")
+
+from ray.cluster_utils import Cluster
+
+STORE_BYTES = 80 * 2**20
+
+
+def main(folder: str, *cpus: str) -> None:
+    """Print the address of the head, and a line for each thing that was done."""
+    # Ray writes the head's address there, too, and makes this folder only where no node was told of another one.
+    Path("/tmp/ray").mkdir(exist_ok=True)
+    cluster = Cluster()
+    nodes = []
+
+    def add(number: str) -> None:
+        head = {"include_dashboard": False, "temp_dir": folder} if not nodes else {}
+        nodes.append(
+            cluster.add_node(
+                num_cpus=int(number),
+                object_store_memory=STORE_BYTES,
+                node_ip_address=f"127.0.0.{2 + len(nodes)}",
+                **head,
+            )
+        )
+
+    for number in cpus:
+        add(number)
+    print(cluster.address, flush=True)
+    for line in sys.stdin:
+        do, number = line.split()
+        if do == "remove":
+            cluster.remove_node(nodes[int(number)], allow_graceful=False)
+        else:
+            add(number)
+        print("done", flush=True)
+    cluster.shutdown()
+
+
+main(*sys.argv[1:])

@@ -1,0 +1,214 @@
+"""`strategy.launcher=ray` on a real Ray cluster of three nodes, all on this machine; one of them is killed."""
+
+import contextlib
+import importlib.util
+import json
+import os
+import re
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tasks import checkpoints, runs
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.ray,
+    pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="ray: pip install -e '.[ray]'"),
+]
+# Of 1,293 examples, 48 at once.
+STEPS_IN_EPOCH = 27
+SAME = (
+    "train.deterministic=true",
+    "train.per_replica_batch_size=null",
+    "train.global_batch_size=48",
+    "schedule.kind=constant",
+    "model.name=mlp",
+    "model.options={units: [16], dropout: 0.5}",
+)
+THREE_OR_TWO = (
+    "strategy.kind=multi_worker",
+    "strategy.launcher=ray",
+    "strategy.workers=3",
+    "strategy.min_workers=2",
+    "strategy.cpus=1",
+)
+
+
+class Nodes:
+    """The nodes of a cluster, by their numbers; the first is the head."""
+
+    def __init__(self, process: "subprocess.Popen[str]") -> None:
+        self._process = process
+        self.address = self._answer()
+
+    def remove(self, number: int) -> None:
+        """Kill a node, with all that runs there."""
+        self._tell(f"remove {number}")
+
+    def add(self, cpus: int) -> None:
+        self._tell(f"add {cpus}")
+
+    def _tell(self, line: str) -> None:
+        self._process.stdin.write(line + "\n")
+        self._process.stdin.flush()
+        assert self._answer() == "done"
+
+    def _answer(self) -> str:
+        return self._process.stdout.readline().strip()
+
+
+@pytest.fixture
+def nodes(monkeypatch: pytest.MonkeyPatch) -> Iterator[Nodes]:
+    """Three nodes of one processor each, on which Ray is started in this environment."""
+    folder = tempfile.mkdtemp(prefix="ray")  # A socket's path, which lies in it, has at most 107 characters.
+    script = Path(__file__).with_name("ray_nodes.py")
+    with (
+        open(f"{folder}.log", "wb") as log,
+        subprocess.Popen(
+            [sys.executable, "-P", script, folder, "1", "1", "1"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=log,
+            text=True,
+            start_new_session=True,
+        ) as process,
+    ):
+        try:
+            found = Nodes(process)
+            assert found.address, Path(f"{folder}.log").read_text()
+            monkeypatch.setenv("RAY_ADDRESS", found.address)
+            yield found
+        finally:
+            process.stdin.close()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(60)
+            with contextlib.suppress(ProcessLookupError):  # What it left behind.
+                os.killpg(process.pid, signal.SIGKILL)
+    shutil.rmtree(folder, ignore_errors=True)
+    Path(f"{folder}.log").unlink()
+
+
+def newest(folder: Path) -> int:
+    """Return the step of a run's newest checkpoint."""
+    return max(int(path.name) for path in folder.glob("[0-9]*"))
+
+
+def words(*settings: str) -> list[str]:
+    return [f"--set={one}" for one in settings]
+
+
+def test_a_training_goes_on_with_fewer_workers_when_a_node_is_lost(
+    prepared_project: Path, nodes: Nodes, start: Callable
+):
+    training = start("stratagem", "train", "--json", *words(*SAME, *THREE_OR_TWO, "train.epochs=30"))
+    training.wait_until(" 4/30 ")
+    nodes.remove(2)
+    training.wait_until("all 2 processes start again, 1 fewer, restart 1 of 3; logs: mlruns/runs/")
+    assert training.process.wait(300) == 0, training.err.read_text()
+    err, result = training.err.read_text(), json.loads(training.out.read_text())
+    (told,) = result["restarts"]
+    assert told.startswith("worker "), told
+    assert "Traceback" not in err
+    assert result["num_replicas"] == 2
+    assert result["global_batch_size"] == 48
+    assert result["steps"] == 30 * STEPS_IN_EPOCH
+    with checkpoints.Checkpoints(Path(result["checkpoints"]), read_only=True) as saved:
+        arrays, _ = saved.restore(result["steps"])
+    assert arrays["optimizer/0000"] == result["steps"], "each step was done once, by one optimizer"
+    run_id = result["run_id"]
+    logs = {path.name for path in Path(f"mlruns/runs/{run_id}/logs").glob("*/*")}
+    assert "worker-1.log" in logs, "written on another node"
+    assert not list(Path("mlruns").rglob("*.token"))
+    assert training.survivors() == []
+
+    # Two nodes are left, and then one, which is not enough.
+    two = ("strategy.workers=2", "strategy.min_workers=null", "train.epochs=2000")
+    training = start("stratagem", "train", "--fresh", *words(*SAME, *THREE_OR_TWO, *two))
+    training.wait_until(" 2/2000 ")
+    nodes.remove(1)
+    assert training.process.wait(300) == 1, training.err.read_text()
+    (*_, told) = training.err.read_text().splitlines()
+    assert told.startswith("error: train failed: worker "), told
+    assert "2 processes of 1 CPU each are needed, and the 1 nodes of the cluster have room for 1. Start more" in told
+    assert ". The same command goes on from the latest checkpoint; the logs: mlruns/runs/" in told
+    assert training.survivors() == []
+
+    # Nothing disturbs these: three workers to the same step, then two.
+    _, _, after = err.partition("resuming at step ")
+    epochs = int(after.split(",")[0]) // STEPS_IN_EPOCH
+    local = (*SAME, "strategy.kind=multi_worker", "strategy.launcher=local")
+    one_thread_each = {"TF_NUM_INTRAOP_THREADS": "1", "TF_NUM_INTEROP_THREADS": "2"}
+    for resume, workers, until in (([], 3, epochs), (["--resume", "latest"], 2, 30)):
+        settings = words(*local, f"strategy.workers={workers}", f"train.epochs={until}")
+        part = start("stratagem", "train", "--json", *(resume or ["--fresh"]), *settings, **one_thread_each)
+        assert part.process.wait(300) == 0, part.err.read_text()
+    undisturbed = json.loads(part.out.read_text())
+    assert undisturbed["run_id"] != run_id
+    assert undisturbed["weights_digest"] == result["weights_digest"]
+
+
+def test_processes_that_are_one_program_on_jax_train_on_rays_nodes_as_side_by_side(
+    prepared_project: Path, nodes: Nodes, start: Callable
+):
+    settings = words(*SAME, "strategy.kind=data_parallel", "strategy.workers=2", "strategy.devices=1", "train.epochs=3")
+    digests = []
+    for place in (("strategy.launcher=ray", "strategy.cpus=1"), ("strategy.launcher=local",)):
+        training = start("stratagem", "train", "--json", "--fresh", *settings, *words(*place))
+        assert training.process.wait(300) == 0, training.err.read_text()
+        result = json.loads(training.out.read_text())
+        assert (result["strategy"], result["num_replicas"]) == ("data_parallel", 2)
+        assert training.survivors() == []
+        digests.append(result["weights_digest"])
+    assert digests[0] == digests[1]
+
+
+def test_parameter_servers_go_on_without_a_worker_whose_node_is_lost_and_the_command_stops_as_elsewhere(
+    prepared_project: Path, nodes: Nodes, start: Callable
+):
+    nodes.add(2)
+    sizes = ("strategy.kind=parameter_server", "strategy.launcher=ray", "strategy.workers=2", "strategy.cpus=1")
+    settings = words(*sizes, "train.loop=custom", "model.name=mlp", "model.options={units: [16]}", "train.epochs=1000")
+    # As many places as there are.
+    training = start("stratagem", "train", *settings, "--set=strategy.ps=2")
+    training.wait_until(" 2/1000 ")
+    nodes.remove(1)
+    training.wait_until("worker 0 died (Ray has lost its place on node 127.0.0.3); the training goes on without it")
+    folder = Path(runs.newest("digits").folder, "checkpoints")
+    reached = newest(folder)
+    end = time.monotonic() + 300
+    while newest(folder) < reached + 200:
+        assert training.process.poll() is None, training.err.read_text()
+        assert time.monotonic() < end, training.err.read_text()
+        time.sleep(0.1)
+    training.process.send_signal(signal.SIGTERM)
+    assert training.process.wait(120) == 143, training.err.read_text()
+    assert "is saved. The same command goes on" in training.err.read_text()
+    assert training.survivors() == []
+
+    command = ["stratagem", "train", *settings, "--set=strategy.ps=2"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 2, done.stderr
+    assert "5 processes of 1 CPU each are needed, and the 3 nodes of the cluster have room for 4" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_the_tutorials_training_goes_to_rays_nodes(prepared_project: Path, nodes: Nodes, run: Callable):
+    page = Path(__file__).resolve().parents[2] / "docs" / "tutorials" / "laptop-to-cluster.md"
+    (command,) = re.findall(r"^(stratagem run .*launcher=ray)$", page.read_text(encoding="utf-8"), re.MULTILINE)
+    done = run([*shlex.split(command), "--json"])
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert found["num_replicas"] == 2
+    folder = Path(runs.find(found["run_id"]).folder)
+    settings = json.loads((folder / "records" / "run.json").read_text())["settings"]
+    assert settings["strategy"]["launcher"] == "ray"
+    assert found["metrics"]["test/accuracy"] > 0.5

@@ -1,0 +1,190 @@
+import os
+import re
+import shutil
+from pathlib import Path
+
+import pygit2
+import pytest
+import yaml
+
+from tasks import (
+    config,
+    data_state,
+    dataset_folder,
+    dvc_data,
+    dvc_stages,
+    explanation,
+    installed_code,
+    lineage,
+    new_project,
+)
+from tasks.errors import UserError
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def files_of(folder):
+    return {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file() and ".git/" not in f"{path}"}
+
+
+@pytest.fixture
+def made(tmp_path, monkeypatch):
+    """A new project, which is the current folder."""
+    folder = tmp_path / "my project"
+    new_project.make(folder, git=False)
+    monkeypatch.chdir(folder)
+    return folder
+
+
+def test_what_a_new_project_holds(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    told = new_project.make(Path("my project"), only_look=True)
+    assert list(tmp_path.iterdir()) == []
+    made = new_project.make(Path("my project"))
+    assert made == told
+    folder = tmp_path / "my project"
+    assert Path(made.folder) == folder
+    assert files_of(folder) == set(made.files)
+    ours = {str(path.relative_to(ROOT)) for path in ROOT.glob("recipes/**/*.yaml")}
+    data = {f"data/digits/{name}" for name in (".gitignore", "code.json", "dvc.yaml", "params.yaml")}
+    rest = {".gitignore", ".dvcignore", ".dvc/config", ".dvc/.gitignore", "mlruns/.gitkeep"}
+    assert set(made.files) == ours | data | rest | {"params.yaml", "dvc.yaml", "prefect.yaml"}
+    assert list(tmp_path.iterdir()) == [folder], "nothing is left beside it"
+    assert made.git
+    assert pygit2.Repository(str(folder)).head_is_unborn
+    assert not new_project.make(folder.parent / "other", git=False).git
+    assert not (folder.parent / "other" / ".git").exists()
+    (folder / "params.yaml").unlink()
+    assert not new_project.make(folder / "below").git, "it is in a repository"
+
+
+def test_it_says_the_same_as_a_checkout(made):
+    for name in (".dvc/config", ".dvc/.gitignore", ".dvcignore"):
+        assert (made / name).read_text() == (ROOT / name).read_text()
+    lines = (ROOT / ".gitignore").read_text()
+    assert [line for line in (made / ".gitignore").read_text().splitlines() if line not in lines] == []
+    for name in ("params.yaml", "recipes/mnist.yaml"):
+        assert yaml.safe_load((made / name).read_text()) == yaml.safe_load((ROOT / name).read_text())
+    named = re.compile(r"\b(?:tasks|flows)/|python -m tasks|requirements\.lock")
+    assert [name for name in files_of(made) if named.search((made / name).read_text())] == [], "they are not there"
+    assert config.project_root() == made
+
+
+def test_its_flows_are_those_of_prefect_yaml(made):
+    here, there = (yaml.safe_load((folder / "prefect.yaml").read_text())["deployments"] for folder in (made, ROOT))
+    modules = [one.pop("entrypoint").rpartition(".") for one in here]
+    files = [one.pop("entrypoint") for one in there]
+    assert [f"{module.replace('.', '/')}.py:{flow}" for module, _, flow in modules] == files
+    assert here == there
+    assert len(here) == 4
+
+
+@pytest.mark.parametrize(
+    "there", ["params.yaml", "recipes/mnist.yaml", "recipes", "data/digits/dvc.yaml", ".gitignore"]
+)
+def test_what_is_there_is_not_overwritten(tmp_path, there):
+    folder = tmp_path / "mine"
+    (folder / there).parent.mkdir(parents=True)
+    (folder / there).write_text("mine")
+    with pytest.raises(UserError, match=re.escape(f"{folder} holds {there}")):
+        new_project.make(folder, git=True)
+    assert files_of(tmp_path) == {f"mine/{there}"}
+    assert not (folder / ".git").exists()
+
+
+def test_a_folder_with_other_files_becomes_a_project(tmp_path):
+    (tmp_path / "recipes").mkdir()
+    (tmp_path / "recipes" / "own.yaml").write_text("train: {epochs: 2}")
+    made = new_project.make(tmp_path)
+    assert made.git
+    assert files_of(tmp_path) == {*made.files, "recipes/own.yaml"}
+    with pytest.raises(UserError, match=r"is a project already: give a folder that is in none"):
+        new_project.make(tmp_path)
+    with pytest.raises(UserError, match=rf"is in the project {re.escape(str(tmp_path))}"):
+        new_project.make(tmp_path / "recipes")
+
+
+def test_nothing_stays_of_a_project_that_was_not_finished(tmp_path):
+    (tmp_path / "recipes").mkdir()
+    (tmp_path / "kept").write_text("mine")
+    made = tmp_path.with_name("made")
+    for name in ("recipes/a.yaml", "data/digits/b", ".git/config"):
+        (made / name).parent.mkdir(parents=True)
+        (made / name).touch()
+    parts = [Path(name) for name in ("recipes/a.yaml", "data/digits/b", ".git", "zzz/gone")]
+    with pytest.raises(FileNotFoundError, match="zzz/gone"):  # It comes last.
+        new_project._move(made, tmp_path, parts)
+    assert {str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*")} == {"recipes", "kept"}
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("a file", "is a file: give the folder"),
+        ("no/such", r"there is no folder .*/no: make it"),
+        ("a" * 300, "cannot be written .*File name too long"),
+    ],
+)
+def test_a_place_that_cannot_be(tmp_path, name, said):
+    (tmp_path / "a file").touch()
+    with pytest.raises(UserError, match=said):
+        new_project.make(tmp_path / name)
+
+
+def test_its_code_is_that_of_the_package(made, project):
+    theirs = lineage.collect(config.load(), None)
+    assert config.has_own_code(project)
+    assert theirs.package_version is None
+    os.chdir(made)
+    shutil.copy(project / "mlruns" / "code.json", "mlruns")  # All files are parsed otherwise.
+    ours = lineage.collect(config.load(), None)
+    assert ours.package_version == lineage.package_version()
+    assert ours.code_digest == theirs.code_digest, "the same code, wherever it lies"
+    # By which DVC trains again where the package is another.
+    dvc_stages.own_code(config.load())
+    assert yaml.safe_load(Path("metrics/own_code.json").read_text()) == {"stratagem": ours.code_digest}
+
+
+def test_stages_depend_on_the_digests_of_their_code(made, monkeypatch):
+    """Which DVC reads: a path to the package's files would be another one on each machine."""
+    folder = made / "data" / "digits"
+    stages = yaml.safe_load((folder / "dvc.yaml").read_text())["stages"]
+    for name, stage in stages.items():
+        assert stage["cmd"] == f"python -m stratagem stage {name} ${{dataset.name}}"
+        assert {f"data/${{dataset.name}}/{installed_code.PINS}": [name]} in stage["params"]
+        assert stage.get("deps", []) == (["data/${dataset.name}/raw"] if name == "prepare" else [])
+    pins = (folder / installed_code.PINS).read_text()
+    assert set(yaml.safe_load(pins)) == set(stages)
+    for one in (folder / "raw", folder / "prepared", made / ".dvc" / "tmp"):
+        one.mkdir()
+    (folder / "prepared" / "manifest.json").touch()
+    with data_state.remembered(made, "digits", trusted_after_seconds=0):
+        pass
+    assert dvc_data.is_up_to_date("digits")
+
+    other = made.with_name("upgraded")
+    shutil.copytree(ROOT / "tasks", other / "tasks", ignore=shutil.ignore_patterns("__pycache__"))
+    (other / "tasks" / "prepare.py").write_text("another")
+    monkeypatch.setattr(config, "code_root", lambda: other)
+    assert not dataset_folder.has_pinned_code("digits", made)
+    assert not dvc_data.is_up_to_date("digits")
+    (planned,) = explanation.explain(None, [], ["prepare"]).stages
+    assert (planned.does, planned.why) == (
+        "would run",
+        "the installed package has other code than the one that made it",
+    )
+    dataset_folder.pin_code("digits", made)
+    changed = yaml.safe_load((folder / installed_code.PINS).read_text())
+    before = yaml.safe_load(pins)
+    assert changed["download"] == before["download"]
+    assert changed["prepare"] != before["prepare"]
+
+
+def test_a_table_of_ones_own_depends_on_its_file_and_on_the_digest(made):
+    described = config.describe({"kind": "table", "name": "t", "source": "tasks/t.csv", "target": "y"}, "here")
+    written = dataset_folder.local_pipeline(described)
+    text = installed_code.pipeline(written)
+    assert list(yaml.safe_load(installed_code.pins(written))) == ["prepare"]
+    (stage,) = yaml.safe_load(text)["stages"].values()
+    assert stage["deps"] == ["tasks/t.csv"], "a file of the user's, whatever its folder is called"
+    assert stage["params"][0] == {"data/${dataset.name}/code.json": ["prepare"]}

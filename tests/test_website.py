@@ -1,0 +1,119 @@
+"""The pages that are written from the code are what the code says; the site of all pages is whole and asks nobody."""
+
+import os
+import re
+import subprocess
+import sys
+import tomllib
+from html.parser import HTMLParser
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+
+import pytest
+
+from tasks import config, messages
+from tests import reference, website
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+@pytest.mark.parametrize("name", reference.PAGES)
+def test_a_page_that_is_written_from_the_code_is_not_stale(name):
+    page = (ROOT / "docs" / name).read_text(encoding="utf-8")
+    assert page == reference.renewed(name, page), f"docs/{name} says otherwise than the code: run make docs"
+
+
+def test_every_setting_has_a_meaning_and_says_since_when():
+    page = (ROOT / "docs" / "reference.md").read_text(encoding="utf-8")
+    parts = {part.partition("\n")[0]: part.partition("\n")[2].split("\n\n") for part in page.split("\n### ")[1:]}
+    keys = {key for key, _ in config.fields_of(config.Settings)}
+    assert keys <= {title.split("`")[1] for title in parts}
+    for title, (meaning, facts, *_) in parts.items():
+        assert len(meaning.strip()) > 8, f"{title} has no meaning: give its field a docstring"
+        assert re.search(r"Since \d+\.\d+\.\d+\.$", facts if "Default" in facts else parts[title][-1].strip()), title
+
+
+def test_a_key_keeps_the_version_that_it_came_with():
+    known = "\n### `train.epochs`\n\nHow many.\n\nDefault `15`. Since 0.0.3.\n\n### `train.seed`\n"
+    page = reference.settings(known)
+    epochs, seed = (page.split(f"### `{key}`\n")[1].split("###")[0] for key in ("train.epochs", "train.seed"))
+    version = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["version"]
+    assert "Since 0.0.3." in epochs
+    assert f"Since {version}." in seed
+
+
+@pytest.mark.parametrize(
+    ("schema", "words"),
+    [
+        ({"type": "integer", "exclusiveMinimum": 0, "maximum": 4096}, "a whole number from 1 up to 4,096"),
+        ({"type": "integer", "minimum": 0, "exclusiveMaximum": 2**31}, "a whole number from 0 up to 2,147,483,647"),
+        ({"type": "number", "exclusiveMinimum": 0, "exclusiveMaximum": 1}, "a number above 0 and below 1"),
+        ({"enum": ["fit", "custom"]}, "`fit`, `custom`"),
+        ({"type": "array", "items": {"type": "string"}}, "a list, each a text"),
+    ],
+)
+def test_bounds_are_told_in_words(schema, words):
+    assert reference._allowed(schema) == words
+
+
+def test_a_message_is_shown_as_its_expression_finds_it():
+    assert reference.like(r"Run (?:with id=|')(?P<id>\w+)'? not found") == "Run with id=<id> not found"
+    for entry in messages.entries():
+        said = reference.like(entry.pattern.pattern)
+        if "<" not in said and "..." not in said:
+            assert entry.pattern.search(f"{said} "), f"{entry.name}: {said}"
+
+
+def test_every_page_is_in_the_navigation_once():
+    assert sorted(website.listed()) == sorted(website.pages().values())
+
+
+class Page(HTMLParser):
+    """What a page of the site names, and what in it has a name."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.links: list[str] = []
+        self.loads: list[str] = []
+        self.names: set[str] = set()
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
+        given = dict(attributes)
+        self.names |= {value for name in ("id", "name") if (value := given.get(name))}
+        if tag == "a" and given.get("href"):
+            self.links.append(given["href"])
+        elif tag in ("script", "img", "iframe", "source") and given.get("src"):
+            self.loads.append(given["src"])
+        elif tag == "link" and given.get("rel") not in ("canonical", "prev", "next"):
+            self.loads.append(given["href"])
+
+
+@pytest.mark.slow
+def test_the_site_is_whole_and_loads_nothing_from_elsewhere(tmp_path):
+    first = website.build(tmp_path)
+    places = {place.removesuffix(".md") + ".html" for place in website.listed()}
+    parsed = {place: Page((first.parent / place).read_text(encoding="utf-8")) for place in places}
+    for place, page in parsed.items():
+        assert [url for url in page.loads if re.match(r"(https?:)?//", url)] == [], place
+        for link in page.links + page.loads:
+            parts = urlsplit(link)
+            if parts.scheme or link.startswith("data:"):
+                continue
+            target = os.path.normpath(os.path.join(Path(place).parent, unquote(parts.path))) if parts.path else place
+            assert (first.parent / target).exists(), f"{place} names {link}"
+            if parts.fragment and target in parsed:
+                assert unquote(parts.fragment) in parsed[target].names, f"{place} names {link}"
+    styles = "".join(one.read_text(encoding="utf-8") for one in first.parent.rglob("*.css"))
+    assert re.findall(r"url\(\s*['\"]?(?:https?:)?//[^)]*\)", styles) == []
+
+
+@pytest.mark.slow
+def test_a_broken_link_ends_the_build(tmp_path, monkeypatch):
+    website.copy(tmp_path)
+    page = tmp_path / "pages" / "start.md"
+    page.write_text(page.read_text(encoding="utf-8") + "\n[nowhere](nowhere.md)\n", encoding="utf-8")
+    built = [sys.executable, "-m", "zensical", "build", "--strict"]
+    done = subprocess.run(built, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode != 0
+    assert "page does not exist" in done.stderr
