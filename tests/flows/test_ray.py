@@ -1,5 +1,6 @@
 """`strategy.launcher=ray` on a real Ray cluster of three nodes, all on this machine; one of them is killed."""
 
+import calendar
 import contextlib
 import importlib.util
 import json
@@ -169,6 +170,46 @@ def test_processes_that_are_one_program_on_jax_train_on_rays_nodes_as_side_by_si
         assert training.survivors() == []
         digests.append(result["weights_digest"])
     assert digests[0] == digests[1]
+
+
+@pytest.mark.exhaustive
+def test_one_program_on_jax_goes_on_with_fewer_processes_when_a_node_is_lost(
+    prepared_project: Path, nodes: Nodes, start: Callable
+):
+    kind = ("strategy.kind=data_parallel", "strategy.devices=1", *THREE_OR_TWO[1:])
+    training = start("stratagem", "train", "--json", *words(*SAME, *kind, "train.epochs=40"))
+    training.wait_until(" 4/40 ")
+    nodes.remove(2)
+    training.wait_until("all 2 processes start again, 1 fewer, restart 1 of 3; logs: mlruns/runs/")
+    assert training.process.wait(300) == 0, training.err.read_text()
+    result = json.loads(training.out.read_text())
+    assert (result["num_replicas"], result["global_batch_size"]) == (2, 48)
+    assert result["steps"] == 40 * STEPS_IN_EPOCH
+    with checkpoints.Checkpoints(Path(result["checkpoints"]), read_only=True) as saved:
+        arrays, _ = saved.restore(result["steps"])
+    assert arrays["optimizer/0000"] == result["steps"], "each step was done once, by one optimizer"
+    assert training.survivors() == []
+
+
+def test_the_trials_of_a_sweep_train_side_by_side_on_rays_nodes(prepared_project: Path, nodes: Nodes, run: Callable):
+    nodes.add(1)  # Four places: two trials of two processes each.
+    (prepared_project / "ray.yaml").write_text(
+        "set: {strategy.kind: multi_worker, strategy.launcher: ray, strategy.workers: 2, strategy.cpus: 1,\n"
+        "      train.epochs: 2, model.name: mlp, tracking.system_metrics: false, register.minimum: null}\n"
+        "space:\n"
+        "  model.options.units: [[8], [16]]\n"
+    )
+    done = run(["stratagem", "sweep", "ray.yaml", "--trials", "2", "--parallel", "2", "--json"], cwd=prepared_project)
+    assert done.returncode == 0, done.stderr
+    result = json.loads(done.stdout)
+    assert [one["state"] for one in result["trials"]] == ["complete", "complete"]
+    began, ended = [], []
+    for one in result["trials"]:
+        (log,) = (prepared_project / "mlruns" / "runs" / one["run_id"] / "logs").glob("*/worker-1.log")
+        began.append(calendar.timegm(time.strptime(log.parent.name[:15], "%Y%m%d-%H%M%S")))
+        ended.append(log.stat().st_mtime)
+    assert max(began) < min(ended), "both were at work at once"
+    assert result["final"]["num_replicas"] == 2
 
 
 def test_parameter_servers_go_on_without_a_worker_whose_node_is_lost_and_the_command_stops_as_elsewhere(
