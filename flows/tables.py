@@ -135,6 +135,10 @@ def print_export(result: ExportedModel) -> None:
         "checked": f"{result.num_examples:,} test examples, at most {result.max_difference:.2g} from Keras",
         "files": ", ".join(result.files),
     }
+    if result.metrics and result.keras_metrics:
+        headline = next(name for name in map("test/{}".format, HEADLINES.values()) if name in result.metrics)
+        said = f"{headline} {result.metrics[headline]:.4f}, Keras' {result.keras_metrics[headline]:.4f}"
+        rows["rounded"] = said
     print_rows(rows)
     print(result.folder)  # On a line of its own, as nothing shorter can be opened.
 

@@ -4,19 +4,33 @@ import contextlib
 import itertools
 import json
 import logging
+import math
 import os
 import shutil
 import zipfile
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import keras
 import numpy as np
 from filelock import FileLock, Timeout
 
-from tasks import config, encoding, exports, files, lineage, models, prepared_data, records, runs, trained_models
+from tasks import (
+    config,
+    encoding,
+    exports,
+    files,
+    lineage,
+    metrics,
+    models,
+    own_code,
+    prepared_data,
+    records,
+    runs,
+    trained_models,
+)
 from tasks.errors import StratagemError, UserError, cut
 from tasks.input import sources
 from tasks.records import ExportedModel, PreparedDataset, Run, TensorShape, TrainingResult
@@ -55,7 +69,8 @@ def export(
     Raises:
         UserError: the run was not trained to its end, its model is missing or damaged, cannot be loaded or has no such
             format; or the folder cannot be made.
-        StratagemError: what was written gives other outputs than Keras, and was removed; or the disk is full.
+        StratagemError: what was written gives other outputs than Keras, and was removed; or the disk is full. A format
+            that rounds the weights may give others: how good they are is in the manifest.
     """
     exporter, training = exports.find(format), runs.load_training(run)
     chosen = _choose(training, checkpoint)
@@ -73,13 +88,15 @@ def export(
     with _beside(target) as new:
         with _explaining(what, target):
             exporter.write(model, chosen.file, new)
-            num_examples, difference = _compare(exporter.load(new), _examples(model, settings, prepared))
+            examples = _examples(model, settings, prepared, None if exporter.rounds else MAX_BATCHES)
+            compared = _compare(exporter.load(new), examples)
         # A regression's numbers are as large as its unit makes them.
-        difference /= max(prepared.target.deviation, default=0) or 1.0
-        if not difference <= MAX_DIFFERENCE:
+        difference = compared.max_difference / (max(prepared.target.deviation, default=0) or 1.0)
+        allowed = math.inf if exporter.rounds else MAX_DIFFERENCE
+        if not (math.isfinite(difference) and difference <= allowed):
             raise StratagemError(
-                f"{what}: an output differs from Keras' by {difference:.3g} among the first {num_examples:,} test "
-                f"examples, and {MAX_DIFFERENCE:g} is allowed. Nothing was left in {target}"
+                f"{what}: an output differs from Keras' by {difference:.3g} among the first {len(compared.labels):,} "
+                f"test examples, and {MAX_DIFFERENCE:g} is allowed. Nothing was left in {target}"
             )
         _write_meaning(new, prepared)
         made = ExportedModel(
@@ -94,8 +111,10 @@ def export(
             inputs=tuple(TensorShape(name=one.name, shape=one.shape, dtype=one.dtype) for one in model.inputs),
             # Keras numbers the names of outputs, and each format has names of its own for them.
             outputs=tuple(TensorShape(shape=one.shape, dtype=one.dtype) for one in model.outputs),
-            num_examples=num_examples,
+            num_examples=len(compared.labels),
             max_difference=difference,
+            metrics=_metrics(settings, prepared, compared.labels, compared.found) if exporter.rounds else None,
+            keras_metrics=_metrics(settings, prepared, compared.labels, compared.expected) if exporter.rounds else None,
             files=_digests(new),
         )
         records.save(made, new / MANIFEST)
@@ -227,15 +246,18 @@ def _explaining(what: str, target: Path) -> Iterator[None]:
         raise UserError(f"{what} ({_cause(error)})") from error
 
 
-def _examples(model: Any, settings: config.Settings, prepared: PreparedDataset) -> Iterator[tuple[Any, Any]]:
-    """Yield batches of the test split, and what Keras gives for each.
+def _examples(
+    model: Any, settings: config.Settings, prepared: PreparedDataset, batches: int | None
+) -> Iterator[tuple[Any, Any, Any]]:
+    """Yield batches of the test split, as many as there are or as are given: what the model takes, the labels, and
+    what Keras gives.
 
     Raises:
         UserError: the data are of another shape than those that the model was trained on.
         StratagemError: the outputs are no numbers.
     """
     with contextlib.closing(sources.ordered_batches(settings, prepared, "test", BATCH_SIZE)) as test:
-        for batch, *_ in itertools.islice(test.arrays(), MAX_BATCHES):
+        for batch, labels, *_ in itertools.islice(test.arrays(), batches):
             try:
                 expected = np.asarray(model.predict_on_batch(batch), np.float64)
             except ValueError as error:
@@ -248,23 +270,42 @@ def _examples(model: Any, settings: config.Settings, prepared: PreparedDataset) 
                     "the model gives outputs that are no numbers: its training diverged. Train again with a lower "
                     "schedule.learning_rate"
                 )
-            yield batch, expected
+            yield batch, labels, expected
 
 
-def _compare(exported: Callable[[Any], Any], examples: Iterable[tuple[Any, Any]]) -> tuple[int, float]:
-    """Return how many examples there are, and by how much an output differs at most.
+class _Compared(NamedTuple):
+    """What Keras and an export's files give for the same examples."""
+
+    labels: Any
+    expected: Any
+    found: Any
+
+    @property
+    def max_difference(self) -> float:
+        return float(np.abs(self.found - self.expected).max())  # Of one that is no number, no number.
+
+
+def _compare(exported: Callable[[Any], Any], examples: Iterable[tuple[Any, Any, Any]]) -> _Compared:
+    """Return what the files give for the examples, beside what Keras does.
 
     Raises:
         StratagemError: outputs have another shape.
     """
-    count, largest = 0, 0.0
-    for batch, expected in examples:
+    all_labels, all_expected, all_found = [], [], []
+    for batch, labels, expected in examples:
         found = np.asarray(exported(batch), np.float64)
         if found.shape != expected.shape:
             raise StratagemError(f"the files give outputs of shape {found.shape}, and Keras of {expected.shape}")
-        largest = float(np.maximum(largest, abs(found - expected).max()))  # Python's `max` loses what is no number.
-        count += len(expected)
-    return count, largest
+        all_labels.append(labels)
+        all_expected.append(expected)
+        all_found.append(found)
+    return _Compared(*map(np.concatenate, (all_labels, all_expected, all_found)))
+
+
+def _metrics(settings: config.Settings, prepared: PreparedDataset, labels: Any, values: Any) -> dict[str, float]:
+    """Return the task's metrics as an evaluation names them."""
+    measured = metrics.compute(prepared.target.task, labels, values, own_code.metrics_of(settings))
+    return {f"test/{name}": value for name, value in measured.items()}
 
 
 def _digests(folder: Path) -> dict[str, str]:

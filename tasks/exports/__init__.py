@@ -28,9 +28,14 @@ class Format:
     load: Callable[[Path], Callable[[Any], Any]]
     """Takes the folder; returns a function from a batch, as the Keras model takes it, to outputs of the same shape."""
     packages: tuple[str, ...] = ()
-    """What it imports of the extra that has the format's name in pyproject.toml."""
+    """What it imports of its extra in pyproject.toml."""
     refuses: Mapping[str, str] = field(default_factory=dict)
     """By ``train.dtype_policy``: why a model that was trained with it has no such format."""
+    rounds: bool = False
+    """Whether its weights are rounded, so that its outputs are not Keras': the metrics of both on the whole test split
+    are stated in place of a difference that is allowed."""
+    extra: str | None = None
+    """The extra that it shares with another format; None where it has one of its own name, or needs none."""
 
 
 def find(name: str) -> Format:
@@ -44,12 +49,12 @@ def find(name: str) -> Format:
         raise UserError(one_of("export format", name, known))
     found: Format = importlib.import_module(f"tasks.exports.{name}").FORMAT
     if missing := [package for package in found.packages if importlib.util.find_spec(package) is None]:
-        raise UserError(f"--format {name} needs {' and '.join(missing)}, not installed here: {_remedy(name)}")
+        raise UserError(f"--format {name} needs {' and '.join(missing)}, not installed here: {_remedy(found.extra or name)}")
     return found
 
 
 def _remedy(name: str) -> str:
-    """Return how the extra of a format is installed: of a checkout, or by the packages that the installed one names."""
+    """Return how an extra is installed: of a checkout, or by the packages that the installed one names."""
     if (config.code_root() / "pyproject.toml").is_file():
         return (
             f"install requirements.lock (`make setup`), or the extra '{name}' alone: `pip install -e '.[{name}]'` in "

@@ -10,7 +10,8 @@ NAME = "model.tflite"
 NOT_IN_IT = "its multiplications would be TensorFlow's own operations, which LiteRT's runtime does not have"
 
 
-def _load(folder: Path) -> Callable[[Any], Any]:
+def load(folder: Path) -> Callable[[Any], Any]:
+    """Return what computes the outputs of a batch by the folder's file."""
     from ai_edge_litert.interpreter import Interpreter
 
     run = Interpreter(str(folder / NAME)).get_signature_runner()
@@ -20,7 +21,7 @@ def _load(folder: Path) -> Callable[[Any], Any]:
 
 FORMAT = Format(
     write=lambda model, keras_file, folder: model.export(folder / NAME, format="litert", verbose=False),
-    load=_load,
+    load=load,
     packages=("ai_edge_litert",),
     refuses=dict.fromkeys(("mixed_float16", "mixed_bfloat16", "float64"), NOT_IN_IT),
 )

@@ -261,6 +261,9 @@ class ExportedModel(Record):
     """How many examples of the test split were given to Keras and to the files."""
     max_difference: float
     """By which an output of the two differed at most; of a regression in standard deviations of its target."""
+    metrics: dict[str, float] | None = Field(default=None, exclude_if=lambda value: value is None)
+    """Of the files on those examples, where the format rounds the weights; ``keras_metrics`` those of Keras."""
+    keras_metrics: dict[str, float] | None = Field(default=None, exclude_if=lambda value: value is None)
     files: dict[str, str]
     """The sha256 of each, by its path from the folder of this file."""
     folder: str | None = Field(default=None, exclude_if=lambda value: value is None)
