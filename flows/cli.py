@@ -263,13 +263,18 @@ def strategies(
 
 
 @app.command()
-def ui(debug: Debug = False) -> None:
+def ui(explain: Explain = False, debug: Debug = False) -> None:
     """Serve the MLflow UI and a Prefect server on 127.0.0.1 until Ctrl-C."""
     with command(debug):
         from flows import prefect_server
         from flows.ui import serve
 
         prefect_server.set_environment(debug)
+        if explain:
+            from flows.operation_status import explain_ui
+
+            show(explain_ui(), json=False)
+            return
         serve()
 
 

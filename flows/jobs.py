@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from flows.command import NO_SETTINGS, Debug, Json, Recipe, Set, command
+from flows.explanation import Explain, show
 
 app = typer.Typer(
     help="List the jobs that were submitted from here, and how they are; show the log of one, or cancel it.",
@@ -107,11 +108,16 @@ def logs(job: JobId, debug: Debug = False) -> None:
 
 
 @app.command()
-def cancel(job: JobId, debug: Debug = False) -> None:
+def cancel(job: JobId, explain: Explain = False, debug: Debug = False) -> None:
     """End a job; its run keeps its latest checkpoint, and the same command goes on from it."""
     with command(debug):
         from tasks import submission
 
         found = submission.find_job(job)
+        if explain:
+            from tasks import explanation
+
+            show(explanation.cancel(submission.state(found)), json=False)
+            return
         submission.cancel(found)
         print(f"job {found.id} is told to end; `stratagem jobs` says how it is")

@@ -66,6 +66,7 @@ def serve_input(
     open_to_all: Annotated[
         bool, typer.Option("--open", help="Let whoever reaches this machine connect; without it nothing is started.")
     ] = False,
+    explain: Explain = False,
     debug: Debug = False,
 ) -> None:
     """Gather and augment batches for trainings with `--set input.service=grpc://HOST:PORT`, until Ctrl-C.
@@ -76,6 +77,7 @@ def serve_input(
     with command(debug):
         import re
 
+        from flows import operation_status
         from tasks.errors import UserError
         from tasks.machine import is_free
         from tasks.process import client
@@ -84,7 +86,7 @@ def serve_input(
             raise UserError(f"--join {join!r}: give the address of a service, grpc://HOST:PORT")
         if not re.fullmatch(r"[\w.-]+", host):
             raise UserError(f"--host {host!r}: give a name or an address of this machine, without a port")
-        if not open_to_all:
+        if not open_to_all and not explain:
             raise UserError(
                 "serve-input listens on all interfaces, asks no password, and reads files as you for whoever connects: "
                 "give --open where a firewall or a private network keeps others away. On this machine alone, "
@@ -93,6 +95,9 @@ def serve_input(
         if join is None and not is_free(port):
             raise UserError(f"--port {port}: it is taken. End what holds it, or give another one")
         address = join or f"grpc://{host}:{port}"
+        if explain:
+            show(operation_status.explain_serve_input(address, join is None, host), json=False)
+            return
 
         def tell() -> None:
             print(f"serves trainings with --set input.service={address}; Ctrl-C ends it", flush=True)

@@ -1,4 +1,4 @@
-"""What `stratagem status` tells, and what `stratagem up --explain` does."""
+"""What `stratagem status` tells, and `--explain` of `up`, `down` and `ui`."""
 
 import os
 from collections.abc import Mapping
@@ -112,21 +112,47 @@ def explain_up() -> Explanation:
     if state is not None:
         there = {one.name: f"{one.address or one.log}, since {one.since}" for one in state.services}
         return Explanation(stages=tuple(_planned(name, "is there already", why) for name, why in there.items()))
+    names = ", ".join(one["name"] for one in operation.deployments())
+    worker = _planned("worker", "would run", f"of the deployments {names}")
     folder = config.project_root() / "mlruns" / "up"
-    database = Path(os.environ.get("PREFECT_HOME") or folder / "prefect") / "prefect.db"
+    return Explanation(stages=(*_planned_servers(folder / "ports.json", folder / "prefect"), worker))
+
+
+def explain_ui() -> Explanation:
+    """Return what `stratagem ui` would serve."""
+    ports = config.project_root() / "mlruns" / "ui.json"
+    return Explanation(stages=tuple(_planned_servers(ports, Path("~/.prefect").expanduser())))
+
+
+def explain_serve_input(address: str, dispatches: bool, host: str) -> Explanation:
+    """Return what `stratagem serve-input` would serve.
+
+    Args:
+        address: of the service.
+        dispatches: whether the service itself would run here, and not one more worker of it alone.
+        host: what the other machines reach this one by.
+    """
+    service = _planned("service", "would run", f"at {address}, for whoever connects: --open says that this is meant")
+    if not dispatches:
+        service = _planned("service", "is left out", f"it runs at {address}")
+    return Explanation(stages=(service, _planned("worker", "would run", f"of that service, reached by {host}")))
+
+
+def _planned_servers(kept_ports: Path, home: Path) -> list[PlannedStage]:
+    """Return which servers would be started, and where; ``home`` is Prefect's folder where PREFECT_HOME names none."""
+    database, store = Path(os.environ.get("PREFECT_HOME") or home) / "prefect.db", servers.tracking_store()
     whys = {
         "prefect": f"its database {database} is {'there' if database.exists() else 'not there yet'}",
-        "mlflow": f"the pages of {without_userinfo(servers.tracking_store())}",
+        "mlflow": f"the pages of {without_userinfo(store)}",
     }
     planned = []
     for name in whys:
-        port = servers.wanted_ports(folder / "ports.json")[name]
+        port = servers.wanted_ports(kept_ports)[name]
         place = f"on port {port}" if is_free(port) else f"on another port than {port}, which is taken"
         planned.append(_planned(name, "would run", f"{place} of 127.0.0.1; {whys[name]}"))
-    if servers.tracking_store().startswith(("http://", "https://")):
+    if store.startswith(("http://", "https://")):
         planned[1] = _planned("mlflow", "is left out", f"{whys['mlflow']} are that server's")
-    names = ", ".join(one["name"] for one in operation.deployments())
-    return Explanation(stages=(*planned, _planned("worker", "would run", f"of the deployments {names}")))
+    return planned
 
 
 def explain_down() -> Explanation:

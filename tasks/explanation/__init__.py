@@ -4,7 +4,7 @@ Nothing is started, and nothing but what makes the next look quicker (mlruns/cat
 What the command would refuse is refused.
 """
 
-from tasks.explanation.changes import pull, push, reconcile, remove, rollback
+from tasks.explanation.changes import cancel, pull, push, reconcile, remove, rollback
 from tasks.explanation.datasets import add
 from tasks.explanation.trainings import STAGES, comparison, explain, sweep
 from tasks.explanation.uses import evaluate, export, predict, register, report, serve
@@ -12,6 +12,7 @@ from tasks.explanation.uses import evaluate, export, predict, register, report, 
 __all__ = [
     "STAGES",
     "add",
+    "cancel",
     "comparison",
     "evaluate",
     "explain",

@@ -1,10 +1,11 @@
-"""What commands would do that change, end or move what is there: data remove, push and pull, rollback, reconcile."""
+"""What commands would do that change, end or move what is there: data remove, push and pull, rollback,
+reconcile, jobs cancel."""
 
 from collections.abc import Iterator, Mapping
 
 from tasks import config, dvc_data, files, runs, trained_models
 from tasks.errors import UserError, listed, one_of
-from tasks.records import Explanation, PlannedStage
+from tasks.records import Explanation, JobState, PlannedStage
 
 
 def remove(name: str) -> Explanation:
@@ -70,6 +71,12 @@ def rollback(model: str) -> Explanation:
 
 def _asks(why: str) -> PlannedStage:
     return PlannedStage(stage="rollback", does="asks MLflow", why=why)
+
+
+def cancel(found: JobState) -> Explanation:
+    """Return what `stratagem jobs cancel` would do."""
+    why = f"job {found.job.id} of {found.job.engine}, {found.job.name}: it is {found.state}; its checkpoints stay"
+    return Explanation(stages=(PlannedStage(stage="cancel", does="would end", why=why),))
 
 
 def reconcile() -> Explanation:

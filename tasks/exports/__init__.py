@@ -49,7 +49,9 @@ def find(name: str) -> Format:
         raise UserError(one_of("export format", name, known))
     found: Format = importlib.import_module(f"tasks.exports.{name}").FORMAT
     if missing := [package for package in found.packages if importlib.util.find_spec(package) is None]:
-        raise UserError(f"--format {name} needs {' and '.join(missing)}, not installed here: {_remedy(found.extra or name)}")
+        raise UserError(
+            f"--format {name} needs {' and '.join(missing)}, not installed here: {_remedy(found.extra or name)}"
+        )
     return found
 
 
@@ -72,6 +74,15 @@ def load_keras(place: Path) -> Callable[[Any], Any]:
 
     predict: Callable[[Any], Any] = keras.models.load_model(place, compile=False).predict_on_batch
     return predict
+
+
+def load_litert(file: Path) -> Callable[[Any], Any]:
+    """Return what computes the outputs of a batch by a LiteRT model."""
+    from ai_edge_litert.interpreter import Interpreter
+
+    run = Interpreter(str(file)).get_signature_runner()
+    names, (output,) = list(run.get_input_details()), run.get_output_details()
+    return lambda batch: run(**by_name(names, batch))[output]
 
 
 def by_name(names: Sequence[str], batch: Any) -> dict[str, Any]:

@@ -80,10 +80,10 @@ def test_a_mistake_is_refused_as_the_command_would(project):
         show(None, [], False, beside={"--fresh": True, "--resume": None})
 
 
-# They look, and tell what is there; or they serve until they are ended, or end one job: there is no more to explain.
+# They look, and tell what is there.
 WITHOUT = {
-    "data diff", "data list", "data show", "doctor", "jobs cancel", "jobs logs", "plan", "recipes", "runs diff",
-    "runs show", "serve-input", "status", "strategies", "trace", "ui",
+    "data diff", "data list", "data show", "doctor", "jobs logs", "plan", "recipes", "runs diff",
+    "runs show", "status", "strategies", "trace",
 }  # fmt: skip
 
 
@@ -234,6 +234,20 @@ def test_what_would_be_kept_running_is_told(project, monkeypatch):
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:9")
     assert does(operation_status.explain_up())["mlflow"][0] == "is left out"
     assert not (project / "mlruns" / "up").exists()
+    pages = does(operation_status.explain_ui())
+    assert list(pages) == ["prefect", "mlflow"]
+    assert str(Path.home() / ".prefect" / "prefect.db") in pages["prefect"][1], "not what `up` keeps"
+    here, joined = (does(operation_status.explain_serve_input("grpc://a:5", first, "b")) for first in (True, False))
+    assert here["service"][0] == here["worker"][0] == joined["worker"][0] == "would run"
+    assert joined["service"] == ("is left out", "it runs at grpc://a:5")
+
+
+def test_which_job_would_end_is_told():
+    job = records.Job(
+        engine="slurm", id="7", name="digits", folder="mlruns/jobs/7", num_processes=2, submitted_at="2026-11-25"
+    )
+    found = does(explanation.cancel(records.JobState(job=job, state="RUNNING")))
+    assert found == {"cancel": ("would end", "job 7 of slurm, digits: it is RUNNING; its checkpoints stay")}
 
 
 COMMANDS = {
@@ -241,7 +255,8 @@ COMMANDS = {
     "report": ([], 1), "export": (["latest", "--format", "keras"], 2), "predict": (["a.png", "--model", "latest"], 3),
     "compare": (["--strategies", "one_device,mirrored"], 6), "sweep": (["digits"], 4),
     "data add": (["flowers.csv", "--target", "kind"], 2), "sync": (["--to", "sqlite:///team.db"], 1),
-    "serve-model": (["latest", "--port", "0"], 3), "up": ([], 3), "reconcile": ([], 3),
+    "serve-model": (["latest", "--port", "0"], 3), "up": ([], 3), "reconcile": ([], 3), "ui": ([], 2),
+    "serve-input": ([], 2),
 }  # fmt: skip
 
 
@@ -256,7 +271,7 @@ def test_nothing_is_done(project, trained, run, command):
         records.save(elsewhere, Path(trained.folder, "records", "run.json"))
     before = files_of(project)
     words, num_stages = COMMANDS[command]
-    as_json = [] if command == "up" else ["--json"]
+    as_json = [] if command in ("up", "ui", "serve-input") else ["--json"]
     done = run([*STRATAGEM, *command.split(), *words, "--explain", *as_json])
     assert done.returncode == 0, done.stderr
     assert files_of(project) == before
