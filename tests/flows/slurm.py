@@ -36,7 +36,10 @@ SchedulerParameters=sched_interval=2,bf_interval=2
 ReturnToService=2
 NodeName=n1 NodeHostname=localhost NodeAddr={addresses[0]} Port={ports[1]} CPUs={cores} State=UNKNOWN
 NodeName=n2 NodeHostname=localhost NodeAddr={addresses[1]} Port={ports[2]} CPUs={cores} State=UNKNOWN
-PartitionName=main Nodes=n1,n2 Default=YES MaxTime=INFINITE State=UP
+PreemptType=preempt/partition_prio
+PreemptMode=REQUEUE
+PartitionName=main Nodes=n1,n2 Default=YES MaxTime=INFINITE State=UP PriorityTier=1 GraceTime=120
+PartitionName=urgent Nodes=n1,n2 MaxTime=INFINITE State=UP PriorityTier=2
 """
 
 

@@ -227,6 +227,26 @@ def test_a_comparison_on_demand_leaves_its_table(prefect):
     assert "| one_device | fit | 1 |" in page["data"]
 
 
+def test_a_sweep_on_demand_leaves_its_table_and_a_version(prefect):
+    (prefect.project / "recipes" / "sweeps" / "two.yaml").write_text(
+        "set: {train.epochs: 1, model.name: mlp, tracking.system_metrics: false, register.minimum: null}\n"
+        "space: {model.options.units: [[8], [16]]}\n"
+    )
+    asked = ["-p", "space=two", "-p", "trials=2"]
+    result = prefect.command("deployment", "run", "sweep/sweep", *asked, "--watch")
+    assert result.returncode == 0, result.stdout + result.stderr
+    (flow_run,) = prefect.flow_runs("sweep")
+    assert flow_run["name"] == "sweep of two"
+    trained = [f"trial {number}" for number in range(2)]
+    _wait("its tasks", lambda: set(trained) <= set(prefect.task_runs(flow_run)))
+    artifacts = prefect.ask("artifacts/filter", {"flow_runs": {"id": {"any_": [flow_run["id"]]}}})
+    (page,) = [artifact for artifact in artifacts if artifact["key"] == "sweep"]
+    assert "model.options.units" in page["data"]
+    result = json.loads(next(prefect.project.glob("mlruns/**/sweep.json")).read_text())  # MLflow has a copy.
+    assert [trial["state"] for trial in result["trials"]] == ["complete", "complete"]
+    assert result["final"]["model_version"].startswith("digits-mlp/")
+
+
 def test_a_recipe_that_is_not_there_is_refused_before_a_run_exists(prefect):
     before = prefect.flow_runs("training")
     result = prefect.command("deployment", "run", "training/training", "-p", "recipe=nosuch", "--watch")

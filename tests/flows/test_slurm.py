@@ -113,6 +113,24 @@ def test_the_time_limit_comes_for_real_and_a_cancelled_job_is_not_queued_again(p
     assert log_of(job).count("queued again") == 1
 
 
+@pytest.mark.exhaustive
+def test_a_job_that_gives_its_nodes_up_to_a_more_urgent_one_goes_on_after_it(project, tmp_path):
+    job = submit("--set=strategy.kind=multi_worker", "--set=train.epochs=60", "--option", "cpus-per-task=1")
+    wait_for_log(job, " 3/60 ")
+    urgent = ["sbatch", "--partition=urgent", "--nodes=2", "--exclusive", "--parsable"]
+    other = subprocess.run(
+        [*urgent, f"--output={tmp_path}/urgent.log", "--wrap=sleep 5; date"], check=True, capture_output=True, timeout=60
+    )
+    assert other.stdout.strip().isdigit()
+    wait_for_log(job, "is saved. The same command goes on")
+    wait_until(job, "PENDING")
+    tell_slurm("scontrol", "update", f"JobId={job.id}", "StartTime=now")
+    wait_until(job, "COMPLETED")
+    assert (tmp_path / "urgent.log").stat().st_size, "it had the nodes meanwhile"
+    assert "resuming at step" in log_of(job)
+    assert len(runs.finished()) == 1
+
+
 def test_a_member_that_refuses_its_input_ends_the_others_and_the_job_is_not_queued_again(project):
     job = submit("--set=strategy.kind=multi_worker", "--option", "cpus-per-task=1")
     wait_for_log(job, "joins the cluster")
