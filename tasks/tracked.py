@@ -289,7 +289,9 @@ def register(
 
 def write_report(settings: config.Settings, run: Run, seconds: dict[str, float] | None = None) -> None:
     """Write a run's page into its folder and into MLflow, with the seconds of its stages so far."""
-    tracking.log_files(run, [page.write(run, seconds)], "evaluation")
+    written = page.write(run, seconds)
+    tracking.log_metrics(run, written.metrics)
+    tracking.log_files(run, [written.page, *written.pictures], "evaluation")
 
 
 def find_model(settings: config.Settings, uri: str) -> LoggedModel:

@@ -70,6 +70,8 @@ class Section:
 
     title: str
     blocks: list[Block] = field(default_factory=list)
+    metrics: dict[str, float] = field(default_factory=dict)
+    """What it measured, for MLflow's table of runs, by name."""
 
     @property
     def anchor(self) -> str:

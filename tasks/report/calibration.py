@@ -55,18 +55,25 @@ def brier(probabilities: npt.NDArray[Any], labels: npt.NDArray[Any]) -> npt.NDAr
     return scores
 
 
-def calibration(material: Material) -> Section | None:
-    """Return the reliability diagram, the expected calibration error and the Brier score."""
+def of_predictions(material: Material) -> tuple[Bins, str] | None:
+    """Return the bins of a run's predictions, and what a bin's height means; None of a regression, and where there are
+    no predictions."""
     if material.predictions is None or material.task == "regression":
         return None
     labels, shares = material.predictions.labels, material.probabilities
     if material.task == "classification":
-        found = bins(shares.max(axis=1), material.scores)
-        what, means = "class that it gives", "accuracy"
-    else:
-        found = bins(shares.ravel(), (labels == 1).ravel())
-        what, means = "label", "share that has the label"
-    scores = brier(shares, labels)
+        return bins(shares.max(axis=1), material.scores), "accuracy"
+    return bins(shares.ravel(), (labels == 1).ravel()), "share that has the label"
+
+
+def calibration(material: Material) -> Section | None:
+    """Return the reliability diagram, the expected calibration error and the Brier score."""
+    binned = of_predictions(material)
+    if binned is None:
+        return None
+    found, means = binned
+    what = "class that it gives" if material.task == "classification" else "label"
+    scores = brier(material.probabilities, material.predicted.labels)
     low, high = intervals.of_scores(scores)
     rows = [
         ["expected calibration error", f"{found.error:.4f}", ""],
@@ -83,6 +90,12 @@ def calibration(material: Material) -> Section | None:
             Figure([_reliability(found, means), _counts(found)], caption),
             Text(f"Expected calibration error of {BINS} equal bins (Guo et al., 2017); Brier score (Brier, 1950)."),
         ],
+        {
+            "calibration/expected_calibration_error": found.error,
+            "calibration/brier_score": float(scores.mean()),
+            "interval/calibration/brier_score/low": low,
+            "interval/calibration/brier_score/high": high,
+        },
     )
 
 

@@ -71,10 +71,13 @@ def headline(material: Material) -> Section | None:
         return None
     rows: list[list[Cell]] = []
     measured = dict(material.evaluation.metrics)
+    metrics: dict[str, float] = {}
     first = f"test/{material.headline}"
     for name in sorted(measured, key=lambda name: (name != first, name)):
         found = intervals.of_metric(material, name.removeprefix("test/"))
         rows.append([name, f"{measured[name]:.4f}", f"{found.low:.4f} to {found.high:.4f}" if found else "-"])
+        if found is not None:
+            metrics |= {f"interval/{name}/low": found.low, f"interval/{name}/high": found.high}
     said = (
         f"Each interval has the middle {intervals.CONFIDENCE:.0%} of what the metric is for as many test examples, "
         "drawn again 1,000 times with replacement (the bootstrap; Efron and Tibshirani, 1993). It says how sure the "
@@ -87,7 +90,7 @@ def headline(material: Material) -> Section | None:
         )
     elif any(row[2] == "-" for row in rows):
         said += " A metric without one (-) would take too long, or is a loss of another kind."
-    return Section("Test metrics", [Table(("metric", "value", "95 % interval"), rows), Text(said)])
+    return Section("Test metrics", [Table(("metric", "value", "95 % interval"), rows), Text(said)], metrics)
 
 
 def time(material: Material) -> Section | None:

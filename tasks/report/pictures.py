@@ -2,6 +2,7 @@
 
 import math
 import textwrap
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -87,6 +88,29 @@ def confusion_matrix(evaluation: EvaluationResult, title: str, path: Path) -> Pa
         for row, column in np.argwhere(counts):
             color = "white" if shares[row, column] > 0.5 else "black"
             axes.text(column, row, str(counts[row, column]), ha="center", va="center", color=color, fontsize=8)
+    return _saved(figure, path)
+
+
+def reliability(edges: Sequence[float], heights: Sequence[float], means: str, title: str, path: Path) -> Path:
+    """Draw a reliability diagram as a PNG: how probable predictions are found, and how often they are right.
+
+    Args:
+        edges: of the bins, one more than ``heights``.
+        heights: of the bins.
+        means: what a height is.
+        title: above it.
+        path: of the picture.
+    """
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(5.6, 5.2), layout="constrained")
+    axes = figure.add_subplot()
+    axes.stairs(heights, edges, fill=True, alpha=0.6, label="as measured")
+    axes.plot((0, 1), (0, 1), color="0.4", linewidth=1, label="as it should be")
+    axes.set(xlim=(0, 1), ylim=(0, 1), xlabel="probability", ylabel=means)
+    axes.set_title(title, wrap=True)
+    axes.grid(alpha=0.3)
+    axes.legend(loc="upper left")
     return _saved(figure, path)
 
 

@@ -132,8 +132,12 @@ def test_the_mlflow_run_has_it_all(store, in_finished):
         "augmented_examples.png",
         "confusion_matrix.png",
         "learning_curve.png",
+        "reliability.png",
         "evaluation.json",
     } <= kept
+    low, high = (run.data.metrics[f"interval/test/accuracy/{end}"] for end in ("low", "high"))
+    assert low <= summary["metrics"]["test/accuracy"] <= high
+    assert 0 < run.data.metrics["calibration/expected_calibration_error"] < 1
     assert run.data.tags["flow_run_id"] == summary["flow_run_id"]
 
 
@@ -203,7 +207,7 @@ def assert_classes_and_pictures(said, finished):
     assert sum(int(support) for _, support in rows) == 360
     pictures = [line for line in said.splitlines() if line.endswith((".png", ".html"))]
     folder = f"mlruns/runs/{finished.summary['run_id']}/report"
-    names = "augmented_examples.png", "confusion_matrix.png", "learning_curve.png", "report.html"
+    names = "augmented_examples.png", "confusion_matrix.png", "learning_curve.png", "reliability.png", "report.html"
     assert pictures == [f"{folder}/{name}" for name in names]
     assert all((finished.project / path).is_file() for path in pictures)
 

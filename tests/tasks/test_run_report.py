@@ -308,7 +308,7 @@ def test_the_layers_are_those_of_the_model_and_not_of_its_optimizer():
 @pytest.mark.parametrize("task", TASKS)
 def test_the_page_is_whole_and_holds_all_that_it_shows(task):
     run = made_up.run(*TASKS[task]())
-    path = page.write(run, {"train": 2.0, "evaluate": 1.0, "total": 4.0})
+    path, pictures, metrics = page.write(run, {"train": 2.0, "evaluate": 1.0, "total": 4.0})
     assert path == config.project_root() / run.folder / "report" / "report.html"
     text = path.read_text(encoding="utf-8")
     found = Parsed(text)
@@ -326,6 +326,19 @@ def test_the_page_is_whole_and_holds_all_that_it_shows(task):
     assert "train.epochs" in found.said, "a setting that is not that of params.yaml"
     assert "Seconds by stage, 4.0 in all" in text
     assert "intended_use.txt" in found.said
+    made = load(run)
+    for name, value in made.evaluation.metrics.items():
+        if f"interval/{name}/low" in metrics:
+            assert metrics[f"interval/{name}/low"] <= value <= metrics[f"interval/{name}/high"]
+    assert f"interval/test/{made.headline}/low" in metrics
+    if task == "regression":
+        assert (pictures, [name for name in metrics if "calibration" in name]) == ((), [])
+        return
+    binned, _ = calibration.of_predictions(made)
+    assert metrics["calibration/expected_calibration_error"] == binned.error
+    assert f"{metrics['calibration/brier_score']:.4f}" in found.said
+    with Image.open(*pictures) as picture:
+        assert picture.size == (672, 624)
 
 
 def test_what_a_user_named_is_text_and_no_element():
@@ -333,7 +346,7 @@ def test_what_a_user_named_is_text_and_no_element():
     run = made_up.run(labels, logits, class_names=("<script>alert(1)</script>", 'a"b', "c&d"))
     (config.project_root() / run.folder / "report").mkdir()
     (config.project_root() / run.folder / "report" / "intended_use.txt").write_text("For <b>nobody</b>.")
-    found = Parsed(page.write(run).read_text(encoding="utf-8"))
+    found = Parsed(page.write(run).page.read_text(encoding="utf-8"))
     assert {"script", "b"}.isdisjoint(tag for tag, _ in found.found)
     assert "<script>alert(1)</script>" in found.said
     assert "For <b>nobody</b>." in found.said
@@ -345,7 +358,7 @@ def test_a_run_that_was_not_evaluated_has_a_partial_report_that_says_why():
     folder = config.project_root() / run.folder
     runs.forget_results(run, EvaluationResult, records.RegisteredModel)
     records.save(RunStatus(status="FAILED", reason="the disk <is> full", at="now"), folder / "status.json")
-    said = Parsed(page.write(run).read_text(encoding="utf-8")).said
+    said = Parsed(page.write(run).page.read_text(encoding="utf-8")).said
     assert "Partial report: the run is FAILED (the disk <is> full); it was not evaluated, registered. " in said
     assert f"`stratagem report {run.run_id}`" in said
     assert "Learning curves" in said
@@ -358,14 +371,14 @@ def test_the_gates_judgement_is_in_the_report_and_in_what_is_shown_of_the_run():
     judgement = records.Judgement(promoted=False, reason="differs by <-0.0083>: it is no better", against="2")
     runs.save_result(run, registered.model_copy(update={"judgement": judgement}))
     told = "version 2: differs by <-0.0083>: it is no better"
-    assert told in Parsed(page.write(run).read_text(encoding="utf-8")).said
+    assert told in Parsed(page.write(run).page.read_text(encoding="utf-8")).said
     assert runs.show(run).judgement == told
 
 
 def test_a_run_that_has_only_begun_has_a_partial_report_too():
     run = made_up.run(*made_up.classification())
     runs.forget_results(run)
-    said = Parsed(page.write(run).read_text(encoding="utf-8")).said
+    said = Parsed(page.write(run).page.read_text(encoding="utf-8")).said
     assert "the run is RUNNING; it was not trained, evaluated, registered" in said
     assert "What was trained on what" in said
 
@@ -373,7 +386,7 @@ def test_a_run_that_has_only_begun_has_a_partial_report_too():
 def test_a_report_without_predictions_says_what_it_cannot_show():
     run = made_up.run(*made_up.classification())
     (config.project_root() / run.folder / "evaluation" / "30.npz").unlink()
-    said = Parsed(page.write(run).read_text(encoding="utf-8")).said
+    said = Parsed(page.write(run).page.read_text(encoding="utf-8")).said
     assert "what the model gave for each example was not kept, or is gone" in said
     assert "Confusion matrix" in said
     assert "Slices" not in said
@@ -390,7 +403,7 @@ def test_other_data_than_those_of_the_evaluation_are_not_shown_as_its_mistakes()
     assert "The test rows are others by now" in mistakes.mistakes(made).blocks[0].text
     assert {row[0].partition(":")[0] for row in cells(tables(slices.slices(made))[0])} == {"class"}
     manifest.unlink()
-    said = Parsed(page.write(run).read_text(encoding="utf-8")).said
+    said = Parsed(page.write(run).page.read_text(encoding="utf-8")).said
     assert "The data are not here any more" in said
 
 
