@@ -67,8 +67,8 @@ class Nodes:
         return self._process.stdout.readline().strip()
 
 
-@pytest.fixture
-def nodes(monkeypatch: pytest.MonkeyPatch) -> Iterator[Nodes]:
+@contextlib.contextmanager
+def three_nodes() -> Iterator[Nodes]:
     """Three nodes of one processor each, on which Ray is started in this environment."""
     folder = tempfile.mkdtemp(prefix="ray")  # A socket's path, which lies in it, has at most 107 characters.
     script = Path(__file__).with_name("ray_nodes.py")
@@ -86,7 +86,6 @@ def nodes(monkeypatch: pytest.MonkeyPatch) -> Iterator[Nodes]:
         try:
             found = Nodes(process)
             assert found.address, Path(f"{folder}.log").read_text()
-            monkeypatch.setenv("RAY_ADDRESS", found.address)
             yield found
         finally:
             process.stdin.close()
@@ -96,6 +95,28 @@ def nodes(monkeypatch: pytest.MonkeyPatch) -> Iterator[Nodes]:
                 os.killpg(process.pid, signal.SIGKILL)
     shutil.rmtree(folder, ignore_errors=True)
     Path(f"{folder}.log").unlink()
+
+
+@pytest.fixture
+def nodes(monkeypatch: pytest.MonkeyPatch) -> Iterator[Nodes]:
+    """A cluster of a test's own, which may lose nodes."""
+    with three_nodes() as found:
+        monkeypatch.setenv("RAY_ADDRESS", found.address)
+        yield found
+
+
+@pytest.fixture(scope="module")
+def shared_nodes() -> Iterator[Nodes]:
+    with three_nodes() as found:
+        found.add(1)  # Four places: two trials of two processes each.
+        yield found
+
+
+@pytest.fixture
+def lasting_nodes(shared_nodes: Nodes, monkeypatch: pytest.MonkeyPatch) -> Nodes:
+    """A cluster of four nodes, which tests that end none of them share."""
+    monkeypatch.setenv("RAY_ADDRESS", shared_nodes.address)
+    return shared_nodes
 
 
 def newest(folder: Path) -> int:
@@ -157,21 +178,6 @@ def test_a_training_goes_on_with_fewer_workers_when_a_node_is_lost(
     assert undisturbed["weights_digest"] == result["weights_digest"]
 
 
-def test_processes_that_are_one_program_on_jax_train_on_rays_nodes_as_side_by_side(
-    prepared_project: Path, nodes: Nodes, start: Callable
-):
-    settings = words(*SAME, "strategy.kind=data_parallel", "strategy.workers=2", "strategy.devices=1", "train.epochs=3")
-    digests = []
-    for place in (("strategy.launcher=ray", "strategy.cpus=1"), ("strategy.launcher=local",)):
-        training = start("stratagem", "train", "--json", "--fresh", *settings, *words(*place))
-        assert training.process.wait(300) == 0, training.err.read_text()
-        result = json.loads(training.out.read_text())
-        assert (result["strategy"], result["num_replicas"]) == ("data_parallel", 2)
-        assert training.survivors() == []
-        digests.append(result["weights_digest"])
-    assert digests[0] == digests[1]
-
-
 @pytest.mark.exhaustive
 def test_one_program_on_jax_goes_on_with_fewer_processes_when_a_node_is_lost(
     prepared_project: Path, nodes: Nodes, start: Callable
@@ -189,27 +195,6 @@ def test_one_program_on_jax_goes_on_with_fewer_processes_when_a_node_is_lost(
         arrays, _ = saved.restore(result["steps"])
     assert arrays["optimizer/0000"] == result["steps"], "each step was done once, by one optimizer"
     assert training.survivors() == []
-
-
-def test_the_trials_of_a_sweep_train_side_by_side_on_rays_nodes(prepared_project: Path, nodes: Nodes, run: Callable):
-    nodes.add(1)  # Four places: two trials of two processes each.
-    (prepared_project / "ray.yaml").write_text(
-        "set: {strategy.kind: multi_worker, strategy.launcher: ray, strategy.workers: 2, strategy.cpus: 1,\n"
-        "      train.epochs: 2, model.name: mlp, tracking.system_metrics: false, register.minimum: null}\n"
-        "space:\n"
-        "  model.options.units: [[8], [16]]\n"
-    )
-    done = run(["stratagem", "sweep", "ray.yaml", "--trials", "2", "--parallel", "2", "--json"], cwd=prepared_project)
-    assert done.returncode == 0, done.stderr
-    result = json.loads(done.stdout)
-    assert [one["state"] for one in result["trials"]] == ["complete", "complete"]
-    began, ended = [], []
-    for one in result["trials"]:
-        (log,) = (prepared_project / "mlruns" / "runs" / one["run_id"] / "logs").glob("*/worker-1.log")
-        began.append(calendar.timegm(time.strptime(log.parent.name[:15], "%Y%m%d-%H%M%S")))
-        ended.append(log.stat().st_mtime)
-    assert max(began) < min(ended), "both were at work at once"
-    assert result["final"]["num_replicas"] == 2
 
 
 def test_parameter_servers_go_on_without_a_worker_whose_node_is_lost_and_the_command_stops_as_elsewhere(
@@ -242,7 +227,44 @@ def test_parameter_servers_go_on_without_a_worker_whose_node_is_lost_and_the_com
     assert "Traceback" not in done.stderr
 
 
-def test_the_tutorials_training_goes_to_rays_nodes(prepared_project: Path, nodes: Nodes, run: Callable):
+def test_processes_that_are_one_program_on_jax_train_on_rays_nodes_as_side_by_side(
+    prepared_project: Path, lasting_nodes: Nodes, start: Callable
+):
+    settings = words(*SAME, "strategy.kind=data_parallel", "strategy.workers=2", "strategy.devices=1", "train.epochs=3")
+    digests = []
+    for place in (("strategy.launcher=ray", "strategy.cpus=1"), ("strategy.launcher=local",)):
+        training = start("stratagem", "train", "--json", "--fresh", *settings, *words(*place))
+        assert training.process.wait(300) == 0, training.err.read_text()
+        result = json.loads(training.out.read_text())
+        assert (result["strategy"], result["num_replicas"]) == ("data_parallel", 2)
+        assert training.survivors() == []
+        digests.append(result["weights_digest"])
+    assert digests[0] == digests[1]
+
+
+def test_the_trials_of_a_sweep_train_side_by_side_on_rays_nodes(
+    prepared_project: Path, lasting_nodes: Nodes, run: Callable
+):
+    (prepared_project / "ray.yaml").write_text(
+        "set: {strategy.kind: multi_worker, strategy.launcher: ray, strategy.workers: 2, strategy.cpus: 1,\n"
+        "      train.epochs: 2, model.name: mlp, tracking.system_metrics: false, register.minimum: null}\n"
+        "space:\n"
+        "  model.options.units: [[8], [16]]\n"
+    )
+    done = run(["stratagem", "sweep", "ray.yaml", "--trials", "2", "--parallel", "2", "--json"], cwd=prepared_project)
+    assert done.returncode == 0, done.stderr
+    result = json.loads(done.stdout)
+    assert [one["state"] for one in result["trials"]] == ["complete", "complete"]
+    began, ended = [], []
+    for one in result["trials"]:
+        (log,) = (prepared_project / "mlruns" / "runs" / one["run_id"] / "logs").glob("*/worker-1.log")
+        began.append(calendar.timegm(time.strptime(log.parent.name[:15], "%Y%m%d-%H%M%S")))
+        ended.append(log.stat().st_mtime)
+    assert max(began) < min(ended), "both were at work at once"
+    assert result["final"]["num_replicas"] == 2
+
+
+def test_the_tutorials_training_goes_to_rays_nodes(prepared_project: Path, lasting_nodes: Nodes, run: Callable):
     page = Path(__file__).resolve().parents[2] / "docs" / "tutorials" / "laptop-to-cluster.md"
     (command,) = re.findall(r"^(stratagem run .*launcher=ray)$", page.read_text(encoding="utf-8"), re.MULTILINE)
     done = run([*shlex.split(command), "--json"])
