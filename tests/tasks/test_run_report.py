@@ -14,6 +14,7 @@ from tasks import config, evidence, metrics, quality_report, records, runs
 from tasks.records import EvaluationResult, RunStatus, RunSummary
 from tasks.report import calibration, classes, contents, curves, intervals, mistakes, numbers, page, slices, svg
 from tasks.report.material import layers, load
+from tasks.slices import quarters
 from tests.tasks import made_up
 
 EMPTY = {"meta", "img", "br", "path", "rect"}
@@ -247,13 +248,13 @@ def test_small_images_of_which_a_model_is_unsure_are_a_slice():
 
 def test_numbers_are_cut_at_their_quartiles_and_few_values_each_by_itself():
     values = np.arange(100.0)
-    parts = list(slices.quarters("x", values))
+    parts = list(quarters("x", values))
     assert [one.rows.sum() for one in parts] == [25, 25, 25, 25]
     assert parts[0].name == "0 to 24.75"
-    assert [one.name for one in slices.quarters("x", np.repeat([0.0, 1.0], 20))] == ["0", "1"]
-    assert list(slices.quarters("x", np.full(20, 3.0))) == []
+    assert [one.name for one in quarters("x", np.repeat([0.0, 1.0], 20))] == ["0", "1"]
+    assert list(quarters("x", np.full(20, 3.0))) == []
     mostly = np.concatenate([np.zeros(90), np.arange(1.0, 11.0)])
-    assert sum(one.rows.sum() for one in slices.quarters("x", mostly)) == 100, "each is in one part"
+    assert sum(one.rows.sum() for one in quarters("x", mostly)) == 100, "each is in one part"
 
 
 def test_of_a_regression_the_worst_slice_has_the_largest_error():
