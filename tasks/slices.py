@@ -2,8 +2,10 @@
 
 import itertools
 import json
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+import math
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -39,6 +41,15 @@ class Slice(NamedTuple):
         return f"{self.by}: {self.name}"
 
 
+class Metadata(NamedTuple):
+    """A column of a table that is no feature."""
+
+    kind: str
+    """category, number or datetime."""
+    values: Sequence[str | float | None]
+    """Of each test example, as ``records.PreparedDataset`` says."""
+
+
 @dataclass(frozen=True)
 class TestExamples:
     """The test split as prepared."""
@@ -50,6 +61,8 @@ class TestExamples:
     """Of features that have one: the texts of each column, from place 2 on."""
     sizes: npt.NDArray[np.int32] | None = None
     """The height and width that images had before they were prepared, (n, 2); None where that is not known."""
+    metadata: Mapping[str, Metadata] = field(default_factory=dict)
+    """By column."""
 
     def columns(self, name: str) -> list[tuple[str, int, int]]:
         """Return name, first place and width of each column of a feature of numbers or categories."""
@@ -80,9 +93,13 @@ def load(prepared: PreparedDataset) -> TestExamples | None:
             for name, feature in prepared.features.items()
             if feature.vocabulary is not None
         }
+        metadata = {}
+        if prepared.metadata is not None:
+            written = json.loads((root / prepared.metadata).read_text(encoding="utf-8"))
+            metadata = {name: Metadata(**one) for name, one in written.items()}
     except (OSError, ValueError):
         return None
-    return TestExamples(prepared, arrays, vocabularies, _sizes(prepared, root / "data" / prepared.name))
+    return TestExamples(prepared, arrays, vocabularies, _sizes(prepared, root / "data" / prepared.name), metadata)
 
 
 def _sizes(prepared: PreparedDataset, folder: Path) -> npt.NDArray[np.int32] | None:
@@ -131,6 +148,8 @@ def every(
     if test is not None:
         for name in test.prepared.features:
             yield from _by_feature(test, name)
+        for name, column in test.metadata.items():
+            yield from _by_metadata(name, column)
 
 
 def is_image(feature: Feature) -> bool:
@@ -157,6 +176,25 @@ def _by_feature(test: TestExamples, name: str) -> Iterator[Slice]:
                 yield Slice(column, test.word(name, place, int(value)), values == value)
 
 
+def _by_metadata(name: str, column: Metadata) -> Iterator[Slice]:
+    if column.kind == "category":
+        values = np.array(["missing" if value is None else value for value in column.values], object)
+        for value, _ in sorted(Counter(values.tolist()).items(), key=lambda one: (-one[1], one[0]))[:MOST_VALUES]:
+            yield Slice(name, value, values == value)
+    else:
+        numbers = np.array(column.values, np.float64)  # None is NaN.
+        yield from quarters(name, numbers, _day if column.kind == "datetime" else _number)
+
+
+def _number(value: float) -> str:
+    return f"{value:.4g}"
+
+
+def _day(value: float) -> str:
+    """Return the date of days since 1970."""
+    return str(np.datetime64(math.floor(value), "D"))
+
+
 def _brightness(images: npt.NDArray[np.uint8]) -> npt.NDArray[np.float64]:
     """Return the mean of the pixels of each image, (n,): of every second, third ... row and column of a large one."""
     down, across = (max(1, side // PIXELS) for side in images.shape[1:3])
@@ -166,13 +204,16 @@ def _brightness(images: npt.NDArray[np.uint8]) -> npt.NDArray[np.float64]:
     return np.concatenate(parts)
 
 
-def quarters(by: str, values: npt.NDArray[Any]) -> Iterator[Slice]:
-    """Yield the slices between the quartiles of a number, as many as are different; one of few values has each."""
+def quarters(by: str, values: npt.NDArray[Any], said: Callable[[float], str] = _number) -> Iterator[Slice]:
+    """Yield the slices between the quartiles of a number, as many as are different; one of few values has each.
+
+    ``said`` writes a value for a slice's name.
+    """
     values = np.asarray(values, np.float64)
     different = np.unique(values[np.isfinite(values)])
     if 1 < len(different) <= QUARTERS:
         for value in different:
-            yield Slice(by, f"{value:.4g}", values == value)
+            yield Slice(by, said(value), values == value)
         return
     if len(different) < 2:
         return
@@ -180,4 +221,4 @@ def quarters(by: str, values: npt.NDArray[Any]) -> Iterator[Slice]:
     for place, (low, high) in enumerate(itertools.pairwise(edges)):
         last = place == len(edges) - 2
         inside = (values >= low) & ((values <= high) if last else (values < high))
-        yield Slice(by, f"{low:.4g} to {high:.4g}", inside)
+        yield Slice(by, f"{said(low)} to {said(high)}", inside)
