@@ -22,7 +22,7 @@ MOST_VALUES = 30
 MOST_COLUMNS = 50
 PIXELS = 64
 """Rows and columns of an image that its brightness is the mean of, at most."""
-QUARTERS = 4
+QUARTERS = ("lowest quarter", "second quarter", "third quarter", "highest quarter")
 MEASURES: dict[Task, str] = {"classification": "accuracy", "multilabel": "labels right", "regression": "mae"}
 """What a slice's mean of ``scores`` is called."""
 
@@ -34,11 +34,18 @@ class Slice(NamedTuple):
     name: str
     rows: npt.NDArray[np.bool_]
     """Which examples it has, (n,)."""
+    ends: str = ""
+    """Of a quarter, from its smallest number to its largest: no part of its name, as other test rows have others."""
 
     @property
     def full_name(self) -> str:
         """What it is called in a report and in ``register.floors``."""
         return f"{self.by}: {self.name}"
+
+    @property
+    def shown(self) -> str:
+        """The name as a report shows it, with the ends of a quarter."""
+        return f"{self.full_name} ({self.ends})" if self.ends else self.full_name
 
 
 class Metadata(NamedTuple):
@@ -207,11 +214,12 @@ def _brightness(images: npt.NDArray[np.uint8]) -> npt.NDArray[np.float64]:
 def quarters(by: str, values: npt.NDArray[Any], said: Callable[[float], str] = _number) -> Iterator[Slice]:
     """Yield the slices between the quartiles of a number, as many as are different; one of few values has each.
 
-    ``said`` writes a value for a slice's name.
+    Where quartiles are equal there are no quarters, and a slice is called by its ends.
+    ``said`` writes a value.
     """
     values = np.asarray(values, np.float64)
     different = np.unique(values[np.isfinite(values)])
-    if 1 < len(different) <= QUARTERS:
+    if 1 < len(different) <= len(QUARTERS):
         for value in different:
             yield Slice(by, said(value), values == value)
         return
@@ -221,4 +229,5 @@ def quarters(by: str, values: npt.NDArray[Any], said: Callable[[float], str] = _
     for place, (low, high) in enumerate(itertools.pairwise(edges)):
         last = place == len(edges) - 2
         inside = (values >= low) & ((values <= high) if last else (values < high))
-        yield Slice(by, f"{said(low)} to {said(high)}", inside)
+        ends = f"{said(low)} to {said(high)}"
+        yield Slice(by, QUARTERS[place], inside, ends) if len(edges) > len(QUARTERS) else Slice(by, ends, inside)

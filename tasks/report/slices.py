@@ -48,6 +48,6 @@ def slices(material: Material) -> Section | None:
 def _row(one: Slice, mean: float, interval: Interval, overall: float, ends: tuple[float, float]) -> list[Cell]:
     drawn = svg.interval(interval.low, mean, interval.high, overall, ends)
     return [
-        svg.escaped(one.full_name), f"{int(one.rows.sum()):,}", f"{mean:.4f}",
+        svg.escaped(one.shown), f"{int(one.rows.sum()):,}", f"{mean:.4f}",
         f"{interval.low:.4f} to {interval.high:.4f}", drawn,
     ]  # fmt: skip

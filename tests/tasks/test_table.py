@@ -311,19 +311,17 @@ def test_metadata_are_slices(source):
     frame = measured()
     prepared = prepare(write(frame, source / "own.csv"), target="back", columns={"row": "number"}, metadata=METADATA)
     rows = frame.iloc[array(prepared, "number", "test")[:, 0].astype(int)]
-    found = {
-        one.full_name: one.rows
-        for one in slices.every("classification", ("no", "yes"), labels(prepared, "test"), slices.load(prepared))
-    }
+    every = list(slices.every("classification", ("no", "yes"), labels(prepared, "test"), slices.load(prepared)))
+    found, ends = {one.full_name: one.rows for one in every}, {one.full_name: one.ends for one in every}
     for name, expected in (("north", rows["site"] == "north"), ("missing", rows["site"].isna())):
         np.testing.assert_array_equal(found[f"site: {name}"], expected)
     person = rows["person"].iloc[0]
     np.testing.assert_array_equal(found[f"person: {person}"], rows["person"] == person)
     doses = [name for name in found if name.startswith("dose: ")]
-    assert doses[0].startswith("dose: 0")
+    assert doses == [f"dose: {which} quarter" for which in ("lowest", "second", "third", "highest")]
     assert sum(found[name].sum() for name in doses) == rows["dose"].notna().sum()
     days = [name for name in found if name.startswith("when: ")]
-    assert days[0].startswith(f"when: {rows['when'].min():%Y-%m-%d} to 2024-0")
+    assert ends["when: lowest quarter"].startswith(f"{rows['when'].min():%Y-%m-%d} to 2024-0")
     assert sum(found[name].sum() for name in days) == len(rows)
 
 
