@@ -26,6 +26,8 @@ class Done:
     output: str
     peak_megabytes: float
     """Resident memory of the largest of its processes, at its largest; Linux gives no less than that of this one."""
+    processor_seconds: float
+    """Of all cores, for the same processes: other work on the machine makes it little longer."""
 
 
 def watch(command: Sequence[str], environment: Mapping[str, str] | None = None, folder: Path = ROOT) -> Done:
@@ -41,7 +43,7 @@ def watch(command: Sequence[str], environment: Mapping[str, str] | None = None, 
         errors.seek(0)
         if process.returncode:
             sys.exit(f"{' '.join(command)} failed:\n{errors.read()[-2000:]}")
-        return Done(seconds, output.read(), usage.ru_maxrss * 1024 / 1e6)
+        return Done(seconds, output.read(), usage.ru_maxrss * 1024 / 1e6, usage.ru_utime + usage.ru_stime)
 
 
 def run(command: Sequence[str], environment: Mapping[str, str] | None = None, folder: Path = ROOT) -> tuple[float, str]:

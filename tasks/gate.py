@@ -1,17 +1,20 @@
 """The gate of the alias `champion`: which model is shown to be better than another, and which is kept out.
 
-A model becomes the champion if no class is below its floor in `register.floors`, and there is none yet; or if its
-`register.metric` is better than the champion's on the same test rows by `register.min_improvement` at least, and so
-large a gain by chance is less likely than `register.confidence` leaves room for.
+A model becomes the champion if no class, and no other slice of the test split, is below its floor in
+`register.floors`, and there is none yet; or if its `register.metric` is better than the champion's on the same test
+rows by `register.min_improvement` at least, and so large a gain by chance is less likely than `register.confidence`
+leaves room for.
 """
 
-from typing import Literal, NamedTuple
+from collections.abc import Collection, Mapping
+from difflib import get_close_matches
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from tasks import config, evidence, losses, metrics
-from tasks.errors import UserError, one_of
+from tasks import config, evidence, losses, metrics, slices
+from tasks.errors import UserError, listed, one_of
 from tasks.predictions import Predictions
 from tasks.records import EvaluationResult, Judgement, PreparedDataset
 
@@ -34,15 +37,39 @@ def check(settings: config.Settings, prepared: PreparedDataset) -> None:
     """Refuse a gate that says nothing about the data.
 
     Raises:
-        UserError: a metric that no evaluation of the data measures; or floors of classes that there are not.
+        UserError: a metric that no evaluation of the data measures; or floors of classes or slices that there are not,
+            or of slices with too few examples.
     """
     metrics.check_gate(settings, prepared)
-    section, target = settings.register_, prepared.target
-    for named in section.floors:
-        if not target.class_names:
-            raise UserError(f"register.floors = {section.floors}: a {target.task} has no classes. Give {{}}")
-        if named not in target.class_names:
-            raise UserError(one_of("class in register.floors", named, target.class_names))
+    floors, target = settings.register_.floors, prepared.target
+    if floors and not target.class_names:
+        raise UserError(f"register.floors = {floors}: a {target.task} has no classes, and no shares that are right")
+    named = [name for name in floors if name not in target.class_names]
+    if unknown := [name for name in named if ": " not in name]:
+        raise UserError(one_of("class in register.floors", unknown[0], target.class_names))
+    if not named:
+        return  # No test row need be read.
+    labels = np.load(config.project_root() / prepared.splits["test"].labels, mmap_mode="r", allow_pickle=False)
+    counts = {one.full_name: int(one.rows.sum()) for one in _slices(prepared, labels)}
+    for name in named:
+        if name not in counts:
+            raise UserError(one_of("slice in register.floors", name, counts, see=_near(name, counts)))
+        if counts[name] < slices.FEWEST:
+            raise UserError(
+                f"register.floors = '{name}': {counts[name]} test examples are in it, and a slice needs "
+                f"{slices.FEWEST} to have a floor. Leave it out, or test on more"
+            )
+
+
+def _near(name: str, known: Collection[str]) -> str:
+    """Return which slices have a name that is like one, or some, where none is."""
+    near = get_close_matches(name, known, n=10, cutoff=0.3) or sorted(known)
+    return f"There are {listed([repr(one) for one in near], most=10)}; a run's report shows the names of all slices"
+
+
+def _slices(prepared: PreparedDataset, labels: npt.NDArray[Any]) -> list[slices.Slice]:
+    target = prepared.target
+    return list(slices.every(target.task, target.class_names, labels, slices.load(prepared)))
 
 
 def judge(
@@ -61,7 +88,7 @@ def judge(
         candidate: what the model gives for the test rows.
         champion: None where there is none yet.
     """
-    missed = _floors_missed(settings.register_, evaluation)
+    missed = _floors_missed(settings.register_.floors, prepared, evaluation, candidate)
     if champion is None:
         return Judgement(promoted=not missed, reason=missed or "the first model that passes the gate")
     if champion.predictions is None:
@@ -83,13 +110,31 @@ def forced(judgement: Judgement) -> Judgement:
     )
 
 
-def _floors_missed(section: config.Register, evaluation: EvaluationResult) -> str | None:
-    below = [
-        f"'{one.name}' has {one.recall:.4f} of {one.support:,} and needs {section.floors[one.name]:g}"
+def _floors_missed(
+    floors: Mapping[str, float], prepared: PreparedDataset, evaluation: EvaluationResult, candidate: Predictions
+) -> str | None:
+    """Return which classes have a lower recall than their floor, and which slices a lower share that is right."""
+    task, class_names = prepared.target.task, prepared.target.class_names
+    said = []
+    if below := [
+        _below(one.name, one.recall, one.support, floors[one.name])
         for one in evaluation.classes
-        if one.name in section.floors and not one.recall >= section.floors[one.name]
-    ]
-    return f"register.floors: the recall of {', of '.join(below)}" if below else None
+        if one.name in floors and not one.recall >= floors[one.name]
+    ]:
+        said.append(f"the recall of {', of '.join(below)}")
+    if named := [name for name in floors if name not in class_names]:
+        found = [one for one in _slices(prepared, candidate.labels) if one.full_name in named]
+        scores = slices.scores(task, *candidate)
+        measured = [(one.full_name, float(scores[one.rows].mean()), int(one.rows.sum())) for one in found]
+        if below := [_below(*one, floors[one[0]]) for one in measured if not one[1] >= floors[one[0]]]:
+            said.append(f"the {slices.MEASURES[task]} of {', of '.join(below)}")
+        known = {one.full_name for one in found}
+        said += [f"these test rows have no slice '{name}'" for name in named if name not in known]
+    return f"register.floors: {'; '.join(said)}" if said else None
+
+
+def _below(name: str, value: float, count: int, floor: float) -> str:
+    return f"'{name}' has {value:.4f} of {count:,} and needs {floor:g}"
 
 
 def _compare(

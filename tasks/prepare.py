@@ -34,7 +34,8 @@ def prepare(dataset: config.Description) -> PreparedDataset:
 
     A split becomes <split>_<feature>s.npy for each feature, of its dtype, (n, *shape), <split>_labels.npy and, where
     examples have weights, <split>_weights.npy, see ``records.PreparedSplit``. A feature with a vocabulary has it in
-    <feature>_vocabulary.json. The same source gives the same bytes.
+    <feature>_vocabulary.json; what is known of the test examples beside is in test_metadata.json. The same source gives
+    the same bytes.
 
     Args:
         dataset: what data/<name>/params.yaml says.
@@ -60,6 +61,7 @@ def prepare(dataset: config.Description) -> PreparedDataset:
                 new.mkdir()
                 splits, features, learnt = _write(dataset, examples, new, target.relative_to(root))
                 vocabularies = _write_vocabularies(examples, new, target.relative_to(root))
+                metadata = _write_metadata(examples, new, target.relative_to(root))
                 prepared = PreparedDataset(
                     name=dataset.name,
                     kind=dataset.kind,
@@ -71,7 +73,11 @@ def prepare(dataset: config.Description) -> PreparedDataset:
                     },
                     target=learnt,
                     splits=splits,
-                    sha256={path: files.digest(new / Path(path).name) for path in vocabularies.values()},
+                    sha256={
+                        path: files.digest(new / Path(path).name)
+                        for path in (*vocabularies.values(), *([metadata] if metadata else []))
+                    },
+                    metadata=metadata,
                     held_out=_counted(examples.held_out, splits),
                     **examples.origin,
                 )
@@ -118,6 +124,17 @@ def _write_vocabularies(examples: dataset_kinds.Examples, new: Path, target: Pat
             json.dump(texts, file, ensure_ascii=False, indent=0)
             files.flush(file)
     return {name: (target / f"{name}_vocabulary.json").as_posix() for name in examples.vocabularies}
+
+
+def _write_metadata(examples: dataset_kinds.Examples, new: Path, target: Path) -> str | None:
+    """Write what is known of the test examples beside their features; return where it will lie, None for nothing."""
+    if examples.metadata_of is None:
+        return None
+    with (new / "test_metadata.json").open("w", encoding="utf-8") as file:
+        found = {name: one._asdict() for name, one in examples.metadata_of("test").items()}
+        json.dump(found, file, ensure_ascii=False, allow_nan=False)
+        files.flush(file)
+    return (target / "test_metadata.json").as_posix()
 
 
 def _counted(held_out: HeldOut | None, splits: dict[str, PreparedSplit]) -> HeldOut | None:

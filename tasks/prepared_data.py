@@ -13,7 +13,7 @@ from tasks.errors import UserError
 from tasks.records import Column, PreparedDataset
 
 LISTINGS = ".dvc/cache/files/md5"
-MADE = re.compile(r"manifest\.json|[\w.-]+_\w+s\.npy|\w+_vocabulary\.json")
+MADE = re.compile(r"manifest\.json|[\w.-]+_\w+s\.npy|\w+_vocabulary\.json|test_metadata\.json")
 
 
 def remedy(name: str) -> str:

@@ -108,6 +108,7 @@ def _check_roles(dataset: config.Table, file: TableFile) -> dict[str, tuple[str 
     keys: dict[str, tuple[str | None, ...]] = {
         "target": dataset.target,
         **{key: (getattr(dataset, key),) for key in ROLES},
+        "metadata": tuple(dataset.metadata),
     }
     for key, names in keys.items():
         for name in names:
@@ -121,6 +122,14 @@ def _check_roles(dataset: config.Table, file: TableFile) -> dict[str, tuple[str 
             f"dataset.columns: {one_of('column', absent[0], file.names)}. {len(absent)} of its columns "
             f"{'is' if len(absent) == 1 else 'are'} not in dataset.source = '{file.source}'"
         )
+    for name in dataset.metadata:
+        kind = given[name].kind if name in given else "ignore"
+        if name in dataset.target or kind != "ignore":
+            what = "dataset.target" if name in dataset.target else f"of kind {kind} in dataset.columns"
+            raise UserError(
+                f"dataset.metadata.{name}: the column is {what}, and such a one has slices of its own. Leave it out of "
+                "metadata"
+            )
     for key in ("target", "split_column", "weight"):
         if twice := [name for name in keys[key] if name and name in given and given[name].kind != "ignore"]:
             raise UserError(

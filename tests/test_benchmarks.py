@@ -3,10 +3,14 @@
 import math
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
-from benchmarks import measure, recipes, scaling
+from benchmarks import evidence, measure, recipes, scaling
+from tasks import runs
+from tests.tasks import made_up
+from tests.tasks.written_runs import write_results, write_run
 
 MEASURED = {"ours": [2.0, 4.0, 3.0], "peer": [1.0, 1.0, 3.0]}
 
@@ -75,3 +79,17 @@ def test_a_recipe_that_seldom_gets_there_has_not_met_the_target():
     assert "2 of 3 never reached it" in row
     row = recipes._row("what", [quick, quick, never], [slow] * 3, 0.985, None, 0.35)
     assert row.endswith("| 0.10 (0.10 to inf) | at most 0.35 | yes |")
+
+
+def test_runs_that_are_made_of_one_are_runs_of_their_own(tmp_path, monkeypatch):
+    monkeypatch.chdir(made_up.project(tmp_path / "project"))
+    run = write_run(1)
+    write_results(run, version="1", accuracy=0.9, loss=0.2)
+    before = {path: path.read_bytes() for path in Path(run.folder).rglob("*") if path.is_file()}
+    evidence.copy_run(Path(run.folder), 3)
+    found = runs.list_runs(runs.Choice())
+    assert found.unreadable == {}
+    assert [line.run_id for line in found.runs] == [f"{number:032x}" for number in (4, 3, 2)] + [run.run_id]
+    assert [runs.find(line.run_id).number for line in found.runs] == [4, 3, 2, 1]
+    assert {line.metrics["test/accuracy"] for line in found.runs} == {0.9}
+    assert all(path.read_bytes() == text for path, text in before.items()), "the run itself is as it was"

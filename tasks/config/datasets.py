@@ -156,6 +156,11 @@ class Table(LocalDescription):
     """The column of which all rows of one value (a person, a device) are to be in one split."""
     time: Text | None = None
     """The column by which rows are ordered: the newest become the test split."""
+    metadata: Annotated[
+        dict[Text, Literal["category", "number", "datetime"]], Field(exclude_if=lambda metadata: not metadata)
+    ] = {}
+    """Columns that no model learns from, and what their values are: those of the test split are kept, so that a run's
+    report has slices by them, and `register.floors` takes these."""
     weight: Text | None = None
     """The column of how much a row counts in the training loss."""
     validation: Annotated[float, Field(gt=0, lt=1)] | Count | None = None

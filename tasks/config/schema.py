@@ -277,8 +277,9 @@ class Register(Section):
     confidence: Bookkeeping[Annotated[float, Field(ge=0.5, lt=1)]]
     """How sure it must be that the gain is no chance: 0.95 promotes 1 in 20 of the models that are no better."""
     floors: Bookkeeping[dict[Text, Annotated[float, Field(ge=0, le=1)]]]
-    """The test recall that a class, or a label, must have before `champion` moves: {"3": 0.8} is 0.8 of class 3. {} is
-    off."""
+    """What a part of the test split must have before `champion` moves: a class, or a label, the recall, {"3": 0.8} is
+    0.8 of class 3; any other slice the share that is right, by the name that a run's report shows, {"colour: red":
+    0.7}. {} is off."""
 
     @field_validator("alias")
     @classmethod

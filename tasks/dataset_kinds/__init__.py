@@ -37,6 +37,13 @@ class Block(NamedTuple):
     """How many values of a column were missing."""
 
 
+class Metadata(NamedTuple):
+    """A column of a split that is no feature, as ``records.PreparedDataset`` has it in a file."""
+
+    kind: str
+    values: list[Any]
+
+
 @dataclass(frozen=True)
 class Examples:
     """The examples of a dataset, before they are prepared."""
@@ -56,6 +63,8 @@ class Examples:
     """What the source calls the example in a row of a split, once all blocks are read; None where it has no names."""
     sizes_of: Callable[[str], npt.NDArray[np.int32]] | None = None
     """The height and width that the images of a split had, (n, 2), once all blocks are read; None where it has none."""
+    metadata_of: Callable[[str], Mapping[str, Metadata]] | None = None
+    """The columns of a split that are no features and are kept beside them, once all blocks are read."""
     origin: Mapping[str, Any] = field(default_factory=dict)
     """More fields of ``records.PreparedDataset``."""
 

@@ -37,6 +37,7 @@ class Table:
         labels: of each row, as in ``records.PreparedSplit``; of one that cannot be used, anything.
         weights: float32 (n,) or None.
         usable: bool (n,), whether each row becomes an example.
+        metadata: of each row by column: an array of texts, '' for a missing one, or of numbers, NaN for a missing one.
         parts: in chunks, the values of the columns that are looked at here.
     """
 
@@ -65,6 +66,7 @@ class Table:
         if weights is not None and (weights < 0).any():
             raise self.refuse("weight", f"has a value below 0 in row {int((weights < 0).argmax()) + 1}")
         self.weights = None if weights is None else weights.astype(np.float32)
+        self.metadata = {name: self._read_metadata(name, kind, parts[name]) for name, kind in dataset.metadata.items()}
         self.parts = parts
         for key in ("weight", "group", "time", "split_column"):
             if (name := getattr(dataset, key)) is not None:
@@ -80,7 +82,8 @@ class Table:
             dataset.time: "text",
             dataset.weight: "number",
         }
-        return roles | {name: how for name, how in read_as.items() if name is not None}
+        roles |= {name: how for name, how in read_as.items() if name is not None}
+        return {**{name: WANTED[kind] for name, kind in dataset.metadata.items()}, **roles}
 
     def chunks(self, wanted: Mapping[str, Wanted]) -> Iterator[tuple[int, dict[str, Values]]]:
         """Yield the number of the first row, and the values of these columns."""
@@ -114,6 +117,27 @@ class Table:
                 found.append(encoding.numbers(part, column, self.dataset.decimal or "."))
             except BadValue as bad:
                 raise self.refused(bad, first + bad.row) from None
+            first += encoding.num_rows(part)
+        return np.concatenate(found)
+
+    def _read_metadata(self, column: str, kind: str, parts: Sequence[Values]) -> npt.NDArray[Any]:
+        if kind == "category":
+            texts, places = texts_of(parts)
+            return np.array(texts, object)[places]
+        found, first = [], 0
+        for part in parts:
+            try:
+                found.append(
+                    encoding.days(part, column)
+                    if kind == "datetime"
+                    else encoding.numbers(part, column, self.dataset.decimal or ".")
+                )
+            except BadValue as bad:
+                raise UserError(
+                    f"dataset.metadata.{column} = {kind}: the column has in row {first + bad.row + 1}, counted without "
+                    f"the header, {cut(repr(bad.value), 80)}, which {bad.reason}. Mend it, or say "
+                    f"dataset.metadata.{column} = category (dataset.source = '{self.dataset.source}')"
+                ) from None
             first += encoding.num_rows(part)
         return np.concatenate(found)
 

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tasks import ahead, config, encoding, machine
-from tasks.dataset_kinds import Block, Examples, most_frequent, text_length
+from tasks.dataset_kinds import Block, Examples, Metadata, most_frequent, text_length
 from tasks.dataset_kinds._table_rows import Rows, Table, num_rows_of
 from tasks.dataset_kinds._table_splits import NAMES, split
 from tasks.encoding import BadValue, Encoder, Repeated, Values
@@ -73,7 +73,20 @@ def examples(dataset: config.Table) -> Examples:
         vocabularies=fitted.vocabularies,
         held_out=held_out,
         name_of=lambda split, row: f"row {np.flatnonzero(splits == NAMES.index(split))[row] + 1}",
+        metadata_of=partial(_metadata, table, splits) if dataset.metadata else None,
     )
+
+
+def _metadata(table: Table, splits: npt.NDArray[np.int8], split: str) -> dict[str, Metadata]:
+    """Return the columns of a split that are no features; blocks that were read left out rows in ``splits``."""
+    own = splits == NAMES.index(split)
+    found = {}
+    for name, values in table.metadata.items():
+        some = values[own].tolist()
+        missing = encoding.is_missing(some).tolist()
+        given = [None if absent else value for value, absent in zip(some, missing, strict=True)]
+        found[name] = Metadata(table.dataset.metadata[name], given)
+    return found
 
 
 def _blocks(table: Table, fitted: "_Fitted", splits: npt.NDArray[np.int8], made: set[str]) -> Iterator[Block]:

@@ -161,7 +161,10 @@ class PreparedDataset(Record):
     """Where TFDS' shards lie; None for a kind that has none, which cannot be streamed."""
     sources: tuple[SourceFile, ...] = ()
     sha256: dict[str, str] = {}
-    """Of each file that is of no split: the vocabularies."""
+    """Of each file that is of no split: the vocabularies, and the metadata."""
+    metadata: Annotated[str | None, Field(exclude_if=lambda metadata: metadata is None)] = None
+    """The file of what is known of each test example beside its features: by column {"kind", "values"}; of a category
+    the values are texts, of a number numbers, of a datetime days since 1970; null is a missing one."""
     licence: str | None = None
     held_out: HeldOut | None = None
     data_version: str | None = None

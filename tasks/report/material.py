@@ -11,13 +11,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from tasks import config, files, predictions, quality_report, records, runs
+from tasks import config, files, predictions, records, runs, slices
 from tasks.errors import UserError
 from tasks.predictions import Predictions
 from tasks.records import (
     HEADLINES,
     EvaluationResult,
-    Feature,
     Placement,
     PreparedDataset,
     RegisteredModel,
@@ -27,34 +26,7 @@ from tasks.records import (
     Task,
     TrainingResult,
 )
-
-
-@dataclass(frozen=True)
-class TestExamples:
-    """The test split as prepared."""
-
-    prepared: PreparedDataset
-    arrays: Mapping[str, npt.NDArray[Any]]
-    """Of each feature, mapped: (n, *shape)."""
-    vocabularies: Mapping[str, list[list[str]]]
-    """Of features that have one: the texts of each column, from place 2 on."""
-    sizes: npt.NDArray[np.int32] | None = None
-    """The height and width that images had before they were prepared, (n, 2); None where that is not known."""
-
-    def columns(self, name: str) -> list[tuple[str, int, int]]:
-        """Return name, first place and width of each column of a feature of numbers or categories."""
-        feature, found, first = self.prepared.features[name], [], 0
-        for column in feature.columns:
-            found.append((column.name, first, column.width))
-            first += column.width
-        return found or [(f"{name} {place}", place, 1) for place in range(feature.shape[0])]
-
-    def word(self, name: str, column: int, place: int) -> str:
-        """Return what a number of a feature of categories or words stands for."""
-        if place < 2:
-            return ("missing", "unknown")[place]
-        words = self.vocabularies[name][column]
-        return words[place - 2] if place - 2 < len(words) else str(place)
+from tasks.slices import TestExamples
 
 
 @dataclass(frozen=True)
@@ -118,14 +90,7 @@ class Material:
     def scores(self) -> npt.NDArray[np.float64]:
         """How good each test example is: 1 where the class is right and 0 where not, the share of labels that are
         right, or of a regression the mean absolute error, (n,)."""
-        labels, outputs = self.predicted
-        if self.task == "classification":
-            each: npt.NDArray[Any] = outputs.argmax(axis=1) == labels
-        elif self.task == "multilabel":
-            each = ((outputs > 0) == (labels == 1)).mean(axis=1)
-        else:
-            each = np.abs(outputs.astype(np.float64) - labels).mean(axis=1)
-        return each.astype(np.float64)
+        return slices.scores(self.task, *self.predicted)
 
     @property
     def class_names(self) -> list[str]:
@@ -156,7 +121,7 @@ def load(run: Run, seconds: Mapping[str, float] | None = None) -> Material:
         registered=runs.load_result(run, RegisteredModel),
         prepared=prepared,
         predictions=found,
-        test=_test(prepared, root) if prepared is not None and same else None,
+        test=slices.load(prepared) if prepared is not None and same else None,
         seconds=seconds if seconds is not None else _summary_seconds(root / run.folder),
     )
 
@@ -167,33 +132,6 @@ def _prepared(run: Run, root: Path) -> PreparedDataset | None:
         return records.load(PreparedDataset, root / "data" / name / "prepared" / "manifest.json")
     except UserError:
         return None
-
-
-def _test(prepared: PreparedDataset, root: Path) -> TestExamples | None:
-    split = prepared.splits["test"]
-    try:
-        arrays = {
-            name: np.load(root / path, mmap_mode="r", allow_pickle=False) for name, path in split.features.items()
-        }
-        vocabularies = {
-            name: json.loads((root / feature.vocabulary).read_text(encoding="utf-8"))
-            for name, feature in prepared.features.items()
-            if feature.vocabulary is not None
-        }
-    except (OSError, ValueError):
-        return None
-    return TestExamples(prepared, arrays, vocabularies, _sizes(prepared, root / "data" / prepared.name))
-
-
-def _sizes(prepared: PreparedDataset, folder: Path) -> npt.NDArray[np.int32] | None:
-    """Return what `prepare` kept of the images' sizes, if it is of these data."""
-    if quality_report.load(prepared, folder) is None:
-        return None
-    try:
-        sizes: npt.NDArray[np.int32] = np.load(quality_report.place(folder) / quality_report.SIZES, allow_pickle=False)
-    except (OSError, ValueError, EOFError):
-        return None
-    return sizes if sizes.shape == (prepared.splits["test"].num_examples, 2) else None
 
 
 def _summary_seconds(folder: Path) -> Mapping[str, float]:
@@ -245,8 +183,3 @@ def _layer_kinds(path: Path) -> dict[str, str]:
 
     look(written)
     return found
-
-
-def is_image(feature: Feature) -> bool:
-    """Return whether a feature can be shown as a picture."""
-    return feature.kind == "image" and len(feature.shape) == 3

@@ -9,7 +9,8 @@ import numpy.typing as npt
 
 from tasks.report import svg
 from tasks.report.blocks import Block, Cell, Picture, Pictures, Section, Table, Text
-from tasks.report.material import Material, TestExamples, is_image
+from tasks.report.material import Material
+from tasks.slices import TestExamples, is_image
 
 SHOWN = 24
 ROWS = 12

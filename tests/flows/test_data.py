@@ -347,6 +347,7 @@ def test_a_table_says_what_it_was_taken_for(project, run, tmp_path):
         ([], "Give --target COLUMN, or several as --target A,B. Allowed: size, clinic, patient, found"),
         (["--target", "fond"], "unknown column 'fond': did you mean 'found'"),
         (["--target", "found", "--set", "dataset.columns.clinic=number"], "'clinic', of kind number, has in row"),
+        (["--target", "found", "--set", "dataset.metadata.clinc=category"], "unknown column 'clinc': did you mean"),
     ]:
         refused = run([*add, *options])
         assert (refused.returncode, message in refused.stderr) == (2, True), refused.stderr

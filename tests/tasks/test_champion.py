@@ -14,7 +14,7 @@ import keras
 import numpy as np
 import pytest
 
-from tasks import records, runs, tracking
+from tasks import records, runs, slices, tracking
 from tasks.errors import StratagemError, UserError
 from tasks.tracking import turns
 from tests.tasks.killed_registrations import BETTER, WORSE
@@ -80,6 +80,26 @@ def test_a_first_model_below_a_floor_is_no_champion(store: Path) -> None:
     assert Trained("register.floors={b: 0.8}").register(recall=0.8).aliases == ("challenger", "champion")
     with pytest.raises(UserError, match=r"unknown class in register\.floors 'd'"):
         Trained("register.floors={d: 0.8}").register()
+
+
+def test_a_first_model_with_a_slice_below_its_floor_is_no_champion(store: Path, monkeypatch) -> None:
+    monkeypatch.setattr(slices, "FEWEST", 2)
+    trained = Trained()
+    found = slices.every("classification", ("a", "b", "c"), LABELS, slices.load(trained.prepared))
+    name = next(one.full_name for one in found if one.by == "brightness of image" and one.rows.sum() == 2)
+    np.save(trained.prepared.splits["test"].labels, LABELS)
+    below = Trained(f"register.floors={{'{name}': 0.6}}")
+    result = below.register(right=0)
+    assert result.aliases == ("challenger",)
+    reason = f"register.floors: the accuracy of '{name}' has 0.0000 of 2 and needs 0.6"
+    assert result.judgement.told == f"none: {reason}"
+    client = tracking.open_store()
+    for tags in (
+        client.get_model_version(result.model_name, "1").tags,
+        client.get_run(below.run.run_id).data.tags,
+    ):
+        assert tags["gate"] == reason
+    assert Trained(f"register.floors={{'{name}': 0.6}}").register(right=5).aliases == ("challenger", "champion")
 
 
 def test_what_is_forced_is_put_down_and_rolled_back(store: Path) -> None:

@@ -9,6 +9,8 @@ from tasks import config, gate, metrics
 from tasks.errors import UserError
 from tasks.predictions import Predictions
 from tasks.records import ClassMetrics, EvaluationResult, Feature, PreparedDataset, Target
+from tasks.report import material, slices
+from tests.tasks import made_up
 
 CLASSES = Target.of_classes("0123456789")
 NUMBERS = Target(task="regression", num_outputs=1, mean=(0.0,), deviation=(1.0,))
@@ -132,6 +134,70 @@ def test_a_slice_below_its_floor() -> None:
             found = gate.judge(*arguments, evaluation(**recalls), Predictions(labels, after), of)
             assert found.promoted == (reason is None)
             assert (reason or "") in found.reason
+
+
+@pytest.fixture
+def towns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[PreparedDataset, Predictions]:
+    """Data of the report's tests: 200 rows, five of them without a town, and a model that is wrong for Basel's."""
+    monkeypatch.chdir(made_up.project(tmp_path / "project"))
+    labels = np.arange(200) % 2
+    outputs = np.eye(2, dtype=np.float32)[labels]
+    features = made_up.arrays(200)
+    features["categories"][:, 0] = np.where(np.arange(200) < 5, 0, np.where(np.arange(200) < 45, 3, 2))
+    outputs[5:25] = outputs[5:25, ::-1]
+    run = made_up.run(labels, outputs, features)
+    known = material.load(run)
+    assert known.prepared is not None
+    assert "town: Basel" in str(slices.slices(known)), "the gate takes the names that the report shows"
+    return known.prepared, known.predicted
+
+
+@pytest.mark.parametrize(
+    ("floors", "reason"),
+    [
+        ("'town: Bern': 1", None),
+        ("'town: Basel': 0.5", None),
+        ("'town: Basel': 0.51", "register.floors: the accuracy of 'town: Basel' has 0.5000 of 40 and needs 0.51"),
+        ("'class: class 0': 0.91", "register.floors: the accuracy of 'class: class 0' has 0.9000 of 100 and needs"),
+        (
+            "'class 0': 0.95, 'town: Basel': 0.6",
+            "register.floors: the recall of 'class 0' has 0.9000 of 40 and needs 0.95; the accuracy of 'town: Basel' "
+            "has 0.5000 of 40 and needs 0.6",
+        ),
+    ],
+)
+def test_any_slice_of_the_report_may_have_a_floor(towns, floors: str, reason: str | None) -> None:
+    data, given = towns
+    settings = load(f"register.floors={{{floors}}}")
+    gate.check(settings, data)
+    found = gate.judge(settings, data, evaluation(**{"class 0": 0.9}), given, None)
+    assert found.promoted == (reason is None)
+    assert (reason or "") in found.reason
+
+
+@pytest.mark.parametrize(
+    ("floors", "said"),
+    [
+        (
+            "'town: Basle': 0.8",
+            ["unknown slice in register.floors 'town: Basle': did you mean 'town: Basel'?", "'town: Bern'", "report"],
+        ),
+        ("'town: missing': 0.8", ["register.floors = 'town: missing': 5 test examples are in it", "needs 10"]),
+        ("'clas 0': 0.8", ["unknown class in register.floors 'clas 0': did you mean 'class 0'?"]),
+    ],
+)
+def test_a_floor_of_no_slice_is_refused_before_anything_is_trained(towns, floors: str, said: list[str]) -> None:
+    with pytest.raises(UserError) as refused:
+        gate.check(load(f"register.floors={{{floors}}}"), towns[0])
+    for text in said:
+        assert text in str(refused.value)
+
+
+def test_a_slice_of_test_rows_that_are_gone_is_not_above_its_floor(towns) -> None:
+    data, given = towns
+    Path(data.splits["test"].features["categories"]).unlink()
+    found = gate.judge(load("register.floors={'town: Bern': 0.5}"), data, evaluation(), given, None)
+    assert (found.promoted, found.reason) == (False, "register.floors: these test rows have no slice 'town: Bern'")
 
 
 def test_a_champion_that_cannot_be_compared() -> None:

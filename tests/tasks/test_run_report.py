@@ -14,6 +14,7 @@ from tasks import config, evidence, metrics, quality_report, records, runs
 from tasks.records import EvaluationResult, RunStatus, RunSummary
 from tasks.report import calibration, classes, contents, curves, intervals, mistakes, numbers, page, slices, svg
 from tasks.report.material import layers, load
+from tasks.slices import quarters
 from tests.tasks import made_up
 
 EMPTY = {"meta", "img", "br", "path", "rect"}
@@ -238,7 +239,8 @@ def test_small_images_of_which_a_model_is_unsure_are_a_slice():
         return sorted(name for name in found if name.startswith("original pixels of image"))
 
     own = quality_report.arrays_of(load(run).prepared)
-    ends = ("10 to 507.5", "1005 to 1502", "1502 to 2000", "507.5 to 1005")
+    ends = ("highest quarter (1502 to 2000)", "lowest quarter (10 to 507.5)", "second quarter (507.5 to 1005)",
+            "third quarter (1005 to 1502)")  # fmt: skip
     assert named(sizes, own) == [f"original pixels of image: {end}" for end in ends]
     assert named(sizes, "of other data") == []
     assert named(sizes[1:], own) == []
@@ -247,13 +249,18 @@ def test_small_images_of_which_a_model_is_unsure_are_a_slice():
 
 def test_numbers_are_cut_at_their_quartiles_and_few_values_each_by_itself():
     values = np.arange(100.0)
-    parts = list(slices.quarters("x", values))
+    parts = list(quarters("x", values))
     assert [one.rows.sum() for one in parts] == [25, 25, 25, 25]
-    assert parts[0].name == "0 to 24.75"
-    assert [one.name for one in slices.quarters("x", np.repeat([0.0, 1.0], 20))] == ["0", "1"]
-    assert list(slices.quarters("x", np.full(20, 3.0))) == []
+    assert [one.name for one in parts] == ["lowest quarter", "second quarter", "third quarter", "highest quarter"]
+    assert [one.ends for one in parts] == ["0 to 24.75", "24.75 to 49.5", "49.5 to 74.25", "74.25 to 99"]
+    assert parts[0].shown == "x: lowest quarter (0 to 24.75)"
+    more = list(quarters("x", values + 1))
+    assert [one.full_name for one in more] == [one.full_name for one in parts], "a floor outlives new test rows"
+    assert [one.name for one in quarters("x", np.repeat([0.0, 1.0], 20))] == ["0", "1"]
+    assert list(quarters("x", np.full(20, 3.0))) == []
     mostly = np.concatenate([np.zeros(90), np.arange(1.0, 11.0)])
-    assert sum(one.rows.sum() for one in slices.quarters("x", mostly)) == 100, "each is in one part"
+    assert [one.shown for one in quarters("x", mostly)] == ["x: 0 to 10"], "there are no quarters"
+    assert sum(one.rows.sum() for one in quarters("x", mostly)) == 100, "each is in one part"
 
 
 def test_of_a_regression_the_worst_slice_has_the_largest_error():

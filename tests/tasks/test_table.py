@@ -11,7 +11,7 @@ from PIL import Image
 from sklearn.datasets import load_breast_cancer, load_diabetes, load_wine
 from sklearn.preprocessing import QuantileTransformer
 
-from tasks import config, dataset_folder, encoding, prepared_data
+from tasks import config, dataset_folder, encoding, prepared_data, slices
 from tasks import prepare as stage
 from tasks.dataset_kinds import table
 from tasks.encoding import Encoder
@@ -268,6 +268,73 @@ def test_a_group_lies_in_one_split(source, seed):
     assert sum(sizes.values()) == 200
     assert abs(sizes["test"] - 40) < 12
     assert abs(sizes["validation"] - 40) < 12
+
+
+METADATA = {"person": "category", "when": "datetime", "dose": "number", "site": "category"}
+
+
+def measured(count=300):
+    """A table whose feature `row` says which row it is."""
+    frame = visits(count)[["person", "when", "back"]].assign(row=np.arange(count), dose=np.arange(count) % 97 / 4)
+    frame["site"] = np.where(frame["row"] % 3 == 0, "north", np.where(frame["row"] % 3 == 1, "south", None))
+    frame.loc[::7, "dose"] = np.nan
+    return frame
+
+
+def test_metadata_are_kept_of_the_test_rows_and_nothing_is_learnt_from_them(source):
+    frame = measured()
+    path = write(frame, source / "own.csv")
+    without = prepare(path, target="back", group="person", columns=dict.fromkeys(("when", "dose", "site"), "ignore"))
+    assert without.metadata is None
+    assert "metadata" not in (Path(without.folder) / "manifest.json").read_text()
+    before = files_of(without)
+    prepared = prepare(path, target="back", group="person", metadata=METADATA)
+    after = files_of(prepared)
+    assert after.keys() - before.keys() == {"test_metadata.json"}
+    assert {name for name in before if after[name] != before[name]} == {"manifest.json"}
+    assert [column.name for column in prepared.features["number"].columns] == ["row"]
+    assert list(prepared.features) == ["number"]
+
+    rows = frame.iloc[array(prepared, "number", "test")[:, 0].astype(int)]
+    kept = json.loads((Path(prepared.folder) / "test_metadata.json").read_text())
+    assert {name: one["kind"] for name, one in kept.items()} == METADATA
+    assert kept["person"]["values"] == rows["person"].tolist()
+    assert kept["site"]["values"] == [site if isinstance(site, str) else None for site in rows["site"]]
+    assert [np.nan if one is None else one for one in kept["dose"]["values"]] == pytest.approx(
+        rows["dose"].tolist(), nan_ok=True
+    )
+    days = (rows["when"] - pd.Timestamp("1970-01-01")) / pd.Timedelta(days=1)
+    assert kept["when"]["values"] == pytest.approx(days.tolist())
+
+
+def test_metadata_are_slices(source):
+    frame = measured()
+    prepared = prepare(write(frame, source / "own.csv"), target="back", columns={"row": "number"}, metadata=METADATA)
+    rows = frame.iloc[array(prepared, "number", "test")[:, 0].astype(int)]
+    every = list(slices.every("classification", ("no", "yes"), labels(prepared, "test"), slices.load(prepared)))
+    found, ends = {one.full_name: one.rows for one in every}, {one.full_name: one.ends for one in every}
+    for name, expected in (("north", rows["site"] == "north"), ("missing", rows["site"].isna())):
+        np.testing.assert_array_equal(found[f"site: {name}"], expected)
+    person = rows["person"].iloc[0]
+    np.testing.assert_array_equal(found[f"person: {person}"], rows["person"] == person)
+    doses = [name for name in found if name.startswith("dose: ")]
+    assert doses == [f"dose: {which} quarter" for which in ("lowest", "second", "third", "highest")]
+    assert sum(found[name].sum() for name in doses) == rows["dose"].notna().sum()
+    days = [name for name in found if name.startswith("when: ")]
+    assert ends["when: lowest quarter"].startswith(f"{rows['when'].min():%Y-%m-%d} to 2024-0")
+    assert sum(found[name].sum() for name in days) == len(rows)
+
+
+def test_metadata_are_of_the_rows_whose_image_is_whole(source, capsys):
+    noise = np.random.default_rng(0).integers(0, 256, (8, 32, 32, 3), np.uint8)
+    for number, image in enumerate(noise):
+        Image.fromarray(image).save(source / f"{number}.jpg")
+    (source / "5.jpg").write_bytes((source / "5.jpg").read_bytes()[:1200])  # Its first bytes are whole.
+    frame = pd.DataFrame({"photo": [f"{number}.jpg" for number in range(8)], "y": np.arange(8) / 4, "row": range(8)})
+    path = write(frame.assign(part=["train"] * 4 + ["test"] * 4), source / "own.csv")
+    prepared = prepare(path, target="y", split_column="part", on_broken="skip", metadata={"row": "number"})
+    kept = json.loads((Path(prepared.folder) / "test_metadata.json").read_text())
+    assert kept["row"]["values"] == [4, 6, 7]
 
 
 def test_a_validation_split_that_is_made_is_told(source, capsys):
@@ -740,6 +807,23 @@ REFUSED = [
     (SMALL, {"split_column": "word"}, "unknown split 'a'"),
     (SMALL, {"columns": {"wrod": "text"}}, "unknown column 'wrod': did you mean 'word'"),
     (SMALL, {"columns": {"y": "category"}}, "the column is dataset.target, from which a model must not learn"),
+    (SMALL, {"metadata": {"wrod": "category"}}, "dataset.metadata: unknown column 'wrod': did you mean 'word'"),
+    (SMALL, {"metadata": {"word": "text"}}, "dataset.metadata = {'word': 'text'}"),
+    (
+        SMALL,
+        {"metadata": {"y": "category"}},
+        "dataset.metadata.y: the column is dataset.target, and such a",
+    ),
+    (
+        SMALL,
+        {"columns": {"word": "category"}, "metadata": {"word": "category"}},
+        "dataset.metadata.word: the column is of kind category in dataset.columns, and such a one has slices of its",
+    ),
+    (
+        SMALL,
+        {"metadata": {"word": "number"}},
+        "dataset.metadata.word = number: the column has in row 1, counted without the header, 'a', which is no number",
+    ),
     (SMALL, {"columns": {"x": "ignore", "word": "ignore"}}, "leaves no column to learn from"),
     (SMALL, {"columns": {"word": "number"}}, ", counted without the header, 'a', which is no number"),
     (SMALL, {"columns": {"word": "datetime"}}, "'a', which is no date or time of ISO 8601"),

@@ -1,0 +1,233 @@
+"""Parts of the test split, by name: a report shows how good a model is on each, and the gate may ask for a floor."""
+
+import itertools
+import json
+import math
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from tasks import config, quality_report
+from tasks.records import Feature, PreparedDataset, Task
+
+FEWEST = 10
+"""Examples that a slice needs, to say anything."""
+MOST_VALUES = 30
+"""Categories of a column that are looked at: the most frequent ones."""
+MOST_COLUMNS = 50
+PIXELS = 64
+"""Rows and columns of an image that its brightness is the mean of, at most."""
+QUARTERS = ("lowest quarter", "second quarter", "third quarter", "highest quarter")
+MEASURES: dict[Task, str] = {"classification": "accuracy", "multilabel": "labels right", "regression": "mae"}
+"""What a slice's mean of ``scores`` is called."""
+
+
+class Slice(NamedTuple):
+    """A part of the test split."""
+
+    by: str
+    name: str
+    rows: npt.NDArray[np.bool_]
+    """Which examples it has, (n,)."""
+    ends: str = ""
+    """Of a quarter, from its smallest number to its largest: no part of its name, as other test rows have others."""
+
+    @property
+    def full_name(self) -> str:
+        """What it is called in a report and in ``register.floors``."""
+        return f"{self.by}: {self.name}"
+
+    @property
+    def shown(self) -> str:
+        """The name as a report shows it, with the ends of a quarter."""
+        return f"{self.full_name} ({self.ends})" if self.ends else self.full_name
+
+
+class Metadata(NamedTuple):
+    """A column of a table that is no feature."""
+
+    kind: str
+    """category, number or datetime."""
+    values: Sequence[str | float | None]
+    """Of each test example, as ``records.PreparedDataset`` says."""
+
+
+@dataclass(frozen=True)
+class TestExamples:
+    """The test split as prepared."""
+
+    prepared: PreparedDataset
+    arrays: Mapping[str, npt.NDArray[Any]]
+    """Of each feature, mapped: (n, *shape)."""
+    vocabularies: Mapping[str, list[list[str]]]
+    """Of features that have one: the texts of each column, from place 2 on."""
+    sizes: npt.NDArray[np.int32] | None = None
+    """The height and width that images had before they were prepared, (n, 2); None where that is not known."""
+    metadata: Mapping[str, Metadata] = field(default_factory=dict)
+    """By column."""
+
+    def columns(self, name: str) -> list[tuple[str, int, int]]:
+        """Return name, first place and width of each column of a feature of numbers or categories."""
+        feature, found, first = self.prepared.features[name], [], 0
+        for column in feature.columns:
+            found.append((column.name, first, column.width))
+            first += column.width
+        return found or [(f"{name} {place}", place, 1) for place in range(feature.shape[0])]
+
+    def word(self, name: str, column: int, place: int) -> str:
+        """Return what a number of a feature of categories or words stands for."""
+        if place < 2:
+            return ("missing", "unknown")[place]
+        words = self.vocabularies[name][column]
+        return words[place - 2] if place - 2 < len(words) else str(place)
+
+
+def load(prepared: PreparedDataset) -> TestExamples | None:
+    """Return the test split; None where a file of it is gone or damaged."""
+    root = config.project_root()
+    split = prepared.splits["test"]
+    try:
+        arrays = {
+            name: np.load(root / path, mmap_mode="r", allow_pickle=False) for name, path in split.features.items()
+        }
+        vocabularies = {
+            name: json.loads((root / feature.vocabulary).read_text(encoding="utf-8"))
+            for name, feature in prepared.features.items()
+            if feature.vocabulary is not None
+        }
+        metadata = {}
+        if prepared.metadata is not None:
+            written = json.loads((root / prepared.metadata).read_text(encoding="utf-8"))
+            metadata = {name: Metadata(**one) for name, one in written.items()}
+    except (OSError, ValueError):
+        return None
+    return TestExamples(prepared, arrays, vocabularies, _sizes(prepared, root / "data" / prepared.name), metadata)
+
+
+def _sizes(prepared: PreparedDataset, folder: Path) -> npt.NDArray[np.int32] | None:
+    """Return what `prepare` kept of the images' sizes, if it is of these data."""
+    if quality_report.load(prepared, folder) is None:
+        return None
+    try:
+        sizes: npt.NDArray[np.int32] = np.load(quality_report.place(folder) / quality_report.SIZES, allow_pickle=False)
+    except (OSError, ValueError, EOFError):
+        return None
+    return sizes if sizes.shape == (prepared.splits["test"].num_examples, 2) else None
+
+
+def scores(task: Task, labels: npt.NDArray[Any], outputs: npt.NDArray[Any]) -> npt.NDArray[np.float64]:
+    """Return how good each example is: 1 where the class is right and 0 where not, the share of labels that are right,
+    or of a regression the mean absolute error, (n,)."""
+    if task == "classification":
+        each: npt.NDArray[Any] = outputs.argmax(axis=1) == labels
+    elif task == "multilabel":
+        each = ((outputs > 0) == (labels == 1)).mean(axis=1)
+    else:
+        each = np.abs(outputs.astype(np.float64) - labels).mean(axis=1)
+    return each.astype(np.float64)
+
+
+def every(
+    task: Task, class_names: Sequence[str], labels: npt.NDArray[Any], test: TestExamples | None
+) -> Iterator[Slice]:
+    """Yield all slices, however few examples they have: by class, by column, by brightness and original size of an
+    image.
+
+    Args:
+        task: what is learnt.
+        class_names: of classes, or labels.
+        labels: of the test split, as in ``records.PreparedSplit``.
+        test: None where the test rows are not here: then there are slices by class alone.
+    """
+    if task == "classification":
+        for place, name in enumerate(class_names):
+            yield Slice("class", name, labels == place)
+    elif task == "multilabel":
+        for place, name in enumerate(class_names):
+            yield Slice("label", name, labels[:, place] == 1)
+    else:
+        yield from quarters("target", labels[:, 0])
+    if test is not None:
+        for name in test.prepared.features:
+            yield from _by_feature(test, name)
+        for name, column in test.metadata.items():
+            yield from _by_metadata(name, column)
+
+
+def is_image(feature: Feature) -> bool:
+    """Return whether a feature can be shown as a picture."""
+    return feature.kind == "image" and len(feature.shape) == 3
+
+
+def _by_feature(test: TestExamples, name: str) -> Iterator[Slice]:
+    feature, array = test.prepared.features[name], test.arrays[name]
+    if is_image(feature):
+        yield from quarters(f"brightness of {name}", _brightness(array))
+        if test.sizes is not None:
+            yield from quarters(f"original pixels of {name}", test.sizes.astype(np.int64).prod(axis=1))
+    elif feature.kind == "text":
+        yield from quarters(f"words of {name}", np.count_nonzero(array.reshape(len(array), -1), axis=1))
+    elif len(feature.shape) == 1:
+        for place, (column, first, _) in enumerate(test.columns(name)[:MOST_COLUMNS]):
+            values = np.asarray(array[:, first])
+            if feature.kind == "number":
+                yield from quarters(column, values)
+                continue
+            different, counts = np.unique(values, return_counts=True)
+            for value in different[np.argsort(-counts, kind="stable")][:MOST_VALUES]:
+                yield Slice(column, test.word(name, place, int(value)), values == value)
+
+
+def _by_metadata(name: str, column: Metadata) -> Iterator[Slice]:
+    if column.kind == "category":
+        values = np.array(["missing" if value is None else value for value in column.values], object)
+        for value, _ in sorted(Counter(values.tolist()).items(), key=lambda one: (-one[1], one[0]))[:MOST_VALUES]:
+            yield Slice(name, value, values == value)
+    else:
+        numbers = np.array(column.values, np.float64)  # None is NaN.
+        yield from quarters(name, numbers, _day if column.kind == "datetime" else _number)
+
+
+def _number(value: float) -> str:
+    return f"{value:.4g}"
+
+
+def _day(value: float) -> str:
+    """Return the date of days since 1970."""
+    return str(np.datetime64(math.floor(value), "D"))
+
+
+def _brightness(images: npt.NDArray[np.uint8]) -> npt.NDArray[np.float64]:
+    """Return the mean of the pixels of each image, (n,): of every second, third ... row and column of a large one."""
+    down, across = (max(1, side // PIXELS) for side in images.shape[1:3])
+    seen = images[:, ::down, ::across]
+    # 256 images at a time: what is mapped need not be in memory as a whole.
+    parts = [seen[first : first + 256].mean(axis=(1, 2, 3)) for first in range(0, len(seen), 256)]
+    return np.concatenate(parts)
+
+
+def quarters(by: str, values: npt.NDArray[Any], said: Callable[[float], str] = _number) -> Iterator[Slice]:
+    """Yield the slices between the quartiles of a number, as many as are different; one of few values has each.
+
+    Where quartiles are equal there are no quarters, and a slice is called by its ends.
+    ``said`` writes a value.
+    """
+    values = np.asarray(values, np.float64)
+    different = np.unique(values[np.isfinite(values)])
+    if 1 < len(different) <= len(QUARTERS):
+        for value in different:
+            yield Slice(by, said(value), values == value)
+        return
+    if len(different) < 2:
+        return
+    edges = np.unique(np.quantile(values[np.isfinite(values)], [0, 0.25, 0.5, 0.75, 1]))
+    for place, (low, high) in enumerate(itertools.pairwise(edges)):
+        last = place == len(edges) - 2
+        inside = (values >= low) & ((values <= high) if last else (values < high))
+        ends = f"{said(low)} to {said(high)}"
+        yield Slice(by, QUARTERS[place], inside, ends) if len(edges) > len(QUARTERS) else Slice(by, ends, inside)
