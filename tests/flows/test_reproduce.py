@@ -88,7 +88,7 @@ def recorded(done):
 
 SMALL = {"model.name": "mlp", "train.epochs": 1, "tracking.system_metrics": "false"}
 MANY = [
-    {"strategy.kind": "data_parallel", "strategy.devices": 2},
+    pytest.param({"strategy.kind": "data_parallel", "strategy.devices": 2}, marks=pytest.mark.exhaustive),
     {"strategy.kind": "multi_worker", "strategy.workers": 2},
 ]
 
