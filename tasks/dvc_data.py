@@ -340,7 +340,7 @@ def is_up_to_date(name: str) -> bool:
         return False
     if data_state.is_known(config.project_root(), name):
         return True
-    if not dataset_folder.follows_checks(name, config.project_root()):
+    if not dataset_folder.follows_params(name, config.project_root()):
         return False
     dvc_cache.configure()
     command = [sys.executable, "-m", "dvc", "status", "--quiet", "--with-deps", f"data/{name}/dvc.yaml:prepare"]
