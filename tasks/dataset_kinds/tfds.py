@@ -35,10 +35,16 @@ def examples(dataset: config.Tfds) -> Examples:
     ratio) where ``image_size`` says so.
 
     Raises:
-        UserError: nothing was downloaded, images of different sizes and no ``image_size``, or a damaged shard.
+        UserError: nothing was downloaded, images of different sizes and no ``image_size``, columns that are not
+            there, or a damaged shard.
     """
     manifest, builder = _open(dataset)
     given, learnt = datasets.supervised(builder).kinds
+    if dataset.columns and given != "columns":
+        raise UserError(
+            f"data/{dataset.name}/params.yaml: dataset.columns = {', '.join(dataset.columns)}: an example of "
+            f"{dataset.name} is one thing ({given}) without columns. Leave the key out"
+        )
     with _explained(dataset, manifest, builder):
         labelled = [split for split in sorted(builder.info.splits) if learnt != "class" or _is_labelled(builder, split)]
     held_out = None
