@@ -95,6 +95,12 @@ def describe(source: str, name: str | None, values: Mapping[str, Any]) -> config
     if kind == "tfds":
         if name is not None:
             raise UserError(f"--name {name}: a dataset of TFDS has the name that TFDS gives it. Leave --name out")
+        if later := [key for key in ("checks", "columns") if key in values]:
+            raise UserError(
+                f"--set dataset.{later[0]}: of a dataset of TFDS data/NAME/params.yaml alone says it. Add the dataset "
+                "without it, write it there under `dataset`, and prepare it again: stratagem prepare --set "
+                "dataset.name=NAME"
+            )
         wanted, _, version = source.partition(":")
         if not version[:1].isdigit():  # A version of TFDS begins with a digit, a builder of the user's own does not.
             wanted, version = source, ""

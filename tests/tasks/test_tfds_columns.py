@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tasks import config, dataset_folder, datasets, prepared_data
+from tasks import config, dataset_folder, datasets, dvc_data, prepared_data
 from tasks.download import download
 from tasks.encoding import Encoder
 from tasks.errors import UserError
@@ -438,6 +438,14 @@ def test_what_cannot_be_a_column_is_refused(add, name, columns, message):
     with pytest.raises(UserError, match=message) as caught:
         add(name, columns=columns)
     assert "\n" not in str(caught.value)
+
+
+def test_data_add_says_where_a_column_of_tfds_is_written(project):
+    with pytest.raises(
+        UserError, match=r"--set dataset.columns: of a dataset of TFDS data/NAME/params.yaml alone says it"
+    ):
+        dvc_data.add("titanic", None, {"columns": {"boat": "ignore"}})
+    assert not (project / "data" / "titanic").exists()
 
 
 @pytest.mark.parametrize(
