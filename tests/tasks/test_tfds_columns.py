@@ -212,6 +212,17 @@ class Codes(Own, skip_registration=True):
         return {"features": {"code": code, "size": np.inf if row == 398 else row}, "label": row % 2}
 
 
+class Unlabelled(Own, skip_registration=True):
+    FEATURES = {"features": {"size": np.float32}, "label": F.ClassLabel(num_classes=2)}
+    KEYS = ("features", "label")
+
+    def example(self, row, generator):
+        return {"features": {"size": row}, "label": -1 if row == 30 else row % 2}
+
+    def _split_generators(self, dl_manager):
+        return {"train": self._generate_examples("train", 30), "unsupervised": self._generate_examples("none", 40)}
+
+
 class Weighted(Own, skip_registration=True):
     FEATURES = {"features": {"size": np.float32}, "label": F.ClassLabel(num_classes=2), "weight": np.float32}
     KEYS = ("features", "label", "weight")
@@ -354,6 +365,11 @@ def test_what_is_fitted_never_saw_the_test_split(add):
     place = vocabulary(made)[0].index("Ideal") + 2
     cut = features["category"][:, 0] == place
     assert labels[:, 0] == pytest.approx(1000 * features["number"][:, 0] * (1 + cut), rel=1e-5)
+
+
+def test_a_split_without_all_labels_is_left_out(add):
+    made = add("Unlabelled")
+    assert {name: one.num_examples for name, one in made.splits.items()} == {"train": 24, "test": 6}
 
 
 def test_supervised_keys_may_stand_the_other_way_round(add):
