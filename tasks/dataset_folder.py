@@ -38,10 +38,12 @@ DEPENDENCIES
 REMOVED_BY_DVC = "      - data/${dataset.name}/prepared\n"
 PREPARES = "      - tasks/prepare.py\n"
 # What it did not depend on before there were kinds of datasets.
-DECODER = "      - tasks/dataset_kinds/tfds.py\n"
+DECODERS = [f"      - {file}\n" for file in ("tasks/dataset_kinds/tfds.py", *config.Tfds.modules)]
 SHARED = "tasks/datasets/_images.py"
 """What the datasets of tasks/datasets/ are made of, beside their own files."""
-IMAGE_SIZE, CHECKS = "          - dataset.image_size\n", "          - dataset.checks\n"
+IMAGE_SIZE = "          - dataset.image_size\n"
+FOLLOWED = {key: f"          - dataset.{key}\n" for key in ("checks", "columns")}
+"""The lines of the keys that the pipeline of a dataset of TFDS follows where params.yaml has them."""
 GITIGNORE = """\
 /raw
 /prepared
@@ -293,23 +295,26 @@ def _keep_to_description(dataset: config.Dataset, folder: Path) -> None:
 
 def _bring_up_to_date(folder: Path) -> None:
     """Change the pipeline of a dataset that was added before: DVC leaves `prepared` to its stage, which depends on the
-    files that make and decode it; and, where params.yaml has them, on its checks."""
+    files that make and decode it; and, where params.yaml has them, on its checks and columns."""
     path = folder / "dvc.yaml"
-    has_checks = bool(config.read_description(folder).checks)
+    described = config.read_description(folder)
     with contextlib.suppress(OSError):  # DVC says what is wrong with it.
         text = before = path.read_text(encoding="utf-8")
         if text.endswith(REMOVED_BY_DVC):
             text = f"{text[:-1]}:\n          persist: true\n"
-        if DECODER not in text:
-            text = text.replace(PREPARES, DECODER + PREPARES)
+        for line in DECODERS:
+            if line not in text:
+                text = text.replace(PREPARES, line + PREPARES)
         own = f"      - tasks/datasets/{folder.name.partition('-')[0]}.py\n"
         if SHARED not in text:
             text = text.replace(own, f"      - {SHARED}\n{own}")
         mended = text != before
         # DVC refuses a parameter that params.yaml does not have.
-        if has_checks != (CHECKS in text):
-            text = text.replace(IMAGE_SIZE, IMAGE_SIZE + CHECKS) if has_checks else text.replace(CHECKS, "")
-            print(f"data/{folder.name}/dvc.yaml follows the checks of params.yaml from now on", file=sys.stderr)
+        for key, line in FOLLOWED.items():
+            has_key = bool(getattr(described, key))
+            if has_key != (line in text):
+                text = text.replace(IMAGE_SIZE, IMAGE_SIZE + line) if has_key else text.replace(line, "")
+                print(f"data/{folder.name}/dvc.yaml follows the {key} of params.yaml from now on", file=sys.stderr)
         if text != before:
             with files.replacing(path) as written:
                 written.write_text(text, encoding="utf-8")
@@ -321,15 +326,15 @@ def _bring_up_to_date(folder: Path) -> None:
             )
 
 
-def follows_checks(name: str, root: Path) -> bool:
-    """Return whether the pipeline of a dataset depends on the checks that its params.yaml has: else DVC finds it up to
-    date whatever they are."""
+def follows_params(name: str, root: Path) -> bool:
+    """Return whether the pipeline of a dataset depends on the checks and columns that its params.yaml has: else DVC
+    finds it up to date whatever they are."""
     folder = root / "data" / name
     if not (folder / "params.yaml").exists() or is_local(name, root):
         return True  # It depends on all of params.yaml.
     try:
-        followed = CHECKS in (folder / "dvc.yaml").read_text(encoding="utf-8")
-        return followed == bool(config.read_description(folder).checks)
+        text, described = (folder / "dvc.yaml").read_text(encoding="utf-8"), config.read_description(folder)
+        return all((line in text) == bool(getattr(described, key)) for key, line in FOLLOWED.items())
     except OSError:
         return True  # DVC says what is wrong with it.
 
@@ -343,7 +348,8 @@ def tfds_pipeline(name: str, builder: str | None = None) -> str:
         own = [path.as_posix() for path in own_code.files(builder)]
     code = ["tasks/datasets/__init__.py", *own]
     raw = "data/${dataset.name}/raw"
-    prepare = _stage("prepare", [raw, *code, "tasks/dataset_kinds/tfds.py"], "dataset.image_size", "prepared")
+    readers = ["tasks/dataset_kinds/tfds.py", *config.Tfds.modules]
+    prepare = _stage("prepare", [raw, *code, *readers], "dataset.image_size", "prepared")
     return HEAD + _stage("download", code, "dataset.version", "raw") + prepare
 
 

@@ -282,16 +282,14 @@ def _no_answer(url: str) -> str | None:
 
 def _describe(dataset: config.Dataset, archives: dict[str, Any], raw: Path) -> DatasetManifest:
     builder = datasets.build(dataset.name, dataset.version, raw, dataset.builder)
-    given, label = (builder.info.features[key] for key in builder.info.supervised_keys)
-    kind, learnt = datasets.kinds_of(builder)
-    label = label.feature if learnt == "labels" else label
-    names = () if learnt == "numbers" else tuple(label.names)
+    found = datasets.supervised(builder)
+    names = found.class_names
     return DatasetManifest(
         name=dataset.name,
         version=str(builder.version),
         tfds_version=tfds.__version__,
         folder=raw.relative_to(config.project_root()).as_posix(),
-        image_shape=given.shape if kind == "image" else None,
+        image_shape=next(iter(found.given.values())).shape if found.kinds[0] == "image" else None,
         num_classes=len(names),
         class_names=names,
         num_examples={name: split.num_examples for name, split in sorted(builder.info.splits.items())},

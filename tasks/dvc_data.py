@@ -95,6 +95,12 @@ def describe(source: str, name: str | None, values: Mapping[str, Any]) -> config
     if kind == "tfds":
         if name is not None:
             raise UserError(f"--name {name}: a dataset of TFDS has the name that TFDS gives it. Leave --name out")
+        if later := [key for key in ("checks", "columns") if key in values]:
+            raise UserError(
+                f"--set dataset.{later[0]}: of a dataset of TFDS data/NAME/params.yaml alone says it. Add the dataset "
+                "without it, write it there under `dataset`, and prepare it again: stratagem prepare --set "
+                "dataset.name=NAME"
+            )
         wanted, _, version = source.partition(":")
         if not version[:1].isdigit():  # A version of TFDS begins with a digit, a builder of the user's own does not.
             wanted, version = source, ""
@@ -340,7 +346,7 @@ def is_up_to_date(name: str) -> bool:
         return False
     if data_state.is_known(config.project_root(), name):
         return True
-    if not dataset_folder.follows_checks(name, config.project_root()):
+    if not dataset_folder.follows_params(name, config.project_root()):
         return False
     dvc_cache.configure()
     command = [sys.executable, "-m", "dvc", "status", "--quiet", "--with-deps", f"data/{name}/dvc.yaml:prepare"]

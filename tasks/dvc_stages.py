@@ -49,7 +49,8 @@ def make_data(stage: str, name: str) -> None:
         _print_prepared(prepare(described))
         return
     overrides = [
-        f"dataset.{key}={json.dumps(value)}" for key, value in described.model_dump(exclude={"kind", "checks"}).items()
+        f"dataset.{key}={json.dumps(value)}"
+        for key, value in described.model_dump(exclude={"kind", "checks", "columns"}).items()
     ]
     if downloads := os.environ.get("STRATAGEM_DOWNLOADS"):
         overrides.append(f"dataset.downloads={json.dumps(downloads)}")

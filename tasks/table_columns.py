@@ -5,7 +5,7 @@ import math
 import os
 import re
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
@@ -243,6 +243,12 @@ def _has_decimal_commas(dataset: config.Table, looked: dict[str, list[Any]]) -> 
     return bool(commas)
 
 
+def kind_of_texts(name: str, values: list[Any]) -> tuple[str, str]:
+    """Return what a column of texts is, as of a table's first rows, and why it is ignored where it is."""
+    guess = _kind(name, values, None)
+    return guess.kind, guess.why
+
+
 def _kind(name: str, values: list[Any], decimal: str | None) -> _Guess:
     """Return what a column is."""
     numbers = partial(encoding.numbers, decimal=decimal or ".")
@@ -323,8 +329,14 @@ def _lines(
     for name, column in columns.items():
         why = guessed[name].why if name in guessed else ""
         rows.setdefault(column.kind, []).append(f"{name} ({why})" if why else name)
-    lines = [f"guessed of the first rows; data/{dataset.name}/params.yaml has it, to be edited there:"]
+    first = f"guessed of the first rows; data/{dataset.name}/params.yaml has it, to be edited there:"
+    return [first, *lines_of_kinds(rows)]
+
+
+def lines_of_kinds(rows: Mapping[str, Sequence[str]]) -> list[str]:
+    """Return the names of columns behind what they are, as lines of 80 characters."""
+    lines = []
     for kind, names in rows.items():
-        text = textwrap.wrap(", ".join(names), 80 - 12, break_on_hyphens=False) or [""]
+        text = textwrap.wrap(", ".join(names), 80 - 12, break_on_hyphens=False) if names else []
         lines += [f"  {title:<10}{line}" for title, line in zip([kind, *[""] * len(text)], text, strict=False)]
     return lines

@@ -143,9 +143,10 @@ def _of_model(model: Any, prefix: str, today: Mapping[str, Any]) -> Iterator[Key
 
 
 def _sections(annotation: Any) -> list[Any]:
-    """Return the sections that a key may hold."""
-    parts = getattr(annotation, "__args__", ()) or (annotation,)
-    return [one for one in parts if isinstance(one, type) and hasattr(one, "model_fields")]
+    """Return the sections that a key may hold, also in a mapping that may be null."""
+    if isinstance(annotation, type) and hasattr(annotation, "model_fields"):
+        return [annotation]
+    return [one for part in getattr(annotation, "__args__", ()) for one in _sections(part)]
 
 
 def _written(value: Any) -> str:

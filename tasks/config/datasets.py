@@ -47,6 +47,39 @@ class Description(Section):
     """By name, what `prepare` does of a check otherwise than by default: stop, warn or off, or {action, threshold}."""
     is_local: ClassVar[bool] = True
     """Whether its source is a file or folder of the user's, and nothing is downloaded."""
+    modules: ClassVar[tuple[str, ...]] = ()
+    """What else reads it than the kind's own file: where one changes, the data are prepared again."""
+
+
+class TableColumn(Section):
+    """What a column of a table is to a model."""
+
+    kind: Literal["number", "datetime", "category", "text", "image", "ignore"]
+    """What its values are; `ignore` leaves the column out."""
+    missing: Literal["fill", "stop", "drop"] = "fill"
+    """What becomes of a missing value: the mean of the training split (a number, a datetime), a place of its own or a
+    black image; the end, with the count; or no example of that row."""
+    scale: Annotated[Literal["standardize", "quantiles"], Field(exclude_if=lambda scale: scale == "standardize")] = (
+        "standardize"
+    )
+    """What becomes of a number: it is as it is, less the mean and divided by the deviation; or the share of the
+    training split's values below it, from 0 to 1, which a few very large ones do not press together."""
+
+    @field_validator("scale")
+    @classmethod
+    def quantiles_are_of_numbers(cls, scale: str, known: ValidationInfo) -> str:
+        if scale == "quantiles" and (kind := known.data.get("kind", "number")) != "number":
+            raise PydanticCustomError(
+                "scale", "quantiles are of columns of kind number, and this one is {kind}", {"kind": kind}
+            )
+        return scale
+
+
+def _columns(value: Any) -> Any:
+    """Write ``{name: kind}`` out as ``{name: {kind: kind}}``: a user may give a column its kind alone."""
+    if not isinstance(value, dict):
+        return value
+    return {name: {"kind": own} if isinstance(own, str) else own for name, own in value.items()}
 
 
 class Tfds(Description):
@@ -59,7 +92,17 @@ class Tfds(Description):
     """MODULE:CLASS of a builder of the user's own; null is one of TFDS or of tasks/datasets/."""
     image_size: tuple[Pixels, Pixels] | None = None
     """Height and width that `prepare` resizes to; null keeps the dataset's own."""
+    columns: Annotated[dict[Text, TableColumn], BeforeValidator(_columns)] = Field(
+        default={}, exclude_if=lambda columns: not columns
+    )
+    """What a column is otherwise than TFDS or its values say, where the builder's examples have columns."""
     is_local = False
+    modules = (
+        "tasks/dataset_kinds/_columns.py",
+        "tasks/dataset_kinds/_tfds_columns.py",
+        "tasks/encoding.py",
+        "tasks/table_columns.py",
+    )
 
 
 class LocalDescription(Description):
@@ -73,8 +116,6 @@ class LocalDescription(Description):
     """Chooses them."""
     is_guessed: ClassVar[bool] = False
     """Whether `data add` looks at the data for what the description leaves open: ``guess`` of the kind's file."""
-    modules: ClassVar[tuple[str, ...]] = ()
-    """What else reads it than the kind's own file: where one changes, the data are prepared again."""
 
     @property
     def sources(self) -> tuple[str, ...]:
@@ -102,39 +143,8 @@ class Arrays(LocalDescription):
     of 0 and 1 for labels, or for one class where each example has a single 1."""
 
 
-class TableColumn(Section):
-    """What a column of a table is to a model."""
-
-    kind: Literal["number", "datetime", "category", "text", "image", "ignore"]
-    """What its values are; `ignore` leaves the column out."""
-    missing: Literal["fill", "stop", "drop"] = "fill"
-    """What becomes of a missing value: the mean of the training split (a number, a datetime), a place of its own or a
-    black image; the end, with the count; or no example of that row."""
-    scale: Annotated[Literal["standardize", "quantiles"], Field(exclude_if=lambda scale: scale == "standardize")] = (
-        "standardize"
-    )
-    """What becomes of a number: it is as it is, less the mean and divided by the deviation; or the share of the
-    training split's values below it, from 0 to 1, which a few very large ones do not press together."""
-
-    @field_validator("scale")
-    @classmethod
-    def quantiles_are_of_numbers(cls, scale: str, known: ValidationInfo) -> str:
-        if scale == "quantiles" and (kind := known.data.get("kind", "number")) != "number":
-            raise PydanticCustomError(
-                "scale", "quantiles are of columns of kind number, and this one is {kind}", {"kind": kind}
-            )
-        return scale
-
-
 def _texts(value: Any) -> Any:
     return [value] if isinstance(value, str) else value
-
-
-def _columns(value: Any) -> Any:
-    """Write ``{name: kind}`` out as ``{name: {kind: kind}}``: a user may give a column its kind alone."""
-    if not isinstance(value, dict):
-        return value
-    return {name: {"kind": own} if isinstance(own, str) else own for name, own in value.items()}
 
 
 class Table(LocalDescription):
@@ -187,6 +197,7 @@ class Table(LocalDescription):
     """Of the text of CSV, TSV and JSON lines."""
     is_guessed = True
     modules = (
+        "tasks/dataset_kinds/_columns.py",
         "tasks/dataset_kinds/_table_rows.py",
         "tasks/dataset_kinds/_table_splits.py",
         "tasks/dataset_kinds/image_folder.py",

@@ -12,6 +12,7 @@ import numpy.typing as npt
 from PIL import Image
 
 from tasks import config, encoding
+from tasks.dataset_kinds._columns import sort_classes
 from tasks.dataset_kinds.image_folder import Header, common_size, decode_rest, read_header
 from tasks.encoding import BadValue, Repeated, Values
 from tasks.errors import UserError, cut, listed
@@ -288,14 +289,6 @@ class Table:
             raise self.refuse("target", f"has {len(names)} labels: several are wanted")
         of_text = np.array([[name in own for name in names] for own in sets], np.uint8)
         return names, of_text[places]
-
-
-def sort_classes(texts: Sequence[str]) -> list[str]:
-    """Return classes in the order of numbers where all are numbers, else of the alphabet."""
-    try:
-        return sorted(texts, key=lambda text: (float(text), text))
-    except ValueError:
-        return sorted(texts)
 
 
 def num_rows_of(chunk: Mapping[str, Values]) -> int:

@@ -1,37 +1,29 @@
 """A table: CSV, TSV, Parquet or JSON lines, with a target column; the others are numbers, words or images."""
 
 import math
-import re
 import sys
-from collections import Counter
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from tasks import ahead, config, encoding, machine
-from tasks.dataset_kinds import Block, Examples, Metadata, most_frequent, text_length
+from tasks.dataset_kinds import Block, Examples, Metadata
+from tasks.dataset_kinds._columns import Fitted, Statistics
 from tasks.dataset_kinds._table_rows import Rows, Table, num_rows_of
 from tasks.dataset_kinds._table_splits import NAMES, split
-from tasks.encoding import BadValue, Encoder, Repeated, Values
-from tasks.errors import UserError
-from tasks.records import Column, Feature, HeldOut
+from tasks.encoding import BadValue, Encoder, Values
+from tasks.records import HeldOut
 from tasks.table_columns import fill_in, open_file
 
-OWN_NAMES = {"number", "category", "label", "weight"}
-"""No column becomes a feature of these names: other arrays have them."""
 CHUNK_BYTES = 8 * 2**20
 """Of the rows that are encoded at once, all features together, or one row where that has more."""
 AHEAD = 4
 """How many blocks are encoded while one is written, however many cores there are: each takes its own memory."""
-NUM_QUANTILES = 256
-"""That are kept of a column whose numbers become their places among them, and go with each of its models: between two
-of them lie less than half a percent of the rows. Of a column with fewer values, as many as it has values."""
 
 
 def guess(dataset: config.Table) -> tuple[config.Table, list[str]]:
@@ -59,7 +51,7 @@ def examples(dataset: config.Table) -> Examples:
     splits, made = split(table)
     if table.weights is not None and not table.weights[splits == NAMES.index("train")].any():
         raise table.refuse("weight", "no row of the training split counts: all have 0")
-    fitted = _Fitted.of(table, splits)
+    fitted = _fit(table, splits)
     held_out = None
     if "test" in made and dataset.time is None:
         held_out = HeldOut(num_examples=int((splits == NAMES.index("test")).sum()), seed=dataset.seed)
@@ -89,7 +81,22 @@ def _metadata(table: Table, splits: npt.NDArray[np.int8], split: str) -> dict[st
     return found
 
 
-def _blocks(table: Table, fitted: "_Fitted", splits: npt.NDArray[np.int8], made: set[str]) -> Iterator[Block]:
+def _fit(table: Table, splits: npt.NDArray[np.int8]) -> Fitted:
+    """Return the features of a table, with what is taken of its training split."""
+    dataset, decimal = table.dataset, table.dataset.decimal or "."
+    columns = {name: Statistics(name, one, decimal) for name, one in table.kinds.items() if one.kind != "image"}
+    for first, chunk in table.chunks(table.features):
+        rows = np.flatnonzero(splits[first : first + num_rows_of(chunk)] == 0)
+        for name, statistics in columns.items():
+            try:
+                statistics.add(encoding.take(chunk[name], rows))
+            except BadValue as bad:
+                raise table.refused(bad, first + int(rows[bad.row])) from None
+    where = f"dataset.source = '{dataset.source}'"
+    return Fitted.of(columns.values(), table.shapes, where, dataset.max_vocabulary, dataset.text_length)
+
+
+def _blocks(table: Table, fitted: Fitted, splits: npt.NDArray[np.int8], made: set[str]) -> Iterator[Block]:
     """Yield the examples of all splits; the next ones are encoded while one is written."""
     features = fitted.features.values()
     rows_a_block = max(1, CHUNK_BYTES // sum(np.dtype(one.dtype).itemsize * math.prod(one.shape) for one in features))
@@ -146,7 +153,7 @@ class _Encoder(Encoder):
         broken: why an image is not whole, by its column and its path there.
     """
 
-    def __init__(self, fitted: "_Fitted", folder: Path, pool: ThreadPoolExecutor) -> None:
+    def __init__(self, fitted: Fitted, folder: Path, pool: ThreadPoolExecutor) -> None:
         features = {name: one.model_dump() for name, one in fitted.features.items()}
         super().__init__(features, fitted.vocabularies, folder, pool.map)
         self.broken: dict[tuple[str, str], str] = {}
@@ -169,141 +176,3 @@ class _Encoder(Encoder):
         except BadValue as bad:
             self.broken[column, str(value)] = bad.reason.removeprefix("is no whole image (").removesuffix(")")
             return np.zeros(shape, np.uint8)
-
-
-@dataclass(frozen=True)
-class _Fitted:
-    """The features of a table, with what is taken of its training split."""
-
-    features: dict[str, Feature]
-    vocabularies: dict[str, list[list[str]]]
-
-    @classmethod
-    def of(cls, table: Table, splits: npt.NDArray[np.int8]) -> "_Fitted":
-        decimal = table.dataset.decimal or "."
-        columns = {name: _Statistics(name, one, decimal) for name, one in table.kinds.items() if one.kind != "image"}
-        for first, chunk in table.chunks(table.features):
-            rows = np.flatnonzero(splits[first : first + num_rows_of(chunk)] == 0)
-            for name, statistics in columns.items():
-                try:
-                    statistics.add(encoding.take(chunk[name], rows))
-                except BadValue as bad:
-                    raise table.refused(bad, first + int(rows[bad.row])) from None
-        features: dict[str, Feature] = {}
-        vocabularies: dict[str, list[list[str]]] = {}
-        numbers = [own.column(table) for own in columns.values() if own.kind in ("number", "datetime")]
-        if numbers:
-            width = sum(column.width for column in numbers)
-            features["number"] = Feature(kind="number", shape=(width,), dtype="float32", columns=tuple(numbers))
-        dataset = table.dataset
-        if categories := [own for own in columns.values() if own.kind == "category"]:
-            vocabularies["category"] = [own.vocabulary(dataset.max_vocabulary) for own in categories]
-            features["category"] = Feature(
-                kind="category",
-                shape=(len(categories),),
-                dtype="int32",
-                columns=tuple(own.column(table) for own in categories),
-                vocabulary_sizes=tuple(len(texts) + encoding.FIRST for texts in vocabularies["category"]),
-            )
-        for own in columns.values():
-            if own.kind == "text":
-                name = feature_name(own.name, features)
-                vocabularies[name] = [own.vocabulary(dataset.max_vocabulary)]
-                if not vocabularies[name][0]:
-                    raise UserError(
-                        f"dataset.columns.{own.name} = text: no text of the training split has a word. Give the column "
-                        f"the kind ignore (dataset.source = '{dataset.source}')"
-                    )
-                features[name] = Feature(
-                    kind="text",
-                    shape=(dataset.text_length or text_length(own.lengths),),
-                    dtype="int32",
-                    columns=(own.column(table),),
-                    vocabulary_sizes=(len(vocabularies[name][0]) + encoding.FIRST,),
-                )
-        for column, shape in table.shapes.items():
-            features[feature_name(column, features)] = Feature(
-                kind="image", shape=shape, dtype="uint8", columns=(Column(name=column, kind="image"),)
-            )
-        return cls(features, vocabularies)
-
-
-@dataclass
-class _Statistics:
-    """What is counted of a column's values in the training split."""
-
-    name: str
-    described: config.TableColumn
-    decimal: Literal[".", ","] = "."
-    sums: list[float] = field(default_factory=list)
-    count: int = 0
-    numbers: list[encoding.Numbers] = field(default_factory=list)
-    """All of them, where their quantiles are wanted."""
-    texts: Counter[str] = field(default_factory=Counter)
-    lengths: Counter[int] = field(default_factory=Counter)
-
-    @property
-    def kind(self) -> str:
-        return self.described.kind
-
-    def add(self, values: Values) -> None:
-        if self.kind in ("number", "datetime"):
-            is_datetime = self.kind == "datetime"
-            found = (
-                encoding.days(values, self.name) if is_datetime else encoding.numbers(values, self.name, self.decimal)
-            )
-            found = found[~np.isnan(found)]
-            self.count += len(found)
-            self.sums.append(float(found.sum()))
-            if self.described.scale == "quantiles":
-                self.numbers.append(found)
-        elif self.kind == "category":
-            if not isinstance(values, Repeated):
-                rows = encoding.rows_of(values)
-                values = Repeated(rows, np.arange(len(rows)))
-            counts = np.bincount(values.rows, minlength=len(values.values)).tolist()
-            missing = encoding.is_missing(values.values).tolist()
-            for value, count, absent in zip(values.values, counts, missing, strict=True):
-                if count and not absent:
-                    self.texts[encoding.spelled(value)] += count
-        else:
-            words, lengths = encoding.words_of(encoding.rows_of(values))
-            self.texts.update(words)
-            self.lengths.update(lengths.tolist())
-
-    def column(self, table: Table) -> Column:
-        """Return the record of the column."""
-        width = encoding.DATETIME_WIDTH if self.kind == "datetime" else 1
-        if self.kind != "text" and not self.count and not self.texts:
-            raise UserError(
-                f"dataset.columns.{self.name} = {self.kind}: no row of the training split has a value. Give the column "
-                f"the kind ignore (dataset.source = '{table.dataset.source}')"
-            )
-        if self.kind not in ("number", "datetime"):
-            return Column.model_validate({"name": self.name, "kind": self.kind, "width": width})
-        fill = math.fsum(self.sums) / self.count if self.described.missing == "fill" else None
-        fitted = {"fill": fill, "quantiles": self._quantiles(), "decimal": self.decimal}
-        return Column.model_validate({"name": self.name, "kind": self.kind, "width": width, **fitted})
-
-    def _quantiles(self) -> list[float]:
-        if not self.numbers:
-            return []
-        shares = np.linspace(0, 1, min(NUM_QUANTILES, self.count))
-        # Interpolation may lose a last digit where values are equal.
-        found: list[float] = np.maximum.accumulate(np.quantile(np.concatenate(self.numbers), shares)).tolist()
-        return found
-
-    def vocabulary(self, most: int) -> list[str]:
-        """Return the most frequent texts; of those that are as frequent, the first in the order of the alphabet."""
-        return most_frequent(self.texts, most)
-
-
-def feature_name(column: str, others: Mapping[str, object]) -> str:
-    """Return a name for the feature of a column: small letters, digits and _, not one of others, safe in a file's."""
-    word = re.sub(r"[^a-z0-9]+", "_", column.lower()).strip("_")[:60] or "column"
-    word = word if word[0].isalpha() else f"column_{word}"
-    name, number = word, 1
-    while name in others or name in OWN_NAMES:
-        number += 1
-        name = f"{word}_{number}"
-    return name

@@ -13,43 +13,63 @@ import tensorflow as tf
 
 from tasks import config, datasets, encoding, records
 from tasks.dataset_kinds import Block, Examples, most_frequent, text_length
+from tasks.dataset_kinds._tfds_columns import (
+    CHUNK_BYTES,
+    MAX_VOCABULARY,
+    ROWS_AT_ONCE,
+    Columns,
+    held_out_rows,
+    image_shape,
+    refuse_infinite,
+    target_columns,
+)
 from tasks.errors import UserError
 from tasks.records import Column, DatasetManifest, Feature, HeldOut, Target
 
-CHUNK_BYTES = 8 * 2**20
-ROWS_AT_ONCE = 1024
-MAX_VOCABULARY = 20_000
-
 
 def examples(dataset: config.Tfds) -> Examples:
-    """Return all examples (images, texts or numbers) and what is learnt of them, in the order of their shards.
+    """Return all examples (images, texts, numbers or columns) and what is learnt of them, in the order of their shards.
 
     A split with unlabelled examples (class -1, as in ImageNet's test split) is left out. Where no test split is there,
     a fifth of the training examples becomes it. Images are resized (bilinear, antialiased, without keeping the aspect
     ratio) where ``image_size`` says so.
 
     Raises:
-        UserError: nothing was downloaded, images of different sizes and no ``image_size``, or a damaged shard.
+        UserError: nothing was downloaded, images of different sizes and no ``image_size``, columns that are not
+            there, or a damaged shard.
     """
     manifest, builder = _open(dataset)
-    given, learnt = datasets.kinds_of(builder)
+    given, learnt = datasets.supervised(builder).kinds
+    if dataset.columns and given != "columns":
+        raise UserError(
+            f"data/{dataset.name}/params.yaml: dataset.columns = {', '.join(dataset.columns)}: an example of "
+            f"{dataset.name} is one thing ({given}) without columns. Leave the key out"
+        )
     with _explained(dataset, manifest, builder):
         labelled = [split for split in sorted(builder.info.splits) if learnt != "class" or _is_labelled(builder, split)]
     held_out = None
     if "train" in labelled and "test" not in labelled:
         held_out = datasets.hold_out(builder.info.splits["train"].num_examples)
 
-    if given == "image":
-        shape = _shape(dataset, manifest)
+    columns = None
+    if given == "columns":
+        with _explained(dataset, manifest, builder):
+            columns = Columns(dataset, builder, labelled, held_out)
+        features, vocabularies = columns.fitted.features, columns.fitted.vocabularies
+    elif given == "image":
+        shape = image_shape(dataset, manifest.image_shape or (None, None, 1), manifest.name)
         features = {"image": Feature(kind="image", shape=shape, dtype="uint8")}
-        vocabularies: dict[str, list[list[str]]] = {}
+        vocabularies = {}
     else:
         with _explained(dataset, manifest, builder):
             features, vocabularies = _fitted(dataset, builder, held_out)
-    target = _target(builder, manifest)
+    target = columns.target if columns else _target(builder, manifest)
 
     def blocks() -> Iterator[Block]:
         with _explained(dataset, manifest, builder):
+            if columns:
+                yield from columns.blocks()
+                return
             for split in labelled:
                 held = held_out if split == "train" else None
                 if given == "image":
@@ -104,24 +124,24 @@ def _explained(dataset: config.Tfds, manifest: DatasetManifest, builder: Any) ->
 
 
 def _target(builder: Any, manifest: DatasetManifest) -> Target:
-    (_, learnt), (_, key) = datasets.kinds_of(builder), builder.info.supervised_keys
+    (((key,), wanted),) = datasets.supervised(builder).wanted.items()
+    learnt = datasets.supervised(builder).kinds[1]
     if learnt == "class":
         return Target.of_classes(manifest.class_names)
     if learnt == "labels":
         names = manifest.class_names
         return Target(task="multilabel", num_outputs=len(names), class_names=names, columns=(key,))
-    width = math.prod(builder.info.features[key].shape)
-    columns = (key,) if width == 1 else tuple(f"{key} {place}" for place in range(width))
-    return Target(task="regression", num_outputs=width, columns=columns)
+    columns = target_columns(key, wanted.shape)
+    return Target(task="regression", num_outputs=len(columns), columns=columns)
 
 
 def _fitted(
     dataset: config.Tfds, builder: Any, held_out: HeldOut | None
 ) -> tuple[dict[str, Feature], dict[str, list[list[str]]]]:
     """Return the feature of texts or numbers, with the vocabulary of the training split."""
-    (given, _), (key, _) = datasets.kinds_of(builder), builder.info.supervised_keys
-    if given == "numbers":
-        width = math.prod(builder.info.features[key].shape)
+    (((key,), given),) = datasets.supervised(builder).given.items()
+    if datasets.kind_of(given) == "numbers":
+        width = math.prod(given.shape)
         return {
             "number": Feature(
                 kind="number", shape=(width,), dtype="float32", columns=(Column(name=key, kind="number", width=width),)
@@ -129,7 +149,7 @@ def _fitted(
         }, {}
     words: Counter[str] = Counter()
     lengths: Counter[int] = Counter()
-    held = _held_out(builder, "train", held_out)
+    held = held_out_rows(builder, "train", held_out)
     for row, (text, _) in enumerate(datasets.rows(builder, "train") if "train" in builder.info.splits else ()):
         if not held[row]:
             found, _ = encoding.words_of([text.decode("utf-8", "replace")])
@@ -157,7 +177,7 @@ def _row_blocks(
 ) -> Iterator[Block]:
     """Yield the blocks of a split of texts or numbers, or of two where a test split is held out of it."""
     features, vocabularies, target = fitted
-    held = _held_out(builder, split, held_out)
+    held = held_out_rows(builder, split, held_out)
     ((name, feature),) = features.items()
     encoder = encoding.Encoder({name: feature.model_dump()}, vocabularies)
     rows = datasets.rows(builder, split)
@@ -165,12 +185,12 @@ def _row_blocks(
     while some := list(itertools.islice(rows, ROWS_AT_ONCE)):
         if name == "number":
             given = np.stack([np.asarray(one, np.float32).reshape(-1) for one, _ in some])
-            _refuse_infinite(dataset, split, first, given)
+            refuse_infinite(dataset, split, first, given)
         else:
             given = encoder.encode({feature.columns[0].name: [one.decode("utf-8", "replace") for one, _ in some]})[name]
         labels = np.stack([_label(one, target) for _, one in some])
         if target.task == "regression":
-            _refuse_infinite(dataset, split, first, labels)
+            refuse_infinite(dataset, split, first, labels)
         own = held[first : first + len(some)]
         first += len(some)
         for part, chosen in ((split, ~own), ("test", own)):
@@ -188,32 +208,9 @@ def _label(value: Any, target: Target) -> npt.NDArray[Any]:
     return np.asarray(value, target.label_dtype).reshape(target.label_shape)
 
 
-def _refuse_infinite(dataset: config.Tfds, split: str, first: int, values: npt.NDArray[Any]) -> None:
-    if not (finite := np.isfinite(values).all(1)).all():
-        raise UserError(
-            f"dataset {dataset.name}: example {first + int((~finite).argmax())} of the split '{split}' has a "
-            "number that is not finite in float32. Mend the builder, or leave the example out there"
-        )
-
-
-def _held_out(builder: Any, split: str, held_out: HeldOut | None) -> npt.NDArray[np.bool_]:
-    num_examples = builder.info.splits[split].num_examples if split in builder.info.splits else 0
-    return datasets.is_held_out(num_examples, held_out) if held_out else np.zeros(num_examples, bool)
-
-
-def _shape(dataset: config.Tfds, manifest: DatasetManifest) -> tuple[int, int, int]:
-    own_height, own_width, channels = manifest.image_shape or (None, None, 1)
-    height, width = dataset.image_size or (own_height, own_width)
-    if height is None or width is None:
-        raise UserError(
-            f"dataset.image_size = null: the images of {manifest.name} differ in size (shape {manifest.image_shape}). "
-            "Give --set dataset.image_size=[HEIGHT,WIDTH]"
-        )
-    return height, width, channels
-
-
 def _is_labelled(builder: Any, split: str) -> bool:
-    label_key = builder.info.supervised_keys[1]
+    (place,) = datasets.supervised(builder).wanted
+    label_key = "/".join(place)  # As TFDS writes it.
     spec = {label_key: tf.io.FixedLenFeature((), tf.int64)}
     paths = [str(path) for path in builder.info.splits[split].filepaths]
     for serialized in tf.data.TFRecordDataset(paths, buffer_size=2**20).batch(1024):
@@ -227,7 +224,7 @@ def _blocks(
 ) -> Iterator[Block]:
     """Yield the blocks of one split, or of two where a test split is held out of it."""
     num_examples = builder.info.splits[split].num_examples
-    held = _held_out(builder, split, held_out)
+    held = held_out_rows(builder, split, held_out)
     shards = datasets.shards(builder, split, shape)
     batch_size = min(max(CHUNK_BYTES // math.prod(shape), 1), 1024)
     batches = tf.data.TFRecordDataset(shards.paths, buffer_size=2**20).batch(batch_size)
@@ -235,7 +232,7 @@ def _blocks(
     decoded = batches.map(shards.decode, num_parallel_calls=tf.data.AUTOTUNE).prefetch(1)
     for images, labels in decoded.as_numpy_iterator():
         if labels.dtype == np.float32:  # A regression's.
-            _refuse_infinite(dataset, split, num_read, labels)
+            refuse_infinite(dataset, split, num_read, labels)
         rows = held[num_read : num_read + len(labels)]
         num_read += len(labels)
         if held_out is None:

@@ -2,16 +2,17 @@
 
 import importlib
 import math
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
 from tasks import config, own_code, upstream
-from tasks.errors import UserError, one_of
+from tasks.errors import UserError, cut, one_of
 from tasks.records import HeldOut
 
 # TensorFlow and TFDS are imported where they are needed: on JAX, training needs neither.
@@ -106,27 +107,118 @@ def build(name: str, version: str | None, data_dir: Path, own: str | None = None
             f"dataset.name = '{name}' cannot be trained on: TFDS names no supervised keys for it, which say what is "
             "given and what is to be learnt. Write a builder of your own that has them (docs/data.md)"
         )
-    found = [features[key] for key in keys] if all(isinstance(key, str) for key in keys) else []
-    kinds = tuple(_kind(feature) for feature in found)
-    if kinds not in LEARNABLE:
+    if _supervised(builder) is None:
+        found = [[type(one).__name__ for one in _leaves(features, part).values()] for part in keys]
         raise UserError(
             f"dataset.name = '{name}' cannot be trained on: its supervised keys must be an image (uint8, known number "
-            "of channels), a text or numbers of a known shape, and a class label, several of them "
-            f"(Sequence(ClassLabel)) or numbers; got {[type(feature).__name__ for feature in found] or keys}"
+            "of channels), a text, numbers of a known shape or a dictionary of such columns, and a class label, "
+            "several of them (Sequence(ClassLabel)), numbers or, not of texts alone, a text; got "
+            + cut(str(found), 120)
         )
     return builder
 
 
 LEARNABLE = {(given, wanted) for given in ("image", "text", "numbers") for wanted in ("class", "labels", "numbers")}
+"""What is given by itself, under the name of its kind; all else is given as columns."""
+Place: TypeAlias = tuple[str, ...]
 
 
-def kinds_of(builder: Any) -> tuple[str | None, str | None]:
-    """Return what a builder's examples are, and what is learnt of them: one of ``LEARNABLE``."""
-    given, wanted = (_kind(builder.info.features[key]) for key in builder.info.supervised_keys)
-    return given, wanted
+@dataclass(frozen=True)
+class Supervised:
+    """What a builder's examples are, and what is learnt of them: TFDS' features by their place in an example."""
+
+    kinds: tuple[str, str]
+    """One of ``LEARNABLE``; or `columns`, and `class`, `labels`, `numbers` or `text` (a class that is named)."""
+    given: dict[Place, Any]
+    wanted: dict[Place, Any]
+
+    @property
+    def names(self) -> dict[str, Place]:
+        """The places of what is given by the names of the columns: the last part, or all of it where that is of two."""
+        last = Counter(place[-1] for place in (*self.given, *self.wanted))
+        return {place[-1] if last[place[-1]] == 1 else "/".join(place): place for place in self.given}
+
+    @property
+    def class_names(self) -> tuple[str, ...]:
+        """The classes or labels; none where numbers are learnt, or classes that the data alone know."""
+        (one, *others), learnt = self.wanted.values(), self.kinds[1]
+        if learnt not in ("class", "labels"):
+            return ()
+        if others:
+            return tuple(place[-1] for place in self.wanted)
+        label = one.feature if kind_of(one) == "labels" else one
+        return ("False", "True") if kind_of(one) == "bool" else tuple(label.names)
 
 
-def _kind(feature: Any) -> str | None:
+def supervised(builder: Any) -> Supervised:
+    """Return what is given and what is learnt of a dataset that ``build`` returned."""
+    if (found := _supervised(builder)) is None:
+        raise ValueError(f"{builder.name} holds nothing that is learnt here, which build refuses")
+    return found
+
+
+def _supervised(builder: Any) -> Supervised | None:
+    """Return what can be learnt, the other way round where it must be (forest_fires, lfw); None where nothing can."""
+    features, keys = builder.info.features, builder.info.supervised_keys
+    if len(keys) > 2 and {kind_of(one) for one in _leaves(features, keys[2]).values()} != {"text"}:
+        return None  # A weight; places365_small has the name of a file there.
+    first, second = (_leaves(features, part) for part in keys[:2])
+    return _learnable(first, second, keys[0]) or _learnable(second, first, keys[1])
+
+
+def _learnable(given: dict[Place, Any], wanted: dict[Place, Any], key: Any) -> Supervised | None:
+    learnt, kinds = _learnt(wanted), [kind_of(one) for one in given.values()]
+    is_alone = isinstance(key, str) and list(given) == [(key,)]
+    is_truth = "bool" in map(kind_of, wanted.values())
+    if is_alone and len(wanted) == 1 and (kinds[0], learnt) in LEARNABLE and not is_truth:
+        return Supervised((str(kinds[0]), str(learnt)), given, wanted)
+    rest = {place: one for place, one in given.items() if place not in wanted}  # penguins/simple gives its target, too.
+    usable = {kind_of(one) for one in rest.values() if is_column(one)}
+    # A text for a text is to be written, as a translation.
+    if learnt is None or not usable or (usable == {"text"} and learnt == "text"):
+        return None
+    return Supervised(("columns", learnt), rest, wanted)
+
+
+def _learnt(wanted: dict[Place, Any]) -> str | None:
+    """Return what is learnt: of one feature what it is, of several that are alike numbers, or a label each."""
+    kinds = {kind_of(one) for one in wanted.values()}
+    if len(kinds) != 1:
+        return None
+    of_several = {"numbers": "numbers", "bool": "labels"}
+    of_one = {"class": "class", "labels": "labels", "numbers": "numbers", "bool": "class", "text": "text"}
+    return (of_one if len(wanted) == 1 else of_several).get(str(kinds.pop()))
+
+
+def _leaves(features: Any, keys: Any) -> dict[Place, Any]:
+    """Return the features that a supervised key stands for, by place: a name, or names in tuples or dictionaries."""
+    if not isinstance(keys, str):
+        parts = keys.values() if isinstance(keys, dict) else keys
+        return {place: one for part in parts for place, one in _leaves(features, part).items()}
+    if keys in features:
+        return _below((keys,), features[keys])
+    place, found = tuple(keys.split("/")), features  # duke_ultrasound writes das/dB.
+    for part in place:
+        found = found[part]
+    return _below(place, found)
+
+
+def _below(place: Place, feature: Any) -> dict[Place, Any]:
+    import tensorflow_datasets as tfds
+
+    if type(feature) is not tfds.features.FeaturesDict:
+        return {place: feature}
+    return {below: one for key, inner in feature.items() for below, one in _below((*place, key), inner).items()}
+
+
+def is_column(feature: Any) -> bool:
+    """Return whether a feature can be a column, or several: a label, a truth, a text, numbers, an image as decoded."""
+    kind = kind_of(feature)
+    return kind in ("class", "bool", "text", "numbers") or (kind == "image" and feature.shape[-1] in (1, 3))
+
+
+def kind_of(feature: Any) -> str | None:
+    """Return what a feature of TFDS is: image, text, numbers, class, labels or bool; None for all else."""
     import tensorflow_datasets as tfds
 
     known: dict[Any, str] = {tfds.features.ClassLabel: "class", tfds.features.Text: "text"}
@@ -135,7 +227,10 @@ def _kind(feature: Any) -> str | None:
     if isinstance(feature, tfds.features.Sequence):
         return "labels" if type(feature.feature) is tfds.features.ClassLabel else None
     if type(feature) in (tfds.features.Tensor, tfds.features.Scalar):  # Not its subclasses, such as an audio.
-        return "numbers" if np.dtype(feature.np_dtype).kind in "iuf" and None not in feature.shape else None
+        kind = np.dtype(feature.np_dtype).kind
+        if feature.shape == () and kind in "bO":
+            return "bool" if kind == "b" else "text"
+        return "numbers" if kind in "iuf" and None not in feature.shape else None
     return known.get(type(feature))
 
 
@@ -145,7 +240,55 @@ def rows(builder: Any, split: str) -> Iterator[tuple[Any, Any]]:
 
     one_after_another = tfds.ReadConfig(interleave_cycle_length=1)
     read = builder.as_dataset(split=split, shuffle_files=False, as_supervised=True, read_config=one_after_another)
-    yield from tfds.as_numpy(read)
+    found = supervised(builder)
+    is_turned = next(iter(found.given))[0] != builder.info.supervised_keys[0]
+    for first, second, *_ in tfds.as_numpy(read):
+        yield (second, first) if is_turned else (first, second)
+
+
+def columns(builder: Any, split: str, places: Collection[Place], size: int) -> Iterator[dict[Place, Any]]:
+    """Yield features of the next examples by place, in the order of the shards: an array (n, ...), files of images
+    undecoded, or a list for labels.
+
+    Args:
+        builder: a dataset on disk.
+        split: its name.
+        places: of the features; nothing else is parsed.
+        size: how many examples to yield at once; the last ones may be fewer.
+    """
+    import tensorflow_datasets as tfds
+
+    every = {**supervised(builder).given, **supervised(builder).wanted}
+    wanted: dict[str, Any] = {}
+    undecoded: dict[str, Any] = {}
+    for place in places:
+        _put(wanted, place, True)
+        if kind_of(every[place]) == "image":
+            _put(undecoded, place, tfds.decode.SkipDecoding())
+    read = builder.as_dataset(
+        split=split,
+        shuffle_files=False,
+        decoders=tfds.decode.PartialDecoding(wanted, decoders=undecoded or None),
+        read_config=tfds.ReadConfig(interleave_cycle_length=1, try_autocache=False),
+    )
+    for found in read.ragged_batch(size):
+        yield {place: _numpy(_at(found, place)) for place in places}
+
+
+def _put(tree: dict[str, Any], place: Place, value: Any) -> None:
+    for part in place[:-1]:
+        tree = tree.setdefault(part, {})
+    tree[place[-1]] = value
+
+
+def _at(tree: Any, place: Place) -> Any:
+    for part in place:
+        tree = tree[part]
+    return tree
+
+
+def _numpy(found: Any) -> Any:
+    return found.to_list() if hasattr(found, "to_list") else found.numpy()
 
 
 @dataclass(frozen=True)
@@ -168,9 +311,9 @@ def shards(builder: Any, split: str, image_shape: tuple[int, ...]) -> Shards:
     """
     import tensorflow as tf
 
-    image_key, label_key = builder.info.supervised_keys
-    feature, label = builder.info.features[image_key], builder.info.features[label_key]
-    _, learnt = kinds_of(builder)
+    found = supervised(builder)
+    (((image_key,), feature),), (((label_key,), label),) = found.given.items(), found.wanted.items()
+    learnt = found.kinds[1]
     if learnt == "labels":
         label_spec: Any = tf.io.RaggedFeature(tf.int64)
     elif learnt == "numbers":  # TFDS writes each of them as one of these two.

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tasks import config, prepared_data, raw_data
-from tasks.errors import UserError
+from tasks.errors import UserError, cut
 from tasks.input import service
 from tasks.input.array import ArraySource
 from tasks.input.augment import augment_batch
@@ -134,8 +134,8 @@ def choose_source(section: config.Input, prepared: PreparedDataset) -> str:
     """Return ``array`` or ``stream``: what is asked for, else the array, which need not fit into memory."""
     if section.source == "stream" and prepared.raw_folder is None:
         raise UserError(
-            f"input.source = 'stream': {prepared.name} is of kind {prepared.kind}, and only images in TFDS' "
-            "shards can be streamed. Give input.source=auto"
+            f"input.source = 'stream': {_unlike_a_stream(prepared)}, and only TFDS' shards of an image and a class "
+            "label each can be streamed. Give input.source=auto"
         )
     if section.source == "stream" and section.augmentation.mixes:
         key = "mixup" if section.augmentation.mixup else "cutmix"
@@ -144,6 +144,15 @@ def choose_source(section: config.Input, prepared: PreparedDataset) -> str:
             f"that come next. Give input.source=auto, or input.augmentation.{key}=0"
         )
     return "stream" if section.source == "stream" else "array"
+
+
+def _unlike_a_stream(prepared: PreparedDataset) -> str:
+    """Return what the examples of a dataset are that has nothing to stream."""
+    if prepared.kind != "tfds":
+        return f"{prepared.name} is of kind {prepared.kind}"
+    if names := [column.name for feature in prepared.features.values() for column in feature.columns]:
+        return f"each example of {prepared.name} has the columns {cut(', '.join(names), 120)}"
+    return f"the images of {prepared.name} have a target of the task {prepared.target.task}"
 
 
 def check_batch(global_batch_size: int, num_examples: int, prepared: PreparedDataset) -> None:

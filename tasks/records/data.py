@@ -26,9 +26,9 @@ class DatasetManifest(Record):
     tfds_version: str
     folder: str
     image_shape: tuple[int | None, int | None, int] | None
-    """None for texts and numbers."""
+    """None for texts, numbers and columns."""
     num_classes: int
-    """0 for numbers that are learnt."""
+    """0 for numbers that are learnt, and for classes that are texts."""
     class_names: tuple[str, ...]
     num_examples: dict[str, int]
     sources: tuple[SourceFile, ...]

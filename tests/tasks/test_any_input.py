@@ -35,7 +35,7 @@ from tasks import (
     table_files,
     trained_models,
 )
-from tasks.dataset_kinds import arrays, image_folder, table
+from tasks.dataset_kinds import _columns, arrays, image_folder, table
 from tasks.errors import UserError
 from tasks.records import Record
 from tests.tasks.written_runs import write_run
@@ -568,7 +568,7 @@ def test_any_name_means_something_or_is_refused(module_project, monkeypatch, loo
 @given(name=NAMES)
 def test_no_name_leads_out_of_its_folder(module_project, monkeypatch, name):
     monkeypatch.chdir(module_project)
-    word = table.feature_name(name, {})
+    word = _columns.feature_name(name, {})
     assert Path("data", word).parent == Path("data")
     assert word.isascii()
     try:

@@ -103,19 +103,22 @@ def test_dvc_leaves_alone_what_lies_in_the_folders_that_it_makes(project, capsys
         assert ("data/digits/dvc.yaml" in capsys.readouterr().err) is (text != expected)
 
 
-def test_data_are_prepared_again_where_checks_change(project, capsys):
+def test_data_are_prepared_again_where_checks_or_columns_change(project, capsys):
     """DVC refuses a parameter that is not there, so the pipeline has it only as long as params.yaml does."""
     folder = project / "data" / "digits"
     before, described = (folder / "dvc.yaml").read_text(), (folder / "params.yaml").read_text()
-    for text, expected in (
-        (f"{described}  checks: {{drift: off}}\n", ["image_size", "checks"]),
-        (described, ["image_size"]),
+    for text, expected, told in (
+        (f"{described}  checks: {{drift: off}}\n", ["image_size", "checks"], ["checks"]),
+        (f"{described}  columns: {{age: ignore}}\n", ["image_size", "columns"], ["checks", "columns"]),
+        (described, ["image_size"], ["columns"]),
     ):
         (folder / "params.yaml").write_text(text)
         assert dataset_folder.add(_load().dataset, project) == []
         ((params,),) = (one.values() for one in _params(folder, "prepare"))
         assert params == [f"dataset.{key}" for key in expected]
-        assert capsys.readouterr().err == "data/digits/dvc.yaml follows the checks of params.yaml from now on\n"
+        lines = [f"data/digits/dvc.yaml follows the {key} of params.yaml from now on\n" for key in told]
+        assert capsys.readouterr().err == "".join(lines)
+        assert dataset_folder.follows_params("digits", project)
     assert (folder / "dvc.yaml").read_text() == before
 
 

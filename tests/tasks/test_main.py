@@ -45,7 +45,7 @@ def test_an_unknown_stage_is_refused(project, run):
 
 @pytest.mark.slow
 def test_a_dataset_that_is_refused_is_one_message_without_tensorflows_own_lines(project, run):
-    refused = run([sys.executable, "-m", "tasks", "check", "--set", "dataset.name=wine_quality"])
+    refused = run([sys.executable, "-m", "tasks", "check", "--set", "dataset.name=div2k"])
     assert refused.returncode == 2
     (line,) = refused.stderr.splitlines()
-    assert line.startswith("error: dataset.name = 'wine_quality' cannot be trained on")
+    assert line.startswith("error: dataset.name = 'div2k' cannot be trained on")
