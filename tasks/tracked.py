@@ -291,7 +291,12 @@ def write_report(settings: config.Settings, run: Run, seconds: dict[str, float] 
     """Write a run's page into its folder and into MLflow, with the seconds of its stages so far."""
     written = page.write(run, seconds)
     tracking.log_metrics(run, written.metrics)
-    tracking.log_files(run, [written.page, *written.pictures], "evaluation")
+    pictures = []
+    if written.calibration is not None:
+        binned, means = written.calibration
+        picture = written.page.with_name("reliability.png")
+        pictures.append(report.reliability(binned.accuracy.tolist(), means, written.title, picture))
+    tracking.log_files(run, [written.page, *pictures], "evaluation")
 
 
 def find_model(settings: config.Settings, uri: str) -> LoggedModel:

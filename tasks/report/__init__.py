@@ -12,7 +12,7 @@ from tasks.report.comparison import (
     step_cells,
 )
 from tasks.report.findings import concluded
-from tasks.report.pictures import augmented_examples, confusion_matrix, learning_curve, predictions
+from tasks.report.pictures import augmented_examples, confusion_matrix, learning_curve, predictions, reliability
 from tasks.report.strategies import offers, offers_cells, offers_page
 from tasks.report.sweep import ranked, short_names, sweep_cells, sweep_remarks, sweep_table, text_of
 from tasks.report.tables import history_table, metrics_table, predictions_table

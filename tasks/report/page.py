@@ -1,12 +1,12 @@
 """A run's report: one page that holds all that it shows, and asks no other machine for anything."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
 from tasks import files
 from tasks.records import Run
-from tasks.report import blocks, calibration, classes, contents, curves, mistakes, numbers, overview, pictures, slices
+from tasks.report import blocks, calibration, classes, contents, curves, mistakes, numbers, overview, slices
 from tasks.report.blocks import Section
 from tasks.report.material import Material, load
 
@@ -34,14 +34,15 @@ class Written(NamedTuple):
     """A report, and what of it MLflow shows by itself."""
 
     page: Path
-    pictures: tuple[Path, ...]
+    title: str
     metrics: dict[str, float]
+    calibration: tuple[calibration.Bins, str] | None
+    """As ``calibration.of_predictions`` gives it."""
 
 
 def write(run: Run, seconds: Mapping[str, float] | None = None) -> Written:
     """Write report/report.html into a run's folder, from its records, what its model gave for the test examples, and
-    the prepared data; beside it a picture of its calibration. No framework is imported, so it can be written again in a
-    second.
+    the prepared data. No framework is imported, so it can be written again in a second.
 
     Args:
         run: also one that is unfinished, whose report is then partial, and says so.
@@ -57,7 +58,7 @@ def write(run: Run, seconds: Mapping[str, float] | None = None) -> Written:
     with files.replacing(path) as temporary:
         temporary.write_text(blocks.render(_title(material), sections, partial(material)), encoding="utf-8")
     metrics = {name: value for section in sections for name, value in section.metrics.items()}
-    return Written(path, tuple(_pictures(material)), metrics)
+    return Written(path, _title(material), metrics, calibration.of_predictions(material))
 
 
 def _title(material: Material) -> str:
@@ -65,14 +66,6 @@ def _title(material: Material) -> str:
         return material.run.name
     value = material.evaluation.metrics[f"test/{material.headline}"]
     return f"{material.run.name}: test {material.headline} {value:.4f}"
-
-
-def _pictures(material: Material) -> Iterator[Path]:
-    if (found := calibration.of_predictions(material)) is not None:
-        binned, means = found
-        edges = [place / calibration.BINS for place in range(calibration.BINS + 1)]
-        path = material.folder / "report" / "reliability.png"
-        yield pictures.reliability(edges, binned.accuracy.tolist(), means, _title(material), path)
 
 
 def partial(material: Material) -> str:

@@ -91,13 +91,12 @@ def confusion_matrix(evaluation: EvaluationResult, title: str, path: Path) -> Pa
     return _saved(figure, path)
 
 
-def reliability(edges: Sequence[float], heights: Sequence[float], means: str, title: str, path: Path) -> Path:
+def reliability(accuracy: Sequence[float], means: str, title: str, path: Path) -> Path:
     """Draw a reliability diagram as a PNG: how probable predictions are found, and how often they are right.
 
     Args:
-        edges: of the bins, one more than ``heights``.
-        heights: of the bins.
-        means: what a height is.
+        accuracy: of the bins, which are equal parts of 0 to 1.
+        means: what it is called.
         title: above it.
         path: of the picture.
     """
@@ -105,7 +104,8 @@ def reliability(edges: Sequence[float], heights: Sequence[float], means: str, ti
 
     figure = Figure(figsize=(5.6, 5.2), layout="constrained")
     axes = figure.add_subplot()
-    axes.stairs(heights, edges, fill=True, alpha=0.6, label="as measured")
+    edges = [place / len(accuracy) for place in range(len(accuracy) + 1)]
+    axes.stairs(accuracy, edges, fill=True, alpha=0.6, label="as measured")
     axes.plot((0, 1), (0, 1), color="0.4", linewidth=1, label="as it should be")
     axes.set(xlim=(0, 1), ylim=(0, 1), xlabel="probability", ylabel=means)
     axes.set_title(title, wrap=True)

@@ -12,7 +12,19 @@ from PIL import Image
 
 from tasks import config, evidence, metrics, quality_report, records, runs
 from tasks.records import EvaluationResult, RunStatus, RunSummary
-from tasks.report import calibration, classes, contents, curves, intervals, mistakes, numbers, page, slices, svg
+from tasks.report import (
+    calibration,
+    classes,
+    contents,
+    curves,
+    intervals,
+    mistakes,
+    numbers,
+    page,
+    reliability,
+    slices,
+    svg,
+)
 from tasks.report.material import layers, load
 from tasks.slices import quarters
 from tests.tasks import made_up
@@ -315,7 +327,7 @@ def test_the_layers_are_those_of_the_model_and_not_of_its_optimizer():
 @pytest.mark.parametrize("task", TASKS)
 def test_the_page_is_whole_and_holds_all_that_it_shows(task):
     run = made_up.run(*TASKS[task]())
-    path, pictures, metrics = page.write(run, {"train": 2.0, "evaluate": 1.0, "total": 4.0})
+    path, title, metrics, binned = page.write(run, {"train": 2.0, "evaluate": 1.0, "total": 4.0})
     assert path == config.project_root() / run.folder / "report" / "report.html"
     text = path.read_text(encoding="utf-8")
     found = Parsed(text)
@@ -339,12 +351,11 @@ def test_the_page_is_whole_and_holds_all_that_it_shows(task):
             assert metrics[f"interval/{name}/low"] <= value <= metrics[f"interval/{name}/high"]
     assert f"interval/test/{made.headline}/low" in metrics
     if task == "regression":
-        assert (pictures, [name for name in metrics if "calibration" in name]) == ((), [])
+        assert (binned, [name for name in metrics if "calibration" in name]) == (None, [])
         return
-    binned, _ = calibration.of_predictions(made)
-    assert metrics["calibration/expected_calibration_error"] == binned.error
+    assert metrics["calibration/expected_calibration_error"] == binned[0].error
     assert f"{metrics['calibration/brier_score']:.4f}" in found.said
-    with Image.open(*pictures) as picture:
+    with Image.open(reliability(binned[0].accuracy.tolist(), binned[1], title, path.with_name("drawn.png"))) as picture:
         assert picture.size == (672, 624)
 
 
