@@ -259,6 +259,11 @@ class Evaluate(Section):
     """`run`: on the devices of the run's strategy, or on one where this machine has not those. `one_device`: always on
     one, without a cluster. The metrics are the same."""
 
+    @property
+    def has_runs_devices(self) -> bool:
+        """Whether it is to have the devices of the run's strategy, as far as they are there."""
+        return self.strategy == "run"
+
 
 class Register(Section):
     enabled: Bookkeeping[bool]
