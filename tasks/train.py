@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import keras
 from filelock import FileLock, Timeout
 
-from tasks import checkpoints, config, losses, metrics, models, records, runs, shards, strategies
+from tasks import checkpoints, config, losses, metrics, models, optimizers, records, runs, shards, strategies
 from tasks.checkpoints import Arrays, Checkpoints
 from tasks.errors import StratagemError, UserError, one_line
 from tasks.input import service, sources
@@ -356,6 +356,7 @@ def _result(
         epochs=position.epoch,
         steps=position.step + position.offset,
         num_parameters=trained.count_params(),
+        optimizer=optimizers.class_name(training.model.optimizer),
         examples_per_second=throughput.examples_per_second,
         setup_seconds=throughput.setup_seconds,
         first_call_seconds=throughput.first_call_seconds,

@@ -31,6 +31,7 @@ def origin(material: Material) -> Section:
         rows["trained"] = (
             f"{training.epochs} epochs, {training.steps:,} steps of {training.global_batch_size:,} examples"
         )
+        rows["optimizer"] = training.optimizer or ""
         rows["restarts"] = "; ".join(training.restarts)
     rows["resumed with"] = "; ".join(f"{one.what} {one.values}" for one in run.changed)
     if material.evaluation is not None:
