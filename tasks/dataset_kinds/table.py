@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from tasks import ahead, config, encoding, machine
 from tasks.dataset_kinds import Block, Examples, most_frequent, text_length
-from tasks.dataset_kinds._table_rows import Rows, Table, num_rows_of
+from tasks.dataset_kinds._table_rows import Rows, ScannedTable, num_rows_of
 from tasks.dataset_kinds._table_splits import NAMES, split
 from tasks.encoding import BadValue, Encoder, Repeated, Values
 from tasks.errors import UserError
@@ -55,7 +55,7 @@ def examples(dataset: config.Table) -> Examples:
     """
     file = open_file(dataset)
     dataset, _ = fill_in(dataset, file, may_guess=False)
-    table = Table(dataset, file)
+    table = ScannedTable(dataset, file)
     splits, made = split(table)
     if table.weights is not None and not table.weights[splits == NAMES.index("train")].any():
         raise table.refuse("weight", "no row of the training split counts: all have 0")
@@ -76,7 +76,7 @@ def examples(dataset: config.Table) -> Examples:
     )
 
 
-def _blocks(table: Table, fitted: "_Fitted", splits: npt.NDArray[np.int8], made: set[str]) -> Iterator[Block]:
+def _blocks(table: ScannedTable, fitted: "_Fitted", splits: npt.NDArray[np.int8], made: set[str]) -> Iterator[Block]:
     """Yield the examples of all splits; the next ones are encoded while one is written."""
     features = fitted.features.values()
     rows_a_block = max(1, CHUNK_BYTES // sum(np.dtype(one.dtype).itemsize * math.prod(one.shape) for one in features))
@@ -93,7 +93,7 @@ def _blocks(table: Table, fitted: "_Fitted", splits: npt.NDArray[np.int8], made:
     # Where there are images, their own threads have enough to do.
     threads = 1 if any(one.kind == "image" for one in features) else min(machine.usable_cores(), AHEAD)
     with ThreadPoolExecutor(machine.usable_cores()) as pictures:
-        encoder = _Encoder(fitted, table.folder, pictures)
+        encoder = _RowEncoder(fitted, table.folder, pictures)
 
         def encode(given: tuple[str, Rows, dict[str, Values]]) -> Block:
             name, places, own = given
@@ -126,7 +126,7 @@ def _tell_validation(dataset: config.Table, count: int) -> None:
     )
 
 
-class _Encoder(Encoder):
+class _RowEncoder(Encoder):
     """Encodes rows without those of which an image is not whole, and knows which images those are.
 
     Attributes:
@@ -166,7 +166,7 @@ class _Fitted:
     vocabularies: dict[str, list[list[str]]]
 
     @classmethod
-    def of(cls, table: Table, splits: npt.NDArray[np.int8]) -> "_Fitted":
+    def of(cls, table: ScannedTable, splits: npt.NDArray[np.int8]) -> "_Fitted":
         decimal = table.dataset.decimal or "."
         columns = {name: _Statistics(name, one, decimal) for name, one in table.kinds.items() if one.kind != "image"}
         for first, chunk in table.chunks(table.features):
@@ -258,7 +258,7 @@ class _Statistics:
             self.texts.update(words)
             self.lengths.update(lengths.tolist())
 
-    def column(self, table: Table) -> Column:
+    def column(self, table: ScannedTable) -> Column:
         """Return the record of the column."""
         width = encoding.DATETIME_WIDTH if self.kind == "datetime" else 1
         if self.kind != "text" and not self.count and not self.texts:

@@ -39,14 +39,14 @@ STEPS_OF_PACE = 10
 """In a call, when a step's time is measured: the call itself then counts for little."""
 
 
-class _Own(threading.local):
+class _ThreadState(threading.local):
     """What each thread has of its own: the trials of a sweep that train side by side have a stage process each."""
 
     processes: StageProcesses | None = None
     restarts: tuple[str, ...] = ()
 
 
-_own = _Own()
+_own = _ThreadState()
 _running: set[StageProcesses] = set()
 """Of all threads."""
 

@@ -6,7 +6,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tasks.report import intervals, svg
-from tasks.report.blocks import Figure, Section, Table, Text
+from tasks.report.blocks import Figure, ReportSection, TableBlock, Text
 from tasks.report.material import Material
 
 BINS = 15
@@ -55,7 +55,7 @@ def brier(probabilities: npt.NDArray[Any], labels: npt.NDArray[Any]) -> npt.NDAr
     return scores
 
 
-def calibration(material: Material) -> Section | None:
+def calibration(material: Material) -> ReportSection | None:
     """Return the reliability diagram, the expected calibration error and the Brier score."""
     if material.predictions is None or material.task == "regression":
         return None
@@ -76,10 +76,10 @@ def calibration(material: Material) -> Section | None:
         f"By how probable the model finds the {what}: the bars should reach the line. Where one ends above it, the "
         "model is too careful, below it too sure."
     )
-    return Section(
+    return ReportSection(
         "Calibration",
         [
-            Table(("", "value", "95 % interval"), rows),
+            TableBlock(("", "value", "95 % interval"), rows),
             Figure([_reliability(found, means), _counts(found)], caption),
             Text(f"Expected calibration error of {BINS} equal bins (Guo et al., 2017); Brier score (Brier, 1950)."),
         ],

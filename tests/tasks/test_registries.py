@@ -1,4 +1,5 @@
 import ast
+from collections import defaultdict
 from pathlib import Path
 from typing import get_args
 
@@ -83,3 +84,14 @@ def test_nobody_asks_which_strategy_it_is():
         if asks(node)
     ]
     assert asked == []
+
+
+def test_no_name_stands_for_two_things():
+    """A class has a name of its own, with or without an underscore: whoever reads of it knows which one is meant."""
+    of_keras = {"DataParallel", "ModelParallel"}  # The section of the settings, and what it asks of Keras.
+    places = defaultdict(list)
+    for file in sorted(file for folder in ("flows", "tasks") for file in Path(folder).rglob("*.py")):
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.ClassDef):
+                places[node.name.lstrip("_")].append(f"{file}:{node.lineno}")
+    assert {name: found for name, found in places.items() if len(found) > 1 and name not in of_keras} == {}
