@@ -79,7 +79,7 @@ def predicted(one: Published) -> tuple[float, float, float]:
     found = scaling.plan(
         workers=one.workers,
         devices=1,
-        network=scaling.Network(one.bandwidth, PUBLISHED_LATENCY),
+        network=scaling.Interconnect(one.bandwidth, PUBLISHED_LATENCY),
         communication="nccl",
         parameters=int(one.parameters),
         examples_a_device=1,
@@ -187,7 +187,7 @@ def lines(points: Sequence[Point], others: Sequence[Point]) -> list[str]:
     for workers, parameters in dict.fromkeys((int(one["workers"]), int(one["parameters"])) for one in points):
         cells = []
         for one in (one for one in points if (one["workers"], one["parameters"]) == (workers, parameters)):
-            network = scaling.Network(one["bandwidth"], one["latency_seconds"])
+            network = scaling.Interconnect(one["bandwidth"], one["latency_seconds"])
             told = scaling.step_seconds(fitted, one["compute_seconds"], workers, 4 * parameters, network)
             cells.append(f"{one['step_seconds']:.3g} ({told:.2g})")
         found.append(f"| {workers} | {4 * parameters / 1e6:.2f} MB | " + " | ".join(cells) + " |")

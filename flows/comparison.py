@@ -252,7 +252,9 @@ def summarise(
 
 def _against_one_device(row: ComparisonRow, rows: Sequence[ComparisonRow]) -> ComparisonRow:
     """Return a row with its speed-up and efficiency, where there is a row to hold it against: round by round."""
-    base = [other for other in rows if other.strategy == "one_device" and other.examples_per_second]
+    base = [
+        other for other in rows if config.strategy_kinds()[other.strategy].is_baseline and other.examples_per_second
+    ]
     base.sort(key=lambda other: other.loop != row.loop)
     if not base:
         return row

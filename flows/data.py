@@ -224,6 +224,6 @@ def remove(name: Name, explain: Explain = False, debug: Debug = False) -> None:
             return
         for left in dvc_data.remove(name):
             print(f"left alone: {left}")
-        if made := [run for run in runs.list_runs(runs.Choice()).runs if run.dataset == name]:
+        if made := [run for run in runs.list_runs(runs.RunFilter()).runs if run.dataset == name]:
             print(f"left alone: what was trained on it ({len(made):,}): stratagem runs --dataset {name}")
         print(f"removed data/{name}")

@@ -63,7 +63,7 @@ def list_runs(
         from tasks import pipeline, runs
 
         when = runs.moment(since, "--since") if since is not None else None
-        choice = runs.Choice(dataset, strategy, when, status and status.lower())
+        choice = runs.RunFilter(dataset, strategy, when, status and status.lower())
         metric = f"test/{sort}" if sort and "/" not in sort and sort not in runs.FIGURES else sort
         limit = limit if limit is not None or json else SHOWN
         found = runs.list_runs(choice, metric, metric is not None and pipeline.lower_is_better(metric), limit)

@@ -71,7 +71,7 @@ def plan(
         from tasks.errors import UserError, one_of
         from tasks.machine import visible_gpus
 
-        network = scaling.Network(
+        network = scaling.Interconnect(
             scaling.read_bandwidth(bandwidth), scaling.read_seconds("--latency", latency, "50us", zero=True)
         )
         given_step = step_seconds and scaling.read_seconds("--step-seconds", step_seconds, "180ms")

@@ -43,7 +43,7 @@ def main() -> None:
         asyncio.run(_serve(listening, settings.home))
 
 
-class _Server(uvicorn.Server):
+class _ApiServer(uvicorn.Server):
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
         """Leave the signals as they are; uvicorn would end at each."""
@@ -56,7 +56,7 @@ async def _serve(listening: socket.socket, home: Path) -> None:
         from prefect.server.database import provide_database_interface
 
     application = from_here(create_app(ephemeral=True, final=True))
-    server = _Server(uvicorn.Config(application, log_level="error", timeout_graceful_shutdown=2))
+    server = _ApiServer(uvicorn.Config(application, log_level="error", timeout_graceful_shutdown=2))
 
     def end() -> None:
         server.should_exit = True

@@ -50,7 +50,7 @@ VERSIONS = {package: version(package) for package in ("stratagem", "prefect", "m
 
 
 @dataclass
-class Kept:
+class SupervisedProgram:
     """One program, and what became of it so far."""
 
     server: Server
@@ -111,9 +111,9 @@ class Supervisor:
         links = {"STRATAGEM_MLFLOW_PAGES": pages.address} if pages else {}
         self._worker_environment = {**os.environ, **self.asked, **links}
         self._deployed = False
-        self._prefect = Kept(prefect, self._log("prefect"))
-        self._pages = [Kept(pages, self._log("mlflow"))] if pages else []
-        self._worker = Kept(self._new_worker(), self._log("worker"))
+        self._prefect = SupervisedProgram(prefect, self._log("prefect"))
+        self._pages = [SupervisedProgram(pages, self._log("mlflow"))] if pages else []
+        self._worker = SupervisedProgram(self._new_worker(), self._log("worker"))
         self._kept = [self._prefect, *self._pages, self._worker]
 
     def run(self, when_ready: Callable[[], None]) -> None:
@@ -152,7 +152,7 @@ class Supervisor:
                 servers.end(kept.process)
                 self._note_death(kept, f"no answer for {self._patience_with(kept):.0f} s")
 
-    def _start(self, kept: Kept) -> None:
+    def _start(self, kept: SupervisedProgram) -> None:
         if kept is self._worker:
             kept.server = self._new_worker()
         if kept.log.exists() and kept.log.stat().st_size > MAX_LOG_BYTES:
@@ -162,7 +162,7 @@ class Supervisor:
         kept.began, kept.answered_at, kept.has_answered = time.time(), time.monotonic(), False
         self._save()
 
-    def _note_death(self, kept: Kept, how: str) -> None:
+    def _note_death(self, kept: SupervisedProgram, how: str) -> None:
         if time.time() - kept.began > STEADY_SECONDS:
             kept.deaths_in_a_row = 0
         kept.deaths_in_a_row += 1
@@ -182,7 +182,7 @@ class Supervisor:
             key = f"{kept.server.name} {kept.began}"
             threading.Thread(target=notifications.tell, args=("restart", key, title, body), daemon=True).start()
 
-    def _answers(self, kept: Kept) -> bool:
+    def _answers(self, kept: SupervisedProgram) -> bool:
         running = kept.process is not None and kept.process.poll() is None
         return running and unreachable_reason(kept.server.health, START_LOOK_SECONDS) is None
 
@@ -193,13 +193,13 @@ class Supervisor:
         self._deployed = heartbeat is not None and heartbeat > self._worker.began
         return self._deployed
 
-    def _hangs(self, kept: Kept) -> bool:
+    def _hangs(self, kept: SupervisedProgram) -> bool:
         now, within = time.monotonic(), HEALTH_SECONDS if kept.has_answered else START_LOOK_SECONDS
         if now - kept.answered_at > HEALTH_SECONDS and unreachable_reason(kept.server.health, within) is None:
             kept.answered_at, kept.has_answered = now, True
         return now - kept.answered_at > self._patience_with(kept)
 
-    def _patience_with(self, kept: Kept) -> float:
+    def _patience_with(self, kept: SupervisedProgram) -> float:
         """Return for how long a server may say nothing: one that starts imports for a minute on a busy machine."""
         return self._patience if kept.has_answered else max(self._patience, operation.PATIENCE_SECONDS)
 

@@ -40,7 +40,7 @@ def epochs_logged(run: Run, num_epochs: int, look_seconds: float = LOOK_SECONDS)
     # What a process before this one measured is in the log of its own flow run.
     begin = path.stat().st_size if path.exists() else 0
     done = {step for line in _lines(path, 0) if (step := _epoch_step(line)) is not None}
-    progress = Progress(num_epochs, len(done))
+    progress = ProgressArtifact(num_epochs, len(done))
 
     def look(place: int) -> int:
         for line in _lines(path, place):
@@ -66,7 +66,7 @@ def epochs_logged(run: Run, num_epochs: int, look_seconds: float = LOOK_SECONDS)
         thread.join()
 
 
-class Progress:
+class ProgressArtifact:
     """A bar at the flow run: the share of the epochs that are done, where there is a server to show it."""
 
     def __init__(self, num_epochs: int, num_done: int) -> None:

@@ -114,7 +114,7 @@ def _restore(settings: config.Settings, training: TrainingResult) -> tuple[check
 
 def _strategy(settings: config.Settings) -> Strategy:
     """Return the run's strategy; or one device, where that is asked for or this machine has not what it needs."""
-    if settings.evaluate.strategy == "run":
+    if settings.evaluate.has_runs_devices:
         try:
             return strategies.build(settings.strategy)
         except UserError as error:

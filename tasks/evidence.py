@@ -29,7 +29,7 @@ class Interval(NamedTuple):
     high: float
 
 
-class Difference(NamedTuple):
+class MetricDifference(NamedTuple):
     """By how much one model is better than another on the same examples; below 0, it is worse."""
 
     value: float
@@ -80,7 +80,7 @@ def paired_bootstrap(
     confidence: float = 0.95,
     seed: int = 0,
     num_resamples: int = RESAMPLES,
-) -> Difference:
+) -> MetricDifference:
     """Return by how much a metric is better for one model than for the one before: both are measured on the same
     examples of each resample.
 
@@ -118,7 +118,7 @@ def paired_means(
     confidence: float = 0.95,
     seed: int = 0,
     num_resamples: int = RESAMPLES,
-) -> Difference:
+) -> MetricDifference:
     """Return the same as ``paired_bootstrap`` for a metric that is the mean of a number of each example, (n,): much
     faster."""
     gains = np.asarray(after, np.float64) - np.asarray(before, np.float64)
@@ -126,9 +126,9 @@ def paired_means(
     return _difference(float(gains.mean()), _resampled_means(gains, seed, num_resamples), confidence)
 
 
-def _difference(value: float, resampled: npt.NDArray[np.float64], confidence: float) -> Difference:
+def _difference(value: float, resampled: npt.NDArray[np.float64], confidence: float) -> MetricDifference:
     no_better = int((~(resampled > 0)).sum())
-    return Difference(value, _percentiles(resampled, confidence), (no_better + 1) / (len(resampled) + 1))
+    return MetricDifference(value, _percentiles(resampled, confidence), (no_better + 1) / (len(resampled) + 1))
 
 
 def number(value: float | None) -> float:

@@ -158,7 +158,7 @@ def _compare(
         found = evidence.paired_means(each_before, each_now, better, confidence)
         if name == "accuracy":
             exact = evidence.mcnemar(each_before, each_now)
-            test, found = "McNemar", evidence.Difference(found.value, found.interval, exact)
+            test, found = "McNemar", evidence.MetricDifference(found.value, found.interval, exact)
     else:
         measure = metrics.find(name).of_predictions
         values = evidence.number(measure(labels, now)), evidence.number(measure(labels, was))

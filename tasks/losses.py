@@ -198,7 +198,7 @@ def _own(name: str, prepared: PreparedDataset) -> Loss:
             "each, (2,): do not average over them"
         )
 
-    class Own(keras.losses.Loss):
+    class OwnLoss(keras.losses.Loss):
         def call(self, y_true: Any, y_pred: Any) -> Any:
             # Keras makes floats of classes.
             whole = prepared.target.task == "classification"
@@ -206,9 +206,9 @@ def _own(name: str, prepared: PreparedDataset) -> Loss:
 
     def of_predictions(labels: Labels, outputs: Predictions) -> npt.NDArray[np.float64]:
         tensors = keras.ops.convert_to_tensor(labels), keras.ops.convert_to_tensor(outputs, keras.config.floatx())
-        return np.asarray(keras.ops.convert_to_numpy(Own().call(*tensors)), np.float64)
+        return np.asarray(keras.ops.convert_to_numpy(OwnLoss().call(*tensors)), np.float64)
 
-    return Loss(lambda: Own(name=name.partition(":")[2]), of_predictions)
+    return Loss(lambda: OwnLoss(name=name.partition(":")[2]), of_predictions)
 
 
 def example(prepared: PreparedDataset, num_examples: int) -> tuple[Any, Any]:

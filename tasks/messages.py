@@ -11,7 +11,7 @@ import yaml
 from tasks.errors import cut, one_line
 
 
-class Entry(NamedTuple):
+class KnownMessage(NamedTuple):
     """A message of a library."""
 
     name: str
@@ -22,13 +22,13 @@ class Entry(NamedTuple):
 
 
 @functools.cache
-def entries() -> tuple[Entry, ...]:
+def entries() -> tuple[KnownMessage, ...]:
     """Return the table; it is read when an error is there, and not before."""
     table = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text(encoding="utf-8"))
-    return tuple(Entry(name, re.compile(one["is"]), one["says"], one["do"]) for name, one in table.items())
+    return tuple(KnownMessage(name, re.compile(one["is"]), one["says"], one["do"]) for name, one in table.items())
 
 
-def find(error: BaseException) -> tuple[Entry, str] | None:
+def find(error: BaseException) -> tuple[KnownMessage, str] | None:
     """Return the entry of an error, or of what caused it, and its words; None where the table has none."""
     for cause in _causes(error):
         said = one_line(cause)

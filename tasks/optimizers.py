@@ -87,6 +87,11 @@ OPTIMIZERS = {
 ON_TENSORFLOW = OPTIMIZERS | {"adam": FusedAdam, "adamw": FusedAdamW}
 
 
+def class_name(optimizer: keras.optimizers.Optimizer) -> str:
+    """Return the name of the class that changes the weights, which may lie in another that scales the loss."""
+    return type(getattr(optimizer, "inner_optimizer", optimizer)).__name__
+
+
 def build(
     settings: config.Settings, steps: int, global_batch_size: int, factor: float = 1.0, epochs: int | None = None
 ) -> keras.optimizers.Optimizer:

@@ -298,7 +298,7 @@ def join(settings: config.Settings, as_run: bool = False) -> bool:
     print(f"{name} joins the cluster; its log: {processes.logs}", file=sys.stderr)
     cluster = settings.strategy.cluster
     if cluster is None or not cluster.chief_gives_work:
-        client.assist(settings, prepared, evaluates=as_run and settings.evaluate.strategy == "run")
+        client.assist(settings, prepared, evaluates=as_run and settings.evaluate.has_runs_devices)
     stays = cluster is not None and cluster.members_stay
     if stays:
         processes.stand_by()

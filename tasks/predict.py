@@ -21,8 +21,8 @@ from tasks import ahead, machine, raw_model
 from tasks.encoding import take
 from tasks.errors import UserError
 from tasks.meanings import Meaning
-from tasks.prediction_files import WRITERS, Writer
-from tasks.raw_inputs import Examples, Reader
+from tasks.prediction_files import WRITERS, PredictionWriter
+from tasks.raw_inputs import RawExamples, Reader
 from tasks.raw_model import Arrays, RawModel
 from tasks.records import Predicted, PredictionRequest
 
@@ -35,10 +35,10 @@ TELL_SECONDS = 0.5, 30.0
 
 
 @dataclass(frozen=True)
-class Part:
+class EncodedPart:
     """Some examples, encoded."""
 
-    examples: Examples
+    examples: RawExamples
     features: Arrays
     """Of those that are whole."""
     broken: dict[int, str]
@@ -90,7 +90,7 @@ def predict(request: PredictionRequest) -> Predicted:
     )
 
 
-def _open(request: PredictionRequest, names: Sequence[str], stack: ExitStack) -> Writer | None:
+def _open(request: PredictionRequest, names: Sequence[str], stack: ExitStack) -> PredictionWriter | None:
     if request.to is not None:
         file: IO[bytes] = stack.enter_context(Path(request.to).open("wb"))  # noqa: SIM115  # The stack closes it.
     elif request.stdout is not None:
@@ -100,19 +100,19 @@ def _open(request: PredictionRequest, names: Sequence[str], stack: ExitStack) ->
     return stack.enter_context(WRITERS[request.format](file, names))
 
 
-def _parts(model: RawModel, reader: Reader, inputs: Sequence[str], stack: ExitStack) -> Iterator[Part]:
+def _parts(model: RawModel, reader: Reader, inputs: Sequence[str], stack: ExitStack) -> Iterator[EncodedPart]:
     """Yield the examples encoded; a thread reads and encodes those that follow, and several decode its images."""
     pictures = stack.enter_context(ThreadPoolExecutor(machine.usable_cores()))
     encoder = model.encoder(pictures.map)
 
-    def encode(examples: Examples) -> Part:
+    def encode(examples: RawExamples) -> EncodedPart:
         if examples.prepared:
             given = {name: np.asarray(array) for name, array in examples.columns.items()}
-            return Part(examples, model.check_arrays(given), {})
+            return EncodedPart(examples, model.check_arrays(given), {})
         rows = np.array([row for row in range(len(examples.places)) if row not in examples.broken], np.int64)
         columns = {name: take(values, rows) for name, values in examples.columns.items()}
         features, broken = encoder.encode_whole(columns, examples.folder)
-        return Part(examples, features, examples.broken | {int(rows[row]): why for row, why in broken.items()})
+        return EncodedPart(examples, features, examples.broken | {int(rows[row]): why for row, why in broken.items()})
 
     # One thread: the encoder is one's own, and the order is that of the inputs.
     parts = ahead.in_order(encode, reader.read(inputs), threads=1, ahead=AHEAD)
@@ -120,7 +120,7 @@ def _parts(model: RawModel, reader: Reader, inputs: Sequence[str], stack: ExitSt
     return parts
 
 
-def _predicted(model: RawModel, meaning: Meaning, part: Part) -> tuple[dict[str, list[Any]], npt.NDArray[Any]]:
+def _predicted(model: RawModel, meaning: Meaning, part: EncodedPart) -> tuple[dict[str, list[Any]], npt.NDArray[Any]]:
     """Return the columns of a part, and which of its whole examples have a prediction, bool (n,)."""
     outputs = model.outputs(part.features)
     finite = np.asarray(np.isfinite(outputs).all(axis=1))

@@ -25,7 +25,7 @@ TYPES = {"row": "int64"}
 """Of columns in Parquet that are neither texts nor probabilities."""
 
 
-class Writer(AbstractContextManager["Writer"]):
+class PredictionWriter(AbstractContextManager["PredictionWriter"]):
     """Writes predictions to a file, some at a time.
 
     Args:
@@ -51,7 +51,7 @@ class Writer(AbstractContextManager["Writer"]):
         """Write what stands after all examples."""
 
 
-class JsonLines(Writer):
+class JsonLines(PredictionWriter):
     """An object a line."""
 
     def write(self, columns: Columns, pictures: Pictures) -> None:
@@ -61,7 +61,7 @@ class JsonLines(Writer):
         self.file.flush()
 
 
-class Csv(Writer):
+class Csv(PredictionWriter):
     """A header and a line an example."""
 
     def __init__(self, file: IO[bytes], names: Sequence[str]) -> None:
@@ -78,7 +78,7 @@ class Csv(Writer):
         self.file.flush()
 
 
-class Parquet(Writer):
+class Parquet(PredictionWriter):
     """A row an example, a row group each time."""
 
     GROUP = 65_536
@@ -130,7 +130,7 @@ small {{ color: #777; }} .error {{ color: #b00; }} p {{ grid-column: 1 / -1; mar
 """
 
 
-class Sheet(Writer):
+class Sheet(PredictionWriter):
     """A page of pictures as the model sees them, with what it says of each; it needs no network and no script."""
 
     def __init__(self, file: IO[bytes], names: Sequence[str]) -> None:
@@ -187,4 +187,4 @@ def _png(picture: npt.NDArray[np.uint8]) -> str:
     return "data:image/png;base64," + base64.b64encode(file.getvalue()).decode()
 
 
-WRITERS: dict[str, type[Writer]] = {"jsonl": JsonLines, "csv": Csv, "parquet": Parquet, "html": Sheet}
+WRITERS: dict[str, type[PredictionWriter]] = {"jsonl": JsonLines, "csv": Csv, "parquet": Parquet, "html": Sheet}

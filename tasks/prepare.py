@@ -99,7 +99,7 @@ def _write(
     """Write all arrays into ``new``; return the records of the splits, which will lie in ``target``, and the features
     and the target with what was taken of the training split."""
     with contextlib.ExitStack() as stack:
-        writers = {split: stack.enter_context(_Writer(new, split, examples)) for split in examples.splits}
+        writers = {split: stack.enter_context(_SplitWriter(new, split, examples)) for split in examples.splits}
         # Entered last, left first: where a write fails, nothing reads on for it.
         for block in stack.enter_context(contextlib.closing(_blocks(examples))):
             writers[block.split].write(block)
@@ -207,7 +207,7 @@ LABELS: dict[str, tuple[npt.DTypeLike, bool]] = {
 """The dtype of the labels of each task, and whether an example has one for each output."""
 
 
-class _Writer:
+class _SplitWriter:
     """The arrays of one split, with what is counted while they are written."""
 
     def __init__(self, new: Path, split: str, examples: dataset_kinds.Examples) -> None:

@@ -34,7 +34,7 @@ PEEKED = 512
 
 
 @dataclass(frozen=True)
-class Examples:
+class RawExamples:
     """Some examples, in their order."""
 
     places: Sequence[tuple[str, int | None]]
@@ -107,7 +107,7 @@ class Reader:
                 continue
             raise UserError(f"'{name}': this model takes {self.wanted.told}")
 
-    def read(self, inputs: Sequence[str]) -> Iterator[Examples]:
+    def read(self, inputs: Sequence[str]) -> Iterator[RawExamples]:
         """Yield the examples of all inputs, in their order.
 
         Raises:
@@ -133,13 +133,13 @@ class Reader:
         if files:
             yield self._of_files(files)
 
-    def _of_files(self, files: Sequence[str]) -> Examples:
+    def _of_files(self, files: Sequence[str]) -> RawExamples:
         (column,) = self.wanted.columns
         # Absolute: a file may be called NA, which as a value of a table is a missing one.
         paths = [str(Path(os.path.abspath(self.folder / file))) for file in files]
-        return Examples([(file, None) for file in files], {column: paths})
+        return RawExamples([(file, None) for file in files], {column: paths})
 
-    def _of_one(self, name: str, path: Path) -> Iterator[Examples]:
+    def _of_one(self, name: str, path: Path) -> Iterator[RawExamples]:
         suffix = path.suffix.lower()
         if suffix in ARRAYS:
             yield from self._of_arrays(name, path)
@@ -154,7 +154,7 @@ class Reader:
                 else:
                     yield from self._of_lines(name, file)
 
-    def _of_stdin(self) -> Iterator[Examples]:
+    def _of_stdin(self) -> Iterator[RawExamples]:
         """Yield what standard input has, whatever of these it is."""
         if self.stdin is None:
             raise UserError("there is no standard input")
@@ -164,7 +164,7 @@ class Reader:
             start = file.peek(PEEKED)[:PEEKED]
             if self.wanted.takes_files and b"\0" in start:  # An image has zeros in its header, and a path has none.
                 (column,) = self.wanted.columns
-                yield Examples([("-", None)], {column: [file.read()]})
+                yield RawExamples([("-", None)], {column: [file.read()]})
             elif start.lstrip().startswith(b"{"):
                 yield from self._of_json("-", file, self.folder)
             elif self.wanted.takes_files:
@@ -176,16 +176,16 @@ class Reader:
             else:
                 yield from self._of_csv("-", file, self.folder)
 
-    def _of_lines(self, name: str, file: IO[bytes]) -> Iterator[Examples]:
+    def _of_lines(self, name: str, file: IO[bytes]) -> Iterator[RawExamples]:
         (column,) = self.wanted.columns
         first = 1
         with self._text(file) as text:
             for lines in _parts((one.rstrip("\r\n") for one in text), self.part_rows):
                 broken = {place: self._not_text() for place, line in enumerate(lines) if _has_foreign_bytes(line)}
-                yield Examples(_places(name, first, len(lines)), {column: lines}, broken)
+                yield RawExamples(_places(name, first, len(lines)), {column: lines}, broken)
                 first += len(lines)
 
-    def _of_csv(self, name: str, file: IO[bytes], folder: Path) -> Iterator[Examples]:
+    def _of_csv(self, name: str, file: IO[bytes], folder: Path) -> Iterator[RawExamples]:
         csv.field_size_limit(MAX_FIELD)
         first = 1
         with self._text(file) as text:
@@ -203,7 +203,7 @@ class Reader:
                     column: [None if place in broken else row[index] for place, row in enumerate(rows)]
                     for column, index in wanted.items()
                 }
-                yield Examples(_places(name, first, len(rows)), columns, broken, folder=folder)
+                yield RawExamples(_places(name, first, len(rows)), columns, broken, folder=folder)
                 first += len(rows)
 
     def _why_broken(self, row: list[str] | str, names: Sequence[str], wanted: Mapping[str, int]) -> str | None:
@@ -229,7 +229,7 @@ class Reader:
                 f"which the model takes. There: {cut(listed([*map(repr, there)])) or 'nothing'}"
             )
 
-    def _of_json(self, name: str, file: IO[bytes], folder: Path) -> Iterator[Examples]:
+    def _of_json(self, name: str, file: IO[bytes], folder: Path) -> Iterator[RawExamples]:
         first, seen = 1, False
         for lines in _parts((line for line in file if line.strip()), self.part_rows):
             rows, broken = [], {}
@@ -250,10 +250,10 @@ class Reader:
             for place, row in enumerate(rows):
                 if nested := [one for one in self.wanted.columns if isinstance(row.get(one), dict | list)]:
                     broken.setdefault(place, f"column '{nested[0]}': has values in a value")
-            yield Examples(_places(name, first, len(rows)), columns, broken, folder=folder)
+            yield RawExamples(_places(name, first, len(rows)), columns, broken, folder=folder)
             first += len(rows)
 
-    def _of_parquet(self, name: str, path: Path) -> Iterator[Examples]:
+    def _of_parquet(self, name: str, path: Path) -> Iterator[RawExamples]:
         with pa.parquet.ParquetFile(path) as file:
             names = list(file.schema_arrow.names)
             self._need(name, [one for one in self.wanted.columns if one not in names], names)
@@ -263,10 +263,10 @@ class Reader:
                     column: values_of(batch.column(column), "number" if kind == "number" else "text")
                     for column, kind in self.wanted.columns.items()
                 }
-                yield Examples(_places(name, first, batch.num_rows), columns, folder=path.parent)
+                yield RawExamples(_places(name, first, batch.num_rows), columns, folder=path.parent)
                 first += batch.num_rows
 
-    def _of_arrays(self, name: str, path: Path) -> Iterator[Examples]:
+    def _of_arrays(self, name: str, path: Path) -> Iterator[RawExamples]:
         features = self.wanted.features
         try:
             with path.open("rb") as file:  # NumPy would leave a damaged archive open.
@@ -287,7 +287,7 @@ class Reader:
             raise UserError(f"'{name}': its arrays have different lengths: {', '.join(map(str, sorted(lengths)))}")
         for first in range(0, lengths.pop(), self.part_rows):
             some = {one: np.asarray(array[first : first + self.part_rows]) for one, array in arrays.items()}
-            yield Examples(_places(name, first + 1, num_rows(next(iter(some.values())))), dict(some), prepared=True)
+            yield RawExamples(_places(name, first + 1, num_rows(next(iter(some.values())))), dict(some), prepared=True)
 
     def _text(self, file: IO[bytes]) -> io.TextIOWrapper:
         encoding = "utf-8-sig" if self.encoding.lower() in ("utf-8", "utf8") else self.encoding

@@ -33,7 +33,7 @@ NUMBER = r"(\d+(?:\.\d*)?(?:[eE][+-]?\d+)?)\s*"
 
 
 @dataclass(frozen=True)
-class Network:
+class Interconnect:
     """What lies between the machines of a cluster."""
 
     bandwidth: float
@@ -55,7 +55,7 @@ class AllReduce:
     window_bytes: float
     """What a stream has under way at most: so much is sent in a round trip, however wide the network is."""
 
-    def send_seconds(self, workers: int, gradient_bytes: float, network: "Network") -> tuple[float, float]:
+    def send_seconds(self, workers: int, gradient_bytes: float, network: "Interconnect") -> tuple[float, float]:
         """Return what sending takes by the bandwidth alone, and by the window alone."""
         sent = 2 * (workers - 1) / workers * gradient_bytes
         streams = MAX_STREAMS if gradient_bytes / workers > CHUNK_BYTES else 1
@@ -87,7 +87,7 @@ TEXTBOOK_SPREAD = 1.0
 """Of the network's part: half of the bandwidth, or twice."""
 
 
-def network_terms(allreduce: AllReduce, workers: int, gradient_bytes: float, network: Network) -> dict[str, float]:
+def network_terms(allreduce: AllReduce, workers: int, gradient_bytes: float, network: Interconnect) -> dict[str, float]:
     """Return the seconds that the sum of all gradients takes in a step, by what takes them.
 
     Args:
@@ -110,13 +110,13 @@ def network_terms(allreduce: AllReduce, workers: int, gradient_bytes: float, net
 
 
 def step_seconds(
-    allreduce: AllReduce, compute_seconds: float, workers: int, gradient_bytes: float, network: Network
+    allreduce: AllReduce, compute_seconds: float, workers: int, gradient_bytes: float, network: Interconnect
 ) -> float:
     """Return the seconds of a step, in which the network waits until all is computed; see ``network_terms``."""
     return compute_seconds + sum(network_terms(allreduce, workers, gradient_bytes, network).values())
 
 
-def hidden_step_seconds(compute_seconds: float, workers: int, gradient_bytes: float, network: Network) -> float:
+def hidden_step_seconds(compute_seconds: float, workers: int, gradient_bytes: float, network: Interconnect) -> float:
     """Return the seconds of a step whose network works while the gradients are computed, as well as can be."""
     summing = sum(network_terms(TEXTBOOK, workers, gradient_bytes, network).values())
     return compute_seconds + max(0.0, summing - BACKPROP_SHARE * compute_seconds)
@@ -156,7 +156,7 @@ def plan(
     *,
     workers: int,
     devices: int,
-    network: Network,
+    network: Interconnect,
     communication: str,
     parameters: int,
     examples_a_device: int,
@@ -329,7 +329,7 @@ def fit(points: Sequence[Mapping[str, float]]) -> AllReduce:
         columns = []
         for point in points:
             workers, latency = int(point["workers"]), point["latency_seconds"]
-            network = Network(point["bandwidth"], latency)
+            network = Interconnect(point["bandwidth"], latency)
             sending = replace(TEXTBOOK, window_bytes=float(window)).send_seconds(
                 workers, 4 * point["parameters"], network
             )
@@ -347,7 +347,7 @@ def errors(allreduce: AllReduce, points: Sequence[Mapping[str, float]]) -> list[
     """Return by what share of the measured step each prediction is off; see ``fit``."""
     found = []
     for point in points:
-        network = Network(point["bandwidth"], point["latency_seconds"])
+        network = Interconnect(point["bandwidth"], point["latency_seconds"])
         size = 4 * point["parameters"]
         predicted = step_seconds(allreduce, point["compute_seconds"], int(point["workers"]), size, network)
         found.append(abs(predicted - point["step_seconds"]) / point["step_seconds"])

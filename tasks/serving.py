@@ -48,7 +48,7 @@ class BadRequest(Exception):
     """What a request has is not what the model takes."""
 
 
-class Batches:
+class RequestBatcher:
     """Computes what several requests ask at once by one call of the model; one thread does, so that cores are not
     shared by calls that wait for each other."""
 
@@ -253,7 +253,7 @@ def _array(values: Any, dtype: str) -> npt.NDArray[Any]:
     return array.astype(dtype) if dtype.startswith("float") and array.dtype.kind in "iuf" else array
 
 
-def application(served: Served, batches: Batches) -> Application:
+def application(served: Served, batches: RequestBatcher) -> Application:
     """Return the ASGI application: /ping, /health, /version, /schema, /invocations."""
     import asyncio
 
@@ -349,7 +349,7 @@ def serve(request: ServingRequest, answers: IO[str]) -> None:
         listening.close()
         raise UserError(f"--port {request.port}: {error.strerror}. Give another one, or 0 for any") from None
     port = listening.getsockname()[1]
-    asked = guarded(application(served, Batches()), os.environ["STRATAGEM_KEY"])
+    asked = guarded(application(served, RequestBatcher()), os.environ["STRATAGEM_KEY"])
     config = uvicorn.Config(asked, access_log=False, log_level="warning", lifespan="off", timeout_graceful_shutdown=30)
     if "@" in request.model:
         threading.Thread(target=served.follow, args=(request.poll_seconds, ended), daemon=True).start()

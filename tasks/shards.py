@@ -194,7 +194,7 @@ def collect(folder: Path, num_workers: int) -> dict[str, str]:
     return digests
 
 
-class Writer:
+class ShardWriter:
     """Writes the pieces of a worker that is not the chief, in the background. The end of its ``with`` waits for the
     last write."""
 

@@ -226,6 +226,7 @@ def train(settings: config.Settings, prepared: PreparedDataset, run: Run, stop: 
             "num_replicas": str(result.num_replicas),
             "devices": ", ".join(result.devices),
             "num_parameters": str(result.num_parameters),
+            **({"optimizer": result.optimizer} if result.optimizer else {}),
         },
     )
     tracking.log_files(run, [runs.save_result(run, result)], "training")

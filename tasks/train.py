@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import keras
 from filelock import FileLock, Timeout
 
-from tasks import checkpoints, config, losses, metrics, models, records, runs, shards, strategies
+from tasks import checkpoints, config, losses, metrics, models, optimizers, records, runs, shards, strategies
 from tasks.checkpoints import Arrays, Checkpoints
 from tasks.errors import StratagemError, UserError, one_line
 from tasks.input import service, sources
@@ -28,7 +28,7 @@ from tasks.training.callbacks.profiler import Profiler
 from tasks.training.callbacks.progress import ProgressBar
 from tasks.training.callbacks.saving import SaveCheckpoints
 from tasks.training.callbacks.sending import MetricSink, SendMetrics
-from tasks.training.callbacks.stopping import EarlyStopping, NonFiniteLoss, StopBelowLimits, StopOnNonFinite
+from tasks.training.callbacks.stopping import NonFiniteLoss, ResumableEarlyStopping, StopBelowLimits, StopOnNonFinite
 from tasks.training.callbacks.throughput import Throughput
 
 log = logging.getLogger(__name__)
@@ -213,7 +213,7 @@ def _assist(settings: config.Settings, prepared: PreparedDataset, stop: threadin
         writer = None
         if _is_in_pieces(training):
             folder, attempt = json.loads(strategy.broadcast(b""))
-            writer = opened.enter_context(shards.Writer(Path(folder), attempt, strategy.worker))
+            writer = opened.enter_context(shards.ShardWriter(Path(folder), attempt, strategy.worker))
         training = replace(training, callbacks=_callbacks(training, arrays, writer, stop, Watching()))
         del arrays
         loops.run(training)
@@ -226,7 +226,7 @@ def _assist(settings: config.Settings, prepared: PreparedDataset, stop: threadin
 def _callbacks(
     training: Training,
     arrays: Arrays,
-    saved: Checkpoints | shards.Writer | None,
+    saved: Checkpoints | shards.ShardWriter | None,
     stop: threading.Event,
     watching: Watching,
 ) -> tuple[Any, ...]:
@@ -234,7 +234,7 @@ def _callbacks(
     ``saved`` but for its part of a model that no one process holds."""
     section, position = training.settings.train, training.position
     remembered = position.start.stopping
-    stopping = EarlyStopping(section.early_stopping, remembered, position) if section.early_stopping else None
+    stopping = ResumableEarlyStopping(section.early_stopping, remembered, position) if section.early_stopping else None
     metrics = {key: array for key, array in arrays.items() if key.startswith("metric/")}
 
     def restore_metrics() -> None:
@@ -356,6 +356,7 @@ def _result(
         epochs=position.epoch,
         steps=position.step + position.offset,
         num_parameters=trained.count_params(),
+        optimizer=optimizers.class_name(training.model.optimizer),
         examples_per_second=throughput.examples_per_second,
         setup_seconds=throughput.setup_seconds,
         first_call_seconds=throughput.first_call_seconds,

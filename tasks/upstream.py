@@ -1,8 +1,9 @@
 """What this project leans on that its dependencies do not promise, and faults of theirs that it works around.
 
 Each function says what upstream does, what breaks without it, and the issue where one is known. It has a test in
-tests/tasks/test_upstream.py that fails when it is no longer needed, or names the test that is red without it. All were
-tried with the versions of TRIED. Nothing is imported before it is needed: a process without a framework stays so.
+tests/tasks/test_upstream.py that says when it is no longer needed; some name the test that is red without them, too.
+All were tried with the versions of TRIED. Nothing is imported before it is needed: a process without a framework stays
+so.
 """
 
 import contextlib
@@ -320,22 +321,19 @@ def end_on_a_full_disk() -> None:
 
 @contextlib.contextmanager
 def without_a_look_at_packages() -> Iterator[None]:
-    """Let MLflow save or load a model without a comparison of its requirements with what is installed, which they name.
+    """Let MLflow save a model without a comparison of its requirements with what is installed, which they name.
 
-    For it MLflow reads the lists of files of all installed packages: 0.8 s. No issue known.
-    Red without it: test_register.py.
+    For it MLflow reads the lists of files of all installed packages: 0.8 s. Only to load a model has an option without
+    it. No issue known. Red without it: test_register.py.
     """
-    from mlflow import pyfunc
     from mlflow.utils import environment
 
     check = environment.warn_dependency_requirement_mismatches
-    for module in (environment, pyfunc):
-        module.warn_dependency_requirement_mismatches = lambda *requirements, **options: None
+    environment.warn_dependency_requirement_mismatches = lambda *requirements, **options: None
     try:
         yield
     finally:
-        for module in (environment, pyfunc):
-            module.warn_dependency_requirement_mismatches = check
+        environment.warn_dependency_requirement_mismatches = check
 
 
 def _replace(owner: type, name: str, function: Callable[..., Any]) -> None:

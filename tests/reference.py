@@ -241,7 +241,7 @@ def _command(called: str, command: Any) -> Iterator[str]:
 
 def troubleshooting() -> str:
     """Return a section for each library, with each of its messages that is known."""
-    by_library: dict[str, list[messages.Entry]] = {}
+    by_library: dict[str, list[messages.KnownMessage]] = {}
     for entry in messages.entries():
         by_library.setdefault(entry.name.partition("_")[0], []).append(entry)
     lines: list[str] = []

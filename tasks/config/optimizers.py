@@ -14,13 +14,13 @@ class OptimizerBase(Section):
 
 
 class Adam(OptimizerBase):
-    """Keras' Adam."""
+    """Adam: on TensorFlow this project's `FusedAdam`, one operation a variable, else Keras' own."""
 
     kind: Result[Literal["adam"]]
 
 
 class AdamW(OptimizerBase):
-    """Keras' AdamW: Adam with decoupled weight decay."""
+    """Adam with decoupled weight decay: on TensorFlow this project's `FusedAdamW`, else Keras' AdamW."""
 
     kind: Result[Literal["adamw"]]
     weight_decay: Result[Annotated[float, Field(ge=0, le=MAX_FLOAT32)]] = 0.004

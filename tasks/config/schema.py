@@ -259,6 +259,11 @@ class Evaluate(Section):
     """`run`: on the devices of the run's strategy, or on one where this machine has not those. `one_device`: always on
     one, without a cluster. The metrics are the same."""
 
+    @property
+    def has_runs_devices(self) -> bool:
+        """Whether it is to have the devices of the run's strategy, as far as they are there."""
+        return self.strategy == "run"
+
 
 class Register(Section):
     enabled: Bookkeeping[bool]
@@ -407,7 +412,7 @@ class Settings(Section):
         return hashlib.sha256(json.dumps(chosen, sort_keys=True).encode()).hexdigest()
 
 
-class Feature(NamedTuple):
+class Capability(NamedTuple):
     """What not every strategy can do."""
 
     asked: Callable[[Settings], bool]
@@ -417,15 +422,15 @@ class Feature(NamedTuple):
 
 # By the key (and value) that asks for it.
 FEATURES = {
-    "train.jit_compile": Feature(lambda s: s.train.jit_compile is True, "false"),
-    "train.gradient_accumulation_steps": Feature(lambda s: s.train.gradient_accumulation_steps > 1, "1"),
-    "train.dtype_policy=mixed_bfloat16": Feature(lambda s: s.train.dtype_policy == "mixed_bfloat16", "float32"),
-    "train.dtype_policy=mixed_float16": Feature(lambda s: s.train.dtype_policy == "mixed_float16", "float32"),
-    "train.dtype_policy=float64": Feature(lambda s: s.train.dtype_policy == "float64", "float32"),
-    "train.deterministic": Feature(lambda s: s.train.deterministic, "false"),
-    "train.profile_steps": Feature(lambda s: s.train.profile_steps is not None, "null"),
-    "input.source=stream": Feature(lambda s: s.input.source == "stream", "array"),
-    "input.service": Feature(lambda s: s.input.service != "none", "none"),
+    "train.jit_compile": Capability(lambda s: s.train.jit_compile is True, "false"),
+    "train.gradient_accumulation_steps": Capability(lambda s: s.train.gradient_accumulation_steps > 1, "1"),
+    "train.dtype_policy=mixed_bfloat16": Capability(lambda s: s.train.dtype_policy == "mixed_bfloat16", "float32"),
+    "train.dtype_policy=mixed_float16": Capability(lambda s: s.train.dtype_policy == "mixed_float16", "float32"),
+    "train.dtype_policy=float64": Capability(lambda s: s.train.dtype_policy == "float64", "float32"),
+    "train.deterministic": Capability(lambda s: s.train.deterministic, "false"),
+    "train.profile_steps": Capability(lambda s: s.train.profile_steps is not None, "null"),
+    "input.source=stream": Capability(lambda s: s.input.source == "stream", "array"),
+    "input.service": Capability(lambda s: s.input.service != "none", "none"),
 }
 
 

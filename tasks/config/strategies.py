@@ -21,6 +21,14 @@ class StrategySection(Section):
     """By key of ``FEATURES``: why it does not work here."""
     needs: ClassVar[str | None] = None
     """The file of tasks/launchers/ whose ``check`` says whether this machine has what it takes."""
+    is_baseline: ClassVar[bool] = False
+    """Whether a comparison holds the others against it."""
+    unit: ClassVar[str] = "replica"
+    """What a comparison calls each of its devices."""
+    steps_side_by_side: ClassVar[bool] = False
+    """Whether each device does whole steps of its own, instead of its share of one."""
+    exchange: ClassVar[str] = "summing gradients, with the wait for the last replica,"
+    """What its devices do together in a step, as a comparison says it."""
 
     @property
     def cluster(self) -> "Cluster | None":
@@ -42,10 +50,16 @@ class StrategySection(Section):
         """On JAX: how many devices, or which; None for all there are."""
         return None
 
+    @property
+    def required_gpus(self) -> int | None:
+        """GPUs that a job must ask for, for each process; None where CPUs may stand in for them, or none are named."""
+        return None
+
 
 class OneDevice(StrategySection):
     """Everything on one CPU or one GPU."""
 
+    is_baseline: ClassVar[bool] = True
     kind: Course[Literal["one_device"]]
     device: Speed[Annotated[str, Field(pattern=r"^(cpu|gpu(:\d+)?)$")] | None] = None
     """`cpu`, `gpu` or `gpu:1`; null takes the first GPU, else the CPU."""
@@ -124,6 +138,10 @@ class Cluster(StrategySection):
     def num_processes(self) -> int:
         return self.workers
 
+    def jobs(self, workers: int) -> dict[str, int]:
+        """Return how many processes each job of TF_CONFIG has, where so many train; the chief's is the first."""
+        return {"worker": workers}
+
     def num_replicas_of(self, workers: int) -> int:
         """Return over how many replicas so many workers divide a step's examples, as far as the settings say it."""
         return workers
@@ -154,12 +172,19 @@ class MultiWorker(Cluster):
     def gpus_per_worker(self) -> int | None:
         return self.devices
 
+    @property
+    def required_gpus(self) -> int | None:
+        return self.devices
+
 
 class ParameterServer(Cluster):
     """Workers that train asynchronously on variables that servers hold (tf.distribute.ParameterServerStrategy)."""
 
     chief_gives_work: ClassVar[bool] = True
     members_stay: ClassVar[bool] = True
+    unit: ClassVar[str] = "worker"
+    steps_side_by_side: ClassVar[bool] = True
+    exchange: ClassVar[str] = "fetching variables from the servers and changing them there"
     loops: ClassVar[tuple[str, ...]] = ("custom",)
     refuses: ClassVar[Mapping[str, str]] = {
         "train.jit_compile": "a step reads and writes variables on other processes, which XLA cannot",
@@ -176,7 +201,10 @@ class ParameterServer(Cluster):
 
     @property
     def num_processes(self) -> int:
-        return 1 + self.workers + self.ps
+        return sum(self.jobs(self.workers).values())
+
+    def jobs(self, workers: int) -> dict[str, int]:
+        return {"chief": 1, "worker": workers, "ps": self.ps}
 
     def num_replicas_of(self, workers: int) -> int:
         return 1  # A step is one worker's.
@@ -205,6 +233,7 @@ class OnJax(Cluster):
     backend: ClassVar[Literal["tensorflow", "jax"]] = "jax"
     loops: ClassVar[tuple[str, ...]] = ("fit",)
     members_stay: ClassVar[bool] = True
+    unit: ClassVar[str] = "device"
     workers: Course[Devices] = 1
     """Processes that train together, each on devices of its own. Where someone else starts them, there must be as
     many."""
@@ -256,6 +285,7 @@ class ModelParallel(OnJax):
     """Variables in shards, by rules, over a mesh of the devices of all workers (keras.distribution.ModelParallel on
     JAX)."""
 
+    exchange: ClassVar[str] = "passing shards between the devices"
     kind: Course[Literal["model_parallel"]]
     devices: Course[Devices | None] = None
     """Number of devices of each worker: accelerators where there are any, else so many CPU devices are forced. Null is

@@ -31,7 +31,7 @@ Mask = npt.NDArray[np.bool_]
 Rows = npt.NDArray[np.int64]
 
 
-class Table:
+class ScannedTable:
     """What all rows must be looked at for before one can be encoded: targets, groups, times, weights, missing values.
 
     Attributes:

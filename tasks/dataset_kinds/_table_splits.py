@@ -7,14 +7,14 @@ import numpy.typing as npt
 
 from tasks import config, encoding
 from tasks.dataset_kinds import SPLITS, split_rows
-from tasks.dataset_kinds._table_rows import Rows, Table, texts_of
+from tasks.dataset_kinds._table_rows import Rows, ScannedTable, texts_of
 from tasks.encoding import BadValue
 from tasks.errors import UserError, cut, one_of
 
 NAMES = ("train", "validation", "test")
 
 
-def split(table: Table) -> tuple[npt.NDArray[np.int8], set[str]]:
+def split(table: ScannedTable) -> tuple[npt.NDArray[np.int8], set[str]]:
     """Return the place of each row's split in ``NAMES``, int8 (n,), or -1 for a row that is left out; and which splits
     were made, as no column says them.
 
@@ -36,7 +36,7 @@ def split(table: Table) -> tuple[npt.NDArray[np.int8], set[str]]:
     return splits, set(wanted)
 
 
-def _divided(table: Table, rows: Rows, wanted: dict[str, int]) -> dict[str, Rows]:
+def _divided(table: ScannedTable, rows: Rows, wanted: dict[str, int]) -> dict[str, Rows]:
     """Return rows to train on, and so many for each of the other splits: whole groups, the newest, or drawn."""
     dataset = table.dataset
     if dataset.group is not None:
@@ -48,7 +48,7 @@ def _divided(table: Table, rows: Rows, wanted: dict[str, int]) -> dict[str, Rows
     return {name: rows[own] for name, own in _drawn(strata, classes, dataset, wanted).items()}
 
 
-def _given(table: Table, rows: Rows, column: str) -> dict[str, Rows]:
+def _given(table: ScannedTable, rows: Rows, column: str) -> dict[str, Rows]:
     dataset = table.dataset
     texts, places = texts_of(table.parts[column])
     used = [texts[place] for place in np.unique(places[rows]).tolist()]
@@ -71,7 +71,7 @@ def _given(table: Table, rows: Rows, column: str) -> dict[str, Rows]:
     return parts
 
 
-def _by_group(table: Table, rows: Rows, column: str, wanted: dict[str, int]) -> dict[str, Rows]:
+def _by_group(table: ScannedTable, rows: Rows, column: str, wanted: dict[str, int]) -> dict[str, Rows]:
     dataset = table.dataset
     groups, of_row = texts_of(table.parts[column])
     used = sorted({groups[place] for place in np.unique(of_row[rows]).tolist()})
@@ -94,7 +94,7 @@ def _by_group(table: Table, rows: Rows, column: str, wanted: dict[str, int]) -> 
     return parts
 
 
-def _by_time(table: Table, rows: Rows, column: str, wanted: dict[str, int]) -> dict[str, Rows]:
+def _by_time(table: ScannedTable, rows: Rows, column: str, wanted: dict[str, int]) -> dict[str, Rows]:
     times = _times(table, column)[rows]
     ordered = np.sort(times)
     parts, last = {}, len(rows)
@@ -112,7 +112,7 @@ def _by_time(table: Table, rows: Rows, column: str, wanted: dict[str, int]) -> d
     return parts
 
 
-def _times(table: Table, name: str) -> encoding.Numbers:
+def _times(table: ScannedTable, name: str) -> encoding.Numbers:
     """Return what rows are ordered by: numbers, or days since 1970."""
     parts, found, first = table.parts[name], [], 0
     try:

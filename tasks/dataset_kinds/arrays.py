@@ -27,7 +27,7 @@ CHANNELS = (1, 3, 4)
 
 
 @dataclass(frozen=True)
-class _Member:
+class _StoredArray:
     """One array, of which a part is read at a time."""
 
     source: Path
@@ -86,7 +86,7 @@ def examples(dataset: config.Arrays) -> Examples:
     )
 
 
-def _splits(dataset: config.Arrays, members: dict[str, _Member]) -> dict[str, tuple[_Member, _Member]]:
+def _splits(dataset: config.Arrays, members: dict[str, _StoredArray]) -> dict[str, tuple[_StoredArray, _StoredArray]]:
     """Return what is given and what is learnt of each split; refuse arrays that do not belong together."""
     splits = {split: (members[x], members[y]) for split, (x, y) in NAMES.items() if x in members and y in members}
     for pair in NAMES.values():
@@ -117,7 +117,7 @@ def _splits(dataset: config.Arrays, members: dict[str, _Member]) -> dict[str, tu
 
 def _blocks(
     dataset: config.Arrays,
-    splits: dict[str, tuple[_Member, _Member]],
+    splits: dict[str, tuple[_StoredArray, _StoredArray]],
     rows: dict[str, npt.NDArray[np.int64]],
     named: tuple[str, Feature],
     labels: dict[str, npt.NDArray[Any]],
@@ -139,7 +139,7 @@ def _blocks(
                 yield Block(own, {name: values}, told[to == own])
 
 
-def _members(source: Path) -> dict[str, _Member]:
+def _members(source: Path) -> dict[str, _StoredArray]:
     """Return the arrays of a file or folder by name; only their headers are read."""
     if source.is_dir():
         names = sorted(path.stem for path in source.glob("*.npy"))
@@ -165,7 +165,7 @@ def _members(source: Path) -> dict[str, _Member]:
                 f"dataset.source = '{source}': the array '{name}' is in Fortran's order: save "
                 "np.ascontiguousarray of it"
             )
-        members[name] = _Member(source, name, shape, dtype)
+        members[name] = _StoredArray(source, name, shape, dtype)
     return members
 
 
@@ -201,7 +201,7 @@ def _too_short(source: Path, name: str) -> UserError:
     return UserError(f"dataset.source = '{source}': the array '{name}' ends too early")
 
 
-def _feature(dataset: config.Arrays, x: _Member) -> tuple[str, Feature]:
+def _feature(dataset: config.Arrays, x: _StoredArray) -> tuple[str, Feature]:
     """Return the only feature and its name."""
     shape = x.shape[1:] if len(x.shape) == 4 else (*x.shape[1:], 1)
     if x.dtype == np.uint8 and len(shape) == 3 and shape[2] in CHANNELS:

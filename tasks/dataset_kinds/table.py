@@ -14,7 +14,7 @@ import numpy.typing as npt
 from tasks import ahead, config, encoding, machine
 from tasks.dataset_kinds import Block, Examples, Metadata
 from tasks.dataset_kinds._columns import Fitted, Statistics
-from tasks.dataset_kinds._table_rows import Rows, Table, num_rows_of
+from tasks.dataset_kinds._table_rows import Rows, ScannedTable, num_rows_of
 from tasks.dataset_kinds._table_splits import NAMES, split
 from tasks.encoding import BadValue, Encoder, Values
 from tasks.records import HeldOut
@@ -47,7 +47,7 @@ def examples(dataset: config.Table) -> Examples:
     """
     file = open_file(dataset)
     dataset, _ = fill_in(dataset, file, may_guess=False)
-    table = Table(dataset, file)
+    table = ScannedTable(dataset, file)
     splits, made = split(table)
     if table.weights is not None and not table.weights[splits == NAMES.index("train")].any():
         raise table.refuse("weight", "no row of the training split counts: all have 0")
@@ -69,7 +69,7 @@ def examples(dataset: config.Table) -> Examples:
     )
 
 
-def _metadata(table: Table, splits: npt.NDArray[np.int8], split: str) -> dict[str, Metadata]:
+def _metadata(table: ScannedTable, splits: npt.NDArray[np.int8], split: str) -> dict[str, Metadata]:
     """Return the columns of a split that are no features; blocks that were read left out rows in ``splits``."""
     own = splits == NAMES.index(split)
     found = {}
@@ -81,7 +81,7 @@ def _metadata(table: Table, splits: npt.NDArray[np.int8], split: str) -> dict[st
     return found
 
 
-def _fit(table: Table, splits: npt.NDArray[np.int8]) -> Fitted:
+def _fit(table: ScannedTable, splits: npt.NDArray[np.int8]) -> Fitted:
     """Return the features of a table, with what is taken of its training split."""
     dataset, decimal = table.dataset, table.dataset.decimal or "."
     columns = {name: Statistics(name, one, decimal) for name, one in table.kinds.items() if one.kind != "image"}
@@ -96,7 +96,7 @@ def _fit(table: Table, splits: npt.NDArray[np.int8]) -> Fitted:
     return Fitted.of(columns.values(), table.shapes, where, dataset.max_vocabulary, dataset.text_length)
 
 
-def _blocks(table: Table, fitted: Fitted, splits: npt.NDArray[np.int8], made: set[str]) -> Iterator[Block]:
+def _blocks(table: ScannedTable, fitted: Fitted, splits: npt.NDArray[np.int8], made: set[str]) -> Iterator[Block]:
     """Yield the examples of all splits; the next ones are encoded while one is written."""
     features = fitted.features.values()
     rows_a_block = max(1, CHUNK_BYTES // sum(np.dtype(one.dtype).itemsize * math.prod(one.shape) for one in features))
@@ -113,7 +113,7 @@ def _blocks(table: Table, fitted: Fitted, splits: npt.NDArray[np.int8], made: se
     # Where there are images, their own threads have enough to do.
     threads = 1 if any(one.kind == "image" for one in features) else min(machine.usable_cores(), AHEAD)
     with ThreadPoolExecutor(machine.usable_cores()) as pictures:
-        encoder = _Encoder(fitted, table.folder, pictures)
+        encoder = _RowEncoder(fitted, table.folder, pictures)
 
         def encode(given: tuple[str, Rows, dict[str, Values]]) -> Block:
             name, places, own = given
@@ -146,7 +146,7 @@ def _tell_validation(dataset: config.Table, count: int) -> None:
     )
 
 
-class _Encoder(Encoder):
+class _RowEncoder(Encoder):
     """Encodes rows without those of which an image is not whole, and knows which images those are.
 
     Attributes:

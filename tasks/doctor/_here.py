@@ -19,7 +19,7 @@ class Here(NamedTuple):
     """Whether TensorFlow is asked for its devices."""
 
 
-class Found(NamedTuple):
+class Remark(NamedTuple):
     """What a check finds."""
 
     level: Level

@@ -9,13 +9,13 @@ from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 
-from tasks.doctor._here import Found, size
+from tasks.doctor._here import Remark, size
 
 # A store of a gigabyte takes longer to read than anyone waits for a doctor.
 MOST_SECONDS = 1.0
 
 
-def look_at(path: Path, package: str, migrations: str, mend: str) -> Iterator[Found]:
+def look_at(path: Path, package: str, migrations: str, mend: str) -> Iterator[Remark]:
     """Yield what is wrong with a database; nothing is written to it.
 
     Args:
@@ -26,7 +26,7 @@ def look_at(path: Path, package: str, migrations: str, mend: str) -> Iterator[Fo
     """
     place = shlex.quote(str(path))
     if (mode := stat.S_IMODE(path.stat().st_mode)) & stat.S_IROTH:
-        yield Found("warning", f"{path} can be read by every user of this machine ({mode:o})", f"chmod o-rwx {place}")
+        yield Remark("warning", f"{path} can be read by every user of this machine ({mode:o})", f"chmod o-rwx {place}")
     try:
         # Not `immutable`: that would read past a journal that a killed process has left, and call it damage.
         with closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True, timeout=1)) as connection:
@@ -34,19 +34,19 @@ def look_at(path: Path, package: str, migrations: str, mend: str) -> Iterator[Fo
             (revision,) = connection.execute("SELECT version_num FROM alembic_version").fetchone()
     except sqlite3.OperationalError as error:
         if "locked" in str(error):
-            yield Found("ok", f"{path} ({size(path.stat().st_size)}) is being written to, and was not looked at")
+            yield Remark("ok", f"{path} ({size(path.stat().st_size)}) is being written to, and was not looked at")
             return
-        yield Found("error", f"{path} is no database of {package} ({error})", mend)
+        yield Remark("error", f"{path} is no database of {package} ({error})", mend)
         return
     except (sqlite3.Error, TypeError) as error:
-        yield Found("error", f"{path} is no database of {package} ({error})", mend)
+        yield Remark("error", f"{path} is no database of {package} ({error})", mend)
         return
     if whole not in ("ok", None):
-        yield Found("error", f"{path} is damaged: {whole.splitlines()[0]}", mend)
+        yield Remark("error", f"{path} is damaged: {whole.splitlines()[0]}", mend)
         return
     known, newest = _revisions(package, migrations)
     if revision not in known:
-        yield Found(
+        yield Remark(
             "error",
             f"{path} was written by another version of {package}: its schema {revision} is not known here",
             f"make setup, or install the {package} that wrote it; or {mend}",
@@ -54,7 +54,7 @@ def look_at(path: Path, package: str, migrations: str, mend: str) -> Iterator[Fo
         return
     how = "whole" if whole else f"its first {MOST_SECONDS:.0f} s of reading are whole"
     now = "" if revision in newest else ", and is brought up to date at its next use"
-    yield Found("ok", f"{path}: {size(path.stat().st_size)}, {how}, schema {revision}{now}")
+    yield Remark("ok", f"{path}: {size(path.stat().st_size)}, {how}, schema {revision}{now}")
 
 
 def _check(connection: sqlite3.Connection) -> str | None:

@@ -5,10 +5,10 @@ import shlex
 from collections.abc import Iterator
 from pathlib import Path
 
-from tasks.doctor._here import Found, Here, prefect_home
+from tasks.doctor._here import Here, Remark, prefect_home
 
 
-def look(here: Here) -> Iterator[Found]:
+def look(here: Here) -> Iterator[Remark]:
     """Yield the places that cannot be written; nothing is written to find out."""
     wrong = 0
     for place in (here.root, *(here.root / name for name in ("data", "mlruns", ".dvc")), prefect_home(here.root)):
@@ -19,22 +19,22 @@ def look(here: Here) -> Iterator[Found]:
     for path in (mlruns / "mlflow.db", mlruns / "catalogue.db", mlruns / ".id", mlruns / "active"):
         if os.path.exists(path) and not os.access(path, os.R_OK | os.W_OK):
             wrong += 1
-            yield Found("error", f"{path} cannot be written", _own(path))
+            yield Remark("error", f"{path} cannot be written", _own(path))
     if not wrong:
-        yield Found("ok", "the project, its data/, mlruns/ and .dvc/, and Prefect's folder can be written")
+        yield Remark("ok", "the project, its data/, mlruns/ and .dvc/, and Prefect's folder can be written")
 
 
-def _look_at(place: Path) -> Iterator[Found]:
+def _look_at(place: Path) -> Iterator[Remark]:
     if os.path.islink(place) and not os.path.exists(place):
-        yield Found("error", f"{place} is a link to {os.readlink(place)}, which is not there", f"rm {_quoted(place)}")
+        yield Remark("error", f"{place} is a link to {os.readlink(place)}, which is not there", f"rm {_quoted(place)}")
         return
     there = next(folder for folder in (place, *place.absolute().parents) if os.path.exists(folder))
     if not there.is_dir():
-        yield Found("error", f"{there} is a file, and must be a folder", f"mv {_quoted(there)} {_quoted(there)}.aside")
+        yield Remark("error", f"{there} is a file, and must be a folder", f"mv {_quoted(there)} {_quoted(there)}.aside")
     elif os.statvfs(there).f_flag & os.ST_RDONLY:
-        yield Found("error", f"{there} lies on a file system that is read-only", "copy the project to another one")
+        yield Remark("error", f"{there} lies on a file system that is read-only", "copy the project to another one")
     elif not os.access(there, os.R_OK | os.W_OK | os.X_OK):
-        yield Found("error", f"{there} cannot be written", _own(there))
+        yield Remark("error", f"{there} cannot be written", _own(there))
 
 
 def _own(path: Path) -> str:

@@ -6,17 +6,17 @@ from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 
-from tasks.doctor._here import Found, Here
+from tasks.doctor._here import Here, Remark
 
 MOST_SECONDS = 2.0
 
 
-def look(here: Here) -> Iterator[Found]:
+def look(here: Here) -> Iterator[Remark]:
     """Yield how far both clocks are apart, and files that were written in what this clock takes for the future."""
     apart = _apart(here.root)
     if apart is not None and abs(apart) > MOST_SECONDS:
         text = f"a file that is written now is {abs(apart):.0f} s {'ahead of' if apart > 0 else 'behind'} this machine"
-        yield Found("warning", text, "set both machines' clocks: sudo timedatectl set-ntp true")
+        yield Remark("warning", text, "set both machines' clocks: sudo timedatectl set-ntp true")
     now = time.time()
     ahead = [path for path in _files(here.root) if path.stat().st_mtime > now + MOST_SECONDS]
     if ahead:
@@ -25,9 +25,9 @@ def look(here: Here) -> Iterator[Found]:
         text = (
             f"{newest.relative_to(here.root)} is of {when}, and it is {datetime.now(UTC).isoformat(timespec='seconds')}"
         )
-        yield Found("warning", text, f"set the clock (sudo timedatectl set-ntp true), or touch {newest}")
+        yield Remark("warning", text, f"set the clock (sudo timedatectl set-ntp true), or touch {newest}")
     elif apart is None or abs(apart) <= MOST_SECONDS:
-        yield Found("ok", f"{datetime.now(UTC).isoformat(timespec='seconds')}, and the file system agrees")
+        yield Remark("ok", f"{datetime.now(UTC).isoformat(timespec='seconds')}, and the file system agrees")
 
 
 def _apart(folder: Path) -> float | None:

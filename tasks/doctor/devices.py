@@ -3,15 +3,15 @@
 from collections.abc import Iterator
 
 from tasks import config, machine, pipeline
-from tasks.doctor._here import Found, Here
+from tasks.doctor._here import Here, Remark
 from tasks.errors import StratagemError, UserError
 from tasks.process.own_process import run_in_own_process
 
 
-def look(here: Here) -> Iterator[Found]:
+def look(here: Here) -> Iterator[Remark]:
     """Yield what there is, which strategies cannot be used here and why, and whether that of params.yaml can."""
     cores, gpus = machine.usable_cores(), machine.visible_gpus()
-    yield Found("ok", f"{cores} processor core{'s' * (cores != 1)}, {len(gpus) or 'no'} GPU{'s' * (len(gpus) > 1)}")
+    yield Remark("ok", f"{cores} processor core{'s' * (cores != 1)}, {len(gpus) or 'no'} GPU{'s' * (len(gpus) > 1)}")
     try:
         settings = config.load(root=here.root)
     except UserError:
@@ -25,25 +25,25 @@ def look(here: Here) -> Iterator[Found]:
         except UserError as error:
             refused[kind] = str(error)
     allowed = [kind for kind in config.strategy_kinds() if kind not in refused]
-    yield Found("ok", f"strategies that can be used here: {', '.join(allowed) or 'none'}")
+    yield Remark("ok", f"strategies that can be used here: {', '.join(allowed) or 'none'}")
     for kind, reason in refused.items():
         if kind == own:
-            yield Found("error", f"params.yaml asks for {reason}", "stratagem run --set strategy.kind=one_device")
+            yield Remark("error", f"params.yaml asks for {reason}", "stratagem run --set strategy.kind=one_device")
         else:
-            yield Found("ok", f"not here: {kind} ({reason.partition('. ')[0]})")
+            yield Remark("ok", f"not here: {kind} ({reason.partition('. ')[0]})")
     if here.with_devices:
         yield from _ask_tensorflow(len(gpus))
 
 
-def _ask_tensorflow(gpus: int) -> Iterator[Found]:
+def _ask_tensorflow(gpus: int) -> Iterator[Remark]:
     try:
         seen = run_in_own_process("devices").stdout.split()
     except StratagemError as error:
-        yield Found("error", f"TensorFlow cannot be imported: {error}", "make setup")
+        yield Remark("error", f"TensorFlow cannot be imported: {error}", "make setup")
         return
     of_tensorflow = sum("GPU" in name for name in seen)
     if of_tensorflow < gpus:
         text = f"the driver has {gpus} GPUs, and TensorFlow sees {of_tensorflow}: it trains on the processor"
-        yield Found("error", text, "pip install 'tensorflow[and-cuda]', or the driver of its CUDA version: nvidia-smi")
+        yield Remark("error", text, "pip install 'tensorflow[and-cuda]', or the driver of its CUDA version: nvidia-smi")
     else:
-        yield Found("ok", f"TensorFlow sees {', '.join(seen) or 'no device'}")
+        yield Remark("ok", f"TensorFlow sees {', '.join(seen) or 'no device'}")

@@ -5,13 +5,13 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from tasks.doctor._here import GIB, Found, Here, prefect_home, size
+from tasks.doctor._here import GIB, Here, Remark, prefect_home, size
 
 LEAST_BYTES, USUAL_BYTES = GIB // 4, 2 * GIB
 LEAST_FILES, USUAL_FILES = 1_000, 10_000
 
 
-def look(here: Here) -> Iterator[Found]:
+def look(here: Here) -> Iterator[Remark]:
     """Yield how much room each file system has, once."""
     seen = set()
     places = {
@@ -31,7 +31,7 @@ def look(here: Here) -> Iterator[Found]:
         few = disk.f_files > 0 and files < USUAL_FILES  # Some file systems have no number of files.
         text = f"{size(free)} free for {what} ({there})" + (f", room for {files:,} files" if disk.f_files else "")
         if free >= USUAL_BYTES and not few:
-            yield Found("ok", text)
+            yield Remark("ok", text)
             continue
         full = free < LEAST_BYTES or (disk.f_files > 0 and files < LEAST_FILES)
-        yield Found("error" if full else "warning", text, "stratagem runs prune --keep-last 10; df -h; df -i")
+        yield Remark("error" if full else "warning", text, "stratagem runs prune --keep-last 10; df -h; df -i")

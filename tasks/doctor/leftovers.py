@@ -9,7 +9,7 @@ from pathlib import Path
 import psutil
 
 from tasks import records, runs
-from tasks.doctor._here import Found, Here
+from tasks.doctor._here import Here, Remark
 from tasks.errors import UserError, listed
 
 RECONCILE = "stratagem reconcile"
@@ -17,31 +17,33 @@ RECONCILE = "stratagem reconcile"
 OURS = ("tasks", "flows.server", "tasks.process.repro", "tasks.tracking.pages")
 
 
-def look(here: Here) -> Iterator[Found]:
+def look(here: Here) -> Iterator[Remark]:
     """Yield each kind of them with its number; the lists of runs are not asked, because they write what they know."""
     at_work, crashed, unsent, partial = _look_at_runs(here.root)
     if crashed:
-        yield Found("warning", f"runs whose process died: {listed(crashed, 3)}", RECONCILE)
+        yield Remark("warning", f"runs whose process died: {listed(crashed, 3)}", RECONCILE)
     if unsent:
-        yield Found("warning", f"runs with more to tell MLflow: {listed(unsent, 3)}", f"{RECONCILE}, or stratagem sync")
+        yield Remark(
+            "warning", f"runs with more to tell MLflow: {listed(unsent, 3)}", f"{RECONCILE}, or stratagem sync"
+        )
     if partial:
-        yield Found("warning", f"half-written checkpoints or models: {listed(partial, 3)}", RECONCILE)
+        yield Remark("warning", f"half-written checkpoints or models: {listed(partial, 3)}", RECONCILE)
     dead = [holder.what for _, holder in runs.crashed_holders()]
     if dead:
-        yield Found("warning", f"commands that were killed at work: {listed(dead, 3)}", RECONCILE)
+        yield Remark("warning", f"commands that were killed at work: {listed(dead, 3)}", RECONCILE)
     if untold := len(list(runs.unreported())):
-        yield Found("warning", f"flow runs whose end Prefect was not told of: {untold}", RECONCILE)
+        yield Remark("warning", f"flow runs whose end Prefect was not told of: {untold}", RECONCILE)
     patterns = ("data/*/.scratch.*", "data/*/.prepared.*", "mlruns/.cache.*", "mlruns/.input.*")
     scratch = [path for pattern in patterns for path in here.root.glob(pattern)]
     if scratch and not _is_anyone_at_work(here.root):
         names = [str(path.relative_to(here.root)) for path in scratch]
-        yield Found("warning", f"half-prepared or cached data: {listed(names, 3)}", RECONCILE)
+        yield Remark("warning", f"half-prepared or cached data: {listed(names, 3)}", RECONCILE)
     orphans = list(_orphans(here.root))
     if orphans:
         text = f"processes whose command is gone: {listed([f'{pid} ({what})' for pid, what in orphans], 3)}"
-        yield Found("warning", text, f"kill {' '.join(str(pid) for pid, _ in orphans)}")
+        yield Remark("warning", text, f"kill {' '.join(str(pid) for pid, _ in orphans)}")
     if not (crashed or unsent or partial or dead or untold or scratch or orphans):
-        yield Found("ok", f"nothing; {len(at_work)} run{'s are' if len(at_work) != 1 else ' is'} at work")
+        yield Remark("ok", f"nothing; {len(at_work)} run{'s are' if len(at_work) != 1 else ' is'} at work")
 
 
 def _look_at_runs(root: Path) -> tuple[list[str], list[str], list[str], list[str]]:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 import psutil
 
 from tasks import machine
-from tasks.doctor._here import GIB, Found, Here, size
+from tasks.doctor._here import GIB, Here, Remark, size
 from tasks.records import Level
 
 # A run on the digits takes 1.9 GiB with its server, of which 0.9 GiB is TensorFlow.
@@ -15,7 +15,7 @@ LEAST_BYTES, USUAL_BYTES = 1 * GIB, 3 * GIB
 ADDRESSES = 16 * GIB
 
 
-def look(here: Here) -> Iterator[Found]:
+def look(here: Here) -> Iterator[Remark]:
     """Yield how much is free, and limits that end a run."""
     free = machine.free_memory()
     memory = psutil.virtual_memory()
@@ -24,11 +24,11 @@ def look(here: Here) -> Iterator[Found]:
     if free < USUAL_BYTES:
         level: Level = "error" if free < LEAST_BYTES else "warning"
         why = "a run does not fit" if level == "error" else "a run may not fit"
-        yield Found(
+        yield Remark(
             level, f"{text}: {why}", "end other programs (ps aux --sort -rss | head), or give the container more"
         )
     else:
-        yield Found("ok", text)
+        yield Remark("ok", text)
     soft, _ = resource.getrlimit(resource.RLIMIT_AS)
     if soft != resource.RLIM_INFINITY and soft < ADDRESSES:
-        yield Found("error", f"a process may map {size(soft)} alone, and TensorFlow maps more", "ulimit -v unlimited")
+        yield Remark("error", f"a process may map {size(soft)} alone, and TensorFlow maps more", "ulimit -v unlimited")

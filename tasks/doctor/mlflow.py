@@ -5,7 +5,7 @@ import shlex
 from collections.abc import Iterator
 from pathlib import Path
 
-from tasks.doctor._here import Found, Here
+from tasks.doctor._here import Here, Remark
 from tasks.doctor._sqlite import look_at
 from tasks.network import unreachable_reason
 
@@ -14,22 +14,22 @@ MIGRATIONS = "store/db_migrations/versions"
 ANSWER_SECONDS = 2.0
 
 
-def look(here: Here) -> Iterator[Found]:
+def look(here: Here) -> Iterator[Remark]:
     """Yield whether the store answers or its database is whole and of a known schema."""
     uri = os.environ.get("MLFLOW_TRACKING_URI") or f"{SQLITE}{here.root / 'mlruns' / 'mlflow.db'}"
     if uri.startswith(("http://", "https://")):
         if (reason := unreachable_reason(f"{uri.rstrip('/')}/health", ANSWER_SECONDS)) is None:
-            yield Found("ok", f"MLFLOW_TRACKING_URI = {uri} answers")
+            yield Remark("ok", f"MLFLOW_TRACKING_URI = {uri} answers")
         else:
             text = f"MLFLOW_TRACKING_URI = {uri}: no MLflow server answers ({reason}). Runs keep what they have to tell"
-            yield Found("error", text, "start it, or unset MLFLOW_TRACKING_URI")
+            yield Remark("error", text, "start it, or unset MLFLOW_TRACKING_URI")
         return
     if not uri.startswith(SQLITE):
-        yield Found("ok", f"MLFLOW_TRACKING_URI = {uri}: a store of this kind is not looked at")
+        yield Remark("ok", f"MLFLOW_TRACKING_URI = {uri}: a store of this kind is not looked at")
         return
     path = Path(uri.removeprefix(SQLITE))
     if not path.exists():
-        yield Found("ok", f"{path} is not there yet: the first run makes it")
+        yield Remark("ok", f"{path} is not there yet: the first run makes it")
         return
     place = shlex.quote(str(path))
     yield from look_at(path, "mlflow", MIGRATIONS, f"mv {place} {place}.aside; the next run makes a new one")

@@ -11,13 +11,13 @@ from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import canonicalize_name
 
 from tasks import config
-from tasks.doctor._here import Found, Here
+from tasks.doctor._here import Here, Remark
 from tasks.errors import listed
 
 PIN = re.compile(r"^[A-Za-z0-9].*?(?= \\$|$)", re.MULTILINE)
 
 
-def look(here: Here) -> Iterator[Found]:
+def look(here: Here) -> Iterator[Remark]:
     """Yield which are missing or have another version; those that the lock does not name are the user's business.
 
     The installed stratagem's lock names all extras, and which of these are wanted it does not know: what is missing is
@@ -28,7 +28,7 @@ def look(here: Here) -> Iterator[Found]:
     if not is_own:
         lock = config.code_root() / "requirements.lock"
     if not lock.is_file():
-        yield Found("ok", "there is no requirements.lock to compare with")
+        yield Remark("ok", "there is no requirements.lock to compare with")
         return
     installed = _installed()
     wanted = {}
@@ -36,7 +36,7 @@ def look(here: Here) -> Iterator[Found]:
         try:
             requirement = Requirement(pin)
         except InvalidRequirement:
-            yield Found(
+            yield Remark(
                 "error",
                 f"requirements.lock has a line that is no package: {pin[:60]}",
                 "git checkout requirements.lock",
@@ -52,12 +52,12 @@ def look(here: Here) -> Iterator[Found]:
         if name in installed and not one.specifier.contains(installed[name], prereleases=True)
     ]
     if missing:
-        yield Found("error", f"not installed: {listed(missing, 5)}", "make setup")
+        yield Remark("error", f"not installed: {listed(missing, 5)}", "make setup")
     if others:
         mend = "make setup" if is_own else f"pip install --no-deps --require-hashes -r {shlex.quote(str(lock))}"
-        yield Found("warning", f"another version than the locked one: {listed(others, 5)}", mend)
+        yield Remark("warning", f"another version than the locked one: {listed(others, 5)}", mend)
     if not missing and not others:
-        yield Found(
+        yield Remark(
             "ok", f"all {len(known)} of requirements.lock{'' if is_own else ' that are installed'}, in its versions"
         )
 

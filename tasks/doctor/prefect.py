@@ -4,7 +4,7 @@ import os
 import shlex
 from collections.abc import Iterator
 
-from tasks.doctor._here import Found, Here, prefect_home
+from tasks.doctor._here import Here, Remark, prefect_home
 from tasks.doctor._sqlite import look_at
 from tasks.network import unreachable_reason
 
@@ -12,23 +12,23 @@ MIGRATIONS = "server/database/_migrations/versions/sqlite"
 ANSWER_SECONDS = 2.0
 
 
-def look(here: Here) -> Iterator[Found]:
+def look(here: Here) -> Iterator[Remark]:
     """Yield whether the server answers, or the database is whole and of a known schema."""
     if url := os.environ.get("PREFECT_API_URL"):
         if (reason := unreachable_reason(f"{url.rstrip('/')}/health", ANSWER_SECONDS)) is None:
-            yield Found("ok", f"PREFECT_API_URL = {url} answers")
+            yield Remark("ok", f"PREFECT_API_URL = {url} answers")
         else:
             text = f"PREFECT_API_URL = {url}: no Prefect server answers ({reason})"
-            yield Found("error", text, "prefect server start, or unset PREFECT_API_URL: then a run has one of its own")
+            yield Remark("error", text, "prefect server start, or unset PREFECT_API_URL: then a run has one of its own")
         return
     if os.environ.get("PREFECT_API_DATABASE_CONNECTION_URL") or os.environ.get(
         "PREFECT_SERVER_DATABASE_CONNECTION_URL"
     ):
-        yield Found("ok", "its database is the one of PREFECT_SERVER_DATABASE_CONNECTION_URL, which is not looked at")
+        yield Remark("ok", "its database is the one of PREFECT_SERVER_DATABASE_CONNECTION_URL, which is not looked at")
         return
     path = prefect_home(here.root) / "prefect.db"
     if not path.exists():
-        yield Found("ok", f"{path} is not there yet: the first run makes it")
+        yield Remark("ok", f"{path} is not there yet: the first run makes it")
         return
     place = shlex.quote(str(path))
     yield from look_at(path, "prefect", MIGRATIONS, f"mv {place} {place}.aside; the next run makes a new one")

@@ -6,10 +6,10 @@ from collections.abc import Iterator
 
 from packaging.specifiers import SpecifierSet
 
-from tasks.doctor._here import Found, Here
+from tasks.doctor._here import Here, Remark
 
 
-def look(here: Here) -> Iterator[Found]:
+def look(here: Here) -> Iterator[Remark]:
     """Yield whether its version is one that the project takes, and whether its packages are its own."""
     version = ".".join(map(str, sys.version_info[:3]))
     pyproject = here.root / "pyproject.toml"
@@ -17,11 +17,11 @@ def look(here: Here) -> Iterator[Found]:
     if pyproject.is_file():  # A project that `pip install` brought has none.
         wanted = tomllib.loads(pyproject.read_text(encoding="utf-8"))["project"].get("requires-python", "")
     if not SpecifierSet(wanted).contains(version, prereleases=True):
-        yield Found(
+        yield Remark(
             "error", f"this is Python {version}, and the project wants {wanted}", "make setup PYTHON=python3.11"
         )
     elif sys.prefix == sys.base_prefix:
         text = f"{version}, whose packages every program of {sys.prefix} shares"
-        yield Found("warning", text, "make setup, and call .venv/bin/stratagem")
+        yield Remark("warning", text, "make setup, and call .venv/bin/stratagem")
     else:
-        yield Found("ok", f"{version} in {sys.prefix}")
+        yield Remark("ok", f"{version} in {sys.prefix}")

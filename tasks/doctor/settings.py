@@ -3,11 +3,11 @@
 from collections.abc import Iterator
 
 from tasks import config
-from tasks.doctor._here import Found, Here
+from tasks.doctor._here import Here, Remark
 from tasks.errors import UserError
 
 
-def look(here: Here) -> Iterator[Found]:
+def look(here: Here) -> Iterator[Remark]:
     """Yield which of them cannot be read, with the first key that is wrong."""
     known = config.recipes(here.root)
     wrong = 0
@@ -17,8 +17,8 @@ def look(here: Here) -> Iterator[Found]:
         except UserError as error:
             wrong += 1
             place = "params.yaml" if recipe is None else known[recipe].relative_to(here.root)
-            yield Found("error", f"{place}: {str(error).removeprefix(f'{here.root}/{place}: ')}", f"edit {place}")
+            yield Remark("error", f"{place}: {str(error).removeprefix(f'{here.root}/{place}: ')}", f"edit {place}")
             if recipe is None:  # All recipes lie over it, and would say the same.
                 return
     if not wrong:
-        yield Found("ok", f"params.yaml and {len(known)} recipes")
+        yield Remark("ok", f"params.yaml and {len(known)} recipes")

@@ -9,7 +9,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from tasks import files, records
-from tasks.doctor._here import Found, Here
+from tasks.doctor._here import Here, Remark
 from tasks.doctor._sqlite import look_at
 from tasks.errors import UserError, listed
 from tasks.machine import find_process
@@ -21,11 +21,11 @@ ANSWER_SECONDS = 2.0
 AGAIN = "stratagem down && stratagem up --detach"
 
 
-def look(here: Here) -> Iterator[Found]:
+def look(here: Here) -> Iterator[Remark]:
     """Yield what is wrong with what is kept, or with what was; nothing where `up` was never started here."""
     folder = here.root / "mlruns" / "up"
     if not os.path.lexists(folder):
-        yield Found("ok", "it was never started here")
+        yield Remark("ok", "it was never started here")
         return
     if wrong := _look_at_folder(folder):
         yield wrong
@@ -42,28 +42,28 @@ def look(here: Here) -> Iterator[Found]:
         state = records.load(Operation, folder / "state.json") if (folder / "state.json").exists() else None
     except UserError as error:
         mend = AGAIN if held else f"rm {shlex.quote(str(folder / 'state.json'))}; `stratagem up` writes it anew"
-        yield Found("error" if held else "warning", f"its state is of another version, or damaged: {error}", mend)
+        yield Remark("error" if held else "warning", f"its state is of another version, or damaged: {error}", mend)
         return
     yield from (_look_at_running(state) if held else _look_at_ended(state))
 
 
-def _look_at_folder(folder: Path) -> Found | None:
+def _look_at_folder(folder: Path) -> Remark | None:
     """Return why passwords are not safe in a folder, None where they are."""
     quoted, found = shlex.quote(str(folder)), folder.lstat()
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid():
         text = f"{folder} is a link, a file or another user's, and is to hold passwords"
-        return Found("error", text, f"mv {quoted} {quoted}.aside")
+        return Remark("error", text, f"mv {quoted} {quoted}.aside")
     if stat.S_IMODE(found.st_mode) & 0o077:
-        return Found("error", f"others may enter {folder}, which has passwords", f"chmod 700 {quoted}")
+        return Remark("error", f"others may enter {folder}, which has passwords", f"chmod 700 {quoted}")
     return None
 
 
-def _look_at_running(state: Operation | None) -> Iterator[Found]:
+def _look_at_running(state: Operation | None) -> Iterator[Remark]:
     if state is None or find_process(state.pid, state.created) is None:
         if state is not None and state.host != socket.gethostname():
-            yield Found("warning", f"it runs on {state.host}, which shares this folder", "stratagem down, there")
+            yield Remark("warning", f"it runs on {state.host}, which shares this folder", "stratagem down, there")
         else:
-            yield Found(
+            yield Remark(
                 "warning", "it has just been started, or another process holds mlruns/up/lock", "stratagem status"
             )
         return
@@ -75,11 +75,11 @@ def _look_at_running(state: Operation | None) -> Iterator[Found]:
     ]
     if silent:
         text = f"it runs, and does not have all that it keeps: {listed(silent)}"
-        yield Found("warning", text, f"stratagem status; see mlruns/up/*.log; {AGAIN}")
+        yield Remark("warning", text, f"stratagem status; see mlruns/up/*.log; {AGAIN}")
     if others := list(_others(state)):
-        yield Found("warning", f"it runs what is no more installed: {listed(others)}", AGAIN)
+        yield Remark("warning", f"it runs what is no more installed: {listed(others)}", AGAIN)
     if not silent and not others:
-        yield Found("ok", f"it runs since {state.since}, and all answers")
+        yield Remark("ok", f"it runs since {state.since}, and all answers")
 
 
 def _others(state: Operation) -> Iterator[str]:
@@ -95,11 +95,11 @@ def _others(state: Operation) -> Iterator[str]:
             yield f"{package} {running}, now {installed}"
 
 
-def _look_at_ended(state: Operation | None) -> Iterator[Found]:
+def _look_at_ended(state: Operation | None) -> Iterator[Remark]:
     if state is None or state.phase == "ending" or state.host != socket.gethostname():
-        yield Found("ok", "it does not run")
+        yield Remark("ok", "it does not run")
         return
     left = [str(one.pid) for one in state.services if find_process(one.pid, one.created) is not None]
     still = f"; of what it kept, processes {listed(left)} are ending" if left else ""
     text = f"it was killed (it began {state.since}){still}: schedules do not fire, nobody takes up what was at work"
-    yield Found("warning", text, "stratagem up --detach")
+    yield Remark("warning", text, "stratagem up --detach")

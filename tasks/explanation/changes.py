@@ -15,7 +15,7 @@ def remove(name: str) -> Explanation:
         UserError: there is no such dataset, or a run is at work on it.
     """
     dvc_data.check_removable(name)
-    folder, trained = f"data/{name}", [run for run in runs.list_runs(runs.Choice()).runs if run.dataset == name]
+    folder, trained = f"data/{name}", [run for run in runs.list_runs(runs.RunFilter()).runs if run.dataset == name]
     num_bytes = files.num_bytes(config.project_root() / folder)
     kept = f"its source, files of yours, and the runs and models that were trained on it ({len(trained):,})"
     return Explanation(

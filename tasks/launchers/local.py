@@ -18,10 +18,7 @@ def members(section: config.AnyCluster) -> list[Member]:
     Raises:
         UserError: fewer GPUs than the workers need.
     """
-    if isinstance(section, config.ParameterServer):
-        jobs = {"chief": 1, "worker": section.workers, "ps": section.ps}
-    else:
-        jobs = {"worker": section.workers}
+    jobs = section.jobs(section.workers)
     tasks = [(job, index) for job, count in jobs.items() for index in range(count)]
     ports = dict(zip(tasks, free_ports(len(tasks)), strict=True))
     cluster = {job: [f"127.0.0.1:{ports[job, index]}" for index in range(count)] for job, count in jobs.items()}

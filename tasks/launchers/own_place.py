@@ -75,15 +75,13 @@ def member_of_rank(section: config.AnyCluster, addresses: Sequence[str], rank: i
         UserError: too few or too many processes for the strategy; or see `member`.
     """
     count = len(addresses)
-    if isinstance(section, config.ParameterServer):
-        if count != section.num_processes:
-            raise UserError(
-                f"strategy.workers = {section.workers} and strategy.ps = {section.ps}: with the chief these are "
-                f"{section.num_processes} processes, and {source} has {count}. Ask for as many, or give other settings"
-            )
-        jobs = {"chief": 1, "worker": section.workers, "ps": section.ps}
-    else:
-        jobs = {"worker": count}
+    if section.chief_gives_work and count != section.num_processes:
+        raise UserError(
+            f"strategy.workers = {section.workers} and strategy.ps = {section.jobs(section.workers)['ps']}: with the "
+            f"chief these are {section.num_processes} processes, and {source} has {count}. Ask for as many, or give "
+            "other settings"
+        )
+    jobs = section.jobs(count - (section.num_processes - section.workers))
     places = [(job, index) for job, number in jobs.items() for index in range(number)]
     of_place = dict(zip(places, addresses, strict=True))
     cluster = {job: [of_place[job, index] for index in range(number)] for job, number in jobs.items()}

@@ -73,17 +73,14 @@ def members_at(section: config.Cluster, places: Sequence[Placed]) -> list[Member
             "TF_CONFIG": json.dumps({"cluster": cluster, "task": {"type": job, "index": index}}),
             **threads_of(place.cores),
         }
-        if isinstance(section, config.ParameterServer) and job != "worker":
+        if section.chief_gives_work and job != "worker":
             environment["CUDA_VISIBLE_DEVICES"] = ""
         found.append(Member(job, index, (job, index) == tasks[0], environment))
     return found
 
 
 def _tasks(section: config.Cluster, workers: int) -> list[tuple[str, int]]:
-    jobs = {"worker": workers}
-    if isinstance(section, config.ParameterServer):
-        jobs = {"chief": 1, "worker": workers, "ps": section.ps}
-    return [(job, index) for job, count in jobs.items() for index in range(count)]
+    return [(job, index) for job, count in section.jobs(workers).items() for index in range(count)]
 
 
 def _check_address(address: str) -> None:

@@ -108,10 +108,10 @@ def _own(name: str, key: str) -> Metric:
     def in_training(name: str, target: Target) -> Any:
         import keras
 
-        class Own(keras.metrics.MeanMetricWrapper):
+        class OwnMetric(keras.metrics.MeanMetricWrapper):
             """Ours, so that an exported model names neither it nor the function."""
 
-        return Own(each, name=name)
+        return OwnMetric(each, name=name)
 
     return Metric(which, get_args(Task), of_predictions, in_training)
 

@@ -39,14 +39,14 @@ STEPS_OF_PACE = 10
 """In a call, when a step's time is measured: the call itself then counts for little."""
 
 
-class _Own(threading.local):
+class _ThreadState(threading.local):
     """What each thread has of its own: the trials of a sweep that train side by side have a stage process each."""
 
     processes: StageProcesses | None = None
     restarts: tuple[str, ...] = ()
 
 
-_own = _Own()
+_own = _ThreadState()
 _running: set[StageProcesses] = set()
 """Of all threads."""
 
@@ -234,7 +234,7 @@ def evaluate(
 ) -> EvaluationResult:
     """Evaluate, on the devices of the run's strategy or on one."""
     settings = _evaluable(settings)
-    everywhere = settings.evaluate.strategy == "run"
+    everywhere = settings.evaluate.has_runs_devices
     stage = "evaluate" if everywhere else "evaluate on one device"
     return EvaluationResult.model_validate(
         _call(stage, settings, with_cluster=everywhere, prepared=prepared, training=training, run=run)
@@ -374,7 +374,7 @@ def _evaluable(settings: config.Settings) -> config.Settings:
     """Return the settings as they are, or for one device where the members of the run's cluster are not to be had: a
     run of eight machines can be evaluated on a laptop."""
     cluster, evaluate = settings.strategy.cluster, settings.evaluate
-    if evaluate.strategy == "one_device" or cluster is None:
+    if not evaluate.has_runs_devices or cluster is None:
         return settings
     running = _own.processes
     if running is not None and running.fixed == fixed_at_start(settings) and running.with_cluster and running.usable:

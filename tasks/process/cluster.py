@@ -25,7 +25,7 @@ from tasks.machine import free_ports
 from tasks.process import guard
 from tasks.process.logs import Logs
 from tasks.process.member import PATIENCE, MemberProcess, Message, Patience, Replies
-from tasks.process.placed import PlacedProcess, Placement
+from tasks.process.placed import Allocation, PlacedProcess
 
 # Requests that every worker takes part in, and what those that are not the chief do then.
 SHARED = {"check": "check", "train": "assist", "evaluate": "assist_evaluation"}
@@ -82,7 +82,7 @@ class StageProcesses:
         self._failed = False
         self._logs: Logs | None = None
         self._network: Network | None = None
-        self._placement: Placement | None = None
+        self._placement: Allocation | None = None
         self._worker_counts = worker_counts or ([section.cluster.workers] if section.cluster is not None else [])
         self._cpus = section.cluster.cpus if section.cluster is not None else None
         members = launchers.members(section) if with_cluster else [launchers.ALONE]
@@ -109,7 +109,7 @@ class StageProcesses:
         if self._placement is not None:
             self._placement.close()
         log, replies = self._logs.of_engine(self._cluster.launcher or ""), SimpleQueue[Any]()
-        self._placement = Placement(self._cluster, self._worker_counts, self._cpus, self._environment, log, replies)
+        self._placement = Allocation(self._cluster, self._worker_counts, self._cpus, self._environment, log, replies)
         self._replies = replies
         self._cpus = self._placement.cpus  # Another number of threads would change the last digits.
         return self._placement.members

@@ -24,7 +24,7 @@ POLL_SECONDS = 1.0
 
 Message = dict[str, Any]
 
-_waiting: "set[Placement]" = set()
+_waiting: "set[Allocation]" = set()
 """Of all threads."""
 
 
@@ -34,7 +34,7 @@ def stop_waiting() -> None:
         one.stop_waiting()
 
 
-class Placement:
+class Allocation:
     """The places of a cluster's members, which are given up when it is closed."""
 
     def __init__(
@@ -169,7 +169,7 @@ class PlacedProcess:
     peak_memory_bytes = 0  # Nobody tells.
 
     def __init__(self, member: Member, entry: str, tell: Any, replies: "SimpleQueue[Any]") -> None:
-        """Begin to listen to a process; `Placement.open` starts it."""
+        """Begin to listen to a process; `Allocation.open` starts it."""
         self.member = member
         self.entry = entry
         self.has_begun = False

@@ -79,6 +79,9 @@ class TrainingResult(Record):
     epochs: int
     steps: int
     num_parameters: int
+    optimizer: str | None = None
+    """The class that changed the weights: one of Keras', such as `SGD`, or of this project's, such as `FusedAdam`.
+    Older records have none."""
     examples_per_second: float | None
     """Training steps after the first call of the step function, input wait included; None when there was one call."""
     setup_seconds: float

@@ -18,7 +18,7 @@ class Text:
 
 
 @dataclass(frozen=True)
-class Table:
+class TableBlock:
     """A table; what its columns after the first ``num_texts`` hold are numbers, which stand at the right."""
 
     kind: ClassVar[str] = "table"
@@ -61,11 +61,11 @@ class Pictures:
     large: bool = False
 
 
-Block: TypeAlias = Text | Table | Figure | Pictures
+Block: TypeAlias = Text | TableBlock | Figure | Pictures
 
 
 @dataclass(frozen=True)
-class Section:
+class ReportSection:
     """A part of the report under a heading."""
 
     title: str
@@ -79,12 +79,12 @@ class Section:
         return self.title.lower().replace(" ", "-")
 
 
-def facts(rows: dict[str, Cell], title: str = "", folded: bool = False) -> Table:
+def facts(rows: dict[str, Cell], title: str = "", folded: bool = False) -> TableBlock:
     """Return a table of names and what they are."""
-    return Table(("", ""), [[name, value] for name, value in rows.items()], 2, title, folded)
+    return TableBlock(("", ""), [[name, value] for name, value in rows.items()], 2, title, folded)
 
 
-def render(title: str, sections: Sequence[Section], partial: str = "") -> str:
+def render(title: str, sections: Sequence[ReportSection], partial: str = "") -> str:
     """Return a page: a title, why it is not whole if it is not, and sections."""
     from jinja2 import Environment, PackageLoader
 

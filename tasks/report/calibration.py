@@ -6,7 +6,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tasks.report import intervals, svg
-from tasks.report.blocks import Figure, Section, Table, Text
+from tasks.report.blocks import Figure, ReportSection, TableBlock, Text
 from tasks.report.material import Material
 
 BINS = 15
@@ -66,7 +66,7 @@ def of_predictions(material: Material) -> tuple[Bins, str] | None:
     return bins(shares.ravel(), (labels == 1).ravel()), "share that has the label"
 
 
-def calibration(material: Material) -> Section | None:
+def calibration(material: Material) -> ReportSection | None:
     """Return the reliability diagram, the expected calibration error and the Brier score."""
     binned = of_predictions(material)
     if binned is None:
@@ -83,10 +83,10 @@ def calibration(material: Material) -> Section | None:
         f"By how probable the model finds the {what}: the bars should reach the line. Where one ends above it, the "
         "model is too careful, below it too sure."
     )
-    return Section(
+    return ReportSection(
         "Calibration",
         [
-            Table(("", "value", "95 % interval"), rows),
+            TableBlock(("", "value", "95 % interval"), rows),
             Figure([_reliability(found, means), _counts(found)], caption),
             Text(f"Expected calibration error of {BINS} equal bins (Guo et al., 2017); Brier score (Brier, 1950)."),
         ],

@@ -6,7 +6,7 @@ import numpy as np
 from markupsafe import Markup
 
 from tasks.report import svg
-from tasks.report.blocks import Block, Figure, Section, Table, Text
+from tasks.report.blocks import Block, Figure, ReportSection, TableBlock, Text
 from tasks.report.material import Material
 
 SHOWN = 20
@@ -18,7 +18,7 @@ MAX_PAIRS = 20
 SHADES = 10
 
 
-def by_class(material: Material) -> Section | None:
+def by_class(material: Material) -> ReportSection | None:
     """Return precision, recall and F1 of each class, or label, with its examples: the worst F1 first."""
     if material.evaluation is None or not material.evaluation.classes:
         return None
@@ -33,13 +33,13 @@ def by_class(material: Material) -> Section | None:
         for entry in entries
     ]
     header = (one, "precision", "recall", "F1", "examples")
-    blocks: list[Block] = [Table(header, rows[:SHOWN], title=f"The worst F1 first, of {len(rows):,} {word}")]
+    blocks: list[Block] = [TableBlock(header, rows[:SHOWN], title=f"The worst F1 first, of {len(rows):,} {word}")]
     if len(rows) > SHOWN:
-        blocks.append(Table(header, rows[SHOWN:], title=f"The other {len(rows) - SHOWN:,}", folded=True))
-    return Section("By label" if one == "label" else "By class", blocks)
+        blocks.append(TableBlock(header, rows[SHOWN:], title=f"The other {len(rows) - SHOWN:,}", folded=True))
+    return ReportSection("By label" if one == "label" else "By class", blocks)
 
 
-def confusion(material: Material) -> Section | None:
+def confusion(material: Material) -> ReportSection | None:
     """Return the confusion matrix, and its largest mistakes by name."""
     if material.evaluation is None or not material.evaluation.confusion_matrix:
         return None
@@ -57,11 +57,11 @@ def confusion(material: Material) -> Section | None:
     blocks: list[Block] = [Figure([_matrix(counts, names)], caption, wide=True)]
     if rows:
         blocks.append(
-            Table(("true", "taken for", "examples", "share of the class"), rows, 2, "The most frequent mistakes")
+            TableBlock(("true", "taken for", "examples", "share of the class"), rows, 2, "The most frequent mistakes")
         )
     else:
         blocks.append(Text("No test example is taken for another class."))
-    return Section("Confusion matrix", blocks)
+    return ReportSection("Confusion matrix", blocks)
 
 
 def _matrix(counts: np.ndarray[tuple[int, ...], np.dtype[np.int64]], names: list[str]) -> Markup:

@@ -9,7 +9,7 @@ from tasks.report.tables import markdown_table, write_csv
 
 
 @dataclass(frozen=True)
-class Column:
+class ComparisonColumn:
     """One figure of a comparison's rows."""
 
     heading: str
@@ -50,30 +50,30 @@ def _efficiency(row: ComparisonRow) -> str:
 
 
 RELATIVE = (
-    Column("speed-up", "speed\nup", _speed_up),
-    Column("efficiency", "effi.", _efficiency),
+    ComparisonColumn("speed-up", "speed\nup", _speed_up),
+    ComparisonColumn("efficiency", "effi.", _efficiency),
 )
 
 
-def _test_column(metric: str) -> Column:
-    return Column(
+def _test_column(metric: str) -> ComparisonColumn:
+    return ComparisonColumn(
         f"test {metric}", f"test\n{metric[:3]}.", lambda row: _number(row.metrics.get(f"test/{metric}"), ".4f")
     )
 
 
 COLUMNS = (
-    Column("replicas (on devices)", "repli-\ncas", _replicas),
-    Column("examples/s", "examples\n/s", lambda row: _number(row.examples_per_second, ",.0f")),
-    Column("seconds per epoch", "s per\nepoch", lambda row: _seconds(row.seconds_per_epoch)),
+    ComparisonColumn("replicas (on devices)", "repli-\ncas", _replicas),
+    ComparisonColumn("examples/s", "examples\n/s", lambda row: _number(row.examples_per_second, ",.0f")),
+    ComparisonColumn("seconds per epoch", "s per\nepoch", lambda row: _seconds(row.seconds_per_epoch)),
     *RELATIVE,
-    Column("total, s", "total\ns", lambda row: _seconds(row.total_seconds)),
+    ComparisonColumn("total, s", "total\ns", lambda row: _seconds(row.total_seconds)),
     *map(_test_column, HEADLINES.values()),
-    Column("start-up, s", "start\nup s", lambda row: _seconds(_start_up(row))),
-    Column("tracing, s", "", lambda row: _seconds(row.tracing_seconds)),
+    ComparisonColumn("start-up, s", "start\nup s", lambda row: _seconds(_start_up(row))),
+    ComparisonColumn("tracing, s", "", lambda row: _seconds(row.tracing_seconds)),
 )
 
 
-def comparison_cells(comparison: Comparison, narrow: bool = False) -> tuple[list[Column], list[list[str]]]:
+def comparison_cells(comparison: Comparison, narrow: bool = False) -> tuple[list[ComparisonColumn], list[list[str]]]:
     """Return the columns of figures that a comparison has, and the text of each row: strategy, loop, then those.
 
     ``narrow`` leaves out what a terminal of 80 has no room for. Speed-up and efficiency are there when a row can be

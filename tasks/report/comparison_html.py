@@ -9,7 +9,7 @@ from tasks import files, runs
 from tasks.errors import UserError
 from tasks.records import HEADLINES, Comparison, ComparisonRow
 from tasks.report import intervals, svg
-from tasks.report.blocks import Block, Cell, Figure, Section, Table, Text, facts, render
+from tasks.report.blocks import Block, Cell, Figure, ReportSection, TableBlock, Text, facts, render
 from tasks.report.comparison import PARTS, comparison_cells, comparison_remarks, step_cells
 from tasks.report.material import load
 
@@ -57,16 +57,16 @@ def page(comparison: Comparison) -> str:
     return render(f"{comparison.model} on {comparison.dataset}: {names}", sections)
 
 
-def _finding(comparison: Comparison) -> Section:
+def _finding(comparison: Comparison) -> ReportSection:
     blocks: list[Block] = [Text(sentence) for sentence in comparison.finding]
-    return Section("What came of it", blocks or [Text("Nothing follows from the figures.")])
+    return ReportSection("What came of it", blocks or [Text("Nothing follows from the figures.")])
 
 
-def _figures(comparison: Comparison) -> Section:
+def _figures(comparison: Comparison) -> ReportSection:
     columns, cells = comparison_cells(comparison)
     rows: list[list[Cell]] = [list(row) for row in cells]
     headings = (SHORT.get(column.heading, column.heading) for column in columns)
-    blocks: list[Block] = [Table(("strategy", "loop", *headings), rows, num_texts=2)]
+    blocks: list[Block] = [TableBlock(("strategy", "loop", *headings), rows, num_texts=2)]
     worked = [row for row in comparison.rows if row.reason is None]
     drawings = [
         _ranges(
@@ -78,10 +78,10 @@ def _figures(comparison: Comparison) -> Section:
     ]
     if any(drawings):
         blocks.append(Figure([drawing for drawing in drawings if drawing]))
-    return Section("Figures", [*blocks, *map(Text, comparison_remarks(comparison))])
+    return ReportSection("Figures", [*blocks, *map(Text, comparison_remarks(comparison))])
 
 
-def _steps(comparison: Comparison) -> list[Section]:
+def _steps(comparison: Comparison) -> list[ReportSection]:
     measured = [row for row in comparison.rows if row.step_time is not None]
     if not measured:
         return []
@@ -93,10 +93,14 @@ def _steps(comparison: Comparison) -> list[Section]:
         "mostly the wait for the others, else to the wait for input; the rest is the host's. Under parameter_server it "
         "is by the workers' own clocks, and collectives are the traffic with the servers."
     )
-    return [Section("Where a step goes", [Figure([_stacked(measured)]), Table(tuple(headings), rows, 2), Text(said)])]
+    return [
+        ReportSection(
+            "Where a step goes", [Figure([_stacked(measured)]), TableBlock(tuple(headings), rows, 2), Text(said)]
+        )
+    ]
 
 
-def _rounds(comparison: Comparison) -> Section:
+def _rounds(comparison: Comparison) -> ReportSection:
     rows: list[list[Cell]] = []
     for row in comparison.rows:
         for repeat in row.repeats:
@@ -104,10 +108,10 @@ def _rounds(comparison: Comparison) -> Section:
             figures = [f"{repeat.round}", speed, f"{repeat.total_seconds:,.1f}", f"{repeat.load:.2f}"]
             rows.append([row.strategy, row.loop or "-", repeat.run_id, *figures])
     header = ("strategy", "loop", "run", "round", "examples/s", "total, s", "load of others, cores")
-    return Section("Rounds", [Table(header, rows, num_texts=3)])
+    return ReportSection("Rounds", [TableBlock(header, rows, num_texts=3)])
 
 
-def _origin(comparison: Comparison) -> Section:
+def _origin(comparison: Comparison) -> ReportSection:
     rows: dict[str, Cell] = {
         "dataset": comparison.dataset,
         "data version": comparison.data_version or "not under DVC",
@@ -121,7 +125,7 @@ def _origin(comparison: Comparison) -> Section:
         "finished": comparison.finished_at,
         "seconds": f"{comparison.seconds:,.0f}",
     }
-    return Section(
+    return ReportSection(
         "What was compared on what", [facts({name: svg.escaped(str(value)) for name, value in rows.items()})]
     )
 

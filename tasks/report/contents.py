@@ -5,7 +5,7 @@ from collections.abc import Mapping
 
 from tasks.records import PreparedDataset
 from tasks.report import svg
-from tasks.report.blocks import Block, Cell, Figure, Picture, Pictures, Section, Table, Text, facts
+from tasks.report.blocks import Block, Cell, Figure, Picture, Pictures, ReportSection, TableBlock, Text, facts
 from tasks.report.material import Material, layers
 
 BARS = 30
@@ -15,21 +15,21 @@ INTENDED_USE = "intended_use.txt"
 """A text of the user's, in the folder ``report`` of a run."""
 
 
-def augmented(material: Material) -> Section | None:
+def augmented(material: Material) -> ReportSection | None:
     """Return the picture of training images and what augmentation makes of them, where there is one."""
     path = material.folder / "report" / "augmented_examples.png"
     if not path.is_file():
         return None
     uri = f"data:image/png;base64,{base64.b64encode(path.read_bytes()).decode()}"
     alt = "a row an image: as it is, then as it may be trained on"
-    return Section("Augmented examples", [Pictures([Picture(uri, alt)], large=True)])
+    return ReportSection("Augmented examples", [Pictures([Picture(uri, alt)], large=True)])
 
 
-def data(material: Material) -> Section:
+def data(material: Material) -> ReportSection:
     """Return what the dataset has: splits, classes, features, what is missing."""
     prepared = material.prepared
     if prepared is None:
-        return Section("Data", [Text("The prepared data are not here any more.")])
+        return ReportSection("Data", [Text("The prepared data are not here any more.")])
     facts_of: dict[str, Cell] = {
         "kind": f"{prepared.kind}, version {prepared.version}",
         "task": f"{prepared.target.task}, {prepared.target.num_outputs:,} outputs",
@@ -47,19 +47,19 @@ def data(material: Material) -> Section:
     counts = dict(zip(prepared.target.class_names, prepared.splits["train"].class_counts, strict=False))
     if counts:
         blocks.append(_counts(counts))
-    return Section("Data", blocks)
+    return ReportSection("Data", blocks)
 
 
-def _splits(prepared: PreparedDataset) -> Table:
+def _splits(prepared: PreparedDataset) -> TableBlock:
     rows: list[list[Cell]] = []
     for name, split in prepared.splits.items():
         counts = split.class_counts
         ends = [f"{min(counts):,}", f"{max(counts):,}"] if counts else ["-", "-"]
         rows.append([name, f"{split.num_examples:,}", *ends])
-    return Table(("split", "examples", "smallest class", "largest class"), rows)
+    return TableBlock(("split", "examples", "smallest class", "largest class"), rows)
 
 
-def _features(prepared: PreparedDataset) -> Table:
+def _features(prepared: PreparedDataset) -> TableBlock:
     rows: list[list[Cell]] = []
     for name, feature in prepared.features.items():
         means, deviations = (
@@ -70,16 +70,16 @@ def _features(prepared: PreparedDataset) -> Table:
         rows.append(
             [svg.escaped(name), f"{feature.kind} {shape}", f"{means}{more}" or "-", f"{deviations}{more}" or "-"]
         )
-    return Table(("feature", "what", "mean in training", "deviation"), rows, 4)
+    return TableBlock(("feature", "what", "mean in training", "deviation"), rows, 4)
 
 
-def _missing(prepared: PreparedDataset) -> Table | None:
+def _missing(prepared: PreparedDataset) -> TableBlock | None:
     columns = sorted({column for split in prepared.splits.values() for column in split.num_missing})
     rows: list[list[Cell]] = [
         [svg.escaped(column), *(f"{split.num_missing.get(column, 0):,}" for split in prepared.splits.values())]
         for column in columns
     ]
-    return Table(("column", *prepared.splits), rows, title="Missing values") if rows else None
+    return TableBlock(("column", *prepared.splits), rows, title="Missing values") if rows else None
 
 
 def _counts(counts: Mapping[str, int]) -> Block:
@@ -87,10 +87,10 @@ def _counts(counts: Mapping[str, int]) -> Block:
     if len(ordered) <= BARS:
         return Figure([svg.bars("Training examples by class", ordered)])
     rows: list[list[Cell]] = [[svg.escaped(name), f"{count:,}"] for name, count in ordered.items()]
-    return Table(("class", "examples"), rows, title=f"Training examples of {len(rows):,} classes", folded=True)
+    return TableBlock(("class", "examples"), rows, title=f"Training examples of {len(rows):,} classes", folded=True)
 
 
-def model(material: Material) -> Section | None:
+def model(material: Material) -> ReportSection | None:
     """Return the layers that have parameters, and how many."""
     training = material.training
     if training is None:
@@ -101,14 +101,14 @@ def model(material: Material) -> Section | None:
     blocks: list[Block] = [Text(told)]
     if rows:
         title = f"{len(rows)} layers that have parameters"
-        blocks.append(Table(("layer", "kind", "parameters"), rows, 2, title, folded=len(rows) > BARS))
+        blocks.append(TableBlock(("layer", "kind", "parameters"), rows, 2, title, folded=len(rows) > BARS))
     rows_of: dict[str, Cell] = {"model": training.final_model, "sha256 of its weights": training.weights_digest}
     if training.best_model != training.final_model:
         rows_of["model of the best checkpoint"] = training.best_model
-    return Section("Model", [*blocks, facts(rows_of)])
+    return ReportSection("Model", [*blocks, facts(rows_of)])
 
 
-def card(material: Material) -> Section:
+def card(material: Material) -> ReportSection:
     """Return what Mitchell et al., Model Cards for Model Reporting (2019), ask of one who gives a model away; what it
     is meant for, only its maker knows."""
     path = material.folder / "report" / INTENDED_USE
@@ -136,7 +136,7 @@ def card(material: Material) -> Section:
         rows["where it fails"] = (
             "see the mistakes and the slices, the worst first" if material.predictions else "not known"
         )
-    return Section(
+    return ReportSection(
         "Model card", [facts(rows), Text("Sections after Mitchell et al., Model Cards for Model Reporting (2019).")]
     )
 

@@ -1,18 +1,18 @@
 """Section on what each epoch gave, with the checkpoints that are used."""
 
 from tasks.report import svg
-from tasks.report.blocks import Figure, Section, Text
+from tasks.report.blocks import Figure, ReportSection, Text
 from tasks.report.material import Material
 
 
-def curves(material: Material) -> Section | None:
+def curves(material: Material) -> ReportSection | None:
     """Return the learning curves: a drawing a metric, a line a split."""
     training = material.training
     if training is None:
         return None
     panels = training.curves
     if not any(len(values) for lines in panels.values() for values in lines.values()):
-        return Section("Learning curves", [Text("The training did no whole epoch.")])
+        return ReportSection("Learning curves", [Text("The training did no whole epoch.")])
     steps = training.steps / max(training.epochs, 1)
     used = {"latest": training.checkpoint, "best": training.best_checkpoint}
     if material.evaluation is not None:
@@ -25,4 +25,4 @@ def curves(material: Material) -> Section | None:
     drawings = [svg.lines(metric.replace("_", " "), "epoch", lines, marks) for metric, lines in panels.items()]
     told = "; ".join(f"{', '.join(names)}: step {step:,}" for step, names in by_step.items())
     early = " The training stopped early." if training.stopped_early else ""
-    return Section("Learning curves", [Figure(drawings, f"Upright lines are checkpoints. {told}.{early}")])
+    return ReportSection("Learning curves", [Figure(drawings, f"Upright lines are checkpoints. {told}.{early}")])

@@ -7,6 +7,7 @@ a part of a step that was not measured is no reason.
 from collections.abc import Sequence
 from statistics import median
 
+from tasks import config
 from tasks.records import Comparison, ComparisonRow, StepTime
 
 NOISY = 1.5
@@ -19,10 +20,6 @@ ROUGH = 1.5
 """Where a traced step takes so many times as long as a timed one, or the other way round, its parts are rough; so they
 are where the traced steps of two rows differ so much otherwise than their speeds."""
 WORDS = {"input_wait": "the wait for input", "host": "Python, launching and copies"}
-SUMS = {
-    "parameter_server": "fetching variables from the servers and changing them there",
-    "model_parallel": "passing shards between the devices",
-}
 
 
 def concluded(comparison: Comparison) -> Comparison:
@@ -31,7 +28,7 @@ def concluded(comparison: Comparison) -> Comparison:
 
 
 def findings(comparison: Comparison) -> tuple[str, ...]:
-    """Return the sentences: of each row that is held against `one_device`, then of all speeds, then of the metric."""
+    """Return the sentences: of each row that is held against one device, then of all speeds, then of the metric."""
     rows = [row for row in comparison.rows if row.reason is None]
     if len(rows) < 2:
         return ("There is one row with figures, so nothing is compared.",)
@@ -44,14 +41,14 @@ def findings(comparison: Comparison) -> tuple[str, ...]:
 
 
 def base_of(row: ComparisonRow, rows: Sequence[ComparisonRow]) -> ComparisonRow | None:
-    """Return the row of `one_device` that a row is held against: under the same loop, or under another."""
-    base = [other for other in rows if other.strategy == "one_device" and other.examples_per_second]
+    """Return the row of the baseline that a row is held against: under the same loop, or under another."""
+    base = [other for other in rows if _strategy(other).is_baseline and other.examples_per_second]
     base.sort(key=lambda other: other.loop != row.loop)
     return base[0] if base else None
 
 
 def _of_row(row: ComparisonRow, base: ComparisonRow, comparison: Comparison) -> str:
-    name, against = row.name, "one_device" if row.loop == base.loop else f"one_device, {base.loop}"
+    name, against = row.name, base.strategy if row.loop == base.loop else base.name
     span = row.speed_up_range
     if span is not None and span[1] > NOISY * span[0]:
         return (
@@ -73,7 +70,7 @@ def _why(row: ComparisonRow, base: ComparisonRow, comparison: Comparison) -> str
     if row.step_time is None or base.step_time is None:
         return "Where its steps' time goes was not measured, so nothing is said of the reason."
     devices = len(row.devices)
-    ideal = 1 if row.strategy == "parameter_server" else devices  # There each worker takes a whole batch.
+    ideal = 1 if _strategy(row).steps_side_by_side else devices
     step, alone = row.step_time, base.step_time
     growth = _growth(row, base, ideal)
     too_long = {
@@ -90,7 +87,7 @@ def _why(row: ComparisonRow, base: ComparisonRow, comparison: Comparison) -> str
     if not told:
         told = [f"compute x{growth:.1f}, and no other part of a step counts"]
     told[0] = f"{told[0][:1].upper()}{told[0][1:]}"
-    beside = devices if row.strategy == "parameter_server" else 1
+    beside = devices if _strategy(row).steps_side_by_side else 1
     traced_speed_up = beside * alone.total_ms / step.total_ms if step.total_ms else 0.0
     rough = (
         _is_rough(step, row, comparison)
@@ -121,24 +118,24 @@ def _part(name: str, row: ComparisonRow, growth: float, num_cores: int) -> str:
     devices, step = len(row.devices), row.step_time or StepTime.model_construct()
     share = f"{getattr(step, f'{name}_ms') / step.total_ms:.0%} of a step"
     if name == "compute":
-        what = "worker" if row.strategy == "parameter_server" else "device" if "parallel" in row.strategy else "replica"
+        what = _strategy(row).unit
         each = f"compute per {what} x{growth:.1f}"
         on_cpu = all("cpu" in device.lower() for device in row.devices)
         if devices > 1 and on_cpu:
             return f"{_count(devices, what)} share {_count(num_cores, 'core')}: {each}"
         return f"{each}, against its share on one device"
     if name == "collectives":
-        return f"{SUMS.get(row.strategy, 'summing gradients, with the wait for the last replica,')} takes {share}"
+        return f"{_strategy(row).exchange} takes {share}"
     if name == "host" and step.compute_ms < step.host_ms:
         return f"{WORDS[name]} take {share}, more than the {step.compute_ms:.2g} ms that it computes"
     return f"{WORDS[name]} {'takes' if name == 'input_wait' else 'take'} {share}"
 
 
 def timed_step_ms(row: ComparisonRow, comparison: Comparison) -> float | None:
-    """Return what a step took in the training itself; of `parameter_server` a worker's, who do theirs side by side."""
+    """Return what a step took in the training itself; where devices do theirs side by side, one device's."""
     if not row.examples_per_second:
         return None
-    beside = len(row.devices) if row.strategy == "parameter_server" else 1
+    beside = len(row.devices) if _strategy(row).steps_side_by_side else 1
     return 1e3 * beside * comparison.global_batch_size / row.examples_per_second
 
 
@@ -168,9 +165,9 @@ def _overlaps(row: ComparisonRow, best: ComparisonRow) -> bool:
 
 
 def metric_base(rows: Sequence[ComparisonRow]) -> ComparisonRow | None:
-    """Return the row that the metrics of the others are held against: of `one_device`, else the first that has any."""
+    """Return the row that the metrics of the others are held against: of the baseline, else the first that has any."""
     known = [row for row in rows if row.intervals]
-    known.sort(key=lambda row: row.strategy != "one_device")
+    known.sort(key=lambda row: not _strategy(row).is_baseline)
     return known[0] if known else None
 
 
@@ -197,6 +194,10 @@ def _metric(rows: Sequence[ComparisonRow]) -> list[str]:
         f"The {metric} differs from {against}, on the same test examples: {'; '.join(spans)}, so they did not learn "
         "the same."
     ]
+
+
+def _strategy(row: ComparisonRow) -> type[config.StrategySection]:
+    return config.strategy_kinds()[row.strategy]
 
 
 def _count(number: int, what: str) -> str:

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tasks.report import svg
-from tasks.report.blocks import Block, Cell, Picture, Pictures, Section, Table, Text
+from tasks.report.blocks import Block, Cell, Picture, Pictures, ReportSection, TableBlock, Text
 from tasks.report.material import Material
 from tasks.slices import TestExamples, is_image
 
@@ -21,17 +21,17 @@ COLUMNS = 8
 WORDS = 60
 
 
-def mistakes(material: Material) -> Section | None:
+def mistakes(material: Material) -> ReportSection | None:
     """Return the examples about which a model is most wrong: those of another class by how sure it is, of labels by the
     probability of the one that is most wrong, of a regression by the error."""
     if material.predictions is None:
         return None
     title = "Largest errors" if material.task == "regression" else "Most confident mistakes"
     if material.test is None:
-        return Section(title, [Text(_gone(material))])
+        return ReportSection(title, [Text(_gone(material))])
     rows, told = _worst(material)
     if not len(rows):
-        return Section(title, [Text("There is none: every test example is right.")])
+        return ReportSection(title, [Text("There is none: every test example is right.")])
     blocks: list[Block] = []
     features = material.test.prepared.features
     for name, feature in features.items():
@@ -39,8 +39,8 @@ def mistakes(material: Material) -> Section | None:
             blocks.append(Pictures([_picture(material.test, name, row, told[row]) for row in rows[:SHOWN]]))
     if len(features) > len(blocks):
         header, lines = _rows(material.test, rows[:ROWS], told)
-        blocks.append(Table(header, lines, len(header), "Features as prepared"))
-    return Section(title, blocks)
+        blocks.append(TableBlock(header, lines, len(header), "Features as prepared"))
+    return ReportSection(title, blocks)
 
 
 def _gone(material: Material) -> str:

@@ -7,7 +7,7 @@ import numpy.typing as npt
 from markupsafe import Markup
 
 from tasks.report import svg
-from tasks.report.blocks import Figure, Section
+from tasks.report.blocks import Figure, ReportSection
 from tasks.report.material import Material
 
 POINTS = 2000
@@ -16,7 +16,7 @@ MOST_NUMBERS = 4
 BARS = 30
 
 
-def residuals(material: Material) -> Section | None:
+def residuals(material: Material) -> ReportSection | None:
     """Return, for each number that is learnt, a parity plot, the errors by what is given, and their histogram."""
     if material.task != "regression" or material.predictions is None:
         return None
@@ -37,7 +37,7 @@ def residuals(material: Material) -> Section | None:
             _spread(name, true - given),
         ]
         figures.append(Figure(drawings, caption))
-    return Section("Residuals", [*figures])
+    return ReportSection("Residuals", [*figures])
 
 
 def _parity(name: str, true: npt.NDArray[Any], given: npt.NDArray[Any]) -> Markup:

@@ -5,13 +5,13 @@ from typing import Any
 from tasks import config
 from tasks.errors import UserError
 from tasks.report import intervals, svg
-from tasks.report.blocks import Block, Cell, Figure, Section, Table, Text, facts
+from tasks.report.blocks import Block, Cell, Figure, ReportSection, TableBlock, Text, facts
 from tasks.report.material import Material
 
 MOST_SETTINGS = 40
 
 
-def origin(material: Material) -> Section:
+def origin(material: Material) -> ReportSection:
     """Return what was trained on what, and with which settings that are not those of params.yaml."""
     run, training = material.run, material.training
     lineage, settings = run.lineage, run.settings
@@ -31,6 +31,7 @@ def origin(material: Material) -> Section:
         rows["trained"] = (
             f"{training.epochs} epochs, {training.steps:,} steps of {training.global_batch_size:,} examples"
         )
+        rows["optimizer"] = training.optimizer or ""
         rows["restarts"] = "; ".join(training.restarts)
     rows["resumed with"] = "; ".join(f"{one.what} {one.values}" for one in run.changed)
     if material.evaluation is not None:
@@ -43,13 +44,13 @@ def origin(material: Material) -> Section:
         rows["notes"] = "; ".join(registered.notes)
     rows |= {"run": run.run_id, "experiment": run.experiment}
     blocks: list[Block] = [facts({name: svg.escaped(str(value)) for name, value in rows.items() if value})]
-    return Section("What was trained on what", [*blocks, *_settings(settings)])
+    return ReportSection("What was trained on what", [*blocks, *_settings(settings)])
 
 
 def _settings(settings: dict[str, Any]) -> list[Block]:
     own = config.flat(settings)
     every: list[list[Cell]] = [[key, svg.escaped(f"{value}")] for key, value in sorted(own.items())]
-    folded = Table(("setting", "value"), every, 2, f"All {len(every)} settings", folded=True)
+    folded = TableBlock(("setting", "value"), every, 2, f"All {len(every)} settings", folded=True)
     try:
         defaults = config.load().flat()
     except UserError:
@@ -62,10 +63,10 @@ def _settings(settings: dict[str, Any]) -> list[Block]:
     if not rows:
         return [Text("All settings are those of params.yaml."), folded]
     title = "Settings that are not those of params.yaml, as it was when this was written"
-    return [Table(("setting", "this run", "params.yaml"), rows[:MOST_SETTINGS], 3, title), folded]
+    return [TableBlock(("setting", "this run", "params.yaml"), rows[:MOST_SETTINGS], 3, title), folded]
 
 
-def headline(material: Material) -> Section | None:
+def headline(material: Material) -> ReportSection | None:
     """Return the test metrics, with intervals."""
     if material.evaluation is None:
         return None
@@ -90,10 +91,10 @@ def headline(material: Material) -> Section | None:
         )
     elif any(row[2] == "-" for row in rows):
         said += " A metric without one (-) would take too long, or is a loss of another kind."
-    return Section("Test metrics", [Table(("metric", "value", "95 % interval"), rows), Text(said)], metrics)
+    return ReportSection("Test metrics", [TableBlock(("metric", "value", "95 % interval"), rows), Text(said)], metrics)
 
 
-def time(material: Material) -> Section | None:
+def time(material: Material) -> ReportSection | None:
     """Return where the time went."""
     training = material.training
     blocks: list[Block] = []
@@ -114,4 +115,4 @@ def time(material: Material) -> Section | None:
         if training.examples_per_second is not None:
             rows["examples a second, after the first call"] = f"{training.examples_per_second:,.0f}"
         blocks.append(facts(rows))
-    return Section("Where the time went", blocks) if blocks else None
+    return ReportSection("Where the time went", blocks) if blocks else None

@@ -7,10 +7,10 @@ from typing import NamedTuple
 from tasks import files
 from tasks.records import Run
 from tasks.report import blocks, calibration, classes, contents, curves, mistakes, numbers, overview, slices
-from tasks.report.blocks import Section
+from tasks.report.blocks import ReportSection
 from tasks.report.material import Material, load
 
-SECTIONS: tuple[Callable[[Material], Section | None], ...] = (
+SECTIONS: tuple[Callable[[Material], ReportSection | None], ...] = (
     overview.origin,
     overview.headline,
     curves.curves,

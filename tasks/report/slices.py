@@ -3,7 +3,7 @@
 from tasks import slices as parts
 from tasks.evidence import Interval
 from tasks.report import intervals, svg
-from tasks.report.blocks import Block, Cell, Section, Table, Text
+from tasks.report.blocks import Block, Cell, ReportSection, TableBlock, Text
 from tasks.report.material import Material
 from tasks.slices import FEWEST, Slice
 
@@ -12,7 +12,7 @@ MOST = 100
 """Slices that are listed at all."""
 
 
-def slices(material: Material) -> Section | None:
+def slices(material: Material) -> ReportSection | None:
     """Return the headline of each part: by class, by column, by brightness and original size of an image."""
     if material.predictions is None:
         return None
@@ -26,23 +26,23 @@ def slices(material: Material) -> Section | None:
         blocks.append(Text("The test rows of this evaluation are not here, so there are slices by class alone."))
     if not found:
         blocks.append(Text(f"No part of the test split has {FEWEST} examples."))
-        return Section("Slices", blocks)
+        return ReportSection("Slices", blocks)
     overall = float(scores.mean())
     interval_of = intervals.of_share if material.task == "classification" else intervals.of_scores
     measured = [(one, float(scores[one.rows].mean()), interval_of(scores[one.rows])) for one in found[:MOST]]
     ends = svg.limits([overall, *(end for _, _, interval in measured for end in interval)])
     rows = [_row(one, mean, interval, overall, ends) for one, mean, interval in measured]
     header = ("slice", "examples", parts.MEASURES[material.task], "95 % interval", "")
-    blocks.append(Table(header, rows[:SHOWN], 1, f"The worst first; all test examples: {overall:.4f}"))
+    blocks.append(TableBlock(header, rows[:SHOWN], 1, f"The worst first; all test examples: {overall:.4f}"))
     if len(rows) > SHOWN:
-        blocks.append(Table(header, rows[SHOWN:], 1, f"The next {len(rows) - SHOWN}", folded=True))
+        blocks.append(TableBlock(header, rows[SHOWN:], 1, f"The next {len(rows) - SHOWN}", folded=True))
     left_out = [
         *([f"{len(known) - len(found)} with fewer than {FEWEST} examples"] if len(found) < len(known) else []),
         *([f"{len(found) - MOST} that are better"] if len(found) > MOST else []),
     ]
     said = "Of many slices some look bad by chance: read the interval, not the place in the list."
     blocks.append(Text(said + (f" Not listed: {' and '.join(left_out)}." if left_out else "")))
-    return Section("Slices", blocks)
+    return ReportSection("Slices", blocks)
 
 
 def _row(one: Slice, mean: float, interval: Interval, overall: float, ends: tuple[float, float]) -> list[Cell]:

@@ -9,7 +9,7 @@ from markupsafe import Markup
 from tasks import files
 from tasks.records import Sweep, Trial
 from tasks.report import svg
-from tasks.report.blocks import Block, Cell, Figure, Section, Table, Text, facts, render
+from tasks.report.blocks import Block, Cell, Figure, ReportSection, TableBlock, Text, facts, render
 from tasks.report.sweep import ranked, short_names, sweep_cells, text_of
 
 MOST_TRIALS = 20
@@ -36,10 +36,10 @@ def _best(sweep: Sweep) -> Trial | None:
     return next((one for one in sweep.trials if one.number == sweep.best), None)
 
 
-def _outcome(sweep: Sweep) -> Section:
+def _outcome(sweep: Sweep) -> ReportSection:
     best = _best(sweep)
     if best is None:
-        return Section("What was found", [Text("No trial was trained to its end.")])
+        return ReportSection("What was found", [Text("No trial was trained to its end.")])
     rows: dict[str, Cell] = {
         "best": f"trial {best.number} of {len(sweep.trials)}, {sweep.plan.metric} {best.value:.4f}",
         **{key: svg.escaped(text_of(value)) for key, value in best.params.items()},
@@ -75,10 +75,10 @@ def _outcome(sweep: Sweep) -> Section:
         )
     else:
         blocks.append(Text(told + "What it is worth, the training on all examples shows."))
-    return Section("What was found", blocks)
+    return ReportSection("What was found", blocks)
 
 
-def _progress(sweep: Sweep) -> Section:
+def _progress(sweep: Sweep) -> ReportSection:
     """Return the values in the order of the trials with the best so far, and each trial's curve."""
     better = min if sweep.plan.lower_is_better else max
     whole = [(one.number, one.value) for one in sweep.trials if one.state == "complete" and one.value is not None]
@@ -105,10 +105,10 @@ def _progress(sweep: Sweep) -> Section:
             frame.line(list(enumerate(one.values, start=1)), colour, dots=len(one.values) == 1)
         frame.legend(["whole", "pruned", "best"])
         drawings.append(frame.drawing(f"{sweep.plan.metric} after each epoch of {len(curves)} trials"))
-    return Section("Trials as they came", [Figure(drawings)])
+    return ReportSection("Trials as they came", [Figure(drawings)])
 
 
-def _importance(sweep: Sweep) -> Section | None:
+def _importance(sweep: Sweep) -> ReportSection | None:
     if not sweep.importance:
         return None
     shown = {key.rpartition(".")[2]: share for key, share in sweep.importance.items()}
@@ -117,13 +117,13 @@ def _importance(sweep: Sweep) -> Section | None:
         "What part of the differences between whole trials each parameter explains, all over its range (fANOVA; "
         "Hutter et al., 2014), by a forest that was fitted to them. Of few trials it is a rough guess."
     )
-    return Section("Which parameter matters", [Figure([drawing], told)])
+    return ReportSection("Which parameter matters", [Figure([drawing], told)])
 
 
-def _slices(sweep: Sweep) -> Section:
+def _slices(sweep: Sweep) -> ReportSection:
     """Return a drawing a parameter: the value of each trial over what it had there."""
     drawings = [_slice(sweep, key, one) for key, one in sweep.plan.space["space"].items()]
-    return Section("The values by each parameter", [Figure(drawings, "Pruned trials stand where they ended.")])
+    return ReportSection("The values by each parameter", [Figure(drawings, "Pruned trials stand where they ended.")])
 
 
 def _slice(sweep: Sweep, key: str, parameter: Any) -> Markup:
@@ -157,22 +157,24 @@ def _slice(sweep: Sweep, key: str, parameter: Any) -> Markup:
     return frame.drawing(f"{sweep.plan.metric} by {key} of {len(shown)} trials")
 
 
-def _trials(sweep: Sweep) -> Section:
+def _trials(sweep: Sweep) -> ReportSection:
     keys, rows = sweep_cells(sweep, ranked(sweep))
     header = short_names(keys)
     cells: list[list[Cell]] = [[svg.escaped(text) for text in row] for row in rows]
-    blocks: list[Block] = [Table(tuple(header), cells[:MOST_TRIALS], 2)]
+    blocks: list[Block] = [TableBlock(tuple(header), cells[:MOST_TRIALS], 2)]
     if len(cells) > MOST_TRIALS:
-        blocks.append(Table(tuple(header), cells[MOST_TRIALS:], 2, f"{len(cells) - MOST_TRIALS} more", folded=True))
+        blocks.append(
+            TableBlock(tuple(header), cells[MOST_TRIALS:], 2, f"{len(cells) - MOST_TRIALS} more", folded=True)
+        )
     failed: dict[str, Cell] = {
         f"trial {one.number}": svg.escaped(one.reason or "") for one in sweep.trials if one.state == "failed"
     }
     if failed:
         blocks.append(facts(failed, title="Why trials failed"))
-    return Section("All trials, the best first", blocks)
+    return ReportSection("All trials, the best first", blocks)
 
 
-def _space(sweep: Sweep) -> Section:
+def _space(sweep: Sweep) -> ReportSection:
     plan = sweep.plan
     rows: dict[str, Cell] = {key: svg.escaped(text_of(one)) for key, one in plan.space["space"].items()}
     same: dict[str, Cell] = {key: svg.escaped(text_of(one)) for key, one in plan.space["set"].items()}
@@ -186,7 +188,7 @@ def _space(sweep: Sweep) -> Section:
         "commit": sweep.git_commit or "-",
         "sweep": sweep.run_id,
     }
-    return Section(
+    return ReportSection(
         "What was tried",
         [facts(rows, "The space"), *([facts(same, "For all trials")] if same else []), facts(how, "How")],
     )

@@ -25,7 +25,7 @@ from tasks.runs.index import (
     undelivered,
 )
 from tasks.runs.leftovers import remove_leftovers
-from tasks.runs.listing import FIGURES, Choice, list_runs, lower_is_better, moment
+from tasks.runs.listing import FIGURES, RunFilter, list_runs, lower_is_better, moment
 from tasks.runs.locks import (
     RunLock,
     at_work_on,

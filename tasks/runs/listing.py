@@ -24,7 +24,7 @@ FIGURES = ("examples_per_second", "bytes")
 
 
 @dataclass(frozen=True)
-class Choice:
+class RunFilter:
     """Which runs are meant: those for which all holds that is not None."""
 
     dataset: str | None = None
@@ -60,7 +60,9 @@ class Choice:
         )
 
 
-def list_runs(choice: Choice, sort: str | None = None, lowest_first: bool = False, limit: int | None = None) -> RunList:
+def list_runs(
+    choice: RunFilter, sort: str | None = None, lowest_first: bool = False, limit: int | None = None
+) -> RunList:
     """Return the runs in mlruns/, the newest first.
 
     Args:

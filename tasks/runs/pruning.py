@@ -20,7 +20,7 @@ from tasks.runs import catalogue
 from tasks.runs.catalogue import PRUNED, Entry
 from tasks.runs.identity import project_id, store_name
 from tasks.runs.index import kind_of_parent, load, look_up_parent
-from tasks.runs.listing import Choice, all_entries, bytes_of, line_of
+from tasks.runs.listing import RunFilter, all_entries, bytes_of, line_of
 from tasks.runs.locks import is_locked, lock
 from tasks.runs.outcome import is_pruned, status
 
@@ -126,7 +126,7 @@ def _needed(versions: list[ModelVersion]) -> dict[str, str]:
 def _chosen(selection: Selection, needed: dict[str, str]) -> Iterator[tuple[Entry, RunLine, bool]]:
     """Yield all runs on the dataset, the newest first, and whether each is chosen, finished or not."""
     known = [(entry, line_of(entry)) for entry in all_entries() if entry.run_id is not None]
-    choice = Choice(dataset=selection.dataset)
+    choice = RunFilter(dataset=selection.dataset)
     choice.check([line for _, line in known])
     for number, (entry, line) in enumerate((entry, line) for entry, line in known if choice.includes(line)):
         ended = datetime.fromisoformat(line.ended or line.began)

@@ -143,10 +143,9 @@ def _pod(request: Request, options: dict[str, str], name: str, pods: str) -> dic
     environment = {ADDRESSES: ",".join(addresses)} if len(addresses) > 1 else {}
     if (cpu := options.get("cpu", "")).isdecimal():  # TensorFlow would start a thread for each core of the node.
         environment |= threads_of(int(cpu))
-    section, gpus = request.settings.strategy, options.get("gpus")
-    # As under Slurm: devices of a strategy on JAX may be CPU devices.
-    if gpus is None and isinstance(section, config.MultiWorker) and section.devices is not None:
-        gpus = str(section.devices)
+    gpus = options.get("gpus")
+    if gpus is None and (required := request.settings.strategy.required_gpus) is not None:
+        gpus = str(required)
     asked = {"cpu": options.get("cpu"), "memory": options.get("memory"), "nvidia.com/gpu": gpus}
     resources = {key: value for key, value in asked.items() if value is not None}
     container: dict[str, Any] = {

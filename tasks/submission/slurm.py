@@ -120,10 +120,8 @@ def _directives(request: Request, options: dict[str, str]) -> Mapping[str, str]:
             f"time = {time}: the signal to stop comes {lead} to {least} s before the end (signal = {signal}), so that "
             "nothing might be trained. Give more time, or fewer seconds"
         )
-    section = request.settings.strategy
-    # On JAX devices are forced CPU devices where there are no GPUs: a cluster without any would refuse the job.
-    if isinstance(section, config.MultiWorker) and section.devices is not None:
-        options.setdefault("gpus-per-task", str(section.devices))
+    if (gpus := request.settings.strategy.required_gpus) is not None:
+        options.setdefault("gpus-per-task", str(gpus))
     return {
         "job-name": request.name,
         "chdir": str(request.folder.parents[2]),

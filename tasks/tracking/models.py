@@ -362,8 +362,8 @@ def predict(place: str, tracking_uri: str, features: Mapping[str, Any], encoded:
             prepared they are no such rows any more; and the whole is given its own example.
     """
     mlflow.set_tracking_uri(tracking_uri)
-    with upstream.without_a_look_at_packages():
-        model = mlflow.pyfunc.load_model(place)
+    # Its warnings are of packages, and to have any MLflow reads the lists of files of all that are installed.
+    model = mlflow.pyfunc.load_model(place, suppress_warnings=True)
     given = records.as_input(dict(features))
     if not encoded:
         return np.asarray(model.predict(given))

@@ -25,7 +25,15 @@ from tasks.errors import UserError
 from tasks.records import Synced
 from tasks.tracking.outbox import MAX_METRICS_PER_BATCH, MAX_PARAMS_PER_BATCH, OUTBOX
 from tasks.tracking.store import SQLITE, Unavailable, find_experiment, open_store, retried, store_uri
-from tasks.tracking.sync_models import Source, copy_aliases, copy_model, copy_version, known_versions, model_of, pages
+from tasks.tracking.sync_models import (
+    SourceStore,
+    copy_aliases,
+    copy_model,
+    copy_version,
+    known_versions,
+    model_of,
+    pages,
+)
 
 R = TypeVar("R", bound=Any)
 
@@ -91,7 +99,7 @@ class _alone:
         self._lock.release()
 
 
-def _open(place: Path, is_own: bool) -> Source:
+def _open(place: Path, is_own: bool) -> SourceStore:
     path = place / "mlflow.db"
     uri = f"{SQLITE}{path}"
     to = store_uri()
@@ -102,7 +110,7 @@ def _open(place: Path, is_own: bool) -> Source:
             (whole,) = connection.execute("PRAGMA quick_check(1)").fetchone()
         if whole != "ok":
             raise sqlite3.DatabaseError(whole)
-        return Source(mlflow.MlflowClient(uri, registry_uri=uri), place, is_own)
+        return SourceStore(mlflow.MlflowClient(uri, registry_uri=uri), place, is_own)
     except (sqlite3.Error, MlflowException, SQLAlchemyError) as error:
         raise UserError(
             f"{path} cannot be read ({' '.join(str(error).split())}). A store that was copied while a run wrote to it "
@@ -182,7 +190,7 @@ def _parents_first(found: Sequence[R], parents: Mapping[str, str | None]) -> lis
 # Runs.
 
 
-def _copy_runs(source: Source, only_look: bool) -> list[Synced]:
+def _copy_runs(source: SourceStore, only_look: bool) -> list[Synced]:
     experiments = list(pages(source.client.search_experiments))
     names = {experiment.experiment_id: experiment.name for experiment in experiments}
     found = list(pages(source.client.search_runs, list(names), OURS)) if names else []
@@ -208,7 +216,7 @@ def _copy_runs(source: Source, only_look: bool) -> list[Synced]:
     return done
 
 
-def _why_not(source: Source, run: Any) -> str | None:
+def _why_not(source: SourceStore, run: Any) -> str | None:
     local = runs.look_up(run.data.tags.get(LOCAL_ID, run.info.run_id)) if source.is_own else None
     if local is not None and runs.is_locked(local.key):
         return "a process is at work on it"
@@ -219,7 +227,7 @@ def _why_not(source: Source, run: Any) -> str | None:
     return None
 
 
-def _look_at_run(source: Source, run: Any, experiment: str) -> Synced:
+def _look_at_run(source: SourceStore, run: Any, experiment: str) -> Synced:
     """Return what would become of one run."""
     path = Path(store_uri().removeprefix(SQLITE))
     there = None if store_uri().startswith(SQLITE) and not path.exists() else open_store()
@@ -237,7 +245,7 @@ class _Seen(NamedTuple):
     digest: str
 
 
-def _see(source: Source, run: Any) -> _Seen:
+def _see(source: SourceStore, run: Any) -> _Seen:
     run_id = run.info.run_id
     models = list(pages(source.client.search_logged_models, [run.info.experiment_id], f"source_run_id = '{run_id}'"))
     models = [one for one in models if one.status == LoggedModelStatus.READY]
@@ -266,7 +274,7 @@ def _named(run: Any) -> dict[str, Any]:
 
 
 @retried
-def _copy_run(source: Source, run: Any, experiment: str) -> Synced:
+def _copy_run(source: SourceStore, run: Any, experiment: str) -> Synced:
     """Bring one run with its models; twice done is as once."""
     client, run_id = open_store(), run.info.run_id
     models, versions, digest = _see(source, run)
@@ -299,7 +307,7 @@ def _copy_run(source: Source, run: Any, experiment: str) -> Synced:
     return judged.model_copy(update={"there": there, "versions": made})
 
 
-def _digest(source: Source, run: Any, models: Sequence[Any], versions: Sequence[Any]) -> str:
+def _digest(source: SourceStore, run: Any, models: Sequence[Any], versions: Sequence[Any]) -> str:
     """Return what is another one when anything of a run has changed."""
     files = source.place(run.info.artifact_uri)
     seen = {
@@ -315,7 +323,9 @@ def _digest(source: Source, run: Any, models: Sequence[Any], versions: Sequence[
     return hashlib.sha256(json.dumps(seen, sort_keys=True).encode()).hexdigest()
 
 
-def _log_values(source: Source, client: mlflow.MlflowClient, run: Any, there: str, tags: Mapping[str, str]) -> None:
+def _log_values(
+    source: SourceStore, client: mlflow.MlflowClient, run: Any, there: str, tags: Mapping[str, str]
+) -> None:
     params = [Param(key, text) for key, text in run.data.params.items()]
     for start in range(0, len(params), MAX_PARAMS_PER_BATCH):
         client.log_batch(there, params=params[start : start + MAX_PARAMS_PER_BATCH])

@@ -24,7 +24,7 @@ PAGE = 100
 MODEL_ID = re.compile(r"m-[0-9a-f]{32}")
 
 
-class Source(NamedTuple):
+class SourceStore(NamedTuple):
     """A store that is copied from."""
 
     client: mlflow.MlflowClient
@@ -64,7 +64,7 @@ def pages(search: Callable[..., Any], *arguments: Any, **options: Any) -> Iterat
             return
 
 
-def copy_model(source: Source, client: mlflow.MlflowClient, run: Any, there: str, model: Any) -> str:
+def copy_model(source: SourceStore, client: mlflow.MlflowClient, run: Any, there: str, model: Any) -> str:
     """Bring a logged model, which names its run and itself; return its id."""
     experiment_id = client.get_run(there).info.experiment_id
     same = list(pages(client.search_logged_models, [experiment_id], f"source_run_id = '{there}'"))
@@ -152,7 +152,7 @@ def known_versions(client: mlflow.MlflowClient, there: str) -> tuple[str, ...]:
 
 
 @retried
-def copy_aliases(source: Source) -> list[str]:
+def copy_aliases(source: SourceStore) -> list[str]:
     """Give the versions their aliases, where these are free there, or at an older version of the same project; return
     a sentence for each that stays where it is."""
     client = open_store()
@@ -179,7 +179,7 @@ def copy_aliases(source: Source) -> list[str]:
     return notes
 
 
-def _numbers(source: Source, client: mlflow.MlflowClient, name: str) -> dict[str, str]:
+def _numbers(source: SourceStore, client: mlflow.MlflowClient, name: str) -> dict[str, str]:
     """Return the number there of each version here that was brought."""
     wanted = f"name = '{name}'"
     there = {

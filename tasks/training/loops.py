@@ -8,7 +8,7 @@ from tasks import upstream
 from tasks.training import Training, epochs
 from tasks.training.adapter import Epochs
 from tasks.training.autotune import Calls
-from tasks.training.callbacks.stopping import EarlyStopping, StopBelowLimits
+from tasks.training.callbacks.stopping import ResumableEarlyStopping, StopBelowLimits
 
 
 def run(training: Training) -> None:
@@ -27,7 +27,7 @@ def run(training: Training) -> None:
 
 def stopped_early(training: Training) -> bool:
     """Return whether early stopping, or a sweep's limits, have ended a training, also before it was resumed."""
-    stopping = (EarlyStopping, StopBelowLimits)
+    stopping = (ResumableEarlyStopping, StopBelowLimits)
     return any(isinstance(callback, stopping) and callback.over for callback in training.callbacks)
 
 

@@ -422,7 +422,7 @@ def test_a_write_that_fails_ends_what_is_read_for_it(source, monkeypatch):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(image_folder, "examples", watched)
-    monkeypatch.setattr("tasks.prepare._Writer.write", full)
+    monkeypatch.setattr("tasks.prepare._SplitWriter.write", full)
     with pytest.raises(StratagemError, match="No space left on device") as caught:
         prepare(describe(source))
     assert ended == [True], caught  # Which keeps all that was at work.

@@ -198,7 +198,7 @@ def test_access_of_another_user(project, home):
         "print(*access.look(_here.Here(root)), sep='\\n')"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert "Found(level='error'" in done.stdout, done.stderr
+    assert "Remark(level='error'" in done.stdout, done.stderr
     assert " cannot be written'" in done.stdout
 
 

@@ -63,6 +63,8 @@ def test_every_optimizer_with_its_options(overrides, kind, gradient, expected):
     settings = load("schedule={kind: constant, learning_rate: 0.1}", *overrides)
     optimizer = optimizers.build(settings, STEPS, 32)
     assert type(optimizer) is kind
+    scaled = keras.optimizers.LossScaleOptimizer(optimizer)  # Under mixed_float16.
+    assert optimizers.class_name(optimizer) == optimizers.class_name(scaled) == kind.__name__
     assert step_once(optimizer, gradient) == pytest.approx(expected, rel=1e-4)
 
 

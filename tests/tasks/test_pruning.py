@@ -103,7 +103,7 @@ def test_checkpoints_and_models_go_and_all_else_stays(four):
     assert set(files_below(run.folder)) == kept | {"records/pruned.json"}
     assert done.left == {run_id_of(2): "digits-convnet2/1 @champion was made of it"}
     assert len(files_below(Path("mlruns/runs", run_id_of(2)))) == len(files_below(Path("mlruns/runs", run_id_of(4))))
-    lines = {int(line.run_id[:4], 16): line for line in runs.list_runs(runs.Choice()).runs}
+    lines = {int(line.run_id[:4], 16): line for line in runs.list_runs(runs.RunFilter()).runs}
     assert {number: line.pruned for number, line in lines.items()} == {1: True, 2: False, 3: True, 4: False}
     assert lines[1].metrics == {"test/accuracy": 0.9}
     assert list(Path("mlruns/active").iterdir()) == [], "no lock is left"
@@ -253,7 +253,7 @@ def test_a_pruning_that_is_killed_leaves_nothing_half_and_the_next_one_goes_on(p
     assert (set(files_below(run.folder)) - before) >= {"records/pruned.json"}
     with pytest.raises(UserError, match=f"run {run.run_id} was pruned on 20"):
         runs.refuse_pruned(run)
-    (line,) = runs.list_runs(runs.Choice()).runs
+    (line,) = runs.list_runs(runs.RunFilter()).runs
     assert line.pruned
     done = runs.prune(runs.Selection(keep_last=100), list, dry_run=False)
     assert [one.run_id for one in done.pruned] == [run.run_id], "whatever was asked for"

@@ -1,3 +1,6 @@
+import ast
+from collections import defaultdict
+from pathlib import Path
 from typing import get_args
 
 import pytest
@@ -48,3 +51,47 @@ def test_a_metric_can_be_asked_for_where_one_is():
     assert [metrics.better(name) for name in ("validation/loss", "train/accuracy", "test/loss", "test/accuracy")] == [
         "lower", "higher", "lower", "higher",
     ]  # fmt: skip
+
+
+def test_nobody_asks_which_strategy_it_is():
+    """What differs between strategies is asked of their section of the settings, so that a new one is one file."""
+    kinds = config.strategy_kinds()
+    own = {section.__name__ for section in kinds.values()} | {"Cluster", "OnJax"}
+
+    def constants(node):
+        return {value.value for value in ast.walk(node) if isinstance(value, ast.Constant)} & kinds.keys()
+
+    def asks(node):
+        match node:
+            case ast.Call(func=ast.Name(id="isinstance" | "issubclass"), args=[_, wanted]):
+                names = {getattr(part, "attr", getattr(part, "id", None)) for part in ast.walk(wanted)}
+                return bool(names & own)
+            case ast.Compare():
+                return any(constants(side) for side in (node.left, *node.comparators))
+            case ast.Dict():
+                return any(constants(key) for key in node.keys if key is not None)
+            case ast.match_case():
+                return bool(constants(node.pattern))
+        return False
+
+    files = [Path(file) for folder in ("flows", "tasks") for file in Path(folder).rglob("*.py")]
+    rooms = ("tasks/strategies/", "tasks/launchers/", "tasks/config/strategies.py")
+    asked = [
+        f"{file}:{getattr(node, 'lineno', '?')}"
+        for file in sorted(files)
+        if not str(file).startswith(rooms)
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8")))
+        if asks(node)
+    ]
+    assert asked == []
+
+
+def test_no_name_stands_for_two_things():
+    """A class has a name of its own, with or without an underscore: whoever reads of it knows which one is meant."""
+    of_keras = {"DataParallel", "ModelParallel"}  # The section of the settings, and what it asks of Keras.
+    places = defaultdict(list)
+    for file in sorted(file for folder in ("flows", "tasks") for file in Path(folder).rglob("*.py")):
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.ClassDef):
+                places[node.name.lstrip("_")].append(f"{file}:{node.lineno}")
+    assert {name: found for name, found in places.items() if len(found) > 1 and name not in of_keras} == {}

@@ -14,7 +14,7 @@ from tasks.records import MetricPair, RunDifference
 from tests.tasks.test_runs import opened
 from tests.tasks.written_runs import run_id_of, write_results, write_run
 
-ALL = runs.Choice()
+ALL = runs.RunFilter()
 
 
 def listed(choice=ALL, **how):
@@ -26,7 +26,7 @@ def test_no_run_is_a_list_of_none(project):
     found = runs.list_runs(ALL)
     assert (found.runs, found.num_runs, found.bytes, found.unreadable) == ((), 0, 0, {})
     with pytest.raises(UserError, match="unknown --dataset 'digits': there is no run yet"):
-        runs.list_runs(runs.Choice(dataset="digits"))
+        runs.list_runs(runs.RunFilter(dataset="digits"))
     with pytest.raises(UserError, match="there is no run in mlruns/: train one first"):
         runs.resolve("latest")
 
@@ -69,7 +69,7 @@ CHOICES = [
 def test_runs_are_chosen_and_sorted(three):
     for choice, how, numbers in CHOICES:
         since = choice.get("since")
-        chosen = runs.Choice(**choice | {"since": since and datetime.fromtimestamp(since, UTC)})
+        chosen = runs.RunFilter(**choice | {"since": since and datetime.fromtimestamp(since, UTC)})
         assert listed(chosen, **how) == numbers, (choice, how)
         assert runs.list_runs(chosen, **how).num_runs == 3
 
@@ -96,11 +96,11 @@ UNKNOWN = [
 def test_what_no_run_has_is_refused(three):
     for choice, how, message in UNKNOWN:
         with pytest.raises(UserError, match=message):
-            runs.list_runs(runs.Choice(**choice), **how)
+            runs.list_runs(runs.RunFilter(**choice), **how)
 
 
 def test_a_line_says_what_came_of_a_run(three):
-    line = runs.list_runs(runs.Choice(dataset="digits", status="finished")).runs[0]
+    line = runs.list_runs(runs.RunFilter(dataset="digits", status="finished")).runs[0]
     assert (line.model, line.strategy, line.loop, line.model_version) == (
         "convnet2", "one_device", "fit", "digits-convnet2/7"
     )  # fmt: skip
@@ -114,9 +114,9 @@ def test_a_line_says_what_came_of_a_run(three):
 
 
 def test_what_a_stage_leaves_after_the_end_of_a_run_is_seen(three):
-    assert runs.list_runs(runs.Choice(dataset="noise")).runs[0].metrics == {}
+    assert runs.list_runs(runs.RunFilter(dataset="noise")).runs[0].metrics == {}
     write_results(runs.find(run_id_of(3)), version="8", mae=2.5)
-    line = runs.list_runs(runs.Choice(dataset="noise")).runs[0]
+    line = runs.list_runs(runs.RunFilter(dataset="noise")).runs[0]
     assert (line.headline, line.metrics, line.model_version) == ("test/mae", {"test/mae": 2.5}, "digits-convnet2/8")
 
 
@@ -257,7 +257,7 @@ def test_the_record_of_before_is_listed(three):
         del before[name]
     path.write_text(json.dumps(before | {"settings": {"dataset": {"name": "digits"}}}))
     runs.forget(f"mlruns/runs/{run_id_of(1)}")
-    line = runs.list_runs(runs.Choice(dataset="digits")).runs[-1]
+    line = runs.list_runs(runs.RunFilter(dataset="digits")).runs[-1]
     assert (line.model, line.strategy, line.metrics["test/accuracy"]) == ("", "", 0.9)
     assert line.began[:4] == str(datetime.now(UTC).year)
     assert runs.show(records.load(records.Run, path)).run == line

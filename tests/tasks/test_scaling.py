@@ -10,7 +10,7 @@ from benchmarks import network as measured
 from tasks import scaling
 from tasks.errors import UserError
 
-CLUSTER = scaling.Network(bandwidth=25e9, latency_seconds=50e-6)
+CLUSTER = scaling.Interconnect(bandwidth=25e9, latency_seconds=50e-6)
 GIVEN = {
     "workers": 64,
     "devices": 1,
@@ -36,19 +36,19 @@ def test_a_ring_by_the_textbook():
 
 def test_a_connection_sends_no_more_than_its_window_in_a_round_trip():
     narrow = scaling.AllReduce(1.0, 0.0, 0.0, 0.0, window_bytes=100e3)
-    terms = scaling.network_terms(narrow, 2, 6e6, scaling.Network(1e9, 0.005))
+    terms = scaling.network_terms(narrow, 2, 6e6, scaling.Interconnect(1e9, 0.005))
     assert terms["bandwidth"] == pytest.approx(0.048)
     assert terms["bandwidth"] + terms["latency"] == pytest.approx(6e6 / 100e3 * 0.01)
     # Chunks of more than 4 MiB go in two streams.
-    terms = scaling.network_terms(narrow, 2, 10e6, scaling.Network(1e9, 0.005))
+    terms = scaling.network_terms(narrow, 2, 10e6, scaling.Interconnect(1e9, 0.005))
     assert terms["bandwidth"] + terms["latency"] == pytest.approx(10e6 / 200e3 * 0.01)
 
 
 def test_what_is_fitted_by_term():
     ring = scaling.AllReduce(bandwidth=2.0, latency=3.0, step_latency=5.0, seconds_a_hop=0.001, window_bytes=math.inf)
-    terms = scaling.network_terms(ring, 3, 3e6, scaling.Network(8e6, 0.01))
+    terms = scaling.network_terms(ring, 3, 3e6, scaling.Interconnect(8e6, 0.01))
     assert terms == pytest.approx({"bandwidth": 2 * 4.0, "latency": (4 * 3 + 5) * 0.01, "software": 0.004})
-    assert sum(scaling.network_terms(ring, 1, 3e6, scaling.Network(8e6, 0.01)).values()) == 0
+    assert sum(scaling.network_terms(ring, 1, 3e6, scaling.Interconnect(8e6, 0.01)).values()) == 0
 
 
 def test_the_plan():
@@ -213,7 +213,7 @@ def test_the_fit_finds_the_factors_that_made_the_points():
     truth = scaling.AllReduce(bandwidth=1.1, latency=5.0, step_latency=2.0, seconds_a_hop=0.001, window_bytes=2e5)
     points = []
     for point in measured.load():
-        network = scaling.Network(point["bandwidth"], point["latency_seconds"])
+        network = scaling.Interconnect(point["bandwidth"], point["latency_seconds"])
         size = 4 * point["parameters"]
         seconds = scaling.step_seconds(truth, 0.01, int(point["workers"]), size, network)
         points.append({**point, "compute_seconds": 0.01, "step_seconds": seconds})

@@ -15,7 +15,7 @@ from PIL import Image
 
 from tasks import records, tracking
 from tasks.raw_model import RawModel
-from tasks.serving import BadRequest, Batches, Served, application, read_request, schema
+from tasks.serving import BadRequest, RequestBatcher, Served, application, read_request, schema
 from tasks.trained_models import TrainedModel
 from tests.tasks.registering import Trained
 
@@ -136,7 +136,7 @@ def test_requests_that_wait_are_computed_together_and_each_has_its_own_answer(ro
             assert go.wait(60)
             return compute(features)
 
-    slow, batches = Slow(), Batches()
+    slow, batches = Slow(), RequestBatcher()
     first = batches.outputs(slow, {"number": np.array([[1, 1]], np.float32)})
     assert began.wait(60)
     others = [batches.outputs(slow, {"number": np.full((count, 2), count, np.float32)}) for count in (1, 2, 3)]
@@ -163,7 +163,7 @@ class Asked:
 
     def __init__(self, model):
         served = type("Served", (), {"model": model, "trouble": None})
-        self.application = application(served, Batches())
+        self.application = application(served, RequestBatcher())
 
     def __call__(self, path, content=b"", query=b"", method="POST"):
         sent = []

@@ -9,7 +9,7 @@ import pytest
 from tasks import checkpoints, shards
 from tasks.checkpoints import Checkpoints, State
 from tasks.errors import StratagemError, UserError
-from tasks.shards import Pieces, Writer
+from tasks.shards import Pieces, ShardWriter
 
 KERNEL = np.arange(48, dtype=np.float32).reshape(8, 6)
 BIAS = np.arange(6, dtype=np.float32)
@@ -33,7 +33,7 @@ def save(folder, parts, state=STATE):
     with Checkpoints(folder, keep=9) as saved:
         saved.num_writers = len(parts)
         with shards.marked(folder, saved.attempt):
-            others = [Writer(folder, saved.attempt, worker) for worker in range(1, len(parts))]
+            others = [ShardWriter(folder, saved.attempt, worker) for worker in range(1, len(parts))]
         writing = threading.Thread(target=saved._write, args=({"model/0001": BIAS}, parts[0], state, {}))
         writing.start()
         for writer, own in zip(others, parts[1:], strict=True):
@@ -126,7 +126,7 @@ def test_without_the_part_of_one_worker_there_is_no_checkpoint(tmp_path, monkeyp
 
 def test_what_an_attempt_before_has_left_is_no_part_of_a_checkpoint(tmp_path, monkeypatch):
     monkeypatch.setattr(shards, "SILENT_SECONDS", 0.2)
-    with shards.marked(tmp_path, "before"), Writer(tmp_path, "before", 1) as left:
+    with shards.marked(tmp_path, "before"), ShardWriter(tmp_path, "before", 1) as left:
         left.save(HALVES[1], 7)
     saved = Checkpoints(tmp_path, read_only=True)
     saved.num_writers = 2
@@ -142,13 +142,13 @@ def test_a_worker_that_does_not_see_the_chiefs_folder_is_refused(tmp_path):
     (tmp_path / "chiefs").mkdir()
     (tmp_path / "own").mkdir()
     with shards.marked(tmp_path / "chiefs", "a1"), pytest.raises(UserError, match="must be the same on all machines"):
-        Writer(tmp_path / "own", "a1", 1)
+        ShardWriter(tmp_path / "own", "a1", 1)
 
 
 def test_a_part_that_cannot_be_written_is_told(tmp_path):
     (tmp_path / "folder").mkdir()
     with shards.marked(tmp_path / "folder", "a1"):
-        writer = Writer(tmp_path / "folder", "a1", 1)
+        writer = ShardWriter(tmp_path / "folder", "a1", 1)
     (tmp_path / "folder").rmdir()
     (tmp_path / "folder").touch()
     with (

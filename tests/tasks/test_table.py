@@ -737,13 +737,13 @@ def test_no_block_is_large_and_few_are_made_ahead(source, monkeypatch, photos):
     frame = (pets(source, 60) if photos else visits(60)).assign(part=["train"] * 50 + ["test"] * 10)
     path = write(frame, source / "own.csv")
     dataset, _ = table.guess(describe(path, target="pet" if photos else "back", split_column="part"))
-    made, encode = [], table._Encoder.encode_whole
+    made, encode = [], table._RowEncoder.encode_whole
 
     def counted(encoder, rows):
         made.append(rows)
         return encode(encoder, rows)
 
-    monkeypatch.setattr(table._Encoder, "encode_whole", counted)
+    monkeypatch.setattr(table._RowEncoder, "encode_whole", counted)
     blocks = table.examples(dataset).blocks()
     next(blocks)
     blocks.close()

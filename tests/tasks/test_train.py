@@ -165,6 +165,7 @@ def test_the_result_tells_what_happened(tiny, train):
     assert (result.dataset, result.strategy, result.loop, result.num_replicas) == ("tiny", "one_device", "fit", 1)
     assert (result.epochs, result.steps, result.global_batch_size) == (3, 3 * STEPS, 32)
     assert result.num_parameters == (64 + 1) * 16 + (16 + 1) * 10
+    assert result.optimizer == "FusedAdam"
     assert result.examples_per_second > 0
     assert result.setup_seconds > 0
     assert result.first_call_seconds > 0

@@ -9,9 +9,9 @@ import keras
 from tasks import metrics
 from tasks.checkpoints import Checkpoints, snapshot, snapshot_pieces
 from tasks.errors import Interrupted
-from tasks.shards import Writer
+from tasks.shards import ShardWriter
 from tasks.training import Training
-from tasks.training.callbacks.stopping import EarlyStopping
+from tasks.training.callbacks.stopping import ResumableEarlyStopping
 
 # How often several workers ask each other whether one of them was told to stop.
 MEETING_SECONDS = 1.0
@@ -28,8 +28,8 @@ class SaveCheckpoints(keras.callbacks.Callback):
     def __init__(
         self,
         training: Training,
-        checkpoints: Checkpoints | Writer | None,
-        stopping: EarlyStopping | None,
+        checkpoints: Checkpoints | ShardWriter | None,
+        stopping: ResumableEarlyStopping | None,
         restore_metrics: Callable[[], None],
         stop: threading.Event,
     ) -> None:
@@ -129,7 +129,7 @@ class SaveCheckpoints(keras.callbacks.Callback):
             if self.checkpoints is None:
                 if not self.strategy.is_one_program:
                     snapshot(self.model)  # The sum of a metric over all workers needs each of them.
-            elif isinstance(self.checkpoints, Writer):
+            elif isinstance(self.checkpoints, ShardWriter):
                 self.checkpoints.save(snapshot_pieces(self.model), self.position.step + self.position.offset)
             else:
                 remembered = self.stopping.state() if self.stopping else {}

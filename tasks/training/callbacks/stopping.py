@@ -14,7 +14,7 @@ from tasks.records import Limits
 from tasks.training.position import Position
 
 
-class EarlyStopping(keras.callbacks.EarlyStopping):
+class ResumableEarlyStopping(keras.callbacks.EarlyStopping):
     """Keras' own, whose memory goes into the checkpoint: a resumed run stops where the whole one would have."""
 
     _memory = ("wait", "best", "best_epoch", "stopped_epoch")

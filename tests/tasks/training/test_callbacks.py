@@ -19,7 +19,7 @@ from tasks.training import Training
 from tasks.training.callbacks.progress import ProgressBar
 from tasks.training.callbacks.saving import SaveCheckpoints
 from tasks.training.callbacks.sending import SendMetrics
-from tasks.training.callbacks.stopping import EarlyStopping
+from tasks.training.callbacks.stopping import ResumableEarlyStopping
 from tasks.training.callbacks.throughput import Throughput
 from tasks.training.position import Position
 
@@ -443,7 +443,7 @@ def stopping(saved, monitor="validation/loss", patience=2, min_delta=0.0):
     section = config.EarlyStopping(monitor=monitor, patience_epochs=patience, min_delta=min_delta)
     position = position_of()
     position.epoch = 99  # Each epoch that ends is a whole one.
-    callback = EarlyStopping(section, saved, position)
+    callback = ResumableEarlyStopping(section, saved, position)
     callback.set_model(model())
     callback.model.stop_training = False
     callback.on_train_begin()
