@@ -131,7 +131,7 @@ def _write_metadata(examples: dataset_kinds.Examples, new: Path, target: Path) -
     if examples.metadata_of is None:
         return None
     with (new / "test_metadata.json").open("w", encoding="utf-8") as file:
-        found = {name: one._asdict() for name, one in examples.metadata_of("test").items()}
+        found = {name: {"kind": one.kind, "values": one.values} for name, one in examples.metadata_of("test").items()}
         json.dump(found, file, ensure_ascii=False, allow_nan=False)
         files.flush(file)
     return (target / "test_metadata.json").as_posix()

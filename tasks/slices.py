@@ -48,7 +48,7 @@ class Slice(NamedTuple):
         return f"{self.full_name} ({self.ends})" if self.ends else self.full_name
 
 
-class Metadata(NamedTuple):
+class MetadataColumn(NamedTuple):
     """A column of a table that is no feature."""
 
     kind: str
@@ -68,7 +68,7 @@ class TestExamples:
     """Of features that have one: the texts of each column, from place 2 on."""
     sizes: npt.NDArray[np.int32] | None = None
     """The height and width that images had before they were prepared, (n, 2); None where that is not known."""
-    metadata: Mapping[str, Metadata] = field(default_factory=dict)
+    metadata: Mapping[str, MetadataColumn] = field(default_factory=dict)
     """By column."""
 
     def columns(self, name: str) -> list[tuple[str, int, int]]:
@@ -103,7 +103,7 @@ def load(prepared: PreparedDataset) -> TestExamples | None:
         metadata = {}
         if prepared.metadata is not None:
             written = json.loads((root / prepared.metadata).read_text(encoding="utf-8"))
-            metadata = {name: Metadata(**one) for name, one in written.items()}
+            metadata = {name: MetadataColumn(**one) for name, one in written.items()}
     except (OSError, ValueError):
         return None
     return TestExamples(prepared, arrays, vocabularies, _sizes(prepared, root / "data" / prepared.name), metadata)
@@ -183,7 +183,7 @@ def _by_feature(test: TestExamples, name: str) -> Iterator[Slice]:
                 yield Slice(column, test.word(name, place, int(value)), values == value)
 
 
-def _by_metadata(name: str, column: Metadata) -> Iterator[Slice]:
+def _by_metadata(name: str, column: MetadataColumn) -> Iterator[Slice]:
     if column.kind == "category":
         values = np.array(["missing" if value is None else value for value in column.values], object)
         for value, _ in sorted(Counter(values.tolist()).items(), key=lambda one: (-one[1], one[0]))[:MOST_VALUES]:

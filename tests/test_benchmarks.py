@@ -87,7 +87,7 @@ def test_runs_that_are_made_of_one_are_runs_of_their_own(tmp_path, monkeypatch):
     write_results(run, version="1", accuracy=0.9, loss=0.2)
     before = {path: path.read_bytes() for path in Path(run.folder).rglob("*") if path.is_file()}
     evidence.copy_run(Path(run.folder), 3)
-    found = runs.list_runs(runs.Choice())
+    found = runs.list_runs(runs.RunFilter())
     assert found.unreadable == {}
     assert [line.run_id for line in found.runs] == [f"{number:032x}" for number in (4, 3, 2)] + [run.run_id]
     assert [runs.find(line.run_id).number for line in found.runs] == [4, 3, 2, 1]

@@ -25,7 +25,7 @@ KINDS = {"class": "category", "bool": "category", "numbers": "number", "image": 
 """What a column is, by what TFDS says of it; of texts the values of the training split say it, as those of a table."""
 
 
-class _Source(NamedTuple):
+class _ColumnPlace(NamedTuple):
     """Where the values of a column stand in an example."""
 
     place: datasets.Place
@@ -89,9 +89,9 @@ class Columns:
         missing = {name: int(encoding.is_missing(own).sum()) for name, own in some.items()}
         return Block(part, encoded, labels[rows], missing=missing)
 
-    def _read_names(self) -> tuple[dict[str, _Source], dict[str, str]]:
+    def _read_names(self) -> tuple[dict[str, _ColumnPlace], dict[str, str]]:
         """Return the columns by name, and those that can be none, with what TFDS calls them."""
-        sources: dict[str, _Source] = {}
+        sources: dict[str, _ColumnPlace] = {}
         unusable: dict[str, str] = {}
         for name, place in self._found.names.items():
             feature = self._found.given[place]
@@ -99,9 +99,9 @@ class Columns:
                 unusable[name] = type(feature).__name__
             elif datasets.kind_of(feature) == "numbers" and feature.shape:
                 for number in range(math.prod(feature.shape)):
-                    sources[f"{name} {number}"] = _Source(place, number)
+                    sources[f"{name} {number}"] = _ColumnPlace(place, number)
             else:
-                sources[name] = _Source(place)
+                sources[name] = _ColumnPlace(place)
         return sources, unusable
 
     def _read_kinds(self, unusable: Mapping[str, str]) -> dict[str, config.TableColumn]:

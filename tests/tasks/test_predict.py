@@ -83,7 +83,9 @@ def test_a_folder_of_images_is_told_as_keras_tells_it_and_what_is_broken_has_its
     np.save("pixels.npy", IMAGES)
     for model in (address, trained.run.run_id[:8], trained.training.final_model):
         again = ask(model, "pixels.npy", probabilities=True)
-        assert [row["probability:b"] for row in again.first] == [row["probability:b"] for row in whole], model
+        # Keras' last digit depends on how many examples a batch has.
+        expected_shares = [row["probability:b"] for row in whole]
+        assert [row["probability:b"] for row in again.first] == pytest.approx(expected_shares, rel=1e-5), model
 
 
 @pytest.mark.slow
