@@ -69,6 +69,7 @@ def _facts(dataset: PreparedDataset) -> Iterator[tuple[str, str]]:
         columns = [one.name for feature in dataset.features.values() for one in feature.columns]
         for column in columns:  # A manifest has no column of which nothing is missing, and a reader no use for a gap.
             yield f"{name}: missing values of {column}", f"{split.num_missing.get(column, 0):,}"
+    yield "metadata of the test split", dataset.sha256[dataset.metadata][:12] if dataset.metadata else "none"
     for name, feature in dataset.features.items():
         yield name, f"{feature.kind}, {feature.dtype} ({' x '.join(map(str, feature.shape))})"
         for one in feature.columns:

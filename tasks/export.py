@@ -92,8 +92,9 @@ def export(
             compared = _compare(exporter.load(new), examples)
         # A regression's numbers are as large as its unit makes them.
         difference = compared.max_difference / (max(prepared.target.deviation, default=0) or 1.0)
-        allowed = math.inf if exporter.rounds else MAX_DIFFERENCE
-        if not (math.isfinite(difference) and difference <= allowed):
+        if not math.isfinite(difference):
+            raise StratagemError(f"{what}: its files give outputs that are no numbers. Nothing was left in {target}")
+        if not exporter.rounds and difference > MAX_DIFFERENCE:
             raise StratagemError(
                 f"{what}: an output differs from Keras' by {difference:.3g} among the first {len(compared.labels):,} "
                 f"test examples, and {MAX_DIFFERENCE:g} is allowed. Nothing was left in {target}"

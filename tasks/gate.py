@@ -13,7 +13,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from tasks import config, evidence, losses, metrics, slices
+from tasks import config, evidence, losses, metrics, prepared_data, slices
 from tasks.errors import UserError, listed, one_of
 from tasks.predictions import Predictions
 from tasks.records import EvaluationResult, Judgement, PreparedDataset
@@ -38,7 +38,7 @@ def check(settings: config.Settings, prepared: PreparedDataset) -> None:
 
     Raises:
         UserError: a metric that no evaluation of the data measures; or floors of classes or slices that there are not,
-            or of slices with too few examples.
+            or of slices with too few examples; or the test rows are missing or damaged.
     """
     metrics.check_gate(settings, prepared)
     floors, target = settings.register_.floors, prepared.target
@@ -49,7 +49,13 @@ def check(settings: config.Settings, prepared: PreparedDataset) -> None:
         raise UserError(one_of("class in register.floors", unknown[0], target.class_names))
     if not named:
         return  # No test row need be read.
-    labels = np.load(config.project_root() / prepared.splits["test"].labels, mmap_mode="r", allow_pickle=False)
+    place = config.project_root() / prepared.splits["test"].labels
+    try:
+        labels = np.load(place, mmap_mode="r", allow_pickle=False)
+    except (OSError, ValueError):
+        labels = None
+    if labels is None or slices.load(prepared) is None:
+        raise UserError(f"{prepared.folder}: test rows are missing or damaged. {prepared_data.remedy(prepared.name)}")
     counts = {one.full_name: int(one.rows.sum()) for one in _slices(prepared, labels)}
     for name in named:
         if name not in counts:

@@ -154,9 +154,14 @@ def every(
         yield from quarters("target", labels[:, 0])
     if test is not None:
         for name in test.prepared.features:
-            yield from _by_feature(test, name)
+            yield from map(_of_column, _by_feature(test, name))
         for name, column in test.metadata.items():
-            yield from _by_metadata(name, column)
+            yield from map(_of_column, _by_metadata(name, column))
+
+
+def _of_column(one: Slice) -> Slice:
+    """Return a slice whose name is none of those by what is learnt: a column may be called `class`, too."""
+    return one._replace(by=f"column {one.by}") if one.by in ("class", "label", "target") else one
 
 
 def is_image(feature: Feature) -> bool:
@@ -202,6 +207,16 @@ def _day(value: float) -> str:
     return str(np.datetime64(math.floor(value), "D"))
 
 
+def _written(values: npt.NDArray[np.float64], said: Callable[[float], str]) -> list[str]:
+    """Return each value as it is shown; with all digits, or the time of the day, where two would look alike."""
+    texts = [said(value) for value in values]
+    if len(set(texts)) == len(texts):
+        return texts
+    if said is _day:
+        return [str(np.datetime64(round(value * 86_400), "s")) for value in values]
+    return [repr(float(value)) for value in values]
+
+
 def _brightness(images: npt.NDArray[np.uint8]) -> npt.NDArray[np.float64]:
     """Return the mean of the pixels of each image, (n,): of every second, third ... row and column of a large one."""
     down, across = (max(1, side // PIXELS) for side in images.shape[1:3])
@@ -220,14 +235,15 @@ def quarters(by: str, values: npt.NDArray[Any], said: Callable[[float], str] = _
     values = np.asarray(values, np.float64)
     different = np.unique(values[np.isfinite(values)])
     if 1 < len(different) <= len(QUARTERS):
-        for value in different:
-            yield Slice(by, said(value), values == value)
+        for value, text in zip(different, _written(different, said), strict=True):
+            yield Slice(by, text, values == value)
         return
     if len(different) < 2:
         return
     edges = np.unique(np.quantile(values[np.isfinite(values)], [0, 0.25, 0.5, 0.75, 1]))
+    texts = _written(edges, said)
     for place, (low, high) in enumerate(itertools.pairwise(edges)):
         last = place == len(edges) - 2
         inside = (values >= low) & ((values <= high) if last else (values < high))
-        ends = f"{said(low)} to {said(high)}"
+        ends = f"{texts[place]} to {texts[place + 1]}"
         yield Slice(by, QUARTERS[place], inside, ends) if len(edges) > len(QUARTERS) else Slice(by, ends, inside)

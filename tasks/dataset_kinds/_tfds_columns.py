@@ -2,6 +2,7 @@
 
 import math
 import sys
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
@@ -61,6 +62,7 @@ class Columns:
         row = sum(np.dtype(one.dtype).itemsize * math.prod(one.shape) for one in features.values())
         size = max(1, min(CHUNK_BYTES // row, ROWS_AT_ONCE))
         dumped = {name: one.model_dump() for name, one in features.items()}
+        left: Counter[str] = Counter()
         with ThreadPoolExecutor(machine.usable_cores()) as pictures:
             encoder = encoding.Encoder(dumped, self.fitted.vocabularies, workers=pictures.map)
             for split in self._splits:
@@ -69,8 +71,15 @@ class Columns:
                     labels = self._labels(split, first, found)
                     for part, chosen in ((split, ~own), ("test", own)):
                         rows = np.flatnonzero(chosen & self._usable(split, first, values))
+                        left[part] += len(rows)
                         if len(rows):
                             yield self._block(encoder, (split, first), part, rows, values, labels)
+
+        if empty := [part for part in (*self._splits, *(["test"] if self._held_out else [])) if not left[part]]:
+            raise UserError(
+                f"dataset {self._dataset.name}: no example is left in the split '{empty[0]}', each misses a value. "
+                f"Give columns missing: fill in data/{self._dataset.name}/params.yaml (dataset.columns)"
+            )
 
     def _block(
         self,
@@ -208,6 +217,9 @@ class Columns:
         if kind == "image":
             return list(found)
         numbers: npt.NDArray[Any] = found.reshape(len(found), -1)[:, source.number]
+        if numbers.dtype.kind == "f" and self._kinds[name].kind in ("category", "text"):
+            # As a person writes it: a float32 of 0.1 is 0.10000000149011612 in Python, which no raw row has.
+            return [float(str(value)) for value in numbers]
         return numbers
 
     def _usable(self, split: str, first: int, values: Mapping[str, Values]) -> npt.NDArray[np.bool_]:

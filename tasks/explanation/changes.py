@@ -76,7 +76,7 @@ def _asks(why: str) -> PlannedStage:
 def cancel(found: JobState) -> Explanation:
     """Return what `stratagem jobs cancel` would do."""
     why = f"job {found.job.id} of {found.job.engine}, {found.job.name}: it is {found.state}; its checkpoints stay"
-    return Explanation(stages=(PlannedStage(stage="cancel", does="would end", why=why),))
+    return Explanation(stages=(PlannedStage(stage="cancel", does="would run", why=why),))
 
 
 def reconcile() -> Explanation:

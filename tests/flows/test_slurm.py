@@ -118,13 +118,12 @@ def test_a_job_that_gives_its_nodes_up_to_a_more_urgent_one_goes_on_after_it(pro
     job = submit("--set=strategy.kind=multi_worker", "--set=train.epochs=60", "--option", "cpus-per-task=1")
     wait_for_log(job, " 3/60 ")
     urgent = ["sbatch", "--partition=urgent", "--nodes=2", "--exclusive", "--parsable"]
-    other = subprocess.run(
+    subprocess.run(
         [*urgent, f"--output={tmp_path}/urgent.log", "--wrap=sleep 5; date"],
         check=True,
         capture_output=True,
         timeout=60,
     )
-    assert other.returncode == 0
     wait_for_log(job, "is saved. The same command goes on")
     wait_until(job, "PENDING")
     tell_slurm("scontrol", "update", f"JobId={job.id}", "StartTime=now")

@@ -247,7 +247,7 @@ def test_which_job_would_end_is_told():
         engine="slurm", id="7", name="digits", folder="mlruns/jobs/7", num_processes=2, submitted_at="2026-11-25"
     )
     found = does(explanation.cancel(records.JobState(job=job, state="RUNNING")))
-    assert found == {"cancel": ("would end", "job 7 of slurm, digits: it is RUNNING; its checkpoints stay")}
+    assert found == {"cancel": ("would run", "job 7 of slurm, digits: it is RUNNING; its checkpoints stay")}
 
 
 COMMANDS = {

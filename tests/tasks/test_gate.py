@@ -198,6 +198,8 @@ def test_a_slice_of_test_rows_that_are_gone_is_not_above_its_floor(towns) -> Non
     Path(data.splits["test"].features["categories"]).unlink()
     found = gate.judge(load("register.floors={'town: Bern': 0.5}"), data, evaluation(), given, None)
     assert (found.promoted, found.reason) == (False, "register.floors: these test rows have no slice 'town: Bern'")
+    with pytest.raises(UserError, match=r"test rows are missing or damaged\. Rebuild it: stratagem prepare"):
+        gate.check(load("register.floors={'town: Bern': 0.5}"), data)
 
 
 def test_a_champion_that_cannot_be_compared() -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tasks import config, dataset_folder, datasets, dvc_data, prepared_data
+from tasks import config, dataset_folder, datasets, dvc_data, encoding, prepared_data
 from tasks.download import download
 from tasks.encoding import Encoder
 from tasks.errors import UserError
@@ -113,6 +113,22 @@ class Penguins(Own, skip_registration=True):
         species = generator.integers(3)
         mass = np.nan if row % 10 == 0 else 3000 + 1000 * species + generator.normal() * 10
         return {"species": species, "island": -1 if row == 7 else species, "body_mass_g": mass, "sex": row % 3}
+
+
+class Doses(Own, skip_registration=True):
+    """Numbers of float32, of which 0.1 is none; no example of the test split has an age."""
+
+    FEATURES = {"dose": np.float32, "age": np.float32, "cured": F.ClassLabel(names=["no", "yes"])}
+    KEYS = ({"dose": "dose", "age": "age"}, "cured")
+    COUNTS = {"train": 40, "test": 20}
+
+    def example(self, row, generator):
+        age = float(row) if self.split == "train" else np.nan
+        return {"dose": (0.1, 0.25)[row % 2], "age": age, "cured": row % 2}
+
+    def _generate_examples(self, split, count):
+        self.split = split
+        yield from list(super()._generate_examples(split, count))
 
 
 class ForestFires(Own, skip_registration=True):
@@ -353,6 +369,20 @@ def test_the_target_is_no_input_and_missing_values_are_those_of_a_table(add):
     fewer = add("Penguins", columns={"body_mass_g": {"kind": "number", "missing": "drop"}})
     assert {name: one.num_examples for name, one in fewer.splits.items()} == {"train": 270, "test": 54}
     assert fewer.features["number"].columns[0].fill is None
+
+
+def test_a_number_that_is_a_category_is_spelled_as_a_person_writes_it(add):
+    made = add("Doses", columns={"dose": "category"})
+    assert sorted(vocabulary(made)[0]) == ["0.1", "0.25"]
+    (column,) = columns_of(made, "category")
+    encoder = encoding.Encoder(prepared_data.encoding(made)["features"], prepared_data.encoding(made)["vocabularies"])
+    places = encoder.encode({column: [0.1, 0.25], "age": [1.0, 1.0]})["category"][:, 0]
+    assert (places >= encoding.FIRST).all()
+
+
+def test_a_split_of_which_no_example_is_left_is_refused(add):
+    with pytest.raises(UserError, match=r"no example is left in the split 'test', each misses a value\. Give"):
+        add("Doses", columns={"age": {"kind": "number", "missing": "drop"}})
 
 
 def test_what_is_fitted_never_saw_the_test_split(add):

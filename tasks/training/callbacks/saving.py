@@ -19,10 +19,10 @@ MEETING_SECONDS = 1.0
 
 class SaveCheckpoints(keras.callbacks.Callback):
     """Saves every so many steps, epochs and seconds, when the training is to stop, and always at the end. After
-    EarlyStopping, whose memory it saves.
+    ResumableEarlyStopping, whose memory it saves.
 
-    A worker that is not the chief has no ``checkpoints``, but a ``Writer`` of its part where no one process holds the
-    model.
+    A worker that is not the chief has no ``checkpoints``, but a ``ShardWriter`` of its part where no one process
+    holds the model.
     """
 
     def __init__(
