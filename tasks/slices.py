@@ -161,7 +161,9 @@ def every(
 
 def _of_column(one: Slice) -> Slice:
     """Return a slice whose name is none of those by what is learnt: a column may be called `class`, too."""
-    return one._replace(by=f"column {one.by}") if one.by in ("class", "label", "target") else one
+    if one.by in ("class", "label", "target"):
+        return Slice(f"column {one.by}", one.name, one.rows, one.ends)
+    return one
 
 
 def is_image(feature: Feature) -> bool:
