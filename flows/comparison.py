@@ -231,7 +231,7 @@ def summarise(
     """Return the whole comparison as one record."""
     train = planned.trainable[0].train
     num_cores = usable_cores()
-    rows = [_against_one_device(row, rows) for row in rows]
+    rows = [_against_baseline(row, rows) for row in rows]
     return Comparison(
         **run.model_dump(include={"run_id", "folder", "flow_run_id"}),
         **run.lineage.model_dump(include={"git_commit", "data_version"}),
@@ -250,7 +250,7 @@ def summarise(
     )
 
 
-def _against_one_device(row: ComparisonRow, rows: Sequence[ComparisonRow]) -> ComparisonRow:
+def _against_baseline(row: ComparisonRow, rows: Sequence[ComparisonRow]) -> ComparisonRow:
     """Return a row with its speed-up and efficiency, where there is a row to hold it against: round by round."""
     base = [
         other for other in rows if config.strategy_kinds()[other.strategy].is_baseline and other.examples_per_second

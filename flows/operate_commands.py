@@ -86,7 +86,7 @@ def serve_input(
             raise UserError(f"--join {join!r}: give the address of a service, grpc://HOST:PORT")
         if not re.fullmatch(r"[\w.-]+", host):
             raise UserError(f"--host {host!r}: give a name or an address of this machine, without a port")
-        if not open_to_all and not explain:
+        if not open_to_all:
             raise UserError(
                 "serve-input listens on all interfaces, asks no password, and reads files as you for whoever connects: "
                 "give --open where a firewall or a private network keeps others away. On this machine alone, "

@@ -132,7 +132,7 @@ def explain_serve_input(address: str, dispatches: bool, host: str) -> Explanatio
         dispatches: whether the service itself would run here, and not one more worker of it alone.
         host: what the other machines reach this one by.
     """
-    service = _planned("service", "would run", f"at {address}, for whoever connects; refused without --open")
+    service = _planned("service", "would run", f"at {address}, for whoever connects")
     if not dispatches:
         service = _planned("service", "is left out", f"it runs at {address}")
     return Explanation(stages=(service, _planned("worker", "would run", f"of that service, reached by {host}")))

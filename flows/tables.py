@@ -136,9 +136,8 @@ def print_export(result: ExportedModel) -> None:
         "files": ", ".join(result.files),
     }
     if result.metrics and result.keras_metrics:
-        headline = next(name for name in map("test/{}".format, HEADLINES.values()) if name in result.metrics)
-        said = f"{headline} {result.metrics[headline]:.4f}, Keras' {result.keras_metrics[headline]:.4f}"
-        rows["rounded"] = said
+        name = next(f"test/{name}" for name in HEADLINES.values() if f"test/{name}" in result.metrics)
+        rows["rounded"] = f"{name} {result.metrics[name]:.4f}, Keras' {result.keras_metrics[name]:.4f}"
     print_rows(rows)
     print(result.folder)  # On a line of its own, as nothing shorter can be opened.
 

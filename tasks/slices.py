@@ -183,7 +183,8 @@ def _by_feature(test: TestExamples, name: str) -> Iterator[Slice]:
         for place, (column, first, _) in enumerate(test.columns(name)[:MOST_COLUMNS]):
             values = np.asarray(array[:, first])
             if feature.kind == "number":
-                yield from quarters(column, values)
+                is_day = bool(feature.columns) and feature.columns[place].kind == "datetime"
+                yield from quarters(column, values, _day if is_day else _number)
                 continue
             different, counts = np.unique(values, return_counts=True)
             for value in different[np.argsort(-counts, kind="stable")][:MOST_VALUES]:

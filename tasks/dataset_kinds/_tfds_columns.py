@@ -267,12 +267,23 @@ class Columns:
         )
 
     def _named_classes(self) -> list[str]:
-        """Return the texts that are learnt, of all splits, as the classes of a table are found."""
+        """Return the texts that are learnt, of all splits, as the classes of a table are found.
+
+        Raises:
+            UserError: they are no classes.
+        """
         (place,) = self._found.wanted
         texts: set[bytes] = set()
+        count = 0
         for split in self._splits:
             for found in datasets.columns(self._builder, split, [place], ROWS_AT_ONCE):
                 texts.update(found[place].tolist())
+                count += len(found[place])
+        if not 1 < len(texts) < count:
+            raise UserError(
+                f"dataset {self._dataset.name}: its {count:,} examples have {len(texts):,} different texts to learn as "
+                f"classes in '{'/'.join(place)}': give a builder whose texts are classes, two or more, and not one each"
+            )
         return sort_classes(sorted({text.decode("utf-8", "replace") for text in texts}))
 
     def _labels(self, split: str, first: int, batch: Mapping[datasets.Place, Any]) -> npt.NDArray[Any]:

@@ -76,8 +76,26 @@ def load_keras(place: Path) -> Callable[[Any], Any]:
     return predict
 
 
-def load_litert(file: Path) -> Callable[[Any], Any]:
-    """Return what computes the outputs of a batch by a LiteRT model."""
+def litert_format(options: Callable[[], dict[str, Any]], rounds: bool = False) -> Format:
+    """Return a format of LiteRT (once TensorFlow Lite), by Keras.
+
+    Args:
+        options: gives what is set of TensorFlow's converter; called when a model is written, as it may import it.
+        rounds: see ``Format``.
+    """
+    name = "model.tflite"
+    not_in_it = "its multiplications would be TensorFlow's own operations, which LiteRT's runtime does not have"
+    return Format(
+        write=lambda model, _, folder: model.export(folder / name, format="litert", verbose=False, **options()),
+        load=lambda folder: _load_litert(folder / name),
+        packages=("ai_edge_litert",),
+        refuses=dict.fromkeys(("mixed_float16", "mixed_bfloat16", "float64"), not_in_it),
+        rounds=rounds,
+        extra="litert",
+    )
+
+
+def _load_litert(file: Path) -> Callable[[Any], Any]:
     from ai_edge_litert.interpreter import Interpreter
 
     run = Interpreter(str(file)).get_signature_runner()

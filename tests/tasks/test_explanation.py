@@ -256,7 +256,7 @@ COMMANDS = {
     "compare": (["--strategies", "one_device,mirrored"], 6), "sweep": (["digits"], 4),
     "data add": (["flowers.csv", "--target", "kind"], 2), "sync": (["--to", "sqlite:///team.db"], 1),
     "serve-model": (["latest", "--port", "0"], 3), "up": ([], 3), "reconcile": ([], 3), "ui": ([], 2),
-    "serve-input": ([], 2),
+    "serve-input": (["--open", "--port", str(free_ports(1)[0])], 2),
 }  # fmt: skip
 
 

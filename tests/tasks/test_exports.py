@@ -181,7 +181,7 @@ def test_a_model_is_what_it_was_in_each_format(tiny, trained, name, kind, tmp_pa
 
 
 @pytest.mark.slow
-def test_a_rounded_model_is_a_quarter_as_large_and_says_how_good_it_is(tiny, trained, tmp_path):
+def test_a_rounded_model_is_much_smaller_and_says_how_good_it_is(tiny, trained, tmp_path):
     installed("litert_quantized")
     settings, run = trained("model={name: mlp, options: {units: [256]}}", "train.epochs=3")
     whole = export(settings, tiny, run, "litert", "latest", str(tmp_path / "whole"))

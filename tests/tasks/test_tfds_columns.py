@@ -176,6 +176,11 @@ class Faces(Own, skip_registration=True):
         return {"label": f"person {row % 3}", "image": np.full((4, 4, 1), row % 3 * 100, np.uint8)}
 
 
+class Captions(Faces, skip_registration=True):
+    def example(self, row, generator):
+        return {**super().example(row, generator), "label": f"picture {generator.random()}"}
+
+
 class Pets(Own, skip_registration=True):
     """As pet_finder: some columns, beside others, and some that can be none."""
 
@@ -415,6 +420,11 @@ def test_supervised_keys_may_stand_the_other_way_round(add):
     features, labels = arrays(made)
     assert (features["image"][:, 0, 0, 0] == labels * 100).all()
     assert made.raw_folder is None, "a stream reads no class that is a text"
+
+
+def test_a_text_of_its_own_for_each_example_is_no_class(add):
+    with pytest.raises(UserError, match="its 50 examples have 50 different texts to learn as classes in 'label'"):
+        add("Captions")
 
 
 def test_truths_and_several_numbers_are_learnt(add):
