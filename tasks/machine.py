@@ -7,7 +7,7 @@ import os
 import platform
 import socket
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -80,6 +80,11 @@ def visible_gpus() -> list[str]:
     if named is None or not count:
         return [str(index) for index in range(count)]
     return [name.strip() for name in named.split(",") if name.strip() not in ("", "-1")]
+
+
+def gpus_in_words(gpus: Sequence[object]) -> str:
+    """Return how many these are, such as ``1 GPU``."""
+    return f"{len(gpus)} GPU{'s' * (len(gpus) != 1)}"
 
 
 def surroundings() -> dict[str, str]:

@@ -7,7 +7,7 @@ import os
 from tasks import config
 from tasks.errors import UserError
 from tasks.launchers import Member, isolation, threads_of
-from tasks.machine import free_ports, usable_cores, visible_gpus
+from tasks.machine import free_ports, gpus_in_words, usable_cores, visible_gpus
 
 STARTS_ALL = True
 
@@ -60,7 +60,7 @@ def _gpus_of_workers(section: config.AnyCluster) -> list[list[str]]:
         )
     if gpus and not share:
         raise UserError(
-            f"strategy.workers = {workers}: this machine has {len(gpus)} GPUs, and each worker needs one of its own. "
-            f"Give strategy.workers={len(gpus)}, or set CUDA_VISIBLE_DEVICES= to train on the CPU"
+            f"strategy.workers = {workers}: this machine has {gpus_in_words(gpus)}, and each worker needs one of "
+            f"its own. Give strategy.workers={len(gpus)}, or set CUDA_VISIBLE_DEVICES= to train on the CPU"
         )
     return [gpus[worker * share : (worker + 1) * share] for worker in range(workers)] if gpus else []

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from tasks import config
 from tasks.errors import UserError
 from tasks.launchers import Member
-from tasks.machine import visible_gpus
+from tasks.machine import gpus_in_words, visible_gpus
 
 
 def member(
@@ -54,7 +54,7 @@ def member(
     elif wanted is not None and (gpus or section.backend == "tensorflow"):  # JAX makes CPU devices where it has none.
         if wanted > len(gpus):
             raise UserError(
-                f"strategy.devices = {wanted}: this machine has {len(gpus)} GPUs. Give fewer, or null for all"
+                f"strategy.devices = {wanted}: this machine has {gpus_in_words(gpus)}. Give fewer, or null for all"
             )
         environment["CUDA_VISIBLE_DEVICES"] = ",".join(gpus[:wanted])
     first = ("chief" if "chief" in cluster else "worker", 0)

@@ -6,6 +6,7 @@ import tensorflow as tf
 
 from tasks import config
 from tasks.errors import UserError
+from tasks.machine import gpus_in_words
 from tasks.strategies._copies import of_copies
 
 
@@ -22,14 +23,14 @@ def build(section: config.Mirrored) -> Any:
         missing = [name for name in wanted if int(name.partition(":")[2]) >= len(gpus)]
         if missing or len(set(wanted)) < len(wanted):
             raise UserError(
-                f"strategy.devices = {wanted}: this machine has {len(gpus)} GPUs, and each can be named once. "
+                f"strategy.devices = {wanted}: this machine has {gpus_in_words(gpus)}, and each can be named once. "
                 "Give a number of replicas, or null for all GPUs"
             )
         gpus = [gpus[int(name.partition(":")[2])] for name in wanted]
         wanted = len(gpus)
     if gpus and (wanted or 0) > len(gpus):
         raise UserError(
-            f"strategy.devices = {wanted}: this machine has {len(gpus)} GPUs. "
+            f"strategy.devices = {wanted}: this machine has {gpus_in_words(gpus)}. "
             f"Give strategy.devices={len(gpus)}, or null for all of them"
         )
     if gpus and wanted is not None:

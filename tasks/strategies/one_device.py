@@ -6,6 +6,7 @@ import tensorflow as tf
 
 from tasks import config
 from tasks.errors import UserError
+from tasks.machine import gpus_in_words
 from tasks.strategies import Strategy
 
 
@@ -16,7 +17,7 @@ def build(section: config.OneDevice) -> Strategy:
     number = int(index or 0)
     if wanted == "gpu" and number >= len(gpus):
         raise UserError(
-            f"strategy.device = '{section.device}': this machine has {len(gpus)} GPUs that TensorFlow can use. "
+            f"strategy.device = '{section.device}': this machine has {gpus_in_words(gpus)} that TensorFlow can use. "
             "Give strategy.device=cpu, or null for what there is"
         )
     # TensorFlow places on the first visible GPU, else on the CPU, so what is visible decides.

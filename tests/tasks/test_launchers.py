@@ -74,8 +74,8 @@ TOO_FEW = [
     (multi_worker(workers=2, devices=1), [], "strategy.devices = 1: 2 workers need 2 GPUs, and this machine has 0"),
     (multi_worker(workers=2, devices=2), ["0", "1", "2"], "strategy.devices = 2: 2 workers need 4 GPUs"),
     (multi_worker(workers=3), ["0", "1"], "strategy.workers = 3: this machine has 2 GPUs"),
-    (parameter_server(workers=2), ["0"], "strategy.workers = 2: this machine has 1 GPUs"),
-    (data_parallel(workers=2), ["0"], "strategy.workers = 2: this machine has 1 GPUs"),
+    (parameter_server(workers=2), ["0"], "strategy.workers = 2: this machine has 1 GPU,"),
+    (data_parallel(workers=2), ["0"], "strategy.workers = 2: this machine has 1 GPU,"),
     (model_parallel(workers=2, mesh_shape=[2, 2]), ["0", "1"], "strategy.devices = 2: 2 workers need 4 GPUs"),
 ]
 
