@@ -6,7 +6,7 @@ from tests import website
 from tests.browser.conftest import asked
 
 pytestmark = pytest.mark.slow
-PAGES = ["index", "start", "reference", "architecture", "tutorials/photos"]
+PAGES = ["index", "reference", "tutorials/photos"]
 
 
 @pytest.fixture(scope="module")

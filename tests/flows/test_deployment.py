@@ -196,6 +196,7 @@ def test_a_run_on_demand_is_completed_there_and_finished_in_mlflow(prefect):
     assert sorted(line.partition(":")[0] for line in epochs()) == ["step 21", "step 42"]
 
 
+@pytest.mark.exhaustive
 def test_a_comparison_on_demand_leaves_its_table(prefect):
     overrides = {"train.epochs": 1, "strategy.devices": 2}
     asked = ["-p", 'strategies=["one_device"]', "-p", f"overrides={json.dumps(overrides)}"]

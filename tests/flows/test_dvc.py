@@ -126,6 +126,7 @@ def build(input_shape, num_classes, units=UNITS):
 """
 
 
+@pytest.mark.exhaustive
 def test_own_code_is_a_dependency_by_what_it_means(prepared_project, run):
     def repro() -> list[str]:
         result = run(["dvc", "repro"])
@@ -229,6 +230,7 @@ def test_experiments_of_the_queue_leave_their_runs_in_the_project(experiments):
     assert experiments.do("git", "status", "--porcelain") == ""
 
 
+@pytest.mark.exhaustive
 def test_an_experiment_that_was_killed_goes_on_where_it_was(experiments):
     before = experiments.runs()
     command = ["dvc", "exp", "run", "--temp", "-S", "train.epochs=60", "-S", "train.steps_per_execution=1"]

@@ -111,6 +111,7 @@ def test_a_link_that_stays_cut_ends_all_with_one_message_and_the_same_command_go
     assert digest(the_one_run()) == at_home
 
 
+@pytest.mark.exhaustive
 def test_clocks_that_are_apart_disturb_nothing(hosts, train, at_home):
     # The clocks that count from a machine's start. The time of day has no namespace, and libfaketime, which answers for
     # the kernel, hangs TensorFlow even where it shifts nothing.
@@ -131,6 +132,7 @@ def test_a_worker_with_other_code_is_refused_by_name(hosts, train, prepared_proj
     assert "give every member of the cluster the same command, the same code and packages" in error
 
 
+@pytest.mark.exhaustive
 @pytest.mark.skipif(bool(slurm.MISSING), reason=slurm.REASON)
 @pytest.mark.slurm
 def test_a_job_of_slurm_on_two_hosts_ends_with_the_same_bits(hosts, prepared_project, tmp_path, at_home):
@@ -155,6 +157,7 @@ def test_a_job_of_slurm_on_two_hosts_ends_with_the_same_bits(hosts, prepared_pro
 JAX = ("strategy.kind=data_parallel", "strategy.workers=2", "strategy.launcher=tf_config")
 
 
+@pytest.mark.exhaustive
 def test_two_processes_on_jax_on_two_hosts_end_with_the_bits_of_two_side_by_side(hosts, start, prepared_project, run):
     training = [*SETS[2:], "train.epochs=1"]
     options = [word for one in (*training, *JAX) for word in ("--set", one)]

@@ -322,6 +322,7 @@ def test_everything_is_told_once_when_somebody_listens(operated):
     assert not [text for text in said if operated.receiver.password in text]
 
 
+@pytest.mark.exhaustive
 def test_a_flow_run_whose_own_process_dies_is_told_once_and_goes_on_when_it_is_asked_to(operated):
     operated.receiver.start()  # It listens already, unless this test is alone.
     flow_run = operated.submit(**{"train.seed": 3})
@@ -385,6 +386,7 @@ def test_up_that_is_killed_leaves_no_process_and_the_next_one_goes_on(operated):
     assert again["updated"] > nightly["updated"], "though it was deployed anew"
 
 
+@pytest.mark.exhaustive
 def test_a_server_that_hangs_is_ended_and_started_again(operated):
     before = operated.service("mlflow")
     (server,) = psutil.Process(before.pid).children()

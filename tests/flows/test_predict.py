@@ -106,7 +106,9 @@ def test_it_streams_from_a_pipe_to_a_pipe_and_ends_with_its_reader(in_finished):
     assert [row["error"] for row in first] == [None] * 3
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=["Ctrl-C", "SIGTERM"])
+@pytest.mark.parametrize(
+    "number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.exhaustive)], ids=["Ctrl-C", "SIGTERM"]
+)
 def test_what_is_interrupted_leaves_nothing(in_finished, start, tmp_path, number):
     read, write = os.pipe()
     with os.fdopen(write, "wb") as pipe:

@@ -203,6 +203,7 @@ def test_a_run_whose_users_prefect_server_is_killed_ends_with_its_result_and_tel
     assert list(trains_long.glob("mlruns/unreported/*")) == []
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_a_run_that_is_told_to_stop_after_its_server_has_gone_ends_as_killed(trains_long, start, prefect_home):
     key, (port,) = prefect_server.make_password(), free_ports(1)

@@ -197,6 +197,7 @@ def test_one_program_on_jax_goes_on_with_fewer_processes_when_a_node_is_lost(
     assert training.survivors() == []
 
 
+@pytest.mark.exhaustive
 def test_parameter_servers_go_on_without_a_worker_whose_node_is_lost_and_the_command_stops_as_elsewhere(
     prepared_project: Path, nodes: Nodes, start: Callable
 ):
@@ -264,6 +265,7 @@ def test_the_trials_of_a_sweep_train_side_by_side_on_rays_nodes(
     assert result["final"]["num_replicas"] == 2
 
 
+@pytest.mark.exhaustive
 def test_the_tutorials_training_goes_to_rays_nodes(prepared_project: Path, lasting_nodes: Nodes, run: Callable):
     page = Path(__file__).resolve().parents[2] / "docs" / "tutorials" / "laptop-to-cluster.md"
     (command,) = re.findall(r"^(stratagem run .*launcher=ray)$", page.read_text(encoding="utf-8"), re.MULTILINE)

@@ -88,11 +88,12 @@ def recorded(done):
 
 SMALL = {"model.name": "mlp", "train.epochs": 1, "tracking.system_metrics": "false"}
 MANY = [
-    pytest.param({"strategy.kind": "data_parallel", "strategy.devices": 2}, marks=pytest.mark.exhaustive),
+    {"strategy.kind": "data_parallel", "strategy.devices": 2},
     {"strategy.kind": "multi_worker", "strategy.workers": 2},
 ]
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 @pytest.mark.parametrize("strategy", MANY, ids=lambda strategy: strategy["strategy.kind"])
 def test_a_run_on_jax_and_one_of_several_workers_come_out_again(prepared_project, run, strategy):

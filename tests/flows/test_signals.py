@@ -34,9 +34,9 @@ def the_stage(family):
 
 TOLD = [
     (everyone, signal.SIGINT, 130),
-    (everyone, signal.SIGTERM, 143),
+    pytest.param(everyone, signal.SIGTERM, 143, marks=pytest.mark.exhaustive),
     (everyone, signal.SIGHUP, 143),
-    (the_stage, signal.SIGTERM, 143),
+    pytest.param(the_stage, signal.SIGTERM, 143, marks=pytest.mark.exhaustive),
 ]
 
 

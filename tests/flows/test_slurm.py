@@ -133,6 +133,7 @@ def test_a_job_that_gives_its_nodes_up_to_a_more_urgent_one_goes_on_after_it(pro
     assert len(runs.finished()) == 1
 
 
+@pytest.mark.exhaustive
 def test_a_member_that_refuses_its_input_ends_the_others_and_the_job_is_not_queued_again(project):
     job = submit("--set=strategy.kind=multi_worker", "--option", "cpus-per-task=1")
     wait_for_log(job, "joins the cluster")

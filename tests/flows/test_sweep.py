@@ -144,6 +144,7 @@ def _metrics(project):
     return (project / "mlruns/runs").glob("*/metrics.jsonl")
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_trials_side_by_side_are_stopped_and_go_on(prepared_project, run, start):
     (prepared_project / "small.yaml").write_text(SPACE)

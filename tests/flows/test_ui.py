@@ -22,7 +22,11 @@ def _lines(out: str) -> dict[str, str]:
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("number", "exit_code"),
-    [(signal.SIGINT, 130), (signal.SIGHUP, 143), (signal.SIGKILL, -signal.SIGKILL)],
+    [
+        (signal.SIGINT, 130),
+        pytest.param(signal.SIGHUP, 143, marks=pytest.mark.exhaustive),
+        (signal.SIGKILL, -signal.SIGKILL),
+    ],
     ids=["Ctrl-C", "SIGHUP", "kill -9"],
 )
 def test_ui_shows_the_runs_to_whoever_has_its_key_until_it_is_interrupted(in_finished, start, number, exit_code):

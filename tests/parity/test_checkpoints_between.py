@@ -50,11 +50,22 @@ LAYOUTS = {
     },
 }
 FIRST, INSIDE = 5, 3  # The steps of an epoch, and one in its middle.
+# To and from one device, and between the backends: `make test-exhaustive` goes from each to each.
+OFTEN = [
+    *(("one_device", layout) for layout in LAYOUTS if layout != "one_device"),
+    *((layout, "one_device") for layout in LAYOUTS if layout != "one_device"),
+    ("mirrored", "model_parallel"), ("model_parallel in pieces", "multi_worker"), ("data_parallel", "mirrored"),
+]  # fmt: skip
+PAIRS = [
+    pytest.param(source, layout, marks=() if (source, layout) in OFTEN else pytest.mark.exhaustive)
+    for source in LAYOUTS
+    for layout in LAYOUTS
+]
 
 
-def main(layout):
-    """Train an epoch; then, when all have done so, evaluate each one's checkpoint, and train on from it to the end of
-    the second epoch. Every layout has a process of its own, which does both: to import TensorFlow takes longer."""
+def main(layout, sources):
+    """Train an epoch; then, when all have done so, evaluate the checkpoint of each source, and train on from it to the
+    end of the second epoch. Every layout has a process of its own, which does both: to import TensorFlow takes longer."""
     from tasks import evaluate, strategies, train
 
     prepared = records.load(records.PreparedDataset, Path("data/digits/prepared/manifest.json"))
@@ -94,7 +105,7 @@ def main(layout):
     while not all(Path(f"{source}.trained").exists() for source in LAYOUTS):
         assert not Path("failed").exists()
         time.sleep(0.1)
-    for source in LAYOUTS:
+    for source in sources:
         if not helps:
             # What a run leaves that was stopped in the middle of its first epoch.
             checkpoint = f"checkpoints/{INSIDE}"
@@ -104,14 +115,21 @@ def main(layout):
 
 
 @pytest.fixture(scope="module")
-def found(shared_project, start):
-    """The folder with results and evaluations after all strategies went through all others' checkpoints."""
+def found(request, shared_project, start):
+    """The folder with results and evaluations after all strategies went through others' checkpoints: those that the
+    tests of this run ask for."""
+    asked = {
+        (item.callspec.params["source"], item.callspec.params["layout"])
+        for item in request.session.items
+        if item.path == request.path and hasattr(item, "callspec")
+    }
 
     def work(layout):
         options = LAYOUTS[layout]
+        sources = [source for source in LAYOUTS if source == layout or (source, layout) in asked]
         environment = stage_environment(config.load(None, SHARED | options))
         try:
-            start("test_checkpoints_between", [layout], options.get("strategy.workers", 1), environment)
+            start("test_checkpoints_between", [layout, sources], options.get("strategy.workers", 1), environment)
         except BaseException:
             Path("failed").touch()
             raise
@@ -125,8 +143,7 @@ def evaluation(found, name):
     return records.load(records.EvaluationResult, found / f"{name}.evaluation.json")
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("source", LAYOUTS)
+@pytest.mark.parametrize(("source", "layout"), PAIRS)
 def test_a_checkpoint_is_evaluated_alike_under_every_strategy(found, source, layout):
     expected, again = evaluation(found, source), evaluation(found, f"{source} under {layout}")
     assert (again.step, again.num_examples) == (FIRST, 360)
@@ -134,8 +151,7 @@ def test_a_checkpoint_is_evaluated_alike_under_every_strategy(found, source, lay
     assert again.confusion_matrix == expected.confusion_matrix, "the same predictions"
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("source", LAYOUTS)
+@pytest.mark.parametrize(("source", "layout"), PAIRS)
 def test_a_checkpoint_goes_on_under_every_strategy(found, source, layout):
     with contextlib.chdir(found):
         # Of the source, because Keras draws other initial weights on another backend.

@@ -26,7 +26,7 @@ print(json.dumps(found))
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("normalization", ["scale", "standardize"])
+@pytest.mark.parametrize("normalization", ["scale", pytest.param("standardize", marks=pytest.mark.exhaustive)])
 def test_exported_models_predict_as_their_checkpoints_with_and_without_a_scope(tiny, train, run, normalization):
     # A learning rate that ruins what the first epoch learned: the best is not the final one.
     overrides = (

@@ -225,6 +225,7 @@ CASES = [
         layout,
         run,
         id=f"{layout} {name_of(run)}",
+        marks=pytest.mark.exhaustive if layout.endswith("x3") else (),
     )
     for layout, (_, runs) in LAYOUTS.items()
     for run in runs

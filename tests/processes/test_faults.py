@@ -121,7 +121,10 @@ FAULTS = [
 
 
 # Another kill at the same place, or the same kill of another layout.
-MORE = ("kill -9 before the first checkpoint", "kill -9 between weights and state", "kill -9, multi_worker custom")
+MORE = (
+    "kill -9 before the first checkpoint", "kill -9 between weights and state", "kill -9 of the stage process",
+    "kill -9, mirrored custom", "kill -9, multi_worker custom",
+)  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -253,6 +256,7 @@ def test_damaged_data_are_refused_and_nothing_is_trained(stratagem, mlflow_runs)
     assert not (project / "mlruns" / "mlflow.db").exists() or mlflow_runs() == []
 
 
+@pytest.mark.exhaustive
 def test_two_of_the_same_at_once(stratagem, mlflow_runs):
     first = stratagem("train", *SAME, *ONE, "train.epochs=9999")
     first.wait_until(lambda: newest(first) > 0)

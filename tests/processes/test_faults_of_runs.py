@@ -118,6 +118,7 @@ def test_a_whole_run_whose_flow_is_killed(stratagem, cluster_project, mlflow_run
     assert [path.name for path in (cluster_project / "mlruns" / "active").glob("*.json")] == []
 
 
+@pytest.mark.exhaustive
 def test_a_download_that_is_killed_while_it_extracts(stratagem, cluster_project, archives):
     options = ("dataset.name=mnist", f"dataset.downloads={archives}")
     command = stratagem("prepare", *options)
@@ -327,6 +328,7 @@ def test_data_that_changed_are_made_again_and_a_damaged_cache_is_noticed(stratag
     assert images.read_bytes() == whole
 
 
+@pytest.mark.exhaustive
 def test_two_dvc_repro_at_once_leave_whole_data(cluster_project):
     for part in ("raw", "prepared"):
         shutil.rmtree(cluster_project / "data" / "digits" / part)
@@ -343,6 +345,7 @@ def test_two_dvc_repro_at_once_leave_whole_data(cluster_project):
     prepared_data.verify(records.load(records.PreparedDataset, cluster_project / "data/digits/prepared/manifest.json"))
 
 
+@pytest.mark.exhaustive
 def test_a_run_that_is_stopped_for_a_while_goes_on(stratagem, whole):
     command = stratagem("train", *SAME, *ONE)
     command.wait_until(lambda: newest(command) >= 30)

@@ -9,7 +9,9 @@ from tests.processes.trainings import LAYOUTS, SAME, newest
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1500)]
 
 
-@pytest.mark.parametrize("layout", ["one_device fit", "multi_worker custom"])
+@pytest.mark.parametrize(
+    "layout", [pytest.param("one_device fit", marks=pytest.mark.exhaustive), "multi_worker custom"]
+)
 def test_a_training_has_the_bits_of_one_without_the_service_and_outlives_it(stratagem, whole, layout):
     options = (*LAYOUTS[layout], "input.augmentation={flip: true, crop_padding: 1}")
     training = stratagem("train", *SAME, *options, "input.service=local", "train.epochs=6", options=("--fresh",))

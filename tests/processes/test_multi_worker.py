@@ -17,7 +17,7 @@ STEPS_IN_EPOCH = 21
 LOSSES = [
     pytest.param("custom", "serve", signal.SIGKILL, "worker 0 died (SIGKILL)", marks=pytest.mark.exhaustive),
     ("fit", "assist", signal.SIGSTOP, "worker 1"),
-    ("custom", "assist", signal.SIGTERM, "worker 1 was told to stop"),
+    pytest.param("custom", "assist", signal.SIGTERM, "worker 1 was told to stop", marks=pytest.mark.exhaustive),
 ]
 
 
@@ -52,6 +52,7 @@ def test_a_training_survives_the_loss_of_a_worker(stratagem, cluster_project, ml
     assert training.survivors() == []
 
 
+@pytest.mark.exhaustive
 def test_a_training_that_may_not_start_again_fails_with_one_message(stratagem, mlflow_runs):
     training = stratagem("train", "strategy.kind=multi_worker", "strategy.max_restarts=1", "train.epochs=1000")
     for resumed in (0, 1):
@@ -159,6 +160,7 @@ def build(input_shape, num_classes):
 """
 
 
+@pytest.mark.exhaustive
 def test_an_evaluation_survives_the_loss_of_a_worker(stratagem, cluster_project):
     (cluster_project / "held.py").write_text(HELD)
     model = ("model.name=held:build", "model.options={}")

@@ -189,6 +189,7 @@ def test_what_cannot_be_copied_to_is_refused_before_the_training(name, server, c
     assert not list(Path("mlruns").glob("runs/*"))
 
 
+@pytest.mark.exhaustive
 def test_a_server_that_is_away_all_the_time_delays_nothing_and_is_told_once(server, stratagem, cluster_project):
     server.end()
     command = stratagem("train", *SAME, *ONE, "checkpoint.remote=s3://runs/away")

@@ -220,6 +220,7 @@ def test_one_worker_trains_as_one_device_does(digits, run):
     assert {place for (place,) in devices} == set(places), "each variable lies on one server, and both have some"
 
 
+@pytest.mark.exhaustive
 def test_two_workers_learn_as_well_as_one_device(digits, run):
     """Over three seeds: a mean of three clusters' differs by 0.003 (standard deviation) from another."""
     trainings = [

@@ -92,6 +92,7 @@ def test_a_model_in_pieces_is_stopped_damaged_resumed_and_read_by_any_other_layo
     assert longer.result["strategy"] == "one_device"
 
 
+@pytest.mark.exhaustive
 def test_a_cluster_of_someone_elses_trains_evaluates_and_ends_everywhere(stratagem, mlflow_runs):
     def start(command, *overrides):
         addresses = _addresses(2)

@@ -260,7 +260,12 @@ COMMANDS = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("command", COMMANDS)
+ALIKE = ("download", "evaluate", "register", "report", "export", "sync", "reconcile")
+
+
+@pytest.mark.parametrize(
+    "command", [pytest.param(one, marks=pytest.mark.exhaustive if one in ALIKE else ()) for one in COMMANDS]
+)
 @pytest.mark.slow
 def test_nothing_is_done(project, trained, run, command):
     Path("flowers.csv").write_text("length,kind\n" + "1.5,a\n2.5,b\n" * 20)

@@ -146,7 +146,9 @@ TRAININGS = {
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", TRAININGS)
+@pytest.mark.parametrize(
+    "kind", [pytest.param(kind, marks=pytest.mark.exhaustive if kind == "float64" else ()) for kind in TRAININGS]
+)
 @pytest.mark.parametrize("name", config.names_of("exports"))
 def test_a_model_is_what_it_was_in_each_format(tiny, trained, name, kind, tmp_path):
     installed(name)
@@ -376,7 +378,13 @@ def test_what_a_killed_export_left_goes_with_the_next_one(tiny, trained, tmp_pat
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", config.names_of("exports"))
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=() if name in ("savedmodel", "litert") else pytest.mark.exhaustive)
+        for name in config.names_of("exports")
+    ],
+)
 def test_a_model_of_the_users_own_is_exported(tiny, trained, own, tmp_path, name):
     installed(name)
     code = OWN.format(decorator="@keras.saving.register_keras_serializable()", made="Small(num_classes)")

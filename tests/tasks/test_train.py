@@ -883,7 +883,10 @@ def test_loss_scaling_trains_and_resumes(tiny, train, loop):
         pytest.param(("train.loop=custom",), marks=pytest.mark.exhaustive),
         pytest.param(("train.loop=custom", "train.steps_per_execution=4"), marks=pytest.mark.exhaustive),
         # Calls that begin, end and have their middle in a short batch.
-        ("train.loop=custom", "train.steps_per_execution=6", "train.steps_per_epoch=9", "train.epochs=4"),
+        pytest.param(
+            ("train.loop=custom", "train.steps_per_execution=6", "train.steps_per_epoch=9", "train.epochs=4"),
+            marks=pytest.mark.exhaustive,
+        ),
         (
             "train.loop=custom",
             "train.steps_per_execution=6",
@@ -891,7 +894,10 @@ def test_loss_scaling_trains_and_resumes(tiny, train, loop):
             "input.augmentation={mixup: 0.4, cutmix: 1.0}",
         ),
         # Keras does these in conditions.
-        ("train.loop=custom", "train.steps_per_execution=6", "train.gradient_accumulation_steps=2"),
+        pytest.param(
+            ("train.loop=custom", "train.steps_per_execution=6", "train.gradient_accumulation_steps=2"),
+            marks=pytest.mark.exhaustive,
+        ),
         pytest.param(
             (
                 "train.loop=custom",

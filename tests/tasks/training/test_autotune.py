@@ -96,7 +96,11 @@ SAME = [
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("options", SAME, ids=[" ".join(options) for options in SAME])
+@pytest.mark.parametrize(
+    "options",
+    [pytest.param(options, marks=pytest.mark.exhaustive if options in SAME[2:] else ()) for options in SAME],
+    ids=[" ".join(options) for options in SAME],
+)
 def test_the_numbers_are_those_of_single_steps(tiny, digits, train, options):
     data = digits if "input.source=stream" in options else tiny
     options = ("train.deterministic=true", "input.validation=53", "train.per_replica_batch_size=4", *options)
