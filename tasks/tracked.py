@@ -26,6 +26,7 @@ from tasks import (
 from tasks.evaluate import evaluate as evaluate_stage
 from tasks.input.order import carve
 from tasks.input.sources import augmented_examples
+from tasks.loaded_back import Apart
 from tasks.records import (
     HEADLINES,
     Comparison,
@@ -39,7 +40,7 @@ from tasks.records import (
     TrainingResult,
     Trial,
 )
-from tasks.register import Apart, How
+from tasks.register import How
 from tasks.register import register as register_stage
 from tasks.report import comparison_html, page, sweep_page
 from tasks.train import check
