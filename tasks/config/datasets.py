@@ -170,7 +170,7 @@ class Table(LocalDescription):
         dict[Text, Literal["category", "number", "datetime"]], Field(exclude_if=lambda metadata: not metadata)
     ] = {}
     """Columns that no model learns from, and what their values are: those of the test split are kept, so that a run's
-    report has slices by them, and `register.floors` takes these."""
+    report has slices by them, and `register.floors` and `register.ceilings` take these."""
     weight: Text | None = None
     """The column of how much a row counts in the training loss."""
     validation: Annotated[float, Field(gt=0, lt=1)] | Count | None = None
