@@ -54,9 +54,11 @@ class Trained:
     def register(
         self, step: int = 20, accuracy: float = 0.95, loss: float = 0.2, right: int = 5, force: bool = False,
         recall: float = 1.0, apart: loaded_back.Apart | None = None, rows_of: records.PreparedDataset | None = None,
+        outputs: np.ndarray | None = None,
     ) -> records.RegisteredModel:  # fmt: skip
-        """Register what gives the right class of so many test rows; ``apart`` loads it back."""
-        outputs = np.eye(3, dtype=np.float32)[(LABELS + (np.arange(5) >= right)) % 3]
+        """Register what gives the right class of so many test rows, or ``outputs``; ``apart`` loads it back."""
+        if outputs is None:
+            outputs = np.eye(3, dtype=np.float32)[(LABELS + (np.arange(5) >= right)) % 3]
         kept = f"{self.run.folder}/evaluation/{step}.npz"
         evaluation = records.EvaluationResult(
             run_id=self.run.run_id, checkpoint=f"{self.run.folder}/checkpoints/{step}", step=step, num_examples=5,

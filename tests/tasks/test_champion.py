@@ -431,6 +431,27 @@ def test_the_word_of_a_dead_process_counts_for_nothing_and_who_was_held_up_moves
 
 
 @pytest.mark.slow
+def test_the_command_loads_a_model_back_in_a_process_of_its_own(store: Path, run: Run) -> None:
+    first = Trained()
+    outputs = keras.saving.load_model(first.training.final_model).predict(IMAGES, verbose=0)
+    name = first.register(outputs=outputs).model_name
+    records.save(first.prepared, Path(first.prepared.folder, "manifest.json"))
+    Trained().register(force=True)
+    done = run(["stratagem", "rollback", name, "--json"])
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout.splitlines()[-1]) == {
+        "model_name": name, "before": "2", "now": "1", "missing": [],
+        "loaded_back": "it was loaded, and gives what it gave when it was evaluated, compared on 5 test rows",
+    }  # fmt: skip
+    Trained().register(force=True)
+    damage(name, first)
+    done = run(["stratagem", "rollback", name, "--json"])
+    assert done.returncode == 2, done.stderr
+    assert f"'{name}' cannot be rolled back to version 1: it cannot be loaded back in a clean process: " in done.stderr
+    assert aliases(name)["champion"] == "3"
+
+
+@pytest.mark.slow
 def test_two_registrations_at_a_server_make_one_champion_wherever_one_of_them_is_stopped(
     project: Path, empty_store: Path, tmp_path: Path, run: Run
 ) -> None:

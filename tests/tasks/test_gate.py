@@ -217,8 +217,8 @@ def of_towns(monkeypatch: pytest.MonkeyPatch, folder: Path, labels: np.ndarray, 
         ("'town: Basel': 3", None),
         (
             "'town: Basel': 2.5, 'town: Bern': 0.25",
-            "register.ceilings: 'town: Bern' has a mean absolute error of 1 among 160 examples and may have at most 0.25; "
-            "'town: Basel' has a mean absolute error of 3 among 40 examples and may have at most 2.5",
+            "register.ceilings: 'town: Bern' has a mean absolute error of 1 among 160 examples and may have at most "
+            "0.25; 'town: Basel' has a mean absolute error of 3 among 40 examples and may have at most 2.5",
         ),
         ("'target: lowest quarter': 0.1", "register.ceilings: 'target: lowest quarter' has a mean absolute error of"),
     ],
@@ -284,8 +284,8 @@ def test_a_metric_that_says_nothing_is_no_evidence() -> None:
     [
         (["register.floors={11: 0.8}"], CLASSES, ["unknown class in register.floors '11'", "Allowed: 0, 1"]),
         (["register.floors={sevn: 0.8}"], Target.of_classes(["six", "seven"]), ["did you mean 'seven'?"]),
-        (["register.floors={a: 0.8}", "register.metric=test/mae"], NUMBERS, ["a regression has no cl", "Give register.ceil"]),
-        (["register.ceilings={'a: b': 8}"], CLASSES, ["{'a: b': 8.0}: a classification has no mean", "Give register.floors"]),
+        (["register.floors={a: 0.8}", "register.metric=test/mae"], NUMBERS, ["a regression has no", "r.ceilings"]),
+        (["register.ceilings={'a: b': 8}"], CLASSES, ["'a: b': 8.0}: a classification has", "register.floors"]),
         (["register.metric=test/mae"], CLASSES, ["register.metric = 'test/mae'", "is a classification", "accuracy"]),
         (["register.metric=test/accuracy"], NUMBERS, ["is a regression", "mae"]),
     ],
