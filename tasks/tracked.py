@@ -294,10 +294,10 @@ def write_report(settings: config.Settings, run: Run, seconds: dict[str, float] 
     written = page.write(run, seconds)
     tracking.log_metrics(run, written.metrics)
     pictures = []
-    if written.calibration is not None:
-        binned, means = written.calibration
+    if written.binned is not None:
         picture = written.page.with_name("reliability.png")
-        pictures.append(report.reliability(binned.accuracy.tolist(), means, written.title, picture))
+        heights = written.binned.accuracy.tolist()
+        pictures.append(report.reliability(heights, written.binned.means, written.title, picture))
     tracking.log_files(run, [written.page, *pictures], "evaluation")
 
 
