@@ -16,6 +16,7 @@ import pytest
 
 from tasks import records, runs, slices, tracking
 from tasks.errors import StratagemError, UserError
+from tasks.outputs import of_keras_file
 from tasks.tracking import turns
 from tests.tasks.killed_registrations import BETTER, WORSE
 from tests.tasks.registering import IMAGES, LABELS, Trained, of_nothing, roll_back
@@ -189,6 +190,29 @@ def test_a_model_that_is_another_one_by_now_does_not_get_the_alias_back(store: P
     assert "@champion stays at version 2. Delete version 1 in MLflow" in str(caught.value)
     assert (aliases(name)["champion"], history(name)) == ("2", "1, 2")
     assert "rolled_back" not in tracking.open_store().get_model_version(name, "2").tags
+
+
+def test_of_a_servers_model_the_keras_file_alone_is_loaded_back(store: Path, monkeypatch) -> None:
+    """What MLflow would load with it is code, which others may have written."""
+    name, _ = two_champions()
+    client = tracking.open_store()
+    monkeypatch.setattr(tracking, "is_own_store", lambda: False)
+    digest = client.get_model_version(name, "1").tags["keras_file_sha256"]
+    client.delete_model_version_tag(name, "1", "keras_file_sha256")
+    with pytest.raises(UserError, match=r"to version 1: it cannot be loaded .*: this project did not register it"):
+        roll_back(name, no_apart)
+    client.set_model_version_tag(name, "1", "keras_file_sha256", digest)
+    scorer = Scorer(WORSE)
+    assert roll_back(name, scorer).loaded_back.endswith("compared on 5 test rows")
+    assert [what for what, _ in scorer.asked] == ["score"]
+
+
+def test_a_model_whose_data_are_not_here_computes_an_example(store: Path) -> None:
+    first = Trained()
+    name = first.register().model_name
+    place = tracking.open_store().get_model_version_download_uri(name, "1")
+    assert tracking.predict(place, tracking.store_uri(), {}, encoded=False).shape == (1, 3)
+    assert of_keras_file(first.training.final_model, {}).shape == (1, 3)
 
 
 def lose_outputs(first: Trained) -> None:
