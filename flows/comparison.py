@@ -37,9 +37,11 @@ LONG_SECONDS = 600.0
 BUSY_SHARE = 0.1
 """Others that use more than this share of the cores are pointed out."""
 FIGURES = (
-    "examples_per_second", "seconds_per_epoch", "total_seconds", "start_seconds", "setup_seconds", "tracing_seconds",
-    "peak_memory_bytes",
+    "examples_per_second", "seconds_per_epoch", "total_seconds", "start_seconds", "setup_seconds", "start_up_seconds",
+    "tracing_seconds", "peak_memory_bytes",
 )  # fmt: skip
+RANGES = {"start_up_seconds": "start_up_range", "peak_memory_bytes": "peak_memory_range"}
+"""Which key has what the rounds span of a figure."""
 
 
 def _flow_run_name() -> str:
@@ -171,6 +173,7 @@ def _train(pair: Pair, prepared: PreparedDataset, parent: Run, number: int, sitt
         load=load.of_others(),
         sitting=sitting,
         peak_memory_bytes=client.peak_memory_bytes(),
+        start_up_seconds=round(start_seconds + trained.setup_seconds, 3),
         step_time=trained.step_time,
     )
     return ComparisonRow(
@@ -186,17 +189,21 @@ def _train(pair: Pair, prepared: PreparedDataset, parent: Run, number: int, sitt
         total_seconds=total_seconds,
         start_seconds=round(start_seconds, 3),
         setup_seconds=trained.setup_seconds,
+        start_up_seconds=repeat.start_up_seconds,
         tracing_seconds=trained.first_call_seconds,
     )
 
 
 def median_row(found: Sequence[ComparisonRow]) -> ComparisonRow:
-    """Return one row of those of all rounds: the medians of their figures. The first one failed, or counts."""
+    """Return one row of those of all rounds: the medians of their figures, and what some span. The first one failed,
+    or counts."""
     first, *_ = worked = [row for row in found if row.reason is None] or found[:1]
     figures: dict[str, Any] = {}
     for name in FIGURES:
         values = [value for row in worked if (value := getattr(row, name)) is not None]
         figures[name] = median(values) if values else None
+        if name in RANGES and len(values) > 1:
+            figures[RANGES[name]] = (min(values), max(values))
     if figures["peak_memory_bytes"] is not None:
         figures["peak_memory_bytes"] = round(figures["peak_memory_bytes"])
     return first.model_copy(

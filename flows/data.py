@@ -128,9 +128,11 @@ def show(name: Name, json: Json = False, debug: Debug = False) -> None:
         prepared, quality = dvc_data.show(name), dvc_data.quality(name)
         if json:
             told = quality.model_dump(mode="json") if quality else None
-            print(dumps({**prepared.model_dump(mode="json"), "quality": told}))
+            kept = {column: one.model_dump(mode="json") for column, one in dvc_data.metadata(prepared).items()}
+            print(dumps({**prepared.model_dump(mode="json"), "kept": kept, "quality": told}))
             return
         tables.print_dataset(prepared)
+        tables.print_metadata(dvc_data.metadata(prepared))
         tables.print_quality(name, quality)
 
 

@@ -208,7 +208,7 @@ def rollback(
     json: Json = False,
     debug: Debug = False,
 ) -> None:
-    """Move @champion of a registered model back to the version that had it before."""
+    """Move @champion of a registered model back to the version that had it before, if that still gives what it gave."""
     with command(debug):
         from flows import tables
         from tasks import pipeline
@@ -218,7 +218,7 @@ def rollback(
 
             show(explanation.rollback(model), json)
             return
-        tables.print_record(pipeline.rollback(model), json, ("model_name", "before", "now", "missing"))
+        tables.print_record(pipeline.rollback(model), json, ("model_name", "before", "now", "missing", "loaded_back"))
 
 
 def export(

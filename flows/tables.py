@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from datetime import date, timedelta
 from pathlib import Path
 
 from rich.console import Console
@@ -21,6 +22,7 @@ from tasks.records import (
     Feature,
     Health,
     Judgement,
+    KeptColumn,
     PreparedDataset,
     Record,
     Run,
@@ -263,6 +265,29 @@ def _print_columns(prepared: PreparedDataset) -> None:
     Console(highlight=False, markup=False).print(table)
     if (more := len(rows) - MAX_COLUMNS) > 0:
         print(f"and {more:,} columns more: --json has all")
+
+
+def print_metadata(kept: Mapping[str, KeptColumn]) -> None:
+    """Print what lies beside the test examples, a line a column; nothing where that is nothing."""
+    if not kept:
+        return
+    print()
+    table = Table(box=None, padding=(0, 2, 0, 0))
+    for heading in ("metadata", "kind", "missing", "in the test split"):
+        table.add_column(heading, justify="right" if heading == "missing" else "left", overflow="fold")
+    for name, one in list(kept.items())[:MAX_COLUMNS]:
+        told = f"{one.num_different:,} different values"
+        if one.lowest is not None and one.highest is not None:
+            told = f"from {_value(one.lowest, one.kind)} to {_value(one.highest, one.kind)}"
+        table.add_row(cut(name), one.kind, f"{one.num_missing:,}", told)
+    Console(highlight=False, markup=False).print(table)
+    if (more := len(kept) - MAX_COLUMNS) > 0:
+        print(f"and {more:,} columns more: --json has all")
+
+
+def _value(value: float, kind: str) -> str:
+    """Return a number, or the day of a datetime, which is in days since 1970."""
+    return f"{date(1970, 1, 1) + timedelta(days=value):%Y-%m-%d}" if kind == "datetime" else f"{value:.4g}"
 
 
 def _columns(name: str, feature: Feature) -> list[tuple[str, str, str]]:

@@ -17,7 +17,7 @@ python -m tasks versions                tells which versions of models are regis
 python -m tasks sync [FOLDER]           brings runs to the MLflow store of MLFLOW_TRACKING_URI
 python -m tasks planned_sync [FOLDER]   tells what that would bring
 python -m tasks devices                 tells which devices TensorFlow sees
-python -m tasks rollback MODEL          moves the alias `champion` back
+python -m tasks rollback MODEL          moves the alias `champion` back to a version that it loads first
 python -m tasks guard COMMAND...         runs a command, and ends it when standard input closes
 python -m tasks serve                   JSON lines on standard input, an answer each on standard output
 python -m tasks assist                  the same for a worker that is not the chief: it checks, trains, evaluates
@@ -37,6 +37,7 @@ from typing import TYPE_CHECKING
 from tasks import config, dvc_stages, errors, records
 from tasks.errors import StratagemError, UserError
 from tasks.process import guard, serve
+from tasks.process.clean import Clean
 from tasks.process.environment import keep_private
 from tasks.process.imports import import_quietly
 from tasks.process.own_process import run_in_own_process
@@ -44,10 +45,10 @@ from tasks.process.own_process import run_in_own_process
 if TYPE_CHECKING:
     from tasks.trained_models import TrainedModel
 
-OF_MLFLOW = ("reproduced", "reconcile", "versions", "rollback", "fetch", "sync", "planned_sync")
+OF_MLFLOW = ("reproduced", "reconcile", "versions", "fetch", "sync", "planned_sync")
 STAGES = (
     "check", "download", "prepare", "own_code", "train", "evaluate", "report", "devices", "serve", "assist",
-    "tf_server", "input_service", "predict", "serve_model", "locate", *OF_MLFLOW,
+    "tf_server", "input_service", "predict", "serve_model", "locate", "rollback", *OF_MLFLOW,
 )  # fmt: skip
 
 
@@ -105,6 +106,8 @@ def _run(stage: str, name: str | None, overrides: list[str]) -> None:
         _predict(Path(name or ""))
     elif stage == "locate":
         _locate(name)
+    elif stage == "rollback":
+        _roll_back(name or "")
     elif stage == "serve_model":
         import_quietly("tasks.serving")
         from tasks import serving
@@ -132,9 +135,6 @@ def _ask_mlflow(stage: str, name: str) -> None:
     elif stage == "versions":
         for version in tracking.list_versions():
             print(version.model_dump_json())
-    elif stage == "rollback":
-        with tracking.registering():
-            print(tracking.rollback(name).model_dump_json())
     elif stage == "fetch":
         _print_place(tracking.fetch_model(name, os.environ["TMPDIR"]))
     else:
@@ -166,6 +166,14 @@ def _locate(reference: str | None) -> None:
     done = run_in_own_process("fetch", reference, environment={"TMPDIR": os.environ["TMPDIR"]})
     done.check_returncode()
     print(done.stdout, end="")
+
+
+def _roll_back(name: str) -> None:
+    forked: list[Clean] = []
+    import_quietly("tasks.rollback", "tasks.outputs", before_devices=lambda: forked.append(Clean()))
+    from tasks.rollback import rollback
+
+    print(rollback(name, forked[0].ask).model_dump_json())
 
 
 def _print_place(found: "TrainedModel") -> None:

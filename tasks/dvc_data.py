@@ -31,7 +31,7 @@ from tasks.process import dvc_cache, scratch
 from tasks.process.environment import stage_environment
 from tasks.process.guard import held_open
 from tasks.process.own_process import run_in_own_process
-from tasks.records import DataDifference, DataQuality, PreparedDataset
+from tasks.records import DataDifference, DataQuality, KeptColumn, PreparedDataset
 
 DVC_BUSY_SECONDS = 600.0
 
@@ -213,6 +213,27 @@ def show(name: str) -> PreparedDataset:
     """
     _check_known(name)
     return load_prepared(name)
+
+
+def metadata(prepared: PreparedDataset) -> dict[str, KeptColumn]:
+    """Return what lies beside the test examples of a dataset, by column.
+
+    Raises:
+        UserError: its file is missing or damaged.
+    """
+    if prepared.metadata is None:
+        return {}
+    try:
+        written = json.loads((config.project_root() / prepared.metadata).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        raise UserError(f"{prepared.metadata}: missing or damaged. {prepared_data.remedy(prepared.name)}") from None
+    found = {}
+    for name, column in written.items():
+        values = [value for value in column["values"] if value is not None]
+        ends = {} if column["kind"] == "category" or not values else {"lowest": min(values), "highest": max(values)}
+        missing = len(column["values"]) - len(values)
+        found[name] = KeptColumn(kind=column["kind"], num_missing=missing, num_different=len(set(values)), **ends)
+    return found
 
 
 def quality(name: str) -> DataQuality | None:

@@ -1,9 +1,9 @@
 """The gate of the alias `champion`: which model is shown to be better than another, and which is kept out.
 
 A model becomes the champion if no class, and no other slice of the test split, is below its floor in
-`register.floors`, and there is none yet; or if its `register.metric` is better than the champion's on the same test
-rows by `register.min_improvement` at least, and so large a gain by chance is less likely than `register.confidence`
-leaves room for.
+`register.floors` or, of a regression, above its ceiling in `register.ceilings`; and if there is none yet, or its
+`register.metric` is better than the champion's on the same test rows by `register.min_improvement` at least, and so
+large a gain by chance is less likely than `register.confidence` leaves room for.
 """
 
 from collections.abc import Collection, Mapping
@@ -16,10 +16,20 @@ import numpy.typing as npt
 from tasks import config, evidence, losses, metrics, prepared_data, slices
 from tasks.errors import UserError, listed, one_of
 from tasks.predictions import Predictions
-from tasks.records import EvaluationResult, Judgement, PreparedDataset
+from tasks.records import EvaluationResult, Judgement, PreparedDataset, Task
 
 ROUNDING = 1e-12
 """That a difference of two shares is off by: 0.95 - 0.94 is more than 0.01, and 0.96 - 0.95 is less."""
+
+
+FLOORS, CEILINGS = "register.floors", "register.ceilings"
+HAS = {
+    "recall": "a recall of {:.4f}",
+    "accuracy": "an accuracy of {:.4f}",
+    "labels right": "{:.4f} of its labels right",
+    "mae": "a mean absolute error of {:.4g}",
+}
+"""How a sentence says what a part of the test split has, by the measure."""
 
 
 class Champion(NamedTuple):
@@ -37,16 +47,16 @@ def check(settings: config.Settings, prepared: PreparedDataset) -> None:
     """Refuse a gate that says nothing about the data.
 
     Raises:
-        UserError: a metric that no evaluation of the data measures; or floors of classes or slices that there are not,
-            or of slices with too few examples; or the test rows are missing or damaged.
+        UserError: a metric that no evaluation of the data measures; or limits of what the task does not have, of
+            classes or slices that there are not, or of slices with too few examples; or the test rows are missing or
+            damaged.
     """
     metrics.check_gate(settings, prepared)
-    floors, target = settings.register_.floors, prepared.target
-    if floors and not target.class_names:
-        raise UserError(f"register.floors = {floors}: a {target.task} has no classes, and no shares that are right")
-    named = [name for name in floors if name not in target.class_names]
-    if unknown := [name for name in named if ": " not in name]:
-        raise UserError(one_of("class in register.floors", unknown[0], target.class_names))
+    target, (key, limits) = prepared.target, _limits(settings.register_, prepared.target.task)
+    named = [name for name in limits if name not in target.class_names]
+    unknown = [name for name in named if ": " not in name]
+    if unknown and target.class_names:
+        raise UserError(one_of(f"class in {key}", unknown[0], target.class_names))
     if not named:
         return  # No test row need be read.
     place = config.project_root() / prepared.splits["test"].labels
@@ -59,12 +69,33 @@ def check(settings: config.Settings, prepared: PreparedDataset) -> None:
     counts = {one.full_name: int(one.rows.sum()) for one in _slices(prepared, labels)}
     for name in named:
         if name not in counts:
-            raise UserError(one_of("slice in register.floors", name, counts, see=_near(name, counts)))
+            raise UserError(one_of(f"slice in {key}", name, counts, see=_near(name, counts)))
         if counts[name] < slices.FEWEST:
             raise UserError(
-                f"register.floors = '{name}': {counts[name]} test examples are in it, and a slice needs "
-                f"{slices.FEWEST} to have a floor. Leave it out, or test on more"
+                f"{key} = '{name}': {counts[name]} test examples are in it, and a slice needs {slices.FEWEST} to have "
+                f"a {'ceiling' if key == CEILINGS else 'floor'}. Leave it out, or test on more"
             )
+
+
+def _limits(section: config.Register, task: Task) -> tuple[str, Mapping[str, float]]:
+    """Return what parts of the test split must have or may have, by name, with the key that says it.
+
+    Raises:
+        UserError: the other key says something.
+    """
+    if task == "regression":
+        if section.floors:
+            raise UserError(
+                f"{FLOORS} = {section.floors}: a regression has no classes, and no shares that are right. Give "
+                f"{CEILINGS} instead: the greatest mean absolute error that a slice may have"
+            )
+        return CEILINGS, section.ceilings
+    if section.ceilings:
+        raise UserError(
+            f"{CEILINGS} = {section.ceilings}: a {task} has no mean absolute error. Give {FLOORS} instead: the share "
+            "of a slice that must be right, or the recall that a class must have"
+        )
+    return FLOORS, section.floors
 
 
 def _near(name: str, known: Collection[str]) -> str:
@@ -94,7 +125,7 @@ def judge(
         candidate: what the model gives for the test rows.
         champion: None where there is none yet.
     """
-    missed = _floors_missed(settings.register_.floors, prepared, evaluation, candidate)
+    missed = _limits_missed(settings.register_, prepared, evaluation, candidate)
     if champion is None:
         return Judgement(promoted=not missed, reason=missed or "the first model that passes the gate")
     if champion.predictions is None:
@@ -116,31 +147,31 @@ def forced(judgement: Judgement) -> Judgement:
     )
 
 
-def _floors_missed(
-    floors: Mapping[str, float], prepared: PreparedDataset, evaluation: EvaluationResult, candidate: Predictions
+def _limits_missed(
+    section: config.Register, prepared: PreparedDataset, evaluation: EvaluationResult, candidate: Predictions
 ) -> str | None:
-    """Return which classes have a lower recall than their floor, and which slices a lower share that is right."""
+    """Return which classes have a lower recall than their floor, and which slices a lower share that is right, or a
+    greater error than their ceiling."""
     task, class_names = prepared.target.task, prepared.target.class_names
+    key, limits = _limits(section, task)
+    measured = [("recall", one.name, one.recall, one.support) for one in evaluation.classes if one.name in limits]
+    named = [name for name in limits if name not in class_names]
+    found = [one for one in _slices(prepared, candidate.labels) if one.full_name in named] if named else []
+    scores = slices.scores(task, *candidate)
+    measured += [
+        (slices.MEASURES[task], one.full_name, float(scores[one.rows].mean()), int(one.rows.sum())) for one in found
+    ]
     said = []
-    if below := [
-        _below(one.name, one.recall, one.support, floors[one.name])
-        for one in evaluation.classes
-        if one.name in floors and not one.recall >= floors[one.name]
-    ]:
-        said.append(f"the recall of {', of '.join(below)}")
-    if named := [name for name in floors if name not in class_names]:
-        found = [one for one in _slices(prepared, candidate.labels) if one.full_name in named]
-        scores = slices.scores(task, *candidate)
-        measured = [(one.full_name, float(scores[one.rows].mean()), int(one.rows.sum())) for one in found]
-        if below := [_below(*one, floors[one[0]]) for one in measured if not one[1] >= floors[one[0]]]:
-            said.append(f"the {slices.MEASURES[task]} of {', of '.join(below)}")
-        known = {one.full_name for one in found}
-        said += [f"these test rows have no slice '{name}'" for name in named if name not in known]
-    return f"register.floors: {'; '.join(said)}" if said else None
-
-
-def _below(name: str, value: float, count: int, floor: float) -> str:
-    return f"'{name}' has {value:.4f} of {count:,} and needs {floor:g}"
+    for measure, name, value, count in measured:
+        within = value <= limits[name] if key == CEILINGS else value >= limits[name]
+        if not within:  # NaN is not, either.
+            may = "may have at most" if key == CEILINGS else "needs"
+            said.append(
+                f"'{name}' has {HAS[measure].format(value)} among {count:,} examples and {may} {limits[name]:g}"
+            )
+    known = {one.full_name for one in found}
+    said += [f"these test rows have no slice '{name}'" for name in named if name not in known]
+    return f"{key}: {'; '.join(said)}" if said else None
 
 
 def _compare(

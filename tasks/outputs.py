@@ -214,7 +214,7 @@ def of_keras_file(
 
     Args:
         file: what is loaded in Keras' safe mode.
-        features: as prepared, each (n, *shape); may be mapped from a file.
+        features: as prepared, each (n, *shape); may be mapped from a file. Without any the model is given zeros.
         own_code: the module that registers the classes of the user's own, if the model has some.
         root: the folder where that is looked for.
     """
@@ -222,6 +222,11 @@ def of_keras_file(
         sys.path.insert(0, root)
         importlib.import_module(own_code)
     model = keras.models.load_model(file, compile=False)
+    if not features:
+        zeros = keras.tree.map_structure(
+            lambda one: np.zeros([size or 1 for size in one.shape], one.dtype), model.input
+        )
+        return np.asarray(model.predict_on_batch(zeros), np.float64)
     count = len(next(iter(features.values())))
     parts = [
         model.predict_on_batch(as_input({name: array[first : first + PART] for name, array in features.items()}))

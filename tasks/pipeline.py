@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
-from tasks import config, dvc_data, errors, files, launchers, lineage, records, remote, runs
+from tasks import config, dvc_data, errors, files, launchers, lineage, records, remote, runs, trained_models
 from tasks.errors import StratagemError, UserError
 from tasks.process import client
 from tasks.process.own_process import run_in_own_process
@@ -250,12 +250,14 @@ def write_report(name: str | None) -> Path:
 
 
 def rollback(model: str) -> records.RolledBack:
-    """Move the alias `champion` of a registered model back, by a process that imports MLflow.
+    """Move the alias `champion` of a registered model back, by a process that loads the model first.
 
     Raises:
-        UserError: there is no such model, or no version that was the champion before.
+        UserError: there is no such model, no version that was the champion before, or that one cannot be loaded or
+            gives something else than when it was evaluated.
         StratagemError: the store cannot be used, or does not answer.
     """
+    trained_models.check_registered(model)  # Refused before a framework is imported.
     done = run_in_own_process("rollback", model)
     done.check_returncode()
     return records.RolledBack.model_validate_json(done.stdout.splitlines()[-1])

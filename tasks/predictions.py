@@ -31,6 +31,24 @@ def test_rows(prepared: PreparedDataset) -> str:
     return hashlib.sha256(json.dumps(digests, sort_keys=True).encode()).hexdigest()
 
 
+def takes_digest(prepared: PreparedDataset) -> str:
+    """Return what two data versions have in common if a model of one can be given the examples of the other: features,
+    columns, vocabularies, and what the outputs stand for."""
+    features = {
+        name: [
+            one.kind,
+            one.shape,
+            one.dtype,
+            [[column.name, column.kind, column.width] for column in one.columns],
+            prepared.sha256.get(one.vocabulary) if one.vocabulary is not None else None,
+        ]
+        for name, one in prepared.features.items()
+    }
+    target = prepared.target
+    what = [features, target.task, target.num_outputs, target.class_names, target.columns]
+    return hashlib.sha256(json.dumps(what, sort_keys=True).encode()).hexdigest()
+
+
 def save(path: Path, labels: npt.NDArray[Any], outputs: npt.NDArray[Any]) -> str:
     """Write labels and outputs as an .npz file, whole or not at all; return the file's sha256."""
     path.parent.mkdir(parents=True, exist_ok=True)

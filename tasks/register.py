@@ -1,30 +1,14 @@
 """Put the evaluated model into MLflow's registry, if it is good enough; and make it the champion, if it is better."""
 
-import hashlib
-import json
-import tempfile
-from collections.abc import Callable, Mapping
-from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
-from tasks import config, files, gate, lineage, metrics, model_versions, predictions, tracking
-from tasks.errors import StratagemError, UserError
+from tasks import config, files, gate, lineage, loaded_back, metrics, model_versions, predictions, tracking
+from tasks.errors import StratagemError
+from tasks.loaded_back import Apart
 from tasks.predictions import Predictions
 from tasks.records import EvaluationResult, Judgement, PreparedDataset, RegisteredModel, Run, TrainingResult
-
-SAMPLE = 64
-"""Test rows that a model is loaded back for: they lie evenly in the split."""
-TOLERANCE = 1e-4
-"""By which what it gives then may differ, in standard deviations of the evaluation's outputs; float32 differs by 1e-6
-of a sum's largest part where another number of rows is computed at once."""
-COARSE_TOLERANCE = 0.05
-"""The same for a model that was evaluated with fewer bits (mixed precision), or on an accelerator, whose float32 may
-be TF32, which has 10 bits: it is loaded back on a CPU."""
-
-Apart = Callable[..., Any]
-"""``process.clean.Clean.ask``: computes what a model gives, in a process that knows nothing of the run."""
 
 
 class Evaluated(NamedTuple):
@@ -148,31 +132,13 @@ def _tags(
         "weights_digest": weights_digest,
         "model": settings.model.name,
         "model_digest": lineage.model_digest(path, weights_digest, settings.model.name),
-        "takes_digest": _takes_digest(prepared),
+        "takes_digest": predictions.takes_digest(prepared),
         "test_rows": evaluation.test_rows,
         "test_outputs": evaluation.outputs,
         "test_outputs_sha256": evaluation.outputs_sha256,
         metric: f"{evaluation.metrics[metric]:.4f}",
     }
     return {key: text for key, text in tags.items() if text is not None}
-
-
-def _takes_digest(prepared: PreparedDataset) -> str:
-    """Return what two data versions have in common if a model of one can be given the examples of the other: features,
-    columns, vocabularies, and what the outputs stand for."""
-    features = {
-        name: [
-            one.kind,
-            one.shape,
-            one.dtype,
-            [[column.name, column.kind, column.width] for column in one.columns],
-            prepared.sha256.get(one.vocabulary) if one.vocabulary is not None else None,
-        ]
-        for name, one in prepared.features.items()
-    }
-    target = prepared.target
-    what = [features, target.task, target.num_outputs, target.class_names, target.columns]
-    return hashlib.sha256(json.dumps(what, sort_keys=True).encode()).hexdigest()
 
 
 def _judge(
@@ -224,11 +190,11 @@ def _champion(
         if known is not None and np.array_equal(known.labels, given.labels):
             return gate.Champion(version, known)
     why = f"version {version} is @{config.CHAMPION}, and was tested on other rows or its outputs are gone"
-    if tags["takes_digest"] != _takes_digest(prepared):
+    if tags["takes_digest"] != predictions.takes_digest(prepared):
         reason = "it cannot be given the present ones: image size, columns, vocabularies or classes are others now"
         return gate.Champion(version, None, f"{why}; {reason}. --force takes its place")
     try:
-        outputs = _score(prepared, name, version, tags, apart)
+        outputs = loaded_back.of_keras_file(name, version, tags, apart, prepared)
     except tracking.Unavailable:
         raise
     except StratagemError as error:
@@ -236,74 +202,23 @@ def _champion(
     return gate.Champion(version, Predictions(given.labels, outputs), scored_again=True)
 
 
-def _score(prepared: PreparedDataset, name: str, version: str, tags: Mapping[str, str], apart: Apart) -> Any:
-    """Return what a version gives for the present test rows.
-
-    Raises:
-        StratagemError: why it cannot be told.
-    """
-    with tempfile.TemporaryDirectory() as folder:
-        file = tracking.fetch_keras_file(name, version, Path(folder))
-        if files.digest(file) != tags["keras_file_sha256"]:
-            raise UserError("its .keras file in MLflow is damaged")
-        own_code = None
-        if ":" in tags["model"]:
-            own_code = tags["model"].partition(":")[0]
-            if lineage.model_digest(file, tags["weights_digest"], tags["model"]) != tags["model_digest"]:
-                raise UserError(f"your code of it, {own_code}, is another one since")
-        outputs = apart(
-            "score", _test_files(prepared), file=str(file), own_code=own_code, root=str(config.project_root())
-        )
-    if outputs.shape != (prepared.splits["test"].num_examples, prepared.target.num_outputs):
-        raise StratagemError(f"it gives outputs of shape {outputs.shape}")
-    if not np.isfinite(outputs).all():
-        raise StratagemError("it gives outputs that are no numbers")
-    return outputs.astype(np.float32)
-
-
 def _load_back(run: Run, prepared: PreparedDataset, evaluated: Evaluated, model_uri: str, apart: Apart) -> str | None:
     """Return why a logged model is not what was evaluated; None where it is, loaded back in a process of its own."""
-    evaluation, given = evaluated
-    count = len(given.outputs)
-    rows = np.unique(np.linspace(0, count - 1, min(SAMPLE, count)).astype(int)).tolist()
-    encoded = any(feature.columns for feature in prepared.features.values())
+    place, given = tracking.model_place(model_uri), evaluated.given
+    rows = loaded_back.sample(len(given.outputs))
     try:
-        found = apart(
-            "load_back",
-            _test_files(prepared),
-            rows,
-            place=tracking.model_place(model_uri),
-            tracking_uri=tracking.store_uri(),
-            encoded=encoded,
-        )
+        found = loaded_back.through_mlflow(place, apart, prepared, rows)
     except tracking.Unavailable:
         raise
     except StratagemError as error:
         return f"it cannot be loaded back through MLflow in a clean process: {error}"
-    expected = given.outputs[rows].astype(np.float64)
-    if found.shape != expected.shape:
-        return f"loaded back through MLflow it gives outputs of shape {found.shape}, not {expected.shape} as evaluated"
-    on_cpu = all("cpu" in device.lower() for device in evaluation.examples_by_device)
-    exact = on_cpu and run.settings["train"]["dtype_policy"] in ("float32", "float64")
-    tolerance = TOLERANCE if exact else COARSE_TOLERANCE
-    spread = float(given.outputs.std()) or 1.0
-    difference = float((abs(found - expected) / (spread + abs(expected) / 10)).max())
-    if difference <= tolerance:
-        return None
-    return (
-        "loaded back through MLflow in a clean process it gives other outputs than when it was evaluated: "
-        f"{difference:.2g} standard deviations apart among {len(rows)} test rows, and {tolerance:g} is allowed. "
-        f"{_again(run)}"
-    )
+    tolerance = loaded_back.tolerance(run, evaluated.record)
+    reason = loaded_back.difference(found, given.outputs, rows, tolerance)
+    return None if reason is None else f"loaded back through MLflow in a clean process {reason}. {_again(run)}"
 
 
 def _again(run: Run) -> str:
     return f"`stratagem evaluate --run {run.run_id}`, then `stratagem register --run {run.run_id}`"
-
-
-def _test_files(prepared: PreparedDataset) -> dict[str, Path]:
-    root = config.project_root()
-    return {name: root / path for name, path in prepared.splits["test"].features.items()}
 
 
 def _none(run: Run, model_uri: str | None, name: str, reason: str) -> RegisteredModel:

@@ -4,7 +4,7 @@ import itertools
 import json
 import math
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -25,6 +25,10 @@ PIXELS = 64
 QUARTERS = ("lowest quarter", "second quarter", "third quarter", "highest quarter")
 MEASURES: dict[Task, str] = {"classification": "accuracy", "multilabel": "labels right", "regression": "mae"}
 """What a slice's mean of ``scores`` is called."""
+
+
+MISSING, UNKNOWN = "missing", "unknown"
+"""What the slices are called of examples without a category, and of those whose category no training example has."""
 
 
 class Slice(NamedTuple):
@@ -79,10 +83,13 @@ class TestExamples:
             first += column.width
         return found or [(f"{name} {place}", place, 1) for place in range(feature.shape[0])]
 
+    def category(self, name: str, column: int, place: int) -> str:
+        """Return what a number of a feature of categories is called."""
+        known = (MISSING, UNKNOWN)
+        return known[place] if place < 2 else told_apart(self.word(name, column, place), known)
+
     def word(self, name: str, column: int, place: int) -> str:
-        """Return what a number of a feature of categories or words stands for."""
-        if place < 2:
-            return ("missing", "unknown")[place]
+        """Return the text that a number of a feature of categories or words stands for; 0 and 1 stand for none."""
         words = self.vocabularies[name][column]
         return words[place - 2] if place - 2 < len(words) else str(place)
 
@@ -118,6 +125,12 @@ def _sizes(prepared: PreparedDataset, folder: Path) -> npt.NDArray[np.int32] | N
     except (OSError, ValueError, EOFError):
         return None
     return sizes if sizes.shape == (prepared.splits["test"].num_examples, 2) else None
+
+
+def told_apart(category: str, names: Collection[str]) -> str:
+    """Return what a category is called where some names mean something else: in quotes if it is spelled as one of
+    these, or as one of these in quotes."""
+    return f"'{category}'" if category.strip("'") in names else category
 
 
 def scores(task: Task, labels: npt.NDArray[Any], outputs: npt.NDArray[Any]) -> npt.NDArray[np.float64]:
@@ -188,12 +201,13 @@ def _by_feature(test: TestExamples, name: str) -> Iterator[Slice]:
                 continue
             different, counts = np.unique(values, return_counts=True)
             for value in different[np.argsort(-counts, kind="stable")][:MOST_VALUES]:
-                yield Slice(column, test.word(name, place, int(value)), values == value)
+                yield Slice(column, test.category(name, place, int(value)), values == value)
 
 
 def _by_metadata(name: str, column: MetadataColumn) -> Iterator[Slice]:
     if column.kind == "category":
-        values = np.array(["missing" if value is None else value for value in column.values], object)
+        named = [MISSING if value is None else told_apart(str(value), (MISSING,)) for value in column.values]
+        values = np.array(named, object)
         for value, _ in sorted(Counter(values.tolist()).items(), key=lambda one: (-one[1], one[0]))[:MOST_VALUES]:
             yield Slice(name, value, values == value)
     else:

@@ -26,6 +26,7 @@ from tasks import (
 from tasks.evaluate import evaluate as evaluate_stage
 from tasks.input.order import carve
 from tasks.input.sources import augmented_examples
+from tasks.loaded_back import Apart
 from tasks.records import (
     HEADLINES,
     Comparison,
@@ -39,7 +40,7 @@ from tasks.records import (
     TrainingResult,
     Trial,
 )
-from tasks.register import Apart, How
+from tasks.register import How
 from tasks.register import register as register_stage
 from tasks.report import comparison_html, page, sweep_page
 from tasks.train import check
@@ -293,10 +294,10 @@ def write_report(settings: config.Settings, run: Run, seconds: dict[str, float] 
     written = page.write(run, seconds)
     tracking.log_metrics(run, written.metrics)
     pictures = []
-    if written.calibration is not None:
-        binned, means = written.calibration
+    if written.binned is not None:
         picture = written.page.with_name("reliability.png")
-        pictures.append(report.reliability(binned.accuracy.tolist(), means, written.title, picture))
+        heights = written.binned.accuracy.tolist()
+        pictures.append(report.reliability(heights, written.binned.means, written.title, picture))
     tracking.log_files(run, [written.page, *pictures], "evaluation")
 
 

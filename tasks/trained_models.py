@@ -106,6 +106,24 @@ def own_versions() -> list[ModelVersion] | None:
     return None
 
 
+def check_registered(name: str) -> list[ModelVersion] | None:
+    """Return all versions in the project's own registry, of this registered model and others; None where MLflow must be
+    asked.
+
+    Raises:
+        UserError: there is no such model.
+    """
+    known = own_versions()
+    if known is None:
+        return None
+    names = sorted({one.name for one in known})
+    if not names:
+        raise UserError(f"unknown registered model '{name}': there is none")
+    if name not in names:
+        raise UserError(errors.one_of("registered model", name, names))
+    return known
+
+
 def only_champion() -> str:
     """Return the address of the champion, where one registered model alone has one.
 

@@ -83,7 +83,7 @@ def _of_size(num_examples: int) -> Choice:
 
 
 def _of_task(target: Mapping[str, Any], splits: Mapping[str, Any]) -> Choice:
-    values: dict[str, Any] = {"train.loss": "auto", "register.floors": {}}
+    values: dict[str, Any] = {"train.loss": "auto", "register.floors": {}, "register.ceilings": {}}
     if "validation" in splits:
         values["input.validation"] = "validation"
     if target["task"] == "regression":

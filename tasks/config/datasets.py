@@ -75,6 +75,12 @@ class TableColumn(Section):
         return scale
 
 
+Metadata: TypeAlias = Annotated[
+    dict[Text, Literal["category", "number", "datetime"]], Field(exclude_if=lambda metadata: not metadata)
+]
+"""What the values are that are kept beside the examples, by name."""
+
+
 def _columns(value: Any) -> Any:
     """Write ``{name: kind}`` out as ``{name: {kind: kind}}``: a user may give a column its kind alone."""
     if not isinstance(value, dict):
@@ -141,6 +147,9 @@ class Arrays(LocalDescription):
     task: Literal["auto", "classification", "multilabel", "regression"] = "auto"
     """What is learnt; auto takes whole numbers and words for classes, fractions for a regression, and several columns
     of 0 and 1 for labels, or for one class where each example has a single 1."""
+    metadata: Metadata = {}
+    """Arrays beside `x` and `y` that no model learns from, and what their values are: `site`, or `site_test` beside
+    `x_test`, is one value an example. Those of the test split are kept, as of a table's columns."""
 
 
 def _texts(value: Any) -> Any:
@@ -166,11 +175,9 @@ class Table(LocalDescription):
     """The column of which all rows of one value (a person, a device) are to be in one split."""
     time: Text | None = None
     """The column by which rows are ordered: the newest become the test split."""
-    metadata: Annotated[
-        dict[Text, Literal["category", "number", "datetime"]], Field(exclude_if=lambda metadata: not metadata)
-    ] = {}
+    metadata: Metadata = {}
     """Columns that no model learns from, and what their values are: those of the test split are kept, so that a run's
-    report has slices by them, and `register.floors` takes these."""
+    report has slices by them, and `register.floors` and `register.ceilings` take these."""
     weight: Text | None = None
     """The column of how much a row counts in the training loss."""
     validation: Annotated[float, Field(gt=0, lt=1)] | Count | None = None

@@ -9,7 +9,7 @@ from pydantic import BaseModel
 from tasks.config.affects import Affects
 from tasks.config.section import Section
 
-WHOLE = ("strategy.layout", "register.floors")
+WHOLE = ("strategy.layout", "register.floors", "register.ceilings")
 """Keys whose value is a mapping by names of the user's own; it is one value, which another one replaces."""
 
 

@@ -3,7 +3,7 @@
 import math
 import os
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -14,13 +14,19 @@ import numpy as np
 import numpy.typing as npt
 
 from tasks import config
-from tasks.dataset_kinds import Block, Examples, split_rows
-from tasks.errors import UserError, cut
+from tasks.dataset_kinds import Block, Examples, Metadata, split_rows
+from tasks.errors import UserError, cut, one_of
 from tasks.files import DAMAGED_FILE
 from tasks.records import Feature, HeldOut, Target
 
 NAMES = {"train": ("x_train", "y_train"), "validation": ("x_val", "y_val"), "test": ("x_test", "y_test")}
 """The arrays of each split, as in Keras' own datasets; without splits they are `x` and `y`."""
+WANTED = {
+    "category": ("texts, whole numbers, or true and false", "USiub"),
+    "number": ("numbers", "iufb"),
+    "datetime": ("datetime64", "M"),
+}
+"""What an array of metadata of each kind has, in words and as NumPy calls it."""
 CHUNK_BYTES = 8 * 2**20
 MAX_CLASSES = 100_000
 CHANNELS = (1, 3, 4)
@@ -57,13 +63,14 @@ def examples(dataset: config.Arrays) -> Examples:
     `x` is uint8 (n, height, width) or (n, height, width, channels): images; or any real dtype (n, k): k numbers. `y` is
     (n,) of classes, whole numbers from 0 on or words, which are counted in the order of the alphabet; (n, k) of 0 and
     1, which are k labels, or one class where each row has a single 1; or float (n,) or (n, k): the numbers of a
-    regression. ``dataset.task`` says so where it is meant otherwise. Objects, which NumPy would unpickle, are never
-    read.
+    regression. ``dataset.task`` says so where it is meant otherwise. What ``dataset.metadata`` names lies beside them,
+    one value an example. Objects, which NumPy would unpickle, are never read.
 
     Raises:
         UserError: no such arrays, or of another dtype, shape or number of examples than they must have.
     """
-    splits = _splits(dataset, _members(config.project_root() / dataset.source))
+    members = _members(config.project_root() / dataset.source)
+    splits = _splits(dataset, members)
     name, feature = _feature(dataset, splits["train"][0])
     target, labels = _target(dataset, {split: y.whole() for split, (_, y) in splits.items()})
     rows: dict[str, npt.NDArray[np.int64]] = {}
@@ -74,7 +81,7 @@ def examples(dataset: config.Arrays) -> Examples:
         else:
             rows = split_rows(np.zeros(len(labels["train"]), np.int64), ("all",), dataset)
         held_out = HeldOut(num_examples=len(rows["test"]), seed=dataset.seed)
-
+    metadata = _metadata(dataset, members, splits, rows)
     return Examples(
         version="1",
         features={name: feature},
@@ -83,6 +90,7 @@ def examples(dataset: config.Arrays) -> Examples:
         blocks=partial(_blocks, dataset, splits, rows, (name, feature), labels),
         held_out=held_out,
         name_of=(lambda split, row: f"row {rows[split][row] if split in rows else row}") if rows else None,
+        metadata_of=(lambda split: metadata) if metadata else None,
     )
 
 
@@ -113,6 +121,54 @@ def _splits(dataset: config.Arrays, members: dict[str, _StoredArray]) -> dict[st
                 f"{first.shape}: all splits need one dtype and one shape of an example"
             )
     return splits
+
+
+def _metadata(
+    dataset: config.Arrays,
+    members: Mapping[str, _StoredArray],
+    splits: Mapping[str, tuple[_StoredArray, _StoredArray]],
+    rows: Mapping[str, npt.NDArray[np.int64]],
+) -> dict[str, Metadata]:
+    """Return what is known of the test examples beside their features, by its name in ``dataset.metadata``."""
+    x, _ = splits["train" if rows else "test"]
+    learnt = {one.name for pair in splits.values() for one in pair}
+    found = {}
+    for name, kind in dataset.metadata.items():
+        array = members.get(own := f"{name}{x.name[1:]}")  # `site_test` beside `x_test`, `site` beside `x`.
+        if own in learnt or array is None:
+            others = sorted(members.keys() - learnt)
+            see = (
+                None
+                if others
+                else f"dataset.source = '{dataset.source}' has no others than {', '.join(sorted(learnt))}"
+            )
+            raise UserError(f"dataset.metadata.{name}: {one_of('array', own, others, see)}")
+        if array.shape != x.shape[:1]:
+            raise UserError(
+                f"dataset.metadata.{name}: {own} has the shape {array.shape}, and {x.name} {x.shape}: it needs one "
+                "value an example"
+            )
+        values = array.whole()
+        found[name] = Metadata(kind, _values(name, kind, values[rows["test"]] if rows else values))
+    return found
+
+
+def _values(name: str, kind: str, values: npt.NDArray[Any]) -> list[str | float | None]:
+    """Return texts, or numbers, of which a datetime has days since 1970; None where there is none."""
+    is_text = values.dtype.kind in "US"
+    wanted, kinds = WANTED[kind]
+    if values.dtype.kind not in kinds:
+        others = [one for one, (_, of) in WANTED.items() if values.dtype.kind in of]
+        instead = f", or give the kind {' or '.join(others)}" if others else ""
+        raise UserError(f"dataset.metadata.{name} = {kind}: the array is {values.dtype}. Wanted: {wanted}{instead}")
+    if kind == "category":
+        texts = np.char.decode(values, "utf-8") if values.dtype.kind == "S" else values
+        return [None if is_text and not text else str(text) for text in texts.tolist()]
+    if kind == "datetime":
+        values = (values - np.datetime64(0, "D")) / np.timedelta64(1, "D")
+    if np.isinf(values.astype(np.float64)).any():
+        raise UserError(f"dataset.metadata.{name} = number: a value is infinite. A missing one is NaN")
+    return [None if math.isnan(value) else float(value) for value in values.tolist()]
 
 
 def _blocks(

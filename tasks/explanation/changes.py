@@ -4,7 +4,7 @@ reconcile, jobs cancel."""
 from collections.abc import Iterator, Mapping
 
 from tasks import config, dvc_data, files, runs, trained_models
-from tasks.errors import UserError, listed, one_of
+from tasks.errors import listed
 from tasks.records import Explanation, JobState, PlannedStage
 
 
@@ -56,17 +56,14 @@ def rollback(model: str) -> Explanation:
     Raises:
         UserError: there is no such model.
     """
-    known = trained_models.own_versions()
+    known = trained_models.check_registered(model)
     if known is None:
         return Explanation(stages=(_asks(f"which version of {model} is the champion, and which was before it"),))
-    names = sorted({one.name for one in known})
-    if not names:
-        raise UserError(f"unknown registered model '{model}': there is none")
-    if model not in names:
-        raise UserError(one_of("registered model", model, names))
     champion = [one.version for one in known if one.name == model and config.CHAMPION in one.aliases]
     which = f"{model}/{champion[0]} is @{config.CHAMPION} now" if champion else f"no version is @{config.CHAMPION} now"
-    return Explanation(stages=(_asks(f"{which}; MLflow knows which version had it before"),))
+    return Explanation(
+        stages=(_asks(f"{which}; MLflow knows which version had it before, which is loaded back first"),)
+    )
 
 
 def _asks(why: str) -> PlannedStage:

@@ -8,6 +8,7 @@ from tasks.records.data import (
     DatasetManifest,
     Feature,
     HeldOut,
+    KeptColumn,
     PreparedDataset,
     PreparedSplit,
     SourceFile,

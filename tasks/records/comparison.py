@@ -19,6 +19,8 @@ class Repeat(Record):
     """In which go of the comparison: one that was killed and goes on is in its second."""
     peak_memory_bytes: int | None = None
     """What its processes had of the memory, each at its most, added up."""
+    start_up_seconds: float | None = None
+    """From the start of the processes to the first training step; None in records of before."""
     step_time: StepTime | None = None
 
 
@@ -45,6 +47,8 @@ class ComparisonRow(Record):
     """The 95 % interval of how much more each of these is than that of the row which they are held against
     (`findings.metric_base`), on the same test examples."""
     peak_memory_bytes: int | None = None
+    peak_memory_range: tuple[int, int] | None = None
+    """The lowest and the highest of the rounds, in bytes; None where there was only one, and in records of before."""
     step_time: StepTime | None = None
     """Of the round with the median step."""
     examples_per_second: float | None = None
@@ -64,6 +68,10 @@ class ComparisonRow(Record):
     """The start of the processes: imports, devices, checks, and the start of the MLflow run."""
     setup_seconds: float | None = None
     """From there to the first training step: model, variables, input."""
+    start_up_seconds: float | None = None
+    """Both together, the median of the rounds; None in records of before."""
+    start_up_range: tuple[float, float] | None = None
+    """The lowest and the highest of the rounds, as `peak_memory_range`."""
     tracing_seconds: float | None = None
     """The first call of the step function."""
     restarts: tuple[str, ...] = ()

@@ -171,6 +171,19 @@ class PreparedDataset(Record):
     """The md5 of the prepared folder in DVC's lock; not in the file itself, which is part of that md5."""
 
 
+class KeptColumn(Record):
+    """A column that no model learns from, as the test split has it."""
+
+    kind: str
+    """category, number or datetime."""
+    num_missing: int
+    num_different: int
+    """Of the values that there are."""
+    lowest: float | None = None
+    """Of numbers; of datetimes in days since 1970."""
+    highest: float | None = None
+
+
 class DataDifference(Record):
     """What differs between two prepared datasets, or two data versions of one."""
 

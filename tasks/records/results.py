@@ -215,6 +215,8 @@ class RolledBack(Record):
     now: str
     missing: tuple[str, ...] = ()
     """Versions in between that are no longer there."""
+    loaded_back: str
+    """What was seen of the version that has the alias now, before it got it: a sentence."""
 
 
 class LoggedModel(Record):

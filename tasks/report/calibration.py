@@ -1,44 +1,14 @@
 """Section on calibration: whether examples of which a model is sure to 80 % are right in 80 of 100 cases."""
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from tasks.report import intervals, svg
+from tasks.report.binned import BINS, Bins
 from tasks.report.blocks import Figure, ReportSection, TableBlock, Text
 from tasks.report.material import Material
-
-BINS = 15
-"""As many as Guo et al. (2017) have."""
-
-
-class Bins(NamedTuple):
-    """Predictions by their confidence, in equal parts of 0 to 1, each (BINS,)."""
-
-    counts: npt.NDArray[np.int64]
-    confidence: npt.NDArray[np.float64]
-    """The mean; 0 in an empty bin."""
-    accuracy: npt.NDArray[np.float64]
-
-    @property
-    def error(self) -> float:
-        """The expected calibration error: by how far confidence and accuracy are apart, over all predictions.
-
-        Source: Guo, Pleiss, Sun and Weinberger, On Calibration of Modern Neural Networks (2017), equation 3.
-        """
-        gaps = np.abs(self.confidence - self.accuracy)
-        return float((self.counts * gaps).sum() / max(self.counts.sum(), 1))
-
-
-def bins(confidence: npt.NDArray[Any], right: npt.NDArray[Any]) -> Bins:
-    """Return the bins of predictions: how sure each is, in 0 to 1, and whether it is right, both (n,)."""
-    # A confidence on an edge belongs to the lower bin, as in the paper: (m - 1) / M < p <= m / M.
-    places = np.clip(np.ceil(confidence * BINS).astype(np.int64) - 1, 0, BINS - 1)
-    counts = np.bincount(places, minlength=BINS)
-    sums = [np.bincount(places, weights=values, minlength=BINS) for values in (confidence, right)]
-    means = [one / np.maximum(counts, 1) for one in sums]
-    return Bins(counts, means[0], means[1])
 
 
 def brier(probabilities: npt.NDArray[Any], labels: npt.NDArray[Any]) -> npt.NDArray[np.float64]:
@@ -55,23 +25,11 @@ def brier(probabilities: npt.NDArray[Any], labels: npt.NDArray[Any]) -> npt.NDAr
     return scores
 
 
-def of_predictions(material: Material) -> tuple[Bins, str] | None:
-    """Return the bins of a run's predictions, and what a bin's height means; None of a regression, and where there are
-    no predictions."""
-    if material.predictions is None or material.task == "regression":
-        return None
-    labels, shares = material.predictions.labels, material.probabilities
-    if material.task == "classification":
-        return bins(shares.max(axis=1), material.scores), "accuracy"
-    return bins(shares.ravel(), (labels == 1).ravel()), "share that has the label"
-
-
 def calibration(material: Material) -> ReportSection | None:
     """Return the reliability diagram, the expected calibration error and the Brier score."""
-    binned = of_predictions(material)
-    if binned is None:
+    found = material.binned
+    if found is None:
         return None
-    found, means = binned
     what = "class that it gives" if material.task == "classification" else "label"
     scores = brier(material.probabilities, material.predicted.labels)
     low, high = intervals.of_scores(scores)
@@ -87,7 +45,7 @@ def calibration(material: Material) -> ReportSection | None:
         "Calibration",
         [
             TableBlock(("", "value", "95 % interval"), rows),
-            Figure([_reliability(found, means), _counts(found)], caption),
+            Figure([_reliability(found), _counts(found)], caption),
             Text(f"Expected calibration error of {BINS} equal bins (Guo et al., 2017); Brier score (Brier, 1950)."),
         ],
         {
@@ -99,13 +57,13 @@ def calibration(material: Material) -> ReportSection | None:
     )
 
 
-def _reliability(found: Bins, means: str) -> Any:
-    frame = svg.Frame((0, 1), (0, 1), "probability", means)
+def _reliability(found: Bins) -> Any:
+    frame = svg.Frame((0, 1), (0, 1), "probability", found.means)
     for place in range(BINS):
         if found.counts[place]:
             frame.box(place / BINS, (place + 1) / BINS, float(found.accuracy[place]), "f0")
     frame.line([(0, 0), (1, 1)], "mark")
-    return frame.drawing(f"reliability diagram: {means} by probability")
+    return frame.drawing(f"reliability diagram: {found.means} by probability")
 
 
 def _counts(found: Bins) -> Any:

@@ -1,6 +1,6 @@
 """What a comparison's rows say, in a terminal, on a page and as a file."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -33,7 +33,10 @@ def _replicas(row: ComparisonRow) -> str:
     return "-" if row.num_replicas is None else f"{row.num_replicas}{on}"
 
 
-def _start_up(row: ComparisonRow) -> float | None:
+def start_up(row: ComparisonRow) -> float | None:
+    """Return the seconds from the start of the processes to the first training step."""
+    if row.start_up_seconds is not None:
+        return row.start_up_seconds
     parts = [seconds for seconds in (row.start_seconds, row.setup_seconds) if seconds is not None]
     return sum(parts) if parts else None
 
@@ -68,7 +71,7 @@ COLUMNS = (
     *RELATIVE,
     ComparisonColumn("total, s", "total\ns", lambda row: _seconds(row.total_seconds)),
     *map(_test_column, HEADLINES.values()),
-    ComparisonColumn("start-up, s", "start\nup s", lambda row: _seconds(_start_up(row))),
+    ComparisonColumn("start-up, s", "start\nup s", lambda row: _seconds(start_up(row))),
     ComparisonColumn("tracing, s", "", lambda row: _seconds(row.tracing_seconds)),
 )
 
@@ -110,7 +113,7 @@ def step_cells(comparison: Comparison, narrow: bool = False) -> tuple[list[str],
         step = row.step_time
         total = step.total_ms if step is not None else 0.0
         shares = [f"{value / total:.0%}" for value in step.parts.values()] if step is not None and total else ["-"] * 4
-        memory = _number(row.peak_memory_bytes and row.peak_memory_bytes / 1e6, ",.0f")
+        memory = "-" if row.peak_memory_bytes is None else _megabytes(row.peak_memory_bytes / 1e6)
         rows.append(
             [
                 row.strategy,
@@ -149,6 +152,37 @@ def comparison_remarks(comparison: Comparison) -> list[str]:
 
 
 def _spreads(comparison: Comparison) -> list[str]:
+    """Return what the rounds span."""
+    return [
+        *_speed_ups(comparison),
+        *_spread(comparison, "Start-up", "s", {row.name: row.start_up_range for row in comparison.rows}, _seconds),
+        *_spread(comparison, "Peak memory", "MB", {row.name: memory_range(row) for row in comparison.rows}, _megabytes),
+    ]
+
+
+def memory_range(row: ComparisonRow) -> tuple[float, float] | None:
+    """Return what the rounds span of the peak memory, in MB."""
+    span = row.peak_memory_range
+    return None if span is None else (span[0] / 1e6, span[1] / 1e6)
+
+
+def _megabytes(value: float) -> str:
+    return f"{value:,.0f}"
+
+
+def _spread(
+    comparison: Comparison,
+    what: str,
+    unit: str,
+    spans: Mapping[str, tuple[float, float] | None],
+    text: Callable[[float], str],
+) -> list[str]:
+    """Return a sentence of what the rounds of each row span of a figure; none where there was one round."""
+    told = [f"{name}: {text(span[0])} to {text(span[1])}" for name, span in spans.items() if span is not None]
+    return [f"{what} in {comparison.rounds} rounds, {unit}: {'; '.join(told)}."] if told else []
+
+
+def _speed_ups(comparison: Comparison) -> list[str]:
     """Return what the rounds say of how far the speed-ups can be trusted."""
     if all(row.speed_up is None for row in comparison.rows):
         return []

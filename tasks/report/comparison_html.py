@@ -10,7 +10,7 @@ from tasks.errors import UserError
 from tasks.records import HEADLINES, Comparison, ComparisonRow
 from tasks.report import intervals, svg
 from tasks.report.blocks import Block, Cell, Figure, ReportSection, TableBlock, Text, facts, render
-from tasks.report.comparison import PARTS, comparison_cells, comparison_remarks, step_cells
+from tasks.report.comparison import PARTS, comparison_cells, comparison_remarks, memory_range, start_up, step_cells
 from tasks.report.material import load
 
 SHORT = {"replicas (on devices)": "replicas", "seconds per epoch": "s per epoch"}
@@ -74,6 +74,7 @@ def _figures(comparison: Comparison) -> ReportSection:
             [(row.name, *_span(row)) for row in worked if row.examples_per_second],
         ),
         *_of_metric(worked),
+        *_of_start_up(worked),
         *_of_memory(worked),
     ]
     if any(drawings):
@@ -105,9 +106,11 @@ def _rounds(comparison: Comparison) -> ReportSection:
     for row in comparison.rows:
         for repeat in row.repeats:
             speed = "-" if repeat.examples_per_second is None else f"{repeat.examples_per_second:,.0f}"
-            figures = [f"{repeat.round}", speed, f"{repeat.total_seconds:,.1f}", f"{repeat.load:.2f}"]
+            start = "-" if repeat.start_up_seconds is None else f"{repeat.start_up_seconds:,.1f}"
+            memory = "-" if repeat.peak_memory_bytes is None else f"{repeat.peak_memory_bytes / 1e6:,.0f}"
+            figures = [f"{repeat.round}", speed, f"{repeat.total_seconds:,.1f}", start, memory, f"{repeat.load:.2f}"]
             rows.append([row.strategy, row.loop or "-", repeat.run_id, *figures])
-    header = ("strategy", "loop", "run", "round", "examples/s", "total, s", "load of others, cores")
+    header = ("strategy", "loop", "run", "round", "examples/s", "total, s", "start-up, s", "peak MB", "load of others")
     return ReportSection("Rounds", [TableBlock(header, rows, num_texts=3)])
 
 
@@ -146,9 +149,24 @@ def _of_metric(rows: Sequence[ComparisonRow]) -> list[Markup]:
 
 
 def _of_memory(rows: Sequence[ComparisonRow]) -> list[Markup]:
-    shown = {row.name: row.peak_memory_bytes / 1e6 for row in rows if row.peak_memory_bytes}
-    lines = [(name, value, value, value) for name, value in shown.items()]
-    return [_ranges("peak memory of all processes, MB", lines)] if lines else []
+    lines = []
+    for row in rows:
+        if row.peak_memory_bytes:
+            value = row.peak_memory_bytes / 1e6
+            low, high = memory_range(row) or (value, value)
+            lines.append((row.name, low, value, high))
+    title = "peak memory of all processes, MB: the median, and what the rounds span"
+    return [_ranges(title, lines)] if lines else []
+
+
+def _of_start_up(rows: Sequence[ComparisonRow]) -> list[Markup]:
+    lines = []
+    for row in rows:
+        value = start_up(row)
+        if value is not None:
+            low, high = row.start_up_range or (value, value)
+            lines.append((row.name, low, value, high))
+    return [_ranges("start-up, s: the median, and what the rounds span", lines)] if lines else []
 
 
 def _ranges(title: str, lines: Sequence[tuple[str, float, float, float]], from_zero: bool = True) -> Markup:

@@ -26,6 +26,7 @@ from tasks.records import (
     Task,
     TrainingResult,
 )
+from tasks.report.binned import Bins, bins
 from tasks.slices import TestExamples
 
 
@@ -91,6 +92,16 @@ class Material:
         """How good each test example is: 1 where the class is right and 0 where not, the share of labels that are
         right, or of a regression the mean absolute error, (n,)."""
         return slices.scores(self.task, *self.predicted)
+
+    @cached_property
+    def binned(self) -> Bins | None:
+        """The predictions by how sure the model is of them; None of a regression, and where there are none."""
+        if self.predictions is None or self.task == "regression":
+            return None
+        labels, shares = self.predictions.labels, self.probabilities
+        if self.task == "classification":
+            return bins(shares.max(axis=1), self.scores)
+        return bins(shares.ravel(), (labels == 1).ravel(), "share that has the label")
 
     @property
     def class_names(self) -> list[str]:

@@ -116,7 +116,7 @@ def _rows(
                 names.append(column)
                 for line, row in zip(lines, rows, strict=True):
                     value = test.arrays[name][row, first]
-                    shown = test.word(name, place, int(value)) if feature.kind == "category" else f"{value:.6g}"
+                    shown = test.category(name, place, int(value)) if feature.kind == "category" else f"{value:.6g}"
                     line.append(svg.escaped(shown))
     return ("row", "", "", *names), lines
 

@@ -7,6 +7,7 @@ from typing import NamedTuple
 from tasks import files
 from tasks.records import Run
 from tasks.report import blocks, calibration, classes, contents, curves, mistakes, numbers, overview, slices
+from tasks.report.binned import Bins
 from tasks.report.blocks import ReportSection
 from tasks.report.material import Material, load
 
@@ -36,8 +37,8 @@ class Written(NamedTuple):
     page: Path
     title: str
     metrics: dict[str, float]
-    calibration: tuple[calibration.Bins, str] | None
-    """As ``calibration.of_predictions`` gives it."""
+    binned: Bins | None
+    """The predictions by how sure the model is of them."""
 
 
 def write(run: Run, seconds: Mapping[str, float] | None = None) -> Written:
@@ -58,7 +59,7 @@ def write(run: Run, seconds: Mapping[str, float] | None = None) -> Written:
     with files.replacing(path) as temporary:
         temporary.write_text(blocks.render(_title(material), sections, partial(material)), encoding="utf-8")
     metrics = {name: value for section in sections for name, value in section.metrics.items()}
-    return Written(path, _title(material), metrics, calibration.of_predictions(material))
+    return Written(path, _title(material), metrics, material.binned)
 
 
 def _title(material: Material) -> str:

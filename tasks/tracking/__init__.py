@@ -31,8 +31,10 @@ from tasks.tracking.models import (
 from tasks.tracking.outbox import OUTBOX, await_told, mlflow_run_id
 from tasks.tracking.registry import (
     Candidate,
+    Rollback,
     Standing,
     fetch_keras_file,
+    find_rollback,
     find_standing,
     list_versions,
     model_place,
@@ -40,6 +42,6 @@ from tasks.tracking.registry import (
     registering,
     rollback,
 )
-from tasks.tracking.store import Unavailable, open_store, store_uri
+from tasks.tracking.store import Unavailable, is_own_store, open_store, store_uri
 from tasks.tracking.sweeps import log_sweep, log_trial
 from tasks.tracking.sync import sync

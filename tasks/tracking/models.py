@@ -355,15 +355,18 @@ def predict(place: str, tracking_uri: str, features: Mapping[str, Any], encoded:
     """Return what a logged model gives for rows, float (n, num_outputs), loaded as who serves it would load it.
 
     Args:
-        place: where its files lie, see ``model_place``.
+        place: where its files lie, see ``registry.model_place``.
         tracking_uri: of the store that may be asked for them.
-        features: as prepared, each (n, *shape).
+        features: as prepared, each (n, *shape); without any the model is given its own example.
         encoded: whether the model takes rows of a table: then these are given to the Keras model in it, because as
             prepared they are no such rows any more; and the whole is given its own example.
     """
     mlflow.set_tracking_uri(tracking_uri)
     # Its warnings are of packages, and to have any MLflow reads the lists of files of all that are installed.
     model = mlflow.pyfunc.load_model(place, suppress_warnings=True)
+    if not features:
+        example = model.input_example
+        return np.asarray([] if example is None else model.predict(example))
     given = records.as_input(dict(features))
     if not encoded:
         return np.asarray(model.predict(given))

@@ -306,48 +306,96 @@ def _promote(client: mlflow.MlflowClient, before: Any, version: str, turn: turns
         _write_history(client, before.name, history)
 
 
-@retried
-def rollback(name: str) -> records.RolledBack:
-    """Move the alias `champion` back to the version that had it before, and return which.
+class Rollback(NamedTuple):
+    """What a rollback would do."""
 
-    The version that had it gets the tag ``rolled_back``: no registration makes it the champion again, unless forced.
+    name: str
+    """Of the registered model."""
+    champion: str | None
+    """The version that has the alias; None where none has it any more."""
+    version: str
+    """That is to have it."""
+    tags: Mapping[str, str]
+    """Of that one."""
+    run_id: str | None
+    """Of the run in mlruns/ that it was made of, or as MLflow calls that; None where it says nothing of a run."""
+    place: str
+    """Where its files lie: an address that MLflow reads."""
+    missing: tuple[str, ...]
+    """Versions in between that are no longer there."""
+
+
+@retried
+def find_rollback(name: str) -> Rollback:
+    """Return which version had the alias `champion` before the one that has it; nothing is written.
 
     Raises:
         UserError: there is no such registered model, or no version that was the champion before.
         Unavailable: the tracking server does not answer, or fails.
-        StratagemError: another process is moving the alias.
     """
     client = open_store()
-    if _find_model(client, name) is None:
+    model = _find_model(client, name)
+    if model is None:
         names = [one.name for one in client.search_registered_models()]
         if not names:
             raise UserError(f"unknown registered model '{name}': there is none in {store_uri()}")
         raise UserError(one_of("registered model", name, names))
-    with turns.taken(client, name) as turn:
-        return _roll_back(client, name, turn)
-
-
-def _roll_back(client: mlflow.MlflowClient, name: str, turn: turns.Turn) -> records.RolledBack:
-    model = client.get_registered_model(name)
     champion, history = _champion(model), _history(model)
-    there = {str(one.version) for one in client.search_model_versions(f"name = '{name}'")}
+    there = {str(one.version): one for one in client.search_model_versions(f"name = '{name}'")}
     earlier = history[:-1] if champion is not None else history
     kept = [version for version in earlier if version in there]
     if not kept:
         gone = f", and version {', '.join(earlier)} is no longer there" if earlier else ""
         who = "no version is" if champion is None else f"version {champion} is the first that was"
         raise UserError(f"'{name}' cannot be rolled back: {who} @{config.CHAMPION}{gone}")
-    now = kept[-1]
-    place = len(earlier) - earlier[::-1].index(now)
-    turn.check()
-    if champion is not None:
-        # What stands after the present champion has not happened; then its last place in the tag tells.
-        _write_history(client, name, history)
-        client.set_model_version_tag(name, champion, ROLLED_BACK, datetime.now(UTC).isoformat(timespec="seconds"))
-    turn.check()
-    client.set_registered_model_alias(name, config.CHAMPION, now)
-    _write_history(client, name, history[:place])
-    return records.RolledBack(model_name=name, before=champion, now=now, missing=tuple(earlier[place:]))
+    found = there[kept[-1]]
+    return Rollback(
+        name=name,
+        champion=champion,
+        version=kept[-1],
+        tags=found.tags,
+        run_id=_local_run_id(client, found.run_id),
+        place=client.get_model_version_download_uri(name, kept[-1]),
+        missing=tuple(earlier[_place(earlier, kept[-1]) :]),
+    )
+
+
+def _place(history: list[str], version: str) -> int:
+    """Return how many versions were the champion up to the last time that this one was it."""
+    return len(history) - history[::-1].index(version)
+
+
+@retried
+def rollback(back: Rollback) -> None:
+    """Move the alias `champion` back to the version that had it before.
+
+    The version that had it gets the tag ``rolled_back``: no registration makes it the champion again, unless forced.
+
+    Raises:
+        Unavailable: the tracking server does not answer, or fails.
+        StratagemError: another process is moving the alias, or has moved it since ``find_rollback`` looked.
+    """
+    client, name = open_store(), back.name
+    with turns.taken(client, name) as turn:
+        model = client.get_registered_model(name)
+        champion, history = _champion(model), _history(model)
+        if champion == back.version:
+            return  # Moved by a request before this one, whose reply was lost.
+        earlier = history[:-1] if champion is not None else history
+        if champion != back.champion or back.version not in earlier:
+            raise StratagemError(
+                f"@{config.CHAMPION} of '{name}' was moved meanwhile: it is at "
+                f"{'no version' if champion is None else f'version {champion}'} now, and stays there. Then "
+                f"`stratagem rollback {name}`"
+            )
+        turn.check()
+        if champion is not None:
+            # What stands after the present champion has not happened; then its last place in the tag tells.
+            _write_history(client, name, history)
+            client.set_model_version_tag(name, champion, ROLLED_BACK, datetime.now(UTC).isoformat(timespec="seconds"))
+        turn.check()
+        client.set_registered_model_alias(name, config.CHAMPION, back.version)
+        _write_history(client, name, history[: _place(earlier, back.version)])
 
 
 @retried

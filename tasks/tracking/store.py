@@ -51,6 +51,11 @@ def store_uri() -> str:
     return os.environ.get("MLFLOW_TRACKING_URI") or f"{SQLITE}{relocation.own_store()}"
 
 
+def is_own_store() -> bool:
+    """Return whether the store is a file of this machine's, and no server that others write to."""
+    return store_uri().startswith(SQLITE)
+
+
 def open_store() -> mlflow.MlflowClient:
     """Return a client of the store. A SQLite store that does not exist yet is made, by one process only.
 

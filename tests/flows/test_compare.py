@@ -287,6 +287,25 @@ def test_a_row_is_the_median_of_its_rounds_and_is_held_against_those_of_one_devi
     assert "data_parallel, fit: 0.90 to 1.10" in spread
 
 
+def test_start_up_and_peak_memory_are_told_with_what_the_rounds_span(any_machine, monkeypatch, capsys):
+    figures = [(9.5, 1_149_000_000), (20.25, 1_208_400_000), (10.0, 1_150_000_000)]
+    found = [row("mirrored", "fit", 100.0, start_up_seconds=start, peak_memory_bytes=peak) for start, peak in figures]
+    once = row("one_device", "fit", 100.0, start_up_seconds=8.0, peak_memory_bytes=900_000_000)
+    made = comparison.median_row(found)
+    assert (made.start_up_seconds, made.start_up_range) == (10.0, (9.5, 20.25))
+    assert (made.peak_memory_bytes, made.peak_memory_range) == (1_150_000_000, (1_149_000_000, 1_208_400_000))
+    assert (once.start_up_range, once.peak_memory_range) == (None, None)
+    whole = summarised(once, made)
+    remarks = report.comparison_remarks(whole)
+    assert "Start-up in 3 rounds, s: mirrored, fit: 9.50 to 20.2." in remarks
+    assert "Peak memory in 3 rounds, MB: mirrored, fit: 1,149 to 1,208." in remarks
+    monkeypatch.setenv("COLUMNS", "80")
+    tables.print_comparison(whole)
+    shown = capsys.readouterr().out
+    assert "Start-up in 3 rounds, s: mirrored, fit: 9.50 to 20.2." in " ".join(shown.split())
+    assert [line for line in shown.splitlines() if len(line) > 80 or "…" in line] == []
+
+
 def test_what_was_measured_once_is_no_gain(any_machine):
     made = summarised(row("one_device", "fit", 100), row("mirrored", "fit", 193, devices=2))
     assert not made.rows[1].differs

@@ -1,10 +1,15 @@
 """What is printed of a prepared dataset, and what differs between two."""
 
+import json
+from pathlib import Path
+
 import pytest
 
 from flows import tables
-from tasks import data_difference
+from tasks import data_difference, dvc_data
+from tasks.errors import UserError
 from tasks.records import Column, Feature, PreparedDataset, PreparedSplit, Target
+from tests.tasks import made_up
 
 
 def dataset(*columns, mean, deviation):
@@ -59,6 +64,33 @@ def test_a_difference_counts_as_what_is_shown_of_each(scaled):
     assert found["train: missing values of age"] == ("0", "3")
     assert found["town: different values"] == (None, "2")
     assert "train: missing values of income" not in found
+
+
+def test_metadata_are_shown_as_the_test_split_has_them(capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(made_up.project(tmp_path / "project"))
+    kept = {
+        "clinic": {"kind": "category", "values": ["north", None, "south", "north"]},
+        "dose": {"kind": "number", "values": [2.5, 0.125, None, None]},
+        "seen": {"kind": "datetime", "values": [19723.75, 19800.0, 19724.0, 19724.0]},
+        "empty": {"kind": "number", "values": [None] * 4},
+    }
+    Path("test_metadata.json").write_text(json.dumps(kept))
+    plain = dataset(Column(name="age", kind="number"), mean=(0.5,), deviation=(1.0,))
+    assert dvc_data.metadata(plain) == {}
+    tables.print_metadata({})
+    assert capsys.readouterr().out == ""
+    prepared = plain.model_copy(update={"metadata": "test_metadata.json"})
+    tables.print_metadata(dvc_data.metadata(prepared))
+    assert [line.split() for line in capsys.readouterr().out.splitlines()[1:]] == [
+        ["metadata", "kind", "missing", "in", "the", "test", "split"],
+        ["clinic", "category", "1", "2", "different", "values"],
+        ["dose", "number", "2", "from", "0.125", "to", "2.5"],
+        ["seen", "datetime", "0", "from", "2024-01-01", "to", "2024-03-18"],
+        ["empty", "number", "4", "0", "different", "values"],
+    ]
+    Path("test_metadata.json").write_text("[")
+    with pytest.raises(UserError, match=r"test_metadata\.json: missing or damaged\. Rebuild it: stratagem prepare"):
+        dvc_data.metadata(prepared)
 
 
 def test_of_many_numbers_in_one_column_no_mean_is_printed(capsys):

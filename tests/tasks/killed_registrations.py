@@ -19,7 +19,7 @@ from mlflow import MlflowClient
 
 from tasks import config, records, tracking
 from tasks.errors import UserError
-from tests.tasks.registering import Trained
+from tests.tasks.registering import Trained, roll_back
 
 # What five test rows tell: who has none of them right is shown to be worse than who has all (p = 1/32).
 WORSE, BETTER = 0, 5
@@ -91,7 +91,7 @@ def act(model: str, after: int) -> None:
         setattr(MlflowClient, name, stopping(getattr(MlflowClient, name)))
     load("worse", model).register(right=WORSE)
     load("better", model).register(right=BETTER)
-    tracking.rollback(model)
+    roll_back(model)
 
 
 def aliases(model: str) -> dict[str, str]:
@@ -111,9 +111,9 @@ def go_on(model: str) -> None:
     if not rolled_back:
         history = tracking.open_store().get_registered_model(model).tags.get("champion_history", "")
         assert history == "1, 2"
-        assert tracking.rollback(model).now == "1"
+        assert roll_back(model).now == "1"
     with pytest.raises(UserError, match="version 1 is the first that was @champion"):
-        tracking.rollback(model)
+        roll_back(model)
     versions = tracking.open_store().search_model_versions(f"name = '{model}'")
     assert {str(one.version) for one in versions} == {"1", "2"}
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import keras
 import numpy as np
 
-from tasks import config, lineage, predictions, records, register, tracking
+from tasks import config, lineage, loaded_back, predictions, records, register, rollback, tracking
 
 IMAGES = np.random.default_rng(1).integers(0, 256, (5, 4, 4, 1), np.uint8)
 VERSION = "0123456789abcdef0123456789abcdef"
@@ -53,10 +53,12 @@ class Trained:
 
     def register(
         self, step: int = 20, accuracy: float = 0.95, loss: float = 0.2, right: int = 5, force: bool = False,
-        recall: float = 1.0, apart: register.Apart | None = None, rows_of: records.PreparedDataset | None = None,
+        recall: float = 1.0, apart: loaded_back.Apart | None = None, rows_of: records.PreparedDataset | None = None,
+        outputs: np.ndarray | None = None,
     ) -> records.RegisteredModel:  # fmt: skip
-        """Register what gives the right class of so many test rows; ``apart`` loads it back."""
-        outputs = np.eye(3, dtype=np.float32)[(LABELS + (np.arange(5) >= right)) % 3]
+        """Register what gives the right class of so many test rows, or ``outputs``; ``apart`` loads it back."""
+        if outputs is None:
+            outputs = np.eye(3, dtype=np.float32)[(LABELS + (np.arange(5) >= right)) % 3]
         kept = f"{self.run.folder}/evaluation/{step}.npz"
         evaluation = records.EvaluationResult(
             run_id=self.run.run_id, checkpoint=f"{self.run.folder}/checkpoints/{step}", step=step, num_examples=5,
@@ -75,3 +77,14 @@ class Trained:
         result = register.register(self.settings, self.run, self.prepared, self.training, evaluation, how)
         tracking.end_run(self.run, "FINISHED")
         return result
+
+
+def of_nothing(what: str, features: object, rows: object = None, **arguments: object) -> np.ndarray:
+    """Load a model back whose data are not here."""
+    assert (what, features, rows) == ("load_back", {}, None)
+    return np.zeros([1, 3])
+
+
+def roll_back(name: str, apart: loaded_back.Apart = of_nothing) -> records.RolledBack:
+    """Move @champion back; ``apart`` loads the model back."""
+    return rollback.rollback(name, apart)

@@ -16,9 +16,10 @@ import pytest
 
 from tasks import records, runs, slices, tracking
 from tasks.errors import StratagemError, UserError
+from tasks.outputs import of_keras_file
 from tasks.tracking import turns
 from tests.tasks.killed_registrations import BETTER, WORSE
-from tests.tasks.registering import IMAGES, LABELS, Trained
+from tests.tasks.registering import IMAGES, LABELS, Trained, of_nothing, roll_back
 from tests.tasks.stopped_registrations import STOPS
 from tests.tasks.test_tracking import Server
 
@@ -75,7 +76,7 @@ def test_a_better_model_takes_the_alias_and_noise_and_the_same_model_do_not(stor
 def test_a_first_model_below_a_floor_is_no_champion(store: Path) -> None:
     result = Trained("register.floors={b: 0.8}").register(recall=0.7)
     assert result.aliases == ("challenger",)
-    assert result.judgement.told == "none: register.floors: the recall of 'b' has 0.7000 of 2 and needs 0.8"
+    assert result.judgement.told == "none: register.floors: 'b' has a recall of 0.7000 among 2 examples and needs 0.8"
     assert aliases(result.model_name) == {"challenger": "1"}
     assert Trained("register.floors={b: 0.8}").register(recall=0.8).aliases == ("challenger", "champion")
     with pytest.raises(UserError, match=r"unknown class in register\.floors 'd'"):
@@ -91,7 +92,7 @@ def test_a_first_model_with_a_slice_below_its_floor_is_no_champion(store: Path, 
     below = Trained(f"register.floors={{'{name}': 0.6}}")
     result = below.register(right=0)
     assert result.aliases == ("challenger",)
-    reason = f"register.floors: the accuracy of '{name}' has 0.0000 of 2 and needs 0.6"
+    reason = f"register.floors: '{name}' has an accuracy of 0.0000 among 2 examples and needs 0.6"
     assert result.judgement.told == f"none: {reason}"
     client = tracking.open_store()
     for tags in (
@@ -116,24 +117,162 @@ def test_what_is_forced_is_put_down_and_rolled_back(store: Path) -> None:
         assert tags["gate"] == result.judgement.reason
     assert (aliases(name)["champion"], history(name)) == ("2", "1, 2")
 
-    assert tracking.rollback(name) == records.RolledBack(model_name=name, before="2", now="1")
+    loaded = "it was loaded, and computed an example of no meaning; nothing was compared: "
+    gone = "data/digits/prepared is missing or damaged"
+    assert roll_back(name) == records.RolledBack(model_name=name, before="2", now="1", loaded_back=loaded + gone)
     assert (aliases(name)["champion"], history(name)) == ("1", "1")
     with pytest.raises(UserError, match=f"'{name}' cannot be rolled back: version 1 is the first that was @champion"):
-        tracking.rollback(name)
+        roll_back(name)
     with pytest.raises(UserError, match=f"unknown registered model '{name[:-1]}': did you mean '{name}'"):
-        tracking.rollback(name[:-1])
+        roll_back(name[:-1])
 
 
 def test_a_version_that_was_rolled_back_is_the_champion_again_by_force_alone(store: Path) -> None:
     name = Trained().register(right=WORSE).model_name
     better = Trained()
     better.register(right=BETTER)
-    tracking.rollback(name)
+    roll_back(name)
     result = better.register(right=BETTER)
     assert "version 2 was @champion and was rolled back at 20" in result.judgement.reason
     assert (result.aliases, aliases(name)["champion"]) == (("challenger",), "1")
     assert better.register(right=BETTER, force=True).aliases == ("challenger", "champion")
     assert history(name) == "1, 2"
+
+
+def two_champions() -> tuple[str, Trained]:
+    """Register a model and then a better one; return the name of both, and the first."""
+    first = Trained()
+    name = first.register(right=WORSE).model_name
+    records.save(first.prepared, Path(first.prepared.folder, "manifest.json"))
+    Trained().register(right=BETTER)
+    assert aliases(name)["champion"] == "2"
+    return name, first
+
+
+def as_worse(what: str, features: dict[str, Path], rows: list[int] | None = None, **arguments: Any) -> np.ndarray:
+    """Load back the worse of two models."""
+    assert (what, list(features), rows) == ("load_back", ["image"], [0, 1, 2, 3, 4])
+    assert keras.saving.load_model(Path(arguments["place"].removeprefix("file://"), "data", "model.keras"))
+    return np.eye(3)[(LABELS + 1) % 3]
+
+
+def test_a_model_is_loaded_back_before_it_is_the_champion_again(store: Path) -> None:
+    name, _ = two_champions()
+    said = "it was loaded, and gives what it gave when it was evaluated, compared on 5 test rows"
+    assert roll_back(name, as_worse) == records.RolledBack(model_name=name, before="2", now="1", loaded_back=said)
+    assert aliases(name)["champion"] == "1"
+
+
+@pytest.mark.parametrize(
+    ("apart", "reason"),
+    [
+        (
+            lambda *given, **more: np.eye(3)[LABELS],
+            "loaded back in a clean process it gives other outputs than when it",
+        ),
+        (
+            lambda *given, **more: np.zeros([5, 2]),
+            r"it cannot be loaded back in .*: it gives outputs of shape \(5, 2\)",
+        ),
+        (lambda *given, **more: np.full([5, 3], np.nan), "it gives outputs that are no numbers"),
+        (
+            lambda *given, **more: fails(),
+            "it cannot be loaded back in a clean process: ValueError: Unknown layer: 'Mine'",
+        ),
+    ],
+    ids=["other", "shape", "no numbers", "error"],
+)
+def test_a_model_that_is_another_one_by_now_does_not_get_the_alias_back(store: Path, apart: Any, reason: str) -> None:
+    name, _ = two_champions()
+    with pytest.raises(UserError, match=f"'{name}' cannot be rolled back to version 1: ") as caught:
+        roll_back(name, apart)
+    assert re.search(reason, str(caught.value))
+    assert "@champion stays at version 2. Delete version 1 in MLflow" in str(caught.value)
+    assert (aliases(name)["champion"], history(name)) == ("2", "1, 2")
+    assert "rolled_back" not in tracking.open_store().get_model_version(name, "2").tags
+
+
+def test_of_a_servers_model_the_keras_file_alone_is_loaded_back(store: Path, monkeypatch) -> None:
+    """What MLflow would load with it is code, which others may have written."""
+    name, _ = two_champions()
+    client = tracking.open_store()
+    monkeypatch.setattr(tracking, "is_own_store", lambda: False)
+    digest = client.get_model_version(name, "1").tags["keras_file_sha256"]
+    client.delete_model_version_tag(name, "1", "keras_file_sha256")
+    with pytest.raises(UserError, match=r"to version 1: it cannot be loaded .*: this project did not register it"):
+        roll_back(name, no_apart)
+    client.set_model_version_tag(name, "1", "keras_file_sha256", digest)
+    scorer = Scorer(WORSE)
+    assert roll_back(name, scorer).loaded_back.endswith("compared on 5 test rows")
+    assert [what for what, _ in scorer.asked] == ["score"]
+
+
+def test_a_model_whose_data_are_not_here_computes_an_example(store: Path) -> None:
+    first = Trained()
+    name = first.register().model_name
+    place = tracking.open_store().get_model_version_download_uri(name, "1")
+    assert tracking.predict(place, tracking.store_uri(), {}, encoded=False).shape == (1, 3)
+    assert of_keras_file(first.training.final_model, {}).shape == (1, 3)
+
+
+def lose_outputs(first: Trained) -> None:
+    Path(first.run.folder, "evaluation", "20.npz").unlink()
+
+
+def lose_run(first: Trained) -> None:
+    shutil.rmtree(first.run.folder)
+
+
+def have_other_rows(first: Trained) -> None:
+    other_rows(first, IMAGES)
+    test = first.prepared.splits["test"].model_copy(update={"sha256": {}, "labels": "other.npy"})
+    changed = first.prepared.model_copy(update={"splits": {"train": test, "test": test}})
+    records.save(changed, Path(first.prepared.folder, "manifest.json"))
+
+
+def have_other_classes(first: Trained) -> None:
+    target = records.Target.of_classes(("a", "b", "d"))
+    records.save(first.prepared.model_copy(update={"target": target}), Path(first.prepared.folder, "manifest.json"))
+
+
+@pytest.mark.parametrize(
+    ("lose", "apart", "told"),
+    [
+        (
+            lose_outputs,
+            as_worse,
+            "computed 5 test rows; nothing was compared: what it gave when it was evaluated is not",
+        ),
+        (
+            have_other_rows,
+            as_worse,
+            "computed 5 test rows; nothing was compared: data/digits/prepared has other test rows",
+        ),
+        (
+            have_other_classes,
+            of_nothing,
+            "nothing was compared: data/digits/prepared has other columns, image sizes, voc",
+        ),
+        (lose_run, of_nothing, "nothing was compared: the run that it was made of is not here"),
+    ],
+)
+def test_what_is_not_here_to_compare_with_is_told(
+    store: Path, lose: Callable[[Trained], None], apart: Any, told: str
+) -> None:
+    name, first = two_champions()
+    lose(first)
+    assert told in roll_back(name, apart).loaded_back
+    assert aliases(name)["champion"] == "1"
+
+
+def test_a_champion_that_moved_since_a_rollback_looked_stays(store: Path) -> None:
+    name, _ = two_champions()
+    back = tracking.find_rollback(name)
+    third = Trained().register(right=BETTER, force=True)
+    assert third.aliases == ("challenger", "champion")
+    with pytest.raises(StratagemError, match=f"@champion of '{name}' was moved meanwhile: it is at version 3 now"):
+        tracking.rollback(back)
+    assert (aliases(name)["champion"], history(name)) == ("3", "1, 2, 3")
 
 
 def test_a_champion_that_was_deleted(store: Path) -> None:
@@ -148,12 +287,12 @@ def test_a_champion_that_was_deleted(store: Path) -> None:
     assert (result.model_version, result.aliases) == ("4", ("challenger",))
     assert "version 3 was @champion, and was deleted in MLflow or lost the alias" in result.judgement.reason
     client.delete_model_version(name, "2")
-    rolled = tracking.rollback(name)
-    assert rolled == records.RolledBack(model_name=name, before=None, now="1", missing=("2", "3"))
+    rolled = roll_back(name)
+    assert (rolled.before, rolled.now, rolled.missing) == (None, "1", ("2", "3"))
     assert (aliases(name), history(name)) == ({"challenger": "4", "champion": "1"}, "1")
     client.delete_model_version(name, "1")
     with pytest.raises(UserError, match="no version is @champion, and version 1 is no longer there"):
-        tracking.rollback(name)
+        roll_back(name)
 
 
 def test_a_model_that_somebody_else_registered(store: Path) -> None:
@@ -311,8 +450,29 @@ def test_the_word_of_a_dead_process_counts_for_nothing_and_who_was_held_up_moves
     for since in (now, None):
         turns.Turn(since).check()
     for since in (now - turns.MOST_SECONDS - 1, now + 60):  # Or its clock was set back.
-        with pytest.raises(StratagemError, match=r"(held up for 61 s|the clock was set back) .* it has not moved"):
+        with pytest.raises(StratagemError, match=r"(held up for \d+ s|the clock was set back) .* it has not moved"):
             turns.Turn(since).check()
+
+
+@pytest.mark.slow
+def test_the_command_loads_a_model_back_in_a_process_of_its_own(store: Path, run: Run) -> None:
+    first = Trained()
+    outputs = keras.saving.load_model(first.training.final_model).predict(IMAGES, verbose=0)
+    name = first.register(outputs=outputs).model_name
+    records.save(first.prepared, Path(first.prepared.folder, "manifest.json"))
+    Trained().register(force=True)
+    done = run(["stratagem", "rollback", name, "--json"])
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout.splitlines()[-1]) == {
+        "model_name": name, "before": "2", "now": "1", "missing": [],
+        "loaded_back": "it was loaded, and gives what it gave when it was evaluated, compared on 5 test rows",
+    }  # fmt: skip
+    Trained().register(force=True)
+    damage(name, first)
+    done = run(["stratagem", "rollback", name, "--json"])
+    assert done.returncode == 2, done.stderr
+    assert f"'{name}' cannot be rolled back to version 1: it cannot be loaded back in a clean process: " in done.stderr
+    assert aliases(name)["champion"] == "3"
 
 
 @pytest.mark.slow

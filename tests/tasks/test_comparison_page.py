@@ -38,6 +38,23 @@ def test_the_page_shows_all_and_asks_nobody(tmp_path):
     assert sum(bars[4:8]) == pytest.approx(2 * sum(bars[:4]), rel=0.01), "200 ms and 100 ms"
 
 
+def test_start_up_and_peak_memory_are_drawn_with_what_the_rounds_span():
+    figures = {"start_up_seconds": 11.0, "start_up_range": (10.0, 20.0), "peak_memory_bytes": 500_000_000}
+    wide = row("mirrored", ONE, **figures, peak_memory_range=(250_000_000, 1_000_000_000))
+    of_before = row("one_device", ONE, start_seconds=3.0, setup_seconds=2.0, peak_memory_bytes=500_000_000)
+    text = comparison_html.page(compared(wide, of_before))
+    drawn = {
+        title: [
+            float(end) - float(start) for start, end in re.findall(r'class="line c0" d="M([\d.]+) \d+H([\d.]+)', one)
+        ]
+        for title, one in re.findall(r'<svg [^>]*aria-label="(start-up, s|peak memory)([^§]*?)</svg>', text)
+    }
+    assert drawn.keys() == {"start-up, s", "peak memory"}
+    for long, short in drawn.values():
+        assert (long > 30, short) == (True, 0.0)
+    assert "start-up, s: the median, and what the rounds span: mirrored, fit 11; one_device, fit 5" in text
+
+
 @pytest.mark.parametrize(
     "given", [(), (ComparisonRow(strategy="one_device", loop="fit"),)], ids=["nothing worked", "one call only"]
 )

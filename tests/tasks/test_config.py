@@ -140,6 +140,7 @@ BAD = [
     (["register.min_improvement=-0.01"], ["register.min_improvement = -0.01", "greater than or equal to 0"]),
     (["register.floors={3: 80}"], ["register.floors = {'3': 80}", "less than or equal to 1", "recall"]),
     (["register.floors=0.8"], ["register.floors = 0.8", "dictionary"]),
+    (["register.ceilings={'age: 1': -1}"], ["register.ceilings = {'age: 1': -1}", "greater than or equal to 0"]),
     # values that do not go together
     (["train.global_batch_size=64", "train.per_replica_batch_size=32"], ["per_replica_batch_size=32", "exactly one"]),
     (["train.global_batch_size=null", "train.per_replica_batch_size=null"], ["exactly one"]),
@@ -636,8 +637,8 @@ def changed(section, path):
 NO_RESULT = {
     "checkpoint.keep", "checkpoint.remote", "dataset.builder", "dataset.downloads", "evaluate.global_batch_size",
     "evaluate.strategy", "input.cache", "input.memory_budget_bytes", "input.prefetch", "input.service",
-    "register.alias", "register.confidence", "register.enabled", "register.floors", "register.metric",
-    "register.min_improvement", "register.minimum", "register.model_name",
+    "register.alias", "register.ceilings", "register.confidence", "register.enabled", "register.floors",
+    "register.metric", "register.min_improvement", "register.minimum", "register.model_name",
     "strategy.communication", "strategy.cpus", "strategy.heartbeat_timeout_seconds", "strategy.launcher",
     "strategy.max_restarts", "strategy.min_workers",
     "tracking.experiment", "tracking.system_metrics", "train.jit_compile", "train.loop",
@@ -686,6 +687,8 @@ def test_floors_of_a_recipe_are_replaced(tmp_path):
     recipe.write_text("register: {floors: {3: 0.8}}")
     assert config.load(str(recipe), ["register.floors={}"], ROOT).register_.floors == {}
     assert config.load(str(recipe), ["register.floors={4: 0.9}"], ROOT).register_.floors == {"4": 0.9}
+    recipe.write_text("register: {ceilings: {'age: 1 to 2.5': 8}}")
+    assert config.load(str(recipe), ["register.ceilings={'age: 3': 9}"], ROOT).register_.ceilings == {"age: 3": 9}
 
 
 def test_settings_survive_json_and_the_spelling_of_set():

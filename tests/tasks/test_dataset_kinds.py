@@ -2,6 +2,7 @@
 
 import dataclasses
 import io
+import json
 import os
 import socket
 import struct
@@ -14,7 +15,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from tasks import config, dataset_folder, dataset_kinds, dvc_data, encoding, prepared_data, source_files
+from tasks import config, dataset_folder, dataset_kinds, dvc_data, encoding, prepared_data, slices, source_files
 from tasks.dataset_kinds import image_folder
 from tasks.errors import StratagemError, UserError
 from tasks.input import sources
@@ -597,6 +598,66 @@ def test_arrays_that_cannot_be_trained_on_are_refused(source, make, message):
     make(source / "own.npz")
     assert message in message_of(source / "own.npz", kind="arrays")
     assert not Path("harmed").exists()
+
+
+SITES = np.array(["north", "", "south"], "U5")[CLASSES]
+DOSES = np.where(CLASSES == 1, np.nan, np.arange(30) / 4)
+DAYS = np.datetime64("2024-01-01T12:00", "s") + np.arange(30).astype("m8[D]")
+METADATA = {"site": "category", "dose": "number", "day": "datetime", "code": "category"}
+
+
+def kept_of(rows):
+    """What is kept of some rows of these arrays."""
+    return {
+        "site": {"kind": "category", "values": [SITES[row] or None for row in rows]},
+        "dose": {"kind": "number", "values": [None if row % 3 == 1 else row / 4 for row in rows]},
+        "day": {"kind": "datetime", "values": [19723.5 + row for row in rows]},
+        "code": {"kind": "category", "values": [str(row % 3) for row in rows]},
+    }
+
+
+@pytest.mark.parametrize("dtype", ["U5", "S5"])
+def test_arrays_beside_the_examples_are_kept_of_the_test_split(source, dtype):
+    beside = {"site": SITES.astype(dtype), "dose": DOSES, "day": DAYS, "code": CLASSES}
+    numbers = np.arange(30.0)[:, np.newaxis]
+    np.savez(source / "own.npz", x=numbers, y=CLASSES, **beside)
+    plain = prepare(describe(source / "own.npz", "arrays", test=6))
+    assert plain.metadata is None
+    prepared = prepare(describe(source / "own.npz", "arrays", test=6, metadata=METADATA))
+    assert prepared.splits == plain.splits
+    rows = np.load(prepared.splits["test"].features["number"])[:, 0].astype(int)
+    assert len(rows) == 6
+    assert json.loads(Path(prepared.metadata).read_text()) == kept_of(rows)
+    test = slices.load(prepared)
+    found = {one.full_name for one in slices.every("classification", ("0", "1", "2"), CLASSES[rows], test)}
+    assert {"site: north", "site: missing", "code: 2", "day: lowest quarter"} <= found
+    prepared_data.verify(prepared)
+
+
+def test_arrays_beside_the_examples_are_those_of_the_split(source):
+    np.savez(
+        source / "own.npz", x_train=IMAGES, y_train=CLASSES, x_test=IMAGES[:4], y_test=CLASSES[:4],
+        site_test=SITES[:4], dose_test=DOSES[:4], day_test=DAYS[:4], code_test=CLASSES[:4].astype(np.uint8),
+    )  # fmt: skip
+    prepared = prepare(describe(source / "own.npz", "arrays", metadata=METADATA))
+    assert json.loads(Path(prepared.metadata).read_text()) == kept_of(range(4))
+
+
+BESIDE = [
+    ({"site": SITES}, {"sight": "category"}, "dataset.metadata.sight: unknown array 'sight': did you mean 'site'?"),
+    ({}, {"y": "category"}, "dataset.metadata.y: unknown array 'y': dataset.source = "),
+    ({"site": SITES[:9]}, {"site": "category"}, "site has the shape (9,), and x (30, 5, 4): it needs one value an exa"),
+    ({"site": DOSES}, {"site": "category"}, "dataset.metadata.site = category: the array is float64. Wanted: texts,"),
+    ({"site": SITES}, {"site": "number"}, "the array is <U5. Wanted: numbers, or give the kind category"),
+    ({"site": CLASSES}, {"site": "datetime"}, "Wanted: datetime64, or give the kind category or number"),
+    ({"site": np.where(CLASSES, np.inf, 1.0)}, {"site": "number"}, "a value is infinite. A missing one is NaN"),
+]
+
+
+@pytest.mark.parametrize(("beside", "metadata", "message"), BESIDE)
+def test_arrays_that_cannot_be_kept_are_refused(source, beside, metadata, message):
+    np.savez(source / "own.npz", x=IMAGES, y=CLASSES, **beside)
+    assert message in message_of(source / "own.npz", kind="arrays", metadata=metadata)
 
 
 def test_what_has_no_shards_is_never_streamed(source):

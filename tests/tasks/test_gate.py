@@ -1,5 +1,6 @@
 """The rule by which a model becomes the champion, on what models give: by chance, by a real gain, by slices."""
 
+import re
 from pathlib import Path
 
 import numpy as np
@@ -127,8 +128,11 @@ def test_a_slice_below_its_floor() -> None:
     champion = gate.Champion("7", Predictions(labels, before))
     for recalls, reason in (
         ({"3": 0.8, "5": 0.9, "9": 0.1}, None),
-        ({"3": 0.79, "5": 0.9}, "register.floors: the recall of '3' has 0.7900 of 40 and needs 0.8"),
-        ({"3": 0.7, "5": 0.8}, "'3' has 0.7000 of 40 and needs 0.8, of '5' has 0.8000 of 40 and needs 0.9"),
+        ({"3": 0.79, "5": 0.9}, "register.floors: '3' has a recall of 0.7900 among 40 examples and needs 0.8"),
+        (
+            {"3": 0.7, "5": 0.8},
+            "among 40 examples and needs 0.8; '5' has a recall of 0.8000 among 40 examples and needs",
+        ),
     ):
         for of in (champion, None):
             found = gate.judge(*arguments, evaluation(**recalls), Predictions(labels, after), of)
@@ -157,12 +161,15 @@ def towns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[PreparedData
     [
         ("'town: Bern': 1", None),
         ("'town: Basel': 0.5", None),
-        ("'town: Basel': 0.51", "register.floors: the accuracy of 'town: Basel' has 0.5000 of 40 and needs 0.51"),
-        ("'class: class 0': 0.91", "register.floors: the accuracy of 'class: class 0' has 0.9000 of 100 and needs"),
+        (
+            "'town: Basel': 0.51",
+            "register.floors: 'town: Basel' has an accuracy of 0.5000 among 40 examples and needs 0.51",
+        ),
+        ("'class: class 0': 0.91", "register.floors: 'class: class 0' has an accuracy of 0.9000 among 100 examples"),
         (
             "'class 0': 0.95, 'town: Basel': 0.6",
-            "register.floors: the recall of 'class 0' has 0.9000 of 40 and needs 0.95; the accuracy of 'town: Basel' "
-            "has 0.5000 of 40 and needs 0.6",
+            "register.floors: 'class 0' has a recall of 0.9000 among 40 examples and needs 0.95; 'town: Basel' has an "
+            "accuracy of 0.5000 among 40 examples and needs 0.6",
         ),
     ],
 )
@@ -193,6 +200,62 @@ def test_a_floor_of_no_slice_is_refused_before_anything_is_trained(towns, floors
         assert text in str(refused.value)
 
 
+def of_towns(monkeypatch: pytest.MonkeyPatch, folder: Path, labels: np.ndarray, outputs: np.ndarray):
+    """Data whose first 40 test rows are Basel's and whose others are Bern's, and what a model gives for them."""
+    monkeypatch.chdir(made_up.project(folder / "project"))
+    features = made_up.arrays(len(labels), ("categories",))
+    features["categories"][:, 0] = np.where(np.arange(len(labels)) < 40, 3, 2)
+    known = material.load(made_up.run(labels, outputs, features))
+    assert known.prepared is not None
+    return known.prepared, known.predicted
+
+
+@pytest.mark.parametrize(
+    ("ceilings", "reason"),
+    [
+        ("'town: Bern': 1", None),
+        ("'town: Basel': 3", None),
+        (
+            "'town: Basel': 2.5, 'town: Bern': 0.25",
+            "register.ceilings: 'town: Bern' has a mean absolute error of 1 among 160 examples and may have at most "
+            "0.25; 'town: Basel' has a mean absolute error of 3 among 40 examples and may have at most 2.5",
+        ),
+        ("'target: lowest quarter': 0.1", "register.ceilings: 'target: lowest quarter' has a mean absolute error of"),
+    ],
+)
+def test_a_slice_of_a_regression_may_have_a_ceiling(monkeypatch, tmp_path, ceilings: str, reason: str | None) -> None:
+    labels = np.linspace(0, 50, 200, dtype=np.float32)[:, None]
+    outputs = labels + np.where(np.arange(200) < 40, 3, -1)[:, None].astype(np.float32)
+    data, given = of_towns(monkeypatch, tmp_path, labels, outputs)
+    settings = load(f"register.ceilings={{{ceilings}}}", "register.metric=test/mae")
+    gate.check(settings, data)
+    found = gate.judge(settings, data, evaluation(), given, None)
+    assert found.promoted == (reason is None)
+    assert (reason or "") in found.reason
+
+
+def test_a_ceiling_of_no_slice_is_refused(monkeypatch, tmp_path) -> None:
+    labels = np.linspace(0, 50, 200, dtype=np.float32)[:, None]
+    data, _ = of_towns(monkeypatch, tmp_path, labels, labels)
+    for name, said in (
+        ("town: Basle", "unknown slice in register.ceilings 'town: Basle': did you mean 'town: Basel'?"),
+        ("Basel", "unknown slice in register.ceilings 'Basel'"),
+    ):
+        with pytest.raises(UserError, match=re.escape(said)):
+            gate.check(load(f"register.ceilings={{'{name}': 8}}", "register.metric=test/mae"), data)
+
+
+def test_of_several_labels_a_slice_has_a_share_of_right_ones(monkeypatch, tmp_path) -> None:
+    labels = np.tile(np.array([1, 0], np.uint8), (200, 1))
+    outputs = np.where(labels == 1, 1.0, -1.0).astype(np.float32)
+    outputs[:20, 0] = -1
+    data, given = of_towns(monkeypatch, tmp_path, labels, outputs)
+    settings = load("register.floors={'town: Basel': 0.8}", "register.metric=test/micro_f1")
+    assert gate.judge(settings, data, evaluation(), given, None).reason == (
+        "register.floors: 'town: Basel' has 0.7500 of its labels right among 40 examples and needs 0.8"
+    )
+
+
 def test_a_slice_of_test_rows_that_are_gone_is_not_above_its_floor(towns) -> None:
     data, given = towns
     Path(data.splits["test"].features["categories"]).unlink()
@@ -221,7 +284,8 @@ def test_a_metric_that_says_nothing_is_no_evidence() -> None:
     [
         (["register.floors={11: 0.8}"], CLASSES, ["unknown class in register.floors '11'", "Allowed: 0, 1"]),
         (["register.floors={sevn: 0.8}"], Target.of_classes(["six", "seven"]), ["did you mean 'seven'?"]),
-        (["register.floors={a: 0.8}", "register.metric=test/mae"], NUMBERS, ["a regression has no classes"]),
+        (["register.floors={a: 0.8}", "register.metric=test/mae"], NUMBERS, ["a regression has no", "r.ceilings"]),
+        (["register.ceilings={'a: b': 8}"], CLASSES, ["'a: b': 8.0}: a classification has", "register.floors"]),
         (["register.metric=test/mae"], CLASSES, ["register.metric = 'test/mae'", "is a classification", "accuracy"]),
         (["register.metric=test/accuracy"], NUMBERS, ["is a regression", "mae"]),
     ],

@@ -1,6 +1,7 @@
 """A run's page, of made-up records: its figures against scikit-learn and by hand, and what it says of a partial run."""
 
 import base64
+import dataclasses
 import io
 import re
 from html.parser import HTMLParser
@@ -25,8 +26,9 @@ from tasks.report import (
     slices,
     svg,
 )
+from tasks.report.binned import bins
 from tasks.report.material import layers, load
-from tasks.slices import quarters
+from tasks.slices import MetadataColumn, every, quarters
 from tests.tasks import made_up
 
 EMPTY = {"meta", "img", "br", "path", "rect"}
@@ -137,14 +139,21 @@ def test_a_loss_has_an_interval_where_it_is_the_mean_of_its_examples():
 def test_calibration_is_that_of_the_definition():
     confidence = np.array([0.05, 0.6, 0.62, 0.9, 0.95, 1.0])
     right = np.array([0, 1, 0, 1, 1, 0])
-    found = calibration.bins(confidence, right)
+    found = bins(confidence, right)
     # Of 15, (8/15, 9/15] has 0.6, and (9/15, 10/15] has 0.62.
     assert {place: count for place, count in enumerate(found.counts.tolist()) if count} == {
         0: 1, 8: 1, 9: 1, 13: 1, 14: 2,
     }  # fmt: skip
     assert found.error == pytest.approx((0.05 + 0.4 + 0.62 + 0.1 + 2 * abs(0.975 - 0.5)) / 6)
-    always_right = calibration.bins(np.ones(10), np.ones(10))
+    always_right = bins(np.ones(10), np.ones(10))
     assert always_right.error == 0
+
+
+def test_predictions_are_binned_once_for_a_page(monkeypatch):
+    asked = []
+    monkeypatch.setattr("tasks.report.material.bins", lambda *given: asked.append(len(given)) or bins(*given))
+    assert page.write(made_up.run(*made_up.classification())).binned is not None
+    assert len(asked) == 1
 
 
 def test_the_brier_score_is_scikit_learns():
@@ -235,6 +244,25 @@ def test_a_part_on_which_a_model_fails_is_the_first_slice_with_its_interval():
     assert interval == f"{low:.4f} to {high:.4f}"
     known = {row[0].partition(":")[0] for one in (table, *others) for row in cells(one)}
     assert known == {"class", "brightness of image", "age", "day", "town", "words of text"}
+
+
+def test_a_category_that_is_spelled_as_a_slice_of_no_category_has_a_name_of_its_own(monkeypatch):
+    monkeypatch.setitem(made_up.VOCABULARIES, "categories", [["unknown", "'missing'"]])
+    labels, logits = made_up.classification()
+    features = made_up.arrays(len(labels))
+    made = load(made_up.run(labels, logits, features))
+    found = {one.name: one.rows for one in every(made.task, made.class_names, labels, made.test) if one.by == "town"}
+    assert found.keys() == {"missing", "unknown", "'unknown'", "''missing''"}
+    for place, name in enumerate(("missing", "unknown", "'unknown'", "''missing''")):
+        assert (found[name] == (features["categories"][:, 0] == place)).all()
+    values = ["missing", None, "unknown"] * 100
+    test = dataclasses.replace(made.test, metadata={"clinic": MetadataColumn("category", values)})
+    found = {one.name: one.rows for one in every(made.task, made.class_names, labels, test) if one.by == "clinic"}
+    assert {name: np.flatnonzero(rows)[0] for name, rows in found.items()} == {
+        "'missing'": 0,
+        "missing": 1,
+        "unknown": 2,
+    }
 
 
 def test_small_images_of_which_a_model_is_unsure_are_a_slice():
@@ -355,9 +383,9 @@ def test_the_page_is_whole_and_holds_all_that_it_shows(task):
     if task == "regression":
         assert (binned, [name for name in metrics if "calibration" in name]) == (None, [])
         return
-    assert metrics["calibration/expected_calibration_error"] == binned[0].error
+    assert metrics["calibration/expected_calibration_error"] == binned.error
     assert f"{metrics['calibration/brier_score']:.4f}" in found.said
-    with Image.open(reliability(binned[0].accuracy.tolist(), binned[1], title, path.with_name("drawn.png"))) as picture:
+    with Image.open(reliability(binned.accuracy.tolist(), binned.means, title, path.with_name("drawn.png"))) as picture:
         assert picture.size == (672, 624)
 
 

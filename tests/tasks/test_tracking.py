@@ -188,7 +188,7 @@ def test_a_run_holds_settings_data_and_where_it_comes_from(store: Path) -> None:
 
     flat = settings.flat()
     assert flat["register.floors"] == {}
-    assert found.data.params.keys() == flat.keys() - {"register.floors"}
+    assert found.data.params.keys() == flat.keys() - {"register.floors", "register.ceilings"}
     shown = ("train.epochs", "dataset.version", "input.shuffle", "strategy.kind", "schedule.learning_rate")
     assert [found.data.params[key] for key in shown] == ["7", "null", "true", "one_device", "0.25"]
     assert found.data.params["model.options.note"] == "x" * 6000
@@ -229,7 +229,7 @@ def test_a_comparison_is_the_parent_of_its_runs(store: Path) -> None:
     assert found.data.params == {
         key: tracking.outbox.text_of(value)
         for key, value in settings.flat().items()
-        if not key.startswith("strategy.") and key not in ("train.loop", "register.floors")
+        if not key.startswith("strategy.") and key not in ("train.loop", "register.floors", "register.ceilings")
     }
     expected = {"dataset": "digits", "data_version": VERSION, "flow_run_id": "flow-1"}
     assert expected.items() <= found.data.tags.items()

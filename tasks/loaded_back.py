@@ -1,0 +1,147 @@
+"""A registered model loaded back by a process that knows nothing of the run: what it gives for test rows, and whether
+that is what it gave when it was evaluated."""
+
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from tasks import config, files, lineage, tracking
+from tasks.errors import StratagemError, UserError
+from tasks.records import EvaluationResult, PreparedDataset, Run
+
+SAMPLE = 64
+"""Test rows that a model is loaded back for: they lie evenly in the split."""
+TOLERANCE = 1e-4
+"""By which what it gives then may differ, in standard deviations of the evaluation's outputs; float32 differs by 1e-6
+of a sum's largest part where another number of rows is computed at once."""
+COARSE_TOLERANCE = 0.05
+"""The same for a model that was evaluated with fewer bits (mixed precision), or on an accelerator, whose float32 may
+be TF32, which has 10 bits: it is loaded back on a CPU."""
+
+Apart = Callable[..., Any]
+"""``process.clean.Clean.ask``: computes what a model gives, in a process that knows nothing of the run."""
+
+
+def sample(count: int) -> list[int]:
+    """Return which of so many test rows a model is loaded back for."""
+    rows: list[int] = np.unique(np.linspace(0, count - 1, min(SAMPLE, count)).astype(int)).tolist()
+    return rows
+
+
+def tolerance(run: Run, evaluation: EvaluationResult) -> float:
+    """Return by how much a model that is loaded back may differ from its evaluation."""
+    on_cpu = all("cpu" in device.lower() for device in evaluation.examples_by_device)
+    exact = on_cpu and run.settings["train"]["dtype_policy"] in ("float32", "float64")
+    return TOLERANCE if exact else COARSE_TOLERANCE
+
+
+def through_mlflow(
+    place: str, apart: Apart, prepared: PreparedDataset | None = None, rows: Sequence[int] | None = None
+) -> npt.NDArray[Any]:
+    """Return what a logged model gives, loaded by ``mlflow.pyfunc`` as who serves it would load it.
+
+    Args:
+        place: where its files lie, an address that MLflow reads.
+        apart: computes it.
+        prepared: whose test rows it is given; without them it is given its own example.
+        rows: which of these; all if not given.
+
+    Raises:
+        StratagemError: it cannot be loaded, or fails.
+    """
+    encoded = prepared is not None and any(feature.columns for feature in prepared.features.values())
+    return np.asarray(
+        apart("load_back", _test_files(prepared), rows, place=place, tracking_uri=tracking.store_uri(), encoded=encoded)
+    )
+
+
+def of_keras_file(
+    name: str,
+    version: str,
+    tags: Mapping[str, str],
+    apart: Apart,
+    prepared: PreparedDataset | None = None,
+    rows: Sequence[int] | None = None,
+) -> npt.NDArray[np.float32]:
+    """Return what a version gives whose .keras file is loaded in Keras' safe mode: no code runs but this project's.
+
+    Args:
+        name: of the registered model.
+        version: its number.
+        tags: of the version.
+        apart: computes it.
+        prepared: whose test rows it is given; without them it is given zeros.
+        rows: which of these; all if not given.
+
+    Raises:
+        StratagemError: why it cannot be told.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        file = tracking.fetch_keras_file(name, version, Path(folder))
+        if files.digest(file) != tags["keras_file_sha256"]:
+            raise UserError("its .keras file in MLflow is damaged")
+        own_code = None
+        if ":" in tags["model"]:
+            own_code = tags["model"].partition(":")[0]
+            if lineage.model_digest(file, tags["weights_digest"], tags["model"]) != tags["model_digest"]:
+                raise UserError(f"your code of it, {own_code}, is another one since")
+        outputs = apart(
+            "score",
+            _test_files(prepared),
+            rows,
+            file=str(file),
+            own_code=own_code,
+            root=str(config.project_root()),
+        )
+    if prepared is not None:
+        check(outputs, prepared, rows)
+    return np.asarray(outputs, np.float32)
+
+
+def check(outputs: npt.NDArray[Any], prepared: PreparedDataset, rows: Sequence[int] | None = None) -> None:
+    """Refuse what no model of these data gives.
+
+    Raises:
+        StratagemError: says what it is.
+    """
+    count = prepared.splits["test"].num_examples if rows is None else len(rows)
+    if outputs.shape != (count, prepared.target.num_outputs):
+        raise StratagemError(f"it gives outputs of shape {outputs.shape}")
+    if not np.isfinite(outputs).all():
+        raise StratagemError("it gives outputs that are no numbers")
+
+
+def difference(
+    found: npt.NDArray[Any], evaluated: npt.NDArray[Any], rows: Sequence[int], tolerance: float
+) -> str | None:
+    """Return how what a model gives for some rows differs from its evaluation, as the end of a sentence; None where it
+    does not.
+
+    Args:
+        found: what it gives, (rows, num_outputs).
+        evaluated: what it gave for all test rows.
+        rows: which of these were computed.
+        tolerance: in standard deviations of all.
+    """
+    expected = evaluated[rows].astype(np.float64)
+    if found.shape != expected.shape:
+        return f"it gives outputs of shape {found.shape}, not {expected.shape} as evaluated"
+    spread = float(evaluated.std()) or 1.0
+    apart = float((abs(found - expected) / (spread + abs(expected) / 10)).max())
+    if apart <= tolerance:
+        return None
+    return (
+        f"it gives other outputs than when it was evaluated: {apart:.2g} standard deviations apart among {len(rows)} "
+        f"test rows, and {tolerance:g} is allowed"
+    )
+
+
+def _test_files(prepared: PreparedDataset | None) -> dict[str, Path]:
+    if prepared is None:
+        return {}
+    root = config.project_root()
+    return {name: root / path for name, path in prepared.splits["test"].features.items()}
