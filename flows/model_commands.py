@@ -28,8 +28,9 @@ Inputs = Annotated[
     list[str],
     typer.Argument(
         metavar="[FILES|FOLDERS|-]",
-        help="Images and folders of images; files of lines of text; tables (.csv, .tsv, .jsonl, .parquet) with the "
-        "columns that the model was trained on; arrays (.npy, .npz); - is standard input.",
+        help="Images and folders of images; files of lines of text, and folders whose files are a text each; tables "
+        "(.csv, .tsv, .jsonl, .parquet) with the columns that the model was trained on; arrays (.npy, .npz); - is "
+        "standard input.",
         show_default=False,
     ),
 ]
@@ -67,7 +68,7 @@ def predict(
     json: Json = False,
     debug: Debug = False,
 ) -> None:
-    """Tell what a trained model makes of raw inputs: images of any size, lines of text, rows of a table.
+    """Tell what a trained model makes of raw inputs: images of any size, texts, rows of a table.
 
     What is broken has its error in place of a prediction, and the others have theirs; the exit code is then 1.
     """

@@ -29,6 +29,7 @@ DATETIME_WIDTH = 7
 """Days since 1970, then sine and cosine of the time of the year, of the week and of the day."""
 LARGEST = float(np.finfo(np.float32).max)
 FORMATS = ("PNG", "JPEG", "BMP", "GIF", "WEBP")
+SIXTEEN_BITS = 2**16 - 1
 ORIENTATION = 0x0112
 """The EXIF tag that says how a camera was held; from 5 on, height and width change places."""
 BETWEEN = "\0"
@@ -288,6 +289,9 @@ class Encoder:
         workers: maps a function over pictures; ``map`` takes one after the other, a pool's several at once.
     """
 
+    formats: tuple[str, ...] = FORMATS
+    """Those that a file of an image may have, as Pillow calls them."""
+
     def __init__(
         self,
         features: Mapping[str, Mapping[str, Any]],
@@ -424,13 +428,13 @@ class Encoder:
         if isinstance(value, str | type(None) | float) and _is_missing(value):
             return np.zeros(shape, np.uint8)
         try:
-            return decode_picture(self.opened(value), shape)
+            return decode_picture(self.opened(value), shape, self.formats)
         except PermissionError:
             raise
         except Exception as error:  # Pillow's readers raise whatever a broken file leads them to.
             # What it says of an unknown one is an address in the memory.
             unknown = type(error).__name__ == "UnidentifiedImageError"
-            said = f"it is none of {', '.join(FORMATS)}" if unknown else error
+            said = f"it is none of {', '.join(self.formats)}" if unknown else error
             raise BadValue(column, row, value, f"is no whole image ({said})") from None
 
     def opened(self, value: Any) -> Any:
@@ -489,7 +493,7 @@ def inside(folder: Path, path: str) -> Path:
     return place
 
 
-def decode_picture(source: Any, shape: Sequence[int]) -> npt.NDArray[np.uint8]:
+def decode_picture(source: Any, shape: Sequence[int], formats: tuple[str, ...] = FORMATS) -> npt.NDArray[np.uint8]:
     """Return an image of any kind and size as the pixels that are seen, uint8 (height, width, channels).
 
     It is turned as its EXIF says, laid on white where it is transparent, brought to 8 bits, and resized (bilinear,
@@ -498,6 +502,7 @@ def decode_picture(source: Any, shape: Sequence[int]) -> npt.NDArray[np.uint8]:
     Args:
         source: a path, a file, or an array uint8 (height, width), or (height, width, channels).
         shape: of the result; channels are 1 or 3.
+        formats: those that a file may have, as Pillow calls them.
 
     Raises:
         Exception: whatever Pillow's readers raise on a broken file.
@@ -511,7 +516,7 @@ def decode_picture(source: Any, shape: Sequence[int]) -> npt.NDArray[np.uint8]:
             raise ValueError(f"an array of {source.dtype}, where uint8 is wanted")
         opened: Any = Image.fromarray(source[..., 0] if source.ndim == 3 and source.shape[2] == 1 else source)
     else:
-        opened = Image.open(source, formats=FORMATS)
+        opened = Image.open(source, formats=formats)
     with opened:
         is_turned = opened.getexif().get(ORIENTATION, 1) >= 5
         # JPEG's own decoder leaves out what a smaller image does not show: photographs of 500 x 375 and 375 x 500 took
@@ -530,8 +535,13 @@ def _eight_bits(image: Any) -> Any:
     """Return an image of 8 bits a channel without transparency."""
     from PIL import Image
 
+    if image.mode == "F":
+        raise ValueError("its pixels are fractions: save it with 8 or 16 bits a channel")
     if image.mode.startswith("I"):  # 16 bits, which Pillow would cut off at 255.
-        return Image.fromarray((np.asarray(image, np.uint32) // 257).astype(np.uint8))
+        values = np.asarray(image)
+        if values.min() < 0 or values.max() > SIXTEEN_BITS:
+            raise ValueError("its pixels are numbers of 32 bits: save it with 8 or 16 bits a channel")
+        return Image.fromarray((values // 257).astype(np.uint8))
     if image.has_transparency_data:
         image = image.convert("RGBA")
         white = Image.new("RGBA", image.size, "white")

@@ -51,6 +51,8 @@ def predict(request: PredictionRequest) -> Predicted:
         UserError: no such model, or an input that it does not take.
     """
     warnings.simplefilter("error", Image.DecompressionBombWarning)
+    # What Pillow finds odd in a file: one that cannot be read has its error in its row.
+    warnings.filterwarnings("ignore", category=UserWarning, module=r"PIL\.")
     model = raw_model.load(request.model)
     size = request.batch_size or model.batch_size
     began = time.perf_counter()

@@ -8,6 +8,7 @@ import csv
 import io
 import json
 import os
+import re
 import zipfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -31,6 +32,12 @@ DELIMITERS = (",", ";", "\t", "|")
 MAX_FIELD = 64 * 2**20
 """Characters of a value in CSV: a quote that nothing closes makes one value of all that follows."""
 PEEKED = 512
+NETPBM = re.compile(rb"P[1-6]\n[#\d]")
+"""How an image of PPM or PGM begins, which may have no zero in its header."""
+PICTURES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".jp2", ".avif", ".ppm", ".pgm", ".ico")
+TEXTS = (".txt", ".text", ".md")
+MAX_TEXT = 16 * 2**20
+"""Bytes of a file in a folder that is one text: twenty thick books."""
 
 
 @dataclass(frozen=True)
@@ -64,8 +71,13 @@ class Wanted:
 
     @property
     def takes_lines(self) -> bool:
-        """Whether an example is a line of text."""
+        """Whether an example is a line of text, or a file of a folder."""
         return list(self.columns.values()) == ["text"]
+
+    @property
+    def never(self) -> tuple[str, ...]:
+        """How the names of files end that are no example by themselves, whatever else a folder has."""
+        return (*(TEXTS if self.takes_files else PICTURES), *TABLES, *ARRAYS)
 
     @property
     def told(self) -> str:
@@ -76,7 +88,7 @@ class Wanted:
         tables = f"tables (.csv, .tsv, .jsonl, .parquet) with {columns}"
         if self.takes_files:
             return f"images, folders of images, {tables}"
-        return f"files of lines of text, {tables}" if self.takes_lines else tables
+        return f"files of lines of text, folders of texts, {tables}" if self.takes_lines else tables
 
 
 @dataclass(frozen=True)
@@ -99,13 +111,28 @@ class Reader:
         """
         for name in inputs:
             path = self.folder / name
+            if name != "-" and path.is_dir():
+                self._check_folder(name, path)
+                continue
             if name == "-" or (path.suffix.lower() in TABLES and self.wanted.columns):
                 continue
-            if path.is_dir() and not self.wanted.takes_files:
-                raise UserError(f"'{name}' is a folder, and this model takes {self.wanted.told}")
             if path.suffix.lower() in ARRAYS or self.wanted.takes_files or self.wanted.takes_lines:
                 continue
             raise UserError(f"'{name}': this model takes {self.wanted.told}")
+
+    def _check_folder(self, name: str, path: Path) -> None:
+        if not (self.wanted.takes_files or self.wanted.takes_lines):
+            raise UserError(f"'{name}' is a folder, and this model takes {self.wanted.told}")
+        ends = set()
+        for file in _walk(name, path):
+            ends.add(Path(file).suffix.lower())
+            if not ends <= set(self.wanted.never):
+                return
+        if ends:
+            raise UserError(
+                f"'{name}' has nothing but {listed(sorted(ends))}, and this model takes {self.wanted.told}: name a "
+                "folder of these, or each table by itself"
+            )
 
     def read(self, inputs: Sequence[str]) -> Iterator[RawExamples]:
         """Yield the examples of all inputs, in their order.
@@ -126,6 +153,9 @@ class Reader:
             if files:
                 yield self._of_files(files)
                 files = []
+            if name != "-" and path.is_dir():
+                yield from self._of_texts(name, path)
+                continue
             try:
                 yield from self._of_stdin() if name == "-" else self._of_one(name, path)
             except NOT_READ as error:
@@ -162,7 +192,8 @@ class Reader:
             raise UserError(f"'-': this model takes {self.wanted.told}, and these cannot come by standard input")
         with io.BufferedReader(self.stdin, 2**20) as file:
             start = file.peek(PEEKED)[:PEEKED]
-            if self.wanted.takes_files and b"\0" in start:  # An image has zeros in its header, and a path has none.
+            # An image has zeros in its header, and a path has none.
+            if self.wanted.takes_files and (b"\0" in start or NETPBM.match(start)):
                 (column,) = self.wanted.columns
                 yield RawExamples([("-", None)], {column: [file.read()]})
             elif start.lstrip().startswith(b"{"):
@@ -184,6 +215,39 @@ class Reader:
                 broken = {place: self._not_text() for place, line in enumerate(lines) if _has_foreign_bytes(line)}
                 yield RawExamples(_places(name, first, len(lines)), {column: lines}, broken)
                 first += len(lines)
+
+    def _of_texts(self, name: str, folder: Path) -> Iterator[RawExamples]:
+        """Yield the files of a folder, each of which is a text; a part of them ends with ``MAX_TEXT`` signs, too."""
+        (column,) = self.wanted.columns
+        files: list[str] = []
+        texts: list[str] = []
+        broken: dict[int, str] = {}
+        for file in _walk(name, folder):
+            text, why = self._text_of(self.folder / file)
+            if why is not None:
+                broken[len(files)] = why
+            files.append(file)
+            texts.append(text)
+            if len(files) == self.part_rows or sum(map(len, texts)) >= MAX_TEXT:
+                yield RawExamples([(file, None) for file in files], {column: texts}, broken)
+                files, texts, broken = [], [], {}
+        if files:
+            yield RawExamples([(file, None) for file in files], {column: texts}, broken)
+
+    def _text_of(self, path: Path) -> tuple[str, str | None]:
+        """Return what a file says, or why it is no text."""
+        if not path.is_file():  # A pipe would be waited for.
+            return "", "no such file"
+        try:
+            with path.open("rb") as file:
+                content = file.read(MAX_TEXT + 1)
+            if len(content) > MAX_TEXT:
+                return "", f"has more than {MAX_TEXT:,} bytes: cut it, or name it by itself, as a file of lines"
+            return content.decode(self._codec), None
+        except UnicodeError:
+            return "", self._not_text()
+        except OSError as error:
+            return "", f"cannot be read ({error.strerror})"
 
     def _of_csv(self, name: str, file: IO[bytes], folder: Path) -> Iterator[RawExamples]:
         csv.field_size_limit(MAX_FIELD)
@@ -290,9 +354,13 @@ class Reader:
             yield RawExamples(_places(name, first + 1, num_rows(next(iter(some.values())))), dict(some), prepared=True)
 
     def _text(self, file: IO[bytes]) -> io.TextIOWrapper:
-        encoding = "utf-8-sig" if self.encoding.lower() in ("utf-8", "utf8") else self.encoding
         # A byte that is of another encoding breaks its own row alone.
-        return io.TextIOWrapper(file, encoding, "surrogateescape", newline="")
+        return io.TextIOWrapper(file, self._codec, "surrogateescape", newline="")
+
+    @property
+    def _codec(self) -> str:
+        """What decodes a text: without the mark that Windows writes before UTF-8."""
+        return "utf-8-sig" if self.encoding.lower() in ("utf-8", "utf8") else self.encoding
 
     def _not_text(self) -> str:
         return f"is not {self.encoding}: say what it is with --encoding, such as latin-1"

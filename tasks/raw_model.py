@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tasks import config, trained_models
-from tasks.encoding import BadValue, Encoder, Values, num_rows, rows_of
+from tasks.encoding import FORMATS, BadValue, Encoder, Values, num_rows, rows_of
 from tasks.errors import UserError, cut, one_line, shown
 from tasks.raw_inputs import Wanted
 from tasks.records import Target, as_input
@@ -22,6 +22,9 @@ from tasks.trained_models import TrainedModel
 BATCH_BYTES = 8 * 2**20
 MAX_BATCH = 1024
 INLINE = ";base64,"
+MORE_FORMATS = ("TIFF", "JPEG2000", "AVIF", "PPM", "ICO")
+"""Formats of images that `predict` reads beside those of data and requests, as Pillow calls them, because a person
+names these files. Pillow decodes each by itself, without another program, and knows it by its first bytes."""
 
 Arrays = dict[str, npt.NDArray[Any]]
 
@@ -126,7 +129,9 @@ def _guess_encoding(takes: Mapping[str, tuple[tuple[Any, ...], str]]) -> dict[st
 
 
 class WholeEncoder(Encoder):
-    """Encodes raw examples of which some are broken."""
+    """Encodes raw examples of which some are broken, for a person who names them."""
+
+    formats = (*FORMATS, *MORE_FORMATS)
 
     def __init__(
         self,

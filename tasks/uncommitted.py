@@ -13,9 +13,10 @@ CODE = (".py", ".yaml", ".yml", ".toml", ".lock", ".md", ".sh", ".gitignore")
 """Of a new file that git does not know yet, only these are read: others may be data, or keys."""
 NEW, LARGE, LINK, CUT = "new, and not shown: ", "changed, and too large to be shown: ", "new, and a link: ", "... cut "
 """How a line begins that stands for what is not there."""
-# `tokenizer = ...` is none.
+# `tokenizer = ...` is none. Each further item of a list in YAML is one; a line that git says is gone is none.
 NAMED = re.compile(
-    r"""(?i)((?:passwords?|passwd|secrets?|token|api_?key|access_?key|private_?key|credentials?)(?![a-z])\w*["']?\s*[:=]\s*)\S.*"""
+    r"""(?i)((?:passwords?|passwd|secrets?|token|api_?key|access_?key|private_?key|credentials?)(?![a-z])\w*["']?\s*[:=]\s*)"""
+    r"\S.*(?:\n[+\- ][ \t]+- .*)*"
 )
 
 

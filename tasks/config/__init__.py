@@ -34,7 +34,17 @@ from tasks.config.schema import (
     Train,
     kinds_of,
 )
-from tasks.config.sources import choices, load, parse, read_overrides, read_texts, read_yaml, restore, sources_of
+from tasks.config.sources import (
+    choices,
+    load,
+    parse,
+    read_overrides,
+    read_texts,
+    read_yaml,
+    refuse_secrets,
+    restore,
+    sources_of,
+)
 from tasks.config.strategies import (
     AnyCluster,
     AnyStrategy,

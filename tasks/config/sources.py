@@ -143,7 +143,7 @@ def read_texts(texts: Sequence[str]) -> dict[str, Any]:
 
 def parse(values: Mapping[str, Any]) -> Settings:
     """Return ``Settings`` of nested values; a ``UserError`` explains the first one that is wrong."""
-    _refuse_secrets(values)
+    refuse_secrets(values)
     return _validate(values)
 
 
@@ -157,8 +157,12 @@ def _validate(values: Mapping[str, Any]) -> Settings:
     return settings
 
 
-def _refuse_secrets(values: Mapping[str, Any]) -> None:
-    """Refuse a password: settings are written into records, into MLflow and into reports."""
+def refuse_secrets(values: Mapping[str, Any]) -> None:
+    """Refuse a password: settings are written into records, into MLflow and into reports.
+
+    Raises:
+        UserError: names the key, and does not show the value.
+    """
     for key, text in _texts(values, ""):
         if holds_secret(key, text):
             raise UserError(

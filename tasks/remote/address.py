@@ -4,6 +4,7 @@ import contextlib
 import errno
 import functools
 import importlib.util
+import logging
 import os
 import re
 import sys
@@ -16,7 +17,21 @@ from tasks import files, network
 from tasks.errors import UserError, cut, one_line
 
 # By the scheme: what fsspec imports for it, and what brings that.
-PACKAGES = {"abfs": ("adlfs", "adlfs"), "gs": ("gcsfs", "gcsfs"), "s3": ("s3fs", "'stratagem[s3]'")}
+PACKAGES = {
+    "abfs": ("adlfs", "'stratagem[abfs]'"),
+    "gs": ("gcsfs", "'stratagem[gs]'"),
+    "s3": ("s3fs", "'stratagem[s3]'"),
+}
+# What these print at length of missing credentials, and gcsfs at each request, is in the one message of ours.
+LOGGERS = ("azure", "gcsfs")
+# By the scheme: the variables of the environment that have the credentials, and the one that names a server.
+AZURE = ("AZURE_STORAGE_ACCOUNT_NAME and AZURE_STORAGE_ACCOUNT_KEY", "AZURE_STORAGE_CONNECTION_STRING")
+VARIABLES = {
+    "abfs": AZURE,
+    "azure": AZURE,  # As DVC calls it.
+    "gs": ("GOOGLE_APPLICATION_CREDENTIALS", "STORAGE_EMULATOR_HOST"),
+    "s3": ("AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY", "AWS_ENDPOINT_URL"),
+}
 # A server that hangs is given up before the run's end has waited long for it.
 OPTIONS: dict[str, dict[str, Any]] = {
     "s3": {"config_kwargs": {"connect_timeout": 5, "read_timeout": 30, "retries": {"max_attempts": 2}}}
@@ -105,7 +120,7 @@ def open_place(address: str) -> Place:
     """Return the folder of an address, as ``checkpoint.remote`` is written. No server is asked yet.
 
     Raises:
-        UserError: the package that its scheme needs is not installed.
+        UserError: the package that its scheme needs is not installed, or wants credentials at once.
     """
     scheme = address.partition("://")[0]
     package, install = PACKAGES.get(scheme, (None, None))
@@ -117,7 +132,12 @@ def open_place(address: str) -> Place:
     import fsspec  # With s3fs it takes a second.
 
     # Listings are not kept: what another process has written since must be seen.
-    fs, path = fsspec.core.url_to_fs(address, use_listings_cache=False, **OPTIONS.get(scheme, {}))
+    for name in LOGGERS:
+        logging.getLogger(name).setLevel(logging.CRITICAL)
+    try:
+        fs, path = fsspec.core.url_to_fs(address, use_listings_cache=False, **OPTIONS.get(scheme, {}))
+    except Exception as error:  # Each file system has errors of its own.
+        raise UserError(f"checkpoint.remote = {address}: {reason(error)}. {_credentials(scheme)}") from None
     return Place(fs, path.rstrip("/"), scheme == "file")
 
 
@@ -165,6 +185,15 @@ def reason(error: BaseException) -> str:
     return f"the credentials are missing or refused: {said}" if _is_denied(error) else said
 
 
+def _credentials(scheme: str) -> str:
+    """Return where the credentials of an address come from."""
+    names, _ = VARIABLES.get(scheme, VARIABLES["s3"])
+    return (
+        f"Credentials come from the environment or the provider's own files, such as {names}; a key must be allowed to "
+        "list, read, write and remove there"
+    )
+
+
 def is_full(error: BaseException) -> bool:
     """Return whether a remote has no room, or a quota of it is used up."""
     return (isinstance(error, OSError) and error.errno in files.DISK_FULL_NUMBERS) or FULL.search(
@@ -192,13 +221,11 @@ def refusal(error: BaseException, address: str, key: str) -> UserError | None:
         return UserError(f"{key}: cannot be written ({said}). Give a folder that user {os.geteuid()} may write to")
     if isinstance(error, FileNotFoundError) or NO_BUCKET.search(str(error)):
         bucket = address.partition("://")[2].partition("/")[0]
+        _, server = VARIABLES.get(scheme, VARIABLES["s3"])
         return UserError(
             f"{key}: there is no bucket '{bucket}' ({said}). Make it, or name one that is there; a different server is "
-            "named by the environment, such as AWS_ENDPOINT_URL"
+            f"named by the environment, such as {server}"
         )
     if _is_denied(error):
-        return UserError(
-            f"{key}: {said}. Credentials come from the environment or the provider's own files, such as "
-            "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY; a key must be allowed to list, read, write and remove there"
-        )
+        return UserError(f"{key}: {said}. {_credentials(scheme)}")
     return None

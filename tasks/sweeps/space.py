@@ -221,6 +221,10 @@ def load(name: str) -> Space:
     """
     path = _find(name)
     values = config.read_yaml(path)
+    try:
+        config.refuse_secrets(values)  # First: a message about what else is wrong would show the value.
+    except UserError as error:
+        raise UserError(f"{path}: {error}") from None
     known = SpaceFile.model_fields
     for key in values:
         if key not in known:

@@ -100,6 +100,10 @@ def test_servers_with_passwords_are_used_and_nobody_sees_them(
         for words in (*shown, ["data", "push", "digits"], ["data", "add", source]):
             said = run(["stratagem", *words, "--debug"], env=environment)
             assert SECRET not in said.stdout + said.stderr, words
+        for words in (["run", "leaking.yaml"], ["run", "leaking.yaml", "--explain"], ["sweep", "space.yaml"]):
+            said = run(["stratagem", *words, "--debug"], env=environment)
+            assert (said.returncode, "api_key seems to hold a password" in said.stderr) == (2, True), said.stderr
+            assert SECRET not in said.stdout + said.stderr, words
     assert command.result["model_version"] == "digits-mlp/1"
     assert command.err.read_text().count("cannot") == 0
     assert any("serve" in line for line in seen.command_lines)
@@ -126,7 +130,13 @@ def _plant_secrets(project: Path) -> set[Path]:
         file.write(f"# token: {SECRET}-9\n")
     (project / "login.py").write_text(f"API_KEY = '{SECRET}-10'\n")
     (project / ".env").write_text(f"PASSWORD={SECRET}-11\n")
-    return {project / name for name in (".git/config", ".dvc/config", "params.yaml", "login.py", ".env")}
+    with (project / "cluster.yaml").open("a") as file:  # The recipe of the run.
+        file.write(f"# password: {SECRET}-13\n")
+    (project / "leaking.yaml").write_text(f"model: {{options: {{api_key: {SECRET}-14}}}}\n")
+    space = f"# token: {SECRET}-15\nspace:\n  model.options.api_key:\n  - {SECRET}-16\n  - {SECRET}-17\n"
+    (project / "space.yaml").write_text(space)
+    names = (".git/config", ".dvc/config", "params.yaml", "login.py", ".env")
+    return {project / name for name in (*names, "cluster.yaml", "leaking.yaml", "space.yaml")}
 
 
 class Seen:

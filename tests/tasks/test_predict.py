@@ -4,6 +4,7 @@ import csv
 import io
 import json
 import os
+import re
 import shutil
 import zipfile
 from pathlib import Path
@@ -69,7 +70,10 @@ def test_a_folder_of_images_is_told_as_keras_tells_it_and_what_is_broken_has_its
     assert tuple(rows) == found.first
     names = [f"photos/{name}.png" for name in ("0", "1", "2", "2a", "3", "4", "more/cut")]
     assert [row["source"] for row in rows] == names
-    assert rows[3]["error"] == "is no whole image (it is none of PNG, JPEG, BMP, GIF, WEBP)"
+    assert (
+        rows[3]["error"]
+        == "is no whole image (it is none of PNG, JPEG, BMP, GIF, WEBP, TIFF, JPEG2000, AVIF, PPM, ICO)"
+    )
     assert rows[6]["error"].startswith("is no whole image (")
     assert {row["prediction"] for row in (rows[3], rows[6])} == {None}
     whole, shares = [row for row in rows if row["error"] is None], expected(trained)
@@ -355,3 +359,82 @@ def test_the_encoder_of_images_takes_base64_too(project):
         encoded, broken = encoder.encode_whole({"photo": [given]}, folder)
         assert (encoded["photo"].max(), broken) == (7, {})
     assert issubclass(WholeEncoder, encoding.Encoder)
+
+
+def turned(image):
+    image = Image.fromarray(image)
+    image.getexif()[encoding.ORIENTATION] = 6
+    return image
+
+
+NOISE = np.random.default_rng(0).integers(0, 256, (48, 48, 4), np.uint8)
+KINDS = {
+    "grey": Image.fromarray(NOISE[..., 0]),
+    "coloured": Image.fromarray(NOISE[..., :3]),
+    "transparent": Image.fromarray(NOISE),
+    "16 bits": Image.fromarray(NOISE[..., 0].astype(np.uint16) * 256),
+    "turned": turned(NOISE[:, :20, :3]),
+    "of a palette": Image.fromarray(NOISE[..., :3]).quantize(9),
+    "black and white": Image.fromarray(NOISE[..., 0] > 99),
+}
+PLAIN = ("grey", "coloured")
+SAVED = [
+    *(("TIFF", {}, kind) for kind in KINDS),
+    *(("TIFF", {"compression": compression}, "coloured") for compression in ("tiff_lzw", "tiff_deflate", "packbits")),
+    ("TIFF", {"compression": "group4"}, "black and white"),
+    *(("JPEG2000", {}, kind) for kind in (*PLAIN, "transparent", "16 bits")),
+    *(("PPM", {}, kind) for kind in (*PLAIN, "16 bits", "black and white")),
+    *(("ICO", {"sizes": [(48, 48)]}, kind) for kind in (*PLAIN, "transparent", "of a palette")),
+    *(("AVIF", {"quality": 100, "subsampling": "4:4:4"}, kind) for kind in (*PLAIN, "transparent", "turned")),
+]
+
+
+@pytest.mark.parametrize(("format", "options", "kind"), SAVED)
+def test_a_picture_has_the_pixels_of_the_same_as_png(format, options, kind, tmp_path):
+    image = KINDS[kind]
+    # As bytes: AVIF takes what it says of turning out of what it is given.
+    exif = {} if format in ("PPM", "ICO") else {"exif": image.getexif().tobytes()}
+    image.save(tmp_path / "a.png", exif=image.getexif().tobytes())
+    image.save(tmp_path / "b", format, **exif, **options)
+    feature = FEATURES["photo"] | {"shape": (30, 20, 3)}
+    found, broken = WholeEncoder({"photo": feature}, {}, map).encode_whole({"photo": ["a.png", "b"]}, tmp_path)
+    assert broken == {}
+    right, pixels = found["photo"].astype(int)
+    assert abs(pixels - right).max() <= (2 if format == "AVIF" else 0), "AVIF is not exact"
+    # In requests and data, where a stranger may have made it, it is no image.
+    with pytest.raises(encoding.BadValue, match=r"it is none of PNG, JPEG, BMP, GIF, WEBP\)"):
+        encoding.Encoder({"photo": feature}, {}).encode({"photo": [(tmp_path / "b").read_bytes()]})
+
+
+def saved(format, image=KINDS["coloured"], **options):
+    file = io.BytesIO()
+    image.save(file, format, **options)
+    return file.getvalue()
+
+
+FRACTIONS = saved("TIFF", Image.fromarray(np.ones((4, 4), np.float32)))
+WIDE = saved("TIFF", Image.fromarray(np.full((4, 4), 65_536, np.int32)))
+NEGATIVE = saved("TIFF", Image.fromarray(np.full((4, 4), -1, np.int32)))
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        *((saved(format)[:-300], "") for format in raw_model.MORE_FORMATS),
+        (saved("TIFF", compression="tiff_lzw")[:-300], r" \((?!Corrupt EXIF data)"),
+        (FRACTIONS, r" \(its pixels are fractions: save it with 8 or 16 bits a channel\)"),
+        (WIDE, r" \(its pixels are numbers of 32 bits: save it with 8 or 16 bits a channel\)"),
+        (NEGATIVE, r" \(its pixels are numbers of 32 bits: "),
+        (b"P6\n20000 20000\n255\n", r" \(Image size \(400000000 pixels\) exceeds limit of 178956970 pixels"),
+        (b"P6\n10000 10000\n255\n", r" \(Image size \(100000000 pixels\) exceeds limit of 89478485 pixels"),
+        # Another program would have to draw it.
+        (b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n", r" \(it is none of "),
+    ],
+)
+def test_a_broken_picture_of_any_kind_is_a_row_with_its_error(content, said, project):
+    keras.Sequential([keras.Input((4, 4, 3), name="photo"), keras.layers.Flatten()]).save("flat.keras")
+    Path("b").write_bytes(content)
+    KINDS["coloured"].save("c.tif")
+    found = ask("flat.keras", "b", "c.tif")
+    assert (found.num_examples, found.num_failed) == (2, 1)
+    assert re.match(f"is no whole image{said}", found.first[0]["error"]), found.first[0]["error"]

@@ -10,8 +10,9 @@ import numpy as np
 import pandas
 import pytest
 
+from tasks import raw_inputs
 from tasks.errors import UserError
-from tasks.raw_inputs import Reader, Wanted
+from tasks.raw_inputs import MAX_TEXT, Reader, Wanted
 
 TABLE = Wanted({"size": "number", "city": "category"}, ("number", "category"))
 LINES = Wanted({"note": "text"}, ("note",))
@@ -119,6 +120,78 @@ def test_lines_of_text():
     assert list(broken(parts)) == [2]
 
 
+def test_each_file_of_a_folder_is_a_text():
+    for path, content in {
+        "d/b.txt": "\ufeffzwei\nZeilen".encode(),
+        "d/a": b"eins",
+        "d/.hidden": b"",
+        "d/sub/c.txt": b"drei",
+        "d/latin.txt": "f\xfcnf".encode("latin-1"),
+        "d/large.txt": b"x" * (MAX_TEXT + 1),
+        "d/full.txt": b"y" * MAX_TEXT,
+    }.items():
+        Path(path).parent.mkdir(parents=True, exist_ok=True)
+        Path(path).write_bytes(content)
+    os.mkfifo("d/pipe")
+    Path("d/gone").symlink_to("nowhere")
+    parts = read(LINES, "d", "d/a")
+    places = [[file for file, row in part.places] for part in parts]
+    assert places == [
+        ["d/a", "d/b.txt", "d/full.txt"],
+        ["d/gone", "d/large.txt", "d/latin.txt"],
+        ["d/pipe", "d/sub/c.txt"],
+        ["d/a"],
+    ]
+    assert {row for part in parts[:3] for _, row in part.places} == {None}
+    texts = flat(parts, "note")
+    assert [texts[place] for place in (0, 1, 7, 8)] == ["eins", "zwei\nZeilen", "drei", "eins"]
+    assert broken(parts) == {
+        3: "no such file",
+        4: "has more than 16,777,216 bytes: cut it, or name it by itself, as a file of lines",
+        5: "is not utf-8: say what it is with --encoding, such as latin-1",
+        6: "no such file",
+    }
+    assert flat(read(LINES, "d", encoding="latin-1"), "note")[5] == "f\xfcnf"
+
+
+def test_a_part_of_texts_is_no_larger_than_two_of_them(monkeypatch):
+    monkeypatch.setattr(raw_inputs, "MAX_TEXT", 10)
+    Path("d").mkdir()
+    for number, length in enumerate((4, 4, 4, 10, 1)):
+        Path(f"d/{number}").write_bytes(b"x" * length)
+    parts = read(LINES, "d", part_rows=100)
+    assert [[len(text) for text in part.columns["note"]] for part in parts] == [[4, 4, 4], [10], [1]]
+
+
+@pytest.mark.parametrize(
+    ("wanted", "names", "said"),
+    [
+        (
+            LINES,
+            ("a.png", "b.TIFF"),
+            r"'d' has nothing but \.png, \.tiff, and this model takes files of lines of text, ",
+        ),
+        (LINES, ("a.csv",), r"'d' has nothing but \.csv, .* folders of texts, tables .* each table by itself"),
+        (
+            IMAGES,
+            ("a.txt", "b/c.md"),
+            r"'d' has nothing but \.md, \.txt, and this model takes images, folders of images, ",
+        ),
+        (TABLE, ("a.csv",), r"'d' is a folder, and this model takes tables"),
+        (ARRAYS, ("a.npy",), r"'d' is a folder, and this model takes arrays"),
+    ],
+)
+def test_a_folder_that_does_not_fit_the_model_is_one_message(wanted, names, said):
+    for name in names:
+        Path("d", name).parent.mkdir(parents=True, exist_ok=True)
+        Path("d", name).write_bytes(b"")
+    with pytest.raises(UserError, match=said):
+        read(wanted, "d")
+    if wanted in (LINES, IMAGES):
+        Path("d/one more").write_bytes(b"")
+        assert len(read(wanted, "d", part_rows=9)[0].places) == len(names) + 1, "which is broken has its row"
+
+
 def test_standard_input_is_what_it_looks_like():
     assert flat(read(LINES, "-", stdin=piped(b"a\nb")), "note") == ["a", "b"]
     assert flat(read(TABLE, "-", stdin=piped(b"city;size\na;1\n")), "size") == ["1"]
@@ -127,6 +200,9 @@ def test_standard_input_is_what_it_looks_like():
     assert names == [str(Path("NA").absolute()), str(Path("b c.png").absolute())]
     picture = b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR" + bytes(100_000)
     assert flat(read(IMAGES, "-", stdin=piped(picture[:60_000])), "image") == [picture[:60_000]]
+    for picture in (b"P6\n2 1\n255\nabcdef", b"P5\n# a note\n1 1\n255\na"):
+        assert flat(read(IMAGES, "-", stdin=piped(picture)), "image") == [picture]
+    assert len(flat(read(IMAGES, "-", stdin=piped(b"P6\nb.png\n")), "image")) == 2
     assert read(TABLE, "-", stdin=piped(b"city,size\n")) == []
     with pytest.raises(UserError, match=r"'-' has not the columns 'size', 'city'.*There: nothing"):
         read(TABLE, "-", stdin=piped(b""))

@@ -4,6 +4,7 @@ tests/processes/test_object_store.py is the same with a bucket, and with trainin
 """
 
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -14,7 +15,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tasks import committed, config, files, records, remote, runs
+from tasks import committed, config, files, machine, network, records, remote, runs
 from tasks.errors import UserError
 from tasks.remote import address, copying, fetching
 from tests.tasks.written_runs import run_id_of, write_run
@@ -332,12 +333,77 @@ def test_bring_does_nothing_for_a_run_that_is_here(run, tmp_path):
 
 @pytest.mark.parametrize(
     ("scheme", "says"),
-    [("gs", "pip install gcsfs"), ("abfs", "pip install adlfs"), ("s3", r"pip install 'stratagem\[s3\]'")],
+    [
+        ("gs", r"gcsfs, .*pip install 'stratagem\[gs\]'"),
+        ("abfs", r"adlfs, .*pip install 'stratagem\[abfs\]'"),
+        ("s3", r"s3fs, .*pip install 'stratagem\[s3\]'"),
+    ],
 )
 def test_a_missing_package_is_named(scheme, says, monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(UserError, match=rf"checkpoint.remote = {scheme}://b/f needs the package .*{says}"):
         remote.check(f"{scheme}://b/f")
+
+
+@pytest.mark.parametrize(
+    ("scheme", "error", "says"),
+    [
+        ("gs", PermissionError("denied"), "GOOGLE_APPLICATION_CREDENTIALS"),
+        ("abfs", OSError("Server failed to authenticate the request"), "AZURE_STORAGE_ACCOUNT_NAME and"),
+        ("azure", PermissionError("denied"), "AZURE_STORAGE_ACCOUNT_NAME and"),
+        ("s3", PermissionError("denied"), "AWS_ACCESS_KEY_ID and"),
+        ("gs", FileNotFoundError("b"), "STORAGE_EMULATOR_HOST"),
+        ("abfs", OSError("The specified container does not exist"), "AZURE_STORAGE_CONNECTION_STRING"),
+        ("s3", FileNotFoundError("b"), "AWS_ENDPOINT_URL"),
+    ],
+)
+def test_what_is_refused_names_the_variables_of_its_provider(scheme, error, says):
+    refused = address.refusal(error, f"{scheme}://b/f", "checkpoint.remote")
+    assert f"such as {says}" in str(refused)
+
+
+def test_azure_without_an_account_is_one_message(monkeypatch):
+    pytest.importorskip("adlfs", reason="make setup")
+    for name in [name for name in os.environ if name.startswith("AZURE_")]:
+        monkeypatch.delenv(name)
+    with pytest.raises(UserError, match=r"= abfs://b/f: .*such as AZURE_STORAGE_ACCOUNT_NAME and"):
+        remote.check("abfs://b/f")
+
+
+@pytest.fixture
+def google(monkeypatch):
+    """A bucket `runs` of an emulator of Google Cloud Storage."""
+    pytest.importorskip("gcsfs", reason="make setup")
+    pytest.importorskip("gcp_storage_emulator", reason="make setup")
+    (port,) = machine.free_ports(1)
+    command = [sys.executable, "-m", "gcp_storage_emulator", "start", "--host", "127.0.0.1", "--port", str(port)]
+    process = subprocess.Popen([*command, "--in-memory", "--default-bucket", "runs"], stderr=subprocess.DEVNULL)
+    try:
+        while network.unreachable_reason(f"http://127.0.0.1:{port}") is not None:
+            assert process.poll() is None
+            time.sleep(0.05)
+        monkeypatch.setenv("STORAGE_EMULATOR_HOST", f"http://127.0.0.1:{port}")
+        yield
+    finally:
+        process.kill()
+        process.wait()
+
+
+def test_a_bucket_of_google_cloud_storage_has_a_run_and_brings_it_back(run, google, caplog):
+    target = "gs://runs/ours"
+    with pytest.raises(UserError, match=r"there is no bucket 'absent' .* such as STORAGE_EMULATOR_HOST"):
+        remote.check("gs://absent/ours")
+    remote.check(target)
+    copying._save_mark(run, records.ToCopy(address=target))
+    kept = {
+        name: (Path(run.folder) / "checkpoints" / name).read_bytes() for name in names(Path(run.folder) / "checkpoints")
+    }
+    copying.Copier(run, target).copy()
+    assert len(kept) == 4
+    as_another_machine(run)
+    remote.bring(config.load(None, {"checkpoint.remote": target}), run.run_id)
+    assert {name: (Path(run.folder) / "checkpoints" / name).read_bytes() for name in kept} == kept
+    assert "bucket type" not in caplog.text, "gcsfs says it at each request"
 
 
 def test_a_folder_that_cannot_be_written_is_refused_before_anything_starts(tmp_path, mount_small):

@@ -7,6 +7,7 @@ import shutil
 import subprocess
 from pathlib import Path
 
+import jsonschema
 import kubernetes_validate
 import pytest
 import yaml
@@ -16,6 +17,8 @@ from tasks.errors import UserError
 from tasks.launchers import kubernetes as pods
 from tasks.launchers import slurm as launcher
 from tasks.submission import Request, kubernetes, slurm
+
+JOBSET = Path(__file__).with_name("jobset.yaml")
 
 
 @pytest.fixture
@@ -241,7 +244,7 @@ def test_manifests_are_those_of_kubernetes_own_schemas(manifests, version):
 
 @pytest.mark.parametrize("version", ["1.31", "1.37"])
 def test_a_jobset_starts_all_again_together(manifests, version, root, monkeypatch):
-    """Its schema is not Kubernetes' own: the Job in it is."""
+    """Its schema is not Kubernetes' own, see below: the Job in it is."""
     made = manifests(3, jobset="true", namespace="team", **{"max-restarts": "5"})
     assert list(made) == ["ConfigMap", "JobSet"]
     name, spec = made["JobSet"]["metadata"]["name"], made["JobSet"]["spec"]
@@ -262,6 +265,32 @@ def test_a_jobset_starts_all_again_together(manifests, version, root, monkeypatc
     assert max(len(one.partition(".")[0]) for one in cluster) <= 63
     with pytest.raises(UserError, match="jobset = yes: give true or false"):
         manifests(3, jobset="yes")
+
+
+def strict(schema):
+    """Return a schema by which an object has no other keys than it names, as ``kubectl`` asks the server for."""
+    if isinstance(schema, list):
+        return [strict(one) for one in schema]
+    if not isinstance(schema, dict):
+        return schema
+    closed = {"additionalProperties": False} if isinstance(schema.get("properties"), dict) else {}
+    return {key: strict(value) for key, value in schema.items()} | closed
+
+
+@pytest.mark.parametrize("options", [{}, {"namespace": "team", "max-restarts": "5", "grace": "60", "gpus": "1"}])
+def test_a_jobset_is_that_of_jobsets_own_schema(manifests, options):
+    validator = jsonschema.Draft202012Validator(strict(yaml.safe_load(JOBSET.read_text())))
+    made = manifests(3, jobset="true", **options)["JobSet"]
+    validator.validate(made)
+    for key, value, said in (
+        ("network", {"publishNotReadyAddress": True}, "publishNotReadyAddress"),
+        ("failurePolicy", {"maxRestarts": "5"}, "is not of type 'integer'"),
+        ("failurePolicy", {"rules": [{"name": "refused", "action": "FailJob"}]}, "'FailJob' is not one of"),
+        ("replicatedJobs", [{"replicas": 1, "template": {}}], "'name' is a required property"),
+        ("completions", 3, "completions"),
+    ):
+        with pytest.raises(jsonschema.ValidationError, match=said):
+            validator.validate(made | {"spec": made["spec"] | {key: value}})
 
 
 KUBECTL = """#!/bin/bash

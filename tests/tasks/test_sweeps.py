@@ -95,6 +95,32 @@ def test_each_space_that_is_shipped_is_accepted(name):
     assert sweeps.load(name).name == name
 
 
+PASSWORD = "hf_s3cret0123456789abcdef"
+
+
+@pytest.mark.parametrize(
+    ("text", "key"),
+    [
+        (f"space: {{model.options.name: [a, {PASSWORD}, b]}}", "space.model.options.name"),
+        ("space: {model.options.api_key: [s3cret-1, s3cret-2]}", "space.model.options.api_key"),
+        ("space: {tracking.experiment: ['https://me:s3cret@host/runs', b]}", "space.tracking.experiment"),
+        # What is wrong, too, is not shown either.
+        (f"space: {{model.options.name: [{PASSWORD}, {PASSWORD}]}}", "space.model.options.name"),
+        (f"space: {{model.options.name: {PASSWORD}}}", "space.model.options.name"),
+        (f"space: {{schedule.learning_rate: {{low: {PASSWORD}, high: 1}}}}", "space.schedule.learning_rate.low"),
+        (f"{RATES}set: {{model.options.api_key: s3cret-1}}", "set.model.options.api_key"),
+        (f"{RATES}set: {{model: {{options: {{names: [{PASSWORD}]}}}}}}", "set.model.options.names"),
+        (f"{RATES}metric: {PASSWORD}", "metric"),
+        (f"{RATES}recipe: {PASSWORD}", "recipe"),
+        (f"{RATES}password: s3cret-1", "password"),
+    ],
+)
+def test_a_password_is_nothing_of_a_space(write, text, key):
+    with pytest.raises(UserError, match=rf"^mine.yaml: {key} seems to hold a password, which every") as refused:
+        sweeps.load(write(text))
+    assert "s3cret" not in str(refused.value)
+
+
 def test_a_space_is_laid_over_the_settings(space):
     params = {"schedule.learning_rate": 0.02, "train.per_replica_batch_size": 48, "model.options.units": [32, 16]}
     settings = space.settings(params)
