@@ -65,7 +65,7 @@ PAIRS = [
 
 def main(layout, sources):
     """Train an epoch; then, when all have done so, evaluate the checkpoint of each source, and train on from it to the
-    end of the second epoch. Every layout has a process of its own, which does both: to import TensorFlow takes longer."""
+    end of the second epoch. A process of its own for each layout does both: to import TensorFlow takes longer."""
     from tasks import evaluate, strategies, train
 
     prepared = records.load(records.PreparedDataset, Path("data/digits/prepared/manifest.json"))
