@@ -130,6 +130,12 @@ def difference(
     expected = evaluated[rows].astype(np.float64)
     if found.shape != expected.shape:
         return f"it gives outputs of shape {found.shape}, not {expected.shape} as evaluated"
+    strange = int((~np.isfinite(found)).reshape(len(rows), -1).any(axis=1).sum())
+    if strange and np.isfinite(expected).all():
+        return (
+            f"it gives outputs that are no numbers for {strange} of {len(rows)} test rows, and gave numbers when it was "
+            "evaluated"
+        )
     spread = float(evaluated.std()) or 1.0
     apart = float((abs(found - expected) / (spread + abs(expected) / 10)).max())
     if apart <= tolerance:
