@@ -133,8 +133,8 @@ def difference(
     strange = int((~np.isfinite(found)).reshape(len(rows), -1).any(axis=1).sum())
     if strange and np.isfinite(expected).all():
         return (
-            f"it gives outputs that are no numbers for {strange} of {len(rows)} test rows, and gave numbers when it was "
-            "evaluated"
+            f"it gives outputs that are no numbers for {strange} of {len(rows)} test rows, and gave numbers when it "
+            "was evaluated"
         )
     spread = float(evaluated.std()) or 1.0
     apart = float((abs(found - expected) / (spread + abs(expected) / 10)).max())
