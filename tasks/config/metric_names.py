@@ -1,11 +1,12 @@
-"""The names that a metric may have in the settings: those of tasks/metrics/, and a user's own ``module:function``."""
+"""The names that a metric may have in the settings: those of tasks/metrics/, ``top_<k>_accuracy``, and a user's own
+``module:function``."""
 
 from typing import TYPE_CHECKING, Annotated, Literal, TypeAlias
 
 from pydantic import Field
 
 from tasks.config.project import names_of
-from tasks.config.section import OWN_CODE, OWN_TEST_METRIC, OWN_TRAINING_METRIC
+from tasks.config.section import OTHER_METRIC, OTHER_TEST_METRIC, OTHER_TRAINING_METRIC, OWN_CODE
 
 METRICS = names_of("metrics")
 OwnCode = Annotated[str, Field(pattern=OWN_CODE, max_length=250)]
@@ -18,10 +19,10 @@ else:
     # A metric of a user's own has the name `module:function`, as validation/my_code:within_ten.
     TrainingMetric = (
         Literal[*(f"{part}/{name}" for part in ("train", "validation") for name in ("loss", *METRICS))]
-        | Annotated[str, Field(pattern=OWN_TRAINING_METRIC, max_length=250)]
+        | Annotated[str, Field(pattern=OTHER_TRAINING_METRIC, max_length=250)]
     )
     TestMetric = (
         Literal[*(f"test/{name}" for name in (*METRICS, "loss"))]
-        | Annotated[str, Field(pattern=OWN_TEST_METRIC, max_length=250)]
+        | Annotated[str, Field(pattern=OTHER_TEST_METRIC, max_length=250)]
     )
-    MetricName = Literal[*METRICS] | OwnCode
+    MetricName = Literal[*METRICS] | Annotated[str, Field(pattern=OTHER_METRIC, max_length=250)]
