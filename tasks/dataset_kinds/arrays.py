@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tasks import config
-from tasks.dataset_kinds import Block, Examples, split_rows
+from tasks.dataset_kinds import Block, Examples, of_ones_own, split_rows
 from tasks.errors import UserError, cut
 from tasks.files import DAMAGED_FILE
 from tasks.records import Feature, HeldOut, Target
@@ -83,6 +83,7 @@ def examples(dataset: config.Arrays) -> Examples:
         blocks=partial(_blocks, dataset, splits, rows, (name, feature), labels),
         held_out=held_out,
         name_of=(lambda split, row: f"row {rows[split][row] if split in rows else row}") if rows else None,
+        origin=of_ones_own(target),
     )
 
 

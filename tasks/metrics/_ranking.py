@@ -45,7 +45,7 @@ def of_ranking(measure: Callable[[Any, Any], Any]) -> Callable[[str, Target], An
                 pairs = keras.ops.stack([own, 1 - own], axis=-1)
                 if sample_weight is not None:
                     pairs *= keras.ops.reshape(keras.ops.cast(sample_weight, self.dtype), [-1, 1, 1])
-                places = keras.ops.arange(num_classes) * BINS + bins(scores)
+                places = keras.ops.arange(num_classes, dtype="int32") * BINS + bins(scores)
                 added = keras.ops.segment_sum(
                     keras.ops.reshape(pairs, [-1, 2]), keras.ops.reshape(places, [-1]), num_classes * BINS
                 )
