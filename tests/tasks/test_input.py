@@ -903,7 +903,8 @@ def test_each_class_gives_the_same_share_and_keeps_an_example(counts, share):
     count = min(max(round(total * share), 1), total - 1)
     found = shares(counts, count)
     assert found.sum() == count
-    assert ((0 <= found) & (found <= counts)).all()
+    assert (found >= 0).all()
+    assert (found <= counts).all()
     many, there = counts > 1, counts > 0
     if count <= total - there.sum():
         assert (found < np.maximum(counts, 1)).all(), "one is left to train on"

@@ -164,6 +164,21 @@ def test_a_weight_counts_as_so_many_examples(name):
     assert float(weighted.result()) == pytest.approx(float(repeated.result()), rel=1e-5)
 
 
+@pytest.mark.parametrize(("task", "name"), MEASURED)
+def test_a_training_measures_in_each_precision(task, name):
+    labels, outputs = predictions(task)
+    found = []
+    try:
+        for dtype in ("float64", "float32"):
+            keras.config.set_floatx(dtype)
+            metric = metrics.find(name).in_training(name, TARGETS[task])
+            metric.update_state(labels, keras.ops.convert_to_tensor(outputs, dtype))
+            found.append(float(metric.result()))
+    finally:
+        keras.config.set_floatx("float32")
+    assert found[0] == pytest.approx(found[1], rel=1e-5)
+
+
 def test_top_k_is_there_for_each_k():
     labels, outputs = predictions("classification")
     name = "top_3_accuracy"
