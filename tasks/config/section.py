@@ -17,9 +17,9 @@ MAX_FLOAT32 = 3e38
 # What a user's own code is named by, and what a message says in place of the pattern.
 OWN_CODE = r"^[\w.]+:\w+$"
 TOP_K = r"top_[1-9][0-9]{0,8}_accuracy"
-OTHER_METRIC = rf"^({TOP_K}|[\w.]+:\w+)$"
-OTHER_TRAINING_METRIC = rf"^(train|validation)/({TOP_K}|[\w.]+:\w+)$"
-OTHER_TEST_METRIC = rf"^test/({TOP_K}|[\w.]+:\w+)$"
+OTHER_METRIC = rf"^{TOP_K}$|^[\w.]+:\w+$"
+OTHER_TRAINING_METRIC = rf"^(train|validation)/{TOP_K}$|^(train|validation)/[\w.]+:\w+$"
+OTHER_TEST_METRIC = rf"^test/{TOP_K}$|^test/[\w.]+:\w+$"
 IN_WORDS = {
     OWN_CODE: "your own module:function",
     OTHER_METRIC: "top_K_accuracy with any K, or your own module:function",

@@ -7,7 +7,6 @@ checkpoints' monitor name it.
 """
 
 import importlib
-import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, TypeAlias, get_args
@@ -23,7 +22,6 @@ Labels: TypeAlias = npt.NDArray[Any]
 """As in ``records.PreparedSplit``: (n,) or (n, labels or numbers)."""
 Predictions: TypeAlias = npt.NDArray[np.float64]
 """(n, num_outputs): logits, or the numbers of a regression."""
-TOP_K = re.compile(r"top_(\d+)_accuracy")
 
 
 Better: TypeAlias = Literal["higher", "lower"]
@@ -58,8 +56,8 @@ def find(name: str, key: str = "the name of a metric") -> Metric:
     """
     if ":" in name:
         return _own(name, key)
-    if name not in config.names_of("metrics") and (found := TOP_K.fullmatch(name)):
-        metric: Metric = importlib.import_module("tasks.metrics._top_k").top_k(int(found[1]))
+    if name not in config.names_of("metrics") and (k := config.top_k_of(name)):
+        metric: Metric = importlib.import_module("tasks.metrics._top_k").top_k(k)
     else:
         metric = importlib.import_module(f"tasks.metrics.{name}").METRIC
     return metric

@@ -7,7 +7,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from tasks import evidence, metrics
+from tasks import config, evidence
 from tasks.evidence import RESAMPLES, Interval
 from tasks.report import influence
 from tasks.report.material import Material
@@ -45,8 +45,8 @@ def each(material: Material, name: str) -> Numbers | None:
         return _losses(material)
     if name == "accuracy" and material.task == "classification":
         return material.scores
-    if material.task == "classification" and (top := metrics.TOP_K.fullmatch(name)):
-        k = min(int(top[1]), outputs.shape[1])
+    if material.task == "classification" and (k := config.top_k_of(name)):
+        k = min(k, outputs.shape[1])
         best = np.argpartition(outputs, -k, axis=1)[:, -k:]
         found: Numbers = (best == labels[:, None]).any(axis=1).astype(np.float64)
         return found
