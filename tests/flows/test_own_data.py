@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(1500)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(3000)]
 
 TUTORIALS = Path(__file__).resolve().parents[2] / "docs" / "tutorials"
 STRATEGIES = {

@@ -214,7 +214,11 @@ def load(*overrides):
         ),
         ("regression", ["checkpoint.monitor=validation/r2"], ["mae", "r2"]),
         ("classification", ["train.metrics=[top_3_accuracy,auc]"], ["accuracy", "auc", "top_3_accuracy"]),
-        ("multilabel", ["train.metrics=[mean_average_precision]"], ["mean_average_precision", "micro_f1"]),
+        (
+            "multilabel",
+            ["checkpoint.monitor=validation/mean_average_precision"],
+            ["mean_average_precision", "micro_f1"],
+        ),
     ],
 )
 def test_a_training_measures_its_headline_and_what_is_asked_for(tiny, task, overrides, expected):
