@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from tasks import checkpoints, config, losses, metrics, models, outputs, own_code, predictions, strategies
+from tasks import checkpoints, config, losses, metrics, models, outputs, predictions, strategies
 from tasks.checkpoints import Checkpoints, State
 from tasks.errors import StratagemError, UserError
 from tasks.input import sources
@@ -52,7 +52,7 @@ def evaluate(settings: config.Settings, prepared: PreparedDataset, training: Tra
         )
     example_losses = losses.find(settings.train, prepared).of_predictions(labels, values)
     measured = {"loss": float(example_losses.mean() + found.own_losses.mean())}
-    measured |= metrics.compute(target.task, labels, values, own_code.metrics_of(settings))
+    measured |= metrics.compute(target.task, labels, values, metrics.without_file(settings))
     pairs: Any = (
         np.column_stack([labels[:MAX_PREDICTIONS, 0], values[:MAX_PREDICTIONS, 0]]) if not target.class_names else []
     )

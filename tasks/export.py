@@ -25,7 +25,6 @@ from tasks import (
     lineage,
     metrics,
     models,
-    own_code,
     prepared_data,
     records,
     runs,
@@ -305,7 +304,7 @@ def _compare(exported: Callable[[Any], Any], examples: Iterable[tuple[Any, Any, 
 
 def _metrics(settings: config.Settings, prepared: PreparedDataset, labels: Any, values: Any) -> dict[str, float]:
     """Return the task's metrics as an evaluation names them."""
-    measured = metrics.compute(prepared.target.task, labels, values, own_code.metrics_of(settings))
+    measured = metrics.compute(prepared.target.task, labels, values, metrics.without_file(settings))
     return {f"test/{name}": value for name, value in measured.items()}
 
 

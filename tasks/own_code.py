@@ -76,14 +76,7 @@ def named_in(settings: config.Settings) -> dict[str, str]:
 
 def metrics_of(settings: config.Settings) -> dict[str, str]:
     """Return each metric of the user's own that the settings of a run name anywhere, and the first key that does."""
-    watched = {"checkpoint.monitor": settings.checkpoint.monitor}
-    if (stopping := settings.train.early_stopping) is not None:
-        watched["train.early_stopping.monitor"] = stopping.monitor
-    watched["register.metric"] = settings.register_.metric
-    named = [(name, "train.metrics") for name in settings.train.metrics]
-    named += [(name.partition("/")[2], key) for key, name in watched.items()]
-    first = {name: key for name, key in reversed(named) if ":" in name}
-    return dict(sorted(first.items()))
+    return {name: key for name, key in settings.named_metrics.items() if ":" in name}
 
 
 def files(name: str, root: Path | None = None) -> list[Path]:

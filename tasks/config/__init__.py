@@ -19,6 +19,7 @@ from tasks.config.datasets import (
 from tasks.config.form import Overrides, recipe_schema
 from tasks.config.input import Augmentation, Input, RandAugment
 from tasks.config.keys import fields_of, flat, leaves, marks_of
+from tasks.config.metric_names import top_k_of
 from tasks.config.project import code_root, has_own_code, names_of, project_root, recipes
 from tasks.config.schedules import Constant, Cosine, Piecewise
 from tasks.config.schema import (

@@ -73,8 +73,9 @@ class Input(Section):
     memory_budget_bytes: Speed[Annotated[int, Field(gt=0, le=10**18)]]
     """The largest split that one GPU copies into its own memory; of a larger one the processor gathers each batch."""
     validation: Result[Text | Annotated[float, Field(gt=0, lt=1)] | Count | None]
-    """The name of a split, a fraction of the training examples, an exact number of them, or null for none. They are
-    drawn without regard to classes."""
+    """The name of a split, a fraction of the training examples, an exact number of them, or null for none. Of a
+    user's own data each class gives the same share of those that are drawn; of TFDS' they are drawn without regard to
+    classes."""
     normalization: Result[Literal["scale", "standardize", "none"]]
     """`scale`: to 0..1. `standardize`: by the training split's mean and deviation of each channel. `none`: 0..255."""
     shuffle: Result[bool]

@@ -169,8 +169,9 @@ class Train(Section):
     class_weights: Result[Literal["balanced"] | None]
     """`balanced`: the classes count the same in the loss, however many examples each has. Null: the examples do."""
     metrics: Course[list[MetricName]]
-    """Measured in training and validation beside the task's headline (accuracy, micro_f1, mae): by name, or your own
-    `module:function` of (labels, outputs), a number an example, whose mean it is."""
+    """Measured in training and validation beside the task's headline (accuracy, micro_f1, mae): by name, as
+    top_K_accuracy with any K, or your own `module:function` of (labels, outputs), a number an example, whose mean it
+    is."""
     epochs: Course[Count]
     """After how many the training ends; a run that is resumed may have more."""
     steps_per_epoch: Result[Count | None]
@@ -395,6 +396,17 @@ class Settings(Section):
             return (cluster.workers,) if cluster is not None else ()
         numbers = range(cluster.workers, cluster.min_workers - 1, -1)
         return tuple(number for number in numbers if size % cluster.num_replicas_of(number) == 0)
+
+    @property
+    def named_metrics(self) -> dict[str, str]:
+        """Each metric that a key names, ``loss`` too, and the first key that does."""
+        named = [(name, "train.metrics") for name in self.train.metrics]
+        watched = {"checkpoint.monitor": self.checkpoint.monitor}
+        if (stopping := self.train.early_stopping) is not None:
+            watched["train.early_stopping.monitor"] = stopping.monitor
+        watched["register.metric"] = self.register_.metric
+        named += [(name.partition("/")[2], key) for key, name in watched.items()]
+        return dict(sorted(dict(reversed(named)).items()))
 
     def to_json(self) -> dict[str, Any]:
         """Return the settings as nested JSON values, in the spelling of params.yaml."""

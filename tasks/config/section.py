@@ -16,12 +16,15 @@ MAX_DEVICES = 4096
 MAX_FLOAT32 = 3e38
 # What a user's own code is named by, and what a message says in place of the pattern.
 OWN_CODE = r"^[\w.]+:\w+$"
-OWN_TRAINING_METRIC = r"^(train|validation)/[\w.]+:\w+$"
-OWN_TEST_METRIC = r"^test/[\w.]+:\w+$"
+TOP_K = r"top_[1-9][0-9]{0,8}_accuracy"
+OTHER_METRIC = rf"^{TOP_K}$|^[\w.]+:\w+$"
+OTHER_TRAINING_METRIC = rf"^(train|validation)/{TOP_K}$|^(train|validation)/[\w.]+:\w+$"
+OTHER_TEST_METRIC = rf"^test/{TOP_K}$|^test/[\w.]+:\w+$"
 IN_WORDS = {
     OWN_CODE: "your own module:function",
-    OWN_TRAINING_METRIC: "your own train/module:function or validation/module:function",
-    OWN_TEST_METRIC: "your own test/module:function",
+    OTHER_METRIC: "top_K_accuracy with any K, or your own module:function",
+    OTHER_TRAINING_METRIC: "train/ or validation/ and top_K_accuracy with any K, or your own module:function",
+    OTHER_TEST_METRIC: "test/ and top_K_accuracy with any K, or your own module:function",
 }
 Text = Annotated[str, Field(max_length=250)]
 Count = Annotated[int, Field(gt=0, le=MAX_COUNT)]

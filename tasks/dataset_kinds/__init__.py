@@ -96,6 +96,11 @@ def find(kind: str) -> Kind:
     return found
 
 
+def of_ones_own(target: Target) -> dict[str, Any]:
+    """Return the ``origin`` of a user's own data: of classes, a run draws its validation examples by class."""
+    return {"validation_by_class": True} if target.task == "classification" else {}
+
+
 def most_frequent(texts: Mapping[str, int], most: int) -> list[str]:
     """Return the most frequent texts; of those that are as frequent, the first in the order of the alphabet."""
     return [text for text, _ in sorted(texts.items(), key=lambda one: (-one[1], one[0]))[:most]]
@@ -127,14 +132,16 @@ def of_images(
     """
     rows = split_rows(labels, names, dataset)
     blocks = [Block(split, {"image": images[own]}, labels[own]) for split, own in rows.items()]
+    target = Target.of_classes(names)
     return Examples(
         version="1",
         features={"image": Feature(kind="image", shape=images.shape[1:], dtype="uint8")},
-        target=Target.of_classes(names),
+        target=target,
         splits=tuple(rows),
         blocks=lambda: iter(blocks),
         held_out=HeldOut(num_examples=len(rows["test"]), seed=dataset.seed),
         name_of=lambda split, row: f"row {rows[split][row]}",
+        origin=of_ones_own(target),
     )
 
 

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tasks import config
-from tasks.dataset_kinds import Block, Examples, Metadata, split_rows
+from tasks.dataset_kinds import Block, Examples, Metadata, of_ones_own, split_rows
 from tasks.errors import UserError, cut, one_of
 from tasks.files import DAMAGED_FILE
 from tasks.records import Feature, HeldOut, Target
@@ -91,6 +91,7 @@ def examples(dataset: config.Arrays) -> Examples:
         held_out=held_out,
         name_of=(lambda split, row: f"row {rows[split][row] if split in rows else row}") if rows else None,
         metadata_of=(lambda split: metadata) if metadata else None,
+        origin=of_ones_own(target),
     )
 
 

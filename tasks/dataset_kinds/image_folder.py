@@ -14,7 +14,7 @@ import numpy.typing as npt
 from PIL import Image, UnidentifiedImageError
 
 from tasks import ahead, config, machine
-from tasks.dataset_kinds import SPLITS, Block, Examples, split_rows
+from tasks.dataset_kinds import SPLITS, Block, Examples, of_ones_own, split_rows
 from tasks.encoding import FORMATS, ORIENTATION, decode_picture
 from tasks.errors import UserError, listed
 from tasks.records import Feature, HeldOut, Target
@@ -84,15 +84,17 @@ def examples(dataset: config.ImageFolder) -> Examples:
     def name_of(split: str, row: int) -> str:
         return Path(whole(split)[row].path).relative_to(source).as_posix()
 
+    target = Target.of_classes(names)
     return Examples(
         version="1",
         features={"image": Feature(kind="image", shape=shape, dtype="uint8")},
-        target=Target.of_classes(names),
+        target=target,
         splits=tuple(images),
         blocks=blocks,
         held_out=held_out,
         name_of=name_of,
         sizes_of=lambda split: np.array([header.size for header in whole(split)], np.int32).reshape(-1, 2),
+        origin=of_ones_own(target),
     )
 
 

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tasks import ahead, config, encoding, machine
-from tasks.dataset_kinds import Block, Examples, Metadata
+from tasks.dataset_kinds import Block, Examples, Metadata, of_ones_own
 from tasks.dataset_kinds._columns import Fitted, Statistics
 from tasks.dataset_kinds._table_rows import Rows, ScannedTable, num_rows_of
 from tasks.dataset_kinds._table_splits import NAMES, split
@@ -66,6 +66,7 @@ def examples(dataset: config.Table) -> Examples:
         held_out=held_out,
         name_of=lambda split, row: f"row {np.flatnonzero(splits == NAMES.index(split))[row] + 1}",
         metadata_of=partial(_metadata, table, splits) if dataset.metadata else None,
+        origin=of_ones_own(table.target),
     )
 
 

@@ -3,6 +3,7 @@
 import numpy as np
 import numpy.typing as npt
 
+from tasks import config
 from tasks.errors import UserError
 from tasks.records import PreparedDataset
 
@@ -15,7 +16,8 @@ def carve(prepared: PreparedDataset, validation: str | float | int | None, seed:
     Args:
         prepared: gives the splits and their sizes.
         validation: a split's name, a fraction of the training examples, an exact number of them, or None.
-        seed: chooses the training examples that become validation examples.
+        seed: chooses the training examples that become validation examples; of each class the same share where the
+            record of the data says so.
 
     Returns:
         ``{"train" | "validation" | "test": (split, rows)}``; rows are int64 (n,), rising. What is tested on is always
@@ -55,7 +57,8 @@ def carve(prepared: PreparedDataset, validation: str | float | int | None, seed:
 
 
 def _divide(prepared: PreparedDataset, validation: float | int, seed: int) -> tuple[Rows, Rows]:
-    """Return the rows of the training split that are trained on, and those that are held out for validation."""
+    """Return the rows of the training split that are trained on, and those that are held out for validation, both
+    rising."""
     total = prepared.splits["train"].num_examples
     count = validation if isinstance(validation, int) else round(total * validation)
     if not 0 < count < total:
@@ -64,7 +67,39 @@ def _divide(prepared: PreparedDataset, validation: float | int, seed: int) -> tu
             f"and both parts need at least one. Give a number from 1 to {total - 1}, or a fraction"
         )
     shuffled = order(total, seed, number=None)
-    return np.sort(shuffled[count:]), np.sort(shuffled[:count])
+    held = np.zeros(total, bool)
+    if prepared.validation_by_class:
+        labels = np.load(config.project_root() / prepared.splits["train"].labels, mmap_mode="r")[shuffled]
+        by_class = np.argsort(labels, kind="stable")
+        counts = np.bincount(labels, minlength=prepared.target.num_outputs)
+        place = np.arange(total) - (np.cumsum(counts) - counts)[labels[by_class]]
+        held[shuffled[by_class[place < shares(counts, count)[labels[by_class]]]]] = True
+    else:
+        held[shuffled[:count]] = True
+    return np.flatnonzero(~held), np.flatnonzero(held)
+
+
+def shares(counts: Rows, count: int) -> Rows:
+    """Return how many examples each class gives so that ``count`` are taken: the same share of each, but for rounding,
+    at least one and never the last one of a class where that can be.
+
+    Args:
+        counts: of the examples of each class, int64 (classes,).
+        count: more than none and fewer than all.
+    """
+    exact = counts * (count / counts.sum())
+    least, most = np.minimum(counts, 2) // 2, np.maximum(counts - 1, 0)
+    found: Rows = np.clip(np.floor(exact).astype(np.int64), least, most)
+    while missing := count - int(found.sum()):
+        step = 1 if missing > 0 else -1
+        chosen = np.flatnonzero(found < most if step > 0 else found > least)
+        if not len(chosen):
+            least, most = np.zeros_like(counts), counts
+            continue
+        # Those first that rounding took or gave most.
+        chosen = chosen[np.argsort(step * (found - exact)[chosen], kind="stable")]
+        found[chosen[: abs(missing)]] += step
+    return found
 
 
 def order(num_examples: int, seed: int, number: int | None) -> Rows:

@@ -1,5 +1,5 @@
-"""Metrics by name: the file is the key, and its ``METRIC`` says how a training and an evaluation compute it. One of a
-user's own is named as ``module:function``.
+"""Metrics by name: the file is the key, and its ``METRIC`` says how a training and an evaluation compute it. Of
+``top_<k>_accuracy`` there is one for each k, and one of a user's own is named as ``module:function``.
 
 ``NAME`` is then ``test/NAME`` of an evaluation, and what the gate of the registry can go by. One that a training
 computes, too, is measured there if it is the headline of its task, or if ``train.metrics``, early stopping or the
@@ -38,11 +38,14 @@ class Metric:
     """Takes all labels and outputs of a split; None where the metric says nothing about them."""
     in_training: Callable[[str, Target], Any] | None = None
     """Makes the ``keras.metrics.Metric`` of a name, inside the strategy's scope; it sums up over batches what gives the
-    same as ``of_predictions``, and workers add up its variables. None where nothing of the kind does."""
+    same as ``of_predictions``, or comes as near as the file says, and workers add up its variables. None where nothing
+    of the kind does."""
+    more_outputs_than: int = 0
+    """A model must have more outputs, or the metric says nothing."""
 
 
 def find(name: str, key: str = "the name of a metric") -> Metric:
-    """Return the metric of a name: a file of this folder, or a user's own ``module:function``.
+    """Return the metric of a name: a file of this folder, a ``top_<k>_accuracy``, or a user's own ``module:function``.
 
     Args:
         name: of the metric.
@@ -53,7 +56,10 @@ def find(name: str, key: str = "the name of a metric") -> Metric:
     """
     if ":" in name:
         return _own(name, key)
-    metric: Metric = importlib.import_module(f"tasks.metrics.{name}").METRIC
+    if name not in config.names_of("metrics") and (k := config.top_k_of(name)):
+        metric: Metric = importlib.import_module("tasks.metrics._top_k").top_k(k)
+    else:
+        metric = importlib.import_module(f"tasks.metrics.{name}").METRIC
     return metric
 
 
@@ -73,10 +79,17 @@ def of_keras(kind: str, **options: Any) -> Callable[[str, Target], Any]:
     return in_training
 
 
-def of_task(task: Task, own: Mapping[str, str] | None = None) -> dict[str, Metric]:
-    """Return the metrics of a task by their names, those of a user's own last, which ``own_code.metrics_of`` gives."""
+def without_file(settings: config.Settings) -> dict[str, str]:
+    """Return each metric that the settings of a run name, and that is no file of this folder, and the first key that
+    names it."""
+    files = ("loss", *config.names_of("metrics"))
+    return {name: key for name, key in settings.named_metrics.items() if name not in files}
+
+
+def of_task(task: Task, others: Mapping[str, str] | None = None) -> dict[str, Metric]:
+    """Return the metrics of a task by their names: those with a file, and then ``others``, see ``without_file``."""
     found = {name: find(name) for name in config.names_of("metrics")}
-    found |= {name: find(name, key) for name, key in (own or {}).items()}
+    found |= {name: find(name, key) for name, key in (others or {}).items()}
     return {name: metric for name, metric in found.items() if task in metric.tasks}
 
 
@@ -144,9 +157,13 @@ def check(settings: config.Settings, prepared: PreparedDataset, example: tuple[A
 
 def check_gate(settings: config.Settings, prepared: PreparedDataset) -> None:
     """Raise ``UserError`` when no evaluation measures what the registration goes by."""
-    gate, own = settings.register_.metric, own_code.metrics_of(settings)
-    measured = ["loss", *of_task(prepared.target.task, own)]
-    if settings.register_.enabled and gate.partition("/")[2] not in measured:
+    gate, known = settings.register_.metric, of_task(prepared.target.task, without_file(settings))
+    if not settings.register_.enabled:
+        return
+    measured, name = ["loss", *known], gate.partition("/")[2]
+    if name in known:
+        _check_outputs(f"register.metric = '{gate}'", known[name], prepared)
+    elif name not in measured:
         raise UserError(
             f"register.metric = '{gate}': {prepared.name} is a {prepared.target.task}, and its evaluation measures "
             f"{', '.join(measured)}. Give register.metric=test/ and one of these"
@@ -164,7 +181,7 @@ def in_training(settings: config.Settings, prepared: PreparedDataset) -> dict[st
         UserError: one that is named is not of the task, or none that a training measures.
     """
     target = prepared.target
-    known = of_task(target.task, own_code.metrics_of(settings))
+    known = of_task(target.task, without_file(settings))
     measured = [name for name, metric in known.items() if metric.in_training is not None]
     asked = {f"train.metrics = {name}": name for name in settings.train.metrics}
     asked[f"checkpoint.monitor = '{settings.checkpoint.monitor}'"] = settings.checkpoint.monitor.partition("/")[2]
@@ -174,14 +191,27 @@ def in_training(settings: config.Settings, prepared: PreparedDataset) -> dict[st
         if name != "loss" and name not in measured:
             why = "an evaluation alone computes it" if name in known else f"{prepared.name} is a {target.task}"
             raise UserError(f"{what}: {why}, and its training measures loss, {', '.join(measured)}. Give one of these")
+        if name in known:
+            _check_outputs(what, known[name], prepared)
     wanted = {HEADLINES[target.task], *asked.values()}
     return {name: metric for name, metric in known.items() if name in wanted}
 
 
-def compute(task: Task, labels: Labels, outputs: Predictions, own: Mapping[str, str] | None = None) -> dict[str, float]:
-    """Return all metrics of a task, and those of the user's ``own`` (see ``of_task``), that say something about these
-    predictions, by their names."""
-    found = {name: metric.of_predictions(labels, outputs) for name, metric in of_task(task, own).items()}
+def _check_outputs(what: str, metric: Metric, prepared: PreparedDataset) -> None:
+    """Refuse a metric that is 1 whatever a model gives."""
+    if (count := prepared.target.num_outputs) <= metric.more_outputs_than:
+        raise UserError(
+            f"{what}: {prepared.name} has {count} classes, of which each example has one among the "
+            f"{metric.more_outputs_than} largest. Give accuracy, or a K below {count}"
+        )
+
+
+def compute(
+    task: Task, labels: Labels, outputs: Predictions, others: Mapping[str, str] | None = None
+) -> dict[str, float]:
+    """Return all metrics of a task, and ``others`` (see ``of_task``), that say something about these predictions, by
+    their names."""
+    found = {name: metric.of_predictions(labels, outputs) for name, metric in of_task(task, others).items()}
     return {name: float(value) for name, value in found.items() if value is not None}
 
 

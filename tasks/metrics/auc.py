@@ -1,13 +1,17 @@
 """The area under the ROC curve: how often an example of a class has a higher score for it than one of another class,
 ties counting half. With more than two classes, or several labels, the mean over them, each against the rest.
 
-A class that all examples have, or none, has no such area, and is left out.
+A class that all examples have, or none, has no such area, and is left out. A training measures it by the bins of
+``_ranking``.
 """
+
+from typing import Any
 
 import numpy as np
 from scipy.special import softmax
 
 from tasks.metrics import Labels, Metric, Predictions
+from tasks.metrics._ranking import of_ranking
 
 
 def _of_predictions(labels: Labels, outputs: Predictions) -> float | None:
@@ -27,4 +31,19 @@ def _of_predictions(labels: Labels, outputs: Predictions) -> float | None:
     return float(np.mean(areas)) if areas else None
 
 
-METRIC = Metric(better="higher", tasks=("classification", "multilabel"), of_predictions=_of_predictions)
+def _of_counts(own: Any, others: Any) -> tuple[Any, Any]:
+    import keras
+
+    num_own = keras.ops.sum(own, axis=-1, keepdims=True)
+    num_others = keras.ops.sum(others, axis=-1, keepdims=True)
+    below = keras.ops.cumsum(others, axis=-1) - others / 2  # Those in the same bin count half.
+    shares = own / keras.ops.maximum(num_own, 1) * below / keras.ops.maximum(num_others, 1)
+    return keras.ops.sum(shares, axis=-1), (num_own * num_others)[:, 0] > 0
+
+
+METRIC = Metric(
+    better="higher",
+    tasks=("classification", "multilabel"),
+    of_predictions=_of_predictions,
+    in_training=of_ranking(_of_counts),
+)

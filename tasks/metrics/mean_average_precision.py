@@ -1,11 +1,14 @@
 """The mean over labels of the average precision: that at each place of the ranking where an example has the label.
 
-A label that no example has is left out.
+A label that no example has is left out. A training measures it by the bins of ``_ranking``.
 """
+
+from typing import Any
 
 import numpy as np
 
 from tasks.metrics import Labels, Metric, Predictions
+from tasks.metrics._ranking import of_ranking
 
 
 def _of_predictions(labels: Labels, logits: Predictions) -> float | None:
@@ -21,4 +24,18 @@ def _of_predictions(labels: Labels, logits: Predictions) -> float | None:
     return float(np.mean(found)) if found else None
 
 
-METRIC = Metric(better="higher", tasks=("multilabel",), of_predictions=_of_predictions)
+def _of_counts(own: Any, others: Any) -> tuple[Any, Any]:
+    import keras
+
+    own, others = keras.ops.flip(own, axis=-1), keras.ops.flip(others, axis=-1)  # The best places first.
+    num_own, places = keras.ops.sum(own, axis=-1), keras.ops.cumsum(own + others, axis=-1)
+    precision = keras.ops.cumsum(own, axis=-1) / keras.ops.maximum(places, 1)
+    return keras.ops.sum(own * precision, axis=-1) / keras.ops.maximum(num_own, 1), num_own > 0
+
+
+METRIC = Metric(
+    better="higher",
+    tasks=("multilabel",),
+    of_predictions=_of_predictions,
+    in_training=of_ranking(_of_counts),
+)

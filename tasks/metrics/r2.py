@@ -1,12 +1,14 @@
 """The coefficient of determination: 1 for no error, 0 for that of the split's own mean; the mean over the numbers.
 
-It says nothing about a split whose target is one and the same number. A training does not measure it: its sums of
-squares would lose too many digits in float32.
+It says nothing about a split whose target is one and the same number; a training then measures 0.
 """
+
+from typing import Any
 
 import numpy as np
 
 from tasks.metrics import Labels, Metric, Predictions
+from tasks.records import Target
 
 
 def _of_predictions(labels: Labels, outputs: Predictions) -> float | None:
@@ -17,4 +19,44 @@ def _of_predictions(labels: Labels, outputs: Predictions) -> float | None:
     return float((1 - np.square(wanted - outputs).sum(axis=0) / total).mean())
 
 
-METRIC = Metric(better="higher", tasks=("regression",), of_predictions=_of_predictions)
+def _in_training(name: str, target: Target) -> Any:
+    import keras
+
+    class R2(keras.metrics.Metric):
+        """Sums up in deviations of the training split from its mean. Keras' own, of the numbers as they are, has no
+        digit left in float32 where they are a thousand times as large as their spread, as years are."""
+
+        def __init__(self) -> None:
+            super().__init__(name=name)
+            self.count = self.add_variable((), "zeros", name="count")
+            shape = (target.num_outputs,)
+            self.total, self.squares, self.errors = (
+                self.add_variable(shape, "zeros", name=what) for what in ("total", "squares", "errors")
+            )
+
+        def update_state(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> None:
+            y_true, y_pred = (keras.ops.cast(one, self.dtype) for one in (y_true, y_pred))
+            wanted, error = (y_true - mean) / deviation, (y_pred - y_true) / deviation
+            weight = keras.ops.ones_like(wanted[:, :1])
+            if sample_weight is not None:
+                weight *= keras.ops.reshape(keras.ops.cast(sample_weight, self.dtype), [-1, 1])
+            self.count.assign(self.count + keras.ops.sum(weight))
+            for variable, each in (
+                (self.total, wanted),
+                (self.squares, keras.ops.square(wanted)),
+                (self.errors, keras.ops.square(error)),
+            ):
+                variable.assign(variable + keras.ops.sum(weight * each, axis=0))
+
+        def result(self) -> Any:
+            spread = self.squares - keras.ops.square(self.total) / keras.ops.maximum(self.count, 1)
+            # Of numbers that are all the same, rounding leaves some.
+            varies = spread > 1e-6 * self.squares
+            return keras.ops.mean(keras.ops.where(varies, 1 - self.errors / keras.ops.where(varies, spread, 1), 0))
+
+    mean = np.array(target.mean or [0.0])
+    deviation = np.array([one or 1.0 for one in target.deviation or [1.0]])
+    return R2()
+
+
+METRIC = Metric(better="higher", tasks=("regression",), of_predictions=_of_predictions, in_training=_in_training)

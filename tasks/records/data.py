@@ -167,6 +167,9 @@ class PreparedDataset(Record):
     the values are texts, of a number numbers, of a datetime days since 1970; null is a missing one."""
     licence: str | None = None
     held_out: HeldOut | None = None
+    validation_by_class: Annotated[bool, Field(exclude_if=lambda by_class: not by_class)] = False
+    """Whether each class gives the same share to the validation examples that a run draws. Without it, as in a dataset
+    of TFDS or in what was prepared before there was this, they are drawn without regard to classes."""
     data_version: str | None = None
     """The md5 of the prepared folder in DVC's lock; not in the file itself, which is part of that md5."""
 

@@ -7,7 +7,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from tasks import evidence
+from tasks import config, evidence
 from tasks.evidence import RESAMPLES, Interval
 from tasks.report import influence
 from tasks.report.material import Material
@@ -45,8 +45,9 @@ def each(material: Material, name: str) -> Numbers | None:
         return _losses(material)
     if name == "accuracy" and material.task == "classification":
         return material.scores
-    if name == "top_5_accuracy" and material.task == "classification":
-        best = np.argpartition(outputs, -5, axis=1)[:, -5:]
+    if material.task == "classification" and (k := config.top_k_of(name)):
+        k = min(k, outputs.shape[1])
+        best = np.argpartition(outputs, -k, axis=1)[:, -k:]
         found: Numbers = (best == labels[:, None]).any(axis=1).astype(np.float64)
         return found
     return material.scores if name == "mae" and material.task == "regression" else None
@@ -55,7 +56,7 @@ def each(material: Material, name: str) -> Numbers | None:
 def _resampled(material: Material, name: str) -> Interval | None:
     labels, outputs = material.predicted
     if (values := each(material, name)) is not None:
-        return of_share(values) if name in ("accuracy", "top_5_accuracy") else of_scores(values)
+        return of_share(values) if name.endswith("accuracy") else of_scores(values)
     if name == "auc":
         scores = outputs if labels.ndim == 2 else material.probabilities
         return auc(labels, scores)

@@ -8,6 +8,7 @@ once if no worker dies, and at least once otherwise.
 
 import itertools
 import logging
+import math
 from collections import Counter, deque
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -78,7 +79,7 @@ class _Groups:
         """Train the rest of an epoch, tell the callbacks of each group, and return the metrics."""
         model, position = self.training.model, self.training.position
         # The first part of an epoch that was left in its middle is in them.
-        sums = np.array([variable.numpy() for variable in model.metrics_variables], np.float64)
+        sums = np.concatenate([variable.numpy().ravel() for variable in model.metrics_variables]).astype(np.float64)
         first, end = position.step, (epoch + 1) * self.training.batches.steps
         self._given, results = first, {}
         # As in ``Model.fit``, a training that is to stop does one call of the epoch that it has begun.
@@ -92,7 +93,7 @@ class _Groups:
             if not self._waiting:
                 # Nothing is under way: the variables are those of step `until`, and the count is whoever's came last.
                 model.optimizer.iterations.assign(until - self._first)
-                for variable, value in zip(model.metrics_variables, sums, strict=True):
+                for variable, value in _by_variable(model, sums):
                     variable.assign(value)
             results = _results(model, sums)
             position.all_applied = not self._waiting
@@ -199,7 +200,7 @@ def resident(batches: Batches) -> Callable[[], Any]:
 
 def worker_function(training: Training) -> Any:
     """Return the ``tf.function`` that a worker runs: (iterator of ``resident``, ``examples``) -> float (m + 1,), what
-    the steps add to the metrics' m variables, and the worker.
+    the steps add to the m numbers of the metrics' variables, and the worker.
 
     The workers' additions to shared metrics would be lost as their counts of steps are.
     """
@@ -222,12 +223,12 @@ def worker_function(training: Training) -> Any:
         with keras.StatelessScope((variable, tf.zeros(variable.shape, dtype)) for variable in metrics) as scope:
             model.metrics[0].update_state(total, sample_weight=count)
             model.compute_metrics(x, labels, outputs)
-        return tf.stack([scope.get_current_value(variable) for variable in metrics])
+        return tf.concat([tf.reshape(scope.get_current_value(variable), [-1]) for variable in metrics], axis=0)
 
     @tf.function
     def many(arrays: Any, lines: Any) -> Any:
         *batch, worker = next(arrays)
-        sums = tf.zeros([len(metrics)], dtype)
+        sums = tf.zeros([sum(math.prod(variable.shape) for variable in metrics)], dtype)
         for number in tf.range(lines[0, 0], tf.reduce_max(lines[:, 0]) + 1):
             mine = tf.boolean_mask(lines, lines[:, 0] == number)
             mixed = _examples_of(training, batch, mine)
@@ -348,5 +349,13 @@ def _fetch(coordinator: Any, result: Any) -> Any:
 
 def _results(model: Any, sums: npt.NDArray[np.float64]) -> dict[str, float]:
     """Return the metrics by name, without asking the parameter servers."""
-    with keras.StatelessScope(zip(model.metrics_variables, sums, strict=True)):
+    with keras.StatelessScope(_by_variable(model, sums)):
         return {name: float(value) for name, value in model.get_metrics_result().items()}
+
+
+def _by_variable(model: Any, sums: npt.NDArray[np.float64]) -> list[tuple[Any, npt.NDArray[np.float64]]]:
+    """Return each variable of the metrics with its numbers, which lie one after the other in ``sums``."""
+    variables = model.metrics_variables
+    ends = np.cumsum([math.prod(variable.shape) for variable in variables])
+    parts = np.split(sums, ends[:-1])
+    return [(variable, part.reshape(variable.shape)) for variable, part in zip(variables, parts, strict=True)]

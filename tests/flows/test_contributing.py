@@ -39,7 +39,7 @@ USES = {
         "schedule={kind: linear, learning_rate: 0.1}",
         "strategy.kind=one_replica",
         "train.loss=mean_absolute_error",
-        "checkpoint.monitor=validation/top_2_accuracy",
+        "checkpoint.monitor=validation/log_loss",
     ],
     "run": [
         "dataset.name=black_or_white",
@@ -93,7 +93,7 @@ def test_a_project_trains_with_all_additions(prepared_project, run):
         summaries.append(json.loads(done.stdout))
     first, second = summaries
     assert first["strategy"] == "one_replica"
-    assert {"test/top_2_accuracy", "test/balanced_accuracy"} <= first["metrics"].keys()
+    assert {"test/log_loss", "test/balanced_accuracy"} <= first["metrics"].keys()
     assert (second["dataset"], second["num_replicas"]) == ("black_or_white", 2)
     exported = run(["stratagem", "export", first["run_id"], "--format", "unzipped", "--json"])
     assert exported.returncode == 0, exported.stderr

@@ -44,12 +44,13 @@ SQUARED_ERROR = {"train.loss": "mean_squared_error"}
 FLOAT64 = {"train.dtype_policy": "float64"}
 BFLOAT16 = {"train.dtype_policy": "mixed_bfloat16"}
 FLOAT16 = {"train.dtype_policy": "mixed_float16"}
+METRICS = {"train.metrics": ["auc", "macro_f1", "top_3_accuracy"]}
 
 # Examples to train on, and what is trained. An epoch ends in a whole batch, or in one of: one example; two, so that one
 # of three replicas has none; thirteen, cut into (6, 7) and (4, 4, 5); twenty. With 164 validation ends in one example.
 WORK = {
-    "mlp, sgd": (144, MLP | SGD | FLOAT64),
-    "mlp, adam, rest 1": (145, MLP | ADAM | FLOAT64),
+    "mlp, sgd": (144, MLP | SGD | FLOAT64 | METRICS),
+    "mlp, adam, rest 1": (145, MLP | ADAM | FLOAT64 | METRICS),
     "mlp, clipped adamw, rest 2": (146, MLP | CLIPPED_ADAMW | FLOAT64),
     "mlp, clipped adam, squared error, rest 20": (164, MLP | CLIPPED_ADAM | FLOAT64 | SQUARED_ERROR),
     "mlp, sgd, epochs of 9 steps, rest 13": (157, MLP | SGD | FLOAT64 | {"train.steps_per_epoch": 9}),

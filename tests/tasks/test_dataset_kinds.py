@@ -78,6 +78,7 @@ def test_classes_are_folders_and_a_test_split_is_taken_of_each(source):
     assert prepared.features["image"].shape == (4, 6, 1)
     assert {name: split.class_counts for name, split in prepared.splits.items()} == {"test": (1, 1), "train": (4, 5)}
     assert prepared.held_out is not None
+    assert prepared.validation_by_class
     shades = {}
     for split in prepared.splits:
         images, labels = arrays_of(prepared, split)
@@ -782,6 +783,7 @@ def test_arrays_to_validate_on_stay_whole_where_a_test_split_is_taken(source, la
     rows = {name: np.load(split.features["number"])[:, 0].tolist() for name, split in prepared.splits.items()}
     assert rows["validation"] == list(range(20, 30))
     assert (len(rows["test"]), prepared.held_out.num_examples) == (4, 4)
+    assert prepared.validation_by_class == (prepared.target.task == "classification")
     assert sorted(rows["train"] + rows["test"]) == list(range(20))
     for name, own in rows.items():
         given = np.concatenate([labels, labels[:10]])[np.array(own, int)]
@@ -793,6 +795,7 @@ def test_images_that_are_read_at_once_are_divided_and_called_by_their_rows(proje
     made = dataset_kinds.of_images(images, CLASSES, names, describe("s", test=6))
     assert (made.features["image"].shape, made.target.class_names) == ((5, 4, 1), names)
     assert (made.splits, made.held_out.num_examples) == (("test", "train"), 6)
+    assert made.origin == {"validation_by_class": True}
     found = []
     for split, features, labels, *_ in made.blocks():
         rows = [int(made.name_of(split, row).removeprefix("row ")) for row in range(len(labels))]

@@ -27,7 +27,7 @@ from tasks.errors import UserError
 from tasks.input import array, sources
 from tasks.input.augment import augment_batch
 from tasks.input.batches import Batches
-from tasks.input.order import carve, order
+from tasks.input.order import carve, order, shares
 from tasks.records import Feature, PreparedDataset, PreparedSplit, Target
 
 SOURCES = ["array", "stream"]
@@ -892,6 +892,51 @@ def test_the_draw_of_the_validation_examples_is_seeded_and_random():
     assert 300 < np.mean(drawn[0]) < 700
     # The first epoch has an order of its own: else the validation examples would be those that come first in it.
     assert sorted(order(1000, 0, 0)[:100].tolist()) != drawn[0]
+
+
+@given(
+    counts=st.lists(st.integers(0, 60), min_size=1, max_size=12).filter(lambda counts: sum(counts) > 1),
+    share=st.floats(0.001, 0.999),
+)
+def test_each_class_gives_the_same_share_and_keeps_an_example(counts, share):
+    total, counts = sum(counts), np.array(counts)
+    count = min(max(round(total * share), 1), total - 1)
+    found = shares(counts, count)
+    assert found.sum() == count
+    assert (found >= 0).all()
+    assert (found <= counts).all()
+    many, there = counts > 1, counts > 0
+    if count <= total - there.sum():
+        assert (found < np.maximum(counts, 1)).all(), "one is left to train on"
+    if many.sum() <= count <= total - there.sum():
+        assert (found[many] > 0).all(), "and one to validate on"
+    if share * counts[many].min(initial=60) > 1 and counts.min() * (1 - share) > 1:
+        assert (abs(found - counts * count / total) < 1).all()
+
+
+def test_ones_own_data_give_validation_examples_of_each_class(make_dataset):
+    labels = np.repeat([0, 1, 2, 3], [100, 60, 37, 3])
+    labels = labels[order(200, 7, 0)]
+    images = np.zeros((200, 2, 2, 1), np.uint8)
+    prepared = make_dataset("own", 5, train=(images, labels), test=(images[:5], labels[:5]))
+    by_class = prepared.model_copy(update={"validation_by_class": True})
+    drawn = []
+    for seed in (0, 0, 1):
+        use = carve(by_class, 0.1, seed)
+        rows, held_out = use["train"][1], use["validation"][1]
+        assert sorted([*rows, *held_out]) == list(range(200))
+        assert rows.tolist() == sorted(rows)
+        assert held_out.tolist() == sorted(held_out)
+        assert np.bincount(labels[held_out], minlength=5).tolist() == [10, 6, 3, 1, 0]
+        drawn.append(held_out.tolist())
+    assert drawn[0] == drawn[1] != drawn[2]
+    assert 70 < np.mean(drawn[0]) < 130
+    assert len(carve(by_class, 17, 0)["validation"][1]) == 17
+    # What the record does not say this of is drawn as it always was.
+    as_before = carve(prepared, 0.1, 0)["validation"][1].tolist()
+    assert as_before == sorted(order(200, 0, None)[:20].tolist()) != drawn[0]
+    assert "validation_by_class" not in prepared.model_dump_json()
+    assert type(prepared).model_validate_json(by_class.model_dump_json()).validation_by_class
 
 
 @pytest.mark.parametrize(

@@ -61,6 +61,9 @@ MEASURED = [
 ]
 
 
+RANKINGS = "auc", "mean_average_precision"  # A training counts their scores in bins.
+
+
 @pytest.mark.parametrize(("task", "name"), MEASURED)
 def test_a_training_sums_up_over_batches_what_an_evaluation_computes_at_once(task, name):
     labels, outputs = predictions(task)
@@ -70,7 +73,8 @@ def test_a_training_sums_up_over_batches_what_an_evaluation_computes_at_once(tas
     for first in range(0, len(labels), 50):  # The last one is short.
         part = slice(first, first + 50)
         metric.update_state(labels[part], outputs[part].astype("float32"))
-    assert float(metric.result()) == pytest.approx(found.of_predictions(labels, outputs), rel=1e-5)
+    tolerance = {"abs": 1e-3} if name in RANKINGS else {"rel": 1e-5}
+    assert float(metric.result()) == pytest.approx(found.of_predictions(labels, outputs), **tolerance)
 
 
 @pytest.mark.parametrize(("task", "name"), MEASURED)
@@ -97,6 +101,97 @@ def test_a_metric_that_says_nothing_is_left_out():
     assert set(metrics.compute("regression", *constant)) == {"mae", "rmse"}
 
 
+@pytest.mark.parametrize("task", ["classification", "multilabel"])
+@pytest.mark.parametrize("scale", [0.01, 1.0, 30.0])
+def test_a_ranking_in_bins_is_near_the_exact_one_whatever_the_scores_are(task, scale):
+    generator = np.random.default_rng(0)
+    labels, _ = predictions(task, 5000)
+    own = np.eye(6)[labels] if task == "classification" else labels
+    outputs = scale * (generator.normal(0, 1, own.shape) + own)
+    for name in RANKINGS if task == "multilabel" else RANKINGS[:1]:
+        metric = metrics.find(name).in_training(name, TARGETS[task])
+        metric.update_state(labels, outputs.astype("float32"))
+        assert float(metric.result()) == pytest.approx(metrics.find(name).of_predictions(labels, outputs), abs=1e-3)
+
+
+def test_a_ranking_leaves_out_the_classes_that_an_evaluation_leaves_out():
+    labels, outputs = predictions("classification")
+    outputs = outputs[labels < 4]
+    labels = labels[labels < 4]
+    auc = metrics.find("auc")
+    metric = auc.in_training("auc", TARGETS["classification"])
+    assert float(metric.result()) == 0.0
+    metric.update_state(labels, outputs.astype("float32"))
+    assert float(metric.result()) == pytest.approx(auc.of_predictions(labels, outputs), abs=1e-3)
+    labels, outputs = predictions("multilabel")
+    labels[:, 2] = 0
+    for name in RANKINGS:
+        metric = metrics.find(name).in_training(name, TARGETS["multilabel"])
+        metric.update_state(labels, outputs.astype("float32"))
+        assert float(metric.result()) == pytest.approx(metrics.find(name).of_predictions(labels, outputs), abs=1e-3)
+
+
+def test_a_ranking_tells_scores_apart_whose_probabilities_are_1_in_float32():
+    labels = np.array([0, 0, 1, 1])
+    outputs = np.array([[40.0, 0.0], [30.0, 0.0], [25.0, 0.0], [20.0, 0.0]])
+    metric = metrics.find("auc").in_training("auc", Target.of_classes("ab"))
+    metric.update_state(labels, outputs.astype("float32"))
+    assert float(metric.result()) == 1.0
+
+
+def test_r2_of_a_training_keeps_its_digits_far_from_0():
+    generator = np.random.default_rng(0)
+    labels = (20_000 + generator.normal(0, 2, (1000, 1))).astype("float32")
+    outputs = labels + generator.normal(0, 1, labels.shape)
+    target = Target(task="regression", num_outputs=1, mean=(20_000.4,), deviation=(2.0,))
+    metric = metrics.find("r2").in_training("r2", target)
+    for part in np.array_split(np.arange(1000), 7):
+        metric.update_state(labels[part], outputs[part].astype("float32"))
+    assert float(metric.result()) == pytest.approx(metrics.find("r2").of_predictions(labels, outputs), abs=1e-3)
+    metric.reset_state()
+    metric.update_state(np.full((1000, 1), 20_003.3, "float32"), outputs.astype("float32"))
+    assert float(metric.result()) == 0.0
+
+
+@pytest.mark.parametrize("name", ["auc", "mean_average_precision", "r2"])
+def test_a_weight_counts_as_so_many_examples(name):
+    task = "regression" if name == "r2" else "multilabel"
+    labels, outputs = predictions(task)
+    weights = np.arange(len(labels)) % 3
+    weighted, repeated = (metrics.find(name).in_training(name, TARGETS[task]) for _ in range(2))
+    weighted.update_state(labels, outputs.astype("float32"), weights)
+    repeated.update_state(np.repeat(labels, weights, axis=0), np.repeat(outputs, weights, axis=0).astype("float32"))
+    assert float(weighted.result()) == pytest.approx(float(repeated.result()), rel=1e-5)
+
+
+@pytest.mark.parametrize(("task", "name"), MEASURED)
+def test_a_training_measures_in_each_precision(task, name):
+    labels, outputs = predictions(task)
+    found = []
+    try:
+        for dtype in ("float64", "float32"):
+            keras.config.set_floatx(dtype)
+            metric = metrics.find(name).in_training(name, TARGETS[task])
+            metric.update_state(labels, keras.ops.convert_to_tensor(outputs, dtype))
+            found.append(float(metric.result()))
+    finally:
+        keras.config.set_floatx("float32")
+    assert found[0] == pytest.approx(found[1], rel=1e-5)
+
+
+def test_top_k_is_there_for_each_k():
+    labels, outputs = predictions("classification")
+    name = "top_3_accuracy"
+    settings = load(f"register.metric=test/{name}")
+    found = metrics.compute("classification", labels, outputs, metrics.without_file(settings))
+    assert found[name] == pytest.approx(sklearn.top_k_accuracy_score(labels, outputs, k=3))
+    assert found["top_5_accuracy"] > found[name] > found["accuracy"]
+    metric = metrics.find(name).in_training(name, TARGETS["classification"])
+    metric.update_state(labels, outputs.astype("float32"))
+    assert float(metric.result()) == pytest.approx(found[name], rel=1e-5)
+    assert metrics.better(f"validation/{name}") == "higher"
+
+
 def prepared_of(tiny, task):
     return tiny.model_copy(update={"target": TARGETS[task]})
 
@@ -117,6 +212,13 @@ def load(*overrides):
             ["checkpoint.monitor=train/loss", "train.early_stopping={monitor: validation/rmse}"],
             ["mae", "rmse"],
         ),
+        ("regression", ["checkpoint.monitor=validation/r2"], ["mae", "r2"]),
+        ("classification", ["train.metrics=[top_3_accuracy,auc]"], ["accuracy", "auc", "top_3_accuracy"]),
+        (
+            "multilabel",
+            ["checkpoint.monitor=validation/mean_average_precision"],
+            ["mean_average_precision", "micro_f1"],
+        ),
     ],
 )
 def test_a_training_measures_its_headline_and_what_is_asked_for(tiny, task, overrides, expected):
@@ -128,7 +230,8 @@ def test_a_training_measures_its_headline_and_what_is_asked_for(tiny, task, over
     ("task", "override", "message"),
     [
         ("regression", "train.metrics=[accuracy]", "train.metrics = accuracy: .* is a regression, and its training"),
-        ("classification", "train.metrics=[auc]", "train.metrics = auc: an evaluation alone computes it"),
+        ("classification", "train.metrics=[top_6_accuracy]", r"top_6_accuracy: tiny has 6 classes.* K below 6"),
+        ("regression", "train.metrics=[top_3_accuracy]", "train.metrics = top_3_accuracy: .* is a regression"),
         (
             "multilabel",
             "checkpoint.monitor=validation/accuracy",
@@ -136,8 +239,8 @@ def test_a_training_measures_its_headline_and_what_is_asked_for(tiny, task, over
         ),
         (
             "regression",
-            "train.early_stopping={monitor: train/r2}",
-            "early_stopping.monitor = 'train/r2': an eval",
+            "train.early_stopping={monitor: train/auc}",
+            "early_stopping.monitor = 'train/auc': .* is a regression",
         ),
     ],
 )
@@ -260,7 +363,9 @@ def test_a_gate_that_no_evaluation_measures_is_refused(tiny):
     prepared = prepared_of(tiny, "classification")
     with pytest.raises(UserError, match=r"register.metric = 'test/mae': .* is a classification, and its evaluation"):
         metrics.check_gate(load("register.metric=test/mae"), prepared)
-    for allowed in ("register.metric=test/auc", "register.metric=test/loss"):
+    with pytest.raises(UserError, match=r"register.metric = 'test/top_6_accuracy': .* has 6 classes, .* a K below 6"):
+        metrics.check_gate(load("register.metric=test/top_6_accuracy"), prepared)
+    for allowed in ("register.metric=test/auc", "register.metric=test/loss", "register.metric=test/top_2_accuracy"):
         metrics.check_gate(load(allowed), prepared)
     metrics.check_gate(load("register.metric=test/mae", "register.enabled=false"), prepared)
 

@@ -105,6 +105,7 @@ def test_numbers_and_classes_of_a_real_table(source, load):
     np.testing.assert_allclose(number.mean, train.mean(0), rtol=1e-12)
     np.testing.assert_allclose(number.deviation, train.std(0), rtol=1e-12)
     assert prepared.held_out.num_examples == len(rows["test"])
+    assert prepared.validation_by_class
 
 
 def test_a_regression_has_mean_and_deviation_of_its_training_split(source):
@@ -112,6 +113,7 @@ def test_a_regression_has_mean_and_deviation_of_its_training_split(source):
     prepared = prepare(write(data.frame, source / "own.csv"), target="target")
     found = labels(prepared)
     assert (prepared.target.task, prepared.target.num_outputs) == ("regression", 1)
+    assert "validation_by_class" not in (Path(prepared.folder) / "manifest.json").read_text()
     assert (found.dtype, found.shape) == (np.float32, (354, 1))
     np.testing.assert_allclose(prepared.target.mean, found.astype(float).mean(0), rtol=1e-12)
     np.testing.assert_allclose(prepared.target.deviation, found.astype(float).std(0), rtol=1e-12)

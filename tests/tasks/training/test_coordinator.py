@@ -14,6 +14,7 @@ from tasks.checkpoints import Checkpoints, State, snapshot
 from tasks.errors import UserError
 from tasks.input import sources
 from tasks.input.order import carve
+from tasks.records import Target
 from tasks.training import Training, coordinator, loops
 from tasks.training.callbacks.saving import SaveCheckpoints
 from tasks.training.position import Position
@@ -160,6 +161,23 @@ def test_one_worker_does_what_the_custom_loop_does(tiny, start, spe, options, va
     assert same_history.keys() == history.keys()
     for name, values in history.items():
         assert same_history[name] == pytest.approx(values, rel=1e-5), name
+
+
+def test_a_metric_whose_variables_have_many_numbers_is_that_of_the_custom_loop(tiny):
+    """F1 counts by class, a ranking by class and score."""
+    found = []
+    target = Target.of_classes("0123456789")
+    for workers in (None, Workers()):
+        (model, loss), calls = small_model(dropout=0.0), Calls()
+        measured = [metrics.find(name).in_training(name, target) for name in ("macro_f1", "auc")]
+        model.compile(model.optimizer, loss, metrics=measured, jit_compile=False)
+        model.compute_metrics(None, keras.ops.zeros([1], "int64"), keras.ops.zeros([1, 10]))
+        position = train(workers, (model, loss), pipeline(tiny), [calls], spe=2)
+        found.append(position.history)
+    history, same = found
+    assert {"train/macro_f1", "validation/macro_f1", "train/auc", "validation/auc"} <= history.keys()
+    for name, values in history.items():
+        assert same[name] == pytest.approx(values, rel=1e-5), name
 
 
 @pytest.mark.parametrize("options", [{}, AUGMENTED, {"train.steps_per_epoch": 7, **AUGMENTED}, MIXED])
