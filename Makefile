@@ -35,7 +35,7 @@ test: $(INSTALLED)  ## Run the tests that need neither clusters nor whole runs
 test-slow: $(INSTALLED)  ## Run the tests that start clusters, servers or whole runs
 	@$(BIN)/python -m pytest $(WORKERS) -m "slow and not exhaustive" $(ARGS) || test $$? -eq 5
 
-test-exhaustive: $(INSTALLED)  ## Run what the slow tests show of one case, of each other one (before a release)
+test-exhaustive: $(INSTALLED)  ## Run what is beside another slow test of its kind (weekly, and before a release)
 	@$(BIN)/python -m pytest $(WORKERS) -m exhaustive $(ARGS) || test $$? -eq 5
 
 lint: $(INSTALLED)  ## Check style (ruff), types (mypy, strict) and layers (import-linter)

@@ -14,7 +14,7 @@ U = TypeVar("U")
 # Where tf.data service is that makes a training's batches, and what a worker of it is reached by that joins it.
 INPUT_SERVICE, INPUT_WORKER = "STRATAGEM_INPUT_SERVICE", "STRATAGEM_INPUT_WORKER"
 # What may hold a password, or an address with one.
-SECRETS = re.compile(r"(URL|URI|PASSWORD|PASSWD|TOKEN|SECRET|AUTH_STRING|_KEY|_DSN)$")
+SECRETS = re.compile(r"(URL|URI|PASSWORD|PASSWD|TOKEN|SECRET|AUTH_STRING|_KEY|_DSN|CONNECTION_STRING)$")
 # A shorter one would be found inside of ordinary words; and `true` is no password, whatever the variable is called.
 MIN_SECRET_LENGTH = 6
 # Of a part of an address that a service is told by; a host and a port are shorter, as a rule.
@@ -80,6 +80,9 @@ def _secrets(environment: Mapping[str, str]) -> list[str]:
             value = userinfo.partition(":")[2]
         elif name.endswith("AUTH_STRING"):
             value = value.partition(":")[2] or value
+        elif name.endswith("CONNECTION_STRING"):  # Azure's: AccountName=me;AccountKey=abc==;EndpointSuffix=...
+            parts = (part.partition("=") for part in value.split(";"))
+            found |= {part[2] for part in parts if part[0] in ("AccountKey", "SharedAccessSignature")}
         found |= {value, unquote(value)}
     return sorted((secret for secret in found if len(secret) >= MIN_SECRET_LENGTH), key=len, reverse=True)
 

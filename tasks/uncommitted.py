@@ -15,8 +15,8 @@ NEW, LARGE, LINK, CUT = "new, and not shown: ", "changed, and too large to be sh
 """How a line begins that stands for what is not there."""
 # `tokenizer = ...` is none. Each further item of a list in YAML is one; a line that git says is gone is none.
 NAMED = re.compile(
-    r"""(?i)((?:passwords?|passwd|secrets?|token|api_?key|access_?key|private_?key|credentials?)(?![a-z])\w*["']?\s*[:=]\s*)"""
-    r"\S.*(?:\n[+\- ][ \t]+- .*)*"
+    r"""(?i)((?:passwords?|passwd|secrets?|token|(?:api|access|account|private)_?key|credentials?)(?![a-z])\w*["']?\s*[:=]\s*)"""
+    r"\S.*(?:(?:\n[+\- ][ \t]*)*\n[+\- ][ \t]*- .*)*"
 )
 
 

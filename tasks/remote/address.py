@@ -32,7 +32,7 @@ VARIABLES = {
     "gs": ("GOOGLE_APPLICATION_CREDENTIALS", "STORAGE_EMULATOR_HOST"),
     "s3": ("AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY", "AWS_ENDPOINT_URL"),
 }
-# A server that hangs is given up before the run's end has waited long for it.
+# A server of S3 that hangs is given up before the run's end has waited long for it; others as their packages do.
 OPTIONS: dict[str, dict[str, Any]] = {
     "s3": {"config_kwargs": {"connect_timeout": 5, "read_timeout": 30, "retries": {"max_attempts": 2}}}
 }
