@@ -93,7 +93,8 @@ def test_an_interrupt_before_anything_began_leaves_no_run(project, tiny, interru
         # It imports TensorFlow for seconds before it can answer.
         with interrupted_when(lambda: time.monotonic() > asked + 1), pytest.raises(Interrupted):
             client.start_run(settings, tiny)
-        assert process.first._process.wait(60) == -signal.SIGINT
+        # Killed where it still imports, on a slow machine, when its patience is over.
+        assert process.first._process.wait(60) in (-signal.SIGINT, -signal.SIGKILL)
     finally:
         client.stop_processes()
     assert {path.name for path in (project / "mlruns").iterdir()} == {".gitkeep", "code.json"}, "as before"
