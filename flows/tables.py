@@ -1,8 +1,8 @@
 """What the commands print for a person: short tables that fit 80 columns."""
 
+import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from datetime import date, timedelta
 from pathlib import Path
 
 from rich.console import Console
@@ -287,7 +287,9 @@ def print_metadata(kept: Mapping[str, KeptColumn]) -> None:
 
 def _value(value: float, kind: str) -> str:
     """Return a number, or the day of a datetime, which is in days since 1970."""
-    return f"{date(1970, 1, 1) + timedelta(days=value):%Y-%m-%d}" if kind == "datetime" else f"{value:.4g}"
+    import numpy as np  # Here and not above: no other table needs it. Python's own dates end with the year 9999.
+
+    return str(np.datetime64(math.floor(value), "D")) if kind == "datetime" else f"{value:.4g}"
 
 
 def _columns(name: str, feature: Feature) -> list[tuple[str, str, str]]:

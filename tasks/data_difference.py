@@ -59,7 +59,8 @@ def _facts(dataset: PreparedDataset) -> Iterator[tuple[str, str]]:
     yield "labels", ", ".join(target.columns) or "one"
     held = dataset.held_out
     yield "held out to test", f"{held.num_examples:,}, seed {held.seed}" if held else "none"
-    yield "validation examples of a run", "drawn by class" if dataset.validation_by_class else "drawn from all"
+    if "validation" not in dataset.splits:
+        yield "validation examples of a run", "drawn by class" if dataset.validation_by_class else "drawn from all"
     for name, split in dataset.splits.items():
         yield f"{name}: examples", f"{split.num_examples:,}"
         # Not by the paths, which hold the dataset's name.

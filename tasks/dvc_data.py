@@ -221,18 +221,18 @@ def metadata(prepared: PreparedDataset) -> dict[str, KeptColumn]:
     Raises:
         UserError: its file is missing or damaged.
     """
-    if prepared.metadata is None:
-        return {}
+    from tasks import slices  # Here and not above: it imports NumPy, and a run imports this module before Prefect.
+
     try:
-        written = json.loads((config.project_root() / prepared.metadata).read_text(encoding="utf-8"))
+        columns = slices.metadata(prepared)
     except (OSError, ValueError):
         raise UserError(f"{prepared.metadata}: missing or damaged. {prepared_data.remedy(prepared.name)}") from None
     found = {}
-    for name, column in written.items():
-        values = [value for value in column["values"] if value is not None]
-        ends = {} if column["kind"] == "category" or not values else {"lowest": min(values), "highest": max(values)}
-        missing = len(column["values"]) - len(values)
-        found[name] = KeptColumn(kind=column["kind"], num_missing=missing, num_different=len(set(values)), **ends)
+    for name, column in columns.items():
+        values: list[Any] = [value for value in column.values if value is not None]
+        ends = {} if column.kind == "category" or not values else {"lowest": min(values), "highest": max(values)}
+        missing = len(column.values) - len(values)
+        found[name] = KeptColumn(kind=column.kind, num_missing=missing, num_different=len(set(values)), **ends)
     return found
 
 

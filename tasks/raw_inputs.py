@@ -31,9 +31,11 @@ ARRAYS = (".npy", ".npz")
 DELIMITERS = (",", ";", "\t", "|")
 MAX_FIELD = 64 * 2**20
 """Characters of a value in CSV: a quote that nothing closes makes one value of all that follows."""
-PEEKED = 512
-NETPBM = re.compile(rb"P[1-6]\n[#\d]")
-"""How an image of PPM or PGM begins, which may have no zero in its header."""
+PEEKED = 4096
+_GAP = rb"(?:\s|#[^\r\n]*[\r\n])+"
+NETPBM = re.compile(rb"P(?:[14]|[2356](?=(?:GAP\d+){3}\s))(?:GAP\d+){2}\s".replace(b"GAP", _GAP))
+"""How an image of PPM or PGM begins, which may have no zero in its header: width, height, and the largest value of all
+but black and white, with comments between. A list of paths does not begin so."""
 PICTURES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".jp2", ".avif", ".ppm", ".pgm", ".ico")
 TEXTS = (".txt", ".text", ".md")
 MAX_TEXT = 16 * 2**20
@@ -76,7 +78,8 @@ class Wanted:
 
     @property
     def never(self) -> tuple[str, ...]:
-        """How the names of files end that are no example by themselves, whatever else a folder has."""
+        """How the names of files end of which a folder of nothing else is refused. Beside others each is a row: among
+        texts one with an error, among images whatever its content is."""
         return (*(TEXTS if self.takes_files else PICTURES), *TABLES, *ARRAYS)
 
     @property
@@ -143,7 +146,9 @@ class Reader:
         files: list[str] = []
         for name in inputs:
             path = self.folder / name
-            if name != "-" and self.wanted.takes_files and path.suffix.lower() not in (*TABLES, *ARRAYS):
+            is_folder = name != "-" and path.is_dir()
+            is_file = name != "-" and path.suffix.lower() not in (*TABLES, *ARRAYS)
+            if self.wanted.takes_files and (is_folder or is_file):
                 for file in _walk(name, path):
                     files.append(file)
                     if len(files) == self.part_rows:
@@ -153,7 +158,7 @@ class Reader:
             if files:
                 yield self._of_files(files)
                 files = []
-            if name != "-" and path.is_dir():
+            if is_folder and self.wanted.takes_lines:
                 yield from self._of_texts(name, path)
                 continue
             try:
@@ -238,6 +243,8 @@ class Reader:
         """Return what a file says, or why it is no text."""
         if not path.is_file():  # A pipe would be waited for.
             return "", "no such file"
+        if (suffix := path.suffix.lower()) in self.wanted.never:
+            return "", f"a {suffix} is no text{'' if suffix in PICTURES else ': name it by itself, or call it .txt'}"
         try:
             with path.open("rb") as file:
                 content = file.read(MAX_TEXT + 1)

@@ -3,6 +3,7 @@
 import itertools
 import json
 import math
+import sys
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -107,13 +108,44 @@ def load(prepared: PreparedDataset) -> TestExamples | None:
             for name, feature in prepared.features.items()
             if feature.vocabulary is not None
         }
-        metadata = {}
-        if prepared.metadata is not None:
-            written = json.loads((root / prepared.metadata).read_text(encoding="utf-8"))
-            metadata = {name: MetadataColumn(**one) for name, one in written.items()}
+        beside = metadata(prepared)
     except (OSError, ValueError):
         return None
-    return TestExamples(prepared, arrays, vocabularies, _sizes(prepared, root / "data" / prepared.name), metadata)
+    return TestExamples(prepared, arrays, vocabularies, _sizes(prepared, root / "data" / prepared.name), beside)
+
+
+def metadata(prepared: PreparedDataset) -> dict[str, MetadataColumn]:
+    """Return what lies beside the test examples, by column.
+
+    Raises:
+        OSError: its file is missing.
+        ValueError: it is damaged.
+    """
+    if prepared.metadata is None:
+        return {}
+    found = {}
+    written = json.loads((config.project_root() / prepared.metadata).read_text(encoding="utf-8"))
+    try:
+        for name, one in written.items():
+            found[name] = column = MetadataColumn(one["kind"], one["values"])
+            _check(column, prepared.splits["test"].num_examples)
+    except (AttributeError, TypeError, KeyError) as error:
+        raise ValueError(f"{prepared.metadata}: of another shape") from error
+    return found
+
+
+def _check(column: MetadataColumn, num_examples: int) -> None:
+    """Raise ``ValueError``, ``KeyError`` or ``TypeError`` for what `prepare` does not write."""
+    if not isinstance(column.values, list) or len(column.values) != num_examples:
+        raise ValueError("not one value an example")
+    values = [value for value in column.values if value is not None]
+    if column.kind == "category":
+        is_whole = all(isinstance(value, str) for value in values)
+    else:
+        most = {"number": sys.float_info.max, "datetime": 2.0**62}[column.kind]
+        is_whole = all(isinstance(value, int | float) and abs(value) <= most for value in values)
+    if not is_whole:
+        raise ValueError(f"values that are no {column.kind}")
 
 
 def _sizes(prepared: PreparedDataset, folder: Path) -> npt.NDArray[np.int32] | None:

@@ -163,13 +163,30 @@ def _values(name: str, kind: str, values: npt.NDArray[Any]) -> list[str | float 
         instead = f", or give the kind {' or '.join(others)}" if others else ""
         raise UserError(f"dataset.metadata.{name} = {kind}: the array is {values.dtype}. Wanted: {wanted}{instead}")
     if kind == "category":
-        texts = np.char.decode(values, "utf-8") if values.dtype.kind == "S" else values
+        texts = _decoded(f"dataset.metadata.{name} = category", values)
         return [None if is_text and not text else str(text) for text in texts.tolist()]
     if kind == "datetime":
         values = (values - np.datetime64(0, "D")) / np.timedelta64(1, "D")
     if np.isinf(values.astype(np.float64)).any():
         raise UserError(f"dataset.metadata.{name} = number: a value is infinite. A missing one is NaN")
     return [None if math.isnan(value) else float(value) for value in values.tolist()]
+
+
+def _decoded(what: str, values: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """Return bytes as texts, and all else as it is.
+
+    Args:
+        what: the values are, with their key, for the message.
+    """
+    if values.dtype.kind != "S":
+        return values
+    try:
+        return np.char.decode(values, "utf-8")
+    except UnicodeDecodeError as error:
+        raise UserError(
+            f"{what}: bytes that are no UTF-8 ({cut(repr(error.object))}). Save texts: np.char.decode(values, "
+            "'latin-1'), or whatever their encoding is"
+        ) from None
 
 
 def _blocks(
@@ -276,7 +293,8 @@ def _target(dataset: config.Arrays, found: dict[str, npt.NDArray[Any]]) -> tuple
     if len({own.shape[1:] for own in found.values()}) > 1:
         shapes = ", ".join(str(own.shape) for own in found.values())
         raise UserError(f"dataset.source = '{dataset.source}': the labels have the shapes {shapes}: all need one width")
-    found = {split: np.char.decode(own, "utf-8") if own.dtype.kind == "S" else own for split, own in found.items()}
+    source = f"dataset.source = '{dataset.source}'"
+    found = {split: _decoded(f"{source}: the labels of {split}", own) for split, own in found.items()}
     every = np.concatenate([own.reshape(len(own), -1) for own in found.values()])
     width = every.shape[1]
     is_binary = every.dtype.kind in "iufb" and bool(np.isin(every, (0, 1)).all())

@@ -42,6 +42,8 @@ class Metric:
     of the kind does."""
     more_outputs_than: int = 0
     """A model must have more outputs, or the metric says nothing."""
+    most_outputs_in_training: int | None = None
+    """A training of a model with more does not measure it."""
 
 
 def find(name: str, key: str = "the name of a metric") -> Metric:
@@ -178,7 +180,7 @@ def in_training(settings: config.Settings, prepared: PreparedDataset) -> dict[st
         prepared: says what the task is.
 
     Raises:
-        UserError: one that is named is not of the task, or none that a training measures.
+        UserError: one that is named is not of the task, or none that a training measures, or not of so many outputs.
     """
     target = prepared.target
     known = of_task(target.task, without_file(settings))
@@ -193,6 +195,14 @@ def in_training(settings: config.Settings, prepared: PreparedDataset) -> dict[st
             raise UserError(f"{what}: {why}, and its training measures loss, {', '.join(measured)}. Give one of these")
         if name in known:
             _check_outputs(what, known[name], prepared)
+            most = known[name].most_outputs_in_training
+            if most is not None and target.num_outputs > most:
+                many = "classes" if target.task == "classification" else "labels"
+                raise UserError(
+                    f"{what}: {prepared.name} has {target.num_outputs:,} {many}, and a training measures {name} of at "
+                    f"most {most:,}, for the memory that its counts take. Give another metric; the evaluation has "
+                    f"test/{name}"
+                )
     wanted = {HEADLINES[target.task], *asked.values()}
     return {name: metric for name, metric in known.items() if name in wanted}
 

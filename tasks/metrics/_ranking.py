@@ -2,7 +2,8 @@
 class, and how many others, have a score in each of 4,096 bins. Examples in one bin count as equal.
 
 A bin is 0.0001 wide at a score of 0, and 0.6 % of the score where that is large; scores are the logarithms of odds.
-Counts are whole numbers, so that the order of batches, and who of several workers counts, changes nothing.
+In float32, counts are whole numbers up to 2**24 examples a bin, and so far the order of batches, and who of several
+workers counts, changes nothing.
 """
 
 import math
@@ -12,6 +13,8 @@ from typing import Any
 from tasks.records import Target
 
 BINS = 4096
+MOST_OUTPUTS = 1_000
+"""Classes or labels: each has 32 KiB of counts, which every step adds to and every checkpoint holds."""
 LARGEST = 1000.0
 """Scores beyond count as this one."""
 FINEST = 64.0

@@ -11,7 +11,7 @@ import numpy as np
 from scipy.special import softmax
 
 from tasks.metrics import Labels, Metric, Predictions
-from tasks.metrics._ranking import of_ranking
+from tasks.metrics._ranking import MOST_OUTPUTS, of_ranking
 
 
 def _of_predictions(labels: Labels, outputs: Predictions) -> float | None:
@@ -46,4 +46,5 @@ METRIC = Metric(
     tasks=("classification", "multilabel"),
     of_predictions=_of_predictions,
     in_training=of_ranking(_of_counts),
+    most_outputs_in_training=MOST_OUTPUTS,
 )

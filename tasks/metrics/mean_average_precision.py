@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from tasks.metrics import Labels, Metric, Predictions
-from tasks.metrics._ranking import of_ranking
+from tasks.metrics._ranking import MOST_OUTPUTS, of_ranking
 
 
 def _of_predictions(labels: Labels, logits: Predictions) -> float | None:
@@ -38,4 +38,5 @@ METRIC = Metric(
     tasks=("multilabel",),
     of_predictions=_of_predictions,
     in_training=of_ranking(_of_counts),
+    most_outputs_in_training=MOST_OUTPUTS,
 )

@@ -87,9 +87,9 @@ class _Groups:
             self._hand_out(first, end)
             listeners.on_train_batch_begin(position.step - first)
             until, result = self._waiting.popleft()
-            *parts, worker = _fetch(self._coordinator, result)
-            sums += parts
-            self.done_by[int(worker)] += until - position.step
+            values = np.asarray(_fetch(self._coordinator, result))
+            sums += values[:-1]
+            self.done_by[int(values[-1])] += until - position.step
             if not self._waiting:
                 # Nothing is under way: the variables are those of step `until`, and the count is whoever's came last.
                 model.optimizer.iterations.assign(until - self._first)

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from flows import tables
-from tasks import data_difference, dvc_data
+from tasks import data_difference, dvc_data, slices
 from tasks.errors import UserError
 from tasks.records import Column, Feature, PreparedDataset, PreparedSplit, Target
 from tests.tasks import made_up
@@ -66,12 +66,22 @@ def test_a_difference_counts_as_what_is_shown_of_each(scaled):
     assert "train: missing values of income" not in found
 
 
+def test_how_a_run_draws_its_validation_examples_is_told_where_one_draws_them(scaled):
+    by_class = scaled.model_copy(update={"validation_by_class": True})
+    found = data_difference.compare(scaled, by_class, ("a", "b")).differences
+    assert found == {"validation examples of a run": ("drawn from all", "drawn by class")}
+    both = {"splits": {**scaled.splits, "validation": scaled.splits["train"]}}
+    given = scaled.model_copy(update=both), by_class.model_copy(update=both)
+    assert data_difference.compare(*given, ("a", "b")).differences == {}
+
+
 def test_metadata_are_shown_as_the_test_split_has_them(capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(made_up.project(tmp_path / "project"))
     kept = {
         "clinic": {"kind": "category", "values": ["north", None, "south", "north"]},
         "dose": {"kind": "number", "values": [2.5, 0.125, None, None]},
         "seen": {"kind": "datetime", "values": [19723.75, 19800.0, 19724.0, 19724.0]},
+        "ever": {"kind": "datetime", "values": [-1e6, None, None, 1e9]},
         "empty": {"kind": "number", "values": [None] * 4},
     }
     Path("test_metadata.json").write_text(json.dumps(kept))
@@ -79,18 +89,29 @@ def test_metadata_are_shown_as_the_test_split_has_them(capsys, tmp_path, monkeyp
     assert dvc_data.metadata(plain) == {}
     tables.print_metadata({})
     assert capsys.readouterr().out == ""
-    prepared = plain.model_copy(update={"metadata": "test_metadata.json"})
+    test = plain.splits["train"].model_copy(update={"num_examples": 4, "features": {}})
+    prepared = plain.model_copy(update={"metadata": "test_metadata.json", "splits": {"test": test}})
     tables.print_metadata(dvc_data.metadata(prepared))
     assert [line.split() for line in capsys.readouterr().out.splitlines()[1:]] == [
         ["metadata", "kind", "missing", "in", "the", "test", "split"],
         ["clinic", "category", "1", "2", "different", "values"],
         ["dose", "number", "2", "from", "0.125", "to", "2.5"],
         ["seen", "datetime", "0", "from", "2024-01-01", "to", "2024-03-18"],
+        ["ever", "datetime", "2", "from", "-768-02-04", "to", "2739877-01-03"],
         ["empty", "number", "4", "0", "different", "values"],
     ]
-    Path("test_metadata.json").write_text("[")
-    with pytest.raises(UserError, match=r"test_metadata\.json: missing or damaged\. Rebuild it: stratagem prepare"):
-        dvc_data.metadata(prepared)
+    for damaged in (
+        "[", "[]", '{"dose": 1}', '{"dose": {"kind": "number"}}', '{"dose": {"kind": "number", "values": 4}}',
+        '{"dose": {"kind": "category", "values": "four"}}',
+        '{"dose": {"kind": "number", "values": [1, 2, 3]}}', '{"dose": {"kind": "number", "values": [1, 2, 3, "4"]}}',
+        '{"dose": {"kind": "number", "values": [1, 2, 3, Infinity]}}',
+        '{"dose": {"kind": "category", "values": ["a", "b", "c", []]}}',
+        '{"dose": {"kind": "weight", "values": [1, 2, 3, 4]}}',
+    ):  # fmt: skip
+        Path("test_metadata.json").write_text(damaged)
+        with pytest.raises(UserError, match=r"test_metadata\.json: missing or damaged\. Rebuild it: stratagem prepare"):
+            dvc_data.metadata(prepared)
+        assert slices.load(prepared) is None, "a report then has no slices by column"
 
 
 def test_of_many_numbers_in_one_column_no_mean_is_printed(capsys):

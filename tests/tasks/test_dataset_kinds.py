@@ -560,6 +560,7 @@ ARRAYS = [
     (saved(x_train=IMAGES, y_train=CLASSES, x_test=IMAGES[:, :3], y_test=CLASSES), "all splits need one dtype"),
     (saved(x=np.asfortranarray(IMAGES), y=CLASSES), "is in Fortran's order: save np.ascontiguousarray of it"),
     (saved(x=IMAGES, y=np.zeros(30, int)), "all labels are of the class '0': a classification needs two classes"),
+    (saved(x=IMAGES, y=np.array([b"K\xf6ln"] * 30)), "the labels of train: bytes that are no UTF-8 (b'K\\xf6ln')"),
     (saved(x=IMAGES, y=np.array(["cat"] * 30)), "all labels are of the class 'cat': a classification"),
     (saved(x=IMAGES, y=np.zeros(30, [("a", "i4")])), "the labels are [('a', '<i4')] (n, 1). Wanted: classes"),
     (saved(x=IMAGES, y=CLASSES.astype("M8[s]")), "the labels are datetime64[s] (n, 1). Wanted: classes"),
@@ -651,6 +652,11 @@ BESIDE = [
     ({"site": DOSES}, {"site": "category"}, "dataset.metadata.site = category: the array is float64. Wanted: texts,"),
     ({"site": SITES}, {"site": "number"}, "the array is <U5. Wanted: numbers, or give the kind category"),
     ({"site": CLASSES}, {"site": "datetime"}, "Wanted: datetime64, or give the kind category or number"),
+    (
+        {"site": np.array([b"K\xf6ln"] * 30)},
+        {"site": "category"},
+        "dataset.metadata.site = category: bytes that are no",
+    ),
     ({"site": np.where(CLASSES, np.inf, 1.0)}, {"site": "number"}, "a value is infinite. A missing one is NaN"),
 ]
 

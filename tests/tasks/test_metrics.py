@@ -249,6 +249,31 @@ def test_a_metric_that_a_training_cannot_measure_is_refused(tiny, task, override
         metrics.in_training(load("checkpoint.monitor=validation/loss", override), prepared_of(tiny, task))
 
 
+@pytest.mark.parametrize(
+    ("task", "name", "override", "said"),
+    [
+        ("classification", "auc", "train.metrics=[auc]", "train.metrics = auc: tiny has 1,001 classes, "),
+        (
+            "multilabel",
+            "mean_average_precision",
+            "checkpoint.monitor=validation/mean_average_precision",
+            "checkpoint.monitor = 'validation/mean_average_precision': tiny has 1,001 labels, ",
+        ),
+    ],
+)
+def test_a_ranking_of_many_outputs_is_left_to_the_evaluation(tiny, task, name, override, said):
+    target = TARGETS[task].model_copy(update={"num_outputs": 1000})
+    settings = load("checkpoint.monitor=validation/loss", override)
+    assert name in metrics.in_training(settings, tiny.model_copy(update={"target": target}))
+    prepared = tiny.model_copy(update={"target": target.model_copy(update={"num_outputs": 1001})})
+    with pytest.raises(UserError) as refusal:
+        metrics.in_training(settings, prepared)
+    assert str(refusal.value).startswith(f"{said}and a training measures {name} of at most 1,000")
+    gate = load("checkpoint.monitor=validation/loss", f"register.metric=test/{name}")
+    metrics.check_gate(gate, prepared)
+    assert name not in metrics.in_training(gate, prepared)
+
+
 OWN_METRICS = """
 import keras
 

@@ -192,6 +192,30 @@ def test_a_folder_that_does_not_fit_the_model_is_one_message(wanted, names, said
         assert len(read(wanted, "d", part_rows=9)[0].places) == len(names) + 1, "which is broken has its row"
 
 
+def test_what_a_folder_is_called_says_nothing_of_it():
+    for name in ("photos.csv", "x.npy"):
+        Path(name).mkdir()
+        Path(name, "1.png").write_bytes(b"")
+        Path(name, "notes").write_text("/etc/hostname")
+        paths = flat(read(IMAGES, name), "image")
+        assert paths == [str(Path(name, file).absolute()) for file in ("1.png", "notes")]
+        assert flat(read(LINES, name), "note") == ["", "/etc/hostname"]
+
+
+def test_a_table_in_a_folder_of_texts_is_no_text():
+    Path("mix").mkdir()
+    for name in ("a.txt", "b.csv", "c.npz", "d.PNG"):
+        Path("mix", name).write_bytes(b"one")
+    parts = read(LINES, "mix", part_rows=9)
+    assert [file for file, _ in parts[0].places] == ["mix/a.txt", "mix/b.csv", "mix/c.npz", "mix/d.PNG"]
+    assert flat(parts, "note") == ["one", "", "", ""]
+    assert broken(parts) == {
+        1: "a .csv is no text: name it by itself, or call it .txt",
+        2: "a .npz is no text: name it by itself, or call it .txt",
+        3: "a .png is no text",
+    }
+
+
 def test_standard_input_is_what_it_looks_like():
     assert flat(read(LINES, "-", stdin=piped(b"a\nb")), "note") == ["a", "b"]
     assert flat(read(TABLE, "-", stdin=piped(b"city;size\na;1\n")), "size") == ["1"]
@@ -200,9 +224,13 @@ def test_standard_input_is_what_it_looks_like():
     assert names == [str(Path("NA").absolute()), str(Path("b c.png").absolute())]
     picture = b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR" + bytes(100_000)
     assert flat(read(IMAGES, "-", stdin=piped(picture[:60_000])), "image") == [picture[:60_000]]
-    for picture in (b"P6\n2 1\n255\nabcdef", b"P5\n# a note\n1 1\n255\na"):
+    for picture in (
+        b"P6\n2 1\n255\nabcdef", b"P5\n# a note\n1 1\n255\na", b"P6 2 1 255\nabcdef", b"P5\r\n1 1\r\n255\r\na",
+        b"P4 8 1\na", b"P2\n#" + b"x" * 1000 + b"\n\n1\t1 # wide, high\n7 7\n",
+    ):  # fmt: skip
         assert flat(read(IMAGES, "-", stdin=piped(picture)), "image") == [picture]
-    assert len(flat(read(IMAGES, "-", stdin=piped(b"P6\nb.png\n")), "image")) == 2
+    for names in (b"P6\nb.png\n", b"P6\n1.png\n", b"P6\n#1.png\n2.png\n", b"P6 2.png\n"):
+        assert len(flat(read(IMAGES, "-", stdin=piped(names)), "image")) == names.count(b"\n")
     assert read(TABLE, "-", stdin=piped(b"city,size\n")) == []
     with pytest.raises(UserError, match=r"'-' has not the columns 'size', 'city'.*There: nothing"):
         read(TABLE, "-", stdin=piped(b""))
