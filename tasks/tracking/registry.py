@@ -22,7 +22,7 @@ from tasks.records import Judgement
 from tasks.tracking import turns
 from tasks.tracking.lifecycle import set_tags
 from tasks.tracking.outbox import mlflow_run_id
-from tasks.tracking.store import REFUSALS, SQLITE, open_store, retried, store_uri
+from tasks.tracking.store import REFUSALS, SQLITE, is_own_store, open_store, retried, store_uri
 
 HISTORY = "champion_history"
 # Of a version that was the champion and is not to be again, unless somebody says so.
@@ -73,7 +73,7 @@ def registering() -> Iterator[None]:
 
     A server has no such lock: there processes take turns (``turns``) at moving `champion`.
     """
-    if not store_uri().startswith(SQLITE):
+    if not is_own_store():
         yield
         return
     path = Path(store_uri().removeprefix(SQLITE)).absolute()
@@ -220,7 +220,7 @@ def _make_version(client: mlflow.MlflowClient, candidate: Candidate) -> tuple[An
 def _source(client: mlflow.MlflowClient, model_uri: str) -> str:
     """Return what a version is made of."""
     # MLflow looks `models:/` up in the process' default store, which need not be this one; a server uses its own.
-    if not store_uri().startswith(SQLITE):
+    if not is_own_store():
         return model_uri
     place: str = client.get_logged_model(model_uri.removeprefix("models:/")).artifact_location
     return place
