@@ -275,6 +275,34 @@ def test_a_champion_that_moved_since_a_rollback_looked_stays(store: Path) -> Non
     assert (aliases(name)["champion"], history(name)) == ("3", "1, 2, 3")
 
 
+@pytest.mark.parametrize("address", ["sqlite", "sqlite+pysqlite"], ids=["own", "other"])
+@pytest.mark.parametrize("what", ["version", "model"])
+def test_what_is_deleted_while_it_is_loaded_back_leaves_the_champion_as_it_was(
+    store: Path, monkeypatch, what: str, address: str
+) -> None:
+    name, _ = two_champions()
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"{address}:///{store.absolute()}")
+    client = tracking.open_store()
+
+    def delete(*given: object, **more: object) -> np.ndarray:
+        client.delete_model_version(name, "1") if what == "version" else client.delete_registered_model(name)
+        return np.eye(3)[(LABELS + 1) % 3]
+
+    gone = "version 1" if what == "version" else "the model"
+    with pytest.raises(UserError, match=f"'{name}' cannot be rolled back to version 1: {gone} was deleted meanwhile"):
+        roll_back(name, delete)
+    if what == "version":
+        assert (aliases(name)["champion"], history(name)) == ("2", "1, 2")
+        assert "rolled_back" not in client.get_model_version(name, "2").tags
+
+
+def test_a_file_that_is_deleted_before_it_is_fetched_is_told(store: Path, tmp_path: Path) -> None:
+    name, _ = two_champions()
+    tracking.open_store().delete_model_version(name, "1")
+    with pytest.raises(UserError, match=f"version 1 of '{name}' is no longer there"):
+        tracking.fetch_keras_file(name, "1", tmp_path)
+
+
 def test_a_champion_that_was_deleted(store: Path) -> None:
     name = Trained().register(right=WORSE).model_name
     Trained().register(right=3, force=True)
