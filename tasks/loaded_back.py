@@ -111,7 +111,16 @@ def check(outputs: npt.NDArray[Any], prepared: PreparedDataset, rows: Sequence[i
     count = prepared.splits["test"].num_examples if rows is None else len(rows)
     if outputs.shape != (count, prepared.target.num_outputs):
         raise StratagemError(f"it gives outputs of shape {outputs.shape}")
-    if not np.isfinite(outputs).all():
+    check_numbers(outputs)
+
+
+def check_numbers(outputs: npt.NDArray[Any]) -> None:
+    """Refuse outputs that are not finite; those of another program's model may be texts.
+
+    Raises:
+        StratagemError: says so.
+    """
+    if np.issubdtype(outputs.dtype, np.number) and not np.isfinite(outputs).all():
         raise StratagemError("it gives outputs that are no numbers")
 
 

@@ -265,6 +265,19 @@ def test_what_is_not_here_to_compare_with_is_told(
     assert aliases(name)["champion"] == "1"
 
 
+@pytest.mark.parametrize("lose", [lose_run, have_other_classes])
+def test_without_data_to_compare_with_outputs_are_numbers_all_the_same(
+    store: Path, lose: Callable[[Trained], None]
+) -> None:
+    name, first = two_champions()
+    lose(first)
+    with pytest.raises(UserError, match="it cannot be loaded back in a clean process: it gives outputs that are no"):
+        roll_back(name, lambda *given, **more: np.array([[0.0, np.inf, 1.0]]))
+    assert aliases(name)["champion"] == "2"
+    found = roll_back(name, lambda *given, **more: np.asarray([])).loaded_back  # As of a model without an example.
+    assert found.startswith("it was loaded, and computed nothing; nothing was compared: ")
+
+
 def test_a_champion_that_moved_since_a_rollback_looked_stays(store: Path) -> None:
     name, _ = two_champions()
     back = tracking.find_rollback(name)
