@@ -2,6 +2,7 @@
 that is what it gave when it was evaluated."""
 
 import tempfile
+import zipfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -9,8 +10,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from tasks import config, files, lineage, tracking
-from tasks.errors import StratagemError, UserError
+from tasks import config, files, lineage, tracking, trained_models
+from tasks.errors import StratagemError, UserError, one_line
 from tasks.records import EvaluationResult, PreparedDataset, Run
 
 SAMPLE = 64
@@ -67,7 +68,8 @@ def of_keras_file(
     prepared: PreparedDataset | None = None,
     rows: Sequence[int] | None = None,
 ) -> npt.NDArray[np.float32]:
-    """Return what a version gives whose .keras file is loaded in Keras' safe mode: no code runs but this project's.
+    """Return what a version gives whose .keras file is loaded in Keras' safe mode. No code runs but this project's: of
+    a server's model, whose tags others may have written, only modules that are allowed (``tracking.check_code``).
 
     Args:
         name: of the registered model.
@@ -81,13 +83,17 @@ def of_keras_file(
         StratagemError: why it cannot be told.
     """
     with tempfile.TemporaryDirectory() as folder:
+        tracking.check_code(name, version, tags)
         file = tracking.fetch_keras_file(name, version, Path(folder))
         if files.digest(file) != tags["keras_file_sha256"]:
             raise UserError("its .keras file in MLflow is damaged")
+        if not zipfile.is_zipfile(file):
+            raise UserError("its .keras file in MLflow is no archive of Keras'")
+        trained_models.check_unpacked(f"{name}/{version}", file)
         own_code = None
         if ":" in tags["model"]:
             own_code = tags["model"].partition(":")[0]
-            if lineage.model_digest(file, tags["weights_digest"], tags["model"]) != tags["model_digest"]:
+            if _model_digest(file, tags) != tags["model_digest"]:
                 raise UserError(f"your code of it, {own_code}, is another one since")
         outputs = apart(
             "score",
@@ -111,7 +117,16 @@ def check(outputs: npt.NDArray[Any], prepared: PreparedDataset, rows: Sequence[i
     count = prepared.splits["test"].num_examples if rows is None else len(rows)
     if outputs.shape != (count, prepared.target.num_outputs):
         raise StratagemError(f"it gives outputs of shape {outputs.shape}")
-    if not np.isfinite(outputs).all():
+    check_numbers(outputs)
+
+
+def check_numbers(outputs: npt.NDArray[Any]) -> None:
+    """Refuse outputs that are not finite; those of another program's model may be texts.
+
+    Raises:
+        StratagemError: says so.
+    """
+    if np.issubdtype(outputs.dtype, np.number) and not np.isfinite(outputs).all():
         raise StratagemError("it gives outputs that are no numbers")
 
 
@@ -144,6 +159,13 @@ def difference(
         f"it gives other outputs than when it was evaluated: {apart:.2g} standard deviations apart among {len(rows)} "
         f"test rows, and {tolerance:g} is allowed"
     )
+
+
+def _model_digest(file: Path, tags: Mapping[str, str]) -> str:
+    try:
+        return lineage.model_digest(file, tags["weights_digest"], tags["model"])
+    except (AttributeError, *files.DAMAGED_FILE) as error:  # Its sha256 is right: somebody registered no model.
+        raise UserError(f"its .keras file in MLflow cannot be read ({one_line(error)})") from None
 
 
 def _test_files(prepared: PreparedDataset | None) -> dict[str, Path]:

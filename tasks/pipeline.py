@@ -228,7 +228,8 @@ def lower_is_better(metric: str) -> bool:
     own the records of the runs say it: their code is imported by the processes of the stages alone."""
     if ":" in metric:
         return runs.lower_is_better(metric)
-    if metric.rpartition("/")[2] not in ("loss", *config.names_of("metrics")):
+    name = metric.rpartition("/")[2]
+    if name not in ("loss", *config.names_of("metrics")) and config.top_k_of(name) is None:
         return False
     from tasks import metrics  # NumPy takes 0.2 s to import.
 

@@ -62,7 +62,7 @@ def register(
         model_uri = tracking.log_model(
             run, name.replace(".", "-"), keras_file, prepared, evaluation.step, evaluation.metrics
         )
-        refusal = _refusal(settings.register_, evaluation, training)
+        refusal = _refusal(settings.register_, run, prepared, training, evaluation)
         if refusal is not None:
             return _none(run, model_uri, name, refusal)
         evaluated = _evaluated(evaluation, prepared)
@@ -90,7 +90,13 @@ def register(
         return _none(run, model_uri, name, f"{error}; then `stratagem register --run {run.run_id}`")
 
 
-def _refusal(section: config.Register, evaluation: EvaluationResult, training: TrainingResult) -> str | None:
+def _refusal(
+    section: config.Register,
+    run: Run,
+    prepared: PreparedDataset,
+    training: TrainingResult,
+    evaluation: EvaluationResult,
+) -> str | None:
     if not section.enabled:
         return "register.enabled is false"
     if training.nonfinite_steps:
@@ -98,10 +104,19 @@ def _refusal(section: config.Register, evaluation: EvaluationResult, training: T
         return f"the loss was no finite number at step {steps}, and such a run is never registered"
     value = evaluation.metrics.get(section.metric)
     if value is None:
-        return f"{section.metric} says nothing about these test rows"
+        return _unmeasured(section.metric, run, _evaluated(evaluation, prepared))
     lower = metrics.better(section.metric) == "lower"
     passed = section.minimum is None or (value <= section.minimum if lower else value >= section.minimum)
     return None if passed else f"{section.metric} = {value:.4f} does not reach register.minimum = {section.minimum}"
+
+
+def _unmeasured(metric: str, run: Run, evaluated: Evaluated | None) -> str:
+    """Return why an evaluation has no value of a metric: there is none, or it was told of it afterwards."""
+    if evaluated is not None:
+        of_predictions = metrics.find(metric.partition("/")[2], "register.metric").of_predictions
+        if of_predictions(evaluated.given.labels, evaluated.given.outputs.astype(np.float64)) is None:
+            return f"{metric} says nothing about these test rows"
+    return f"the evaluation was told of no {metric}: {_again(run, f'--set register.metric={metric}')}"
 
 
 def _evaluated(evaluation: EvaluationResult, prepared: PreparedDataset) -> Evaluated | None:
@@ -217,8 +232,10 @@ def _load_back(run: Run, prepared: PreparedDataset, evaluated: Evaluated, model_
     return None if reason is None else f"loaded back through MLflow in a clean process {reason}. {_again(run)}"
 
 
-def _again(run: Run) -> str:
-    return f"`stratagem evaluate --run {run.run_id}`, then `stratagem register --run {run.run_id}`"
+def _again(run: Run, *options: str) -> str:
+    """Return what evaluates and registers a run once more, with further options of both commands."""
+    given = " ".join(["--run", run.run_id, *options])
+    return f"`stratagem evaluate {given}`, then `stratagem register {given}`"
 
 
 def _none(run: Run, model_uri: str | None, name: str, reason: str) -> RegisteredModel:

@@ -36,7 +36,7 @@ def rollback(name: str, apart: Apart) -> RolledBack:
 
     Raises:
         UserError: there is no such registered model, no version that was the champion before, or that one cannot be
-            loaded, or gives something else now: then the alias stays.
+            loaded, gives no numbers or something else now, or was deleted meanwhile: then the alias stays.
         Unavailable: the tracking server does not answer, or fails.
         StratagemError: another process is moving the alias, or has moved it meanwhile.
     """
@@ -72,21 +72,24 @@ def _load_back(back: tracking.Rollback, here: AtHand, apart: Apart) -> str:
     """Return what was seen of a version that is loaded back: a sentence.
 
     Raises:
-        UserError: it cannot be loaded, or gives something else than when it was evaluated.
+        UserError: it cannot be loaded, gives no numbers, or something else than when it was evaluated.
     """
     prepared = here.prepared
     count = 0 if prepared is None else prepared.splits["test"].num_examples
     rows = loaded_back.sample(count) if count else None
     try:
         outputs = _outputs(back, prepared, rows, apart)
-        if prepared is not None:
+        if prepared is None:
+            loaded_back.check_numbers(outputs)
+        else:
             loaded_back.check(outputs, prepared, rows)
     except tracking.Unavailable:
         raise
     except StratagemError as error:
         raise _refusal(back, f"it cannot be loaded back in a clean process: {error}") from None
     if prepared is None or rows is None:
-        return f"it was loaded, and computed an example of no meaning; nothing was compared: {here.missing}"
+        computed = "an example of no meaning" if outputs.size else "nothing"  # Another program's may have no example.
+        return f"it was loaded, and computed {computed}; nothing was compared: {here.missing}"
     if here.evaluated is None or here.run is None:
         return f"it was loaded, and computed {len(rows)} test rows; nothing was compared: {here.missing}"
     other = loaded_back.difference(outputs, here.evaluated.outputs, rows, _tolerance(here.run, back))

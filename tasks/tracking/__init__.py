@@ -20,6 +20,7 @@ from tasks.tracking.lifecycle import (
 )
 from tasks.tracking.metrics import MetricWriter, log_metrics, system_metrics
 from tasks.tracking.models import (
+    check_code,
     fetch_model,
     fetched_model,
     find_model,

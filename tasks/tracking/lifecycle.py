@@ -23,7 +23,7 @@ from tasks.tracking.outbox import (
     present,
     text_of,
 )
-from tasks.tracking.store import SQLITE, Unavailable, datasets_of, open_store, store_uri
+from tasks.tracking.store import Unavailable, datasets_of, is_own_store, open_store, store_uri
 
 Uses = Mapping[str, tuple[str, int]]
 """What a run trains, validates and tests on: the split of each, and how many of its examples are used."""
@@ -263,7 +263,7 @@ def _create(creation: Event) -> tuple[str, bool]:
     try:
         return create_run(creation), True
     except (Unavailable, MlflowException) as error:
-        if store_uri().startswith(SQLITE):
+        if is_own_store():
             raise
         run_id = uuid.uuid4().hex
         OUTBOX.warn(run_id, error)
@@ -369,7 +369,7 @@ def end_run(run: records.Run, status: Literal["FINISHED", "FAILED", "KILLED"], r
         run,
         *([{"tags": {"reason": reason}}] if reason is not None else []),
         {"status": status, "end_time": int(time.time() * 1000)},
-        *([] if store_uri().startswith(SQLITE) else [{"twins": run.creation_id}]),
+        *([] if is_own_store() else [{"twins": run.creation_id}]),
     )
 
 

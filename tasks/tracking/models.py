@@ -25,7 +25,7 @@ from tasks import config, encoding, files, own_code, prepared_data, records, tra
 from tasks.errors import UserError, cut
 from tasks.tracking.metrics import points_of
 from tasks.tracking.outbox import mlflow_run_id, present
-from tasks.tracking.store import REFUSALS, SQLITE, open_store, retried, store_uri
+from tasks.tracking.store import REFUSALS, is_own_store, open_store, retried, store_uri
 from tasks.trained_models import TrainedModel
 
 ADDRESS = re.compile(r"models:/((?P<model_id>m-[0-9a-f]{32})|(?P<name>[^/@]+)(@(?P<alias>[^/@]+)|/(?P<version>\d+)))")
@@ -323,9 +323,25 @@ def fetch_model(address: str, folder: str) -> TrainedModel:
     except OSError as error:
         raise UserError(f"the files of '{address}' cannot be read ({error})") from None
     model = trained_models.of_folder(Path(found), f"{version.name}/{version.version}", version.tags)
-    if model.module is not None and not store_uri().startswith(SQLITE):
-        own_code.check_allowed([(model.name, version.tags["model"])], "a model of a server, MLFLOW_TRACKING_URI,")
+    check_code(version.name, version.version, version.tags)
     return model
+
+
+def check_code(name: str, version: str, tags: Mapping[str, str]) -> None:
+    """Refuse a version whose classes are registered in a module of the user's own: to load it imports that. Those of
+    the project's own store may name any; of a server, where others may have written the tags, those that are allowed.
+
+    Args:
+        name: of the registered model.
+        version: its number.
+        tags: of the version.
+
+    Raises:
+        UserError: says how the module is allowed.
+    """
+    model = tags.get("model", "")
+    if ":" in model and not is_own_store():
+        own_code.check_allowed([(f"{name}/{version}", model)], "a model of a server, MLFLOW_TRACKING_URI,")
 
 
 @retried

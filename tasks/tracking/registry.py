@@ -22,7 +22,7 @@ from tasks.records import Judgement
 from tasks.tracking import turns
 from tasks.tracking.lifecycle import set_tags
 from tasks.tracking.outbox import mlflow_run_id
-from tasks.tracking.store import REFUSALS, SQLITE, open_store, retried, store_uri
+from tasks.tracking.store import REFUSALS, SQLITE, is_own_store, open_store, retried, store_uri
 
 HISTORY = "champion_history"
 # Of a version that was the champion and is not to be again, unless somebody says so.
@@ -73,7 +73,7 @@ def registering() -> Iterator[None]:
 
     A server has no such lock: there processes take turns (``turns``) at moving `champion`.
     """
-    if not store_uri().startswith(SQLITE):
+    if not is_own_store():
         yield
         return
     path = Path(store_uri().removeprefix(SQLITE)).absolute()
@@ -125,10 +125,13 @@ def fetch_keras_file(name: str, version: str, folder: Path) -> Path:
     """Copy the .keras file of a version into a folder, and return where it lies.
 
     Raises:
-        UserError: it has none.
+        UserError: it has none, or is no longer there.
         Unavailable: the tracking server does not answer, or fails.
     """
-    place = open_store().get_model_version_download_uri(name, version)
+    client = open_store()
+    place = _find(lambda: client.get_model_version_download_uri(name, version))
+    if place is None:
+        raise UserError(f"version {version} of '{name}' is no longer there")
     try:
         file = mlflow.artifacts.download_artifacts(
             artifact_uri=f"{place}/data/model.keras", dst_path=str(folder), tracking_uri=store_uri()
@@ -220,7 +223,7 @@ def _make_version(client: mlflow.MlflowClient, candidate: Candidate) -> tuple[An
 def _source(client: mlflow.MlflowClient, model_uri: str) -> str:
     """Return what a version is made of."""
     # MLflow looks `models:/` up in the process' default store, which need not be this one; a server uses its own.
-    if not store_uri().startswith(SQLITE):
+    if not is_own_store():
         return model_uri
     place: str = client.get_logged_model(model_uri.removeprefix("models:/")).artifact_location
     return place
@@ -258,8 +261,13 @@ def _find_version(client: mlflow.MlflowClient, candidate: Candidate, source: str
 
 
 def _find_model(client: mlflow.MlflowClient, name: str) -> Any:
+    return _find(lambda: client.get_registered_model(name))
+
+
+def _find(get: Callable[[], Any]) -> Any:
+    """Return what is asked for, None where it is not there."""
     try:
-        return client.get_registered_model(name)
+        return get()
     except MlflowException as error:
         if error.error_code != NOT_THERE:
             raise
@@ -372,12 +380,17 @@ def rollback(back: Rollback) -> None:
     The version that had it gets the tag ``rolled_back``: no registration makes it the champion again, unless forced.
 
     Raises:
+        UserError: that one or the model was deleted since ``find_rollback`` looked.
         Unavailable: the tracking server does not answer, or fails.
-        StratagemError: another process is moving the alias, or has moved it since ``find_rollback`` looked.
+        StratagemError: another process is moving the alias, or has moved it since then.
     """
     client, name = open_store(), back.name
+    if _find_model(client, name) is None:  # A server lets nobody take a turn at it.
+        raise _deleted(back, "the model")
     with turns.taken(client, name) as turn:
-        model = client.get_registered_model(name)
+        model = _find_model(client, name)
+        if model is None:
+            raise _deleted(back, "the model")
         champion, history = _champion(model), _history(model)
         if champion == back.version:
             return  # Moved by a request before this one, whose reply was lost.
@@ -388,6 +401,13 @@ def rollback(back: Rollback) -> None:
                 f"{'no version' if champion is None else f'version {champion}'} now, and stays there. Then "
                 f"`stratagem rollback {name}`"
             )
+        if _find(lambda: client.get_model_version(name, back.version)) is None:
+            stays = "no version" if champion is None else f"version {champion}"
+            raise _deleted(
+                back,
+                f"version {back.version}",
+                f". @{config.CHAMPION} stays at {stays}. Then `stratagem rollback {name}` takes the one before it",
+            )
         turn.check()
         if champion is not None:
             # What stands after the present champion has not happened; then its last place in the tag tells.
@@ -396,6 +416,11 @@ def rollback(back: Rollback) -> None:
         turn.check()
         client.set_registered_model_alias(name, config.CHAMPION, back.version)
         _write_history(client, name, history[: _place(earlier, back.version)])
+
+
+def _deleted(back: Rollback, what: str, then: str = "") -> UserError:
+    which = f"'{back.name}' cannot be rolled back to version {back.version}"
+    return UserError(f"{which}: {what} was deleted meanwhile{then}")
 
 
 @retried

@@ -150,7 +150,7 @@ def retried(work: Callable[P, T]) -> Callable[P, T]:
                 if error.error_code in REFUSALS:
                     raise
                 full = files.find_full_disk(error, store_uri().removeprefix(SQLITE))
-                if full is not None and store_uri().startswith(SQLITE):
+                if full is not None and is_own_store():
                     raise full from None
                 if pause is None:
                     raise Unavailable(f"{store_uri()}: MLflow does not do what it is asked ({error})") from None

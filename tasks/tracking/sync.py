@@ -24,7 +24,7 @@ from tasks import config, network, records, runs
 from tasks.errors import UserError
 from tasks.records import Synced
 from tasks.tracking.outbox import MAX_METRICS_PER_BATCH, MAX_PARAMS_PER_BATCH, OUTBOX
-from tasks.tracking.store import SQLITE, Unavailable, find_experiment, open_store, retried, store_uri
+from tasks.tracking.store import SQLITE, Unavailable, find_experiment, is_own_store, open_store, retried, store_uri
 from tasks.tracking.sync_models import (
     SourceStore,
     copy_aliases,
@@ -230,7 +230,7 @@ def _why_not(source: SourceStore, run: Any) -> str | None:
 def _look_at_run(source: SourceStore, run: Any, experiment: str) -> Synced:
     """Return what would become of one run."""
     path = Path(store_uri().removeprefix(SQLITE))
-    there = None if store_uri().startswith(SQLITE) and not path.exists() else open_store()
+    there = None if is_own_store() and not path.exists() else open_store()
     known = there.get_experiment_by_name(experiment) if there is not None else None
     if there is None or known is None:
         return Synced(**_named(run), outcome="delivered")

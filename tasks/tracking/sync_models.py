@@ -15,7 +15,7 @@ from mlflow.entities import LoggedModelOutput, LoggedModelStatus, Metric
 from tasks import config
 from tasks.errors import UserError
 from tasks.tracking.registry import HISTORY
-from tasks.tracking.store import SQLITE, open_store, retried, store_uri
+from tasks.tracking.store import is_own_store, open_store, retried
 
 FROM_MODEL, FROM_PROJECT = "synced_model_id", "synced_from"
 # What MLflow's pages link a model to its version with.
@@ -128,7 +128,7 @@ def copy_version(client: mlflow.MlflowClient, version: Any, there: str, copied: 
     tags = {**version.tags, FROM_PROJECT: _project_of(client, there)}
     if made is None:
         at = client.get_logged_model(model_id).artifact_location
-        address = at if store_uri().startswith(SQLITE) else f"models:/{model_id}"
+        address = at if is_own_store() else f"models:/{model_id}"
         made = client.create_model_version(name, address, there, tags=tags, model_id=model_id)
     elif made.run_id == there:  # One of somebody else's that is the same model is left as it is.
         for key, text in tags.items():

@@ -26,7 +26,7 @@ from mlflow.exceptions import MlflowException
 
 from tasks import runs
 from tasks.errors import StratagemError
-from tasks.tracking.store import SQLITE, store_uri
+from tasks.tracking.store import is_own_store
 
 TAG = "champion_turn."
 WAIT_SECONDS = 30.0
@@ -71,7 +71,7 @@ def taken(client: mlflow.MlflowClient, name: str) -> Iterator[Turn]:
     Raises:
         Taken: another process has it, or several try to have it.
     """
-    if store_uri().startswith(SQLITE):
+    if is_own_store():
         yield Turn(None)
         return
     own, end = f"{TAG}{uuid.uuid4().hex}", time.monotonic() + WAIT_SECONDS

@@ -6,6 +6,7 @@ import shutil
 import subprocess
 import sys
 import time
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ import keras
 import numpy as np
 import pytest
 
-from tasks import records, runs, slices, tracking
+from tasks import files, lineage, loaded_back, records, runs, slices, tracking
 from tasks.errors import StratagemError, UserError
 from tasks.outputs import of_keras_file
 from tasks.tracking import turns
@@ -207,6 +208,48 @@ def test_of_a_servers_model_the_keras_file_alone_is_loaded_back(store: Path, mon
     assert [what for what, _ in scorer.asked] == ["score"]
 
 
+def name_own_code(name: str) -> Path:
+    """Have version 1 name a module of the project's folder, as who may write to a server can; return what that writes
+    where it is imported."""
+    Path("planted.py").write_text("open('imported', 'w').close()\n")
+    client = tracking.open_store()
+    version = client.get_model_version(name, "1")
+    file = Path(client.get_model_version_download_uri(name, "1").removeprefix("file://"), "data", "model.keras")
+    client.set_model_version_tag(name, "1", "model", "planted:build")
+    digest = lineage.model_digest(file, version.tags["weights_digest"], "planted:build")
+    client.set_model_version_tag(name, "1", "model_digest", digest)
+    return Path("imported")
+
+
+def as_clean(what: str, features: dict[str, Path], rows: list[int] | None = None, **arguments: Any) -> np.ndarray:
+    """Load back what a server has as the other process does."""
+    assert (what, rows) == ("score", [0, 1, 2, 3, 4])
+    of_keras_file(features={name: np.load(path) for name, path in features.items()}, **arguments)
+    return np.eye(3)[(LABELS + 1) % 3]
+
+
+@pytest.mark.usefixtures("own_imports")
+def test_code_that_a_servers_model_names_is_not_imported_to_load_it_back(store: Path, monkeypatch) -> None:
+    """To be scored again for a registration, or to be the champion again: by the store of another address that says of
+    itself that it is not the project's own."""
+    name, first = two_champions()
+    imported = name_own_code(name)
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite+pysqlite:///{store.absolute()}")
+    monkeypatch.delenv("STRATAGEM_OWN_CODE", raising=False)
+    assert not tracking.is_own_store()
+    refused = f"{name}/1 = 'planted:build': a model of a server, MLFLOW_TRACKING_URI, may not name code to import"
+    with pytest.raises(UserError, match=f"to version 1: it cannot be loaded back .*: {refused}"):
+        roll_back(name, as_clean)
+    tags = tracking.open_store().get_model_version(name, "1").tags
+    with pytest.raises(UserError, match=refused):
+        loaded_back.of_keras_file(name, "1", tags, as_clean, first.prepared, [0, 1, 2, 3, 4])
+    assert not imported.exists()
+    monkeypatch.setenv("STRATAGEM_OWN_CODE", "planted")
+    assert roll_back(name, as_clean).loaded_back.endswith("compared on 5 test rows")
+    assert imported.exists()
+    assert aliases(name)["champion"] == "1"
+
+
 def test_a_model_whose_data_are_not_here_computes_an_example(store: Path) -> None:
     first = Trained()
     name = first.register().model_name
@@ -265,6 +308,19 @@ def test_what_is_not_here_to_compare_with_is_told(
     assert aliases(name)["champion"] == "1"
 
 
+@pytest.mark.parametrize("lose", [lose_run, have_other_classes])
+def test_without_data_to_compare_with_outputs_are_numbers_all_the_same(
+    store: Path, lose: Callable[[Trained], None]
+) -> None:
+    name, first = two_champions()
+    lose(first)
+    with pytest.raises(UserError, match="it cannot be loaded back in a clean process: it gives outputs that are no"):
+        roll_back(name, lambda *given, **more: np.array([[0.0, np.inf, 1.0]]))
+    assert aliases(name)["champion"] == "2"
+    found = roll_back(name, lambda *given, **more: np.asarray([])).loaded_back  # As of a model without an example.
+    assert found.startswith("it was loaded, and computed nothing; nothing was compared: ")
+
+
 def test_a_champion_that_moved_since_a_rollback_looked_stays(store: Path) -> None:
     name, _ = two_champions()
     back = tracking.find_rollback(name)
@@ -273,6 +329,34 @@ def test_a_champion_that_moved_since_a_rollback_looked_stays(store: Path) -> Non
     with pytest.raises(StratagemError, match=f"@champion of '{name}' was moved meanwhile: it is at version 3 now"):
         tracking.rollback(back)
     assert (aliases(name)["champion"], history(name)) == ("3", "1, 2, 3")
+
+
+@pytest.mark.parametrize("address", ["sqlite", "sqlite+pysqlite"], ids=["own", "other"])
+@pytest.mark.parametrize("what", ["version", "model"])
+def test_what_is_deleted_while_it_is_loaded_back_leaves_the_champion_as_it_was(
+    store: Path, monkeypatch, what: str, address: str
+) -> None:
+    name, _ = two_champions()
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"{address}:///{store.absolute()}")
+    client = tracking.open_store()
+
+    def delete(*given: object, **more: object) -> np.ndarray:
+        client.delete_model_version(name, "1") if what == "version" else client.delete_registered_model(name)
+        return np.eye(3)[(LABELS + 1) % 3]
+
+    gone = "version 1" if what == "version" else "the model"
+    with pytest.raises(UserError, match=f"'{name}' cannot be rolled back to version 1: {gone} was deleted meanwhile"):
+        roll_back(name, delete)
+    if what == "version":
+        assert (aliases(name)["champion"], history(name)) == ("2", "1, 2")
+        assert "rolled_back" not in client.get_model_version(name, "2").tags
+
+
+def test_a_file_that_is_deleted_before_it_is_fetched_is_told(store: Path, tmp_path: Path) -> None:
+    name, _ = two_champions()
+    tracking.open_store().delete_model_version(name, "1")
+    with pytest.raises(UserError, match=f"version 1 of '{name}' is no longer there"):
+        tracking.fetch_keras_file(name, "1", tmp_path)
 
 
 def test_a_champion_that_was_deleted(store: Path) -> None:
@@ -357,6 +441,36 @@ def damage(name: str, trained: Trained) -> None:
     (place / "data" / "model.keras").write_bytes(b"no model")
 
 
+def write_file(name: str, write: Callable[[Path], object], **tags: str) -> None:
+    """Have version 1 another .keras file, with its own sha256."""
+    client = tracking.open_store()
+    file = Path(client.get_model_version_download_uri(name, "1").removeprefix("file://"), "data", "model.keras")
+    write(file)
+    for key, text in {"keras_file_sha256": files.digest(file), **tags}.items():
+        client.set_model_version_tag(name, "1", key, text)
+
+
+def be_no_archive(name: str, trained: Trained) -> None:
+    write_file(name, lambda file: file.write_bytes(b"no model"), model="mine:build")
+
+
+def be_without_layers(name: str, trained: Trained) -> None:
+    def write(file: Path) -> None:
+        with zipfile.ZipFile(file, "w") as archive:
+            archive.writestr("weights", "")
+
+    write_file(name, write, model="mine:build")
+
+
+def be_large(name: str, trained: Trained) -> None:
+    def write(file: Path) -> None:
+        with zipfile.ZipFile(file, "a") as archive:
+            archive.writestr("more", b" ")
+            archive.infolist()[-1].file_size = 2**50
+
+    write_file(name, write)
+
+
 def take_other_classes(name: str, trained: Trained) -> None:
     target = records.Target.of_classes(("a", "b", "d"))
     trained.prepared = trained.prepared.model_copy(update={"target": target})
@@ -371,6 +485,9 @@ def of_own_code(name: str, trained: Trained) -> None:
     ("change", "reason"),
     [
         (damage, r"it cannot be scored again: its \.keras file in MLflow is damaged\."),
+        (be_no_archive, r"it cannot be scored again: its \.keras file in MLflow is no archive"),
+        (be_without_layers, r"it cannot be scored again: its \.keras file in MLflow cannot be read \(.*config\.json"),
+        (be_large, r"it cannot be scored again: .*/1: .*model\.keras unpacks to 1,125,899,[\d,]+ bytes, and"),
         (take_other_classes, "it cannot be given the present ones: image size, columns, vocabularies or classes are"),
         (of_own_code, "it cannot be scored again: your code of it, mine, is another one since"),
     ],

@@ -150,7 +150,17 @@ def test_the_version_predicts_files_of_images(store: Path, monkeypatch: pytest.M
         ([], {"accuracy": 0.8999}, r"test/accuracy = 0\.8999 does not reach register\.minimum = 0\.9"),
         ([], {"accuracy": float("nan")}, r"test/accuracy = nan does not reach register\.minimum = 0\.9"),
         (["register.metric=test/loss", "register.minimum=0.1"], {}, r"test/loss = 0\.2000 does not reach .* = 0\.1"),
-        (["register.metric=test/auc", "register.minimum=null"], {}, "test/auc says nothing about these test rows"),
+        (
+            ["register.metric=test/top_2_accuracy", "register.minimum=null"],
+            {},
+            r"the evaluation was told of no test/top_2_accuracy: `stratagem evaluate --run \w{32} --set "
+            r"register\.metric=test/top_2_accuracy`, then `stratagem register --run \w{32} --set register",
+        ),
+        (
+            ["register.metric=test/silent:never", "register.minimum=null"],
+            {},
+            "test/silent:never says nothing about these test rows",
+        ),
         (["register.enabled=false"], {}, r"register\.enabled is false"),
         ([], {"step": 15}, r"checkpoint .*/checkpoints/15 has no exported model; .*/10 and .*/20"),
     ],
@@ -158,6 +168,7 @@ def test_the_version_predicts_files_of_images(store: Path, monkeypatch: pytest.M
 def test_no_version_and_an_alias_that_stays(
     store: Path, overrides: list[str], evaluation: dict[str, float], reason: str
 ) -> None:
+    Path("silent.py").write_text("def never(labels, outputs):\n    return 0 * outputs[:, 0] + float('nan')\n")
     first = Trained().register()
     second = Trained(*overrides).register(**evaluation)
     assert (second.model_version, second.aliases) == (None, ())

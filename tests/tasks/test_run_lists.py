@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from flows import run_tables
-from tasks import pipeline, records, runs
+from tasks import metrics, pipeline, records, runs
 from tasks.errors import UserError
 from tasks.records import MetricPair, RunDifference
 from tests.tasks.test_runs import opened
@@ -82,6 +82,13 @@ def test_the_best_by_a_metric_of_ones_own_come_first(project):
         write_results(write_run(number), lower_is_better=lower, **{"absent:far": value, "absent:near": value})
     assert listed(sort=far, lowest_first=pipeline.lower_is_better(far)) == [1, 3, 2]
     assert listed(sort=near, lowest_first=pipeline.lower_is_better(near)) == [2, 3, 1]
+
+
+def test_which_is_better_of_a_metric_without_a_file_is_asked_of_the_metrics(monkeypatch):
+    assert not pipeline.lower_is_better("test/top_3_accuracy")
+    monkeypatch.setattr(metrics, "better", lambda name: "lower")
+    assert pipeline.lower_is_better("test/top_3_accuracy")
+    assert not pipeline.lower_is_better("examples_per_second"), "it is no metric"
 
 
 # Each: what is asked for, and the message.
