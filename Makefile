@@ -11,9 +11,9 @@ LOCKED = $(shell grep -c '^[a-z0-9].*==' requirements.lock)
 PIP_AUDIT = 2.10.1
 CYCLONEDX = 7.5.0
 
-# Two at a time keep two cores busy; of the slow tests, whose processes wait for each other, three quarters busy.
+# Two at a time keep two cores busy. Of the slow tests, whose processes wait for each other, three keep them three quarters busy.
 WORKERS = -n 2 --dist loadfile
-test-slow test-exhaustive: WORKERS = -n 3 --dist loadfile
+test-slow test-exhaustive: WORKERS = -n 4 --dist loadfile
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:

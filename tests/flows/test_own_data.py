@@ -24,11 +24,11 @@ STRATEGIES = {
 }
 # What the run reaches, what the last command of the page tells, each at least; and the strategy of `make test-slow`.
 PAGES = {
-    "photos": (("test/accuracy", 0.8), 0.8, "mirrored"),
+    "photos": (("test/accuracy", 0.8), 0.8, "one_device"),
     "wine": (("test/accuracy", 0.9), 0.9, "multi_worker"),
     "diabetes": (("test/r2", 0.3), 0.25, "data_parallel"),
-    "reviews": (("test/accuracy", 0.95), 0.95, "one_device"),
-    "shades-large": (("test/accuracy", 0.8), 0.8, "multi_worker"),
+    "reviews": (("test/accuracy", 0.95), 0.95, "mirrored"),
+    "shades-large": (("test/accuracy", 0.8), 0.8, "one_device"),
 }
 EACH = [
     pytest.param(name, strategy, marks=() if strategy == PAGES[name][-1] else pytest.mark.exhaustive)
