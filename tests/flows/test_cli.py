@@ -309,7 +309,13 @@ def refusing_project(prepared_template, tmp_path_factory):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("arguments", "words"), BAD_LATER.values(), ids=BAD_LATER)
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        pytest.param(*row, id=name, marks=() if name in ("dataset", "layout") else pytest.mark.exhaustive)
+        for name, row in BAD_LATER.items()
+    ],
+)
 def test_bad_input_that_shows_later_is_refused_alike(refusing_project, run, arguments, words):
     before = _files(refusing_project)
     env = {"PYTHONPATH": str(refusing_project)}

@@ -735,6 +735,7 @@ def test_when_nothing_works_the_reasons_are_the_message(prepared_project, run):
     assert store.get_run(made.run_id).info.status == "FAILED"
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_a_comparison_that_is_interrupted_ends_as_killed(prepared_project, start):
     command = start(

@@ -228,6 +228,7 @@ def test_a_comparison_on_demand_leaves_its_table(prefect):
     assert "| one_device | fit | 1 |" in page["data"]
 
 
+@pytest.mark.exhaustive
 def test_a_sweep_on_demand_leaves_its_table_and_a_version(prefect):
     (prefect.project / "recipes" / "sweeps" / "two.yaml").write_text(
         "set: {train.epochs: 1, model.name: mlp, tracking.system_metrics: false, register.minimum: null}\n"

@@ -110,6 +110,8 @@ COMMANDS = {bare(command): block.place for block in reversed(BLOCKS) for command
 SCHEDULE = next(command for command in COMMANDS if "prefect server start" in command)  # It has a test of its own.
 # Somebody who is new reads these: what stands there is run by `make test-slow` already.
 FIRST_PAGES = ("README.md", "docs/start.md")
+# But for these, each of which has slow tests of its own.
+LONG = re.compile(r"stratagem (compare|sweep|run --set (strategy\.kind|train\.loop)=)")
 # What a reader does, from the top; the same command once. test_own_data.py does what the tutorials say.
 STEPS = {
     f"{block.place} {(bare(command) or block.text).splitlines()[0]}": (block, command)
@@ -275,7 +277,11 @@ def reader(project_template, tmp_path_factory, start, request) -> Reader:
     ("block", "command"),
     # What the settings and options of the others are, is tested above; what they do, by a test of each.
     [
-        pytest.param(*step, id=name, marks=() if name.startswith(FIRST_PAGES) else pytest.mark.exhaustive)
+        pytest.param(
+            *step,
+            id=name,
+            marks=() if name.startswith(FIRST_PAGES) and not LONG.search(name) else pytest.mark.exhaustive,
+        )
         for name, step in STEPS.items()
     ],
 )

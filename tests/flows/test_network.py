@@ -94,6 +94,7 @@ def test_a_network_that_is_slow_narrow_loses_packets_and_is_cut_for_a_moment_cha
     assert "resuming at step" not in commands[0].err.read_text()
 
 
+@pytest.mark.exhaustive
 def test_a_link_that_stays_cut_ends_all_with_one_message_and_the_same_command_goes_on(hosts, train, at_home):
     made = hosts(2, latency_seconds=0.005)
     commands = train(made)

@@ -243,6 +243,7 @@ def test_processes_that_are_one_program_on_jax_train_on_rays_nodes_as_side_by_si
     assert digests[0] == digests[1]
 
 
+@pytest.mark.exhaustive
 def test_the_trials_of_a_sweep_train_side_by_side_on_rays_nodes(
     prepared_project: Path, lasting_nodes: Nodes, run: Callable
 ):

@@ -596,6 +596,7 @@ def test_the_command_loads_a_model_back_in_a_process_of_its_own(store: Path, run
     assert aliases(name)["champion"] == "3"
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_two_registrations_at_a_server_make_one_champion_wherever_one_of_them_is_stopped(
     project: Path, empty_store: Path, tmp_path: Path, run: Run

@@ -458,10 +458,9 @@ with runs.lock_run(settings):
 ENDING = "from tasks import tracking; print([ended.what for ended in tracking.end_crashed()])"
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "other", [pytest.param("another project in a container", marks=pytest.mark.exhaustive), "a copy"]
-)
+@pytest.mark.parametrize("other", ["another project in a container", "a copy"])
 def test_a_project_with_the_same_name_and_place_or_a_copy_ends_no_run_that_is_at_work(
     store: Path, project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, other: str
 ) -> None:

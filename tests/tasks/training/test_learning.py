@@ -66,7 +66,7 @@ def large_digits():
 @pytest.mark.parametrize(
     ("model", "made", "epochs", "reached"),
     [
-        ("{name: transformer, options: {}}", reviews, 40, 0.95),
+        pytest.param("{name: transformer, options: {}}", reviews, 40, 0.95, marks=pytest.mark.exhaustive),
         ("{name: wide_deep, options: {}}", cells, 8, 0.92),
         ("{name: resnet, options: {filters: 8}}", large_digits, 8, 0.9),
     ],
