@@ -201,7 +201,7 @@ def run() -> Run:
         *,
         cwd: Path | None = None,
         env: dict[str, str] | None = None,
-        timeout_seconds: float = 500,
+        timeout_seconds: float = 1200,
     ) -> "subprocess.CompletedProcess[str]":
         # A session, so a process group, of its own: what hangs can be ended without touching anything else.
         process = subprocess.Popen(

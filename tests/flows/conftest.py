@@ -49,7 +49,7 @@ class Command:
     err: Path
     family: list[psutil.Process] = field(default_factory=list)
 
-    def wait_until(self, text: str, of: Path | None = None, timeout_seconds: float = 300) -> None:
+    def wait_until(self, text: str, of: Path | None = None, timeout_seconds: float = 900) -> None:
         """Wait until standard error (or ``of``) holds the text, and take down which child processes there are then."""
         end = time.monotonic() + timeout_seconds
         while text not in (of or self.err).read_text():
@@ -203,7 +203,7 @@ def finished(
         stderr=subprocess.PIPE,
         text=True,
     )
-    out, err = process.communicate(timeout=500)
+    out, err = process.communicate(timeout=1200)
     assert process.returncode == 0, err
     return Finished(project, process.pid, out, err, imports)
 

@@ -530,7 +530,7 @@ def compared(prepared_template, record_imports, tmp_path_factory):
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
-            timeout=580,
+            timeout=1400,
             check=False,
         )
     finally:

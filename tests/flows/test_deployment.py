@@ -39,7 +39,7 @@ class Prefect:
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
-            timeout=500,
+            timeout=1200,
             check=False,
         )
 

@@ -50,6 +50,6 @@ def test_pods_that_are_told_to_stop_go_on_and_end_with_the_bits_of_a_run_at_home
     trained = runs.load_result(runs.find(run_id), records.TrainingResult)
 
     at_home = ["stratagem", "train", *SETS, "--fresh"]
-    subprocess.run(at_home, check=True, capture_output=True, timeout=500)
+    subprocess.run(at_home, check=True, capture_output=True, timeout=1200)
     (other,) = {path.name for path in Path("mlruns/runs").iterdir()} - {run_id}
     assert runs.load_result(runs.find(other), records.TrainingResult).weights_digest == trained.weights_digest

@@ -49,7 +49,7 @@ def swept(prepared_template, tmp_path_factory):
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
-        timeout=580,
+        timeout=1400,
         check=False,
     )
     assert done.returncode == 0, done.stderr

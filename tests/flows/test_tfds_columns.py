@@ -8,7 +8,7 @@ import pytest
 
 from tests.tasks.test_tfds_columns import BUILDERS
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1500)]
 PREDICT = """
 import json, sys
 import mlflow, pandas as pd

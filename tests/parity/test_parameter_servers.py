@@ -6,7 +6,7 @@ import keras
 import numpy as np
 import pytest
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 
 
 def test_mixed_precision_is_that_of_one_device(digits, train, run):

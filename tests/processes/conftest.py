@@ -51,7 +51,7 @@ class Command:
         found = {child.pid: child for child in children if _runs(child, entry)}
         return [found[pid] for pid in sorted(found) if not _is_fork(found[pid], found)]
 
-    def wait_until(self, condition: Callable[[], object], timeout_seconds: float = 400) -> None:
+    def wait_until(self, condition: Callable[[], object], timeout_seconds: float = 900) -> None:
         """Wait until a condition holds while the command runs."""
         end = time.monotonic() + timeout_seconds
         while not condition():
@@ -87,7 +87,7 @@ class Command:
         runs = sorted((self.project / "mlruns" / "runs").glob("*"), key=lambda run: run.stat().st_mtime)
         return sorted(int(path.name) for path in runs[-1].glob("checkpoints/*") if path.name.isdigit()) if runs else []
 
-    def end(self, timeout_seconds: float = 400) -> int:
+    def end(self, timeout_seconds: float = 900) -> int:
         """Wait for the command's end and return its exit code."""
         return self.process.wait(timeout_seconds)
 

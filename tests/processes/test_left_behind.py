@@ -9,7 +9,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 
 # What runs are for, and what makes the next start faster. All else in the project's folder was there before.
 KEPT = re.compile(

@@ -6,7 +6,7 @@ import pytest
 
 from tasks.launchers import isolation
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1500)]
 
 # Python imports a module of this name when it starts: in the command and in each process that it starts.
 NOTE = """

@@ -24,7 +24,7 @@ def test_two_first_runs_at_the_same_moment_both_finish(project, tmp_path):
         for seed in (1, 2)
     ]
     try:
-        said = [process.communicate(timeout=500) for process in runs]
+        said = [process.communicate(timeout=1200) for process in runs]
     finally:
         for process in runs:
             process.kill()

@@ -220,7 +220,7 @@ def main():
 def two_replicas():
     code = "import sys; sys.path.insert(0, sys.argv[1]); import test_steps; test_steps.main()"
     command = [sys.executable, "-c", code, str(Path(__file__).parent)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=500, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=1200, check=False)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout.splitlines()[-1])
 
