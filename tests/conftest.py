@@ -66,6 +66,8 @@ def pytest_configure(config: pytest.Config) -> None:
         DVC_SITE_CACHE_DIR=f"{home}/dvc",
         DVC_NO_ANALYTICS="1",
         DO_NOT_TRACK="1",
+        # A server of MLflow starts seven more processes for them, which took 0.35 of a core as long as it was there.
+        MLFLOW_SERVER_ENABLE_JOB_EXECUTION="false",
         TF_CPP_MIN_LOG_LEVEL="2",  # JAX sets it to 1 where it is imported, for the commands that tests start too.
         # `stratagem`, `python` and `dvc` are those of this environment, activated or not.
         PATH=f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
