@@ -193,10 +193,20 @@ def test_secrets_of_each_form_are_masked(form, ending):
 
 # As their services write them, in any line; put together here, so that nobody takes this file for one with secrets.
 TOKENS = [
-    "AKIA" + "ABCDEFGHIJKLMNOP", "ASIA" + "ABCDEFGHIJKLMNOP", "AIza" + "a1" * 17 + "b", "ghp_" + "a1" * 12,
-    "github_pat_" + "a1" * 12, "glpat-" + "a1" * 10, "xoxb-" + "1" * 12, "sk-" + "Ab1" * 8, "hf_" + "ab" * 12, "npm_" + "a1" * 18,
-    "pypi-" + "Ab1" * 10, "eyJ" + "ab" * 6 + ".eyJ" + "ab" * 6 + ".ab-_12", "https://hooks.slack.com/services/" + "T0/B0/" + "ab12" * 4,
-]  # fmt: skip
+    "AKIA" + "ABCDEFGHIJKLMNOP",
+    "ASIA" + "ABCDEFGHIJKLMNOP",
+    "AIza" + "a1" * 17 + "b",
+    "ghp_" + "a1" * 12,
+    "github_pat_" + "a1" * 12,
+    "glpat-" + "a1" * 10,
+    "xoxb-" + "1" * 12,
+    "sk-" + "Ab1" * 8,
+    "hf_" + "ab" * 12,
+    "npm_" + "a1" * 18,
+    "pypi-" + "Ab1" * 10,
+    "eyJ" + "ab" * 6 + ".eyJ" + "ab" * 6 + ".ab-_12",
+    "https://hooks.slack.com/services/" + "T0/B0/" + "ab12" * 4,
+]
 
 
 @pytest.mark.parametrize("token", TOKENS)
