@@ -126,7 +126,8 @@ def _find(source: Path) -> dict[str, dict[str, list[str]]]:
             if different := sorted(classes.keys() ^ found["train"].keys()):
                 raise UserError(
                     f"dataset.source = '{source}': the classes of '{split}' are not those of 'train': "
-                    f"{listed(different)} {'is' if len(different) == 1 else 'are'} in one of them only"
+                    f"{listed(different)} {'is' if len(different) == 1 else 'are'} in one of them only. "
+                    "Give both the same folders"
                 )
     else:
         found = {"train": _classes(source)}

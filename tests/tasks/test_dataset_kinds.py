@@ -302,7 +302,7 @@ FOLDERS = [
     (lambda source: fill(source, ("cat",)), "two classes or more, and has cat. Allowed: FOLDER/<class>/*"),
     (one_image, "the class 'zebra' has 1 of the examples, and needs one to train on and one to test on"),
     (empty_class, "the class 'fox' of 'train' has no files"),
-    (other_classes, "the classes of 'test' are not those of 'train': cow, dog are in one of them only"),
+    (other_classes, "the classes of 'test' are not those of 'train': cow, dog are in one of them only. Give both the"),
     (two_validations, "of train, val, valid two are one split. Keep one"),
     (split_and_class, "'unlabelled' is no split, and lies beside folders that are"),
     (no_train, "it has splits, and no folder 'train'"),
