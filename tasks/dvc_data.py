@@ -68,20 +68,25 @@ def add(source: str, name: str | None, values: Mapping[str, Any]) -> PreparedDat
     Raises:
         UserError: no such source, a value that is not allowed, another dataset of that name, or what the kind refuses.
     """
-    described = describe(source, name, values)
+    described, guessed = describe(source, name, values)
     if isinstance(described, config.Settings):
         check_source(described.dataset)
         return prepare_data(described) or load_prepared(described.dataset.name)
     root, name = config.project_root(), described.name
     locks = _missing_locks(name, root)
     made = dataset_folder.add_local(described, root)
-    return _bring_up_to_date(name, [*made, *locks] if made else [], root) or load_prepared(name)
+    prepared = _bring_up_to_date(name, [*made, *locks] if made else [], root) or load_prepared(name)
+    # Not before: where the data are refused, no folder is left that would have it.
+    for line in guessed:
+        print(line, file=sys.stderr)
+    return prepared
 
 
-def describe(source: str, name: str | None, values: Mapping[str, Any]) -> config.LocalDescription | config.Settings:
-    """Return what data/<name>/params.yaml would say of a dataset that ``add`` is given; settings of one of TFDS.
-
-    What is guessed of a table is printed.
+def describe(
+    source: str, name: str | None, values: Mapping[str, Any]
+) -> tuple[config.LocalDescription | config.Settings, list[str]]:
+    """Return what data/<name>/params.yaml would say of a dataset that ``add`` is given; settings of one of TFDS. And
+    lines that say what of a table is guessed.
 
     Raises:
         UserError: no such source, a value that is not allowed, or a name that can be no folder's.
@@ -105,7 +110,7 @@ def describe(source: str, name: str | None, values: Mapping[str, Any]) -> config
         if not version[:1].isdigit():  # A version of TFDS begins with a digit, a builder of the user's own does not.
             wanted, version = source, ""
         values = {"name": wanted, **({"version": version} if version else {}), **values}
-        return config.load(None, {f"dataset.{key}": value for key, value in values.items()})
+        return config.load(None, {f"dataset.{key}": value for key, value in values.items()}), []
     path = Path(os.path.realpath(source))
     if not path.exists():
         raise UserError(f"SOURCE = '{source}': no such file or folder. Give one that is there")
@@ -114,12 +119,12 @@ def describe(source: str, name: str | None, values: Mapping[str, Any]) -> config
     described: config.LocalDescription = config.describe(
         {"kind": kind, "name": name, "source": place.as_posix(), **values}, "data add"
     )
-    if described.is_guessed:
-        from tasks import dataset_kinds  # NumPy, which no other command needs.
+    if not described.is_guessed:
+        return described, []
+    from tasks import dataset_kinds  # NumPy, which no other command needs.
 
-        described, lines = dataset_kinds.find(kind).guess(described)
-        print("\n".join(lines), file=sys.stderr)
-    return described
+    guessed: tuple[config.LocalDescription, list[str]] = dataset_kinds.find(kind).guess(described)
+    return guessed
 
 
 def _bring_up_to_date(

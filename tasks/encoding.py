@@ -6,6 +6,7 @@ else of the project is: as one file, which is why it is longer than any other.
 
 import base64
 import binascii
+import contextlib
 import io
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -29,6 +30,8 @@ DATETIME_WIDTH = 7
 """Days since 1970, then sine and cosine of the time of the year, of the week and of the day."""
 LARGEST = float(np.finfo(np.float32).max)
 FORMATS = ("PNG", "JPEG", "BMP", "GIF", "WEBP")
+HEIC = re.compile(rb".{4}ftyp(?:hei[cfmsx]|hev[cmsx]|mif1|msf1)", re.DOTALL)
+"""How a photograph of a telephone begins that Pillow does not read by itself."""
 SIXTEEN_BITS = 2**16 - 1
 ORIENTATION = 0x0112
 """The EXIF tag that says how a camera was held; from 5 on, height and width change places."""
@@ -493,6 +496,22 @@ def inside(folder: Path, path: str) -> Path:
     return place
 
 
+def open_picture(source: Any, formats: tuple[str, ...] = FORMATS) -> Any:
+    """Return what Pillow opens, with its header read; arguments and errors are those of ``decode_picture``."""
+    from PIL import Image, UnidentifiedImageError
+
+    try:
+        return Image.open(source, formats=formats)
+    except UnidentifiedImageError:
+        with open(source, "rb") if isinstance(source, str | Path) else contextlib.nullcontext(source) as file:
+            file.seek(0)
+            if HEIC.match(file.read(12)):
+                raise ValueError(
+                    "HEIC, which is not decoded here: convert it to JPEG or PNG (heif-convert; sips on macOS)"
+                ) from None
+        raise
+
+
 def decode_picture(source: Any, shape: Sequence[int], formats: tuple[str, ...] = FORMATS) -> npt.NDArray[np.uint8]:
     """Return an image of any kind and size as the pixels that are seen, uint8 (height, width, channels).
 
@@ -516,7 +535,7 @@ def decode_picture(source: Any, shape: Sequence[int], formats: tuple[str, ...] =
             raise ValueError(f"an array of {source.dtype}, where uint8 is wanted")
         opened: Any = Image.fromarray(source[..., 0] if source.ndim == 3 and source.shape[2] == 1 else source)
     else:
-        opened = Image.open(source, formats=formats)
+        opened = open_picture(source, formats)
     with opened:
         is_turned = opened.getexif().get(ORIENTATION, 1) >= 5
         # JPEG's own decoder leaves out what a smaller image does not show: photographs of 500 x 375 and 375 x 500 took

@@ -23,16 +23,18 @@ MIN_TOKEN_LENGTH = 20
 USERINFO = re.compile(r"(?<=://)(?:[^\s/?#'\"]*|(?<!http://)(?<!https://)[^\s/:@]*:[^\s@]*)@")
 HTTP = re.compile(r"\bhttps?://$")
 PARAMETER = re.compile(r"([?&](?:password|passwd)=)[^\s&]+")
-# As AWS, GitHub, GitLab, Slack, OpenAI and Hugging Face write theirs; and private keys.
+# As AWS, Google, GitHub, GitLab, Slack, OpenAI, Hugging Face, npm and PyPI write theirs; JSON Web Tokens; private keys.
 TOKENS = re.compile(
-    r"\b(?:AKIA[0-9A-Z]{16}|gh[pousr]_\w{20,}|glpat-[\w-]{16,}|xox[abprs]-[\w-]{10,}|sk-(?=[\w-]*[A-Z])(?=[\w-]*\d)[\w-]{20,}|hf_\w{20,})"
+    r"\b(?:A[KS]IA[0-9A-Z]{16}|AIza[\w-]{35}|gh[pousr]_\w{20,}|github_pat_\w{20,}|glpat-[\w-]{16,}|xox[abeprs]-[\w-]{10,}"
+    r"|https://hooks\.slack\.com/services/[\w/]{10,}|sk-(?=[\w-]*[A-Z])(?=[\w-]*\d)[\w-]{20,}|sk_live_\w{16,}|hf_\w{20,}"
+    r"|npm_\w{36}|pypi-[\w-]{20,}|eyJ[\w-]{10,}\.eyJ[\w-]{10,}\.[\w-]+)"
     r"|-----BEGIN [A-Z ]*PRIVATE KEY-----(?s:.*?)(?:-----END [A-Z ]*PRIVATE KEY-----|\Z)"
 )
 # Of a text's vocabulary, as tokenizers call them.
 NO_PASSWORDS = ("bos", "cls", "end", "eos", "mask", "oov", "pad", "padding", "sep", "start", "stop", "unk", "unknown")
 # How the name ends of what is a password.
 PASSWORD_NAME = re.compile(
-    r"(?i)(?:passwords?|passwd|secrets?|api_?key|access_?key|private_?key|credentials?"
+    r"(?i)(?:passwords?|passwd|secrets?|(?:api|access|private)[_-]?keys?|credentials?"
     rf"|{''.join(f'(?<!{name}_)' for name in NO_PASSWORDS)}token)$"
 )
 

@@ -117,7 +117,8 @@ class TableFile:
             names[unnamed[0] - 1] = f"column {unnamed[0]}"  # As pandas writes its index.
         if twice := sorted({name for name in names if names.count(name) > 1}):
             raise self.refused(
-                f"{len(twice)} of its columns have the name of another one: {listed([repr(name) for name in twice])}"
+                f"{len(twice)} of its columns {'has' if len(twice) == 1 else 'have'} the name of another one: "
+                f"{listed([repr(name) for name in twice])}. Give each a name of its own"
             )
         return names
 

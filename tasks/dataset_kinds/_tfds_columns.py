@@ -70,7 +70,9 @@ class Columns:
                     values = {name: self._values(name, found) for name in self._kinds}
                     labels = self._labels(split, first, found)
                     for part, chosen in ((split, ~own), ("test", own)):
-                        rows = np.flatnonzero(chosen & self._usable(split, first, values))
+                        rows = np.flatnonzero(
+                            chosen & labelled_rows(labels, self.target) & self._usable(split, first, values)
+                        )
                         left[part] += len(rows)
                         if len(rows):
                             yield self._block(encoder, (split, first), part, rows, values, labels)
@@ -175,9 +177,10 @@ class Columns:
         columns = {name: Statistics(name, one) for name, one in self._kinds.items() if one.kind != "image"}
         if columns and "train" in self._splits:
             # A row is left out for what any column misses, an image never does.
-            for first, own, found in self._batches("train", list(columns), ROWS_AT_ONCE):
+            for first, own, found in self._batches("train", list(columns), ROWS_AT_ONCE, with_labels=True):
                 values = {name: self._values(name, found) for name in columns}
-                rows = np.flatnonzero(~own & self._usable("train", first, values))
+                labelled = labelled_rows(self._labels("train", first, found), self.target)
+                rows = np.flatnonzero(~own & labelled & self._usable("train", first, values))
                 for name, statistics in columns.items():
                     try:
                         statistics.add(encoding.take(values[name], rows))
@@ -348,3 +351,8 @@ def held_out_rows(builder: Any, split: str, held_out: HeldOut | None) -> npt.NDA
     if held_out is None or split != "train":
         return np.zeros(num_examples, bool)
     return datasets.is_held_out(num_examples, held_out)
+
+
+def labelled_rows(labels: npt.NDArray[Any], target: Target) -> npt.NDArray[np.bool_]:
+    """Return which examples have something to learn, bool (n,): those of no class have the label -1."""
+    return labels >= 0 if target.task == "classification" else np.ones(len(labels), bool)

@@ -15,7 +15,7 @@ from PIL import Image, UnidentifiedImageError
 
 from tasks import ahead, config, machine
 from tasks.dataset_kinds import SPLITS, Block, Examples, of_ones_own, split_rows
-from tasks.encoding import FORMATS, ORIENTATION, decode_picture
+from tasks.encoding import FORMATS, ORIENTATION, decode_picture, open_picture
 from tasks.errors import UserError, listed
 from tasks.records import Feature, HeldOut, Target
 
@@ -126,7 +126,8 @@ def _find(source: Path) -> dict[str, dict[str, list[str]]]:
             if different := sorted(classes.keys() ^ found["train"].keys()):
                 raise UserError(
                     f"dataset.source = '{source}': the classes of '{split}' are not those of 'train': "
-                    f"{listed(different)} {'is' if len(different) == 1 else 'are'} in one of them only"
+                    f"{listed(different)} {'is' if len(different) == 1 else 'are'} in one of them only. "
+                    "Give both the same folders"
                 )
     else:
         found = {"train": _classes(source)}
@@ -180,7 +181,7 @@ def _read_headers(
 def read_header(path: Path | str, broken: dict[Path, str]) -> Header | None:
     """Return what the first bytes of an image say; for one that is none, None and the reason in ``broken``."""
     try:
-        with Image.open(path, formats=FORMATS) as image:
+        with open_picture(path) as image:
             width, height = image.size
             # Pillow would decode a whole PNG to look for EXIF behind its pixels.
             exif = image.getexif() if image.format != "PNG" or "exif" in image.info else {}

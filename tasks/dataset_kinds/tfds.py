@@ -3,8 +3,9 @@
 import contextlib
 import itertools
 import math
+import sys
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -20,6 +21,7 @@ from tasks.dataset_kinds._tfds_columns import (
     Columns,
     held_out_rows,
     image_shape,
+    labelled_rows,
     refuse_infinite,
     target_columns,
 )
@@ -30,13 +32,13 @@ from tasks.records import Column, DatasetManifest, Feature, HeldOut, Target
 def examples(dataset: config.Tfds) -> Examples:
     """Return all examples (images, texts, numbers or columns) and what is learnt of them, in the order of their shards.
 
-    A split with unlabelled examples (class -1, as in ImageNet's test split) is left out. Where no test split is there,
-    a fifth of the training examples becomes it. Images are resized (bilinear, antialiased, without keeping the aspect
-    ratio) where ``image_size`` says so.
+    Unlabelled examples (class -1) are left out and counted: of most datasets that have some, a whole split, as in
+    ImageNet's test split. Where no test split is there, a fifth of the training examples becomes it. Images are resized
+    (bilinear, antialiased, without keeping the aspect ratio) where ``image_size`` says so.
 
     Raises:
         UserError: nothing was downloaded, images of different sizes and no ``image_size``, columns that are not
-            there, or a damaged shard.
+            there, no labelled example to train on, or a damaged shard.
     """
     manifest, builder = _open(dataset)
     given, learnt = datasets.supervised(builder).kinds
@@ -46,7 +48,8 @@ def examples(dataset: config.Tfds) -> Examples:
             f"{dataset.name} is one thing ({given}) without columns. Leave the key out"
         )
     with _explained(dataset, manifest, builder):
-        labelled = [split for split in sorted(builder.info.splits) if learnt != "class" or _is_labelled(builder, split)]
+        unlabelled = {split: _count_unlabelled(builder, split) for split in sorted(builder.info.splits)}
+    labelled = _labelled_splits(dataset, builder, unlabelled)
     held_out = None
     if "train" in labelled and "test" not in labelled:
         held_out = datasets.hold_out(builder.info.splits["train"].num_examples)
@@ -73,10 +76,11 @@ def examples(dataset: config.Tfds) -> Examples:
             for split in labelled:
                 held = held_out if split == "train" else None
                 if given == "image":
-                    yield from _blocks(dataset, builder, split, shape, held)
+                    yield from _blocks(dataset, builder, split, shape, held, target)
                 else:
                     yield from _row_blocks(dataset, builder, split, held, (features, vocabularies, target))
 
+    streamed = (given, learnt) == ("image", "class")
     return Examples(
         version=manifest.version,
         features=features,
@@ -87,7 +91,8 @@ def examples(dataset: config.Tfds) -> Examples:
         held_out=held_out,
         origin={
             "tfds_version": manifest.tfds_version,
-            "raw_folder": manifest.folder if (given, learnt) == ("image", "class") else None,  # What is streamed.
+            # What is streamed: all of it is a class and its image.
+            "raw_folder": manifest.folder if streamed and not any(unlabelled[split] for split in labelled) else None,
             "sources": manifest.sources,
             "licence": manifest.licence,
         },
@@ -150,8 +155,9 @@ def _fitted(
     words: Counter[str] = Counter()
     lengths: Counter[int] = Counter()
     held = held_out_rows(builder, "train", held_out)
-    for row, (text, _) in enumerate(datasets.rows(builder, "train") if "train" in builder.info.splits else ()):
-        if not held[row]:
+    is_class = datasets.supervised(builder).kinds[1] == "class"
+    for row, (text, label) in enumerate(datasets.rows(builder, "train") if "train" in builder.info.splits else ()):
+        if not (held[row] or (is_class and label < 0)):
             found, _ = encoding.words_of([text.decode("utf-8", "replace")])
             words.update(found)
             lengths[len(found)] += 1
@@ -193,7 +199,8 @@ def _row_blocks(
             refuse_infinite(dataset, split, first, labels)
         own = held[first : first + len(some)]
         first += len(some)
-        for part, chosen in ((split, ~own), ("test", own)):
+        usable = labelled_rows(labels, target)
+        for part, chosen in ((split, usable & ~own), ("test", usable & own)):
             if chosen.any():
                 yield Block(part, {name: given[chosen]}, labels[chosen])
     if first != builder.info.splits[split].num_examples:
@@ -208,19 +215,50 @@ def _label(value: Any, target: Target) -> npt.NDArray[Any]:
     return np.asarray(value, target.label_dtype).reshape(target.label_shape)
 
 
-def _is_labelled(builder: Any, split: str) -> bool:
+def _count_unlabelled(builder: Any, split: str) -> int:
+    """Return how many examples of a split have no class."""
+    if datasets.supervised(builder).kinds[1] != "class":
+        return 0
     (place,) = datasets.supervised(builder).wanted
     label_key = "/".join(place)  # As TFDS writes it.
     spec = {label_key: tf.io.FixedLenFeature((), tf.int64)}
     paths = [str(path) for path in builder.info.splits[split].filepaths]
+    count = 0
     for serialized in tf.data.TFRecordDataset(paths, buffer_size=2**20).batch(1024):
-        if int(tf.reduce_min(tf.io.parse_example(serialized, spec)[label_key])) < 0:
-            return False
-    return True
+        count += int(tf.math.count_nonzero(tf.io.parse_example(serialized, spec)[label_key] < 0))
+    return count
+
+
+def _labelled_splits(dataset: config.Tfds, builder: Any, unlabelled: Mapping[str, int]) -> list[str]:
+    """Return the splits in which an example has a class, and say how many have none.
+
+    Raises:
+        UserError: the training split is not among them.
+    """
+    totals = {split: builder.info.splits[split].num_examples for split in unlabelled}
+    labelled = [split for split, count in unlabelled.items() if count < max(totals[split], 1)]
+    if "train" in unlabelled and "train" not in labelled:
+        raise UserError(
+            f"dataset {dataset.name}: none of the {totals['train']:,} examples of its split 'train' has a class (each "
+            "has the label -1), so there is nothing to learn. Give another dataset, or a builder of your own"
+        )
+    for split, count in unlabelled.items():
+        if count:
+            print(
+                f"warning: {count:,} of the {totals[split]:,} examples of the split '{split}' of {dataset.name} have "
+                "no class (the label -1), and are left out",
+                file=sys.stderr,
+            )
+    return labelled
 
 
 def _blocks(
-    dataset: config.Tfds, builder: Any, split: str, shape: tuple[int, int, int], held_out: HeldOut | None
+    dataset: config.Tfds,
+    builder: Any,
+    split: str,
+    shape: tuple[int, int, int],
+    held_out: HeldOut | None,
+    target: Target,
 ) -> Iterator[Block]:
     """Yield the blocks of one split, or of two where a test split is held out of it."""
     num_examples = builder.info.splits[split].num_examples
@@ -235,6 +273,8 @@ def _blocks(
             refuse_infinite(dataset, split, num_read, labels)
         rows = held[num_read : num_read + len(labels)]
         num_read += len(labels)
+        if not (usable := labelled_rows(labels, target)).all():
+            images, labels, rows = images[usable], labels[usable], rows[usable]
         if held_out is None:
             yield Block(split, {"image": images}, labels)
             continue

@@ -1,6 +1,6 @@
 """Cores, GPUs and TPUs, and which strategies they allow."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from tasks import config, machine, pipeline
 from tasks.doctor._here import Here, Remark
@@ -11,7 +11,7 @@ from tasks.process.own_process import run_in_own_process
 def look(here: Here) -> Iterator[Remark]:
     """Yield what there is, which strategies cannot be used here and why, and whether that of params.yaml can."""
     cores, gpus = machine.usable_cores(), machine.visible_gpus()
-    yield Remark("ok", f"{cores} processor core{'s' * (cores != 1)}, {len(gpus) or 'no'} GPU{'s' * (len(gpus) > 1)}")
+    yield Remark("ok", f"{cores} processor core{'s' * (cores != 1)}, {machine.gpus_in_words(gpus)}")
     try:
         settings = config.load(root=here.root)
     except UserError:
@@ -32,18 +32,19 @@ def look(here: Here) -> Iterator[Remark]:
         else:
             yield Remark("ok", f"not here: {kind} ({reason.partition('. ')[0]})")
     if here.with_devices:
-        yield from _ask_tensorflow(len(gpus))
+        yield from _ask_tensorflow(gpus)
 
 
-def _ask_tensorflow(gpus: int) -> Iterator[Remark]:
+def _ask_tensorflow(gpus: Sequence[str]) -> Iterator[Remark]:
     try:
         seen = run_in_own_process("devices").stdout.split()
     except StratagemError as error:
         yield Remark("error", f"TensorFlow cannot be imported: {error}", "make setup")
         return
     of_tensorflow = sum("GPU" in name for name in seen)
-    if of_tensorflow < gpus:
-        text = f"the driver has {gpus} GPUs, and TensorFlow sees {of_tensorflow}: it trains on the processor"
+    if of_tensorflow < len(gpus):
+        there = machine.gpus_in_words(gpus)
+        text = f"the driver has {there}, and TensorFlow sees {of_tensorflow}: it trains on the processor"
         yield Remark("error", text, "pip install 'tensorflow[and-cuda]', or the driver of its CUDA version: nvidia-smi")
     else:
         yield Remark("ok", f"TensorFlow sees {', '.join(seen) or 'no device'}")

@@ -1,5 +1,6 @@
 """What `stratagem data add` would do."""
 
+import sys
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -14,7 +15,9 @@ def add(source: str, name: str | None, values: Mapping[str, Any]) -> Explanation
     Raises:
         UserError: as that one.
     """
-    described = dvc_data.describe(source, name, values)
+    described, guessed = dvc_data.describe(source, name, values)
+    for line in guessed:
+        print(line, file=sys.stderr)
     if isinstance(described, config.Settings):
         given = described.dataset.model_dump(mode="json")
         texts = [f"dataset.{key}={value}" for key, value in given.items() if value is not None]

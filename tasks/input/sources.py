@@ -152,6 +152,8 @@ def _unlike_a_stream(prepared: PreparedDataset) -> str:
         return f"{prepared.name} is of kind {prepared.kind}"
     if names := [column.name for feature in prepared.features.values() for column in feature.columns]:
         return f"each example of {prepared.name} has the columns {cut(', '.join(names), 120)}"
+    if prepared.target.task == "classification":
+        return f"{prepared.name} has images without a class, which were left out when it was prepared"
     return f"the images of {prepared.name} have a target of the task {prepared.target.task}"
 
 

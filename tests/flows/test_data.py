@@ -351,6 +351,7 @@ def test_a_table_says_what_it_was_taken_for(project, run, tmp_path):
     ]:
         refused = run([*add, *options])
         assert (refused.returncode, message in refused.stderr) == (2, True), refused.stderr
+        assert refused.stderr.count("\n") == 1, "nothing of a folder that is not there"
         assert sorted(path.name for path in (project / "data").iterdir()) == before
     options = ["--target", "found", "--set", "dataset.group=patient", "--set", "dataset.columns.clinic=ignore"]
     added = run([*add, *options])

@@ -854,6 +854,7 @@ def test_a_null_that_another_kind_left_in_params_yaml_says_nothing(root):
         ("tracking.experiment", "https://me:s3cret@host/runs"),
         ("register.model_name", "postgresql://me:s3cret@host/runs"),
         ("model.options", {"api_key": "s3cret-1"}),
+        ("model.options", {"api_keys": ["s3cret-1", "s3cret-2"]}),
         ("model.options", {"units": [64], "login": {"hub_token": "s3cret-1"}}),
         ("model.options", {"names": ["hf_s3cret0123456789abcdef"]}),
         ("model.options", {"key": "-----BEGIN PRIVATE KEY-----\ns3cret"}),

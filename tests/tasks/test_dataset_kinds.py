@@ -214,6 +214,10 @@ NOISE = Image.fromarray(np.random.default_rng(0).integers(0, 256, (40, 60), np.u
 BROKEN = {
     "empty.png": (b"", "empty"),
     "notes.txt": (b"bought on Monday", "no image of png, jpeg, bmp, gif, webp"),
+    "phone.heic": (
+        b"\0\0\0\x18ftypheic" + bytes(40),
+        "HEIC, which is not decoded here: convert it to JPEG or PNG (heif",
+    ),
     "half.png": (half(NOISE, "png"), "image file is truncated"),
     "half.jpg": (half(NOISE, "jpeg"), "image file is truncated"),
     "bomb.png": (bomb(), "more than 89,478,485 pixels"),
@@ -226,10 +230,10 @@ def test_files_that_are_no_whole_image_are_all_named_or_left_out(source, capsys)
         (source / "cat" / name).write_bytes(content)
     at_once = message_of(source, image_size=[4, 6])
     # Those whose first bytes tell, and those whose pixels do not come, in one message.
-    assert at_once.startswith(f"dataset.source = '{source}': 5 of its files are no whole image: ")
+    assert at_once.startswith(f"dataset.source = '{source}': 6 of its files are no whole image: ")
     for name, (_, reason) in BROKEN.items():
         assert f"cat/{name} ({reason}" in at_once
-    for name in ("empty.png", "notes.txt", "bomb.png"):
+    for name in ("empty.png", "notes.txt", "bomb.png", "phone.heic"):
         (source / "cat" / name).unlink()
     decoded = message_of(source, image_size=[4, 6])
     assert "2 of its files are no whole image: " in decoded
@@ -239,7 +243,7 @@ def test_files_that_are_no_whole_image_are_all_named_or_left_out(source, capsys)
     for name, (content, _) in BROKEN.items():
         (source / "cat" / name).write_bytes(content)
     prepared = prepare(describe(source, image_size=[4, 6], on_broken="skip"))
-    assert "left out, as no whole image (3): cat/bomb.png (more than" in (said := capsys.readouterr().err)
+    assert "left out, as no whole image (4): cat/bomb.png (more than" in (said := capsys.readouterr().err)
     assert "left out, as no whole image (2): cat/half.jpg (image file is truncated" in said
     assert prepared.held_out.num_examples == prepared.splits["test"].num_examples
     assert sum(split.num_examples for split in prepared.splits.values()) == 10
@@ -298,7 +302,7 @@ FOLDERS = [
     (lambda source: fill(source, ("cat",)), "two classes or more, and has cat. Allowed: FOLDER/<class>/*"),
     (one_image, "the class 'zebra' has 1 of the examples, and needs one to train on and one to test on"),
     (empty_class, "the class 'fox' of 'train' has no files"),
-    (other_classes, "the classes of 'test' are not those of 'train': cow, dog are in one of them only"),
+    (other_classes, "the classes of 'test' are not those of 'train': cow, dog are in one of them only. Give both the"),
     (two_validations, "of train, val, valid two are one split. Keep one"),
     (split_and_class, "'unlabelled' is no split, and lies beside folders that are"),
     (no_train, "it has splits, and no folder 'train'"),

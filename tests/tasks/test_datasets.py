@@ -189,7 +189,7 @@ class Reviews(Own):
 
     def example(self, row):
         text = f"Word{row} a film!" if row % 2 else "a" + " very" * row + " b\u00f6se"
-        return text, -1 if row >= 40 else row % 2
+        return (text, -1 if row >= 40 else row % 2) if row != 4 else ("unheard", -1)
 
 
 class Topics(Own):
@@ -287,6 +287,8 @@ def test_images_texts_and_numbers_of_a_builder_are_prepared_for_each_task(own_bu
     (vocabulary,) = json.loads((project / made.folder / "text_vocabulary.json").read_text())
     assert vocabulary[:3] == ["very", "a", "!"]
     assert "word31" not in vocabulary, "of the test split alone"
+    assert "unheard" not in vocabulary, "of an example without a class"
+    assert {split: len(labels) for split, (_, labels) in arrays.items()} == {"train": 29, "test": 10}
     assert made.features["text"].vocabulary_sizes == (len(vocabulary) + 2,)
     texts, labels = arrays["test"]
     word = {"": 0, "unknown": 1, **{text: place for place, text in enumerate(vocabulary, 2)}}

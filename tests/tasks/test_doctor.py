@@ -133,10 +133,20 @@ def test_devices(look, monkeypatch):
     assert "strategy.kind" in mend
 
 
+@pytest.mark.parametrize(("number", "words"), [(0, "0 GPUs"), (1, "1 GPU"), (2, "2 GPUs")])
+def test_devices_are_counted_in_words(project, home, gpus, machine_with_cores, number, words):
+    gpus(number, None)
+    machine_with_cores(1)
+    assert doctor.examine(["devices"]).findings[0].text == f"1 processor core, {words}"
+
+
 @pytest.mark.slow
-def test_devices_of_tensorflow(project, home):
+def test_devices_of_tensorflow(project, home, gpus):
     health = doctor.examine(["devices"], with_devices=True)
     assert any("TensorFlow sees /physical_device:CPU:0" in one.text for one in health.findings)
+    gpus(1, None)
+    found = [one for one in doctor.examine(["devices"], with_devices=True).findings if one.level == "error"]
+    assert any("the driver has 1 GPU, and TensorFlow sees 0: it trains on the processor" in one.text for one in found)
     (project / "tensorflow.py").write_text("raise ImportError('libcudart.so.12 is not there')\n")
     found = [one for one in doctor.examine(["devices"], with_devices=True).findings if one.level == "error"]
     assert ["libcudart.so.12 is not there" in one.text for one in found] == [True]

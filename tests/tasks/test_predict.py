@@ -428,6 +428,10 @@ NEGATIVE = saved("TIFF", Image.fromarray(np.full((4, 4), -1, np.int32)))
         (b"P6\n20000 20000\n255\n", r" \(Image size \(400000000 pixels\) exceeds limit of 178956970 pixels"),
         (b"P6\n10000 10000\n255\n", r" \(Image size \(100000000 pixels\) exceeds limit of 89478485 pixels"),
         # Another program would have to draw it.
+        (
+            b"\0\0\0\x18ftypmif1" + bytes(40),
+            r" \(HEIC, which is not decoded here: convert it to JPEG or PNG \(heif-convert",
+        ),
         (b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n", r" \(it is none of "),
     ],
 )

@@ -20,8 +20,10 @@ from tasks import config, datasets, files, prepared_data, records
 from tasks import prepare as stage
 from tasks.download import download
 from tasks.errors import UserError
+from tasks.input import sources
 from tasks.input.batches import Batches
 from tasks.input.stream import StreamSource
+from tests.conftest import CHECKOUT
 
 
 class NoisyPhotos(tfds.core.GeneratorBasedBuilder):
@@ -63,6 +65,14 @@ class TrainOnly(tfds.core.GeneratorBasedBuilder):
     def _generate_examples(self):
         for i in range(33):
             yield i, {"image": np.full((3, 3, 1), i, np.uint8), "label": i % 3}
+
+
+class PartlyLabelled(TrainOnly):
+    """As `snli` is: some of the training examples have no class."""
+
+    def _generate_examples(self):
+        for key, example in super()._generate_examples():
+            yield key, {**example, "label": -1 if key % 11 == 5 else example["label"]}
 
 
 class Validated(TrainOnly):
@@ -213,6 +223,25 @@ def test_split_without_labels_is_left_out(root):
     prepared = prepare(dataset("noisy_photos", image_size=(8, 8)), download(dataset("noisy_photos")))
     assert list(prepared.splits) == ["test", "train"]
     assert not [path for path in Path(prepared.folder).iterdir() if "unlabelled" in path.name]
+
+
+def test_images_without_a_class_are_left_out_and_counted(root, capsys):
+    prepared = prepare(dataset("partly_labelled"), download(dataset("partly_labelled")))
+    check(prepared, root)
+    message = (
+        "warning: 3 of the 33 examples of the split 'train' of partly_labelled have no class (the label -1), and are"
+    )
+    assert message in capsys.readouterr().err
+    places = []
+    for split in prepared.splits.values():
+        images, labels = np.load(split.features["image"]), np.load(split.labels)
+        places += images[:, 0, 0, 0].tolist()
+        assert (images[:, 0, 0, 0] % 3 == labels).all()
+    assert sorted(places) == [place for place in range(33) if place % 11 != 5]
+    # A stream reads TFDS' own shards, in which they are.
+    wanted = config.load(None, ["input.source=stream"], CHECKOUT).input
+    with pytest.raises(UserError, match="partly_labelled has images without a class, which were left out when"):
+        sources.choose_source(wanted, prepared)
 
 
 @pytest.mark.parametrize(("name", "others"), [("train_only", {}), ("validated", {"validation": 33})])

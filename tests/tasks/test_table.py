@@ -791,7 +791,7 @@ REFUSED = [
     (SMALL.replace("word", "wörd").encode("latin-1"), {}, "its text is not utf-8. Say what it is"),
     (SMALL.encode("utf-16"), {}, "its text is not utf-8. Say what it is"),
     (SMALL, {"encoding": "klingon"}, "dataset.encoding = 'klingon': no such encoding"),
-    (SMALL.replace("word", "x"), {}, "1 of its columns have the name of another one: 'x'"),
+    (SMALL.replace("word", "x"), {}, "1 of its columns has the name of another one: 'x'. Give each a name of its own"),
     (SMALL.replace("x,word", ","), {}, "the columns 1, 2 have no name"),
     (SMALL, {"target": "yy"}, "unknown column 'yy': did you mean 'y'? Allowed: word, x, y"),
     (

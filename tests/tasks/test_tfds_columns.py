@@ -237,11 +237,17 @@ class Unlabelled(Own, skip_registration=True):
     FEATURES = {"features": {"size": np.float32}, "label": F.ClassLabel(num_classes=2)}
     KEYS = ("features", "label")
 
-    def example(self, row, generator):
-        return {"features": {"size": row}, "label": -1 if row == 30 else row % 2}
+    COUNTS = {"train": 50, "unsupervised": 20}
 
+    def _generate_examples(self, split, count):
+        for row in range(count):
+            has_none = split == "unsupervised" or row % 10 == 7
+            yield row, {"features": {"size": 1000 if has_none else row}, "label": -1 if has_none else row % 2}
+
+
+class NothingLabelled(Unlabelled, skip_registration=True):
     def _split_generators(self, dl_manager):
-        return {"train": self._generate_examples("train", 30), "unsupervised": self._generate_examples("none", 40)}
+        return {"train": self._generate_examples("unsupervised", 30)}
 
 
 class Weighted(Own, skip_registration=True):
@@ -402,9 +408,31 @@ def test_what_is_fitted_never_saw_the_test_split(add):
     assert labels[:, 0] == pytest.approx(1000 * features["number"][:, 0] * (1 + cut), rel=1e-5)
 
 
-def test_a_split_without_all_labels_is_left_out(add):
+def test_examples_without_a_class_are_left_out_and_counted(add, capsys):
     made = add("Unlabelled")
-    assert {name: one.num_examples for name, one in made.splits.items()} == {"train": 24, "test": 6}
+    # A fifth of the 50 examples was held out, of which those are missing that have no class.
+    counts = {name: one.num_examples for name, one in made.splits.items()}
+    assert set(counts) == {"train", "test"}
+    assert sum(counts.values()) == 45
+    assert made.held_out.num_examples == counts["test"]
+    for split in counts:
+        features, labels = arrays(made, split)
+        assert (features["number"][:, 0] % 2 == labels).all()
+        assert features["number"].max() < 50
+    mean = arrays(made)[0]["number"].mean()
+    assert made.features["number"].mean == pytest.approx([mean])
+    assert made.features["number"].columns[0].fill == pytest.approx(mean), "fitted on those that have a class"
+    told = capsys.readouterr().err
+    for what in ("5 of the 50 examples of the split 'train'", "20 of the 20 examples of the split 'unsupervised'"):
+        assert f"warning: {what} of unlabelled have no class (the label -1), and are left out\n" in told
+
+
+def test_data_of_which_nothing_has_a_class_are_refused(add):
+    message = (
+        r"^dataset nothing_labelled: none of the 30 examples of its split 'train' has a class \(each .+ Give another"
+    )
+    with pytest.raises(UserError, match=message):
+        add("NothingLabelled")
 
 
 def test_supervised_keys_may_stand_the_other_way_round(add):
