@@ -9,7 +9,6 @@ import subprocess
 import sys
 import threading
 import time
-from dataclasses import replace
 
 import numpy as np
 import psutil
@@ -51,11 +50,8 @@ def serve():
         yield serve
 
 
-def served(address, prepared, size, *overrides, patience_seconds=None, **place):
-    made = sources.training_batches(load(f"input.service={address}", *overrides), prepared, size, **place)
-    if patience_seconds is not None:
-        made.source = replace(made.source, patience_seconds=patience_seconds)
-    return made
+def served(address, prepared, size, *overrides, **place):
+    return sources.training_batches(load(f"input.service={address}", *overrides), prepared, size, **place)
 
 
 def alone(prepared, size, *overrides, **place):
@@ -95,7 +91,8 @@ def test_a_worker_that_dies_takes_no_example_with_it(digits, serve):
     """Dynamic sharding loses what a worker that ends had; whatever that was is gathered here, once."""
     _, address = serve()
     joined, _ = serve(address)
-    batches = served(address, digits, 3, f"input.augmentation={ALL_KINDS}", patience_seconds=3.0)
+    batches = served(address, digits, 3, f"input.augmentation={ALL_KINDS}")
+    batches.source.patience_seconds = 3.0
     found = []
     for step, batch in enumerate(batches.dataset):
         found.append(tuple(one.numpy() for one in batch))
@@ -107,10 +104,11 @@ def test_a_worker_that_dies_takes_no_example_with_it(digits, serve):
 @pytest.mark.parametrize("end", [signal.SIGKILL, signal.SIGSTOP])
 def test_without_the_service_the_training_makes_its_own(digits, serve, caplog, end):
     process, address = serve()
-    batches = served(address, digits, 20, patience_seconds=2.0)
+    batches = served(address, digits, 20)
     wanted = read_arrays(alone(digits, 20))
     rest = iter(batches.dataset)
     found = [next(rest) for _ in range(5)]
+    batches.source.patience_seconds = 2.0  # The first batch waited for the graph, which may take longer.
     process.send_signal(end)
     found += list(rest)
     assert_equal(found, wanted)
