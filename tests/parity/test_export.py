@@ -12,7 +12,7 @@ from tasks.checkpoints import Checkpoints
 IN_SCOPE = """
 import json
 import keras, numpy as np, tensorflow as tf
-from tasks import config, model_state, strategies
+from tasks import config, strategies
 strategy = strategies.build(config.Mirrored(kind="mirrored", devices=2))
 images = np.load("images.npy")
 found = {}
