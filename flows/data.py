@@ -56,7 +56,7 @@ def add(
 ) -> None:
     """Make the folder data/NAME for a dataset, and prepare it: `stratagem run --set dataset.name=NAME` trains on it."""
     with command(debug):
-        from flows import tables
+        from flows import data_tables
         from tasks import config, dvc_data, explanation, pipeline
 
         values = _described(overrides)
@@ -70,7 +70,7 @@ def add(
         if json:
             print(prepared.model_dump_json())
             return
-        tables.print_dataset(prepared)
+        data_tables.print_dataset(prepared)
         train = f"stratagem run --set dataset.name={prepared.name}"
         # Without a recipe, its settings are chosen for it, and validate on such a split.
         if "validation" in prepared.splits and config.choices(None, {"dataset": {"name": prepared.name}}) is None:
@@ -106,14 +106,14 @@ def list_datasets(json: Json = False, debug: Debug = False) -> None:
     with command(debug):
         from json import dumps
 
-        from flows import tables
+        from flows import data_tables
         from tasks import dvc_data
 
         found = dvc_data.list_datasets()
         if json:
             print(dumps({name: one.model_dump(mode="json") if one else None for name, one in found.items()}))
             return
-        tables.print_datasets(found)
+        data_tables.print_datasets(found)
 
 
 @app.command()
@@ -122,7 +122,7 @@ def show(name: Name, json: Json = False, debug: Debug = False) -> None:
     with command(debug):
         from json import dumps
 
-        from flows import tables
+        from flows import data_tables
         from tasks import dvc_data
 
         prepared, quality = dvc_data.show(name), dvc_data.quality(name)
@@ -131,9 +131,9 @@ def show(name: Name, json: Json = False, debug: Debug = False) -> None:
             kept = {column: one.model_dump(mode="json") for column, one in dvc_data.metadata(prepared).items()}
             print(dumps({**prepared.model_dump(mode="json"), "kept": kept, "quality": told}))
             return
-        tables.print_dataset(prepared)
-        tables.print_metadata(dvc_data.metadata(prepared))
-        tables.print_quality(name, quality)
+        data_tables.print_dataset(prepared)
+        data_tables.print_metadata(dvc_data.metadata(prepared))
+        data_tables.print_quality(name, quality)
 
 
 Which = Annotated[
@@ -206,11 +206,11 @@ def diff(
 ) -> None:
     """Tell what differs between two prepared datasets: examples, classes, columns, statistics."""
     with command(debug):
-        from flows import tables
+        from flows import data_tables
         from tasks import dvc_data
 
         found = dvc_data.diff(first, second)
-        print(found.model_dump_json()) if json else tables.print_difference(found)
+        print(found.model_dump_json()) if json else data_tables.print_difference(found)
 
 
 @app.command()

@@ -209,7 +209,7 @@ def _send(address: str, notice: Notice) -> str | None:
 
 
 def _apprise() -> Any:
-    """Return the library, which takes 0.3 s to import and which only who is told needs."""
+    """Return the library, imported here: that takes 0.3 s, which only a process that sends a message need spend."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # It looks for imghdr, and does without it.
         import apprise

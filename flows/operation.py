@@ -115,7 +115,7 @@ def is_held() -> bool:
 
 
 def load() -> Operation | None:
-    """Return what is or was kept here, None where that is not known."""
+    """Return the record of what `stratagem up` runs here, or ran last; None where there is none that can be read."""
     try:
         return records.load(Operation, config.project_root() / "mlruns" / "up" / "state.json")
     except UserError:

@@ -45,7 +45,7 @@ def set_environment(debug: bool) -> None:
 
 
 def make_password() -> str:
-    """Return what a server that this project starts asks of everyone: a user's name and a random password.
+    """Return a user's name and a random password, which a server that this project starts asks of every client.
 
     Whoever can use a Prefect server can let it run commands and read its blocks, and every user of a machine reaches
     its loopback address. The key goes from process to process in the environment: a command line is read by every user.

@@ -112,9 +112,9 @@ def plan(
         if json:
             print(found.model_dump_json())
         else:
-            from flows import run_tables
+            from flows import scaling_tables
 
-            run_tables.print_scaling(found, measured)
+            scaling_tables.print_scaling(found, measured)
 
 
 def _examples_a_device(settings: "Settings", devices: int) -> int:

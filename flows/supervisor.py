@@ -147,7 +147,7 @@ class Supervisor:
                 if time.monotonic() >= kept.not_before and not waits_for_server:
                     self._start(kept)
             elif (code := kept.process.poll()) is not None:
-                self._note_death(kept, _how(code))
+                self._note_death(kept, _death_in_words(code))
             elif kept.server.health and self._hangs(kept):
                 servers.end(kept.process)
                 self._note_death(kept, f"no answer for {self._patience_with(kept):.0f} s")
@@ -361,7 +361,7 @@ def start_in_background() -> bool:
             line_to_it.close()
 
 
-def _how(code: int) -> str:
+def _death_in_words(code: int) -> str:
     """Return how a guard ended, or what it guards: 128 and the signal's number is what a shell makes of one."""
     number = -code if code < 0 else code - 128
     return signal.Signals(number).name if number in set(signal.Signals) else f"exit code {code}"

@@ -111,7 +111,8 @@ def _epoch_step(line: bytes) -> int | None:
 
 
 def describe(line: bytes) -> str | None:
-    """Return what a line of metrics.jsonl says of an epoch; None for one that holds other numbers, or half of any."""
+    """Return a line of metrics.jsonl as a sentence about its epoch; None for a line with other numbers, or half a
+    line."""
     try:
         points: list[Any] = json.loads(line)
         values = {name: value for name, value, _, _ in points}

@@ -19,20 +19,16 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, Self
 
-import keras
 import numpy as np
-import numpy.typing as npt
 from pydantic import ValidationError
 
 from tasks import committed, files, metrics, shards
 from tasks.errors import StratagemError, UserError
+from tasks.model_state import Arrays, snapshot, snapshot_pieces
 from tasks.records import Record
 from tasks.shards import Damaged as Damaged
 from tasks.shards import InPieces, Pieces
 
-Arrays = dict[str, npt.NDArray[Any]]
-
-GROUPS = ("model", "seed", "optimizer", "metric")
 # What a file system needs beside the bytes of the arrays.
 SPARE_BYTES = 2**20
 
@@ -58,64 +54,6 @@ class State(Record):
     """The attributes of keras.callbacks.EarlyStopping that its next decision needs."""
     rollbacks: int = 0
     """How often the training went back to a checkpoint, with a lower learning rate, after a loss that was no number."""
-
-
-def variables(model: Any) -> dict[str, Any]:
-    """Return every Keras variable that training changes, by key: model, seed generators, optimizer, metrics.
-
-    Keys are places (``model/0003``), because Keras numbers names on within a process (``adam_1``).
-    """
-    optimizer = getattr(model, "optimizer", None)  # A model that was never compiled has no such attribute.
-    weights = {id(variable) for variable in model.weights}
-    groups = {
-        "model": model.weights,
-        # Dropout's seeds: neither `.keras` nor `.weights.h5` restores them, and a resumed run then draws other masks.
-        "seed": [variable for variable in model.variables if id(variable) not in weights],
-        "optimizer": optimizer.variables if optimizer is not None else [],
-        "metric": model.metrics_variables,
-    }
-    return {f"{group}/{i:04d}": variable for group, members in groups.items() for i, variable in enumerate(members)}
-
-
-def snapshot(model: Any, groups: tuple[str, ...] = GROUPS) -> Arrays:
-    """Return a host copy of some groups of ``variables``; a copy, because the training goes on while it is written.
-
-    Under ``multi_worker`` a metric is the sum over all workers, so each of them must ask for it. What no one process
-    holds is left out: ``snapshot_pieces`` has it.
-    """
-    chosen = {key: variable for key, variable in variables(model).items() if key.split("/")[0] in groups}
-    return {
-        key: np.array(keras.ops.convert_to_numpy(variable))
-        for key, variable in chosen.items()
-        if not shards.in_pieces(variable.value)
-    }
-
-
-def snapshot_pieces(model: Any) -> dict[str, Pieces]:
-    """Return a host copy of what this process has to write of the variables that no one process holds."""
-    found = {key: shards.pieces_of(variable.value) for key, variable in variables(model).items()}
-    return {key: pieces for key, pieces in found.items() if pieces is not None}
-
-
-def assign(model: Any, arrays: Mapping[str, npt.NDArray[Any]], groups: tuple[str, ...]) -> None:
-    """Give a built model the saved values of some groups (``model``, ``seed``, ``optimizer``, ``metric``).
-
-    Raises:
-        UserError: another model was saved: a variable is missing or has another shape.
-    """
-    own = {key: variable for key, variable in variables(model).items() if key.split("/")[0] in groups}
-    saved = {key: array for key, array in arrays.items() if key.split("/")[0] in groups}
-    for key in sorted(own.keys() | saved.keys()):
-        name = own[key].path if key in own else "nothing"
-        here = tuple(own[key].shape) if key in own else None
-        there = tuple(saved[key].shape) if key in saved else None
-        if here != there:
-            raise UserError(
-                f"the checkpoint is of another model or optimizer: {key} ({name}) has shape {here} here and {there} "
-                "in the checkpoint. Use the settings that the run was trained with"
-            )
-    for key, variable in own.items():
-        variable.assign(shards.as_laid_out(variable.value, saved[key]))
 
 
 def pack(arrays: Arrays, state: State) -> bytes:
@@ -165,17 +103,26 @@ class Checkpoints:
     """The checkpoints of one run, by training step. Close it, or use it in a ``with``, so that the last write is
     waited for."""
 
-    def __init__(self, folder: Path, keep: int = 1, monitor: str = "validation/loss", read_only: bool = False) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        keep: int = 1,
+        monitor: str = "validation/loss",
+        read_only: bool = False,
+        silent_seconds: float = shards.SILENT_SECONDS,
+    ) -> None:
         """Open a run's checkpoints, also when there are none yet.
 
         Args:
             keep: the newest so many stay, and the best one.
             monitor: the metric that says which one is best.
             read_only: leave alone what a training is writing. Otherwise what a killed one left half-written is removed.
+            silent_seconds: another worker's pieces are waited for as long as it is not silent for so long.
         """
         self.folder = folder
         self.keep = keep
         self.monitor = monitor
+        self._silent_seconds = silent_seconds
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="checkpoint-writer")
         self._writing: Future[None] | None = None
         self.attempt = secrets.token_hex(4)
@@ -349,7 +296,7 @@ class Checkpoints:
             content = {"state": state.model_dump(mode="json"), "metrics": values, "arrays_sha256": digest}
             if pieces:
                 shards.write(pieces, partial, worker=0)
-                content["pieces"] = shards.collect(partial, self.num_writers)
+                content["pieces"] = shards.collect(partial, self.num_writers, self._silent_seconds)
                 content["shapes"] = {key: list(one.shape) for key, one in pieces.items()}
             with (partial / "state.json").open("wb") as file:
                 file.write(committed.signed(content))

@@ -48,7 +48,7 @@ def compare(first: PreparedDataset, second: PreparedDataset, names: tuple[str, s
 
 
 def _facts(dataset: PreparedDataset) -> Iterator[tuple[str, str]]:
-    """Yield what is told of a dataset, by what it is called: examples, classes, columns, statistics."""
+    """Yield the names and the values by which two datasets are compared: examples, classes, columns, statistics."""
     from tasks import encoding  # Here and not above: it imports NumPy, and a run imports this module before Prefect.
 
     yield "data version", (dataset.data_version or "not under DVC")[:12]

@@ -3,22 +3,18 @@
 import contextlib
 import json
 import os
-import signal
-import subprocess
 import sys
-import tempfile
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from filelock import FileLock, Timeout
+from filelock import Timeout
 
 from tasks import (
     config,
     data_difference,
     data_state,
     dataset_folder,
-    errors,
     lineage,
     prepared_data,
     quality_report,
@@ -26,14 +22,10 @@ from tasks import (
     runs,
     source_files,
 )
-from tasks.errors import StratagemError, UserError, one_of
-from tasks.process import dvc_cache, scratch
-from tasks.process.environment import stage_environment
-from tasks.process.guard import held_open
+from tasks.errors import UserError, one_of
+from tasks.process import dvc
 from tasks.process.own_process import run_in_own_process
 from tasks.records import DataDifference, DataQuality, KeptColumn, PreparedDataset
-
-DVC_BUSY_SECONDS = 600.0
 
 
 def prepare_data(settings: config.Settings, stage: str = "prepare", force: bool = False) -> PreparedDataset | None:
@@ -264,10 +256,8 @@ def remove(name: str) -> list[str]:
     """
     root = config.project_root()
     _check_known(name)
-    state = root / ".dvc" / "tmp"
-    state.mkdir(parents=True, exist_ok=True)
     try:
-        with FileLock(state / "stratagem.lock", timeout=1.0):
+        with dvc.lock(root, timeout=1.0):
             check_removable(name)
             prepared_data.set_foreign_aside(name)
             left = dataset_folder.remove(root / "data" / name, root)
@@ -298,7 +288,7 @@ def push(name: str | None) -> dict[str, PreparedDataset]:
         UserError: no such dataset, one that is not prepared, or no remote.
     """
     chosen = to_push(name)
-    _let_dvc("push", [f"data/{name}/dvc.yaml" for name in chosen], config.project_root())
+    dvc.let("push", [f"data/{name}/dvc.yaml" for name in chosen], config.project_root())
     return chosen
 
 
@@ -330,7 +320,7 @@ def pull(name: str | None) -> dict[str, PreparedDataset]:
     chosen = to_pull(name)
     for one in chosen:
         prepared_data.set_foreign_aside(one)
-    _let_dvc("pull", [f"data/{one}/dvc.yaml" for one in chosen], config.project_root())
+    dvc.let("pull", [f"data/{one}/dvc.yaml" for one in chosen], config.project_root())
     return {one: load_prepared(one) for one in chosen}
 
 
@@ -374,19 +364,7 @@ def is_up_to_date(name: str) -> bool:
         return True
     if not dataset_folder.follows_params(name, config.project_root()):
         return False
-    dvc_cache.configure()
-    command = [sys.executable, "-m", "dvc", "status", "--quiet", "--with-deps", f"data/{name}/dvc.yaml:prepare"]
-    with held_open() as stdin:
-        looked = subprocess.run(
-            command,
-            check=False,
-            cwd=config.project_root(),
-            env=stage_environment(None),
-            stdin=stdin,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-        )
-    return looked.returncode == 0
+    return dvc.is_up_to_date(f"data/{name}/dvc.yaml:prepare", config.project_root())
 
 
 def check_source(dataset: config.Dataset) -> None:
@@ -409,46 +387,4 @@ def check_source(dataset: config.Dataset) -> None:
 def _reproduce(target: str, downloads: Path | None, root: Path, force: bool) -> None:
     """Run `dvc repro TARGET`; a stage's own message comes through as the error."""
     environment = {"STRATAGEM_DOWNLOADS": str(downloads.absolute())} if downloads is not None else {}
-    _let_dvc("repro", [target], root, ["--force"] if force else [], environment)
-
-
-def _let_dvc(
-    action: str, targets: list[str], root: Path, options: Iterable[str] = (), more: Mapping[str, str] | None = None
-) -> None:
-    """Let DVC do something in a process of its own, see ``process.repro``; its message comes through as the error."""
-    dvc_cache.configure()
-    state = root / ".dvc" / "tmp"
-    try:
-        state.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UserError(f"{state} cannot be written ({error}): make the project's folder writable") from None
-    with tempfile.TemporaryDirectory(dir=scratch.folder()) as folder:
-        problem = Path(folder) / "error"
-        environment = {**stage_environment(None), **(more or {}), "STRATAGEM_ERROR": str(problem)}
-        command = [sys.executable, "-m", "tasks.process.repro", *options, action, *targets]
-        try:
-            # DVC refuses at once when another of its commands runs; a second flow waits here instead.
-            with FileLock(state / "stratagem.lock", timeout=DVC_BUSY_SECONDS):
-                code = _run(command, environment, root)
-        except Timeout:
-            raise StratagemError(
-                "another run has been preparing data for ten minutes: wait for it, then run again"
-            ) from None
-        if problem.exists():
-            raise errors.from_json(json.loads(problem.read_text(encoding="utf-8")))
-        if code != 0:
-            raise StratagemError(
-                f"{', '.join(targets)}: the process in which DVC works died (exit code {code}): run again"
-            )
-
-
-def _run(command: list[str], environment: dict[str, str], root: Path) -> int:
-    """Run DVC in a process of its own, and return its exit code; its stage ends when this process does."""
-    with held_open() as stdin:
-        child = subprocess.Popen(command, cwd=root, env=environment, stdin=stdin, stdout=sys.stderr, process_group=0)
-        try:
-            return child.wait()
-        except BaseException:
-            os.killpg(child.pid, signal.SIGTERM)
-            child.wait()
-            raise
+    dvc.let("repro", [target], root, ["--force"] if force else [], environment)

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from tasks import checkpoints, config, losses, metrics, models, outputs, predictions, strategies
+from tasks import checkpoints, config, losses, metrics, model_state, models, outputs, predictions, strategies
 from tasks.checkpoints import Checkpoints, State
 from tasks.errors import StratagemError, UserError
 from tasks.input import sources
@@ -98,7 +98,7 @@ def assist(settings: config.Settings, prepared: PreparedDataset) -> None:
     outputs.compute(settings, prepared, strategy, arrays)
 
 
-def _restore(settings: config.Settings, training: TrainingResult) -> tuple[checkpoints.Arrays, State]:
+def _restore(settings: config.Settings, training: TrainingResult) -> tuple[model_state.Arrays, State]:
     """Return the weights and the state of the checkpoint that is to be evaluated."""
     folder = config.project_root() / training.checkpoints
     with Checkpoints(folder, monitor=settings.checkpoint.monitor, read_only=True) as saved:

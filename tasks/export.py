@@ -84,20 +84,16 @@ def export(
         return before
     model = _load(settings, chosen)
     sources.verify(settings.input, prepared)
-    with _beside(target) as new:
+    with _new_folder(target) as new:
         with _explaining(what, target):
             exporter.write(model, chosen.file, new)
             examples = _examples(model, settings, prepared, None if exporter.rounds else MAX_BATCHES)
             compared = _compare(exporter.load(new), examples)
         # A regression's numbers are as large as its unit makes them.
         difference = compared.max_difference / (max(prepared.target.deviation, default=0) or 1.0)
-        if not math.isfinite(difference):
-            raise StratagemError(f"{what}: its files give outputs that are no numbers. Nothing was left in {target}")
-        if not exporter.rounds and difference > MAX_DIFFERENCE:
-            raise StratagemError(
-                f"{what}: an output differs from Keras' by {difference:.3g} among the first {len(compared.labels):,} "
-                f"test examples, and {MAX_DIFFERENCE:g} is allowed. Nothing was left in {target}"
-            )
+        most = math.inf if exporter.rounds else MAX_DIFFERENCE
+        if (wrong := _wrong_outputs(difference, most, len(compared.labels))) is not None:
+            raise StratagemError(f"{what}: {wrong}. Nothing was left in {target}")
         _write_meaning(new, prepared)
         made = ExportedModel(
             format=format,
@@ -120,6 +116,16 @@ def export(
         records.save(made, new / MANIFEST)
     runs.forget(run.folder)  # It has more files now.
     return made.model_copy(update={"folder": str(target)})
+
+
+def _wrong_outputs(difference: float, most: float, num_examples: int) -> str | None:
+    """Return what is wrong with the outputs of files that differ so much from Keras', None where nothing is."""
+    if not math.isfinite(difference):
+        return "its files give outputs that are no numbers"
+    if difference > most:
+        among = f"among the first {num_examples:,} test examples"
+        return f"an output differs from Keras' by {difference:.3g} {among}, and {most:g} is allowed"
+    return None
 
 
 def _write_meaning(folder: Path, prepared: PreparedDataset) -> None:
@@ -201,7 +207,7 @@ def _find_export(target: Path, format: str, run: Run, model_digest: str) -> Expo
 
 
 @contextlib.contextmanager
-def _beside(target: Path) -> Iterator[Path]:
+def _new_folder(target: Path) -> Iterator[Path]:
     """Give a new folder beside the target; when the block ends, flush its files and rename it. It goes if one fails."""
     missing = [folder for folder in target.parents if not folder.exists()]
     try:

@@ -28,7 +28,7 @@ Apart = Callable[..., Any]
 
 
 def sample(count: int) -> list[int]:
-    """Return which of so many test rows a model is loaded back for."""
+    """Return which of a number of test rows a model is computed for when it is loaded back."""
     rows: list[int] = np.unique(np.linspace(0, count - 1, min(SAMPLE, count)).astype(int)).tolist()
     return rows
 
@@ -43,7 +43,7 @@ def tolerance(run: Run, evaluation: EvaluationResult) -> float:
 def through_mlflow(
     place: str, apart: Apart, prepared: PreparedDataset | None = None, rows: Sequence[int] | None = None
 ) -> npt.NDArray[Any]:
-    """Return what a logged model gives, loaded by ``mlflow.pyfunc`` as who serves it would load it.
+    """Return the outputs of a logged model, loaded by ``mlflow.pyfunc`` as a server of models would load it.
 
     Args:
         place: where its files lie, an address that MLflow reads.

@@ -14,7 +14,7 @@ import numpy.typing as npt
 from scipy.special import log_softmax, softmax
 
 from tasks import config, own_code
-from tasks.errors import UserError, one_line
+from tasks.errors import UserError
 from tasks.records import PreparedDataset, Target, Task
 
 Labels: TypeAlias = npt.NDArray[Any]
@@ -159,7 +159,7 @@ def find(section: config.Train, prepared: PreparedDataset, shares: bool = False)
                 f"train.loss = '{name}': takes classes, and input.augmentation.mixup and cutmix make shares of them. "
                 f"Give 0 for both, or a loss of {', '.join(allowed)}"
             )
-        return _own(name, prepared)
+        return _own_loss(name, prepared)
     if shares and name == "sparse_categorical_crossentropy":
         return _crossentropy(smoothing, shares)
     loss = allowed[name](smoothing)
@@ -183,20 +183,10 @@ def _in_deviations(loss: Loss, target: Target) -> Loss:
     )
 
 
-def _own(name: str, prepared: PreparedDataset) -> Loss:
+def _own_loss(name: str, prepared: PreparedDataset) -> Loss:
     """Return a user's own loss: (labels, outputs) of tensors, classes as int32 and numbers in the target's unit -> the
     loss of each example, float (n,)."""
-    function = own_code.load(name, "train.loss")
-    labels, outputs = example(prepared, 2)
-    try:
-        shape = tuple(function(labels, outputs).shape)
-    except Exception as error:
-        raise UserError(f"train.loss = '{name}': cannot be computed ({one_line(error)})") from error
-    if shape != (2,):
-        raise UserError(
-            f"train.loss = '{name}': gives the shape {shape} for 2 examples, and must give one number for "
-            "each, (2,): do not average over them"
-        )
+    function = own_code.load_measure(name, "train.loss", example(prepared, 2), "do not average over them")
 
     class OwnLoss(keras.losses.Loss):
         def call(self, y_true: Any, y_pred: Any) -> Any:

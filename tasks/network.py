@@ -140,7 +140,7 @@ def unreachable_reason(url: str, timeout_seconds: float = 5) -> str | None:
 
 
 def with_timeout(seconds: float, ask: Callable[[], T], otherwise: U) -> T | U:
-    """Return what a question to a server comes to, or something else after so many seconds.
+    """Return the answer to a question that a server is asked, or something else where none comes in time.
 
     It is asked in a thread, because no time-out covers the look-up of a name, which may take 20 seconds and more.
     """

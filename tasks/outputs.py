@@ -14,11 +14,11 @@ import keras
 import numpy as np
 import numpy.typing as npt
 
-from tasks import checkpoints, config, models
-from tasks.checkpoints import Arrays
+from tasks import config, model_state, models
 from tasks.input import sources
 from tasks.input.array import ArraySource
 from tasks.input.batches import Batches
+from tasks.model_state import Arrays
 from tasks.records import PreparedDataset, as_input
 from tasks.strategies import Strategy
 
@@ -72,7 +72,7 @@ def compute(settings: config.Settings, prepared: PreparedDataset, strategy: Stra
         keras.utils.set_random_seed(settings.train.seed)
     with strategy.scope():  # On JAX it is read for each layer.
         model = models.build(settings.model, prepared, settings.input.normalization)
-        checkpoints.assign(model, arrays, ("model",))
+        model_state.assign(model, arrays, ("model",))
         # JAX computes a batch that does not divide by the replicas on each of them.
         size = settings.evaluate.global_batch_size
         size = max(size - size % strategy.num_replicas, strategy.num_replicas)

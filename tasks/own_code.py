@@ -45,6 +45,30 @@ def load(name: str, key: str) -> Callable[..., Any]:
     return found
 
 
+def load_measure(name: str, key: str, example: tuple[Any, Any], why: str) -> Callable[..., Any]:
+    """Return a user's own ``module:function`` that gives a number for each example.
+
+    Args:
+        name: the module and the function.
+        key: the setting that names them, for the message.
+        example: labels and outputs of two examples.
+        why: it is to give one for each, for the message.
+
+    Raises:
+        UserError: it does not exist, cannot be computed, or gives something else.
+    """
+    function = load(name, key)
+    try:
+        shape = tuple(function(*example).shape)
+    except Exception as error:
+        raise UserError(f"{key} = '{name}': cannot be computed ({one_line(error)})") from error
+    if shape != (2,):
+        raise UserError(
+            f"{key} = '{name}': gives the shape {shape} for 2 examples, and must give one number for each, (2,): {why}"
+        )
+    return function
+
+
 def check_allowed(names: Iterable[tuple[str, str]], by: str) -> None:
     """Refuse code that somebody else than who operates this machine names, unless its module is allowed: to import it
     is to run it.

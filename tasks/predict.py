@@ -61,7 +61,7 @@ def predict(request: PredictionRequest) -> Predicted:
         reader = Reader(model.wanted, Path(request.folder), size, request.encoding, stdin)
         reader.check(request.inputs)
         if request.format == "html" and not reader.wanted.takes_files:
-            raise UserError(f"html is a page of pictures, and {model.name} takes {reader.wanted.told}")
+            raise UserError(f"html is a page of pictures, and {model.name} takes {reader.wanted.in_words}")
         meaning = Meaning(model.target, request.top_k, request.probabilities)
         writer = _open(request, meaning.names, stack)
         count, failed, counts = 0, 0, Counter[str]()

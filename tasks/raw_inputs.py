@@ -29,8 +29,6 @@ from tasks.table_files import NOT_READ, values_of
 TABLES = (".csv", ".tsv", ".jsonl", ".ndjson", ".parquet")
 ARRAYS = (".npy", ".npz")
 DELIMITERS = (",", ";", "\t", "|")
-MAX_FIELD = 64 * 2**20
-"""Characters of a value in CSV: a quote that nothing closes makes one value of all that follows."""
 PEEKED = 4096
 _GAP = rb"(?:\s|#[^\r\n]*[\r\n])+"
 NETPBM = re.compile(rb"P(?:[14]|[2356](?=(?:GAP\d+){3}\s))(?:GAP\d+){2}\s".replace(b"GAP", _GAP))
@@ -77,13 +75,13 @@ class Wanted:
         return list(self.columns.values()) == ["text"]
 
     @property
-    def never(self) -> tuple[str, ...]:
-        """How the names of files end of which a folder of nothing else is refused. Beside others each is a row: among
-        texts one with an error, among images whatever its content is."""
+    def refused_suffixes(self) -> tuple[str, ...]:
+        """The suffixes of files that the model does not take. A folder that has nothing else is refused; beside other
+        files each of them is a row: among texts with an error, among images with whatever its content is."""
         return (*(TEXTS if self.takes_files else PICTURES), *TABLES, *ARRAYS)
 
     @property
-    def told(self) -> str:
+    def in_words(self) -> str:
         """What may be given, for a message."""
         if not self.columns:
             return f"arrays (.npy; .npz with {', '.join(self.features)})"
@@ -105,6 +103,8 @@ class Reader:
     encoding: str
     stdin: io.FileIO | None = None
     """Without a buffer, so that no answer waits for more than a pipe has."""
+    max_field: int = 64 * 2**20
+    """Characters of a value in CSV: a quote that nothing closes makes one value of all that follows."""
 
     def check(self, inputs: Sequence[str]) -> None:
         """Refuse what no model of this kind takes, before any of it is computed.
@@ -121,19 +121,19 @@ class Reader:
                 continue
             if path.suffix.lower() in ARRAYS or self.wanted.takes_files or self.wanted.takes_lines:
                 continue
-            raise UserError(f"'{name}': this model takes {self.wanted.told}")
+            raise UserError(f"'{name}': this model takes {self.wanted.in_words}")
 
     def _check_folder(self, name: str, path: Path) -> None:
         if not (self.wanted.takes_files or self.wanted.takes_lines):
-            raise UserError(f"'{name}' is a folder, and this model takes {self.wanted.told}")
+            raise UserError(f"'{name}' is a folder, and this model takes {self.wanted.in_words}")
         ends = set()
         for file in _walk(name, path):
             ends.add(Path(file).suffix.lower())
-            if not ends <= set(self.wanted.never):
+            if not ends <= set(self.wanted.refused_suffixes):
                 return
         if ends:
             raise UserError(
-                f"'{name}' has nothing but {listed(sorted(ends))}, and this model takes {self.wanted.told}: name a "
+                f"'{name}' has nothing but {listed(sorted(ends))}, and this model takes {self.wanted.in_words}: name a "
                 "folder of these, or each table by itself"
             )
 
@@ -194,7 +194,7 @@ class Reader:
         if self.stdin is None:
             raise UserError("there is no standard input")
         if not self.wanted.columns:
-            raise UserError(f"'-': this model takes {self.wanted.told}, and these cannot come by standard input")
+            raise UserError(f"'-': this model takes {self.wanted.in_words}, and these cannot come by standard input")
         with io.BufferedReader(self.stdin, 2**20) as file:
             start = file.peek(PEEKED)[:PEEKED]
             # An image has zeros in its header, and a path has none.
@@ -243,7 +243,7 @@ class Reader:
         """Return what a file says, or why it is no text."""
         if not path.is_file():  # A pipe would be waited for.
             return "", "no such file"
-        if (suffix := path.suffix.lower()) in self.wanted.never:
+        if (suffix := path.suffix.lower()) in self.wanted.refused_suffixes:
             return "", f"a {suffix} is no text{'' if suffix in PICTURES else ': name it by itself, or call it .txt'}"
         try:
             with path.open("rb") as file:
@@ -257,7 +257,7 @@ class Reader:
             return "", f"cannot be read ({error.strerror})"
 
     def _of_csv(self, name: str, file: IO[bytes], folder: Path) -> Iterator[RawExamples]:
-        csv.field_size_limit(MAX_FIELD)
+        csv.field_size_limit(self.max_field)
         first = 1
         with self._text(file) as text:
             header = text.readline()
@@ -350,7 +350,7 @@ class Reader:
                 found = np.load(file if is_archive else path, None if is_archive else "r", allow_pickle=False)
                 arrays = {one: found[one] for one in features} if is_archive else {features[0]: found}
         except DAMAGED_FILE as error:
-            raise UserError(f"'{name}' cannot be read as {self.wanted.told} ({cut(str(error))})") from None
+            raise UserError(f"'{name}' cannot be read as {self.wanted.in_words} ({cut(str(error))})") from None
         if len(arrays) < len(features):
             raise UserError(f"'{name}' is one array, and the model takes {', '.join(features)}: give an .npz of them")
         lengths = {len(array) if array.ndim else 0 for array in arrays.values()}

@@ -106,13 +106,14 @@ class RawModel:
                     f"'{name}' is {array.dtype} {array.shape}, and {self.name} takes {dtype} (n, "
                     f"{', '.join(map(str, shape))})"
                 )
-            if dtype.kind in "iu" and array.size and not _fits(array, np.iinfo(dtype)):
+            if dtype.kind in "iu" and array.size and not _is_within(array, np.iinfo(dtype)):
                 raise UserError(f"'{name}' has numbers beyond {dtype}, which {self.name} takes")
             found[name] = array.astype(dtype, copy=False)
         return found
 
 
-def _fits(array: npt.NDArray[Any], numbers: Any) -> bool:
+def _is_within(array: npt.NDArray[Any], numbers: Any) -> bool:
+    """Return whether a type of whole numbers, as ``np.iinfo`` describes it, holds all numbers of an array."""
     return bool(numbers.min <= array.min() and array.max() <= numbers.max)
 
 
@@ -169,7 +170,7 @@ class WholeEncoder(Encoder):
             try:
                 one = self.encode({name: [values[row]] for name, values in columns.items()})
             except BadValue as bad:
-                broken[row] = _told(bad)
+                broken[row] = _reason_in_words(bad)
                 continue
             if self._broken:
                 broken[row] = self._broken[0]
@@ -199,7 +200,8 @@ class WholeEncoder(Encoder):
         return super().opened(value)
 
 
-def _told(bad: BadValue) -> str:
+def _reason_in_words(bad: BadValue) -> str:
+    """Return why a row has no prediction, as an answer says it."""
     value = "" if bad.value is None else f"{shown(bad.value)} "
     return f"column '{bad.column}': {value}{bad.reason}"
 

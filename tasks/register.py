@@ -67,8 +67,8 @@ def register(
             return _none(run, model_uri, name, refusal)
         evaluated = _evaluated(evaluation, prepared)
         if evaluated is None:
-            reason = f"its evaluation has no outputs for the test rows that {prepared.folder} has now: {_again(run)}"
-            return _none(run, model_uri, name, reason)
+            rows = f"the test rows that {prepared.folder} has now"
+            return _none(run, model_uri, name, f"its evaluation has no outputs for {rows}: {_commands_again(run)}")
         candidate = tracking.Candidate(
             run=run,
             model_uri=model_uri,
@@ -116,7 +116,7 @@ def _unmeasured(metric: str, run: Run, evaluated: Evaluated | None) -> str:
         of_predictions = metrics.find(metric.partition("/")[2], "register.metric").of_predictions
         if of_predictions(evaluated.given.labels, evaluated.given.outputs.astype(np.float64)) is None:
             return f"{metric} says nothing about these test rows"
-    return f"the evaluation was told of no {metric}: {_again(run, f'--set register.metric={metric}')}"
+    return f"the evaluation was told of no {metric}: {_commands_again(run, f'--set register.metric={metric}')}"
 
 
 def _evaluated(evaluation: EvaluationResult, prepared: PreparedDataset) -> Evaluated | None:
@@ -229,10 +229,10 @@ def _load_back(run: Run, prepared: PreparedDataset, evaluated: Evaluated, model_
         return f"it cannot be loaded back through MLflow in a clean process: {error}"
     tolerance = loaded_back.tolerance(run, evaluated.record)
     reason = loaded_back.difference(found, given.outputs, rows, tolerance)
-    return None if reason is None else f"loaded back through MLflow in a clean process {reason}. {_again(run)}"
+    return None if reason is None else f"loaded back through MLflow in a clean process {reason}. {_commands_again(run)}"
 
 
-def _again(run: Run, *options: str) -> str:
+def _commands_again(run: Run, *options: str) -> str:
     """Return what evaluates and registers a run once more, with further options of both commands."""
     given = " ".join(["--run", run.run_id, *options])
     return f"`stratagem evaluate {given}`, then `stratagem register {given}`"

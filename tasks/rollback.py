@@ -69,7 +69,7 @@ def _at_hand(back: tracking.Rollback) -> AtHand:
 
 
 def _load_back(back: tracking.Rollback, here: AtHand, apart: Apart) -> str:
-    """Return what was seen of a version that is loaded back: a sentence.
+    """Load a version back, and return a sentence about what it gives.
 
     Raises:
         UserError: it cannot be loaded, gives no numbers, or something else than when it was evaluated.

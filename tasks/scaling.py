@@ -171,6 +171,8 @@ def plan(
     The range of a goodput is what half and twice the time between failures give, which is rarely known better, and with
     an interval in steps the range of the step, too; that of the checkpoints' share is the step's alone.
 
+    It takes eleven, each by its name: the facts that a prediction is made of, which a user gives one by one.
+
     Args:
         workers: machines.
         devices: of each; they sum their gradients inside the machine, which counts as nothing.
@@ -187,27 +189,88 @@ def plan(
     """
     gradient_bytes = 4 * parameters
     ordered = sorted(compute_seconds)
-    compute, least, most = ordered[len(ordered) // 2], ordered[0], ordered[-1]
+    compute = ordered[len(ordered) // 2]
     allreduce = FITTED if communication == "ring" else TEXTBOOK
     terms = network_terms(allreduce, workers, gradient_bytes, network)
     step = compute + sum(terms.values())
-    if workers == 1:
-        fastest, slowest = least, most
-    elif communication == "nccl":
-        fastest = hidden_step_seconds(least, workers, gradient_bytes, network)
-        slowest = most + (1 + TEXTBOOK_SPREAD) * sum(terms.values())
-    else:
-        slowest = (step - compute + most) * (1 + FITTED_SPREAD)
-        fastest = (step - compute + least) * (1 - FITTED_SPREAD)
-        if workers > FITTED_WORKERS:  # What so many take was not measured: a hop may cost nothing on other machines.
-            fastest = min(fastest, step_seconds(TEXTBOOK, least, workers, gradient_bytes, network))
-        fastest = max(fastest, min(least, step))
+    fastest, slowest = _step_range(
+        (ordered[0], compute, ordered[-1]), sum(terms.values()), communication, workers, gradient_bytes, network
+    )
     examples = workers * devices * examples_a_device
     parts = {"computing": compute, **terms}
     if failures is not None:
         checkpoint_seconds = failures.checkpoint_seconds
-    costs: dict[str, Any] = {"checkpoint_seconds": checkpoint_seconds}
     intervals = [_interval(interval_seconds, interval_steps, one) for one in (step, fastest, slowest)]
+    return ScalingPlan(
+        workers=workers,
+        devices=devices,
+        communication=communication,
+        bandwidth=network.bandwidth,
+        latency_seconds=network.latency_seconds,
+        parameters=parameters,
+        gradient_bytes=gradient_bytes,
+        global_batch_size=examples,
+        step_seconds=step,
+        step_seconds_range=(fastest, slowest),
+        parts_seconds=parts,
+        bottleneck=max(parts, key=lambda name: parts[name]),
+        examples_per_second=examples / step,
+        examples_per_second_range=(examples / slowest, examples / fastest),
+        efficiency=compute / step,
+        efficiency_range=(min(1.0, compute / slowest), min(1.0, compute / fastest)),
+        **_checkpoint_costs(checkpoint_seconds, intervals, failures, workers, step),
+    )
+
+
+def _step_range(
+    computing: tuple[float, float, float],
+    communicating: float,
+    communication: str,
+    workers: int,
+    gradient_bytes: float,
+    network: Interconnect,
+) -> tuple[float, float]:
+    """Return how long a step takes at least and at most.
+
+    Args:
+        computing: the least, the median and the most that it computes.
+        communicating: what the sum of the gradients takes, as predicted.
+        communication: `ring` or `nccl`.
+        workers: machines.
+        gradient_bytes: that each sums with the others.
+        network: between the machines.
+    """
+    least, median, most = computing
+    step = median + communicating
+    if workers == 1:
+        return least, most
+    if communication == "nccl":
+        fastest = hidden_step_seconds(least, workers, gradient_bytes, network)
+        return fastest, most + (1 + TEXTBOOK_SPREAD) * communicating
+    slowest = (step - median + most) * (1 + FITTED_SPREAD)
+    fastest = (step - median + least) * (1 - FITTED_SPREAD)
+    if workers > FITTED_WORKERS:  # What so many take was not measured: a hop may cost nothing on other machines.
+        fastest = min(fastest, step_seconds(TEXTBOOK, least, workers, gradient_bytes, network))
+    return max(fastest, min(least, step)), slowest
+
+
+def _checkpoint_costs(
+    checkpoint_seconds: float | None,
+    intervals: Sequence[float | None],
+    failures: Failures | None,
+    workers: int,
+    step: float,
+) -> dict[str, Any]:
+    """Return the fields of ``ScalingPlan`` that say what checkpoints and failures cost, as far as that is known.
+
+    Args:
+        checkpoint_seconds: what a training waits for one.
+        intervals: between two of them, in seconds: as predicted, and where a step takes least and most.
+        failures: of a machine.
+        workers: machines.
+        step: seconds of one.
+    """
+    costs: dict[str, Any] = {"checkpoint_seconds": checkpoint_seconds}
     known = [one for one in intervals if one is not None]
     interval = intervals[0]
     if checkpoint_seconds is not None:
@@ -230,25 +293,7 @@ def plan(
             "best_goodput": goodput(best, failures, workers),
             "best_goodput_range": _range([goodput(best, each, workers) for each in (halved, doubled)]),
         }
-    return ScalingPlan(
-        workers=workers,
-        devices=devices,
-        communication=communication,
-        bandwidth=network.bandwidth,
-        latency_seconds=network.latency_seconds,
-        parameters=parameters,
-        gradient_bytes=gradient_bytes,
-        global_batch_size=examples,
-        step_seconds=step,
-        step_seconds_range=(fastest, slowest),
-        parts_seconds=parts,
-        bottleneck=max(parts, key=lambda name: parts[name]),
-        examples_per_second=examples / step,
-        examples_per_second_range=(examples / slowest, examples / fastest),
-        efficiency=compute / step,
-        efficiency_range=(min(1.0, compute / slowest), min(1.0, compute / fastest)),
-        **costs,
-    )
+    return costs
 
 
 def _interval(seconds: float | None, steps: int | None, step: float) -> float | None:

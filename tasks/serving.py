@@ -275,7 +275,7 @@ def application(served: Served, batches: RequestBatcher) -> Application:
         model = served.model  # One for the whole request, whatever is swapped meanwhile.
         headers = {"x-model": quote(model.name)}
         try:
-            told, body = _told(model, request.query_params), bytearray()
+            told, body = _answers_as(model, request.query_params), bytearray()
             async for part in request.stream():
                 body += part
                 if len(body) > MAX_BYTES:
@@ -312,8 +312,8 @@ def _predictions(told: Meaning | None, outputs: npt.NDArray[np.float32]) -> list
     return [row if is_finite else None for row, is_finite in zip(rows, finite, strict=True)]
 
 
-def _told(model: RawModel, wanted: Mapping[str, str]) -> Meaning | None:
-    """Return what the outputs are told as: None is as they are."""
+def _answers_as(model: RawModel, wanted: Mapping[str, str]) -> Meaning | None:
+    """Return as what a request wants the outputs: the most probable classes, or, with None, plain numbers."""
     top_k = wanted.get("top_k")
     if top_k is None:
         return None

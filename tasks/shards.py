@@ -170,11 +170,11 @@ def write(pieces: Mapping[str, Pieces], folder: Path, worker: int) -> None:
         temporary.write_text(json.dumps({name: files.digest(folder / name)}))
 
 
-def collect(folder: Path, num_workers: int) -> dict[str, str]:
+def collect(folder: Path, num_workers: int, silent_seconds: float = SILENT_SECONDS) -> dict[str, str]:
     """Wait until all workers have written their pieces into a folder; return the sha256 of each file.
 
     Raises:
-        StratagemError: a worker has written nothing for ``SILENT_SECONDS``.
+        StratagemError: a worker has written nothing for ``silent_seconds``.
     """
     digests: dict[str, str] = {}
     for worker in range(num_workers):
@@ -184,9 +184,9 @@ def collect(folder: Path, num_workers: int) -> dict[str, str]:
             now = written.stat().st_size if written.exists() else -1
             if now != size:
                 size, seen_at = now, time.monotonic()
-            if time.monotonic() - seen_at > SILENT_SECONDS:
+            if time.monotonic() - seen_at > silent_seconds:
                 raise StratagemError(
-                    f"worker {worker} has written nothing of its part of {folder} for {SILENT_SECONDS:g} s"
+                    f"worker {worker} has written nothing of its part of {folder} for {silent_seconds:g} s"
                 )
             time.sleep(POLL_SECONDS)
         digests |= json.loads(receipt.read_text())

@@ -85,7 +85,7 @@ class TableFile:
 
     @property
     def is_kept(self) -> bool:
-        """Whether it is so small that what was read of it is kept: ask for all that is wanted at once."""
+        """Whether the file is so small that what is read of it is kept in memory: ask for all columns at once."""
         return self.path.stat().st_size <= KEPT_BYTES
 
     def _names(self) -> list[str]:
@@ -243,7 +243,7 @@ class TableFile:
                     if not line.strip():
                         continue
                     try:
-                        row = _ONE_OF_EACH.decode(line)
+                        row = _JSON.decode(line)
                     except _Twice as twice:
                         raise self.refused(
                             f"line {number} has the key {cut(repr(twice.key), 80)} twice, and one value is wanted. "
@@ -266,7 +266,7 @@ class _Twice(Exception):
         self.key = key
 
 
-def _one_of_each(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def _without_repeated_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     """Return an object of JSON; by itself Python keeps the last value of a key, and says nothing of the others."""
     found = dict(pairs)
     if len(found) < len(pairs):
@@ -275,7 +275,7 @@ def _one_of_each(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return found
 
 
-_ONE_OF_EACH = json.JSONDecoder(object_pairs_hook=_one_of_each)  # Once: `json.loads` would make one for each line.
+_JSON = json.JSONDecoder(object_pairs_hook=_without_repeated_keys)  # Once: `json.loads` would make one for each line.
 
 
 class _NotRead(Exception):

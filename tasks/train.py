@@ -16,11 +16,12 @@ import keras
 from filelock import FileLock, Timeout
 
 from tasks import checkpoints, config, losses, metrics, models, optimizers, records, runs, shards, strategies
-from tasks.checkpoints import Arrays, Checkpoints
+from tasks.checkpoints import Checkpoints
 from tasks.errors import StratagemError, UserError, one_line
 from tasks.input import service, sources
 from tasks.input.augment import check_augmentation
 from tasks.input.order import carve
+from tasks.model_state import Arrays, assign, variables
 from tasks.records import Limits, Placement, PreparedDataset, Run, TrainingResult
 from tasks.training import Training, autotune, fingerprint, initial, loops, model, setup, step_time
 from tasks.training.batch_size import check_last_batch, find_global_batch_size, in_batches_of, resumed_batch_size
@@ -238,7 +239,7 @@ def _callbacks(
     metrics = {key: array for key, array in arrays.items() if key.startswith("metric/")}
 
     def restore_metrics() -> None:
-        checkpoints.assign(training.model, metrics, ("metric",))
+        assign(training.model, metrics, ("metric",))
 
     callbacks = [
         position,  # It moves on first: all that follow ask it where the training is.
@@ -275,7 +276,7 @@ def _watching(
 
 def _is_in_pieces(training: Training) -> bool:
     """Return whether no one process holds the model."""
-    return any(shards.in_pieces(variable.value) for variable in checkpoints.variables(training.model).values())
+    return any(shards.in_pieces(variable.value) for variable in variables(training.model).values())
 
 
 def _origin(settings: config.Settings, prepared: PreparedDataset, run: Run) -> dict[str, Any]:

@@ -321,7 +321,7 @@ def end_on_a_full_disk() -> None:
 
 @contextlib.contextmanager
 def without_a_look_at_packages() -> Iterator[None]:
-    """Let MLflow save a model without a comparison of its requirements with what is installed, which they name.
+    """Let MLflow save a model without comparing its requirements with the installed packages, which they were made of.
 
     For it MLflow reads the lists of files of all installed packages: 0.8 s. Only to load a model has an option without
     it. No issue known. Red without it: test_register.py.

@@ -23,16 +23,13 @@ from tasks.config.metric_names import top_k_of
 from tasks.config.project import code_root, has_own_code, names_of, project_root, recipes
 from tasks.config.schedules import Constant, Cosine, Piecewise
 from tasks.config.schema import (
-    BATCH_SIZES,
     CHAMPION,
     FEATURES,
     Checkpoint,
     Dataset,
-    EarlyStopping,
     Model,
     Register,
     Settings,
-    Train,
     kinds_of,
 )
 from tasks.config.sources import (
@@ -61,3 +58,4 @@ from tasks.config.strategies import (
     Tpu,
     strategy_kinds,
 )
+from tasks.config.train import BATCH_SIZES, EarlyStopping, Train

@@ -20,7 +20,7 @@ UNWRITABLE = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f\ud800-\udfff]")
 
 
 class NotPlain(ValueError):
-    """One sentence: what is there that no setting can hold."""
+    """A value that no setting can hold; the message is one sentence that says which."""
 
 
 class _Loader(yaml.CSafeLoader):

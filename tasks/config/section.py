@@ -37,7 +37,8 @@ def _takes_bool(field: FieldInfo) -> bool:
 
 
 def refusal(key: str, value: object, errors: Iterable[ErrorDetails], field: FieldInfo | None) -> str:
-    """Return what is wrong with a value, of which a union of types reports an error each, and what its key means."""
+    """Return what is wrong with a value, with the meaning of its key. A union of types reports one error for each
+    type."""
     patterns = ((IN_WORDS.get(error.get("ctx", {}).get("pattern", "")), error["msg"]) for error in errors)
     reasons = dict.fromkeys(words or message[:1].lower() + message[1:] for words, message in patterns)
     meaning = " ".join((field.description or "").split()) if field else ""

@@ -14,8 +14,9 @@ from tasks.config.data_defaults import Choice, choose
 from tasks.config.explain import explain
 from tasks.config.keys import WHOLE, fields_of, leaves, marks_of
 from tasks.config.project import names_of, project_root, recipes
-from tasks.config.schema import BATCH_SIZES, Settings, folder_name, kinds_of
+from tasks.config.schema import Settings, folder_name, kinds_of
 from tasks.config.strategies import strategy_kinds
+from tasks.config.train import BATCH_SIZES
 from tasks.errors import UserError, cut, one_of
 from tasks.network import holds_secret
 

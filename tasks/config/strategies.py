@@ -143,7 +143,7 @@ class Cluster(StrategySection):
         return {"worker": workers}
 
     def num_replicas_of(self, workers: int) -> int:
-        """Return over how many replicas so many workers divide a step's examples, as far as the settings say it."""
+        """Return the number of replicas that a given number of workers has, as far as the settings say it."""
         return workers
 
     @property

@@ -49,12 +49,14 @@ class Data:
         folder: where its arrays lie, which may be another place than the record says.
         before: the statistics of the data version before; None where there is none.
         name_of: what the source calls the example of a split and row; None where it has no names.
+        block_bytes: so much of a feature is looked at at once.
     """
 
     prepared: PreparedDataset
     folder: Path
     before: DataStatistics | None = None
     name_of: Callable[[str, int], str] | None = None
+    block_bytes: int = BLOCK_BYTES
     _kept: dict[Any, Any] = field(default_factory=dict, repr=False)
 
     @property
@@ -108,7 +110,7 @@ class Data:
         array, rows = self.array(split, feature), self.rows[split]
         shape = array.shape[1:]
         width = math.prod(shape) * array.itemsize
-        rows_a_block = max(1, BLOCK_BYTES // max(1, width))
+        rows_a_block = max(1, self.block_bytes // max(1, width))
         for run in np.split(rows, np.flatnonzero(np.diff(rows) != 1) + 1) if len(rows) else ():
             for first in range(int(run[0]), int(run[-1]) + 1, rows_a_block):
                 count = min(rows_a_block, int(run[-1]) + 1 - first)
@@ -137,7 +139,7 @@ class Data:
                 total += np.concatenate(hashed) if hashed else total
             return total
 
-        found: npt.NDArray[np.uint64] = self.once(("digests", split), digests)
+        found: npt.NDArray[np.uint64] = self.cached(("digests", split), digests)
         return found
 
     def looks(self, split: str, feature: str) -> Looks:
@@ -150,7 +152,7 @@ class Data:
             parts = parts or [look.of(np.zeros((0, *shape), np.uint8))]  # A split of TFDS may be empty.
             return Looks(*(np.concatenate(own) for own in zip(*parts, strict=True)))
 
-        found: Looks = self.once(("looks", split, feature), looks)
+        found: Looks = self.cached(("looks", split, feature), looks)
         return found
 
     def all_of(self, find: Callable[[str], npt.NDArray[Any]]) -> npt.NDArray[Any]:
@@ -208,7 +210,7 @@ class Data:
             texts = json.loads((self.folder / Path(path).name).read_text(encoding="utf-8")) if path else []
             return [["(missing)", "(unknown)", *own] for own in texts]
 
-        found: list[list[str]] = self.once(("vocabulary", feature), read)
+        found: list[list[str]] = self.cached(("vocabulary", feature), read)
         return found
 
     def shown(self, split: str, row: int) -> str:
@@ -226,8 +228,8 @@ class Data:
                 parts += [f"{column} {known[place]}" for column, known, place in own]
         return ", ".join(parts)
 
-    def once(self, key: tuple[str, ...], make: Callable[[], Any]) -> Any:
-        """Return what ``make`` made when it was first asked for."""
+    def cached(self, key: tuple[str, ...], make: Callable[[], Any]) -> Any:
+        """Return what ``make`` returns, which is called once for each key."""
         if key not in self._kept:
             self._kept[key] = make()
         return self._kept[key]

@@ -120,8 +120,9 @@ def equal_to_earlier(hashes: Hashes) -> tuple[Rows, Rows]:
     return later[rising], twins[rising]
 
 
-def pairs(hashes: Hashes, coarse: npt.NDArray[np.int8]) -> tuple[Rows, bool]:
-    """Return pairs of places that may look alike, int64 (pairs, 2), the smaller first; and whether there were too many.
+def pairs(hashes: Hashes, coarse: npt.NDArray[np.int8], most: int = MOST_PAIRS) -> tuple[Rows, bool]:
+    """Return pairs of places that may look alike, int64 (pairs, 2), the smaller first, ``most`` of them;
+    and whether there were more.
 
     Of each of four tables, sorted by another quarter of the hash first, neighbours are compared (G. Manku, A. Jain, A.
     Das Sarma, Detecting Near-Duplicates for Web Crawling, WWW 2007): of hashes that differ in three bits, one quarter
@@ -146,7 +147,7 @@ def pairs(hashes: Hashes, coarse: npt.NDArray[np.int8]) -> tuple[Rows, bool]:
     )
     # Two vectors of length 1 are so far apart where their product, the correlation, is CLOSE; and what rounding leaves.
     every = every[apart <= (2 * (1 - CLOSE) + 0.002) * 127**2]
-    return every[:MOST_PAIRS], len(every) > MOST_PAIRS
+    return every[:most], len(every) > most
 
 
 def correlation(first: Floats, second: Floats) -> Floats:

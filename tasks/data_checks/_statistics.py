@@ -29,7 +29,7 @@ def of_data(data: Data) -> DataStatistics:
             splits={split: dict(_columns(data, split)) for split in data.rows if len(data.rows[split])},
         )
 
-    found: DataStatistics = data.once(("statistics",), make)
+    found: DataStatistics = data.cached(("statistics",), make)
     return found
 
 

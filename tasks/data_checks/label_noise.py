@@ -74,7 +74,7 @@ def _out_of_fold(inputs: npt.NDArray[np.float32], labels: npt.NDArray[np.int64])
 
 
 def _inputs(data: Data, name: str, rows: npt.NDArray[np.int64]) -> npt.NDArray[np.float32]:
-    """Return a feature as so many numbers, float32 (n, columns)."""
+    """Return a feature as a row of numbers for each example, float32 (n, columns)."""
     feature, array = data.prepared.features[name], data.array("train", name)
     if feature.kind == "image":
         look = Look(*feature.shape[:2])

@@ -25,7 +25,7 @@ def split(table: ScannedTable) -> tuple[npt.NDArray[np.int8], set[str]]:
     rows = np.flatnonzero(table.usable)
     parts: dict[str, Rows] = {}
     if dataset.split_column is not None:
-        parts = _given(table, rows, dataset.split_column)
+        parts = _by_column(table, rows, dataset.split_column)
     # Where a column names no row of one of them, its training rows alone are divided.
     rows = parts.get("train", rows)
     if wanted := _counts(dataset, len(rows), [name for name in ("test", "validation") if name not in parts]):
@@ -48,7 +48,8 @@ def _divided(table: ScannedTable, rows: Rows, wanted: dict[str, int]) -> dict[st
     return {name: rows[own] for name, own in _drawn(strata, classes, dataset, wanted).items()}
 
 
-def _given(table: ScannedTable, rows: Rows, column: str) -> dict[str, Rows]:
+def _by_column(table: ScannedTable, rows: Rows, column: str) -> dict[str, Rows]:
+    """Return the rows of each split that a column of the table names."""
     dataset = table.dataset
     texts, places = texts_of(table.parts[column])
     used = [texts[place] for place in np.unique(places[rows]).tolist()]

@@ -259,7 +259,7 @@ def _opened(source: Path, name: str) -> Iterator[tuple[IO[bytes], tuple[int, ...
 
 
 def _header(source: Path, name: str, file: IO[bytes], num_bytes: int) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
-    """Return what the header of an array says, where so many bytes of the file can hold that."""
+    """Return what the header of an array says, where the file is large enough for that array."""
     version = np.lib.format.read_magic(file)
     read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
     shape, fortran, dtype = read(file)

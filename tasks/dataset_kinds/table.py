@@ -20,8 +20,8 @@ from tasks.encoding import BadValue, Encoder, Values
 from tasks.records import HeldOut
 from tasks.table_columns import fill_in, open_file
 
-CHUNK_BYTES = 8 * 2**20
-"""Of the rows that are encoded at once, all features together, or one row where that has more."""
+BLOCK_BYTES = 8 * 2**20
+"""Of the rows that are encoded at once, all features together."""
 AHEAD = 4
 """How many blocks are encoded while one is written, however many cores there are: each takes its own memory."""
 
@@ -35,8 +35,8 @@ def guess(dataset: config.Table) -> tuple[config.Table, list[str]]:
     return fill_in(dataset, open_file(dataset), may_guess=True)
 
 
-def examples(dataset: config.Table) -> Examples:
-    """Return the rows of a table, in their order.
+def examples(dataset: config.Table, block_bytes: int = BLOCK_BYTES) -> Examples:
+    """Return the rows of a table, in their order, in blocks of so many bytes, or of one row where that has more.
 
     All numbers and datetimes together are the feature ``number``, all categories ``category``; each column of texts and
     each of images is a feature by itself. Vocabularies, what stands for a missing number, and the length of texts are
@@ -61,7 +61,7 @@ def examples(dataset: config.Table) -> Examples:
         features=fitted.features,
         target=table.target,
         splits=tuple(name for number, name in enumerate(NAMES) if (splits == number).any()),
-        blocks=partial(_blocks, table, fitted, splits, made),
+        blocks=partial(_blocks, table, fitted, splits, made, block_bytes),
         vocabularies=fitted.vocabularies,
         held_out=held_out,
         name_of=lambda split, row: f"row {np.flatnonzero(splits == NAMES.index(split))[row] + 1}",
@@ -97,10 +97,12 @@ def _fit(table: ScannedTable, splits: npt.NDArray[np.int8]) -> Fitted:
     return Fitted.of(columns.values(), table.shapes, where, dataset.max_vocabulary, dataset.text_length)
 
 
-def _blocks(table: ScannedTable, fitted: Fitted, splits: npt.NDArray[np.int8], made: set[str]) -> Iterator[Block]:
+def _blocks(
+    table: ScannedTable, fitted: Fitted, splits: npt.NDArray[np.int8], made: set[str], block_bytes: int
+) -> Iterator[Block]:
     """Yield the examples of all splits; the next ones are encoded while one is written."""
     features = fitted.features.values()
-    rows_a_block = max(1, CHUNK_BYTES // sum(np.dtype(one.dtype).itemsize * math.prod(one.shape) for one in features))
+    rows_a_block = max(1, block_bytes // sum(np.dtype(one.dtype).itemsize * math.prod(one.shape) for one in features))
 
     def some_rows() -> Iterator[tuple[str, Rows, dict[str, Values]]]:
         for first, chunk in table.chunks(table.features):

@@ -19,7 +19,7 @@ def look(here: Here) -> Iterator[Remark]:
     for path in (mlruns / "mlflow.db", mlruns / "catalogue.db", mlruns / ".id", mlruns / "active"):
         if os.path.exists(path) and not os.access(path, os.R_OK | os.W_OK):
             wrong += 1
-            yield Remark("error", f"{path} cannot be written", _own(path))
+            yield Remark("error", f"{path} cannot be written", _command_to_get_access(path))
     if not wrong:
         yield Remark("ok", "the project, its data/, mlruns/ and .dvc/, and Prefect's folder can be written")
 
@@ -34,10 +34,11 @@ def _look_at(place: Path) -> Iterator[Remark]:
     elif os.statvfs(there).f_flag & os.ST_RDONLY:
         yield Remark("error", f"{there} lies on a file system that is read-only", "copy the project to another one")
     elif not os.access(there, os.R_OK | os.W_OK | os.X_OK):
-        yield Remark("error", f"{there} cannot be written", _own(there))
+        yield Remark("error", f"{there} cannot be written", _command_to_get_access(there))
 
 
-def _own(path: Path) -> str:
+def _command_to_get_access(path: Path) -> str:
+    """Return the command that lets this user write to a path: one for their own files, another one for others'."""
     if path.stat().st_uid == os.getuid():
         return f"chmod u+rwX {_quoted(path)}"
     return f"sudo chown -R $(id -un) {_quoted(path)}"

@@ -13,7 +13,7 @@ MOST_SECONDS = 2.0
 
 def look(here: Here) -> Iterator[Remark]:
     """Yield how far both clocks are apart, and files that were written in what this clock takes for the future."""
-    apart = _apart(here.root)
+    apart = _seconds_ahead(here.root)
     if apart is not None and abs(apart) > MOST_SECONDS:
         text = f"a file that is written now is {abs(apart):.0f} s {'ahead of' if apart > 0 else 'behind'} this machine"
         yield Remark("warning", text, "set both machines' clocks: sudo timedatectl set-ntp true")
@@ -30,7 +30,7 @@ def look(here: Here) -> Iterator[Remark]:
         yield Remark("ok", f"{datetime.now(UTC).isoformat(timespec='seconds')}, and the file system agrees")
 
 
-def _apart(folder: Path) -> float | None:
+def _seconds_ahead(folder: Path) -> float | None:
     """Return how many seconds the file system is ahead; None where a file without a name cannot be made."""
     try:
         descriptor = os.open(folder, os.O_TMPFILE | os.O_WRONLY, 0o600)

@@ -76,13 +76,13 @@ def _look_at_running(state: Operation | None) -> Iterator[Remark]:
     if silent:
         text = f"it runs, and does not have all that it keeps: {listed(silent)}"
         yield Remark("warning", text, f"stratagem status; see mlruns/up/*.log; {AGAIN}")
-    if others := list(_others(state)):
+    if others := list(_other_versions(state)):
         yield Remark("warning", f"it runs what is no more installed: {listed(others)}", AGAIN)
     if not silent and not others:
         yield Remark("ok", f"it runs since {state.since}, and all answers")
 
 
-def _others(state: Operation) -> Iterator[str]:
+def _other_versions(state: Operation) -> Iterator[str]:
     """Yield the packages that are installed in another version than the one that runs."""
     if not state.versions:
         yield "it does not say which versions"

@@ -58,15 +58,16 @@ def rollback(model: str) -> Explanation:
     """
     known = trained_models.check_registered(model)
     if known is None:
-        return Explanation(stages=(_asks(f"which version of {model} is the champion, and which was before it"),))
+        return Explanation(stages=(_asks_mlflow(f"which version of {model} is the champion, and which was before it"),))
     champion = [one.version for one in known if one.name == model and config.CHAMPION in one.aliases]
     which = f"{model}/{champion[0]} is @{config.CHAMPION} now" if champion else f"no version is @{config.CHAMPION} now"
     return Explanation(
-        stages=(_asks(f"{which}; MLflow knows which version had it before, which is loaded back first"),)
+        stages=(_asks_mlflow(f"{which}; MLflow knows which version had it before, which is loaded back first"),)
     )
 
 
-def _asks(why: str) -> PlannedStage:
+def _asks_mlflow(why: str) -> PlannedStage:
+    """Return a rollback of which MLflow alone knows what it would do."""
     return PlannedStage(stage="rollback", does="asks MLflow", why=why)
 
 

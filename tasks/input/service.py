@@ -14,7 +14,7 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -124,12 +124,39 @@ def start_server(address: str, joins_as: str | None = None) -> Any:
     return worker
 
 
+def put_in_order(
+    steps: range,
+    take: Callable[[bool], tuple[int, Batch] | None],
+    gather: Callable[[int], Batch],
+    most_overtaken: int = MOST_OVERTAKEN,
+) -> Iterator[Batch]:
+    """Yield the batch of each step, in their order, as soon as it is known.
+
+    Args:
+        steps: each is yielded once.
+        take: returns a step and its batch, in no order, or None where nothing comes any more; it is told whether
+            anything came before.
+        gather: makes the batch of a step here.
+        most_overtaken: when so many later batches wait, the one that is missing is gathered.
+    """
+    arrived: dict[int, Batch] = {}
+    came = ended = False
+    for step in steps:
+        while not (ended or step in arrived or len(arrived) >= most_overtaken):
+            got = take(came)
+            came, ended = came or got is not None, got is None
+            if got is not None and got[0] >= step:
+                arrived[got[0]] = got[1]
+        yield arrived.pop(step) if step in arrived else gather(step)
+
+
 @dataclass
 class ServiceSource:
     """Rows of prepared arrays, made batches of by others."""
 
     array: ArraySource
     address: str
+    patience_seconds: float = PATIENCE_SECONDS
     reads_ahead = False
     _made: Any = field(default=None, init=False, repr=False)
     _silent: bool = field(default=False, init=False)
@@ -168,21 +195,15 @@ class ServiceSource:
         if self._silent or self._gives_up(_refused(self.address)):
             yield from (self._gather(batches, step) for step in steps)
             return
-        arrived: dict[int, Batch] = {}
         with (
             # All workers see it. `runs.remove_leftovers` removes that of a process that died, whose lock is free.
             files.scratch(config.project_root() / "mlruns", ".input.") as folder,
             FileLock(folder / files.MARK),
             self._coming(batches, steps, self._write(batches, number, folder)) as coming,
         ):
-            came = here = False
-            for step in steps:
-                while not (here or step in arrived or len(arrived) >= MOST_OVERTAKEN):
-                    got = self._next(coming, came)
-                    came, here = came or got is not None, got is None
-                    if got is not None and got[0] >= step:
-                        arrived[got[0]] = got[1]
-                yield arrived.pop(step) if step in arrived else self._gather(batches, step)
+            yield from put_in_order(
+                steps, lambda came: self._next(coming, came), lambda step: self._gather(batches, step)
+            )
 
     def _next(self, coming: "Queue[Any]", came: bool) -> tuple[int, Batch] | None:
         """Return what comes next, or None where nothing does, and say so; ``came`` is whether anything of the pass did.
@@ -190,16 +211,18 @@ class ServiceSource:
         Raises:
             StratagemError: the workers cannot read what they are to read.
         """
-        end = time.monotonic() + PATIENCE_SECONDS
+        end = time.monotonic() + self.patience_seconds
         while True:
             try:
-                got = coming.get(timeout=min(1.0, PATIENCE_SECONDS))
+                got = coming.get(timeout=min(1.0, self.patience_seconds))
             except Empty:
                 silent = time.monotonic() > end
                 self._silent = (
                     silent and not came
                 )  # One worker of several may be lost, which the next pass does without.
-                if self._gives_up(f"nothing came for {PATIENCE_SECONDS:g} s" if silent else _refused(self.address)):
+                if self._gives_up(
+                    f"nothing came for {self.patience_seconds:g} s" if silent else _refused(self.address)
+                ):
                     return None
                 continue
             if isinstance(got, Exception):
@@ -217,7 +240,7 @@ class ServiceSource:
         return bool(why)
 
     @contextlib.contextmanager
-    def _coming(self, batches: Batches, steps: range, told: Sequence[Path]) -> Iterator["Queue[Any]"]:
+    def _coming(self, batches: Batches, steps: range, pass_files: Sequence[Path]) -> Iterator["Queue[Any]"]:
         """Give a queue of (step, batch) as they come, in a thread; at its end may be what went wrong."""
         coming: Queue[Any] = Queue(AHEAD)
         closed = threading.Event()
@@ -230,7 +253,7 @@ class ServiceSource:
 
         def read() -> None:
             try:
-                served = self._served(batches, steps, told)
+                served = self._served(batches, steps, pass_files)
                 # No more than that: where a worker has gone, the end never comes.
                 for _, (step, batch) in zip(steps, served.as_numpy_iterator(), strict=False):
                     put((int(step), batch))
@@ -258,17 +281,17 @@ class ServiceSource:
     def _write(self, batches: Batches, number: int, folder: Path) -> list[Path]:
         """Return files of which rows a pass reads, in its order, and of what is drawn for them, if anything."""
         section, places = batches.augmentation, np.arange(batches.num_examples)
-        told = [folder / "rows.npy"]
+        pass_files = [folder / "rows.npy"]
         if section is not None:
             draws = batches.pass_draws(number, section)
             if section.mixes:
                 places = with_partners(places, draws)
-            told.append(folder / "draws.npy")
-            np.save(told[1], draws[places])
-        np.save(told[0], self.rows_at(batches.pass_order(number)[places]))
-        return told
+            pass_files.append(folder / "draws.npy")
+            np.save(pass_files[1], draws[places])
+        np.save(pass_files[0], self.rows_at(batches.pass_order(number)[places]))
+        return pass_files
 
-    def _served(self, batches: Batches, steps: range, told: Sequence[Path]) -> Any:
+    def _served(self, batches: Batches, steps: range, pass_files: Sequence[Path]) -> Any:
         """Return the dataset of (step, batch) that the service reads: steps of one pass, in no order."""
         import tensorflow as tf
 
@@ -280,7 +303,7 @@ class ServiceSource:
             count = tf.minimum(tf.constant(size, tf.int64), total - first)
             begin = first + count * batches.worker // batches.num_workers
             end = first + count * (batches.worker + 1) // batches.num_workers
-            return step, make(*(in_graph(file)[begin:end] for file in told))
+            return step, make(*(in_graph(file)[begin:end] for file in pass_files))
 
         dataset = tf.data.Dataset.range(steps.start, steps.stop).map(
             tf.autograph.experimental.do_not_convert(batch_of), num_parallel_calls=tf.data.AUTOTUNE, deterministic=False

@@ -33,6 +33,8 @@ def training_batches(
     """Return the training batches: shuffled anew each pass, augmented if asked, this worker's part of each global
     batch.
 
+    It takes seven: the last four are a strategy's, and most callers leave them out.
+
     Args:
         settings: ``input``, ``train.seed`` and ``train.steps_per_epoch`` are read.
         prepared: the data.

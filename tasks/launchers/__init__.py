@@ -39,7 +39,7 @@ ALONE = Member("worker", 0, True, {})
 
 
 def threads_of(cores: int) -> dict[str, str]:
-    """Return settings by which a member takes so many cores, where the user has not said how many.
+    """Return the environment by which a member uses a given number of cores, where the user has not set one.
 
     By default each member would start a thread for every core of the machine. The number of threads changes the last
     digits of what is computed: 840 steps of convnet2 end with other bits with two than with one.
@@ -107,12 +107,12 @@ def find_placing(cluster: config.Cluster) -> Placing | None:
 
 def find(cluster: config.Cluster) -> Launcher:
     """Return the launcher of a cluster."""
-    found: Any = importlib.import_module(f"tasks.launchers.{cluster.launcher or _of_environment()}")
+    found: Any = importlib.import_module(f"tasks.launchers.{cluster.launcher or _launcher_of_environment()}")
     launcher: Launcher = found
     return launcher
 
 
-def _of_environment() -> str:
+def _launcher_of_environment() -> str:
     """Return the launcher of settings that name none."""
     if os.environ.get("TF_CONFIG"):
         return "tf_config"

@@ -180,8 +180,8 @@ class _Refused(Exception):
     """What was asked for cannot be had, in words for the user."""
 
 
-class _Voice:
-    """What this process says on standard output: JSON lines; what Ray writes there goes to standard error."""
+class _Messages:
+    """Standard output, to which messages go as JSON lines; what Ray writes there goes to standard error."""
 
     def __init__(self) -> None:
         self._file = os.fdopen(os.dup(1), "w", encoding="utf-8")
@@ -194,8 +194,8 @@ class _Voice:
             self._file.flush()
 
 
-class _Held:
-    """A seat as this process holds it: calls in the order in which they are made, and what is heard of it."""
+class _SeatCalls:
+    """The calls of one seat, which are done in the order in which they are made, and the messages that come from it."""
 
     def __init__(self, seat: Any, host: str, say: Any) -> None:
         self._seat, self._host, self._say = seat, host, say
@@ -237,22 +237,22 @@ class _Held:
 
 def _serve() -> None:
     """Place what the first line on standard input asks for, and hand on what the members are told and say."""
-    voice = _Voice()
+    messages = _Messages()
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     asked = json.loads(sys.stdin.readline())
     try:
         _connect()
-        voice.say(connected=True)
-        seats, answer = _place(asked, voice)
+        messages.say(connected=True)
+        seats, answer = _place(asked, messages)
     except _Refused as error:
-        voice.say(error=str(error), type="UserError")
+        messages.say(error=str(error), type="UserError")
         return
     held = [
-        _Held(seat, place["host"], lambda member=member, **message: voice.say(member=member, **message))
+        _SeatCalls(seat, place["host"], lambda member=member, **message: messages.say(member=member, **message))
         for member, (seat, place) in enumerate(zip(seats, answer, strict=True))
     ]
-    voice.say(placed=answer)
+    messages.say(placed=answer)
     for line in sys.stdin:
         told = json.loads(line)
         held[told["member"]].call(told["do"], told.get("arguments", []))
@@ -273,14 +273,14 @@ def _connect() -> None:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)  # Ray has taken it.
 
 
-def _place(asked: Mapping[str, Any], voice: _Voice) -> tuple[list[Any], list[dict[str, Any]]]:
+def _place(asked: Mapping[str, Any], messages: _Messages) -> tuple[list[Any], list[dict[str, Any]]]:
     """Return the actors, and what the command is to know of each."""
     import ray
     from ray.util.placement_group import remove_placement_group
     from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
     while True:
-        group, bundle, number = _reserve(asked, voice)
+        group, bundle, number = _reserve(asked, messages)
         seats = [
             ray.remote(Seat)
             .options(
@@ -308,7 +308,7 @@ def _place(asked: Mapping[str, Any], voice: _Voice) -> tuple[list[Any], list[dic
         return [seats[place] for place in order], [places[place] for place in order]
 
 
-def _reserve(asked: Mapping[str, Any], voice: _Voice) -> tuple[Any, dict[str, int], int]:
+def _reserve(asked: Mapping[str, Any], messages: _Messages) -> tuple[Any, dict[str, int], int]:
     """Reserve places for as many workers as there is room for, of the numbers that are allowed; return the group, what
     each place has, and how many there are.
 
@@ -338,7 +338,7 @@ def _reserve(asked: Mapping[str, Any], voice: _Voice) -> tuple[Any, dict[str, in
                 break
             if not told and time.monotonic() - began > TELL_SECONDS:
                 told = True
-                voice.say(
+                messages.say(
                     waits=f"others use the nodes of Ray's cluster: waiting for {count + others} places of "
                     f"{_in_words(bundle)}"
                 )

@@ -19,7 +19,7 @@ def members(section: config.AnyCluster) -> list[Member]:
         UserError: TF_CONFIG cannot be read or does not fit the strategy, its port is taken, or there are fewer GPUs
             than the settings ask for.
     """
-    return [own_place.member(section, *_read(section), source="TF_CONFIG")]
+    return [own_place.member(section, *_read_tf_config(section), source="TF_CONFIG")]
 
 
 def network() -> str:
@@ -27,7 +27,7 @@ def network() -> str:
     return "TF_CONFIG puts them on one that this machine shares"
 
 
-def _read(section: config.AnyCluster) -> tuple[dict[str, list[str]], str, int]:
+def _read_tf_config(section: config.AnyCluster) -> tuple[dict[str, list[str]], str, int]:
     """Return the addresses by job, this process's job, and its index."""
     text = os.environ.get("TF_CONFIG")
     if not text:

@@ -30,29 +30,29 @@ def check(section: config.Tpu) -> None:
     if name == "local":
         if not files:
             raise UserError(
-                f"strategy.kind = 'tpu': there is no TPU here. Looked for {_looked_for(section)}. Train on a TPU VM, "
+                f"strategy.kind = 'tpu': there is no TPU here. Looked for {_seen(section)}. Train on a TPU VM, "
                 "give strategy.tpu=grpc://ADDRESS:8470, or take strategy.kind=mirrored"
             )
     elif name.startswith("grpc://"):
         if not _answers(*_place_of(name.split(",")[0].removeprefix("grpc://"), "8470")):
             raise UserError(
-                f"strategy.kind = 'tpu': nothing answers at {name}, which is the TPU by {_looked_for(section)}. Give "
+                f"strategy.kind = 'tpu': nothing answers at {name}, which is the TPU by {_seen(section)}. Give "
                 "strategy.tpu=grpc://ADDRESS:8470 of one that runs"
             )
     elif not (importlib.util.find_spec("googleapiclient") and importlib.util.find_spec("oauth2client")):
         raise UserError(
-            f"strategy.kind = 'tpu': '{name}' is a name, by {_looked_for(section)}, and to look it up TensorFlow needs "
+            f"strategy.kind = 'tpu': '{name}' is a name, by {_seen(section)}, and to look it up TensorFlow needs "
             "the package cloud-tpu-client: install it, or give strategy.tpu=grpc://ADDRESS:8470"
         )
     elif not _answers(*_place_of(os.environ.get("GCE_METADATA_HOST", METADATA_SERVER), "80")):
         raise UserError(
-            f"strategy.kind = 'tpu': '{name}' is a name, by {_looked_for(section)}, and this machine cannot ask Google "
+            f"strategy.kind = 'tpu': '{name}' is a name, by {_seen(section)}, and this machine cannot ask Google "
             f"Cloud for it: {METADATA_SERVER} does not answer. Give strategy.tpu=grpc://ADDRESS:8470, or train on a "
             "machine in Google Cloud"
         )
 
 
-def _looked_for(section: config.Tpu) -> str:
+def _seen(section: config.Tpu) -> str:
     """Return every place and what is there."""
     places = {"strategy.tpu": section.tpu or "null"}
     places |= {name: os.environ.get(name) or "not set" for name in TPU_VARIABLES}

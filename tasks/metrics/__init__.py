@@ -57,7 +57,7 @@ def find(name: str, key: str = "the name of a metric") -> Metric:
         UserError: a user's own that does not exist.
     """
     if ":" in name:
-        return _own(name, key)
+        return _own_metric(name, key)
     if name not in config.names_of("metrics") and (k := config.top_k_of(name)):
         metric: Metric = importlib.import_module("tasks.metrics._top_k").top_k(k)
     else:
@@ -95,7 +95,7 @@ def of_task(task: Task, others: Mapping[str, str] | None = None) -> dict[str, Me
     return {name: metric for name, metric in found.items() if task in metric.tasks}
 
 
-def _own(name: str, key: str) -> Metric:
+def _own_metric(name: str, key: str) -> Metric:
     """Return a user's own metric: (labels, outputs) of tensors, classes as int32 and numbers in the target's unit -> a
     number of each example, (n,), whose mean it is. The function's attribute ``better`` says which values are the better
     ones; without, higher."""
@@ -144,16 +144,7 @@ def check(settings: config.Settings, prepared: PreparedDataset, example: tuple[A
             that does not exist, cannot be computed, or does not give a number for each example.
     """
     for name, key in own_code.metrics_of(settings).items():
-        function = own_code.load(name, key)
-        try:
-            shape = tuple(function(*example).shape)
-        except Exception as error:
-            raise UserError(f"{key} = '{name}': cannot be computed ({one_line(error)})") from error
-        if shape != (2,):
-            raise UserError(
-                f"{key} = '{name}': gives the shape {shape} for 2 examples, and must give one number for each, (2,): "
-                "the mean over all examples is taken of them"
-            )
+        own_code.load_measure(name, key, example, "the mean over all examples is taken of them")
     in_training(settings, prepared)
 
 

@@ -108,14 +108,15 @@ def functions() -> dict[str, Callable[..., Any]]:
     return {"load_back": tracking.predict, "score": outputs.of_keras_file}
 
 
-def _ready() -> Callable[[], None]:
+def _slow_imports() -> Callable[[], None]:
+    """Return what imports what takes seconds; it is called before the first request, which then need not wait."""
     from tasks import outputs, tracking
 
-    def ready() -> None:
+    def do() -> None:
         tracking.import_flavor()
         outputs.start_backend()
 
-    return ready
+    return do
 
 
 def _be(requests: int, answers: int) -> None:
@@ -123,7 +124,7 @@ def _be(requests: int, answers: int) -> None:
     try:
         guard.end_with_parent()
         signals.ignore()
-        known, ready = functions(), _ready()
+        known, ready = functions(), _slow_imports()
         _keep_only({requests, answers})
         _forget_project()
         with open(requests, encoding="utf-8") as lines:
@@ -152,7 +153,8 @@ def _answer(known: Mapping[str, Callable[..., Any]], request: Mapping[str, Any])
 
 
 def _keep_only(own: set[int]) -> None:
-    """Close all pipes and sockets but one's own: who waits for the end of one must not wait for this process."""
+    """Close all pipes and sockets but this process's own: a process that waits for the end of one must not wait for
+    it."""
     silent = os.open(os.devnull, os.O_RDWR)
     for number in (0, 1, 2):
         os.dup2(silent, number)
@@ -165,7 +167,8 @@ def _keep_only(own: set[int]) -> None:
 
 
 def _forget_project() -> None:
-    """Leave the project's folder and modules, its classes in Keras, and accelerators, as who serves a model does."""
+    """Leave the project's folder and modules, its classes in Keras, and accelerators: a server of models has none of
+    them."""
     import keras
 
     root = Path(__file__).resolve().parents[2]

@@ -60,6 +60,8 @@ class StageProcesses:
     ) -> None:
         """Start the processes.
 
+        It takes seven: the last three are left out by whoever starts no training.
+
         Args:
             section: the strategy.
             environment: of every process; a member's own comes on top.

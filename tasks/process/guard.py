@@ -61,7 +61,7 @@ def when_input_closes(end: Callable[[], object], take: Callable[[str], object] =
 
 
 def input_closes_within(seconds: float) -> bool:
-    """Return whether this process's standard input closes within so long, where nothing else reads it."""
+    """Return whether this process's standard input closes within a number of seconds; nothing else may read it."""
     return bool(select.select([sys.stdin], [], [], seconds)[0])
 
 

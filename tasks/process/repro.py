@@ -83,7 +83,7 @@ def push(targets: list[str]) -> None:
                     f"{target}: DVC's cache lacks some of the data that dvc.lock names, so they cannot be pushed. Pull "
                     "them, or make them again: stratagem prepare --force"
                 )
-        with _asking(remote, heard):
+        with _errors_of(remote, heard):
             print(f"pushed {repo.push(targets=targets):,} files", file=sys.stderr)
 
     _do(copy, ", ".join(targets))
@@ -104,7 +104,7 @@ def pull(targets: list[str]) -> None:
     def copy(repo: Any) -> None:
         remote = repo.cloud.get_remote()  # As above.
         # What is lacking is looked for below.
-        with contextlib.suppress(DownloadError), _asking(remote, heard, lacking=FileNotFoundError):
+        with contextlib.suppress(DownloadError), _errors_of(remote, heard, lacking=FileNotFoundError):
             print(f"pulled {repo.fetch(targets=targets):,} files", file=sys.stderr)
         for target in targets:
             # Before anything in the folder is touched: DVC removes all of one that it cannot make whole.
@@ -134,8 +134,8 @@ def _lacks(repo: Any, target: str) -> bool:
 
 
 @contextlib.contextmanager
-def _asking(remote: Any, heard: LastError, lacking: type[OSError] | tuple[()] = ()) -> Iterator[None]:
-    """Tell what a remote's own package raises, which DVC hands on as it is or logs for each file, in one message.
+def _errors_of(remote: Any, heard: LastError, lacking: type[OSError] | tuple[()] = ()) -> Iterator[None]:
+    """Raise one message of ours for what a remote's package raises, which DVC passes on, or logs for each file.
 
     Args:
         remote: DVC's.

@@ -36,7 +36,7 @@ def findings(comparison: Comparison) -> tuple[str, ...]:
     for row in rows:
         base = base_of(row, rows)
         if base is not None and base is not row and row.speed_up is not None:
-            said.append(_of_row(row, base, comparison))
+            said.append(_sentence_of(row, base, comparison))
     return (*said, *_fastest(rows), *_metric(rows))
 
 
@@ -47,7 +47,8 @@ def base_of(row: ComparisonRow, rows: Sequence[ComparisonRow]) -> ComparisonRow 
     return base[0] if base else None
 
 
-def _of_row(row: ComparisonRow, base: ComparisonRow, comparison: Comparison) -> str:
+def _sentence_of(row: ComparisonRow, base: ComparisonRow, comparison: Comparison) -> str:
+    """Return what a row's speed says of its strategy, beside the row that it is compared with."""
     name, against = row.name, base.strategy if row.loop == base.loop else base.name
     span = row.speed_up_range
     if span is not None and span[1] > NOISY * span[0]:
@@ -62,10 +63,10 @@ def _of_row(row: ComparisonRow, base: ComparisonRow, comparison: Comparison) -> 
     else:
         word = "faster" if (row.speed_up or 0) > 1 else "slower"
         told = f"{name} is {word} than {against}: {row.speed_up:.2f} times its speed"
-    return f"{told}. {_why(row, base, comparison)}"
+    return f"{told}. {_reason_for(row, base, comparison)}"
 
 
-def _why(row: ComparisonRow, base: ComparisonRow, comparison: Comparison) -> str:
+def _reason_for(row: ComparisonRow, base: ComparisonRow, comparison: Comparison) -> str:
     """Return what a step's parts say of it."""
     if row.step_time is None or base.step_time is None:
         return "Where its steps' time goes was not measured, so nothing is said of the reason."

@@ -49,7 +49,7 @@ def _gone(material: Material) -> str:
 
 
 def _worst(material: Material) -> tuple[npt.NDArray[np.int64], dict[int, tuple[str, ...]]]:
-    """Return the places of the worst examples, the worst first, and for each what is true and what was given."""
+    """Return the places of the worst examples, the worst first, each with the true value and the predicted one."""
     labels, outputs = material.predicted
     told: dict[int, tuple[str, ...]] = {}
     if material.task == "regression":

@@ -12,7 +12,7 @@ MOST_SETTINGS = 40
 
 
 def origin(material: Material) -> ReportSection:
-    """Return what was trained on what, and with which settings that are not those of params.yaml."""
+    """Return which model was trained on which data, and the settings that differ from params.yaml."""
     run, training = material.run, material.training
     lineage, settings = run.lineage, run.settings
     package = {"code": f"stratagem {lineage.package_version}"} if lineage.package_version else {}

@@ -118,7 +118,7 @@ def forget(folder: str) -> None:
 
 
 def _refresh(connection: sqlite3.Connection) -> None:
-    """Bring the table up to date: read what is new or not final, leave out what is gone."""
+    """Bring the table up to date: read the runs that are new or not final, and drop those that are gone."""
     root = config.project_root()
     if connection.execute("PRAGMA user_version").fetchone() != (VERSION,):
         with connection:

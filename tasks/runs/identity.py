@@ -54,7 +54,8 @@ def _make(path: Path) -> str:
 
 
 def store_name() -> str:
-    """Return what a run remembers of its MLflow store: nothing for the project's own, which may be moved with it."""
+    """Return the name by which a run remembers its MLflow store: empty for the project's own, which may be moved
+    with it."""
     return network.without_userinfo(os.environ.get("MLFLOW_TRACKING_URI", ""))
 
 

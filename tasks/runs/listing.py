@@ -25,7 +25,7 @@ FIGURES = ("examples_per_second", "bytes")
 
 @dataclass(frozen=True)
 class RunFilter:
-    """Which runs are meant: those for which all holds that is not None."""
+    """Which runs a command is about: those that meet every condition that is not None."""
 
     dataset: str | None = None
     strategy: str | None = None

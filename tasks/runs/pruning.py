@@ -31,7 +31,7 @@ UNFINISHED = ("failed", "killed", "crashed", None)
 
 @dataclass(frozen=True)
 class Selection:
-    """Which runs are pruned: those that all of it chooses. At least one of the first three is given."""
+    """Which runs are pruned: those that meet every condition here. At least one of the first three is given."""
 
     keep_last: int | None = None
     """All but so many of the newest."""

@@ -50,7 +50,7 @@ def build(section: config.MultiWorker) -> Strategy:
     return _copies.strategy(
         section.kind,
         workers,
-        devices=_of_all_tasks(tasks, local),
+        devices=_devices_of_all_tasks(tasks, local),
         locate=lambda variable: locate(variable, tasks),
         sum_over_workers=sum_over_workers,
         broadcast=broadcast,
@@ -68,11 +68,11 @@ def locate(variable: Any, tasks: list[tuple[str, int]]) -> tuple[tuple[str, ...]
     local, sharding, num_bytes = local_copies(variable)
     if not hasattr(variable.value, "values"):
         return local, sharding, num_bytes
-    devices = _of_all_tasks(tasks, local)
+    devices = _devices_of_all_tasks(tasks, local)
     return devices, "mirrored" if len(devices) > 1 else "whole", num_bytes
 
 
-def _of_all_tasks(tasks: list[tuple[str, int]], devices: tuple[str, ...]) -> tuple[str, ...]:
+def _devices_of_all_tasks(tasks: list[tuple[str, int]], devices: tuple[str, ...]) -> tuple[str, ...]:
     """Return the devices of all tasks, each of which has those of this process; these alone without a cluster."""
     specs = [tf.DeviceSpec.from_string(device) for device in devices]
     return tuple(spec.replace(job=job, task=i).to_string() for job, i in tasks for spec in specs) or devices

@@ -4,6 +4,7 @@ A run is always addressed by its id, never as MLflow's "active run", which does 
 behind.
 """
 
+from tasks.tracking.champion import Rollback, find_rollback, rollback
 from tasks.tracking.comparisons import log_comparison
 from tasks.tracking.crashed import end_crashed
 from tasks.tracking.lifecycle import (
@@ -32,16 +33,13 @@ from tasks.tracking.models import (
 from tasks.tracking.outbox import OUTBOX, await_told, mlflow_run_id
 from tasks.tracking.registry import (
     Candidate,
-    Rollback,
     Standing,
     fetch_keras_file,
-    find_rollback,
     find_standing,
     list_versions,
     model_place,
     register_version,
     registering,
-    rollback,
 )
 from tasks.tracking.store import Unavailable, is_own_store, open_store, store_uri
 from tasks.tracking.sweeps import log_sweep, log_trial

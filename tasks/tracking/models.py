@@ -368,7 +368,8 @@ def _version_at(client: mlflow.MlflowClient, address: str) -> Any:
 
 
 def predict(place: str, tracking_uri: str, features: Mapping[str, Any], encoded: bool) -> Any:
-    """Return what a logged model gives for rows, float (n, num_outputs), loaded as who serves it would load it.
+    """Return the outputs of a logged model for rows, float (n, num_outputs), loaded as a server of models would load
+    it.
 
     Args:
         place: where its files lie, see ``registry.model_place``.

@@ -1,14 +1,8 @@
-"""Versions in MLflow's registry: made, and given an alias; which one is the champion, and which was it before.
-
-MLflow keeps no history of an alias. The versions that were the champion stand in a tag of the registered model, the
-first one first. It is written before the alias moves, which is one write: whatever a process that is killed has left
-undone, the alias is at one version, and what stands after that version in the tag has not happened.
-"""
+"""Versions in MLflow's registry: made of logged models, given their aliases, listed."""
 
 import contextlib
 import json
 from collections.abc import Callable, Iterator, Mapping
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -16,21 +10,26 @@ import mlflow
 from filelock import FileLock, Timeout
 from mlflow.exceptions import MlflowException
 
-from tasks import config, records, runs
-from tasks.errors import StratagemError, UserError, cut, one_of
+from tasks import config, records
+from tasks.errors import StratagemError, UserError, cut
 from tasks.records import Judgement
 from tasks.tracking import turns
+from tasks.tracking.champion import (
+    ROLLED_BACK,
+    champion_of,
+    find_or_none,
+    find_registered,
+    history_of,
+    local_run_id,
+    promote,
+)
 from tasks.tracking.lifecycle import set_tags
 from tasks.tracking.outbox import mlflow_run_id
-from tasks.tracking.store import REFUSALS, SQLITE, is_own_store, open_store, retried, store_uri
+from tasks.tracking.store import SQLITE, is_own_store, open_store, retried, store_uri
 
-HISTORY = "champion_history"
-# Of a version that was the champion and is not to be again, unless somebody says so.
-ROLLED_BACK = "rolled_back"
 MAX_TAG = 4000
 PAGE = 200
 LOCK_SECONDS = 3600.0
-NOT_THERE = "RESOURCE_DOES_NOT_EXIST"
 
 
 class Candidate(NamedTuple):
@@ -98,11 +97,11 @@ def find_standing(candidate: Candidate) -> Standing:
         Unavailable: the tracking server does not answer, or fails.
     """
     client = open_store()
-    model = _find_model(client, candidate.name)
+    model = find_registered(client, candidate.name)
     if model is None:
         return Standing(None, False, None, None, {}, None)
     own = _find_version(client, candidate, _source(client, candidate.model_uri))
-    champion, history = _champion(model), _history(model)
+    champion, history = champion_of(model), history_of(model)
     return Standing(
         own=own and str(own.version),
         has_alias=own is not None and str(model.aliases.get(candidate.alias)) == str(own.version),
@@ -129,7 +128,7 @@ def fetch_keras_file(name: str, version: str, folder: Path) -> Path:
         Unavailable: the tracking server does not answer, or fails.
     """
     client = open_store()
-    place = _find(lambda: client.get_model_version_download_uri(name, version))
+    place = find_or_none(lambda: client.get_model_version_download_uri(name, version))
     if place is None:
         raise UserError(f"version {version} of '{name}' is no longer there")
     try:
@@ -169,7 +168,7 @@ def register_version(candidate: Candidate, judgement: Judgement) -> records.Regi
             except turns.Taken as taken:
                 other = str(taken)
         before = client.get_registered_model(name)
-        if turn is not None and _champion(before) not in (judgement.against, str(made.version)):
+        if turn is not None and champion_of(before) not in (judgement.against, str(made.version)):
             other = f"another registration moved @{config.CHAMPION} meanwhile"
         if other is not None:
             again = {"promoted": False, "reason": f"{other}. Then `stratagem register --run {run.run_id}`"}
@@ -181,8 +180,8 @@ def register_version(candidate: Candidate, judgement: Judgement) -> records.Regi
         client.set_registered_model_alias(name, alias, made.version)
         aliases = [alias]
         if judgement.promoted and turn is not None:
-            _promote(client, before, str(made.version), turn)
-        if judgement.promoted or _champion(before) == str(made.version):
+            promote(client, before, str(made.version), turn)
+        if judgement.promoted or champion_of(before) == str(made.version):
             aliases.append(config.CHAMPION)
     # What MLflow's pages link the model to its version with.
     client.set_logged_model_tags(
@@ -260,169 +259,6 @@ def _find_version(client: mlflow.MlflowClient, candidate: Candidate, source: str
     return first
 
 
-def _find_model(client: mlflow.MlflowClient, name: str) -> Any:
-    return _find(lambda: client.get_registered_model(name))
-
-
-def _find(get: Callable[[], Any]) -> Any:
-    """Return what is asked for, None where it is not there."""
-    try:
-        return get()
-    except MlflowException as error:
-        if error.error_code != NOT_THERE:
-            raise
-        return None
-
-
-def _champion(model: Any) -> str | None:
-    version = model.aliases.get(config.CHAMPION)
-    return None if version is None else str(version)
-
-
-def _history(model: Any) -> list[str]:
-    """Return the versions that were the champion up to the present one, which is the last; or, where none is any more,
-    all that were."""
-    history = [version for version in str(model.tags.get(HISTORY, "")).split(", ") if version.isdigit()]
-    champion = _champion(model)
-    if champion is None:
-        return history
-    if champion not in history:  # Somebody gave it the alias by hand; or the first one's process was killed.
-        return [*history, champion]
-    last = len(history) - history[::-1].index(champion)
-    return history[:last]
-
-
-def _write_history(client: mlflow.MlflowClient, name: str, history: list[str]) -> None:
-    client.set_registered_model_tag(name, HISTORY, ", ".join(history[-500:]))
-
-
-def _promote(client: mlflow.MlflowClient, before: Any, version: str, turn: turns.Turn) -> None:
-    """Move the alias `champion` to a version.
-
-    Raises:
-        StratagemError: see ``Turn.check``.
-    """
-    if _champion(before) == version:
-        return
-    turn.check()
-    history = [*_history(before), version]
-    if len(history) > 1:
-        _write_history(client, before.name, history)
-    turn.check()
-    client.set_registered_model_alias(before.name, config.CHAMPION, version)
-    if len(history) == 1:  # A tag without an alias would say that the first champion was lost.
-        _write_history(client, before.name, history)
-
-
-class Rollback(NamedTuple):
-    """What a rollback would do."""
-
-    name: str
-    """Of the registered model."""
-    champion: str | None
-    """The version that has the alias; None where none has it any more."""
-    version: str
-    """That is to have it."""
-    tags: Mapping[str, str]
-    """Of that one."""
-    run_id: str | None
-    """Of the run in mlruns/ that it was made of, or as MLflow calls that; None where it says nothing of a run."""
-    place: str
-    """Where its files lie: an address that MLflow reads."""
-    missing: tuple[str, ...]
-    """Versions in between that are no longer there."""
-
-
-@retried
-def find_rollback(name: str) -> Rollback:
-    """Return which version had the alias `champion` before the one that has it; nothing is written.
-
-    Raises:
-        UserError: there is no such registered model, or no version that was the champion before.
-        Unavailable: the tracking server does not answer, or fails.
-    """
-    client = open_store()
-    model = _find_model(client, name)
-    if model is None:
-        names = [one.name for one in client.search_registered_models()]
-        if not names:
-            raise UserError(f"unknown registered model '{name}': there is none in {store_uri()}")
-        raise UserError(one_of("registered model", name, names))
-    champion, history = _champion(model), _history(model)
-    there = {str(one.version): one for one in client.search_model_versions(f"name = '{name}'")}
-    earlier = history[:-1] if champion is not None else history
-    kept = [version for version in earlier if version in there]
-    if not kept:
-        gone = f", and version {', '.join(earlier)} is no longer there" if earlier else ""
-        who = "no version is" if champion is None else f"version {champion} is the first that was"
-        raise UserError(f"'{name}' cannot be rolled back: {who} @{config.CHAMPION}{gone}")
-    found = there[kept[-1]]
-    return Rollback(
-        name=name,
-        champion=champion,
-        version=kept[-1],
-        tags=found.tags,
-        run_id=_local_run_id(client, found.run_id),
-        place=client.get_model_version_download_uri(name, kept[-1]),
-        missing=tuple(earlier[_place(earlier, kept[-1]) :]),
-    )
-
-
-def _place(history: list[str], version: str) -> int:
-    """Return how many versions were the champion up to the last time that this one was it."""
-    return len(history) - history[::-1].index(version)
-
-
-@retried
-def rollback(back: Rollback) -> None:
-    """Move the alias `champion` back to the version that had it before.
-
-    The version that had it gets the tag ``rolled_back``: no registration makes it the champion again, unless forced.
-
-    Raises:
-        UserError: that one or the model was deleted since ``find_rollback`` looked.
-        Unavailable: the tracking server does not answer, or fails.
-        StratagemError: another process is moving the alias, or has moved it since then.
-    """
-    client, name = open_store(), back.name
-    if _find_model(client, name) is None:  # A server lets nobody take a turn at it.
-        raise _deleted(back, "the model")
-    with turns.taken(client, name) as turn:
-        model = _find_model(client, name)
-        if model is None:
-            raise _deleted(back, "the model")
-        champion, history = _champion(model), _history(model)
-        if champion == back.version:
-            return  # Moved by a request before this one, whose reply was lost.
-        earlier = history[:-1] if champion is not None else history
-        if champion != back.champion or back.version not in earlier:
-            raise StratagemError(
-                f"@{config.CHAMPION} of '{name}' was moved meanwhile: it is at "
-                f"{'no version' if champion is None else f'version {champion}'} now, and stays there. Then "
-                f"`stratagem rollback {name}`"
-            )
-        if _find(lambda: client.get_model_version(name, back.version)) is None:
-            stays = "no version" if champion is None else f"version {champion}"
-            raise _deleted(
-                back,
-                f"version {back.version}",
-                f". @{config.CHAMPION} stays at {stays}. Then `stratagem rollback {name}` takes the one before it",
-            )
-        turn.check()
-        if champion is not None:
-            # What stands after the present champion has not happened; then its last place in the tag tells.
-            _write_history(client, name, history)
-            client.set_model_version_tag(name, champion, ROLLED_BACK, datetime.now(UTC).isoformat(timespec="seconds"))
-        turn.check()
-        client.set_registered_model_alias(name, config.CHAMPION, back.version)
-        _write_history(client, name, history[: _place(earlier, back.version)])
-
-
-def _deleted(back: Rollback, what: str, then: str = "") -> UserError:
-    which = f"'{back.name}' cannot be rolled back to version {back.version}"
-    return UserError(f"{which}: {what} was deleted meanwhile{then}")
-
-
 @retried
 def list_versions() -> list[records.ModelVersion]:
     """Return all versions of all registered models, by name and number; none where there is no store yet.
@@ -444,7 +280,7 @@ def list_versions() -> list[records.ModelVersion]:
             name=one.name,
             version=str(one.version),
             aliases=tuple(sorted(aliases.get((one.name, str(one.version)), ()))),
-            run_id=_local_run_id(client, one.run_id),
+            run_id=local_run_id(client, one.run_id),
             tags=one.tags,
         )
         for one in _pages(client.search_model_versions)
@@ -459,16 +295,3 @@ def _pages(search: Callable[..., Any]) -> Iterator[Any]:
         yield from page
         if not (token := page.token):
             return
-
-
-def _local_run_id(client: Any, run_id: str | None) -> str | None:
-    """Return the id that a run has in mlruns/: another one than MLflow's where it was started without the server."""
-    if not run_id or runs.look_up(run_id) is not None:
-        return run_id or None
-    try:
-        found: str = client.get_run(run_id).data.tags.get("local_run_id", run_id)
-    except MlflowException as error:
-        if error.error_code not in REFUSALS:
-            raise
-        return run_id  # Deleted for good.
-    return found

@@ -14,7 +14,7 @@ from mlflow.entities import LoggedModelOutput, LoggedModelStatus, Metric
 
 from tasks import config
 from tasks.errors import UserError
-from tasks.tracking.registry import HISTORY
+from tasks.tracking.champion import HISTORY
 from tasks.tracking.store import is_own_store, open_store, retried
 
 FROM_MODEL, FROM_PROJECT = "synced_model_id", "synced_from"

@@ -46,7 +46,7 @@ class Calls:
         self._traced = False
 
     def next(self, left: int) -> int:
-        """Return the steps of the training's next call, where so many are left in the epoch."""
+        """Return the number of steps of the training's next call, where ``left`` steps remain in the epoch."""
         step = self.position.step
         bounds = [self.many, left]
         if self.grows:
@@ -55,11 +55,11 @@ class Calls:
         return min(bounds)
 
     def within(self, left: int) -> int:
-        """Return the steps of the next call of a test function that has so many left."""
+        """Return the number of steps of a test function's next call, where ``left`` steps remain."""
         return min(self.many, left)
 
     def measure(self, count: int, seconds: float) -> None:
-        """Learn from a call of so many steps how many the next ones do."""
+        """Learn from a call of ``count`` steps how many the next ones do."""
         if not self.grows or count < self.many:
             return  # A call that was cut short says little, and more for each step.
         if not self._traced:

@@ -10,9 +10,10 @@ from typing import Any
 import keras
 import numpy as np
 
-from tasks import checkpoints, config, files, lineage, models, runs, trained_models, upstream
-from tasks.checkpoints import Arrays, Checkpoints
+from tasks import config, files, lineage, model_state, models, runs, trained_models, upstream
+from tasks.checkpoints import Checkpoints
 from tasks.errors import UserError, listed, one_line
+from tasks.model_state import Arrays
 from tasks.records import PreparedDataset
 from tasks.training.model import in_host_memory
 
@@ -34,7 +35,7 @@ def find_weights(settings: config.Settings, prepared: PreparedDataset) -> Arrays
     keras.utils.set_random_seed(settings.train.seed)
     with in_host_memory():
         own = models.build(settings.model, prepared, settings.input.normalization)
-        mine = {key: variable for key, variable in checkpoints.variables(own).items() if key.startswith("model/")}
+        mine = {key: variable for key, variable in model_state.variables(own).items() if key.startswith("model/")}
         if runs.is_id(initial):
             found = _best_of_run(initial, settings.input.normalization)
         elif initial.endswith(".h5"):

@@ -9,10 +9,11 @@ from typing import Any
 
 import keras
 
-from tasks import checkpoints, config, lineage, losses, metrics, models, optimizers, strategies, upstream
-from tasks.checkpoints import Arrays, Checkpoints, State
+from tasks import checkpoints, config, lineage, losses, metrics, model_state, models, optimizers, strategies, upstream
+from tasks.checkpoints import Checkpoints, State
 from tasks.errors import UserError, listed, shown
 from tasks.input.batches import Batches
+from tasks.model_state import Arrays
 from tasks.records import PreparedDataset
 from tasks.strategies import Strategy
 from tasks.training.phases import Phase, phase_at
@@ -115,7 +116,7 @@ def restore(model: Any, arrays: Arrays, position: Position, phase: Phase) -> Non
     optimizer = getattr(model.optimizer, "inner_optimizer", model.optimizer)  # Under mixed_float16.
     scheduled = isinstance(upstream.rate_of(optimizer), keras.optimizers.schedules.LearningRateSchedule)
     rate = None if scheduled else float(keras.ops.convert_to_numpy(optimizer.learning_rate))
-    checkpoints.assign(model, arrays, tuple({key.partition("/")[0] for key in arrays} - {"metric"}))
+    model_state.assign(model, arrays, tuple({key.partition("/")[0] for key in arrays} - {"metric"}))
     if rate is not None:
         optimizer.learning_rate = rate  # A constant one is a variable, and it may be lower after a rollback.
     if position.offset:
@@ -139,13 +140,13 @@ def alone(
     strategy = replace(strategies.on_one_device(), backend="jax")
     with in_host_memory():
         copy, _ = build(settings, prepared, strategy, batches, start)
-        checkpoints.assign(copy, arrays, checkpoints.GROUPS)
+        model_state.assign(copy, arrays, model_state.GROUPS)
     return copy
 
 
 def weights_digest(model: Any) -> str:
     """Return the digest of a model's weights as they are now."""
-    return lineage.weights_digest(list(checkpoints.snapshot(model, ("model",)).items()))
+    return lineage.weights_digest(list(model_state.snapshot(model, ("model",)).items()))
 
 
 def export_best(model: Any, saved: Checkpoints, final_step: int, final_model: Path) -> tuple[int, Path]:
@@ -155,5 +156,5 @@ def export_best(model: Any, saved: Checkpoints, final_step: int, final_model: Pa
     if saved.find("best") == final_step:
         return final_step, checkpoints.copy(final_model, path)
     arrays, state = saved.restore_best()
-    checkpoints.assign(model, arrays, ("model",))
+    model_state.assign(model, arrays, ("model",))
     return state.step, checkpoints.export(model, path)

@@ -4,7 +4,7 @@ import math
 import statistics
 import time
 
-from tasks import checkpoints, config, strategies
+from tasks import config, model_state, strategies
 from tasks.errors import UserError
 from tasks.records import Pace, PreparedDataset
 from tasks.training import setup, steps
@@ -52,5 +52,5 @@ def measure(settings: config.Settings, prepared: PreparedDataset) -> Pace:
 
 def _snapshot_seconds(model: object) -> float:
     began = time.perf_counter()
-    checkpoints.snapshot(model)
+    model_state.snapshot(model)
     return time.perf_counter() - began

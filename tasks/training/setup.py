@@ -1,9 +1,10 @@
 """Puts a training together, from settings, data, a strategy, and where it begins."""
 
 from tasks import config
-from tasks.checkpoints import Arrays, State
+from tasks.checkpoints import State
 from tasks.input import sources
 from tasks.input.batches import Batches
+from tasks.model_state import Arrays
 from tasks.records import PreparedDataset
 from tasks.strategies import Strategy
 from tasks.training import Training, model

@@ -98,12 +98,12 @@ def _read(trace: Path) -> tuple[dict[int, tuple[float, float]], dict[str, Interv
                     if epoch is not None:
                         first, last = windows.get(epoch, interval)
                         windows[epoch] = min(first, interval[0]), max(last, interval[1])
-                elif (what := _what(event, line.name, on_device)) is not None:
+                elif (what := _kind_of_event(event, line.name, on_device)) is not None:
                     found[what].append(interval)
     return windows, {**found, "compute": found["device"] or found["host"]}
 
 
-def _what(event: Any, line: str, on_device: bool) -> str | None:
+def _kind_of_event(event: Any, line: str, on_device: bool) -> str | None:
     """Return what an event of a trace is: an operation on the host or on a device, a collective, a wait, or None."""
     if on_device:
         if not line.startswith(("Stream", "XLA Ops")) or COPY.match(event.name):

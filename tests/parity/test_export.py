@@ -6,7 +6,7 @@ import keras
 import numpy as np
 import pytest
 
-from tasks import checkpoints, config, models
+from tasks import config, model_state, models
 from tasks.checkpoints import Checkpoints
 
 IN_SCOPE = """
@@ -44,7 +44,7 @@ def test_exported_models_predict_as_their_checkpoints_with_and_without_a_scope(t
         with Checkpoints(Path(result.checkpoints)) as saved:
             arrays, _ = saved.restore(int(Path(checkpoint).name))
         model = models.build(settings.model, tiny, normalization)
-        checkpoints.assign(model, arrays, ("model",))
+        model_state.assign(model, arrays, ("model",))
         expected[name] = model.predict(images, verbose=0)
     assert result.checkpoint != result.best_checkpoint
     assert np.abs(expected["final"] - expected["best"]).max() > 1

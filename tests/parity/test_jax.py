@@ -10,7 +10,7 @@ import keras
 import numpy as np
 import pytest
 
-from tasks import checkpoints, config, models, strategies
+from tasks import config, model_state, models, strategies
 from tasks.checkpoints import Checkpoints
 from tasks.errors import UserError
 from tasks.evaluate import evaluate
@@ -39,7 +39,7 @@ JAX = """
 import json, logging, shutil, sys
 from pathlib import Path
 import jax, keras, numpy as np
-from tasks import checkpoints, config, models, records, strategies
+from tasks import config, model_state, models, records, strategies
 from tasks.checkpoints import Checkpoints
 from tasks.errors import UserError
 from tasks.evaluate import evaluate
@@ -84,7 +84,7 @@ def logits(path):
         arrays, _ = saved.restore(int(Path(path).name))
     settings = config.load(None, task["same"])
     model = models.build(settings.model, prepared, settings.input.normalization)
-    checkpoints.assign(model, arrays, ("model",))
+    model_state.assign(model, arrays, ("model",))
     return model.predict_on_batch(np.load(prepared.splits["test"].features["image"])).tolist()
 
 def output_axes(overrides):
@@ -240,7 +240,7 @@ def logits(prepared, path):
         arrays, _ = saved.restore(int(Path(path).name))
     settings = config.load(None, SAME)
     model = models.build(settings.model, prepared, settings.input.normalization)
-    checkpoints.assign(model, arrays, ("model",))
+    model_state.assign(model, arrays, ("model",))
     return model.predict_on_batch(np.load(prepared.splits["test"].features["image"]))
 
 

@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import resource
 import shutil
 import signal
 import sys
@@ -10,6 +11,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import hypothesis
 import pytest
@@ -61,6 +63,53 @@ def interrupted_when() -> Callable[[Callable[[], object]], contextlib.AbstractCo
             signal.signal(signal.SIGINT, before)
 
     return interrupted_when
+
+
+@pytest.fixture
+def at_step() -> Callable[[int, Callable[[Any], object]], contextlib.AbstractContextManager[None]]:
+    """``with at_step(7, act): train(...)`` calls ``act(model)`` once, when a training has done seven steps or more and
+    before its callback saves a checkpoint of them."""
+    from tasks.training.callbacks.saving import SaveCheckpoints
+
+    @contextlib.contextmanager
+    def at_step(step: int, act: Callable[[Any], object]) -> Iterator[None]:
+        done = []
+
+        class ActsAtStep(SaveCheckpoints):
+            def on_train_batch_end(self, batch: int, logs: dict[str, float] | None = None) -> None:
+                if self.position.step >= step and not done:
+                    done.append(self.position.step)
+                    act(self.model)
+                super().on_train_batch_end(batch, logs)
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr("tasks.train.SaveCheckpoints", ActsAtStep)
+            yield
+        assert done, f"the training ended before step {step}"
+
+    return at_step
+
+
+@pytest.fixture
+def no_file_larger_than() -> Callable[[int], contextlib.AbstractContextManager[None]]:
+    """``with no_file_larger_than(1000)``: so much of a larger one is written, and then the system refuses the rest."""
+
+    @contextlib.contextmanager
+    def no_file_larger_than(num_bytes: int) -> Iterator[None]:
+        before = resource.getrlimit(resource.RLIMIT_FSIZE)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (num_bytes, before[1]))
+        try:
+            yield
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+    return no_file_larger_than
+
+
+@pytest.fixture
+def code_in(monkeypatch: pytest.MonkeyPatch) -> Callable[[Path], None]:
+    """``code_in(folder)``: flows/, tasks/ and requirements.lock lie there, as those of an installed package do."""
+    return lambda folder: monkeypatch.setattr(config, "code_root", lambda: folder)
 
 
 @pytest.fixture

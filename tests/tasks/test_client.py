@@ -1,13 +1,15 @@
 """The stage process of a command: when one serves for several stages, and when there must be another."""
 
+from pathlib import Path
+
 import psutil
 import pytest
 
 from tasks import config
 from tasks.errors import Interrupted, StratagemError, UserError
 from tasks.process import client
-from tasks.records import Run
 from tests.tasks.clusters import TWO, place_of
+from tests.tasks.written_runs import write_run
 
 pytestmark = pytest.mark.usefixtures("on_cpus")
 
@@ -109,20 +111,22 @@ def test_a_stage_process_that_died_is_told_and_replaced(settings):
         client.stop_processes()
 
 
-def test_a_report_that_cannot_be_written_fails_no_run(settings, monkeypatch, capsys):
-    def refuse(*arguments, **more):
-        raise StratagemError("the disk is full")
+def test_a_report_that_cannot_be_written_fails_no_run(settings, capfd, interrupted_when):
+    run = write_run(1)
+    (Path(run.folder) / "report").mkdir(exist_ok=True)
+    (Path(run.folder) / "report" / "report.html").mkdir()  # Where the page is to be.
+    imports = []
 
-    monkeypatch.setattr(client, "_call", refuse)
-    run = Run.model_construct(run_id="1" * 32)
-    client.write_report(settings, run)
-    assert capsys.readouterr().err == (
-        f"the report could not be written: the disk is full; `stratagem report {run.run_id}` tries again\n"
-    )
+    def half_a_second_has_gone():
+        imports.extend(_stage_processes())
+        return len(imports) > 5
 
-    def interrupt(*arguments, **more):
-        raise Interrupted("write_report was interrupted")
-
-    monkeypatch.setattr(client, "_call", interrupt)
-    with pytest.raises(Interrupted):
+    try:
+        with interrupted_when(half_a_second_has_gone), pytest.raises(Interrupted):
+            client.write_report(settings, run)
         client.write_report(settings, run)
+    finally:
+        client.stop_processes()
+    told = capfd.readouterr().err
+    assert "the report could not be written: " in told
+    assert f"; `stratagem report {run.run_id}` tries again\n" in told

@@ -14,7 +14,7 @@ from scipy.stats import chi2_contingency
 from sklearn.datasets import load_digits
 
 from tasks import config, data_checks, files, quality_report, records
-from tasks.data_checks import Data, _data, _hashes, _statistics
+from tasks.data_checks import Data, _hashes, _statistics
 from tasks.errors import UserError
 from tasks.prepare import prepare
 
@@ -150,11 +150,11 @@ def test_a_check_that_stops_names_twenty_and_leaves_nothing(root, checks, words)
     prepared_arrays((x, y), checks={"duplicates": {"action": "stop", "threshold": 0.1}})
 
 
-def test_a_check_that_is_off_does_not_look(root, monkeypatch):
-    check = data_checks.find("duplicates")
-    monkeypatch.setattr("tasks.data_checks.duplicates.CHECK", data_checks.Check(lambda data: 1 / 0, check.threshold))
-    quality = prepared_arrays(images(60), checks={"duplicates": False})
-    assert "duplicates" not in quality.checks
+def test_a_check_that_is_off_does_not_look(root):
+    x, y = images(60)
+    x[30:] = x[:30]
+    assert "duplicates" in prepared_arrays((x, y)).findings
+    assert "duplicates" not in prepared_arrays((x, y), checks={"duplicates": False}).checks
 
 
 def test_a_description_says_checks_only_where_it_has_some():
@@ -313,7 +313,7 @@ def test_texts_are_compared_by_their_known_words(root):
     assert not quality.checks["duplicates"].is_finding
 
 
-def test_a_table_drifts_by_its_numbers_its_categories_and_its_words(root, monkeypatch):
+def test_a_table_drifts_by_its_numbers_its_categories_and_its_words(root):
     generator = np.random.default_rng(0)
     assert table(root, rows(generator, 400)).findings == {}
     lines = [line.split(",") for line in rows(generator, 400)]
@@ -331,12 +331,6 @@ def test_a_table_drifts_by_its_numbers_its_categories_and_its_words(root, monkey
     own = report["splits"]["train"]["age"]
     assert own["mean"] == pytest.approx(age.mean())
     np.testing.assert_allclose(own["quantiles"], np.quantile(age, np.linspace(0, 1, 101)), rtol=1e-6)
-    # Of many rows, evenly spread ones, also where they are read in several blocks.
-    monkeypatch.setattr(_statistics, "MOST_ROWS", 100)
-    monkeypatch.setattr(_data, "BLOCK_BYTES", 100)
-    table(root, [",".join(one) for one in older])
-    own = json.loads((root / "data/own/report/statistics.json").read_text())["splits"]["train"]["age"]
-    assert (own["num_values"], own["mean"]) == (100, pytest.approx(age[::3].mean()))
 
 
 def test_files_of_a_folder_are_named_also_where_some_are_left_out(root):
@@ -393,12 +387,13 @@ def test_a_place_is_told_with_the_first_that_has_the_same_hash(hashes):
     assert list(zip(later.tolist(), first.tolist(), strict=True)) == wanted
 
 
-def test_what_threads_find_of_blocks_is_in_the_order_of_the_rows(root, monkeypatch):
-    monkeypatch.setattr(_data, "BLOCK_BYTES", 3 * IMAGES[0].nbytes)
-    monkeypatch.setattr("tasks.machine.usable_cores", lambda: 64)
+def test_what_threads_find_of_blocks_is_in_the_order_of_the_rows(root, machine_with_cores):
+    machine_with_cores(64)
     prepared_arrays(images())
     folder = root / "data/own/prepared"
-    data = Data(records.load(records.PreparedDataset, folder / "manifest.json"), folder)
+    data = Data(
+        records.load(records.PreparedDataset, folder / "manifest.json"), folder, block_bytes=3 * IMAGES[0].nbytes
+    )
     every = np.concatenate(list(data.blocks("train", "image")))
     assert len(every) == len(data.rows["train"]) > 200
     np.testing.assert_array_equal(data.digests("train"), _hashes.of_rows(every))
@@ -428,7 +423,7 @@ def test_images_of_any_size_can_be_looked_at(root, shape):
     assert 9 in {one.row for one in quality.checks["duplicates"].offenders}
 
 
-def test_pairs_are_found_among_many_and_their_number_has_an_end(monkeypatch):
+def test_pairs_are_found_among_many_and_their_number_has_an_end():
     generator = np.random.default_rng(0)
     hashes = generator.integers(0, 2**63, 20_000, dtype=np.uint64)
     coarse = np.zeros((20_000, 63), np.int8)
@@ -445,24 +440,28 @@ def test_pairs_are_found_among_many_and_their_number_has_an_end(monkeypatch):
     # All alike: each is compared with its neighbours alone.
     found, _ = _hashes.pairs(np.zeros(5000, np.uint64), np.zeros((5000, 63), np.int8))
     assert len(found) < 8 * 5000
-    monkeypatch.setattr(_hashes, "MOST_PAIRS", 10)
-    assert _hashes.pairs(np.zeros(50, np.uint64), np.zeros((50, 63), np.int8))[1]
+    found, was_cut = _hashes.pairs(np.zeros(50, np.uint64), np.zeros((50, 63), np.int8), most=10)
+    assert (len(found), was_cut) == (10, True)
 
 
-def test_of_what_is_larger_spread_runs_are_looked_at_and_that_is_said(root, monkeypatch, capsys):
-    monkeypatch.setattr(_data, "MOST_ROWS", 100)
-    monkeypatch.setattr(_data, "RUN_ROWS", 10)
-    x, y = images()
-    x[299] = 7
+def test_of_what_is_larger_spread_runs_are_looked_at_and_that_is_said(root, capsys):
+    """Of 1,000,000 rows at most, in runs of 1024; its statistics are those of every tenth of them."""
+    number = 1_100_000
+    x, y = np.arange(2 * number, dtype=np.float32).reshape(-1, 2), np.arange(number) % 2
+    x[-1] = x[0]
     quality = prepared_arrays((x, y), (x[:90], y[:90]))
-    assert quality.looked_at == {"train": 100, "test": 90}
-    assert names_of(quality, "constant_examples") == ["row 299 of train"]
+    folder = root / "data/own/prepared"
+    data = Data(records.load(records.PreparedDataset, folder / "manifest.json"), folder)
+    rows = data.rows["train"]
+    assert 998_000 < len(rows) <= 1_000_000
+    assert len(np.unique(rows // 1024)) == len(rows) // 1024 + 1, "the last run is a part of one"
+    assert quality.looked_at == {"train": len(rows), "test": 90}
+    assert names_of(quality, "duplicates")[0] == f"row {number - 1} of train"
     said = capsys.readouterr().err
-    assert "the checks looked at 100 of the 300 examples of train, evenly spread" in said
-    data = Data(
-        records.load(records.PreparedDataset, root / "data/own/prepared/manifest.json"), root / "data/own/prepared"
-    )
-    assert len(np.unique(data.rows["train"] // 10)) == 10
+    assert f"the checks looked at {len(rows):,} of the 1,100,000 examples of train, evenly spread" in said
+    every_tenth = data.array("train", "number")[rows][::10].astype(float)  # They are read in several blocks.
+    own = data_checks.statistics(data).splits["train"]["number 1"]
+    assert (own.num_values, own.mean) == (len(every_tenth), pytest.approx(every_tenth[:, 1].mean(), rel=1e-12))
 
 
 def test_the_report_of_other_data_is_none_and_files_of_the_users_stay(root):

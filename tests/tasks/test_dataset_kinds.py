@@ -1,12 +1,12 @@
 """What each kind of dataset reads, and what it refuses."""
 
-import dataclasses
 import io
 import json
 import os
 import socket
 import struct
 import tempfile
+import threading
 import zipfile
 import zlib
 from pathlib import Path
@@ -17,7 +17,7 @@ from PIL import Image
 
 from tasks import config, dataset_folder, dataset_kinds, dvc_data, encoding, prepared_data, slices, source_files
 from tasks.dataset_kinds import image_folder
-from tasks.errors import StratagemError, UserError
+from tasks.errors import UserError
 from tasks.input import sources
 from tasks.prepare import prepare
 
@@ -409,29 +409,13 @@ def test_what_may_not_be_read_is_named_and_never_left_out(theirs):
             read(theirs / "cat" / "0.png", {})
 
 
-def test_a_write_that_fails_ends_what_is_read_for_it(source, monkeypatch):
-    fill(source)
-    examples, ended = image_folder.examples, []
-
-    def watched(dataset):
-        found = examples(dataset)
-
-        def blocks():
-            try:
-                yield from found.blocks()
-            finally:
-                ended.append(True)
-
-        return dataclasses.replace(found, blocks=blocks)
-
-    def full(*_):
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(image_folder, "examples", watched)
-    monkeypatch.setattr("tasks.prepare._SplitWriter.write", full)
-    with pytest.raises(StratagemError, match="No space left on device") as caught:
+def test_a_write_that_fails_ends_what_is_read_for_it(source, no_file_larger_than):
+    for number in range(10):
+        save(Image.new("L", (200, 200), number), source, "cat" if number % 2 else "dog", f"{number}.png")
+    before = set(threading.enumerate())
+    with no_file_larger_than(50_000), pytest.raises(UserError, match="File too large") as caught:
         prepare(describe(source))
-    assert ended == [True], caught  # Which keeps all that was at work.
+    assert set(threading.enumerate()) == before, caught  # Which keeps all that was at work.
 
 
 def test_a_class_of_which_nothing_whole_is_left_is_refused(source):

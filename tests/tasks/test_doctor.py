@@ -96,13 +96,13 @@ def test_packages_of_another_version(project, look):
 
 
 @pytest.mark.usefixtures("own_code")
-def test_packages_of_a_project_without_a_lock(project, look, tmp_path, monkeypatch):
+def test_packages_of_a_project_without_a_lock(project, look, tmp_path, code_in):
     """As `stratagem init` makes it: the installed package's lock counts, of which an extra may be missing."""
     lock = (project / "requirements.lock").read_text()
     (project / "requirements.lock").unlink(missing_ok=True)
     brought = tmp_path / "brought"
     brought.mkdir()
-    monkeypatch.setattr(config, "code_root", lambda: brought)
+    code_in(brought)
     missing = "no-such-package-of-ours==1.0 \\\n    --hash=sha256:00\n"
     (brought / "requirements.lock").write_text(lock + missing)
     found = doctor.examine(["packages"]).findings

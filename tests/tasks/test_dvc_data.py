@@ -17,6 +17,7 @@ from filelock import FileLock
 
 from tasks import config, dataset_folder, dvc_data, prepared_data, records, runs
 from tasks.errors import StratagemError, UserError
+from tasks.process import dvc
 
 
 def _load(*overrides: str) -> config.Settings:
@@ -191,7 +192,7 @@ def test_a_first_try_that_failed_holds_nobody_to_what_was_not_said(project):
 
 
 def test_data_that_another_run_is_preparing_are_waited_for(project, monkeypatch):
-    monkeypatch.setattr(dvc_data, "DVC_BUSY_SECONDS", 0.1)
+    monkeypatch.setattr(dvc, "BUSY_SECONDS", 0.1)
     (project / ".dvc" / "tmp").mkdir()
     mine = project / "data" / "digits" / "prepared" / "labels.csv"
     mine.parent.mkdir()

@@ -223,13 +223,14 @@ def test_an_export_brings_what_makes_its_input_of_files_of_images(tiny, trained,
     assert json.loads((tmp_path / "out" / "target.json").read_text())["class_names"] == list(tiny.target.class_names)
 
 
-def test_the_file_of_an_export_takes_raw_inputs_wherever_it_is_copied_to(tiny, trained, tmp_path, monkeypatch):
+def test_the_file_of_an_export_takes_raw_inputs_wherever_it_is_copied_to(tiny, trained, tmp_path):
     settings, run = trained("train.epochs=1")
     export(settings, tiny, run, "keras", "latest", str(tmp_path / "out"))
     elsewhere = shutil.copytree(tmp_path / "out", tmp_path / "elsewhere")
     file, images = str(elsewhere / "model.keras"), np.load(tiny.splits["test"].features["image"])
     expected = keras.models.load_model(runs.load_training(run).final_model).predict(images, verbose=0)
-    monkeypatch.setattr(runs, "look_up", lambda run_id: None)  # As in another project.
+    shutil.rmtree(run.folder)  # As in another project.
+    assert runs.look_up(run.run_id) is None
     model = RawModel(trained_models.find(file))
     assert model.target == tiny.target
     inputs = model.input_encoder.model_input(files_of_images(images))
@@ -432,7 +433,7 @@ def test_a_manifest_can_be_read_without_this_program(tiny, trained, tmp_path):
     assert said["inputs"] == [{"name": "pixels", "shape": [None, 8, 8, 1], "dtype": "uint8"}]
 
 
-def test_a_format_whose_packages_are_not_installed_says_which_extra_has_them(monkeypatch, tmp_path):
+def test_a_format_whose_packages_are_not_installed_says_which_extra_has_them(monkeypatch, code_in, tmp_path):
     extras = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]
     wanted = {name: set(extras["optional-dependencies"].get(name, ())) for name in config.names_of("exports")}
     for name in wanted:
@@ -444,6 +445,6 @@ def test_a_format_whose_packages_are_not_installed_says_which_extra_has_them(mon
     with pytest.raises(UserError, match=r"--format onnx needs onnxruntime and tf2onnx, not.*\.\[onnx\]"):
         exports.find("onnx")
     # A project of the installed package has neither a Makefile nor a pyproject.toml.
-    monkeypatch.setattr(config, "code_root", lambda: tmp_path)
+    code_in(tmp_path)
     with pytest.raises(UserError, match=r"installed here: `pip install 'onnxruntime>=[\d.]+' 'tf2onnx>=[\d.]+'`$"):
         exports.find("onnx")

@@ -3,6 +3,7 @@
 import contextlib
 import gc
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -16,7 +17,6 @@ import pytest
 from tasks import config
 from tasks.errors import StratagemError, UserError
 from tasks.input import service, sources
-from tasks.input.array import ArraySource
 from tasks.machine import free_ports
 from tests.tasks.test_input import ALL_KINDS, MIXED, Rows, load, put_together, read, read_arrays
 
@@ -29,7 +29,7 @@ def serve():
     when it serves."""
     with contextlib.ExitStack() as started:
 
-        def serve(joins=None):
+        def serve(joins=None, cwd=None):
             address = joins or f"grpc://127.0.0.1:{free_ports(1)[0]}"
             environment = {**os.environ, "STRATAGEM_INPUT_SERVICE": address, "CUDA_VISIBLE_DEVICES": ""}
             if joins:
@@ -37,6 +37,7 @@ def serve():
             process = subprocess.Popen(
                 [sys.executable, "-m", "tasks", "input_service"],
                 env=environment,
+                cwd=cwd,
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.DEVNULL,
@@ -86,12 +87,12 @@ def test_batches_and_their_order_are_those_without_it(digits, serve):
     assert_equal(found, read_arrays(alone(digits, 20, *options), epoch=1))
 
 
-def test_a_worker_that_dies_takes_no_example_with_it(digits, serve, monkeypatch):
+def test_a_worker_that_dies_takes_no_example_with_it(digits, serve):
     """Dynamic sharding loses what a worker that ends had; whatever that was is gathered here, once."""
     _, address = serve()
     joined, _ = serve(address)
-    monkeypatch.setattr(service, "PATIENCE_SECONDS", 3.0)
     batches = served(address, digits, 3, f"input.augmentation={ALL_KINDS}")
+    batches.source.patience_seconds = 3.0
     found = []
     for step, batch in enumerate(batches.dataset):
         found.append(tuple(one.numpy() for one in batch))
@@ -101,13 +102,13 @@ def test_a_worker_that_dies_takes_no_example_with_it(digits, serve, monkeypatch)
 
 
 @pytest.mark.parametrize("end", [signal.SIGKILL, signal.SIGSTOP])
-def test_without_the_service_the_training_makes_its_own(digits, serve, monkeypatch, caplog, end):
+def test_without_the_service_the_training_makes_its_own(digits, serve, caplog, end):
     process, address = serve()
-    monkeypatch.setattr(service, "PATIENCE_SECONDS", 2.0)
     batches = served(address, digits, 20)
     wanted = read_arrays(alone(digits, 20))
     rest = iter(batches.dataset)
     found = [next(rest) for _ in range(5)]
+    batches.source.patience_seconds = 2.0  # The first batch waited for the graph, which may take longer.
     process.send_signal(end)
     found += list(rest)
     assert_equal(found, wanted)
@@ -121,29 +122,6 @@ def test_without_the_service_the_training_makes_its_own(digits, serve, monkeypat
         assert ["rest of the training" in one for one in told] == [False, True]
         assert_equal(read(batches, epoch=2), read_arrays(alone(digits, 20), epoch=2))
         assert len([one for one in caplog.messages if "this process makes" in one]) == 2
-
-
-def test_what_is_lost_is_bounded_and_comes_in_order(digits, serve, monkeypatch):
-    """One step never comes: it is made here as soon as enough others have overtaken it."""
-    _, address = serve()
-    made = []
-
-    def without_the_third(*given):
-        return original(*given).filter(lambda step, batch: step != 3)
-
-    def gather(self, step_batches, arrays, block):
-        made.extend(block)
-        return of_array(self, step_batches, arrays, block)
-
-    original, of_array = service.ServiceSource._served, ArraySource.gather
-    monkeypatch.setattr(service.ServiceSource, "_served", without_the_third)
-    monkeypatch.setattr(service, "MOST_OVERTAKEN", 5)
-    batches = served(address, digits, 20)
-    found = read(batches)
-    monkeypatch.setattr(ArraySource, "gather", gather)
-    assert_equal(read(batches), found)
-    assert made == [3]
-    assert_equal(found, read_arrays(alone(digits, 20)))
 
 
 def reading_now():
@@ -167,17 +145,14 @@ def test_reading_ends_with_who_reads(digits, serve, project):
     assert not list((project / "mlruns").glob(".input.*")), "what the workers were told of the pass"
 
 
-def test_workers_that_see_other_folders_are_an_error(digits, serve, project, monkeypatch):
+def test_workers_that_see_other_folders_are_an_error(digits, serve, project, tmp_path):
     """They are told of each pass in a file of the project's folder, so another machine's folder is noticed."""
-    _, address = serve()
-
-    def elsewhere(*given):
-        made = original(*given)
-        given[-1][0].unlink()
-        return made
-
-    original = service.ServiceSource._served
-    monkeypatch.setattr(service.ServiceSource, "_served", elsewhere)
+    shutil.rmtree(project / "mlruns")
+    (project / "of_this_machine").mkdir()
+    # Under one path, which leads each process to a folder of its own.
+    (project / "mlruns").symlink_to("/proc/self/cwd/of_this_machine")
+    (tmp_path / "another" / "of_this_machine").mkdir(parents=True)
+    _, address = serve(cwd=tmp_path / "another")
     with pytest.raises(StratagemError, match="this project's folder under the same path"):
         list(served(address, digits, 20).arrays())
 

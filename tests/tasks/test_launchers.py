@@ -1,6 +1,5 @@
 """Launchers: which processes a cluster has, and who reaches them."""
 
-import importlib.util
 import json
 import os
 import re
@@ -220,15 +219,16 @@ NO_CLUSTER = [
 
 
 @pytest.mark.parametrize(("address", "message"), NO_CLUSTER)
-def test_an_address_without_a_ray_cluster_is_refused(monkeypatch, address, message):
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: name)  # As where Ray is installed.
+def test_an_address_without_a_ray_cluster_is_refused(monkeypatch, tmp_path, address, message):
+    (tmp_path / "ray").mkdir()  # As where Ray is installed.
+    monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setenv("RAY_ADDRESS", address)
     with pytest.raises(UserError, match=f"RAY_ADDRESS = '{address}': {message}"):
         launchers.members(multi_worker(launcher="ray"))
 
 
 def test_without_ray_its_extra_is_named(monkeypatch):
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setitem(sys.modules, "ray", None)  # Python then finds no such module.
     with pytest.raises(UserError, match=r"strategy.launcher = 'ray': the package ray is not installed.+'\.\[ray\]'"):
         launchers.members(multi_worker(launcher="ray"))
 

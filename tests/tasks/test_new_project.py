@@ -145,7 +145,7 @@ def test_its_code_is_that_of_the_package(made, project):
     assert yaml.safe_load(Path("metrics/own_code.json").read_text()) == {"stratagem": ours.code_digest}
 
 
-def test_stages_depend_on_the_digests_of_their_code(made, monkeypatch):
+def test_stages_depend_on_the_digests_of_their_code(made, code_in):
     """Which DVC reads: a path to the package's files would be another one on each machine."""
     folder = made / "data" / "digits"
     stages = yaml.safe_load((folder / "dvc.yaml").read_text())["stages"]
@@ -165,7 +165,7 @@ def test_stages_depend_on_the_digests_of_their_code(made, monkeypatch):
     other = made.with_name("upgraded")
     shutil.copytree(ROOT / "tasks", other / "tasks", ignore=shutil.ignore_patterns("__pycache__"))
     (other / "tasks" / "prepare.py").write_text("another")
-    monkeypatch.setattr(config, "code_root", lambda: other)
+    code_in(other)
     assert not dataset_folder.has_pinned_code("digits", made)
     assert not dvc_data.is_up_to_date("digits")
     (planned,) = explanation.explain(None, [], ["prepare"]).stages

@@ -86,7 +86,6 @@ class PlainImages(tfds.core.GeneratorBasedBuilder):
     """Large images that compress well, as many as the test says."""
 
     VERSION = tfds.core.Version("1.0.0")
-    num_images = 0
 
     def _info(self):
         features = {
@@ -102,7 +101,7 @@ class PlainImages(tfds.core.GeneratorBasedBuilder):
 
     def _generate_examples(self):
         image = io.BytesIO(tf.io.encode_jpeg(np.full((160, 160, 3), 100, np.uint8)).numpy())
-        for i in range(self.num_images):
+        for i in range(int(os.environ["PLAIN_IMAGES"])):
             image.seek(0)
             yield i, {"image": image, "label": i % 2}
 
@@ -347,7 +346,7 @@ def test_folder_that_cannot_be_written(root):
 def test_memory_does_not_grow_with_the_dataset(root, monkeypatch):
     def peak_growth(num_images):
         """The most that this process' memory grew while it prepared so many images, in bytes."""
-        monkeypatch.setattr(PlainImages, "num_images", num_images)
+        monkeypatch.setenv("PLAIN_IMAGES", str(num_images))
         manifest = download(dataset("plain_images"))
         Path("/proc/self/clear_refs").write_text("5")  # Resets the peak, VmHWM.
         before = memory("VmRSS")

@@ -10,7 +10,6 @@ import numpy as np
 import pandas
 import pytest
 
-from tasks import raw_inputs
 from tasks.errors import UserError
 from tasks.raw_inputs import MAX_TEXT, Reader, Wanted
 
@@ -20,8 +19,8 @@ IMAGES = Wanted({"image": "image"}, ("image",))
 ARRAYS = Wanted({}, ("left", "right"))
 
 
-def read(wanted, *inputs, part_rows=3, encoding="utf-8", stdin=None):
-    reader = Reader(wanted, Path.cwd(), part_rows, encoding, stdin)
+def read(wanted, *inputs, part_rows=3, encoding="utf-8", stdin=None, **more):
+    reader = Reader(wanted, Path.cwd(), part_rows, encoding, stdin, **more)
     reader.check(inputs)
     try:
         return list(reader.read(inputs))
@@ -154,13 +153,13 @@ def test_each_file_of_a_folder_is_a_text():
     assert flat(read(LINES, "d", encoding="latin-1"), "note")[5] == "f\xfcnf"
 
 
-def test_a_part_of_texts_is_no_larger_than_two_of_them(monkeypatch):
-    monkeypatch.setattr(raw_inputs, "MAX_TEXT", 10)
+def test_a_part_of_texts_is_no_larger_than_two_of_them():
     Path("d").mkdir()
-    for number, length in enumerate((4, 4, 4, 10, 1)):
+    third = MAX_TEXT * 2 // 5
+    for number, length in enumerate((third, third, third, MAX_TEXT, 1)):
         Path(f"d/{number}").write_bytes(b"x" * length)
     parts = read(LINES, "d", part_rows=100)
-    assert [[len(text) for text in part.columns["note"]] for part in parts] == [[4, 4, 4], [10], [1]]
+    assert [[len(text) for text in part.columns["note"]] for part in parts] == [[third] * 3, [MAX_TEXT], [1]]
 
 
 @pytest.mark.parametrize(
@@ -288,11 +287,11 @@ def test_what_the_model_does_not_take_is_refused_before_it_is_opened():
         read(TABLE, "no.parquet")
 
 
-def test_a_quote_that_nothing_closes_does_not_fill_the_memory(monkeypatch):
-    monkeypatch.setattr("tasks.raw_inputs.MAX_FIELD", 100)
+def test_a_quote_that_nothing_closes_does_not_fill_the_memory():
     Path("t.csv").write_text('size,city\n1,"' + "x\n" * 200 + "3,a\n")
     before = csv.field_size_limit()
     try:
-        assert "no row of CSV (field larger than field limit (100))" in broken(read(TABLE, "t.csv")).values()
+        found = broken(read(TABLE, "t.csv", max_field=100))
+        assert "no row of CSV (field larger than field limit (100))" in found.values()
     finally:
         csv.field_size_limit(before)

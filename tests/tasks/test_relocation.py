@@ -87,13 +87,10 @@ def test_an_old_place_that_came_back_is_named(
     assert caplog.messages[0].endswith(f". What was written to {project}/mlruns/artifacts since then is still there")
 
 
-def test_a_project_that_is_reached_by_a_link_is_left_alone(
-    project: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    make_store(project / "mlruns")
-    before = locations(project / "mlruns")
+def test_a_project_that_is_reached_by_a_link_is_left_alone(project: Path, caplog: pytest.LogCaptureFixture) -> None:
     project.with_name("link").symlink_to(project)
-    monkeypatch.setattr(Path, "cwd", lambda: project.with_name("link"))
+    make_store(project.with_name("link") / "mlruns")
+    before = locations(project / "mlruns")
     with caplog.at_level(logging.WARNING):
         relocation.mend()
     assert locations(project / "mlruns") == before

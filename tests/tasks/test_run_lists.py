@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from flows import run_tables
-from tasks import metrics, pipeline, records, runs
+from tasks import config, metrics, pipeline, records, runs
 from tasks.errors import UserError
 from tasks.records import MetricPair, RunDifference
 from tests.tasks.test_runs import opened
@@ -84,10 +84,11 @@ def test_the_best_by_a_metric_of_ones_own_come_first(project):
     assert listed(sort=near, lowest_first=pipeline.lower_is_better(near)) == [2, 3, 1]
 
 
-def test_which_is_better_of_a_metric_without_a_file_is_asked_of_the_metrics(monkeypatch):
-    assert not pipeline.lower_is_better("test/top_3_accuracy")
-    monkeypatch.setattr(metrics, "better", lambda name: "lower")
-    assert pipeline.lower_is_better("test/top_3_accuracy")
+def test_which_is_better_is_known_of_each_metric():
+    for name in config.names_of("metrics"):
+        assert pipeline.lower_is_better(f"test/{name}") == (metrics.find(name).better == "lower"), name
+    assert pipeline.lower_is_better("validation/loss")
+    assert not pipeline.lower_is_better("test/top_3_accuracy"), "of which there is no file"
     assert not pipeline.lower_is_better("examples_per_second"), "it is no metric"
 
 

@@ -115,20 +115,18 @@ def test_missing_pieces_are_damage(tmp_path):
         Checkpoints(tmp_path, read_only=True).restore(7)
 
 
-def test_without_the_part_of_one_worker_there_is_no_checkpoint(tmp_path, monkeypatch):
-    monkeypatch.setattr(shards, "SILENT_SECONDS", 0.2)
-    with Checkpoints(tmp_path) as saved:
+def test_without_the_part_of_one_worker_there_is_no_checkpoint(tmp_path):
+    with Checkpoints(tmp_path, silent_seconds=0.2) as saved:
         saved.num_writers = 2
         with pytest.raises(StratagemError, match="worker 1 has written nothing of its part"):
             saved._write({}, HALVES[0], STATE, {})
         assert list(tmp_path.iterdir()) == []
 
 
-def test_what_an_attempt_before_has_left_is_no_part_of_a_checkpoint(tmp_path, monkeypatch):
-    monkeypatch.setattr(shards, "SILENT_SECONDS", 0.2)
+def test_what_an_attempt_before_has_left_is_no_part_of_a_checkpoint(tmp_path):
     with shards.marked(tmp_path, "before"), ShardWriter(tmp_path, "before", 1) as left:
         left.save(HALVES[1], 7)
-    saved = Checkpoints(tmp_path, read_only=True)
+    saved = Checkpoints(tmp_path, read_only=True, silent_seconds=0.2)
     saved.num_writers = 2
     with pytest.raises(StratagemError, match="worker 1 has written"):
         saved._write({}, HALVES[0], STATE, {})

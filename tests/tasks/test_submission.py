@@ -105,14 +105,13 @@ PARTITIONS = (
         ({"nodes": "1", "ntasks": "9", "partition": "large"}, None),
     ],
 )
-def test_what_would_wait_for_ever_is_refused(monkeypatch, asked, said):
-    named = asked.get("partition")
-
-    def sinfo(command):
-        lines = PARTITIONS.splitlines()
-        return "\n".join(line for line in lines if not named or line.split("|")[0].rstrip("*") in named.split(","))
-
-    monkeypatch.setattr(slurm, "_slurm", sinfo)
+def test_what_would_wait_for_ever_is_refused(monkeypatch, tmp_path, asked, said):
+    named = asked.get("partition", "main,open,large").split(",")
+    lines = [line for line in PARTITIONS.splitlines() if line.split("|")[0].rstrip("*") in named]
+    sinfo = tmp_path / "sinfo"
+    sinfo.write_text("#!/bin/sh\ncat <<'END'\n" + "\n".join(lines) + "\nEND\n")
+    sinfo.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
     if said is None:
         slurm.check_partition(asked)
     else:

@@ -1,6 +1,7 @@
 """Tables: what is read, guessed, split and fitted, and what is refused."""
 
 import json
+import math
 import re
 from pathlib import Path
 
@@ -717,15 +718,16 @@ def test_rows_whose_image_is_broken_can_be_left_out(source, capsys):
     assert "left out, with their rows, as no whole image (12)" in said
 
 
-def test_a_block_of_broken_images_alone_changes_no_mean(source, capsys, monkeypatch):
-    monkeypatch.setattr("tasks.dataset_kinds.table.CHUNK_BYTES", 1)  # A row is a block.
+def test_a_block_of_broken_images_alone_changes_no_mean(source, capsys):
     noise = np.random.default_rng(0).integers(0, 256, (8, 32, 32, 3), np.uint8)
     for number, image in enumerate(noise):
         Image.fromarray(image).save(source / f"{number}.jpg")
     (source / "2.jpg").write_bytes((source / "2.jpg").read_bytes()[:1200])  # Its first bytes are whole.
     frame = pd.DataFrame({"photo": [f"{number}.jpg" for number in range(8)], "x": range(8), "y": np.arange(8) / 4})
     path = write(frame.assign(part=["train"] * 6 + ["test"] * 2), source / "own.csv")
-    prepared = prepare(path, target="y", split_column="part", on_broken="skip")
+    size = [1700, 1700]  # Of so many bytes that a row is a block.
+    prepared = prepare(path, target="y", split_column="part", on_broken="skip", image_size=size)
+    assert math.prod(prepared.features["photo"].shape) > table.BLOCK_BYTES
     assert (prepared.features["number"].mean, prepared.target.mean) == ((2.6,), (0.65,))
     assert array(prepared, "number")[:, 0].tolist() == [0, 1, 3, 4, 5]
     said = capsys.readouterr().err
@@ -733,24 +735,23 @@ def test_a_block_of_broken_images_alone_changes_no_mean(source, capsys, monkeypa
 
 
 @pytest.mark.parametrize("photos", [True, False])
-def test_no_block_is_large_and_few_are_made_ahead(source, monkeypatch, photos):
-    monkeypatch.setattr("tasks.dataset_kinds.table.CHUNK_BYTES", 256)
-    monkeypatch.setattr("tasks.machine.usable_cores", lambda: 64)
+def test_no_block_is_large_and_few_are_made_ahead(source, machine_with_cores, monkeypatch, photos):
+    machine_with_cores(64)
     frame = (pets(source, 60) if photos else visits(60)).assign(part=["train"] * 50 + ["test"] * 10)
     path = write(frame, source / "own.csv")
     dataset, _ = table.guess(describe(path, target="pet" if photos else "back", split_column="part"))
-    made, encode = [], table._RowEncoder.encode_whole
+    made, encode = [], Encoder.encode
 
     def counted(encoder, rows):
         made.append(rows)
         return encode(encoder, rows)
 
-    monkeypatch.setattr(table._RowEncoder, "encode_whole", counted)
-    blocks = table.examples(dataset).blocks()
+    monkeypatch.setattr(Encoder, "encode", counted)
+    blocks = table.examples(dataset, block_bytes=256).blocks()
     next(blocks)
     blocks.close()
     assert 1 <= len(made) <= 6
-    sizes = [sum(one.nbytes for one in block.features.values()) for block in table.examples(dataset).blocks()]
+    sizes = [sum(one.nbytes for one in block.features.values()) for block in table.examples(dataset, 256).blocks()]
     assert len(sizes) >= 20
     assert max(sizes) <= 256
 

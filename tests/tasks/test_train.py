@@ -516,32 +516,17 @@ def test_one_process_trains_a_run(tiny, train, monkeypatch):
 
 
 @pytest.mark.parametrize("loop", ["fit", "custom"])
-def test_a_training_that_is_told_to_stop_is_carried_on_to_the_same_bits(tiny, train, loop):
+def test_a_training_that_is_told_to_stop_is_carried_on_to_the_same_bits(tiny, train, at_step, loop):
     options = (f"train.loop={loop}", "train.deterministic=true", "model.options={units: [16], dropout: 0.5}",
                "train.steps_per_execution=1")  # fmt: skip
     whole = train(tiny, *options, run_id="whole")
-    before = stage._callbacks
-
-    class Telling(keras.callbacks.Callback):
-        def __init__(self, step, stop):
-            super().__init__()
-            self.step, self.stop = step, stop
-
-        def on_train_batch_end(self, batch, logs=None):
-            if self.model.optimizer.iterations == self.step:
-                self.stop.set()
-
     for step in (4, 6):
         run_id, stop = f"stopped_at_{step}", threading.Event()
-
-        def with_telling(*args, step=step, stop=stop):
-            position, *others = before(*args)
-            return position, Telling(step, stop), *others
-
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(stage, "_callbacks", with_telling)
-            with pytest.raises(Interrupted, match=f"stopped at step {step}, which is"):
-                train(tiny, *options, run_id=run_id, stop=stop)
+        with (
+            at_step(step, lambda model, stop=stop: stop.set()),
+            pytest.raises(Interrupted, match=f"stopped at step {step}, which is"),
+        ):
+            train(tiny, *options, run_id=run_id, stop=stop)
         resumed = train(tiny, *options, run_id=run_id, resume=True)
         assert resumed.weights_digest == whole.weights_digest, step
         assert resumed.history == whole.history

@@ -49,7 +49,7 @@ class ProgressBar(keras.callbacks.Callback):
         val = {f"val {name}": f"{logs[f'val_{name}']:.4f}" for name in validated}
         if self._lines is None:
             whole = {"epoch": len(f"{self.epochs}/{self.epochs}")}
-            self._lines = _fitting(whole, names, validated, self.console.width)
+            self._lines = _columns_within(whole, names, validated, self.console.width)
             self._heading(self._lines)
         if self._lines.is_one:
             self._print(self._lines.columns, {"epoch": place, **shown, **val, "learning rate": rate})
@@ -93,7 +93,7 @@ RATE = "learning rate"
 WORD = 8
 
 
-def _fitting(epoch: dict[str, int], names: Sequence[str], validated: Sequence[str], width: int) -> _Lines:
+def _columns_within(epoch: dict[str, int], names: Sequence[str], validated: Sequence[str], width: int) -> _Lines:
     """Return columns that are no wider than a terminal.
 
     Args:

@@ -7,8 +7,9 @@ from collections.abc import Callable
 import keras
 
 from tasks import metrics
-from tasks.checkpoints import Checkpoints, snapshot, snapshot_pieces
+from tasks.checkpoints import Checkpoints
 from tasks.errors import Interrupted
+from tasks.model_state import snapshot, snapshot_pieces
 from tasks.shards import ShardWriter
 from tasks.training import Training
 from tasks.training.callbacks.stopping import ResumableEarlyStopping

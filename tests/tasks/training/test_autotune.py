@@ -13,7 +13,6 @@ from tasks.input.array import ArraySource
 from tasks.input.batches import Batches
 from tasks.training import Training, autotune
 from tasks.training.autotune import Calls
-from tasks.training.callbacks.saving import SaveCheckpoints
 from tasks.training.callbacks.stopping import NonFiniteLoss
 from tasks.training.position import Position
 
@@ -113,21 +112,12 @@ def test_the_numbers_are_those_of_single_steps(tiny, digits, train, options):
     assert kept["auto"] == kept[1]
 
 
-def test_a_run_that_was_stopped_ends_with_the_same_bits(tiny, train):
+def test_a_run_that_was_stopped_ends_with_the_same_bits(tiny, train, at_step):
     options = ("train.deterministic=true", AUTO, "input.validation=53", "train.per_replica_batch_size=4")
     whole = train(tiny, *options, run_id="whole")
     stop = threading.Event()
-
-    class Stop(SaveCheckpoints):
-        def on_train_batch_end(self, batch, logs=None):
-            if self.position.step > 20:
-                stop.set()
-            super().on_train_batch_end(batch, logs)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("tasks.train.SaveCheckpoints", Stop)
-        with pytest.raises(Interrupted):
-            train(tiny, *options, run_id="stopped", stop=stop)
+    with at_step(21, lambda model: stop.set()), pytest.raises(Interrupted):
+        train(tiny, *options, run_id="stopped", stop=stop)
     resumed = train(tiny, *options, run_id="stopped", resume=True)
     assert resumed.weights_digest == whole.weights_digest
     assert resumed.history == whole.history

@@ -1,5 +1,4 @@
 import gc
-import logging
 import threading
 import weakref
 from dataclasses import replace
@@ -10,13 +9,11 @@ import numpy as np
 import pytest
 
 from tasks import config, metrics
-from tasks import train as stage
 from tasks.checkpoints import Checkpoints, State
 from tasks.errors import Interrupted
 from tasks.input.batches import Batches
 from tasks.strategies import Strategy
 from tasks.training import Training
-from tasks.training.callbacks.progress import ProgressBar
 from tasks.training.callbacks.saving import SaveCheckpoints
 from tasks.training.callbacks.sending import SendMetrics
 from tasks.training.callbacks.stopping import ResumableEarlyStopping
@@ -32,20 +29,20 @@ def inside(epoch, step_in_epoch, steps=5, **more):
     return State(step=epoch * steps + step_in_epoch, epoch=epoch, step_in_epoch=step_in_epoch, **(ORIGIN | more))
 
 
-def model():
+def model(kind=keras.Sequential):
     keras.utils.set_random_seed(0)
-    built = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
+    built = kind([keras.Input((1,)), keras.layers.Dense(1)])
     built.compile("sgd", "mse")
     built.optimizer.build(built.trainable_variables)
     built.compute_metrics(None, keras.ops.zeros([1, 1]), keras.ops.zeros([1, 1]))
     return built
 
 
-def position_of(start=START, steps_per_epoch=None, num_examples=33):
+def position_of(start=START, steps_per_epoch=None, num_examples=33, made=None):
     # 33 examples in batches of 8: five steps.
     batches = Batches(num_examples, 8, drop_remainder=False, steps_per_epoch=steps_per_epoch)
     position = Position(batches, start)
-    position.set_model(model())
+    position.set_model(made or model())
     return position
 
 
@@ -248,18 +245,21 @@ def test_checkpoints_are_written_when_they_are_due_and_at_the_end(
 
 @pytest.mark.parametrize("start", [START, inside(0, 3), inside(1, 0), inside(1, 4)])
 @pytest.mark.parametrize(("every_epochs", "every_steps", "steps_a_call", "_"), DUE)
-def test_every_worker_takes_part_when_the_chief_saves(monkeypatch, start, every_epochs, every_steps, steps_a_call, _):
+def test_every_worker_takes_part_when_the_chief_saves(start, every_epochs, every_steps, steps_a_call, _):
     # A metric's value is the sum over all workers: one that did not ask for it would leave the others waiting.
     class Chief:
         def save(self, model, state, metrics=None):
             chief.append(state.step)
 
+    class TellsWhenItIsRead(keras.Sequential):
+        @property
+        def metrics_variables(self):
+            other.append(position.step)
+            return super().metrics_variables
+
     chief, other = [], []
     for saved in (Chief(), None):
-        position = position_of(start)
-        monkeypatch.setattr(
-            "tasks.training.callbacks.saving.snapshot", lambda model, position=position: other.append(position.step)
-        )
+        position = position_of(start, made=model(TellsWhenItIsRead))
         callback = saving_of(saved, position, every_epochs, every_steps)
         drive(position, [callback], epochs=3, steps_a_call=steps_a_call)
     assert chief == other
@@ -401,14 +401,9 @@ def test_of_a_checkpoint_only_the_metrics_stay_in_memory(tiny, train, monkeypatc
 
 @pytest.mark.parametrize("loop", ["fit", "custom"])
 @pytest.mark.parametrize("validate", [True, False])
-def test_a_run_that_a_callback_stopped_inside_an_epoch_goes_on_there(tiny, train, monkeypatch, caplog, loop, validate):
-    caplog.set_level(logging.INFO, "tasks.train")  # Without what it says, a training has no bar.
-
-    class StopsAt7(ProgressBar):
-        def on_train_batch_end(self, batch, logs=None):
-            super().on_train_batch_end(batch, logs)
-            if self.model.optimizer.iterations == 7:
-                self.model.stop_training = True
+def test_a_run_that_a_callback_stopped_inside_an_epoch_goes_on_there(tiny, train, at_step, loop, validate):
+    def stop_training(model):
+        model.stop_training = True
 
     options = [
         f"train.loop={loop}", f"input.validation={53 if validate else 'null'}", "train.deterministic=true",
@@ -420,8 +415,7 @@ def test_a_run_that_a_callback_stopped_inside_an_epoch_goes_on_there(tiny, train
     ]  # fmt: skip
     whole = train(tiny, *options, run_id="whole")
     assert whole.steps == 15
-    with monkeypatch.context() as patch:
-        patch.setattr(stage, "ProgressBar", StopsAt7)
+    with at_step(7, stop_training):
         stopped = train(tiny, *options, run_id="stopped")
     assert (stopped.epochs, stopped.steps, Path(stopped.checkpoint).name) == (1, 7, "7")
     assert stopped.stopped_early

@@ -10,10 +10,11 @@ import pytest
 import tensorflow as tf
 
 from tasks import config, losses, metrics, optimizers, strategies
-from tasks.checkpoints import Checkpoints, State, snapshot
+from tasks.checkpoints import Checkpoints, State
 from tasks.errors import UserError
 from tasks.input import sources
 from tasks.input.order import carve
+from tasks.model_state import snapshot
 from tasks.records import Target
 from tasks.training import Training, coordinator, loops
 from tasks.training.callbacks.saving import SaveCheckpoints

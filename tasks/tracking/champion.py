@@ -1,0 +1,200 @@
+"""The version that has the alias `champion`: how it moves there, and back to the one that had it before.
+
+MLflow keeps no history of an alias. The versions that were the champion stand in a tag of the registered model, the
+first one first. It is written before the alias moves, which is one write: whatever a process that is killed has left
+undone, the alias is at one version, and what stands after that version in the tag has not happened.
+"""
+
+from collections.abc import Callable, Mapping
+from datetime import UTC, datetime
+from typing import Any, NamedTuple
+
+import mlflow
+from mlflow.exceptions import MlflowException
+
+from tasks import config, runs
+from tasks.errors import StratagemError, UserError, one_of
+from tasks.tracking import turns
+from tasks.tracking.store import REFUSALS, open_store, retried, store_uri
+
+HISTORY = "champion_history"
+# Of a version that was the champion and is not to be again, unless somebody says so.
+ROLLED_BACK = "rolled_back"
+NOT_THERE = "RESOURCE_DOES_NOT_EXIST"
+
+
+def find_registered(client: mlflow.MlflowClient, name: str) -> Any:
+    """Return the registered model of a name, None where there is none."""
+    return find_or_none(lambda: client.get_registered_model(name))
+
+
+def find_or_none(get: Callable[[], Any]) -> Any:
+    """Return what is asked for, None where it is not there."""
+    try:
+        return get()
+    except MlflowException as error:
+        if error.error_code != NOT_THERE:
+            raise
+        return None
+
+
+def champion_of(model: Any) -> str | None:
+    """Return the version of a registered model that is the champion, None where none is."""
+    version = model.aliases.get(config.CHAMPION)
+    return None if version is None else str(version)
+
+
+def history_of(model: Any) -> list[str]:
+    """Return the versions that were the champion up to the present one, which is the last; or, where none is any more,
+    all that were."""
+    history = [version for version in str(model.tags.get(HISTORY, "")).split(", ") if version.isdigit()]
+    champion = champion_of(model)
+    if champion is None:
+        return history
+    if champion not in history:  # Somebody gave it the alias by hand; or the first one's process was killed.
+        return [*history, champion]
+    return history[: _end_of(champion, history)]
+
+
+def _write_history(client: mlflow.MlflowClient, name: str, history: list[str]) -> None:
+    client.set_registered_model_tag(name, HISTORY, ", ".join(history[-500:]))
+
+
+def promote(client: mlflow.MlflowClient, before: Any, version: str, turn: turns.Turn) -> None:
+    """Move the alias `champion` to a version.
+
+    Raises:
+        StratagemError: see ``Turn.check``.
+    """
+    if champion_of(before) == version:
+        return
+    turn.check()
+    history = [*history_of(before), version]
+    if len(history) > 1:
+        _write_history(client, before.name, history)
+    turn.check()
+    client.set_registered_model_alias(before.name, config.CHAMPION, version)
+    if len(history) == 1:  # A tag without an alias would say that the first champion was lost.
+        _write_history(client, before.name, history)
+
+
+class Rollback(NamedTuple):
+    """What a rollback would do."""
+
+    name: str
+    """Of the registered model."""
+    champion: str | None
+    """The version that has the alias; None where none has it any more."""
+    version: str
+    """That is to have it."""
+    tags: Mapping[str, str]
+    """Of that one."""
+    run_id: str | None
+    """Of the run in mlruns/ that it was made of, or as MLflow calls that; None where it says nothing of a run."""
+    place: str
+    """Where its files lie: an address that MLflow reads."""
+    missing: tuple[str, ...]
+    """Versions in between that are no longer there."""
+
+
+@retried
+def find_rollback(name: str) -> Rollback:
+    """Return which version had the alias `champion` before the one that has it; nothing is written.
+
+    Raises:
+        UserError: there is no such registered model, or no version that was the champion before.
+        Unavailable: the tracking server does not answer, or fails.
+    """
+    client = open_store()
+    model = find_registered(client, name)
+    if model is None:
+        names = [one.name for one in client.search_registered_models()]
+        if not names:
+            raise UserError(f"unknown registered model '{name}': there is none in {store_uri()}")
+        raise UserError(one_of("registered model", name, names))
+    champion, history = champion_of(model), history_of(model)
+    there = {str(one.version): one for one in client.search_model_versions(f"name = '{name}'")}
+    earlier = history[:-1] if champion is not None else history
+    kept = [version for version in earlier if version in there]
+    if not kept:
+        gone = f", and version {', '.join(earlier)} is no longer there" if earlier else ""
+        who = "no version is" if champion is None else f"version {champion} is the first that was"
+        raise UserError(f"'{name}' cannot be rolled back: {who} @{config.CHAMPION}{gone}")
+    found = there[kept[-1]]
+    return Rollback(
+        name=name,
+        champion=champion,
+        version=kept[-1],
+        tags=found.tags,
+        run_id=local_run_id(client, found.run_id),
+        place=client.get_model_version_download_uri(name, kept[-1]),
+        missing=tuple(earlier[_end_of(kept[-1], earlier) :]),
+    )
+
+
+def _end_of(version: str, history: list[str]) -> int:
+    """Return how many versions were the champion up to the last time that this one was it."""
+    return len(history) - history[::-1].index(version)
+
+
+@retried
+def rollback(back: Rollback) -> None:
+    """Move the alias `champion` back to the version that had it before.
+
+    The version that had it gets the tag ``rolled_back``: no registration makes it the champion again, unless forced.
+
+    Raises:
+        UserError: that one or the model was deleted since ``find_rollback`` looked.
+        Unavailable: the tracking server does not answer, or fails.
+        StratagemError: another process is moving the alias, or has moved it since then.
+    """
+    client, name = open_store(), back.name
+    if find_registered(client, name) is None:  # A server lets nobody take a turn at it.
+        raise _deleted(back, "the model")
+    with turns.taken(client, name) as turn:
+        model = find_registered(client, name)
+        if model is None:
+            raise _deleted(back, "the model")
+        champion, history = champion_of(model), history_of(model)
+        if champion == back.version:
+            return  # Moved by a request before this one, whose reply was lost.
+        earlier = history[:-1] if champion is not None else history
+        if champion != back.champion or back.version not in earlier:
+            raise StratagemError(
+                f"@{config.CHAMPION} of '{name}' was moved meanwhile: it is at "
+                f"{'no version' if champion is None else f'version {champion}'} now, and stays there. Then "
+                f"`stratagem rollback {name}`"
+            )
+        if find_or_none(lambda: client.get_model_version(name, back.version)) is None:
+            stays = "no version" if champion is None else f"version {champion}"
+            raise _deleted(
+                back,
+                f"version {back.version}",
+                f". @{config.CHAMPION} stays at {stays}. Then `stratagem rollback {name}` takes the one before it",
+            )
+        turn.check()
+        if champion is not None:
+            # What stands after the present champion has not happened; then its last place in the tag tells.
+            _write_history(client, name, history)
+            client.set_model_version_tag(name, champion, ROLLED_BACK, datetime.now(UTC).isoformat(timespec="seconds"))
+        turn.check()
+        client.set_registered_model_alias(name, config.CHAMPION, back.version)
+        _write_history(client, name, history[: _end_of(back.version, earlier)])
+
+
+def _deleted(back: Rollback, what: str, then: str = "") -> UserError:
+    which = f"'{back.name}' cannot be rolled back to version {back.version}"
+    return UserError(f"{which}: {what} was deleted meanwhile{then}")
+
+
+def local_run_id(client: Any, run_id: str | None) -> str | None:
+    """Return the id that a run has in mlruns/: another one than MLflow's where it was started without the server."""
+    if not run_id or runs.look_up(run_id) is not None:
+        return run_id or None
+    try:
+        found: str = client.get_run(run_id).data.tags.get("local_run_id", run_id)
+    except MlflowException as error:
+        if error.error_code not in REFUSALS:
+            raise
+        return run_id  # Deleted for good.
+    return found
