@@ -330,7 +330,7 @@ def test_residuals_are_drawn_for_each_number_and_a_sample_of_many():
 def test_the_curves_have_their_checkpoints_and_a_gap_where_there_is_no_number():
     section = curves.curves(load(made_up.run(*made_up.classification())))
     (figure,) = section.blocks
-    assert "evaluated and latest: step 30; best: step 20." in figure.caption
+    assert "A dashed line is a checkpoint: evaluated, latest at step 30; best at step 20." in figure.caption
     loss, rate = map(str, figure.drawings)
     train = re.search(r'class="line c0" d="([^"]+)"', loss)[1]
     assert (train.count("M"), train.count("L")) == (2, 0), "the second of three is no number"
