@@ -1,21 +1,20 @@
 """What `stratagem data` prints for a person: what a dataset holds, and what is wrong with it."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 from rich.console import Console
 from rich.table import Table
 
 from flows.tables import print_rows
+from tasks import report
 from tasks.errors import cut
-from tasks.records import DataDifference, DataQuality, Feature, KeptColumn, PreparedDataset
+from tasks.records import DataDifference, DataQuality, KeptColumn, PreparedDataset
 
 MAX_CLASSES = 30
 """That are printed of a dataset."""
 MAX_DIFFERENCES = 60
 MAX_COLUMNS = 60
-MAX_MOMENTS = 4
-"""More means and deviations are not printed: an image has no more channels, and thousands of numbers are no line."""
 OUTPUTS = {
     "classification": ("class", "classes"),
     "multilabel": ("label", "labels"),
@@ -54,12 +53,12 @@ def print_dataset(prepared: PreparedDataset) -> None:
 
 def _print_columns(prepared: PreparedDataset) -> None:
     """Print what each column holds: its kind, how many values are missing, and what the training split says of it."""
-    rows = [row for name, feature in prepared.features.items() for row in _columns(name, feature)]
+    rows = [row for name, feature in prepared.features.items() for row in report.describe_columns(name, feature)]
     missing = {name: sum(split.num_missing.get(name, 0) for split in prepared.splits.values()) for name, *_ in rows}
     target = prepared.target
     names = target.columns or ("",) * len(target.mean)
     rows += [
-        (name, "target", _moments((mean,), (deviation,)))
+        (name, "target", report.moments((mean,), (deviation,)))
         for name, mean, deviation in zip(names, target.mean, target.deviation, strict=False)
     ]
     table = Table(box=None, padding=(0, 2, 0, 0))
@@ -95,33 +94,6 @@ def _value(value: float, kind: str) -> str:
     import numpy as np  # Here and not above: no other table needs it. Python's own dates end with the year 9999.
 
     return str(np.datetime64(math.floor(value), "D")) if kind == "datetime" else f"{value:.4g}"
-
-
-def _columns(name: str, feature: Feature) -> list[tuple[str, str, str]]:
-    """Return name, kind and statistics of each column of a feature; of the feature, where it is of no table."""
-    if not feature.columns:
-        return [(name, feature.kind, _moments(feature.mean, feature.deviation))]
-    rows: list[tuple[str, str, str]] = []
-    place = 0
-    for number, column in enumerate(feature.columns):
-        told = ""
-        if feature.vocabulary_sizes:
-            words = "words" if column.kind == "text" else "values"
-            told = f"{feature.vocabulary_sizes[number] - 2:,} different {words}"  # Without the missing and the unknown.
-        elif column.quantiles:  # The mean is of its places among them.
-            told = f"from {column.quantiles[0]:.4g} to {column.quantiles[-1]:.4g}, scaled by quantiles"
-        elif column.kind != "datetime":
-            last = place + (column.width if feature.kind == "number" else len(feature.mean))
-            told = _moments(feature.mean[place:last], feature.deviation[place:last])
-        place += column.width
-        rows.append((column.name, column.kind, told))
-    return rows
-
-
-def _moments(means: Sequence[float], deviations: Sequence[float]) -> str:
-    if not 0 < len(means) <= MAX_MOMENTS:
-        return ""
-    return f"mean {' '.join(f'{one:.4g}' for one in means)}, deviation {' '.join(f'{one:.4g}' for one in deviations)}"
 
 
 def print_quality(name: str, quality: DataQuality | None) -> None:

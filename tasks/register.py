@@ -210,6 +210,7 @@ def _champion(
         return gate.Champion(version, None, f"{why}; {reason}. --force takes its place")
     try:
         outputs = loaded_back.of_keras_file(name, version, tags, apart, prepared)
+        loaded_back.check(outputs, prepared)
     except tracking.Unavailable:
         raise
     except StratagemError as error:

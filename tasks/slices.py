@@ -228,8 +228,8 @@ def _by_feature(test: TestExamples, name: str) -> Iterator[Slice]:
         for place, (column, first, _) in enumerate(test.columns(name)[:MOST_COLUMNS]):
             values = np.asarray(array[:, first])
             if feature.kind == "number":
-                is_day = bool(feature.columns) and feature.columns[place].kind == "datetime"
-                yield from quarters(column, values, _day if is_day else _number)
+                isday = bool(feature.columns) and feature.columns[place].kind == "datetime"
+                yield from quarters(column, values, day if isday else _number)
                 continue
             different, counts = np.unique(values, return_counts=True)
             for value in different[np.argsort(-counts, kind="stable")][:MOST_VALUES]:
@@ -244,14 +244,14 @@ def _by_metadata(name: str, column: MetadataColumn) -> Iterator[Slice]:
             yield Slice(name, value, values == value)
     else:
         numbers = np.array(column.values, np.float64)  # None is NaN.
-        yield from quarters(name, numbers, _day if column.kind == "datetime" else _number)
+        yield from quarters(name, numbers, day if column.kind == "datetime" else _number)
 
 
 def _number(value: float) -> str:
     return f"{value:.4g}"
 
 
-def _day(value: float) -> str:
+def day(value: float) -> str:
     """Return the date of days since 1970."""
     return str(np.datetime64(math.floor(value), "D"))
 
@@ -261,7 +261,7 @@ def _written(values: npt.NDArray[np.float64], said: Callable[[float], str]) -> l
     texts = [said(value) for value in values]
     if len(set(texts)) == len(texts):
         return texts
-    if said is _day:
+    if said is day:
         return [str(np.datetime64(round(value * 86_400), "s")) for value in values]
     return [repr(float(value)) for value in values]
 

@@ -138,6 +138,16 @@ class ImageFolder(LocalDescription):
     """Height and width that all images are resized to; null keeps their own (needed where sizes differ)."""
     on_broken: Literal["stop", "skip"] = "stop"
     """What becomes of files that are no whole image: the end, with their names, or no example."""
+    folders: Annotated[tuple[Text, ...], Field(max_length=8, exclude_if=lambda folders: not folders)] = ()
+    """What the folders between a class and its images tell, from the class down: `[camera]` for CLASS/CAMERA/*. No
+    model learns from them. Those of the test split are kept, as of a table's `metadata`."""
+
+    @field_validator("folders")
+    @classmethod
+    def each_has_a_name_of_its_own(cls, folders: tuple[str, ...]) -> tuple[str, ...]:
+        if len(set(folders)) < len(folders):
+            raise PydanticCustomError("folders", "two of them have one name: give each folder a name of its own")
+        return folders
 
 
 class Arrays(LocalDescription):

@@ -5,7 +5,7 @@ import statistics
 import sys
 import unicodedata
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,7 +14,7 @@ import numpy.typing as npt
 from PIL import Image, UnidentifiedImageError
 
 from tasks import ahead, config, machine
-from tasks.dataset_kinds import SPLITS, Block, Examples, of_ones_own, split_rows
+from tasks.dataset_kinds import SPLITS, Block, Examples, Metadata, of_ones_own, split_rows
 from tasks.encoding import FORMATS, ORIENTATION, decode_picture, open_picture
 from tasks.errors import UserError, listed
 from tasks.records import Feature, HeldOut, Target
@@ -40,10 +40,11 @@ def examples(dataset: config.ImageFolder) -> Examples:
     Images are turned as their EXIF says, laid on white where they are transparent, brought to 8 bits, and resized
     (bilinear, antialiased, without keeping the aspect ratio) where ``image_size`` says so. They have one channel where
     all are grey, else three. Hidden files and Windows' Thumbs.db do not count.
+    What ``folders`` names of the folders below a class is kept beside the test examples.
 
     Raises:
         UserError: no such folder, no classes, a class with one image, classes that differ between splits, images of
-            different sizes and no ``image_size``, or files that are no whole image.
+            different sizes and no ``image_size``, fewer folders than have a name, or files that are no whole image.
     """
     source = config.project_root() / dataset.source
     by_split = _find(source)
@@ -69,6 +70,12 @@ def examples(dataset: config.ImageFolder) -> Examples:
         labels |= {split: labels["train"][chosen] for split, chosen in rows.items()}
         held_out = HeldOut(num_examples=len(rows["test"]), seed=dataset.seed)
 
+    depth = 0
+    if dataset.folders:
+        classes = {
+            one.path: names[at] for split in images for one, at in zip(images[split], labels[split], strict=True)
+        }
+        depth = _depth(dataset, classes)
     left_out: dict[Path, str] = {}
 
     def blocks() -> Iterator[Block]:
@@ -84,6 +91,13 @@ def examples(dataset: config.ImageFolder) -> Examples:
     def name_of(split: str, row: int) -> str:
         return Path(whole(split)[row].path).relative_to(source).as_posix()
 
+    def metadata_of(split: str) -> dict[str, Metadata]:
+        below = [_folders_of(header.path, source)[depth:] for header in whole(split)]
+        return {
+            name: Metadata("category", [folders[place] if place < len(folders) else None for folders in below])
+            for place, name in enumerate(dataset.folders)
+        }
+
     target = Target.of_classes(names)
     return Examples(
         version="1",
@@ -94,8 +108,37 @@ def examples(dataset: config.ImageFolder) -> Examples:
         held_out=held_out,
         name_of=name_of,
         sizes_of=lambda split: np.array([header.size for header in whole(split)], np.int32).reshape(-1, 2),
+        metadata_of=metadata_of if dataset.folders else None,
         origin=of_ones_own(target),
     )
+
+
+def _folders_of(path: str, source: Path) -> tuple[str, ...]:
+    """Return the names of the folders that an image lies in, from the source down, spelled as those of classes."""
+    return tuple(unicodedata.normalize("NFC", name) for name in Path(path).relative_to(source).parent.parts)
+
+
+def _depth(dataset: config.ImageFolder, classes: Mapping[str, str]) -> int:
+    """Return how many folders there are down to that of a class, itself included: one, or two where there are splits.
+
+    Args:
+        dataset: ``folders`` names those further down.
+        classes: the class of each image, by its path.
+
+    Raises:
+        UserError: no image lies as many folders below its class as have a name.
+    """
+    source = config.project_root() / dataset.source
+    folders = {path: _folders_of(path, source) for path in classes}
+    # A split has two classes or more, of which one at least is not called as the split is.
+    depth = 1 if all(folders[path][0] == name for path, name in classes.items()) else 2
+    deepest = max(map(len, folders.values())) - depth
+    if deepest < len(dataset.folders):
+        raise UserError(
+            f"dataset.folders = {list(dataset.folders)}: between a class and its images in dataset.source = "
+            f"'{dataset.source}' there are at most {deepest} folders. Name as many, or none"
+        )
+    return depth
 
 
 def _find(source: Path) -> dict[str, dict[str, list[str]]]:

@@ -4,6 +4,7 @@ A run's page is in `page`, with a file for a section or a few; it is not importe
 the commands that print tables.
 """
 
+from tasks.report.columns import describe_columns, moments
 from tasks.report.comparison import (
     comparison_cells,
     comparison_page,

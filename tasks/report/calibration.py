@@ -30,7 +30,7 @@ def calibration(material: Material) -> ReportSection | None:
     found = material.binned
     if found is None:
         return None
-    what = "class that it gives" if material.task == "classification" else "label"
+    what = "predicted class" if material.task == "classification" else "label"
     scores = brier(material.probabilities, material.predicted.labels)
     low, high = intervals.of_scores(scores)
     rows = [
@@ -38,15 +38,20 @@ def calibration(material: Material) -> ReportSection | None:
         ["Brier score", f"{scores.mean():.4f}", f"{low:.4f} to {high:.4f}"],
     ]
     caption = (
-        f"By how probable the model finds the {what}: the bars should reach the line. Where one ends above it, the "
-        "model is too careful, below it too sure."
+        f"Predictions by the probability that the model gives to the {what}. A bar should end at the dashed line: "
+        "of the predictions that have 80 %, 80 % should be right. Where it ends above the line, the model is too "
+        "careful, below it too sure."
     )
     return ReportSection(
         "Calibration",
         [
-            TableBlock(("", "value", "95 % interval"), rows),
+            TableBlock(("measure", "value", "95 % interval"), rows),
             Figure([_reliability(found), _counts(found)], caption),
-            Text(f"Expected calibration error of {BINS} equal bins (Guo et al., 2017); Brier score (Brier, 1950)."),
+            Text(
+                f"The expected calibration error is how far the {BINS} bars are from the line, on average over the "
+                "predictions (Guo et al., 2017). The Brier score is the squared distance between probabilities and "
+                "truth, on average over the test examples (Brier, 1950). Of both 0 is the best."
+            ),
         ],
         {
             "calibration/expected_calibration_error": found.error,

@@ -83,22 +83,26 @@ def _figures(comparison: Comparison) -> ReportSection:
 
 
 def _steps(comparison: Comparison) -> list[ReportSection]:
-    measured = [row for row in comparison.rows if row.step_time is not None]
+    worked = [row for row in comparison.rows if row.reason is None]
+    measured = [row for row in worked if row.step_time is not None]
+    unknown = [row.name for row in worked if row.step_time is None]
+    missing = Text(
+        f"Not measured: {'; '.join(unknown)}. Either train.traced_steps is null, or the steps after the training that "
+        "are traced were stopped."
+    )
     if not measured:
-        return []
+        return [ReportSection("Where a step goes", [missing])] if unknown else []
     headings, cells = step_cells(comparison)
     rows: list[list[Cell]] = [list(row) for row in cells]
     said = (
-        "Found out by steps after the training, which slowed none of its own. A moment belongs to compute where any "
-        "operation runs in the chief's process, else to collectives where a sum over replicas is under way, which is "
-        "mostly the wait for the others, else to the wait for input; the rest is the host's. Under parameter_server it "
-        "is by the workers' own clocks, and collectives are the traffic with the servers."
+        "Measured on a few steps after the training, so that none of its own was slowed. A moment is compute where any "
+        "operation runs in the chief's process; else collectives, where gradients are summed or shards are "
+        "passed, which is mostly the wait for the other devices; else input wait, where the next batch is not there "
+        "yet; the rest is host: Python, and what starts operations. Under parameter_server the workers' own clocks "
+        "tell, and collectives are the traffic with the servers."
     )
-    return [
-        ReportSection(
-            "Where a step goes", [Figure([_stacked(measured)]), TableBlock(tuple(headings), rows, 2), Text(said)]
-        )
-    ]
+    blocks: list[Block] = [Figure([_stacked(measured)]), TableBlock(tuple(headings), rows, 2), Text(said)]
+    return [ReportSection("Where a step goes", [*blocks, missing] if unknown else blocks)]
 
 
 def _rounds(comparison: Comparison) -> ReportSection:
@@ -129,7 +133,7 @@ def _origin(comparison: Comparison) -> ReportSection:
         "seconds": f"{comparison.seconds:,.0f}",
     }
     return ReportSection(
-        "What was compared on what", [facts({name: svg.escaped(str(value)) for name, value in rows.items()})]
+        "Model, data and settings", [facts({name: svg.escaped(str(value)) for name, value in rows.items()})]
     )
 
 
@@ -155,7 +159,7 @@ def _of_memory(rows: Sequence[ComparisonRow]) -> list[Markup]:
             value = row.peak_memory_bytes / 1e6
             low, high = memory_range(row) or (value, value)
             lines.append((row.name, low, value, high))
-    title = "peak memory of all processes, MB: the median, and what the rounds span"
+    title = "peak memory, MB: the median, and what the rounds span"
     return [_ranges(title, lines)] if lines else []
 
 

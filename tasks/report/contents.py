@@ -6,11 +6,11 @@ from collections.abc import Mapping
 from tasks.records import PreparedDataset
 from tasks.report import svg
 from tasks.report.blocks import Block, Cell, Figure, Picture, Pictures, ReportSection, TableBlock, Text, facts
+from tasks.report.columns import describe_columns
 from tasks.report.material import Material, layers
 
 BARS = 30
 """Classes up to which they are drawn."""
-NUMBERS = 8
 INTENDED_USE = "intended_use.txt"
 """A text of the user's, in the folder ``report`` of a run."""
 
@@ -32,62 +32,63 @@ def data(material: Material) -> ReportSection:
         return ReportSection("Data", [Text("The prepared data are not here any more.")])
     facts_of: dict[str, Cell] = {
         "kind": f"{prepared.kind}, version {prepared.version}",
-        "task": f"{prepared.target.task}, {prepared.target.num_outputs:,} outputs",
+        "task": f"{prepared.target.task}, {_outputs(prepared)}",
         "licence": svg.escaped(prepared.licence or "not known"),
     }
     if prepared.held_out is not None:
         held = prepared.held_out
-        facts_of["test split"] = f"{held.num_examples:,} examples taken from the training split by seed {held.seed}"
+        facts_of["test split"] = f"{held.num_examples:,} examples drawn from the training split with seed {held.seed}"
     blocks: list[Block] = []
     if material.evaluation is not None and material.test is None and material.evaluation.test_rows is not None:
         blocks.append(Text("These data are others than those that this run was evaluated on."))
-    blocks += [facts(facts_of), _splits(prepared), _features(prepared)]
-    if missing := _missing(prepared):
-        blocks.append(missing)
+    blocks += [facts(facts_of), _splits(prepared), _columns(prepared)]
     counts = dict(zip(prepared.target.class_names, prepared.splits["train"].class_counts, strict=False))
     if counts:
-        blocks.append(_counts(counts))
+        blocks.append(_counts(counts, "label" if prepared.target.task == "multilabel" else "class"))
     return ReportSection("Data", blocks)
 
 
+def _outputs(prepared: PreparedDataset) -> str:
+    """Return what a model of these data tells, counted."""
+    num, names = prepared.target.num_outputs, prepared.target.class_names
+    if prepared.target.task == "classification":
+        return f"{num:,} classes"
+    one = "label" if names else "number"
+    return f"{num:,} {one}{'s' * (num > 1)}"
+
+
 def _splits(prepared: PreparedDataset) -> TableBlock:
+    what = "label" if prepared.target.task == "multilabel" else "class"
+    ends = [f"smallest {what}", f"largest {what}"] if prepared.target.class_names else []
     rows: list[list[Cell]] = []
     for name, split in prepared.splits.items():
         counts = split.class_counts
-        ends = [f"{min(counts):,}", f"{max(counts):,}"] if counts else ["-", "-"]
-        rows.append([name, f"{split.num_examples:,}", *ends])
-    return TableBlock(("split", "examples", "smallest class", "largest class"), rows)
+        known = [f"{min(counts):,}", f"{max(counts):,}"] if counts else ["-", "-"]
+        rows.append([name, f"{split.num_examples:,}", *known[: len(ends)]])
+    return TableBlock(("split", "examples", *ends), rows)
 
 
-def _features(prepared: PreparedDataset) -> TableBlock:
+def _columns(prepared: PreparedDataset) -> TableBlock:
+    """Return what each input is: its kind, what the training split says of it, and how many values are missing."""
+    kinds = {name: feature for name, feature in prepared.features.items() if not feature.columns}
+    is_any_missing = any(split.num_missing for split in prepared.splits.values())
     rows: list[list[Cell]] = []
     for name, feature in prepared.features.items():
-        means, deviations = (
-            ", ".join(f"{value:.4g}" for value in values[:NUMBERS]) for values in (feature.mean, feature.deviation)
-        )
-        more = ", …" if len(feature.mean) > NUMBERS else ""
-        shape = " x ".join(map(str, feature.shape))
-        rows.append(
-            [svg.escaped(name), f"{feature.kind} {shape}", f"{means}{more}" or "-", f"{deviations}{more}" or "-"]
-        )
-    return TableBlock(("feature", "what", "mean in training", "deviation"), rows, 4)
+        for column, kind, told in describe_columns(name, feature):
+            shape = f" {' x '.join(map(str, feature.shape))}" if name in kinds else ""
+            missing = [f"{split.num_missing.get(column, 0):,}" for split in prepared.splits.values()]
+            rows.append([svg.escaped(column), f"{kind}{shape}", told or "-", *(missing if is_any_missing else [])])
+    header = ("input", "kind", "in the training split")
+    more = [f"missing in {split}" for split in prepared.splits] if is_any_missing else []
+    return TableBlock((*header, *more), rows, 3, f"Inputs: {len(rows):,}", folded=len(rows) > BARS)
 
 
-def _missing(prepared: PreparedDataset) -> TableBlock | None:
-    columns = sorted({column for split in prepared.splits.values() for column in split.num_missing})
-    rows: list[list[Cell]] = [
-        [svg.escaped(column), *(f"{split.num_missing.get(column, 0):,}" for split in prepared.splits.values())]
-        for column in columns
-    ]
-    return TableBlock(("column", *prepared.splits), rows, title="Missing values") if rows else None
-
-
-def _counts(counts: Mapping[str, int]) -> Block:
+def _counts(counts: Mapping[str, int], what: str) -> Block:
     ordered = dict(sorted(counts.items(), key=lambda item: -item[1]))
     if len(ordered) <= BARS:
-        return Figure([svg.bars("Training examples by class", ordered)])
+        return Figure([svg.bars(f"Training examples by {what}", ordered)])
     rows: list[list[Cell]] = [[svg.escaped(name), f"{count:,}"] for name, count in ordered.items()]
-    return TableBlock(("class", "examples"), rows, title=f"Training examples of {len(rows):,} classes", folded=True)
+    return TableBlock((what, "examples"), rows, title=f"Training examples by {what}, of {len(rows):,}", folded=True)
 
 
 def model(material: Material) -> ReportSection | None:
@@ -97,7 +98,7 @@ def model(material: Material) -> ReportSection | None:
         return None
     found = layers(material)
     rows: list[list[Cell]] = [[svg.escaped(name), kind, f"{size:,}"] for name, kind, size in found]
-    told = f"{training.num_parameters:,} parameters, those that do not learn included."
+    told = f"{training.num_parameters:,} parameters, with those that are not trained."
     blocks: list[Block] = [Text(told)]
     if rows:
         title = f"{len(rows)} layers that have parameters"
@@ -118,7 +119,7 @@ def card(material: Material) -> ReportSection:
     except (OSError, UnicodeDecodeError):
         intended = ""
     use = intended or (
-        f"Left to you. Write what the model is for, for whom, and what it must not be used for into {place}, and give "
+        f"Left to you. Write what the model is for, for whom, and what it must not be used for into {place}, and run "
         f"`stratagem report {material.run.run_id}`."
     )
     settings, evaluation = material.run.settings, material.evaluation
@@ -133,9 +134,7 @@ def card(material: Material) -> ReportSection:
     if evaluation is not None:
         name = f"test/{material.headline}"
         rows["evaluation"] = f"{name} {evaluation.metrics[name]:.4f} on {evaluation.num_examples:,} examples"
-        rows["where it fails"] = (
-            "see the mistakes and the slices, the worst first" if material.predictions else "not known"
-        )
+        rows["where it fails"] = "see its mistakes and slices above" if material.predictions else "not known"
     return ReportSection(
         "Model card", [facts(rows), Text("Sections after Mitchell et al., Model Cards for Model Reporting (2019).")]
     )

@@ -21,8 +21,9 @@ def curves(material: Material) -> ReportSection | None:
     for name, path in used.items():
         if (step := path.rpartition("/")[2]).isdigit():
             by_step.setdefault(int(step), []).append(name)
-    marks = {", ".join(names): step / steps for step, names in by_step.items()} if steps else {}
+    named = {step: ", ".join(names) for step, names in by_step.items()}
+    marks = {name: step / steps for step, name in named.items()} if steps else {}
     drawings = [svg.lines(metric.replace("_", " "), "epoch", lines, marks) for metric, lines in panels.items()]
-    told = "; ".join(f"{', '.join(names)}: step {step:,}" for step, names in by_step.items())
+    told = "; ".join(f"{name} at step {step:,}" for step, name in named.items())
     early = " The training stopped early." if training.stopped_early else ""
-    return ReportSection("Learning curves", [Figure(drawings, f"Upright lines are checkpoints. {told}.{early}")])
+    return ReportSection("Learning curves", [Figure(drawings, f"A dashed line is a checkpoint: {told}.{early}")])

@@ -19,6 +19,7 @@ NOTHING = 0.005
 ROUGH = 1.5
 """Where a traced step takes so many times as long as a timed one, or the other way round, its parts are rough; so they
 are where the traced steps of two rows differ so much otherwise than their speeds."""
+BACKENDS = {"jax": "JAX", "tensorflow": "TensorFlow"}
 WORDS = {"input_wait": "the wait for input", "host": "Python, launching and copies"}
 
 
@@ -71,7 +72,8 @@ def _reason_for(row: ComparisonRow, base: ComparisonRow, comparison: Comparison)
     if row.step_time is None or base.step_time is None:
         return "Where its steps' time goes was not measured, so nothing is said of the reason."
     devices = len(row.devices)
-    ideal = 1 if _strategy(row).steps_side_by_side else devices
+    # Replicas cut a batch between them. What a layout has not cut, each device of one replica computes as a whole.
+    ideal = 1 if _strategy(row).steps_side_by_side else row.num_replicas or devices
     step, alone = row.step_time, base.step_time
     growth = _growth(row, base, ideal)
     too_long = {
@@ -84,7 +86,7 @@ def _reason_for(row: ComparisonRow, base: ComparisonRow, comparison: Comparison)
     least = {"collectives": NOTHING}
     parts = [name for name, excess in too_long.items() if excess > least.get(name, SMALL) * step.total_ms]
     parts.sort(key=lambda name: -too_long[name])
-    told = [_part(name, row, growth, comparison.num_cores) for name in parts]
+    told = [_part(name, row, base, growth, comparison.num_cores) for name in parts]
     if not told:
         told = [f"compute x{growth:.1f}, and no other part of a step counts"]
     told[0] = f"{told[0][:1].upper()}{told[0][1:]}"
@@ -114,13 +116,15 @@ def _growth(row: ComparisonRow, base: ComparisonRow, ideal: int) -> float:
     return median(own * ideal / other for own, other in pairs) if pairs else 1.0
 
 
-def _part(name: str, row: ComparisonRow, growth: float, num_cores: int) -> str:
+def _part(name: str, row: ComparisonRow, base: ComparisonRow, growth: float, num_cores: int) -> str:
     """Return what one part of a step says, with its figure."""
     devices, step = len(row.devices), row.step_time or StepTime.model_construct()
     share = f"{getattr(step, f'{name}_ms') / step.total_ms:.0%} of a step"
     if name == "compute":
         what = _strategy(row).unit
         each = f"compute per {what} x{growth:.1f}"
+        if (backend := _strategy(row).backend) != (other := _strategy(base).backend):
+            each += f", on {BACKENDS[backend]} in place of {BACKENDS[other]}"
         on_cpu = all("cpu" in device.lower() for device in row.devices)
         if devices > 1 and on_cpu:
             return f"{_count(devices, what)} share {_count(num_cores, 'core')}: {each}"

@@ -153,7 +153,10 @@ def _summary_seconds(folder: Path) -> Mapping[str, float]:
 
 
 def layers(material: Material) -> list[tuple[str, str, int]]:
-    """Return name, kind and parameters of each layer that has some, in their order; nothing where it is not known."""
+    """Return name, kind and parameters of each layer that has some, in their order; nothing where it is not known.
+
+    The state of a random generator, such as that of a Dropout, is a variable of the model and no parameter.
+    """
     training = material.training
     try:
         placement = records.load(Placement, material.folder / "records" / "placement.json")
@@ -162,7 +165,8 @@ def layers(material: Material) -> list[tuple[str, str, int]]:
     kinds = _layer_kinds(config.project_root() / training.final_model) if training else {}
     found: dict[str, int] = {}
     left = training.num_parameters if training else 0
-    for variable in placement.variables:  # The optimizer's come after the model's.
+    variables = [one for one in placement.variables if not one.path.endswith("/seed_generator_state")]
+    for variable in variables:  # The optimizer's come after the model's.
         size = int(np.prod(variable.shape))
         if size > left:
             break

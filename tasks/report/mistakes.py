@@ -10,7 +10,7 @@ import numpy.typing as npt
 from tasks.report import svg
 from tasks.report.blocks import Block, Cell, Picture, Pictures, ReportSection, TableBlock, Text
 from tasks.report.material import Material
-from tasks.slices import TestExamples, is_image
+from tasks.slices import TestExamples, day, is_image
 
 SHOWN = 24
 ROWS = 12
@@ -39,8 +39,17 @@ def mistakes(material: Material) -> ReportSection | None:
             blocks.append(Pictures([_picture(material.test, name, row, told[row]) for row in rows[:SHOWN]]))
     if len(features) > len(blocks):
         header, lines = _rows(material.test, rows[:ROWS], told)
-        blocks.append(TableBlock(header, lines, len(header), "Features as prepared"))
+        blocks.append(TableBlock(header, lines, len(header), _meaning(material)))
     return ReportSection(title, blocks)
+
+
+def _meaning(material: Material) -> str:
+    """Return what a line of the table of examples is."""
+    label = ", of the label that is most wrong" if material.task == "multilabel" else ""
+    return (
+        f"A row of the test split, counted from 0: what is true and what was predicted{label}; then what the model was "
+        f"given, up to {COLUMNS} columns of a kind"
+    )
 
 
 def _gone(material: Material) -> str:
@@ -48,14 +57,14 @@ def _gone(material: Material) -> str:
     return f"{data}, so the examples cannot be shown."
 
 
-def _worst(material: Material) -> tuple[npt.NDArray[np.int64], dict[int, tuple[str, ...]]]:
+def _worst(material: Material) -> tuple[npt.NDArray[np.int64], dict[int, tuple[str, str]]]:
     """Return the places of the worst examples, the worst first, each with the true value and the predicted one."""
     labels, outputs = material.predicted
-    told: dict[int, tuple[str, ...]] = {}
+    told: dict[int, tuple[str, str]] = {}
     if material.task == "regression":
         rows = np.argsort(-material.scores, kind="stable")[:SHOWN]
         for row in rows:
-            told[int(row)] = (f"true {_numbers(labels[row])}", f"given {_numbers(outputs[row])}")
+            told[int(row)] = (_numbers(labels[row]), _numbers(outputs[row]))
         return rows, told
     names, shares = material.class_names, material.probabilities
     if material.task == "multilabel":
@@ -65,15 +74,15 @@ def _worst(material: Material) -> tuple[npt.NDArray[np.int64], dict[int, tuple[s
         for row in rows:
             label = int(gaps[row].argmax())
             told[int(row)] = (
-                f"true: {'not ' if not labels[row, label] else ''}{names[label]}",
-                f"given {shares[row, label]:.1%} for {names[label]}",
+                f"{'not ' if not labels[row, label] else ''}{names[label]}",
+                f"{shares[row, label]:.1%} for {names[label]}",
             )
         return rows, told
     taken = outputs.argmax(axis=1)
     wrong = np.flatnonzero(taken != labels)
     rows = wrong[np.argsort(-shares[wrong, taken[wrong]], kind="stable")][:SHOWN]
     for row in rows:
-        told[int(row)] = (f"true {names[labels[row]]}", f"given {names[taken[row]]}, {shares[row, taken[row]]:.1%}")
+        told[int(row)] = (names[labels[row]], f"{names[taken[row]]}, {shares[row, taken[row]]:.1%}")
     return rows, told
 
 
@@ -81,8 +90,9 @@ def _numbers(values: npt.NDArray[Any]) -> str:
     return ", ".join(f"{value:.6g}" for value in np.atleast_1d(values)[:4])
 
 
-def _picture(test: TestExamples, name: str, row: int, told: tuple[str, ...]) -> Picture:
-    return Picture(data_uri(np.asarray(test.arrays[name][row])), f"test example {row}: {', '.join(told)}", told)
+def _picture(test: TestExamples, name: str, row: int, told: tuple[str, str]) -> Picture:
+    lines = (f"true: {told[0]}", f"predicted: {told[1]}")
+    return Picture(data_uri(np.asarray(test.arrays[name][row])), f"test example {row}, {'; '.join(lines)}", lines)
 
 
 def data_uri(pixels: npt.NDArray[np.uint8]) -> str:
@@ -101,9 +111,9 @@ def data_uri(pixels: npt.NDArray[np.uint8]) -> str:
 
 
 def _rows(
-    test: TestExamples, rows: npt.NDArray[np.int64], told: dict[int, tuple[str, ...]]
+    test: TestExamples, rows: npt.NDArray[np.int64], told: dict[int, tuple[str, str]]
 ) -> tuple[tuple[str, ...], list[list[Cell]]]:
-    """Return the header and the lines of a table of examples: what is true, what was given, and the features."""
+    """Return the header and the lines of a table of examples: what is true, what was predicted, and the features."""
     names: list[str] = []
     lines: list[list[Cell]] = [[svg.escaped(f"{row}"), *map(svg.escaped, told[int(row)])] for row in rows]
     for name, feature in test.prepared.features.items():
@@ -115,10 +125,16 @@ def _rows(
             for place, (column, first, _) in enumerate(test.columns(name)[:COLUMNS]):
                 names.append(column)
                 for line, row in zip(lines, rows, strict=True):
-                    value = test.arrays[name][row, first]
-                    shown = test.category(name, place, int(value)) if feature.kind == "category" else f"{value:.6g}"
-                    line.append(svg.escaped(shown))
-    return ("row", "", "", *names), lines
+                    line.append(svg.escaped(_value(test, name, place, test.arrays[name][row, first])))
+    return ("row", "true", "predicted", *names), lines
+
+
+def _value(test: TestExamples, name: str, place: int, value: Any) -> str:
+    """Return what a column of a feature of numbers or categories holds: a category's name, a day, or a number."""
+    feature = test.prepared.features[name]
+    if feature.kind == "category":
+        return test.category(name, place, int(value))
+    return day(value) if feature.columns and feature.columns[place].kind == "datetime" else f"{value:.6g}"
 
 
 def text_of(test: TestExamples, name: str, row: int) -> str:

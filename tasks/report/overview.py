@@ -1,5 +1,6 @@
-"""Sections on the run itself: what was trained on what, how good it is in one number, and where the time went."""
+"""Sections on the run itself: its model, data and settings, how good it is in one number, and where the time went."""
 
+import json
 from typing import Any
 
 from tasks import config
@@ -31,11 +32,13 @@ def origin(material: Material) -> ReportSection:
         rows["trained"] = (
             f"{training.epochs} epochs, {training.steps:,} steps of {training.global_batch_size:,} examples"
         )
-        rows["optimizer"] = training.optimizer or ""
+        rows["optimizer"] = _optimizer(str(settings["optimizer"]["kind"]), training.optimizer)
         rows["restarts"] = "; ".join(training.restarts)
     rows["resumed with"] = "; ".join(f"{one.what} {one.values}" for one in run.changed)
     if material.evaluation is not None:
-        rows["evaluated"] = f"{material.evaluation.num_examples:,} test examples, {material.evaluation.checkpoint}"
+        rows["evaluated"] = (
+            f"{material.evaluation.num_examples:,} test examples, with the weights of {material.evaluation.checkpoint}"
+        )
     if (registered := material.registered) is not None:
         aliases = " ".join(f"@{alias}" for alias in registered.aliases)
         version = f"{registered.model_name}/{registered.model_version} {aliases}"
@@ -44,26 +47,37 @@ def origin(material: Material) -> ReportSection:
         rows["notes"] = "; ".join(registered.notes)
     rows |= {"run": run.run_id, "experiment": run.experiment}
     blocks: list[Block] = [facts({name: svg.escaped(str(value)) for name, value in rows.items() if value})]
-    return ReportSection("What was trained on what", [*blocks, *_settings(settings)])
+    return ReportSection("Model, data and settings", [*blocks, *_settings(settings)])
 
 
 def _settings(settings: dict[str, Any]) -> list[Block]:
     own = config.flat(settings)
-    every: list[list[Cell]] = [[key, svg.escaped(f"{value}")] for key, value in sorted(own.items())]
+    every: list[list[Cell]] = [[key, _written(value)] for key, value in sorted(own.items())]
     folded = TableBlock(("setting", "value"), every, 2, f"All {len(every)} settings", folded=True)
     try:
         defaults = config.load().flat()
     except UserError:
         return [Text("params.yaml cannot be read now, so nothing is said of what differs from it."), folded]
     rows: list[list[Cell]] = [
-        [key, svg.escaped(f"{value}"), svg.escaped(f"{defaults.get(key, '-')}")]
+        [key, _written(value), _written(defaults[key]) if key in defaults else "-"]
         for key, value in sorted(own.items())
         if value != defaults.get(key)
     ]
     if not rows:
         return [Text("All settings are those of params.yaml."), folded]
-    title = "Settings that are not those of params.yaml, as it was when this was written"
+    title = "Settings that are not those that params.yaml had when this page was written"
     return [TableBlock(("setting", "this run", "params.yaml"), rows[:MOST_SETTINGS], 3, title), folded]
+
+
+def _optimizer(kind: str, class_name: str | None) -> str:
+    """Return the kind of the settings, with the class that changed the weights where it has another name: one of this
+    project for TensorFlow, or one of a user's own model."""
+    return kind if class_name is None or class_name.lower() == kind else f"{kind} ({class_name})"
+
+
+def _written(value: Any) -> Cell:
+    """Return a setting as a user writes it in params.yaml: null, true, 0.1, or a text."""
+    return svg.escaped(value if isinstance(value, str) else json.dumps(value, ensure_ascii=False))
 
 
 def headline(material: Material) -> ReportSection | None:
@@ -80,9 +94,10 @@ def headline(material: Material) -> ReportSection | None:
         if found is not None:
             metrics |= {f"interval/{name}/low": found.low, f"interval/{name}/high": found.high}
     said = (
-        f"Each interval has the middle {intervals.CONFIDENCE:.0%} of what the metric is for as many test examples, "
-        "drawn again 1,000 times with replacement (the bootstrap; Efron and Tibshirani, 1993). It says how sure the "
-        "number is for other examples like these, and nothing about another training."
+        "How an interval is found: as many examples as the test split has are drawn from it with replacement, 1,000 "
+        f"times, and the metric is measured on each draw; the interval holds the middle {intervals.CONFIDENCE:.0%} of "
+        "these values (the bootstrap; Efron and Tibshirani, 1993). It says how far the metric may be off because the "
+        "test split has these examples and no others, and nothing about another training."
     )
     if material.predictions is None:
         said = (
@@ -104,15 +119,16 @@ def time(material: Material) -> ReportSection | None:
         if total is not None and (rest := total - sum(parts.values())) > 0:
             parts["the rest"] = round(rest, 3)
         title = "Seconds by stage" + (f", {total:,.1f} in all" if total is not None else "")
-        blocks.append(Figure([svg.bars(title, parts, ",.2f")]))
+        told = "The rest is the command's start and end, and what Prefect and DVC take." if "the rest" in parts else ""
+        blocks.append(Figure([svg.bars(title, parts, ",.2f")], told))
     if training is not None:
-        rows: dict[str, Cell] = {"from the training's beginning to its first step": f"{training.setup_seconds:,.2f} s"}
+        rows: dict[str, Cell] = {"preparing the training: model, input, checkpoint": f"{training.setup_seconds:,.2f} s"}
         if training.first_call_seconds is not None:
-            rows["first call of the step function, which traces and compiles"] = f"{training.first_call_seconds:,.2f} s"
+            rows["first training step, which traces and compiles"] = f"{training.first_call_seconds:,.2f} s"
         if training.epoch_seconds:
             mean = sum(training.epoch_seconds) / len(training.epoch_seconds)
-            rows["an epoch, on average, with its validation"] = f"{mean:,.2f} s"
+            rows["each epoch, on average, with its validation"] = f"{mean:,.2f} s"
         if training.examples_per_second is not None:
-            rows["examples a second, after the first call"] = f"{training.examples_per_second:,.0f}"
+            rows["training examples a second, after the first step"] = f"{training.examples_per_second:,.0f}"
         blocks.append(facts(rows))
     return ReportSection("Where the time went", blocks) if blocks else None

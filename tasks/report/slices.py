@@ -32,15 +32,19 @@ def slices(material: Material) -> ReportSection | None:
     measured = [(one, float(scores[one.rows].mean()), interval_of(scores[one.rows])) for one in found[:MOST]]
     ends = svg.limits([overall, *(end for _, _, interval in measured for end in interval)])
     rows = [_row(one, mean, interval, overall, ends) for one, mean, interval in measured]
-    header = ("slice", "examples", parts.MEASURES[material.task], "95 % interval", "")
-    blocks.append(TableBlock(header, rows[:SHOWN], 1, f"The worst first; all test examples: {overall:.4f}"))
+    header = ("slice", "examples", parts.MEASURES[material.task], "95 % interval", "drawn")
+    title = f"The worst first. Dashed: all test examples, {overall:.4f}"
+    blocks.append(TableBlock(header, rows[:SHOWN], 1, title))
     if len(rows) > SHOWN:
         blocks.append(TableBlock(header, rows[SHOWN:], 1, f"The next {len(rows) - SHOWN}", folded=True))
     left_out = [
         *([f"{len(known) - len(found)} with fewer than {FEWEST} examples"] if len(found) < len(known) else []),
         *([f"{len(found) - MOST} that are better"] if len(found) > MOST else []),
     ]
-    said = "Of many slices some look bad by chance: read the interval, not the place in the list."
+    said = (
+        "A slice is a part of the test split. Of many slices some look bad by chance: one whose interval holds the "
+        "dashed line is no finding."
+    )
     blocks.append(Text(said + (f" Not listed: {' and '.join(left_out)}." if left_out else "")))
     return ReportSection("Slices", blocks)
 

@@ -160,13 +160,20 @@ def lines(
     """Draw what was measured after 1, 2, ... epochs, a line a name, with upright lines where something was."""
     most = max(map(len, drawn.values()))
     frame = Frame((1, max(most, 2)), limits(value for line in drawn.values() for value in line), x_label, title, True)
-    for place, name in enumerate(marks or {}):
-        x = min((marks or {})[name], max(most, 2))
-        frame.upright(x)
-        right = x > (1 + most) / 2
-        frame.text(frame.x(x) + (-4 if right else 4), TOP - 5 + 15 * place, name, "end" if right else "")
+    places = {name: min(epoch, max(most, 2)) for name, epoch in (marks or {}).items()}
+    for epoch in places.values():
+        frame.upright(epoch)
     for place, values in enumerate(drawn.values()):
         frame.line(list(enumerate(values, start=1)), f"c{place % NUM_COLOURS}", dots=True)
+    named: list[tuple[int, Point]] = []  # The row of each name above the lines, and from where to where it reaches.
+    for name, epoch in places.items():
+        x = frame.x(epoch)
+        right = x > WIDTH / 2
+        ends = (x - 4 - LETTER_WIDTH * len(name), x) if right else (x, x + 4 + LETTER_WIDTH * len(name))
+        taken = {row for row, other in named if ends[0] < other[1] and other[0] < ends[1]}
+        row = min(set(range(len(taken) + 1)) - taken)
+        named.append((row, ends))
+        frame.text(x + (-4 if right else 4), TOP - 5 + 15 * row, name, "end mark-name" if right else "mark-name")
     frame.legend(list(drawn))
     return frame.drawing(f"{title} by {x_label}: {', '.join(drawn)}")
 

@@ -42,7 +42,7 @@ def sweep_cells(sweep: Sweep, trials: Iterable[Trial]) -> tuple[list[str], list[
     rows = [
         [
             str(one.number),
-            f"as {one.same_as}" if one.same_as is not None else one.state,
+            f"same as {one.same_as}" if one.same_as is not None else one.state,
             "-" if one.value is None else f"{one.value:.4f}",
             str(len(one.values) or "-"),
             "-" if one.seconds is None else f"{one.seconds:,.1f}",

@@ -15,6 +15,7 @@ from tasks.report.sweep import ranked, short_names, sweep_cells, text_of
 MOST_TRIALS = 20
 """That are shown without a click."""
 MOST_CURVES = 200
+COLOURS = "Blue: trained to its end. Orange: pruned, drawn where it ended. Green: the best."
 MOST_NAMES = 8
 """Choices that have room for their names along an axis."""
 
@@ -105,7 +106,7 @@ def _progress(sweep: Sweep) -> ReportSection:
             frame.line(list(enumerate(one.values, start=1)), colour, dots=len(one.values) == 1)
         frame.legend(["whole", "pruned", "best"])
         drawings.append(frame.drawing(f"{sweep.plan.metric} after each epoch of {len(curves)} trials"))
-    return ReportSection("Trials as they came", [Figure(drawings)])
+    return ReportSection("Trials as they came", [Figure(drawings, COLOURS)])
 
 
 def _importance(sweep: Sweep) -> ReportSection | None:
@@ -123,7 +124,7 @@ def _importance(sweep: Sweep) -> ReportSection | None:
 def _slices(sweep: Sweep) -> ReportSection:
     """Return a drawing a parameter: the value of each trial over what it had there."""
     drawings = [_slice(sweep, key, one) for key, one in sweep.plan.space["space"].items()]
-    return ReportSection("The values by each parameter", [Figure(drawings, "Pruned trials stand where they ended.")])
+    return ReportSection("The values by each parameter", [Figure(drawings, COLOURS)])
 
 
 def _slice(sweep: Sweep, key: str, parameter: Any) -> Markup:
@@ -159,13 +160,15 @@ def _slice(sweep: Sweep, key: str, parameter: Any) -> Markup:
 
 def _trials(sweep: Sweep) -> ReportSection:
     keys, rows = sweep_cells(sweep, ranked(sweep))
-    header = short_names(keys)
+    header = ["seconds" if name == "s" else name for name in short_names(keys)]
     cells: list[list[Cell]] = [[svg.escaped(text) for text in row] for row in rows]
     blocks: list[Block] = [TableBlock(tuple(header), cells[:MOST_TRIALS], 2)]
     if len(cells) > MOST_TRIALS:
         blocks.append(
             TableBlock(tuple(header), cells[MOST_TRIALS:], 2, f"{len(cells) - MOST_TRIALS} more", folded=True)
         )
+    if any(one.same_as is not None for one in sweep.trials):
+        blocks.append(Text("A trial that is the same as an earlier one has its values, and was not trained again."))
     failed: dict[str, Cell] = {
         f"trial {one.number}": svg.escaped(one.reason or "") for one in sweep.trials if one.state == "failed"
     }

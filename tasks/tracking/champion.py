@@ -5,6 +5,7 @@ first one first. It is written before the alias moves, which is one write: whate
 undone, the alias is at one version, and what stands after that version in the tag has not happened.
 """
 
+import contextlib
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from typing import Any, NamedTuple
@@ -165,21 +166,45 @@ def rollback(back: Rollback) -> None:
                 f"{'no version' if champion is None else f'version {champion}'} now, and stays there. Then "
                 f"`stratagem rollback {name}`"
             )
-        if find_or_none(lambda: client.get_model_version(name, back.version)) is None:
-            stays = "no version" if champion is None else f"version {champion}"
-            raise _deleted(
-                back,
-                f"version {back.version}",
-                f". @{config.CHAMPION} stays at {stays}. Then `stratagem rollback {name}` takes the one before it",
-            )
+        _refuse_gone(client, back)
         turn.check()
-        if champion is not None:
-            # What stands after the present champion has not happened; then its last place in the tag tells.
-            _write_history(client, name, history)
-            client.set_model_version_tag(name, champion, ROLLED_BACK, datetime.now(UTC).isoformat(timespec="seconds"))
-        turn.check()
-        client.set_registered_model_alias(name, config.CHAMPION, back.version)
-        _write_history(client, name, history[: _end_of(back.version, earlier)])
+        try:
+            if champion is not None:
+                # What stands after the present champion has not happened; then its last place in the tag tells.
+                _write_history(client, name, history)
+                now = datetime.now(UTC).isoformat(timespec="seconds")
+                client.set_model_version_tag(name, champion, ROLLED_BACK, now)
+            turn.check()
+            client.set_registered_model_alias(name, config.CHAMPION, back.version)
+            _write_history(client, name, history[: _end_of(back.version, earlier)])
+        except MlflowException as error:
+            # MLflow gives no alias to a version that is not there: it was deleted since the look above.
+            if error.error_code == NOT_THERE:
+                if champion is not None:
+                    with contextlib.suppress(MlflowException):  # It was deleted itself; or it has no mark yet.
+                        client.delete_model_version_tag(name, champion, ROLLED_BACK)
+                _refuse_gone(client, back)
+            raise
+
+
+def _refuse_gone(client: mlflow.MlflowClient, back: Rollback) -> None:
+    """Refuse a rollback of which a version, or the model, is no longer there.
+
+    Raises:
+        UserError: says which.
+    """
+    if find_registered(client, back.name) is None:
+        raise _deleted(back, "the model")
+    again = f"Then `stratagem rollback {back.name}`"
+    if find_or_none(lambda: client.get_model_version(back.name, back.version)) is None:
+        stays = "no version" if back.champion is None else f"version {back.champion}"
+        raise _deleted(
+            back, f"version {back.version}", f". @{config.CHAMPION} stays at {stays}. {again} takes the one before it"
+        )
+    if back.champion is not None and find_or_none(lambda: client.get_model_version(back.name, back.champion)) is None:
+        raise _deleted(
+            back, f"version {back.champion}, which was @{config.CHAMPION},", f", so no version is now. {again} moves it"
+        )
 
 
 def _deleted(back: Rollback, what: str, then: str = "") -> UserError:

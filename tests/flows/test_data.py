@@ -81,7 +81,7 @@ def test_data_without_a_test_split_are_trained_on_without_options(project, run, 
     trained = run(["stratagem", "run", "--set", "dataset.name=own", "--json"])
     assert trained.returncode == 0, trained.stderr
     folder = project / "mlruns" / "runs" / json.loads(trained.stdout)["run_id"]
-    assert "12 examples taken from the training split" in (folder / "report" / "report.html").read_text()
+    assert "12 examples drawn from the training split" in (folder / "report" / "report.html").read_text()
 
 
 def test_arrays_are_added_listed_shown_and_removed(project, run, tmp_path, record_imports):

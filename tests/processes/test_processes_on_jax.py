@@ -42,6 +42,23 @@ def test_a_lost_process_ends_all_and_the_training_ends_with_the_same_bits_as_one
     assert training.survivors() == []
 
 
+@pytest.mark.exhaustive
+@pytest.mark.parametrize(
+    "options",
+    [COPIES, PIECES, ("strategy.kind=model_parallel", "strategy.mesh_shape=[1, 2]", CUT)],
+    ids=["copies in two processes", "pieces in two processes", "pieces in one process"],
+)
+def test_where_a_step_goes_is_seen_with_the_wait_for_the_other_devices(stratagem, options):
+    training = stratagem("train", *SAME, *options, "train.epochs=1", "train.traced_steps=8")
+    assert training.end() == 0, training.err.read_text()
+    step = training.result["step_time"]
+    assert step["num_steps"] >= 8
+    assert step["compute_ms"] > 0
+    assert step["collectives_ms"] > 0
+    assert step["host_ms"] > 0
+    assert step["input_wait_ms"] > 0, "JAX gathers no batch inside its step"
+
+
 def test_a_model_in_pieces_is_stopped_damaged_resumed_and_read_by_any_other_layout(stratagem, whole, cluster_project):
     training = stratagem("train", *SAME, *PIECES, "checkpoint.keep=9")
     # After the first validation, whose compiling a signal would wait for.

@@ -158,7 +158,7 @@ def _training(root: Path) -> TrainingResult:
     where = {"dtype": "float32", "devices": ("cpu",), "sharding": "whole", "bytes_per_device": 4}
     variables = [
         VariablePlacement(path=path, shape=shape, **where)
-        for path, shape in {**hidden, **logits, "adam/x": (20,)}.items()
+        for path, shape in {**hidden, "seed_generator/seed_generator_state": (2,), **logits, "adam/x": (20,)}.items()
     ]
     placement = Placement(
         strategy="one_device", backend="tensorflow", num_replicas=1, num_workers=1, devices=("cpu",),

@@ -204,6 +204,8 @@ def test_of_a_servers_model_the_keras_file_alone_is_loaded_back(store: Path, mon
     with pytest.raises(UserError, match=r"to version 1: it cannot be loaded .*: this project did not register it"):
         roll_back(name, no_apart)
     client.set_model_version_tag(name, "1", "keras_file_sha256", digest)
+    with pytest.raises(UserError, match=r"it cannot be loaded .*: it gives outputs that are no numbers"):
+        roll_back(name, lambda *given, **more: np.full((5, 3), np.nan))
     scorer = Scorer(WORSE)
     assert roll_back(name, scorer).loaded_back.endswith("compared on 5 test rows")
     assert [what for what, _ in scorer.asked] == ["score"]
@@ -356,6 +358,46 @@ def test_what_is_deleted_while_it_is_loaded_back_leaves_the_champion_as_it_was(
         assert "rolled_back" not in client.get_model_version(name, "2").tags
 
 
+# The last look is over: what is deleted right before which of the requests that move the alias, what is said of it, and
+# which version is the champion then.
+MOMENTS = {
+    "the version, before the champion is marked": ("1", "set_model_version_tag", "version 1 was deleted", "2"),
+    "the version, before the alias moves": ("1", "set_registered_model_alias", "version 1 was deleted", "2"),
+    "the champion, before it is marked": ("2", "set_model_version_tag", "version 2, which was @champion, was", None),
+    "the model, before its history is written": (None, "set_registered_model_tag", "the model was deleted", None),
+    "the model, before the alias moves": (None, "set_registered_model_alias", "the model was deleted", None),
+}
+
+
+@pytest.mark.parametrize(("deleted", "request_", "told", "left"), MOMENTS.values(), ids=MOMENTS.keys())
+@pytest.mark.parametrize("address", ["sqlite", "sqlite+pysqlite"], ids=["own", "other"])
+def test_what_is_deleted_after_the_last_look_leaves_one_champion_or_is_told(
+    store: Path, monkeypatch, deleted: str | None, request_: str, told: str, left: str | None, address: str
+) -> None:
+    name, _ = two_champions()
+    back = tracking.find_rollback(name)
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"{address}:///{store.absolute()}")
+    client, as_it_is = tracking.open_store(), getattr(mlflow.MlflowClient, request_)
+
+    def somebody_is_quicker(self: mlflow.MlflowClient, *given: object, **more: object) -> None:
+        if not str(given[1]).startswith(turns.TAG):
+            monkeypatch.setattr(mlflow.MlflowClient, request_, as_it_is)
+            client.delete_registered_model(name) if deleted is None else client.delete_model_version(name, deleted)
+        as_it_is(self, *given, **more)
+
+    monkeypatch.setattr(mlflow.MlflowClient, request_, somebody_is_quicker)
+    with pytest.raises(StratagemError, match=f"'{name}' cannot be rolled back to version 1: {told}") as caught:
+        tracking.rollback(back)
+    assert "\n" not in str(caught.value)
+    if deleted is None:
+        assert client.search_registered_models() == []
+        return
+    assert aliases(name).get("champion") == left
+    if left is not None:
+        assert "rolled_back" not in client.get_model_version(name, left).tags
+        assert Trained().register(right=BETTER).judgement.against == left
+
+
 def test_a_file_that_is_deleted_before_it_is_fetched_is_told(store: Path, tmp_path: Path) -> None:
     name, _ = two_champions()
     tracking.open_store().delete_model_version(name, "1")
@@ -506,6 +548,24 @@ def test_a_champion_that_cannot_be_scored_again_keeps_the_alias(
     assert result.aliases == ("challenger",)
     assert result.judgement.reason.startswith("version 1 is @champion, and was tested on other rows or its outputs are")
     assert re.search(reason, result.judgement.reason)
+    assert aliases(name)["champion"] == "1"
+
+
+@pytest.mark.parametrize(
+    ("given", "reason"),
+    [(np.full((5, 3), np.inf), "outputs that are no numbers"), (np.zeros((5, 2)), r"outputs of shape \(5, 2\)")],
+    ids=["no numbers", "another shape"],
+)
+def test_a_champion_that_gives_what_no_model_of_these_data_does_keeps_the_alias(
+    store: Path, given: np.ndarray, reason: str
+) -> None:
+    name = Trained().register(right=WORSE).model_name
+    as_evaluated = Scorer(BETTER)
+    result = other_rows(Trained(), IMAGES).register(
+        right=BETTER,
+        apart=lambda what, *more, **named: given if what == "score" else as_evaluated(what, *more, **named),
+    )
+    assert re.search(f"it cannot be scored again: it gives {reason}", result.judgement.reason)
     assert aliases(name)["champion"] == "1"
 
 

@@ -32,6 +32,7 @@ def test_the_page_shows_all_and_asks_nobody(tmp_path):
     drawings = re.findall(r'<svg [^>]*role="img" aria-label="([^"]+)"', text)
     assert len(drawings) == text.count("<svg ") == 4
     assert any("mirrored, fit: compute 90, collectives 60, input wait 10, host 40" in alt for alt in drawings)
+    assert "Not measured: parameter_server, custom. Either train.traced_steps is null" in text
     assert any(alt.startswith("test accuracy, with its 95 % interval: one_device, fit 0.9") for alt in drawings)
     bars = [float(width) for width in re.findall(r'<rect class="p\d" [^>]*width="([\d.]+)"', text)]
     assert bars[4] / bars[5] == pytest.approx(90 / 60, rel=0.01)
@@ -63,6 +64,7 @@ def test_a_page_of_little_is_a_page(tmp_path, given):
     text = comparison_html.page(compared(*given, failed))
     assert "no TPU" in text
     assert "<svg" not in text
+    assert ("Not measured: one_device, fit. Either train.traced_steps is null" in text) == bool(given)
 
 
 def test_the_interval_is_that_of_the_runs_own_report(tmp_path, monkeypatch):

@@ -297,6 +297,18 @@ def test_rows_and_texts_of_a_table_are_compared_as_they_are_meant(root):
     assert table(root, rows(np.random.default_rng(0), 200)).findings.keys() <= {"drift"}
 
 
+def test_days_without_a_time_are_no_constant_column_and_one_day_is(root):
+    """A datetime has sine and cosine of its time of the day, too, which is midnight for all of them."""
+    generator = np.random.default_rng(0)
+    days = np.datetime64("2024-01-01") + generator.integers(0, 365, 100)
+    lines = [f"{day},2024-05-06,{generator.normal()},{'ab'[place % 2]}" for place, day in enumerate(days)]
+    (root / "own.csv").write_text("\n".join(["seen,printed,age,kind", *lines]))
+    columns = {"seen": "datetime", "printed": "datetime", "age": "number"}
+    quality = prepared(kind="table", source=str(root / "own.csv"), target="kind", columns=columns)
+    assert names_of(quality, "constant_columns") == ["printed"]
+    assert quality.checks["constant_columns"].value == 1 / 3
+
+
 def test_texts_are_compared_by_their_known_words(root):
     words = [
         f"{word} {word}s {word}like" for word in ("sun", "moon", "star", "tree", "stone", "river", "cloud", "hill")

@@ -125,6 +125,34 @@ def test_a_lone_folder_train_of_several_classes_is_the_split(source):
     assert prepare(describe(source)).target.class_names == ("Train", "bus"), "beside another it is a class"
 
 
+@pytest.mark.parametrize("divided", [False, True], ids=["classes", "splits"])
+def test_folders_below_a_class_are_kept_of_the_test_split_by_the_names_that_are_given(source, divided):
+    """With a class that is called as a split, in each split."""
+    for part in ("train", "test") if divided else ("",):
+        fill(source / part, classes=("cat", "test"), count=2)
+        for name in ("cat", "test"):
+            for i in range(4):
+                save(grey(50 + i), source, part, name, f"cam{i % 2}", "day", f"{i}.png")
+    assert prepare(describe(source, test=0.5)).metadata is None
+    prepared = prepare(describe(source, test=0.5, folders=["camera", "time"]))
+    images, _ = arrays_of(prepared, "test")
+    cameras = {0: None, 1: None, 100: None, 101: None, 50: "cam0", 51: "cam1", 52: "cam0", 53: "cam1"}
+    expected = [cameras[shade] for shade in images[:, 0, 0, 0].tolist()]
+    assert len(set(expected)) > 1
+    times = [None if camera is None else "day" for camera in expected]
+    assert json.loads(Path(prepared.metadata).read_text()) == {
+        "camera": {"kind": "category", "values": expected}, "time": {"kind": "category", "values": times},
+    }  # fmt: skip
+
+
+def test_names_of_folders_that_are_not_there_are_refused(source):
+    fill(source)
+    save(grey(50), source, "dog", "left", "monday", "9.png")
+    said = message_of(source, folders=["camera", "day", "hour"])
+    assert said.startswith("dataset.folders = ['camera', 'day', 'hour']: between a class and its images in ")
+    assert said.endswith("there are at most 2 folders. Name as many, or none")
+
+
 # Each: how a picture is saved, the pixel that is read of it at the left and the right of its upper row.
 def transparent():
     image = Image.new("RGBA", (2, 2), (10, 20, 30, 255))
@@ -699,6 +727,7 @@ DESCRIPTIONS = [
     ({"tset": 0.1}, "unknown key of a dataset of kind image_folder 'tset': did you mean 'test'"),
     ({"test": True}, "dataset.test = true: true and false have no meaning here"),
     ({"test": 1.5}, r"dataset.test = 1.5: .+The fraction or the number of the examples"),
+    ({"folders": ["camera", "camera"]}, r"dataset.folders = .+two of them have one name: give each folder a name"),
     ({"on_broken": "cry"}, r"dataset.on_broken = 'cry': .+'stop' or 'skip'"),
     ({"image_size": [0, 4]}, r"dataset.image_size = \[0, 4\]: .+greater than 0"),
     (

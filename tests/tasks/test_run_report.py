@@ -201,29 +201,30 @@ def test_the_most_confident_mistake_is_the_first_picture():
     section = mistakes.mistakes(load(made_up.run(labels, logits, features)))
     shown, table = section.blocks
     assert [picture.caption for picture in shown.pictures] == [
-        ("true class 0", "given class 2, 100.0%"), ("true class 0", "given class 1, 90.9%"),
+        ("true: class 0", "predicted: class 2, 100.0%"), ("true: class 0", "predicted: class 1, 90.9%"),
     ]  # fmt: skip
-    assert shown.pictures[0].alt.startswith("test example 9: ")
+    assert shown.pictures[0].alt.startswith("test example 9, true: class 0; predicted: ")
     kind, _, coded = shown.pictures[0].uri.partition(",")
     assert kind == "data:image/png;base64"
     np.testing.assert_array_equal(np.array(Image.open(io.BytesIO(base64.b64decode(coded)))), features["image"][9])
-    assert table.header == ("row", "", "", "age", "day", "town", "text")
+    assert table.header == ("row", "true", "predicted", "age", "day", "town", "text")
     words = {0: "", 1: "…", 2: "good", 3: "bad", 4: "film"}
     town = {0: "missing", 1: "unknown", 2: "Bern", 3: "Basel"}[int(features["categories"][9, 0])]
     text = " ".join(words[int(place)] for place in features["text"][9] if place)
     age, day = features["numbers"][9, :2]
-    assert cells(table)[0] == ["9", "true class 0", "given class 2, 100.0%", f"{age:.6g}", f"{day:.6g}", town, text]
+    shown = str(np.datetime64("1970-01-01") + int(np.floor(day)))
+    assert cells(table)[0] == ["9", "class 0", "class 2, 100.0%", f"{age:.6g}", shown, town, text]
 
 
 def test_the_largest_errors_and_the_most_wrong_labels_come_first():
     labels, outputs = regression(50)
     outputs[17] = labels[17] + 1000
     (table,) = mistakes.mistakes(load(made_up.run(labels, outputs, made_up.arrays(50, ("numbers",))))).blocks
-    assert cells(table)[0][:3] == ["17", f"true {labels[17, 0]:.6g}", f"given {outputs[17, 0]:.6g}"]
+    assert cells(table)[0][:3] == ["17", f"{labels[17, 0]:.6g}", f"{outputs[17, 0]:.6g}"]
     labels, outputs = multilabel(50)
     labels[3], outputs[3] = [1, 0, 1], [9, -9, -9]
     (table,) = mistakes.mistakes(load(made_up.run(labels, outputs, made_up.arrays(50, ("numbers",))))).blocks
-    assert cells(table)[0][:3] == ["3", "true: class 2", "given 0.0% for class 2"]
+    assert cells(table)[0][:3] == ["3", "class 2", "0.0% for class 2"]
 
 
 def test_a_part_on_which_a_model_fails_is_the_first_slice_with_its_interval():
@@ -329,7 +330,7 @@ def test_residuals_are_drawn_for_each_number_and_a_sample_of_many():
 def test_the_curves_have_their_checkpoints_and_a_gap_where_there_is_no_number():
     section = curves.curves(load(made_up.run(*made_up.classification())))
     (figure,) = section.blocks
-    assert "evaluated, latest: step 30; best: step 20." in figure.caption
+    assert "A dashed line is a checkpoint: evaluated, latest at step 30; best at step 20." in figure.caption
     loss, rate = map(str, figure.drawings)
     train = re.search(r'class="line c0" d="([^"]+)"', loss)[1]
     assert (train.count("M"), train.count("L")) == (2, 0), "the second of three is no number"
@@ -428,7 +429,7 @@ def test_a_run_that_has_only_begun_has_a_partial_report_too():
     runs.forget_results(run)
     said = Parsed(page.write(run).page.read_text(encoding="utf-8")).said
     assert "the run is RUNNING; it was not trained, evaluated, registered" in said
-    assert "What was trained on what" in said
+    assert "Model, data and settings" in said
 
 
 def test_a_report_without_predictions_says_what_it_cannot_show():

@@ -498,7 +498,7 @@ def swept(space):
 def test_a_table_has_the_best_first(swept):
     header, rows = sweep_cells(swept, sorted(swept.trials, key=lambda one: one.number))
     assert header[:5] == ["trial", "state", "validation/loss", "epochs", "s"]
-    assert rows[5][1] == "as 0"
+    assert rows[5][1] == "same as 0"
     assert rows[4][1:5] == ["failed", "-", "-", "-"]
     remarks = sweep_remarks(swept)
     assert remarks[0].startswith("25 trials: ")
