@@ -3,6 +3,7 @@
 import csv
 import json
 import mmap
+import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal
@@ -16,6 +17,8 @@ from tasks.encoding import MISSING_TEXTS, Repeated, Values, num_rows
 from tasks.errors import UserError, cut, listed
 from tasks.files import is_encoding
 
+RAGGED = re.compile(r"Expected \d+ columns, got \d+")
+"""What Arrow says of a row with fewer or more values than the header."""
 CHUNK_BYTES = 8 * 2**20
 CHUNK_ROWS = 65_536
 KEPT_BYTES = 256 * 2**20
@@ -162,20 +165,14 @@ class TableFile:
             "repeated": pa.dictionary(pa.int32(), pa.string()),
             "text": pa.string(),
         }
-        ragged: list[Any] = []
-
-        def skip(row: Any) -> str:
-            ragged.append(row)
-            return "skip"
-
         options = (
             pa.csv.ReadOptions(
                 block_size=CHUNK_BYTES, encoding=self.encoding, column_names=self.names, skip_rows=self._header_lines
             ),
             pa.csv.ParseOptions(
                 delimiter=self.delimiter,
+                # No handler of invalid rows: a thread of Arrow's freed it, which ended a process at its exit (SIGABRT).
                 newlines_in_values=not at_once or self._has_quotes(),
-                invalid_row_handler=skip,
             ),
             pa.csv.ConvertOptions(
                 column_types={name: types[how] for name, how in wanted.items()},
@@ -191,7 +188,7 @@ class TableFile:
                 pa.csv.read_csv(self.path, *options).to_batches() if at_once else pa.csv.open_csv(self.path, *options)
             )
             for batch in batches:
-                if batch.num_rows and not ragged:
+                if batch.num_rows:
                     yield {name: values_of(column, wanted[name]) for name, column in _columns(batch)}
         except pa.ArrowInvalid as error:
             for kind, how in (("double", "number"), ("timestamp", "datetime")):
@@ -199,19 +196,29 @@ class TableFile:
                     raise _NotRead(how) from None
             if "UTF8" in str(error):
                 raise self._wrong_encoding() from None
+            if RAGGED.search(str(error)):
+                raise self._ragged(error) from None
             if "Empty CSV file" not in str(error):
                 raise self.refused(f"cannot be read ({cut(str(error))})") from None
         except UnicodeError:
             raise self._wrong_encoding() from None
-        if ragged and at_once:  # Several threads found these rows: one alone finds the first of the file first.
-            yield from self._open_csv(wanted, at_once=False)
-        elif ragged:
-            first = ragged[0]
-            raise self.refused(
-                f"{len(ragged)} of its rows {'has' if len(ragged) == 1 else 'have'} not the {len(self.names)} values "
-                f"of its header: the first has {first.actual_columns}: {cut(first.text, 80)!r}. Mend them, quote what "
-                f"has {self.delimiter!r} in it, or say what stands between values: --set dataset.delimiter=';'"
-            )
+
+    def _ragged(self, found: pa.ArrowInvalid) -> UserError:
+        """Return the message that counts the rows which have fewer or more values than the header."""
+        try:
+            with self.path.open(encoding=self._python_encoding, newline="") as file:
+                rows = csv.reader(file, delimiter=self.delimiter)
+                ragged = [row for row in rows if row and len(row) != len(self.names)]
+        except (UnicodeError, csv.Error):
+            ragged = []
+        if not ragged:  # Python reads it otherwise, or not at all.
+            return self.refused(f"cannot be read ({cut(str(found))})")
+        first, have = ragged[0], "has" if len(ragged) == 1 else "have"
+        return self.refused(
+            f"{len(ragged)} of its rows {have} not the {len(self.names)} values of its header: the first has "
+            f"{len(first)}: {cut(self.delimiter.join(first), 80)!r}. Mend them, quote what has {self.delimiter!r} in "
+            "it, or say what stands between values: --set dataset.delimiter=';'"
+        )
 
     def _has_quotes(self) -> bool:
         """Return whether a value may have the end of a line in it."""
