@@ -444,8 +444,13 @@ class StageProcesses:
             end = time.monotonic() + guard.GRACE_SECONDS
             while time.monotonic() < end:
                 process, reply = self._listen(watch=False)
-                if process is self.first and (reply is None or reply.get("id") == self._num_requests):
-                    said = reply.get("error") if reply is not None else None
+                if process is not self.first:
+                    continue
+                if reply is None:
+                    process.close()  # Until it has gone it looks alive, and would be sent the next request.
+                    break
+                if reply.get("id") == self._num_requests:
+                    said = reply.get("error")
                     break
             else:
                 self.first.kill()
