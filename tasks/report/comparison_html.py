@@ -1,6 +1,6 @@
 """A comparison as one page with drawings, which asks no other machine for anything: comparison.html."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from markupsafe import Markup
@@ -148,7 +148,7 @@ def _of_metric(rows: Sequence[ComparisonRow]) -> list[Markup]:
         found = [(row, row.intervals[name]) for row in rows if name in row.intervals]
         if found:
             lines = [(row.name, low, row.metrics[name], high) for row, (low, high) in found]
-            return [_ranges(f"test {metric}, with its 95 % interval", lines, from_zero=False)]
+            return [_ranges(f"test {metric}, with its 95 % interval", lines, from_zero=False, shown="{:.4f}".format)]
     return []
 
 
@@ -173,7 +173,16 @@ def _of_start_up(rows: Sequence[ComparisonRow]) -> list[Markup]:
     return [_ranges("start-up, s: the median, and what the rounds span", lines)] if lines else []
 
 
-def _ranges(title: str, lines: Sequence[tuple[str, float, float, float]], from_zero: bool = True) -> Markup:
+def _four_digits(value: float) -> str:
+    return svg.number(float(f"{value:.4g}"))
+
+
+def _ranges(
+    title: str,
+    lines: Sequence[tuple[str, float, float, float]],
+    from_zero: bool = True,
+    shown: Callable[[float], str] = _four_digits,
+) -> Markup:
     """Draw a line a name: from the lowest to the highest, with a dot where the value is."""
     if not lines:
         return Markup("")
@@ -188,15 +197,14 @@ def _ranges(title: str, lines: Sequence[tuple[str, float, float, float]], from_z
     parts = [Markup('<text x="4" y="14">{}</text>').format(title)]
     for place, (name, least, value, most) in enumerate(lines):
         y = 34 + place * STEP
-        shown = svg.number(float(f"{value:.4g}"))
         parts += [
             Markup('<text x="{}" y="{}" class="end">{}</text>').format(LEFT - 8, y + 4, svg.short(name, 26)),
             Markup('<path class="grid" d="M{} {}H{}"/>').format(LEFT, y, svg.WIDTH - RIGHT),
             Markup('<path class="line c0" d="M{:.1f} {}H{:.1f}"/>').format(x(least), y, x(most)),
             Markup('<path class="dots c0" d="M{:.1f} {}h0"/>').format(x(value), y),
-            Markup('<text x="{}" y="{}" class="end">{}</text>').format(svg.WIDTH - 4, y + 4, shown),
+            Markup('<text x="{}" y="{}" class="end">{}</text>').format(svg.WIDTH - 4, y + 4, shown(value)),
         ]
-    told = "; ".join(f"{name} {value:.4g}" for name, _, value, _ in lines)
+    told = "; ".join(f"{name} {shown(value)}" for name, _, value, _ in lines)
     return svg.svg(svg.WIDTH, 34 + STEP * len(lines), f"{title}: {told}", parts)
 
 

@@ -33,7 +33,7 @@ def test_the_page_shows_all_and_asks_nobody(tmp_path):
     assert len(drawings) == text.count("<svg ") == 4
     assert any("mirrored, fit: compute 90, collectives 60, input wait 10, host 40" in alt for alt in drawings)
     assert "Not measured: parameter_server, custom. Either train.traced_steps is null" in text
-    assert any(alt.startswith("test accuracy, with its 95 % interval: one_device, fit 0.9") for alt in drawings)
+    assert any(alt.startswith("test accuracy, with its 95 % interval: one_device, fit 0.9000") for alt in drawings)
     bars = [float(width) for width in re.findall(r'<rect class="p\d" [^>]*width="([\d.]+)"', text)]
     assert bars[4] / bars[5] == pytest.approx(90 / 60, rel=0.01)
     assert sum(bars[4:8]) == pytest.approx(2 * sum(bars[:4]), rel=0.01), "200 ms and 100 ms"
