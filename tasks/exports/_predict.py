@@ -5,7 +5,7 @@
     python FOLDER/predict.py arrays.npz            # as they were prepared, by name; .npy where there is one alone
 
 ``-`` is standard input. The exit code is 1 where an example has an error in place of a prediction. In a program
-``load(FOLDER)`` returns a ``Model``. It needs NumPy, Pillow for images, and what runs the model.
+``load(FOLDER)`` returns a ``Predictor``. It needs NumPy, Pillow for images, and what runs the model.
 """
 
 import csv
@@ -30,7 +30,7 @@ Example = tuple[str, int | None, Any]
 """Its file, its row there, and its values by name; a text says why there are none."""
 
 
-class Model:
+class Predictor:
     """A function of raw values; ``compute`` is that of arrays as they were prepared, to logits or numbers."""
 
     def __init__(self, folder: Path) -> None:
@@ -108,9 +108,9 @@ class Model:
             yield {"source": source, "row": row, **said, "error": errors.get(place)}
 
 
-def load(folder: str | os.PathLike[str]) -> Model:
+def load(folder: str | os.PathLike[str]) -> Predictor:
     """Return the model of a folder."""
-    return Model(Path(folder))
+    return Predictor(Path(folder))
 
 
 def _sources(names: Sequence[str], kinds: dict[str, str]) -> Iterator[tuple[Iterator[Example], Path | None]]:
@@ -131,7 +131,19 @@ def _sources(names: Sequence[str], kinds: dict[str, str]) -> Iterator[tuple[Iter
 
 def _arrays(name: str) -> Iterator[Example]:
     found = np.load(name, allow_pickle=False)
-    arrays = {"": found} if isinstance(found, np.ndarray) else dict(found)
+    takes = json.loads(Path(__file__).with_name("export.json").read_text("utf-8"))["inputs"]
+    there = {takes[0]["name"]: found} if isinstance(found, np.ndarray) else dict(found)
+    if len(takes) == len(there) == 1:
+        there = {takes[0]["name"]: next(iter(there.values()))}
+    arrays = {}
+    for one in takes:
+        array, shape = there.get(one["name"]), tuple(one["shape"][1:])
+        if array is None or array.shape[1:] != shape:
+            given = None if array is None else array.shape[1:]
+            raise ValueError(
+                f"'{name}': the model takes '{one['name']}' of shape {shape} for an example, there: {given}"
+            )
+        arrays[one["name"]] = array.astype(one["dtype"], casting="same_kind", copy=False)
     for row, values in enumerate(zip(*arrays.values(), strict=True), 1):
         yield name, row, dict(zip(arrays, values, strict=True))
 
@@ -191,7 +203,7 @@ def main(inputs: Sequence[str]) -> int:
                 for line in model.lines(part, folder):
                     failed |= line["error"] is not None
                     print(json.dumps(line), flush=True)
-    except (OSError, ValueError, ImportError, csv.Error) as error:
+    except (OSError, ValueError, TypeError, ImportError, csv.Error) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
     return int(failed)
