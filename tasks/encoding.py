@@ -1,7 +1,7 @@
 """Raw values of a table -> the arrays that a model takes; `prepare` and a served model use this very file.
 
-It imports the standard library, NumPy and, for pictures, Pillow alone, because it goes with a model to where nothing
-else of the project is: as one file, which is why it is longer than any other.
+It imports the standard library, NumPy and, for pictures, Pillow (and pi-heif where that is installed) alone, because it
+goes with a model to where nothing else of the project is: as one file, which is why it is longer than any other.
 """
 
 import base64
@@ -30,6 +30,12 @@ DATETIME_WIDTH = 7
 """Days since 1970, then sine and cosine of the time of the year, of the week and of the day."""
 LARGEST = float(np.finfo(np.float32).max)
 FORMATS = ("PNG", "JPEG", "BMP", "GIF", "WEBP")
+MORE_FORMATS = ("TIFF", "JPEG2000", "AVIF", "PPM", "ICO")
+"""Formats of images that are read beside those of data and requests where a person names the files, as Pillow calls
+them. Pillow decodes each by itself, without another program, and knows it by its first bytes."""
+HEIF = "HEIF"
+"""What Pillow calls HEIC once pi-heif is there, which decodes it."""
+INLINE = ";base64,"
 HEIC = re.compile(rb".{4}ftyp(?:hei[cfmsx]|hev[cmsx]|mif1|msf1)", re.DOTALL)
 """How a photograph of a telephone begins that Pillow does not read by itself."""
 SIXTEEN_BITS = 2**16 - 1
@@ -45,6 +51,7 @@ WITH_POINTS = re.compile(r"[+-]?\d{1,3}((\.\d{3})+,\d+|(\.\d{3}){2,})")
 """A number with a decimal comma, or without one, whose points can only stand between its thousands."""
 
 Numbers: TypeAlias = npt.NDArray[np.float64]
+Arrays: TypeAlias = dict[str, npt.NDArray[Any]]
 
 
 class BadValue(ValueError):
@@ -54,8 +61,8 @@ class BadValue(ValueError):
         value = value.item() if isinstance(value, np.generic) else value
         self.column, self.row, self.value, self.reason = column, row, value, reason
         shown = " ".join(repr(value).split())
-        shown = shown if len(shown) <= 80 else f"{shown[:60]}...{shown[-17:]}"
-        super().__init__(f"column '{column}', row {row}: {shown} {reason}")
+        self.shown = shown if len(shown) <= 80 else f"{shown[:60]}...{shown[-17:]}"
+        super().__init__(f"column '{column}', row {row}: {self.shown} {reason}")
 
 
 class Repeated(NamedTuple):
@@ -453,9 +460,97 @@ class Encoder:
         if self._pictures is not None:
             return inside(self._pictures, value)
         try:
-            return io.BytesIO(base64.b64decode(value.partition(";base64,")[2] or value, validate=True))
+            return io.BytesIO(base64.b64decode(value.partition(INLINE)[2] or value, validate=True))
         except binascii.Error:
             raise ValueError("a text is base64 of an image here, and no path") from None
+
+
+class WholeEncoder(Encoder):
+    """Encodes raw examples of which some are broken, for a person who names them."""
+
+    def __init__(
+        self,
+        features: Mapping[str, Mapping[str, Any]],
+        vocabularies: Mapping[str, Any],
+        workers: Callable[..., Iterable[Any]] = map,
+    ) -> None:
+        super().__init__(features, vocabularies, None, workers)
+        self.formats = (*FORMATS, *MORE_FORMATS)
+        if any(feature["kind"] == "image" for feature in features.values()):
+            self.formats += _of_telephones()
+        self._broken: dict[int, str] = {}
+        self._folder: Path | None = None
+
+    def encode_whole(self, columns: Mapping[str, Values], folder: Path | None = None) -> tuple[Arrays, dict[int, str]]:
+        """Return the features of those rows that are whole, in their order, and why the others are not, by their place.
+
+        Args:
+            columns: as ``encode`` takes them.
+            folder: where paths of images begin; without one a text is base64 of an image.
+        """
+        self._broken, self._folder = {}, folder
+        count = num_rows(next(iter(columns.values())))
+        try:
+            encoded = self.encode(columns)
+            broken = self._broken
+        except BadValue:
+            return self._one_by_one({name: rows_of(values) for name, values in columns.items()}, count)
+        if broken:
+            whole = [row for row in range(count) if row not in broken]
+            encoded = {name: array[whole] for name, array in encoded.items()}
+        return encoded, broken
+
+    def _one_by_one(self, columns: Mapping[str, Any], count: int) -> tuple[Arrays, dict[int, str]]:
+        found, broken = [], {}
+        for row in range(count):
+            self._broken = {}
+            try:
+                one = self.encode({name: [values[row]] for name, values in columns.items()})
+            except BadValue as bad:
+                broken[row] = _reason_in_words(bad)
+                continue
+            if self._broken:
+                broken[row] = self._broken[0]
+            else:
+                found.append(one)
+        if not found:
+            return self.encode({name: [] for name in columns}), broken
+        return {name: np.concatenate([one[name] for one in found]) for name in found[0]}, broken
+
+    def image(self, column: str, row: int, value: Any, shape: tuple[int, ...]) -> npt.NDArray[np.uint8]:
+        """Return the image of a row; zeros for one that is not whole, and remember why."""
+        try:
+            return super().image(column, row, value, shape)
+        except BadValue as bad:
+            self._broken[row] = f"column '{column}' {bad.reason}" if len(self.columns) > 1 else bad.reason
+        except OSError as error:
+            self._broken[row] = f"cannot be read ({error.strerror})"
+        return np.zeros(shape, np.uint8)
+
+    def opened(self, value: Any) -> Any:
+        """Return what the image of a row is read from; a text that is no image itself is a path."""
+        if isinstance(value, str) and self._folder is not None and INLINE not in value[:80]:
+            path = self._folder / value
+            if not path.is_file():
+                raise ValueError("it is a folder" if path.is_dir() else "no such file")
+            return path
+        return super().opened(value)
+
+
+def _of_telephones() -> tuple[str, ...]:
+    """Return what Pillow calls the format of photographs of telephones, where there is the package that decodes it."""
+    try:
+        from pi_heif import register_heif_opener
+    except ImportError:
+        return ()
+    register_heif_opener()
+    return (HEIF,)
+
+
+def _reason_in_words(bad: BadValue) -> str:
+    """Return why a row has no prediction, as an answer says it."""
+    value = "" if bad.value is None else f"{bad.shown} "
+    return f"column '{bad.column}': {value}{bad.reason}"
 
 
 def category_places(values: Values, places: Mapping[str, int]) -> npt.NDArray[np.int32]:
@@ -506,8 +601,10 @@ def open_picture(source: Any, formats: tuple[str, ...] = FORMATS) -> Any:
         with open(source, "rb") if isinstance(source, str | Path) else contextlib.nullcontext(source) as file:
             file.seek(0)
             if HEIC.match(file.read(12)):
+                # Where a person names the files, pi-heif is all that it takes.
+                install = "install pi-heif (the extra 'heic'), or " if set(MORE_FORMATS) <= set(formats) else ""
                 raise ValueError(
-                    "HEIC, which is not decoded here: convert it to JPEG or PNG (heif-convert; sips on macOS)"
+                    f"HEIC, which is not decoded here: {install}convert it to JPEG or PNG (heif-convert; sips on macOS)"
                 ) from None
         raise
 

@@ -6,6 +6,7 @@ import json
 import logging
 import math
 import os
+import runpy
 import shutil
 import zipfile
 from collections.abc import Callable, Iterable, Iterator
@@ -36,6 +37,7 @@ from tasks.records import ExportedModel, PreparedDataset, Run, TensorShape, Trai
 from tasks.training.model import weights_digest
 
 MANIFEST = "export.json"
+PROGRAM = "predict.py"
 SCRATCH = ".export."
 MAX_DIFFERENCE = 1e-4
 # The first 1,000 examples of the test split, or all it has.
@@ -87,14 +89,16 @@ def export(
     with _new_folder(target) as new:
         with _explaining(what, target):
             exporter.write(model, chosen.file, new)
+            _write_meaning(new, prepared, exporter)
             examples = _examples(model, settings, prepared, None if exporter.rounds else MAX_BATCHES)
-            compared = _compare(exporter.load(new), examples)
+            # By the file that goes with it. Python keeps no compiled copy of what is run by its path.
+            shipped = runpy.run_path(str(new / PROGRAM))["load"](new)
+            compared = _compare(shipped.compute, examples)
         # A regression's numbers are as large as its unit makes them.
         difference = compared.max_difference / (max(prepared.target.deviation, default=0) or 1.0)
         most = math.inf if exporter.rounds else MAX_DIFFERENCE
         if (wrong := _wrong_outputs(difference, most, len(compared.labels))) is not None:
             raise StratagemError(f"{what}: {wrong}. Nothing was left in {target}")
-        _write_meaning(new, prepared)
         made = ExportedModel(
             format=format,
             run_id=run.run_id,
@@ -128,8 +132,10 @@ def _wrong_outputs(difference: float, most: float, num_examples: int) -> str | N
     return None
 
 
-def _write_meaning(folder: Path, prepared: PreparedDataset) -> None:
-    """Write what makes the model's input of raw values, where something does, and what its outputs stand for."""
+def _write_meaning(folder: Path, prepared: PreparedDataset, format: exports.Format) -> None:
+    """Write what makes the model's input of raw values, where something does, what its outputs stand for, and the
+    program that goes from the one to the other."""
+    (folder / PROGRAM).write_text(exports.program(format), encoding="utf-8")
     (folder / trained_models.TARGET).write_text(prepared.target.model_dump_json(indent=2), encoding="utf-8")
     if (raw := prepared_data.encoding(prepared)) is not None:
         (folder / trained_models.ENCODING).write_text(json.dumps(raw), encoding="utf-8")
@@ -315,8 +321,9 @@ def _metrics(settings: config.Settings, prepared: PreparedDataset, labels: Any, 
 
 
 def _digests(folder: Path) -> dict[str, str]:
-    """Return the sha256 of each file below a folder, but for the manifest."""
-    paths = sorted(path for path in folder.rglob("*") if path.is_file() and path != folder / MANIFEST)
+    """Return the sha256 of each file below a folder, but for the manifest, and what Python keeps of its programs."""
+    present = (path for path in folder.rglob("*") if path.is_file() and path.parent.name != "__pycache__")
+    paths = sorted(path for path in present if path != folder / MANIFEST)
     return {path.relative_to(folder).as_posix(): files.digest(path) for path in paths}
 
 

@@ -34,7 +34,10 @@ _GAP = rb"(?:\s|#[^\r\n]*[\r\n])+"
 NETPBM = re.compile(rb"P(?:[14]|[2356](?=(?:GAP\d+){3}\s))(?:GAP\d+){2}\s".replace(b"GAP", _GAP))
 """How an image of PPM or PGM begins, which may have no zero in its header: width, height, and the largest value of all
 but black and white, with comments between. A list of paths does not begin so."""
-PICTURES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".jp2", ".avif", ".ppm", ".pgm", ".ico")
+PICTURES = (
+    *(".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp"),
+    *(".tif", ".tiff", ".jp2", ".avif", ".ppm", ".pgm", ".ico", ".heic", ".heif"),
+)
 TEXTS = (".txt", ".text", ".md")
 MAX_TEXT = 16 * 2**20
 """Bytes of a file in a folder that is one text: twenty thick books."""

@@ -13,18 +13,14 @@ import numpy as np
 import numpy.typing as npt
 
 from tasks import config, trained_models
-from tasks.encoding import FORMATS, BadValue, Encoder, Values, num_rows, rows_of
-from tasks.errors import UserError, cut, one_line, shown
+from tasks.encoding import Encoder, WholeEncoder
+from tasks.errors import UserError, cut, one_line
 from tasks.raw_inputs import Wanted
 from tasks.records import Target, as_input
 from tasks.trained_models import TrainedModel
 
 BATCH_BYTES = 8 * 2**20
 MAX_BATCH = 1024
-INLINE = ";base64,"
-MORE_FORMATS = ("TIFF", "JPEG2000", "AVIF", "PPM", "ICO")
-"""Formats of images that `predict` reads beside those of data and requests, as Pillow calls them, because a person
-names these files. Pillow decodes each by itself, without another program, and knows it by its first bytes."""
 
 Arrays = dict[str, npt.NDArray[Any]]
 
@@ -77,7 +73,7 @@ class RawModel:
         """What makes the model's input of raw values, or refuses them; several threads may use it."""
         return Encoder(self.features, self.vocabularies)
 
-    def encoder(self, workers: Callable[..., Iterable[Any]] = map) -> "WholeEncoder":
+    def encoder(self, workers: Callable[..., Iterable[Any]] = map) -> WholeEncoder:
         """Return what makes the model's input of raw values; it is not for several threads at once."""
         return WholeEncoder(self.features, self.vocabularies, workers)
 
@@ -127,83 +123,6 @@ def _guess_encoding(takes: Mapping[str, tuple[tuple[Any, ...], str]]) -> dict[st
     column = {"name": name, "kind": "image", "width": 1}
     feature = {"kind": "image", "shape": shape, "dtype": "uint8", "columns": [column]}
     return {"features": {name: feature}, "vocabularies": {}}
-
-
-class WholeEncoder(Encoder):
-    """Encodes raw examples of which some are broken, for a person who names them."""
-
-    formats = (*FORMATS, *MORE_FORMATS)
-
-    def __init__(
-        self,
-        features: Mapping[str, Mapping[str, Any]],
-        vocabularies: Mapping[str, Any],
-        workers: Callable[..., Iterable[Any]],
-    ) -> None:
-        super().__init__(features, vocabularies, None, workers)
-        self._broken: dict[int, str] = {}
-        self._folder: Path | None = None
-
-    def encode_whole(self, columns: Mapping[str, Values], folder: Path | None = None) -> tuple[Arrays, dict[int, str]]:
-        """Return the features of those rows that are whole, in their order, and why the others are not, by their place.
-
-        Args:
-            columns: as ``encode`` takes them.
-            folder: where paths of images begin; without one a text is base64 of an image.
-        """
-        self._broken, self._folder = {}, folder
-        count = num_rows(next(iter(columns.values())))
-        try:
-            encoded = self.encode(columns)
-            broken = self._broken
-        except BadValue:
-            return self._one_by_one({name: rows_of(values) for name, values in columns.items()}, count)
-        if broken:
-            whole = [row for row in range(count) if row not in broken]
-            encoded = {name: array[whole] for name, array in encoded.items()}
-        return encoded, broken
-
-    def _one_by_one(self, columns: Mapping[str, Any], count: int) -> tuple[Arrays, dict[int, str]]:
-        found, broken = [], {}
-        for row in range(count):
-            self._broken = {}
-            try:
-                one = self.encode({name: [values[row]] for name, values in columns.items()})
-            except BadValue as bad:
-                broken[row] = _reason_in_words(bad)
-                continue
-            if self._broken:
-                broken[row] = self._broken[0]
-            else:
-                found.append(one)
-        if not found:
-            return self.encode({name: [] for name in columns}), broken
-        return {name: np.concatenate([one[name] for one in found]) for name in found[0]}, broken
-
-    def image(self, column: str, row: int, value: Any, shape: tuple[int, ...]) -> npt.NDArray[np.uint8]:
-        """Return the image of a row; zeros for one that is not whole, and remember why."""
-        try:
-            return super().image(column, row, value, shape)
-        except BadValue as bad:
-            self._broken[row] = f"column '{column}' {bad.reason}" if len(self.columns) > 1 else bad.reason
-        except OSError as error:
-            self._broken[row] = f"cannot be read ({error.strerror})"
-        return np.zeros(shape, np.uint8)
-
-    def opened(self, value: Any) -> Any:
-        """Return what the image of a row is read from; a text that is no image itself is a path."""
-        if isinstance(value, str) and self._folder is not None and INLINE not in value[:80]:
-            path = self._folder / value
-            if not path.is_file():
-                raise ValueError("it is a folder" if path.is_dir() else "no such file")
-            return path
-        return super().opened(value)
-
-
-def _reason_in_words(bad: BadValue) -> str:
-    """Return why a row has no prediction, as an answer says it."""
-    value = "" if bad.value is None else f"{shown(bad.value)} "
-    return f"column '{bad.column}': {value}{bad.reason}"
 
 
 def _load(found: TrainedModel) -> Any:

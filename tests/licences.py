@@ -29,6 +29,8 @@ LOOKED_AT = {
     "namex": IN_ITS_FILE.format("Apache License 2.0"),
     "orjson": WEAK,
     "pathspec": WEAK,
+    "pi-heif": "Its wheels bring libheif and libde265, LGPL-3.0, as libraries beside its own code, which are loaded "
+    "unchanged and may be replaced. Who passes the wheel on passes on their licence and says where their source is.",
     "pygit2": "GPL-2.0, which by itself does not go with Apache-2.0, with an exception: its COPYING lets programs of "
     "any licence link it without any restriction that comes from it. Who passes on a changed one does so by GPL-2.0.",
     "shtab": WEAK,

@@ -7,8 +7,9 @@ split.
 
 import importlib
 import importlib.util
+import inspect
 import shlex
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from importlib.metadata import requires
 from pathlib import Path
@@ -26,7 +27,9 @@ class Format:
     """Takes the ``keras.Model``, the .keras file that it was loaded from, and an empty folder, which it fills. What it
     raises is told as the reason why this model has no such format."""
     load: Callable[[Path], Callable[[Any], Any]]
-    """Takes the folder; returns a function from a batch, as the Keras model takes it, to outputs of the same shape."""
+    """Takes the folder; returns a function from a batch, an array or a dict of them as the Keras model takes it, to
+    outputs of the same shape. It is called ``load_model`` and stands alone, because its lines go with each export to
+    where nothing of this project is. They may name ``Any``, ``Callable`` and ``Path``, and import all else."""
     packages: tuple[str, ...] = ()
     """What it imports of its extra in pyproject.toml."""
     refuses: Mapping[str, str] = field(default_factory=dict)
@@ -67,42 +70,10 @@ def _remedy(name: str) -> str:
     return f"`pip install {shlex.join(wanted)}`"
 
 
-def load_keras(place: Path) -> Callable[[Any], Any]:
-    """Return what computes the outputs of a batch by a model that Keras loads: a .keras file, or a folder of its
-    parts."""
-    import keras
-
-    predict: Callable[[Any], Any] = keras.models.load_model(place, compile=False).predict_on_batch
-    return predict
-
-
-def litert_format(options: Callable[[], dict[str, Any]], rounds: bool = False) -> Format:
-    """Return a format of LiteRT (once TensorFlow Lite), by Keras.
-
-    Args:
-        options: gives what is set of TensorFlow's converter; called when a model is written, as it may import it.
-        rounds: see ``Format``.
-    """
-    name = "model.tflite"
-    not_in_it = "its multiplications would be TensorFlow's own operations, which LiteRT's runtime does not have"
-    return Format(
-        write=lambda model, _, folder: model.export(folder / name, format="litert", verbose=False, **options()),
-        load=lambda folder: _load_litert(folder / name),
-        packages=("ai_edge_litert",),
-        refuses=dict.fromkeys(("mixed_float16", "mixed_bfloat16", "float64"), not_in_it),
-        rounds=rounds,
-        extra="litert",
-    )
-
-
-def _load_litert(file: Path) -> Callable[[Any], Any]:
-    from ai_edge_litert.interpreter import Interpreter
-
-    run = Interpreter(str(file)).get_signature_runner()
-    names, (output,) = list(run.get_input_details()), run.get_output_details()
-    return lambda batch: run(**by_name(names, batch))[output]
-
-
-def by_name(names: Sequence[str], batch: Any) -> dict[str, Any]:
-    """Return a batch as a mapping of a model's inputs: one array is the only input there is."""
-    return dict(batch) if isinstance(batch, Mapping) else dict(zip(names, [batch], strict=True))
+def program(format: Format) -> str:
+    """Return the text of predict.py of an exported folder: _predict.py, with the lines that load a model of the format
+    in place of the import of those for Keras."""
+    text = Path(__file__).with_name("_predict.py").read_text(encoding="utf-8")
+    lines = inspect.getsource(format.load).rstrip()
+    before, after = text.split("from tasks.exports.keras import load_model\n\n")
+    return f"{before}\n{lines}\n\n\n{after}"

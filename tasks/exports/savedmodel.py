@@ -7,7 +7,8 @@ from typing import Any
 from tasks.exports import Format
 
 
-def _load(folder: Path) -> Callable[[Any], Any]:
+def load_model(folder: Path) -> Callable[[Any], Any]:
+    """Return what TensorFlow gives for a batch."""
     import tensorflow as tf
 
     loaded = tf.saved_model.load(str(folder))
@@ -15,5 +16,6 @@ def _load(folder: Path) -> Callable[[Any], Any]:
 
 
 FORMAT = Format(
-    write=lambda model, keras_file, folder: model.export(folder, format="tf_saved_model", verbose=False), load=_load
+    write=lambda model, keras_file, folder: model.export(folder, format="tf_saved_model", verbose=False),
+    load=load_model,
 )

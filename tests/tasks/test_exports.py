@@ -19,9 +19,10 @@ from PIL import Image
 from tasks import config, exports, files, records, runs, trained_models
 from tasks.errors import StratagemError, UserError
 from tasks.export import export
-from tasks.exports import Format
+from tasks.exports import Format, _predict
+from tasks.meanings import Meaning
 from tasks.raw_model import RawModel
-from tasks.records import ExportedModel, Lineage, Run
+from tasks.records import ExportedModel, Lineage, Run, Target
 
 # Without a framework, and none that another test has imported.
 NAMES = """
@@ -212,7 +213,7 @@ def files_of_images(images):
 def test_an_export_brings_what_makes_its_input_of_files_of_images(tiny, trained, tmp_path):
     settings, run = trained("train.epochs=1")
     made = export(settings, tiny, run, "savedmodel", "latest", str(tmp_path / "out"))
-    assert {"encoding.json", "encoding.py", "target.json"} <= set(made.files)
+    assert {"encoding.json", "encoding.py", "predict.py", "target.json"} <= set(made.files)
     spec = importlib.util.spec_from_file_location("brought", tmp_path / "out" / "encoding.py")
     brought = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(brought)
@@ -270,6 +271,49 @@ def test_the_second_time_nothing_is_written_and_nothing_of_others_ever(tiny, tra
     with pytest.raises(UserError, match=r"out holds this export already, but files in it were changed, added or"):
         export(settings, tiny, run, "savedmodel", "latest", str(target))
     assert everything(target) == {**before[0], target / "mine.txt": b"mine"}
+
+
+def test_what_python_keeps_of_a_program_that_was_imported_changes_no_export(tiny, trained, tmp_path, run):
+    settings, training = trained("train.epochs=1")
+    made = export(settings, tiny, training, "keras", "latest", str(tmp_path / "out"))
+    environment = {"PYTHONPATH": str(tmp_path / "out"), "PYTHONDONTWRITEBYTECODE": ""}
+    imported = run([sys.executable, "-c", "import predict, encoding"], env=environment)
+    assert imported.returncode == 0, imported.stderr
+    assert list((tmp_path / "out" / "__pycache__").iterdir())
+    assert export(settings, tiny, training, "keras", "latest", str(tmp_path / "out")) == made
+
+
+# An example in the format of each task, with a class that is as likely as another, and labels at exactly a half.
+MEANT = {
+    "classification": Target(task="classification", num_outputs=3, class_names=("a", "b", "c")),
+    "multilabel": Target(task="multilabel", num_outputs=3, class_names=("a", "b", "c")),
+    "one number": Target(task="regression", num_outputs=1, columns=("rent",)),
+    "numbers": Target(task="regression", num_outputs=3, columns=("x", "y", "z")),
+}
+
+
+@pytest.mark.parametrize("target", MEANT.values(), ids=MEANT)
+def test_the_program_of_an_export_tells_outputs_as_the_command_does(tmp_path, monkeypatch, target):
+    outputs = np.array([[1, 1, -2], [0, 3.25, -80], [1e3, 123456.789, 7]], np.float32)[:, : target.num_outputs]
+    monkeypatch.setattr(_predict, "load_model", lambda folder: lambda batch: outputs[: len(batch)])
+    (tmp_path / "target.json").write_text(target.model_dump_json())
+    model = _predict.load(tmp_path)
+    arrays = np.zeros((3, 2), np.float32)
+    expected = Meaning(target, 1, False).of(outputs)
+    rows = [dict(zip(expected, row, strict=True)) for row in zip(*expected.values(), strict=True)]
+    examples = [("x.npy", number, {"": row}) for number, row in enumerate(arrays, 1)]
+    told = list(model.lines(examples, None))
+    assert told == [{"source": "x.npy", "row": n, **row, "error": None} for n, row in enumerate(rows, 1)]
+    assert model(arrays).shape == outputs.shape
+    outputs[1, 0] = np.nan
+    broken = list(model.lines(examples, None))
+    assert broken[1] == {
+        "source": "x.npy",
+        "row": 2,
+        **dict.fromkeys(rows[1]),
+        "error": "the model gives no number for it",
+    }
+    assert [broken[0], broken[2]] == [told[0], told[2]]
 
 
 def test_what_no_export_made_is_left_alone(tiny, trained, tmp_path):
@@ -345,22 +389,36 @@ def broken(model, keras_file, folder):
     raise RuntimeError("this was said first\nno such operation: Frobnicate")
 
 
+LOADER = """
+def load_model(folder):
+    import keras
+
+    found = keras.models.load_model("mlruns/runs/first/models/final.keras")
+    return lambda batch: {outputs}
+"""
 WRONG = [
-    (Format(copied, lambda folder: lambda x: found(x) + 1e-3), StratagemError, r"differs from Keras' by 0\.001 among "
-     r"the first 53 test examples, and 0\.0001 is allowed\. Nothing was left in .*out"),
-    (Format(copied, lambda folder: lambda x: found(x) * np.nan), StratagemError, "outputs that are no numbers"),
-    (Format(copied, lambda folder: lambda x: found(x)[:1]), StratagemError, r"outputs of shape \(1, 10\), and Keras"),
-    (Format(broken, copied), UserError, r"cannot be exported as wrong \(RuntimeError: no such operation: Frob"),
+    (copied, "found(batch).numpy() + 1e-3", StratagemError, r"differs from Keras' by 0\.001 among the first 53 test "
+     r"examples, and 0\.0001 is allowed\. Nothing was left in .*out"),
+    (copied, "found(batch).numpy() * float('nan')", StratagemError, "outputs that are no numbers"),
+    (copied, "found(batch)[:1]", StratagemError, r"outputs of shape \(1, 10\), and Keras"),
+    (copied, "of_the_project(batch)", UserError, r"exported as wrong \(NameError: name 'of_the_project' is not d"),
+    (broken, "found(batch)", UserError, r"cannot be exported as wrong \(RuntimeError: no such operation: Frob"),
 ]  # fmt: skip
 
 
-def found(batch):
-    return keras.models.load_model("mlruns/runs/first/models/final.keras").predict(batch, verbose=0)
+def loader_in(path, outputs):
+    """Return a ``load_model`` of a file."""
+    path.write_text(LOADER.format(outputs=outputs))
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module.load_model
 
 
 def test_what_is_not_the_model_is_not_left_behind(tiny, trained, tmp_path, monkeypatch):
     settings, run = trained("train.epochs=1")
-    for format, error, message in WRONG:
+    for number, (write, outputs, error, message) in enumerate(WRONG):
+        format = Format(write, loader_in(tmp_path / f"wrong{number}.py", outputs))
         monkeypatch.setattr(exports, "find", {"wrong": format}.__getitem__)
         with pytest.raises(error, match=message) as caught:
             export(settings, tiny, run, "wrong", "latest", str(tmp_path / "new" / "er" / "out"))
