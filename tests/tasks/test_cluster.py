@@ -115,6 +115,7 @@ def start(tmp_path, monkeypatch):
     (tmp_path / "params.yaml").touch()
     (tmp_path / ".dvc").mkdir()
     (tmp_path / "tasks").mkdir()
+    (tmp_path / "tasks" / "__init__.py").touch()  # Before any other package of that name.
     (tmp_path / "tasks" / "__main__.py").write_text(MEMBER)
     started = []
 
