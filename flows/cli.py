@@ -97,19 +97,19 @@ def run(
         return
     with command(debug):
         from flows import notifications, prefect_server
-        from tasks import config, dvc_data, pipeline, timeline
+        from tasks import config, dvc_data, pipeline, preconditions, timeline
         from tasks import runs as all_runs
         from tasks.process import client
 
         settings = config.load(recipe, overrides)
         notifications.check()
         check_resume(settings, resume, allow_changes, fresh, if_changed)
-        pipeline.check_writable()
+        preconditions.check_writable()
         if if_changed and (same := pipeline.find_unchanged(settings)):
             _print_run(same, json, changed=False)
             return
         dvc_data.check_source(settings.dataset)
-        pipeline.check_devices(settings)
+        preconditions.check_devices(settings)
         if pipeline.join(settings, as_run=True):
             return
         all_runs.refuse_locked(settings, resume)
@@ -195,9 +195,9 @@ def reconcile(explain: Explain = False, json: Json = False, debug: Debug = False
             show(explanation.reconcile(), json)
             return
         from flows import prefect_server
-        from tasks import pipeline
+        from tasks import preconditions
 
-        pipeline.check_writable()
+        preconditions.check_writable()
         prefect_server.set_environment(debug)
         server = prefect_server.start_server()
         from flows.reconciliation import reconcile

@@ -151,7 +151,7 @@ def check_resume(
     settings: "Settings", resume: str | None, allow_changes: bool, fresh: bool, if_changed: bool = False
 ) -> None:
     """Refuse options that contradict each other, and a run that is another training, before anything is looked up."""
-    from tasks import pipeline, runs
+    from tasks import pipeline, preconditions, runs
     from tasks.errors import UserError
 
     if resume is not None and fresh:
@@ -165,5 +165,5 @@ def check_resume(
             "--if-changed: the other members of a cluster would wait for a chief that has nothing to do. "
             "Leave it out, or give --set strategy.launcher=local"
         )
-    pipeline.check_remote(settings, resume)
+    preconditions.check_remote(settings, resume)
     runs.refuse_resume(settings, resume, allow_changes)

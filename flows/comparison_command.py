@@ -69,7 +69,7 @@ def compare(
     with command(debug):
         from flows import notifications, prefect_server, tables
         from flows.plan import plan
-        from tasks import config, dvc_data, explanation, pipeline
+        from tasks import config, dvc_data, explanation, preconditions
         from tasks.process import client
 
         notifications.check()
@@ -79,8 +79,8 @@ def compare(
             show(explanation.comparison(planned.rows, planned.key, recipe, values), json)
             return
         first = planned.trainable[0]
-        pipeline.check_writable()
-        pipeline.check_remote(first)
+        preconditions.check_writable()
+        preconditions.check_remote(first)
         dvc_data.check_source(first.dataset)
         with prefect_server.starting(first, debug, with_cluster=False):
             from flows.comparison import comparison

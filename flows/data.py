@@ -57,7 +57,7 @@ def add(
     """Make the folder data/NAME for a dataset, and prepare it: `stratagem run --set dataset.name=NAME` trains on it."""
     with command(debug):
         from flows import data_tables
-        from tasks import config, dvc_data, explanation, pipeline
+        from tasks import config, dvc_data, explanation, preconditions
 
         values = _described(overrides)
         if target is not None:
@@ -65,7 +65,7 @@ def add(
         if explain:
             show_explanation(explanation.add(source, name, values), json)
             return
-        pipeline.check_writable()
+        preconditions.check_writable()
         prepared = dvc_data.add(source, name, values)
         if json:
             print(prepared.model_dump_json())
@@ -164,14 +164,14 @@ def push(name: Which = None, explain: Explain = False, json: Json = False, debug
 def pull(name: Which = None, explain: Explain = False, json: Json = False, debug: Debug = False) -> None:
     """Bring the data that data/NAME/dvc.lock names from DVC's remote: nothing is downloaded or prepared then."""
     with command(debug):
-        from tasks import dvc_data, pipeline
+        from tasks import dvc_data, preconditions
 
         if explain:
             from tasks import explanation
 
             show_explanation(explanation.pull(name), json)
             return
-        pipeline.check_writable()
+        preconditions.check_writable()
         _print_moved("pulled", dvc_data.pull(name), json)
 
 

@@ -49,7 +49,7 @@ def submit(
     with command(debug):
         from json import dumps
 
-        from tasks import config, dvc_data, pipeline, submission
+        from tasks import config, dvc_data, preconditions, submission
         from tasks.errors import UserError
 
         given = {"nodes": nodes, "time": time, "partition": partition}
@@ -64,7 +64,7 @@ def submit(
         sets = [*overrides, f"strategy.launcher={launcher}"] if of_cluster else overrides
         settings = config.load(recipe, sets)
         if not dry_run:
-            pipeline.check_writable()
+            preconditions.check_writable()
             dvc_data.check_source(settings.dataset)
         text, job = submission.submit(launcher, settings, options, only_write=dry_run)
         if json:

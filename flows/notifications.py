@@ -15,13 +15,12 @@ import sys
 import time
 import warnings
 from collections.abc import Iterator, Sequence
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal
 
 from filelock import FileLock, Timeout
 
-from tasks import config, files, records
+from tasks import config, files, records, timeline
 from tasks.errors import UserError
 from tasks.network import without_secrets
 from tasks.records import Record, Run, RunSummary
@@ -194,7 +193,7 @@ def _send(address: str, notice: Notice) -> str | None:
     """Send a notice; return why it was not taken, None where it was."""
     apprise = _apprise()
     sender = apprise.Apprise()
-    when = datetime.fromtimestamp(notice.at, UTC).isoformat(timespec="seconds")
+    when = timeline.at(notice.at)
     with _silent():
         if not sender.add(address):
             return "an address is none that Apprise knows"

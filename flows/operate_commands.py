@@ -22,13 +22,13 @@ def up(
     """
     with command(debug):
         from flows import operation, operation_status, supervisor
-        from tasks import pipeline
+        from tasks import preconditions
 
         if explain:
             supervisor.check_environment()
             show(operation_status.explain_up(), json=False)
             return
-        pipeline.check_writable()
+        preconditions.check_writable()
         supervisor.check_environment()
         if operation.is_held():
             print("It runs already.")

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, get_args
 
-from tasks import config, pipeline, sweeps
+from tasks import config, pipeline, preconditions, sweeps
 from tasks.errors import UserError, one_of
 from tasks.machine import usable_cores
 from tasks.records import ComparisonRow, SweepPlan
@@ -167,7 +167,7 @@ def _pair(recipe: str | None, values: Mapping[str, Any]) -> Pair:
     try:
         settings = config.load(recipe, values)
         _refuse_foreign_cluster(settings)
-        pipeline.check_devices(settings)
+        preconditions.check_devices(settings)
     except UserError as error:
         return Pair(kind, loop, reason=str(error))
     return Pair(kind, loop, settings)

@@ -10,6 +10,7 @@ from rich.table import Table
 from rich.text import Text
 from rich.tree import Tree
 
+from flows.tables import print_rows
 from tasks.errors import cut, listed
 from tasks.records import (
     JobState,
@@ -150,13 +151,13 @@ def print_details(found: RunDetails) -> None:
         "reproduces": found.reproduces,
         "MLflow": f"experiment {found.experiment}",
     }
-    _print_rows({name: value for name, value in rows.items() if value})
+    print_rows({name: value for name, value in rows.items() if value})
     if found.settings:
         print("\nsettings that params.yaml has otherwise now")
         _print_columns(("", "the run", "params.yaml"), found.settings)
     print(f"\n{found.folder}: {size(line.bytes)}" + (", pruned" if line.pruned else ""))
     kept = (*found.checkpoints, *found.models)
-    _print_rows({f"  {one.path.removeprefix(found.folder + '/')}": size(one.bytes) for one in kept})
+    print_rows({f"  {one.path.removeprefix(found.folder + '/')}": size(one.bytes) for one in kept})
 
 
 def print_difference(found: RunDifference) -> None:
@@ -308,15 +309,6 @@ def _text(value: object) -> str:
     if isinstance(value, float):
         return f"{value:.6g}"
     return cut(_short(str(value)))
-
-
-def _print_rows(rows: Mapping[str, str]) -> None:
-    table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
-    table.add_column(no_wrap=True)
-    table.add_column(overflow="fold")
-    for name, value in rows.items():
-        table.add_row(name, value)
-    _print(table)
 
 
 def _print(what: Table | Tree | str) -> None:

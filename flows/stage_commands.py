@@ -59,9 +59,9 @@ def prepare(
 def _data(stage: str, recipe: str | None, overrides: list[str], force: bool, json: bool, debug: bool) -> None:
     with command(debug):
         from flows import tables
-        from tasks import config, dvc_data, pipeline
+        from tasks import config, dvc_data, preconditions
 
-        pipeline.check_writable()
+        preconditions.check_writable()
         record = dvc_data.prepare_data(config.load(recipe, overrides), stage, force)
         tables.print_record(record, json, ("name", "version", "data_version", "folder"))
 
@@ -87,13 +87,13 @@ def train(
         return
     with command(debug):
         from flows import tables
-        from tasks import config, dvc_data, pipeline
+        from tasks import config, dvc_data, pipeline, preconditions
         from tasks.process import client
 
         settings = config.load(recipe, overrides)
         check_resume(settings, resume, allow_changes, fresh)
-        pipeline.check_writable()
-        pipeline.check_devices(settings)
+        preconditions.check_writable()
+        preconditions.check_devices(settings)
         if pipeline.join(settings):
             return
         prepared = dvc_data.load_prepared(settings.dataset.name)

@@ -13,74 +13,33 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
-from typing import IO, Literal
+from typing import Literal
 
 from flows import notifications, operation, servers
-from flows.operation import HEALTH_SECONDS
 from flows.prefect_server import set_environment
 from flows.servers import Server
-from tasks import config
+from flows.supervised import SupervisedProgram, death_in_words, last_line, open_log
+from tasks import config, timeline
 from tasks.errors import StratagemError, UserError
-from tasks.network import unreachable_reason, without_secrets
+from tasks.network import without_secrets
 from tasks.process import guard
 from tasks.process.environment import keep_private
-from tasks.records import Operation, ServiceState
+from tasks.records import Operation
 
 LOOK_SECONDS = 0.5
-# One that has not answered yet takes requests, and lets them wait.
-START_LOOK_SECONDS = 2.0
-# One that has lived so long begins again with the shortest pause.
-STEADY_SECONDS = 60.0
-LONGEST_PAUSE_SECONDS = 60.0
 # So often one may die before all of them have answered once: then something is wrong that no restart mends.
 MAX_FIRST_TRIES = 3
 # What waits to be told is tried again, and flow runs that have crashed are looked for.
 WATCH_SECONDS = 15.0
-MAX_LOG_BYTES = 20_000_000
 STAY = "stay"
 # The exit code of one that came second.
 RUNS_ALREADY = os.EX_TEMPFAIL
 
 
 VERSIONS = {package: version(package) for package in ("stratagem", "prefect", "mlflow")}
-
-
-@dataclass
-class SupervisedProgram:
-    """One program, and what became of it so far."""
-
-    server: Server
-    log: Path
-    process: "subprocess.Popen[bytes] | None" = None
-    began: float = 0.0
-    """In seconds since 1970."""
-    not_before: float = 0.0
-    """On the clock of `time.monotonic`."""
-    deaths_in_a_row: int = 0
-    restarts: int = 0
-    last_end: str | None = None
-    answered_at: float = 0.0
-    """On the clock of `time.monotonic`."""
-    has_answered: bool = False
-    """Since it was started."""
-
-    def state(self) -> ServiceState:
-        """Return it as others read it."""
-        pid = self.process.pid if self.process is not None else 0
-        return ServiceState(
-            name=self.server.name,
-            pid=pid,
-            created=operation.created(pid) if pid else 0.0,
-            since=datetime.fromtimestamp(self.began, UTC).isoformat(timespec="seconds"),
-            restarts=self.restarts,
-            last_end=self.last_end,
-            address=self.server.address,
-            log=str(self.log.relative_to(config.project_root())),
-        )
 
 
 class Supervisor:
@@ -93,11 +52,11 @@ class Supervisor:
         before = operation.load()
         operation.end_leftovers(before)
         self._worker_seen = before.worker_seen if before else 0.0
-        self._since = datetime.now(UTC).isoformat(timespec="seconds")
+        self._since = timeline.now()
         self._ready = False
         self._listening = servers.listen(self._folder / "ports.json")
         key = operation.private_key()
-        home = prefect_home()
+        home = _home_of_prefect()
         set_environment(debug=True)  # Its lines go to a file.
         prefect = servers.prefect_server(self._listening["prefect"], key, schedules=True, home=home)
         pages = servers.mlflow_pages(self._listening["mlflow"], key)
@@ -143,65 +102,42 @@ class Supervisor:
         """Start again what has died or hangs; start the worker when its server answers."""
         for kept in self._kept:
             if kept.process is None:
-                waits_for_server = kept is self._worker and not self._answers(self._prefect)
+                waits_for_server = kept is self._worker and not self._prefect.answers()
                 if time.monotonic() >= kept.not_before and not waits_for_server:
                     self._start(kept)
             elif (code := kept.process.poll()) is not None:
-                self._note_death(kept, _death_in_words(code))
-            elif kept.server.health and self._hangs(kept):
+                self._note_death(kept, death_in_words(code))
+            elif kept.hangs(self._patience):
                 servers.end(kept.process)
-                self._note_death(kept, f"no answer for {self._patience_with(kept):.0f} s")
+                self._note_death(kept, f"no answer for {kept.patience(self._patience):.0f} s")
 
     def _start(self, kept: SupervisedProgram) -> None:
         if kept is self._worker:
             kept.server = self._new_worker()
-        if kept.log.exists() and kept.log.stat().st_size > MAX_LOG_BYTES:
-            kept.log.replace(kept.log.with_suffix(".log.1"))
-        with _opened(kept.log) as output:
-            kept.process = servers.start(kept.server, output)
-        kept.began, kept.answered_at, kept.has_answered = time.time(), time.monotonic(), False
+        kept.start()
         self._save()
 
     def _note_death(self, kept: SupervisedProgram, how: str) -> None:
-        if time.time() - kept.began > STEADY_SECONDS:
-            kept.deaths_in_a_row = 0
-        kept.deaths_in_a_row += 1
-        kept.process, kept.last_end = None, how
+        kept.note_end(how)
         # Of a guard that was killed.
         guard.end_children({one.process.pid for one in self._kept if one.process is not None})
         if not self._ready and kept.deaths_in_a_row >= MAX_FIRST_TRIES:
-            raise StratagemError(f"{kept.server.name} does not start ({how}): {_last_line(kept.log)}; see {kept.log}")
-        pause = min(2.0 ** (kept.deaths_in_a_row - 1), LONGEST_PAUSE_SECONDS)
-        kept.not_before = time.monotonic() + pause
-        kept.restarts += 1
+            raise StratagemError(f"{kept.server.name} does not start ({how}): {last_line(kept.log)}; see {kept.log}")
+        pause = kept.pause()
         self._save()
-        print(f"{_now()} {kept.server.name} has ended ({how}); started again in {pause:.0f} s", file=sys.stderr)
+        print(f"{timeline.now()} {kept.server.name} has ended ({how}); started again in {pause:.0f} s", file=sys.stderr)
         if self._ready:
             title = f"{kept.server.name} is started again on {socket.gethostname()}"
-            body = f"It had ended ({how}), the {kept.restarts}. time. Its last line: {_last_line(kept.log)}"
+            body = f"It had ended ({how}), the {kept.restarts}. time. Its last line: {last_line(kept.log)}"
             key = f"{kept.server.name} {kept.began}"
             threading.Thread(target=notifications.tell, args=("restart", key, title, body), daemon=True).start()
 
-    def _answers(self, kept: SupervisedProgram) -> bool:
-        running = kept.process is not None and kept.process.poll() is None
-        return running and unreachable_reason(kept.server.health, START_LOOK_SECONDS) is None
-
     def _all_answer(self) -> bool:
-        if not all(self._answers(kept) for kept in (self._prefect, *self._pages)) or self._worker.process is None:
+        if not all(kept.answers() for kept in (self._prefect, *self._pages)) or self._worker.process is None:
             return False
         heartbeat = operation.worker_heartbeat(self._prefect.server.address)
         self._deployed = heartbeat is not None and heartbeat > self._worker.began
         return self._deployed
-
-    def _hangs(self, kept: SupervisedProgram) -> bool:
-        now, within = time.monotonic(), HEALTH_SECONDS if kept.has_answered else START_LOOK_SECONDS
-        if now - kept.answered_at > HEALTH_SECONDS and unreachable_reason(kept.server.health, within) is None:
-            kept.answered_at, kept.has_answered = now, True
-        return now - kept.answered_at > self._patience_with(kept)
-
-    def _patience_with(self, kept: SupervisedProgram) -> float:
-        """Return for how long a server may say nothing: one that starts imports for a minute on a busy machine."""
-        return self._patience if kept.has_answered else max(self._patience, operation.PATIENCE_SECONDS)
 
     def _watch(self) -> None:
         """Tell what waits to be told, and which flow runs have crashed; note that the worker is at work."""
@@ -214,7 +150,7 @@ class Supervisor:
                         self._save()
                 notifications.deliver()
             except Exception as error:  # Whatever ails it, the servers go on.
-                print(f"{_now()} warning: {without_secrets(str(error))}", file=sys.stderr)
+                print(f"{timeline.now()} warning: {without_secrets(str(error))}", file=sys.stderr)
 
     def _tell_crashed(self) -> bool:
         """Tell of flow runs that have crashed while their worker lives: nobody takes them up. Return whether the server
@@ -288,7 +224,7 @@ def keep(when_ready: Callable[[], None]) -> bool:
     with contextlib.ExitStack() as holding:
         if not holding.enter_context(operation.lock()):
             return False
-        holding.enter_context(operation.database_lock(prefect_home()))
+        holding.enter_context(operation.database_lock(_home_of_prefect()))
         os.umask(0o077)
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             if signal.getsignal(number) != signal.SIG_IGN:
@@ -299,8 +235,8 @@ def keep(when_ready: Callable[[], None]) -> bool:
     return True
 
 
-def prefect_home() -> Path:
-    """Return the folder of the database of Prefect's server."""
+def _home_of_prefect() -> Path:
+    """Return the folder of the database of Prefect's server: this project's own, where PREFECT_HOME says nothing."""
     given = os.environ.get("PREFECT_HOME")
     return Path(given).expanduser().absolute() if given else operation.folder() / "prefect"
 
@@ -334,7 +270,7 @@ def start_in_background() -> bool:
         StratagemError: it ended instead; says why.
     """
     log = operation.folder() / "up.log"
-    with _opened(log) as output:
+    with open_log(log) as output:
         process = subprocess.Popen(
             [sys.executable, "-m", "flows.supervisor"],
             cwd=config.project_root(),
@@ -351,7 +287,7 @@ def start_in_background() -> bool:
         if process.returncode == RUNS_ALREADY:
             return False
         if process.returncode is not None:
-            said = f"{_last_line(log).removeprefix('error: ')} (the log: {log})"
+            said = f"{last_line(log).removeprefix('error: ')} (the log: {log})"
             raise UserError(said) if process.returncode == UserError.exit_code else StratagemError(said)
         if line_to_it is not None:
             line_to_it.write(f"{STAY}\n")
@@ -361,32 +297,9 @@ def start_in_background() -> bool:
             line_to_it.close()
 
 
-def _death_in_words(code: int) -> str:
-    """Return how a guard ended, or what it guards: 128 and the signal's number is what a shell makes of one."""
-    number = -code if code < 0 else code - 128
-    return signal.Signals(number).name if number in set(signal.Signals) else f"exit code {code}"
-
-
 def _is_ready(pid: int) -> bool:
     state = operation.load()
     return state is not None and state.pid == pid and state.phase == "ready"
-
-
-def _opened(log: Path) -> IO[bytes]:
-    """Open a log to write on, which only this user may read."""
-    return os.fdopen(os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW, 0o600), "ab")
-
-
-def _last_line(log: Path) -> str:
-    try:
-        lines = log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
-    except OSError:
-        lines = []
-    return without_secrets(lines[-1].strip()) if lines else "it said nothing"
-
-
-def _now() -> str:
-    return datetime.now(UTC).isoformat(timespec="seconds")
 
 
 def main() -> None:

@@ -2,7 +2,6 @@
 
 import sys
 import time
-from datetime import UTC, datetime
 from pathlib import Path
 from threading import Event
 from typing import Annotated
@@ -13,7 +12,7 @@ from pydantic import Field
 
 from flows import deployed, reconciliation, reporting, stages, training, trials
 from flows.plan import plan_of_sweep
-from tasks import config, pipeline, runs, sweeps
+from tasks import config, pipeline, preconditions, runs, sweeps, timeline
 from tasks.errors import StratagemError
 from tasks.process import client
 from tasks.process.environment import keep_private
@@ -46,7 +45,7 @@ def sweep(
     deployed.check_file("space", space, sweeps.spaces(root), root / "recipes" / "sweeps")
     found = sweeps.load(space)
     sweeps.refuse_foreign_cluster(found, pipeline.in_foreign_cluster(found.example))
-    pipeline.check_devices(found.example)
+    preconditions.check_devices(found.example)
     reconciliation.end_crashed_flow_runs()
     return reporting.reported(lambda: _locked(space, trials, parallel, fresh))
 
@@ -125,7 +124,7 @@ def summarise(
         importance=sweeps.importance(space.parameters, done, plan.lower_is_better),
         best_settings=final,
         seconds=round(seconds, 3),
-        finished_at=datetime.now(UTC).isoformat(timespec="seconds"),
+        finished_at=timeline.now(),
     )
 
 

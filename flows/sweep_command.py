@@ -38,7 +38,7 @@ def sweep(
     with command(debug):
         from flows import prefect_server, sweep_tables
         from flows.plan import plan_of_sweep
-        from tasks import dvc_data, explanation, pipeline, sweeps
+        from tasks import dvc_data, explanation, pipeline, preconditions, sweeps
         from tasks.errors import UserError
         from tasks.process import client
 
@@ -50,10 +50,10 @@ def sweep(
         if explain:
             show(explanation.sweep(found, plan_of_sweep(found, parallel), trials), json)
             return
-        pipeline.check_writable()
+        preconditions.check_writable()
         dvc_data.check_source(found.example.dataset)
-        pipeline.check_devices(found.example)
-        pipeline.check_remote(found.example)
+        preconditions.check_devices(found.example)
+        preconditions.check_remote(found.example)
         with prefect_server.starting(found.example, debug, with_cluster=False):
             from flows.reporting import run_flow
             from flows.sweep import sweep as sweep_flow

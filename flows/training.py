@@ -4,7 +4,6 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -13,7 +12,7 @@ from prefect.runtime import flow_run
 from pydantic import WithJsonSchema
 
 from flows import deployed, notifications, reconciliation, reporting, stages
-from tasks import config, dvc_data, pipeline, records, runs, timeline
+from tasks import config, dvc_data, pipeline, preconditions, records, runs, timeline
 from tasks.errors import UserError
 from tasks.process import client
 from tasks.process.environment import keep_private
@@ -83,7 +82,7 @@ def _with_data_defaults(settings: config.Settings, recipe: str | None, overrides
 
 def run_pipeline(settings: config.Settings, if_changed: bool, resumption: pipeline.Resumption) -> RunSummary:
     """Do what the flow does, inside it or another one, with settings that were read."""
-    pipeline.check_remote(settings, resumption.run)
+    preconditions.check_remote(settings, resumption.run)
     runs.refuse_resume(settings, resumption.run, resumption.allow_changes)  # Before data are made that are not needed.
     with runs.lock_run(settings, resumption.run, flow_run.id) as run_lock:
         clock = Clock()
@@ -162,7 +161,7 @@ def summarise(
         **registered.model_dump(include={"model_uri", "aliases", "reason", "notes", "judgement"}),
         model_version=registered.model_version and f"{registered.model_name}/{registered.model_version}",
         seconds=clock.read(),
-        finished_at=datetime.now(UTC).isoformat(timespec="seconds"),
+        finished_at=timeline.now(),
     )
 
 

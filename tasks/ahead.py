@@ -1,9 +1,9 @@
-"""What threads make while what came before is used."""
+"""What threads do while their caller goes on: make what follows, or finish what came before."""
 
 from collections import deque
 from collections.abc import Callable, Generator, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import TypeVar
+from typing import Any, TypeVar
 
 Given = TypeVar("Given")
 Made = TypeVar("Made")
@@ -32,3 +32,27 @@ def in_order(
             yield waiting.popleft().result()
     finally:  # Also when nobody wants the rest.
         pool.shutdown(cancel_futures=True)
+
+
+class OneBehind:
+    """Does one thing after another in a thread, while the caller goes on; what fails is raised by the next call."""
+
+    def __init__(self, name: str) -> None:
+        """Make the thread, whose name begins with ``name``."""
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix=name)
+        self._doing: Future[object] | None = None
+
+    def start(self, do: Callable[..., object], *given: Any) -> None:
+        """Wait for the one before, and start the next."""
+        self.wait()
+        self._doing = self._thread.submit(do, *given)
+
+    def wait(self) -> None:
+        """Wait for what is being done, and raise what it raised, once."""
+        if self._doing is not None:
+            doing, self._doing = self._doing, None
+            doing.result()
+
+    def stop(self) -> None:
+        """Let what is being done end; ``wait`` still raises what it raised."""
+        self._thread.shutdown()

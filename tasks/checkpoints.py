@@ -14,7 +14,6 @@ import secrets
 import shutil
 import zipfile
 from collections.abc import Iterable, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, Self
@@ -22,7 +21,7 @@ from typing import Any, Literal, Self
 import numpy as np
 from pydantic import ValidationError
 
-from tasks import committed, files, metrics, shards
+from tasks import ahead, committed, files, metrics, shards
 from tasks.errors import StratagemError, UserError
 from tasks.model_state import Arrays, snapshot, snapshot_pieces
 from tasks.records import Record
@@ -123,8 +122,7 @@ class Checkpoints:
         self.keep = keep
         self.monitor = monitor
         self._silent_seconds = silent_seconds
-        self._writer = ThreadPoolExecutor(1, thread_name_prefix="checkpoint-writer")
-        self._writing: Future[None] | None = None
+        self._writer = ahead.OneBehind("checkpoint-writer")
         self.attempt = secrets.token_hex(4)
         """Tells what this process and its workers write from what others before them have left."""
         self.num_writers = 1
@@ -154,8 +152,8 @@ class Checkpoints:
         Raises:
             StratagemError: it could not be written.
         """
-        self._writer.shutdown()
-        self._wait()
+        self._writer.stop()
+        self._writer.wait()
 
     def steps(self) -> list[int]:
         """Return the steps that have a checkpoint, rising as numbers (9, 10, 100)."""
@@ -173,7 +171,7 @@ class Checkpoints:
             ValueError: the step has a checkpoint already.
             StratagemError: there is not enough disk space, or the checkpoint before this one could not be written.
         """
-        self._wait()
+        self._writer.wait()
         arrays, pieces = snapshot(model), snapshot_pieces(model)
         if (self.folder / str(state.step)).exists():
             raise ValueError(f"{self.folder} has a checkpoint of step {state.step}")
@@ -183,7 +181,7 @@ class Checkpoints:
         free = shutil.disk_usage(self.folder).free
         if free < needed:
             raise self._unwritten(state.step, f"it needs {needed / 1e6:,.1f} MB, and {free / 1e6:,.1f} MB are free")
-        self._writing = self._writer.submit(self._write, arrays, pieces, state, dict(values or {}))
+        self._writer.start(self._write, arrays, pieces, state, dict(values or {}))
 
     def find(self, which: Literal["latest", "best"] | int) -> int:
         """Return the step of a checkpoint.
@@ -192,7 +190,7 @@ class Checkpoints:
             UserError: there is none, or none with that number.
             StratagemError: the last one could not be written.
         """
-        self._wait()
+        self._writer.wait()
         present = self.steps()
         if not present:
             raise UserError(
@@ -278,11 +276,6 @@ class Checkpoints:
                 self.set_aside(step)
             else:
                 return
-
-    def _wait(self) -> None:
-        if self._writing is not None:
-            writing, self._writing = self._writing, None
-            writing.result()
 
     def _write(self, arrays: Arrays, pieces: Mapping[str, Pieces], state: State, values: dict[str, float]) -> None:
         partial = shards.partial(self.folder, state.step, self.attempt)

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from tasks import config, dvc_data, files, lineage, pipeline, records, report, runs
+from tasks import config, dvc_data, files, lineage, pipeline, preconditions, records, report, runs
 from tasks.errors import UserError
 from tasks.process import client
 from tasks.process.imports import import_quietly, quiet_standard_error, set_who_logs
@@ -104,7 +104,7 @@ def train(settings: config.Settings) -> None:
     root = config.project_root()
     folder = root / "metrics"
     prepared = dvc_data.load_prepared(settings.dataset.name)
-    pipeline.check_devices(settings)
+    preconditions.check_devices(settings)
     with runs_of_the_project(root):
         training = pipeline.train_alone(settings, prepared, pipeline.Resumption())
     records.save(training, folder / "training.json")

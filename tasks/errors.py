@@ -3,7 +3,7 @@
 import os
 import re
 import reprlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from difflib import get_close_matches
 
 from tasks.network import without_secrets
@@ -78,6 +78,16 @@ def cut(text: str, length: int = 200) -> str:
     """Return a text as one line, without its middle where it is too long for a message."""
     text, half = " ".join(text.split()), (length - 3) // 2
     return text if len(text) <= length else f"{text[:half]}...{text[-half:]}"
+
+
+def causes(error: BaseException) -> Iterator[BaseException]:
+    """Yield an error, what caused it, what caused that."""
+    cause: BaseException | None = error
+    seen: list[int] = []
+    while cause is not None and id(cause) not in seen:
+        yield cause
+        seen.append(id(cause))
+        cause = cause.__cause__ or cause.__context__
 
 
 def one_line(error: BaseException) -> str:

@@ -47,7 +47,7 @@ def interval_of_mean(
 
     Source: Efron and Tibshirani, An Introduction to the Bootstrap (1993), section 13.3.
     """
-    return _percentiles(_resampled_means(values, seed, num_resamples), confidence)
+    return percentiles(_resampled_means(values, seed, num_resamples), confidence)
 
 
 def mcnemar(right_before: npt.NDArray[np.bool_], right_after: npt.NDArray[np.bool_]) -> float:
@@ -128,7 +128,7 @@ def paired_means(
 
 def _difference(value: float, resampled: npt.NDArray[np.float64], confidence: float) -> MetricDifference:
     no_better = int((~(resampled > 0)).sum())
-    return MetricDifference(value, _percentiles(resampled, confidence), (no_better + 1) / (len(resampled) + 1))
+    return MetricDifference(value, percentiles(resampled, confidence), (no_better + 1) / (len(resampled) + 1))
 
 
 def number(value: float | None) -> float:
@@ -136,7 +136,8 @@ def number(value: float | None) -> float:
     return float("nan") if value is None else float(value)
 
 
-def _percentiles(found: npt.NDArray[np.float64], confidence: float) -> Interval:
+def percentiles(found: npt.NDArray[np.float64], confidence: float) -> Interval:
+    """Return what lies between the tails of values, of which those that are NaN say nothing."""
     found = found[~np.isnan(found)]
     if not len(found):
         return Interval(float("nan"), float("nan"))

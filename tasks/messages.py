@@ -2,13 +2,12 @@
 
 import functools
 import re
-from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
 import yaml
 
-from tasks.errors import cut, one_line
+from tasks.errors import causes, cut, one_line
 
 
 class KnownMessage(NamedTuple):
@@ -30,7 +29,7 @@ def entries() -> tuple[KnownMessage, ...]:
 
 def find(error: BaseException) -> tuple[KnownMessage, str] | None:
     """Return the entry of an error, or of what caused it, and its words; None where the table has none."""
-    for cause in _causes(error):
+    for cause in causes(error):
         said = one_line(cause)
         for entry in entries():
             if (match := entry.pattern.search(said)) is not None:
@@ -43,12 +42,3 @@ def translate(error: BaseException) -> str | None:
     """Return in plain words what an error means and what to do, and its type; None where the table has no entry."""
     found = find(error)
     return None if found is None else f"{found[1]} ({type(error).__name__}; the whole story: --debug)"
-
-
-def _causes(error: BaseException) -> Iterator[BaseException]:
-    cause: BaseException | None = error
-    seen: list[int] = []
-    while cause is not None and id(cause) not in seen:
-        yield cause
-        seen.append(id(cause))
-        cause = cause.__cause__ or cause.__context__

@@ -3,6 +3,7 @@
 import os
 import queue
 import re
+import socket
 import threading
 from collections.abc import Callable, Mapping, MutableMapping
 from typing import TypeVar
@@ -137,6 +138,16 @@ def unreachable_reason(url: str, timeout_seconds: float = 5) -> str | None:
             return f"HTTP status {answer.status_code}" if answer.status_code >= 500 else None
     except (requests.RequestException, ValueError) as error:
         return without_secrets(str(error))
+
+
+def connection_error(host: str, port: int | str, timeout_seconds: float) -> OSError | OverflowError | None:
+    """Return why no connection is accepted at a host's port, None where one is: no such host, no route, nobody listens,
+    no such port, or no answer in time."""
+    try:
+        socket.create_connection((host.strip("[]"), port), timeout_seconds).close()
+    except (OSError, OverflowError) as error:
+        return error
+    return None
 
 
 def with_timeout(seconds: float, ask: Callable[[], T], otherwise: U) -> T | U:

@@ -1,4 +1,5 @@
-"""Optimizers by ``optimizer.kind``. Adam and AdamW are classes of our own on TensorFlow, the others are Keras'."""
+"""Optimizers. A section of ``optimizer`` is named after the class of Keras' that it makes; on TensorFlow Adam and AdamW
+are classes of our own."""
 
 from typing import Any
 
@@ -77,14 +78,8 @@ class FusedAdamW(_FusedUpdate, keras.optimizers.AdamW):
 upstream.export_as(FusedAdam, keras.optimizers.Adam)
 upstream.export_as(FusedAdamW, keras.optimizers.AdamW)
 
-OPTIMIZERS = {
-    "adam": keras.optimizers.Adam,
-    "adamw": keras.optimizers.AdamW,
-    "sgd": keras.optimizers.SGD,
-    "rmsprop": keras.optimizers.RMSprop,
-}
-"""What ``optimizer.kind`` can be."""
-ON_TENSORFLOW = OPTIMIZERS | {"adam": FusedAdam, "adamw": FusedAdamW}
+ON_TENSORFLOW = {"Adam": FusedAdam, "AdamW": FusedAdamW}
+"""In the place of Keras' class of that name."""
 
 
 def class_name(optimizer: keras.optimizers.Optimizer) -> str:
@@ -110,6 +105,8 @@ def build(
     options = settings.optimizer.model_dump(exclude={"kind"})
     if settings.train.gradient_accumulation_steps > 1:
         options["gradient_accumulation_steps"] = settings.train.gradient_accumulation_steps
-    kinds = ON_TENSORFLOW if keras.backend.backend() == "tensorflow" else OPTIMIZERS
+    name = type(settings.optimizer).__name__
+    own = ON_TENSORFLOW.get(name) if keras.backend.backend() == "tensorflow" else None
+    made = own or getattr(keras.optimizers, name)
     rate = schedules.learning_rate(settings.schedule, steps, epochs or settings.train.epochs, scale)
-    return kinds[settings.optimizer.kind](learning_rate=rate, **options)
+    return made(learning_rate=rate, **options)

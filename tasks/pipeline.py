@@ -1,62 +1,31 @@
-"""What a run is from its start to its end, and what is asked before one starts."""
+"""What a run is from its start to its end."""
 
 import contextlib
-import importlib.util
-import os
 import re
 import sys
-import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
-from tasks import config, dvc_data, errors, files, launchers, lineage, records, remote, runs, trained_models
+from tasks import (
+    config,
+    dvc_data,
+    errors,
+    files,
+    launchers,
+    lineage,
+    preconditions,
+    records,
+    remote,
+    runs,
+    trained_models,
+)
 from tasks.errors import StratagemError, UserError
 from tasks.process import client
 from tasks.process.own_process import run_in_own_process
 from tasks.records import PreparedDataset, Record, Run, RunSummary, TrainingResult
 
 R = TypeVar("R", bound=Record)
-
-
-def check_devices(settings: config.Settings) -> None:
-    """Refuse what can be known without a framework, before anything is started for a run.
-
-    Raises:
-        UserError: no TPU, not enough GPUs, a TF_CONFIG that cannot be used, its port is taken, JAX is not installed, or
-            KERAS_BACKEND is another one than the strategy's; or there is no run ``model.initial``.
-    """
-    section = settings.strategy
-    present = os.environ.get("KERAS_BACKEND")
-    if present and present != section.backend:
-        others = [kind for kind, other in config.strategy_kinds().items() if other.backend == present]
-        why = ": keras.distribution does nothing on another one" if section.backend == "jax" else ""
-        raise UserError(
-            f"KERAS_BACKEND = '{present}' contradicts strategy.kind = '{section.kind}', which trains on "
-            f"{section.backend}{why}. Unset KERAS_BACKEND"
-            + (f", or give strategy.kind={' or '.join(others)}" if others else "")
-        )
-    if section.backend == "jax" and importlib.util.find_spec("jax") is None:
-        raise UserError(
-            f"strategy.kind = '{section.kind}' trains on JAX, which is not installed: install requirements.lock, or "
-            "give strategy.kind=mirrored"
-        )
-    launchers.check(section)
-    if settings.model.initial is not None and runs.is_id(settings.model.initial):
-        runs.refuse_pruned(runs.find(settings.model.initial))
-
-
-def check_remote(settings: config.Settings, resume: str | None = None) -> None:
-    """Refuse an address that a run cannot be copied to, before anything is started for it; bring the run that is to be
-    resumed from there, where it is not here.
-
-    Raises:
-        UserError: names what is wrong with ``checkpoint.remote``; or there is no such run.
-        StratagemError: the run is not here, and the remote does not answer.
-    """
-    if settings.checkpoint.remote is not None:
-        remote.check(settings.checkpoint.remote)
-        remote.bring(settings, resume)
 
 
 @dataclass(frozen=True)
@@ -178,7 +147,7 @@ def train_alone(settings: config.Settings, prepared: PreparedDataset, resumption
         Interrupted: the training was told to stop.
         StratagemError: it failed.
     """
-    check_remote(settings, resumption.run)
+    preconditions.check_remote(settings, resumption.run)
     with runs.lock_run(settings, resumption.run) as run_lock:
         run = start_or_resume(settings, prepared, run_lock, resumption)
         try:
@@ -367,34 +336,6 @@ def find_model(
         f"{name} is a model of run {run.run_id} that is not in the run's folder: it is damaged there, or the run was "
         "resumed since then. Give the run in place of the model, to export what it has now"
     )
-
-
-NO_SIGNS = "?%[{}"
-"""MLflow ends a file's name at the first and takes the second for the start of a sign in an address, TFDS begins a
-pattern at the third, DVC names a value between the others."""
-
-
-def check_writable() -> None:
-    """Refuse a project folder that a run could not write to or find its files in, before anything starts.
-
-    Raises:
-        UserError: names the folder.
-    """
-    root = config.project_root()
-    if sign := next((sign for sign in NO_SIGNS if sign in str(root.resolve())), None):
-        raise UserError(
-            f"{root.resolve()} has '{sign}' in its path, which MLflow, TFDS or DVC take for something else than a "
-            "letter of a name: move the project to a folder without it"
-        )
-    for folder in (root / "data", root / "mlruns", root / ".dvc"):
-        try:
-            folder.mkdir(exist_ok=True)
-            with tempfile.TemporaryFile(dir=folder):
-                pass
-        except OSError as error:
-            raise UserError(
-                f"{folder} cannot be written ({error.strerror}): make the project's folder writable"
-            ) from None
 
 
 def find_unchanged(settings: config.Settings) -> RunSummary | None:

@@ -49,13 +49,14 @@ def register(
     """
     gate.check(settings, prepared)
     name = model_versions.name_of(settings, prepared.name)
-    files_of = {training.best_checkpoint: training.best_model, training.checkpoint: training.final_model}
-    digests = {training.best_model: training.best_weights_digest, training.final_model: training.weights_digest}
-    if evaluation.checkpoint not in files_of:
-        exported = " and ".join(sorted(files_of))
-        reason = f"the evaluated checkpoint {evaluation.checkpoint} has no exported model; these have: {exported}"
-        return _none(run, None, name, reason)
-    keras_file = files_of[evaluation.checkpoint]
+    exported = {
+        training.best_checkpoint: (training.best_model, training.best_weights_digest),
+        training.checkpoint: (training.final_model, training.weights_digest),
+    }
+    if evaluation.checkpoint not in exported:
+        reason = f"the evaluated checkpoint {evaluation.checkpoint} has no exported model; these have: "
+        return _none(run, None, name, reason + " and ".join(sorted(exported)))
+    keras_file, weights_digest = exported[evaluation.checkpoint]
     model_uri = None
     try:
         tracking.await_told(run)
@@ -74,7 +75,7 @@ def register(
             model_uri=model_uri,
             name=name,
             alias=settings.register_.alias,
-            tags=_tags(settings, run, prepared, evaluation, keras_file, digests[keras_file]),
+            tags=_tags(settings, run, prepared, evaluation, keras_file, weights_digest),
             metric=settings.register_.metric,
             better=metrics.better(settings.register_.metric),
         )

@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 import yaml
 
-from tasks import checkout, config, errors, lineage, machine, pipeline, records, runs
+from tasks import checkout, config, errors, lineage, machine, pipeline, preconditions, records, runs
 from tasks.errors import StratagemError, UserError
 from tasks.process import elsewhere, scratch
 from tasks.process.own_process import run_in_own_process
@@ -51,8 +51,8 @@ def reproduce(name: str, allow_changes: bool = False, dry_run: bool = False) -> 
             return Reproduction(run_id=run.run_id, changes=tuple(changes), reason=reason)
         if refusal is not None:
             raise UserError(refusal)
-        pipeline.check_writable()
-        pipeline.check_devices(settings)
+        preconditions.check_writable()
+        preconditions.check_devices(settings)
         runs.refuse_locked(settings)
         new = _train(run, folder)
     done = judge(run, new, settings, changes)

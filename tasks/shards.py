@@ -7,7 +7,6 @@ import math
 import time
 import zipfile
 from collections.abc import Iterator, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
@@ -17,7 +16,7 @@ import keras
 import numpy as np
 import numpy.typing as npt
 
-from tasks import files
+from tasks import ahead, files
 from tasks.errors import StratagemError, UserError
 
 Index = tuple[slice, ...]
@@ -217,8 +216,7 @@ class ShardWriter:
         self.folder = folder
         self.attempt = attempt
         self.worker = worker
-        self._writer = ThreadPoolExecutor(1, thread_name_prefix="checkpoint-writer")
-        self._writing: Future[None] | None = None
+        self._writer = ahead.OneBehind("checkpoint-writer")
 
     def __enter__(self) -> Self:
         return self
@@ -226,9 +224,9 @@ class ShardWriter:
     def __exit__(
         self, error_type: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._writer.shutdown()
+        self._writer.stop()
         if value is None:
-            self._wait()
+            self._writer.wait()
 
     def save(self, pieces: Mapping[str, Pieces], step: int) -> None:
         """Start writing this worker's part of a checkpoint.
@@ -236,13 +234,7 @@ class ShardWriter:
         Raises:
             StratagemError: the part before could not be written.
         """
-        self._wait()
-        self._writing = self._writer.submit(self._write, pieces, step)
-
-    def _wait(self) -> None:
-        if self._writing is not None:
-            writing, self._writing = self._writing, None
-            writing.result()
+        self._writer.start(self._write, pieces, step)
 
     def _write(self, pieces: Mapping[str, Pieces], step: int) -> None:
         folder = partial(self.folder, step, self.attempt)

@@ -3,9 +3,9 @@
 import os
 import time
 from collections.abc import Iterator
-from datetime import UTC, datetime
 from pathlib import Path
 
+from tasks import timeline
 from tasks.doctor._here import Here, Remark
 
 MOST_SECONDS = 2.0
@@ -21,13 +21,11 @@ def look(here: Here) -> Iterator[Remark]:
     ahead = [path for path in _files(here.root) if path.stat().st_mtime > now + MOST_SECONDS]
     if ahead:
         newest = max(ahead, key=lambda path: path.stat().st_mtime)
-        when = datetime.fromtimestamp(newest.stat().st_mtime, UTC).isoformat(timespec="seconds")
-        text = (
-            f"{newest.relative_to(here.root)} is of {when}, and it is {datetime.now(UTC).isoformat(timespec='seconds')}"
-        )
+        when = timeline.at(newest.stat().st_mtime)
+        text = f"{newest.relative_to(here.root)} is of {when}, and it is {timeline.now()}"
         yield Remark("warning", text, f"set the clock (sudo timedatectl set-ntp true), or touch {newest}")
     elif apart is None or abs(apart) <= MOST_SECONDS:
-        yield Remark("ok", f"{datetime.now(UTC).isoformat(timespec='seconds')}, and the file system agrees")
+        yield Remark("ok", f"{timeline.now()}, and the file system agrees")
 
 
 def _seconds_ahead(folder: Path) -> float | None:

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 
-from tasks import config, machine, pipeline
+from tasks import config, machine, preconditions
 from tasks.doctor._here import Here, Remark
 from tasks.errors import StratagemError, UserError
 from tasks.process.own_process import run_in_own_process
@@ -21,7 +21,7 @@ def look(here: Here) -> Iterator[Remark]:
     for kind, section in config.strategy_kinds().items():
         values = {} if kind == own else {"strategy.kind": kind, "train.loop": section.loops[0]}
         try:
-            pipeline.check_devices(config.load(overrides=values, root=here.root))
+            preconditions.check_devices(config.load(overrides=values, root=here.root))
         except UserError as error:
             refused[kind] = str(error)
     allowed = [kind for kind in config.strategy_kinds() if kind not in refused]

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from tasks import config, data_state, dataset_folder, dvc_data, lineage, pipeline, runs
+from tasks import config, data_state, dataset_folder, dvc_data, lineage, preconditions, runs
 from tasks.errors import UserError
 from tasks.records import Explanation, GivenSetting, PlannedStage, SweepPlan
 
@@ -26,7 +26,7 @@ def explain(recipe: str | None, overrides: Sequence[str], stages: Sequence[str] 
     """
     settings = config.load(recipe, overrides)
     if "train" in stages:
-        pipeline.check_devices(settings)
+        preconditions.check_devices(settings)
     planned = [one for one in (*_data(settings), *_training(settings)) if one.stage in stages]
     sources = config.sources_of(recipe, overrides)
     values = settings.flat()

@@ -11,7 +11,6 @@ the service, whatever becomes of the workers.
 import contextlib
 import logging
 import os
-import socket
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -72,11 +71,8 @@ def _await(address: str, asked: str, starts: bool = False) -> None:
 def _refused(address: str) -> str:
     """Return why nobody can be reached at an address, or nothing."""
     host, _, port = address.removeprefix("grpc://").rpartition(":")
-    try:
-        socket.create_connection((host, int(port)), 5.0).close()
-    except (OSError, OverflowError) as error:
-        return f"nobody answers at {address} ({error})"
-    return ""
+    error = network.connection_error(host, int(port), 5.0)
+    return "" if error is None else f"nobody answers at {address} ({error})"
 
 
 def find_address(section: config.Input) -> str:

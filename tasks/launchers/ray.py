@@ -6,13 +6,13 @@ Nothing here knows Ray's package: ``ray_places`` asks Ray, in a process of its o
 import importlib.util
 import json
 import os
-import socket
 from collections.abc import Sequence
 from typing import Any
 
 from tasks import config
 from tasks.errors import UserError
 from tasks.launchers import Member, Placed, threads_of
+from tasks.network import connection_error
 
 STARTS_ALL = True
 ENGINE = "tasks.launchers.ray_places"
@@ -92,13 +92,11 @@ def _check_address(address: str) -> None:
             f"{ADDRESS} = '{address}': give host:port of the cluster's head node, such as 10.0.0.1:6379, on a machine "
             "that is one of its nodes (`ray start --address=HOST:PORT` makes it one)"
         )
-    try:
-        socket.create_connection((host.strip("[]"), int(port)), ANSWER_SECONDS).close()
-    except (OSError, OverflowError) as error:
+    if (error := connection_error(host, int(port), ANSWER_SECONDS)) is not None:
         raise UserError(
             f"{ADDRESS} = '{address}': no Ray cluster answers there ({error}). Start one (`ray start --head`), or give "
             "the address of one that runs"
-        ) from None
+        )
 
 
 def _umask() -> int:

@@ -29,14 +29,9 @@ from typing import IO, Any
 
 from tasks.files import MARK
 from tasks.launchers.ray import ADDRESS
+from tasks.launchers.ray_reservation import Refused, reserve
 from tasks.machine import PACKAGES
 
-# After how many seconds of waiting the command is told.
-TELL_SECONDS = 5.0
-# How long nodes that are missing are waited for: one that has just been started takes a few seconds to come.
-MISSING_SECONDS = 20.0
-# And how long nodes that others use, before the training goes on with fewer workers, where it may.
-BUSY_SECONDS = 30.0
 # An actor's Python process takes seconds to start.
 LOOK_SECONDS = 120.0
 OF_A_NODE = ("CUDA_VISIBLE_DEVICES", "HOSTNAME", "TMPDIR")
@@ -176,10 +171,6 @@ def versions(project: str, paths: Sequence[str]) -> dict[str, str]:
     return {**found, "code": digest.hexdigest()[:12]}
 
 
-class _Refused(Exception):
-    """What was asked for cannot be had, in words for the user."""
-
-
 class _Messages:
     """Standard output, to which messages go as JSON lines; what Ray writes there goes to standard error."""
 
@@ -245,7 +236,7 @@ def _serve() -> None:
         _connect()
         messages.say(connected=True)
         seats, answer = _place(asked, messages)
-    except _Refused as error:
+    except Refused as error:
         messages.say(error=str(error), type="UserError")
         return
     held = [
@@ -266,7 +257,7 @@ def _connect() -> None:
         ray.init(address=os.environ.get(ADDRESS) or "auto", log_to_driver=False, configure_logging=False)
     except (ConnectionError, RuntimeError, ValueError, OSError) as error:
         text = " ".join(str(error).split())
-        raise _Refused(
+        raise Refused(
             f"strategy.launcher = 'ray': this machine cannot join a Ray cluster ({text[:500]}). Start one "
             f"(`ray start --head`, and `ray start --address=HOST:PORT` on each node, this one too), or set {ADDRESS}"
         ) from None
@@ -280,7 +271,7 @@ def _place(asked: Mapping[str, Any], messages: _Messages) -> tuple[list[Any], li
     from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
     while True:
-        group, bundle, number = _reserve(asked, messages)
+        group, bundle, number = reserve(asked, lambda waits: messages.say(waits=waits))
         seats = [
             ray.remote(Seat)
             .options(
@@ -301,107 +292,19 @@ def _place(asked: Mapping[str, Any], messages: _Messages) -> tuple[list[Any], li
             remove_placement_group(group)
             time.sleep(1)
             continue
-        _check_same(seen, versions(asked["project"], paths), asked["token_file"])
+        check_same(seen, versions(asked["project"], paths), asked["token_file"])
         places = [{"host": one["host"], "port": one["port"], "cores": bundle["CPU"]} for one in seen]
         # Neighbours in a ring of workers are on one node, where they can be.
         order = sorted(range(number), key=lambda place: (places[place]["host"], place))
         return [seats[place] for place in order], [places[place] for place in order]
 
 
-def _reserve(asked: Mapping[str, Any], messages: _Messages) -> tuple[Any, dict[str, int], int]:
-    """Reserve places for as many workers as there is room for, of the numbers that are allowed; return the group, what
-    each place has, and how many there are.
-
-    Nodes that are missing are waited for a little, those that others use as long as it takes.
-    """
-    from ray.util.placement_group import placement_group, remove_placement_group
-
-    counts, others = list(asked["counts"]), asked["others"]
-    began, told = time.monotonic(), False
-    while True:
-        nodes = _nodes()
-        bundle = _bundle(asked, nodes, counts[0] + others)
-        room = _room(nodes, bundle) - others
-        count = next((one for one in counts if one <= room), None)
-        if count is None:
-            if time.monotonic() - began > MISSING_SECONDS:
-                raise _Refused(_too_few(counts, others, bundle, nodes))
-            time.sleep(1)
-            continue
-        group = placement_group([bundle] * (count + others), strategy="SPREAD")
-        tried = time.monotonic()
-        while not group.wait(1):
-            if _room(_nodes(), bundle) - others < count:
-                break
-            if time.monotonic() - tried > BUSY_SECONDS and count > counts[-1]:
-                counts = [one for one in counts if one < count]
-                break
-            if not told and time.monotonic() - began > TELL_SECONDS:
-                told = True
-                messages.say(
-                    waits=f"others use the nodes of Ray's cluster: waiting for {count + others} places of "
-                    f"{_in_words(bundle)}"
-                )
-        else:
-            return group, bundle, count + others
-        remove_placement_group(group)
-
-
-def _nodes() -> list[dict[str, float]]:
-    """Return what each node that is alive has in all."""
-    import ray
-
-    return [node["Resources"] for node in ray.nodes() if node["Alive"]]
-
-
-def _bundle(asked: Mapping[str, Any], nodes: Sequence[Mapping[str, float]], processes: int) -> dict[str, int]:
-    """Return what a process takes."""
-    gpus = asked["gpus"]
-    if gpus is None:  # One each, where there are so many.
-        gpus = int(sum(node.get("GPU", 0) for node in nodes) >= processes)
-    elif asked["or_cpus"] and _room(nodes, {"GPU": gpus}) < processes:
-        gpus = 0
-    cpus = asked["cpus"] or _cores(nodes, processes)
-    return {"CPU": cpus, **({"GPU": gpus} if gpus else {})}
-
-
-def _cores(nodes: Sequence[Mapping[str, float]], processes: int) -> int:
-    """Return how many cores each process can have: those of a node, where there are as many nodes as processes."""
-    cores = sorted((int(node.get("CPU", 0)) for node in nodes), reverse=True)
-    cores = [number for number in cores if number]  # The head node often has none to give.
-    if len(cores) >= processes:
-        return cores[processes - 1]
-    fitting = (each for each in range(1, max(cores, default=0) + 1) if sum(n // each for n in cores) >= processes)
-    return max(fitting, default=1)
-
-
-def _room(nodes: Sequence[Mapping[str, float]], bundle: Mapping[str, int]) -> int:
-    """Return how many places the nodes have in all."""
-    return sum(min(int(node.get(name, 0) // number) for name, number in bundle.items()) for node in nodes)
-
-
-def _in_words(bundle: Mapping[str, int]) -> str:
-    return " and ".join(f"{number} {name}" for name, number in bundle.items())
-
-
-def _too_few(
-    counts: Sequence[int], others: int, bundle: Mapping[str, int], nodes: Sequence[Mapping[str, float]]
-) -> str:
-    least = counts[-1] + others
-    fewer = "" if len(counts) > 1 else ", or strategy.min_workers to train with fewer"
-    return (
-        f"strategy.launcher = 'ray': {least} processes of {_in_words(bundle)} each are needed, and the "
-        f"{len(nodes)} nodes of the cluster have room for {_room(nodes, bundle)}. Start more nodes, or give fewer "
-        f"strategy.workers or strategy.cpus{fewer}"
-    )
-
-
-def _check_same(seen: Sequence[Mapping[str, Any]], own: Mapping[str, str], token_file: str) -> None:
+def check_same(seen: Sequence[Mapping[str, Any]], own: Mapping[str, str], token_file: str) -> None:
     """Refuse nodes that have another folder, other packages or other code than this command."""
     for one in seen:
         host = one["host"]
         if not one["shared"]:
-            raise _Refused(
+            raise Refused(
                 f"{Path(token_file).parent} on Ray's node {host} is not what this command wrote there: the project's "
                 "folder must be the same on all nodes, and Ray's user its owner. Train from a folder that they share"
             )
@@ -411,7 +314,7 @@ def _check_same(seen: Sequence[Mapping[str, Any]], own: Mapping[str, str], token
             if one["versions"].get(name) != version
         ]
         if other:
-            raise _Refused(
+            raise Refused(
                 f"Ray's node {host} is not as this machine: {'; '.join(other)}. Give all nodes the same environment "
                 "(requirements.lock) and start their Ray in it"
             )

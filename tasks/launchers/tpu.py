@@ -1,8 +1,8 @@
 """Whether there is a TPU to train on, said within two seconds and before a framework is imported."""
 
+import functools
 import importlib.util
 import os
-import socket
 from glob import glob
 
 from tasks import config, network
@@ -68,12 +68,5 @@ def _place_of(address: str, port: str) -> tuple[str, str]:
 
 def _answers(host: str, port: str) -> bool:
     """Return whether a connection is accepted within ``ANSWER_SECONDS``."""
-
-    def connects() -> bool:
-        try:
-            socket.create_connection((host, port), ANSWER_SECONDS).close()
-        except (OSError, OverflowError):  # No such host, no route, nobody listens, no such port.
-            return False
-        return True
-
-    return network.with_timeout(ANSWER_SECONDS, connects, False)
+    ask = functools.partial(network.connection_error, host, port, ANSWER_SECONDS)
+    return network.with_timeout(ANSWER_SECONDS, ask, TimeoutError()) is None

@@ -72,23 +72,8 @@ def build(model: config.Model, prepared: PreparedDataset, normalization: str) ->
     upstream.reset_names()
     function = find(model.name)
     features, target = prepared.features, prepared.target
-    known = [f"model.options.{name}" for name in list(inspect.signature(function).parameters)[2:]]
-    for option in model.options:
-        if f"model.options.{option}" not in known:
-            raise UserError(one_of("key", f"model.options.{option}", known or ["no options"]))
     only_image = len(features) == 1 and next(iter(features.values())).kind == "image"
-    if not takes_features(function) and not only_image:
-        raise UserError(
-            f"model.name = '{model.name}' takes images, and {prepared.name} has {_described(features)}. Give "
-            f"model.name={' or '.join(of_features())}, or a module:function of your own with build(features, "
-            "num_outputs, ...)"
-        )
-    only = getattr(sys.modules[function.__module__], "NORMALIZATION", normalization)
-    if only != normalization:
-        raise UserError(
-            f"input.normalization = {normalization}: model.name = '{model.name}' takes images of no other than "
-            f"'{only}'. Give input.normalization={only}"
-        )
+    _refuse_unfit(model, function, prepared, normalization, only_image)
     shape = features if takes_features(function) else next(iter(features.values())).shape
     try:
         core = function(shape, target.num_outputs, **model.options)
@@ -110,6 +95,29 @@ def build(model: config.Model, prepared: PreparedDataset, normalization: str) ->
         deviation, full = np.array([one or 1.0 for one in target.deviation]), keras.config.dtype_policy().variable_dtype
         outputs = _rescaling(deviation, np.array(target.mean), "unit", dtype=full)(outputs)
     return keras.Model(as_input(inputs), outputs, name=NAMES[target.task])
+
+
+def _refuse_unfit(
+    model: config.Model, function: Callable[..., Any], prepared: PreparedDataset, normalization: str, only_image: bool
+) -> None:
+    """Refuse options that the model's function does not know, features that it does not take, and a normalisation that
+    its weights were not trained with."""
+    known = [f"model.options.{name}" for name in list(inspect.signature(function).parameters)[2:]]
+    for option in model.options:
+        if f"model.options.{option}" not in known:
+            raise UserError(one_of("key", f"model.options.{option}", known or ["no options"]))
+    if not takes_features(function) and not only_image:
+        raise UserError(
+            f"model.name = '{model.name}' takes images, and {prepared.name} has {_described(prepared.features)}. Give "
+            f"model.name={' or '.join(of_features())}, or a module:function of your own with build(features, "
+            "num_outputs, ...)"
+        )
+    only = getattr(sys.modules[function.__module__], "NORMALIZATION", normalization)
+    if only != normalization:
+        raise UserError(
+            f"input.normalization = {normalization}: model.name = '{model.name}' takes images of no other than "
+            f"'{only}'. Give input.normalization={only}"
+        )
 
 
 NAMES = {"classification": "classifier", "multilabel": "labeler", "regression": "regressor"}

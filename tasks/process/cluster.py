@@ -1,40 +1,25 @@
-"""The processes that run the stages of one strategy: their start, their answers, their signs of life, their end.
+"""What is asked of the processes of one strategy, what becomes of their answers, and who is started again when one of
+them is lost. Requests and answers are JSON lines; which processes these are, `group` says."""
 
-One of them is the chief, `python -m tasks serve`. Where the strategy is a cluster the others stand beside it: workers
-that train with it (`assist`), or servers that it gives work to (`tf_server`). Requests and answers are JSON lines. Each
-process ends when its standard input closes, so none outlives the process that started it.
-"""
-
-import contextlib
 import json
 import math
 import os
 import signal
-import socket
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from queue import Empty, SimpleQueue
 from typing import Any
 
-from tasks import config, errors, launchers, network
+from tasks import config, errors, network
 from tasks.errors import Interrupted, Preempted, StratagemError, Terminated, UserError
-from tasks.launchers import Member
-from tasks.launchers.isolation import Network
-from tasks.machine import free_ports
 from tasks.process import guard
-from tasks.process.logs import Logs
-from tasks.process.member import PATIENCE, MemberProcess, Message, Patience, Replies
-from tasks.process.placed import Allocation, PlacedProcess
+from tasks.process.group import OneProcess, ProcessGroup, is_heartbeat
+from tasks.process.member import PATIENCE, Message, Patience
 
 # Requests that every worker takes part in, and what those that are not the chief do then.
 SHARED = {"check": "check", "train": "assist", "evaluate": "assist_evaluation"}
 # Requests by which a run starts, or is resumed.
 STARTING = ("start_run", "resume_run", "start_trial", "resume_trial")
-
-
-OneProcess = MemberProcess | PlacedProcess
-"""One of this machine, or of another."""
 
 
 class _Lost(Exception):
@@ -72,104 +57,36 @@ class StageProcesses:
             worker_counts: with how many workers a cluster of other machines may be, the most first; `workers` if none
                 are given.
         """
-        self._patience = patience
         self.fixed = fixed
         self.with_cluster = with_cluster or section.cluster is None
         self.restarts: list[str] = []
         """Why members were started again, since the run was started or resumed."""
-        self._cluster = section.cluster if with_cluster else None
-        self._environment = dict(environment)
+        self._patience = patience
         self._num_requests = 0
         self._broken = False
         self._failed = False
-        self._logs: Logs | None = None
-        self._network: Network | None = None
-        self._placement: Allocation | None = None
-        self._worker_counts = worker_counts or ([section.cluster.workers] if section.cluster is not None else [])
-        self._cpus = section.cluster.cpus if section.cluster is not None else None
-        members = launchers.members(section) if with_cluster else [launchers.ALONE]
-        if self._cluster is not None:
-            seconds = min(5.0, self._cluster.heartbeat_timeout_seconds / 4)
-            self._environment["STRATAGEM_HEARTBEAT_SECONDS"] = str(seconds)
-        self._serves_input = serves_input and with_cluster
-        self._input_service: MemberProcess | None = None
-        if self._cluster is not None or self._serves_input:
-            self._logs = Logs()
-            self._network = launchers.find_network(self._cluster)
-        self._replies: Replies = SimpleQueue()
-        self._processes: list[OneProcess] = []
-        try:
-            self._start(self._placed(members))
-        except BaseException:
-            self.close()
-            raise
-
-    def _placed(self, members: list[Member]) -> list[Member]:
-        """Return the members at their places, where an engine gives them places on other machines."""
-        if self._cluster is None or self._logs is None or launchers.find_placing(self._cluster) is None:
-            return members
-        if self._placement is not None:
-            self._placement.close()
-        log, replies = self._logs.of_engine(self._cluster.launcher or ""), SimpleQueue[Any]()
-        self._placement = Allocation(self._cluster, self._worker_counts, self._cpus, self._environment, log, replies)
-        self._replies = replies
-        self._cpus = self._placement.cpus  # Another number of threads would change the last digits.
-        return self._placement.members
-
-    def _start(self, members: list[Member]) -> None:
-        if self._placement is None:
-            self._replies = SimpleQueue()
-        self._processes = []
-        self._num_members = len(members)
-        try:
-            if self._serves_input:
-                self._start_input_service()
-            for member in members:
-                self._processes.append(self._open(member))
-        except BaseException:
-            self.close()
-            raise
-
-    def _open(self, member: Member) -> "OneProcess":
-        log = self._logs.of(member) if self._logs is not None else None
-        entry = "serve"
-        if not member.is_chief:
-            entry = "tf_server" if self._cluster is not None and self._cluster.chief_gives_work else "assist"
-        if self._placement is not None:
-            return self._placement.open(member, entry, log)
-        return MemberProcess(member, entry, self._environment, log, self._replies, self._network)
-
-    def _start_input_service(self) -> None:
-        """Start what makes the batches of a training. When it dies, those that train make their own."""
-        if self._input_service is not None:
-            self._input_service.close()
-        self._environment[network.INPUT_SERVICE] = f"grpc://127.0.0.1:{free_ports(1)[0]}"
-        alone = Member("input service", 0, False, {"CUDA_VISIBLE_DEVICES": ""})
-        log = self._logs.of(alone) if self._logs is not None else None
-        self._input_service = MemberProcess(
-            alone, "input_service", self._environment, log, self._replies, self._network
-        )
+        self.group = ProcessGroup(section, environment, with_cluster, patience, serves_input, worker_counts)
+        self._cluster = self.group.cluster
 
     @property
     def first(self) -> OneProcess:
         """The chief; or the one member that this command starts."""
-        return self._processes[0]
+        return self.group.processes[0]
 
     @property
     def usable(self) -> bool:
         """Whether a training can begin."""
-        every = len(self._processes) == self._num_members
-        return every and not self._broken and all(process.alive for process in self._processes)
+        return not self._broken and self.group.all_alive
 
     @property
     def peak_memory_bytes(self) -> int:
         """What the members that are there have had of the memory, each at its most, added up."""
-        return sum(process.peak_memory_bytes for process in self._processes)
+        return self.group.peak_memory_bytes
 
     @property
     def logs(self) -> str:
         """Where the members' logs lie, from the project's folder."""
-        return str(self._logs or "")
+        return self.group.logs
 
     def call(self, stage: str, arguments: dict[str, Any]) -> Any:
         """Run a stage and return its record as JSON values.
@@ -197,28 +114,28 @@ class StageProcesses:
         folder = config.project_root() / arguments["run"]["folder"] if works else None
         # A training comes after a check. An evaluation may be the first request of all: the processes have yet to open
         # the logs whose paths they were given.
-        if self._logs is not None and folder is not None and stage == "train":
-            self._logs.move_to(folder)
+        if folder is not None and stage == "train":
+            self.group.move_logs(folder)
         try:
             while True:
                 try:
                     answer = self._exchange(stage, arguments)
-                    if self._logs is not None and folder is not None:
-                        self._logs.move_to(folder)
+                    if folder is not None:
+                        self.group.move_logs(folder)
                     return answer
                 except _Lost as lost:
                     self._restart(stage, str(lost))
         except KeyboardInterrupt as interrupt:
             said = self._interrupt()
             code = getattr(interrupt, "exit_code", 130)
-            if code == Terminated.exit_code and stage in SHARED and self._foreign:
+            if code == Terminated.exit_code and stage in SHARED and self.group.is_foreign:
                 raise Preempted(f"{stage} was told to stop: {said}") from None
             raise Interrupted(said or f"{stage} was interrupted", code) from None
         except StratagemError:
             raise
         except BaseException:  # Such as one by which the caller takes SIGTERM, or cancels a run.
             said = self._interrupt()
-            if self._foreign and stage in SHARED:
+            if self.group.is_foreign and stage in SHARED:
                 raise Preempted(f"{stage} was told to stop: {said}") from None
             raise
 
@@ -239,13 +156,13 @@ class StageProcesses:
             while True:
                 if time.monotonic() - tried_at > self._patience.poll_seconds:
                     tried_at = time.monotonic()
-                    try:
-                        socket.create_connection((host.strip("[]"), int(port)), limit).close()
+                    error = network.connection_error(host, int(port), limit)
+                    # Refused: that machine answers, and nobody listens there. All else may be the network.
+                    silent = 0.0 if isinstance(error, ConnectionRefusedError) else limit
+                    if error is None:
                         seen_at = tried_at
-                    except OSError as error:
-                        # Refused: that machine answers, and nobody listens there. All else may be the network.
-                        if seen_at < tried_at - (0.0 if isinstance(error, ConnectionRefusedError) else limit):
-                            return
+                    elif seen_at < tried_at - silent:
+                        return
                 process, reply = self._listen()
                 if process is not None and reply is None:
                     if process.entry == "assist":
@@ -257,24 +174,15 @@ class StageProcesses:
 
     def close(self) -> None:
         """End all processes and wait for them."""
-        for process in self._processes:  # The chief first: it would tell at length that the others have gone.
-            process.close()
-        if self._input_service is not None:
-            self._input_service.close()
-        if self._placement is not None:
-            self._placement.close()
-        if self._network is not None:
-            self._network.close()
-        if self._logs is not None:
-            self._logs.close(went_well=not self._failed and not self.restarts)
+        self.group.close(went_well=not self._failed and not self.restarts)
 
     def _exchange(self, stage: str, arguments: dict[str, Any]) -> Any:
         """Send a request to everyone that takes part in it, and return the chief's record when all have answered."""
         self._num_requests += 1
         asked = [self.first]
         if stage in SHARED:
-            asked = [process for process in self._processes if process.entry != "tf_server"]
-        for one in self._processes:
+            asked = [process for process in self.group.processes if process.entry != "tf_server"]
+        for one in self.group.processes:
             one.silent_seconds = 0.0
         for one in asked:
             request = {"id": self._num_requests, "stage": stage, "arguments": arguments}
@@ -314,26 +222,11 @@ class StageProcesses:
         Raises:
             _Lost: a process gives no sign of life for too long.
         """
-        began = time.monotonic()
-        process: OneProcess | None = None
-        reply: Message | None = None
-        with contextlib.suppress(Empty):
-            process, reply = self._replies.get(timeout=self._patience.poll_seconds)
-        # Not the time since its last sign: after this process itself was stopped, that would be long for everyone.
-        waited = min(time.monotonic() - began, self._patience.poll_seconds)
-        beat = reply is not None and "heartbeat" in reply
-        for one in self._processes:
-            one.has_begun = one.has_begun or (one is process and beat)
-            one.silent_seconds = 0.0 if one is process else one.silent_seconds + waited
-        if watch and self._cluster is not None:
-            begun = self._cluster.heartbeat_timeout_seconds
-            # To build a strategy is to wait for all members, also for those that someone else has still to start.
-            starting = math.inf if self._foreign else self._patience.start_seconds
-            for one in list(self._processes):
-                limit = begun if one.has_begun else max(begun, starting)
-                if one.silent_seconds > limit:
-                    self._lose(one, f"gave no sign of life for {limit:g} s")
-        if beat or process not in self._processes:
+        process, reply = self.group.hear()
+        if watch:
+            for one, limit in self.group.too_silent():
+                self._lose(one, f"gave no sign of life for {limit:g} s")
+        if is_heartbeat(reply) or process not in self.group.processes:
             return None, None
         return process, reply
 
@@ -357,15 +250,13 @@ class StageProcesses:
         if len(self.restarts) < most and process.has_place:
             self.restarts.append(reason)
             _print(f"{reason}; it is started again, restart {len(self.restarts)} of {most}; its log: {self.logs}")
-            self._processes[self._processes.index(process)] = self._open(process.member)
+            self.group.start_again(process)
             return
-        others = [one for one in self._processes if one is not process]
-        if any(one.member.job == "worker" for one in others):
+        self.group.leave_out(process)
+        if any(one.member.job == "worker" for one in self.group.processes):
             why = f"strategy.max_restarts = {most}, so the" if process.has_place else "the"
             _print(f"{reason}; {why} training goes on without it; its log: {self.logs}")
-            self._processes = others
             return
-        self._processes = others
         raise _Lost(f"{reason}, as all workers")
 
     def _failure(self, stage: str, answers: dict[OneProcess, Message], silent: list[OneProcess]) -> Exception:
@@ -383,7 +274,7 @@ class StageProcesses:
             stopped = ", ".join(one.member.name for one, answer in failed if answer.get("told_to_stop"))
             if self._cluster is None:
                 return Interrupted(str(error), Terminated.exit_code)
-            if self._foreign:
+            if self.group.is_foreign:
                 return Preempted(f"{stage} ended: {error}")
             return _Lost(f"{stopped or 'another member'} was told to stop")
         if process is not self.first and not isinstance(error, errors.UserError):
@@ -392,12 +283,11 @@ class StageProcesses:
 
     def _restart(self, stage: str, reason: str) -> None:
         """End all processes, and start them again if that is allowed."""
-        for process in self._processes:
-            process.kill()
+        self.group.kill()
         self._broken = True
         if self._cluster is None:
             return
-        if self._foreign:
+        if self.group.is_foreign:
             raise StratagemError(
                 f"{stage} ended: {reason}. Have all members started again: the same command for each goes on from the "
                 f"latest checkpoint. The log: {self.logs}"
@@ -409,20 +299,26 @@ class StageProcesses:
                 f"command goes on from the latest checkpoint; the logs: {self.logs}"
             )
         self.restarts.append(reason)
+        before = self.group.num_members
         try:
-            members = self._placed(launchers.members(self._cluster))
+            self.group.place_again(self._cluster)
         except UserError as error:  # Of the cluster as it is now: the settings are what they were.
             raise StratagemError(
                 f"{stage} failed: {reason}; {error}. The same command goes on from the latest checkpoint; the logs: "
                 f"{self.logs}"
             ) from None
-        fewer = self._num_members - len(members)
+        count = self.group.num_members
+        fewer = before - count
         left = f", {fewer} fewer" if fewer > 0 else ""
         _print(
-            f"{reason}; all {len(members)} processes start again{left}, restart {len(self.restarts)} of {most}; "
+            f"{reason}; all {count} processes start again{left}, restart {len(self.restarts)} of {most}; "
             f"logs: {self.logs}"
         )
-        self._start(members)
+        try:
+            self.group.start()
+        except BaseException:
+            self.close()
+            raise
         self._broken = False
 
     def _interrupt(self) -> str | None:
@@ -430,7 +326,7 @@ class StageProcesses:
         serving, so that the run can be ended properly. A second signal ends everything at once."""
 
         def stop_at_once(number: int, frame: object) -> None:
-            for process in self._processes:
+            for process in self.group.processes:
                 process.kill_unawaited()
             os.write(2, b"stopped at once; the next run, or `stratagem reconcile`, ends the run\n")
             os._exit(128 + number)
@@ -457,13 +353,8 @@ class StageProcesses:
         finally:
             for number, handler in before.items():
                 signal.signal(number, handler)
-        self._broken = self._broken or len(self._processes) > 1  # The others wait for the chief's next step.
+        self._broken = self._broken or len(self.group.processes) > 1  # The others wait for the chief's next step.
         return said
-
-    @property
-    def _foreign(self) -> bool:
-        """Whether someone else starts the other members."""
-        return self._cluster is not None and not launchers.find(self._cluster).STARTS_ALL
 
 
 def _print(message: str) -> None:

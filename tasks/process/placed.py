@@ -70,17 +70,7 @@ class Allocation:
         self._writing = threading.Lock()
         token, token_file = secrets.token_hex(16), log.with_suffix(".token")
         token_file.write_text(token, encoding="ascii")
-        with log.open("ab") as errors_of_engine:
-            self._process = subprocess.Popen(
-                [sys.executable, "-m", engine.ENGINE],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=errors_of_engine,
-                cwd=config.project_root(),
-                env={**os.environ, "RAY_USAGE_STATS_ENABLED": "0"},
-                text=True,
-                process_group=0,  # Ctrl-C reaches this process alone.
-            )
+        self._process = _start_engine(engine.ENGINE, log)
         threading.Thread(target=self._read, daemon=True).start()
         try:
             folder = str(config.project_root().resolve())
@@ -161,6 +151,20 @@ class Allocation:
         for process in list(self._at.values()):
             process.take({"ended": gone, "lost": True})
         self._answers.put({"error": gone, "type": StratagemError.__name__})
+
+
+def _start_engine(module: str, log: Path) -> "subprocess.Popen[str]":
+    with log.open("ab") as errors_of_engine:
+        return subprocess.Popen(
+            [sys.executable, "-m", module],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=errors_of_engine,
+            cwd=config.project_root(),
+            env={**os.environ, "RAY_USAGE_STATS_ENABLED": "0"},
+            text=True,
+            process_group=0,  # Ctrl-C reaches this process alone.
+        )
 
 
 class PlacedProcess:

@@ -24,7 +24,7 @@ from dvc.lock import LockError
 from dvc.repo import Repo
 
 from tasks import errors, files, messages, upstream
-from tasks.errors import StratagemError, UserError
+from tasks.errors import StratagemError, UserError, causes
 from tasks.process import guard
 
 BUSY_SECONDS = 600.0
@@ -190,21 +190,15 @@ def _do(work: Callable[[Any], None], target: str) -> None:
                 "dvc remote add --default storage URL (a folder, s3://, gs://, azure://, ssh://)"
             ) from None
         except (DvcException, OSError, sqlite3.Error, Timeout) as error:
-            causes = list(_causes(error))
-            if not any(isinstance(cause, LockError) for cause in causes):
-                raise _explain(target, causes) from error
+            chain = list(causes(error))
+            if not any(isinstance(cause, LockError) for cause in chain):
+                raise _explain(target, chain) from error
             if time.monotonic() - waiting_since > BUSY_SECONDS:
                 raise StratagemError(
                     "another command of DVC has been at work for ten minutes: wait for it, then run again"
                 ) from error
         if guard.input_closes_within(2):
             raise StratagemError("the process that started this one has gone")
-
-
-def _causes(error: BaseException | None) -> Iterator[BaseException]:
-    while error is not None:
-        yield error
-        error = error.__cause__ or error.__context__
 
 
 def _explain(target: str, causes: list[BaseException]) -> StratagemError:

@@ -10,13 +10,12 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from filelock import FileLock, Timeout
 
-from tasks import committed, config, files, records, runs
+from tasks import committed, config, files, records, runs, timeline
 from tasks.errors import StratagemError
 from tasks.records import Copy, Run, ToCopy
 from tasks.remote.address import Place, open_place, reason
@@ -242,7 +241,7 @@ class Copier:
                 if known.get(name) != digest or there.get(f"files/{name}") != size:
                     place.put(path, f"files/{name}", _progress(self.folder))
                 found[name] = digest
-        index = Copy(project=runs.project_id(), host=socket.gethostname(), at=now(), texts=texts, files=found)
+        index = Copy(project=runs.project_id(), host=socket.gethostname(), at=timeline.now(), texts=texts, files=found)
         if before is None or index.model_copy(update={"at": before.at}) != before:
             write_index(place, index)
         return index
@@ -294,11 +293,6 @@ def read_index(place: Place) -> Copy:
 def write_index(place: Place, index: Copy) -> None:
     """Write what a remote has of a run."""
     place.write(INDEX, committed.signed(index.model_dump(mode="json")))
-
-
-def now() -> str:
-    """Return the time as records have it."""
-    return datetime.now(UTC).isoformat(timespec="seconds")
 
 
 def taken_over(run_id: str, address: str, index: Copy) -> str:

@@ -11,11 +11,11 @@ from pathlib import Path, PurePosixPath
 
 from filelock import FileLock
 
-from tasks import committed, config, files, records, runs
+from tasks import committed, config, files, records, runs, timeline
 from tasks.errors import StratagemError, UserError, listed
 from tasks.records import Copy, Run
 from tasks.remote.address import Place, check, open_place, reason
-from tasks.remote.copying import now, read_index, steps_in, taken_over, write_index
+from tasks.remote.copying import read_index, steps_in, taken_over, write_index
 
 FETCHED = re.compile("[0-9a-f]{1,32}")
 # What the stages after it left: without a file that they name, they are done again.
@@ -194,7 +194,8 @@ def _accept(folder: Path, run_id: str, index: Copy) -> None:
 
 def _claim(place: Place, index: Copy) -> None:
     write_index(
-        place, index.model_copy(update={"project": runs.project_id(), "host": socket.gethostname(), "at": now()})
+        place,
+        index.model_copy(update={"project": runs.project_id(), "host": socket.gethostname(), "at": timeline.now()}),
     )
 
 

@@ -104,7 +104,7 @@ def of_sums(values: npt.NDArray[Any], measure: Callable[[Numbers], npt.NDArray[A
         return None
     drawn = np.random.default_rng(0).multinomial(len(values), counts / len(values), RESAMPLES)
     with np.errstate(invalid="ignore", divide="ignore"):
-        return _percentiles(measure(drawn @ rows))
+        return _of_resamples(measure(drawn @ rows))
 
 
 def auc(labels: npt.NDArray[Any], scores: npt.NDArray[Any]) -> Interval | None:
@@ -130,7 +130,7 @@ def auc(labels: npt.NDArray[Any], scores: npt.NDArray[Any]) -> Interval | None:
             pairs = own_drawn.sum(axis=0) * num_others.sum(axis=0)
             areas.append((own_drawn * below[place[own]]).sum(axis=0) / pairs)
     known = np.ma.masked_invalid(np.stack(areas))
-    return _percentiles(known.mean(axis=0).filled(np.nan))
+    return _of_resamples(known.mean(axis=0).filled(np.nan))
 
 
 def _losses(material: Material) -> Numbers | None:
@@ -198,13 +198,9 @@ def _macro_f1(labels: npt.NDArray[Any], outputs: npt.NDArray[Any]) -> Interval |
         both[given] += numbers
         if true == given:
             right[true] += numbers
-    return _percentiles((2 * right / np.maximum(both, 1)).mean(axis=0))
+    return _of_resamples((2 * right / np.maximum(both, 1)).mean(axis=0))
 
 
-def _percentiles(found: npt.NDArray[Any]) -> Interval | None:
+def _of_resamples(found: npt.NDArray[Any]) -> Interval | None:
     found = found[np.isfinite(found)]
-    if not len(found):
-        return None
-    tail = (1 - CONFIDENCE) / 2
-    low, high = np.quantile(found, [tail, 1 - tail])
-    return Interval(float(low), float(high))
+    return evidence.percentiles(found, CONFIDENCE) if len(found) else None

@@ -9,13 +9,12 @@ import os
 import socket
 import uuid
 from collections.abc import Iterator
-from datetime import UTC, datetime
 from pathlib import Path
 
 import psutil
 from filelock import FileLock, Timeout
 
-from tasks import config, files, records
+from tasks import config, files, records, timeline
 from tasks.errors import UserError
 from tasks.records import Holder, Run
 from tasks.runs.identity import boot_id, process_space
@@ -79,7 +78,7 @@ def lock(key: str, what: str, flow_run_id: str | None = None) -> Iterator[RunLoc
                 host=socket.gethostname(),
                 boot=boot_id(),
                 process_space=process_space(),
-                since=datetime.now(UTC).isoformat(timespec="seconds"),
+                since=timeline.now(),
                 what=what,
                 flow_run_id=flow_run_id,
             ),

@@ -1,10 +1,9 @@
 """How a run stands: that it is at work or how it ended, and what its stages left."""
 
 import contextlib
-from datetime import UTC, datetime
 from pathlib import Path
 
-from tasks import config, records
+from tasks import config, records, timeline
 from tasks.errors import UserError
 from tasks.records import EvaluationResult, Limits, NonFinite, Pruned, R, Run, RunStatus, TrainingResult
 from tasks.runs import catalogue
@@ -15,7 +14,7 @@ LIMITS = "records/limits.json"
 
 def set_status(run: Run, status: str, reason: str | None = None) -> None:
     """Write down that a run is at work, or how it ended."""
-    now = datetime.now(UTC).isoformat(timespec="seconds")
+    now = timeline.now()
     record = RunStatus.model_validate({"status": status, "reason": reason, "at": now})
     records.save(record, config.project_root() / run.folder / "status.json")
     catalogue.forget(run.folder)

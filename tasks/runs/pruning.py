@@ -10,10 +10,10 @@ import pwd
 import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import datetime
 from pathlib import Path
 
-from tasks import config, files, network, records
+from tasks import config, files, network, records, timeline
 from tasks.errors import UserError
 from tasks.records import ModelVersion, Pruned, PrunedRun, Pruning, Run, RunLine
 from tasks.runs import catalogue
@@ -196,7 +196,7 @@ def _remove(run: Run, num_bytes: int, version: str | None) -> None:
         catalogue.forget(run.folder)
         begun = is_pruned(run)
         if not begun:
-            now = datetime.now(UTC).isoformat(timespec="seconds")
+            now = timeline.now()
             records.save(Pruned(at=now, num_bytes=num_bytes), folder / PRUNED)
         try:
             for part in PARTS:

@@ -7,13 +7,12 @@ undone, the alias is at one version, and what stands after that version in the t
 
 import contextlib
 from collections.abc import Callable, Mapping
-from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
 import mlflow
 from mlflow.exceptions import MlflowException
 
-from tasks import config, runs
+from tasks import config, runs, timeline
 from tasks.errors import StratagemError, UserError, one_of
 from tasks.tracking import turns
 from tasks.tracking.store import REFUSALS, open_store, retried, store_uri
@@ -172,7 +171,7 @@ def rollback(back: Rollback) -> None:
             if champion is not None:
                 # What stands after the present champion has not happened; then its last place in the tag tells.
                 _write_history(client, name, history)
-                now = datetime.now(UTC).isoformat(timespec="seconds")
+                now = timeline.now()
                 client.set_model_version_tag(name, champion, ROLLED_BACK, now)
             turn.check()
             client.set_registered_model_alias(name, config.CHAMPION, back.version)

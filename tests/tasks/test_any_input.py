@@ -26,7 +26,7 @@ from tasks import (
     encoding,
     lineage,
     model_use,
-    pipeline,
+    preconditions,
     provenance,
     raw_inputs,
     records,
@@ -680,7 +680,7 @@ def test_a_path_that_a_library_reads_otherwise_is_refused(here, monkeypatch, sig
     (place / "params.yaml").touch()
     monkeypatch.chdir(place)
     with pytest.raises(UserError, match=f"has '\\{sign}' in its path"):
-        pipeline.check_writable()
+        preconditions.check_writable()
 
 
 def test_an_error_is_one_line_of_signs_that_can_be_read():

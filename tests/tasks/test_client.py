@@ -47,7 +47,7 @@ def test_what_comes_after_a_training_needs_no_cluster(project):
         assert not alone.first.alive
         assert len(_stage_processes()) == 3
         assert client.start_processes(settings, with_cluster=False) is all_members
-        all_members._processes[2].kill()
+        all_members.group.processes[2].kill()
         assert client.start_processes(settings, with_cluster=False) is all_members, "its chief is there"
         assert client.start_processes(settings) is not all_members
     finally:

@@ -115,6 +115,7 @@ def start(tmp_path, monkeypatch):
     (tmp_path / "params.yaml").touch()
     (tmp_path / ".dvc").mkdir()
     (tmp_path / "tasks").mkdir()
+    (tmp_path / "tasks" / "__init__.py").touch()  # Before any other package of that name.
     (tmp_path / "tasks" / "__main__.py").write_text(MEMBER)
     started = []
 
@@ -278,7 +279,7 @@ def test_a_mistake_is_not_a_lost_member(start, tmp_path, plan, expected, message
 
 def test_a_death_while_the_chief_alone_works_does_not_disturb_it(start):
     team = start(multi_worker(), {"worker 1 #1": "die"})
-    os.kill(team._processes[1].pid, signal.SIGKILL)
+    os.kill(team.group.processes[1].pid, signal.SIGKILL)
     assert team.call("register", {})["stage"] == "register"
     assert not team.usable
     os.kill(team.first.pid, signal.SIGKILL)
@@ -327,7 +328,7 @@ def test_a_lost_worker_of_parameter_servers_starts_again_alone_on_its_own_port(
 def test_a_training_goes_on_without_a_worker_that_may_not_start_again(start, tmp_path, capfd, interrupted_when):
     plan = {"worker 1 #1": "die", "chief 0 #1": "wait"}
     team = start(parameter_server(max_restarts=0), plan)
-    with interrupted_when(lambda: len(team._processes) == 3), pytest.raises(Interrupted, match="interrupted"):
+    with interrupted_when(lambda: len(team.group.processes) == 3), pytest.raises(Interrupted, match="interrupted"):
         team.call("train", ARGUMENTS)
     told = "worker 1 died (SIGKILL); strategy.max_restarts = 0, so the training goes on without it"
     assert told in capfd.readouterr().err
@@ -345,10 +346,10 @@ def test_without_any_worker_the_training_fails(start):
 @pytest.mark.parametrize("lost", ["ps 0", "chief 0"])
 def test_a_lost_parameter_server_or_chief_is_the_loss_of_all(start, tmp_path, lost):
     team = start(parameter_server(), {"chief 0 #1": "wait"} | {f"{lost} #1": "die"})
-    before = {one.pid for one in team._processes}
+    before = {one.pid for one in team.group.processes}
     assert team.call("train", ARGUMENTS)["stage"] == "train"
     assert team.restarts == [f"{lost} died (SIGKILL)"]
-    assert before.isdisjoint(one.pid for one in team._processes)
+    assert before.isdisjoint(one.pid for one in team.group.processes)
     assert not any(map(psutil.pid_exists, before))
 
 

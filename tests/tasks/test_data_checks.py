@@ -14,7 +14,7 @@ from scipy.stats import chi2_contingency
 from sklearn.datasets import load_digits
 
 from tasks import config, data_checks, files, quality_report, records
-from tasks.data_checks import Data, _hashes, _statistics
+from tasks.data_checks import Check, Data, _hashes, _statistics, duplicates
 from tasks.errors import UserError
 from tasks.prepare import prepare
 
@@ -150,11 +150,16 @@ def test_a_check_that_stops_names_twenty_and_leaves_nothing(root, checks, words)
     prepared_arrays((x, y), checks={"duplicates": {"action": "stop", "threshold": 0.1}})
 
 
-def test_a_check_that_is_off_does_not_look(root):
-    x, y = images(60)
-    x[30:] = x[:30]
-    assert "duplicates" in prepared_arrays((x, y)).findings
-    assert "duplicates" not in prepared_arrays((x, y), checks={"duplicates": False}).checks
+def test_a_check_that_is_off_does_not_look(root, monkeypatch):
+    def look(data):
+        raise LookupError("it looked")
+
+    monkeypatch.setattr(duplicates, "CHECK", Check(look, threshold=0))
+    with pytest.raises(LookupError, match="it looked"):
+        prepared_arrays(images(60))
+    assert "duplicates" not in prepared_arrays(images(60), checks={"duplicates": False}).checks
+    monkeypatch.setattr(duplicates, "CHECK", Check(look, threshold=0, action="off"))
+    assert "duplicates" not in prepared_arrays(images(60)).checks, "nor one that is off by itself"
 
 
 def test_a_description_says_checks_only_where_it_has_some():

@@ -15,7 +15,7 @@ import pytest
 
 from tasks import config, launchers
 from tasks.errors import UserError
-from tasks.launchers import Placed, isolation, local, ray, ray_places, tf_config
+from tasks.launchers import Placed, isolation, local, ray, ray_places, ray_reservation, tf_config
 from tests.tasks.clusters import TWO, data_parallel, model_parallel, multi_worker, parameter_server, place_of
 
 pytestmark = pytest.mark.usefixtures("on_cpus")
@@ -269,8 +269,8 @@ ROOMS = [
 @pytest.mark.parametrize(("nodes", "processes", "bundle", "room"), ROOMS)
 def test_processes_share_the_cores_and_gpus_of_rays_nodes(nodes, processes, bundle, room):
     have = [{"CPU": float(cpus), "GPU": float(gpus)} for cpus, gpus in nodes]
-    assert ray_places._bundle({"gpus": None, "cpus": None, "or_cpus": False}, have, processes) == bundle
-    assert ray_places._room(have, bundle) == room
+    assert ray_reservation.find_bundle({"gpus": None, "cpus": None, "or_cpus": False}, have, processes) == bundle
+    assert ray_reservation.count_places(have, bundle) == room
 
 
 # Each: a strategy of two workers, the GPUs of two nodes of eight cores, and the GPUs that each worker is to have.
@@ -291,7 +291,7 @@ GPUS_OF_RAY = [
 def test_a_worker_on_jax_has_rays_gpus_only_where_there_are_as_many_as_it_wants(section, gpus_of_nodes, each):
     """Where there are not, it forces as many CPU devices."""
     have = [{"CPU": 8.0, "GPU": float(gpus)} for gpus in gpus_of_nodes]
-    assert ray_places._bundle(ray.request(section, [2], None), have, 2).get("GPU", 0) == each
+    assert ray_reservation.find_bundle(ray.request(section, [2], None), have, 2).get("GPU", 0) == each
 
 
 def test_a_node_with_other_packages_code_or_folder_is_refused(tmp_path):
@@ -299,15 +299,15 @@ def test_a_node_with_other_packages_code_or_folder_is_refused(tmp_path):
     (tmp_path / "tasks" / "__init__.py").write_text("")
     own = ray_places.versions(str(tmp_path), [])
     same = {"host": "10.0.0.2", "shared": True, "versions": own}
-    ray_places._check_same([same], own, "token")
+    ray_places.check_same([same], own, "token")
     (tmp_path / "tasks" / "__init__.py").write_text("one = 1")
     other = {**ray_places.versions(str(tmp_path), []), "keras": "3.0.0"}
     message = rf"node 10.0.0.2 is not as this machine: keras is 3.0.0 there and {own['keras']} here; code is \w+ there"
-    with pytest.raises(ray_places._Refused, match=message):
-        ray_places._check_same([same, {**same, "versions": other}], own, "token")
+    with pytest.raises(ray_reservation.Refused, match=message):
+        ray_places.check_same([same, {**same, "versions": other}], own, "token")
     message = "mlruns/logs on Ray's node 10.0.0.2 is not what this command wrote there: the project's folder must be"
-    with pytest.raises(ray_places._Refused, match=message):
-        ray_places._check_same([{**same, "shared": False, "versions": {}}], own, "mlruns/logs/ray.token")
+    with pytest.raises(ray_reservation.Refused, match=message):
+        ray_places.check_same([{**same, "shared": False, "versions": {}}], own, "mlruns/logs/ray.token")
 
 
 WORK = """

@@ -140,6 +140,7 @@ def test_a_damaged_memory_of_the_code_is_made_again(tmp_path: Path, monkeypatch:
     for folder in (".dvc", "tasks", "mlruns"):
         (tmp_path / folder).mkdir()
     (tmp_path / "params.yaml").touch()
+    (tmp_path / "tasks" / "__main__.py").touch()  # A project that brings its code.
     for number, (source, _) in enumerate(SOURCES):
         (tmp_path / "tasks" / f"part{number}.py").write_text(source)
     monkeypatch.chdir(tmp_path)

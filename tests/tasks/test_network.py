@@ -1,5 +1,6 @@
 import http.server
 import os
+import socket
 import stat
 import threading
 from collections.abc import Iterator
@@ -161,3 +162,12 @@ def test_what_is_written_is_for_this_user_unless_the_folder_is_a_teams(project, 
         keep_private()
     finally:
         assert os.umask(before) == umask
+
+
+def test_whether_a_port_takes_connections_is_known_with_the_reason() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        assert network.connection_error("127.0.0.1", port, 5.0) is None
+    assert isinstance(network.connection_error("127.0.0.1", port, 5.0), ConnectionRefusedError)
+    assert isinstance(network.connection_error("[::1]", port, 5.0), OSError)
+    assert isinstance(network.connection_error("no such host", 1, 5.0), OSError)

@@ -1,8 +1,6 @@
-"""What is asked before a run starts, and what a run is resumed from."""
+"""Which run is there already, which member of a cluster this process is, and what a stage that comes after needs."""
 
 import os
-import shutil
-import sys
 import time
 from pathlib import Path
 
@@ -14,31 +12,6 @@ from tasks.records import PreparedDataset, Run, RunSummary
 from tests.tasks.clusters import TWO, place_of
 
 pytestmark = pytest.mark.usefixtures("on_cpus")
-
-
-# Each: the variable, its value, the strategy, what is refused.
-CONTRADICTED = [
-    ("KERAS_BACKEND", "tensorflow", ["strategy.kind=data_parallel"], "contradicts strategy.kind = 'data_parallel'"),
-    ("KERAS_BACKEND", "jax", ["strategy.kind=mirrored"], "Unset KERAS_BACKEND, or give strategy.kind=data_parallel or"),
-    ("KERAS_BACKEND", "torch", [], r"which trains on tensorflow\. Unset KERAS_BACKEND$"),
-    ("TF_CONFIG", "{", ["strategy.kind=multi_worker"], r"TF_CONFIG = '\{': it is not JSON"),
-]
-
-
-@pytest.mark.parametrize(("variable", "value", "overrides", "message"), CONTRADICTED)
-def test_what_contradicts_a_strategy_is_refused_at_once(project, monkeypatch, variable, value, overrides, message):
-    settings = config.load(None, overrides)
-    pipeline.check_devices(settings)
-    monkeypatch.setenv(variable, value)
-    with pytest.raises(UserError, match=message):
-        pipeline.check_devices(settings)
-
-
-def test_what_fits_is_not_refused(project, monkeypatch):
-    monkeypatch.setenv("TF_CONFIG", "{")
-    monkeypatch.setenv("KERAS_BACKEND", "tensorflow")
-    for overrides in ([], ["strategy.kind=mirrored"], ["strategy.kind=multi_worker", "strategy.launcher=local"]):
-        pipeline.check_devices(config.load(None, overrides))
 
 
 def test_an_alias_may_be_another_version_by_now(project):
@@ -65,18 +38,6 @@ def test_an_alias_may_be_another_version_by_now(project):
     }  # fmt: skip
 
 
-def test_a_strategy_on_jax_needs_jax(project, monkeypatch):
-    monkeypatch.setitem(sys.modules, "jax", None)  # Python then finds no such module.
-    pipeline.check_devices(config.load())
-    with pytest.raises(UserError, match=r"strategy.kind = 'data_parallel' trains on JAX, which is not installed"):
-        pipeline.check_devices(config.load(None, ["strategy.kind=data_parallel"]))
-
-
-def test_there_is_no_tpu_here(project):
-    with pytest.raises(UserError, match=r"strategy.kind = 'tpu'"):
-        pipeline.check_devices(config.load(None, ["strategy.kind=tpu"]))
-
-
 @pytest.mark.parametrize(("index", "name"), [(0, None), (1, "worker 1")])
 def test_who_is_not_the_chief_of_a_cluster_knows_its_name(project, monkeypatch, index, name):
     settings = config.load(None, ["strategy.kind=multi_worker"])
@@ -91,14 +52,6 @@ def test_a_member_does_not_begin_before_the_data_are_prepared(project, monkeypat
     with pytest.raises(UserError, match="dataset digits is not prepared"):
         pipeline.join(config.load(None, ["strategy.kind=multi_worker"]))
     assert not (project / "mlruns" / "logs").exists()
-
-
-@pytest.mark.parametrize("folder", ["data", "mlruns", ".dvc"])
-def test_a_folder_that_cannot_be_written_is_named(project, folder):
-    shutil.rmtree(project / folder)
-    (project / folder).symlink_to("/proc/self")  # Nobody can make a file there, root neither.
-    with pytest.raises(UserError, match=rf"{folder} cannot be written \(.+\): make the project's folder writable"):
-        pipeline.check_writable()
 
 
 def _begin(project: Path, name: str, dataset: str) -> Path:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tasks import config, pipeline, records, runs
+from tasks import config, pipeline, preconditions, records, runs
 from tasks.errors import UserError
 from tests.tasks.written_runs import files_below, run_id_of, version_of, write_results, write_run
 
@@ -292,7 +292,7 @@ def test_a_pruned_run_is_refused_where_its_weights_are_needed(project):
         lambda: pipeline.find_model(finished.run_id, None),
         lambda: runs.refuse_resume(settings, killed.run_id),
         lambda: runs.refuse_resume(settings, killed.run_id, allow_changes=True),
-        lambda: pipeline.check_devices(named),
+        lambda: preconditions.check_devices(named),
     ):
         with pytest.raises(UserError, match=r"run \w+ was pruned on 20.*`stratagem runs prune`.*are gone, its records"):
             needs()

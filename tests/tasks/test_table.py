@@ -1,5 +1,6 @@
 """Tables: what is read, guessed, split and fitted, and what is refused."""
 
+import functools
 import json
 import math
 import re
@@ -718,16 +719,16 @@ def test_rows_whose_image_is_broken_can_be_left_out(source, capsys):
     assert "left out, with their rows, as no whole image (12)" in said
 
 
-def test_a_block_of_broken_images_alone_changes_no_mean(source, capsys):
+def test_a_block_of_broken_images_alone_changes_no_mean(source, capsys, monkeypatch):
     noise = np.random.default_rng(0).integers(0, 256, (8, 32, 32, 3), np.uint8)
     for number, image in enumerate(noise):
         Image.fromarray(image).save(source / f"{number}.jpg")
     (source / "2.jpg").write_bytes((source / "2.jpg").read_bytes()[:1200])  # Its first bytes are whole.
     frame = pd.DataFrame({"photo": [f"{number}.jpg" for number in range(8)], "x": range(8), "y": np.arange(8) / 4})
     path = write(frame.assign(part=["train"] * 6 + ["test"] * 2), source / "own.csv")
-    size = [1700, 1700]  # Of so many bytes that a row is a block.
-    prepared = prepare(path, target="y", split_column="part", on_broken="skip", image_size=size)
-    assert math.prod(prepared.features["photo"].shape) > table.BLOCK_BYTES
+    monkeypatch.setattr(table, "examples", functools.partial(table.examples, block_bytes=256))
+    prepared = prepare(path, target="y", split_column="part", on_broken="skip")
+    assert math.prod(prepared.features["photo"].shape) > 256, "a row is a block"
     assert (prepared.features["number"].mean, prepared.target.mean) == ((2.6,), (0.65,))
     assert array(prepared, "number")[:, 0].tolist() == [0, 1, 3, 4, 5]
     said = capsys.readouterr().err

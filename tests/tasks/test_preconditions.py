@@ -1,0 +1,56 @@
+"""What is refused before anything is started for a run."""
+
+import shutil
+import sys
+
+import pytest
+
+from tasks import config, preconditions
+from tasks.errors import UserError
+
+pytestmark = pytest.mark.usefixtures("on_cpus")
+
+
+# Each: the variable, its value, the strategy, what is refused.
+CONTRADICTED = [
+    ("KERAS_BACKEND", "tensorflow", ["strategy.kind=data_parallel"], "contradicts strategy.kind = 'data_parallel'"),
+    ("KERAS_BACKEND", "jax", ["strategy.kind=mirrored"], "Unset KERAS_BACKEND, or give strategy.kind=data_parallel or"),
+    ("KERAS_BACKEND", "torch", [], r"which trains on tensorflow\. Unset KERAS_BACKEND$"),
+    ("TF_CONFIG", "{", ["strategy.kind=multi_worker"], r"TF_CONFIG = '\{': it is not JSON"),
+]
+
+
+@pytest.mark.parametrize(("variable", "value", "overrides", "message"), CONTRADICTED)
+def test_what_contradicts_a_strategy_is_refused_at_once(project, monkeypatch, variable, value, overrides, message):
+    settings = config.load(None, overrides)
+    preconditions.check_devices(settings)
+    monkeypatch.setenv(variable, value)
+    with pytest.raises(UserError, match=message):
+        preconditions.check_devices(settings)
+
+
+def test_what_fits_is_not_refused(project, monkeypatch):
+    monkeypatch.setenv("TF_CONFIG", "{")
+    monkeypatch.setenv("KERAS_BACKEND", "tensorflow")
+    for overrides in ([], ["strategy.kind=mirrored"], ["strategy.kind=multi_worker", "strategy.launcher=local"]):
+        preconditions.check_devices(config.load(None, overrides))
+
+
+def test_a_strategy_on_jax_needs_jax(project, monkeypatch):
+    monkeypatch.setitem(sys.modules, "jax", None)  # Python then finds no such module.
+    preconditions.check_devices(config.load())
+    with pytest.raises(UserError, match=r"strategy.kind = 'data_parallel' trains on JAX, which is not installed"):
+        preconditions.check_devices(config.load(None, ["strategy.kind=data_parallel"]))
+
+
+def test_there_is_no_tpu_here(project):
+    with pytest.raises(UserError, match=r"strategy.kind = 'tpu'"):
+        preconditions.check_devices(config.load(None, ["strategy.kind=tpu"]))
+
+
+@pytest.mark.parametrize("folder", ["data", "mlruns", ".dvc"])
+def test_a_folder_that_cannot_be_written_is_named(project, folder):
+    shutil.rmtree(project / folder)
+    (project / folder).symlink_to("/proc/self")  # Nobody can make a file there, root neither.
+    with pytest.raises(UserError, match=rf"{folder} cannot be written \(.+\): make the project's folder writable"):
+        preconditions.check_writable()
