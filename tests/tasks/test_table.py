@@ -7,6 +7,8 @@ from pathlib import Path
 
 import numpy as np
 import pandas as pd
+import pyarrow as pa
+import pyarrow.csv
 import pytest
 from PIL import Image
 from sklearn.datasets import load_breast_cancer, load_diabetes, load_wine
@@ -221,6 +223,48 @@ def test_a_value_may_have_ends_of_lines(source):
     prepared = prepare(write(frame, source / "own.csv"), target="y", columns={"own": "category"})
     assert json.loads(Path(prepared.features["category"].vocabulary).read_text()) == [["five", "one\ntwo\nthree, four"]]
     assert prepared.splits["train"].class_counts == (40, 40)
+
+
+@pytest.mark.usefixtures("small_chunks")
+@pytest.mark.parametrize("encoding", ["latin-1", "utf-16", "utf-16-be", "utf-8-sig", "cp037", "U8"])
+def test_text_of_any_encoding_gives_the_same_bytes(source, encoding):
+    frame = visits().assign(own=['Größe "ä",\nÉtage 2', "no"] * 100)
+    columns = {"own": "category", "note": "text"}
+    expected = files_of(prepare(write(frame, source / "own.csv"), target="back", columns=columns))
+    frame.to_csv(source / "other.csv", index=False, encoding=encoding)
+    assert files_of(prepare(source / "other.csv", target="back", columns=columns, encoding=encoding)) == expected
+
+
+@pytest.mark.parametrize("kept", [True, False])
+def test_arrow_is_given_nothing_of_pythons_for_text_of_another_encoding(source, read_in_chunks, monkeypatch, kept):
+    """A thread of Arrow's would free it, and a process that exits meanwhile ends with SIGABRT."""
+    read_in_chunks(200, kept=kept)
+    temporary = source.with_name("temporary")
+    temporary.mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(temporary))
+    given = []
+
+    def watched(own):
+        def read(file, read_options, *others):
+            given.append((type(file), read_options.encoding, [*temporary.iterdir()]))
+            return own(file, read_options, *others)
+
+        return read
+
+    for name in ("read_csv", "open_csv"):
+        monkeypatch.setattr(pa.csv, name, watched(getattr(pa.csv, name)))
+    visits().to_csv(source / "own.csv", index=False, encoding="latin-1")
+    prepare(source / "own.csv", target="back", encoding="latin-1")
+    assert len(given) >= 2
+    # No codec to decode with, a file that is no Python one, and none that would stay where a process is killed.
+    assert all(one == (pa.NativeFile, "utf8", []) for one in given), given
+
+
+def test_text_of_another_encoding_needs_room_for_temporary_files(source, monkeypatch):
+    visits().to_csv(source / "own.csv", index=False, encoding="latin-1")
+    monkeypatch.setattr("tempfile.tempdir", str(source / "gone"))
+    message = message_of(source / "own.csv", target="back", encoding="latin-1")
+    assert f"a copy of it in UTF-8 cannot be made in {source}/gone (No such file or directory). Make room" in message
 
 
 @pytest.mark.parametrize(("most", "expected"), [(9, ["c", "a", "b", "d"]), (2, ["c", "a"])])
