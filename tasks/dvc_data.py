@@ -89,6 +89,12 @@ def describe(
             raise UserError(f"--set dataset.{key}={values[key]}: `data add` takes it elsewhere. Give {instead}")
     kind = values.get("kind") or source_files.kind_of(source)
     values = {key: value for key, value in values.items() if key != "kind"}
+    if "target" in values and "target" not in getattr(config.description_kinds().get(kind), "model_fields", ["target"]):
+        tables = source_files.tables_in(Path(source)) if Path(source).is_dir() else ""
+        raise UserError(
+            f"--target {values['target']}: it is of a table alone; a dataset of kind {kind} says by itself what is to "
+            f"be learnt. Leave --target out{tables}"
+        )
     if kind == "tfds":
         if name is not None:
             raise UserError(f"--name {name}: a dataset of TFDS has the name that TFDS gives it. Leave --name out")

@@ -17,6 +17,7 @@ from tasks.dataset_kinds._columns import Fitted, Statistics
 from tasks.dataset_kinds._table_rows import Rows, ScannedTable, num_rows_of
 from tasks.dataset_kinds._table_splits import NAMES, split
 from tasks.encoding import BadValue, Encoder, Values
+from tasks.errors import UserError, cut
 from tasks.records import HeldOut
 from tasks.table_columns import fill_in, open_file
 
@@ -30,9 +31,18 @@ def guess(dataset: config.Table) -> tuple[config.Table, list[str]]:
     """Return the dataset with what the data say of its columns and its task, and lines that tell it.
 
     Raises:
-        UserError: the file cannot be read, or no column has the name of one that the dataset names.
+        UserError: the file cannot be read, no column has the name of one that the dataset names, or none is left to
+            learn from.
     """
-    return fill_in(dataset, open_file(dataset), may_guess=True)
+    filled, lines = fill_in(dataset, open_file(dataset), may_guess=True)
+    if lines and all(column.kind == "ignore" for column in (filled.columns or {}).values()):
+        # Here, where it is known why: a stage that reads params.yaml does not know.
+        taken = cut("; ".join(" ".join(line.split()) for line in lines[1:]), 300)
+        raise UserError(
+            f"dataset.source = '{dataset.source}': no column is left to learn from. What they were taken for: {taken}. "
+            "Say what one is: --set dataset.columns.NAME=number, datetime, category, text or image"
+        )
+    return filled, lines
 
 
 def examples(dataset: config.Table, block_bytes: int = BLOCK_BYTES) -> Examples:
