@@ -3,6 +3,7 @@
 import json
 import math
 import re
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -467,6 +468,23 @@ def test_labels_are_columns_or_stand_in_one(source):
     np.testing.assert_array_equal(labels(second), labels(first))
     several = prepare(write(columns.assign(hot=np.arange(200) / 7), source / "own.csv"), target=["hot", "wet"])
     assert (several.target.task, labels(several).shape) == ("regression", (160, 2))
+
+
+@pytest.mark.parametrize("mark", [";", "|", ", "])
+def test_labels_that_may_be_classes_are_asked_for(source, mark):
+    sets = [("hot",), ("wet",), ("hot", "wet"), ("dark", "hot"), ()] * 20
+    path = write(pd.DataFrame({"x": np.arange(100), "y": [mark.join(one) for one in sets]}), source / "own.csv")
+    told = message_of(path, target="y")
+    assert f"dataset.target = 'y': 'dark{mark}hot' may be 2 labels or one class" in told
+    assert f"Say --set 'dataset.separator={mark.strip()}' if it is labels, or --set dataset.task=class" in told
+    assert prepare(path, target="y", separator=mark.strip()).target.class_names == ("dark", "hot", "wet")
+    shutil.rmtree("data/own")
+    prepared = prepare(path, target="y", task="classification", on_broken="skip")
+    assert len(prepared.target.class_names) == 4
+    # These are names, of which no part is a value.
+    names = ["Doe, Jo", "Doe, Al", "Roe, Jo", "Roe", "Poe"] * 20
+    write(pd.DataFrame({"x": np.arange(100), "y": names}), path)
+    assert len(prepare(path, target="y").target.class_names) == 5
 
 
 def test_names_of_columns_never_lead_out_of_the_folder(source):
