@@ -4,7 +4,7 @@ import contextlib
 import json
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -45,7 +45,8 @@ def prepare_data(settings: config.Settings, stage: str = "prepare", force: bool 
         return None
     locks = _missing_locks(name, root)
     made = dataset_folder.add(settings.dataset, root)
-    return _bring_up_to_date(name, [*made, *locks] if made else [], root, stage, force, settings.dataset.downloads)
+    with _telling_of_own_data():
+        return _bring_up_to_date(name, [*made, *locks] if made else [], root, stage, force, settings.dataset.downloads)
 
 
 def add(source: str, name: str | None, values: Mapping[str, Any]) -> PreparedDataset:
@@ -62,7 +63,7 @@ def add(source: str, name: str | None, values: Mapping[str, Any]) -> PreparedDat
     """
     described, guessed = describe(source, name, values)
     if isinstance(described, config.Settings):
-        check_source(described.dataset)
+        _ask_tfds(described.dataset)
         return prepare_data(described) or load_prepared(described.dataset.name)
     root, name = config.project_root(), described.name
     locks = _missing_locks(name, root)
@@ -89,6 +90,12 @@ def describe(
             raise UserError(f"--set dataset.{key}={values[key]}: `data add` takes it elsewhere. Give {instead}")
     kind = values.get("kind") or source_files.kind_of(source)
     values = {key: value for key, value in values.items() if key != "kind"}
+    if "target" in values and "target" not in getattr(config.description_kinds().get(kind), "model_fields", ["target"]):
+        tables = source_files.tables_in(Path(source)) if Path(source).is_dir() else ""
+        raise UserError(
+            f"--target {values['target']}: it is of a table alone; a dataset of kind {kind} says by itself what is to "
+            f"be learnt. Leave --target out{tables}"
+        )
     if kind == "tfds":
         if name is not None:
             raise UserError(f"--name {name}: a dataset of TFDS has the name that TFDS gives it. Leave --name out")
@@ -369,6 +376,29 @@ def is_up_to_date(name: str) -> bool:
 
 def check_source(dataset: config.Dataset) -> None:
     """Refuse a dataset that is not here and cannot be fetched, before anything else is started for a run.
+
+    Raises:
+        UserError: no such dataset, or no network.
+    """
+    with _telling_of_own_data():
+        _ask_tfds(dataset)
+
+
+@contextlib.contextmanager
+def _telling_of_own_data() -> Iterator[None]:
+    """Where TFDS has no such dataset, say how data of the user's own become one."""
+    try:
+        yield
+    except UserError as error:
+        if not str(error).startswith("unknown dataset "):
+            raise
+        raise UserError(
+            f"{error}; or one of data/ ({', '.join(_names())}), where `stratagem data add SOURCE` puts data of your own"
+        ) from None
+
+
+def _ask_tfds(dataset: config.Dataset) -> None:
+    """Refuse what is not in data/, and what TFDS does not have either.
 
     Raises:
         UserError: no such dataset, or no network.

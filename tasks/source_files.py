@@ -38,6 +38,12 @@ def kind_of(source: str) -> str:
     return "tfds"
 
 
+def tables_in(folder: Path) -> str:
+    """Return the end of a message about a folder of images that is none: that it holds tables, '' if it holds none."""
+    names = sorted(path.name for path in folder.iterdir() if SUFFIXES.get(path.suffix.lower()) == "table")
+    return f". Of a table, give the file itself as SOURCE: {listed(names)}" if names else ""
+
+
 def refuse_unreadable(source: str, root: Path) -> None:
     """Look at everything in the source of a dataset before DVC opens it: DVC would wait for ever for a pipe.
 

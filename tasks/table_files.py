@@ -1,9 +1,11 @@
 """Files of tables, read a part at a time: CSV, TSV, Parquet and JSON lines."""
 
+import codecs
 import csv
 import json
 import mmap
 import re
+import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal
@@ -21,6 +23,7 @@ RAGGED = re.compile(r"Expected \d+ columns, got \d+")
 """What Arrow says of a row with fewer or more values than the header."""
 CHUNK_BYTES = 8 * 2**20
 CHUNK_ROWS = 65_536
+COPIED_CHARACTERS = 2**20
 KEPT_BYTES = 256 * 2**20
 """A smaller file is read once and kept; a larger one is read again by each that looks at it."""
 
@@ -53,6 +56,8 @@ class TableFile:
         self.suffix = path.suffix.lower()
         self.delimiter = delimiter or ("\t" if self.suffix == ".tsv" else ",")
         self._kept: tuple[dict[str, Wanted], list[Chunk]] | None = None
+        self._copy: Any = None
+        self._copy_has_quotes = False
         if not is_encoding(encoding):
             raise UserError(f"dataset.encoding = '{encoding}': no such encoding. Allowed: utf-8, latin-1 ...")
         if not path.is_file():
@@ -127,7 +132,11 @@ class TableFile:
 
     @property
     def _python_encoding(self) -> str:
-        return "utf-8-sig" if self.encoding.lower() in ("utf-8", "utf8") else self.encoding
+        return "utf-8-sig" if self._is_utf8 else self.encoding
+
+    @property
+    def _is_utf8(self) -> bool:
+        return codecs.lookup(self.encoding).name == "utf-8"
 
     def _wrong_encoding(self) -> UserError:
         return self.refused(
@@ -165,13 +174,12 @@ class TableFile:
             "repeated": pa.dictionary(pa.int32(), pa.string()),
             "text": pa.string(),
         }
+        source = self._for_arrow()
         options = (
-            pa.csv.ReadOptions(
-                block_size=CHUNK_BYTES, encoding=self.encoding, column_names=self.names, skip_rows=self._header_lines
-            ),
+            pa.csv.ReadOptions(block_size=CHUNK_BYTES, column_names=self.names, skip_rows=self._header_lines),
             pa.csv.ParseOptions(
                 delimiter=self.delimiter,
-                # No handler of invalid rows: a thread of Arrow's freed it, which ended a process at its exit (SIGABRT).
+                # No handler of invalid rows: see `_for_arrow`.
                 newlines_in_values=not at_once or self._has_quotes(),
             ),
             pa.csv.ConvertOptions(
@@ -184,9 +192,7 @@ class TableFile:
         )
         try:
             # Both give the same parts; the former parses several of them at a time.
-            batches = (
-                pa.csv.read_csv(self.path, *options).to_batches() if at_once else pa.csv.open_csv(self.path, *options)
-            )
+            batches = pa.csv.read_csv(source, *options).to_batches() if at_once else pa.csv.open_csv(source, *options)
             for batch in batches:
                 if batch.num_rows:
                     yield {name: values_of(column, wanted[name]) for name, column in _columns(batch)}
@@ -200,8 +206,36 @@ class TableFile:
                 raise self._ragged(error) from None
             if "Empty CSV file" not in str(error):
                 raise self.refused(f"cannot be read ({cut(str(error))})") from None
-        except UnicodeError:
-            raise self._wrong_encoding() from None
+
+    def _for_arrow(self) -> Any:
+        """Return what Arrow reads: the file, or a copy in UTF-8 of one that has another encoding.
+
+        Arrow is given no function of Python's, neither to decode nor to handle a row: a thread of Arrow's frees it, and
+        where the process exits meanwhile, that ends it with SIGABRT.
+        """
+        if self._is_utf8:
+            return self.path
+        if self._copy is None:
+            self._copy = self._copied_as_utf8()
+        return self._copy.get_stream(0, self._copy.size())
+
+    def _copied_as_utf8(self) -> Any:
+        """Return a file that is open and has no name any more, so that it goes however this process ends."""
+        with self.path.open(encoding=self.encoding, newline="") as text:
+            try:
+                with tempfile.NamedTemporaryFile() as copy:
+                    while part := text.read(COPIED_CHARACTERS):
+                        copy.write(part.encode())
+                        self._copy_has_quotes = self._copy_has_quotes or '"' in part
+                    copy.flush()
+                    return pa.OSFile(copy.name)
+            except UnicodeError:
+                raise self._wrong_encoding() from None
+            except OSError as error:
+                raise self.refused(
+                    f"a copy of it in UTF-8 cannot be made in {tempfile.gettempdir()} ({error.strerror}). Make room "
+                    "there, set TMPDIR to another folder, or save it as utf-8"
+                ) from None
 
     def _ragged(self, found: pa.ArrowInvalid) -> UserError:
         """Return the message that counts the rows which have fewer or more values than the header."""
@@ -222,6 +256,8 @@ class TableFile:
 
     def _has_quotes(self) -> bool:
         """Return whether a value may have the end of a line in it."""
+        if self._copy is not None:
+            return self._copy_has_quotes
         with self.path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
             return content.find(b'"') >= 0
 

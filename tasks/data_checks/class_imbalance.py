@@ -15,9 +15,12 @@ def _find(data: Data) -> Found:
     most, fewest = max(counts, key=lambda name: counts[name]), min(counts, key=lambda name: counts[name])
     rising = sorted(counts, key=lambda name: counts[name])
     ratio = counts[most] / max(1, counts[fewest])
+    text = f"'{most}' has {counts[most]:,} examples to train on, {ratio:,.1f} times as many as '{fewest}'"
+    if counts[most] == counts[fewest]:
+        text = f"each class has {counts[most]:,} examples to train on"
     return Found(
         value=ratio,
-        text=f"'{most}' has {counts[most]:,} examples to train on, {ratio:,.1f} times as many as '{fewest}'",
+        text=text,
         offenders=[
             Offender(name=name, split="train", note=f"{counts[name]:,} examples")
             for name in rising

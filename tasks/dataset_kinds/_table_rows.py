@@ -232,10 +232,11 @@ class ScannedTable:
         if self.dataset.on_broken == "skip":
             self.usable &= ~missing
             return
-        rows = listed([str(row + 1) for row in np.flatnonzero(missing).tolist()])
+        count, rows = int(missing.sum()), listed([str(row + 1) for row in np.flatnonzero(missing).tolist()])
+        has, where, them = ("has", "row", "it") if count == 1 else ("have", "the rows", "them")
         raise UserError(
-            f"dataset.{key} = '{name}': {int(missing.sum()):,} of {len(missing):,} rows have no value, in the rows "
-            f"{rows}, counted without the header. Mend them, or leave them out: dataset.on_broken=skip "
+            f"dataset.{key} = '{name}': {count:,} of {len(missing):,} rows {has} no value, in {where} {rows}, counted "
+            f"without the header. Mend {them}, or leave {them} out: dataset.on_broken=skip "
             f"(dataset.source = '{self.dataset.source}')"
         )
 

@@ -17,8 +17,10 @@ from tasks.dataset_kinds._columns import Fitted, Statistics
 from tasks.dataset_kinds._table_rows import Rows, ScannedTable, num_rows_of
 from tasks.dataset_kinds._table_splits import NAMES, split
 from tasks.encoding import BadValue, Encoder, Values
+from tasks.errors import UserError, cut
 from tasks.records import HeldOut
-from tasks.table_columns import fill_in, open_file
+from tasks.table_columns import LOOKED_AT, fill_in, open_file
+from tasks.table_files import TableFile
 
 BLOCK_BYTES = 8 * 2**20
 """Of the rows that are encoded at once, all features together."""
@@ -30,9 +32,41 @@ def guess(dataset: config.Table) -> tuple[config.Table, list[str]]:
     """Return the dataset with what the data say of its columns and its task, and lines that tell it.
 
     Raises:
-        UserError: the file cannot be read, or no column has the name of one that the dataset names.
+        UserError: the file cannot be read, no column has the name of one that the dataset names, none is left to learn
+            from, or what is to be learnt may be read in two ways.
     """
-    return fill_in(dataset, open_file(dataset), may_guess=True)
+    file = open_file(dataset)
+    filled, lines = fill_in(dataset, file, may_guess=True)
+    if dataset.task == "auto" and filled.task == "classification":
+        _refuse_labels_in_one_text(filled, file)
+    if lines and all(column.kind == "ignore" for column in (filled.columns or {}).values()):
+        # Here, where it is known why: a stage that reads params.yaml does not know.
+        taken = cut("; ".join(" ".join(line.split()) for line in lines[1:]), 300)
+        raise UserError(
+            f"dataset.source = '{dataset.source}': no column is left to learn from. What they were taken for: {taken}. "
+            "Say what one is: --set dataset.columns.NAME=number, datetime, category, text or image"
+        )
+    return filled, lines
+
+
+def _refuse_labels_in_one_text(dataset: config.Table, file: TableFile) -> None:
+    """Ask what is meant where the values of a target look like labels: hot, wet and hot;wet would be three classes."""
+    (target,) = dataset.target
+    texts: set[str] = set()
+    for chunk in file.first({target: "repeated"}, LOOKED_AT):
+        values = list(encoding.rows_of(chunk[target]))
+        missing = encoding.is_missing(values).tolist()
+        texts |= {encoding.spelled(value) for value, absent in zip(values, missing, strict=True) if not absent}
+    for mark in (";", "|", ","):
+        several = {text for text in texts if mark in text}
+        labels = {part.strip() for text in several for part in text.split(mark)}
+        if labels & texts and len(labels | texts - several) < len(texts):
+            one = min(several)
+            raise UserError(
+                f"dataset.target = '{target}': {cut(repr(one), 80)} may be {one.count(mark) + 1} labels or one class, "
+                f"for its parts are values, too. Say --set 'dataset.separator={mark}' if it is labels, or --set "
+                f"dataset.task=classification if it is a class (dataset.source = '{dataset.source}')"
+            )
 
 
 def examples(dataset: config.Table, block_bytes: int = BLOCK_BYTES) -> Examples:

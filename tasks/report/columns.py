@@ -22,8 +22,9 @@ def describe_columns(name: str, feature: Feature) -> list[tuple[str, str, str]]:
     for number, column in enumerate(feature.columns):
         told = ""
         if feature.vocabulary_sizes:
-            words = "words" if column.kind == "text" else "values"
-            told = f"{feature.vocabulary_sizes[number] - 2:,} different {words}"  # Without the missing and the unknown.
+            count = feature.vocabulary_sizes[number] - 2  # Without the missing and the unknown.
+            what = "word" if column.kind == "text" else "value"
+            told = f"one {what} alone" if count == 1 else f"{count:,} different {what}s"
         elif column.quantiles:  # The mean is of its places among them.
             told = f"from {column.quantiles[0]:.4g} to {column.quantiles[-1]:.4g}, scaled by quantiles"
         elif column.kind != "datetime":

@@ -192,7 +192,14 @@ def test_imbalance_is_a_ratio_and_names_the_small_classes(root):
     assert quality.checks["class_imbalance"].value == counts.max() / 4
     assert "class_imbalance" in quality.findings
     assert names_of(quality, "class_imbalance") == ["4"]
+    assert quality.checks["class_imbalance"].text == (
+        f"'0' has {counts.max()} examples to train on, {counts.max() / 4:.1f} times as many as '4'"
+    )
     assert "class_imbalance" not in prepared_arrays(images(600)).findings
+    x, y = images(600)
+    of_each = np.concatenate([np.flatnonzero(y == label)[:20] for label in range(10)])
+    even = prepared_arrays((x[of_each], y[of_each])).checks["class_imbalance"]
+    assert (even.value, even.text) == (1, "each class has 20 examples to train on")
 
 
 def test_a_shift_of_classes_of_light_and_of_numbers_is_drift(root):

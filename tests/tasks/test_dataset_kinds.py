@@ -708,6 +708,18 @@ def test_a_source_says_its_kind(source):
             source_files.kind_of(str(source / wrong))
 
 
+def test_a_folder_with_a_table_is_no_folder_of_images(source, project):
+    (source / "pictures").mkdir()
+    save(grey(0), source, "pictures", "0.png")
+    (source / "labels.csv").write_text("file,y\npictures/0.png,cat\n")
+    table = "Of a table, give the file itself as SOURCE: labels.csv"
+    assert message_of(source).endswith(f"validation, test. {table}")
+    with pytest.raises(UserError, match=rf"--target y: it is of a table alone; .+Leave --target out. {table}"):
+        dvc_data.add(str(source), None, {"target": "y"})
+    with pytest.raises(UserError, match=r"--target y: .+ of kind tfds says by itself .+Leave --target out$"):
+        dvc_data.add("digits", None, {"target": "y"})
+
+
 @pytest.mark.parametrize("name", ["../data", "Photos", "a/b", "", "1st", "x" * 101, "a b", "..", "-x", "größe", "a\n"])
 def test_a_name_that_is_no_folders_is_refused(name):
     with pytest.raises(UserError, match="the dataset becomes the folder data/NAME") as caught:

@@ -56,9 +56,17 @@ def test_a_dataset_that_is_not_there_leaves_the_users_folder_as_it_was(project):
     (folder / "notes.md").write_text("three weeks of work")
     (folder / "labels" / "own.csv").write_text("1,2,3")
     before = _files_below(project / "data")
-    with pytest.raises(UserError, match="unknown dataset 'mnits': did you mean 'mnist'"):
+    with pytest.raises(
+        UserError, match=r"unknown dataset 'mnits': did you mean 'mnist'.+data/ \(digits\), where `strat"
+    ):
         dvc_data.prepare_data(_load("dataset.name=mnits"))
     assert _files_below(project / "data") == before
+    with pytest.raises(
+        UserError, match=r"unknown dataset 'photos'.+data/ \(digits\), where `stratagem data add SOURCE`"
+    ):
+        dvc_data.check_source(_load("dataset.name=photos").dataset)
+    with pytest.raises(UserError, match=r"unknown dataset 'mnits'.+\(digits, noise\)$"):
+        dvc_data.add("mnits", None, {})
 
 
 def test_a_new_dataset_gets_a_folder_of_its_own(project):
