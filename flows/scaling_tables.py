@@ -23,7 +23,7 @@ def print_scaling(found: ScalingPlan, measured: Pace | None) -> None:
         "sums": SUMMED[found.communication],
         "model": f"{found.parameters:,} parameters, {found.gradient_bytes / 1e6:,.2f} MB of gradients",
         "batch": f"{found.global_batch_size:,} examples a step",
-        "a step": f"{duration(found.step_seconds)} ({_both(found.step_seconds_range, duration)})",
+        "a step": f"{duration(found.step_seconds)} ({_range(found.step_seconds_range, duration)})",
     }
     lines |= {
         f"  {name}": f"{duration(seconds)}, {seconds / found.step_seconds:.0%}"
@@ -31,24 +31,26 @@ def print_scaling(found: ScalingPlan, measured: Pace | None) -> None:
     }
     lines |= {
         "bottleneck": found.bottleneck,
-        "examples/s": f"{found.examples_per_second:,.0f} ({_both(found.examples_per_second_range, '{:,.0f}'.format)})",
-        "efficiency": f"{found.efficiency:.0%} ({_both(found.efficiency_range, '{:.0%}'.format)})",
+        "examples/s": f"{found.examples_per_second:,.0f} ({_range(found.examples_per_second_range, '{:,.0f}'.format)})",
+        "efficiency": f"{found.efficiency:.0%} ({_range(found.efficiency_range, '{:.0%}'.format)})",
     }
     share = "{:.1%}".format
     if found.checkpoint_seconds is not None:
         often = "the settings do not say how often, or not as far as shows here"
         if found.interval_seconds is not None and found.checkpoint_share_range is not None:
             often = f"every {duration(found.interval_seconds)}, which takes {found.checkpoint_share:.1%} of the time"
-            often += f" ({_both(found.checkpoint_share_range, share)})"
+            often += f" ({_range(found.checkpoint_share_range, share)})"
         lines["checkpoints"] = f"{duration(found.checkpoint_seconds)} each; {often}"
     if found.best_interval_seconds is not None and found.best_goodput_range is not None:
         best = (
             f"a checkpoint every {duration(found.best_interval_seconds)}: {found.best_goodput:.1%} of the time counts"
         )
-        best += f" ({_both(found.best_goodput_range, share)})"
+        best += f" ({_range(found.best_goodput_range, share)})"
         own = "not known without how often they save"
         if found.interval_seconds is not None and found.goodput_range is not None:
-            own = f"every {duration(found.interval_seconds)}: {found.goodput:.1%} ({_both(found.goodput_range, share)})"
+            own = (
+                f"every {duration(found.interval_seconds)}: {found.goodput:.1%} ({_range(found.goodput_range, share)})"
+            )
         lines |= {
             "failures": f"{found.failures_a_day:,.3g} a day; a restart {duration(found.restart_seconds or 0.0)}",
             "best": best,
@@ -61,7 +63,7 @@ def print_scaling(found: ScalingPlan, measured: Pace | None) -> None:
         print(f"{name:{width}}  {text}")
 
 
-def _both(pair: tuple[float, float], write: Callable[[float], str]) -> str:
+def _range(pair: tuple[float, float], write: Callable[[float], str]) -> str:
     return f"{write(pair[0])} to {write(pair[1])}"
 
 

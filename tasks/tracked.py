@@ -207,7 +207,7 @@ def train(settings: config.Settings, prepared: PreparedDataset, run: Run, stop: 
     """Train, with metrics and the processor's load going to MLflow meanwhile, until ``stop`` is set or the end."""
     trial = runs.load_limits(run) is not None
     try:
-        with _told_shortly(trial), tracking.MetricWriter(run) as writer, tracking.system_metrics(writer, settings):
+        with _warnings_alone(trial), tracking.MetricWriter(run) as writer, tracking.system_metrics(writer, settings):
             result = train_stage(settings, prepared, run, writer.write, stop)
     finally:
         if steps := runs.nonfinite_steps(run):
@@ -235,11 +235,11 @@ def train(settings: config.Settings, prepared: PreparedDataset, run: Run, stop: 
 
 
 @contextlib.contextmanager
-def _told_shortly(shortly: bool) -> Iterator[None]:
-    """Tell a person only what is a warning: a sweep's trials are many, and may train side by side."""
+def _warnings_alone(applies: bool) -> Iterator[None]:
+    """Tell a person only what is a warning, if that applies: a sweep's trials are many, and may train side by side."""
     tasks = logging.getLogger("tasks")
     before = tasks.level
-    if shortly:
+    if applies:
         tasks.setLevel(logging.WARNING)
     try:
         yield

@@ -34,9 +34,13 @@ IGNORED = re.compile(
 FOREIGN = (
     "ARGS", "GIT_DIR", "GIT_INDEX_FILE", "GIT_WORK_TREE", "KERAS_BACKEND", "MAKEFLAGS", "MAKELEVEL",
     "MLFLOW_EXPERIMENT_NAME", "MLFLOW_RUN_ID", "MLFLOW_TRACKING_URI", "PREFECT_API_AUTH_STRING", "PREFECT_API_KEY",
-    "PREFECT_API_URL", "PREFECT_PROFILE", "PREFECT_SERVER_API_AUTH_STRING", "PYTHONUNBUFFERED",
+    "PREFECT_API_URL", "PREFECT_PROFILE", "PREFECT_SERVER_API_AUTH_STRING", "PYTHONDONTWRITEBYTECODE",
+    "PYTHONUNBUFFERED",
     "SLURM_CPUS_PER_TASK", "SLURM_STEP_NUM_TASKS", "STRATAGEM_POD_ADDRESSES", "TFDS_DATA_DIR", "TF_CONFIG",
 )  # fmt: skip
+
+# A file of which all tests are slow.
+ALL_SLOW = re.compile(r"^pytestmark = (?:\[[^\]]*)?pytest\.mark\.slow\b", re.MULTILINE)
 
 # What the `train` fixture trains.
 SMALL = """
@@ -56,6 +60,7 @@ _homes: list[str] = []
 
 def pytest_configure(config: pytest.Config) -> None:
     # Before any test module is imported: Prefect reads its home when it is imported, and makes a database there.
+    sys.dont_write_bytecode = False  # To make all tests anew takes 7 s of each process that runs some of them.
     home = tempfile.mkdtemp(prefix="stratagem-tests-")
     _homes.append(home)
     for name in FOREIGN:
@@ -72,6 +77,13 @@ def pytest_configure(config: pytest.Config) -> None:
         # `stratagem`, `python` and `dvc` are those of this environment, activated or not.
         PATH=f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
     )
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Leave out a file that has nothing but slow tests where these are not asked for: to import it takes a while."""
+    if config.option.markexpr == "not slow" and collection_path.suffix == ".py":
+        return bool(ALL_SLOW.search(collection_path.read_text(encoding="utf-8"))) or None
+    return None
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:

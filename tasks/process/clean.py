@@ -36,7 +36,7 @@ class Clean:
         self._from, answers = os.pipe()
         self._pid = os.fork()
         if self._pid == 0:
-            _be(requests, answers)
+            _answer_until_closed(requests, answers)
         os.close(requests)
         os.close(answers)
         self._alive = True
@@ -119,7 +119,7 @@ def _slow_imports() -> Callable[[], None]:
     return do
 
 
-def _be(requests: int, answers: int) -> None:
+def _answer_until_closed(requests: int, answers: int) -> None:
     """Answer requests until the pipe closes or the process that forked this one dies."""
     try:
         guard.end_with_parent()

@@ -208,7 +208,7 @@ def report_sweep(settings: config.Settings, run: Run, sweep: Sweep) -> None:
 def train(settings: config.Settings, prepared: PreparedDataset, run: Run) -> TrainingResult:
     """Train; why members of the cluster were started again meanwhile is in the result, and in MLflow."""
     _own.restarts = ()
-    processes = _of_chief(settings, with_cluster=True)
+    processes = _processes_of_chief(settings, with_cluster=True)
     try:
         with remote.copied_meanwhile(run, settings.checkpoint.remote):
             answer = processes.call("train", _arguments(settings, prepared=prepared, run=run))
@@ -336,7 +336,7 @@ def end_run(settings: config.Settings, run: Run, status: str, reason: str | None
 
 def _call(stage: str, settings: config.Settings, with_cluster: bool = False, **arguments: Any) -> Any:
     """Run a stage in the stage process; return its record as JSON values."""
-    return _of_chief(settings, with_cluster).call(stage, _arguments(settings, **arguments))
+    return _processes_of_chief(settings, with_cluster).call(stage, _arguments(settings, **arguments))
 
 
 def _call_on_tensorflow(stage: str, settings: config.Settings, **arguments: Any) -> Any:
@@ -353,7 +353,7 @@ def _arguments(settings: config.Settings, **arguments: Any) -> dict[str, Any]:
     return {"settings": settings.to_json(), **values}
 
 
-def _of_chief(settings: config.Settings, with_cluster: bool) -> StageProcesses:
+def _processes_of_chief(settings: config.Settings, with_cluster: bool) -> StageProcesses:
     """Return the stage process.
 
     Raises:

@@ -1,4 +1,5 @@
 import ast
+import functools
 import inspect
 from collections import defaultdict
 from pathlib import Path
@@ -7,6 +8,12 @@ from typing import get_args
 import keras
 
 from tasks import config, losses, metrics, optimizers, records, schedules
+
+
+@functools.cache
+def trees():
+    files = sorted(file for folder in ("flows", "tasks") for file in Path(folder).rglob("*.py"))
+    return {file: ast.parse(file.read_text(encoding="utf-8")) for file in files}
 
 
 def test_every_schedule_can_be_asked_for():
@@ -73,13 +80,12 @@ def test_nobody_asks_which_strategy_it_is():
                 return bool(constants(node.pattern))
         return False
 
-    files = [Path(file) for folder in ("flows", "tasks") for file in Path(folder).rglob("*.py")]
     rooms = ("tasks/strategies/", "tasks/launchers/", "tasks/config/strategies.py")
     asked = [
         f"{file}:{getattr(node, 'lineno', '?')}"
-        for file in sorted(files)
+        for file, tree in trees().items()
         if not str(file).startswith(rooms)
-        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8")))
+        for node in ast.walk(tree)
         if asks(node)
     ]
     assert asked == []
@@ -89,8 +95,8 @@ def test_no_name_stands_for_two_things():
     """A class has a name of its own, with or without an underscore: whoever reads of it knows which one is meant."""
     of_keras = {"DataParallel", "ModelParallel"}  # The section of the settings, and what it asks of Keras.
     places = defaultdict(list)
-    for file in sorted(file for folder in ("flows", "tasks") for file in Path(folder).rglob("*.py")):
-        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+    for file, tree in trees().items():
+        for node in ast.walk(tree):
             if isinstance(node, ast.ClassDef):
                 places[node.name.lstrip("_")].append(f"{file}:{node.lineno}")
     assert {name: found for name, found in places.items() if len(found) > 1 and name not in of_keras} == {}
