@@ -90,6 +90,23 @@ def test_a_folder_of_images_is_told_as_keras_tells_it_and_what_is_broken_has_its
         assert [row["probability:b"] for row in again.first] == pytest.approx(expected_shares, rel=1e-5), model
 
 
+def test_progress_is_told_in_lines_and_on_a_terminal_in_one(registered, pictures, monkeypatch):
+    _, result = registered
+    monkeypatch.setattr("tasks.predict.TELL_SECONDS", (0, 0))
+    told = {}
+    for is_terminal in (False, True):
+        monkeypatch.setattr("sys.stderr", io.StringIO())
+        monkeypatch.setattr("sys.stderr.isatty", lambda is_terminal=is_terminal: is_terminal)
+        ask(f"models:/{result.model_name}/1", "photos", batch_size=3)
+        told[is_terminal] = sys.stderr.getvalue()
+    lines = (
+        r"3 examples, [\d,]+ a second{0}6 examples, [\d,]+ a second, 1 failed{0}7 examples, [\d,]+ a second, 2 failed"
+    )
+    assert re.fullmatch(lines.format("\n") + "\n", told[False]), told[False]
+    # The line is empty again at the end, for what comes then.
+    assert re.fullmatch("\r" + lines.format(" *\r") + "\r +\r", told[True]), told[True]
+
+
 @pytest.mark.slow
 def test_each_kind_of_file_has_the_same(registered, pictures):
     _, result = registered
