@@ -76,7 +76,9 @@ def _with_data_defaults(settings: config.Settings, recipe: str | None, overrides
         settings = _settings(recipe, overrides)
         chosen = config.choices(recipe, settings.to_json()) or []
     for choice in chosen:
-        print(f"chosen for {settings.dataset.name}: {choice.reason}", file=sys.stderr)
+        given = ", ".join(config.overruled(choice, settings))
+        but = f" (but for what was given: {given})" if given else ""
+        print(f"chosen for {settings.dataset.name}: {choice.reason}{but}", file=sys.stderr)
     return settings
 
 

@@ -35,6 +35,7 @@ from tasks.config.schema import (
 from tasks.config.sources import (
     choices,
     load,
+    overruled,
     parse,
     read_overrides,
     read_texts,

@@ -101,6 +101,12 @@ def choices(recipe: str | None, values: Mapping[str, Any]) -> list[Choice] | Non
     return _choose(name, root)
 
 
+def overruled(choice: Choice, settings: Settings) -> list[str]:
+    """Return the keys for which something else was given than was chosen."""
+    flat = settings.flat()
+    return [key for key, value in choice.values.items() if key in flat and not _same(value, flat[key])]
+
+
 def _choose(name: str | None, root: Path) -> list[Choice]:
     """Return what fits a dataset's data; nothing as long as they are not prepared."""
     if name is None:  # The settings say what is wrong with it.

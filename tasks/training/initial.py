@@ -56,7 +56,7 @@ def find_weights(settings: config.Settings, prepared: PreparedDataset) -> Arrays
         }
         log.info("head      %s begins with random weights (model.new_head=true)", head)
     wrong = [
-        f"{mine[key].path if key in mine else key} has the shape {there} there and {here} here"
+        _told(mine[key].path if key in mine else key, there, here)
         for key in sorted((mine.keys() | found.keys()) - random.keys())
         if (there := found[key].shape if key in found else None)
         != (here := tuple(mine[key].shape) if key in mine else None)
@@ -69,6 +69,13 @@ def find_weights(settings: config.Settings, prepared: PreparedDataset) -> Arrays
     arrays = {key: (found | random)[key].astype(one.dtype) for key, one in mine.items()}
     log.info("initial   %s, weights %s", initial, lineage.weights_digest(list(arrays.items()))[:12])
     return arrays
+
+
+def _told(name: str, there: tuple[int, ...] | None, here: tuple[int, ...] | None) -> str:
+    """Return how a variable differs between the start model and this one."""
+    if there is None or here is None:
+        return f"{name} is {'here' if there is None else 'there'} alone"
+    return f"{name} has the shape {there} there and {here} here"
 
 
 def save(arrays: Arrays, folder: Path) -> None:

@@ -54,6 +54,7 @@ def test_columns_of_a_builder_lead_to_a_model_that_takes_raw_rows(name, project,
     assert f"data/{folder}/params.yaml may say otherwise (dataset.columns):" in added.stderr
     trained = run(["stratagem", "run", "--json", "--set", f"dataset.name={folder}", "--set", "train.epochs=60"])
     assert trained.returncode == 0, trained.stderr
+    assert " steps (but for what was given: train.epochs)\n" in trained.stderr
     summary = json.loads(trained.stdout)
     assert summary["metrics"][metric] > reached
     used = run([sys.executable, "-c", PREDICT, summary["model_uri"], json.dumps(rows)])

@@ -86,6 +86,18 @@ def test_what_is_given_comes_before_what_is_chosen(prepared_table):
     assert config.load(None, ["dataset.name=own/v1", "model.name=wide_deep"]).model.options == {}
 
 
+def test_what_was_given_otherwise_than_chosen_is_known(prepared_table):
+    def keys(*given):
+        settings = config.load(None, ["dataset.name=own/v1", *given])
+        return [key for one in config.choices(None, settings.to_json()) for key in config.overruled(one, settings)]
+
+    assert keys() == []
+    assert keys("train.epochs=3", "schedule.learning_rate=0.1", "train.seed=4") == [
+        "schedule.learning_rate", "train.epochs",
+    ]  # fmt: skip
+    assert keys("train.epochs=3", "schedule.learning_rate=0.002") == ["train.epochs"], "as was chosen"
+
+
 def test_a_recipe_and_params_yaml_say_what_their_dataset_is_trained_with(prepared_table, project):
     (project / "own.yaml").write_text("dataset: {name: own-v1}\n")
     recipe = config.load(str(project / "own.yaml"))

@@ -670,7 +670,8 @@ def test_initial_weights_of_another_model_are_refused_before_a_run_exists(tiny, 
     leave_record()
     settings = config.load(None, ["model={name: mlp, options: {units: [7]}}", f"model.initial={RECORDED}"])
     with pytest.raises(
-        UserError, match=r"model.initial = a+ is of another model: .*kernel has the shape \(64, 16\) there"
+        UserError,
+        match=r"model.initial = a+ is of another model: .*kernel has the shape \(64, 16\) there and \(64, 7\) here",
     ):
         initial.find_weights(settings, tiny)
     settings = config.load(None, [f"model.initial={RECORDED}", "input.normalization=standardize"])

@@ -207,6 +207,8 @@ def test_a_new_head_is_random_and_all_else_is_the_start_models(tiny, make_datase
     assert {path for path, array in begun(tiny).items() if np.array_equal(array, theirs[path])} == theirs.keys()
     images = np.zeros((40, 8, 8, 1), np.uint8)
     theirs = start(make_dataset("other", 3, train=(images, np.arange(40) % 3), test=(images, np.arange(40) % 3)))
+    with pytest.raises(UserError, match=r"is of another model: conv1a/kernel is there alone, conv1b/kernel is there"):
+        begun(tiny, "model={name: mlp, options: {units: [4]}}")
     with pytest.raises(
         UserError,
         match=r"model.initial = start.keras is of another model: logits/kernel has the shape \(4, 3\) there and "
