@@ -107,9 +107,9 @@ def list_datasets(json: Json = False, debug: Debug = False) -> None:
         from json import dumps
 
         from flows import data_tables
-        from tasks import dvc_data
+        from tasks import data_folders
 
-        found = dvc_data.list_datasets()
+        found = data_folders.list_datasets()
         if json:
             print(dumps({name: one.model_dump(mode="json") if one else None for name, one in found.items()}))
             return
@@ -123,16 +123,16 @@ def show(name: Name, json: Json = False, debug: Debug = False) -> None:
         from json import dumps
 
         from flows import data_tables
-        from tasks import dvc_data
+        from tasks import data_folders
 
-        prepared, quality = dvc_data.show(name), dvc_data.quality(name)
+        prepared, quality = data_folders.show(name), data_folders.quality(name)
         if json:
             told = quality.model_dump(mode="json") if quality else None
-            kept = {column: one.model_dump(mode="json") for column, one in dvc_data.metadata(prepared).items()}
+            kept = {column: one.model_dump(mode="json") for column, one in data_folders.metadata(prepared).items()}
             print(dumps({**prepared.model_dump(mode="json"), "kept": kept, "quality": told}))
             return
         data_tables.print_dataset(prepared)
-        data_tables.print_metadata(dvc_data.metadata(prepared))
+        data_tables.print_metadata(data_folders.metadata(prepared))
         data_tables.print_quality(name, quality)
 
 
@@ -150,21 +150,21 @@ Which = Annotated[
 def push(name: Which = None, explain: Explain = False, json: Json = False, debug: Debug = False) -> None:
     """Copy prepared data to DVC's remote: `dvc remote add --default storage URL` adds one."""
     with command(debug):
-        from tasks import dvc_data
+        from tasks import data_folders
 
         if explain:
             from tasks import explanation
 
             show_explanation(explanation.push(name), json)
             return
-        _print_moved("pushed", dvc_data.push(name), json)
+        _print_moved("pushed", data_folders.push(name), json)
 
 
 @app.command()
 def pull(name: Which = None, explain: Explain = False, json: Json = False, debug: Debug = False) -> None:
     """Bring the data that data/NAME/dvc.lock names from DVC's remote: nothing is downloaded or prepared then."""
     with command(debug):
-        from tasks import dvc_data, preconditions
+        from tasks import data_folders, preconditions
 
         if explain:
             from tasks import explanation
@@ -172,7 +172,7 @@ def pull(name: Which = None, explain: Explain = False, json: Json = False, debug
             show_explanation(explanation.pull(name), json)
             return
         preconditions.check_writable()
-        _print_moved("pulled", dvc_data.pull(name), json)
+        _print_moved("pulled", data_folders.pull(name), json)
 
 
 def _print_moved(how: str, datasets: "dict[str, PreparedDataset]", json: bool) -> None:
@@ -207,9 +207,9 @@ def diff(
     """Tell what differs between two prepared datasets: examples, classes, columns, statistics."""
     with command(debug):
         from flows import data_tables
-        from tasks import dvc_data
+        from tasks import data_folders
 
-        found = dvc_data.diff(first, second)
+        found = data_folders.diff(first, second)
         print(found.model_dump_json()) if json else data_tables.print_difference(found)
 
 
@@ -217,14 +217,14 @@ def diff(
 def remove(name: Name, explain: Explain = False, debug: Debug = False) -> None:
     """Remove data/NAME with what was made of the dataset; its source, its runs and models, and files of yours stay."""
     with command(debug):
-        from tasks import dvc_data, runs
+        from tasks import data_folders, runs
 
         if explain:
             from tasks import explanation
 
             show_explanation(explanation.remove(name), json=False)
             return
-        for left in dvc_data.remove(name):
+        for left in data_folders.remove(name):
             print(f"left alone: {left}")
         if made := [run for run in runs.list_runs(runs.RunFilter()).runs if run.dataset == name]:
             print(f"left alone: what was trained on it ({len(made):,}): stratagem runs --dataset {name}")

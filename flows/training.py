@@ -12,7 +12,7 @@ from prefect.runtime import flow_run
 from pydantic import WithJsonSchema
 
 from flows import deployed, notifications, reconciliation, reporting, stages
-from tasks import config, dvc_data, pipeline, preconditions, records, runs, timeline
+from tasks import config, data_folders, pipeline, preconditions, records, runs, timeline
 from tasks.errors import UserError
 from tasks.process import client
 from tasks.process.environment import keep_private
@@ -118,7 +118,7 @@ def run_pipeline(settings: config.Settings, if_changed: bool, resumption: pipeli
 
 def _tell_drift(prepared: PreparedDataset) -> None:
     """Tell once of a data version that it is unlike the one before."""
-    quality = dvc_data.quality(prepared.name) if notifications.addresses() else None
+    quality = data_folders.quality(prepared.name) if notifications.addresses() else None
     if quality is not None and (drift := quality.findings.get("drift")) is not None:
         key = f"{prepared.name} {prepared.data_version}"
         body = f"{drift.text}\n\ndata version {prepared.data_version}; `stratagem data show {prepared.name}` tells more"

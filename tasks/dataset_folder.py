@@ -57,6 +57,11 @@ NO_BUILDER = {"kind", "builder"}
 CODE = installed_code.PINS
 
 
+def names(root: Path) -> list[str]:
+    """Return the names of the datasets that have a folder in data/, sorted."""
+    return sorted(path.parent.name for path in (root / "data").glob("*/params.yaml"))
+
+
 def is_local(name: str, root: Path) -> bool:
     """Return whether data/<name> is a dataset whose source is a file or folder of the user's.
 

@@ -3,7 +3,7 @@ reconcile, jobs cancel."""
 
 from collections.abc import Iterator, Mapping
 
-from tasks import config, dvc_data, files, runs, trained_models
+from tasks import config, data_folders, files, runs, trained_models
 from tasks.errors import listed
 from tasks.records import Explanation, JobState, PlannedStage
 
@@ -14,7 +14,7 @@ def remove(name: str) -> Explanation:
     Raises:
         UserError: there is no such dataset, or a run is at work on it.
     """
-    dvc_data.check_removable(name)
+    data_folders.check_removable(name)
     folder, trained = f"data/{name}", [run for run in runs.list_runs(runs.RunFilter()).runs if run.dataset == name]
     num_bytes = files.num_bytes(config.project_root() / folder)
     kept = f"its source, files of yours, and the runs and models that were trained on it ({len(trained):,})"
@@ -30,9 +30,9 @@ def push(name: str | None) -> Explanation:
     """Return what `stratagem data push` would do.
 
     Raises:
-        UserError: as ``dvc_data.push``.
+        UserError: as ``data_folders.push``.
     """
-    versions = {own: one.data_version for own, one in dvc_data.to_push(name).items()}
+    versions = {own: one.data_version for own, one in data_folders.to_push(name).items()}
     return Explanation(stages=tuple(_moved("push", versions, "which of its files the remote lacks")))
 
 
@@ -40,9 +40,9 @@ def pull(name: str | None) -> Explanation:
     """Return what `stratagem data pull` would do.
 
     Raises:
-        UserError: as ``dvc_data.pull``.
+        UserError: as ``data_folders.pull``.
     """
-    return Explanation(stages=tuple(_moved("pull", dvc_data.to_pull(name), "which of its files are not here")))
+    return Explanation(stages=tuple(_moved("pull", data_folders.to_pull(name), "which of its files are not here")))
 
 
 def _moved(stage: str, versions: Mapping[str, str | None], asked: str) -> Iterator[PlannedStage]:

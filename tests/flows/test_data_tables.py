@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from flows import data_tables
-from tasks import data_difference, dvc_data, slices
+from tasks import data_difference, data_folders, slices
 from tasks.errors import UserError
 from tasks.records import Column, Feature, PreparedDataset, PreparedSplit, Target
 from tests.tasks import made_up
@@ -86,12 +86,12 @@ def test_metadata_are_shown_as_the_test_split_has_them(capsys, tmp_path, monkeyp
     }
     Path("test_metadata.json").write_text(json.dumps(kept))
     plain = dataset(Column(name="age", kind="number"), mean=(0.5,), deviation=(1.0,))
-    assert dvc_data.metadata(plain) == {}
+    assert data_folders.metadata(plain) == {}
     data_tables.print_metadata({})
     assert capsys.readouterr().out == ""
     test = plain.splits["train"].model_copy(update={"num_examples": 4, "features": {}})
     prepared = plain.model_copy(update={"metadata": "test_metadata.json", "splits": {"test": test}})
-    data_tables.print_metadata(dvc_data.metadata(prepared))
+    data_tables.print_metadata(data_folders.metadata(prepared))
     assert [line.split() for line in capsys.readouterr().out.splitlines()[1:]] == [
         ["metadata", "kind", "missing", "in", "the", "test", "split"],
         ["clinic", "category", "1", "2", "different", "values"],
@@ -110,7 +110,7 @@ def test_metadata_are_shown_as_the_test_split_has_them(capsys, tmp_path, monkeyp
     ):  # fmt: skip
         Path("test_metadata.json").write_text(damaged)
         with pytest.raises(UserError, match=r"test_metadata\.json: missing or damaged\. Rebuild it: stratagem prepare"):
-            dvc_data.metadata(prepared)
+            data_folders.metadata(prepared)
         assert slices.load(prepared) is None, "a report then has no slices by column"
 
 

@@ -21,8 +21,8 @@ from pydantic.fields import FieldInfo
 
 from tasks import (
     config,
+    data_folders,
     dataset_folder,
-    dvc_data,
     encoding,
     lineage,
     model_use,
@@ -542,9 +542,9 @@ LOOKS = {
     "trace": provenance.trace,
     "a run": runs.resolve,
     "a model": trained_models.find,
-    "a dataset": dvc_data.show,
-    "a difference": lambda name: dvc_data.diff(name, "digits"),
-    "a dataset's removal": dvc_data.remove,
+    "a dataset": data_folders.show,
+    "a difference": lambda name: data_folders.diff(name, "digits"),
+    "a dataset's removal": data_folders.remove,
     "a source": source_files.kind_of,
     "a time": lambda name: runs.moment(name, "--since"),
     "what is predicted": lambda name: model_use.predict([name], "latest"),

@@ -4,7 +4,6 @@ import importlib.util
 import json
 import os
 import shutil
-import socket
 import subprocess
 import sys
 import threading
@@ -15,7 +14,7 @@ import pytest
 import yaml
 from filelock import FileLock
 
-from tasks import config, dataset_folder, dvc_data, prepared_data, records, runs
+from tasks import config, dataset_folder, dvc_data, prepared_data
 from tasks.errors import StratagemError, UserError
 from tasks.process import dvc
 
@@ -236,46 +235,6 @@ def test_a_dvc_command_that_runs_outside_is_waited_for(project, digits_folder, m
         (project / "other" / "end").touch()
         assert other.wait() == 0
     assert (project / "data" / "digits" / "done").exists()
-
-
-def test_a_name_that_is_not_there_gets_the_nearest_one(project):
-    for ask in (dvc_data.show, dvc_data.remove):
-        with pytest.raises(UserError, match=r"unknown dataset 'digtis': did you mean 'digits'.+the folders of data/"):
-            ask("digtis")
-    with pytest.raises(UserError, match=r"dataset digits is not prepared: `stratagem prepare --set.+data pull digits`"):
-        dvc_data.show("digits")
-    (project / "data" / "digits" / "dvc.lock").unlink()
-    with pytest.raises(UserError, match=r"not prepared: `stratagem prepare --set dataset\.name=digits`$"):
-        dvc_data.show("digits")
-
-
-def test_a_dataset_that_a_run_is_at_work_on_is_not_removed(project):
-    settings = _load()
-    run = records.Run(
-        run_id="a" * 32,
-        experiment="tests",
-        name="tests",
-        folder=f"mlruns/runs/{'a' * 32}",
-        lineage=records.Lineage(git_commit=None, git_dirty=None, code_digest="", settings_digest="", data_version=None),
-        settings=settings.to_json(),
-        key=runs.key_of(settings),
-        host=socket.gethostname(),
-    )
-    records.save(run, project / run.folder / "records" / "run.json")
-    runs.set_status(run, "RUNNING")
-    with (
-        runs.lock(run.key, "tests"),
-        pytest.raises(UserError, match=f"data/digits: run {run.run_id} on .+ is at work"),
-    ):
-        dvc_data.remove("digits")
-    assert (project / "data" / "digits" / "params.yaml").exists()
-    with runs.lock(run.key, "tests"):
-        runs.set_status(run, "FINISHED")
-        assert runs.at_work_on("digits") == [], "another one with its settings may have begun"
-        runs.set_status(run, "RUNNING")
-        assert runs.at_work_on("digits") == [run]
-        assert runs.at_work_on("mnist") == []
-    assert dvc_data.remove("digits") == [], "its process was killed"
 
 
 PHOTOS = """

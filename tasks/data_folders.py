@@ -1,0 +1,185 @@
+"""The folders of data/: what is in them, how two differ, and how one is removed, pushed to DVC's remote and pulled."""
+
+from typing import Any
+
+from filelock import Timeout
+
+from tasks import (
+    config,
+    data_difference,
+    data_state,
+    dataset_folder,
+    dvc_data,
+    lineage,
+    prepared_data,
+    quality_report,
+    runs,
+)
+from tasks.errors import UserError, one_of
+from tasks.process import dvc
+from tasks.records import DataDifference, DataQuality, KeptColumn, PreparedDataset
+
+
+def list_datasets() -> dict[str, PreparedDataset | None]:
+    """Return the datasets in data/ by name; None for one that is not prepared, or whose record cannot be read."""
+    found: dict[str, PreparedDataset | None] = {}
+    for name in _names():
+        try:
+            found[name] = dvc_data.load_prepared(name)
+        except UserError:
+            found[name] = None
+    return found
+
+
+def show(name: str) -> PreparedDataset:
+    """Return the record of a dataset in data/ that is prepared.
+
+    Raises:
+        UserError: there is no such dataset, or it is not prepared.
+    """
+    _check_known(name)
+    return dvc_data.load_prepared(name)
+
+
+def metadata(prepared: PreparedDataset) -> dict[str, KeptColumn]:
+    """Return what lies beside the test examples of a dataset, by column.
+
+    Raises:
+        UserError: its file is missing or damaged.
+    """
+    from tasks import slices  # Here and not above: it imports NumPy, and a run imports this module before Prefect.
+
+    try:
+        columns = slices.metadata(prepared)
+    except (OSError, ValueError):
+        raise UserError(f"{prepared.metadata}: missing or damaged. {prepared_data.remedy(prepared.name)}") from None
+    found = {}
+    for name, column in columns.items():
+        values: list[Any] = [value for value in column.values if value is not None]
+        ends = {} if column.kind == "category" or not values else {"lowest": min(values), "highest": max(values)}
+        missing = len(column.values) - len(values)
+        found[name] = KeptColumn(kind=column.kind, num_missing=missing, num_different=len(set(values)), **ends)
+    return found
+
+
+def quality(name: str) -> DataQuality | None:
+    """Return what the checks said of a dataset that is prepared; None where they did not look at this data version."""
+    return quality_report.load(dvc_data.load_prepared(name), config.project_root() / "data" / name)
+
+
+def _names() -> list[str]:
+    return dataset_folder.names(config.project_root())
+
+
+def _check_known(name: str) -> None:
+    if name not in (known := _names()):
+        raise UserError(one_of("dataset", name, known) + ", which are the folders of data/")
+
+
+def remove(name: str) -> list[str]:
+    """Remove the folder of a dataset and what was made in it; return what is not ours and stays, from the project's
+    folder.
+
+    Raises:
+        UserError: there is no such dataset, a run is at work on it, or another command is making its data.
+    """
+    root = config.project_root()
+    _check_known(name)
+    try:
+        with dvc.lock(root, timeout=1.0):
+            check_removable(name)
+            prepared_data.set_foreign_aside(name)
+            left = dataset_folder.remove(root / "data" / name, root)
+            data_state.forget(root, name)
+    except Timeout:
+        raise UserError(f"data/{name}: a command is preparing data: wait for its end, then remove it") from None
+    return left
+
+
+def check_removable(name: str) -> None:
+    """Refuse to remove a dataset that is not there, or that a run is at work on.
+
+    Raises:
+        UserError: says which.
+    """
+    _check_known(name)
+    if at_work := runs.at_work_on(name):
+        raise UserError(
+            f"data/{name}: run {at_work[0].run_id} on {at_work[0].host} is at work on it: wait for its end, or end it, "
+            "then remove the dataset"
+        )
+
+
+def push(name: str | None) -> dict[str, PreparedDataset]:
+    """Copy a dataset, or all that are prepared, to DVC's remote; return their records by name.
+
+    Raises:
+        UserError: no such dataset, one that is not prepared, or no remote.
+    """
+    chosen = to_push(name)
+    dvc.let("push", [f"data/{name}/dvc.yaml" for name in chosen], config.project_root())
+    return chosen
+
+
+def to_push(name: str | None) -> dict[str, PreparedDataset]:
+    """Return the records of a dataset, or of all that are prepared, by name.
+
+    Raises:
+        UserError: no such dataset, or one that is not prepared.
+    """
+    if name is not None:
+        _check_known(name)
+        chosen = {name: dvc_data.load_prepared(name)}
+    else:
+        chosen = {name: one for name, one in list_datasets().items() if one is not None}
+    if not chosen or None in {one.data_version for one in chosen.values()}:
+        raise UserError(
+            "there is nothing to push: no dataset of data/ is prepared, or one has no dvc.lock. `stratagem prepare "
+            "--set dataset.name=NAME` makes both"
+        )
+    return chosen
+
+
+def pull(name: str | None) -> dict[str, PreparedDataset]:
+    """Bring what a dataset's dvc.lock names, or that of all, from DVC's remote; return their records by name.
+
+    Raises:
+        UserError: no such dataset, no dvc.lock for it, no remote, or files of the user's in the place of the data.
+    """
+    chosen = to_pull(name)
+    for one in chosen:
+        prepared_data.set_foreign_aside(one)
+    dvc.let("pull", [f"data/{one}/dvc.yaml" for one in chosen], config.project_root())
+    return {one: dvc_data.load_prepared(one) for one in chosen}
+
+
+def to_pull(name: str | None) -> dict[str, str]:
+    """Return the data version that dvc.lock names of a dataset, or of each that it names one of, by name.
+
+    Raises:
+        UserError: no such dataset, or no dvc.lock for it.
+    """
+    if name is not None:
+        _check_known(name)
+    found = {one: lineage.data_version(one) for one in ([name] if name is not None else _names())}
+    chosen = {one: version for one, version in found.items() if version is not None}
+    if not chosen:
+        raise UserError(
+            f"data/{name or '*'}/dvc.lock names no data, so there is nothing to pull: where they were prepared, "
+            f"`stratagem data push` them and commit data/{name or 'NAME'}; or make them here: stratagem prepare"
+        )
+    return chosen
+
+
+def diff(first: str, second: str) -> DataDifference:
+    """Return what differs between two datasets, each NAME as it is here or NAME@COMMIT as it was in a commit.
+
+    Raises:
+        UserError: there is no such dataset or commit, or DVC's cache does not hold that data version.
+    """
+
+    def load(asked: str) -> PreparedDataset:
+        name, at, commit = asked.partition("@")
+        return data_difference.load_at(name, commit) if at else show(name)
+
+    return data_difference.compare(load(first), load(second), (first, second))
