@@ -21,7 +21,7 @@ import yaml
 from flows import comparison, tables
 from flows.machine_load import MachineLoad
 from flows.plan import LOOPS, plan
-from tasks import config, pipeline, records, report
+from tasks import config, preconditions, records, report
 from tasks.errors import UserError
 from tasks.records import Comparison, ComparisonRow, Repeat, StepTime, TrainingResult
 
@@ -46,7 +46,7 @@ def broken(input_shape, num_classes):
 @pytest.fixture
 def any_machine(monkeypatch):
     """What a strategy needs of the machine is the business of other tests."""
-    monkeypatch.setattr(pipeline, "check_devices", lambda settings: None)
+    monkeypatch.setattr(preconditions, "check_devices", lambda settings: None)
 
 
 ALL = list(config.strategy_kinds())
