@@ -13,7 +13,7 @@ from pydantic import Field
 from flows import deployed, reconciliation, reporting, stages
 from flows.machine_load import MachineLoad
 from flows.plan import LOOPS, Pair, Plan, explain, plan
-from tasks import config, runs, timeline
+from tasks import config, runs, utc
 from tasks.errors import Interrupted, StratagemError
 from tasks.machine import usable_cores
 from tasks.process import client
@@ -252,7 +252,7 @@ def summarise(
         left_out=planned.left_out,
         note=_note(rows, num_cores),
         seconds=round(seconds, 3),
-        finished_at=timeline.now(),
+        finished_at=utc.now(),
     )
 
 

@@ -20,7 +20,7 @@ from typing import Any, Literal
 
 from filelock import FileLock, Timeout
 
-from tasks import config, files, records, timeline
+from tasks import config, files, records, utc
 from tasks.errors import UserError
 from tasks.network import without_secrets
 from tasks.records import Record, Run, RunSummary
@@ -193,7 +193,7 @@ def _send(address: str, notice: Notice) -> str | None:
     """Send a notice; return why it was not taken, None where it was."""
     apprise = _apprise()
     sender = apprise.Apprise()
-    when = timeline.at(notice.at)
+    when = utc.at(notice.at)
     with _silent():
         if not sender.add(address):
             return "an address is none that Apprise knows"

@@ -11,7 +11,7 @@ from typing import IO
 from flows import operation, servers
 from flows.operation import HEALTH_SECONDS
 from flows.servers import Server
-from tasks import config, timeline
+from tasks import config, utc
 from tasks.network import unreachable_reason, without_secrets
 from tasks.records import ServiceState
 
@@ -49,7 +49,7 @@ class SupervisedProgram:
             name=self.server.name,
             pid=pid,
             created=operation.created(pid) if pid else 0.0,
-            since=timeline.at(self.began),
+            since=utc.at(self.began),
             restarts=self.restarts,
             last_end=self.last_end,
             address=self.server.address,

@@ -22,7 +22,7 @@ from flows import notifications, operation, servers
 from flows.prefect_server import set_environment
 from flows.servers import Server
 from flows.supervised import SupervisedProgram, death_in_words, last_line, open_log
-from tasks import config, timeline
+from tasks import config, utc
 from tasks.errors import StratagemError, UserError
 from tasks.network import without_secrets
 from tasks.process import guard
@@ -52,7 +52,7 @@ class Supervisor:
         before = operation.load()
         operation.end_leftovers(before)
         self._worker_seen = before.worker_seen if before else 0.0
-        self._since = timeline.now()
+        self._since = utc.now()
         self._ready = False
         self._listening = servers.listen(self._folder / "ports.json")
         key = operation.private_key()
@@ -125,7 +125,7 @@ class Supervisor:
             raise StratagemError(f"{kept.server.name} does not start ({how}): {last_line(kept.log)}; see {kept.log}")
         pause = kept.pause()
         self._save()
-        print(f"{timeline.now()} {kept.server.name} has ended ({how}); started again in {pause:.0f} s", file=sys.stderr)
+        print(f"{utc.now()} {kept.server.name} has ended ({how}); started again in {pause:.0f} s", file=sys.stderr)
         if self._ready:
             title = f"{kept.server.name} is started again on {socket.gethostname()}"
             body = f"It had ended ({how}), the {kept.restarts}. time. Its last line: {last_line(kept.log)}"
@@ -150,7 +150,7 @@ class Supervisor:
                         self._save()
                 notifications.deliver()
             except Exception as error:  # Whatever ails it, the servers go on.
-                print(f"{timeline.now()} warning: {without_secrets(str(error))}", file=sys.stderr)
+                print(f"{utc.now()} warning: {without_secrets(str(error))}", file=sys.stderr)
 
     def _tell_crashed(self) -> bool:
         """Tell of flow runs that have crashed while their worker lives: nobody takes them up. Return whether the server

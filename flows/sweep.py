@@ -12,7 +12,7 @@ from pydantic import Field
 
 from flows import deployed, reconciliation, reporting, stages, training, trials
 from flows.plan import plan_of_sweep
-from tasks import config, pipeline, preconditions, runs, sweeps, timeline
+from tasks import config, pipeline, preconditions, runs, sweeps, utc
 from tasks.errors import StratagemError
 from tasks.process import client
 from tasks.process.environment import keep_private
@@ -124,7 +124,7 @@ def summarise(
         importance=sweeps.importance(space.parameters, done, plan.lower_is_better),
         best_settings=final,
         seconds=round(seconds, 3),
-        finished_at=timeline.now(),
+        finished_at=utc.now(),
     )
 
 

@@ -28,7 +28,7 @@ from tasks.records import (
 def print_rows(rows: Mapping[str, str]) -> None:
     """Print a name and a value a line."""
     table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
-    table.add_column(no_wrap=True)
+    table.add_column(overflow="fold")
     table.add_column(overflow="fold")
     for name, value in rows.items():
         table.add_row(name, value)

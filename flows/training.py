@@ -12,7 +12,7 @@ from prefect.runtime import flow_run
 from pydantic import WithJsonSchema
 
 from flows import deployed, notifications, reconciliation, reporting, stages
-from tasks import config, data_folders, pipeline, preconditions, records, runs, timeline
+from tasks import config, data_folders, pipeline, preconditions, records, runs, timeline, utc
 from tasks.errors import UserError
 from tasks.process import client
 from tasks.process.environment import keep_private
@@ -163,7 +163,7 @@ def summarise(
         **registered.model_dump(include={"model_uri", "aliases", "reason", "notes", "judgement"}),
         model_version=registered.model_version and f"{registered.model_name}/{registered.model_version}",
         seconds=clock.read(),
-        finished_at=timeline.now(),
+        finished_at=utc.now(),
     )
 
 

@@ -17,7 +17,7 @@ from tasks import (
     records,
     source_files,
 )
-from tasks.errors import UserError
+from tasks.errors import UserError, listed
 from tasks.process import dvc
 from tasks.process.own_process import run_in_own_process
 from tasks.records import PreparedDataset
@@ -40,7 +40,7 @@ def prepare_data(settings: config.Settings, stage: str = "prepare", force: bool 
         return None
     locks = _missing_locks(name, root)
     made = dataset_folder.add(settings.dataset, root)
-    with _telling_of_own_data():
+    with _hinting_at_own_data():
         return _bring_up_to_date(name, [*made, *locks] if made else [], root, stage, force, settings.dataset.downloads)
 
 
@@ -85,8 +85,9 @@ def describe(
             raise UserError(f"--set dataset.{key}={values[key]}: `data add` takes it elsewhere. Give {instead}")
     kind = values.get("kind") or source_files.kind_of(source)
     values = {key: value for key, value in values.items() if key != "kind"}
-    if "target" in values and "target" not in getattr(config.description_kinds().get(kind), "model_fields", ["target"]):
-        tables = source_files.tables_in(Path(source)) if Path(source).is_dir() else ""
+    section = config.description_kinds().get(kind)
+    if "target" in values and section is not None and "target" not in section.model_fields:
+        tables = source_files.tables_hint(Path(source)) if Path(source).is_dir() else ""
         raise UserError(
             f"--target {values['target']}: it is of a table alone; a dataset of kind {kind} says by itself what is to "
             f"be learnt. Leave --target out{tables}"
@@ -210,22 +211,21 @@ def check_source(dataset: config.Dataset) -> None:
     Raises:
         UserError: no such dataset, or no network.
     """
-    with _telling_of_own_data():
+    with _hinting_at_own_data():
         _ask_tfds(dataset)
 
 
 @contextlib.contextmanager
-def _telling_of_own_data() -> Iterator[None]:
+def _hinting_at_own_data() -> Iterator[None]:
     """Where TFDS has no such dataset, say how data of the user's own become one."""
     try:
         yield
     except UserError as error:
         if not str(error).startswith("unknown dataset "):
             raise
-        known = ", ".join(dataset_folder.names(config.project_root()))
-        raise UserError(
-            f"{error}; or one of data/ ({known}), where `stratagem data add SOURCE` puts data of your own"
-        ) from None
+        names = dataset_folder.names(config.project_root())
+        known = f"; or one of data/ ({listed(names)})" if names else ""
+        raise UserError(f"{error}{known}. `stratagem data add SOURCE` puts data of your own into data/") from None
 
 
 def _ask_tfds(dataset: config.Dataset) -> None:

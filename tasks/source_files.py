@@ -38,7 +38,7 @@ def kind_of(source: str) -> str:
     return "tfds"
 
 
-def tables_in(folder: Path) -> str:
+def tables_hint(folder: Path) -> str:
     """Return the end of a message about a folder of images that is none: that it holds tables, '' if it holds none."""
     names = sorted(path.name for path in folder.iterdir() if SUFFIXES.get(path.suffix.lower()) == "table")
     return f". Of a table, give the file itself as SOURCE: {listed(names)}" if names else ""

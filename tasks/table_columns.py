@@ -237,8 +237,8 @@ def _has_decimal_commas(dataset: config.Table, looked: dict[str, list[Any]]) -> 
         if all(THOUSANDS.fullmatch(text) for own in commas.values() for text in own):
             raise UserError(
                 f"dataset.source = '{dataset.source}': the comma in '{found[0]}' of the column '{name}' may stand "
-                f"before a fraction or between thousands. Say --set dataset.decimal=, for a fraction; take it out "
-                f"between thousands; or say that these are words: {instead}"
+                f"before a fraction or between thousands. Say --set \"dataset.decimal=','\" for a fraction; take it "
+                f"out between thousands; or say that these are words: {instead}"
             )
     return bool(commas)
 

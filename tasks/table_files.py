@@ -1,6 +1,5 @@
 """Files of tables, read a part at a time: CSV, TSV, Parquet and JSON lines."""
 
-import codecs
 import csv
 import json
 import mmap
@@ -17,7 +16,7 @@ import pyarrow.parquet
 
 from tasks.encoding import MISSING_TEXTS, Repeated, Values, num_rows
 from tasks.errors import UserError, cut, listed
-from tasks.files import is_encoding
+from tasks.files import is_encoding, is_utf8
 
 RAGGED = re.compile(r"Expected \d+ columns, got \d+")
 """What Arrow says of a row with fewer or more values than the header."""
@@ -132,11 +131,7 @@ class TableFile:
 
     @property
     def _python_encoding(self) -> str:
-        return "utf-8-sig" if self._is_utf8 else self.encoding
-
-    @property
-    def _is_utf8(self) -> bool:
-        return codecs.lookup(self.encoding).name == "utf-8"
+        return "utf-8-sig" if is_utf8(self.encoding) else self.encoding
 
     def _wrong_encoding(self) -> UserError:
         return self.refused(
@@ -213,7 +208,7 @@ class TableFile:
         Arrow is given no function of Python's, neither to decode nor to handle a row: a thread of Arrow's frees it, and
         where the process exits meanwhile, that ends it with SIGABRT.
         """
-        if self._is_utf8:
+        if is_utf8(self.encoding):
             return self.path
         if self._copy is None:
             self._copy = self._copied_as_utf8()
@@ -221,21 +216,31 @@ class TableFile:
 
     def _copied_as_utf8(self) -> Any:
         """Return a file that is open and has no name any more, so that it goes however this process ends."""
-        with self.path.open(encoding=self.encoding, newline="") as text:
-            try:
-                with tempfile.NamedTemporaryFile() as copy:
-                    while part := text.read(COPIED_CHARACTERS):
-                        copy.write(part.encode())
-                        self._copy_has_quotes = self._copy_has_quotes or '"' in part
-                    copy.flush()
-                    return pa.OSFile(copy.name)
-            except UnicodeError:
-                raise self._wrong_encoding() from None
-            except OSError as error:
-                raise self.refused(
-                    f"a copy of it in UTF-8 cannot be made in {tempfile.gettempdir()} ({error.strerror}). Make room "
-                    "there, set TMPDIR to another folder, or save it as utf-8"
-                ) from None
+        folder = "a temporary folder"
+        try:
+            folder = tempfile.gettempdir()
+            with tempfile.NamedTemporaryFile() as copy:
+                for part in self._texts():
+                    copy.write(part.encode())
+                    self._copy_has_quotes = self._copy_has_quotes or '"' in part
+                copy.flush()
+                return pa.OSFile(copy.name)
+        except OSError as error:
+            raise self.refused(
+                f"a copy of it in UTF-8 cannot be made in {folder} ({error.strerror}). Make room there, set TMPDIR to "
+                "another folder, or save it as utf-8"
+            ) from None
+
+    def _texts(self) -> Iterator[str]:
+        """Yield what is in the file, so many characters at once."""
+        try:
+            with self.path.open(encoding=self.encoding, newline="") as file:
+                while text := file.read(COPIED_CHARACTERS):
+                    yield text
+        except UnicodeError:
+            raise self._wrong_encoding() from None
+        except OSError as error:
+            raise self.refused(f"cannot be read ({error.strerror})") from None
 
     def _ragged(self, found: pa.ArrowInvalid) -> UserError:
         """Return the message that counts the rows which have fewer or more values than the header."""

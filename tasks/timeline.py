@@ -1,22 +1,10 @@
-"""The time as records have it; and what a command's processes do when: `STRATAGEM_TIMELINE=FILE stratagem run`, which
-`benchmarks.timeline` draws."""
+"""What a command's processes do when: `STRATAGEM_TIMELINE=FILE stratagem run`, which `benchmarks.timeline` draws."""
 
 import json
 import os
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from datetime import UTC, datetime
-
-
-def now() -> str:
-    """Return the time now, in UTC, to the second."""
-    return datetime.now(UTC).isoformat(timespec="seconds")
-
-
-def at(seconds: float) -> str:
-    """Return the same of a time in seconds since 1970."""
-    return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="seconds")
 
 
 @contextmanager

@@ -18,7 +18,7 @@ from tasks.dataset_kinds import SPLITS, Block, Examples, Metadata, of_ones_own, 
 from tasks.encoding import FORMATS, ORIENTATION, decode_picture, open_picture
 from tasks.errors import UserError, listed
 from tasks.records import Feature, HeldOut, Target
-from tasks.source_files import tables_in
+from tasks.source_files import tables_hint
 
 MAX_SIDE = 224
 """The larger side of the size that is proposed where sizes differ: that of most pretrained models."""
@@ -181,7 +181,7 @@ def _find(source: Path) -> dict[str, dict[str, list[str]]]:
             raise UserError(
                 f"dataset.source = '{source}': '{split}' needs a folder for each of two classes or more, and has "
                 f"{has}. Allowed: FOLDER/<class>/*, or FOLDER/<split>/<class>/* with the splits train, validation, test"
-                f"{tables_in(source)}"
+                f"{tables_hint(source)}"
             )
         for name, paths in classes.items():
             if not paths:

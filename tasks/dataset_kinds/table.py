@@ -61,10 +61,10 @@ def _refuse_labels_in_one_text(dataset: config.Table, file: TableFile) -> None:
         several = {text for text in texts if mark in text}
         labels = {part.strip() for text in several for part in text.split(mark)}
         if labels & texts and len(labels | texts - several) < len(texts):
-            one = min(several)
+            one = min(several, key=lambda text: (-sum(part.strip() in texts for part in text.split(mark)), text))
             raise UserError(
                 f"dataset.target = '{target}': {cut(repr(one), 80)} may be {one.count(mark) + 1} labels or one class, "
-                f"for its parts are values, too. Say --set 'dataset.separator={mark}' if it is labels, or --set "
+                f"for parts of it are values, too. Say --set \"dataset.separator='{mark}'\" if it is labels, or --set "
                 f"dataset.task=classification if it is a class (dataset.source = '{dataset.source}')"
             )
 

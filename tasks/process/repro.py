@@ -201,16 +201,16 @@ def _do(work: Callable[[Any], None], target: str) -> None:
             raise StratagemError("the process that started this one has gone")
 
 
-def _explain(target: str, causes: list[BaseException]) -> StratagemError:
+def _explain(target: str, chain: list[BaseException]) -> StratagemError:
     """Return the one message for why DVC failed: the innermost cause says it."""
     place = f"{target.rpartition('/')[0]}, or DVC's cache of it,"
-    if full := files.find_full_disk(causes[0], place):
+    if full := files.find_full_disk(chain[0], place):
         return full
-    if isinstance(causes[0], Timeout) and files.out_of_inodes():
+    if isinstance(chain[0], Timeout) and files.out_of_inodes():
         return files.full_disk_error(place)
-    if (words := messages.translate(causes[0])) is not None:
+    if (words := messages.translate(chain[0])) is not None:
         return StratagemError(f"{target}: {words}")
-    said = " ".join(str(causes[-1]).split()) or type(causes[-1]).__name__
+    said = " ".join(str(chain[-1]).split()) or type(chain[-1]).__name__
     return StratagemError(f"{target}: DVC could not make it ({said[:500]})")
 
 

@@ -9,6 +9,7 @@ from typing import IO, Any
 
 from tasks.encoding import Values
 from tasks.errors import listed
+from tasks.files import is_utf8
 
 TABLES = (".csv", ".tsv", ".jsonl", ".ndjson", ".parquet")
 ARRAYS = (".npy", ".npz")
@@ -80,7 +81,7 @@ class TextEncoding:
     @property
     def codec(self) -> str:
         """What decodes a text: without the mark that Windows writes before UTF-8."""
-        return "utf-8-sig" if self.name.lower() in ("utf-8", "utf8") else self.name
+        return "utf-8-sig" if is_utf8(self.name) else self.name
 
     @property
     def contradiction(self) -> str:

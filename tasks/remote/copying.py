@@ -15,7 +15,7 @@ from typing import Any
 
 from filelock import FileLock, Timeout
 
-from tasks import committed, config, files, records, runs, timeline
+from tasks import committed, config, files, records, runs, utc
 from tasks.errors import StratagemError
 from tasks.records import Copy, Run, ToCopy
 from tasks.remote.address import Place, open_place, reason
@@ -241,7 +241,7 @@ class Copier:
                 if known.get(name) != digest or there.get(f"files/{name}") != size:
                     place.put(path, f"files/{name}", _progress(self.folder))
                 found[name] = digest
-        index = Copy(project=runs.project_id(), host=socket.gethostname(), at=timeline.now(), texts=texts, files=found)
+        index = Copy(project=runs.project_id(), host=socket.gethostname(), at=utc.now(), texts=texts, files=found)
         if before is None or index.model_copy(update={"at": before.at}) != before:
             write_index(place, index)
         return index

@@ -11,7 +11,7 @@ from pathlib import Path, PurePosixPath
 
 from filelock import FileLock
 
-from tasks import committed, config, files, records, runs, timeline
+from tasks import committed, config, files, records, runs, utc
 from tasks.errors import StratagemError, UserError, listed
 from tasks.records import Copy, Run
 from tasks.remote.address import Place, check, open_place, reason
@@ -195,7 +195,7 @@ def _accept(folder: Path, run_id: str, index: Copy) -> None:
 def _claim(place: Place, index: Copy) -> None:
     write_index(
         place,
-        index.model_copy(update={"project": runs.project_id(), "host": socket.gethostname(), "at": timeline.now()}),
+        index.model_copy(update={"project": runs.project_id(), "host": socket.gethostname(), "at": utc.now()}),
     )
 
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 
-from tasks import config, errors, timeline
+from tasks import config, errors, utc
 from tasks.errors import UserError
 from tasks.records import HEADLINES, EvaluationResult, RunLine, RunList
 from tasks.runs import catalogue
@@ -127,7 +127,7 @@ def line_of(entry: Entry) -> RunLine:
     return RunLine(
         run_id=str(entry.run_id),
         name=entry.name or "",
-        began=timeline.at(entry.began / 1000),
+        began=utc.at(entry.began / 1000),
         ended=entry.ended if status in ("finished", "failed", "killed") else None,
         status=status,
         dataset=entry.dataset or "",

@@ -14,7 +14,7 @@ from pathlib import Path
 import psutil
 from filelock import FileLock, Timeout
 
-from tasks import config, files, records, timeline
+from tasks import config, files, records, utc
 from tasks.errors import UserError
 from tasks.records import Holder, Run
 from tasks.runs.identity import boot_id, process_space
@@ -78,7 +78,7 @@ def lock(key: str, what: str, flow_run_id: str | None = None) -> Iterator[RunLoc
                 host=socket.gethostname(),
                 boot=boot_id(),
                 process_space=process_space(),
-                since=timeline.now(),
+                since=utc.now(),
                 what=what,
                 flow_run_id=flow_run_id,
             ),

@@ -3,7 +3,7 @@
 import contextlib
 from pathlib import Path
 
-from tasks import config, records, timeline
+from tasks import config, records, utc
 from tasks.errors import UserError
 from tasks.records import EvaluationResult, Limits, NonFinite, Pruned, R, Run, RunStatus, TrainingResult
 from tasks.runs import catalogue
@@ -14,7 +14,7 @@ LIMITS = "records/limits.json"
 
 def set_status(run: Run, status: str, reason: str | None = None) -> None:
     """Write down that a run is at work, or how it ended."""
-    now = timeline.now()
+    now = utc.now()
     record = RunStatus.model_validate({"status": status, "reason": reason, "at": now})
     records.save(record, config.project_root() / run.folder / "status.json")
     catalogue.forget(run.folder)

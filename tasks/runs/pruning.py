@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 
-from tasks import config, files, network, records, timeline
+from tasks import config, files, network, records, utc
 from tasks.errors import UserError
 from tasks.records import ModelVersion, Pruned, PrunedRun, Pruning, Run, RunLine
 from tasks.runs import catalogue
@@ -196,7 +196,7 @@ def _remove(run: Run, num_bytes: int, version: str | None) -> None:
         catalogue.forget(run.folder)
         begun = is_pruned(run)
         if not begun:
-            now = timeline.now()
+            now = utc.now()
             records.save(Pruned(at=now, num_bytes=num_bytes), folder / PRUNED)
         try:
             for part in PARTS:

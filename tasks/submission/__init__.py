@@ -17,7 +17,7 @@ from typing import Any, Protocol
 
 import yaml
 
-from tasks import config, records, timeline
+from tasks import config, records, utc
 from tasks.errors import StratagemError, UserError, one_of
 
 ENGINES = ("kubernetes", "slurm")
@@ -168,7 +168,7 @@ def submit(
             name=request.name,
             folder=str(FOLDER / folder.name),
             num_processes=request.num_processes,
-            submitted_at=timeline.now(),
+            submitted_at=utc.now(),
         )
         records.save(job, folder / "job.json")
     except BaseException:

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import mlflow
 from mlflow.exceptions import MlflowException
 
-from tasks import config, runs, timeline
+from tasks import config, runs, utc
 from tasks.errors import StratagemError, UserError, one_of
 from tasks.tracking import turns
 from tasks.tracking.store import REFUSALS, open_store, retried, store_uri
@@ -171,7 +171,7 @@ def rollback(back: Rollback) -> None:
             if champion is not None:
                 # What stands after the present champion has not happened; then its last place in the tag tells.
                 _write_history(client, name, history)
-                now = timeline.now()
+                now = utc.now()
                 client.set_model_version_tag(name, champion, ROLLED_BACK, now)
             turn.check()
             client.set_registered_model_alias(name, config.CHAMPION, back.version)

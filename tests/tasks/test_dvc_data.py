@@ -55,14 +55,10 @@ def test_a_dataset_that_is_not_there_leaves_the_users_folder_as_it_was(project):
     (folder / "notes.md").write_text("three weeks of work")
     (folder / "labels" / "own.csv").write_text("1,2,3")
     before = _files_below(project / "data")
-    with pytest.raises(
-        UserError, match=r"unknown dataset 'mnits': did you mean 'mnist'.+data/ \(digits\), where `strat"
-    ):
+    with pytest.raises(UserError, match=r"unknown dataset 'mnits': did you mean 'mnist'.+data/ \(digits\)\. `strat"):
         dvc_data.prepare_data(_load("dataset.name=mnits"))
     assert _files_below(project / "data") == before
-    with pytest.raises(
-        UserError, match=r"unknown dataset 'photos'.+data/ \(digits\), where `stratagem data add SOURCE`"
-    ):
+    with pytest.raises(UserError, match=r"unknown dataset 'photos'.+data/ \(digits\)\. `stratagem data add SOURCE`"):
         dvc_data.check_source(_load("dataset.name=photos").dataset)
     with pytest.raises(UserError, match=r"unknown dataset 'mnits'.+\(digits, noise\)$"):
         dvc_data.add("mnits", None, {})

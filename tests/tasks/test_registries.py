@@ -27,6 +27,7 @@ def test_every_optimizer_is_a_class_of_keras():
     classes = {section: getattr(keras.optimizers, section.__name__) for section in sections}
     assert set(optimizers.ON_TENSORFLOW) < {section.__name__ for section in sections}
     for section, made in classes.items():
+        assert get_args(section.model_fields["kind"].annotation) == (section.__name__.lower(),)
         options = section.model_fields.keys() - {"kind"}
         assert options <= inspect.signature(made).parameters.keys(), section
 

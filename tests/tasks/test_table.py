@@ -2,7 +2,6 @@
 
 import functools
 import json
-import math
 import re
 import shutil
 from pathlib import Path
@@ -16,7 +15,7 @@ from PIL import Image
 from sklearn.datasets import load_breast_cancer, load_diabetes, load_wine
 from sklearn.preprocessing import QuantileTransformer
 
-from tasks import config, dataset_folder, encoding, prepared_data, slices
+from tasks import config, dataset_folder, encoding, prepared_data, slices, table_files
 from tasks import prepare as stage
 from tasks.dataset_kinds import table
 from tasks.encoding import Encoder
@@ -229,7 +228,8 @@ def test_a_value_may_have_ends_of_lines(source):
 
 @pytest.mark.usefixtures("small_chunks")
 @pytest.mark.parametrize("encoding", ["latin-1", "utf-16", "utf-16-be", "utf-8-sig", "cp037", "U8"])
-def test_text_of_any_encoding_gives_the_same_bytes(source, encoding):
+def test_text_of_any_encoding_gives_the_same_bytes(source, monkeypatch, encoding):
+    monkeypatch.setattr(table_files, "COPIED_CHARACTERS", 100)
     frame = visits().assign(own=['Größe "ä",\nÉtage 2', "no"] * 100)
     columns = {"own": "category", "note": "text"}
     expected = files_of(prepare(write(frame, source / "own.csv"), target="back", columns=columns))
@@ -267,6 +267,17 @@ def test_text_of_another_encoding_needs_room_for_temporary_files(source, monkeyp
     monkeypatch.setattr("tempfile.tempdir", str(source / "gone"))
     message = message_of(source / "own.csv", target="back", encoding="latin-1")
     assert f"a copy of it in UTF-8 cannot be made in {source}/gone (No such file or directory). Make room" in message
+
+
+def test_a_machine_without_any_folder_for_temporary_files_is_one_message(source, monkeypatch):
+    visits().to_csv(source / "own.csv", index=False, encoding="latin-1")
+
+    def none():
+        raise FileNotFoundError(2, "No usable temporary directory found in ['/tmp']")
+
+    monkeypatch.setattr("tempfile.gettempdir", none)
+    message = message_of(source / "own.csv", target="back", encoding="latin-1")
+    assert "a copy of it in UTF-8 cannot be made in a temporary folder (No usable temporary directory found" in message
 
 
 @pytest.mark.parametrize(("most", "expected"), [(9, ["c", "a", "b", "d"]), (2, ["c", "a"])])
@@ -476,9 +487,11 @@ def test_labels_that_may_be_classes_are_asked_for(source, mark):
     sets = [("hot",), ("wet",), ("hot", "wet"), ("dark", "hot"), ()] * 20
     path = write(pd.DataFrame({"x": np.arange(100), "y": [mark.join(one) for one in sets]}), source / "own.csv")
     told = message_of(path, target="y")
-    assert f"dataset.target = 'y': 'dark{mark}hot' may be 2 labels or one class" in told
-    assert f"Say --set 'dataset.separator={mark.strip()}' if it is labels, or --set dataset.task=class" in told
-    assert prepare(path, target="y", separator=mark.strip()).target.class_names == ("dark", "hot", "wet")
+    assert f"dataset.target = 'y': 'hot{mark}wet' may be 2 labels or one class" in told
+    assert f"Say --set \"dataset.separator='{mark.strip()}'\" if it is labels, or --set dataset.task=class" in told
+    said = re.search(r'--set "dataset\.separator=(.+?)"', told)
+    separator = config.read_texts([f"dataset.separator={said[1]}"])["dataset.separator"]
+    assert prepare(path, target="y", separator=separator).target.class_names == ("dark", "hot", "wet")
     shutil.rmtree("data/own")
     prepared = prepare(path, target="y", task="classification", on_broken="skip")
     assert len(prepared.target.class_names) == 4
@@ -788,9 +801,16 @@ def test_a_block_of_broken_images_alone_changes_no_mean(source, capsys, monkeypa
     (source / "2.jpg").write_bytes((source / "2.jpg").read_bytes()[:1200])  # Its first bytes are whole.
     frame = pd.DataFrame({"photo": [f"{number}.jpg" for number in range(8)], "x": range(8), "y": np.arange(8) / 4})
     path = write(frame.assign(part=["train"] * 6 + ["test"] * 2), source / "own.csv")
+    encoded, encode = [], Encoder.encode
+
+    def counted(encoder, rows):
+        encoded.append(len(rows["photo"]))
+        return encode(encoder, rows)
+
+    monkeypatch.setattr(Encoder, "encode", counted)
     monkeypatch.setattr(table, "examples", functools.partial(table.examples, block_bytes=256))
     prepared = prepare(path, target="y", split_column="part", on_broken="skip")
-    assert math.prod(prepared.features["photo"].shape) > 256, "a row is a block"
+    assert encoded == [1] * 8, "a row is a block"
     assert (prepared.features["number"].mean, prepared.target.mean) == ((2.6,), (0.65,))
     assert array(prepared, "number")[:, 0].tolist() == [0, 1, 3, 4, 5]
     said = capsys.readouterr().err
