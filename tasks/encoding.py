@@ -7,7 +7,9 @@ goes with a model to where nothing else of the project is: as one file, which is
 import base64
 import binascii
 import contextlib
+import errno
 import io
+import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import UTC, date, datetime
@@ -38,6 +40,8 @@ HEIF = "HEIF"
 INLINE = ";base64,"
 HEIC = re.compile(rb".{4}ftyp(?:hei[cfmsx]|hev[cmsx]|mif1|msf1)", re.DOTALL)
 """How a photograph of a telephone begins that Pillow does not read by itself."""
+MAX_NAME = 255
+"""Characters of a name that a file may have."""
 SIXTEEN_BITS = 2**16 - 1
 ORIENTATION = 0x0112
 """The EXIF tag that says how a camera was held; from 5 on, height and width change places."""
@@ -477,7 +481,7 @@ class WholeEncoder(Encoder):
         super().__init__(features, vocabularies, None, workers)
         self.formats = (*FORMATS, *MORE_FORMATS)
         if any(feature["kind"] == "image" for feature in features.values()):
-            self.formats += _of_telephones()
+            self.formats += _register_heif()
         self._broken: dict[int, str] = {}
         self._folder: Path | None = None
 
@@ -531,13 +535,20 @@ class WholeEncoder(Encoder):
         """Return what the image of a row is read from; a text that is no image itself is a path."""
         if isinstance(value, str) and self._folder is not None and INLINE not in value[:80]:
             path = self._folder / value
-            if not path.is_file():
-                raise ValueError("it is a folder" if path.is_dir() else "no such file")
-            return path
+            try:
+                if path.is_file():
+                    return path
+                is_folder = path.is_dir()
+            except OSError as error:
+                if error.errno != errno.ENAMETOOLONG:
+                    raise
+                is_folder = False
+            hint = "; base64 of an image begins with data:image/png;base64," if len(value) > MAX_NAME else ""
+            raise ValueError("it is a folder" if is_folder else f"no such file{hint}")
         return super().opened(value)
 
 
-def _of_telephones() -> tuple[str, ...]:
+def _register_heif() -> tuple[str, ...]:
     """Return what Pillow calls the format of photographs of telephones, where there is the package that decodes it."""
     try:
         from pi_heif import register_heif_opener
@@ -596,17 +607,24 @@ def open_picture(source: Any, formats: tuple[str, ...] = FORMATS) -> Any:
     from PIL import Image, UnidentifiedImageError
 
     try:
-        return Image.open(source, formats=formats)
+        image = Image.open(source, formats=formats)
     except UnidentifiedImageError:
         with open(source, "rb") if isinstance(source, str | Path) else contextlib.nullcontext(source) as file:
             file.seek(0)
             if HEIC.match(file.read(12)):
+                if HEIF in formats:
+                    raise ValueError("HEIC that is damaged, or of a kind that pi-heif does not read") from None
                 # Where a person names the files, pi-heif is all that it takes.
                 install = "install pi-heif (the extra 'heic'), or " if set(MORE_FORMATS) <= set(formats) else ""
                 raise ValueError(
                     f"HEIC, which is not decoded here: {install}convert it to JPEG or PNG (heif-convert; sips on macOS)"
                 ) from None
         raise
+    # Pillow only warns of it up to twice as many, and a program of the user's may not have made that an error.
+    if (pixels := image.width * image.height) > (most := Image.MAX_IMAGE_PIXELS or math.inf):
+        image.close()
+        raise ValueError(f"Image size ({pixels} pixels) exceeds limit of {most} pixels, it may be a decompression bomb")
+    return image
 
 
 def decode_picture(source: Any, shape: Sequence[int], formats: tuple[str, ...] = FORMATS) -> npt.NDArray[np.uint8]:

@@ -89,7 +89,8 @@ def export(
     with _new_folder(target) as new:
         with _explaining(what, target):
             exporter.write(model, chosen.file, new)
-            _write_meaning(new, prepared, exporter)
+        _write_meaning(new, prepared, exporter)
+        with _explaining(what, target):
             examples = _examples(model, settings, prepared, None if exporter.rounds else MAX_BATCHES)
             # By the file that goes with it. Python keeps no compiled copy of what is run by its path.
             shipped = runpy.run_path(str(new / PROGRAM))["load"](new)
@@ -321,10 +322,14 @@ def _metrics(settings: config.Settings, prepared: PreparedDataset, labels: Any, 
 
 
 def _digests(folder: Path) -> dict[str, str]:
-    """Return the sha256 of each file below a folder, but for the manifest, and what Python keeps of its programs."""
-    present = (path for path in folder.rglob("*") if path.is_file() and path.parent.name != "__pycache__")
-    paths = sorted(path for path in present if path != folder / MANIFEST)
-    return {path.relative_to(folder).as_posix(): files.digest(path) for path in paths}
+    """Return the sha256 of each file below a folder, but for the manifest and Python's copies of the programs."""
+    own = {PROGRAM.removesuffix(".py"), "encoding"}
+
+    def is_kept(path: Path) -> bool:
+        return path.parent == folder / "__pycache__" and path.suffix == ".pyc" and path.name.partition(".")[0] in own
+
+    paths = sorted(path for path in folder.rglob("*") if path.is_file() and path != folder / MANIFEST)
+    return {path.relative_to(folder).as_posix(): files.digest(path) for path in paths if not is_kept(path)}
 
 
 def _cause(error: Exception) -> str:

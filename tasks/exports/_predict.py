@@ -4,17 +4,22 @@
     python FOLDER/predict.py rows.csv              # for each row; so of .tsv and .jsonl; of .txt for each line
     python FOLDER/predict.py arrays.npz            # as they were prepared, by name; .npy where there is one alone
 
-``-`` is standard input. The exit code is 1 where an example has an error in place of a prediction. In a program
-``load(FOLDER)`` returns a ``Predictor``. It needs NumPy, Pillow for images, and what runs the model.
+``-`` is standard input: rows of CSV or JSON, lines of text; no image, and no arrays. The exit code is 1 where an
+example has an error in place of a prediction. In a program ``load(FOLDER)`` returns a ``Predictor``. It needs NumPy,
+Pillow for images, and what runs the model.
 """
 
 import csv
+import functools
 import itertools
 import json
+import math
 import os
 import runpy
 import sys
 import warnings
+import zipfile
+import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -23,9 +28,10 @@ import numpy as np
 
 from tasks.exports.keras import load_model
 
-PART = 256
-"""Examples that are computed at once."""
+PART_BYTES, MAX_PART = 8 * 2**20, 1024
+"""Of the examples that are computed at once, as many as these bytes hold."""
 JSON, TABLES, ARRAYS = (".jsonl", ".ndjson"), (".csv", ".tsv"), (".npy", ".npz")
+DELIMITERS = ",;\t|"
 Example = tuple[str, int | None, Any]
 """Its file, its row there, and its values by name; a text says why there are none."""
 
@@ -37,37 +43,65 @@ class Predictor:
         target = json.loads((folder / "target.json").read_text("utf-8"))
         self.task, self.names = target["task"], target["class_names"] or target["columns"] or ["prediction"]
         self.compute: Callable[[Any], Any] = load_model(folder)
-        self.kinds: dict[str, str] = {}  # Of the columns of an example; none where the model takes arrays alone.
+        self.folder = folder
+        self.features: dict[str, Any] = {}  # What makes them of raw values; none where the model takes arrays alone.
+        self.kinds: dict[str, str] = {}  # Of the columns of an example.
         if (folder / "encoding.json").exists():
             known = json.loads((folder / "encoding.json").read_text("utf-8"))
-            columns = itertools.chain(*(feature["columns"] for feature in known["features"].values()))
+            self.features = known["features"]
+            columns = itertools.chain(*(feature["columns"] for feature in self.features.values()))
             self.kinds = {column["name"]: column["kind"] for column in columns}
             encoding = runpy.run_path(str(folder / "encoding.py"))
-            self.encoder, self.whole = encoding["Encoder"](**known), encoding["WholeEncoder"](**known)
-            self.encoder.formats = self.whole.formats
+            self.encoder, self.file_encoder = encoding["Encoder"](**known), encoding["Encoder"](**known)
+            self.row_encoder = encoding["WholeEncoder"](**known)
+            self.file_encoder.formats = self.row_encoder.formats
+
+    @functools.cached_property
+    def takes(self) -> dict[str, tuple[tuple[int, ...], np.dtype[Any]]]:
+        """Shape and dtype of each array that an example has."""
+        if self.features:
+            return {name: (tuple(one["shape"]), np.dtype(one["dtype"])) for name, one in self.features.items()}
+        inputs = json.loads((self.folder / "export.json").read_text("utf-8"))["inputs"]
+        return {one["name"]: (tuple(one["shape"][1:]), np.dtype(one["dtype"])) for one in inputs}
+
+    @property
+    def part_size(self) -> int:
+        """Examples that are computed at once."""
+        size = sum(math.prod(one or 1 for one in shape) * dtype.itemsize for shape, dtype in self.takes.values())
+        return min(MAX_PART, max(1, PART_BYTES // max(1, size)))
 
     def __call__(self, given: Any) -> Any:
         """Return the probability of each class or label, or the numbers: float64 (n, len(names)).
 
         Args:
-            given: n images, as paths, as bytes of files or as pixels; n texts; n values of each column, by name; or
-                arrays as they were prepared, where there is no encoding.json.
+            given: a list of n images, or n texts, or pixels; n values of each column, by name; or arrays as they were
+                prepared, where there is no encoding.json. An image is a path, or the bytes of a file or base64 of them:
+                PNG, JPEG, BMP, GIF or WebP. A str is a path if there is such a file.
 
         Raises:
             ValueError: one of them is not what the model takes.
         """
-        if not self.kinds:
-            return self.meant(given)
-        if list(self.kinds.values()) == ["text"] and not hasattr(given, "keys"):
-            given = {next(iter(self.kinds)): given}
-        elif list(self.kinds.values()) == ["image"] and isinstance(given, list | tuple):
-            given = [one.read_bytes() if isinstance(one, Path) else one for one in given]
-        elif list(self.kinds.values()) != ["image"] and not hasattr(given, "keys"):
+        kinds = list(self.kinds.values())
+        if not kinds:
+            return self.probabilities(given)
+        if not hasattr(given, "keys"):
+            are_files = isinstance(given, list | tuple) and any(isinstance(one, str | bytes | Path) for one in given)
+            if kinds == ["text"] or (kinds == ["image"] and are_files):
+                given = {next(iter(self.kinds)): given}
+            elif kinds == ["image"]:
+                return self.probabilities(self.encoder.model_input(given))
+        if not hasattr(given, "keys") or not all(name in given for name in self.kinds):
             raise ValueError(f"give the values of each column by its name: {', '.join(self.kinds)}")
-        return self.meant(self.encoder.model_input(given))
+        columns = {name: list(given[name]) for name in self.kinds}
+        for feature in (one for one in self.features.values() if one["kind"] == "image"):
+            name, shape = feature["columns"][0]["name"], tuple(feature["shape"])
+            for row, one in enumerate(columns[name]):
+                if isinstance(one, Path) or (isinstance(one, str) and os.path.isfile(one)):
+                    columns[name][row] = self.file_encoder.image(name, row, Path(one).read_bytes(), shape)
+        return self.probabilities(self.encoder.model_input(columns))
 
-    def meant(self, arrays: Any) -> Any:
-        """Return probabilities or numbers of arrays as they were prepared."""
+    def probabilities(self, arrays: Any) -> Any:
+        """Return probabilities, or a regression's numbers, of arrays as they were prepared."""
         outputs = np.asarray(self.compute(arrays), np.float64)
         if self.task == "regression":
             return outputs
@@ -76,7 +110,7 @@ class Predictor:
         shares = np.exp(outputs - outputs.max(1, keepdims=True))
         return shares / shares.sum(1, keepdims=True)
 
-    def told(self, row: Any) -> dict[str, Any]:
+    def columns_of(self, row: Any) -> dict[str, Any]:
         """Return the columns of an example's probabilities or numbers."""
         numbers = dict(zip(self.names, (float(f"{one:.7g}") for one in row), strict=True))
         if self.task == "classification":
@@ -95,16 +129,16 @@ class Predictor:
             arrays = {name: np.stack([values[name] for *_, values in part]) for name in part[0][2]}
         else:
             columns = {name: [part[place][2].get(name) for place in whole] for name in self.kinds}
-            arrays, broken = self.whole.encode_whole(columns, folder)
+            arrays, broken = self.row_encoder.encode_whole(columns, folder)
             errors |= {whole[place]: why for place, why in broken.items()}
         one_or_all = arrays if len(arrays) > 1 else next(iter(arrays.values()))
-        found = iter(self.meant(one_or_all) if len(errors) < len(part) else ())
+        found = iter(self.probabilities(one_or_all) if len(errors) < len(part) else ())
         for place, (source, row, _) in enumerate(part):
-            said: dict[str, Any] = dict.fromkeys(self.told(np.zeros(len(self.names))))
+            said: dict[str, Any] = dict.fromkeys(self.columns_of(np.zeros(len(self.names))))
             if place not in errors and not np.isfinite(values := next(found)).all():
                 errors[place] = "the model gives no number for it"
             elif place not in errors:
-                said = self.told(values)
+                said = self.columns_of(values)
             yield {"source": source, "row": row, **said, "error": errors.get(place)}
 
 
@@ -113,8 +147,9 @@ def load(folder: str | os.PathLike[str]) -> Predictor:
     return Predictor(Path(folder))
 
 
-def _sources(names: Sequence[str], kinds: dict[str, str]) -> Iterator[tuple[Iterator[Example], Path | None]]:
+def _sources(names: Sequence[str], model: Predictor) -> Iterator[tuple[Iterator[Example], Path | None]]:
     """Yield the examples of each input with the folder that paths in it begin at; files of images together."""
+    kinds = model.kinds
 
     def is_picture(name: str) -> bool:
         others = name == "-" or name.lower().endswith((*JSON, *TABLES, *ARRAYS))
@@ -126,61 +161,106 @@ def _sources(names: Sequence[str], kinds: dict[str, str]) -> Iterator[tuple[Iter
             continue
         for name in some:
             is_array = not kinds or name.lower().endswith(ARRAYS)
-            yield (_arrays(name), None) if is_array else (_rows(name, kinds), Path(name).parent)
+            yield (_arrays(name, model.takes), None) if is_array else (_rows(name, model), Path(name).parent)
 
 
-def _arrays(name: str) -> Iterator[Example]:
-    found = np.load(name, allow_pickle=False)
-    takes = json.loads(Path(__file__).with_name("export.json").read_text("utf-8"))["inputs"]
-    there = {takes[0]["name"]: found} if isinstance(found, np.ndarray) else dict(found)
-    if len(takes) == len(there) == 1:
-        there = {takes[0]["name"]: next(iter(there.values()))}
-    arrays = {}
-    for one in takes:
-        array, shape = there.get(one["name"]), tuple(one["shape"][1:])
-        if array is None or array.shape[1:] != shape:
+def _arrays(name: str, takes: dict[str, tuple[tuple[int, ...], np.dtype[Any]]]) -> Iterator[Example]:
+    wanted = ", ".join(map(repr, takes))
+    if name == "-":
+        raise ValueError(f"'-': the model takes arrays, {wanted}, which cannot come by standard input: name a file")
+    try:
+        arrays = _load_arrays(name, list(takes))
+    except (ValueError, EOFError, zipfile.BadZipFile, zlib.error) as error:
+        raise ValueError(f"'{name}' cannot be read as arrays (.npy; .npz with {wanted}): {error}") from None
+    for one, (shape, dtype) in takes.items():
+        array = arrays.get(one)
+        if array is None or array.ndim == 0 or array.shape[1:] != shape:
             given = None if array is None else array.shape[1:]
-            raise ValueError(
-                f"'{name}': the model takes '{one['name']}' of shape {shape} for an example, there: {given}"
-            )
-        arrays[one["name"]] = array.astype(one["dtype"], casting="same_kind", copy=False)
+            raise ValueError(f"'{name}': the model takes '{one}' of shape {shape} for an example, there: {given}")
+        fits = array.dtype.kind in ("iu" if dtype.kind in "iu" else "iuf")
+        if fits and dtype.kind in "iu" and array.size:  # Numbers beyond would become others.
+            fits = np.iinfo(dtype).min <= int(array.min()) and int(array.max()) <= np.iinfo(dtype).max
+        if not fits:
+            numbers = "of other numbers than that holds" if array.dtype.kind in "iu" else "of another kind"
+            raise ValueError(f"'{name}': the model takes '{one}' as {dtype}, there: {array.dtype}, {numbers}")
+    if len(lengths := {len(array) for array in arrays.values()}) > 1:
+        raise ValueError(f"'{name}': its arrays have different lengths: {', '.join(map(str, sorted(lengths)))}")
     for row, values in enumerate(zip(*arrays.values(), strict=True), 1):
-        yield name, row, dict(zip(arrays, values, strict=True))
+        yield name, row, {one: value.astype(takes[one][1]) for one, value in zip(arrays, values, strict=True)}
 
 
-def _rows(name: str, kinds: dict[str, str]) -> Iterator[Example]:
+def _load_arrays(name: str, wanted: Sequence[str]) -> dict[str, Any]:
+    """Return the wanted arrays of a file; where one is wanted, the only one there, whatever it is called."""
+    with open(name, "rb") as file:
+        if not file.read(6).startswith((b"\x93NUMPY", b"PK")):
+            raise ValueError("it is no file of NumPy")
+        file.seek(0)
+        found = np.load(file, allow_pickle=False)
+        if isinstance(found, np.ndarray):
+            return {wanted[0]: found}
+        if len(wanted) == len(found.files) == 1:
+            return {wanted[0]: found[found.files[0]]}
+        return {one: found[one] for one in wanted if one in found.files}
+
+
+def _rows(name: str, model: Predictor) -> Iterator[Example]:
+    kinds = model.kinds
     are_texts = list(kinds.values()) == ["text"] and not name.lower().endswith(TABLES)
     with open(0 if name == "-" else name, encoding="utf-8-sig", newline="") as file:
-        first = file.readline()
-        lines = itertools.chain([first] if first else [], file)
-        rows: Iterable[Any]
-        if name.lower().endswith(JSON) or (name == "-" and first.lstrip().startswith("{")):
-            rows = (_of_json(line) for line in lines if line.strip())
-        elif are_texts:
-            rows = ({next(iter(kinds)): line.rstrip("\r\n")} for line in lines)
-        else:
-            rows = _of_csv(lines, max(",;\t|", key=first.count))
-        for row, values in enumerate(rows, 1):
-            if row == 1 and isinstance(values, dict) and (absent := [one for one in kinds if one not in values]):
-                there = ", ".join(map(repr, values))
-                raise ValueError(
-                    f"'{name}' has not {', '.join(map(repr, absent))}, which the model takes. There: {there}"
-                )
-            yield name, row, values
+        try:
+            first = file.readline()
+            lines = itertools.chain([first] if first else [], file)
+            rows: Iterable[Any]
+            if name.lower().endswith(JSON) or (name == "-" and first.lstrip().startswith("{")):
+                rows = _of_json(name, (line for line in lines if line.strip()), model)
+            elif are_texts:
+                rows = ({next(iter(kinds)): line.rstrip("\r\n")} for line in lines)
+            else:
+                rows = _of_csv(name, first, lines, kinds)
+            for row, values in enumerate(rows, 1):
+                yield name, row, values
+        except (UnicodeDecodeError, csv.Error) as error:
+            raise ValueError(f"'{name}' cannot be read as lines of UTF-8 ({error})") from None
 
 
-def _of_json(line: str) -> Any:
+def _need(name: str, kinds: dict[str, str], there: Sequence[str]) -> None:
+    if absent := [one for one in kinds if one not in there]:
+        found = ", ".join(map(repr, there))[:1000] or "nothing"
+        raise ValueError(f"'{name}' has not {', '.join(map(repr, absent))}, which the model takes. There: {found}")
+
+
+def _of_json(name: str, lines: Iterator[str], model: Predictor) -> Iterator[Any]:
+    seen = False
+    while some := [_parsed(line) for line in itertools.islice(lines, model.part_size)]:
+        there = sorted(set().union(*(one for one in some if isinstance(one, dict))))
+        if there and not seen:  # A row may leave out what is missing; of many, one has it.
+            _need(name, model.kinds, there)
+            seen = True
+        for one in some:
+            nested = [key for key in model.kinds if isinstance(one, dict) and isinstance(one.get(key), dict | list)]
+            yield f"column '{nested[0]}': has values in a value" if nested else one
+
+
+def _parsed(line: str) -> Any:
     try:
         found = json.loads(line)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         return f"no JSON ({error})"
     return found if isinstance(found, dict) else f"no JSON object: {repr(found)[:80]}"
 
 
-def _of_csv(lines: Iterator[str], delimiter: str) -> Iterator[Any]:
+def _of_csv(name: str, header: str, lines: Iterator[str], kinds: dict[str, str]) -> Iterator[Any]:
     csv.field_size_limit(2**26)
-    reader = csv.reader(lines, delimiter=delimiter)
-    names = next(reader, [])
+
+    def count(delimiter: str) -> int:
+        found = next(csv.reader([header], delimiter=delimiter), [])
+        return sum(one in found for one in kinds)
+
+    reader = csv.reader(lines, delimiter=max(DELIMITERS, key=count))
+    names = [one if one.strip() else f"column {place}" for place, one in enumerate(next(reader, []), 1)]
+    _need(name, kinds, names)
+    if twice := [one for one in kinds if names.count(one) > 1]:
+        raise ValueError(f"'{name}' has the column {', '.join(map(repr, twice))} more than once: leave one")
     for row in filter(None, reader):
         if len(row) == len(names):
             yield dict(zip(names, row, strict=True))
@@ -198,12 +278,15 @@ def main(inputs: Sequence[str]) -> int:
     failed = False
     try:
         model = load(Path(__file__).parent)
-        for examples, folder in _sources(inputs, model.kinds):
-            while part := list(itertools.islice(examples, PART)):
+        for examples, folder in _sources(inputs, model):
+            while part := list(itertools.islice(examples, model.part_size)):
                 for line in model.lines(part, folder):
                     failed |= line["error"] is not None
                     print(json.dumps(line), flush=True)
-    except (OSError, ValueError, TypeError, ImportError, csv.Error) as error:
+    except BrokenPipeError:  # As with `| head`. Python would say so once more when it ends.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 141  # As a program that the signal ended.
+    except (OSError, ValueError, TypeError, ImportError, MemoryError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
     return int(failed)

@@ -173,8 +173,13 @@ def test_each_format_says_of_raw_values_what_the_command_says(trained, tmp_path,
 def test_a_program_asks_the_folder_as_a_function(trained, tmp_path, monkeypatch):
     project, runs, asked, said = trained
     monkeypatch.chdir(project)
-    flats = {"rooms": [2, "3"], "town": ["Ulm", None], "since": ["2021-05-01", "2022-02-28"]}
-    texts = ["A story, great and lovely!", "boring"]
+    # The rows of which the command said something.
+    right = {name: [line for line in lines if line["error"] is None] for name, lines in said.items()}
+    table = [row.split(";") for row in (project / "asked.csv").read_text().splitlines()]
+    rows = [table[line["row"]] for line in right["flats"]]
+    flats = dict(zip(table[0], map(list, zip(*rows, strict=True)), strict=True))
+    asked_texts = (project / "asked.jsonl").read_text().splitlines()
+    texts = [json.loads(asked_texts[line["row"] - 1])["review"] for line in right["reviews"]]
     whole = [str(project / file) for file in asked["digits3"] if "3a" not in file]
     given = {
         "digits3": {"files": whole},
@@ -187,12 +192,17 @@ def test_a_program_asks_the_folder_as_a_function(trained, tmp_path, monkeypatch)
         done = alone("-c", PROGRAM, tmp_path / name, json.dumps(values), cwd=tmp_path)
         assert done.returncode == 0, done.stderr
         found = json.loads(done.stdout)
-        first, *others = (np.array(one) for key, one in found.items() if key != "names")
-        assert all(np.array_equal(first, other) for other in others)
-        assert first.shape[1] == len(found["names"])
-        if name == "digits3":
-            best = [line["probability"] for line in said[name] if line["error"] is None]
-            np.testing.assert_allclose(first.max(1), best, rtol=0, atol=1e-4)
+        values = {key: np.array(one) for key, one in found.items() if key != "names"}
+        assert len(values) == {"digits3": 2, "flats": 1, "reviews": 2}[name]
+        for one in values.values():
+            assert one.shape == (len(right[name]), len(found["names"]))
+            if name == "flats":
+                expected, allowed = [line["prediction"] for line in right[name]], 1e-4 * prepared.target.deviation[0]
+            else:
+                expected, allowed = [line["probability"] for line in right[name]], 1e-4
+                best = [found["names"][place] for place in one.argmax(1)]
+                assert best == [line["prediction"] for line in right[name]]
+            np.testing.assert_allclose(one.max(1), expected, rtol=0, atol=allowed)
 
 
 def test_what_the_program_does_not_take_is_one_message(trained, tmp_path, monkeypatch):
@@ -213,7 +223,7 @@ def test_what_the_program_does_not_take_is_one_message(trained, tmp_path, monkey
     for names, message in {
         ("other.csv",): "error: 'other.csv' has not 'since', 'town', which the model takes. There: 'rooms', 'place'\n",
         ("none.csv",): "error: [Errno 2] No such file or directory: 'none.csv'\n",
-        ("latin.csv",): "error: 'utf-8' codec can't decode byte",
+        ("latin.csv",): "error: 'latin.csv' cannot be read as lines of UTF-8 ('utf-8' codec can't decode byte",
     }.items():
         done = alone(tmp_path / "out" / "predict.py", *names, cwd=tmp_path)
         assert done.returncode == 2

@@ -16,7 +16,7 @@ from PIL import Image
 from sklearn.preprocessing import QuantileTransformer
 
 from tasks import encoding
-from tasks.encoding import FORMATS, BadValue, Encoder, Repeated
+from tasks.encoding import FORMATS, BadValue, Encoder, Repeated, WholeEncoder
 
 
 def numbers(*columns):
@@ -230,6 +230,21 @@ def test_paths_begin_at_the_folder_and_stay_in_it(tmp_path):
     for value in ("../a.png", str(tmp_path / "a.png"), "link.png"):
         with pytest.raises(BadValue, match="it leads out of the folder of the table"):
             encoder.encode({"photo": [value]})
+
+
+def test_base64_in_place_of_a_path_is_a_short_error(tmp_path):
+    text = base64.b64encode(png((1, 2, 3)) + bytes(5000)).decode()
+    _, broken = WholeEncoder(*image()).encode_whole({"photo": [text, "none.png"]}, tmp_path)
+    hint = "; base64 of an image begins with data:image/png;base64,"
+    assert broken == {0: f"is no whole image (no such file{hint})", 1: "is no whole image (no such file)"}
+
+
+@pytest.mark.filterwarnings("ignore:Image size")
+def test_an_image_that_unpacks_to_too_much_is_refused_where_the_warning_is_none(tmp_path):
+    content = b"P6\n10000 10000\n255\n"
+    (tmp_path / "bomb.ppm").write_bytes(content)
+    _, broken = WholeEncoder(*image()).encode_whole({"photo": ["bomb.ppm"]}, tmp_path)
+    assert broken[0].startswith("is no whole image (Image size (100000000 pixels) exceeds limit of 89478485 pixels")
 
 
 def test_columns_that_are_not_there_or_shorter_are_refused():

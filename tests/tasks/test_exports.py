@@ -281,6 +281,12 @@ def test_what_python_keeps_of_a_program_that_was_imported_changes_no_export(tiny
     assert imported.returncode == 0, imported.stderr
     assert list((tmp_path / "out" / "__pycache__").iterdir())
     assert export(settings, tiny, training, "keras", "latest", str(tmp_path / "out")) == made
+    # What nobody's import of these two left there is a file that was added.
+    for planted in (f"__pycache__/numpy.{sys.implementation.cache_tag}.pyc", "__pycache__/predict.py", "numpy.pyc"):
+        (tmp_path / "out" / planted).write_bytes(b"code")
+        with pytest.raises(UserError, match="but files in it were changed, added or removed"):
+            export(settings, tiny, training, "keras", "latest", str(tmp_path / "out"))
+        (tmp_path / "out" / planted).unlink()
 
 
 # An example in the format of each task, with a class that is as likely as another, and labels at exactly a half.
@@ -340,6 +346,17 @@ def test_a_folder_that_cannot_be_made_is_one_message(tiny, trained, tmp_path):
     with pytest.raises(UserError, match=r"file/below/out: cannot be written \(.*Not a directory.*\). Check its perm"):
         export(settings, tiny, run, "keras", "latest", str(tmp_path / "file" / "below" / "out"))
     assert (tmp_path / "file").read_text() == "mine"
+
+
+def test_a_program_that_cannot_be_written_is_told_as_such_and_not_as_the_models_fault(
+    tiny, trained, tmp_path, monkeypatch
+):
+    settings, run = trained("train.epochs=1")
+    format = Format(lambda model, keras_file, folder: (folder / "predict.py").mkdir(), exports.find("keras").load)
+    monkeypatch.setattr(exports, "find", {"taken": format}.__getitem__)
+    with pytest.raises(UserError, match=r"out: cannot be written \(.*Is a directory.*\)\. Check its permissions"):
+        export(settings, tiny, run, "taken", "latest", str(tmp_path / "out"))
+    assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.slow
