@@ -75,8 +75,8 @@ class Predictor:
 
         Args:
             given: a list of n images, or n texts, or pixels; n values of each column, by name; or arrays as they were
-                prepared, where there is no encoding.json. An image is a path, or the bytes of a file or base64 of them:
-                PNG, JPEG, BMP, GIF or WebP. A str is a path if there is such a file.
+                prepared, where there is no encoding.json. An image is a ``pathlib.Path``, or the bytes of a file or base64
+                of them: PNG, JPEG, BMP, GIF or WebP. A str is no path, because a stranger may have sent it.
 
         Raises:
             ValueError: one of them is not what the model takes.
@@ -96,8 +96,8 @@ class Predictor:
         for feature in (one for one in self.features.values() if one["kind"] == "image"):
             name, shape = feature["columns"][0]["name"], tuple(feature["shape"])
             for row, one in enumerate(columns[name]):
-                if isinstance(one, Path) or (isinstance(one, str) and os.path.isfile(one)):
-                    columns[name][row] = self.file_encoder.image(name, row, Path(one).read_bytes(), shape)
+                if isinstance(one, Path):
+                    columns[name][row] = self.file_encoder.image(name, row, one.read_bytes(), shape)
         return self.probabilities(self.encoder.model_input(columns))
 
     def probabilities(self, arrays: Any) -> Any:
