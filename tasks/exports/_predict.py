@@ -75,8 +75,8 @@ class Predictor:
 
         Args:
             given: a list of n images, or n texts, or pixels; n values of each column, by name; or arrays as they were
-                prepared, where there is no encoding.json. An image is a ``pathlib.Path``, or the bytes of a file or base64
-                of them: PNG, JPEG, BMP, GIF or WebP. A str is no path, because a stranger may have sent it.
+                prepared, where there is no encoding.json. An image is a ``pathlib.Path``, or the bytes of a file, or
+                base64 of them: PNG, JPEG, BMP, GIF or WebP. A str is no path, because a stranger may have sent it.
 
         Raises:
             ValueError: one of them is not what the model takes.
