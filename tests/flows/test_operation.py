@@ -9,6 +9,7 @@ import signal
 import socket
 import stat
 import time
+import uuid
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -77,15 +78,22 @@ class Operated:
         return [process, *process.children(recursive=True)]
 
     def ask(self, path: str, body: dict[str, Any]) -> Any:
-        answer = operation.ask(self.service("prefect").address, path, body)
-        assert answer is not None, path
-        return answer
+        """Return what Prefect's server answers; a busy one is slow now and then, or its database is locked: 503."""
+
+        def answered() -> tuple[Any] | None:
+            answer = operation.ask(self.service("prefect").address, path, body)
+            return None if answer is None else (answer,)
+
+        return _wait(f"an answer of {path}", answered)[0]
 
     def submit(self, **overrides: Any) -> str:
         """Ask for a run of the deployment `training`; return the flow run's id."""
         (deployment,) = self.ask("deployments/filter", {"deployments": {"name": {"any_": ["training"]}}})
-        parameters = {"overrides": {**TRAINS_A_WHILE, **overrides}}
-        asked = self.ask(f"deployments/{deployment['id']}/create_flow_run", {"parameters": parameters})
+        given = {
+            "parameters": {"overrides": {**TRAINS_A_WHILE, **overrides}},
+            "idempotency_key": uuid.uuid4().hex,  # Asked twice, as its answer was late, it is one flow run.
+        }
+        asked = self.ask(f"deployments/{deployment['id']}/create_flow_run", given)
         self.asked.append(asked["id"])
         return self.asked[-1]
 
@@ -366,7 +374,6 @@ def test_up_that_is_killed_leaves_no_process_and_the_next_one_goes_on(operated):
     address = f"{operated.service('prefect').address}/api/deployments/{nightly['id']}"
     auth = ("stratagem", operated.private_key())
     schedule = f"{address}/schedules/{nightly['schedules'][0]['id']}"
-    # A busy server's database is locked now and then: 503.
     _wait("the pause", lambda: requests.patch(schedule, json={"active": False}, auth=auth, timeout=60).ok)
     flow_run = operated.submit(**{"train.epochs": 100_000, "train.seed": 2})
     _wait("its first checkpoint", lambda: operated.trains(flow_run))

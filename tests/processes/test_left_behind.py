@@ -15,7 +15,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 KEPT = re.compile(
     r"mlruns/(runs/[0-9a-f]{32}/.+|mlflow\.db|\.(mlflow\.db|registry)\.lock|code\.json|artifacts/.+|catalogue\.db(-wal|-shm)?|\.id)"
     r"|\.dvc/(config\.local|tmp/.+|cache/.+)|data/digits/(dvc\.lock|raw/.+|prepared/.+)"
-    r"|(flows|tasks)/(.+/)?__pycache__/.+"
+    r"|((flows|tasks)/(.+/)?)?__pycache__/.+"
 )
 HALF_WRITTEN = re.compile(r".*\.partial.*|.*/\.(scratch|prepared|cache|left)\..*|.*\.tmp")
 ONE = ("strategy.kind=one_device", "strategy.device=cpu", "checkpoint.every_steps=4", "train.loop=custom")
