@@ -50,6 +50,12 @@ def test_only_photographs_are_mirrored(shape, flip, padding):
     assert (values["input.augmentation.flip"], values["input.augmentation.crop_padding"]) == (flip, padding)
 
 
+@pytest.mark.parametrize(("channels", "rate"), [(1, 0.003), (3, 0.001)])
+def test_what_is_coloured_is_learnt_at_a_lower_rate(channels, rate):
+    values = values_of(manifest({"image": {"kind": "image", "shape": [96, 96, channels]}}))
+    assert values["schedule.learning_rate"] == rate
+
+
 @pytest.mark.parametrize(
     ("num_examples", "batch_size", "epochs"),
     [(5, 5, 40), (300, 8, 32), (1437, 32, 27), (60_000, 128, 10), (10**7, 128, 10)],
