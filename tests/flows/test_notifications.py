@@ -34,6 +34,7 @@ def _kept() -> str:
     return "".join(path.read_text() for path in Path("mlruns").rglob("*") if path.is_file())
 
 
+@pytest.mark.slow
 def test_what_nobody_hears_is_told_once_when_somebody_listens(receiver, capfd):
     notifications.tell("drift", "digits 1", "the data\nhave changed", "by a lot")
     notifications.tell("failure", "a run", "a run failed", f"{receiver.password} in 0123456789-a-token-of-a-service")

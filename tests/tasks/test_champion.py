@@ -337,7 +337,14 @@ def test_a_champion_that_moved_since_a_rollback_looked_stays(store: Path) -> Non
     assert (aliases(name)["champion"], history(name)) == ("3", "1, 2, 3")
 
 
-@pytest.mark.parametrize("address", ["sqlite", "sqlite+pysqlite"], ids=["own", "other"])
+# The project's own store, and one that only says so.
+STORES = (
+    pytest.param("sqlite", id="own"),
+    pytest.param("sqlite+pysqlite", id="other", marks=pytest.mark.slow),
+)
+
+
+@pytest.mark.parametrize("address", STORES)
 @pytest.mark.parametrize("what", ["version", "model"])
 def test_what_is_deleted_while_it_is_loaded_back_leaves_the_champion_as_it_was(
     store: Path, monkeypatch, what: str, address: str
@@ -370,7 +377,7 @@ MOMENTS = {
 
 
 @pytest.mark.parametrize(("deleted", "request_", "told", "left"), MOMENTS.values(), ids=MOMENTS.keys())
-@pytest.mark.parametrize("address", ["sqlite", "sqlite+pysqlite"], ids=["own", "other"])
+@pytest.mark.parametrize("address", STORES)
 def test_what_is_deleted_after_the_last_look_leaves_one_champion_or_is_told(
     store: Path, monkeypatch, deleted: str | None, request_: str, told: str, left: str | None, address: str
 ) -> None:

@@ -111,6 +111,7 @@ def test_a_stage_process_that_died_is_told_and_replaced(settings):
         client.stop_processes()
 
 
+@pytest.mark.slow
 def test_a_report_that_cannot_be_written_fails_no_run(settings, capfd, interrupted_when):
     run = write_run(1)
     (Path(run.folder) / "report").mkdir(exist_ok=True)

@@ -49,6 +49,7 @@ def _files_below(folder: Path) -> dict[str, bytes]:
     return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
+@pytest.mark.slow
 def test_a_dataset_that_is_not_there_leaves_the_users_folder_as_it_was(project):
     folder = project / "data" / "mnits"
     (folder / "labels").mkdir(parents=True)

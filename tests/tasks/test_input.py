@@ -31,6 +31,8 @@ from tasks.input.order import carve, order, shares
 from tasks.records import Feature, PreparedDataset, PreparedSplit, Target
 
 SOURCES = ["array", "stream"]
+# A stream of many passes takes 4 to 6 s, which `make test` leaves to `make test-slow`.
+STREAM_LATER = ["array", pytest.param("stream", marks=pytest.mark.slow)]
 NUM_TRAIN, NUM_TEST = 1437, 360
 ALL_KINDS = (
     "{flip: true, crop_padding: 2, translation: 0.1, rotation: 0.1, zoom: 0.2, fill_mode: reflect, brightness: 0.2, "
@@ -155,7 +157,7 @@ def test_autograph_rewrites_none_of_its_functions(digits, source):
     assert not names & {"begin", "gather", "one_pass", "decode_part", "augmented", "augment_batch", "augment"}
 
 
-@pytest.mark.parametrize("source", SOURCES)
+@pytest.mark.parametrize("source", STREAM_LATER)
 def test_the_order_is_that_of_seed_and_epoch(digits, source):
     rows = Rows(digits)
 
@@ -251,7 +253,7 @@ def test_replicas_get_even_pieces_of_the_same_batches_in_order(digits, source, n
         np.testing.assert_array_equal(np.concatenate([part for _, part in mine]), labels)
 
 
-@pytest.mark.parametrize("source", SOURCES)
+@pytest.mark.parametrize("source", STREAM_LATER)
 @pytest.mark.parametrize("drop", [False, True])
 @pytest.mark.parametrize(("num_workers", "size"), [(2, 100), (3, 41)])
 def test_workers_share_an_epoch_out(digits, source, num_workers, size, drop):
@@ -324,7 +326,7 @@ def test_all_readers_get_the_same(tiny, small_blocks, drop, steps_per_epoch, sta
         assert_same([put_together(batch, num_workers)[0] for batch in zip(*parts, strict=True)], alone, dtype)
 
 
-@pytest.mark.parametrize("source", SOURCES)
+@pytest.mark.parametrize("source", STREAM_LATER)
 def test_an_epoch_of_some_steps_goes_on_where_the_one_before_stopped(digits, source):
     options = ["input.augmentation={flip: true, crop_padding: 1}"]
     passes = sources.training_batches(load(*options, source=source), digits, 100)

@@ -61,13 +61,14 @@ def content(result):
             [2, 5, 8],
         ),
         # Calls of eight steps: an epoch of 37 ends in one of five.
-        (
+        pytest.param(
             [
                 "input.validation=53", "train.per_replica_batch_size=4", "model.options={units: [16], dropout: 0.5}",
                 "train.steps_per_execution=8", "checkpoint.every_steps=10", "optimizer={kind: sgd, momentum: 0.9}",
             ],
             [16, 24, 32, 37, 45, 53, 61, 74],
             [16, 37, 53],
+            marks=pytest.mark.slow,
         ),
         pytest.param(
             [
@@ -91,13 +92,14 @@ def content(result):
             [16, 53],
         ),
         # Epochs of three of the five steps in a pass, so that passes and epochs end at different places.
-        (
+        pytest.param(
             [
                 *LAST_BATCH_SHORT, "train.steps_per_epoch=3", "train.epochs=4", "checkpoint.every_steps=2",
                 "model.options={units: [16], dropout: 0.5}", "input.augmentation={flip: true, crop_padding: 1}",
             ],
             [2, 3, 4, 6, 8, 9, 10, 12],
             [4, 6, 8],
+            marks=pytest.mark.slow,
         ),
         # Epochs of twelve steps, more than two passes; gradients of three steps are gathered over both ends.
         (
@@ -262,7 +264,7 @@ def test_a_run_goes_on_in_the_other_loop(tiny, train, loops):
         assert changed.history[name] == pytest.approx(values, rel=1e-5), name
 
 
-@pytest.mark.parametrize("loop", ["fit", "custom"])
+@pytest.mark.parametrize("loop", ["fit", pytest.param("custom", marks=pytest.mark.slow)])
 def test_an_epoch_may_have_fewer_or_more_steps_than_a_pass_over_the_data(tiny, train, loop):
     options = (*LAST_BATCH_SHORT, "train.deterministic=true", f"train.loop={loop}", "checkpoint.keep=1",
                "input.augmentation={flip: true, crop_padding: 1}")  # fmt: skip
@@ -302,6 +304,7 @@ def build(input_shape, num_classes):
 """
 
 
+@pytest.mark.slow
 def test_a_subclassed_model_of_the_users_own_trains_in_both_loops(tiny, train, own):
     options = (own(OWN), *LAST_BATCH_SHORT, "train.deterministic=true", "checkpoint.every_steps=3", "checkpoint.keep=9")
     results = {loop: train(tiny, *options, f"train.loop={loop}", run_id=loop) for loop in ("fit", "custom")}
@@ -421,7 +424,7 @@ def test_without_validation(tiny, train):
 HOPELESS = ("train.epochs=9", "train.early_stopping={monitor: validation/loss, patience_epochs: 3, min_delta: 100}")
 
 
-@pytest.mark.parametrize("loop", ["fit", "custom"])
+@pytest.mark.parametrize("loop", ["fit", pytest.param("custom", marks=pytest.mark.slow)])
 def test_early_stopping_stops_and_survives_a_resume(tiny, train, loop):
     options = (
         "train.deterministic=true",
@@ -442,7 +445,7 @@ def test_early_stopping_stops_and_survives_a_resume(tiny, train, loop):
         assert resumed.history == whole.history
 
 
-@pytest.mark.parametrize("loop", ["fit", "custom"])
+@pytest.mark.parametrize("loop", ["fit", pytest.param("custom", marks=pytest.mark.slow)])
 def test_a_trial_of_a_sweep_ends_where_it_is_below_its_limit_and_is_not_resumed_from_there(tiny, train, project, loop):
     options = ("train.deterministic=true", f"train.loop={loop}", "train.epochs=5", "checkpoint.keep=99")
     whole = train(tiny, *options, run_id="whole")
@@ -509,7 +512,7 @@ def test_one_process_trains_a_run(tiny, train, monkeypatch):
     assert train(tiny, resume=True).epochs == 2
 
 
-@pytest.mark.parametrize("loop", ["fit", "custom"])
+@pytest.mark.parametrize("loop", ["fit", pytest.param("custom", marks=pytest.mark.slow)])
 def test_a_training_that_is_told_to_stop_is_carried_on_to_the_same_bits(tiny, train, at_step, loop):
     options = (f"train.loop={loop}", "train.deterministic=true", "model.options={units: [16], dropout: 0.5}",
                "train.steps_per_execution=1")  # fmt: skip
@@ -845,7 +848,7 @@ def test_double_precision_is_double_everywhere(tiny, train):
     assert result.history["train/loss"] == pytest.approx(single.history["train/loss"], rel=0.3)
 
 
-@pytest.mark.parametrize("loop", ["fit", "custom"])
+@pytest.mark.parametrize("loop", [pytest.param("fit", marks=pytest.mark.slow), "custom"])
 def test_loss_scaling_trains_and_resumes(tiny, train, loop):
     options = ("train.deterministic=true", "train.dtype_policy=mixed_float16", f"train.loop={loop}")
     whole = train(tiny, *options, "train.epochs=2", run_id="whole")

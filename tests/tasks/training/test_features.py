@@ -104,7 +104,14 @@ def compiled(prepared, settings):
     return model
 
 
-@pytest.mark.parametrize(("task", "weighted"), [("classification", True), ("multilabel", False), ("regression", False)])
+@pytest.mark.parametrize(
+    ("task", "weighted"),
+    [
+        ("classification", True),
+        pytest.param("multilabel", False, marks=pytest.mark.slow),
+        ("regression", False),
+    ],
+)
 def test_a_training_is_a_plain_keras_script(mixture, train, task, weighted):
     prepared = mixture(task, weighted)
     overrides = [*PLAIN, *(["train.class_weights=balanced"] if weighted else [])]
@@ -168,6 +175,7 @@ def test_validation_examples_are_not_drawn_from_rows_that_belong_together(mixtur
         check(config.load("../small.yaml", PLAIN), whole)
 
 
+@pytest.mark.slow
 def test_a_kill_in_the_middle_ends_with_the_same_bits(mixture, train):
     prepared = mixture("regression")
     whole = train(prepared, *PLAIN, "model.options.dropout=0.3", run_id="whole")

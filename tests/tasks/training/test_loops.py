@@ -178,9 +178,9 @@ class Calls(keras.callbacks.Callback):
     [
         (1, {}, False),
         (8, {}, True),
-        (2, {}, False),
+        pytest.param(2, {}, False, marks=pytest.mark.slow),
         (1, {"train.steps_per_epoch": 7}, True),
-        (3, {"train.steps_per_epoch": 7}, False),
+        pytest.param(3, {"train.steps_per_epoch": 7}, False, marks=pytest.mark.slow),
     ],
 )
 def test_both_loops_tell_the_callbacks_what_keras_alone_tells_them(tiny, steps_per_execution, options, subclassed):
