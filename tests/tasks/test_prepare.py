@@ -243,7 +243,9 @@ def test_images_without_a_class_are_left_out_and_counted(root, capsys):
         sources.choose_source(wanted, prepared)
 
 
-@pytest.mark.parametrize(("name", "others"), [pytest.param("train_only", {}, marks=pytest.mark.slow), ("validated", {"validation": 33})])
+@pytest.mark.parametrize(
+    ("name", "others"), [pytest.param("train_only", {}, marks=pytest.mark.slow), ("validated", {"validation": 33})]
+)
 def test_a_test_split_is_held_out_where_there_is_none(root, name, others):
     manifest = download(dataset(name))
     prepared = prepare(dataset(name), manifest)
