@@ -31,7 +31,7 @@ from tasks.input.order import carve, order, shares
 from tasks.records import Feature, PreparedDataset, PreparedSplit, Target
 
 SOURCES = ["array", "stream"]
-# A stream of many passes takes 4 to 6 s, which `make test` leaves to `make test-slow`.
+# A stream of many passes takes 2 to 6 s, which `make test` leaves to `make test-slow`.
 STREAM_LATER = ["array", pytest.param("stream", marks=pytest.mark.slow)]
 NUM_TRAIN, NUM_TEST = 1437, 360
 ALL_KINDS = (
@@ -228,7 +228,7 @@ def test_another_process_reads_and_augments_the_same_and_jax_needs_no_tensorflow
     assert there["hidden"] == [[[], "GPU"]], "for the stream that JAX reads, and for nothing else"
 
 
-@pytest.mark.parametrize("source", SOURCES)
+@pytest.mark.parametrize("source", STREAM_LATER)
 @pytest.mark.parametrize("augmentation", ["{flip: false, crop_padding: 0}", ALL_KINDS])
 def test_a_later_start_is_the_rest_of_the_epoch(digits, source, augmentation):
     batches = sources.training_batches(load(f"input.augmentation={augmentation}", source=source), digits, 100)
@@ -385,7 +385,7 @@ def test_without_shuffle_the_order_is_that_of_the_data(digits, source):
     assert rows.flat(read(batches, 0)) == rows.flat(read(batches, 1)) == list(range(NUM_TRAIN))
 
 
-@pytest.mark.parametrize("source", SOURCES)
+@pytest.mark.parametrize("source", STREAM_LATER)
 @pytest.mark.parametrize("num_replicas", [1, 2])
 def test_evaluation_reads_every_example_once_in_order_and_as_it_is(digits, source, num_replicas):
     settings = load(
@@ -407,7 +407,7 @@ def test_evaluation_reads_every_example_once_in_order_and_as_it_is(digits, sourc
     assert Rows(digits, "test").flat(read(huge)) == list(range(NUM_TEST))
 
 
-@pytest.mark.parametrize("source", SOURCES)
+@pytest.mark.parametrize("source", STREAM_LATER)
 @pytest.mark.parametrize(("num_workers", "size"), [(2, 77), (3, 179)])
 def test_workers_share_an_evaluation_out(digits, source, num_workers, size):
     """With 179 the last batch has two examples: one of three workers gets none, and takes the step all the same."""

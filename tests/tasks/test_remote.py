@@ -143,6 +143,7 @@ copying.Copier(runs.find(sys.argv[2]), sys.argv[3]).copy()
 """
 
 
+@pytest.mark.slow
 def test_a_copy_that_is_ended_anywhere_leaves_what_was_whole_before(run, tmp_path, place):
     """Killed before each of its writes, one after the other: what comes back is a run as it once was."""
     copier(run, tmp_path).copy()

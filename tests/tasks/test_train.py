@@ -211,7 +211,9 @@ def scalars(folder):
     return found
 
 
-@pytest.mark.parametrize("options", [[], ["train.steps_per_execution=3"]], ids=["1", "3"])
+@pytest.mark.parametrize(
+    "options", [pytest.param([], marks=pytest.mark.slow), ["train.steps_per_execution=3"]], ids=["1", "3"]
+)
 def test_both_loops_leave_the_same(tiny, train, options):
     # Nothing is better by 100 than the first epoch.
     options = [
@@ -329,7 +331,7 @@ def build(input_shape, num_classes):
 """
 
 
-@pytest.mark.parametrize("precision", ["mixed_bfloat16", "mixed_float16"])
+@pytest.mark.parametrize("precision", ["mixed_bfloat16", pytest.param("mixed_float16", marks=pytest.mark.slow)])
 def test_the_loss_of_logits_of_half_precision_is_computed_in_full(tiny, train, own, precision):
     # Nothing moves, so both loops measure one model.
     options = (own(HALF), "model.options={}", f"train.dtype_policy={precision}", "schedule.learning_rate=1.0e-30",
@@ -353,7 +355,7 @@ def build(input_shape, num_classes):
 """
 
 
-@pytest.mark.parametrize("loop", ["fit", "custom"])
+@pytest.mark.parametrize("loop", ["fit", pytest.param("custom", marks=pytest.mark.slow)])
 def test_jit_compile_hands_the_step_to_xla(tiny, train, own, loop):
     options = (own(ON_THE_HOST), "model.options={}", "train.epochs=1", f"train.loop={loop}")
     train(tiny, *options, run_id="plain")
@@ -910,7 +912,7 @@ def test_what_xla_compiles_learns_the_same(tiny, train, options, monkeypatch):
 MIXED = "input.augmentation={flip: true, crop_padding: 0, mixup: 0.4, cutmix: 1.0}"
 
 
-@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+@pytest.mark.parametrize("smoothing", [pytest.param(0.0, marks=pytest.mark.slow), 0.1])
 def test_mixed_images_are_learned_as_a_plain_keras_script_does(tiny, train, smoothing):
     options = [
         MIXED, f"train.label_smoothing={smoothing}", "train.epochs=2", "optimizer.kind=sgd",

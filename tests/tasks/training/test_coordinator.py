@@ -134,9 +134,9 @@ class Calls(keras.callbacks.Callback):
     [
         (0, 1, {}),
         (0, 4, AUGMENTED),
-        (0, 4, MIXED),
+        pytest.param(0, 4, MIXED, marks=pytest.mark.slow),
         (3, 2, {}),
-        (9, 1, {}),
+        pytest.param(9, 1, {}, marks=pytest.mark.slow),
         (10, 1, {}),
         (0, 3, {"train.steps_per_epoch": 7, **AUGMENTED}),  # The short batch lies inside an epoch.
     ],

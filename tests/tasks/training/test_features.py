@@ -137,7 +137,9 @@ def test_a_training_is_a_plain_keras_script(mixture, train, task, weighted):
             np.testing.assert_allclose(own, other, rtol=2e-4, atol=2e-5, err_msg=loop)
 
 
-@pytest.mark.parametrize("task", list(TARGETS))
+@pytest.mark.parametrize(
+    "task", ["classification", *(pytest.param(task, marks=pytest.mark.slow) for task in [*TARGETS][1:])]
+)
 def test_an_evaluation_is_that_of_the_model_that_was_exported(mixture, train, task):
     prepared = mixture(task)
     training = train(prepared, *PLAIN)

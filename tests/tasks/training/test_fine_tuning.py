@@ -124,6 +124,7 @@ def test_what_is_thawed_is_trained_by_a_new_optimizer(tiny, train):
     assert exported(result.final_model).keys() == begun.keys()
 
 
+@pytest.mark.slow
 def test_a_rollback_after_the_thaw_goes_back_to_where_the_layers_were_thawed(tiny, train, at_step):
     def diverge(model):
         model.trainable_variables[-1].assign(np.full(model.trainable_variables[-1].shape, np.nan))

@@ -314,6 +314,7 @@ def test_a_failed_training_leaves_the_profiler_free(tmp_path):
     assert fit(tmp_path / "next", [3, 4])[1] == [3, 4]
 
 
+@pytest.mark.slow
 def test_slow_input_is_input_wait_and_a_heavy_step_is_compute(tmp_path):
     slow = fit(tmp_path / "slow", [3, 6], data=sleepy(6, 0.1))[0][0][1]
     assert slow["performance/input_wait_ms"] > 5 * slow["performance/compute_ms"]
@@ -406,7 +407,7 @@ RESUMED = [
 
 
 @pytest.mark.parametrize(("steps", "calls", "num_steps"), RESUMED)
-@pytest.mark.parametrize("loop", ["fit", "custom"])
+@pytest.mark.parametrize("loop", ["fit", pytest.param("custom", marks=pytest.mark.slow)])
 def test_a_run_resumed_inside_an_epoch_is_traced_once(tiny, train, monkeypatch, caplog, loop, steps, calls, num_steps):
     counted, sent = [], []
     split = traced.split

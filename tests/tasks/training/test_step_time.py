@@ -15,7 +15,9 @@ def kept(result):
 
 
 @pytest.mark.parametrize(
-    "options", [("train.loop=fit",), ("train.loop=custom", "train.steps_per_execution=3")], ids=str
+    "options",
+    [pytest.param(("train.loop=fit",), marks=pytest.mark.slow), ("train.loop=custom", "train.steps_per_execution=3")],
+    ids=str,
 )
 def test_a_training_that_is_traced_afterwards_leaves_the_same(tiny, train, options):
     plain = train(tiny, *options, run_id="plain")
