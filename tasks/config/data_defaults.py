@@ -56,8 +56,8 @@ def _of_images(shape: list[int]) -> Choice:
     stages = min(MOST_STAGES, max(2, round(math.log2(side / 5))))
     coloured = channels == 3
     photographs = coloured and side >= PHOTOGRAPH_PIXELS
-    # 300 drawn shapes, coloured at random: 0.33 of a test, the guess, with 0.003 and 1.00 with 0.001. 300 of MNIST, grey,
-    # after as many steps: 0.93 with 0.003 and 0.82 with 0.00075.
+    # 300 drawn shapes, coloured at random: 0.33 of a test, the guess, with 0.003 and 1.00 with 0.001. 300 of MNIST,
+    # grey, after as many steps: 0.93 with 0.003 and 0.82 with 0.00075.
     learning_rate = 0.001 if coloured else 0.003
     values = {
         "model.name": "vgg",
