@@ -13,15 +13,18 @@ import pytest
 from tests.flows.test_runs import refused, said
 
 
-def scratch_folders():
-    return set(Path(tempfile.gettempdir()).glob("stratagem-*/*/checkout"))
+@pytest.fixture
+def temporary():
+    """A temporary folder for the commands of one test: in the machine's, those of other tests come and go."""
+    with tempfile.TemporaryDirectory(prefix="t-") as folder:  # A socket's path, which lies in it, has 107 characters.
+        yield Path(folder)
 
 
 @pytest.mark.slow
-def test_the_same_weights_come_out_after_code_and_data_have_changed(in_finished, run, start, tmp_path):
+def test_the_same_weights_come_out_after_code_and_data_have_changed(in_finished, run, start, tmp_path, temporary):
     summary, copy = in_finished.summary, tmp_path / "copy"
     shutil.copytree(in_finished.project, copy, symlinks=True)
-    environment = {"PYTHONPATH": str(copy), "COLUMNS": "80"}
+    environment = {"PYTHONPATH": str(copy), "COLUMNS": "80", "TMPDIR": str(temporary)}
     old = copy / "mlruns" / "runs" / summary["run_id"]
 
     def do(*words):
@@ -39,15 +42,14 @@ def test_the_same_weights_come_out_after_code_and_data_have_changed(in_finished,
     state = git("status", "--porcelain"), git("branch", "--all"), git("worktree", "list")
     index = (copy / ".git" / "index").read_bytes()
 
-    there = scratch_folders()
     killed = start("stratagem", "reproduce", "latest", cwd=copy, **environment)
     killed.wait_until("epoch")
-    assert len(scratch_folders() - there) == 1
+    assert len(list(temporary.glob("stratagem-*/*/checkout"))) == 1
     killed.process.send_signal(signal.SIGKILL)
     killed.process.wait()
     assert killed.survivors() == []
     planned = said(do("reproduce", summary["run_id"][:8], "--dry-run"))
-    assert scratch_folders() - there == set(), "the next command has removed what the killed one left"
+    assert list(temporary.iterdir()) == [], "the next command has removed what the killed one left"
     assert re.search(rf"^data version +{summary['data_version'][:12]} +\w{{12}} +brought back", planned, re.MULTILINE)
 
     done = do("reproduce", summary["run_id"], "--json")

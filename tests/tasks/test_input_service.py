@@ -194,6 +194,8 @@ def test_what_cannot_be_is_refused(overrides, said):
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_the_command_serves_until_it_is_told_to_end(project, digits, number, tmp_path):
     (port,) = free_ports(1)
+    # A test run in a shell's background ignores Ctrl-C, and so would what it starts.
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
     with (tmp_path / "err").open("w") as err:
         command = subprocess.Popen(
             ["stratagem", "serve-input", "--open", "--port", str(port)],
@@ -201,9 +203,8 @@ def test_the_command_serves_until_it_is_told_to_end(project, digits, number, tmp
             stderr=err,
             text=True,
             process_group=0,
-            # As in a terminal, also where these tests run in a shell's background.
-            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),  # noqa: PLW1509
         )
+    signal.signal(signal.SIGINT, before)
     with command:
         assert command.stdout.readline().startswith(
             f"serves trainings with --set input.service=grpc://127.0.0.1:{port}"
