@@ -219,7 +219,7 @@ def _rows(name: str, model: Predictor) -> Iterator[Example]:
                 rows = _of_csv(name, first, lines, kinds)
             for row, values in enumerate(rows, 1):
                 yield name, row, values
-        except (UnicodeDecodeError, csv.Error) as error:
+        except (UnicodeDecodeError, csv.Error) as error:  # csv.Error: of the header; of a row it is that row's error.
             raise ValueError(f"'{name}' cannot be read as lines of UTF-8 ({error})") from None
 
 
@@ -261,10 +261,17 @@ def _of_csv(name: str, header: str, lines: Iterator[str], kinds: dict[str, str])
     _need(name, kinds, names)
     if twice := [one for one in kinds if names.count(one) > 1]:
         raise ValueError(f"'{name}' has the column {', '.join(map(repr, twice))} more than once: leave one")
-    for row in filter(None, reader):
+    while True:
+        try:
+            row = next(reader)
+        except StopIteration:
+            return
+        except csv.Error as error:
+            yield f"no row of CSV ({error})"
+            continue
         if len(row) == len(names):
             yield dict(zip(names, row, strict=True))
-        else:
+        elif row:
             yield f"the row has {len(row)} values, and the header {len(names)}"
 
 

@@ -106,6 +106,14 @@ def test_what_is_broken_in_a_table_is_the_error_of_its_row(program):
         assert (line["error"] is None) is (error is None)
 
 
+def test_a_value_beyond_what_csv_takes_is_the_error_of_its_row(program):
+    Path("a.csv").write_text(f"rooms,floor,town\n1,2,Ulm\n{'1' * (2**26 + 1)},2,Ulm\n\n3,2,Ulm\n")
+    code, lines, _ = program(FLATS)("a.csv")
+    assert code == 1
+    assert [line["prediction"] for line in lines] == [5, None, 7]
+    assert lines[1]["error"] == f"no row of CSV (field larger than field limit ({2**26}))"
+
+
 def test_the_delimiter_is_what_gives_most_of_the_columns_and_a_column_without_a_name_has_its_place(program):
     features = {"number": FLATS["number"] | {"columns": [column("column 1", "number"), column("floor", "number")]}}
     # More commas than semicolons, in a name that the model does not take.
