@@ -197,7 +197,7 @@ def take_down() -> bool:
         where = f" on {state.host}" if state else ""
         raise StratagemError(f"{folder()}/lock is held by a process{where} that cannot be found here: end it there")
     process.send_signal(signal.SIGTERM)
-    end = time.monotonic() + 3 * END_SECONDS
+    end = time.monotonic() + 5 * END_SECONDS
     while is_held() or find_process(state.pid, state.created) is not None:
         if time.monotonic() > end:
             raise StratagemError(f"process {state.pid} (`stratagem up`) does not end: see {folder()}/up.log")

@@ -43,7 +43,7 @@ def collect() -> dict[str, Any]:
 def _service(one: ServiceState, up: bool) -> dict[str, Any]:
     runs = up and find_process(one.pid, one.created) is not None
     health = f"{one.address}/api/health" if one.name == "prefect" else one.address
-    answers = runs and (not health or unreachable_reason(health) is None)
+    answers = runs and (not health or unreachable_reason(health, operation.HEALTH_SECONDS) is None)
     told = one.model_dump(include={"name", "pid", "since", "restarts", "last_end", "address", "log"})
     return {**told, "runs": runs, "answers": answers}
 

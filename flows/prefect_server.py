@@ -22,8 +22,8 @@ from tasks.process import guard, scratch
 
 # So often a run's own server is started again; one that always dies again would be started for ever.
 MAX_RESTARTS = 3
-# Within this time a server answers whether it is well.
-ANSWER_SECONDS = 10.0
+# Within this time a server answers whether it is well: beside a training one took more than 10 s.
+ANSWER_SECONDS = 30.0
 
 
 def set_environment(debug: bool) -> None:
@@ -220,7 +220,7 @@ def answers(url: str, seconds: float) -> bool:
 
 def _check_server(url: str) -> None:
     # Prefect's client tries for a minute.
-    if (reason := unreachable_reason(f"{url.rstrip('/')}/health")) is not None:
+    if (reason := unreachable_reason(f"{url.rstrip('/')}/health", ANSWER_SECONDS)) is not None:
         raise UserError(
             f"PREFECT_API_URL = {url}: no Prefect server answers ({reason}): start it with `prefect server start`, or "
             "unset the variable: then each run starts one of its own"

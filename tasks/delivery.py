@@ -60,7 +60,8 @@ def _check(to: str | None) -> str:
             "--to: a password in a command can be read by every user of this machine. Set MLFLOW_TRACKING_USERNAME and "
             "MLFLOW_TRACKING_PASSWORD, and leave it out"
         )
-    if uri.startswith("http") and (reason := network.unreachable_reason(f"{uri.rstrip('/')}/health", 5)) is not None:
+    health = f"{uri.rstrip('/')}/health"
+    if uri.startswith("http") and (reason := network.unreachable_reason(health, (5, 30))) is not None:
         raise UserError(f"{what}: no MLflow server answers ({reason}): start it, or give another address")
     if uri.startswith("sqlite:///"):
         uri = f"sqlite:///{Path(uri.removeprefix('sqlite:///')).absolute()}"

@@ -126,10 +126,14 @@ def _to_prefect(user: str, password: str) -> dict[str, str]:
     return {"PREFECT_API_AUTH_STRING": f"{user}:{password}"}
 
 
-def unreachable_reason(url: str, timeout_seconds: float = 5) -> str | None:
+def unreachable_reason(url: str, timeout_seconds: float | tuple[float, float] = 5) -> str | None:
     """Return why no server answers at an address, None where one does.
 
     Whether one that answers lets us in shows at the first request; 502 and its like are a proxy's answers.
+
+    Args:
+        url: what is asked for.
+        timeout_seconds: how long a connection, and then an answer, may take; two where they differ.
     """
     import requests  # Here and not above: 0.1 s that `stratagem --help` need not wait for.
 

@@ -36,6 +36,9 @@ use = egg:swift#{role}
 PROXY = """
 allow_account_management = true
 account_autocreate = true
+conn_timeout = 30
+node_timeout = 120
+error_suppression_limit = 1000000
 [filter:length_of_head]
 paste.filter_factory = object_store:length_of_head
 [filter:cache]

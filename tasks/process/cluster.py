@@ -20,6 +20,8 @@ from tasks.process.member import PATIENCE, Message, Patience
 SHARED = {"check": "check", "train": "assist", "evaluate": "assist_evaluation"}
 # Requests by which a run starts, or is resumed.
 STARTING = ("start_run", "resume_run", "start_trial", "resume_trial")
+# What is said of a stage that was told to stop and did not answer in time, or had just come to its end.
+NOT_SAID = "the next start goes on from the latest checkpoint"
 
 
 class _Lost(Exception):
@@ -129,14 +131,14 @@ class StageProcesses:
             said = self._interrupt()
             code = getattr(interrupt, "exit_code", 130)
             if code == Terminated.exit_code and stage in SHARED and self.group.is_foreign:
-                raise Preempted(f"{stage} was told to stop: {said}") from None
+                raise Preempted(f"{stage} was told to stop: {said or NOT_SAID}") from None
             raise Interrupted(said or f"{stage} was interrupted", code) from None
         except StratagemError:
             raise
         except BaseException:  # Such as one by which the caller takes SIGTERM, or cancels a run.
             said = self._interrupt()
             if self.group.is_foreign and stage in SHARED:
-                raise Preempted(f"{stage} was told to stop: {said}") from None
+                raise Preempted(f"{stage} was told to stop: {said or NOT_SAID}") from None
             raise
 
     def stand_by(self) -> None:

@@ -98,7 +98,7 @@ def run_guarded(command: list[str]) -> int:
             # flow runs; told themselves, they save their step and say how they ended.
             guarded.send_signal(signal.SIGSTOP)
             _terminate(started)
-            _await_end(started)
+            _await_end(started, RECORD_SECONDS)  # They give their own stages `GRACE_SECONDS` first.
             guarded.send_signal(signal.SIGCONT)
         guarded.terminate()
         try:
@@ -139,11 +139,11 @@ def end_children(others_than: Collection[int] = ()) -> None:
     ending = [child for child in _children_of(os.getpid()) if child.pid not in others_than]
     family = [member for child in ending for member in (child, *_children_of(child.pid, recursive=True))]
     _terminate(ending)
-    alive = _await_end(family)
+    alive = _await_end(family, GRACE_SECONDS)
     for member in alive:
         with contextlib.suppress(psutil.NoSuchProcess):
             member.kill()
-    _await_end(alive)
+    _await_end(alive, GRACE_SECONDS)
 
 
 def _children_of(pid: int, recursive: bool = False) -> "list[psutil.Process]":
@@ -163,9 +163,9 @@ def _terminate(processes: "Iterable[psutil.Process]") -> None:
             process.terminate()
 
 
-def _await_end(processes: "Iterable[psutil.Process]") -> "list[psutil.Process]":
-    """Wait until processes have ended, for `GRACE_SECONDS` at most; return those that have not."""
-    until, alive = time.monotonic() + GRACE_SECONDS, list(processes)
+def _await_end(processes: "Iterable[psutil.Process]", seconds: float) -> "list[psutil.Process]":
+    """Wait until processes have ended, for some seconds at most; return those that have not."""
+    until, alive = time.monotonic() + seconds, list(processes)
     while (alive := [process for process in alive if not _has_ended(process)]) and time.monotonic() < until:
         time.sleep(0.05)
     return alive

@@ -267,6 +267,6 @@ def _slurm(command: Sequence[str]) -> str:
     if done.returncode == 0:
         return done.stdout
     said = " ".join(done.stderr.split())
-    if "Unable to contact slurm controller" in said or "Connection refused" in said:
+    if any(one in said for one in ("Unable to contact slurm controller", "Connection refused", "Socket timed out")):
         raise StratagemError(f"launcher slurm: the controller does not answer ({said}). `scontrol ping` says more")
     raise UserError(f"launcher slurm: `{command[0]}` refuses it ({said})")

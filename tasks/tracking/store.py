@@ -20,6 +20,7 @@ import numpy as np
 from filelock import FileLock
 from mlflow.data.schema import TensorDatasetSchema
 from mlflow.entities import Dataset
+from mlflow.environment_variables import MLFLOW_HTTP_REQUEST_TIMEOUT
 from mlflow.exceptions import MlflowException
 from mlflow.types.schema import Schema, TensorSpec
 from sqlalchemy.exc import SQLAlchemyError
@@ -125,7 +126,9 @@ def _check_schema(path: Path) -> None:
 
 def _check_server(uri: str) -> None:
     # MLflow's client tries for 246 s before it says that a server is down.
-    if (reason := network.unreachable_reason(f"{uri.rstrip('/')}/health", timeout_seconds=3)) is not None:
+    # One that is down refuses at once; one that trains beside this process may take as long as for any other request.
+    seconds = 3.0, min(float(MLFLOW_HTTP_REQUEST_TIMEOUT.get()), 30.0)
+    if (reason := network.unreachable_reason(f"{uri.rstrip('/')}/health", seconds)) is not None:
         raise Unavailable(
             f"MLFLOW_TRACKING_URI = {uri}: no MLflow server answers ({reason}): start it, or unset the variable"
         )

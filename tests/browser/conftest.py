@@ -36,7 +36,7 @@ class Page:
         """Call a method of the DevTools protocol, and return its result."""
         self._calls += 1
         self._connection.send(json.dumps({"id": self._calls, "method": method, "params": params}))
-        while (answer := json.loads(self._connection.recv(timeout=60))).get("id") != self._calls:
+        while (answer := json.loads(self._connection.recv(timeout=300))).get("id") != self._calls:
             self._events.append(answer)
         return answer["result"]
 
@@ -106,12 +106,12 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str], P
         stderr=subprocess.DEVNULL,
     )
     with contextlib.ExitStack() as opened:
-        opened.callback(process.wait, 60)
+        opened.callback(process.wait, 300)
         opened.callback(process.terminate)
         port = _port(profile / "DevToolsActivePort", process)
-        with urllib.request.urlopen(f"http://127.0.0.1:{port}/json", timeout=60) as answer:
-            tab = next(tab for tab in json.load(answer) if tab["type"] == "page")
-        one = Page(opened.enter_context(connect(tab["webSocketDebuggerUrl"], max_size=2**26)))
+        # A busy machine needs more than the 10 s and 20 s that websockets gives a handshake and an answer to a ping.
+        patient: dict[str, Any] = {"max_size": 2**26, "open_timeout": 120, "ping_interval": None}
+        one = Page(opened.enter_context(connect(_first_tab(port), **patient)))
         one.call("Page.enable")
 
         def go(address: str) -> Page:
@@ -119,6 +119,18 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str], P
             return one
 
         yield go
+
+
+def _first_tab(port: str) -> str:
+    """Return the address of the page that is open; Chromium takes questions before it has one."""
+    end = time.monotonic() + 120
+    while True:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/json", timeout=60) as answer:
+            tabs = [tab["webSocketDebuggerUrl"] for tab in json.load(answer) if tab["type"] == "page"]
+        if tabs:
+            return str(tabs[0])
+        assert time.monotonic() < end
+        time.sleep(0.1)
 
 
 def _port(file: Path, process: subprocess.Popen[bytes]) -> str:

@@ -58,7 +58,7 @@ class Command:
             time.sleep(0.1)
         self.family = psutil.Process(self.process.pid).children(recursive=True)
 
-    def survivors(self, timeout_seconds: float = 60) -> list[str]:
+    def survivors(self, timeout_seconds: float = 120) -> list[str]:
         """Return the command lines of the children that are still there after a while."""
         _, alive = psutil.wait_procs(self.family, timeout_seconds)
         return [" ".join(child.cmdline()) for child in alive if child.is_running()]

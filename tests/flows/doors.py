@@ -12,7 +12,8 @@ from websockets.sync.client import connect
 
 ELSEWHERE = ("http://attacker.example", "http://127.0.0.1:9", "null")
 """Origins: a page of the web, one of another user's server on this machine, one of a file or a frame."""
-AS_PREFECT: dict[str, Any] = {"subprotocols": ["prefect"], "proxy": None}
+# A busy server needs more than the 10 s and 20 s that websockets gives a handshake and an answer to a ping.
+AS_PREFECT: dict[str, Any] = {"subprotocols": ["prefect"], "proxy": None, "open_timeout": 120, "ping_interval": None}
 
 
 def assert_shut(address: str, path: str, key: str, body: dict[str, object]) -> None:

@@ -8,7 +8,14 @@ import os
 import sys
 from pathlib import Path
 
-os.environ.update(RAY_USAGE_STATS_ENABLED="0", RAY_enable_worker_prestart="0")
+os.environ.update(
+    RAY_USAGE_STATS_ENABLED="0",
+    RAY_enable_worker_prestart="0",
+    # Ray gives each of these 30 s or less, which a busy machine may need.
+    RAY_gcs_server_port_wait_time_s="300",
+    RAY_agent_register_timeout_ms="300000",
+    RAY_raylet_start_wait_time_s="300",
+)
 
 from ray.cluster_utils import Cluster
 
@@ -26,12 +33,14 @@ def main(folder: str, *cpus: str) -> None:
         head = {"include_dashboard": False, "temp_dir": folder} if not nodes else {}
         nodes.append(
             cluster.add_node(
+                wait=False,
                 num_cpus=int(number),
                 object_store_memory=STORE_BYTES,
                 node_ip_address=f"127.0.0.{2 + len(nodes)}",
                 **head,
             )
         )
+        cluster.wait_for_nodes(300)
 
     for number in cpus:
         add(number)

@@ -32,6 +32,7 @@ TaskPlugin=task/none
 MpiDefault=none
 SelectType=select/cons_tres
 SelectTypeParameters=CR_Core
+MessageTimeout=100
 SchedulerParameters=sched_interval=2,bf_interval=2
 ReturnToService=2
 NodeName=n1 NodeHostname=localhost NodeAddr={addresses[0]} Port={ports[1]} CPUs={cores} State=UNKNOWN
@@ -84,4 +85,4 @@ def running(
         for daemon in daemons:
             daemon.terminate()
         for daemon in daemons:
-            daemon.wait(60)
+            daemon.wait(180)

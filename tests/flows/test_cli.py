@@ -418,7 +418,7 @@ def test_a_run_that_is_told_to_stop_ends_as_killed_and_leaves_no_process(prepare
     command.wait_until(EPOCH)
     assert len(command.family) >= 2, "the stage process and the API"
     command.process.terminate()
-    assert command.process.wait(120) == 143
+    assert command.process.wait(300) == 143
     assert command.survivors() == []
     assert _statuses(prepared_project) == ["KILLED"]
     assert "interrupted" in command.err.read_text().splitlines()[-1]
@@ -432,7 +432,7 @@ def test_a_killed_stage_process_is_told_in_one_message(prepared_project, start):
     stage, clean = [child for child in command.family if child.cmdline()[-2:] == ["tasks", "serve"]]
     assert clean.ppid() == stage.pid, "what it forked to load models back in"
     stage.kill()
-    assert command.process.wait(120) == 1
+    assert command.process.wait(300) == 1
     command.family += [child for child in psutil.process_iter() if child.pid in {p.pid for p in command.family}]
     assert command.survivors() == []
     assert _statuses(prepared_project) == ["FAILED"]

@@ -66,11 +66,11 @@ class Prefect:
     def mlflow_runs(self) -> dict[str, str]:
         """Return the state of each MLflow run by the id of its flow run."""
         query = "SELECT value, status FROM runs JOIN tags ON runs.run_uuid = tags.run_uuid AND key = 'flow_run_id'"
-        with contextlib.closing(sqlite3.connect(self.project / "mlruns" / "mlflow.db")) as database:
+        with contextlib.closing(sqlite3.connect(self.project / "mlruns" / "mlflow.db", timeout=60)) as database:
             return dict(database.execute(query))
 
 
-def _wait(what: str, happened: Callable[[], Any], timeout_seconds: float = 300) -> Any:
+def _wait(what: str, happened: Callable[[], Any], timeout_seconds: float = 900) -> Any:
     end = time.monotonic() + timeout_seconds
     while not (result := happened()):
         assert time.monotonic() < end, f"{what} did not happen"
@@ -116,7 +116,7 @@ def prefect(prepared_template, prefect_database, start, tmp_path_factory) -> Ite
     for command in (worker, server):
         command.family = psutil.Process(command.process.pid).children(recursive=True)
         command.process.terminate()
-        command.process.wait(120)
+        command.process.wait(300)
         assert command.survivors() == []
 
 

@@ -11,7 +11,6 @@ import re
 import runpy
 import shlex
 import signal
-import socket
 import subprocess
 import sys
 from collections.abc import Callable
@@ -24,6 +23,7 @@ from typer.main import get_command
 
 from flows import cli, plan
 from tasks import config, sweeps
+from tasks.launchers import isolation
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")), ROOT / "CONTRIBUTING.md"]
@@ -238,7 +238,7 @@ class Reader:
             if serves:
                 process.wait_until(serves, of=process.out)
                 os.killpg(process.process.pid, signal.SIGINT)
-            code = process.process.wait(500)
+            code = process.process.wait(1200)
             said = process.out.read_text()
             assert code in ((0, 130) if serves else (0,)), f"{typed}\n{said}"
             self.said[bare(command)] = said
@@ -319,19 +319,15 @@ def shape(line: str) -> str:
 @pytest.mark.slow
 def test_the_schedule_that_is_started_by_hand_runs_as_it_stands(reader, tmp_path):
     try:
-        socket.create_server(("127.0.0.1", 4200)).close()
-    except OSError:
-        pytest.skip("port 4200, which the block names, is in use")
+        network = isolation.make()  # Another test's `stratagem up` may have port 4200, which the block names.
+    except OSError as error:
+        pytest.skip(f"no network of its own, where port 4200 is free: {error}")
     before = len(list(reader.folder.glob("mlruns/runs/*/summary.json")))
     log = (tmp_path / "log").open("w+")
+    asking = f"{SCHEDULE}\ncurl --silent $PREFECT_API_URL/deployments/filter --json '{{}}'\n"
     shell = subprocess.Popen(
-        [
-            "bash",
-            "-euo",
-            "pipefail",
-            "-c",
-            f"{SCHEDULE}\ncurl --silent $PREFECT_API_URL/deployments/filter --json '{{}}'\n",
-        ],
+        network.command(["bash", "-euo", "pipefail", "-c", asking]),
+        pass_fds=network.descriptors,
         cwd=reader.folder,
         env=os.environ | {"PREFECT_HOME": str(tmp_path / "home"), "PYTHONPATH": str(reader.folder)},
         stdin=subprocess.DEVNULL,
@@ -340,10 +336,11 @@ def test_the_schedule_that_is_started_by_hand_runs_as_it_stands(reader, tmp_path
         start_new_session=True,
     )
     try:
-        code = shell.wait(500)
+        code = shell.wait(1200)
     finally:
         # The server and the worker, which stay in the background: a worker whose server went first outlived a SIGTERM.
         os.killpg(shell.pid, signal.SIGKILL)
+        network.close()
     log.seek(0)
     said = log.read()
     log.close()

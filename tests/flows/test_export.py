@@ -144,6 +144,6 @@ def test_an_export_that_is_interrupted_leaves_nothing(prepared_project, run, sta
         time.sleep(0.1)
     command.wait_until("")
     command.process.send_signal(signal.SIGINT)
-    assert command.process.wait(60) == 130
+    assert command.process.wait(300) == 130
     assert command.survivors() == []
     assert not target.parent.exists()

@@ -41,10 +41,10 @@ def test_pods_that_are_told_to_stop_go_on_and_end_with_the_bits_of_a_run_at_home
     first = pods()
     first[0].wait_until(" 3/40 ")
     first[1].process.send_signal(signal.SIGTERM)  # As Kubernetes does where a node is drained.
-    assert [pod.process.wait(300) for pod in first] == [75, 75]
+    assert [pod.process.wait(1000) for pod in first] == [75, 75]
     assert "is saved. The same command goes on" in first[0].err.read_text()
     second = pods()
-    assert [pod.process.wait(300) for pod in second] == [0, 0], second[0].err.read_text()
+    assert [pod.process.wait(1000) for pod in second] == [0, 0], second[0].err.read_text()
     assert "resuming at step" in second[0].err.read_text()
     (run_id,) = runs.finished()
     trained = runs.load_result(runs.find(run_id), records.TrainingResult)

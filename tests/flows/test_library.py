@@ -22,7 +22,7 @@ BUILD = "import sys; from setuptools import build_meta; print(getattr(build_meta
 EXECUTE = """
 import sys, nbclient, nbformat
 notebook = nbformat.read(sys.argv[1], as_version=4)
-nbclient.NotebookClient(notebook, timeout=500).execute()
+nbclient.NotebookClient(notebook, timeout=1200, startup_timeout=600, iopub_timeout=60).execute()
 nbformat.write(notebook, sys.argv[2])
 """
 # A program with modules of its own by the names of ours, one imported before and one after.
@@ -107,7 +107,7 @@ class Installed:
         """Run a program of the environment; return how it ended, and what it said."""
         environment = self.environment | more
         started = self.start(str(self.bin / command[0]), *map(str, command[1:]), cwd=cwd or self.project, **environment)
-        started.process.wait(500)
+        started.process.wait(1200)
         out, err = started.out.read_text(), started.err.read_text()
         return subprocess.CompletedProcess(command, started.process.returncode, out, err)
 
@@ -232,7 +232,7 @@ def test_an_interrupted_call_saves_its_step(installed):
     started = installed.start(str(installed.bin / "python"), "long.py", cwd=installed.project, **installed.environment)
     started.wait_until("  2/400")
     started.process.send_signal(signal.SIGINT)
-    started.process.wait(120)
+    started.process.wait(300)
     assert started.process.returncode == -signal.SIGINT
     assert started.err.read_text().rstrip().endswith("KeyboardInterrupt")
     assert started.survivors() == []

@@ -35,7 +35,7 @@ TRAINS_A_WHILE = {
 }
 
 
-def _wait(what: str, happened: Callable[[], Any], timeout_seconds: float = 240) -> Any:
+def _wait(what: str, happened: Callable[[], Any], timeout_seconds: float = 900) -> Any:
     end = time.monotonic() + timeout_seconds
     while not (result := happened()):
         assert time.monotonic() < end, f"{what} did not happen"
@@ -104,7 +104,9 @@ class Operated:
         """Return which states a flow run had, in their order."""
         address = f"{self.service('prefect').address}/api/flow_run_states/"
         auth = ("stratagem", self.private_key())
-        answer = requests.get(address, params={"flow_run_id": flow_run_id}, auth=auth, timeout=60)
+        answer: requests.Response = _wait(
+            "the answer", lambda: requests.get(address, params={"flow_run_id": flow_run_id}, auth=auth, timeout=60)
+        )
         return [state["type"] for state in sorted(answer.json(), key=lambda state: state["timestamp"])]
 
     def trains(self, flow_run_id: str) -> bool:
@@ -149,7 +151,7 @@ def operated(project_of_all, receiver, asked, run, monkeypatch) -> Operated:
     monkeypatch.delenv("PREFECT_HOME")
     environment = {
         "PYTHONPATH": str(project_of_all),
-        "STRATAGEM_NOTIFY": f"json://me:{receiver.password}@127.0.0.1:{receiver.port}/told",
+        "STRATAGEM_NOTIFY": f"json://me:{receiver.password}@127.0.0.1:{receiver.port}/told?cto=60&rto=60",
     }
     return Operated(project_of_all, run, environment, receiver, asked)
 
@@ -214,9 +216,8 @@ def test_up_starts_everything_once_and_nobody_else_gets_in(operated):
 
     def planned() -> dict[str, Any] | None:
         found = json.loads(operated.command("status", "--json").stdout)
-        assert found["well"]
         nexts = {one["name"]: one["next"] for one in found["deployments"]}
-        return found if nexts["nightly"] else None
+        return found if found["well"] and nexts.get("nightly") else None  # A busy server is asked again.
 
     found = _wait("the plan of the next nightly run", planned)
     assert [one["name"] for one in found["services"]] == ["prefect", "mlflow", "worker"]
@@ -250,7 +251,8 @@ def test_up_starts_everything_once_and_nobody_else_gets_in(operated):
             assert password not in said
             assert operated.receiver.password not in said
     for path in [operated.project / "mlruns" / "up", *(operated.project / "mlruns" / "up").rglob("*")]:
-        assert stat.S_IMODE(path.stat().st_mode) & 0o077 == 0, path
+        with contextlib.suppress(FileNotFoundError):  # A state that is written is in its place a moment later.
+            assert stat.S_IMODE(path.stat().st_mode) & 0o077 == 0, path
     for process in operated.family():
         with contextlib.suppress(psutil.NoSuchProcess):
             addresses = {one.laddr.ip for one in process.net_connections("tcp") if one.status == psutil.CONN_LISTEN}
@@ -281,8 +283,9 @@ def test_a_server_that_is_killed_is_started_again_on_its_address(operated):
 
 def test_a_killed_workers_run_has_crashed_and_is_taken_up_while_another_one_waits(operated):
     first = operated.submit()
-    _wait("its first checkpoint", lambda: operated.trains(first))
+    _wait("its beginning", lambda: operated.flow_run(first)["state_type"] == "RUNNING")
     second = operated.submit(**{"train.epochs": 1, "train.seed": 1})
+    _wait("its first checkpoint", lambda: operated.trains(first))
     worker = operated.worker()
     flow_process = worker.children()[0]
     worker.kill()
@@ -382,7 +385,7 @@ def test_up_that_is_killed_leaves_no_process_and_the_next_one_goes_on(operated):
     family = operated.family()
     addresses = [one.address for one in operated.state().services]
     os.kill(operated.state().pid, signal.SIGKILL)
-    operated.environment["STRATAGEM_PATIENCE"] = "30"  # Of the test that comes next.
+    operated.environment["STRATAGEM_PATIENCE"] = "120"  # Of the test that comes next.
     up = operated.command("up", "-d")  # At once: the others are ending.
     assert up.returncode == 0, up.stderr
     _assert_gone(family)
@@ -401,7 +404,7 @@ def test_a_server_that_hangs_is_ended_and_started_again(operated):
     (server,) = psutil.Process(before.pid).children()
     server.suspend()
     _wait("another one", lambda: operated.service("mlflow").restarts > before.restarts)
-    assert operated.service("mlflow").last_end == "no answer for 30 s"
+    assert operated.service("mlflow").last_end == "no answer for 120 s"
     _assert_gone([server])
     _wait("its answer", lambda: json.loads(operated.command("status", "--json").stdout)["well"])
     assert operated.service("mlflow").address == before.address

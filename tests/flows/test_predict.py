@@ -6,6 +6,7 @@ import re
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import numpy as np
@@ -103,7 +104,7 @@ def test_it_streams_from_a_pipe_to_a_pipe_and_ends_with_its_reader(in_finished):
         first = [json.loads(process.stdout.readline()) for _ in range(3)]
         process.stdout.close()
         process.stdin.close()
-        assert process.wait(60) == 128 + signal.SIGPIPE
+        assert process.wait(300) == 128 + signal.SIGPIPE
         assert process.stderr.read() == ""
     assert [row["error"] for row in first] == [None] * 3
 
@@ -125,8 +126,9 @@ def test_what_is_interrupted_leaves_nothing(in_finished, start, tmp_path, number
         pipe.flush()
         while not list(tmp_path.glob(".out.csv.*")):
             assert process.poll() is None
+            time.sleep(0.05)
         os.kill(process.pid, number)
-        _, err = process.communicate(timeout=60)
+        _, err = process.communicate(timeout=300)
     assert process.returncode == (130 if number == signal.SIGINT else 143), err
     assert err.decode().strip().splitlines()[-1:] == ["interrupted"]
     assert list(tmp_path.iterdir()) == []

@@ -137,7 +137,7 @@ tracking: {system_metrics: false}
 
 
 def _await_checkpoint(command, project):
-    end = time.monotonic() + 300
+    end = time.monotonic() + 900
     while not list(project.glob("mlruns/runs/*/checkpoints/*/state.json")):
         assert command.process.poll() is None, command.err.read_text()
         assert time.monotonic() < end, command.err.read_text()
@@ -147,7 +147,7 @@ def _await_checkpoint(command, project):
 
 def _finished_once(command, project):
     """The command ended as if nothing had been, but for one line; return its summary."""
-    assert command.process.wait(400) == 0, command.err.read_text()
+    assert command.process.wait(900) == 0, command.err.read_text()
     summary = json.loads(command.out.read_text())
     said = command.err.read_text()
     assert said.count("warning:") == 1, said
@@ -184,16 +184,17 @@ def test_a_run_whose_users_prefect_server_is_killed_ends_with_its_result_and_tel
     asking = {"PREFECT_API_URL": url, "PREFECT_API_AUTH_STRING": key}
     serve = ["prefect", "server", "start", "--host", "127.0.0.1", "--port", str(port)]
     server = start(*serve, **serving)
-    assert prefect_server.answers(url, 120)
+    assert prefect_server.answers(url, 600)
     command = start("stratagem", "run", "long.yaml", "--json", **asking)
     _await_checkpoint(command, trains_long)
     for process in [*psutil.Process(server.process.pid).children(recursive=True), server.process]:
-        process.kill()
+        with contextlib.suppress(psutil.NoSuchProcess):  # It has ended with its parent.
+            process.kill()
     server.process.wait()
     summary = _finished_once(command, trains_long)
     assert "warning: Prefect's server does not answer any more" in command.err.read_text()
     start(*serve, **serving)
-    assert prefect_server.answers(url, 120)
+    assert prefect_server.answers(url, 600)
     auth = tuple(key.split(":"))
     flow_run = f"{url}/flow_runs/{summary['flow_run_id']}"
     assert requests.get(flow_run, auth=auth, timeout=60).json()["state_type"] == "RUNNING"
@@ -210,14 +211,15 @@ def test_a_run_that_is_told_to_stop_after_its_server_has_gone_ends_as_killed(tra
     url = f"http://127.0.0.1:{port}/api"
     serving = {"PREFECT_HOME": str(prefect_home), "PREFECT_SERVER_API_AUTH_STRING": key}
     server = start("prefect", "server", "start", "--host", "127.0.0.1", "--port", str(port), **serving)
-    assert prefect_server.answers(url, 120)
+    assert prefect_server.answers(url, 600)
     command = start("stratagem", "run", "long.yaml", PREFECT_API_URL=url, PREFECT_API_AUTH_STRING=key)
     _await_checkpoint(command, trains_long)
     for process in [*psutil.Process(server.process.pid).children(recursive=True), server.process]:
-        process.kill()
+        with contextlib.suppress(psutil.NoSuchProcess):  # It has ended with its parent.
+            process.kill()
     server.process.wait()
     command.process.terminate()
-    assert command.process.wait(120) == 143, command.err.read_text()
+    assert command.process.wait(300) == 143, command.err.read_text()
     assert "Traceback" not in command.err.read_text()
     with contextlib.closing(sqlite3.connect(trains_long / "mlruns" / "mlflow.db")) as database:
         assert database.execute("SELECT status FROM runs").fetchall() == [("KILLED",)]

@@ -121,9 +121,10 @@ def test_no_request_is_lost_while_the_alias_moves_and_the_store_is_away(served, 
     assert {model for model, _ in clients.answers} == {f"{name}/1", f"{name}/2"}
     told = {}
     for model, text in clients.answers:
-        told.setdefault(model, set()).add(tuple(np.round(json.loads(text)["predictions"][0], 3)))
-    assert [len(answers) for answers in told.values()] == [1, 1]
-    assert told[f"{name}/1"] != told[f"{name}/2"]
+        told.setdefault(model, []).append(json.loads(text)["predictions"][0])
+    for answers in told.values():  # The load decides what is computed together, and that the last bits.
+        np.testing.assert_allclose(answers, [answers[0]] * len(answers), atol=1e-4)
+    assert not np.allclose(told[f"{name}/1"][0], told[f"{name}/2"][0], atol=1e-3)
 
     assert_shut(url, "/invocations", ":".join(key), json.loads(body(project)))
     # What is wrong is told with what is right; more than one name and its probability where asked for.
@@ -142,16 +143,17 @@ def test_it_answers_what_was_asked_before_it_ends(served, registry):
     content, port = body(registry[0], 2), int(url.rpartition(":")[2])
     request = requests.Request("POST", f"{url}/invocations", data=content, headers=JSON, auth=key).prepare()
     lines = [f"POST /invocations HTTP/1.1\r\nHost: 127.0.0.1:{port}"]
-    lines += [f"{name}: {value}" for name, value in request.headers.items()]
+    lines += [f"{name}: {value}" for name, value in request.headers.items()] + ["Expect: 100-continue"]
     command.family = psutil.Process(command.process.pid).children(recursive=True)
     with socket.create_connection(("127.0.0.1", port), 60) as connection:
-        connection.sendall("\r\n".join([*lines, "", ""]).encode() + content[:10])
-        time.sleep(0.5)
+        connection.sendall("\r\n".join([*lines, "", ""]).encode())
+        assert connection.recv(65536).startswith(b"HTTP/1.1 100 "), "it waits for the body"
+        connection.sendall(content[:10])
         os.killpg(command.process.pid, signal.SIGINT)  # As a terminal sends it: to the whole group.
         time.sleep(1)
         connection.sendall(content[10:])
         assert connection.recv(65536).startswith(b"HTTP/1.1 200 OK")
-    assert command.process.wait(60) == 130
+    assert command.process.wait(300) == 130
     assert command.survivors() == []
     assert command.err.read_text() == "interrupted\n"
 

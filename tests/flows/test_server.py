@@ -34,7 +34,7 @@ def test_first_runs_at_the_same_moment_make_one_database(project, tmp_path):
         # Each ends by itself when the run that started it is gone, however that ended.
         for server in servers:
             server.stdin.close()
-        assert [server.wait(60) for server in servers] == [0, 0, 0, 0]
+        assert [server.wait(300) for server in servers] == [0, 0, 0, 0]
     finally:
         for listening in sockets:
             listening.close()

@@ -45,7 +45,7 @@ def begin(project, start, home, *overrides):
     (project / "endless.yaml").write_text(ENDLESS)
     given = [word for override in overrides for word in ("--set", override)]
     command = start("stratagem", "run", "endless.yaml", *given, PREFECT_HOME=str(home))
-    end = time.monotonic() + 300
+    end = time.monotonic() + 900
     while not list(project.glob("mlruns/runs/*/checkpoints/*/state.json")):
         assert command.process.poll() is None, command.err.read_text()
         assert time.monotonic() < end, command.err.read_text()
@@ -69,7 +69,7 @@ def test_a_run_ends_with_a_saved_step_whoever_is_told(prepared_project, start, p
         os.killpg(leader.pid, number)
     for process in told:
         process.send_signal(number)
-    assert command.process.wait(300) == exit_code, command.err.read_text()
+    assert command.process.wait(900) == exit_code, command.err.read_text()
     said = command.err.read_text()
     # A SIGTERM of this process is taken by Prefect, which ends the flow by an exception of its own.
     taken_by_prefect = whom is everyone and number == signal.SIGTERM
@@ -97,7 +97,7 @@ def test_servers_of_a_cluster_leave_it_to_the_chief_to_stop(prepared_project, st
     time.sleep(2)  # Time to die, and for the chief to miss them.
     for process in [*servers, leader]:
         process.send_signal(signal.SIGHUP)
-    assert command.process.wait(300) == 143, command.err.read_text()
+    assert command.process.wait(900) == 143, command.err.read_text()
     said = command.err.read_text()
     assert re.search(r"interrupted: .*step [\d,]+, which is saved", said), said
     assert "died" not in said

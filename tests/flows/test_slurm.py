@@ -20,7 +20,7 @@ pytestmark = [
     pytest.mark.skipif(bool(slurm.MISSING), reason=slurm.REASON),
 ]
 # Against a cluster that hangs, on a busy machine.
-PATIENCE_SECONDS = 400
+PATIENCE_SECONDS = 1000
 
 
 @pytest.fixture(scope="module")
@@ -101,9 +101,10 @@ def test_a_job_that_is_told_to_stop_is_queued_again_and_ends_with_the_bits_of_a_
     assert trained.steps == at_home.steps
 
 
+@pytest.mark.exhaustive
 def test_the_time_limit_comes_for_real_and_a_cancelled_job_is_not_queued_again(project):
-    # Slurm sends the signal up to a minute earlier than it is told.
-    job = submit("--set=train.epochs=100000", "--time", "2", "--option", "signal=TERM@30")
+    # Slurm sends the signal up to a minute earlier than it is told; until then a busy machine has a checkpoint.
+    job = submit("--set=train.epochs=100000", "--time", "6", "--option", "signal=TERM@150")
     wait_for_log(job, "told to stop; queued again (start 2)")
     wait_until(job, "PENDING")
     tell_slurm("scontrol", "update", f"JobId={job.id}", "StartTime=now")

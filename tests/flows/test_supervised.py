@@ -21,11 +21,12 @@ def test_pauses_grow_with_each_death_until_it_lived_for_long(program):
     pauses = []
     program.began = time.time()
     for _ in range(8):
+        before = time.monotonic()
         program.note_end("SIGKILL")
         pauses.append(program.pause())
     assert pauses == [1, 2, 4, 8, 16, 32, 60, 60]
     assert (program.restarts, program.last_end, program.process) == (8, "SIGKILL", None)
-    assert 59 < program.not_before - time.monotonic() <= 60
+    assert before + 60 <= program.not_before <= time.monotonic() + 60
     program.began = time.time() - supervised.STEADY_SECONDS - 1
     program.note_end("exit code 1")
     assert program.pause() == 1
@@ -36,7 +37,7 @@ def test_a_server_that_says_nothing_for_too_long_hangs(program):
     program.server = Server("own", ("own",), {}, health="http://127.0.0.1:9/")
     program.answered_at, program.has_answered = time.monotonic() - 100, True
     assert program.hangs(99)
-    assert not program.hangs(101)
+    assert not program.hangs(1000)
     program.has_answered = False
     assert not program.hangs(99), "one that starts may take longer"
     assert not program.answers(), "it does not run"

@@ -6,6 +6,7 @@ import json
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -88,9 +89,9 @@ class Services:
         self._processes.append((name, process))
 
     def wait(self, what: str, happened: Callable[[], Any]) -> Any:
-        end = time.monotonic() + 400
+        end = time.monotonic() + 900
         while True:
-            with contextlib.suppress(requests.ConnectionError):
+            with contextlib.suppress(requests.ConnectionError, requests.Timeout):
                 if result := happened():
                     return result
             for name, process in self._processes:
@@ -138,8 +139,8 @@ def services(programs: Path, more_packages: Path, tmp_path: Path) -> Iterator[Se
         yield services
     finally:
         services.end()
-        server.terminate()
-        server.wait(60)
+        server.send_signal(signal.SIGINT)  # PostgreSQL waits for no client then.
+        server.wait(300)
         shutil.rmtree(place)
 
 

@@ -32,7 +32,9 @@ def test_drift_lost_workers_and_a_failure_are_told_once_each_when_somebody_liste
 ):
     shutil.copy(empty_store, project / "mlruns")
     receiver = Receiver(free_ports(1)[0])
-    monkeypatch.setenv(notifications.VARIABLE, f"json://me:{receiver.password}@127.0.0.1:{receiver.port}/told")
+    monkeypatch.setenv(
+        notifications.VARIABLE, f"json://me:{receiver.password}@127.0.0.1:{receiver.port}/told?cto=60&rto=60"
+    )
     _write(project / "flowers.csv", 0.0)
     added = run(["stratagem", "data", "add", "flowers.csv", "--target", "kind"])
     assert added.returncode == 0, added.stderr
@@ -52,7 +54,7 @@ def test_drift_lost_workers_and_a_failure_are_told_once_each_when_somebody_liste
         command.family = psutil.Process(command.process.pid).children(recursive=True)
         (victim,) = [one for one in command.family if _is_worker(one)]
         victim.kill()
-    assert command.process.wait(400) == 1, command.err.read_text()
+    assert command.process.wait(900) == 1, command.err.read_text()
     assert notifications.num_waiting() == 3
     receiver.start()
     try:

@@ -92,6 +92,6 @@ def test_ui_shows_the_runs_to_whoever_has_its_key_until_it_is_interrupted(in_fin
         command.process.kill()
     else:
         os.killpg(command.process.pid, number)  # As a terminal sends it: to the whole group.
-    assert command.process.wait(60) == exit_code
+    assert command.process.wait(300) == exit_code
     assert command.survivors() == []
     assert "Traceback" not in command.err.read_text()

@@ -98,7 +98,7 @@ class Command:
 
     def survivors(self) -> list[str]:
         """Return the child processes that are still there a while after the command's end."""
-        _, alive = psutil.wait_procs(list(self.seen.values()), 20)
+        _, alive = psutil.wait_procs(list(self.seen.values()), 120)
         return [str(child) for child in alive if child.is_running()]
 
 

@@ -225,7 +225,7 @@ def test_dvc_pushes_data_to_a_bucket_and_a_clone_pulls_them(server, cluster_proj
 def test_mlflow_keeps_its_artifacts_in_a_bucket(server, start_mlflow, cluster_project, run):
     done = run(
         ["stratagem", "run", "cluster.yaml", "--json", "--set", "train.epochs=1", "--set", "register.minimum=null"],
-        env={"MLFLOW_TRACKING_URI": start_mlflow},
+        env={"MLFLOW_TRACKING_URI": start_mlflow, "MLFLOW_HTTP_REQUEST_TIMEOUT": "120"},
     )
     assert done.returncode == 0, done.stderr
     found = open_place("s3://mlflow/artifacts").find()

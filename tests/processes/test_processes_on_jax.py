@@ -29,9 +29,10 @@ def _restored(command):
 
 def test_a_lost_process_ends_all_and_the_training_ends_with_the_same_bits_as_one_process(stratagem, whole):
     training = stratagem("train", *SAME, *COPIES)
-    training.wait_until(lambda: len(training.checkpoints()) > 1)
+    training.wait_until(lambda: "strategy " in training.err.read_text())  # All have found each other.
     assert training.reached_by() == (set(), {"lo"})
     assert training.open_servers() == []
+    training.wait_until(lambda: len(training.checkpoints()) > 1)
     (victim,) = training.members("assist")
     victim.kill()
     training.wait_until(lambda: "worker 1 died (SIGKILL); all 2 processes start again" in training.err.read_text())

@@ -83,6 +83,7 @@ def test_servers_with_passwords_are_used_and_nobody_sees_them(
     ):
         guarded = proxy(mlflow_port, password=f"me:{SECRET}-1")
         environment = {
+            "MLFLOW_HTTP_REQUEST_TIMEOUT": "120",  # Of 10 s a busy server needs more.
             "MLFLOW_TRACKING_URI": f"http://me:{SECRET}-1@127.0.0.1:{guarded.port}",
             "PREFECT_API_URL": f"http://admin:{SECRET}-2@127.0.0.1:{prefect_port}/api",
             "PREFECT_HOME": str(tmp_path / "home"),
@@ -155,7 +156,7 @@ class Seen:
             for process in [psutil.Process(pid), *psutil.Process(pid).children(recursive=True)]:
                 listening = [one for one in process.net_connections("inet") if one.status == psutil.CONN_LISTEN]
                 self.addresses |= {one.laddr.ip for one in listening}
-        time.sleep(0.05)
+        time.sleep(0.2)
 
 
 @pytest.mark.parametrize(
@@ -194,7 +195,11 @@ def test_a_run_whose_replies_are_lost_is_there_once(stratagem, tmp_path, proxy, 
     with serving(command, f"http://127.0.0.1:{port}/health", tmp_path / "mlflow", empty_store):
         losing = proxy(port)
         losing.lose += LOST
-        command = stratagem("run", "train.epochs=1", MLFLOW_TRACKING_URI=f"http://127.0.0.1:{losing.port}")
+        environment = {
+            "MLFLOW_HTTP_REQUEST_TIMEOUT": "120",  # Of 10 s a busy server needs more.
+            "MLFLOW_TRACKING_URI": f"http://127.0.0.1:{losing.port}",
+        }
+        command = stratagem("run", "train.epochs=1", **environment)
         assert command.end() == 0, command.err.read_text()
     assert losing.lose == []
     assert command.result["model_version"] == "digits-mlp/1"

@@ -42,18 +42,24 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
 
 
 @pytest.fixture
-def interrupted_when() -> Callable[[Callable[[], object]], contextlib.AbstractContextManager[None]]:
-    """Send Ctrl-C to this process when a condition holds: ``with interrupted_when(lambda: path.exists()): ...``."""
+def interrupted_when() -> Callable[..., contextlib.AbstractContextManager[None]]:
+    """Send Ctrl-C to this process when a condition holds: ``with interrupted_when(lambda: path.exists()): ...``; or
+    another exception as that comes of a signal."""
 
     @contextlib.contextmanager
-    def interrupted_when(condition: Callable[[], object]) -> Iterator[None]:
+    def interrupted_when(
+        condition: Callable[[], object], error: type[BaseException] = KeyboardInterrupt
+    ) -> Iterator[None]:
+        def end(number: int, frame: object) -> None:
+            raise error
+
         def interrupt() -> None:
             end = time.monotonic() + 300
             while not condition() and time.monotonic() < end:
                 time.sleep(0.1)
             os.kill(os.getpid(), signal.SIGINT)
 
-        before = signal.signal(signal.SIGINT, signal.default_int_handler)
+        before = signal.signal(signal.SIGINT, end)
         thread = threading.Thread(target=interrupt)
         thread.start()
         try:

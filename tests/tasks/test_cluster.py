@@ -11,7 +11,7 @@ import psutil
 import pytest
 
 from tasks import config, launchers
-from tasks.errors import Interrupted, StratagemError, UserError
+from tasks.errors import Interrupted, Preempted, StratagemError, Terminated, UserError
 from tasks.machine import free_ports
 from tasks.process import guard
 from tasks.process.cluster import StageProcesses
@@ -48,7 +48,8 @@ def beat():
 
 def act():
     # All have begun: who is ended before it has, would count its next start as its first.
-    while plan in ("die", "stop") and sum(os.path.getsize(one) > 0 for one in glob.glob("*.starts")) < plans["members"]:
+    waits = plan not in ("work", "never begin")
+    while waits and sum(os.path.getsize(one) > 0 for one in glob.glob("*.starts")) < plans["members"]:
         time.sleep(0.01)
     if plan == "never begin":
         time.sleep(1000)
@@ -78,7 +79,7 @@ def answer(request):
         say(id=request["id"], **errors[what])
     else:
         if plan == "take a while":
-            time.sleep(1)
+            time.sleep(3)
         say(id=request["id"], record={"name": name, "stage": request["stage"]})
         if plan == "answer and die":
             os.kill(os.getpid(), signal.SIGKILL)
@@ -124,7 +125,7 @@ def start(tmp_path, monkeypatch):
     ) -> StageProcesses:
         members = len(launchers.members(section)) if with_cluster else 1
         (tmp_path / "plan.json").write_text(json.dumps(plan | {"members": members}))
-        patience = Patience(start_seconds, lost_peer_seconds=1.0, poll_seconds=0.1)
+        patience = Patience(start_seconds, lost_peer_seconds=2.0, poll_seconds=0.1)
         started.append(StageProcesses(section, os.environ, "fixed", with_cluster, patience))
         return started[-1]
 
@@ -178,8 +179,8 @@ def test_a_request_that_all_take_part_in_goes_to_all_and_any_other_to_the_chief(
 LOSSES = [
     ({"worker 0 #1": "die"}, "worker 0 died (SIGKILL)"),
     ({"worker 1 #1": "die"}, "worker 1 died (SIGKILL)"),
-    ({"worker 0 #1": "stop", "worker 1 #1": "wait"}, "worker 0 gave no sign of life for 2 s"),
-    ({"worker 0 #1": "wait", "worker 1 #1": "stop"}, "worker 1 gave no sign of life for 2 s"),
+    ({"worker 0 #1": "stop", "worker 1 #1": "wait"}, "worker 0 gave no sign of life for 5 s"),
+    ({"worker 0 #1": "wait", "worker 1 #1": "stop"}, "worker 1 gave no sign of life for 5 s"),
     # Tensorflow's own heartbeats were quicker than ours.
     ({"worker 0 #1": "lose a peer", "worker 1 #1": "stop"}, "worker 1 no longer answers"),
     ({"worker 0 #1": "lose a peer", "worker 1 #1": "lose a peer"}, "worker 0 lost its peers"),
@@ -190,7 +191,7 @@ LOSSES = [
 
 @pytest.mark.parametrize(("plan", "reason"), LOSSES, ids=[reason for _, reason in LOSSES])
 def test_when_one_is_lost_all_start_again_from_the_latest_checkpoint(start, tmp_path, capfd, plan, reason):
-    team = start(multi_worker(heartbeat_timeout_seconds=2), plan)
+    team = start(multi_worker(heartbeat_timeout_seconds=5), plan)
     assert team.call("train", ARGUMENTS)["stage"] == "train"
     assert team.restarts == [reason]
     assert (
@@ -229,9 +230,9 @@ def test_a_new_run_counts_its_restarts_from_none(start, tmp_path):
 
 def test_a_process_that_never_begins_is_lost(start):
     plan = {"worker 1 #1": "never begin", "worker 0 #1": "wait"}
-    team = start(multi_worker(heartbeat_timeout_seconds=2), plan, start_seconds=4)
+    team = start(multi_worker(heartbeat_timeout_seconds=2), plan, start_seconds=30)
     assert team.call("train", ARGUMENTS)["stage"] == "train"
-    assert team.restarts == ["worker 1 gave no sign of life for 4 s"]
+    assert team.restarts == ["worker 1 gave no sign of life for 30 s"]
 
 
 def test_a_worker_that_dies_after_its_part_disturbs_nothing(start):
@@ -363,6 +364,19 @@ def test_a_cluster_that_someone_else_started_is_not_started_again(start, monkeyp
     ):
         team.call("train", ARGUMENTS)
     assert not team.usable
+
+
+def test_a_member_that_hangs_when_it_is_told_to_stop_leaves_the_step_to_the_next_start(
+    start, tmp_path, monkeypatch, interrupted_when
+):
+    monkeypatch.setenv("TF_CONFIG", place_of("worker", 1, worker=[f"localhost:{port}" for port in free_ports(2)]))
+    team = start(multi_worker(), {"worker 1 #1": "block in assist"})
+    with (
+        interrupted_when(lambda: "assist" in str(_requests(tmp_path)), Terminated),
+        pytest.raises(Preempted, match=r"^train was told to stop: the next start goes on from the latest checkpoint$"),
+    ):
+        team.call("train", ARGUMENTS)
+    assert not team.first.alive
 
 
 def test_a_member_serves_as_long_as_the_chief_of_its_cluster(start, tmp_path, monkeypatch):

@@ -412,7 +412,7 @@ print(download.download(digits).model_dump_json())
 @pytest.mark.slow
 def test_two_downloads_at_once(root):
     processes = [start(root), start(root)]
-    outputs = [process.communicate(timeout=300) for process in processes]
+    outputs = [process.communicate(timeout=1200) for process in processes]
     assert [process.returncode for process in processes] == [0, 0], outputs
     first, second = (json.loads(out) for out, _ in outputs)  # Nothing else went to standard output.
     assert first == second

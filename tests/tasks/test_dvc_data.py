@@ -220,7 +220,7 @@ def test_a_dvc_command_that_runs_outside_is_waited_for(project, digits_folder, m
     stage = {"cmd": "touch done", "outs": [{"prepared": {"persist": True}}]}
     (project / "data" / "digits" / "dvc.yaml").write_text(yaml.safe_dump({"stages": {"prepare": stage}}))
     other = subprocess.Popen(
-        [sys.executable, "-m", "dvc", "repro", "--quiet", "other/dvc.yaml"], stdin=subprocess.DEVNULL
+        [sys.executable, "-m", "dvc", "--wait-for-lock", "repro", "--quiet", "other/dvc.yaml"], stdin=subprocess.DEVNULL
     )
     try:
         while not (project / "other" / "began").exists():
@@ -310,7 +310,7 @@ def leave_inodes(project, tmp_path, mount_small):
 @pytest.mark.slow
 @pytest.mark.parametrize("left", [15, 40])
 def test_a_disk_without_inodes_is_one_message_and_an_end(leave_inodes, run, left):
-    full = run(["stratagem", "prepare"], cwd=leave_inodes(left), timeout_seconds=200)
+    full = run(["stratagem", "prepare"], cwd=leave_inodes(left))
     assert full.returncode == 1, full.stderr
     (message,) = [line for line in full.stderr.splitlines() if line.startswith("error: ")]
     assert "cannot be written (No space left on device). Make room, and give the same command again" in message
@@ -371,9 +371,7 @@ def test_a_remote_that_refuses_or_does_not_answer_is_one_message(
             if action == "pull":
                 shutil.rmtree(project / ".dvc" / "cache")
             problem.unlink(missing_ok=True)
-            done = run(
-                [sys.executable, "-m", "tasks.process.repro", action, "own.dvc"], env=environment, timeout_seconds=60
-            )
+            done = run([sys.executable, "-m", "tasks.process.repro", action, "own.dvc"], env=environment)
             assert done.returncode == code, done.stderr
             message = json.loads(problem.read_text())["error"]
             assert message.startswith("DVC's remote 'storage' (s3://bucket/folder)"), message

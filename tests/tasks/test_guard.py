@@ -25,6 +25,7 @@ def end(number, frame):
     open(sys.argv[-1] if len(sys.argv) > 1 else "told", "a").write("told once\\n")
     sys.exit()
 signal.signal(signal.SIGTERM, end)
+open("ready", "w").close()
 time.sleep(600)
 """
 
@@ -35,7 +36,10 @@ def guard(project) -> Iterator["subprocess.Popen[bytes]"]:
     command = [sys.executable, "-m", "tasks", "guard", sys.executable, "-c", STARTS_ANOTHER, SAYS_THAT_IT_ENDS]
     guard = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     assert guard.stdout.readline() == b"started\n"
-    time.sleep(0.5)  # Until the last one handles its signal.
+    end = time.monotonic() + 300
+    while not (project / "ready").exists():  # Until the last one handles its signal.
+        assert time.monotonic() < end
+        time.sleep(0.05)
     yield guard
     for process in [*psutil.Process().children(recursive=True)]:
         with contextlib.suppress(psutil.NoSuchProcess):
@@ -54,10 +58,11 @@ def _family(guard) -> tuple[psutil.Process, psutil.Process]:
 
 def _gone(process: psutil.Process) -> bool:
     end = time.monotonic() + 60
-    while process.is_running() and process.status() != psutil.STATUS_ZOMBIE:
-        if time.monotonic() > end:
-            return False
-        time.sleep(0.05)
+    with contextlib.suppress(psutil.NoSuchProcess):
+        while process.is_running() and process.status() != psutil.STATUS_ZOMBIE:
+            if time.monotonic() > end:
+                return False
+            time.sleep(0.05)
     return True
 
 

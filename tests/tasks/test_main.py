@@ -31,7 +31,7 @@ def test_a_users_mistake_is_one_message(project, run, tmp_path, arguments, messa
     told = tmp_path / "error.json"
     environment = os.environ | {"STRATAGEM_ERROR": str(told)}
     with subprocess.Popen(command, env=environment, stdin=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as stage:
-        assert stage.wait(60) == 2
+        assert stage.wait(600) == 2
         assert stage.stderr.read() == ""
     assert message in str(errors.from_json(json.loads(told.read_text())))
     assert json.loads(told.read_text())["type"] == "UserError"

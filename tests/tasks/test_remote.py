@@ -245,7 +245,8 @@ def await_that(condition) -> None:
 
 def test_what_comes_while_a_training_goes_on_is_copied_meanwhile(run, tmp_path, place, capsys):
     _said.clear()
-    with remote.copied_meanwhile(run, f"file://{tmp_path}/remote", look_seconds=0.01, pause_seconds=0.01):
+    copied = remote.copied_meanwhile(run, f"file://{tmp_path}/remote", look_seconds=0.01, pause_seconds=0.01)
+    with runs.lock(run.key, "a run"), copied:  # As a training holds it.
         await_that((place / "run.json").exists)
         (tmp_path / "remote").rename(tmp_path / "away")
         (tmp_path / "remote").write_text("the remote is away")

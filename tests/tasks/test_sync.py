@@ -348,8 +348,9 @@ def served(folder: Path, port: int) -> Iterator["subprocess.Popen[bytes]"]:
 
 @pytest.mark.slow
 def test_a_sync_that_is_killed_goes_on_and_makes_nothing_twice(
-    store: Path, team: str, run: Callable[..., "subprocess.CompletedProcess[str]"]
+    store: Path, team: str, monkeypatch: pytest.MonkeyPatch, run: Callable[..., "subprocess.CompletedProcess[str]"]
 ) -> None:
+    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_TIMEOUT", "300")  # Of 10 s a busy server needs more.
     made = [trained(f"train.seed={seed}", right=seed) for seed in (1, 2)]
     folder = Path(team.removeprefix("sqlite:///")).parent
     (port,) = free_ports(1)
@@ -390,6 +391,7 @@ def test_a_sync_that_is_killed_goes_on_and_makes_nothing_twice(
 def test_what_a_server_that_is_gone_was_not_told_goes_to_another(
     store: Path, team: str, monkeypatch: pytest.MonkeyPatch, run: Callable[..., "subprocess.CompletedProcess[str]"]
 ) -> None:
+    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_TIMEOUT", "300")  # Of 10 s a busy server needs more.
     gone, port = free_ports(2)
     with monkeypatch.context() as patch:
         patch.setenv("MLFLOW_TRACKING_URI", f"http://127.0.0.1:{gone}")

@@ -316,13 +316,13 @@ def test_a_failed_training_leaves_the_profiler_free(tmp_path):
 
 @pytest.mark.slow
 def test_slow_input_is_input_wait_and_a_heavy_step_is_compute(tmp_path):
-    slow = fit(tmp_path / "slow", [3, 6], data=sleepy(6, 0.1))[0][0][1]
+    slow = fit(tmp_path / "slow", [3, 6], data=sleepy(6, 0.4))[0][0][1]
     assert slow["performance/input_wait_ms"] > 5 * slow["performance/compute_ms"]
     assert slow["performance/input_wait_ms"] > slow["performance/host_ms"]
     looped = small_model(steps_per_execution=2)
-    many = fit(tmp_path / "many", [3, 6], looped, sleepy(6, 0.1))[0][0][1]
+    many = fit(tmp_path / "many", [3, 6], looped, sleepy(6, 0.4))[0][0][1]
     assert many["performance/input_wait_ms"] > 5 * many["performance/compute_ms"]
-    heavy = fit(tmp_path / "heavy", [3, 6], small_model(units=(2048, 2048)))[0][0][1]
+    heavy = fit(tmp_path / "heavy", [3, 6], small_model(units=(4096, 4096)))[0][0][1]
     assert heavy["performance/compute_ms"] > 5 * heavy["performance/input_wait_ms"]
 
 
@@ -358,7 +358,7 @@ def fit(name, seconds, units):
     return sent, [len(list(Path(name).glob("plugins/profile/*/*.xplane.pb")))]
 
 print(json.dumps({
-    "slow": fit("slow", 0.1, ()), "heavy": fit("heavy", 0, (2048, 2048)), "tensorflow": "tensorflow" in sys.modules
+    "slow": fit("slow", 0.4, ()), "heavy": fit("heavy", 0, (2048, 2048)), "tensorflow": "tensorflow" in sys.modules
 }))
 """
 
