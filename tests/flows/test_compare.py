@@ -642,6 +642,7 @@ def test_mlflow_has_a_parent_with_the_table_and_a_child_each(compared):
 
 
 @pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_step_is_looked_at_in_other_processes_and_on_jax_too(prepared_project, run):
     """One round of each kind that the fixture lacks."""
     result = run(

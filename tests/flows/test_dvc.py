@@ -201,6 +201,7 @@ def test_an_experiment_in_the_workspace_is_compared_with_the_commit(experiments)
     assert experiments.run_of(experiments.named()["longer"]) in experiments.runs()
 
 
+@pytest.mark.exhaustive
 def test_experiments_of_the_queue_leave_their_runs_in_the_project(experiments):
     """Two at once: each in a copy of the project, which DVC removes."""
     before = experiments.runs()

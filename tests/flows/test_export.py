@@ -113,6 +113,7 @@ def test_a_registered_model_that_is_not_here_any_more_is_one_message(in_finished
 
 
 @pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_model_that_was_trained_on_jax_is_exported_on_tensorflow(prepared_project, run):
     on_jax = ["--set", "strategy.kind=data_parallel", "--set", "strategy.devices=2", "--set", "train.epochs=1"]
     trained = run(["stratagem", "train", *on_jax, "--json"])

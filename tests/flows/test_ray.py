@@ -228,6 +228,7 @@ def test_parameter_servers_go_on_without_a_worker_whose_node_is_lost_and_the_com
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.exhaustive
 def test_processes_that_are_one_program_on_jax_train_on_rays_nodes_as_side_by_side(
     prepared_project: Path, lasting_nodes: Nodes, start: Callable
 ):

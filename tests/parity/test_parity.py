@@ -234,7 +234,7 @@ CASES = [
 ]
 
 
-@pytest.mark.parametrize("layout", ["mirrored x2", "multi_worker x2"])
+@pytest.mark.parametrize("layout", [pytest.param("mirrored x2", marks=pytest.mark.exhaustive), "multi_worker x2"])
 @pytest.mark.parametrize("run", GROWING, ids=name_of)
 def test_calls_that_grow_change_no_bit(measure, layout, run):
     work, loop, _, more = run

@@ -123,7 +123,7 @@ FAULTS = [
 # Another kill at the same place, or the same kill of another layout.
 MORE = (
     "kill -9 before the first checkpoint", "kill -9 between weights and state", "kill -9, mirrored custom",
-    "kill -9, multi_worker custom", "SIGTERM, multi_worker", "kill -9 of the stage process",
+    "kill -9, multi_worker custom", "SIGTERM, multi_worker", "kill -9 of the stage process", "SIGTERM",
 )  # fmt: skip
 
 

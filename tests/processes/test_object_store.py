@@ -222,6 +222,7 @@ def test_dvc_pushes_data_to_a_bucket_and_a_clone_pulls_them(server, cluster_proj
     assert object_store.SECRET not in (clone / ".dvc" / "config").read_text()
 
 
+@pytest.mark.exhaustive
 def test_mlflow_keeps_its_artifacts_in_a_bucket(server, start_mlflow, cluster_project, run):
     done = run(
         ["stratagem", "run", "cluster.yaml", "--json", "--set", "train.epochs=1", "--set", "register.minimum=null"],
