@@ -27,7 +27,7 @@ def join(section: config.OnJax) -> tuple[int, int]:
     for no password.
 
     Raises:
-        UserError: there is no TF_CONFIG.
+        UserError: there is no TF_CONFIG, or the processes have not as many devices each.
     """
     if section.workers == 1:
         return 0, 1
@@ -57,6 +57,10 @@ def join(section: config.OnJax) -> tuple[int, int]:
             initialization_timeout=WAIT_SECONDS,
             heartbeat_timeout_seconds=int(section.heartbeat_timeout_seconds) + LATER_SECONDS,
         )
+        check_devices(section.gpus_per_worker)
+        # Gloo gives processes 30 s to find each other for their first sum, and waits without end for any other one.
+        # Here they have just met; later the chief may restore a checkpoint, or tell a slow server of the run.
+        sum_over_workers([0])
     return number, len(addresses)
 
 

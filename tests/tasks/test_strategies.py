@@ -1,6 +1,8 @@
 import contextlib
 import json
 import math
+import os
+import subprocess
 import sys
 from types import SimpleNamespace
 
@@ -11,8 +13,10 @@ import tensorflow as tf
 
 from tasks import config, records, strategies
 from tasks.errors import UserError
+from tasks.machine import free_ports
 from tasks.strategies import _processes
 from tasks.training.batch_size import find_global_batch_size
+from tests.tasks.clusters import place_of
 
 GPUS = tf.config.list_physical_devices("GPU")
 
@@ -263,6 +267,43 @@ def test_mirrored_on_logical_cpus(project, run):
         "hierarchical_copy": "HierarchicalCopyAllReduce",
         "reduction_to_one_device": "ReductionToOneDevice",
     }
+
+
+# The chief begins the run and restores a checkpoint before the first sum, for which the others are there already.
+LATE = """
+import os, sys, time
+from tasks import config, strategies
+section = config.DataParallel(kind="data_parallel", workers=2)
+strategy = strategies.build(section)
+if strategy.is_chief:
+    time.sleep(40)
+print(strategy.sum_over_workers([1, 2 + strategy.worker]).tolist(), flush=True)
+os._exit(0)
+"""
+
+
+@pytest.mark.slow
+def test_a_process_on_jax_may_come_late_to_the_first_sum(project):
+    """Gloo gives processes that are to sum for the first time 30 s to find each other."""
+    addresses = [f"127.0.0.1:{port}" for port in free_ports(2)]
+    environment = {"KERAS_BACKEND": "jax", "JAX_PLATFORMS": "cpu", "CUDA_VISIBLE_DEVICES": ""}
+    members = [
+        subprocess.Popen(
+            [sys.executable, "-c", LATE],
+            env=os.environ | environment | {"TF_CONFIG": place_of("worker", index, worker=addresses)},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for index in range(2)
+    ]
+    try:
+        told = [member.communicate(timeout=1200) for member in members]
+    finally:
+        for member in members:
+            member.kill()
+    assert [member.returncode for member in members] == [0, 0], told
+    assert [out.splitlines()[-1] for out, _ in told] == ["[2, 5]"] * 2
 
 
 @pytest.mark.parametrize(
