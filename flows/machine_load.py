@@ -12,14 +12,14 @@ class MachineLoad:
     """How busy other programs keep the processor cores of this process, since this object was made."""
 
     def __init__(self) -> None:
-        # It takes a while on a busy machine, so it is looked at outside of the time that is measured.
+        # It takes a while on a busy machine; first at both ends, so that it is as late at both.
         self._own = self._of_family()
         self._began, self._all = time.perf_counter(), self._busy()
 
     def of_others(self) -> float:
         """Return how many cores others kept busy on average; what this process started must still be there."""
-        seconds, used_by_all = time.perf_counter() - self._began, self._busy() - self._all
         own = self._of_family()
+        seconds, used_by_all = time.perf_counter() - self._began, self._busy() - self._all
         mine = sum(used - self._own.get(pid, 0.0) for pid, used in own.items())
         return round(max(0.0, used_by_all - mine) / max(seconds, 1e-9), 2)
 

@@ -34,8 +34,8 @@ WORKER = "up"
 KEY = re.compile(r"[\w-]+:[\w-]{32,}")
 # A process that looks whether the lock is free holds it for a moment.
 MOMENT_SECONDS = 2.0
-# A guard asks first, and kills after its grace; twice, where what it guards leaves others behind.
-END_SECONDS = 45.0
+# A guard gives flow runs a minute, then what it guards another one, and what that leaves behind twice its grace.
+END_SECONDS = 150.0
 ANSWER_SECONDS = 10.0
 # A server that says nothing for so long hangs. A training on all cores makes answers slow.
 PATIENCE, PATIENCE_SECONDS = "STRATAGEM_PATIENCE", 180.0
@@ -197,7 +197,7 @@ def take_down() -> bool:
         where = f" on {state.host}" if state else ""
         raise StratagemError(f"{folder()}/lock is held by a process{where} that cannot be found here: end it there")
     process.send_signal(signal.SIGTERM)
-    end = time.monotonic() + 5 * END_SECONDS
+    end = time.monotonic() + 2 * END_SECONDS
     while is_held() or find_process(state.pid, state.created) is not None:
         if time.monotonic() > end:
             raise StratagemError(f"process {state.pid} (`stratagem up`) does not end: see {folder()}/up.log")

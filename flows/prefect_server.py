@@ -24,6 +24,10 @@ from tasks.process import guard, scratch
 MAX_RESTARTS = 3
 # Within this time a server answers whether it is well: beside a training one took more than 10 s.
 ANSWER_SECONDS = 30.0
+# One that did not when it was asked last is given less: a run asks up to four times while it ends.
+AGAIN_SECONDS = 5.0
+CONNECT_SECONDS = 5.0
+_silent: set[str] = set()
 
 
 def set_environment(debug: bool) -> None:
@@ -210,17 +214,19 @@ def answers(url: str, seconds: float) -> bool:
         seconds: for how long one that refuses is asked again. One that is being started takes requests and lets them
             wait; that counts.
     """
-    end = time.monotonic() + seconds
-    while unreachable_reason(f"{url.rstrip('/')}/health", ANSWER_SECONDS) is not None:
+    end, patience = time.monotonic() + seconds, AGAIN_SECONDS if url in _silent else ANSWER_SECONDS
+    while unreachable_reason(f"{url.rstrip('/')}/health", (CONNECT_SECONDS, patience)) is not None:
         if time.monotonic() >= end:
+            _silent.add(url)
             return False
         time.sleep(0.5)
+    _silent.discard(url)
     return True
 
 
 def _check_server(url: str) -> None:
     # Prefect's client tries for a minute.
-    if (reason := unreachable_reason(f"{url.rstrip('/')}/health", ANSWER_SECONDS)) is not None:
+    if (reason := unreachable_reason(f"{url.rstrip('/')}/health", (CONNECT_SECONDS, ANSWER_SECONDS))) is not None:
         raise UserError(
             f"PREFECT_API_URL = {url}: no Prefect server answers ({reason}): start it with `prefect server start`, or "
             "unset the variable: then each run starts one of its own"

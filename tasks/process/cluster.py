@@ -20,7 +20,7 @@ from tasks.process.member import PATIENCE, Message, Patience
 SHARED = {"check": "check", "train": "assist", "evaluate": "assist_evaluation"}
 # Requests by which a run starts, or is resumed.
 STARTING = ("start_run", "resume_run", "start_trial", "resume_trial")
-# What is said of a stage that was told to stop and did not answer in time, or had just come to its end.
+# What is said of a stage that was told to stop and did not answer in time, or died, or had just come to its end.
 NOT_SAID = "the next start goes on from the latest checkpoint"
 
 

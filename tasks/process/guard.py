@@ -97,8 +97,11 @@ def run_guarded(command: list[str]) -> int:
             # It is stopped, so that it starts nothing in their place. A Prefect worker that is told to end kills its
             # flow runs; told themselves, they save their step and say how they ended.
             guarded.send_signal(signal.SIGSTOP)
+            # A flow run, in a session of its own, gives its stages `GRACE_SECONDS` and says then how it ended. A stage
+            # saves its step and waits for the command that is stopped here.
+            seconds = RECORD_SECONDS if any(map(_has_own_session, started)) else GRACE_SECONDS
             _terminate(started)
-            _await_end(started, RECORD_SECONDS)  # They give their own stages `GRACE_SECONDS` first.
+            _await_end(started, seconds)
             guarded.send_signal(signal.SIGCONT)
         guarded.terminate()
         try:
@@ -153,6 +156,13 @@ def _children_of(pid: int, recursive: bool = False) -> "list[psutil.Process]":
         return psutil.Process(pid).children(recursive)
     except psutil.NoSuchProcess:
         return []
+
+
+def _has_own_session(process: "psutil.Process") -> bool:
+    try:
+        return os.getsid(process.pid) == process.pid
+    except ProcessLookupError:
+        return False
 
 
 def _terminate(processes: "Iterable[psutil.Process]") -> None:

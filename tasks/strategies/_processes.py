@@ -58,7 +58,7 @@ def join(section: config.OnJax) -> tuple[int, int]:
             heartbeat_timeout_seconds=int(section.heartbeat_timeout_seconds) + LATER_SECONDS,
         )
         check_devices(section.gpus_per_worker)
-        # Gloo gives processes 30 s to find each other for their first sum, and waits without end for any other one.
+        # Gloo gives processes 30 s to find each other for a first sum, any time for another one of the same devices.
         # Here they have just met; later the chief may restore a checkpoint, or tell a slow server of the run.
         sum_over_workers([0])
     return number, len(addresses)

@@ -31,16 +31,15 @@ def main(folder: str, *cpus: str) -> None:
 
     def add(number: str) -> None:
         head = {"include_dashboard": False, "temp_dir": folder} if not nodes else {}
-        nodes.append(
-            cluster.add_node(
-                wait=False,
-                num_cpus=int(number),
-                object_store_memory=STORE_BYTES,
-                node_ip_address=f"127.0.0.{2 + len(nodes)}",
-                **head,
-            )
+        node = cluster.add_node(
+            wait=False,
+            num_cpus=int(number),
+            object_store_memory=STORE_BYTES,
+            node_ip_address=f"127.0.0.{2 + len(nodes)}",
+            **head,
         )
-        cluster.wait_for_nodes(300)
+        nodes.append(node)
+        cluster._wait_for_node(node, 300)  # Not `wait_for_nodes`, which counts one that was removed just now.
 
     for number in cpus:
         add(number)

@@ -140,7 +140,8 @@ def services(programs: Path, more_packages: Path, tmp_path: Path) -> Iterator[Se
         services.end()
         # Fast: it waits for no client. `runuser` would pass no signal on but SIGTERM, at which it waits for all.
         stop = [*as_owner, str(programs / "pg_ctl"), "stop", *data, "--mode=fast", "--timeout=300"]
-        subprocess.run(stop, cwd=place, check=False, capture_output=True)
+        if subprocess.run(stop, cwd=place, check=False, capture_output=True).returncode:
+            server.terminate()
         server.wait(300)
         shutil.rmtree(place)
 

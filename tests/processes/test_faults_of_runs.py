@@ -240,7 +240,7 @@ def test_a_tracking_server_that_hangs_and_dies_disturbs_no_step(stratagem, whole
     (port,) = free_ports(1)
     environment = {
         "MLFLOW_TRACKING_URI": f"http://127.0.0.1:{port}",
-        "MLFLOW_HTTP_REQUEST_TIMEOUT": "20",
+        "MLFLOW_HTTP_REQUEST_TIMEOUT": "6",
         "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0",
     }
     with mlflow_server(port, tmp_path) as server:

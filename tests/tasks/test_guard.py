@@ -11,6 +11,8 @@ from collections.abc import Iterator
 import psutil
 import pytest
 
+PATIENCE_SECONDS = 600.0
+
 # A process that starts another one in a session of its own, as a Prefect worker does, and waits for it.
 STARTS_ANOTHER = """
 import subprocess, sys
@@ -72,6 +74,33 @@ def test_what_a_command_started_is_told_once_and_ends_when_input_closes(guard, p
     assert guard.wait(60) == 128 + signal.SIGTERM or guard.returncode == 0
     assert all(map(_gone, family))
     assert (project / "told").read_text() == "told once\n"
+
+
+# A process that starts another one in its own session, as a command does a stage; that one ends with its input alone.
+STARTS_A_STAGE = """
+import subprocess, sys
+child = subprocess.Popen([sys.executable, "-c", sys.argv[1]], stdin=subprocess.PIPE, process_group=0)
+child.wait()
+"""
+STAGE = """
+import signal, sys
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+print("ready", flush=True)
+sys.stdin.read()
+"""
+
+
+def test_a_stage_is_waited_for_no_longer_than_it_takes_to_save_a_step(project):
+    """It waits for its command, which is stopped meanwhile."""
+    record = f"guard.GRACE_SECONDS, guard.RECORD_SECONDS = 1.0, {PATIENCE_SECONDS}"
+    program = f"from tasks.process import guard; {record}; import sys; sys.exit(guard.run_guarded(sys.argv[1:]))"
+    command = [sys.executable, "-c", program, sys.executable, "-c", STARTS_A_STAGE, STAGE]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as guard:
+        assert guard.stdout.readline() == b"ready\n"
+        family = _family(guard)
+        guard.stdin.close()
+        assert guard.wait(PATIENCE_SECONDS / 2) == 128 + signal.SIGTERM
+    assert all(map(_gone, family))
 
 
 def test_what_a_killed_command_started_is_told_and_ends(guard, project):
