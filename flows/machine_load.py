@@ -12,7 +12,7 @@ class MachineLoad:
     """How busy other programs keep the processor cores of this process, since this object was made."""
 
     def __init__(self) -> None:
-        # It takes a while on a busy machine; first at both ends, so that it is as late at both.
+        # This takes a while on a busy machine: it comes first at both ends, so that both are as late.
         self._own = self._of_family()
         self._began, self._all = time.perf_counter(), self._busy()
 

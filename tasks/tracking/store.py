@@ -126,7 +126,7 @@ def _check_schema(path: Path) -> None:
 
 def _check_server(uri: str) -> None:
     # MLflow's client tries for 246 s before it says that a server is down.
-    # One that is down refuses at once; one that trains beside this process may take as long as for any other request.
+    # One that is down refuses at once; a busy one may take as long as for any other request.
     seconds = 3.0, min(float(MLFLOW_HTTP_REQUEST_TIMEOUT.get()), 30.0)
     if (reason := network.unreachable_reason(f"{uri.rstrip('/')}/health", seconds)) is not None:
         raise Unavailable(
