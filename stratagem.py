@@ -20,8 +20,8 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from tasks.errors import StratagemError, UserError
     from tasks.records import RunDetails, RunSummary
+    from tasks.system.errors import StratagemError, UserError
 
 __all__ = ["RunDetails", "RunSummary", "StratagemError", "UserError", "load_model", "load_run", "predict", "run"]
 
@@ -29,8 +29,8 @@ HERE = Path(__file__).resolve().parent
 INSTALLED = Path(__file__).name == "__init__.py"
 """As a package, and not as a checkout, whose folder has flows/ and tasks/ on the path anyway."""
 OURS = ("flows", "tasks")
-USED = ("tasks.errors", "tasks.records", "tasks.process.guard")
-COMMAND = "from flows.cli import main; main()"
+USED = ("tasks.system.errors", "tasks.records", "tasks.system.lifetime")
+COMMAND = "from flows.cli.main import main; main()"
 
 
 def run(
@@ -70,7 +70,7 @@ def run(
         arguments += ["--", _absolute(recipe) if Path(recipe).suffix in (".yaml", ".yml") else str(recipe)]
     said = _command(["run", "--json", *arguments], project)
     if not said:
-        raise _import("tasks.errors").StratagemError(
+        raise _import("tasks.system.errors").StratagemError(
             "this is one member of a cluster: the process of its chief has the result"
         )
     summary: RunSummary = _import("tasks.records").RunSummary.model_validate_json(said)
@@ -113,7 +113,7 @@ def predict(
     Raises:
         UserError: there is no such model, or it does not take such inputs.
     """
-    errors = _import("tasks.errors")
+    errors = _import("tasks.system.errors")
     with tempfile.TemporaryDirectory() as folder:
         output = Path(folder) / "predictions.jsonl"
         arguments = ["--output", str(output), "--top-k", str(top_k), *(["--probabilities"] if probabilities else [])]
@@ -166,14 +166,14 @@ def main() -> None:
 
         run_stage()
     else:
-        from flows.cli import main as run_command
+        from flows.cli.main import main as run_command
 
         run_command()
 
 
 def __getattr__(name: str) -> Any:
     """Return a record or an error; they are imported when they are first asked for: the command needs none so soon."""
-    for module in () if name.startswith("_") else ("tasks.errors", "tasks.records"):
+    for module in () if name.startswith("_") else ("tasks.system.errors", "tasks.records"):
         if isinstance(found := getattr(_import(module), name, None), type):
             return found
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
@@ -208,7 +208,7 @@ def _child(arguments: Sequence[str], project: str | Path | None, **environment: 
     Raises:
         StratagemError: its own error.
     """
-    errors, guard = _import("tasks.errors"), _import("tasks.process.guard")
+    errors, guard = _import("tasks.system.errors"), _import("tasks.system.lifetime")
     if not Path(project or ".").is_dir():
         raise errors.UserError(f"project = '{project}': no such folder. `stratagem init FOLDER` makes a project")
     with tempfile.TemporaryDirectory() as folder, tempfile.TemporaryFile("w+", encoding="utf-8") as out:
@@ -258,7 +258,7 @@ def _modules() -> dict[str, ModuleType]:
         sys.path[:] = path
         _take_away()
         sys.modules.update(theirs)
-    for module in (found["tasks.errors"], found["tasks.records"]):
+    for module in (found["tasks.system.errors"], found["tasks.records"]):
         for value in vars(module).values():
             if isinstance(value, type) and value.__module__.startswith("tasks."):
                 value.__module__ = __name__  # Where `pickle` finds it again.

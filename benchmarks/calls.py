@@ -8,7 +8,8 @@ import json
 import sys
 import time
 
-from tasks import config, dvc_data, strategies
+from tasks import config, strategies
+from tasks.operations import dvc_data
 
 STRATEGIES = {
     # First: it makes the logical CPU, which TensorFlow allows only before it has used one.

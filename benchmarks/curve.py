@@ -10,7 +10,8 @@ import json
 import sys
 
 from benchmarks.training import trained
-from tasks import config, dvc_data
+from tasks import config
+from tasks.operations import dvc_data
 
 
 def main(recipe: str, seed: int) -> None:

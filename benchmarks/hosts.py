@@ -19,7 +19,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from tasks.launchers.isolation import leave_network, set_namespace
+from tasks.strategies.engines.isolation import leave_network, set_namespace
 
 PREFIX = "10.99.0"
 INTERFACE = "wire"

@@ -16,12 +16,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks import hosts, measure
-from tasks import config, scaling
+from tasks import config
+from tasks.operations import scaling
 from tasks.process.environment import stage_environment
 
 HEADING = "## Network\n"
 POINTS = Path(__file__).with_name("network.csv")
-"""What was measured last: `tasks.scaling` has what was fitted to it, and a test fits it again."""
+"""What was measured last: `tasks.operations.scaling` has what was fitted to it, and a test fits it again."""
 OTHER_POINTS = Path(__file__).with_name("network_others.csv")
 """Of other models over other networks, measured when the formula was there."""
 # 0.02, 1.2, 4.5 and 13.2 MB of gradients.

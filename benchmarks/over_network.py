@@ -13,7 +13,8 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from tasks import config, dvc_data, strategies
+from tasks import config, strategies
+from tasks.operations import dvc_data
 
 STEPS_A_CALL = 2
 

@@ -60,12 +60,13 @@ def seconds_of(function: Callable[[], Any]) -> float:
 
 def prepare(described: str) -> dict[str, float]:
     """Prepare a dataset by the stage that `stratagem data add` starts; the columns of a table are given, as there."""
-    from tasks import config, dataset_kinds
+    from tasks import config
     from tasks import prepare as stage
+    from tasks.data import kinds
 
     dataset = config.describe(json.loads(described), "the benchmark")
     (Path("data") / dataset.name).mkdir(parents=True, exist_ok=True)
-    kind = dataset_kinds.find(dataset.kind)
+    kind = kinds.find(dataset.kind)
     if dataset.is_guessed:
         dataset, _ = kind.guess(dataset)
     return {"seconds": seconds_of(lambda: stage.prepare(dataset))}

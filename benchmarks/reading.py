@@ -15,9 +15,10 @@ from types import SimpleNamespace
 import numpy as np
 import psutil
 
-from tasks import config, dvc_data, strategies
+from tasks import config, strategies
 from tasks.input import sources
 from tasks.input.batches import Batches
+from tasks.operations import dvc_data
 
 STEPS_PER_EXECUTION = 50
 """About what `auto` comes to for a convnet of MNIST."""
@@ -190,7 +191,7 @@ def main(way: str, dataset: str, batch_size: int, passes: int) -> None:
     import tensorflow as tf
 
     if dataset == "digits":
-        importlib.import_module("tasks.datasets.digits")
+        importlib.import_module("tasks.data.builders.digits")
 
     int(counter()(tf.data.Dataset.range(4).map(lambda number: (tf.zeros([1]), number))))  # What every process needs.
     before = psutil.Process().memory_info().rss

@@ -14,10 +14,12 @@ import sys
 import time
 
 from benchmarks import measure
-from tasks import config, dvc_data, network
+from tasks import config
 from tasks.input import sources
-from tasks.machine import free_ports
+from tasks.operations import dvc_data
 from tasks.process.environment import stage_environment
+from tasks.system import network
+from tasks.system.machine import free_ports
 
 HEADING = "## tf.data service\n"
 BATCH_SIZE, STEPS, EPOCHS = 64, 100, 3

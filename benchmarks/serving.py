@@ -20,7 +20,7 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks import measure
-from tasks.machine import free_ports
+from tasks.system.machine import free_ports
 
 HEADING = "## Serving\n"
 CLIENTS = (1, 8)

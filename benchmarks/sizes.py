@@ -18,13 +18,14 @@ import tensorflow_datasets as tfds
 
 from benchmarks.reading import counter
 from benchmarks.training import trained
-from tasks import config, download, lineage, prepare, records, runs, strategies, tracking
-from tasks.checkpoints import Checkpoints
+from tasks import config, download, prepare, records, runs, strategies, tracking
 from tasks.evaluate import evaluate
 from tasks.input import sources
 from tasks.input.batches import Batches
-from tasks.model_state import assign
+from tasks.runs import lineage
 from tasks.training import setup
+from tasks.training.checkpoints import Checkpoints
+from tasks.training.model_state import assign
 
 EXAMPLES, SIDES = (1_000, 4_000, 16_000, 60_000), (8, 16, 32, 64)
 STEPS = POINTS = RUNS = (100, 1_000, 10_000)

@@ -16,7 +16,8 @@ from unittest import mock
 import keras
 
 from benchmarks.training import trained
-from tasks import config, dvc_data, strategies
+from tasks import config, strategies
+from tasks.operations import dvc_data
 
 
 def ours(every_steps: int, overrides: dict[str, object]) -> list[float]:

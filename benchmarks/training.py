@@ -14,7 +14,9 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from tasks import config, dvc_data, lineage, records
+from tasks import config, records
+from tasks.operations import dvc_data
+from tasks.runs import lineage
 
 
 @contextlib.contextmanager

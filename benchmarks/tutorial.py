@@ -33,7 +33,7 @@ def main(
 
     imported = time.perf_counter()
     if name == "digits":  # Embedded here; TFDS knows it once its module is imported.
-        importlib.import_module("tasks.datasets.digits")
+        importlib.import_module("tasks.data.builders.digits")
 
     scope = contextlib.nullcontext
     if devices > 1:

@@ -10,12 +10,11 @@ from prefect import flow
 from prefect.runtime import flow_run
 from pydantic import Field
 
-from flows import deployed, reconciliation, reporting, stages
+from flows import reporting, stages
 from flows.machine_load import MachineLoad
+from flows.operate import deployed, reconciliation
 from flows.plan import LOOPS, Pair, Plan, explain, plan
-from tasks import config, runs, utc
-from tasks.errors import Interrupted, StratagemError
-from tasks.machine import usable_cores
+from tasks import config, runs
 from tasks.process import client
 from tasks.process.environment import keep_private
 from tasks.records import (
@@ -28,6 +27,9 @@ from tasks.records import (
     StepTime,
     TrainingResult,
 )
+from tasks.system import utc
+from tasks.system.errors import Interrupted, StratagemError
+from tasks.system.machine import usable_cores
 
 T = TypeVar("T")
 REPEATS = 2

@@ -5,7 +5,7 @@ from contextlib import suppress
 
 import psutil
 
-from tasks.machine import core_numbers
+from tasks.system.machine import core_numbers
 
 
 class MachineLoad:

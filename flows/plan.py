@@ -10,10 +10,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, get_args
 
-from tasks import config, pipeline, preconditions, sweeps
-from tasks.errors import UserError, one_of
-from tasks.machine import usable_cores
+from tasks import config, sweeps
+from tasks.operations import pipeline, preconditions
 from tasks.records import ComparisonRow, SweepPlan
+from tasks.system.errors import UserError, one_of
+from tasks.system.machine import usable_cores
 
 LOOPS: tuple[str, ...] = get_args(config.Train.model_fields["loop"].annotation)
 TRACED_STEPS = 30

@@ -26,11 +26,11 @@ from prefect.runtime import flow_run
 from prefect.settings import PREFECT_FLOWS_HEARTBEAT_FREQUENCY, get_current_settings, temporary_settings
 from prefect.states import Cancelled
 
-from flows import notifications
-from flows.prefect_server import answers
+from flows.operate import notifications
+from flows.operate.prefect_server import answers
 from tasks import runs
-from tasks.errors import Interrupted, one_line
 from tasks.records import FlowEnd, Record
+from tasks.system.errors import Interrupted, one_line
 
 R = TypeVar("R", bound=Record)
 

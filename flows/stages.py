@@ -14,13 +14,13 @@ from prefect.cache_policies import NO_CACHE
 from prefect.client.schemas import TaskRun
 from prefect.runtime import flow_run
 
-from flows import notifications
+from flows.operate import notifications
 from flows.training_log import epochs_logged
-from tasks import dvc_data, pipeline
 from tasks.config import Settings
-from tasks.errors import DownloadError
+from tasks.operations import dvc_data, pipeline
 from tasks.process import client
 from tasks.records import PreparedDataset, Run, TrainingResult
+from tasks.system.errors import DownloadError
 
 P = ParamSpec("P")
 R = TypeVar("R")

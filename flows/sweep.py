@@ -10,13 +10,16 @@ from prefect import flow
 from prefect.runtime import flow_run
 from pydantic import Field
 
-from flows import deployed, reconciliation, reporting, stages, training, trials
+from flows import reporting, stages, training, trials
+from flows.operate import deployed, reconciliation
 from flows.plan import plan_of_sweep
-from tasks import config, pipeline, preconditions, runs, sweeps, utc
-from tasks.errors import StratagemError
+from tasks import config, runs, sweeps
+from tasks.operations import pipeline, preconditions
 from tasks.process import client
 from tasks.process.environment import keep_private
 from tasks.records import PreparedDataset, Run, RunSummary, Sweep, SweepPlan, Trial
+from tasks.system import utc
+from tasks.system.errors import StratagemError
 
 
 def _flow_run_name() -> str:

@@ -11,12 +11,15 @@ from prefect import flow
 from prefect.runtime import flow_run
 from pydantic import WithJsonSchema
 
-from flows import deployed, notifications, reconciliation, reporting, stages
-from tasks import config, data_folders, pipeline, preconditions, records, runs, timeline, utc
-from tasks.errors import UserError
+from flows import reporting, stages
+from flows.operate import deployed, notifications, reconciliation
+from tasks import config, records, runs
+from tasks.operations import data_folders, pipeline, preconditions
 from tasks.process import client
 from tasks.process.environment import keep_private
 from tasks.records import EvaluationResult, PreparedDataset, RegisteredModel, Run, RunSummary, TrainingResult
+from tasks.system import timeline, utc
+from tasks.system.errors import UserError
 
 NO_OVERRIDES = config.Overrides({})
 # What a summary has of the training's record.

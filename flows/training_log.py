@@ -15,7 +15,7 @@ from prefect.artifacts import create_progress_artifact, update_progress_artifact
 from prefect.logging import get_run_logger
 from prefect.settings import get_current_settings
 
-from flows.prefect_server import answers
+from flows.operate.prefect_server import answers
 from tasks import config
 from tasks.records import Run
 

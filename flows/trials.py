@@ -20,10 +20,11 @@ from prefect import task
 from prefect.cache_policies import NO_CACHE
 
 from flows.training_log import epochs_logged
-from tasks import pipeline, report, runs, sweeps
-from tasks.errors import Interrupted, StratagemError, UserError
+from tasks import reports, runs, sweeps
+from tasks.operations import pipeline
 from tasks.process import client
 from tasks.records import Limits, PreparedDataset, Run, SweepPlan, TrainingResult, Trial
+from tasks.system.errors import Interrupted, StratagemError, UserError
 
 ASK_AGAIN_SECONDS = 10.0
 INDENT = " " * 11
@@ -223,8 +224,8 @@ def tell(search: Search, ended: Trial, done: Sequence[Trial]) -> None:
     value = "-" if ended.value is None else f"{ended.value:.4f}"
     so_far = "" if best is None else f"  best {best.value:.4f}, trial {best.number}"
     print(f"trial {ended.number:>3}  {how:<9} {value}{so_far}", file=sys.stderr)
-    names = report.short_names(list(ended.params))
-    shown = ", ".join(f"{name} {report.text_of(one)}" for name, one in zip(names, ended.params.values(), strict=True))
+    names = reports.short_names(list(ended.params))
+    shown = ", ".join(f"{name} {reports.text_of(one)}" for name, one in zip(names, ended.params.values(), strict=True))
     more = [ended.reason or ""] if ended.state == "failed" else []
     width = shutil.get_terminal_size().columns
     for text in [shown, *more]:

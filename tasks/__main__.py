@@ -34,16 +34,18 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tasks import config, dvc_stages, errors, records
-from tasks.errors import StratagemError, UserError
-from tasks.process import guard, serve
-from tasks.process.clean import Clean
+from tasks import config, records
+from tasks.operations import dvc_stages
+from tasks.process import serve
+from tasks.process.child import run_in_own_process
 from tasks.process.environment import keep_private
-from tasks.process.imports import import_quietly
-from tasks.process.own_process import run_in_own_process
+from tasks.process.model_loader import Clean
+from tasks.system import errors, lifetime
+from tasks.system.errors import StratagemError, UserError
+from tasks.system.imports import import_quietly
 
 if TYPE_CHECKING:
-    from tasks.trained_models import TrainedModel
+    from tasks.tracking.trained_models import TrainedModel
 
 OF_MLFLOW = ("reproduced", "reconcile", "versions", "fetch", "sync", "planned_sync")
 STAGES = (
@@ -55,7 +57,7 @@ STAGES = (
 def main() -> None:
     """Run one stage, and end with its exit code."""
     if sys.argv[1:2] == ["guard"]:
-        sys.exit(guard.run_guarded(sys.argv[2:]))
+        sys.exit(lifetime.run_guarded(sys.argv[2:]))
     keep_private()
     parser = argparse.ArgumentParser(prog="python -m tasks", description="Run one stage; `stratagem` runs them all.")
     parser.add_argument("stage", choices=[*STAGES])
@@ -64,7 +66,7 @@ def main() -> None:
     arguments = parser.parse_args()
     signal.signal(signal.SIGTERM, _terminate)
     if os.environ.get("STRATAGEM_ERROR"):
-        guard.when_input_closes(lambda: os._exit(1))
+        lifetime.when_input_closes(lambda: os._exit(1))
     try:
         _run(arguments.stage, arguments.name, arguments.overrides)
     except KeyboardInterrupt as interrupt:
@@ -93,7 +95,7 @@ def _run(stage: str, name: str | None, overrides: list[str]) -> None:
         if name is None:
             raise UserError("python -m tasks report: give the id of a run")
         from tasks import runs
-        from tasks.report import page
+        from tasks.reports import page
 
         page.write(runs.find(name))
     elif stage in OF_MLFLOW:
@@ -109,10 +111,10 @@ def _run(stage: str, name: str | None, overrides: list[str]) -> None:
     elif stage == "rollback":
         _roll_back(name or "")
     elif stage == "serve_model":
-        import_quietly("tasks.serving")
-        from tasks import serving
+        import_quietly("tasks.serving.server")
+        from tasks.serving import server
 
-        serving.serve(records.load(records.ServingRequest, Path(name or "")), sys.stdout)
+        server.serve(records.load(records.ServingRequest, Path(name or "")), sys.stdout)
     elif stage == "check":
         dvc_stages.check(config.load(name, overrides).dataset)
     elif stage == "own_code":
@@ -143,8 +145,8 @@ def _ask_mlflow(stage: str, name: str) -> None:
 
 
 def _predict(request: Path) -> None:
-    import_quietly("tasks.predict")
-    from tasks.predict import predict
+    import_quietly("tasks.serving.predict")
+    from tasks.serving.predict import predict
 
     try:
         with contextlib.redirect_stdout(sys.stderr):  # Libraries' own words.
@@ -155,7 +157,7 @@ def _predict(request: Path) -> None:
 
 
 def _locate(reference: str | None) -> None:
-    from tasks import trained_models
+    from tasks.tracking import trained_models
 
     reference = reference or trained_models.only_champion()
     found = trained_models.find(reference)
@@ -170,7 +172,7 @@ def _locate(reference: str | None) -> None:
 
 def _roll_back(name: str) -> None:
     forked: list[Clean] = []
-    import_quietly("tasks.rollback", "tasks.outputs", before_devices=lambda: forked.append(Clean()))
+    import_quietly("tasks.rollback", "tasks.serving.outputs", before_devices=lambda: forked.append(Clean()))
     from tasks.rollback import rollback
 
     print(rollback(name, forked[0].ask).model_dump_json())

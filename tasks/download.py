@@ -12,9 +12,11 @@ import requests
 import tensorflow_datasets as tfds
 from filelock import FileLock
 
-from tasks import config, dataset_folder, datasets, errors, files, network, records, upstream
-from tasks.errors import UserError
+from tasks import config, records
+from tasks.data import builders, dataset_folder
 from tasks.records import DatasetManifest, SourceFile
+from tasks.system import errors, files, network, upstream
+from tasks.system.errors import UserError
 
 checksums, resource, tree, NonMatchingChecksumError = upstream.archive_modules()
 upstream.serialize_the_same_everywhere()
@@ -38,7 +40,7 @@ def download(dataset: config.Dataset) -> DatasetManifest:
     raw = folder / "raw"
     import tensorflow as tf  # Not above: what is refused early needs none of it.
 
-    datasets.build(
+    builders.build(
         dataset.name, dataset.version, raw, dataset.builder
     )  # A wrong name or version leaves nothing behind.
     try:
@@ -69,7 +71,7 @@ def refuse_early(dataset: config.Dataset) -> None:
         UserError: unknown dataset; or none of its archives is here and its server does not answer.
     """
     raw = config.project_root() / "data" / dataset.name / "raw"
-    builder = datasets.build(dataset.name, dataset.version, raw, dataset.builder)
+    builder = builders.build(dataset.name, dataset.version, raw, dataset.builder)
     names = _names(builder.url_infos or {})
     here = (raw / "downloads" / builder.name).exists() or (raw / "manifest.json").exists()
     if not here and not any(_find_brought(own, dataset) for own in names.values()):
@@ -82,8 +84,8 @@ def _complete(dataset: config.Dataset, raw: Path) -> DatasetManifest | None:
         manifest = records.load(DatasetManifest, raw / "manifest.json")
     except UserError:
         return None
-    builder = datasets.build(dataset.name, dataset.version, raw, dataset.builder)
-    whole = manifest.version == str(builder.version) and builder.is_prepared() and not datasets.damaged_shard(builder)
+    builder = builders.build(dataset.name, dataset.version, raw, dataset.builder)
+    whole = manifest.version == str(builder.version) and builder.is_prepared() and not builders.damaged_shard(builder)
     return manifest if whole else None
 
 
@@ -102,7 +104,7 @@ def _make(dataset: config.Dataset, folder: Path) -> dict[str, Any]:
             files.scratch(folder, ".scratch.") as scratch,
             contextlib.redirect_stdout(io.StringIO()),  # TFDS prints; standard output belongs to the command's result.
         ):
-            builder = datasets.build(dataset.name, dataset.version, scratch, dataset.builder)
+            builder = builders.build(dataset.name, dataset.version, scratch, dataset.builder)
             archives = _check_archives(builder, dataset, downloads, scratch)
             settings = tfds.download.DownloadConfig(
                 # A new folder each time: Fashion-MNIST after MNIST in one extract_dir holds MNIST's images.
@@ -281,8 +283,8 @@ def _no_answer(url: str) -> str | None:
 
 
 def _describe(dataset: config.Dataset, archives: dict[str, Any], raw: Path) -> DatasetManifest:
-    builder = datasets.build(dataset.name, dataset.version, raw, dataset.builder)
-    found = datasets.supervised(builder)
+    builder = builders.build(dataset.name, dataset.version, raw, dataset.builder)
+    found = builders.supervised(builder)
     names = found.class_names
     return DatasetManifest(
         name=dataset.name,

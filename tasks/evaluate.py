@@ -6,12 +6,16 @@ from typing import Any
 
 import numpy as np
 
-from tasks import checkpoints, config, losses, metrics, model_state, models, outputs, predictions, strategies
-from tasks.checkpoints import Checkpoints, State
-from tasks.errors import StratagemError, UserError
+from tasks import config, strategies
+from tasks.evaluation import predictions
 from tasks.input import sources
+from tasks.modeling import losses, metrics, models
 from tasks.records import ClassMetrics, EvaluationResult, PreparedDataset, Target, TrainingResult
+from tasks.serving import outputs
 from tasks.strategies import Strategy
+from tasks.system.errors import StratagemError, UserError
+from tasks.training import checkpoints, model_state
+from tasks.training.checkpoints import Checkpoints, State
 
 MAX_PREDICTIONS = 1000
 """That a record holds; a picture shows no more."""

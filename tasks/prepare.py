@@ -14,19 +14,11 @@ import numpy as np
 import numpy.typing as npt
 from filelock import FileLock
 
-from tasks import (
-    config,
-    data_checks,
-    dataset_kinds,
-    files,
-    machine,
-    prepared_data,
-    quality_report,
-    records,
-    source_files,
-)
-from tasks.errors import UserError, listed
+from tasks import config, records
+from tasks.data import checks, kinds, prepared_data, quality_report, source_files
 from tasks.records import Feature, HeldOut, PreparedDataset, PreparedSplit, Target
+from tasks.system import files, machine
+from tasks.system.errors import UserError, listed
 
 
 def prepare(dataset: config.Description) -> PreparedDataset:
@@ -54,7 +46,7 @@ def prepare(dataset: config.Description) -> PreparedDataset:
             if isinstance(dataset, config.LocalDescription):
                 for source in dataset.sources:
                     source_files.refuse_unreadable(source, root)
-            examples = dataset_kinds.find(dataset.kind).examples(dataset)
+            examples = kinds.find(dataset.kind).examples(dataset)
             files.remove_scratch(folder.glob(".prepared.*"), root)  # of killed runs
             with files.scratch(folder, ".prepared.") as scratch:
                 new = scratch / "new"
@@ -82,7 +74,7 @@ def prepare(dataset: config.Description) -> PreparedDataset:
                     **examples.origin,
                 )
                 records.save(prepared, new / "manifest.json")
-                data_checks.judge(dataset, prepared, new, scratch / "report", examples.name_of, examples.sizes_of)
+                checks.judge(dataset, prepared, new, scratch / "report", examples.name_of, examples.sizes_of)
                 prepared_data.set_foreign_aside(dataset.name)
                 if target.exists():
                     target.rename(scratch / "old")
@@ -94,7 +86,7 @@ def prepare(dataset: config.Description) -> PreparedDataset:
 
 
 def _write(
-    dataset: config.Description, examples: dataset_kinds.Examples, new: Path, target: Path
+    dataset: config.Description, examples: kinds.Examples, new: Path, target: Path
 ) -> tuple[dict[str, PreparedSplit], dict[str, Feature], Target]:
     """Write all arrays into ``new``; return the records of the splits, which will lie in ``target``, and the features
     and the target with what was taken of the training split."""
@@ -112,12 +104,12 @@ def _write(
     return splits, features, examples.target.model_copy(update=fitted.target_statistics())
 
 
-def _blocks(examples: dataset_kinds.Examples) -> Generator[dataset_kinds.Block]:
+def _blocks(examples: kinds.Examples) -> Generator[kinds.Block]:
     """Yield all blocks; closed, it closes what reads them, where that can be closed."""
     yield from examples.blocks()
 
 
-def _write_vocabularies(examples: dataset_kinds.Examples, new: Path, target: Path) -> dict[str, str]:
+def _write_vocabularies(examples: kinds.Examples, new: Path, target: Path) -> dict[str, str]:
     """Write the vocabularies into ``new``; return where each feature's will lie in ``target``."""
     for name, texts in examples.vocabularies.items():
         with (new / f"{name}_vocabulary.json").open("w", encoding="utf-8") as file:
@@ -126,7 +118,7 @@ def _write_vocabularies(examples: dataset_kinds.Examples, new: Path, target: Pat
     return {name: (target / f"{name}_vocabulary.json").as_posix() for name in examples.vocabularies}
 
 
-def _write_metadata(examples: dataset_kinds.Examples, new: Path, target: Path) -> str | None:
+def _write_metadata(examples: kinds.Examples, new: Path, target: Path) -> str | None:
     """Write what is known of the test examples beside their features; return where it will lie, None for nothing."""
     if examples.metadata_of is None:
         return None
@@ -210,7 +202,7 @@ LABELS: dict[str, tuple[npt.DTypeLike, bool]] = {
 class _SplitWriter:
     """The arrays of one split, with what is counted while they are written."""
 
-    def __init__(self, new: Path, split: str, examples: dataset_kinds.Examples) -> None:
+    def __init__(self, new: Path, split: str, examples: kinds.Examples) -> None:
         self._new, self._split = new, split
         self._num_examples = 0
         self._target = examples.target
@@ -240,7 +232,7 @@ class _SplitWriter:
     def _arrays(self) -> list[_Array]:
         return [*self._features.values(), self._labels, *([self._weights] if self._weights else [])]
 
-    def write(self, block: dataset_kinds.Block) -> None:
+    def write(self, block: kinds.Block) -> None:
         """Write some examples after those before."""
         labels = block.labels
         if block.weights is not None:

@@ -4,11 +4,16 @@ from typing import NamedTuple
 
 import numpy as np
 
-from tasks import config, files, gate, lineage, loaded_back, metrics, model_versions, predictions, tracking
-from tasks.errors import StratagemError
-from tasks.loaded_back import Apart
-from tasks.predictions import Predictions
+from tasks import config, tracking
+from tasks.evaluation import gate, predictions
+from tasks.evaluation.predictions import Predictions
+from tasks.modeling import metrics
 from tasks.records import EvaluationResult, Judgement, PreparedDataset, RegisteredModel, Run, TrainingResult
+from tasks.runs import lineage, model_versions
+from tasks.serving import loaded_back
+from tasks.serving.loaded_back import Apart
+from tasks.system import files
+from tasks.system.errors import StratagemError
 
 
 class Evaluated(NamedTuple):

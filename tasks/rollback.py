@@ -5,11 +5,13 @@ from typing import Any, NamedTuple
 
 import numpy.typing as npt
 
-from tasks import config, loaded_back, prepared_data, records, runs, tracking
-from tasks.errors import StratagemError, UserError
-from tasks.loaded_back import Apart
-from tasks.predictions import Predictions, load, takes_digest, test_rows
+from tasks import config, records, runs, tracking
+from tasks.data import prepared_data
+from tasks.evaluation.predictions import Predictions, load, takes_digest, test_rows
 from tasks.records import EvaluationResult, PreparedDataset, RolledBack, Run
+from tasks.serving import loaded_back
+from tasks.serving.loaded_back import Apart
+from tasks.system.errors import StratagemError, UserError
 
 
 class AtHand(NamedTuple):

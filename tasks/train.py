@@ -15,15 +15,14 @@ from typing import Any, NamedTuple
 import keras
 from filelock import FileLock, Timeout
 
-from tasks import checkpoints, config, losses, metrics, models, optimizers, records, runs, shards, strategies
-from tasks.checkpoints import Checkpoints
-from tasks.errors import StratagemError, UserError, one_line
+from tasks import config, records, runs, strategies
 from tasks.input import service, sources
 from tasks.input.augment import check_augmentation
 from tasks.input.order import carve
-from tasks.model_state import Arrays, assign, variables
+from tasks.modeling import losses, metrics, models, optimizers
 from tasks.records import Limits, Placement, PreparedDataset, Run, TrainingResult
-from tasks.training import Training, autotune, fingerprint, initial, loops, model, setup, step_time
+from tasks.system.errors import StratagemError, UserError, one_line
+from tasks.training import Training, autotune, checkpoints, fingerprint, initial, loops, model, setup, shards, step_time
 from tasks.training.batch_size import check_last_batch, find_global_batch_size, in_batches_of, resumed_batch_size
 from tasks.training.callbacks.profiler import Profiler
 from tasks.training.callbacks.progress import ProgressBar
@@ -31,6 +30,8 @@ from tasks.training.callbacks.saving import SaveCheckpoints
 from tasks.training.callbacks.sending import MetricSink, SendMetrics
 from tasks.training.callbacks.stopping import NonFiniteLoss, ResumableEarlyStopping, StopBelowLimits, StopOnNonFinite
 from tasks.training.callbacks.throughput import Throughput
+from tasks.training.checkpoints import Checkpoints
+from tasks.training.model_state import Arrays, assign, variables
 
 log = logging.getLogger(__name__)
 

@@ -22,7 +22,8 @@ import numpy as np
 import pytest
 from filelock import FileLock
 
-from tasks import config, lineage, records, runs
+from tasks import config, records, runs
+from tasks.runs import lineage
 
 CHECKOUT = Path(__file__).resolve().parent.parent
 # What git would ignore, for a checkout without git.
@@ -398,7 +399,7 @@ def train(project: Path) -> Iterator[Callable[..., records.TrainingResult]]:
     """
     from tensorflow.python.framework import config as tf_config
 
-    from tasks import models
+    from tasks.modeling import models
     from tasks.train import train as train_stage
 
     small = project.with_name("small.yaml")

@@ -1,7 +1,7 @@
 """The parts of docs/ that are written from the code: `make docs` writes them anew, a test says when one is stale.
 
 Each page has a beginning by hand; what stands between its two comments is written here: of each setting what
-tasks/config says, of each command its help, of each message tasks/messages.yaml.
+tasks/config says, of each command its help, of each message tasks/system/messages.yaml.
 """
 
 import re
@@ -14,12 +14,13 @@ from typing import Any, NamedTuple
 import yaml
 from typer.main import get_command
 
-from flows import cli
-from tasks import config, messages
+from flows.cli import main
+from tasks import config
 from tasks.config.affects import Affects
 from tasks.config.datasets import LocalDescription
 from tasks.config.schema import kinds_of
 from tasks.config.section import IN_WORDS
+from tasks.system import messages
 
 ROOT = Path(__file__).resolve().parents[1]
 BEGIN = "<!-- begin: written by `make docs` from {source} -->\n"
@@ -208,7 +209,7 @@ def _one_line(text: str | None) -> str:
 def commands() -> str:
     """Return a section for each command, with its arguments and options, as --help has them."""
     lines: list[str] = []
-    top = get_command(cli.app)
+    top = get_command(main.app)
     for name, command in sorted(top.commands.items()):
         below = getattr(command, "commands", {})
         if not below or command.invoke_without_command:
@@ -296,7 +297,7 @@ def _text(parsed: Any, names: Mapping[int, str]) -> str:
 PAGES = {
     "reference.md": ("tasks/config/", settings),
     "commands.md": ("flows/", lambda known: commands()),
-    "troubleshooting.md": ("tasks/messages.yaml", lambda known: troubleshooting()),
+    "troubleshooting.md": ("tasks/system/messages.yaml", lambda known: troubleshooting()),
 }
 
 

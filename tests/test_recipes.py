@@ -24,7 +24,7 @@ def header(recipe):
 
 @pytest.mark.parametrize("recipe", config.recipes(ROOT))
 def test_a_header_says_what_to_type_and_what_to_expect(recipe):
-    from flows.cli import app
+    from flows.cli.main import app
     from flows.plan import plan
 
     known = {command.name or command.callback.__name__ for command in app.registered_commands}
@@ -93,7 +93,7 @@ TRAINING_EXAMPLES = {"mnist": 60_000, "fashion_mnist": 60_000, "svhn_cropped": 7
 
 @pytest.mark.parametrize(("recipe", "expected", "num_parameters", "steps"), EXAMPLES, ids=[row[0] for row in EXAMPLES])
 def test_a_worked_example_is_what_its_source_says(recipe, expected, num_parameters, steps, project, make_dataset):
-    from tasks import models
+    from tasks.modeling import models
 
     settings = config.load(recipe)
     values = settings.to_json()

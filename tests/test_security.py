@@ -7,7 +7,7 @@ import pytest
 from typer.main import get_command
 from typer.testing import CliRunner
 
-from flows import cli
+from flows.cli import main
 
 PAGE = (Path(__file__).parents[1] / "docs" / "security.md").read_text(encoding="utf-8")
 TABLE = "| promise | test |\n|---|---|\n"
@@ -31,14 +31,14 @@ def test_no_other_table_of_promises_is_left_out():
 @pytest.mark.parametrize("command", ["ui", "up", "serve-model"])
 def test_no_server_listens_beyond_this_machine(command):
     """With an option for it there would have to be a way in for everybody else, and one to keep them out."""
-    options = [option for one in get_command(cli.app).commands[command].params for option in one.opts]
+    options = [option for one in get_command(main.app).commands[command].params for option in one.opts]
     assert not {"--host", "--address", "--bind", "--listen"} & set(options)
-    refused = CliRunner().invoke(cli.app, [command, "--host", "0.0.0.0"])
+    refused = CliRunner().invoke(main.app, [command, "--host", "0.0.0.0"])
     assert refused.exit_code == 2
     assert "No such option" in refused.output
 
 
 def test_what_listens_everywhere_is_asked_for(project):
-    refused = CliRunner().invoke(cli.app, ["serve-input"])
+    refused = CliRunner().invoke(main.app, ["serve-input"])
     assert refused.exit_code == 2
     assert "serve-input listens on all interfaces, asks no password" in refused.output

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 import stratagem
-from tasks import errors, records
+from tasks import records
+from tasks.system import errors
 
 ROOT = Path(__file__).resolve().parent.parent
 

@@ -11,7 +11,8 @@ from urllib.parse import unquote, urlsplit
 
 import pytest
 
-from tasks import config, messages
+from tasks import config
+from tasks.system import messages
 from tests import reference, website
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
-from flows import completion
+from flows.cli import completion
 
 if TYPE_CHECKING:
     from tasks.config import Settings
-    from tasks.errors import StratagemError
+    from tasks.system.errors import StratagemError
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON record to standard output, and nothing else there.")]
 Debug = Annotated[bool, typer.Option("--debug", help="Show tracebacks and Prefect's log.")]
@@ -71,9 +71,9 @@ def command(debug: bool) -> Iterator[None]:
     """End a command as the shell expects: one message and the error's exit code, no traceback."""
     from json import dumps
 
-    from tasks.errors import Interrupted, StratagemError, Terminated, to_json
-    from tasks.network import without_secrets
     from tasks.process.environment import keep_private, show_tracebacks
+    from tasks.system.errors import Interrupted, StratagemError, Terminated, to_json
+    from tasks.system.network import without_secrets
 
     keep_private()
     if debug:
@@ -124,8 +124,8 @@ def command(debug: bool) -> Iterator[None]:
 
 def _explained(error: Exception) -> "StratagemError":
     """Return the one message for an error that is none of ours."""
-    from tasks import files, messages
-    from tasks.errors import StratagemError
+    from tasks.system import files, messages
+    from tasks.system.errors import StratagemError
 
     if full := files.find_full_disk(error, "the project's folder, or Prefect's,"):
         return full
@@ -151,8 +151,9 @@ def check_resume(
     settings: "Settings", resume: str | None, allow_changes: bool, fresh: bool, if_changed: bool = False
 ) -> None:
     """Refuse options that contradict each other, and a run that is another training, before anything is looked up."""
-    from tasks import pipeline, preconditions, runs
-    from tasks.errors import UserError
+    from tasks import runs
+    from tasks.operations import pipeline, preconditions
+    from tasks.system.errors import UserError
 
     if resume is not None and fresh:
         raise UserError(f"--resume {resume} resumes a run, and --fresh starts a new one: give one of them")

@@ -4,9 +4,9 @@ from typing import Annotated
 
 import typer
 
-from flows import completion
-from flows.command import NO_SETTINGS, Debug, Json, Recipe, command
-from flows.explanation import Explain, show
+from flows.cli import completion
+from flows.cli.command import NO_SETTINGS, Debug, Json, Recipe, command
+from flows.cli.explanation import Explain, show
 
 Strategies = Annotated[
     str,
@@ -67,9 +67,11 @@ def compare(
     the global one. A strategy that fails is a row with its reason.
     """
     with command(debug):
-        from flows import notifications, prefect_server, tables
+        from flows.cli import tables
+        from flows.operate import notifications, prefect_server
         from flows.plan import plan
-        from tasks import config, dvc_data, explanation, preconditions
+        from tasks import config
+        from tasks.operations import dvc_data, explanation, preconditions
         from tasks.process import client
 
         notifications.check()

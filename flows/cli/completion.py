@@ -17,7 +17,7 @@ def _quietly(names: Callable[[str], Iterable[str]]) -> Names:
 
     @wraps(names)
     def found(incomplete: str) -> list[str]:
-        from tasks.errors import UserError
+        from tasks.system.errors import UserError
 
         try:
             return list(names(incomplete))
@@ -101,7 +101,7 @@ def formats(incomplete: str) -> Iterable[str]:
     """Return the formats of an export."""
     from tasks import config
 
-    return config.names_of("exports")
+    return config.names_of("serving/formats")
 
 
 @_quietly
@@ -109,4 +109,4 @@ def checks(incomplete: str) -> Iterable[str]:
     """Return the checks of the doctor."""
     from tasks import config
 
-    return config.names_of("doctor")
+    return config.names_of("operations/doctor")

@@ -4,10 +4,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from flows import completion
-from flows.command import NO_SETTINGS, Debug, Json, command
-from flows.explanation import Explain
-from flows.explanation import show as show_explanation
+from flows.cli import completion
+from flows.cli.command import NO_SETTINGS, Debug, Json, command
+from flows.cli.explanation import Explain
+from flows.cli.explanation import show as show_explanation
 
 if TYPE_CHECKING:
     from tasks.records import PreparedDataset
@@ -56,8 +56,9 @@ def add(
 ) -> None:
     """Make the folder data/NAME for a dataset, and prepare it: `stratagem run --set dataset.name=NAME` trains on it."""
     with command(debug):
-        from flows import data_tables
-        from tasks import config, dvc_data, explanation, preconditions
+        from flows.cli import data_tables
+        from tasks import config
+        from tasks.operations import dvc_data, explanation, preconditions
 
         values = _described(overrides)
         if target is not None:
@@ -85,7 +86,7 @@ def _described(overrides: list[str]) -> dict[str, Any]:
         UserError: a setting of something else.
     """
     from tasks import config
-    from tasks.errors import UserError
+    from tasks.system.errors import UserError
 
     values: dict[str, Any] = {}
     for key, value in config.read_texts(overrides).items():
@@ -106,8 +107,8 @@ def list_datasets(json: Json = False, debug: Debug = False) -> None:
     with command(debug):
         from json import dumps
 
-        from flows import data_tables
-        from tasks import data_folders
+        from flows.cli import data_tables
+        from tasks.operations import data_folders
 
         found = data_folders.list_datasets()
         if json:
@@ -122,8 +123,8 @@ def show(name: Name, json: Json = False, debug: Debug = False) -> None:
     with command(debug):
         from json import dumps
 
-        from flows import data_tables
-        from tasks import data_folders
+        from flows.cli import data_tables
+        from tasks.operations import data_folders
 
         prepared, quality = data_folders.show(name), data_folders.quality(name)
         if json:
@@ -150,10 +151,10 @@ Which = Annotated[
 def push(name: Which = None, explain: Explain = False, json: Json = False, debug: Debug = False) -> None:
     """Copy prepared data to DVC's remote: `dvc remote add --default storage URL` adds one."""
     with command(debug):
-        from tasks import data_folders
+        from tasks.operations import data_folders
 
         if explain:
-            from tasks import explanation
+            from tasks.operations import explanation
 
             show_explanation(explanation.push(name), json)
             return
@@ -164,10 +165,10 @@ def push(name: Which = None, explain: Explain = False, json: Json = False, debug
 def pull(name: Which = None, explain: Explain = False, json: Json = False, debug: Debug = False) -> None:
     """Bring the data that data/NAME/dvc.lock names from DVC's remote: nothing is downloaded or prepared then."""
     with command(debug):
-        from tasks import data_folders, preconditions
+        from tasks.operations import data_folders, preconditions
 
         if explain:
-            from tasks import explanation
+            from tasks.operations import explanation
 
             show_explanation(explanation.pull(name), json)
             return
@@ -206,8 +207,8 @@ def diff(
 ) -> None:
     """Tell what differs between two prepared datasets: examples, classes, columns, statistics."""
     with command(debug):
-        from flows import data_tables
-        from tasks import data_folders
+        from flows.cli import data_tables
+        from tasks.operations import data_folders
 
         found = data_folders.diff(first, second)
         print(found.model_dump_json()) if json else data_tables.print_difference(found)
@@ -217,10 +218,11 @@ def diff(
 def remove(name: Name, explain: Explain = False, debug: Debug = False) -> None:
     """Remove data/NAME with what was made of the dataset; its source, its runs and models, and files of yours stay."""
     with command(debug):
-        from tasks import data_folders, runs
+        from tasks import runs
+        from tasks.operations import data_folders
 
         if explain:
-            from tasks import explanation
+            from tasks.operations import explanation
 
             show_explanation(explanation.remove(name), json=False)
             return

@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from rich.console import Console
 from rich.table import Table
 
-from flows.tables import print_rows
-from tasks import report
-from tasks.errors import cut
+from flows.cli.tables import print_rows
+from tasks import reports
 from tasks.records import DataDifference, DataQuality, KeptColumn, PreparedDataset
+from tasks.system.errors import cut
 
 MAX_CLASSES = 30
 """That are printed of a dataset."""
@@ -53,12 +53,12 @@ def print_dataset(prepared: PreparedDataset) -> None:
 
 def _print_columns(prepared: PreparedDataset) -> None:
     """Print what each column holds: its kind, how many values are missing, and what the training split says of it."""
-    rows = [row for name, feature in prepared.features.items() for row in report.describe_columns(name, feature)]
+    rows = [row for name, feature in prepared.features.items() for row in reports.describe_columns(name, feature)]
     missing = {name: sum(split.num_missing.get(name, 0) for split in prepared.splits.values()) for name, *_ in rows}
     target = prepared.target
     names = target.columns or ("",) * len(target.mean)
     rows += [
-        (name, "target", report.moments((mean,), (deviation,)))
+        (name, "target", reports.moments((mean,), (deviation,)))
         for name, mean, deviation in zip(names, target.mean, target.deviation, strict=False)
     ]
     table = Table(box=None, padding=(0, 2, 0, 0))

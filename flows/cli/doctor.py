@@ -4,8 +4,8 @@ from typing import Annotated
 
 import typer
 
-from flows import completion
-from flows.command import Debug, Json, command
+from flows.cli import completion
+from flows.cli.command import Debug, Json, command
 
 
 def doctor(
@@ -26,13 +26,13 @@ def doctor(
     It changes nothing. The exit code is 1 where there is an error; a warning alone is 0.
     """
     with command(debug):
-        from tasks import doctor
+        from tasks.operations import doctor
 
         health = doctor.examine(checks or (), devices)
         if json:
             print(health.model_dump_json())
         else:
-            from flows import tables
+            from flows.cli import tables
 
             tables.print_health(health)
     if health.worst == "error":

@@ -35,8 +35,8 @@ def explain(
     Raises:
         UserError: one of these was given; or as the command itself.
     """
-    from tasks import explanation
-    from tasks.errors import UserError
+    from tasks.operations import explanation
+    from tasks.system.errors import UserError
 
     if given := [option for option, value in beside.items() if value]:
         raise UserError(f"{given[0]} with --explain: what is told is of the command without it; give one of them")

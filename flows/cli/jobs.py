@@ -8,8 +8,8 @@ from typing import Annotated
 
 import typer
 
-from flows.command import NO_SETTINGS, Debug, Json, Recipe, Set, command
-from flows.explanation import Explain, show
+from flows.cli.command import NO_SETTINGS, Debug, Json, Recipe, Set, command
+from flows.cli.explanation import Explain, show
 
 app = typer.Typer(
     help="List the jobs that were submitted from here, and how they are; show the log of one, or cancel it.",
@@ -49,8 +49,9 @@ def submit(
     with command(debug):
         from json import dumps
 
-        from tasks import config, dvc_data, preconditions, submission
-        from tasks.errors import UserError
+        from tasks import config
+        from tasks.operations import dvc_data, preconditions, submission
+        from tasks.system.errors import UserError
 
         given = {"nodes": nodes, "time": time, "partition": partition}
         options = {name: value for name, value in given.items() if value is not None}
@@ -86,8 +87,8 @@ def list_jobs(context: typer.Context, json: Json = False, debug: Debug = False) 
     with command(debug):
         from json import dumps
 
-        from flows import run_tables
-        from tasks import submission
+        from flows.cli import run_tables
+        from tasks.operations import submission
 
         found = [submission.state(job) for job in submission.jobs()]
         if json:
@@ -102,7 +103,7 @@ def list_jobs(context: typer.Context, json: Json = False, debug: Debug = False) 
 def logs(job: JobId, debug: Debug = False) -> None:
     """Print what a job's processes have printed so far."""
     with command(debug):
-        from tasks import submission
+        from tasks.operations import submission
 
         sys.stdout.write(submission.logs(submission.find_job(job)))
 
@@ -111,11 +112,11 @@ def logs(job: JobId, debug: Debug = False) -> None:
 def cancel(job: JobId, explain: Explain = False, debug: Debug = False) -> None:
     """End a job; its run keeps its latest checkpoint, and the same command goes on from it."""
     with command(debug):
-        from tasks import submission
+        from tasks.operations import submission
 
         found = submission.find_job(job)
         if explain:
-            from tasks import explanation
+            from tasks.operations import explanation
 
             show(explanation.cancel(submission.state(found)), json=False)
             return

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from flows import (
+from flows.cli import (
     comparison_command,
     completion,
     data,
@@ -25,7 +25,7 @@ from flows import (
     sweep_command,
     sync,
 )
-from flows.command import (
+from flows.cli.command import (
     NO_SETTINGS,
     AllowChanges,
     Debug,
@@ -38,8 +38,8 @@ from flows.command import (
     command,
     open_standard_streams,
 )
-from flows.explanation import Explain, show
-from flows.explanation import explain as show_explanation
+from flows.cli.explanation import Explain, show
+from flows.cli.explanation import explain as show_explanation
 
 if TYPE_CHECKING:
     from tasks.records import RunSummary
@@ -96,10 +96,12 @@ def run(
             show_explanation(recipe, overrides, json, beside=given)
         return
     with command(debug):
-        from flows import notifications, prefect_server
-        from tasks import config, dvc_data, pipeline, preconditions, timeline
+        from flows.operate import notifications, prefect_server
+        from tasks import config
         from tasks import runs as all_runs
+        from tasks.operations import dvc_data, pipeline, preconditions
         from tasks.process import client
+        from tasks.system import timeline
 
         settings = config.load(recipe, overrides)
         notifications.check()
@@ -128,7 +130,7 @@ def run(
 
 
 def _print_run(summary: "RunSummary", json: bool, changed: bool) -> None:
-    from flows import tables  # Not before the run: 0.03 s that its stage process need not wait for.
+    from flows.cli import tables  # Not before the run: 0.03 s that its stage process need not wait for.
 
     print(summary.model_dump_json()) if json else tables.print_run(summary, changed)
 
@@ -176,10 +178,10 @@ def trace(
 ) -> None:
     """Tell what something was made of, and what was made of it: from the source of the data to the model's versions."""
     with command(debug):
-        from flows import run_tables
-        from tasks import provenance
+        from flows.cli import run_tables
+        from tasks.operations import trace
 
-        found = provenance.trace(reference)
+        found = trace.trace(reference)
         print(found.model_dump_json()) if json else run_tables.print_provenance(found)
 
 
@@ -190,17 +192,17 @@ def reconcile(explain: Explain = False, json: Json = False, debug: Debug = False
         from json import dumps
 
         if explain:
-            from tasks import explanation
+            from tasks.operations import explanation
 
             show(explanation.reconcile(), json)
             return
-        from flows import prefect_server
-        from tasks import preconditions
+        from flows.operate import prefect_server
+        from tasks.operations import preconditions
 
         preconditions.check_writable()
         prefect_server.set_environment(debug)
         server = prefect_server.start_server()
-        from flows.reconciliation import reconcile
+        from flows.operate.reconciliation import reconcile
 
         if server is not None:
             server.await_ready()
@@ -222,7 +224,7 @@ def recipes(json: Json = False) -> None:
     with command(False):
         from json import dumps
 
-        from flows import tables
+        from flows.cli import tables
         from tasks import config
 
         known = config.recipes(config.project_root())
@@ -241,11 +243,11 @@ def strategies(
     with command(False):
         from json import dumps
 
-        from flows import tables
-        from tasks import config, report
+        from flows.cli import tables
+        from tasks import config, reports
 
         if json:
-            offers, kinds = report.offers(), config.strategy_kinds()
+            offers, kinds = reports.offers(), config.strategy_kinds()
             offered = {
                 kind: {
                     "backend": section.backend,
@@ -257,7 +259,7 @@ def strategies(
             }
             print(dumps(offered))
         elif markdown:
-            print(report.offers_page(), end="")
+            print(reports.offers_page(), end="")
         else:
             tables.print_strategies()
 
@@ -266,12 +268,12 @@ def strategies(
 def ui(explain: Explain = False, debug: Debug = False) -> None:
     """Serve the MLflow UI and a Prefect server on 127.0.0.1 until Ctrl-C."""
     with command(debug):
-        from flows import prefect_server
-        from flows.ui import serve
+        from flows.operate import prefect_server
+        from flows.operate.ui import serve
 
         prefect_server.set_environment(debug)
         if explain:
-            from flows.operation_status import explain_ui
+            from flows.operate.operation_status import explain_ui
 
             show(explain_ui(), json=False)
             return

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from flows import completion
-from flows.command import Debug, Json, command
-from flows.explanation import Explain, show
+from flows.cli import completion
+from flows.cli.command import Debug, Json, command
+from flows.cli.explanation import Explain, show
 
 if TYPE_CHECKING:
     from tasks.records import Predicted
@@ -73,8 +73,8 @@ def predict(
     What is broken has its error in place of a prediction, and the others have theirs; the exit code is then 1.
     """
     with command(debug):
-        from tasks import explanation, model_use
-        from tasks.errors import StratagemError, UserError
+        from tasks.operations import explanation, model_use
+        from tasks.system.errors import StratagemError, UserError
 
         if explain:
             show(explanation.predict(inputs, model, output, format, force, encoding), json)
@@ -98,8 +98,8 @@ def _print_predictions(result: "Predicted") -> None:
     from rich.console import Console
     from rich.table import Table
 
-    from flows.tables import print_rows
-    from tasks.errors import cut
+    from flows.cli.tables import print_rows
+    from tasks.system.errors import cut
 
     several = len({row["source"] for row in result.first}) > 1
     hidden = {"source"} if not several and any(row["row"] is not None for row in result.first) else set()
@@ -130,7 +130,7 @@ def _print_predictions(result: "Predicted") -> None:
 
 
 def _cell(value: object) -> str:
-    from tasks.errors import cut
+    from tasks.system.errors import cut
 
     if isinstance(value, float):
         return f"{value:.4g}"
@@ -154,10 +154,10 @@ def serve_model(
     The key is random at each start; or what STRATAGEM_KEY holds, USER:PASSWORD.
     """
     with command(debug):
-        from flows.prefect_server import make_password
-        from tasks import explanation, model_use
-        from tasks.errors import UserError
+        from flows.operate.prefect_server import make_password
+        from tasks.operations import explanation, model_use
         from tasks.records import Serving
+        from tasks.system.errors import UserError
 
         if explain:
             show(explanation.serve(model, port), json)

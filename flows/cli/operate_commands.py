@@ -4,8 +4,8 @@ from typing import Annotated, Any
 
 import typer
 
-from flows.command import Debug, Json, command
-from flows.explanation import Explain, show
+from flows.cli.command import Debug, Json, command
+from flows.cli.explanation import Explain, show
 
 
 def up(
@@ -21,8 +21,8 @@ def up(
     Until Ctrl-C, or `stratagem down`.
     """
     with command(debug):
-        from flows import operation, operation_status, supervisor
-        from tasks import preconditions
+        from flows.operate import operation, operation_status, supervisor
+        from tasks.operations import preconditions
 
         if explain:
             supervisor.check_environment()
@@ -43,7 +43,7 @@ def up(
 
 
 def _print_addresses(last: str) -> None:
-    from flows import operation
+    from flows.operate import operation
 
     state = operation.load()
     for one in state.services if state else ():
@@ -77,10 +77,10 @@ def serve_input(
     with command(debug):
         import re
 
-        from flows import operation_status
-        from tasks.errors import UserError
-        from tasks.machine import is_free
+        from flows.operate import operation_status
         from tasks.process import client
+        from tasks.system.errors import UserError
+        from tasks.system.machine import is_free
 
         if join is not None and not re.fullmatch(r"grpc://[\w.-]+:\d{1,5}", join):
             raise UserError(f"--join {join!r}: give the address of a service, grpc://HOST:PORT")
@@ -108,7 +108,7 @@ def serve_input(
 def down(explain: Explain = False, debug: Debug = False) -> None:
     """End what `stratagem up` keeps running; a training saves its step first, and goes on with the next `up`."""
     with command(debug):
-        from flows import operation, operation_status
+        from flows.operate import operation, operation_status
 
         if explain:
             show(operation_status.explain_down(), json=False)
@@ -124,7 +124,7 @@ def status(json: Json = False, debug: Debug = False) -> None:
     with command(debug):
         from json import dumps
 
-        from flows import operation_status
+        from flows.operate import operation_status
 
         found: dict[str, Any] = operation_status.collect()
         print(dumps(found)) if json else operation_status.show(found)

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from flows.command import Debug, Json, command
+from flows.cli.command import Debug, Json, command
 
 
 def init(
@@ -27,8 +27,8 @@ def init(
     with command(debug):
         from shlex import quote
 
-        from tasks import new_project
-        from tasks.errors import UserError
+        from tasks.operations import new_project
+        from tasks.system.errors import UserError
 
         if not folder:  # A variable of a shell that is not set: as a path it would be the current folder.
             raise UserError("FOLDER is empty: name the folder of the new project; . is this one")

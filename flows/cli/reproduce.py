@@ -5,8 +5,8 @@ from typing import Annotated
 
 import typer
 
-from flows import completion
-from flows.command import Debug, Json, command
+from flows.cli import completion
+from flows.cli.command import Debug, Json, command
 
 DIFFERS = 1
 """The exit code where something else came out."""
@@ -35,10 +35,10 @@ def reproduce(
     Code, settings and data are those of the run, in a folder of its own. Exit code 0: the same; 1: something else.
     """
     with command(debug):
-        from flows import run_tables
-        from tasks import reproduction
+        from flows.cli import run_tables
+        from tasks.operations import reproduce
 
-        done = reproduction.reproduce(name, allow_changes, dry_run)
+        done = reproduce.reproduce(name, allow_changes, dry_run)
         print(done.model_dump_json()) if json else run_tables.print_reproduction(done)
     if done.same is False:
         sys.exit(DIFFERS)

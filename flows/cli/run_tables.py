@@ -10,8 +10,7 @@ from rich.table import Table
 from rich.text import Text
 from rich.tree import Tree
 
-from flows.tables import print_rows
-from tasks.errors import cut, listed
+from flows.cli.tables import print_rows
 from tasks.records import (
     JobState,
     Link,
@@ -26,6 +25,7 @@ from tasks.records import (
     Sync,
 )
 from tasks.runs import FIGURES, kind_of_parent
+from tasks.system.errors import cut, listed
 
 SHORT = 8
 """Letters of an id; `runs show` takes as few as no other run begins with."""

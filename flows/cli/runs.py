@@ -7,8 +7,8 @@ from typing import Annotated
 
 import typer
 
-from flows import completion
-from flows.command import Debug, Json, command
+from flows.cli import completion
+from flows.cli.command import Debug, Json, command
 
 app = typer.Typer(
     help="List the runs, the newest first; show one, compare two, or remove what old ones take on the disk.",
@@ -60,7 +60,8 @@ def list_runs(
     if context.invoked_subcommand is not None:
         return
     with command(debug):
-        from tasks import pipeline, runs
+        from tasks import runs
+        from tasks.operations import pipeline
 
         when = runs.moment(since, "--since") if since is not None else None
         choice = runs.RunFilter(dataset, strategy, when, status and status.lower())
@@ -70,7 +71,7 @@ def list_runs(
         if json:
             print(found.model_dump_json())
             return
-        from flows import run_tables
+        from flows.cli import run_tables
 
         run_tables.print_runs(found, metric)
 
@@ -83,7 +84,7 @@ def show(
 ) -> None:
     """Show one run: its settings, where it comes from, what came of it, and what lies in its folder."""
     with command(debug):
-        from flows import run_tables
+        from flows.cli import run_tables
         from tasks import runs
 
         found = runs.show(runs.resolve(name))
@@ -99,8 +100,9 @@ def diff(
 ) -> None:
     """Tell what differs between two runs: settings, data, code, speed; and the test metrics with their intervals."""
     with command(debug):
-        from flows import run_tables
-        from tasks import runs, side_by_side
+        from flows.cli import run_tables
+        from tasks import runs
+        from tasks.reports import side_by_side
 
         found = side_by_side.differences(runs.resolve(first), runs.resolve(second))
         print(found.model_dump_json()) if json else run_tables.print_difference(found)
@@ -131,8 +133,9 @@ def prune(
     version in MLflow's registry was made, or that is at work, is never pruned.
     """
     with command(debug):
-        from flows import run_tables
-        from tasks import pipeline, runs
+        from flows.cli import run_tables
+        from tasks import runs
+        from tasks.operations import pipeline
 
         before = runs.moment(older_than, "--older-than") if older_than is not None else None
         selection = runs.Selection(keep_last, before, not_registered, dataset, unfinished)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from flows.command import NO_SETTINGS, Debug, Json, Recipe, Set, command
+from flows.cli.command import NO_SETTINGS, Debug, Json, Recipe, Set, command
 
 if TYPE_CHECKING:
     from tasks.config import Settings
@@ -67,9 +67,10 @@ def plan(
     off. What is not given is measured on one device of this machine, with the data of the settings.
     """
     with command(debug):
-        from tasks import config, dvc_data, scaling
-        from tasks.errors import UserError, one_of
-        from tasks.machine import visible_gpus
+        from tasks import config
+        from tasks.operations import dvc_data, scaling
+        from tasks.system.errors import UserError, one_of
+        from tasks.system.machine import visible_gpus
 
         network = scaling.Interconnect(
             scaling.read_bandwidth(bandwidth), scaling.read_seconds("--latency", latency, "50us", zero=True)
@@ -112,7 +113,7 @@ def plan(
         if json:
             print(found.model_dump_json())
         else:
-            from flows import scaling_tables
+            from flows.cli import scaling_tables
 
             scaling_tables.print_scaling(found, measured)
 
@@ -123,7 +124,7 @@ def _examples_a_device(settings: "Settings", devices: int) -> int:
     Raises:
         UserError: the global batch does not divide.
     """
-    from tasks.errors import UserError
+    from tasks.system.errors import UserError
 
     if settings.train.per_replica_batch_size is not None:
         return settings.train.per_replica_batch_size

@@ -9,10 +9,10 @@ from typing import Annotated
 
 import typer
 
-from flows import completion
-from flows.command import NO_SETTINGS, AllowChanges, Debug, Fresh, Json, Recipe, Resume, Set, check_resume, command
-from flows.explanation import Explain, show
-from flows.explanation import explain as show_explanation
+from flows.cli import completion
+from flows.cli.command import NO_SETTINGS, AllowChanges, Debug, Fresh, Json, Recipe, Resume, Set, check_resume, command
+from flows.cli.explanation import Explain, show
+from flows.cli.explanation import explain as show_explanation
 
 RunId = Annotated[
     str | None,
@@ -58,8 +58,9 @@ def prepare(
 
 def _data(stage: str, recipe: str | None, overrides: list[str], force: bool, json: bool, debug: bool) -> None:
     with command(debug):
-        from flows import tables
-        from tasks import config, dvc_data, preconditions
+        from flows.cli import tables
+        from tasks import config
+        from tasks.operations import dvc_data, preconditions
 
         preconditions.check_writable()
         record = dvc_data.prepare_data(config.load(recipe, overrides), stage, force)
@@ -86,8 +87,9 @@ def train(
             show_explanation(recipe, overrides, json, ["train"], given)
         return
     with command(debug):
-        from flows import tables
-        from tasks import config, dvc_data, pipeline, preconditions
+        from flows.cli import tables
+        from tasks import config
+        from tasks.operations import dvc_data, pipeline, preconditions
         from tasks.process import client
 
         settings = config.load(recipe, overrides)
@@ -122,8 +124,9 @@ def evaluate(
 ) -> None:
     """Evaluate a checkpoint of a run: --set evaluate.checkpoint=latest, best or a step."""
     with command(debug):
-        from flows import tables
-        from tasks import config, explanation, pipeline
+        from flows.cli import tables
+        from tasks import config
+        from tasks.operations import explanation, pipeline
         from tasks.process import client
 
         if explain:
@@ -155,8 +158,9 @@ def register(
     It gets register.alias, and @champion if it is shown to be better than the champion on the same test rows.
     """
     with command(debug):
-        from flows import tables
-        from tasks import config, explanation, pipeline, runs
+        from flows.cli import tables
+        from tasks import config, runs
+        from tasks.operations import explanation, pipeline
         from tasks.process import client
 
         if explain:
@@ -191,7 +195,7 @@ def report(
         import webbrowser
         from json import dumps
 
-        from tasks import explanation, pipeline
+        from tasks.operations import explanation, pipeline
 
         if explain:
             show(explanation.report(run_id), json)
@@ -210,11 +214,11 @@ def rollback(
 ) -> None:
     """Move @champion of a registered model back to the version that had it before, if that still gives what it gave."""
     with command(debug):
-        from flows import tables
-        from tasks import pipeline
+        from flows.cli import tables
+        from tasks.operations import pipeline
 
         if explain:
-            from tasks import explanation
+            from tasks.operations import explanation
 
             show(explanation.rollback(model), json)
             return
@@ -235,7 +239,7 @@ def export(
         typer.Option(
             "--format",
             metavar="NAME",
-            help="A file of tasks/exports/, such as keras or savedmodel.",
+            help="A file of tasks/serving/formats/, such as keras or savedmodel.",
             autocompletion=completion.formats,
         ),
     ],
@@ -255,14 +259,15 @@ def export(
     Beside the files lies export.json: where the model comes from, what it takes and gives, and the sha256 of each file.
     """
     with command(debug):
-        from flows import tables
-        from tasks import explanation, exports, pipeline
+        from flows.cli import tables
+        from tasks.operations import explanation, pipeline
         from tasks.process import client
+        from tasks.serving import formats
 
         if explain:
             show(explanation.export(run_id, format, to, checkpoint), json)
             return
-        exports.find(format)
+        formats.find(format)
         settings, prepared, running, which = pipeline.find_model(run_id, checkpoint)
         result = client.export(settings, prepared, running, format, which, to and to.absolute())
         client.stop_processes()

@@ -4,9 +4,9 @@ from typing import Annotated
 
 import typer
 
-from flows import completion
-from flows.command import Debug, Json, command
-from flows.explanation import Explain, show
+from flows.cli import completion
+from flows.cli.command import Debug, Json, command
+from flows.cli.explanation import Explain, show
 
 
 def sweep(
@@ -36,11 +36,13 @@ def sweep(
     A sweep that was killed goes on by the same command, with the same trials. docs/sweep.md has the format of a space.
     """
     with command(debug):
-        from flows import prefect_server, sweep_tables
+        from flows.cli import sweep_tables
+        from flows.operate import prefect_server
         from flows.plan import plan_of_sweep
-        from tasks import dvc_data, explanation, pipeline, preconditions, sweeps
-        from tasks.errors import UserError
+        from tasks import sweeps
+        from tasks.operations import dvc_data, explanation, pipeline, preconditions
         from tasks.process import client
+        from tasks.system.errors import UserError
 
         for option, value, most in (("--trials", trials, 100_000), ("--parallel", parallel, 64)):
             if not 1 <= value <= most:

@@ -3,8 +3,8 @@
 from rich.console import Console
 from rich.table import Table
 
-from flows.tables import print_rows
-from tasks import report
+from flows.cli.tables import print_rows
+from tasks import reports
 from tasks.records import Sweep
 
 MOST_TRIALS = 10
@@ -12,10 +12,10 @@ MOST_TRIALS = 10
 
 def print_sweep(result: Sweep) -> None:
     """Print the best trials, what mattered, and what became of the best."""
-    ranked = report.ranked(result)
-    header, rows = report.sweep_cells(result, ranked[:MOST_TRIALS])
+    ranked = reports.ranked(result)
+    header, rows = reports.sweep_cells(result, ranked[:MOST_TRIALS])
     table = Table(box=None, padding=(0, 1, 0, 0), pad_edge=False)
-    for place, heading in enumerate(report.short_names(header)):
+    for place, heading in enumerate(reports.short_names(header)):
         text = place == 1
         table.add_column(_narrow(heading), justify="left" if text else "right", vertical="bottom", overflow="fold")
     for row in rows:
@@ -24,7 +24,7 @@ def print_sweep(result: Sweep) -> None:
     console.print(table)
     if (more := len(ranked) - MOST_TRIALS) > 0:
         console.print(f"and {more:,} more: {result.folder}/sweep.csv")
-    for remark in report.sweep_remarks(result):
+    for remark in reports.sweep_remarks(result):
         console.print(remark)
     final = result.final
     if final is None:

@@ -5,8 +5,8 @@ from typing import Annotated
 
 import typer
 
-from flows.command import Debug, Json, command
-from flows.explanation import Explain, show
+from flows.cli.command import Debug, Json, command
+from flows.cli.explanation import Explain, show
 
 
 def sync(
@@ -31,8 +31,8 @@ def sync(
     What is there already is not made twice, and an interrupted sync goes on. A run that has not ended is left out.
     """
     with command(debug):
-        from flows import run_tables
-        from tasks import delivery
+        from flows.cli import run_tables
+        from tasks.operations import delivery
 
         if explain:
             show(delivery.explain(to, folder), json)

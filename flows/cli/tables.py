@@ -8,8 +8,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from tasks import config, report, runs
-from tasks.errors import cut
+from tasks import config, reports, runs
 from tasks.records import (
     HEADLINES,
     LEVELS,
@@ -23,6 +22,7 @@ from tasks.records import (
     RunSummary,
     TensorShape,
 )
+from tasks.system.errors import cut
 
 
 def print_rows(rows: Mapping[str, str]) -> None:
@@ -168,7 +168,7 @@ def print_pictures(run: Run) -> None:
 
 def print_comparison(result: Comparison) -> None:
     """Print the table that a comparison ends with, in 80 columns."""
-    columns, cells = report.comparison_cells(result, narrow=True)
+    columns, cells = reports.comparison_cells(result, narrow=True)
     table = Table(box=None, padding=(0, 1, 0, 0), pad_edge=False)
     for heading in ("strategy", "loop"):
         table.add_column(heading, vertical="bottom")
@@ -178,7 +178,7 @@ def print_comparison(result: Comparison) -> None:
         table.add_row(*row)
     console = Console(highlight=False, markup=False)  # A reason may hold [gpu:0].
     console.print(table)
-    headings, steps = report.step_cells(result, narrow=True)
+    headings, steps = reports.step_cells(result, narrow=True)
     if len(headings) > 2:
         parts = Table(box=None, padding=(0, 1, 0, 0), pad_edge=False)
         for place, heading in enumerate(headings):
@@ -187,7 +187,7 @@ def print_comparison(result: Comparison) -> None:
             parts.add_row(*row)
         console.print()
         console.print(parts)
-    for remark in report.comparison_remarks(result):
+    for remark in reports.comparison_remarks(result):
         console.print(remark)
     for sentence in result.finding:
         console.print(f"- {sentence}")
@@ -200,7 +200,7 @@ def print_comparison(result: Comparison) -> None:
 
 def print_strategies() -> None:
     """Print what each strategy offers, with the reasons for what it does not."""
-    rows, reasons = report.offers_cells()
+    rows, reasons = reports.offers_cells()
     kinds = config.strategy_kinds()
     table = Table(box=None, padding=(0, 1, 0, 0))
     table.add_column("--set")

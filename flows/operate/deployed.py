@@ -7,8 +7,9 @@ from pathlib import Path
 
 from prefect.context import FlowRunContext
 
-from tasks import config, own_code
-from tasks.errors import UserError
+from tasks import config
+from tasks.modeling import own_code
+from tasks.system.errors import UserError
 
 
 def check_recipe(recipe: str | None) -> None:

@@ -20,10 +20,11 @@ from typing import Any, Literal
 
 from filelock import FileLock, Timeout
 
-from tasks import config, files, records, utc
-from tasks.errors import UserError
-from tasks.network import without_secrets
+from tasks import config, records
 from tasks.records import Record, Run, RunSummary
+from tasks.system import files, utc
+from tasks.system.errors import UserError
+from tasks.system.network import without_secrets
 
 VARIABLE = "STRATAGEM_NOTIFY"
 MAX_BODY = 3000

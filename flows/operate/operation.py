@@ -22,11 +22,12 @@ import requests
 import yaml
 from filelock import FileLock, Timeout
 
-from flows.prefect_server import make_password
-from tasks import config, files, records
-from tasks.errors import StratagemError, UserError
-from tasks.machine import find_process
+from flows.operate.prefect_server import make_password
+from tasks import config, records
 from tasks.records import Operation
+from tasks.system import files
+from tasks.system.errors import StratagemError, UserError
+from tasks.system.machine import find_process
 
 POOL = "local-process"
 """The work pool of prefect.yaml."""

@@ -5,11 +5,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from flows import notifications, operation, servers
+from flows.operate import notifications, operation, servers
 from tasks import config
-from tasks.machine import find_process, is_free
-from tasks.network import unreachable_reason, without_userinfo
 from tasks.records import Explanation, PlannedStage, ServiceState
+from tasks.system.machine import find_process, is_free
+from tasks.system.network import unreachable_reason, without_userinfo
 
 WAITING = ["SCHEDULED", "PENDING"]
 MOST_LISTED = 20

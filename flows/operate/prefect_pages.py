@@ -1,4 +1,4 @@
-"""A Prefect server with its pages on a socket that it is given: `python -m flows.prefect_pages FD [--no-services]`.
+"""A Prefect server with its pages on an inherited socket: `python -m flows.operate.prefect_pages FD [--no-services]`.
 
 It does what `prefect server start` does, for requests from this machine to this machine alone: Prefect asks for a
 password, but answers under whatever name it is asked by, and to the pages of whatever server ask it. The environment
@@ -12,7 +12,7 @@ import uvicorn
 from prefect.server.api.server import create_app
 from prefect.settings import get_current_settings
 
-from tasks.guarded import from_here
+from tasks.system.access import from_here
 
 
 def main() -> None:

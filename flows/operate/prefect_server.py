@@ -15,10 +15,10 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from tasks import config, machine, timeline
-from tasks.errors import StratagemError, UserError
-from tasks.network import unreachable_reason
-from tasks.process import guard, scratch
+from tasks import config
+from tasks.system import lifetime, machine, temporary, timeline
+from tasks.system.errors import StratagemError, UserError
+from tasks.system.network import unreachable_reason
 
 # So often a run's own server is started again; one that always dies again would be started for ever.
 MAX_RESTARTS = 3
@@ -68,7 +68,7 @@ def guarded_environment(key: str, url: str) -> dict[str, str]:
 
 
 class PrefectServer:
-    """The Prefect API of this process's run, for a user who has none: one running `python -m flows.server`.
+    """The Prefect API of this process's run, for a user who has none: one running `python -m flows.operate.server`.
 
     It ends when its standard input closes, so it cannot outlive this process. When it dies it is started again: its
     socket stays open here meanwhile, so that requests wait for it instead of failing.
@@ -83,7 +83,7 @@ class PrefectServer:
         # Off is what only a server needs that other programs talk to. Each is one more writer to one SQLite file.
         self._environment = {
             **os.environ,
-            "TMPDIR": str(scratch.folder()),
+            "TMPDIR": str(temporary.folder()),
             "PREFECT_SERVER_SERVICES_TRIGGERS_ENABLED": "false",
             "PREFECT_SERVER_SERVICES_EVENT_PERSISTER_ENABLED": "false",
             "PREFECT_SERVER_UI_ENABLED": "false",
@@ -95,7 +95,7 @@ class PrefectServer:
 
     def _start(self) -> "subprocess.Popen[str]":
         return subprocess.Popen(
-            [sys.executable, "-m", "flows.server", str(self._listening.fileno())],
+            [sys.executable, "-m", "flows.operate.server", str(self._listening.fileno())],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=None if os.environ.get("STRATAGEM_DEBUG") else self._log,
@@ -134,7 +134,7 @@ class PrefectServer:
         """Return the next line that the server says: whether it serves, then that it is ready."""
         said = self._process.stdout.readline().strip() if self._process.stdout is not None else ""
         if not said:
-            guard.close(self._process)
+            lifetime.close(self._process)
             self._log.seek(0)
             last = (self._log.read().decode(errors="replace").strip() or "it said nothing").splitlines()[-1]
             raise StratagemError(f"Prefect's server for this run did not start: {last} (the whole story: --debug)")
@@ -162,7 +162,7 @@ class PrefectServer:
         """End the server and wait for it."""
         with self._starting:
             self._closing.set()
-        guard.close(self._process)
+        lifetime.close(self._process)
         self._release()
         self._listening.close()
         self._log.close()
@@ -191,8 +191,8 @@ def starting(settings: config.Settings, debug: bool, with_cluster: bool = True) 
         debug: as in ``set_environment``.
         with_cluster: as in ``client.start_processes``.
     """
-    from tasks.machine import without_collections
     from tasks.process import client
+    from tasks.system.machine import without_collections
 
     set_environment(debug)
     # Imports its framework while this process imports Prefect.

@@ -11,7 +11,8 @@ from prefect.exceptions import ObjectNotFound
 from prefect.runtime import flow_run
 from prefect.states import Crashed
 
-from tasks import pipeline, runs
+from tasks import runs
+from tasks.operations import pipeline
 from tasks.records import Ended
 
 # A flow run of another server, or a server that is away or does not let us: it is left to that one, or a later start.

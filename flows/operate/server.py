@@ -1,4 +1,4 @@
-"""Prefect's API for one run, where the user has no server: `python -m flows.server FD`, a child of the run's process.
+"""Prefect's API for one run of a user without a server: `python -m flows.operate.server FD`, a child of the run.
 
 It serves on the listening socket that it was given. It prints `serving`, then `ready`; or `configured`, when Prefect's
 settings name a server. It ends when its standard input closes, which also happens when the process that started it
@@ -19,11 +19,10 @@ from pathlib import Path
 import uvicorn
 from filelock import FileLock
 
-from tasks import timeline
-from tasks.guarded import from_here
-from tasks.machine import without_collections
-from tasks.process import guard
 from tasks.process.environment import keep_private
+from tasks.system import lifetime, timeline
+from tasks.system.access import from_here
+from tasks.system.machine import without_collections
 
 
 def main() -> None:
@@ -61,7 +60,7 @@ async def _serve(listening: socket.socket, home: Path) -> None:
     def end() -> None:
         server.should_exit = True
 
-    guard.when_input_closes(end)
+    lifetime.when_input_closes(end)
     home.mkdir(parents=True, exist_ok=True)
     # Of four first runs at once, one or two failed inside the migration of the database that they all made; and of two
     # on a busy machine, one server ended once while it started beside the other.

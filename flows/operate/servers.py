@@ -10,9 +10,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO
 
-from flows.prefect_server import guarded_environment
-from tasks import config, relocation
+from flows.operate.prefect_server import guarded_environment
+from tasks import config
 from tasks.process.environment import stage_environment
+from tasks.runs import relocation
 
 # MLflow's and Prefect's own.
 USUAL_PORTS = {"mlflow": 5000, "prefect": 4200}
@@ -74,7 +75,7 @@ def prefect_server(listening: socket.socket, key: str, schedules: bool, home: Pa
     address, more = _address(listening), [] if schedules else ["--no-services"]
     return Server(
         "prefect",
-        (sys.executable, "-m", "flows.prefect_pages", str(listening.fileno()), *more),
+        (sys.executable, "-m", "flows.operate.prefect_pages", str(listening.fileno()), *more),
         stage_environment(None)
         | guarded_environment(key, address)
         # Its pages would ask port 4200 whatever port their server has.

@@ -8,12 +8,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
-from flows import operation, servers
-from flows.operation import HEALTH_SECONDS
-from flows.servers import Server
-from tasks import config, utc
-from tasks.network import unreachable_reason, without_secrets
+from flows.operate import operation, servers
+from flows.operate.operation import HEALTH_SECONDS
+from flows.operate.servers import Server
+from tasks import config
 from tasks.records import ServiceState
+from tasks.system import utc
+from tasks.system.network import unreachable_reason, without_secrets
 
 # One that has not answered yet takes requests, and lets them wait.
 START_LOOK_SECONDS = 2.0

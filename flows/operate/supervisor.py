@@ -1,7 +1,7 @@
 """What `stratagem up` does: starts the servers and the worker, and whichever dies again, until it is told to end.
 
-`python -m flows.supervisor` is the same in the background: it ends with the command that started it until that one has
-seen everything answer, and from then on stays.
+`python -m flows.operate.supervisor` does the same in the background: it ends with the command that started it until
+that command has seen everything answer; from then on it stays.
 """
 
 import contextlib
@@ -18,16 +18,16 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Literal
 
-from flows import notifications, operation, servers
-from flows.prefect_server import set_environment
-from flows.servers import Server
-from flows.supervised import SupervisedProgram, death_in_words, last_line, open_log
-from tasks import config, utc
-from tasks.errors import StratagemError, UserError
-from tasks.network import without_secrets
-from tasks.process import guard
+from flows.operate import notifications, operation, servers
+from flows.operate.prefect_server import set_environment
+from flows.operate.servers import Server
+from flows.operate.supervised import SupervisedProgram, death_in_words, last_line, open_log
+from tasks import config
 from tasks.process.environment import keep_private
 from tasks.records import Operation
+from tasks.system import lifetime, utc
+from tasks.system.errors import StratagemError, UserError
+from tasks.system.network import without_secrets
 
 LOOK_SECONDS = 0.5
 # So often one may die before all of them have answered once: then something is wrong that no restart mends.
@@ -81,7 +81,7 @@ class Supervisor:
         Raises:
             StratagemError: something cannot be started at all.
         """
-        guard.adopt_orphans()
+        lifetime.adopt_orphans()
         self._save("starting")
         watch = threading.Thread(target=self._watch, daemon=True)
         try:
@@ -120,7 +120,7 @@ class Supervisor:
     def _note_death(self, kept: SupervisedProgram, how: str) -> None:
         kept.note_end(how)
         # Of a guard that was killed.
-        guard.end_children({one.process.pid for one in self._kept if one.process is not None})
+        lifetime.end_children({one.process.pid for one in self._kept if one.process is not None})
         if not self._ready and kept.deaths_in_a_row >= MAX_FIRST_TRIES:
             raise StratagemError(f"{kept.server.name} does not start ({how}): {last_line(kept.log)}; see {kept.log}")
         pause = kept.pause()
@@ -176,7 +176,7 @@ class Supervisor:
             if kept.process is not None:
                 servers.end(kept.process)
                 kept.process = None
-        guard.end_children()
+        lifetime.end_children()
         for listening in self._listening.values():
             listening.close()
         with contextlib.suppress(OSError):
@@ -197,7 +197,7 @@ class Supervisor:
 
     def _new_worker(self) -> Server:
         options = [] if self._deployed else ["--deploy"]
-        command = (sys.executable, "-m", "flows.worker", *options, str(self._worker_seen))
+        command = (sys.executable, "-m", "flows.operate.worker", *options, str(self._worker_seen))
         return Server("worker", command, self._worker_environment)
 
     def _log(self, name: str) -> Path:
@@ -272,7 +272,7 @@ def start_in_background() -> bool:
     log = operation.folder() / "up.log"
     with open_log(log) as output:
         process = subprocess.Popen(
-            [sys.executable, "-m", "flows.supervisor"],
+            [sys.executable, "-m", "flows.operate.supervisor"],
             cwd=config.project_root(),
             stdin=subprocess.PIPE,
             stdout=output,
@@ -311,7 +311,7 @@ def main() -> None:
         if not stays.is_set():  # The command that started this has died.
             os.kill(os.getpid(), signal.SIGTERM)
 
-    guard.when_input_closes(end, lambda line: stays.set() if line.strip() == STAY else None)
+    lifetime.when_input_closes(end, lambda line: stays.set() if line.strip() == STAY else None)
     try:
         if not keep(lambda: None):
             sys.exit(RUNS_ALREADY)

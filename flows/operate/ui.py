@@ -10,12 +10,12 @@ from typing import IO, Any
 
 import requests
 
-from flows.prefect_server import make_password
-from flows.servers import Server, end, listen, mlflow_pages, prefect_server, start, tracking_store
+from flows.operate.prefect_server import make_password
+from flows.operate.servers import Server, end, listen, mlflow_pages, prefect_server, start, tracking_store
 from tasks import config
-from tasks.errors import StratagemError
-from tasks.network import unreachable_reason, without_userinfo
 from tasks.records import HEADLINES
+from tasks.system.errors import StratagemError
+from tasks.system.network import unreachable_reason, without_userinfo
 
 # What MLflow's table of runs shows on our link; it has no accuracy by itself.
 VIEW = {

@@ -1,4 +1,4 @@
-"""The worker that `stratagem up` keeps: `python -m flows.worker [--deploy] SEEN`.
+"""The worker that `stratagem up` keeps: `python -m flows.operate.worker [--deploy] SEEN`.
 
 SEEN is when the worker before was seen at work, in seconds since 1970; 0 where that is not known.
 
@@ -31,8 +31,8 @@ from prefect.client.schemas.sorting import FlowRunSort
 from prefect.states import Cancelled, Crashed, Scheduled
 from prefect.workers.process import ProcessWorker
 
-from flows import notifications, operation, reconciliation
-from flows.operation import POOL, WORKER
+from flows.operate import notifications, operation, reconciliation
+from flows.operate.operation import POOL, WORKER
 from tasks import config, runs
 from tasks.process.environment import keep_private
 

@@ -1,4 +1,4 @@
-"""What data/<name>/params.yaml says of a dataset: a section for each kind (``tasks/dataset_kinds/``)."""
+"""What data/<name>/params.yaml says of a dataset: a section for each kind (``tasks/data/kinds/``)."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -11,11 +11,11 @@ from pydantic_core import ErrorDetails, PydanticCustomError
 
 from tasks.config.project import names_of
 from tasks.config.section import Count, Pixels, Section, Text, refusal
-from tasks.errors import UserError, one_of, shown
+from tasks.system.errors import UserError, one_of, shown
 
 
 class DataCheck(Section):
-    """What a check of ``tasks/data_checks/`` does of a dataset."""
+    """What a check of ``tasks/data/checks/`` does of a dataset."""
 
     action: Literal["stop", "warn", "off"] = "warn"
     """Refuse the data where it finds something, say so, or do not look."""
@@ -27,8 +27,8 @@ def _checks(value: Any) -> Any:
     """A check may be its action alone, of which YAML reads `off` as false."""
     if not isinstance(value, dict):
         return value
-    if unknown := [name for name in value if name not in names_of("data_checks")]:
-        raise ValueError(one_of("check", unknown[0], names_of("data_checks")))
+    if unknown := [name for name in value if name not in names_of("data/checks")]:
+        raise ValueError(one_of("check", unknown[0], names_of("data/checks")))
     return {
         name: {"action": "off" if own is False else own} if isinstance(own, str | bool) else own
         for name, own in value.items()
@@ -89,13 +89,13 @@ def _columns(value: Any) -> Any:
 
 
 class Tfds(Description):
-    """A dataset of TensorFlow Datasets, one of tasks/datasets/, or a builder of your own."""
+    """A dataset of TensorFlow Datasets, one of tasks/data/builders/, or a builder of your own."""
 
     kind: Literal["tfds"] = "tfds"
     version: Text | None = None
     """TFDS version; null is the builder's newest."""
     builder: Text | None = None
-    """MODULE:CLASS of a builder of the user's own; null is one of TFDS or of tasks/datasets/."""
+    """MODULE:CLASS of a builder of the user's own; null is one of TFDS or of tasks/data/builders/."""
     image_size: tuple[Pixels, Pixels] | None = None
     """Height and width that `prepare` resizes to; null keeps the dataset's own."""
     columns: Annotated[dict[Text, TableColumn], BeforeValidator(_columns)] = Field(
@@ -104,10 +104,10 @@ class Tfds(Description):
     """What a column is otherwise than TFDS or its values say, where the builder's examples have columns."""
     is_local = False
     modules = (
-        "tasks/dataset_kinds/_columns.py",
-        "tasks/dataset_kinds/_tfds_columns.py",
-        "tasks/encoding.py",
-        "tasks/table_columns.py",
+        "tasks/data/kinds/_columns.py",
+        "tasks/data/kinds/_tfds_columns.py",
+        "tasks/data/encoding.py",
+        "tasks/data/table_columns.py",
     )
 
 
@@ -133,7 +133,7 @@ class ImageFolder(LocalDescription):
     """A folder of images: FOLDER/CLASS/*, or FOLDER/SPLIT/CLASS/*."""
 
     kind: Literal["image_folder"]
-    modules = ("tasks/encoding.py",)
+    modules = ("tasks/data/encoding.py",)
     image_size: tuple[Pixels, Pixels] | None = None
     """Height and width that all images are resized to; null keeps their own (needed where sizes differ)."""
     on_broken: Literal["stop", "skip"] = "stop"
@@ -214,13 +214,13 @@ class Table(LocalDescription):
     """Of the text of CSV, TSV and JSON lines."""
     is_guessed = True
     modules = (
-        "tasks/dataset_kinds/_columns.py",
-        "tasks/dataset_kinds/_table_rows.py",
-        "tasks/dataset_kinds/_table_splits.py",
-        "tasks/dataset_kinds/image_folder.py",
-        "tasks/encoding.py",
-        "tasks/table_columns.py",
-        "tasks/table_files.py",
+        "tasks/data/kinds/_columns.py",
+        "tasks/data/kinds/_table_rows.py",
+        "tasks/data/kinds/_table_splits.py",
+        "tasks/data/kinds/image_folder.py",
+        "tasks/data/encoding.py",
+        "tasks/data/table_columns.py",
+        "tasks/data/table_files.py",
     )
 
     @property
@@ -233,9 +233,9 @@ AnyDescription: TypeAlias = Tfds | ImageFolder | Arrays | Table
 
 
 def description_kinds() -> dict[str, type[Description]]:
-    """Return the sections by kind; a file of tasks/dataset_kinds/ that needs none has that of all that is local."""
+    """Return the sections by kind; a file of tasks/data/kinds/ that needs none has that of all that is local."""
     own = {get_args(kind.model_fields["kind"].annotation)[0]: kind for kind in get_args(AnyDescription)}
-    return own | {name: LocalDescription for name in names_of("dataset_kinds") if name not in own}
+    return own | {name: LocalDescription for name in names_of("data/kinds") if name not in own}
 
 
 def describe(values: dict[str, Any], where: str) -> Any:

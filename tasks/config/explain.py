@@ -8,7 +8,7 @@ from pydantic import ValidationError
 from tasks.config.keys import fields_of
 from tasks.config.schema import Settings, kinds_of
 from tasks.config.section import refusal
-from tasks.errors import one_of, shown
+from tasks.system.errors import one_of, shown
 
 
 def explain(error: ValidationError, values: Mapping[str, Any]) -> str:

@@ -12,7 +12,7 @@ from tasks.config.keys import leaves, marks_of
 from tasks.config.project import project_root, recipes
 from tasks.config.schema import Settings
 from tasks.config.sources import load
-from tasks.errors import UserError
+from tasks.system.errors import UserError
 
 # What a choice of several types is called in the form.
 NAMES = {"string": "text", "integer": "number", "number": "fraction", "array": "list", "object": "mapping"}

@@ -1,5 +1,5 @@
-"""The names that a metric may have in the settings: those of tasks/metrics/, ``top_<k>_accuracy``, and a user's own
-``module:function``."""
+"""The names that a metric may have in the settings: those of tasks/modeling/metrics/, ``top_<k>_accuracy``, and a
+user's own ``module:function``."""
 
 import re
 from typing import TYPE_CHECKING, Annotated, Literal, TypeAlias
@@ -9,7 +9,7 @@ from pydantic import Field
 from tasks.config.project import names_of
 from tasks.config.section import OTHER_METRIC, OTHER_TEST_METRIC, OTHER_TRAINING_METRIC, OWN_CODE, TOP_K
 
-METRICS = names_of("metrics")
+METRICS = names_of("modeling/metrics")
 
 
 def top_k_of(name: str) -> int | None:

@@ -1,4 +1,4 @@
-"""Optimizers by `optimizer.kind`: what each takes. tasks/optimizers.py makes Keras' class of the same name."""
+"""Optimizers by `optimizer.kind`: what each takes. tasks/modeling/optimizers.py makes Keras' class of the same name."""
 
 from typing import Annotated, Literal
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import yaml
 
-from tasks.errors import cut, shown
+from tasks.system.errors import cut, shown
 
 MAX_TEXT = 1_000_000
 MAX_VALUES = 10_000

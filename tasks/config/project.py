@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Literal
 
-from tasks.errors import UserError
+from tasks.system.errors import UserError
 
 
 def project_root() -> Path:
@@ -30,7 +30,10 @@ def has_own_code(root: Path) -> bool:
     return (root / "tasks" / "__main__.py").is_file()
 
 
-Registry = Literal["data_checks", "dataset_kinds", "datasets", "doctor", "exports", "metrics", "models", "strategies"]
+Registry = Literal[
+    "data/builders", "data/checks", "data/kinds", "modeling/metrics", "modeling/models", "operations/doctor",
+    "serving/formats", "strategies",
+]  # fmt: skip
 
 
 def names_of(registry: Registry) -> list[str]:

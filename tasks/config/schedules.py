@@ -1,4 +1,4 @@
-"""Learning-rate schedules by `schedule.kind`: what each takes. tasks/schedules.py makes them."""
+"""Learning-rate schedules by `schedule.kind`: what each takes. tasks/modeling/schedules.py makes them."""
 
 from typing import Annotated, Literal, Self
 

@@ -91,8 +91,9 @@ class Dataset(Section):
             AfterValidator(folder_name),
         ]
     ]
-    """A TFDS dataset of images, texts or numbers, NAME or NAME/CONFIG, or one embedded in tasks/datasets/. It is also
-    the folder: data/NAME or data/NAME-CONFIG. MODULE:CLASS, a TFDS builder of your own, is that class' name in TFDS."""
+    """A TFDS dataset of images, texts or numbers, NAME or NAME/CONFIG, or one embedded in tasks/data/builders/. It is
+    also the folder: data/NAME or data/NAME-CONFIG. MODULE:CLASS, a TFDS builder of your own, is that class' name in
+    TFDS."""
     builder: Bookkeeping[OwnCode | None]
     """MODULE:CLASS of a builder of your own; dataset.name=MODULE:CLASS sets it."""
     version: Result[Text | None]
@@ -114,7 +115,7 @@ class Dataset(Section):
 
 class Model(Section):
     name: Result[Text]
-    """A file of tasks/models/, or your own `module:function` with the signature of their `build`."""
+    """A file of tasks/modeling/models/, or your own `module:function` with the signature of their `build`."""
     options: Result[dict[str, Any]]
     """Keyword arguments of the model's `build`."""
     initial: Result[Annotated[Text, AfterValidator(_weights_source)] | None]

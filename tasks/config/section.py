@@ -7,7 +7,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
-from tasks.errors import shown
+from tasks.system.errors import shown
 
 # Larger numbers are slips of the keyboard: they are refused before anything is made in their size.
 MAX_COUNT = 1_000_000_000

@@ -17,8 +17,8 @@ from tasks.config.project import names_of, project_root, recipes
 from tasks.config.schema import Settings, folder_name, kinds_of
 from tasks.config.strategies import strategy_kinds
 from tasks.config.train import BATCH_SIZES
-from tasks.errors import UserError, cut, one_of
-from tasks.network import holds_secret
+from tasks.system.errors import UserError, cut, one_of
+from tasks.system.network import holds_secret
 
 ONE_VALUE = tuple(key.rpartition(".")[2] for key in WHOLE)
 
@@ -159,8 +159,9 @@ def _validate(values: Mapping[str, Any]) -> Settings:
         settings = Settings.model_validate(values)
     except ValidationError as error:
         raise UserError(explain(error, values)) from None
-    if ":" not in settings.model.name and settings.model.name not in names_of("models"):
-        raise UserError(one_of("model.name", settings.model.name, names_of("models")) + ", or your own module:function")
+    models = names_of("modeling/models")
+    if ":" not in settings.model.name and settings.model.name not in models:
+        raise UserError(one_of("model.name", settings.model.name, models) + ", or your own module:function")
     return settings
 
 

@@ -20,7 +20,7 @@ class StrategySection(Section):
     refuses: ClassVar[Mapping[str, str]] = {}
     """By key of ``FEATURES``: why it does not work here."""
     needs: ClassVar[str | None] = None
-    """The file of tasks/launchers/ whose ``check`` says whether this machine has what it takes."""
+    """The file of tasks/strategies/engines/ whose ``check`` says whether this machine has what it takes."""
     is_baseline: ClassVar[bool] = False
     """Whether a comparison holds the others against it."""
     unit: ClassVar[str] = "replica"

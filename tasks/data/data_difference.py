@@ -4,9 +4,11 @@ import hashlib
 from collections.abc import Iterator
 from pathlib import Path
 
-from tasks import config, lineage, prepared_data, records
-from tasks.errors import UserError
+from tasks import config, records
+from tasks.data import prepared_data
 from tasks.records import DataDifference, Feature, PreparedDataset
+from tasks.runs import lineage
+from tasks.system.errors import UserError
 
 
 def load_at(name: str, commit: str) -> PreparedDataset:
@@ -49,7 +51,9 @@ def compare(first: PreparedDataset, second: PreparedDataset, names: tuple[str, s
 
 def _facts(dataset: PreparedDataset) -> Iterator[tuple[str, str]]:
     """Yield the names and the values by which two datasets are compared: examples, classes, columns, statistics."""
-    from tasks import encoding  # Here and not above: it imports NumPy, and a run imports this module before Prefect.
+    from tasks.data import (
+        encoding,  # Here and not above: it imports NumPy, and a run imports this module before Prefect.
+    )
 
     yield "data version", (dataset.data_version or "not under DVC")[:12]
     yield "kind", dataset.kind

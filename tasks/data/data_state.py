@@ -16,7 +16,7 @@ from pathlib import Path
 
 import yaml
 
-from tasks import files
+from tasks.system import files
 
 TRUSTED_AFTER_SECONDS = 2.0
 """What was changed so short before is not trusted: a second change in the same moment of the clock would not show."""

@@ -9,8 +9,12 @@ from typing import Any
 
 import yaml
 
-from tasks import config, files, installed_code, lineage, own_code, prepared_data, quality_report
-from tasks.errors import UserError, shown
+from tasks import config
+from tasks.data import installed_code, prepared_data, quality_report
+from tasks.modeling import own_code
+from tasks.runs import lineage
+from tasks.system import files
+from tasks.system.errors import UserError, shown
 
 MADE_BY_TFDS = re.compile(r"(dataset_info|features|metadata)\.json|.+\.labels\.txt|.+\.tfrecord-\d+-of-\d+")
 """The names of the files in raw/."""
@@ -38,9 +42,9 @@ DEPENDENCIES
 REMOVED_BY_DVC = "      - data/${dataset.name}/prepared\n"
 PREPARES = "      - tasks/prepare.py\n"
 # What it did not depend on before there were kinds of datasets.
-DECODERS = [f"      - {file}\n" for file in ("tasks/dataset_kinds/tfds.py", *config.Tfds.modules)]
-SHARED = "tasks/datasets/_images.py"
-"""What the datasets of tasks/datasets/ are made of, beside their own files."""
+DECODERS = [f"      - {file}\n" for file in ("tasks/data/kinds/tfds.py", *config.Tfds.modules)]
+SHARED = "tasks/data/builders/_images.py"
+"""What the datasets of tasks/data/builders/ are made of, beside their own files."""
 IMAGE_SIZE = "          - dataset.image_size\n"
 FOLLOWED = {key: f"          - dataset.{key}\n" for key in ("checks", "columns")}
 """The lines of the keys that the pipeline of a dataset of TFDS follows where params.yaml has them."""
@@ -209,7 +213,7 @@ def local_pipeline(description: config.LocalDescription) -> str:
     if wrong := [source for source in description.sources if "${" in source]:
         raise UserError(f"dataset.source = '{wrong[0]}': DVC reads ${{ as a variable; give it another name")
     sources = [json.dumps(source, ensure_ascii=False) for source in description.sources]
-    code = ["tasks/dataset_kinds/__init__.py", f"tasks/dataset_kinds/{description.kind}.py", *description.modules]
+    code = ["tasks/data/kinds/__init__.py", f"tasks/data/kinds/{description.kind}.py", *description.modules]
     return HEAD + _stage("prepare", [*sources, *code], "dataset", "prepared")
 
 
@@ -310,7 +314,7 @@ def _bring_up_to_date(folder: Path) -> None:
         for line in DECODERS:
             if line not in text:
                 text = text.replace(PREPARES, line + PREPARES)
-        own = f"      - tasks/datasets/{folder.name.partition('-')[0]}.py\n"
+        own = f"      - tasks/data/builders/{folder.name.partition('-')[0]}.py\n"
         if SHARED not in text:
             text = text.replace(own, f"      - {SHARED}\n{own}")
         mended = text != before
@@ -345,15 +349,15 @@ def follows_params(name: str, root: Path) -> bool:
 
 
 def tfds_pipeline(name: str, builder: str | None = None) -> str:
-    """Return the dvc.yaml of a dataset. One of tasks/datasets/ depends on its own file, and on no other one's; one of
-    the user's own ``module:Class`` on what that imports from the project's folder."""
+    """Return the dvc.yaml of a dataset. One of tasks/data/builders/ depends on its own file, and on no other one's;
+    one of the user's own ``module:Class`` on what that imports from the project's folder."""
     file = name.partition("-")[0]
-    own = [SHARED, f"tasks/datasets/{file}.py"] if file in config.names_of("datasets") else []
+    own = [SHARED, f"tasks/data/builders/{file}.py"] if file in config.names_of("data/builders") else []
     if builder is not None:
         own = [path.as_posix() for path in own_code.files(builder)]
-    code = ["tasks/datasets/__init__.py", *own]
+    code = ["tasks/data/builders/__init__.py", *own]
     raw = "data/${dataset.name}/raw"
-    readers = ["tasks/dataset_kinds/tfds.py", *config.Tfds.modules]
+    readers = ["tasks/data/kinds/tfds.py", *config.Tfds.modules]
     prepare = _stage("prepare", [raw, *code, *readers], "dataset.image_size", "prepared")
     return HEAD + _stage("download", code, "dataset.version", "raw") + prepare
 

@@ -8,9 +8,10 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from tasks import config, files, records
-from tasks.errors import UserError
+from tasks import config, records
 from tasks.records import Column, PreparedDataset
+from tasks.system import files
+from tasks.system.errors import UserError
 
 LISTINGS = ".dvc/cache/files/md5"
 MADE = re.compile(r"manifest\.json|[\w.-]+_\w+s\.npy|\w+_vocabulary\.json|test_metadata\.json")

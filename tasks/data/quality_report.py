@@ -6,9 +6,10 @@ It lies beside `prepared`, so that it is no part of the data version. No framewo
 import hashlib
 from pathlib import Path
 
-from tasks import files, records
-from tasks.errors import UserError
+from tasks import records
 from tasks.records import DataQuality, DataStatistics, PreparedDataset
+from tasks.system import files
+from tasks.system.errors import UserError
 
 QUALITY, STATISTICS, BEFORE = "quality.json", "statistics.json", "statistics_before.json"
 SIZES = "test_sizes.npy"

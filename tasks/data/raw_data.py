@@ -9,9 +9,12 @@ import json
 import time
 from pathlib import Path
 
-from tasks import config, data_state, files, lineage, prepared_data
-from tasks.errors import UserError
+from tasks import config
+from tasks.data import data_state, prepared_data
 from tasks.records import PreparedDataset
+from tasks.runs import lineage
+from tasks.system import files
+from tasks.system.errors import UserError
 
 
 def verify(prepared: PreparedDataset, trusted_after_seconds: float = data_state.TRUSTED_AFTER_SECONDS) -> None:

@@ -6,7 +6,7 @@ import stat
 from pathlib import Path
 
 from tasks.config.plain import UNWRITABLE
-from tasks.errors import UserError, cut, listed
+from tasks.system.errors import UserError, cut, listed
 
 SUFFIXES = {".npz": "arrays", ".csv": "table", ".tsv": "table", ".parquet": "table", ".jsonl": "table"}
 """The kind that reads a file, by the end of its name."""

@@ -13,10 +13,11 @@ from typing import Any
 
 import numpy as np
 
-from tasks import config, encoding
-from tasks.encoding import BadValue
-from tasks.errors import UserError, one_of, shown
-from tasks.table_files import TableFile
+from tasks import config
+from tasks.data import encoding
+from tasks.data.encoding import BadValue
+from tasks.data.table_files import TableFile
+from tasks.system.errors import UserError, one_of, shown
 
 LOOKED_AT = 20_000
 """Rows from the first on that say what a column is."""

@@ -14,9 +14,9 @@ import pyarrow as pa
 import pyarrow.csv
 import pyarrow.parquet
 
-from tasks.encoding import MISSING_TEXTS, Repeated, Values, num_rows
-from tasks.errors import UserError, cut, listed
-from tasks.files import is_encoding, is_utf8
+from tasks.data.encoding import MISSING_TEXTS, Repeated, Values, num_rows
+from tasks.system.errors import UserError, cut, listed
+from tasks.system.files import is_encoding, is_utf8
 
 RAGGED = re.compile(r"Expected \d+ columns, got \d+")
 """What Arrow says of a row with fewer or more values than the header."""

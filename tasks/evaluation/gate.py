@@ -13,10 +13,13 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from tasks import config, evidence, losses, metrics, prepared_data, slices
-from tasks.errors import UserError, listed, one_of
-from tasks.predictions import Predictions
+from tasks import config
+from tasks.data import prepared_data
+from tasks.evaluation import evidence, slices
+from tasks.evaluation.predictions import Predictions
+from tasks.modeling import losses, metrics
 from tasks.records import EvaluationResult, Judgement, PreparedDataset, Task
+from tasks.system.errors import UserError, listed, one_of
 
 ROUNDING = 1e-12
 """That a difference of two shares is off by: 0.95 - 0.94 is more than 0.01, and 0.96 - 0.95 is less."""

@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from tasks import files
 from tasks.records import PreparedDataset
+from tasks.system import files
 
 
 class Predictions(NamedTuple):

@@ -13,7 +13,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from tasks import config, quality_report
+from tasks import config
+from tasks.data import quality_report
 from tasks.records import Feature, PreparedDataset, Task
 
 FEWEST = 10

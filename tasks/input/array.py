@@ -12,12 +12,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from tasks import ahead, config, upstream
+from tasks import config
 from tasks.input.augment import augment_batch
 from tasks.input.batches import Batch, Batches
 from tasks.input.draws import with_partners
 from tasks.input.order import Rows
 from tasks.records import PreparedSplit, as_input
+from tasks.system import background, upstream
 
 BLOCK_BYTES = 4_000_000
 """How much is gathered at once, or one batch where that is more: NumPy read MNIST 1.4 times as fast in blocks of 3 to
@@ -73,7 +74,7 @@ class ArraySource:
         def gather(block: range) -> Iterator[Batch]:
             return self.gather(batches, arrays, block)
 
-        made = ahead.in_order(gather, blocks, 1, AHEAD, "input") if batches.prefetch else map(gather, blocks)
+        made = background.in_order(gather, blocks, 1, AHEAD, "input") if batches.prefetch else map(gather, blocks)
         for block in made:
             yield from block
 

@@ -6,10 +6,10 @@ from typing import Any
 import numpy as np
 
 from tasks import config
-from tasks.errors import UserError, shown
 from tasks.input import pixels
 from tasks.input.draws import MIXED_COLUMNS
 from tasks.records import PreparedDataset
+from tasks.system.errors import UserError, shown
 
 
 def check_augmentation(section: config.Augmentation, prepared: PreparedDataset) -> None:

@@ -4,8 +4,8 @@ import numpy as np
 import numpy.typing as npt
 
 from tasks import config
-from tasks.errors import UserError
 from tasks.records import PreparedDataset
+from tasks.system.errors import UserError
 
 Rows = npt.NDArray[np.int64]
 

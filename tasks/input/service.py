@@ -23,14 +23,15 @@ from typing import Any
 import numpy as np
 from filelock import FileLock
 
-from tasks import config, files, network
-from tasks.errors import StratagemError, UserError
+from tasks import config
 from tasks.input.array import ArraySource, in_graph, read_at_random
 from tasks.input.augment import augment_batch
 from tasks.input.batches import Batch, Batches
 from tasks.input.draws import with_partners
 from tasks.input.order import Rows
 from tasks.records import as_input
+from tasks.system import files, network
+from tasks.system.errors import StratagemError, UserError
 
 AHEAD = 8
 """How many batches wait here to be put in order."""

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 import numpy as np
 import numpy.typing as npt
 
-from tasks import config, prepared_data, raw_data
-from tasks.errors import UserError, cut
+from tasks import config
+from tasks.data import prepared_data, raw_data
 from tasks.input import service
 from tasks.input.array import ArraySource
 from tasks.input.augment import augment_batch
@@ -17,6 +17,7 @@ from tasks.input.draws import pass_draws, with_partners
 from tasks.input.order import Rows, carve
 from tasks.input.stream import StreamSource
 from tasks.records import PreparedDataset
+from tasks.system.errors import UserError, cut
 
 log = logging.getLogger(__name__)
 

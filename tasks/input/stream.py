@@ -10,11 +10,13 @@ import numpy as np
 import numpy.typing as npt
 from filelock import FileLock
 
-from tasks import config, datasets, files
+from tasks import config
+from tasks.data import builders
 from tasks.input.augment import augment
 from tasks.input.batches import Batch, Batches, prefetched
 from tasks.input.order import Rows
 from tasks.records import PreparedDataset
+from tasks.system import files
 
 RECORDS_AT_ONCE = 32
 """How many records of a shard follow each other before those of the next: a small shuffle buffer still mixes shards."""
@@ -95,25 +97,25 @@ class StreamSource:
         """Remove the records that were cached on the disk."""
         self._cached_until.close()
 
-    def _shards(self) -> tuple[datasets.Shards, npt.NDArray[np.bool_]]:
+    def _shards(self) -> tuple[builders.Shards, npt.NDArray[np.bool_]]:
         """Return the files of the split, and which of their records are read."""
         prepared = self.prepared
         if prepared.raw_folder is None:
             raise ValueError(f"{prepared.name} has no shards: sources.choose_source refuses a stream of it")
-        builder = datasets.build(prepared.name, prepared.version, config.project_root() / prepared.raw_folder)
+        builder = builders.build(prepared.name, prepared.version, config.project_root() / prepared.raw_folder)
         held_out, split = prepared.held_out, self.split
         if held_out is not None and split == "test":
             split = "train"
-        shards = datasets.shards(builder, split, prepared.features["image"].shape)
+        shards = builders.shards(builder, split, prepared.features["image"].shape)
         chosen = np.zeros(sum(shards.lengths), bool)
         places = np.arange(len(chosen))
         if held_out is not None and split == "train":
-            held = datasets.is_held_out(len(places), held_out)
+            held = builders.is_held_out(len(places), held_out)
             places = places[held if self.split == "test" else ~held]
         chosen[places[self.rows]] = True
         return shards, chosen
 
-    def _records(self, shards: datasets.Shards, chosen: npt.NDArray[np.bool_], shuffle: bool) -> Any:
+    def _records(self, shards: builders.Shards, chosen: npt.NDArray[np.bool_], shuffle: bool) -> Any:
         """Return the dataset of serialized records."""
         import tensorflow as tf
 

@@ -13,9 +13,10 @@ import numpy as np
 import numpy.typing as npt
 from scipy.special import log_softmax, softmax
 
-from tasks import config, own_code
-from tasks.errors import UserError
+from tasks import config
+from tasks.modeling import own_code
 from tasks.records import PreparedDataset, Target, Task
+from tasks.system.errors import UserError
 
 Labels: TypeAlias = npt.NDArray[Any]
 """As in ``records.PreparedSplit``: (n,) or (n, labels or numbers)."""

@@ -5,7 +5,9 @@ from typing import Any
 
 import keras
 
-from tasks import config, schedules, upstream
+from tasks import config
+from tasks.modeling import schedules
+from tasks.system import upstream
 
 
 class BetaPowers:

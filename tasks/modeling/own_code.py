@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from tasks import config
-from tasks.errors import UserError, one_line
+from tasks.system.errors import UserError, one_line
 
 VARIABLE = "STRATAGEM_OWN_CODE"
 """Modules that others than who operates this machine may name, with blanks between them; `*` is any."""

@@ -12,8 +12,10 @@ from typing import Any
 
 import yaml
 
-from tasks import config, lineage, prepared_data, uncommitted
-from tasks.errors import UserError
+from tasks import config
+from tasks.data import prepared_data
+from tasks.runs import lineage, uncommitted
+from tasks.system.errors import UserError
 
 PART = re.compile(r"^(?=diff --git )", re.MULTILINE)
 GIT = ".git"

@@ -4,20 +4,13 @@ from typing import Any
 
 from filelock import Timeout
 
-from tasks import (
-    config,
-    data_difference,
-    data_state,
-    dataset_folder,
-    dvc_data,
-    lineage,
-    prepared_data,
-    quality_report,
-    runs,
-)
-from tasks.errors import UserError, one_of
+from tasks import config, runs
+from tasks.data import data_difference, data_state, dataset_folder, prepared_data, quality_report
+from tasks.operations import dvc_data
 from tasks.process import dvc
 from tasks.records import DataDifference, DataQuality, KeptColumn, PreparedDataset
+from tasks.runs import lineage
+from tasks.system.errors import UserError, one_of
 
 
 def list_datasets() -> dict[str, PreparedDataset | None]:
@@ -47,7 +40,9 @@ def metadata(prepared: PreparedDataset) -> dict[str, KeptColumn]:
     Raises:
         UserError: its file is missing or damaged.
     """
-    from tasks import slices  # Here and not above: it imports NumPy, and a run imports this module before Prefect.
+    from tasks.evaluation import (
+        slices,  # Here and not above: it imports NumPy, and a run imports this module before Prefect.
+    )
 
     try:
         columns = slices.metadata(prepared)

@@ -3,9 +3,10 @@
 import os
 from pathlib import Path
 
-from tasks import network, records
-from tasks.errors import UserError
-from tasks.process.own_process import run_in_own_process
+from tasks import records
+from tasks.process.child import run_in_own_process
+from tasks.system import network
+from tasks.system.errors import UserError
 
 
 def sync(to: str | None, folder: Path | None) -> records.Sync:

@@ -8,19 +8,13 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from tasks import (
-    config,
-    data_state,
-    dataset_folder,
-    lineage,
-    prepared_data,
-    records,
-    source_files,
-)
-from tasks.errors import UserError, listed
+from tasks import config, records
+from tasks.data import data_state, dataset_folder, prepared_data, source_files
 from tasks.process import dvc
-from tasks.process.own_process import run_in_own_process
+from tasks.process.child import run_in_own_process
 from tasks.records import PreparedDataset
+from tasks.runs import lineage
+from tasks.system.errors import UserError, listed
 
 
 def prepare_data(settings: config.Settings, stage: str = "prepare", force: bool = False) -> PreparedDataset | None:
@@ -116,9 +110,9 @@ def describe(
     )
     if not described.is_guessed:
         return described, []
-    from tasks import dataset_kinds  # NumPy, which no other command needs.
+    from tasks.data import kinds  # NumPy, which no other command needs.
 
-    guessed: tuple[config.LocalDescription, list[str]] = dataset_kinds.find(kind).guess(described)
+    guessed: tuple[config.LocalDescription, list[str]] = kinds.find(kind).guess(described)
     return guessed
 
 
@@ -238,7 +232,7 @@ def _ask_tfds(dataset: config.Dataset) -> None:
     fetched = root / "data" / dataset.name / "raw" / "manifest.json"
     if dataset_folder.is_local(dataset.name, root):
         return
-    if dataset.name.partition("-")[0] in config.names_of("datasets") or fetched.exists():
+    if dataset.name.partition("-")[0] in config.names_of("data/builders") or fetched.exists():
         return
     values = dataset.model_dump(mode="json", exclude={"image_size"})
     settings = [part for key, value in values.items() for part in ("--set", f"dataset.{key}={json.dumps(value)}")]

@@ -9,11 +9,14 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from tasks import config, dvc_data, files, lineage, pipeline, preconditions, records, report, runs
-from tasks.errors import UserError
+from tasks import config, records, reports, runs
+from tasks.operations import dvc_data, pipeline, preconditions
 from tasks.process import client
-from tasks.process.imports import import_quietly, quiet_standard_error, set_who_logs
 from tasks.records import TrainingResult
+from tasks.runs import lineage
+from tasks.system import files
+from tasks.system.errors import UserError
+from tasks.system.imports import import_quietly, quiet_standard_error, set_who_logs
 
 NOTHING = re.compile(r"writing of split \"(.+?)\": No examples were yielded")
 COPIES = (".dvc", "tmp", "exps")
@@ -43,7 +46,7 @@ def make_data(stage: str, name: str) -> None:
     described = config.read_description(folder)
     if stage == "prepare":
         # TensorFlow, which takes seconds, is needed for TFDS alone.
-        set_who_logs() if described.is_local else import_quietly("tasks.dataset_kinds.tfds")
+        set_who_logs() if described.is_local else import_quietly("tasks.data.kinds.tfds")
         from tasks.prepare import prepare
 
         _print_prepared(prepare(described))
@@ -108,7 +111,7 @@ def train(settings: config.Settings) -> None:
     with runs_of_the_project(root):
         training = pipeline.train_alone(settings, prepared, pipeline.Resumption())
     records.save(training, folder / "training.json")
-    report.history_table(training, folder / "history.csv")
+    reports.history_table(training, folder / "history.csv")
 
 
 def evaluate(settings: config.Settings) -> None:
@@ -128,8 +131,8 @@ def _evaluate(
     runs.refuse_pruned(run)
     evaluation = client.evaluate(settings, prepared, training, run)
     records.save(evaluation, folder / "evaluation.json")
-    report.metrics_table(evaluation, folder / "test.json")
-    report.predictions_table(evaluation, folder / "predictions.csv")
+    reports.metrics_table(evaluation, folder / "test.json")
+    reports.predictions_table(evaluation, folder / "predictions.csv")
     drawn = "confusion_matrix.png" if evaluation.confusion_matrix else "predictions.png"
     for picture, name in ((drawn, "predictions.png"), ("learning_curve.png", "learning_curve.png")):
         shutil.copyfile(root / run.folder / "report" / picture, folder / name)

@@ -9,10 +9,12 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from tasks import errors, files, records, trained_models
-from tasks.errors import StratagemError, UserError
-from tasks.process import own_process, scratch
+from tasks import records
+from tasks.process import child
 from tasks.records import Predicted, PredictionRequest, Serving, ServingRequest
+from tasks.system import errors, files, temporary
+from tasks.system.errors import StratagemError, UserError
+from tasks.tracking import trained_models
 
 FORMATS = {".jsonl": "jsonl", ".ndjson": "jsonl", ".csv": "csv", ".parquet": "parquet", ".html": "html"}
 """Of files, by how their names end."""
@@ -31,7 +33,7 @@ def predict(
     batch_size: int | None = None,
     encoding: str = "utf-8",
 ) -> Predicted:
-    """Write what a trained model makes of raw inputs; see ``tasks/predict.py``.
+    """Write what a trained model makes of raw inputs; see ``tasks/serving/predict.py``.
 
     It takes what the command takes, one argument an option.
 
@@ -64,13 +66,13 @@ def predict(
             batch_size=batch_size,
             encoding=encoding,
         )
-        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(dir=scratch.folder())))
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(dir=temporary.folder())))
         path = records.save(request, folder / "request.json")
         handed = [one for one in (request.stdin, request.stdout) if one is not None]
         for descriptor in handed:
             stack.callback(os.close, descriptor)
         with _explaining(output):
-            done = own_process.run_in_own_process("predict", str(path), pass_fds=handed)
+            done = child.run_in_own_process("predict", str(path), pass_fds=handed)
         if done.returncode == 128 + signal.SIGPIPE:  # The reader of standard output wants no more.
             raise BrokenPipeError
         if done.returncode:
@@ -106,7 +108,7 @@ def check(
 
 
 def serve(model: str | None, port: int, poll_seconds: float, key: str, tell: Callable[[Serving], object]) -> None:
-    """Serve a trained model until this process is interrupted; see ``tasks/serving.py``.
+    """Serve a trained model until this process is interrupted; see ``tasks/serving/server.py``.
 
     Args:
         model: see ``trained_models.find``; None is the only champion.
@@ -121,10 +123,10 @@ def serve(model: str | None, port: int, poll_seconds: float, key: str, tell: Cal
     """
     reference = model or trained_models.only_champion()
     trained_models.find(reference)  # Refused before a framework is imported.
-    with tempfile.TemporaryDirectory(dir=scratch.folder()) as folder:
+    with tempfile.TemporaryDirectory(dir=temporary.folder()) as folder:
         request = ServingRequest(model=_absolute(reference), port=port, poll_seconds=poll_seconds)
         path = records.save(request, Path(folder) / "request.json")
-        with own_process.serving("serve_model", str(path), environment={"STRATAGEM_KEY": key}) as process:
+        with child.serving("serve_model", str(path), environment={"STRATAGEM_KEY": key}) as process:
             if process.stdout is not None and (line := process.stdout.readline()):
                 tell(Serving.model_validate_json(line))
             code = process.wait()

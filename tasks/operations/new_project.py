@@ -10,9 +10,11 @@ from pathlib import Path
 
 import pygit2
 
-from tasks import config, dataset_folder, files, installed_code
-from tasks.errors import UserError, listed
+from tasks import config
+from tasks.data import dataset_folder, installed_code
 from tasks.records import NewProject
+from tasks.system import files
+from tasks.system.errors import UserError, listed
 
 GITIGNORE = """\
 .venv

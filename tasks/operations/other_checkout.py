@@ -6,10 +6,10 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from tasks.errors import StratagemError, UserError
-from tasks.process.guard import held_open
+from tasks.system.errors import StratagemError, UserError
+from tasks.system.lifetime import held_open
 
-COMMAND = "from flows.cli import main; main()"
+COMMAND = "from flows.cli.main import main; main()"
 
 
 def run_command(arguments: Sequence[str], folder: Path) -> str:

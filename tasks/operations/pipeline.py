@@ -7,23 +7,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
-from tasks import (
-    config,
-    dvc_data,
-    errors,
-    files,
-    launchers,
-    lineage,
-    preconditions,
-    records,
-    remote,
-    runs,
-    trained_models,
-)
-from tasks.errors import StratagemError, UserError
+from tasks import config, records, runs
+from tasks.operations import dvc_data, preconditions
 from tasks.process import client
-from tasks.process.own_process import run_in_own_process
+from tasks.process.child import run_in_own_process
 from tasks.records import PreparedDataset, Record, Run, RunSummary, TrainingResult
+from tasks.runs import lineage, remote
+from tasks.strategies import engines
+from tasks.system import errors, files
+from tasks.system.errors import StratagemError, UserError
+from tasks.tracking import trained_models
 
 R = TypeVar("R", bound=Record)
 
@@ -198,9 +191,9 @@ def lower_is_better(metric: str) -> bool:
     if ":" in metric:
         return runs.lower_is_better(metric)
     name = metric.rpartition("/")[2]
-    if name not in ("loss", *config.names_of("metrics")) and config.top_k_of(name) is None:
+    if name not in ("loss", *config.names_of("modeling/metrics")) and config.top_k_of(name) is None:
         return False
-    from tasks import metrics  # NumPy takes 0.2 s to import.
+    from tasks.modeling import metrics  # NumPy takes 0.2 s to import.
 
     return metrics.better(metric) == "lower"
 
@@ -236,13 +229,13 @@ def rollback(model: str) -> records.RolledBack:
 def in_foreign_cluster(settings: config.Settings) -> bool:
     """Return whether this command is to join a cluster that someone else starts."""
     cluster = settings.strategy.cluster
-    return cluster is not None and not launchers.find(cluster).STARTS_ALL
+    return cluster is not None and not engines.find(cluster).STARTS_ALL
 
 
 def member_name(settings: config.Settings) -> str | None:
     """Return what this process is in a cluster that someone else started, such as ``worker 1``; None where it is the
     chief or there is no such cluster: then it runs the pipeline."""
-    member = launchers.members(settings.strategy)[0]
+    member = engines.members(settings.strategy)[0]
     return None if member.is_chief else member.name
 
 

@@ -4,8 +4,10 @@ import importlib.util
 import os
 import tempfile
 
-from tasks import config, launchers, remote, runs
-from tasks.errors import UserError
+from tasks import config, runs
+from tasks.runs import remote
+from tasks.strategies import engines
+from tasks.system.errors import UserError
 
 NO_SIGNS = "?%[{}"
 """MLflow ends a file's name at the first and takes the second for the start of a sign in an address, TFDS begins a
@@ -34,7 +36,7 @@ def check_devices(settings: config.Settings) -> None:
             f"strategy.kind = '{section.kind}' trains on JAX, which is not installed: install requirements.lock, or "
             "give strategy.kind=mirrored"
         )
-    launchers.check(section)
+    engines.check(section)
     if settings.model.initial is not None and runs.is_id(settings.model.initial):
         runs.refuse_pruned(runs.find(settings.model.initial))
 

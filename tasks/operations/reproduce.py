@@ -14,11 +14,13 @@ from typing import Any, Literal
 
 import yaml
 
-from tasks import checkout, config, errors, lineage, machine, pipeline, preconditions, records, runs
-from tasks.errors import StratagemError, UserError
-from tasks.process import elsewhere, scratch
-from tasks.process.own_process import run_in_own_process
+from tasks import config, records, runs
+from tasks.operations import checkout, other_checkout, pipeline, preconditions
+from tasks.process.child import run_in_own_process
 from tasks.records import Change, EvaluationResult, Reproduction, Run, TrainingResult
+from tasks.runs import lineage
+from tasks.system import errors, machine, temporary
+from tasks.system.errors import StratagemError, UserError
 
 DIFF = "records/uncommitted.diff"
 RECORD = "records/reproduction.json"
@@ -84,7 +86,7 @@ def _checkout(run: Run, settings: config.Settings) -> Iterator[tuple[Path, list[
     """Give a folder with the run's code, settings and data, and what of it is otherwise today; it goes with the block,
     and after a kill with the next command that makes temporary files."""
     root, name = config.project_root(), settings.dataset.name
-    with tempfile.TemporaryDirectory(dir=scratch.folder()) as made:
+    with tempfile.TemporaryDirectory(dir=temporary.folder()) as made:
         folder = Path(made) / "checkout"
         checkout.write(str(run.lineage.git_commit), folder)
         kept = root / run.folder / DIFF
@@ -218,7 +220,7 @@ def _refusal(run: Run, changes: list[Change], allow_changes: bool) -> str | None
 
 def _train(run: Run, folder: Path) -> Run:
     """Train and evaluate with what is in a checkout; return the new run, as it was made there."""
-    said = elsewhere.run_command(["train", "--fresh", "--json"], folder)
+    said = other_checkout.run_command(["train", "--fresh", "--json"], folder)
     new = runs.find(str(json.loads(said.splitlines()[-1])["run_id"]))
     _put_down_commit(run, new)
     ours = ("code_digest", "settings_digest", "data_version")
@@ -232,7 +234,7 @@ def _train(run: Run, folder: Path) -> Run:
         which = {training.best_checkpoint: "best", training.checkpoint: "latest"}
         checkpoint = which.get(evaluation.checkpoint, str(evaluation.step))
         wanted = ["evaluate", "--run", new.run_id, "--set", f"evaluate.checkpoint={checkpoint}", "--json"]
-        elsewhere.run_command(wanted, folder)
+        other_checkout.run_command(wanted, folder)
     return runs.find(new.run_id)
 
 
@@ -250,7 +252,7 @@ def _put_down_commit(run: Run, new: Run) -> None:
 
 def judge(run: Run, new: Run, settings: config.Settings, changes: list[Change]) -> Reproduction:
     """Return whether the new run gave the same."""
-    from tasks import side_by_side  # NumPy, which nothing before needs.
+    from tasks.reports import side_by_side  # NumPy, which nothing before needs.
 
     digests = runs.load_training(run).weights_digest, runs.load_training(new).weights_digest
     metrics, _ = side_by_side.compare(run, new)

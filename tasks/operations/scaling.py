@@ -13,8 +13,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from tasks.errors import UserError
 from tasks.records import ScalingPlan
+from tasks.system.errors import UserError
 
 BACKPROP_SHARE = 2 / 3
 """Of the computing of a step; what a library that overlaps the two can hide the network behind."""

@@ -8,9 +8,9 @@ import tempfile
 from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 
-from tasks import config, errors
-from tasks.process import guard, scratch
+from tasks import config
 from tasks.process.environment import stage_environment
+from tasks.system import errors, lifetime, temporary
 
 END_SECONDS = 40.0
 """After so long a server that was told to end is killed."""
@@ -29,7 +29,7 @@ def run_in_own_process(
     Raises:
         StratagemError: the stage's own error.
     """
-    with tempfile.TemporaryDirectory(dir=scratch.folder()) as folder, guard.held_open() as stdin:
+    with tempfile.TemporaryDirectory(dir=temporary.folder()) as folder, lifetime.held_open() as stdin:
         problem = Path(folder) / "error"
         done = subprocess.run(
             [sys.executable, "-m", "tasks", *arguments],
@@ -60,7 +60,7 @@ def serving(*arguments: str, environment: Mapping[str, str]) -> Iterator["subpro
     Raises:
         StratagemError: the stage's own error, when the block ends.
     """
-    with tempfile.TemporaryDirectory(dir=scratch.folder()) as folder, guard.held_open() as stdin:
+    with tempfile.TemporaryDirectory(dir=temporary.folder()) as folder, lifetime.held_open() as stdin:
         problem = Path(folder) / "error"
         process = subprocess.Popen(
             [sys.executable, "-m", "tasks", *arguments],

@@ -13,12 +13,11 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from tasks import config, launchers, network, remote
-from tasks.errors import Interrupted, StratagemError, UserError
-from tasks.process import placed
+from tasks import config
+from tasks.process import remote_members
+from tasks.process.child import serving
 from tasks.process.cluster import StageProcesses
 from tasks.process.environment import stage_environment
-from tasks.process.own_process import serving
 from tasks.records import (
     Comparison,
     EvaluationResult,
@@ -34,6 +33,10 @@ from tasks.records import (
     TrainingResult,
     Trial,
 )
+from tasks.runs import remote
+from tasks.strategies import engines
+from tasks.system import network
+from tasks.system.errors import Interrupted, StratagemError, UserError
 
 STEPS_OF_PACE = 10
 """In a call, when a step's time is measured: the call itself then counts for little."""
@@ -95,13 +98,13 @@ def stop_processes() -> None:
 
 def give_places_up(settings: config.Settings) -> None:
     """End the stage process of this thread, if it holds places of a cluster that others may wait for."""
-    if settings.strategy.cluster is not None and launchers.find_placing(settings.strategy.cluster) is not None:
+    if settings.strategy.cluster is not None and engines.find_placing(settings.strategy.cluster) is not None:
         stop_processes()
 
 
 def interrupt_other_threads() -> None:
     """Let the stage processes of other threads save and end what they do, as on Ctrl-C; none waits for places."""
-    placed.stop_waiting()
+    remote_members.stop_waiting()
     for processes in _running - {_own.processes}:
         processes.first.interrupt()
 
@@ -380,9 +383,9 @@ def _evaluable(settings: config.Settings) -> config.Settings:
     if running is not None and running.fixed == fixed_at_start(settings) and running.with_cluster and running.usable:
         return settings
     try:
-        if not launchers.find(cluster).STARTS_ALL:
+        if not engines.find(cluster).STARTS_ALL:
             raise UserError("someone else starts the members of the run's cluster, and none waits for this")
-        launchers.members(settings.strategy)
+        engines.members(settings.strategy)
     except UserError as error:
         print(f"evaluated on one device: {error}", file=sys.stderr)
         return settings.model_copy(update={"evaluate": evaluate.model_copy(update={"strategy": "one_device"})})

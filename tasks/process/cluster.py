@@ -10,11 +10,11 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from tasks import config, errors, network
-from tasks.errors import Interrupted, Preempted, StratagemError, Terminated, UserError
-from tasks.process import guard
+from tasks import config
 from tasks.process.group import OneProcess, ProcessGroup, is_heartbeat
 from tasks.process.member import PATIENCE, Message, Patience
+from tasks.system import errors, lifetime, network
+from tasks.system.errors import Interrupted, Preempted, StratagemError, Terminated, UserError
 
 # Requests that every worker takes part in, and what those that are not the chief do then.
 SHARED = {"check": "check", "train": "assist", "evaluate": "assist_evaluation"}
@@ -207,7 +207,7 @@ class StageProcesses:
                 answers[process] = reply
                 # A training that was told to stop ends on all, the chief when its checkpoint is written.
                 if "error" in reply and deadline == math.inf and reply["type"] != Interrupted.__name__:
-                    patience = self._patience.lost_peer_seconds if reply.get("lost_peer") else guard.GRACE_SECONDS
+                    patience = self._patience.lost_peer_seconds if reply.get("lost_peer") else lifetime.GRACE_SECONDS
                     deadline = time.monotonic() + patience
         if not any("error" in reply for reply in answers.values()):
             return answers[self.first]["record"]
@@ -339,7 +339,7 @@ class StageProcesses:
         said = None
         try:
             self.first.interrupt()
-            end = time.monotonic() + guard.GRACE_SECONDS
+            end = time.monotonic() + lifetime.GRACE_SECONDS
             while time.monotonic() < end:
                 process, reply = self._listen(watch=False)
                 if process is not self.first:

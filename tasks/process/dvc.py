@@ -11,11 +11,11 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 
-from tasks import errors
-from tasks.errors import StratagemError, UserError
-from tasks.process import dvc_cache, scratch
+from tasks.process import dvc_cache
 from tasks.process.environment import stage_environment
-from tasks.process.guard import held_open
+from tasks.system import errors, temporary
+from tasks.system.errors import StratagemError, UserError
+from tasks.system.lifetime import held_open
 
 BUSY_SECONDS = 600.0
 
@@ -52,10 +52,10 @@ def let(
     """
     dvc_cache.configure()
     mine = lock(root, BUSY_SECONDS)
-    with tempfile.TemporaryDirectory(dir=scratch.folder()) as folder:
+    with tempfile.TemporaryDirectory(dir=temporary.folder()) as folder:
         problem = Path(folder) / "error"
         environment = {**stage_environment(None), **(more or {}), "STRATAGEM_ERROR": str(problem)}
-        command = [sys.executable, "-m", "tasks.process.repro", *options, action, *targets]
+        command = [sys.executable, "-m", "tasks.process.dvc_program", *options, action, *targets]
         try:
             # DVC refuses at once when another of its commands runs; a second flow waits here instead.
             with mine:

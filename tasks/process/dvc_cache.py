@@ -9,8 +9,10 @@ import shutil
 import stat
 from pathlib import Path
 
-from tasks import config, files, lineage
-from tasks.errors import UserError
+from tasks import config
+from tasks.runs import lineage
+from tasks.system import files
+from tasks.system.errors import UserError
 
 
 def configure() -> None:

@@ -1,5 +1,5 @@
-"""`python -m tasks.process.repro ACTION TARGET... [--force]`: the process in which DVC makes data, or moves them to its
-remote or from there, through its Python interface.
+"""`python -m tasks.process.dvc_program ACTION TARGET... [--force]`: the process in which DVC makes data, or moves
+them to its remote or from there, through its Python interface.
 
 A stage leaves its own error in the file STRATAGEM_ERROR; what DVC itself refuses is put there too, known by the class
 of its exception: one message whatever DVC calls it, and no second run to learn what the first one said.
@@ -23,9 +23,8 @@ from dvc.exceptions import DownloadError, DvcException, FileTransferError
 from dvc.lock import LockError
 from dvc.repo import Repo
 
-from tasks import errors, files, messages, upstream
-from tasks.errors import StratagemError, UserError, causes
-from tasks.process import guard
+from tasks.system import errors, files, lifetime, messages, upstream
+from tasks.system.errors import StratagemError, UserError, causes
 
 BUSY_SECONDS = 600.0
 LOGGERS = ("dvc", "dvc_data", "dvc_objects")
@@ -152,7 +151,7 @@ def _errors_of(remote: Any, heard: LastError, lacking: type[OSError] | tuple[()]
         cause = heard.error if isinstance(error, FileTransferError) else error
         if cause is None or remote.fs.protocol == "local" or isinstance(cause, lacking) or _is_of_here(cause):
             raise
-        from tasks.remote import address  # A third of a second, which a stage that is made need not wait for.
+        from tasks.runs.remote import address  # A third of a second, which a stage that is made need not wait for.
 
         url = remote.fs.unstrip_protocol(remote.path)
         key = f"DVC's remote '{remote.name}' ({url})"
@@ -197,7 +196,7 @@ def _do(work: Callable[[Any], None], target: str) -> None:
                 raise StratagemError(
                     "another command of DVC has been at work for ten minutes: wait for it, then run again"
                 ) from error
-        if guard.input_closes_within(2):
+        if lifetime.input_closes_within(2):
             raise StratagemError("the process that started this one has gone")
 
 

@@ -7,9 +7,9 @@ import stat
 import sys
 from pathlib import Path
 
-from tasks import config, network
-from tasks.errors import UserError
-from tasks.process import scratch
+from tasks import config
+from tasks.system import network, temporary
+from tasks.system.errors import UserError
 
 # With fewer threads than devices that wait for each other, JAX aborts the process after 40 s.
 MIN_JAX_THREADS = 32
@@ -53,7 +53,7 @@ def stage_environment(settings: config.Settings | None) -> dict[str, str]:
         "MLFLOW_LOGGING_LEVEL": os.environ.get("MLFLOW_LOGGING_LEVEL", "WARNING"),
         "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",
         "DO_NOT_TRACK": "1",
-        "TMPDIR": str(scratch.folder()),
+        "TMPDIR": str(temporary.folder()),
         "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")]),
     }
     # Set only after the stage process was started, and no stage's business: a key least of all.

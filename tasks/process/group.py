@@ -13,13 +13,15 @@ from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import Any
 
-from tasks import config, launchers, network
-from tasks.launchers import Member
-from tasks.launchers.isolation import Network
-from tasks.machine import free_ports
+from tasks import config
 from tasks.process.logs import Logs
 from tasks.process.member import MemberProcess, Message, Patience, Replies
-from tasks.process.placed import Allocation, PlacedProcess
+from tasks.process.remote_members import Allocation, PlacedProcess
+from tasks.strategies import engines
+from tasks.strategies.engines import Member
+from tasks.strategies.engines.isolation import Network
+from tasks.system import network
+from tasks.system.machine import free_ports
 
 OneProcess = MemberProcess | PlacedProcess
 """One of this machine, or of another."""
@@ -48,7 +50,7 @@ class ProcessGroup:
         self._placement: Allocation | None = None
         self._worker_counts = worker_counts or ([section.cluster.workers] if section.cluster is not None else [])
         self._cpus = section.cluster.cpus if section.cluster is not None else None
-        self._members = launchers.members(section) if with_cluster else [launchers.ALONE]
+        self._members = engines.members(section) if with_cluster else [engines.ALONE]
         if self.cluster is not None:
             seconds = min(5.0, self.cluster.heartbeat_timeout_seconds / 4)
             self._environment["STRATAGEM_HEARTBEAT_SECONDS"] = str(seconds)
@@ -56,7 +58,7 @@ class ProcessGroup:
         self._input_service: MemberProcess | None = None
         if self.cluster is not None or self._serves_input:
             self._logs = Logs()
-            self._network = launchers.find_network(self.cluster)
+            self._network = engines.find_network(self.cluster)
         self._replies: Replies = SimpleQueue()
         try:
             self._place()
@@ -96,12 +98,12 @@ class ProcessGroup:
         Raises:
             UserError: the cluster as it is now has no place for them.
         """
-        self._members = launchers.members(cluster)
+        self._members = engines.members(cluster)
         self._place()
 
     def _place(self) -> None:
         """Have the members placed, where an engine gives them places on other machines."""
-        if self.cluster is None or self._logs is None or launchers.find_placing(self.cluster) is None:
+        if self.cluster is None or self._logs is None or engines.find_placing(self.cluster) is None:
             return
         if self._placement is not None:
             self._placement.close()
@@ -178,7 +180,7 @@ class ProcessGroup:
     @property
     def is_foreign(self) -> bool:
         """Whether someone else starts the other members."""
-        return self.cluster is not None and not launchers.find(self.cluster).STARTS_ALL
+        return self.cluster is not None and not engines.find(self.cluster).STARTS_ALL
 
     def kill(self) -> None:
         """End all members at once."""

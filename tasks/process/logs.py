@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 
 from tasks import config
-from tasks.launchers import Member
+from tasks.strategies.engines import Member
 
 
 class Logs:

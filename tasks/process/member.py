@@ -12,9 +12,9 @@ from queue import SimpleQueue
 from typing import IO, Any, NamedTuple
 
 from tasks import config
-from tasks.launchers import Member
-from tasks.launchers.isolation import Network
-from tasks.process import guard
+from tasks.strategies.engines import Member
+from tasks.strategies.engines.isolation import Network
+from tasks.system import lifetime
 
 READER_SECONDS = 1.0
 
@@ -143,7 +143,7 @@ class MemberProcess:
 
     def close(self) -> None:
         """End the process and wait for it."""
-        guard.close(self._process)
+        lifetime.close(self._process)
         self._reader.join(READER_SECONDS)  # A grandchild that was forked can hold the pipe open for longer.
 
 

@@ -21,8 +21,8 @@ from typing import Any
 
 import numpy as np
 
-from tasks.errors import StratagemError, cut
-from tasks.process import guard, signals
+from tasks.system import lifetime, signals
+from tasks.system.errors import StratagemError, cut
 
 LIMIT_SECONDS = 1800.0
 """After so long a process that was asked hangs: a champion that is scored again may take minutes of one CPU."""
@@ -103,14 +103,16 @@ class Clean:
 
 def functions() -> dict[str, Callable[..., Any]]:
     """Return what the process does, by name: the first argument of each is a mapping of arrays."""
-    from tasks import outputs, tracking
+    from tasks import tracking
+    from tasks.serving import outputs
 
     return {"load_back": tracking.predict, "score": outputs.of_keras_file}
 
 
 def _slow_imports() -> Callable[[], None]:
     """Return what imports what takes seconds; it is called before the first request, which then need not wait."""
-    from tasks import outputs, tracking
+    from tasks import tracking
+    from tasks.serving import outputs
 
     def do() -> None:
         tracking.import_flavor()
@@ -122,7 +124,7 @@ def _slow_imports() -> Callable[[], None]:
 def _answer_until_closed(requests: int, answers: int) -> None:
     """Answer requests until the pipe closes or the process that forked this one dies."""
     try:
-        guard.end_with_parent()
+        lifetime.end_with_parent()
         signals.ignore()
         known, ready = functions(), _slow_imports()
         _keep_only({requests, answers})

@@ -1,5 +1,5 @@
 """The processes of a cluster that an engine runs on other machines, and the one here that asks the engine:
-its module ``ENGINE`` runs by itself, see `launchers.Placing`."""
+its module ``ENGINE`` runs by itself, see `engines.Placing`."""
 
 import contextlib
 import json
@@ -14,10 +14,11 @@ from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import Any
 
-from tasks import config, errors, launchers
-from tasks.errors import Interrupted, StratagemError
-from tasks.launchers import Member, Placed
-from tasks.process import guard
+from tasks import config
+from tasks.strategies import engines
+from tasks.strategies.engines import Member, Placed
+from tasks.system import errors, lifetime
+from tasks.system.errors import Interrupted, StratagemError
 
 CONNECT_SECONDS = 120.0
 POLL_SECONDS = 1.0
@@ -60,7 +61,7 @@ class Allocation:
             UserError: the engine is not there, has too few machines, or they have other folders, packages or code.
             StratagemError: it does not answer.
         """
-        engine = launchers.find_placing(section)
+        engine = engines.find_placing(section)
         if engine is None:
             raise ValueError(f"{section.launcher} places nothing")
         self._replies = replies
@@ -110,7 +111,7 @@ class Allocation:
 
     def close(self) -> None:
         """End all that was placed, and give the places up."""
-        guard.close(self._process)
+        lifetime.close(self._process)
 
     def _tell(self, place: int, do: str, *arguments: Any) -> None:
         self._write({"member": place, "do": do, "arguments": arguments})
@@ -224,10 +225,10 @@ class PlacedProcess:
     def kill(self) -> None:
         """End the process at once, also one that was stopped, and wait for it."""
         self.kill_unawaited()
-        self._over.wait(guard.GRACE_SECONDS)  # A machine that is gone answers nothing more.
+        self._over.wait(lifetime.GRACE_SECONDS)  # A machine that is gone answers nothing more.
 
     def close(self) -> None:
         """End the process and wait for it."""
         self._tell("close")
-        if not self._over.wait(guard.GRACE_SECONDS):
+        if not self._over.wait(lifetime.GRACE_SECONDS):
             self.kill()

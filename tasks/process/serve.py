@@ -15,12 +15,9 @@ from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
 
-from tasks import config, errors, files, messages, network, timeline, upstream
-from tasks.errors import StratagemError
-from tasks.process import guard, signals
-from tasks.process.clean import Clean
+from tasks import config
 from tasks.process.cluster import SHARED
-from tasks.process.imports import import_quietly
+from tasks.process.model_loader import Clean
 from tasks.records import (
     Comparison,
     EvaluationResult,
@@ -33,6 +30,9 @@ from tasks.records import (
     TrainingResult,
     Trial,
 )
+from tasks.system import errors, files, lifetime, messages, network, signals, timeline, upstream
+from tasks.system.errors import StratagemError
+from tasks.system.imports import import_quietly
 
 # Requests that end after their next training step when they are told to stop.
 GENTLE = ("train", "assist")
@@ -126,7 +126,7 @@ class Stages:
 
             # TensorFlow holds Python's lock while it waits for the other members: there is no sign of life before, and
             # no thread that could see standard input close.
-            with guard.ended_by_the_kernel():
+            with lifetime.ended_by_the_kernel():
                 strategies.build(settings.strategy)
             self._beat()
         with timeline.span("stages", stage):
@@ -144,12 +144,12 @@ def serve(chief: bool) -> None:
         _put_noise_aside(Path(log))
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # Nothing has begun: Ctrl-C need not wait for the imports.
     requests: SimpleQueue[str] = SimpleQueue()
-    guard.when_input_closes(lambda: os._exit(0), requests.put)
+    lifetime.when_input_closes(lambda: os._exit(0), requests.put)
     # Now, while the flow's process is starting Prefect and DVC.
     forked: list[Clean] = []
     with timeline.span("stages", "import TensorFlow, Keras, MLflow"):
         if chief:
-            import_quietly("tasks.tracked", "tasks.train", before_devices=lambda: forked.append(Clean()))
+            import_quietly("tasks.process.tracked", "tasks.train", before_devices=lambda: forked.append(Clean()))
         else:
             import_quietly("tasks.evaluate", "tasks.train")
     signals.ignore()
@@ -160,7 +160,9 @@ def serve(chief: bool) -> None:
 
 
 def _chiefs_stages(clean: Clean) -> dict[str, Callable[..., Any]]:
-    from tasks import export, tracked, train
+    from tasks import train
+    from tasks.process import tracked
+    from tasks.serving import export
 
     def evaluate(settings: config.Settings, run: Run, **given: Any) -> EvaluationResult:
         if settings.register_.enabled and run.parent_run_id is None:  # A comparison registers nothing.
@@ -209,7 +211,7 @@ def run_tf_server() -> None:
     """Be a worker or a parameter server, which runs TensorFlow's server, until standard input closes."""
     answers = Answers()
     signals.ignore()  # The chief, told as well, could not end its step without this server, and not save it.
-    guard.when_input_closes(lambda: os._exit(0))
+    lifetime.when_input_closes(lambda: os._exit(0))
     import_quietly("tasks.strategies.parameter_server")
     from tasks.strategies import parameter_server
 
@@ -228,7 +230,7 @@ def run_input_service() -> None:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)  # No handler of Python's runs while TensorFlow serves.
     else:
         signals.ignore()  # The training, told as well, ends its step with it.
-        guard.when_input_closes(lambda: os._exit(0))
+        lifetime.when_input_closes(lambda: os._exit(0))
     import_quietly("tasks.input.service")
     from tasks.input import service
 

@@ -10,23 +10,12 @@ import threading
 from collections.abc import Iterator
 from typing import Literal
 
-from tasks import (
-    config,
-    files,
-    gate,
-    lineage,
-    prepared_data,
-    records,
-    report,
-    runs,
-    side_by_side,
-    tracking,
-    uncommitted,
-)
+from tasks import config, records, reports, runs, tracking
+from tasks.data import prepared_data
 from tasks.evaluate import evaluate as evaluate_stage
+from tasks.evaluation import gate
 from tasks.input.order import carve
 from tasks.input.sources import augmented_examples
-from tasks.loaded_back import Apart
 from tasks.records import (
     HEADLINES,
     Comparison,
@@ -42,7 +31,10 @@ from tasks.records import (
 )
 from tasks.register import How
 from tasks.register import register as register_stage
-from tasks.report import comparison_html, page, sweep_page
+from tasks.reports import comparison_html, page, side_by_side, sweep_page
+from tasks.runs import lineage, uncommitted
+from tasks.serving.loaded_back import Apart
+from tasks.system import files
 from tasks.train import check
 from tasks.train import train as train_stage
 from tasks.training import initial
@@ -175,7 +167,7 @@ def report_sweep(settings: config.Settings, run: Run, sweep: Sweep) -> None:
     """Write a sweep's record, table and page into its folder and into MLflow."""
     folder = config.project_root() / run.folder
     record = records.save(sweep, folder / "sweep.json")
-    table = report.sweep_table(sweep, folder / "sweep.csv")
+    table = reports.sweep_table(sweep, folder / "sweep.csv")
     tracking.log_sweep(run, sweep, [sweep_page.write(sweep, folder / "sweep.html"), table, record])
 
 
@@ -213,7 +205,7 @@ def train(settings: config.Settings, prepared: PreparedDataset, run: Run, stop: 
         if steps := runs.nonfinite_steps(run):
             tracking.set_tags(run, {"nonfinite_steps": ", ".join(map(str, steps))})
     folder = config.project_root() / run.folder
-    history = report.history_table(result, folder / "report" / "history.csv")
+    history = reports.history_table(result, folder / "report" / "history.csv")
     found = [folder / "records" / name for name in ("placement.json", "tuning.json")]
     tracking.log_files(run, [*(path for path in found if path.exists()), history], "training")
     if result.examples_per_second is not None:
@@ -256,14 +248,14 @@ def evaluate(
     headline = HEADLINES[prepared.target.task]
     title = f"{run.name}: test {headline} {result.metrics[f'test/{headline}']:.4f}"
     pictures = [
-        report.predictions(result, title, folder / "report"),
-        report.learning_curve(training, title, folder / "report" / "learning_curve.png"),
+        reports.predictions(result, title, folder / "report"),
+        reports.learning_curve(training, title, folder / "report" / "learning_curve.png"),
     ]
     examples = augmented_examples(settings, prepared)
     if examples is not None:
         path = folder / "report" / "augmented_examples.png"
         title = f"{run.name}: training images and what augmentation makes of them"
-        pictures.append(report.augmented_examples(examples, settings.input.augmentation, title, path))
+        pictures.append(reports.augmented_examples(examples, settings.input.augmentation, title, path))
     tracking.log_metrics(run, result.metrics)
     tracking.log_files(run, pictures, "evaluation")
     tracking.log_files(run, [runs.save_result(run, result)], "evaluation")
@@ -297,7 +289,7 @@ def write_report(settings: config.Settings, run: Run, seconds: dict[str, float] 
     if written.binned is not None:
         picture = written.page.with_name("reliability.png")
         heights = written.binned.accuracy.tolist()
-        pictures.append(report.reliability(heights, written.binned.means, written.title, picture))
+        pictures.append(reports.reliability(heights, written.binned.means, written.title, picture))
     tracking.log_files(run, [written.page, *pictures], "evaluation")
 
 
@@ -310,14 +302,14 @@ def report_comparison(settings: config.Settings, run: Run, comparison: Compariso
     """Write a comparison's table and pages into its folder and into MLflow; return it with the intervals of what was
     measured, and with what follows from its figures."""
     comparison = side_by_side.with_differences(comparison_html.with_intervals(comparison))
-    comparison = report.concluded(comparison)
+    comparison = reports.concluded(comparison)
     folder = config.project_root() / run.folder
     others = [
         records.save(comparison, folder / "comparison.json"),
-        report.comparison_table(comparison, folder / "comparison.csv"),
+        reports.comparison_table(comparison, folder / "comparison.csv"),
         comparison_html.write(comparison, folder / "comparison.html"),
     ]
-    page = report.comparison_page(comparison, folder / "comparison.md")
+    page = reports.comparison_page(comparison, folder / "comparison.md")
     tracking.log_comparison(run, comparison, page, others)
     return comparison
 

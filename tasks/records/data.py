@@ -150,7 +150,7 @@ class PreparedDataset(Record):
 
     name: str
     kind: str
-    """Of the dataset, a file of ``tasks/dataset_kinds/``."""
+    """Of the dataset, a file of ``tasks/data/kinds/``."""
     version: str
     folder: str
     features: dict[str, Feature]

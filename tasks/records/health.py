@@ -13,7 +13,7 @@ class Finding(Record):
     """One thing that was looked at."""
 
     check: str
-    """The file of ``tasks/doctor/`` that looked."""
+    """The file of ``tasks/operations/doctor/`` that looked."""
     level: Level
     """``error``: a command fails, or something is lost; ``warning``: one may, or is slower than need be."""
     text: str

@@ -7,7 +7,7 @@ class Job(Record):
     """A run that `stratagem submit` handed over."""
 
     engine: Name
-    """The file of tasks/submission/ that did it, such as `slurm`."""
+    """The file of tasks/operations/submission/ that did it, such as `slurm`."""
     id: str
     """What the engine calls it."""
     place: tuple[str, ...] = ()

@@ -5,8 +5,8 @@ from typing import Annotated, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from tasks import files
-from tasks.errors import UserError
+from tasks.system import files
+from tasks.system.errors import UserError
 
 # What becomes part of a path: a record that was edited must not lead out of mlruns/, where files are read and removed.
 Name = Annotated[str, Field(pattern=r"^[^./][^/]*$")]

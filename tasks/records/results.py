@@ -151,7 +151,7 @@ class EvaluationResult(Record):
     """Of a regression's first number: what the first test examples have, and what the model gives."""
     outputs: Place | None = None
     """What the model gave for each test example: an .npz of ``labels`` and ``outputs``, float32, see
-    ``tasks/predictions.py``. Older records have none."""
+    ``tasks/evaluation/predictions.py``. Older records have none."""
     outputs_sha256: str | None = None
     """Of that file."""
     test_rows: str | None = None

@@ -2,9 +2,9 @@
 
 from typing import Any, Literal
 
-from tasks.errors import shown
 from tasks.records.record import Name, Place, Record
 from tasks.records.results import Judgement
+from tasks.system.errors import shown
 
 
 class Lineage(Record):

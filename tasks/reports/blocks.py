@@ -89,6 +89,6 @@ def render(title: str, sections: Sequence[ReportSection], partial: str = "") -> 
     from jinja2 import Environment, PackageLoader
 
     environment = Environment(
-        loader=PackageLoader("tasks.report", "."), autoescape=True, trim_blocks=True, lstrip_blocks=True
+        loader=PackageLoader("tasks.reports", "."), autoescape=True, trim_blocks=True, lstrip_blocks=True
     )
     return environment.get_template("report.html.j2").render(title=title, partial=partial, sections=sections)

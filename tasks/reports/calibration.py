@@ -5,10 +5,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from tasks.report import intervals, svg
-from tasks.report.binned import BINS, Bins
-from tasks.report.blocks import Figure, ReportSection, TableBlock, Text
-from tasks.report.material import Material
+from tasks.evaluation.binned import BINS, Bins
+from tasks.reports import intervals, svg
+from tasks.reports.blocks import Figure, ReportSection, TableBlock, Text
+from tasks.reports.material import Material
 
 
 def brier(probabilities: npt.NDArray[Any], labels: npt.NDArray[Any]) -> npt.NDArray[np.float64]:

@@ -5,9 +5,9 @@ import math
 import numpy as np
 from markupsafe import Markup
 
-from tasks.report import svg
-from tasks.report.blocks import Block, Figure, ReportSection, TableBlock, Text
-from tasks.report.material import Material
+from tasks.reports import svg
+from tasks.reports.blocks import Block, Figure, ReportSection, TableBlock, Text
+from tasks.reports.material import Material
 
 SHOWN = 20
 """Classes up to which a table stands open."""

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tasks.records import HEADLINES, Comparison, ComparisonRow
-from tasks.report.tables import markdown_table, write_csv
+from tasks.reports.tables import markdown_table, write_csv
 
 
 @dataclass(frozen=True)

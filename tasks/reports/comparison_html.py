@@ -5,13 +5,14 @@ from pathlib import Path
 
 from markupsafe import Markup
 
-from tasks import files, runs
-from tasks.errors import UserError
+from tasks import runs
 from tasks.records import HEADLINES, Comparison, ComparisonRow
-from tasks.report import intervals, svg
-from tasks.report.blocks import Block, Cell, Figure, ReportSection, TableBlock, Text, facts, render
-from tasks.report.comparison import PARTS, comparison_cells, comparison_remarks, memory_range, start_up, step_cells
-from tasks.report.material import load
+from tasks.reports import intervals, svg
+from tasks.reports.blocks import Block, Cell, Figure, ReportSection, TableBlock, Text, facts, render
+from tasks.reports.comparison import PARTS, comparison_cells, comparison_remarks, memory_range, start_up, step_cells
+from tasks.reports.material import load
+from tasks.system import files
+from tasks.system.errors import UserError
 
 SHORT = {"replicas (on devices)": "replicas", "seconds per epoch": "s per epoch"}
 """Headings with which all columns fit a page of 1,200 pixels."""

@@ -4,10 +4,10 @@ import base64
 from collections.abc import Mapping
 
 from tasks.records import PreparedDataset
-from tasks.report import svg
-from tasks.report.blocks import Block, Cell, Figure, Picture, Pictures, ReportSection, TableBlock, Text, facts
-from tasks.report.columns import describe_columns
-from tasks.report.material import Material, layers
+from tasks.reports import svg
+from tasks.reports.blocks import Block, Cell, Figure, Picture, Pictures, ReportSection, TableBlock, Text, facts
+from tasks.reports.columns import describe_columns
+from tasks.reports.material import Material, layers
 
 BARS = 30
 """Classes up to which they are drawn."""

@@ -1,8 +1,8 @@
 """Section on what each epoch gave, with the checkpoints that are used."""
 
-from tasks.report import svg
-from tasks.report.blocks import Figure, ReportSection, Text
-from tasks.report.material import Material
+from tasks.reports import svg
+from tasks.reports.blocks import Figure, ReportSection, Text
+from tasks.reports.material import Material
 
 
 def curves(material: Material) -> ReportSection | None:

@@ -12,8 +12,8 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from tasks.evidence import Interval
-from tasks.report.material import Material
+from tasks.evaluation.evidence import Interval
+from tasks.reports.material import Material
 
 DEVIATIONS = 1.959964
 """Of the normal distribution, on each side of 95 %."""

@@ -7,10 +7,11 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from tasks import config, evidence
-from tasks.evidence import RESAMPLES, Interval
-from tasks.report import influence
-from tasks.report.material import Material
+from tasks import config
+from tasks.evaluation import evidence
+from tasks.evaluation.evidence import RESAMPLES, Interval
+from tasks.reports import influence
+from tasks.reports.material import Material
 
 CONFIDENCE = 0.95
 MOST_DRAWS = 10_000_000
@@ -108,7 +109,7 @@ def of_sums(values: npt.NDArray[Any], measure: Callable[[Numbers], npt.NDArray[A
 
 
 def auc(labels: npt.NDArray[Any], scores: npt.NDArray[Any]) -> Interval | None:
-    """Return the interval of the AUC of classes, (n,), or labels, (n, labels), as ``tasks/metrics/auc.py`` has it."""
+    """Return the interval of the AUC of classes (n,), or labels (n, labels): see ``tasks/modeling/metrics/auc.py``."""
     if scores.size * RESAMPLES > MOST_DRAWS:
         return None
     num = len(labels)

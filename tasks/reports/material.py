@@ -11,9 +11,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from tasks import config, files, predictions, records, runs, slices
-from tasks.errors import UserError
-from tasks.predictions import Predictions
+from tasks import config, records, runs
+from tasks.evaluation import predictions, slices
+from tasks.evaluation.binned import Bins, bins
+from tasks.evaluation.predictions import Predictions
+from tasks.evaluation.slices import TestExamples
 from tasks.records import (
     HEADLINES,
     EvaluationResult,
@@ -26,8 +28,8 @@ from tasks.records import (
     Task,
     TrainingResult,
 )
-from tasks.report.binned import Bins, bins
-from tasks.slices import TestExamples
+from tasks.system import files
+from tasks.system.errors import UserError
 
 
 @dataclass(frozen=True)

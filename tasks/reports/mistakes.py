@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from tasks.report import svg
-from tasks.report.blocks import Block, Cell, Picture, Pictures, ReportSection, TableBlock, Text
-from tasks.report.material import Material
-from tasks.slices import TestExamples, day, is_image
+from tasks.evaluation.slices import TestExamples, day, is_image
+from tasks.reports import svg
+from tasks.reports.blocks import Block, Cell, Picture, Pictures, ReportSection, TableBlock, Text
+from tasks.reports.material import Material
 
 SHOWN = 24
 ROWS = 12

@@ -6,9 +6,9 @@ import numpy as np
 import numpy.typing as npt
 from markupsafe import Markup
 
-from tasks.report import svg
-from tasks.report.blocks import Figure, ReportSection
-from tasks.report.material import Material
+from tasks.reports import svg
+from tasks.reports.blocks import Figure, ReportSection
+from tasks.reports.material import Material
 
 POINTS = 2000
 """That a drawing shows; of more, a sample."""

@@ -4,10 +4,10 @@ import json
 from typing import Any
 
 from tasks import config
-from tasks.errors import UserError
-from tasks.report import intervals, svg
-from tasks.report.blocks import Block, Cell, Figure, ReportSection, TableBlock, Text, facts
-from tasks.report.material import Material
+from tasks.reports import intervals, svg
+from tasks.reports.blocks import Block, Cell, Figure, ReportSection, TableBlock, Text, facts
+from tasks.reports.material import Material
+from tasks.system.errors import UserError
 
 MOST_SETTINGS = 40
 

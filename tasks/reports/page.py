@@ -4,12 +4,12 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
-from tasks import files
+from tasks.evaluation.binned import Bins
 from tasks.records import Run
-from tasks.report import blocks, calibration, classes, contents, curves, mistakes, numbers, overview, slices
-from tasks.report.binned import Bins
-from tasks.report.blocks import ReportSection
-from tasks.report.material import Material, load
+from tasks.reports import blocks, calibration, classes, contents, curves, mistakes, numbers, overview, slices
+from tasks.reports.blocks import ReportSection
+from tasks.reports.material import Material, load
+from tasks.system import files
 
 SECTIONS: tuple[Callable[[Material], ReportSection | None], ...] = (
     overview.origin,

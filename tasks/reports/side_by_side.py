@@ -8,11 +8,12 @@ import math
 
 import numpy as np
 
-from tasks import evidence, runs
+from tasks import runs
+from tasks.evaluation import evidence
 from tasks.records import Comparison, MetricPair, Run, RunDifference
-from tasks.report import influence, intervals, material
-from tasks.report.findings import metric_base
-from tasks.report.material import Material
+from tasks.reports import influence, intervals, material
+from tasks.reports.findings import metric_base
+from tasks.reports.material import Material
 
 TEST = "test/"
 

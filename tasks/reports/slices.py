@@ -1,11 +1,11 @@
 """Section on slices: how good a model is on parts of the test split, the worst first."""
 
-from tasks import slices as parts
-from tasks.evidence import Interval
-from tasks.report import intervals, svg
-from tasks.report.blocks import Block, Cell, ReportSection, TableBlock, Text
-from tasks.report.material import Material
-from tasks.slices import FEWEST, Slice
+from tasks.evaluation import slices as parts
+from tasks.evaluation.evidence import Interval
+from tasks.evaluation.slices import FEWEST, Slice
+from tasks.reports import intervals, svg
+from tasks.reports.blocks import Block, Cell, ReportSection, TableBlock, Text
+from tasks.reports.material import Material
 
 SHOWN = 20
 MOST = 100

@@ -1,7 +1,7 @@
 """What each strategy offers, and why it does not offer the rest."""
 
 from tasks import config
-from tasks.report.tables import markdown_table
+from tasks.reports.tables import markdown_table
 
 
 def offers() -> dict[str, dict[str, str | None]]:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from tasks.records import Sweep, Trial
-from tasks.report.tables import write_csv
+from tasks.reports.tables import write_csv
 
 
 def text_of(value: Any) -> str:

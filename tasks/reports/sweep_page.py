@@ -6,11 +6,11 @@ from typing import Any
 
 from markupsafe import Markup
 
-from tasks import files
 from tasks.records import Sweep, Trial
-from tasks.report import svg
-from tasks.report.blocks import Block, Cell, Figure, ReportSection, TableBlock, Text, facts, render
-from tasks.report.sweep import ranked, short_names, sweep_cells, text_of
+from tasks.reports import svg
+from tasks.reports.blocks import Block, Cell, Figure, ReportSection, TableBlock, Text, facts, render
+from tasks.reports.sweep import ranked, short_names, sweep_cells, text_of
+from tasks.system import files
 
 MOST_TRIALS = 20
 """That are shown without a click."""

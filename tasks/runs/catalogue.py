@@ -19,9 +19,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from tasks import config, files, records
-from tasks.errors import UserError
+from tasks import config, records
 from tasks.records import EvaluationResult, RegisteredModel, Run, RunStatus, RunSummary, TrainingResult
+from tasks.system import files
+from tasks.system.errors import UserError
 
 logger = logging.getLogger(__name__)
 

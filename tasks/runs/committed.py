@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from tasks import files
+from tasks.system import files
 
 STATE = "state.json"
 

@@ -4,12 +4,12 @@ import socket
 from pathlib import Path
 
 from tasks import config, records
-from tasks.errors import UserError
 from tasks.records import ComparisonProgress, ComparisonRow, EvaluationResult, Run, TrainingResult
 from tasks.runs import catalogue
 from tasks.runs.index import NEWEST_FIRST, load, look_up
 from tasks.runs.locks import is_abandoned
 from tasks.runs.outcome import load_result
+from tasks.system.errors import UserError
 
 UNFINISHED = "folder LIKE 'mlruns/comparisons/%' AND run_id IS NOT NULL AND status IS NOT 'FINISHED' AND dataset = ?"
 

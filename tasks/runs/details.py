@@ -4,8 +4,7 @@ import contextlib
 from pathlib import Path
 from typing import Any
 
-from tasks import config, files, records
-from tasks.errors import UserError
+from tasks import config, records
 from tasks.records import (
     EvaluationResult,
     Kept,
@@ -20,6 +19,8 @@ from tasks.records import (
 )
 from tasks.runs import catalogue, outcome
 from tasks.runs.listing import line_of
+from tasks.system import files
+from tasks.system.errors import UserError
 
 
 def show(run: Run) -> RunDetails:

@@ -8,8 +8,9 @@ import os
 import uuid
 from pathlib import Path
 
-from tasks import config, network
-from tasks.files import unwritable
+from tasks import config
+from tasks.system import network
+from tasks.system.files import unwritable
 
 
 def project_id() -> str:

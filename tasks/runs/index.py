@@ -3,11 +3,12 @@
 import contextlib
 import re
 
-from tasks import config, errors, records
-from tasks.errors import UserError
+from tasks import config, records
 from tasks.records import Run
 from tasks.runs import catalogue
 from tasks.runs.outcome import is_pruned, nonfinite_steps, status
+from tasks.system import errors
+from tasks.system.errors import UserError
 
 # As MLflow and ``uuid4().hex`` write it.
 ID = re.compile("[0-9a-f]{32}")

@@ -6,9 +6,10 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 
-from tasks import config, files
+from tasks import config
 from tasks.runs import catalogue, index
 from tasks.runs.locks import is_abandoned, remove_free_locks
+from tasks.system import files
 
 
 def remove_leftovers(mine: str = "") -> list[Path]:

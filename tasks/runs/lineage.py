@@ -12,10 +12,11 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import yaml
 
-from tasks import config, own_code, records
-from tasks.errors import UserError
+from tasks import config, records
+from tasks.modeling import own_code
 from tasks.records import CodeMeanings
 from tasks.runs import catalogue
+from tasks.system.errors import UserError
 
 if TYPE_CHECKING:
     import numpy as np

@@ -8,14 +8,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 
-from tasks import config, errors, utc
-from tasks.errors import UserError
+from tasks import config
 from tasks.records import HEADLINES, EvaluationResult, RunLine, RunList
 from tasks.runs import catalogue
 from tasks.runs.catalogue import Entry
 from tasks.runs.index import NEWEST_FIRST, load
 from tasks.runs.locks import is_abandoned
 from tasks.runs.outcome import load_result
+from tasks.system import errors, utc
+from tasks.system.errors import UserError
 
 STATUSES = ("running", "finished", "failed", "killed", "crashed")
 UNITS = {"m": "minutes", "h": "hours", "d": "days", "w": "weeks"}

@@ -14,12 +14,13 @@ from pathlib import Path
 import psutil
 from filelock import FileLock, Timeout
 
-from tasks import config, files, records, utc
-from tasks.errors import UserError
+from tasks import config, records
 from tasks.records import Holder, Run
 from tasks.runs.identity import boot_id, process_space
 from tasks.runs.index import find_named, find_not_final
 from tasks.runs.outcome import status
+from tasks.system import files, utc
+from tasks.system.errors import UserError
 
 # A process that looks whether a lock is free holds it for a moment.
 MOMENT_SECONDS = 2.0

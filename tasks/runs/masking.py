@@ -6,7 +6,7 @@ It errs on the side of hiding: whole values, and whole lines of those that go ov
 import re
 from collections.abc import Iterator
 
-from tasks import network
+from tasks.system import network
 
 HIDDEN = "***"
 KEYS = "access|account|api|auth|deploy|encryption|master|private|secret|service|shared|signing|ssh|subscription"

@@ -3,11 +3,12 @@
 import contextlib
 from pathlib import Path
 
-from tasks import config, records, utc
-from tasks.errors import UserError
+from tasks import config, records
 from tasks.records import EvaluationResult, Limits, NonFinite, Pruned, R, Run, RunStatus, TrainingResult
 from tasks.runs import catalogue
 from tasks.runs.catalogue import PRUNED, RESULTS
+from tasks.system import utc
+from tasks.system.errors import UserError
 
 LIMITS = "records/limits.json"
 

@@ -13,8 +13,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 
-from tasks import config, files, network, records, utc
-from tasks.errors import UserError
+from tasks import config, records
 from tasks.records import ModelVersion, Pruned, PrunedRun, Pruning, Run, RunLine
 from tasks.runs import catalogue
 from tasks.runs.catalogue import PRUNED, Entry
@@ -23,6 +22,8 @@ from tasks.runs.index import kind_of_parent, load, look_up_parent
 from tasks.runs.listing import RunFilter, all_entries, bytes_of, line_of
 from tasks.runs.locks import is_locked, lock
 from tasks.runs.outcome import is_pruned, status
+from tasks.system import files, network, utc
+from tasks.system.errors import UserError
 
 PARTS = ("checkpoints", "models")
 ASIDE = ".pruned."

@@ -12,8 +12,9 @@ from urllib.parse import unquote
 
 from filelock import FileLock
 
-from tasks import config, files
-from tasks.errors import UserError
+from tasks import config
+from tasks.system import files
+from tasks.system.errors import UserError
 
 logger = logging.getLogger(__name__)
 

@@ -5,12 +5,13 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from tasks import config, machine, records
-from tasks.errors import UserError
+from tasks import config, records
 from tasks.records import Changed, PreparedDataset, RegisteredModel, Run, TrainingResult
 from tasks.runs.index import find_named, newest
 from tasks.runs.locks import is_abandoned
 from tasks.runs.outcome import forget_results, load_result, nonfinite_steps, refuse_pruned, status
+from tasks.system import machine
+from tasks.system.errors import UserError
 
 SHOWN = 3
 

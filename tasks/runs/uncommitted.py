@@ -5,7 +5,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from tasks import masking, network
+from tasks.runs import masking
+from tasks.system import network
 
 MAX_BYTES = 200_000
 """Of the whole text; what is longer is cut, and says so."""

@@ -4,8 +4,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from tasks import config, records
-from tasks.errors import UserError
 from tasks.records import FlowEnd
+from tasks.system.errors import UserError
 
 
 def keep_unreported(end: FlowEnd) -> None:

@@ -18,22 +18,16 @@ import keras
 import numpy as np
 from filelock import FileLock, Timeout
 
-from tasks import (
-    config,
-    encoding,
-    exports,
-    files,
-    lineage,
-    metrics,
-    models,
-    prepared_data,
-    records,
-    runs,
-    trained_models,
-)
-from tasks.errors import StratagemError, UserError, cut
+from tasks import config, records, runs
+from tasks.data import encoding, prepared_data
 from tasks.input import sources
+from tasks.modeling import metrics, models
 from tasks.records import ExportedModel, PreparedDataset, Run, TensorShape, TrainingResult
+from tasks.runs import lineage
+from tasks.serving import formats
+from tasks.system import files
+from tasks.system.errors import StratagemError, UserError, cut
+from tasks.tracking import trained_models
 from tasks.training.model import weights_digest
 
 MANIFEST = "export.json"
@@ -63,7 +57,7 @@ def export(
         settings: ``model``, ``input``, ``train.seed`` and ``train.dtype_policy`` are read.
         prepared: the data whose test split is compared.
         run: whose model it is.
-        format: a file of tasks/exports/.
+        format: a file of tasks/serving/formats/.
         checkpoint: ``latest`` or ``best``: which of the run's two models.
         folder: where to, absolute; None is a folder in the run's own.
 
@@ -73,7 +67,7 @@ def export(
         StratagemError: what was written gives other outputs than Keras, and was removed; or the disk is full. A format
             that rounds the weights may give others: how good they are is in the manifest.
     """
-    exporter, training = exports.find(format), runs.load_training(run)
+    exporter, training = formats.find(format), runs.load_training(run)
     chosen = _choose(training, checkpoint)
     what = f"run {run.run_id} cannot be exported as {format}"
     if reason := exporter.refuses.get(policy := settings.train.dtype_policy):
@@ -133,10 +127,10 @@ def _wrong_outputs(difference: float, most: float, num_examples: int) -> str | N
     return None
 
 
-def _write_meaning(folder: Path, prepared: PreparedDataset, format: exports.Format) -> None:
+def _write_meaning(folder: Path, prepared: PreparedDataset, format: formats.Format) -> None:
     """Write what makes the model's input of raw values, where something does, what its outputs stand for, and the
     program that goes from the one to the other."""
-    (folder / PROGRAM).write_text(exports.program(format), encoding="utf-8")
+    (folder / PROGRAM).write_text(formats.program(format), encoding="utf-8")
     (folder / trained_models.TARGET).write_text(prepared.target.model_dump_json(indent=2), encoding="utf-8")
     if (raw := prepared_data.encoding(prepared)) is not None:
         (folder / trained_models.ENCODING).write_text(json.dumps(raw), encoding="utf-8")

@@ -10,9 +10,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from tasks import config, files, lineage, tracking, trained_models
-from tasks.errors import StratagemError, UserError, one_line
+from tasks import config, tracking
 from tasks.records import EvaluationResult, PreparedDataset, Run
+from tasks.runs import lineage
+from tasks.system import files
+from tasks.system.errors import StratagemError, UserError, one_line
+from tasks.tracking import trained_models
 
 SAMPLE = 64
 """Test rows that a model is loaded back for: they lie evenly in the split."""

@@ -14,13 +14,15 @@ import keras
 import numpy as np
 import numpy.typing as npt
 
-from tasks import config, model_state, models
+from tasks import config
 from tasks.input import sources
 from tasks.input.array import ArraySource
 from tasks.input.batches import Batches
-from tasks.model_state import Arrays
+from tasks.modeling import models
 from tasks.records import PreparedDataset, as_input
 from tasks.strategies import Strategy
+from tasks.training import model_state
+from tasks.training.model_state import Arrays
 
 PART = 250
 """Rows that a model from a file computes at a time."""

@@ -17,14 +17,15 @@ import numpy as np
 import numpy.typing as npt
 from PIL import Image
 
-from tasks import ahead, machine, raw_model
-from tasks.encoding import take
-from tasks.errors import UserError
-from tasks.meanings import Meaning
-from tasks.prediction_files import WRITERS, PredictionWriter
-from tasks.raw_inputs import RawExamples, Reader
-from tasks.raw_model import Arrays, RawModel
+from tasks.data.encoding import take
 from tasks.records import Predicted, PredictionRequest
+from tasks.serving import raw_model
+from tasks.serving.meanings import Meaning
+from tasks.serving.prediction_files import WRITERS, PredictionWriter
+from tasks.serving.raw_inputs import RawExamples, Reader
+from tasks.serving.raw_model import Arrays, RawModel
+from tasks.system import background, machine
+from tasks.system.errors import UserError
 
 AHEAD = 2
 """Parts that are read and encoded while one is computed."""
@@ -117,7 +118,7 @@ def _parts(model: RawModel, reader: Reader, inputs: Sequence[str], stack: ExitSt
         return EncodedPart(examples, features, examples.broken | {int(rows[row]): why for row, why in broken.items()})
 
     # One thread: the encoder is one's own, and the order is that of the inputs.
-    parts = ahead.in_order(encode, reader.read(inputs), threads=1, ahead=AHEAD)
+    parts = background.in_order(encode, reader.read(inputs), threads=1, ahead=AHEAD)
     stack.callback(parts.close)
     return parts
 

@@ -12,12 +12,13 @@ import keras
 import numpy as np
 import numpy.typing as npt
 
-from tasks import config, trained_models
-from tasks.encoding import Encoder, WholeEncoder
-from tasks.errors import UserError, cut, one_line
-from tasks.raw_inputs import Wanted
+from tasks import config
+from tasks.data.encoding import Encoder, WholeEncoder
 from tasks.records import Target, as_input
-from tasks.trained_models import TrainedModel
+from tasks.serving.raw_inputs import Wanted
+from tasks.system.errors import UserError, cut, one_line
+from tasks.tracking import trained_models
+from tasks.tracking.trained_models import TrainedModel
 
 BATCH_BYTES = 8 * 2**20
 MAX_BATCH = 1024

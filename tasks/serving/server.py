@@ -23,12 +23,13 @@ import numpy as np
 import numpy.typing as npt
 from PIL import Image
 
-from tasks import raw_model, trained_models
-from tasks.errors import UserError
-from tasks.guarded import Application, guarded
-from tasks.meanings import Meaning
-from tasks.raw_model import Arrays, RawModel
 from tasks.records import Serving, ServingRequest
+from tasks.serving import raw_model
+from tasks.serving.meanings import Meaning
+from tasks.serving.raw_model import Arrays, RawModel
+from tasks.system.access import Application, guarded
+from tasks.system.errors import UserError
+from tasks.tracking import trained_models
 
 FORMATS = ("dataframe_split", "dataframe_records", "instances", "inputs")
 MAX_BYTES = 64 * 2**20

@@ -6,8 +6,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from tasks import upstream
 from tasks.strategies import Strategy
+from tasks.system import upstream
 
 
 def of_copies(make: Callable[[Any], Any]) -> Callable[[Any], Strategy]:

@@ -9,8 +9,9 @@ import jax
 import numpy as np
 from jax.experimental import multihost_utils
 
-from tasks import config, upstream
-from tasks.errors import UserError
+from tasks import config
+from tasks.system import upstream
+from tasks.system.errors import UserError
 
 WAIT_SECONDS = 86_400
 """How long is waited for the other members, which someone else may have yet to start."""

@@ -8,9 +8,10 @@ from typing import Any
 
 import keras
 
-from tasks import config, upstream
-from tasks.errors import UserError
+from tasks import config
 from tasks.strategies import Strategy, _processes
+from tasks.system import upstream
+from tasks.system.errors import UserError
 
 # How XLA moves what it sums, by the type of device.
 COLLECTIVES = {"cpu": "shared memory", "gpu": "NCCL", "tpu": "interconnect"}

@@ -5,9 +5,9 @@ from typing import Any
 import tensorflow as tf
 
 from tasks import config
-from tasks.errors import UserError
-from tasks.machine import gpus_in_words
 from tasks.strategies._copies import of_copies
+from tasks.system.errors import UserError
+from tasks.system.machine import gpus_in_words
 
 
 @of_copies

@@ -9,8 +9,8 @@ import jax
 import keras
 
 from tasks import config
-from tasks.errors import UserError
 from tasks.strategies import Strategy, _processes, data_parallel
+from tasks.system.errors import UserError
 
 log = logging.getLogger(__name__)
 

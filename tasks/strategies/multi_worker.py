@@ -5,8 +5,9 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tasks import config, upstream
+from tasks import config
 from tasks.strategies import Strategy, _copies, local_copies
+from tasks.system import upstream
 
 
 def build(section: config.MultiWorker) -> Strategy:

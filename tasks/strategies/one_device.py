@@ -5,9 +5,9 @@ from contextlib import nullcontext
 import tensorflow as tf
 
 from tasks import config
-from tasks.errors import UserError
-from tasks.machine import gpus_in_words
 from tasks.strategies import Strategy
+from tasks.system.errors import UserError
+from tasks.system.machine import gpus_in_words
 
 
 def build(section: config.OneDevice) -> Strategy:

@@ -5,9 +5,10 @@ import os
 
 import tensorflow as tf
 
-from tasks import config, machine
-from tasks.errors import UserError
+from tasks import config
 from tasks.strategies import Strategy
+from tasks.system import machine
+from tasks.system.errors import UserError
 
 
 def build(section: config.ParameterServer) -> Strategy:

@@ -7,9 +7,9 @@ https://www.tensorflow.org/guide/tpu.
 import tensorflow as tf
 
 from tasks import config
-from tasks.errors import UserError
-from tasks.machine import find_tpu
 from tasks.strategies import Strategy, _copies
+from tasks.system.errors import UserError
+from tasks.system.machine import find_tpu
 
 
 def build(section: config.Tpu) -> Strategy:

@@ -4,10 +4,11 @@ import hashlib
 from collections.abc import Iterable
 from typing import Any
 
-from tasks import config, lineage, records, runs
-from tasks.errors import UserError, shown
+from tasks import config, records, runs
 from tasks.records import PreparedDataset, Run, SweepPlan, Trial
+from tasks.runs import lineage
 from tasks.sweeps.space import Space
+from tasks.system.errors import UserError, shown
 
 PLAN = "records/plan.json"
 MOST_SHOWN = 3

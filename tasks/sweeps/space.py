@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from tasks import config
-from tasks.errors import UserError, cut, one_of, shown
+from tasks.system.errors import UserError, cut, one_of, shown
 
 FOLDER = Path("recipes") / "sweeps"
 MAX_PARAMETERS = 30

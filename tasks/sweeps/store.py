@@ -19,10 +19,10 @@ from optuna.storages import RDBStorage
 from optuna.trial import FrozenTrial, TrialState
 from sqlalchemy.pool import QueuePool
 
-from tasks.errors import UserError, one_line
 from tasks.records import Trial
 from tasks.sweeps import sampler
 from tasks.sweeps.space import Parameter
+from tasks.system.errors import UserError, one_line
 
 FILE = "optuna.db"
 STUDY = "sweep"

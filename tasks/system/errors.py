@@ -6,7 +6,7 @@ import reprlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from difflib import get_close_matches
 
-from tasks.network import without_secrets
+from tasks.system.network import without_secrets
 
 # What a terminal obeys instead of showing it, and halves of characters, which no stream takes: a file's name may have
 # both.

@@ -19,7 +19,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import IO, Any
 
-from tasks.errors import StratagemError, UserError
+from tasks.system.errors import StratagemError, UserError
 
 DISK_FULL_NUMBERS = (errno.ENOSPC, errno.EDQUOT)
 # As SQLite says it, and TensorFlow.

@@ -8,9 +8,9 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator
 
-from tasks import upstream
-from tasks.errors import StratagemError
-from tasks.machine import without_collections
+from tasks.system import upstream
+from tasks.system.errors import StratagemError
+from tasks.system.machine import without_collections
 
 
 @contextlib.contextmanager

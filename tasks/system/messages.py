@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import yaml
 
-from tasks.errors import causes, cut, one_line
+from tasks.system.errors import causes, cut, one_line
 
 
 class KnownMessage(NamedTuple):

@@ -6,7 +6,7 @@ import signal
 import threading
 from types import FrameType
 
-from tasks import errors
+from tasks.system import errors
 
 TOLD_TO_STOP = [signal.SIGINT, signal.SIGTERM]
 if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:  # As under nohup.

@@ -17,8 +17,8 @@ import stat
 import tempfile
 from pathlib import Path
 
-from tasks.errors import UserError
-from tasks.files import MARK
+from tasks.system.errors import UserError
+from tasks.system.files import MARK
 
 PREFIX = "stratagem-"
 

@@ -12,8 +12,9 @@ from typing import Any, NamedTuple
 import mlflow
 from mlflow.exceptions import MlflowException
 
-from tasks import config, runs, utc
-from tasks.errors import StratagemError, UserError, one_of
+from tasks import config, runs
+from tasks.system import utc
+from tasks.system.errors import StratagemError, UserError, one_of
 from tasks.tracking import turns
 from tasks.tracking.store import REFUSALS, open_store, retried, store_uri
 

@@ -11,8 +11,9 @@ from typing import Any, Literal, NamedTuple
 
 from mlflow.exceptions import MlflowException
 
-from tasks import config, machine, records, runs
-from tasks.errors import UserError
+from tasks import config, records, runs
+from tasks.system import machine
+from tasks.system.errors import UserError
 from tasks.tracking.metrics import read_metrics
 from tasks.tracking.outbox import (
     OUTBOX,

@@ -21,12 +21,16 @@ from mlflow.exceptions import MlflowException
 from mlflow.models import Model, ModelSignature
 from mlflow.types.schema import AnyType, ColSpec, Schema, TensorSpec
 
-from tasks import config, encoding, files, own_code, prepared_data, records, trained_models, upstream
-from tasks.errors import UserError, cut
+from tasks import config, records
+from tasks.data import encoding, prepared_data
+from tasks.modeling import own_code
+from tasks.system import files, upstream
+from tasks.system.errors import UserError, cut
+from tasks.tracking import trained_models
 from tasks.tracking.metrics import points_of
 from tasks.tracking.outbox import mlflow_run_id, present
 from tasks.tracking.store import REFUSALS, is_own_store, open_store, retried, store_uri
-from tasks.trained_models import TrainedModel
+from tasks.tracking.trained_models import TrainedModel
 
 ADDRESS = re.compile(r"models:/((?P<model_id>m-[0-9a-f]{32})|(?P<name>[^/@]+)(@(?P<alias>[^/@]+)|/(?P<version>\d+)))")
 

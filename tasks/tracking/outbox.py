@@ -20,8 +20,9 @@ from filelock import FileLock, Timeout
 from mlflow.entities import Dataset, DatasetInput, InputTag, Metric, Param, RunTag, ViewType
 from mlflow.exceptions import MlflowException
 
-from tasks import config, files, network, records, runs
-from tasks.errors import UserError
+from tasks import config, records, runs
+from tasks.system import files, network
+from tasks.system.errors import UserError
 from tasks.tracking.store import (
     REFUSALS,
     SQLITE,

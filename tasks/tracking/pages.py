@@ -13,7 +13,7 @@ import os
 import socket
 import sys
 
-from tasks.guarded import NAMES, guarded
+from tasks.system.access import NAMES, guarded
 
 
 def main() -> None:

@@ -11,8 +11,8 @@ from filelock import FileLock, Timeout
 from mlflow.exceptions import MlflowException
 
 from tasks import config, records
-from tasks.errors import StratagemError, UserError, cut
 from tasks.records import Judgement
+from tasks.system.errors import StratagemError, UserError, cut
 from tasks.tracking import turns
 from tasks.tracking.champion import (
     ROLLED_BACK,

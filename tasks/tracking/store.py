@@ -25,8 +25,10 @@ from mlflow.exceptions import MlflowException
 from mlflow.types.schema import Schema, TensorSpec
 from sqlalchemy.exc import SQLAlchemyError
 
-from tasks import config, files, network, records, relocation
-from tasks.errors import UserError
+from tasks import config, records
+from tasks.runs import relocation
+from tasks.system import files, network
+from tasks.system.errors import UserError
 
 SQLITE = "sqlite:///"
 

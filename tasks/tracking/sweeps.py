@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from tasks import config, records, runs
-from tasks.errors import UserError
+from tasks.system.errors import UserError
 from tasks.tracking.lifecycle import log_files, set_tags
 from tasks.tracking.metrics import log_metrics
 from tasks.tracking.outbox import MAX_TAG_LENGTH, mlflow_run_id, text_of

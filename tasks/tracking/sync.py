@@ -20,9 +20,10 @@ from mlflow.entities import LoggedModelStatus, Metric, Param, RunStatus, RunTag,
 from mlflow.exceptions import MlflowException
 from sqlalchemy.exc import SQLAlchemyError
 
-from tasks import config, network, records, runs
-from tasks.errors import UserError
+from tasks import config, records, runs
 from tasks.records import Synced
+from tasks.system import network
+from tasks.system.errors import UserError
 from tasks.tracking.outbox import MAX_METRICS_PER_BATCH, MAX_PARAMS_PER_BATCH, OUTBOX
 from tasks.tracking.store import SQLITE, Unavailable, find_experiment, is_own_store, open_store, retried, store_uri
 from tasks.tracking.sync_models import (

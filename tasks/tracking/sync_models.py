@@ -13,7 +13,7 @@ import mlflow
 from mlflow.entities import LoggedModelOutput, LoggedModelStatus, Metric
 
 from tasks import config
-from tasks.errors import UserError
+from tasks.system.errors import UserError
 from tasks.tracking.champion import HISTORY
 from tasks.tracking.store import is_own_store, open_store, retried
 

@@ -16,9 +16,12 @@ from urllib.parse import unquote, urlsplit
 
 from pydantic import ValidationError
 
-from tasks import config, errors, files, lineage, machine, model_versions, prepared_data, records, relocation, runs
-from tasks.errors import UserError
+from tasks import config, records, runs
+from tasks.data import prepared_data
 from tasks.records import ExportedModel, ModelVersion, PreparedDataset, Run, Target, TrainingResult
+from tasks.runs import lineage, model_versions, relocation
+from tasks.system import errors, files, machine
+from tasks.system.errors import UserError
 
 ADDRESS = re.compile(r"models:/(?P<name>[^/@]+)(?:@(?P<alias>[^/@]+)|/(?P<version>\d+))")
 SHOWN = 5

@@ -25,7 +25,7 @@ import psutil
 from mlflow.exceptions import MlflowException
 
 from tasks import runs
-from tasks.errors import StratagemError
+from tasks.system.errors import StratagemError
 from tasks.tracking.store import is_own_store
 
 TAG = "champion_turn."

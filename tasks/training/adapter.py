@@ -3,8 +3,8 @@
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from tasks import upstream
 from tasks.input.batches import Batches
+from tasks.system import upstream
 from tasks.training.trace import marked
 
 

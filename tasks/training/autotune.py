@@ -10,10 +10,11 @@ from pathlib import Path
 
 import keras
 
-from tasks import records, upstream
-from tasks.errors import UserError
+from tasks import records
 from tasks.input.array import ArraySource
 from tasks.records import Tuning
+from tasks.system import upstream
+from tasks.system.errors import UserError
 from tasks.training import Training
 
 CALL_SECONDS = 0.25

@@ -5,10 +5,11 @@ from typing import Any
 
 import keras
 
-from tasks import config, upstream
-from tasks.checkpoints import State
-from tasks.errors import UserError
+from tasks import config
 from tasks.strategies import Strategy
+from tasks.system import upstream
+from tasks.system.errors import UserError
+from tasks.training.checkpoints import State
 
 log = logging.getLogger(__name__)
 

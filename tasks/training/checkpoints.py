@@ -21,12 +21,15 @@ from typing import Any, Literal, Self
 import numpy as np
 from pydantic import ValidationError
 
-from tasks import ahead, committed, files, metrics, shards
-from tasks.errors import StratagemError, UserError
-from tasks.model_state import Arrays, snapshot, snapshot_pieces
+from tasks.modeling import metrics
 from tasks.records import Record
-from tasks.shards import Damaged as Damaged
-from tasks.shards import InPieces, Pieces
+from tasks.runs import committed
+from tasks.system import background, files
+from tasks.system.errors import StratagemError, UserError
+from tasks.training import shards
+from tasks.training.model_state import Arrays, snapshot, snapshot_pieces
+from tasks.training.shards import Damaged as Damaged
+from tasks.training.shards import InPieces, Pieces
 
 # What a file system needs beside the bytes of the arrays.
 SPARE_BYTES = 2**20
@@ -122,7 +125,7 @@ class Checkpoints:
         self.keep = keep
         self.monitor = monitor
         self._silent_seconds = silent_seconds
-        self._writer = ahead.OneBehind("checkpoint-writer")
+        self._writer = background.OneBehind("checkpoint-writer")
         self.attempt = secrets.token_hex(4)
         """Tells what this process and its workers write from what others before them have left."""
         self.num_writers = 1

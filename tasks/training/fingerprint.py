@@ -3,9 +3,11 @@ makes a model whose sums the others would wait for."""
 
 import json
 
-from tasks import config, lineage, machine
-from tasks.errors import UserError
+from tasks import config
 from tasks.records import PreparedDataset
+from tasks.runs import lineage
+from tasks.system import machine
+from tasks.system.errors import UserError
 
 COMMON_PACKAGES = ("tensorflow", "keras", "jax", "numpy")
 """Of one version on all members of a cluster: TensorFlow's protocol and kernels, and what draws the batches."""

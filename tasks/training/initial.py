@@ -10,12 +10,17 @@ from typing import Any
 import keras
 import numpy as np
 
-from tasks import config, files, lineage, model_state, models, runs, trained_models, upstream
-from tasks.checkpoints import Checkpoints
-from tasks.errors import UserError, listed, one_line
-from tasks.model_state import Arrays
+from tasks import config, runs
+from tasks.modeling import models
 from tasks.records import PreparedDataset
+from tasks.runs import lineage
+from tasks.system import files, upstream
+from tasks.system.errors import UserError, listed, one_line
+from tasks.tracking import trained_models
+from tasks.training import model_state
+from tasks.training.checkpoints import Checkpoints
 from tasks.training.model import in_host_memory
+from tasks.training.model_state import Arrays
 
 log = logging.getLogger(__name__)
 

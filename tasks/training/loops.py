@@ -4,7 +4,7 @@ from typing import Any
 
 import keras
 
-from tasks import upstream
+from tasks.system import upstream
 from tasks.training import Training, epochs
 from tasks.training.adapter import Epochs
 from tasks.training.autotune import Calls

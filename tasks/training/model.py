@@ -9,13 +9,17 @@ from typing import Any
 
 import keras
 
-from tasks import checkpoints, config, lineage, losses, metrics, model_state, models, optimizers, strategies, upstream
-from tasks.checkpoints import Checkpoints, State
-from tasks.errors import UserError, listed, shown
+from tasks import config, strategies
 from tasks.input.batches import Batches
-from tasks.model_state import Arrays
+from tasks.modeling import losses, metrics, models, optimizers
 from tasks.records import PreparedDataset
+from tasks.runs import lineage
 from tasks.strategies import Strategy
+from tasks.system import upstream
+from tasks.system.errors import UserError, listed, shown
+from tasks.training import checkpoints, model_state
+from tasks.training.checkpoints import Checkpoints, State
+from tasks.training.model_state import Arrays
 from tasks.training.phases import Phase, phase_at
 from tasks.training.position import Position
 

@@ -7,9 +7,9 @@ import keras
 import numpy as np
 import numpy.typing as npt
 
-from tasks import shards
-from tasks.errors import UserError
-from tasks.shards import Pieces
+from tasks.system.errors import UserError
+from tasks.training import shards
+from tasks.training.shards import Pieces
 
 Arrays = dict[str, npt.NDArray[Any]]
 GROUPS = ("model", "seed", "optimizer", "metric")

@@ -4,10 +4,10 @@ import math
 import statistics
 import time
 
-from tasks import config, model_state, strategies
-from tasks.errors import UserError
+from tasks import config, strategies
 from tasks.records import Pace, PreparedDataset
-from tasks.training import setup, steps
+from tasks.system.errors import UserError
+from tasks.training import model_state, setup, steps
 from tasks.training.autotune import Calls
 
 MIN_CALLS, MAX_CALLS = 5, 50

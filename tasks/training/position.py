@@ -7,9 +7,10 @@ from typing import Any
 
 import keras
 
-from tasks import metrics, upstream
-from tasks.checkpoints import State
 from tasks.input.batches import Batches
+from tasks.modeling import metrics
+from tasks.system import upstream
+from tasks.training.checkpoints import State
 
 
 class Position(keras.callbacks.Callback):

@@ -1,14 +1,14 @@
 """Puts a training together, from settings, data, a strategy, and where it begins."""
 
 from tasks import config
-from tasks.checkpoints import State
 from tasks.input import sources
 from tasks.input.batches import Batches
-from tasks.model_state import Arrays
 from tasks.records import PreparedDataset
 from tasks.strategies import Strategy
 from tasks.training import Training, model
 from tasks.training.batch_size import find_global_batch_size
+from tasks.training.checkpoints import State
+from tasks.training.model_state import Arrays
 from tasks.training.phases import phase_at
 from tasks.training.position import Position
 

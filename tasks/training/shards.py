@@ -16,8 +16,8 @@ import keras
 import numpy as np
 import numpy.typing as npt
 
-from tasks import ahead, files
-from tasks.errors import StratagemError, UserError
+from tasks.system import background, files
+from tasks.system.errors import StratagemError, UserError
 
 Index = tuple[slice, ...]
 """Where a piece lies in its array: a slice with a start and a stop for each dimension."""
@@ -216,7 +216,7 @@ class ShardWriter:
         self.folder = folder
         self.attempt = attempt
         self.worker = worker
-        self._writer = ahead.OneBehind("checkpoint-writer")
+        self._writer = background.OneBehind("checkpoint-writer")
 
     def __enter__(self) -> Self:
         return self

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tasks.report import comparison_html, concluded
+from tasks.reports import comparison_html, concluded
 from tests.browser.conftest import asked, said
 from tests.tasks.test_comparison_page import rows
 from tests.tasks.test_findings import compared

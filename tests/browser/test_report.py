@@ -10,7 +10,7 @@ import pandas
 import pytest
 from sklearn.datasets import load_diabetes
 
-from tasks.report import page as run_page
+from tasks.reports import page as run_page
 from tests.browser.conftest import asked, said
 from tests.tasks import made_up
 

@@ -5,7 +5,7 @@ import shutil
 import pytest
 
 from tasks import sweeps
-from tasks.report import sweep_page
+from tasks.reports import sweep_page
 from tests.browser.conftest import asked, said
 from tests.tasks import made_up
 from tests.tasks.test_sweeps import ROOT, SPACE, sweep_of

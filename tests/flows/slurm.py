@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
-from tasks.machine import free_ports
+from tasks.system.machine import free_ports
 
 MISSING = [name for name in ("slurmctld", "slurmd", "sbatch") if shutil.which(name) is None]
 REASON = f"{', '.join(MISSING)}: apt-get install slurmctld slurmd slurm-client"

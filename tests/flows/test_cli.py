@@ -15,7 +15,8 @@ import psutil
 import pytest
 import yaml
 
-from tasks import config, pipeline
+from tasks import config
+from tasks.operations import pipeline
 
 CHECKOUT = Path(__file__).resolve().parent.parent.parent
 COMMANDS = [
@@ -51,12 +52,14 @@ def test_help_lists_every_command_and_imports_no_framework(run, record_imports, 
     assert [name for name in COMMANDS if not re.search(rf"^│ {name} ", result.stdout, re.MULTILINE)] == []
     assert imports.record.read_text() == ""
     heavy = "tensorflow keras jax mlflow prefect numpy pydantic"
-    code = f"import stratagem, flows.cli, sys; print([name for name in '{heavy}'.split() if name in sys.modules])"
+    code = f"import stratagem, flows.cli.main, sys; print([name for name in '{heavy}'.split() if name in sys.modules])"
     assert run(["python", "-c", code]).stdout == "[]\n"
 
 
 def test_what_a_run_imports_before_prefect_is_light(run, project):
-    before = "flows.prefect_server, flows.tables, tasks.dvc_data, tasks.pipeline, tasks.process.client, tasks.runs"
+    before = (
+        "flows.operate.prefect_server, flows.cli.tables, tasks.operations.pipeline, tasks.process.client, tasks.runs"
+    )
     heavy = "tensorflow keras jax mlflow prefect numpy dvc"
     code = f"import {before}, sys; print([name for name in '{heavy}'.split() if name in sys.modules])"
     assert run(["python", "-c", code]).stdout == "[]\n"

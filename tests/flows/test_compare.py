@@ -18,12 +18,14 @@ import psutil
 import pytest
 import yaml
 
-from flows import comparison, tables
+from flows import comparison
+from flows.cli import tables
 from flows.machine_load import MachineLoad
 from flows.plan import LOOPS, plan
-from tasks import config, preconditions, records, report
-from tasks.errors import UserError
+from tasks import config, records, reports
+from tasks.operations import preconditions
 from tasks.records import Comparison, ComparisonRow, Repeat, StepTime, TrainingResult
+from tasks.system.errors import UserError
 
 # Fails when the model is built for the second time: after the checks, when the run has begun.
 MODELS = """
@@ -279,11 +281,11 @@ def test_a_row_is_the_median_of_its_rounds_and_is_held_against_those_of_one_devi
     assert faster.speed_up_range == pytest.approx((1.2, 1.22))
     assert same.speed_up_range == pytest.approx((0.9, 1.1))
     assert [found.differs for found in made.rows] == [False, True, False, True]
-    columns, cells = report.comparison_cells(made)
+    columns, cells = reports.comparison_cells(made)
     shown = [dict(zip([column.heading for column in columns], texts[2:], strict=True)) for texts in cells]
     assert [texts["speed-up"] for texts in shown] == ["1.00", "1.20", "~1", "0.80"]
     assert [texts["efficiency"] for texts in shown] == ["100%", "60%", "~50%", "40%"]
-    (spread,) = [said for said in report.comparison_remarks(made) if said.startswith("Speed-up in 3 rounds")]
+    (spread,) = [said for said in reports.comparison_remarks(made) if said.startswith("Speed-up in 3 rounds")]
     assert "data_parallel, fit: 0.90 to 1.10" in spread
 
 
@@ -297,7 +299,7 @@ def test_start_up_and_peak_memory_are_told_with_what_the_rounds_span(any_machine
     assert (made.peak_memory_bytes, made.peak_memory_range) == (1_150_000_000, (1_149_000_000, 1_208_400_000))
     assert (once.start_up_range, once.peak_memory_range) == (None, None)
     whole = summarised(once, made)
-    remarks = report.comparison_remarks(whole)
+    remarks = reports.comparison_remarks(whole)
     assert "Start-up in 3 rounds, s: mirrored, fit: 9.50 to 20.2." in remarks
     assert "Peak memory in 3 rounds, MB: mirrored, fit: 1,149 to 1,208." in remarks
     monkeypatch.setenv("COLUMNS", "80")
@@ -310,7 +312,7 @@ def test_start_up_and_peak_memory_are_told_with_what_the_rounds_span(any_machine
 def test_what_was_measured_once_is_no_gain(any_machine):
     made = summarised(row("one_device", "fit", 100), row("mirrored", "fit", 193, devices=2))
     assert not made.rows[1].differs
-    assert any("measured once" in said for said in report.comparison_remarks(made))
+    assert any("measured once" in said for said in reports.comparison_remarks(made))
 
 
 def test_a_table_does_not_contradict_itself(any_machine, machine_with_cores):
@@ -330,7 +332,7 @@ def test_a_later_round_that_fails_leaves_what_was_measured(any_machine):
     broken = ComparisonRow(strategy="mirrored", loop="fit", reason="it broke", run_id="x")
     made = comparison.median_row([worked, broken])
     assert (made.reason, made.failures, made.examples_per_second, len(made.repeats)) == (None, ("it broke",), 100.0, 1)
-    assert "mirrored, fit: a later round: it broke" in report.comparison_remarks(summarised(made))
+    assert "mirrored, fit: a later round: it broke" in reports.comparison_remarks(summarised(made))
     assert comparison.median_row([broken]) == broken
 
 
@@ -381,7 +383,7 @@ def test_without_the_same_loop_any_one_device_counts_and_without_one_nothing_is_
     for rows in ((fast,), (failed, fast)):
         made = summarised(*rows)
         assert made.rows[-1].speed_up is None
-        headings = [column.heading for column in report.comparison_cells(made)[0]]
+        headings = [column.heading for column in reports.comparison_cells(made)[0]]
         assert "examples/s" in headings
         assert not {"speed-up", "efficiency"} & set(headings)
 
@@ -401,7 +403,7 @@ def test_devices_that_share_cores_are_pointed_out(any_machine, machine_with_core
     made = summarised(*rows)
     assert made.num_cores == 3
     assert made.note is None if note is None else made.note.startswith(note)
-    assert made.note is None or "no speed-up is to be expected" in report.comparison_remarks(made)[-1]
+    assert made.note is None or "no speed-up is to be expected" in reports.comparison_remarks(made)[-1]
 
 
 @pytest.mark.parametrize(
@@ -469,10 +471,10 @@ ASKING = {
 }
 
 
-@pytest.mark.parametrize("feature", report.offers())
+@pytest.mark.parametrize("feature", reports.offers())
 def test_the_table_of_offers_says_what_the_settings_accept(feature):
     key, _, value = feature.partition("=")
-    for kind, reason in report.offers()[feature].items():
+    for kind, reason in reports.offers()[feature].items():
         loops = config.strategy_kinds()[kind].loops
         wanted = {"strategy.kind": kind, "train.loop": loops[0], key: value or ASKING[key]}
         if reason is None:
@@ -486,7 +488,7 @@ def test_the_table_of_offers_says_what_the_settings_accept(feature):
 def test_the_documentation_has_the_table_of_the_code():
     text = (config.project_root() / "docs" / "strategies.md").read_text()
     (written,) = re.findall(r"<!-- offers: begin.*?-->\n(.*?)<!-- offers: end -->", text, re.DOTALL)
-    assert written == report.offers_page(), (
+    assert written == reports.offers_page(), (
         "put what `stratagem strategies --markdown` prints between the two markers in docs/strategies.md"
     )
     for kind in config.strategy_kinds():
@@ -501,7 +503,7 @@ def test_strategies_are_listed(project, run):
     for section in config.strategy_kinds().values():
         assert [reason for reason in section.refuses.values() if reason not in reasons] == []
     assert "on jax: data_parallel, model_parallel" in listed.stdout
-    assert run(["stratagem", "strategies", "--markdown"]).stdout == report.offers_page()
+    assert run(["stratagem", "strategies", "--markdown"]).stdout == reports.offers_page()
     values = json.loads(run(["stratagem", "strategies", "--json"]).stdout)
     assert values.keys() == config.strategy_kinds().keys()
     assert values["parameter_server"]["loops"] == ["custom"]

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from flows import cli
+from flows.cli import main
 from tasks import config
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -21,7 +21,7 @@ def complete(monkeypatch):
 
     def told(line: str) -> list[str]:
         environment = {"_STRATAGEM_COMPLETE": "complete_fish", "_TYPER_COMPLETE_FISH_ACTION": "get-args"}
-        done = CliRunner().invoke(cli.app, prog_name="stratagem", env={**environment, "_TYPER_COMPLETE_ARGS": line})
+        done = CliRunner().invoke(main.app, prog_name="stratagem", env={**environment, "_TYPER_COMPLETE_ARGS": line})
         assert done.exit_code == 0, done.output
         return [one.partition("\t")[0] for one in done.output.splitlines() if one]
 
@@ -87,7 +87,7 @@ def test_nothing_is_completed_where_nothing_can_be_read(complete, monkeypatch, t
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
 def test_the_script_of_each_shell_is_printed(monkeypatch, shell):
     monkeypatch.setattr("shellingham.detect_shell", lambda: (shell, f"/bin/{shell}"))
-    done = CliRunner().invoke(cli.app, ["--show-completion"], prog_name="stratagem")
+    done = CliRunner().invoke(main.app, ["--show-completion"], prog_name="stratagem")
     assert done.exit_code == 0
     assert f"_STRATAGEM_COMPLETE=complete_{shell}" in done.output
 
@@ -98,7 +98,7 @@ def test_nothing_heavy_is_imported_for_it():
         "import atexit, sys\n"
         "heavy = {'tensorflow', 'keras', 'jax', 'mlflow', 'prefect', 'numpy', 'pandas', 'dvc', 'requests', 'rich'}\n"
         "atexit.register(lambda: print(sorted(heavy & set(sys.modules)), file=sys.stderr))\n"
-        "from flows.cli import app\n"
+        "from flows.cli.main import app\n"
         "app(prog_name='stratagem')\n"
     )
     given = {

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from sklearn.datasets import load_digits
 
-from tasks import losses
+from tasks.modeling import losses
 
 ROOT = Path(__file__).resolve().parents[2]
 CONTRIBUTING = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
@@ -76,7 +76,7 @@ def test_a_project_trains_with_all_additions(prepared_project, run):
         linted = run(lint)
         assert linted.returncode == 0, linted.stdout
     # What is added is another choice, and never what everybody else gets.
-    told = "import json; from tasks import losses; print(json.dumps(losses.USUAL))"
+    told = "import json; from tasks.modeling import losses; print(json.dumps(losses.USUAL))"
     assert json.loads(run(["python", "-c", told]).stdout) == losses.USUAL
     digits = load_digits()
     np.savetxt("pixels.csv", np.column_stack([digits.target, digits.data * 15]), "%d", ",")

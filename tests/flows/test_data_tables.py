@@ -5,10 +5,12 @@ from pathlib import Path
 
 import pytest
 
-from flows import data_tables
-from tasks import data_difference, data_folders, slices
-from tasks.errors import UserError
+from flows.cli import data_tables
+from tasks.data import data_difference
+from tasks.evaluation import slices
+from tasks.operations import data_folders
 from tasks.records import Column, Feature, PreparedDataset, PreparedSplit, Target
+from tasks.system.errors import UserError
 from tests.tasks import made_up
 
 

@@ -6,9 +6,9 @@ import pytest
 from prefect.client.schemas.objects import FlowRun
 from prefect.context import FlowRunContext
 
-from flows import deployed, worker
+from flows.operate import deployed, worker
 from tasks import config
-from tasks.errors import UserError
+from tasks.system.errors import UserError
 
 OWN = {"model.name": "mine:build", "train.metrics": ["mine:within_ten"]}
 

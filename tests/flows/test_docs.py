@@ -21,9 +21,10 @@ import pytest
 import yaml
 from typer.main import get_command
 
-from flows import cli, plan
+from flows import plan
+from flows.cli import main
 from tasks import config, sweeps
-from tasks.launchers import isolation
+from tasks.strategies.engines import isolation
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")), ROOT / "CONTRIBUTING.md"]
@@ -145,7 +146,7 @@ def test_what_is_not_run_is_still_there():
 def test_settings_and_options_of_a_command_are_accepted(monkeypatch, command):
     monkeypatch.chdir(ROOT)
     _, name, *arguments = shlex.split(command)
-    called = get_command(cli.app).commands[name]
+    called = get_command(main.app).commands[name]
     if arguments and (below := getattr(called, "commands", {}).get(arguments[0])):
         called, arguments = below, arguments[1:]
     given = called.make_context(name, arguments).params

@@ -13,7 +13,8 @@ import mlflow
 import pytest
 import yaml
 
-from tasks import config, dvc_data, dvc_stages, runs
+from tasks import config, runs
+from tasks.operations import dvc_data, dvc_stages
 
 pytestmark = pytest.mark.slow
 

@@ -15,9 +15,11 @@ import pytest
 from PIL import Image
 from sklearn.datasets import load_digits
 
-from tasks import config, exports, pipeline
-from tasks.errors import UserError
-from tasks.export import export
+from tasks import config
+from tasks.operations import pipeline
+from tasks.serving import formats
+from tasks.serving.export import export
+from tasks.system.errors import UserError
 
 pytestmark = pytest.mark.slow
 
@@ -135,10 +137,10 @@ def alone(*command, cwd, given=None):
     )
 
 
-@pytest.mark.parametrize("format", config.names_of("exports"))
+@pytest.mark.parametrize("format", config.names_of("serving/formats"))
 def test_each_format_says_of_raw_values_what_the_command_says(trained, tmp_path, monkeypatch, format):
     try:
-        exports.find(format)
+        formats.find(format)
     except UserError as error:
         pytest.skip(str(error))
     project, runs, asked, said = trained

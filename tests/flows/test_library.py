@@ -140,7 +140,12 @@ def test_a_wheel_takes_one_name_and_the_one_of_an_sdist_is_the_same(source, whee
     names = names_in(wheel)
     assert {name.partition("/")[0].partition("-")[0] for name in names} == {"stratagem"}
     code = [path.relative_to(ROOT) for folder in ("flows", "tasks") for path in ROOT.joinpath(folder).rglob("*.py")]
-    data = ["tasks/messages.yaml", "tasks/report/report.html.j2", "recipes/mnist.yaml", "recipes/sweeps/digits.yaml"]
+    data = [
+        "tasks/system/messages.yaml",
+        "tasks/reports/report.html.j2",
+        "recipes/mnist.yaml",
+        "recipes/sweeps/digits.yaml",
+    ]
     brought = ["__init__.py", "__main__.py", "params.yaml", "dvc.yaml", "prefect.yaml", "requirements.lock"]
     assert {f"stratagem/{name}" for name in (*code, *data, *brought)} <= set(names)
     assert not [name for name in names if re.search(r"tests|benchmarks|pyproject|\.dvc/|gone", name)]

@@ -6,15 +6,15 @@ from pathlib import Path
 
 import pytest
 
-from flows import notifications
-from tasks.errors import StratagemError, UserError
-from tasks.machine import free_ports
+from flows.operate import notifications
+from tasks.system.errors import StratagemError, UserError
+from tasks.system.machine import free_ports
 from tests.flows.receiver import Receiver
 from tests.tasks.written_runs import write_run
 
 TELL = """
 import sys
-from flows import notifications
+from flows.operate import notifications
 notifications.tell("gate", "the same", "a model", sys.argv[1])
 """
 

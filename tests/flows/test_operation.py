@@ -20,9 +20,9 @@ import psutil
 import pytest
 import requests
 
-from flows import operation
+from flows.operate import operation
 from tasks import records
-from tasks.machine import find_process, free_ports
+from tasks.system.machine import find_process, free_ports
 from tests.flows.receiver import Receiver
 
 pytestmark = pytest.mark.slow

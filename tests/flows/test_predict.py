@@ -15,7 +15,8 @@ import pytest
 from PIL import Image
 from sklearn.datasets import load_iris
 
-from tasks import predictions, records
+from tasks import records
+from tasks.evaluation import predictions
 from tasks.records import EvaluationResult
 
 pytestmark = pytest.mark.slow

@@ -11,10 +11,10 @@ import psutil
 import pytest
 import requests
 
-from flows import prefect_server
-from tasks.errors import StratagemError, UserError
-from tasks.machine import free_ports
+from flows.operate import prefect_server
 from tasks.process.environment import show_tracebacks
+from tasks.system.errors import StratagemError, UserError
+from tasks.system.machine import free_ports
 
 
 def test_what_the_user_set_for_prefect_stays(monkeypatch):
@@ -67,7 +67,7 @@ def test_a_run_has_an_api_of_its_own_which_only_it_may_use_and_which_ends_with_i
         assert requests.get(f"{url}/health", timeout=60).text == "true"
         assert (own_prefect / "prefect.db").exists(), "`stratagem ui` shows the run later"
         assert (_asked(url), _asked(url, "stratagem:guessed"), _asked(url, key)) == (401, 401, 200)
-        (child,) = [child for child in psutil.Process().children() if "flows.server" in child.cmdline()]
+        (child,) = [child for child in psutil.Process().children() if "flows.operate.server" in child.cmdline()]
         assert key.split(":")[1] not in " ".join(child.cmdline()), "every user can read it"
         asked_from = {"Origin": "http://attacker.example", "Access-Control-Request-Method": "POST"}
         answer = requests.options(f"{url}/deployments/", headers=asked_from, timeout=60)
@@ -78,7 +78,7 @@ def test_a_run_has_an_api_of_its_own_which_only_it_may_use_and_which_ends_with_i
             assert _asked(url, key) == 200
     finally:
         server.close()
-    assert [child for child in psutil.Process().children() if "flows.server" in child.cmdline()] == []
+    assert [child for child in psutil.Process().children() if "flows.operate.server" in child.cmdline()] == []
 
 
 def test_a_server_of_the_users_own_is_used(own_prefect, monkeypatch):
@@ -162,7 +162,7 @@ def _finished_once(command, project):
 def test_a_run_whose_own_prefect_server_is_killed_gets_it_back(trains_long, start, prefect_home):
     command = start("stratagem", "run", "long.yaml", "--json", PREFECT_HOME=str(prefect_home))
     _await_checkpoint(command, trains_long)
-    (server,) = [child for child in command.family if "flows.server" in child.cmdline()]
+    (server,) = [child for child in command.family if "flows.operate.server" in child.cmdline()]
     server.kill()
     summary = _finished_once(command, trains_long)
     assert "died (SIGKILL); it is started again" in command.err.read_text()

@@ -18,7 +18,8 @@ from pathlib import Path
 
 import pytest
 
-from tasks import checkpoints, runs
+from tasks import runs
+from tasks.training import checkpoints
 
 pytestmark = [
     pytest.mark.slow,

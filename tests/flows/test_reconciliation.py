@@ -4,7 +4,7 @@ from pathlib import Path
 
 from prefect.settings import PREFECT_API_URL, temporary_settings
 
-from flows import reconciliation
+from flows.operate import reconciliation
 from tasks import records, runs
 
 DYING = """

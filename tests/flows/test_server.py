@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from flows.prefect_server import guarded_environment, make_password
+from flows.operate.prefect_server import guarded_environment, make_password
 from tests.flows.doors import assert_shut, assert_socket_shut
 
 
@@ -17,7 +17,7 @@ def test_first_runs_at_the_same_moment_make_one_database(project, tmp_path):
     sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(4)]
     servers = [
         subprocess.Popen(
-            [sys.executable, "-m", "flows.server", str(listening.fileno())],
+            [sys.executable, "-m", "flows.operate.server", str(listening.fileno())],
             env=environment,
             pass_fds=[listening.fileno()],
             stdin=subprocess.PIPE,
@@ -53,7 +53,7 @@ def test_a_runs_own_server_lets_in_nobody_else(project, prefect_home):
     with (
         listening,
         subprocess.Popen(
-            [sys.executable, "-m", "flows.server", str(listening.fileno())],
+            [sys.executable, "-m", "flows.operate.server", str(listening.fileno())],
             env=environment,
             pass_fds=[listening.fileno()],
             stdin=subprocess.PIPE,

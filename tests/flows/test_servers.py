@@ -7,8 +7,8 @@ import stat
 
 import pytest
 
-from flows import operation, servers, supervisor
-from tasks.errors import UserError
+from flows.operate import operation, servers, supervisor
+from tasks.system.errors import UserError
 
 
 def listen(kept, stack):

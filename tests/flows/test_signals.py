@@ -61,7 +61,7 @@ def begin(project, start, home, *overrides):
 )
 def test_a_run_ends_with_a_saved_step_whoever_is_told(prepared_project, start, prefect_home, whom, number, exit_code):
     command, leader = begin(prepared_project, start, prefect_home)
-    (server,) = [process for process in command.family if "flows.server" in process.cmdline()]
+    (server,) = [process for process in command.family if "flows.operate.server" in process.cmdline()]
     server.send_signal(number)  # Alone: the run needs it to report its end.
     told = whom(command.family)
     if whom is everyone:  # The group, as a terminal tells it, and whoever is in another one.
@@ -108,8 +108,8 @@ def test_servers_of_a_cluster_leave_it_to_the_chief_to_stop(prepared_project, st
 def test_a_signal_does_not_break_a_commands_end(body):
     ends = (
         "import atexit, os, signal, sys\n"
-        "from flows.command import command\n"
-        "from tasks.errors import StratagemError\n"
+        "from flows.cli.command import command\n"
+        "from tasks.system.errors import StratagemError\n"
         "def end():\n"
         "    os.kill(os.getpid(), signal.SIGTERM)\n"
         "    print('its end', flush=True)\n"

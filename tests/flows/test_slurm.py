@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tasks import records, runs
-from tasks.machine import usable_cores
+from tasks.system.machine import usable_cores
 from tests.flows import slurm
 
 pytestmark = [

@@ -7,9 +7,9 @@ import time
 
 import pytest
 
-from flows import supervised
-from flows.servers import Server
-from flows.supervised import SupervisedProgram
+from flows.operate import supervised
+from flows.operate.servers import Server
+from flows.operate.supervised import SupervisedProgram
 
 
 @pytest.fixture

@@ -19,7 +19,7 @@ import pytest
 import requests
 import yaml
 
-from tasks.machine import free_ports
+from tasks.system.machine import free_ports
 
 pytestmark = [pytest.mark.slow, pytest.mark.postgresql]
 

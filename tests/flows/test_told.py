@@ -9,8 +9,8 @@ import numpy as np
 import psutil
 import pytest
 
-from flows import notifications
-from tasks.machine import free_ports
+from flows.operate import notifications
+from tasks.system.machine import free_ports
 from tests.flows.receiver import Receiver
 
 pytestmark = pytest.mark.slow

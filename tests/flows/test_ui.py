@@ -7,7 +7,7 @@ import psutil
 import pytest
 import requests
 
-from tasks.machine import free_ports
+from tasks.system.machine import free_ports
 from tests.flows.doors import assert_shut, assert_socket_shut
 
 # What MLflow, Prefect and uvicorn would listen on by themselves.

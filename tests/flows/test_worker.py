@@ -2,8 +2,8 @@ from pathlib import Path
 
 import pytest
 
-from flows import worker
-from tasks.errors import UserError
+from flows.operate import worker
+from tasks.system.errors import UserError
 
 
 def test_a_schedule_that_prefect_yaml_says_to_be_active_is_not_kept_paused(project):

@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 from tasks import config, records
-from tasks.checkpoints import Checkpoints
 from tasks.process.environment import stage_environment
+from tasks.training.checkpoints import Checkpoints
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(3000)]
 

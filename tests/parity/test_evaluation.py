@@ -54,7 +54,8 @@ STRATEGIES = {
 # Trains, then evaluates where the run says, and on one device: each checkpoint.
 WORK = """
 import json, sys
-from tasks import config, dvc_data
+from tasks import config
+from tasks.operations import dvc_data
 from tasks.process import client
 
 overrides, checkpoints = json.loads(sys.argv[1])

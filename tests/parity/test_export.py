@@ -6,8 +6,10 @@ import keras
 import numpy as np
 import pytest
 
-from tasks import config, model_state, models
-from tasks.checkpoints import Checkpoints
+from tasks import config
+from tasks.modeling import models
+from tasks.training import model_state
+from tasks.training.checkpoints import Checkpoints
 
 IN_SCOPE = """
 import json

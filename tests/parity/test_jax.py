@@ -10,12 +10,14 @@ import keras
 import numpy as np
 import pytest
 
-from tasks import config, model_state, models, strategies
-from tasks.checkpoints import Checkpoints
-from tasks.errors import UserError
+from tasks import config, strategies
 from tasks.evaluate import evaluate
+from tasks.modeling import models
 from tasks.process.environment import stage_environment
 from tasks.records import TrainingResult
+from tasks.system.errors import UserError
+from tasks.training import model_state
+from tasks.training.checkpoints import Checkpoints
 
 # 147 examples are 4 * 32 + 19: the last batch of a pass divides by no mesh, nor does that of the 53 held out.
 # An epoch of one step, so that the history has the loss of each. On TensorFlow, Keras rounds the optimizers' constants
@@ -39,7 +41,9 @@ JAX = """
 import json, logging, shutil, sys
 from pathlib import Path
 import jax, keras, numpy as np
-from tasks import config, model_state, models, records, strategies
+from tasks import config, records, strategies
+from tasks.training import model_state
+from tasks.modeling import models
 from tasks.checkpoints import Checkpoints
 from tasks.errors import UserError
 from tasks.evaluate import evaluate

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from tasks import config, records, strategies
-from tasks.checkpoints import Checkpoints
+from tasks.training.checkpoints import Checkpoints
 
 # The first row of a layout waits for all its runs.
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(2000)]

@@ -21,8 +21,9 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tasks import prepared_data, records
-from tasks.machine import free_ports
+from tasks import records
+from tasks.data import prepared_data
+from tasks.system.machine import free_ports
 from tests.processes.trainings import (
     EPOCHS,
     KILL,

@@ -20,9 +20,9 @@ from typing import Any
 import pytest
 import requests
 
-from tasks.machine import free_ports
-from tasks.remote import copying
-from tasks.remote.address import open_place
+from tasks.runs.remote import copying
+from tasks.runs.remote.address import open_place
+from tasks.system.machine import free_ports
 from tests import object_store
 from tests.processes.trainings import ONE, SAME, newest, stop_and_wait
 
@@ -198,7 +198,7 @@ def test_a_server_that_is_away_all_the_time_delays_nothing_and_is_told_once(serv
     assert err.count("does not answer") == 1
     assert err.count("cannot be copied") == 1
     server.start()
-    code = "from tasks import remote; print(remote.deliver_kept())"
+    code = "from tasks.runs import remote; print(remote.deliver_kept())"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert f"the copy of run {command.result['run_id']}" in done.stdout
     assert steps_at("s3://runs/away", command.result["run_id"]) == command.checkpoints()

@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from tasks.launchers import isolation
+from tasks.strategies.engines import isolation
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1500)]
 

@@ -9,7 +9,7 @@ import numpy as np
 import psutil
 import pytest
 
-from tasks.machine import free_ports
+from tasks.system.machine import free_ports
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]
 
@@ -143,7 +143,8 @@ def test_a_lost_server_and_a_lost_coordinator_start_everything_from_the_latest_c
 TRAIN_AND_EVALUATE = """
 import json, sys
 from pathlib import Path
-from tasks import config, dvc_data, records
+from tasks import config, records
+from tasks.operations import dvc_data
 from tasks.process import client
 
 prepared = dvc_data.load_prepared("digits")

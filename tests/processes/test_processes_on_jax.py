@@ -9,7 +9,7 @@ import signal
 import numpy as np
 import pytest
 
-from tasks.checkpoints import Checkpoints
+from tasks.training.checkpoints import Checkpoints
 from tests.processes.test_multi_worker import _addresses, _tf_config
 from tests.processes.trainings import SAME, STEPS, STEPS_IN_EPOCH, check_whole, flip_a_bit
 
@@ -150,7 +150,7 @@ def test_a_cluster_of_someone_elses_trains_evaluates_and_ends_everywhere(stratag
 OTHER = """
 import json, os
 import keras
-from tasks import machine
+from tasks.system import machine
 
 if json.loads(os.environ.get("TF_CONFIG", "{}")).get("task", {}).get("index") == 1:
     here = machine.surroundings()

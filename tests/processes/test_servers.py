@@ -17,7 +17,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tasks.machine import free_ports
+from tasks.system.machine import free_ports
 
 pytestmark = pytest.mark.slow
 

@@ -28,7 +28,7 @@ ODD = {
     "TERM": "dumb",
     "TZ": "Pacific/Kiritimati",
 }
-STRATAGEM = [sys.executable, "-c", "from flows.cli import main; main()"]
+STRATAGEM = [sys.executable, "-c", "from flows.cli.main import main; main()"]
 
 
 def _in_odd_process():

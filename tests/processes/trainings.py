@@ -8,7 +8,7 @@ from pathlib import Path
 
 import psutil
 
-from tasks.checkpoints import Checkpoints
+from tasks.training.checkpoints import Checkpoints
 
 STEPS_IN_EPOCH = 21
 EPOCHS = 12

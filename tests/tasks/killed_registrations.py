@@ -18,7 +18,7 @@ import pytest
 from mlflow import MlflowClient
 
 from tasks import config, records, tracking
-from tasks.errors import UserError
+from tasks.system.errors import UserError
 from tests.tasks.registering import Trained, roll_back
 
 # What five test rows tell: who has none of them right is shown to be worse than who has all (p = 1/32).

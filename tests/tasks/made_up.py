@@ -8,7 +8,9 @@ from pathlib import Path
 import numpy as np
 from scipy import stats
 
-from tasks import config, metrics, predictions, records
+from tasks import config, records
+from tasks.evaluation import predictions
+from tasks.modeling import metrics
 from tasks.records import (
     ClassMetrics,
     Column,

@@ -1,7 +1,7 @@
 """Mistakes that libraries complain of in their own words: each is made for real, with the library as it is installed.
 
 A function takes an empty folder, and ends with the library's exception. Its name is that of the entry in
-tasks/messages.yaml which translates it.
+tasks/system/messages.yaml which translates it.
 """
 
 from pathlib import Path

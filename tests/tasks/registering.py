@@ -5,7 +5,10 @@ from pathlib import Path
 import keras
 import numpy as np
 
-from tasks import config, lineage, loaded_back, predictions, records, register, rollback, tracking
+from tasks import config, records, register, rollback, tracking
+from tasks.evaluation import predictions
+from tasks.runs import lineage
+from tasks.serving import loaded_back
 
 IMAGES = np.random.default_rng(1).integers(0, 256, (5, 4, 4, 1), np.uint8)
 VERSION = "0123456789abcdef0123456789abcdef"

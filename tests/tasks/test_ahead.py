@@ -4,7 +4,7 @@ import threading
 
 import pytest
 
-from tasks.ahead import OneBehind, in_order
+from tasks.system.background import OneBehind, in_order
 
 
 def test_what_is_made_ahead_comes_in_order_and_no_further_than_it_may():

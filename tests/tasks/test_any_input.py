@@ -19,25 +19,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic.fields import FieldInfo
 
-from tasks import (
-    config,
-    data_folders,
-    dataset_folder,
-    encoding,
-    lineage,
-    model_use,
-    preconditions,
-    provenance,
-    raw_inputs,
-    records,
-    runs,
-    source_files,
-    table_files,
-    trained_models,
-)
-from tasks.dataset_kinds import _columns, arrays, image_folder, table
-from tasks.errors import UserError
+from tasks import config, records, runs
+from tasks.data import dataset_folder, encoding, source_files, table_files
+from tasks.data.kinds import _columns, arrays, image_folder, table
+from tasks.operations import data_folders, model_use, preconditions, trace
 from tasks.records import Record
+from tasks.runs import lineage
+from tasks.serving import raw_inputs
+from tasks.system.errors import UserError
+from tasks.tracking import trained_models
 from tests.tasks.written_runs import write_run
 
 JSON = st.recursive(
@@ -539,7 +529,7 @@ def module_project(project_template, tmp_path_factory):
 
 
 LOOKS = {
-    "trace": provenance.trace,
+    "trace": trace.trace,
     "a run": runs.resolve,
     "a model": trained_models.find,
     "a dataset": data_folders.show,
@@ -604,7 +594,7 @@ def test_no_name_leads_out_of_its_folder(module_project, monkeypatch, name):
 def test_a_name_that_no_file_can_have_means_nothing(module_project, monkeypatch, reference, said):
     monkeypatch.chdir(module_project)
     with pytest.raises(UserError, match=said):
-        provenance.trace(reference)
+        trace.trace(reference)
 
 
 @pytest.mark.parametrize("reference", ["~nobody there/x.keras", f"{'a' * 300}.keras"])

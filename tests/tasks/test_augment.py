@@ -10,12 +10,12 @@ from hypothesis import strategies as st
 from PIL import Image, ImageEnhance, ImageOps
 
 from tasks import config
-from tasks.errors import UserError
 from tasks.input.augment import augment, augment_batch, check_augmentation
 from tasks.input.batches import Batches
 from tasks.input.draws import RAND_AUGMENT, pass_draws, with_partners
 from tasks.input.order import order
 from tasks.records import Feature
+from tasks.system.errors import UserError
 
 OFF = config.Augmentation(
     flip=False, crop_padding=0, translation=0, rotation=0, zoom=0, fill_mode="constant", brightness=0, contrast=0,

@@ -16,9 +16,13 @@ import mlflow
 import numpy as np
 import pytest
 
-from tasks import files, lineage, loaded_back, records, runs, slices, tracking
-from tasks.errors import StratagemError, UserError
-from tasks.outputs import of_keras_file
+from tasks import records, runs, tracking
+from tasks.evaluation import slices
+from tasks.runs import lineage
+from tasks.serving import loaded_back
+from tasks.serving.outputs import of_keras_file
+from tasks.system import files
+from tasks.system.errors import StratagemError, UserError
 from tasks.tracking import turns
 from tests.tasks.killed_registrations import BETTER, WORSE
 from tests.tasks.registering import IMAGES, LABELS, Trained, of_nothing, roll_back

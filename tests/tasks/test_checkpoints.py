@@ -6,9 +6,9 @@ import keras
 import numpy as np
 import pytest
 
-from tasks import checkpoints, model_state
-from tasks.checkpoints import Checkpoints, State
-from tasks.errors import StratagemError, UserError
+from tasks.system.errors import StratagemError, UserError
+from tasks.training import checkpoints, model_state
+from tasks.training.checkpoints import Checkpoints, State
 
 
 def build(kind=keras.Model, units=4, dropout=0.5, optimizer="adam"):

@@ -18,12 +18,14 @@ from tasks.process.clean import Clean
 from tasks.process.imports import import_quietly
 
 forked = []
-import_quietly("tasks.tracked", "tasks.train", before_devices=lambda: forked.append(Clean()))
+import_quietly("tasks.process.tracked", "tasks.train", before_devices=lambda: forked.append(Clean()))
 (clean,) = forked
 clean.get_ready()
 sys.path.insert(0, sys.argv[1])
 import keras, numpy as np
-from tasks import files, models, tracking
+from tasks.system import files
+from tasks.modeling import models
+from tasks import tracking
 from tasks.errors import StratagemError
 from tests.tasks.registering import IMAGES, Trained
 

@@ -6,8 +6,8 @@ import psutil
 import pytest
 
 from tasks import config
-from tasks.errors import Interrupted, StratagemError, UserError
 from tasks.process import client
+from tasks.system.errors import Interrupted, StratagemError, UserError
 from tests.tasks.clusters import TWO, place_of
 from tests.tasks.written_runs import write_run
 

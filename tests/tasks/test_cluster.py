@@ -10,12 +10,13 @@ import time
 import psutil
 import pytest
 
-from tasks import config, launchers
-from tasks.errors import Interrupted, Preempted, StratagemError, Terminated, UserError
-from tasks.machine import free_ports
-from tasks.process import guard
+from tasks import config
 from tasks.process.cluster import StageProcesses
 from tasks.process.member import Patience
+from tasks.strategies import engines
+from tasks.system import lifetime
+from tasks.system.errors import Interrupted, Preempted, StratagemError, Terminated, UserError
+from tasks.system.machine import free_ports
 from tests.tasks.clusters import multi_worker, parameter_server, place_of
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("on_cpus")]  # Each starts processes.
@@ -111,7 +112,7 @@ os._exit(0)
 @pytest.fixture
 def start(tmp_path, monkeypatch):
     """Start a cluster of such processes: ``start(section, {"worker 1 #1": "die"})``; all are ended after the test."""
-    monkeypatch.setattr(guard, "GRACE_SECONDS", 3.0)
+    monkeypatch.setattr(lifetime, "GRACE_SECONDS", 3.0)
     monkeypatch.chdir(tmp_path)
     (tmp_path / "params.yaml").touch()
     (tmp_path / ".dvc").mkdir()
@@ -123,7 +124,7 @@ def start(tmp_path, monkeypatch):
     def start(
         section: config.AnyStrategy, plan: dict[str, str], with_cluster: bool = True, start_seconds: float = 300
     ) -> StageProcesses:
-        members = len(launchers.members(section)) if with_cluster else 1
+        members = len(engines.members(section)) if with_cluster else 1
         (tmp_path / "plan.json").write_text(json.dumps(plan | {"members": members}))
         patience = Patience(start_seconds, lost_peer_seconds=2.0, poll_seconds=0.1)
         started.append(StageProcesses(section, os.environ, "fixed", with_cluster, patience))

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from tasks.records import Comparison, ComparisonRow
-from tasks.report import comparison_html, intervals
+from tasks.reports import comparison_html, intervals
 from tests.tasks import made_up
 from tests.tasks.test_findings import ALONE, ONE, compared, row, step
 

@@ -12,7 +12,7 @@ from prefect.utilities.schema_tools.validation import validate
 from pydantic import ValidationError
 
 from tasks import config
-from tasks.errors import UserError
+from tasks.system.errors import UserError
 
 ROOT = Path(__file__).resolve().parents[2]
 PARAMS = yaml.safe_load((ROOT / "params.yaml").read_text())
@@ -798,7 +798,7 @@ def test_no_project_anywhere(project, tmp_path, run):
 
 
 def test_names_are_the_files_of_the_folder():
-    names = config.names_of("models")
+    names = config.names_of("modeling/models")
     assert names == sorted(names)
     assert {"convnet", "convnet2", "mlp", "resnet"} <= set(names)
     assert "__init__" not in names

@@ -13,10 +13,12 @@ from scipy.spatial.distance import jensenshannon
 from scipy.stats import chi2_contingency
 from sklearn.datasets import load_digits
 
-from tasks import config, data_checks, files, quality_report, records
-from tasks.data_checks import Check, Data, _hashes, _statistics, duplicates
-from tasks.errors import UserError
+from tasks import config, records
+from tasks.data import checks, quality_report
+from tasks.data.checks import Check, Data, _hashes, _statistics, duplicates
 from tasks.prepare import prepare
+from tasks.system import files
+from tasks.system.errors import UserError
 
 DIGITS = load_digits()
 IMAGES = np.rint(DIGITS.images * (255 / 16)).astype(np.uint8).repeat(3, axis=1).repeat(3, axis=2)
@@ -52,9 +54,9 @@ def names_of(quality, check):
 def test_the_documentation_has_each_check_with_its_threshold():
     page = (Path(__file__).resolve().parents[2] / "docs" / "data.md").read_text(encoding="utf-8")
     told = re.findall(r"^\| `(\w+)`( \(off\))? \| .+? \| ([\d.]+) \|", page, re.MULTILINE)
-    checks = {name: data_checks.find(name) for name in config.names_of("data_checks")}
+    found = {name: checks.find(name) for name in config.names_of("data/checks")}
     assert {name: (off, float(threshold)) for name, off, threshold in told} == {
-        name: (" (off)" if check.action == "off" else "", check.threshold) for name, check in checks.items()
+        name: (" (off)" if check.action == "off" else "", check.threshold) for name, check in found.items()
     }
 
 
@@ -71,7 +73,7 @@ def root(tmp_path, monkeypatch):
 def test_of_clean_data_no_check_finds_anything(root, capsys):
     quality = prepared_arrays(images())
     assert quality.findings == {}
-    assert set(quality.checks) == {*config.names_of("data_checks")} - {"label_noise"}
+    assert set(quality.checks) == {*config.names_of("data/checks")} - {"label_noise"}
     assert "warning" not in capsys.readouterr().err
     assert quality.looked_at == {"train": 300, "test": 200}
 
@@ -179,7 +181,7 @@ def test_splits_without_examples_can_be_judged(root):
     described = config.describe({"name": "own", "checks": {"label_noise": "warn"}}, "test")
     for number, splits in enumerate(({"train": made.splits["train"], "test": test}, {"test": test}, {})):
         report = root / f"report {number}"
-        data_checks.judge(described, made.model_copy(update={"splits": splits}), root / "data/own/prepared", report)
+        checks.judge(described, made.model_copy(update={"splits": splits}), root / "data/own/prepared", report)
         assert report.exists() is (number == 0)
         quality_report.replace(report, root / "data" / "own")
 
@@ -484,7 +486,7 @@ def test_of_what_is_larger_spread_runs_are_looked_at_and_that_is_said(root, caps
     said = capsys.readouterr().err
     assert f"the checks looked at {len(rows):,} of the 1,100,000 examples of train, evenly spread" in said
     every_tenth = data.array("train", "number")[rows][::10].astype(float)  # They are read in several blocks.
-    own = data_checks.statistics(data).splits["train"]["number 1"]
+    own = checks.statistics(data).splits["train"]["number 1"]
     assert (own.num_values, own.mean) == (len(every_tenth), pytest.approx(every_tenth[:, 1].mean(), rel=1e-12))
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from tasks import config
 from tasks.config.data_defaults import choose
-from tasks.errors import UserError
+from tasks.system.errors import UserError
 
 IMAGE = {"kind": "image", "shape": [64, 64, 3]}
 NUMBER, TEXT = {"kind": "number", "shape": [5]}, {"kind": "text", "shape": [20]}

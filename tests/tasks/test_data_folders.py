@@ -2,8 +2,9 @@ import socket
 
 import pytest
 
-from tasks import config, data_folders, records, runs
-from tasks.errors import UserError
+from tasks import config, records, runs
+from tasks.operations import data_folders
+from tasks.system.errors import UserError
 
 
 def test_a_name_that_is_not_there_gets_the_nearest_one(project):

@@ -3,18 +3,18 @@ import time
 
 import pytest
 
-from tasks import data_state
+from tasks.data import data_state
 
 STAGES = """
 stages:
   download: {wdir: ../.., cmd: x, deps: [tasks/download.py], outs: ["data/${dataset.name}/raw"]}
   prepare:
-    deps: ["data/${dataset.name}/raw", tasks/datasets]
+    deps: ["data/${dataset.name}/raw", tasks/data/builders]
     outs: ["data/${dataset.name}/prepared"]
 """
 FILES = (
     "tasks/download.py",
-    "tasks/datasets/one.py",
+    "tasks/data/builders/one.py",
     "data/d/raw/a",
     "data/d/prepared/b",
     "data/d/dvc.lock",
@@ -50,8 +50,10 @@ CHANGES = {
     },
     "a file was removed": lambda root: (root / "data/d/prepared/b").unlink(),
     "a file came": lambda root: (root / "data/d/raw/c").write_text(""),
-    "a dependency came": lambda root: (root / "tasks/datasets/two.py").write_text(""),
-    "a stage is another": lambda root: (root / "data/d/dvc.yaml").write_text(STAGES.replace("tasks/datasets", "tasks")),
+    "a dependency came": lambda root: (root / "tasks/data/builders/two.py").write_text(""),
+    "a stage is another": lambda root: (root / "data/d/dvc.yaml").write_text(
+        STAGES.replace("tasks/data/builders", "tasks")
+    ),
     "a stage cannot be read": lambda root: (root / "data/d/dvc.yaml").write_text("stages: ["),
     "DVC was told something": lambda root: (root / ".dvc/config.local").write_text(""),
     "a file has moved": lambda root: (root / "data/d/raw/a").rename(root / "data/d/raw/z"),

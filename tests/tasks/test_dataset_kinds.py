@@ -15,11 +15,14 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from tasks import config, dataset_folder, dataset_kinds, dvc_data, encoding, prepared_data, slices, source_files
-from tasks.dataset_kinds import image_folder
-from tasks.errors import UserError
+from tasks import config
+from tasks.data import dataset_folder, encoding, kinds, prepared_data, source_files
+from tasks.data.kinds import image_folder
+from tasks.evaluation import slices
 from tasks.input import sources
+from tasks.operations import dvc_data
 from tasks.prepare import prepare
+from tasks.system.errors import UserError
 
 
 @pytest.fixture
@@ -780,7 +783,7 @@ def test_a_source_that_dvc_or_the_dataset_itself_would_change_is_refused(project
             dataset_folder.add_local(described, project)
     assert not (project / "data" / "own").exists()
     described = config.describe({"kind": "image_folder", "name": "own", "source": "/MANKIND"}, "test")
-    assert '- "/MANKIND"\n      - tasks/dataset_kinds/__init__.py' in dataset_folder.local_pipeline(described)
+    assert '- "/MANKIND"\n      - tasks/data/kinds/__init__.py' in dataset_folder.local_pipeline(described)
 
 
 def test_a_folder_that_leads_elsewhere_is_refused(project, source):
@@ -827,7 +830,7 @@ def test_arrays_to_validate_on_stay_whole_where_a_test_split_is_taken(source, la
 
 def test_images_that_are_read_at_once_are_divided_and_called_by_their_rows(project):
     images, names = IMAGES[..., None], ("a", "b", "c")
-    made = dataset_kinds.of_images(images, CLASSES, names, describe("s", test=6))
+    made = kinds.of_images(images, CLASSES, names, describe("s", test=6))
     assert (made.features["image"].shape, made.target.class_names) == ((5, 4, 1), names)
     assert (made.splits, made.held_out.num_examples) == (("test", "train"), 6)
     assert made.origin == {"validation_by_class": True}
@@ -842,14 +845,14 @@ def test_images_that_are_read_at_once_are_divided_and_called_by_their_rows(proje
 
 def test_a_share_of_each_class_is_held_out_the_same_for_ever(project):
     labels = np.array([0] * 50 + [1] * 10 + [2] * 2)
-    rows = dataset_kinds.split_rows(labels, "abc", describe("s"))
+    rows = kinds.split_rows(labels, "abc", describe("s"))
     assert np.bincount(labels[rows["test"]]).tolist() == [10, 2, 1]
     assert sorted([*rows["test"], *rows["train"]]) == list(range(62))
     assert rows["test"].tolist() == [6, 14, 17, 18, 20, 25, 28, 34, 42, 48, 56, 57, 60]
-    other = dataset_kinds.split_rows(labels, "abc", describe("s", seed=1))
+    other = kinds.split_rows(labels, "abc", describe("s", seed=1))
     assert other["test"].tolist() != rows["test"].tolist()
     for wanted in (4, 7, 20):
-        rows = dataset_kinds.split_rows(np.arange(30) % 3, "abc", describe("s", test=wanted))
+        rows = kinds.split_rows(np.arange(30) % 3, "abc", describe("s", test=wanted))
         assert len(rows["test"]) == wanted
     with pytest.raises(UserError, match=r"dataset.test = 62: takes 62 of the 62 examples"):
-        dataset_kinds.split_rows(labels, "abc", describe("s", test=62))
+        kinds.split_rows(labels, "abc", describe("s", test=62))

@@ -7,10 +7,11 @@ import numpy as np
 import pytest
 from sklearn.datasets import load_digits
 
-from tasks import config, dataset_folder, datasets, prepared_data
+from tasks import config
+from tasks.data import builders, dataset_folder, prepared_data
 from tasks.download import download
-from tasks.errors import UserError
 from tasks.prepare import prepare
+from tasks.system.errors import UserError
 
 
 @pytest.fixture
@@ -44,19 +45,19 @@ def prepared(root):
     ],
 )
 def test_build_describes_the_dataset(name, shape, num_classes, tmp_path):
-    builder = datasets.build(name, None, tmp_path)
+    builder = builders.build(name, None, tmp_path)
     image, label = (builder.info.features[key] for key in builder.info.supervised_keys)
     assert (builder.name, image.shape, label.num_classes) == (name, shape, num_classes)
-    assert datasets.build(name, str(builder.version), tmp_path).version == builder.version
+    assert builders.build(name, str(builder.version), tmp_path).version == builder.version
 
 
 @pytest.mark.parametrize("spelling", ["cmaterdb/telugu", "cmaterdb-telugu"])
 def test_a_configuration_is_a_dataset_with_a_folder_of_its_own(spelling, tmp_path):
     section = config.Dataset(name=spelling, builder=None, version=None, image_size=None, downloads=None)
     assert section.name == "cmaterdb-telugu"
-    builder = datasets.build(section.name, None, tmp_path)
+    builder = builders.build(section.name, None, tmp_path)
     assert (builder.name, builder.builder_config.name) == ("cmaterdb", "telugu")
-    assert datasets.build("imagenet_v2-threshold-0.7", None, tmp_path).builder_config.name == "threshold-0.7"
+    assert builders.build("imagenet_v2-threshold-0.7", None, tmp_path).builder_config.name == "threshold-0.7"
 
 
 @pytest.mark.parametrize(
@@ -75,7 +76,7 @@ def test_a_configuration_is_a_dataset_with_a_folder_of_its_own(spelling, tmp_pat
 )
 def test_build_refuses(name, version, expected, tmp_path):
     with pytest.raises(UserError) as caught:
-        datasets.build(name, version, tmp_path)
+        builders.build(name, version, tmp_path)
     message = str(caught.value)
     assert all(part in message for part in expected), message
     assert "\n" not in message
@@ -120,24 +121,24 @@ def test_noise_is_the_same_for_ever(root):
 
 def test_damaged_shard_is_the_file_that_cannot_be_read(prepared, root):
     raw = root / prepared.raw_folder
-    assert datasets.damaged_shard(datasets.build("digits", None, raw)) is None
+    assert builders.damaged_shard(builders.build("digits", None, raw)) is None
     (shard,) = raw.glob("digits/*/*test.tfrecord*")
     content = bytearray(shard.read_bytes())
     content[len(content) // 2] ^= 1
     shard.write_bytes(content)
-    assert datasets.damaged_shard(datasets.build("digits", None, raw)) == shard
+    assert builders.damaged_shard(builders.build("digits", None, raw)) == shard
 
 
 def test_records_are_decoded_in_any_number(prepared, root):
     import tensorflow as tf
 
-    shards = datasets.shards(
-        datasets.build("digits", None, root / prepared.raw_folder), "test", prepared.features["image"].shape
+    shards = builders.shards(
+        builders.build("digits", None, root / prepared.raw_folder), "test", prepared.features["image"].shape
     )
     serialized = next(iter(tf.data.TFRecordDataset(shards.paths).batch(1000)))
     images, labels = (np.load(root / path) for path in prepared.splits["test"].sha256)
     decode = tf.function(shards.decode, reduce_retracing=True)
-    for size in (0, 1, datasets.DECODED - 1, datasets.DECODED, datasets.DECODED + 1, 360):
+    for size in (0, 1, builders.DECODED - 1, builders.DECODED, builders.DECODED + 1, 360):
         found = decode(serialized[:size])
         np.testing.assert_array_equal(found[0], images[:size])
         np.testing.assert_array_equal(found[1], labels[:size])
@@ -145,7 +146,9 @@ def test_records_are_decoded_in_any_number(prepared, root):
 
 def test_import_brings_in_no_framework():
     # Training on JAX verifies its arrays in a process that has no need of TensorFlow.
-    code = "import tasks.datasets, sys, json; print(json.dumps([m for m in sys.modules if m.startswith('tensorflow')]))"
+    code = (
+        "import tasks.data.builders, sys, json; print(json.dumps([m for m in sys.modules if m[:10] == 'tensorflow']))"
+    )
     done = subprocess.run([sys.executable, "-c", code], cwd=Path(__file__).parents[2], capture_output=True, check=True)
     assert json.loads(done.stdout) == []
 

@@ -17,11 +17,12 @@ import psutil
 import pytest
 from filelock import FileLock
 
-from tasks import config, doctor, records, runs
-from tasks.doctor import _here
-from tasks.doctor._here import Here, size
-from tasks.machine import free_ports
+from tasks import config, records, runs
+from tasks.operations import doctor
+from tasks.operations.doctor import _here
+from tasks.operations.doctor._here import Here, size
 from tasks.records import RunStatus
+from tasks.system.machine import free_ports
 from tests.tasks.written_runs import write_run
 
 
@@ -60,7 +61,7 @@ def test_a_new_project_is_well_and_nothing_is_written(project, home):
     assert [one for one in health.findings if one.level == "error"] == []
     assert state_of(project) == before
     assert not home.exists()
-    assert {one.check for one in health.findings} == set(config.names_of("doctor"))
+    assert {one.check for one in health.findings} == set(config.names_of("operations/doctor"))
 
 
 def test_the_worst_finding_is_that_of_all():
@@ -153,9 +154,8 @@ def test_devices_of_tensorflow(project, home, gpus):
 
 
 def test_memory(project, home):
-    command = (
-        "import resource; resource.setrlimit(resource.RLIMIT_AS, (2**30, 2**30)); from flows.cli import main; main()"
-    )
+    limit = "import resource; resource.setrlimit(resource.RLIMIT_AS, (2**30, 2**30))"
+    command = f"{limit}; from flows.cli.main import main; main()"
     done = subprocess.run(
         [sys.executable, "-c", command, "doctor", "memory", "--json"], capture_output=True, text=True, check=False
     )
@@ -202,7 +202,7 @@ def test_access_of_another_user(project, home):
     (project / "mlruns").chmod(0o500)
     code = (
         "import os, pathlib\n"
-        "from tasks.doctor import _here, access\n"
+        "from tasks.operations.doctor import _here, access\n"
         "root = pathlib.Path.cwd()\n"
         "if os.getuid() == 0: os.setuid(65534)\n"
         "print(*access.look(_here.Here(root)), sep='\\n')"
@@ -275,7 +275,7 @@ def test_network(look, monkeypatch):
 
 
 def test_a_port_that_is_taken_is_told(project, home):
-    from tasks.doctor.network import PORTS
+    from tasks.operations.doctor.network import PORTS
 
     try:
         taken = socket.create_server(("127.0.0.1", PORTS["MLflow"]))
@@ -392,15 +392,15 @@ def test_sizes_are_readable():
 
 
 def test_no_framework_is_imported(project, home):
-    heavy = ("tensorflow", "jax", "keras", "mlflow", "prefect", "dvc")
-    code = f"import sys; from tasks import doctor; doctor.examine(); print([m for m in {heavy} if m in sys.modules])"
+    heavy = {"tensorflow", "jax", "keras", "mlflow", "prefect", "dvc"}
+    code = f"import sys; from tasks.operations import doctor; doctor.examine(); print([*({heavy} & {{*sys.modules}})])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.stdout == "[]\n", done.stderr
 
 
 @pytest.mark.slow
 def test_the_command_ends_with_the_worst(project, home, run):
-    command = [sys.executable, "-c", "from flows.cli import main; main()", "doctor"]
+    command = [sys.executable, "-c", "from flows.cli.main import main; main()", "doctor"]
     shutil.rmtree(project / ".git")
     done = run(command, env={"COLUMNS": "80"})
     assert done.returncode == 0, done.stdout + done.stderr

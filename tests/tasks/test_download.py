@@ -28,7 +28,7 @@ from tensorflow_datasets.core.features import TensorInfo
 
 from tasks import config, records
 from tasks.download import _names, download
-from tasks.errors import StratagemError, UserError
+from tasks.system.errors import StratagemError, UserError
 
 CHECKOUT = Path(__file__).parents[2]
 

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from tasks.errors import UserError
 from tasks.process import dvc_cache
+from tasks.system.errors import UserError
 
 
 @pytest.fixture

@@ -14,9 +14,11 @@ import pytest
 import yaml
 from filelock import FileLock
 
-from tasks import config, dataset_folder, dvc_data, prepared_data
-from tasks.errors import StratagemError, UserError
+from tasks import config
+from tasks.data import dataset_folder, prepared_data
+from tasks.operations import dvc_data
 from tasks.process import dvc
+from tasks.system.errors import StratagemError, UserError
 
 
 def _load(*overrides: str) -> config.Settings:
@@ -99,8 +101,8 @@ def test_dvc_leaves_alone_what_lies_in_the_folders_that_it_makes(project, capsys
     of_before = now.replace("/prepared:\n          persist: true\n", "/prepared\n")
     assert of_before != now
     edited = of_before + "      - data/${dataset.name}/statistics.json\n"  # By somebody who knows more.
-    of_before = of_before.replace("      - tasks/datasets/_images.py\n", "")
-    assert of_before.count("tasks/datasets/") == 4
+    of_before = of_before.replace("      - tasks/data/builders/_images.py\n", "")
+    assert of_before.count("tasks/data/builders/") == 4
     for text, expected in ((of_before, now), (f"# mine\n{of_before}", f"# mine\n{now}"), (edited, edited), (now, now)):
         path.write_text(text)
         dataset_folder.add(dataset, project)
@@ -138,8 +140,8 @@ def test_a_dataset_depends_on_its_own_builder_and_on_no_other_one(project):
     for name, expected in {"noise": OWN, "mnist": [], "noise-loud": OWN}.items():
         stages = yaml.safe_load(dataset_folder.tfds_pipeline(name))["stages"]
         for stage in stages.values():
-            found = [dep for dep in stage["deps"] if dep.startswith("tasks/datasets/")]
-            assert found == [f"tasks/datasets/{file}" for file in ("__init__.py", *expected)]
+            found = [dep for dep in stage["deps"] if dep.startswith("tasks/data/builders/")]
+            assert found == [f"tasks/data/builders/{file}" for file in ("__init__.py", *expected)]
 
 
 # Each: what the user has in data/cifar100, what is refused.
@@ -371,7 +373,7 @@ def test_a_remote_that_refuses_or_does_not_answer_is_one_message(
             if action == "pull":
                 shutil.rmtree(project / ".dvc" / "cache")
             problem.unlink(missing_ok=True)
-            done = run([sys.executable, "-m", "tasks.process.repro", action, "own.dvc"], env=environment)
+            done = run([sys.executable, "-m", "tasks.process.dvc_program", action, "own.dvc"], env=environment)
             assert done.returncode == code, done.stderr
             message = json.loads(problem.read_text())["error"]
             assert message.startswith("DVC's remote 'storage' (s3://bucket/folder)"), message

@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from PIL import Image
 from sklearn.preprocessing import QuantileTransformer
 
-from tasks import encoding
-from tasks.encoding import FORMATS, BadValue, Encoder, Repeated, WholeEncoder
+from tasks.data import encoding
+from tasks.data.encoding import FORMATS, BadValue, Encoder, Repeated, WholeEncoder
 
 
 def numbers(*columns):

@@ -1,6 +1,6 @@
 import pytest
 
-from tasks.errors import Interrupted, Preempted, StratagemError, UserError, from_json, one_of, to_json
+from tasks.system.errors import Interrupted, Preempted, StratagemError, UserError, from_json, one_of, to_json
 
 
 @pytest.mark.parametrize(

@@ -15,10 +15,12 @@ from sklearn.metrics import (
     top_k_accuracy_score,
 )
 
-from tasks import config, predictions, tracked
-from tasks.errors import UserError
+from tasks import config
 from tasks.evaluate import evaluate
+from tasks.evaluation import predictions
 from tasks.input.order import carve
+from tasks.process import tracked
+from tasks.system.errors import UserError
 
 
 def load(*overrides):

@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from tasks import evidence, metrics
+from tasks.evaluation import evidence
+from tasks.modeling import metrics
 
 
 def outputs_of(taken: np.ndarray, num_classes: int = 10) -> np.ndarray:
@@ -86,6 +87,6 @@ def test_the_same_outputs_are_no_evidence() -> None:
 
 
 def test_statistics_are_not_imported_before_they_are_used() -> None:
-    code = "import sys; import tasks.evidence; print('scipy' in sys.modules)"
+    code = "import sys; import tasks.evaluation.evidence; print('scipy' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "False"

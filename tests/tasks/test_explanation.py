@@ -9,16 +9,18 @@ from pathlib import Path
 import pytest
 import typer
 
-from flows import operation_status
-from flows.cli import app
-from flows.explanation import explain as show
+from flows.cli.explanation import explain as show
+from flows.cli.main import app
+from flows.operate import operation_status
 from flows.plan import plan, plan_of_sweep
-from tasks import config, explanation, lineage, records, runs, sweeps
-from tasks.errors import UserError
-from tasks.machine import free_ports
+from tasks import config, records, runs, sweeps
+from tasks.operations import explanation
+from tasks.runs import lineage
+from tasks.system.errors import UserError
+from tasks.system.machine import free_ports
 from tests.tasks.written_runs import write_results, write_run
 
-STRATAGEM = (sys.executable, "-c", "from flows.cli import main; main()")
+STRATAGEM = (sys.executable, "-c", "from flows.cli.main import main; main()")
 # What makes the next look quicker.
 CACHES = {"code.json", "catalogue.db"}
 

@@ -16,22 +16,26 @@ import tensorflow as tf
 from filelock import FileLock
 from PIL import Image
 
-from tasks import config, exports, files, records, runs, trained_models
-from tasks.errors import StratagemError, UserError
-from tasks.export import export
-from tasks.exports import Format, _predict
-from tasks.meanings import Meaning
-from tasks.raw_model import RawModel
+from tasks import config, records, runs
 from tasks.records import ExportedModel, Lineage, Run, Target
+from tasks.serving import formats
+from tasks.serving.export import export
+from tasks.serving.formats import Format, _predict
+from tasks.serving.meanings import Meaning
+from tasks.serving.raw_model import RawModel
+from tasks.system import files
+from tasks.system.errors import StratagemError, UserError
+from tasks.tracking import trained_models
 
 # Without a framework, and none that another test has imported.
 NAMES = """
 import importlib
 import sys
-from tasks import config, exports
-found = [importlib.import_module(f"tasks.exports.{name}").FORMAT for name in config.names_of("exports")]
-assert all(isinstance(one, exports.Format) for one in found), found
-assert isinstance(exports.find("keras"), exports.Format)
+from tasks import config
+from tasks.serving import formats
+found = [importlib.import_module(f"tasks.serving.formats.{name}").FORMAT for name in config.names_of("serving/formats")]
+assert all(isinstance(one, formats.Format) for one in found), found
+assert isinstance(formats.find("keras"), formats.Format)
 print(sorted({"tensorflow", "keras", "jax"} & set(sys.modules)))
 """
 OWN = """
@@ -104,7 +108,7 @@ ALLOWED = {"litert_quantized": 0.1}
 def installed(name):
     """Skip the test where the extra of a format is not installed."""
     try:
-        exports.find(name)
+        formats.find(name)
     except UserError as error:
         pytest.skip(str(error))
 
@@ -133,7 +137,7 @@ def test_formats_are_found_by_name_without_a_framework(project, run):
     done = run([sys.executable, "-c", NAMES])
     assert (done.returncode, done.stdout) == (0, "[]\n"), done.stderr
     with pytest.raises(UserError, match=r"unknown export format 'saved_model': did you mean 'savedmodel'\? Allowed: "):
-        exports.find("saved_model")
+        formats.find("saved_model")
 
 
 # A training has the other formats refused.
@@ -150,7 +154,7 @@ TRAININGS = {
 @pytest.mark.parametrize(
     "kind", [pytest.param(kind, marks=pytest.mark.exhaustive if kind == "float64" else ()) for kind in TRAININGS]
 )
-@pytest.mark.parametrize("name", config.names_of("exports"))
+@pytest.mark.parametrize("name", config.names_of("serving/formats"))
 def test_a_model_is_what_it_was_in_each_format(tiny, trained, name, kind, tmp_path):
     installed(name)
     overrides = TRAININGS[kind]
@@ -352,8 +356,8 @@ def test_a_program_that_cannot_be_written_is_told_as_such_and_not_as_the_models_
     tiny, trained, tmp_path, monkeypatch
 ):
     settings, run = trained("train.epochs=1")
-    format = Format(lambda model, keras_file, folder: (folder / "predict.py").mkdir(), exports.find("keras").load)
-    monkeypatch.setattr(exports, "find", {"taken": format}.__getitem__)
+    format = Format(lambda model, keras_file, folder: (folder / "predict.py").mkdir(), formats.find("keras").load)
+    monkeypatch.setattr(formats, "find", {"taken": format}.__getitem__)
     with pytest.raises(UserError, match=r"out: cannot be written \(.*Is a directory.*\)\. Check its permissions"):
         export(settings, tiny, run, "taken", "latest", str(tmp_path / "out"))
     assert not (tmp_path / "out").exists()
@@ -436,7 +440,7 @@ def test_what_is_not_the_model_is_not_left_behind(tiny, trained, tmp_path, monke
     settings, run = trained("train.epochs=1")
     for number, (write, outputs, error, message) in enumerate(WRONG):
         format = Format(write, loader_in(tmp_path / f"wrong{number}.py", outputs))
-        monkeypatch.setattr(exports, "find", {"wrong": format}.__getitem__)
+        monkeypatch.setattr(formats, "find", {"wrong": format}.__getitem__)
         with pytest.raises(error, match=message) as caught:
             export(settings, tiny, run, "wrong", "latest", str(tmp_path / "new" / "er" / "out"))
         assert type(caught.value) is error
@@ -458,7 +462,7 @@ def test_what_a_killed_export_left_goes_with_the_next_one(tiny, trained, tmp_pat
     "name",
     [
         pytest.param(name, marks=() if name in ("savedmodel", "litert") else pytest.mark.exhaustive)
-        for name in config.names_of("exports")
+        for name in config.names_of("serving/formats")
     ],
 )
 def test_a_model_of_the_users_own_is_exported(tiny, trained, own, tmp_path, name):
@@ -510,16 +514,16 @@ def test_a_manifest_can_be_read_without_this_program(tiny, trained, tmp_path):
 
 def test_a_format_whose_packages_are_not_installed_says_which_extra_has_them(monkeypatch, code_in, tmp_path):
     extras = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]
-    wanted = {name: set(extras["optional-dependencies"].get(name, ())) for name in config.names_of("exports")}
+    wanted = {name: set(extras["optional-dependencies"].get(name, ())) for name in config.names_of("serving/formats")}
     for name in wanted:
-        found = importlib.import_module(f"tasks.exports.{name}").FORMAT
+        found = importlib.import_module(f"tasks.serving.formats.{name}").FORMAT
         packages = wanted[found.extra or name]
         assert set(found.packages) == {re.split("[<>=]", one)[0].replace("-", "_") for one in packages}
     for name in ("onnxruntime", "tf2onnx"):
         monkeypatch.setitem(sys.modules, name, None)  # Python then finds no such module.
     with pytest.raises(UserError, match=r"--format onnx needs onnxruntime and tf2onnx, not.*\.\[onnx\]"):
-        exports.find("onnx")
+        formats.find("onnx")
     # A project of the installed package has neither a Makefile nor a pyproject.toml.
     code_in(tmp_path)
     with pytest.raises(UserError, match=r"installed here: `pip install 'onnxruntime>=[\d.]+' 'tf2onnx>=[\d.]+'`$"):
-        exports.find("onnx")
+        formats.find("onnx")

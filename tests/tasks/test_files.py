@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from flows.command import command
-from tasks import files
-from tasks.errors import UserError
+from flows.cli.command import command
 from tasks.runs import catalogue
 from tasks.runs.leftovers import remove_leftovers
+from tasks.system import files
+from tasks.system.errors import UserError
 
 
 def test_a_file_is_replaced_whole_and_after_it_is_on_the_disk(tmp_path, monkeypatch):

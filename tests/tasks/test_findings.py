@@ -3,8 +3,8 @@
 import pytest
 
 from tasks.records import Comparison, ComparisonRow, Repeat, StepTime
-from tasks.report import comparison_page, concluded, step_cells
-from tasks.report.findings import findings
+from tasks.reports import comparison_page, concluded, step_cells
+from tasks.reports.findings import findings
 
 CPU, GPU = "/device:CPU:0", "/device:GPU:0"
 

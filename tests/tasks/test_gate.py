@@ -6,11 +6,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tasks import config, gate, metrics
-from tasks.errors import UserError
-from tasks.predictions import Predictions
+from tasks import config
+from tasks.evaluation import gate
+from tasks.evaluation.predictions import Predictions
+from tasks.modeling import metrics
 from tasks.records import ClassMetrics, EvaluationResult, Feature, PreparedDataset, Target
-from tasks.report import material, slices
+from tasks.reports import material, slices
+from tasks.system.errors import UserError
 from tests.tasks import made_up
 
 CLASSES = Target.of_classes("0123456789")

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tasks.guarded import from_here, guarded
+from tasks.system.access import from_here, guarded
 
 HOST = "127.0.0.1:5000"
 BASIC = {"authorization": "Basic " + base64.b64encode(b"me:s3cret").decode()}

@@ -22,13 +22,14 @@ from hypothesis import HealthCheck, given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
-from tasks import config, datasets, runs
-from tasks.errors import UserError
+from tasks import config, runs
+from tasks.data import builders
 from tasks.input import array, service, sources
 from tasks.input.augment import augment_batch
 from tasks.input.batches import Batches
 from tasks.input.order import carve, order, shares
 from tasks.records import Feature, PreparedDataset, PreparedSplit, Target
+from tasks.system.errors import UserError
 
 SOURCES = ["array", "stream"]
 # A stream of many passes takes 2 to 6 s, which `make test` leaves to `make test-slow`.
@@ -566,7 +567,7 @@ def test_only_an_array_says_which_rows_a_step_reads(digits):
 def test_a_stream_of_several_shards(digits, project):
     raw = project / "data" / "digits" / "raw"
     shutil.rmtree(raw / "digits")
-    builder = datasets.build("digits", digits.version, raw)
+    builder = builders.build("digits", digits.version, raw)
     builder.download_and_prepare(download_config=tfds.download.DownloadConfig(num_shards=5))
     assert len(list(raw.glob("**/digits-train.tfrecord*"))) == 5
     rows = Rows(digits)

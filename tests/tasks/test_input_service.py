@@ -15,9 +15,9 @@ import psutil
 import pytest
 
 from tasks import config
-from tasks.errors import StratagemError, UserError
 from tasks.input import service, sources
-from tasks.machine import free_ports
+from tasks.system.errors import StratagemError, UserError
+from tasks.system.machine import free_ports
 from tests.tasks.test_input import ALL_KINDS, MIXED, Rows, load, put_together, read, read_arrays
 
 pytestmark = pytest.mark.slow

@@ -13,9 +13,10 @@ from typing import get_args
 
 import pytest
 
-from tasks import config, launchers
-from tasks.errors import UserError
-from tasks.launchers import Placed, isolation, local, ray, ray_places, ray_reservation, tf_config
+from tasks import config
+from tasks.strategies import engines
+from tasks.strategies.engines import Placed, isolation, local, ray, ray_places, ray_reservation, tf_config
+from tasks.system.errors import UserError
 from tests.tasks.clusters import TWO, data_parallel, model_parallel, multi_worker, parameter_server, place_of
 
 pytestmark = pytest.mark.usefixtures("on_cpus")
@@ -95,29 +96,29 @@ def test_more_gpus_than_there_are_are_refused(gpus, section, shown, message):
 def test_every_launcher_that_the_settings_name_has_what_a_launcher_has():
     names, _ = get_args(config.Cluster.model_fields["launcher"].annotation)
     for name in get_args(names):
-        launcher = launchers.find(multi_worker(launcher=name))
+        launcher = engines.find(multi_worker(launcher=name))
         assert isinstance(launcher.STARTS_ALL, bool)
         assert callable(launcher.members)
         assert callable(launcher.network)
 
 
 def test_tf_config_is_used_where_it_is_set(monkeypatch):
-    assert launchers.find(multi_worker()) is local
+    assert engines.find(multi_worker()) is local
     monkeypatch.setenv("TF_CONFIG", "{}")
-    assert launchers.find(multi_worker()) is tf_config
-    assert launchers.find(multi_worker(launcher="local")) is local
+    assert engines.find(multi_worker()) is tf_config
+    assert engines.find(multi_worker(launcher="local")) is local
     one_device = config.OneDevice(kind="one_device")
-    assert [member.is_chief for member in launchers.members(one_device)] == [True], "no cluster at all"
+    assert [member.is_chief for member in engines.members(one_device)] == [True], "no cluster at all"
 
 
 def test_on_jax_it_is_the_settings_that_say_how_many_processes_there_are(monkeypatch):
-    (alone,) = launchers.members(data_parallel())
-    assert alone is launchers.ALONE, "one process is no cluster"
+    (alone,) = engines.members(data_parallel())
+    assert alone is engines.ALONE, "one process is no cluster"
     monkeypatch.setenv("TF_CONFIG", place_of("worker", 1, worker=TWO))
-    (member,) = launchers.members(data_parallel(workers=2, devices=8))
+    (member,) = engines.members(data_parallel(workers=2, devices=8))
     assert (member.name, member.is_chief) == ("worker 1", False)
     with pytest.raises(UserError, match=r"strategy.workers = 3: TF_CONFIG has 2 processes. Give strategy.workers=2"):
-        launchers.members(data_parallel(workers=3))
+        engines.members(data_parallel(workers=3))
 
 
 PLACES = [
@@ -135,7 +136,7 @@ PLACES = [
 def test_a_process_takes_its_place_in_a_cluster(monkeypatch, kind, text, name, is_chief, gpus):
     monkeypatch.setenv("TF_CONFIG", text)
     section = config.strategy_kinds()[kind](kind=kind)
-    (member,) = launchers.members(section)
+    (member,) = engines.members(section)
     assert (member.name, member.is_chief) == (name, is_chief)
     assert member.environment["TF_CONFIG"] == text
     assert member.environment.get("CUDA_VISIBLE_DEVICES") == gpus, "only who trains takes GPUs"
@@ -180,12 +181,12 @@ MALFORMED = [
 def test_a_tf_config_that_cannot_be_used_is_refused(monkeypatch, kind, text, message):
     monkeypatch.setenv("TF_CONFIG", text)
     with pytest.raises(UserError, match=message):
-        launchers.members(config.strategy_kinds()[kind](kind=kind))
+        engines.members(config.strategy_kinds()[kind](kind=kind))
 
 
 def test_a_launcher_without_its_variable_is_refused():
     with pytest.raises(UserError, match=r"strategy.launcher = 'tf_config': TF_CONFIG is not set"):
-        launchers.members(multi_worker(launcher="tf_config"))
+        engines.members(multi_worker(launcher="tf_config"))
 
 
 def test_a_port_that_is_taken_is_refused(monkeypatch):
@@ -195,18 +196,18 @@ def test_a_port_that_is_taken_is_refused(monkeypatch):
         port = taken.getsockname()[1]
         monkeypatch.setenv("TF_CONFIG", place_of("worker", 1, worker=["localhost:40001", f"localhost:{port}"]))
         with pytest.raises(UserError, match=f"worker 1 is to serve at localhost:{port}, .+ in use"):
-            launchers.members(multi_worker())
-    launchers.members(multi_worker())
+            engines.members(multi_worker())
+    engines.members(multi_worker())
 
 
 @pytest.mark.parametrize(("devices", "seen"), [(None, None), (1, "3"), (2, "3,5")])
 def test_a_member_takes_as_many_of_its_own_gpus_as_the_settings_say(monkeypatch, gpus, devices, seen):
     monkeypatch.setenv("TF_CONFIG", place_of("worker", 0, worker=TWO))
     gpus(8, "3,5")
-    (member,) = launchers.members(multi_worker(devices=devices))
+    (member,) = engines.members(multi_worker(devices=devices))
     assert member.environment.get("CUDA_VISIBLE_DEVICES") == seen
     with pytest.raises(UserError, match=r"strategy.devices = 3: this machine has 2 GPUs"):
-        launchers.members(multi_worker(devices=3))
+        engines.members(multi_worker(devices=3))
 
 
 # What a Ray cluster's address must not be, and what is said of it.
@@ -224,13 +225,13 @@ def test_an_address_without_a_ray_cluster_is_refused(monkeypatch, tmp_path, addr
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setenv("RAY_ADDRESS", address)
     with pytest.raises(UserError, match=f"RAY_ADDRESS = '{address}': {message}"):
-        launchers.members(multi_worker(launcher="ray"))
+        engines.members(multi_worker(launcher="ray"))
 
 
 def test_without_ray_its_extra_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "ray", None)  # Python then finds no such module.
     with pytest.raises(UserError, match=r"strategy.launcher = 'ray': the package ray is not installed.+'\.\[ray\]'"):
-        launchers.members(multi_worker(launcher="ray"))
+        engines.members(multi_worker(launcher="ray"))
 
 
 # Each: the strategy, the places, what the members are called; with a worker fewer than asked for.
@@ -386,6 +387,6 @@ def test_a_network_of_its_own_lets_in_only_members(user, run):
 def test_a_kernel_that_gives_no_network_is_told(run):
     # A user namespace in which the kernel counts no network namespace as allowed.
     refuse = 'echo 0 > /proc/sys/user/max_net_namespaces && exec "$@"'
-    command = [sys.executable, "-c", "from tasks.launchers import local; print(local.network())"]
+    command = [sys.executable, "-c", "from tasks.strategies.engines import local; print(local.network())"]
     found = run(["unshare", "--user", "--map-root-user", "sh", "-c", refuse, "sh", *command])
     assert re.match(r"the kernel gives them no network of their own \(.*unshare: .+\)$", found.stdout), found.stderr

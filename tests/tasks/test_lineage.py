@@ -6,8 +6,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tasks import config, lineage, records
-from tasks.errors import UserError
+from tasks import config, records
+from tasks.runs import lineage
+from tasks.system.errors import UserError
 
 LOCK = """\
 schema: '2.0'
@@ -93,7 +94,7 @@ def test_no_usable_git_checkout_is_recorded_as_such(project: Path, broken: bool)
     ("path", "counts"),
     [
         ("tasks/config/schema.py", True),
-        ("tasks/models/mlp.py", True),
+        ("tasks/modeling/models/mlp.py", True),
         ("flows/__init__.py", True),
         ("requirements.lock", True),
         ("params.yaml", False),
@@ -156,7 +157,7 @@ def test_a_damaged_memory_of_the_code_is_made_again(tmp_path: Path, monkeypatch:
 @pytest.mark.usefixtures("own_code")
 def test_code_digest_tells_a_moved_file(project: Path) -> None:
     before = lineage.code_digest()
-    Path("tasks/models/mlp.py").rename("tasks/models/perceptron.py")
+    Path("tasks/modeling/models/mlp.py").rename("tasks/modeling/models/perceptron.py")
     assert lineage.code_digest() != before
 
 
@@ -258,6 +259,6 @@ def test_finished_run_is_the_last_one_on_the_dataset_if_it_is_the_same(project: 
 
 def test_importing_lineage_is_cheap(project: Path) -> None:
     heavy = "{'numpy', 'mlflow', 'tensorflow', 'keras', 'pygit2'}"
-    code = f"import sys; from tasks import lineage; print({heavy} & sys.modules.keys())"
+    code = f"import sys; from tasks.runs import lineage; print({heavy} & sys.modules.keys())"
     done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
     assert done.stdout.strip() == "set()"

@@ -4,7 +4,7 @@ from types import SimpleNamespace
 import pynvml
 import pytest
 
-from tasks import machine
+from tasks.system import machine
 
 
 @pytest.mark.parametrize(

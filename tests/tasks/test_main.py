@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from tasks import errors
+from tasks.system import errors
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,6 @@
 import pytest
 
-from tasks import masking
+from tasks.runs import masking
 
 # Texts in which each secret is called planted, or begins so, and what is no secret is in a line with `shown`.
 SECRETS = {

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tasks import messages
+from tasks.system import messages
 from tests.tasks import mistakes
 
 MISTAKES = {

@@ -3,9 +3,10 @@ import numpy as np
 import pytest
 from sklearn import metrics as sklearn
 
-from tasks import config, losses, metrics, own_code
-from tasks.errors import UserError
+from tasks import config
+from tasks.modeling import losses, metrics, own_code
 from tasks.records import HEADLINES, Target
+from tasks.system.errors import UserError
 
 NAMES = ("a", "b", "c", "d", "e", "f")
 TARGETS = {

@@ -4,8 +4,8 @@ import keras
 import numpy as np
 import pytest
 
-from tasks import model_state
-from tasks.errors import UserError
+from tasks.system.errors import UserError
+from tasks.training import model_state
 from tests.tasks.test_checkpoints import build, trained
 
 

@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tasks import config, models
-from tasks.errors import UserError
+from tasks import config
+from tasks.modeling import models
 from tasks.records import Feature, PreparedDataset, PreparedSplit, Target, as_input
+from tasks.system.errors import UserError
 
 
 @pytest.fixture
@@ -185,7 +186,7 @@ def layers_of(model):
             yield from layers_of(layer)
 
 
-@pytest.mark.parametrize("name", [*config.names_of("models"), "own_models:dropping"])
+@pytest.mark.parametrize("name", [*config.names_of("modeling/models"), "own_models:dropping"])
 def test_two_builds_have_the_same_variables_under_the_same_names(own_models, name):
     first, second = (build_of(name, TAKES.get(name, ["image"]), dropout=0.5) for _ in range(2))
     assert [v.shape for v in first.variables] == [v.shape for v in second.variables]
@@ -202,7 +203,7 @@ def test_two_builds_have_the_same_variables_under_the_same_names(own_models, nam
         ("float64", "float64", {"float64"}),
     ],
 )
-@pytest.mark.parametrize("name", config.names_of("models"))
+@pytest.mark.parametrize("name", config.names_of("modeling/models"))
 def test_logits_are_never_of_half_precision(name, policy, precision, logits, others):
     policy(precision)
     features = TAKES.get(name, ["image"])
@@ -233,7 +234,7 @@ def test_float64_is_float64_from_the_pixels_to_the_logits(policy, tmp_path, norm
         np.testing.assert_allclose(keras.ops.convert_to_numpy(one(pixels)), by_hand, rtol=1e-12)
 
 
-@pytest.mark.parametrize("name", config.names_of("models"))
+@pytest.mark.parametrize("name", config.names_of("modeling/models"))
 def test_dropout_is_an_option_and_off_where_it_is_0(name):
     features = TAKES.get(name, ["image"])
     assert not any("dropout" in layer for layer in layers_of(build_of(name, features, dropout=0)))
@@ -244,7 +245,7 @@ def test_dropout_is_an_option_and_off_where_it_is_0(name):
     np.testing.assert_array_equal(model(x, training=False), model(x, training=False))
 
 
-@pytest.mark.parametrize("name", [name for name in config.names_of("models") if name not in TAKES])
+@pytest.mark.parametrize("name", [name for name in config.names_of("modeling/models") if name not in TAKES])
 def test_a_model_of_images_has_no_dropout_unless_asked(name):
     assert not any("dropout" in layer for layer in layers_of(build_of(name, ["image"])))
 

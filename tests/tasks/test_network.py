@@ -7,9 +7,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from tasks import network
-from tasks.errors import UserError
 from tasks.process.environment import keep_private
+from tasks.system import network
+from tasks.system.errors import UserError
 
 
 @pytest.mark.parametrize(

@@ -7,18 +7,11 @@ import pygit2
 import pytest
 import yaml
 
-from tasks import (
-    config,
-    data_state,
-    dataset_folder,
-    dvc_data,
-    dvc_stages,
-    explanation,
-    installed_code,
-    lineage,
-    new_project,
-)
-from tasks.errors import UserError
+from tasks import config
+from tasks.data import data_state, dataset_folder, installed_code
+from tasks.operations import dvc_data, dvc_stages, explanation, new_project
+from tasks.runs import lineage
+from tasks.system.errors import UserError
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -8,8 +8,10 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tasks import checkpoints, config, optimizers
-from tasks.optimizers import FusedAdam, FusedAdamW
+from tasks import config
+from tasks.modeling import optimizers
+from tasks.modeling.optimizers import FusedAdam, FusedAdamW
+from tasks.training import checkpoints
 
 STEPS = 10  # in one epoch
 

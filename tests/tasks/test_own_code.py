@@ -2,8 +2,9 @@ from pathlib import Path
 
 import pytest
 
-from tasks import config, own_code
-from tasks.errors import UserError
+from tasks import config
+from tasks.modeling import own_code
+from tasks.system.errors import UserError
 
 FILES = {
     "single.py": "import numpy, layers.dense\nraise RuntimeError('nothing is imported')\n",

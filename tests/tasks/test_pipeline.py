@@ -6,9 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from tasks import config, lineage, pipeline, records, runs
-from tasks.errors import UserError
+from tasks import config, records, runs
+from tasks.operations import pipeline
 from tasks.records import PreparedDataset, Run, RunSummary
+from tasks.runs import lineage
+from tasks.system.errors import UserError
 from tests.tasks.clusters import TWO, place_of
 
 pytestmark = pytest.mark.usefixtures("on_cpus")

@@ -5,8 +5,9 @@ import sys
 
 import pytest
 
-from tasks import config, preconditions
-from tasks.errors import UserError
+from tasks import config
+from tasks.operations import preconditions
+from tasks.system.errors import UserError
 
 pytestmark = pytest.mark.usefixtures("on_cpus")
 

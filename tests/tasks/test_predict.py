@@ -17,12 +17,15 @@ import pandas
 import pytest
 from PIL import Image
 
-from tasks import encoding, raw_model, records, tracking, trained_models
-from tasks.errors import UserError
-from tasks.lineage import version_in
-from tasks.meanings import Meaning
-from tasks.predict import predict
-from tasks.raw_model import RawModel, WholeEncoder
+from tasks import records, tracking
+from tasks.data import encoding
+from tasks.runs.lineage import version_in
+from tasks.serving import raw_model
+from tasks.serving.meanings import Meaning
+from tasks.serving.predict import predict
+from tasks.serving.raw_model import RawModel, WholeEncoder
+from tasks.system.errors import UserError
+from tasks.tracking import trained_models
 from tests.tasks.registering import IMAGES, VERSION, Trained
 
 
@@ -95,7 +98,7 @@ def test_a_folder_of_images_is_told_as_keras_tells_it_and_what_is_broken_has_its
 
 def test_progress_is_told_in_lines_and_on_a_terminal_in_one(registered, pictures, monkeypatch):
     _, result = registered
-    monkeypatch.setattr("tasks.predict.TELL_SECONDS", (0, 0))
+    monkeypatch.setattr("tasks.serving.predict.TELL_SECONDS", (0, 0))
     told = {}
     for is_terminal in (False, True):
         monkeypatch.setattr("sys.stderr", io.StringIO())

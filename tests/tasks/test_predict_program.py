@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from tasks import encoding
-from tasks.exports import _predict
+from tasks.data import encoding
+from tasks.serving.formats import _predict
 
 
 def column(name, kind, **values):
@@ -215,7 +215,7 @@ def test_a_reader_that_wants_no_more_ends_it_quietly(program):
     program(FLATS)
     Path("a.csv").write_text("rooms,floor,town\n" + "1,2,Ulm\n" * 9)
     code = (
-        "import sys; from tasks.exports import _predict; _predict.__file__ = sys.argv[1]; "
+        "import sys; from tasks.serving.formats import _predict; _predict.__file__ = sys.argv[1]; "
         "_predict.load_model = lambda folder: lambda batch: batch['number'][:, :1]; "
         "sys.exit(_predict.main(['a.csv']))"
     )

@@ -16,13 +16,15 @@ import tensorflow as tf
 import tensorflow_datasets as tfds
 from tensorflow_datasets.core.download import checksums, resource
 
-from tasks import config, datasets, files, prepared_data, records
+from tasks import config, records
 from tasks import prepare as stage
+from tasks.data import builders, prepared_data
 from tasks.download import download
-from tasks.errors import UserError
 from tasks.input import sources
 from tasks.input.batches import Batches
 from tasks.input.stream import StreamSource
+from tasks.system import files
+from tasks.system.errors import UserError
 from tests.conftest import CHECKOUT
 
 
@@ -139,7 +141,7 @@ def files_below(folder):
 
 def read_by_tfds(manifest, split):
     """Images and labels through TFDS' own reader."""
-    builder = datasets.build(manifest.name, manifest.version, Path(manifest.folder).absolute())
+    builder = builders.build(manifest.name, manifest.version, Path(manifest.folder).absolute())
     pairs = list(builder.as_dataset(split=split, as_supervised=True).as_numpy_iterator())
     return [image for image, _ in pairs], np.array([label for _, label in pairs])
 

@@ -5,8 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from tasks import dvc_data, prepared_data
-from tasks.errors import UserError
+from tasks.data import prepared_data
+from tasks.operations import dvc_data
+from tasks.system.errors import UserError
 
 
 def test_what_prepare_did_not_make_is_moved_out_of_its_way(project, tiny, capsys):

@@ -8,8 +8,10 @@ from pathlib import Path
 import mlflow
 import pytest
 
-from tasks import model_versions, pipeline, provenance, records, runs, tracking
-from tasks.errors import StratagemError, UserError
+from tasks import records, runs, tracking
+from tasks.operations import pipeline, trace
+from tasks.runs import model_versions
+from tasks.system.errors import StratagemError, UserError
 from tests.tasks.test_lineage import git
 from tests.tasks.written_runs import run_id_of, version_of, write_results, write_run
 
@@ -35,7 +37,7 @@ def links_of(link, way=""):
 
 def names(reference, kind, way=None):
     """Return what of a kind is in the chain of a reference."""
-    found = links_of(provenance.trace(reference).link)
+    found = links_of(trace.trace(reference).link)
     return [link.name for where, link in found if link.kind == kind and way in (None, where)]
 
 
@@ -71,7 +73,7 @@ def test_a_version_leads_to_its_checkpoint_run_commit_data_and_source(chain):
         "digits-convnet2/2",
         "models:/digits-convnet2/2",
     ):
-        found = provenance.trace(reference)
+        found = trace.trace(reference)
         assert found.registry is None
         assert [(way, link.kind, link.name) for way, link in links_of(found.link)] == [
             ("", "model version", "digits-convnet2/2"),
@@ -86,10 +88,10 @@ def test_a_version_leads_to_its_checkpoint_run_commit_data_and_source(chain):
         ]
     assert found.link.facts["aliases"] == "@challenger @next"
     assert names("digits-convnet2@champion", "run") == [old.run_id]
-    (commit,) = [link for _, link in links_of(provenance.trace("digits-convnet2/1").link) if link.kind == "git commit"]
+    (commit,) = [link for _, link in links_of(trace.trace("digits-convnet2/1").link) if link.kind == "git commit"]
     assert commit.facts == {"subject": "data aa[31m", "state": "with changes that are in no commit"}
     assert names("digits-convnet2/1", "raw data") == ["11" * 16], "as its commit has it, not today's lock"
-    (stranger,) = provenance.trace("digits-convnet2/3").link.up
+    (stranger,) = trace.trace("digits-convnet2/3").link.up
     assert (stranger.name, stranger.facts) == ("MLflow does not say which", {"state": "not in mlruns/"})
 
 
@@ -97,7 +99,7 @@ def test_a_run_leads_both_ways_by_each_of_its_names(chain):
     _, new, _, _, second = chain
     with contextlib.chdir("data"):
         for reference in (new.run_id, "0002", new.name, f"../{new.folder}", f"../{new.folder}/report/history.csv"):
-            assert provenance.trace(reference).link.name == new.run_id, reference
+            assert trace.trace(reference).link.name == new.run_id, reference
     assert names("0002", "checkpoint", "v") == [f"{new.folder}/checkpoints/{step}" for step in (41, 82)]
     assert names("0002", "evaluation", "v") == [f"{new.folder}/records/evaluation.json"]
     assert names("0002", "model", "v") == [f"{new.folder}/models/{name}.keras" for name in ("best", "final")]
@@ -146,7 +148,7 @@ def test_a_checkpoint_leads_to_what_was_made_of_it_also_when_it_is_gone(chain):
         assert names(reference, "model version", "v") == ["digits-convnet2/2"]
     assert names(f"{new.folder}/checkpoints/41", "evaluation") == []
     runs.prune(runs.Selection(keep_last=0), list, dry_run=False)
-    found = provenance.trace(place).link
+    found = trace.trace(place).link
     assert (found.facts, found.up[0].facts["state"]) == ({"state": "not in mlruns/"}, "pruned")
 
 
@@ -175,11 +177,11 @@ def test_an_export_leads_to_its_version_wherever_it_lies(chain, tmp_path):
         assert names(str(elsewhere / place), "run", "^^^") == [new.run_id]
     (elsewhere / "notes.txt").touch()
     with pytest.raises(UserError, match=r"notes.txt is nothing that stratagem made: it lies in no run"):
-        provenance.trace(str(elsewhere / "notes.txt"))
+        trace.trace(str(elsewhere / "notes.txt"))
     export(new, tmp_path / "unregistered", "d2")
     assert names(str(tmp_path / "unregistered"), "run", "^^") == [new.run_id]
     export(new.model_copy(update={"run_id": "7" * 32}), tmp_path / "strange", "d3")
-    (of_another,) = provenance.trace(str(tmp_path / "strange")).link.up
+    (of_another,) = trace.trace(str(tmp_path / "strange")).link.up
     assert of_another.facts == {"state": "not in mlruns/", "data version": NEW, "git commit": "c0"}
 
 
@@ -207,15 +209,15 @@ UNKNOWN = {
 def test_what_is_not_known_is_refused_with_the_nearest(chain):
     for reference, message in UNKNOWN.items():
         with pytest.raises(UserError, match=message):
-            provenance.trace(reference)
+            trace.trace(reference)
     shared = write_run(0xAAAA, data_version=OLD)
     with pytest.raises(
         UserError, match=f"'aaaa' is the beginning of 2 ids: data version {OLD}, run {shared.run_id}. Give"
     ):
-        provenance.trace("aaaa")
+        trace.trace("aaaa")
     Path("data/digits/dvc.lock").unlink()
     with pytest.raises(UserError, match="data/digits is not prepared, so it has no data version"):
-        provenance.trace("digits")
+        trace.trace("digits")
 
 
 def test_a_registry_that_does_not_answer_is_told_and_the_records_are_shown(chain, monkeypatch):
@@ -226,7 +228,7 @@ def test_a_registry_that_does_not_answer_is_told_and_the_records_are_shown(chain
 
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:1")
     monkeypatch.setattr(pipeline, "registered_versions", refuse)
-    found = provenance.trace("0002")
+    found = trace.trace("0002")
     assert found.registry == "no MLflow server answers"
     (version,) = [link for _, link in links_of(found.link) if link.kind == "model version"]
     assert (version.name, version.facts) == ("digits-convnet2/2", {"aliases": "@challenger"})
@@ -241,7 +243,7 @@ def test_what_was_edited_or_removed_since_breaks_no_chain(chain):
     Path(new.folder, "records", "evaluation.json").write_text("{")
     assert names("0002", "evaluation") == []
     shutil.rmtree(".git")
-    (commit, *_) = provenance.trace("0001").link.up
+    (commit, *_) = trace.trace("0001").link.up
     assert commit.facts["subject"] == "not in this repository"
     assert names("0001", "raw data") == []
     for name in ("../digits", "/", ".."):

@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from tasks import config, pipeline, preconditions, records, runs
-from tasks.errors import UserError
+from tasks import config, records, runs
+from tasks.operations import pipeline, preconditions
+from tasks.system.errors import UserError
 from tests.tasks.written_runs import files_below, run_id_of, version_of, write_results, write_run
 
 EACH = 2 * 1002 + 2 * 1000

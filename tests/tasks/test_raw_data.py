@@ -5,9 +5,12 @@ from pathlib import Path
 
 import pytest
 
-from tasks import config, dvc_data, lineage, prepared_data, raw_data
-from tasks.errors import UserError
+from tasks import config
+from tasks.data import prepared_data, raw_data
 from tasks.input import sources
+from tasks.operations import dvc_data
+from tasks.runs import lineage
+from tasks.system.errors import UserError
 
 SHARD = "digits/1.0.0/digits-train.tfrecord-00000-of-00001"
 

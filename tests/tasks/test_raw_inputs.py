@@ -10,8 +10,8 @@ import numpy as np
 import pandas
 import pytest
 
-from tasks.errors import UserError
-from tasks.raw_inputs import MAX_TEXT, Reader, Wanted
+from tasks.serving.raw_inputs import MAX_TEXT, Reader, Wanted
+from tasks.system.errors import UserError
 
 TABLE = Wanted({"size": "number", "city": "category"}, ("number", "category"))
 LINES = Wanted({"note": "text"}, ("note",))

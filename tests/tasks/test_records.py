@@ -8,8 +8,8 @@ import pytest
 from pydantic import ValidationError
 
 from tasks import records
-from tasks.errors import UserError
 from tasks.records import EvaluationResult, SourceFile
+from tasks.system.errors import UserError
 
 OLD = SourceFile(url="https://example.org/old.gz", sha256="0" * 64, num_bytes=1)
 NEW = SourceFile(url="https://example.org/new.gz", sha256="f" * 64, num_bytes=2)

@@ -19,8 +19,10 @@ from mlflow.pyfunc.scoring_server import invocations
 from mlflow.utils import requirements_utils
 from PIL import Image
 
-from tasks import models, predictions, records, tracking
-from tasks.errors import UserError
+from tasks import records, tracking
+from tasks.evaluation import predictions
+from tasks.modeling import models
+from tasks.system.errors import UserError
 from tests.tasks.registering import IMAGES, VERSION, Trained
 
 

@@ -7,7 +7,8 @@ from typing import get_args
 
 import keras
 
-from tasks import config, losses, metrics, optimizers, records, schedules
+from tasks import config, records
+from tasks.modeling import losses, metrics, optimizers, schedules
 
 
 @functools.cache
@@ -41,11 +42,12 @@ def test_every_loss_can_be_asked_for():
 def test_every_task_has_metrics_and_measures_its_headline():
     for task, name in records.HEADLINES.items():
         assert metrics.of_task(task)[name].in_training is not None
-    assert {name for task in records.HEADLINES for name in metrics.of_task(task)} == set(config.names_of("metrics"))
+    offered = {name for task in records.HEADLINES for name in metrics.of_task(task)}
+    assert offered == set(config.names_of("modeling/metrics"))
 
 
 def test_a_metric_can_be_asked_for_where_one_is():
-    names = config.names_of("metrics")
+    names = config.names_of("modeling/metrics")
     assert "accuracy" in names
     parts = ("train", "validation")
     # The other half of each is a pattern for metrics of a user's own.
@@ -81,7 +83,7 @@ def test_nobody_asks_which_strategy_it_is():
                 return bool(constants(node.pattern))
         return False
 
-    rooms = ("tasks/strategies/", "tasks/launchers/", "tasks/config/strategies.py")
+    rooms = ("tasks/strategies/", "tasks/strategies/engines/", "tasks/config/strategies.py")
     asked = [
         f"{file}:{getattr(node, 'lineno', '?')}"
         for file, tree in trees().items()

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tasks import relocation
+from tasks.runs import relocation
 
 # What of MLflow's tables is looked at, as MLflow 3.17 names it; test_register.py has the real ones.
 TABLES = """

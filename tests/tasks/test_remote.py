@@ -15,9 +15,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tasks import committed, config, files, machine, network, records, remote, runs
-from tasks.errors import UserError
-from tasks.remote import address, copying
+from tasks import config, records, runs
+from tasks.runs import committed, remote
+from tasks.runs.remote import address, copying
+from tasks.system import files, machine, network
+from tasks.system.errors import UserError
 from tests.tasks.written_runs import run_id_of, write_run
 
 

@@ -5,7 +5,7 @@ import matplotlib.image
 import numpy as np
 import pytest
 
-from tasks import config, report
+from tasks import config, reports
 from tasks.records import ClassMetrics, Comparison, ComparisonRow, EvaluationResult, TrainingResult
 
 
@@ -30,7 +30,9 @@ LONG = [f"species number {i} of a long name" for i in range(26)]
 )
 def test_the_picture_has_a_sensible_size_and_nothing_is_cut_off(tmp_path, num_classes, names):
     matrix = np.eye(num_classes, dtype=int) * 40
-    path = report.confusion_matrix(evaluation(matrix, names), "digits, a-run: test accuracy 0.97", tmp_path / "new.png")
+    path = reports.confusion_matrix(
+        evaluation(matrix, names), "digits, a-run: test accuracy 0.97", tmp_path / "new.png"
+    )
     picture = matplotlib.image.imread(path)
     height, width, channels = picture.shape
     assert channels == 4
@@ -47,7 +49,7 @@ def test_a_mistake_moves_a_square_along_its_row(tmp_path):
     wrong = right.copy()
     wrong[3] = np.eye(10, dtype=int)[7] * 40
     pictures = [
-        matplotlib.image.imread(report.confusion_matrix(evaluation(matrix), "t", tmp_path / f"{i}.png"))
+        matplotlib.image.imread(reports.confusion_matrix(evaluation(matrix), "t", tmp_path / f"{i}.png"))
         for i, matrix in enumerate([right, wrong])
     ]
     rows, columns = np.nonzero((pictures[0] != pictures[1]).any(2))
@@ -63,14 +65,14 @@ def test_the_shade_is_the_share_of_a_row(tmp_path):
     # Ten times as many examples of a class change no shade, only the numbers in the squares.
     few, many = [[3, 1], [1, 3]], [[30, 10], [1, 3]]
     pictures = [
-        matplotlib.image.imread(report.confusion_matrix(evaluation(matrix), "t", tmp_path / f"{i}.png"))
+        matplotlib.image.imread(reports.confusion_matrix(evaluation(matrix), "t", tmp_path / f"{i}.png"))
         for i, matrix in enumerate([few, many])
     ]
     assert 0 < (pictures[0] != pictures[1]).any(2).mean() < 0.005
 
 
 def test_a_class_without_examples_is_no_warning(tmp_path):
-    assert report.confusion_matrix(evaluation([[0, 0], [1, 2]]), "t", tmp_path / "p.png").stat().st_size > 1000
+    assert reports.confusion_matrix(evaluation([[0, 0], [1, 2]]), "t", tmp_path / "p.png").stat().st_size > 1000
 
 
 HISTORY = {
@@ -83,7 +85,7 @@ HISTORY = {
 def test_the_learning_curve_has_a_panel_a_metric_and_a_line_a_split(tmp_path, epochs):
     def draw(name, **changes):
         history = {metric: values[:epochs] for metric, values in (HISTORY | changes).items() if values}
-        drawn = report.learning_curve(TrainingResult.model_construct(history=history), "a run", tmp_path / name)
+        drawn = reports.learning_curve(TrainingResult.model_construct(history=history), "a run", tmp_path / name)
         return matplotlib.image.imread(drawn)
 
     whole, changed = draw("whole.png"), draw("changed.png", **{"train/accuracy": (0.9, 0.5, 0.2)})
@@ -107,7 +109,7 @@ def test_the_augmented_examples_are_a_row_each_with_the_original_first(tmp_path,
     ).input.augmentation
 
     def draw(images):
-        drawn = report.augmented_examples(images, section, "a run", tmp_path / "augmented_examples.png")
+        drawn = reports.augmented_examples(images, section, "a run", tmp_path / "augmented_examples.png")
         return matplotlib.image.imread(drawn)[..., :3]
 
     images = np.full((4, 8, height, width, channels), 128, np.uint8)
@@ -137,7 +139,7 @@ def test_the_history_is_a_line_an_epoch(tmp_path):
     result = TrainingResult.model_construct(
         history={"validation/loss": (0.5, 0.25), "train/loss": (1.5, float("nan")), "train/accuracy": (0.1, 1 / 3)}
     )
-    assert read(report.history_table(result, tmp_path / "new" / "history.csv")) == [
+    assert read(reports.history_table(result, tmp_path / "new" / "history.csv")) == [
         ["epoch", "train/accuracy", "train/loss", "validation/loss"],
         ["1", "0.1", "1.5", "0.5"],
         ["2", "0.3333333333333333", "nan", "0.25"],
@@ -145,7 +147,7 @@ def test_the_history_is_a_line_an_epoch(tmp_path):
 
 
 def test_the_table_of_predictions_is_a_line_an_example(tmp_path):
-    table = report.predictions_table(evaluation([[2, 1], [0, 1]], ["a, b", "c"]), tmp_path / "predictions.csv")
+    table = reports.predictions_table(evaluation([[2, 1], [0, 1]], ["a, b", "c"]), tmp_path / "predictions.csv")
     assert read(table) == [
         ["actual", "predicted"],
         ["a, b", "a, b"],
@@ -157,7 +159,7 @@ def test_the_table_of_predictions_is_a_line_an_example(tmp_path):
 
 def test_the_table_of_a_regression_has_its_numbers(tmp_path):
     numbers = evaluation([[1]]).model_copy(update={"confusion_matrix": (), "classes": (), "predictions": ((1.5, 2.0),)})
-    assert read(report.predictions_table(numbers, tmp_path / "p.csv")) == [["actual", "predicted"], ["1.5", "2.0"]]
+    assert read(reports.predictions_table(numbers, tmp_path / "p.csv")) == [["actual", "predicted"], ["1.5", "2.0"]]
 
 
 @pytest.mark.parametrize("task", ["regression", "multilabel"])
@@ -169,14 +171,14 @@ def test_what_has_no_confusion_matrix_has_another_picture(tmp_path, task):
         )
     else:
         made = of_classes.model_copy(update={"confusion_matrix": ()})
-    picture = report.predictions(made, "title", tmp_path)
+    picture = reports.predictions(made, "title", tmp_path)
     assert picture == tmp_path / "predictions.png"
     assert picture.read_bytes()[:4] == b"\x89PNG"
-    assert report.predictions(of_classes, "title", tmp_path).name == "confusion_matrix.png"
+    assert reports.predictions(of_classes, "title", tmp_path).name == "confusion_matrix.png"
 
 
 def test_metrics_are_nested_as_dvc_shows_them(tmp_path):
-    path = report.metrics_table(evaluation([[1]]), tmp_path / "test.json")
+    path = reports.metrics_table(evaluation([[1]]), tmp_path / "test.json")
     assert json.loads(path.read_text()) == {"test": {"loss": 0.5, "accuracy": 0.75, "top_5_accuracy": 1.0}}
 
 
@@ -201,7 +203,7 @@ def compared(*rows, **more):
 def test_a_comparison_as_a_page(tmp_path):
     again = FAILED.model_copy(update={"loop": "fit"})
     made = compared(WORKED, FAILED, again, left_out=("mlp with fit: none",), note="2 devices share 2 cores.")
-    assert report.comparison_page(made, tmp_path / "page.md").read_text() == (
+    assert reports.comparison_page(made, tmp_path / "page.md").read_text() == (
         "# mlp on digits: model_parallel, tpu\n\n"
         "| strategy | loop | replicas (on devices) | examples/s | seconds per epoch | speed-up | efficiency "
         "| total, s | test accuracy | start-up, s | tracing, s |\n"
@@ -221,7 +223,7 @@ def test_a_comparison_as_a_page(tmp_path):
 
 
 def test_a_comparison_as_csv_keeps_the_numbers(tmp_path):
-    first, worked, failed = read(report.comparison_table(compared(WORKED, FAILED), tmp_path / "new" / "table.csv"))
+    first, worked, failed = read(reports.comparison_table(compared(WORKED, FAILED), tmp_path / "new" / "table.csv"))
     shown = dict(zip(first, worked, strict=True))
     assert (shown["examples_per_second"], shown["test/accuracy"], shown["restarts"]) == ("1234.5", "0.98765", "1")
     assert shown["devices"] == "cpu:0 cpu:1"
@@ -235,12 +237,12 @@ def test_a_comparison_as_csv_keeps_the_numbers(tmp_path):
     [(None, "-"), (0.0, "0.00"), (9.99, "9.99"), (9.996, "10.0"), (99.9, "99.9"), (99.96, "100"), (12345.6, "12,346")],
 )
 def test_seconds_take_few_letters(seconds, text):
-    _, ((*_, shown),) = report.comparison_cells(compared(WORKED.model_copy(update={"tracing_seconds": seconds})))
+    _, ((*_, shown),) = reports.comparison_cells(compared(WORKED.model_copy(update={"tracing_seconds": seconds})))
     assert shown == text
 
 
 def test_every_cell_that_says_no_has_its_reason():
-    rows, reasons = report.offers_cells()
+    rows, reasons = reports.offers_cells()
     named = {mark.removeprefix("no ") for _, *marks in rows for mark in marks if mark != "yes"}
     assert named == reasons.keys()
     assert len(set(reasons.values())) == len(reasons), "one number for each reason"

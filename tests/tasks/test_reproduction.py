@@ -7,12 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from flows import run_tables
-from tasks import checkout, config, files, lineage, machine, provenance, records, reproduction, runs, uncommitted
-from tasks.errors import UserError
-from tasks.process import elsewhere, scratch
+from flows.cli import run_tables
+from tasks import config, records, runs
+from tasks.operations import checkout, other_checkout, reproduce, trace
 from tasks.records import Change, Changed, TrainingResult
-from tasks.report import material, overview
+from tasks.reports import material, overview
+from tasks.runs import lineage, uncommitted
+from tasks.system import files, machine, temporary
+from tasks.system.errors import UserError
 from tests.tasks import made_up
 from tests.tasks.test_lineage import git
 from tests.tasks.test_side_by_side import two
@@ -40,7 +42,7 @@ def write(number=1, **more):
 
 def changes(run, **more):
     """Return what is otherwise today, by its name: then, now, and what follows."""
-    done = reproduction.reproduce(run.run_id, dry_run=True, **more)
+    done = reproduce.reproduce(run.run_id, dry_run=True, **more)
     assert (done.same, done.reproduced_by) == (None, None)
     return {one.what: (one.then, one.now, one.effect) for one in done.changes}, done.reason
 
@@ -70,7 +72,7 @@ def test_code_and_settings_are_brought_back_and_nothing_of_the_users_is_touched(
     }
     assert (Path(".git/index").read_bytes(), git("status", "--porcelain")) == (index, status)
     assert [len(git(*words).splitlines()) for words in (("worktree", "list"), ("branch", "--all"))] == [1, 1]
-    assert list(scratch.folder().iterdir()) == [scratch.folder() / ".stratagem"], "the checkout is gone"
+    assert list(temporary.folder().iterdir()) == [temporary.folder() / ".stratagem"], "the checkout is gone"
 
 
 def test_code_of_another_version_of_the_package_is_asked_for(trained):
@@ -98,7 +100,7 @@ def test_changes_that_were_in_no_commit_are_brought_back_where_they_are_whole(tr
     assert "with its uncommitted changes; new, and not shown: tasks/secret.bin. A run of code" in changes(run)[1]
     kept.unlink()
     with pytest.raises(UserError, match="its code cannot be brought back"):
-        reproduction.reproduce(run.run_id, allow_changes=True)
+        reproduce.reproduce(run.run_id, allow_changes=True)
 
 
 def test_data_come_from_dvcs_cache_where_they_are_others_today_and_are_refused_where_that_is_gone(trained):
@@ -139,7 +141,7 @@ def test_a_link_in_a_commit_leads_to_no_file_of_the_users(trained, tmp_path):
     Path("data/digits").mkdir()
     Path("data/digits/dvc.lock").write_text(lock)
     with pytest.raises(UserError, match="data/digits of that commit is a link that leads out of the project"):
-        reproduction.reproduce(run.run_id, dry_run=True)
+        reproduce.reproduce(run.run_id, dry_run=True)
     assert list(outside.iterdir()) == []
 
 
@@ -156,7 +158,7 @@ def test_another_machine_or_other_packages_are_refused_unless_that_is_allowed(tr
     assert f"tensorflow was 2.1.0 and is {now['tensorflow']}" in reason
     assert "--allow-changes" in reason
     assert changes(run, allow_changes=True)[1] == "it can be trained once more"
-    kinds = {one.what: one.kind for one in reproduction.reproduce(run.run_id, dry_run=True).changes}
+    kinds = {one.what: one.kind for one in reproduce.reproduce(run.run_id, dry_run=True).changes}
     assert kinds == {"tensorflow": "environment", "cores": "machine", "gpus": "machine"}
     assert changes(write(3, environment={}))[0]["environment"][2] == "matters"
 
@@ -172,10 +174,10 @@ def test_a_run_that_was_resumed_as_another_training_is_refused_and_says_so_every
     said = "train.epochs was 2 up to step 82, then 10. Trained from its beginning"
     assert f"run {run.run_id} was resumed as another training: {said}" in reason
     with pytest.raises(UserError, match="was resumed as another training"):
-        reproduction.reproduce(run.run_id, allow_changes=True)
+        reproduce.reproduce(run.run_id, allow_changes=True)
     both = "train.loop 'fit' up to step 41, then 'custom'; train.epochs 2 up to step 82, then 10"
     assert ("resumed with others", (both, None)) in runs.compare(run, trained).differences.items()
-    links = provenance.trace(run.run_id).link.up
+    links = trace.trace(run.run_id).link.up
     assert {link.facts.get("resumed with") for link in links if link.kind == "settings"} == {both}
     run_tables.print_details(runs.show(run))
     assert both in " ".join(capsys.readouterr().out.split())
@@ -204,21 +206,21 @@ REFUSED = [
 def test_a_run_that_cannot_be_trained_again_is_refused(trained, more, overrides, words):
     run = write(2, overrides=overrides, **more)
     with pytest.raises(UserError, match=words):
-        reproduction.reproduce(run.run_id)
+        reproduce.reproduce(run.run_id)
 
 
 def test_a_run_that_was_not_trained_to_its_end_and_one_that_there_is_not(trained):
     run = write_run(5, status="KILLED")
     with pytest.raises(UserError, match=rf"was not trained to its end.*stratagem run --resume {run.run_id}"):
-        reproduction.reproduce(run.run_id)
+        reproduce.reproduce(run.run_id)
     with pytest.raises(UserError, match=rf"unknown run '{run_id_of(1)[:-1]}x': did you mean '{run_id_of(1)}'"):
-        reproduction.reproduce(f"{run_id_of(1)[:-1]}x")
+        reproduce.reproduce(f"{run_id_of(1)[:-1]}x")
 
 
 def test_a_command_elsewhere_that_refuses_or_fails_says_so(trained):
     with pytest.raises(UserError, match="`stratagem runs` with the code of that commit ended with exit code 2"):
-        elsewhere.run_command(["runs", "show", "nosuch"], Path.cwd())
-    assert json.loads(elsewhere.run_command(["runs", "--json"], Path.cwd()))["num_runs"] == 1
+        other_checkout.run_command(["runs", "show", "nosuch"], Path.cwd())
+    assert json.loads(other_checkout.run_command(["runs", "--json"], Path.cwd()))["num_runs"] == 1
 
 
 # Each: weights of both, deterministic, whether the machine is another, how the second outputs are moved, the verdict.
@@ -242,6 +244,6 @@ def test_whether_the_same_came_out(tmp_path, monkeypatch, digests, deterministic
         records.save(trained.model_copy(update={"weights_digest": digest}), path)
     settings = config.load(None, {"train.deterministic": deterministic})
     change = Change(kind="machine", what="cores", then="1", now="2", effect="matters")
-    done = reproduction.judge(first, second, settings, [change] if elsewhere else [])
+    done = reproduce.judge(first, second, settings, [change] if other_checkout else [])
     assert (done.same, done.weights_digests, done.reproduced_by) == (same, digests, second.run_id)
     assert re.search(words, done.reason), done.reason

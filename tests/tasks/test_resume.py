@@ -5,8 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from tasks import config, lineage, records, runs
-from tasks.errors import UserError
+from tasks import config, records, runs
+from tasks.runs import lineage
+from tasks.system.errors import UserError
 from tests.tasks.written_runs import write_results
 
 RUN = "0123456789abcdef" * 2
@@ -88,7 +89,7 @@ def test_a_run_that_is_not_resumed_is_named_with_the_reason(project):
 @pytest.mark.usefixtures("own_code")
 def test_other_data_and_other_code_are_reasons(project):
     begin()
-    Path("tasks/models/own.py").write_text("new = True\n")
+    Path("tasks/modeling/models/own.py").write_text("new = True\n")
     settings = config.load()
     why = runs.why_not_resumed(settings, lineage.collect(settings, "e"))
     assert "its data version was d and is e; the code of flows/, tasks/" in why
@@ -97,7 +98,7 @@ def test_other_data_and_other_code_are_reasons(project):
 @pytest.mark.usefixtures("own_code")
 def test_a_comment_in_the_code_is_no_reason(project):
     begin()
-    with Path("tasks/models/mlp.py").open("a") as file:
+    with Path("tasks/modeling/models/mlp.py").open("a") as file:
         file.write("# changed\n")
     assert resumed() == RUN
 

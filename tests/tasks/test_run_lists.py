@@ -7,10 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from flows import run_tables
-from tasks import config, metrics, pipeline, records, runs
-from tasks.errors import UserError
+from flows.cli import run_tables
+from tasks import config, records, runs
+from tasks.modeling import metrics
+from tasks.operations import pipeline
 from tasks.records import MetricPair, RunDifference
+from tasks.system.errors import UserError
 from tests.tasks.test_runs import opened
 from tests.tasks.written_runs import run_id_of, write_results, write_run
 
@@ -85,7 +87,7 @@ def test_the_best_by_a_metric_of_ones_own_come_first(project):
 
 
 def test_which_is_better_is_known_of_each_metric():
-    for name in config.names_of("metrics"):
+    for name in config.names_of("modeling/metrics"):
         assert pipeline.lower_is_better(f"test/{name}") == (metrics.find(name).better == "lower"), name
     assert pipeline.lower_is_better("validation/loss")
     assert not pipeline.lower_is_better("test/top_3_accuracy"), "of which there is no file"

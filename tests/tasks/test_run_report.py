@@ -11,9 +11,14 @@ import pytest
 import sklearn.metrics
 from PIL import Image
 
-from tasks import config, evidence, metrics, quality_report, records, runs
+from tasks import config, records, runs
+from tasks.data import quality_report
+from tasks.evaluation import evidence
+from tasks.evaluation.binned import bins
+from tasks.evaluation.slices import MetadataColumn, every, quarters
+from tasks.modeling import metrics
 from tasks.records import EvaluationResult, RunStatus, RunSummary
-from tasks.report import (
+from tasks.reports import (
     calibration,
     classes,
     contents,
@@ -26,9 +31,7 @@ from tasks.report import (
     slices,
     svg,
 )
-from tasks.report.binned import bins
-from tasks.report.material import layers, load
-from tasks.slices import MetadataColumn, every, quarters
+from tasks.reports.material import layers, load
 from tests.tasks import made_up
 
 EMPTY = {"meta", "img", "br", "path", "rect"}
@@ -151,7 +154,7 @@ def test_calibration_is_that_of_the_definition():
 
 def test_predictions_are_binned_once_for_a_page(monkeypatch):
     asked = []
-    monkeypatch.setattr("tasks.report.material.bins", lambda *given: asked.append(len(given)) or bins(*given))
+    monkeypatch.setattr("tasks.reports.material.bins", lambda *given: asked.append(len(given)) or bins(*given))
     assert page.write(made_up.run(*made_up.classification())).binned is not None
     assert len(asked) == 1
 

@@ -13,8 +13,10 @@ from pathlib import Path
 import pytest
 from filelock import FileLock
 
-from tasks import config, files, lineage, records, runs
-from tasks.errors import UserError
+from tasks import config, records, runs
+from tasks.runs import lineage
+from tasks.system import files
+from tasks.system.errors import UserError
 
 DATA, CODE = "0123abcd", "c0de"
 

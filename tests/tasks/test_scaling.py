@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from benchmarks import network as measured
-from tasks import scaling
-from tasks.errors import UserError
+from tasks.operations import scaling
+from tasks.system.errors import UserError
 
 CLUSTER = scaling.Interconnect(bandwidth=25e9, latency_seconds=50e-6)
 GIVEN = {

@@ -2,7 +2,8 @@ import math
 
 import pytest
 
-from tasks import config, schedules
+from tasks import config
+from tasks.modeling import schedules
 
 STEPS = 10  # in one epoch
 

@@ -11,10 +11,11 @@ import time
 import pytest
 
 from tasks import config
-from tasks.errors import Interrupted, StratagemError, UserError
-from tasks.process import client, guard
+from tasks.process import client
 from tasks.process.environment import stage_environment
 from tasks.process.serve import unexpected
+from tasks.system import lifetime
+from tasks.system.errors import Interrupted, StratagemError, UserError
 
 # A user's own models. What they print must not mix with the answers.
 MODELS = """
@@ -67,7 +68,7 @@ def test_a_stage_process_serves_requests_and_survives_their_errors(project, tiny
 
 @pytest.mark.slow
 def test_a_stage_that_is_interrupted_answers_and_the_process_serves_on(project, tiny, interrupted_when, monkeypatch):
-    monkeypatch.setattr(guard, "GRACE_SECONDS", 300.0)  # A busy machine may take more than 15 s to save a step.
+    monkeypatch.setattr(lifetime, "GRACE_SECONDS", 300.0)  # A busy machine may take more than 15 s to save a step.
     settings = config.load(None, {**QUICK, "dataset.name": "tiny", "train.epochs": 100_000})
     try:
         process = client.start_processes(settings)

@@ -14,9 +14,9 @@ import pytest
 from PIL import Image
 
 from tasks import records, tracking
-from tasks.raw_model import RawModel
-from tasks.serving import BadRequest, RequestBatcher, Served, application, read_request, schema
-from tasks.trained_models import TrainedModel
+from tasks.serving.raw_model import RawModel
+from tasks.serving.server import BadRequest, RequestBatcher, Served, application, read_request, schema
+from tasks.tracking.trained_models import TrainedModel
 from tests.tasks.registering import Trained
 
 ENCODING = {

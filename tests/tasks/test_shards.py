@@ -6,10 +6,10 @@ import threading
 import numpy as np
 import pytest
 
-from tasks import checkpoints, shards
-from tasks.checkpoints import Checkpoints, State
-from tasks.errors import StratagemError, UserError
-from tasks.shards import Pieces, ShardWriter
+from tasks.system.errors import StratagemError, UserError
+from tasks.training import checkpoints, shards
+from tasks.training.checkpoints import Checkpoints, State
+from tasks.training.shards import Pieces, ShardWriter
 
 KERNEL = np.arange(48, dtype=np.float32).reshape(8, 6)
 BIAS = np.arange(6, dtype=np.float32)

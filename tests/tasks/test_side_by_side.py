@@ -7,9 +7,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tasks import evidence, metrics, records, side_by_side
-from tasks.report import comparison_html, influence, intervals
-from tasks.report.material import load
+from tasks import records
+from tasks.evaluation import evidence
+from tasks.modeling import metrics
+from tasks.reports import comparison_html, influence, intervals, side_by_side
+from tasks.reports.material import load
 from tests.tasks import made_up
 from tests.tasks import test_findings as comparisons
 from tests.tasks.test_run_report import TASKS

@@ -12,9 +12,9 @@ import pytest
 import tensorflow as tf
 
 from tasks import config, records, strategies
-from tasks.errors import UserError
-from tasks.machine import free_ports
 from tasks.strategies import _processes
+from tasks.system.errors import UserError
+from tasks.system.machine import free_ports
 from tasks.training.batch_size import find_global_batch_size
 from tests.tasks.clusters import place_of
 

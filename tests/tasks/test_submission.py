@@ -12,11 +12,13 @@ import kubernetes_validate
 import pytest
 import yaml
 
-from tasks import config, launchers, records, submission
-from tasks.errors import UserError
-from tasks.launchers import kubernetes as pods
-from tasks.launchers import slurm as launcher
-from tasks.submission import Request, kubernetes, slurm
+from tasks import config, records
+from tasks.operations import submission
+from tasks.operations.submission import Request, kubernetes, slurm
+from tasks.strategies import engines
+from tasks.strategies.engines import kubernetes as pods
+from tasks.strategies.engines import slurm as launcher
+from tasks.system.errors import UserError
 
 JOBSET = Path(__file__).with_name("jobset.yaml")
 
@@ -330,7 +332,7 @@ def test_a_pod_finds_the_others_and_the_settings(manifests, root, monkeypatch):
     for one in container["env"]:
         monkeypatch.setenv(one["name"], one["value"])
     monkeypatch.setenv("JOB_COMPLETION_INDEX", "1")
-    assert launchers.find(settings.strategy) is pods
+    assert engines.find(settings.strategy) is pods
     (member,) = pods.members(settings.strategy)
     told = json.loads(member.environment["TF_CONFIG"])
     assert told["task"] == {"type": "worker", "index": 1}
@@ -389,13 +391,13 @@ def test_a_folder_that_the_nodes_do_not_share_is_refused(root, monkeypatch, writ
 
 def test_a_step_of_several_tasks_is_slurms_without_being_told(root, monkeypatch):
     section = config.load(None, ["strategy.kind=multi_worker"]).strategy
-    assert launchers.find(section).STARTS_ALL
+    assert engines.find(section).STARTS_ALL
     monkeypatch.setenv("SLURM_STEP_NUM_TASKS", "1")  # A batch script's own.
-    assert launchers.find(section).STARTS_ALL
+    assert engines.find(section).STARTS_ALL
     monkeypatch.setenv("SLURM_STEP_NUM_TASKS", "2")
-    assert launchers.find(section) is launcher
+    assert engines.find(section) is launcher
     monkeypatch.setenv("TF_CONFIG", "{}")
-    assert launchers.find(section) is not launcher
+    assert engines.find(section) is not launcher
 
 
 @pytest.fixture

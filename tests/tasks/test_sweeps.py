@@ -10,14 +10,15 @@ from pathlib import Path
 import optuna
 import pytest
 
-from tasks import lineage, runs, sweeps
-from tasks.errors import UserError
+from tasks import runs, sweeps
 from tasks.records import Limits, Sweep, SweepPlan, Trial
-from tasks.report import sweep_cells, sweep_remarks, sweep_table
-from tasks.report.sweep_page import write as write_page
+from tasks.reports import sweep_cells, sweep_remarks, sweep_table
+from tasks.reports.sweep_page import write as write_page
+from tasks.runs import lineage
 from tasks.sweeps import sampler
 from tasks.sweeps.halving import limits, rungs
 from tasks.sweeps.space import Halving
+from tasks.system.errors import UserError
 from tests.tasks import made_up
 from tests.tasks.written_runs import write_run
 
@@ -434,7 +435,7 @@ def test_other_data_and_other_code_are_other_sweeps(space, left):
     _, prepared = left()
     with pytest.raises(UserError, match=r"parallel was 1 and is 2; the data version was .* and is new"):
         sweeps.find(plan_of(space, parallel=2), space.example, prepared.model_copy(update={"data_version": "new"}))
-    Path("tasks/gate.py").write_text(Path("tasks/gate.py").read_text() + "\nMORE = 1\n")
+    Path("tasks/evaluation/gate.py").write_text(Path("tasks/evaluation/gate.py").read_text() + "\nMORE = 1\n")
     with pytest.raises(UserError, match="the code of flows/, tasks/ or its model"):
         sweeps.find(plan_of(space), space.example, prepared)
 

@@ -19,12 +19,14 @@ import numpy as np
 import pytest
 from mlflow import MlflowClient
 
-from tasks import delivery, lineage, records, runs, tracking
-from tasks.errors import UserError
-from tasks.machine import free_ports
+from tasks import records, runs, tracking
+from tasks.operations import delivery
+from tasks.runs import lineage
+from tasks.system.errors import UserError
+from tasks.system.machine import free_ports
 from tests.tasks.registering import IMAGES, VERSION, Trained
 
-STRATAGEM = (sys.executable, "-c", "from flows.cli import main; main()")
+STRATAGEM = (sys.executable, "-c", "from flows.cli.main import main; main()")
 
 
 @pytest.fixture

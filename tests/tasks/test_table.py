@@ -15,11 +15,13 @@ from PIL import Image
 from sklearn.datasets import load_breast_cancer, load_diabetes, load_wine
 from sklearn.preprocessing import QuantileTransformer
 
-from tasks import config, dataset_folder, encoding, prepared_data, slices, table_files
+from tasks import config
 from tasks import prepare as stage
-from tasks.dataset_kinds import table
-from tasks.encoding import Encoder
-from tasks.errors import UserError
+from tasks.data import dataset_folder, encoding, prepared_data, table_files
+from tasks.data.encoding import Encoder
+from tasks.data.kinds import table
+from tasks.evaluation import slices
+from tasks.system.errors import UserError
 
 CITIES = ("Bonn", "Köln", "Ulm")
 WORDS = ("good", "bad", "fine", "nice", "awful", "place", "food")
@@ -171,9 +173,9 @@ def read_in_chunks(monkeypatch):
     """``read_in_chunks(200, kept=False)``: files are parsed so many bytes at a time, and count as large ones."""
 
     def read_in_chunks(num_bytes, kept):
-        monkeypatch.setattr("tasks.table_files.CHUNK_BYTES", num_bytes)
+        monkeypatch.setattr("tasks.data.table_files.CHUNK_BYTES", num_bytes)
         if not kept:
-            monkeypatch.setattr("tasks.table_files.KEPT_BYTES", 0)
+            monkeypatch.setattr("tasks.data.table_files.KEPT_BYTES", 0)
 
     return read_in_chunks
 

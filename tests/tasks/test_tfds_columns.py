@@ -8,12 +8,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tasks import config, dataset_folder, datasets, dvc_data, encoding, prepared_data
+from tasks import config
+from tasks.data import builders, dataset_folder, encoding, prepared_data
+from tasks.data.encoding import Encoder
 from tasks.download import download
-from tasks.encoding import Encoder
-from tasks.errors import UserError
 from tasks.input import sources
+from tasks.operations import dvc_data
 from tasks.prepare import prepare
+from tasks.system.errors import UserError
 
 BUILDERS = '''
 import io
@@ -540,6 +542,6 @@ def test_data_add_says_where_a_column_of_tfds_is_written(project):
     ],
 )
 def test_stock_builders_enter(name, tmp_path):
-    found = datasets.supervised(datasets.build(name, None, tmp_path))
+    found = builders.supervised(builders.build(name, None, tmp_path))
     assert set(found.wanted).isdisjoint(found.given)
     assert len(found.names) == len(found.given)

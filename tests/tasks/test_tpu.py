@@ -7,9 +7,10 @@ import threading
 
 import pytest
 
-from tasks import config, machine, strategies
-from tasks.errors import UserError
-from tasks.launchers import tpu
+from tasks import config, strategies
+from tasks.strategies.engines import tpu
+from tasks.system import machine
+from tasks.system.errors import UserError
 
 PLACES = ["strategy.tpu", *machine.TPU_VARIABLES, *tpu.DEVICE_FILES]
 
@@ -97,9 +98,8 @@ def test_a_name_is_looked_up_in_google_cloud(monkeypatch, tmp_path):
 
 
 def test_the_check_imports_no_framework():
-    code = (
-        "import sys; from tasks.launchers import tpu; print(sorted({'tensorflow', 'keras', 'jax'} & set(sys.modules)))"
-    )
+    heavy = {"tensorflow", "keras", "jax"}
+    code = f"import sys; from tasks.strategies.engines import tpu; print(sorted({heavy} & set(sys.modules)))"
     assert subprocess.check_output([sys.executable, "-c", code], text=True).strip() == "[]"
 
 

@@ -21,9 +21,11 @@ import mlflow
 import psutil
 import pytest
 
-from tasks import config, lineage, raw_model, records, runs, tracking
-from tasks.errors import UserError
-from tasks.machine import free_ports
+from tasks import config, records, runs, tracking
+from tasks.runs import lineage
+from tasks.serving import raw_model
+from tasks.system.errors import UserError
+from tasks.system.machine import free_ports
 from tests.tasks import made_up
 
 NO_SPLIT = records.PreparedSplit(
@@ -446,7 +448,8 @@ LEADING = """
 import sys, time
 sys.path.insert(0, sys.argv[1])
 from pathlib import Path
-from tasks import config, lineage, records, runs, tracking
+from tasks import config, records, runs, tracking
+from tasks.runs import lineage
 settings = config.load(overrides=[f"train.seed={sys.argv[2]}"])
 prepared = records.PreparedDataset.model_validate_json(Path(sys.argv[3]).read_text())
 with runs.lock_run(settings):

@@ -14,17 +14,22 @@ import tensorflow as tf
 from filelock import FileLock
 from tensorflow.core.util import event_pb2
 
-from tasks import config, lineage, machine, models, prepared_data, records, runs, strategies, tracked
+from tasks import config, records, runs, strategies
 from tasks import train as stage
-from tasks.checkpoints import Checkpoints, State
-from tasks.errors import Interrupted, UserError
+from tasks.data import prepared_data
 from tasks.input import sources
 from tasks.input.order import carve
+from tasks.modeling import models
+from tasks.process import tracked
 from tasks.records import Limits
+from tasks.runs import lineage
+from tasks.system import machine
+from tasks.system.errors import Interrupted, UserError
 from tasks.train import assist, check
 from tasks.training import initial, steps
 from tasks.training.batch_size import resumed_batch_size
 from tasks.training.callbacks.stopping import NonFiniteLoss
+from tasks.training.checkpoints import Checkpoints, State
 from tests.tasks.written_runs import write_run
 
 # 147 examples are left to train on: the last batch of an epoch is a short one.
@@ -952,7 +957,8 @@ import json, shutil, sys
 from pathlib import Path
 import keras, numpy as np
 import tensorflow as tf
-from tasks import config, models, records
+from tasks import config, records
+from tasks.modeling import models
 from tasks.input import sources
 from tasks.checkpoints import Checkpoints, State
 from tasks.errors import UserError

@@ -2,7 +2,7 @@ from pathlib import Path
 
 import pytest
 
-from tasks import uncommitted
+from tasks.runs import uncommitted
 from tests.tasks.test_lineage import git
 
 
@@ -21,7 +21,7 @@ def test_changes_can_be_applied_to_the_commit_again(project):
         path.write_bytes(data)
     Path("recipes/mnist.yaml").write_text("train: {epochs: 9}\n")
     Path("README.md").unlink()
-    Path("tasks/errors.py").rename("tasks/faults.py")
+    Path("tasks/system/errors.py").rename("tasks/faults.py")
     kept = uncommitted.changes(project)
     git("stash", "--include-untracked", "--quiet")
     assert uncommitted.changes(project) is None

@@ -1,5 +1,5 @@
-"""Each fault of a dependency that tasks/upstream.py works around is still there, by the way that is public: what fails
-with "no longer needed" here is mended upstream."""
+"""Each fault of a dependency that tasks/system/upstream.py works around is still there, shown by its public interface:
+a failure with "no longer needed" here means that upstream has fixed it."""
 
 import ast
 import inspect
@@ -18,7 +18,7 @@ import tensorflow as tf
 import tensorflow_datasets as tfds
 from mlflow.utils import requirements_utils
 
-from tasks import upstream
+from tasks.system import upstream
 
 FUNCTIONS = {
     name: function
@@ -302,7 +302,7 @@ def test_diskcache_begins_a_transaction_again_for_ever(tmp_path):
     writes = (
         "import sys\n"
         "from diskcache import Cache\n"
-        "from tasks import upstream\n"
+        "from tasks.system import upstream\n"
         "upstream.end_on_a_full_disk() if sys.argv[2] == 'mended' else None\n"
         "cache, other = Cache(sys.argv[1], timeout=0.1), Cache(sys.argv[1])\n"
         "other._sql('BEGIN IMMEDIATE')\n"
@@ -323,7 +323,9 @@ def test_diskcache_begins_a_transaction_again_for_ever(tmp_path):
 def test_mlflow_looks_at_all_packages_when_it_saves_a_model(tmp_path, monkeypatch):
     def saved(name):
         monkeypatch.setattr(requirements_utils, "_MODULES_TO_PACKAGES", None)
-        mlflow.pyfunc.save_model(tmp_path / name, loader_module="tasks.trained_models", pip_requirements=["numpy"])
+        mlflow.pyfunc.save_model(
+            tmp_path / name, loader_module="tasks.tracking.trained_models", pip_requirements=["numpy"]
+        )
         return requirements_utils._MODULES_TO_PACKAGES is not None
 
     assert_needed("without_a_look_at_packages", saved("plainly"))

@@ -11,9 +11,11 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from tasks import config, own_code, upstream
-from tasks.errors import UserError, cut, one_of
+from tasks import config
+from tasks.modeling import own_code
 from tasks.records import HeldOut
+from tasks.system import upstream
+from tasks.system.errors import UserError, cut, one_of
 
 # TensorFlow and TFDS are imported where they are needed: on JAX, training needs neither.
 
@@ -43,13 +45,13 @@ def find(folder_name: str, own: str | None = None) -> tuple[Any, str | None]:
         if not (isinstance(kind, type) and issubclass(kind, tfds.core.DatasetBuilder)):
             raise UserError(f"dataset.name = '{own}' is no tfds.core.GeneratorBasedBuilder: name a class that is one")
         return _configured(kind, name, configuration)
-    embedded = config.names_of("datasets")
+    embedded = config.names_of("data/builders")
     if name in embedded:
-        importlib.import_module(f"tasks.datasets.{name}")  # Its class registers itself with TFDS.
+        importlib.import_module(f"tasks.data.builders.{name}")  # Its class registers itself with TFDS.
     elif name not in (stock := tfds.list_builders(with_community_datasets=False)):
         see = (
             "Allowed: a dataset of images, texts or numbers of https://www.tensorflow.org/datasets/catalog/overview, "
-            f"or one of tasks/datasets/ ({', '.join(embedded)})"
+            f"or one of tasks/data/builders/ ({', '.join(embedded)})"
         )
         raise UserError(one_of("dataset", name, {*embedded, *stock}, see))
     return _configured(tfds.builder_cls(name), name, configuration)

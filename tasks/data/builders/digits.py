@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 
-from tasks.datasets._images import Images, Splits
+from tasks.data.builders._images import Images, Splits
 
 _DESCRIPTION = """\
 The test part of UCI's Optical Recognition of Handwritten Digits, as scikit-learn ships it: 8x8 pixels, each the number

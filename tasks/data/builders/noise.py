@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from tasks.datasets._images import Images, Splits
+from tasks.data.builders._images import Images, Splits
 
 _DESCRIPTION = """\
 Uniformly random pixels and classes, always the same ones: 128 images to train on, 32 to test on. A model can learn

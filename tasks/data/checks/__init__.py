@@ -14,11 +14,12 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
-from tasks import config, quality_report, records
-from tasks.data_checks import _sheets, _statistics
-from tasks.data_checks._data import Data, Place
-from tasks.errors import UserError, listed
+from tasks import config, records
+from tasks.data import quality_report
+from tasks.data.checks import _sheets, _statistics
+from tasks.data.checks._data import Data, Place
 from tasks.records import CheckResult, DataQuality, DataStatistics, Offender, PreparedDataset
+from tasks.system.errors import UserError, listed
 
 MOST_OFFENDERS = 100
 """Of each check are kept, the worst ones."""
@@ -50,7 +51,7 @@ class Check:
 
 def find(name: str) -> Check:
     """Return the check of a name, a file of this folder."""
-    check: Check = importlib.import_module(f"tasks.data_checks.{name}").CHECK
+    check: Check = importlib.import_module(f"tasks.data.checks.{name}").CHECK
     return check
 
 
@@ -94,7 +95,7 @@ def judge(
     data = Data(prepared, arrays, _before(prepared, folder), name_of)
     if not data.num_rows:
         return
-    results = {name: result for name in config.names_of("data_checks") if (result := _result(dataset, name, data))}
+    results = {name: result for name in config.names_of("data/checks") if (result := _result(dataset, name, data))}
     refused = [
         f"{name}: {_with_names(one)}" for name, one in results.items() if one.is_finding and one.action == "stop"
     ]

@@ -11,9 +11,9 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from tasks import ahead, machine
-from tasks.data_checks import _hashes
+from tasks.data.checks import _hashes
 from tasks.records import DataStatistics, PreparedDataset
+from tasks.system import background, machine
 
 MOST_ROWS = 1_000_000
 MOST_BYTES = 2 * 2**30
@@ -123,7 +123,7 @@ class Data:
     def of_blocks(self, split: str, feature: str, find: Callable[[npt.NDArray[Any]], Found]) -> Iterator[Found]:
         """Yield what is found of each of ``blocks``, in their order, by as many threads as there are cores."""
         cores = min(machine.usable_cores(), MOST_THREADS)
-        return ahead.in_order(find, self.blocks(split, feature), threads=cores, ahead=cores)
+        return background.in_order(find, self.blocks(split, feature), threads=cores, ahead=cores)
 
     def features(self, *kinds: str) -> list[str]:
         """Return the names of the features of these kinds."""

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 from PIL import Image, ImageDraw, ImageFont
 
-from tasks.data_checks._data import Data
+from tasks.data.checks._data import Data
 from tasks.records import Offender
 
 SIDE, GAP, LINE = 56, 4, 15

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 import numpy as np
 import numpy.typing as npt
 
-from tasks import quality_report
-from tasks.data_checks._data import Data
+from tasks.data import quality_report
+from tasks.data.checks._data import Data
 from tasks.records import ColumnStatistics, DataStatistics
 
 MOST_ROWS = 100_000

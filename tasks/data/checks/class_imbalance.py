@@ -4,7 +4,7 @@ It is the imbalance ratio (H. He, E. Garcia, Learning from Imbalanced Data, 2009
 example.
 """
 
-from tasks.data_checks import Check, Data, Found, Offender
+from tasks.data.checks import Check, Data, Found, Offender
 
 
 def _find(data: Data) -> Found:

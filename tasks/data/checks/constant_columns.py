@@ -2,7 +2,7 @@
 
 import itertools
 
-from tasks.data_checks import Check, Data, Found, Offender, statistics
+from tasks.data.checks import Check, Data, Found, Offender, statistics
 
 
 def _find(data: Data) -> Found:

@@ -6,7 +6,7 @@ Files that are no whole image, and numbers that are not finite, never become exa
 import numpy as np
 import numpy.typing as npt
 
-from tasks.data_checks import Check, Data, Found, offenders
+from tasks.data.checks import Check, Data, Found, offenders
 
 
 def _find(data: Data) -> Found:

@@ -3,8 +3,8 @@
 Columns are classes, brightness and contrast of images, numbers, categories and words; see ``_statistics.apart``.
 """
 
-from tasks.data_checks import Check, Data, Found, Offender, statistics
-from tasks.data_checks._statistics import apart
+from tasks.data.checks import Check, Data, Found, Offender, statistics
+from tasks.data.checks._statistics import apart
 
 
 def _find(data: Data) -> Found:

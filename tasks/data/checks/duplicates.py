@@ -2,8 +2,8 @@
 
 import numpy as np
 
-from tasks.data_checks import Check, Data, Found, offenders
-from tasks.data_checks._hashes import equal_to_earlier
+from tasks.data.checks import Check, Data, Found, offenders
+from tasks.data.checks._hashes import equal_to_earlier
 
 
 def _find(data: Data) -> Found:

@@ -4,8 +4,8 @@ A model is then measured on what it was trained on (S. Kapoor, A. Narayanan, Lea
 Machine-Learning-Based Science, 2023).
 """
 
-from tasks.data_checks import Check, Data, Found, offenders
-from tasks.data_checks._hashes import equal_to_earlier
+from tasks.data.checks import Check, Data, Found, offenders
+from tasks.data.checks._hashes import equal_to_earlier
 
 
 def _find(data: Data) -> Found:

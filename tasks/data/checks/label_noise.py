@@ -11,8 +11,8 @@ import warnings
 import numpy as np
 import numpy.typing as npt
 
-from tasks.data_checks import MOST_OFFENDERS, Check, Data, Found, Offender
-from tasks.data_checks._hashes import Look
+from tasks.data.checks import MOST_OFFENDERS, Check, Data, Found, Offender
+from tasks.data.checks._hashes import Look
 
 MOST_ROWS = 20_000
 """That are looked at, evenly spread."""

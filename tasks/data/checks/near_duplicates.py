@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from tasks.data_checks import Check, Data, Found, offenders
-from tasks.data_checks._hashes import CLOSE, MOST_PAIRS, correlation, equal_to_earlier, greys, of_rows, pairs
+from tasks.data.checks import Check, Data, Found, offenders
+from tasks.data.checks._hashes import CLOSE, MOST_PAIRS, correlation, equal_to_earlier, greys, of_rows, pairs
 from tasks.records import Feature
 
 FEWEST_WORDS = 3

@@ -13,8 +13,8 @@ import numpy as np
 import numpy.typing as npt
 
 from tasks import config
-from tasks.errors import UserError
 from tasks.records import Feature, HeldOut, Target
+from tasks.system.errors import UserError
 
 SPLITS = {"train": "train", "test": "test", "validation": "validation", "valid": "validation", "val": "validation"}
 """The split that a folder or a column of splits means by each of these words, in small letters."""
@@ -91,7 +91,7 @@ class Kind(Protocol):
 
 def find(kind: str) -> Kind:
     """Return the kind of a name."""
-    module: Any = importlib.import_module(f"tasks.dataset_kinds.{kind}")
+    module: Any = importlib.import_module(f"tasks.data.kinds.{kind}")
     found: Kind = module
     return found
 

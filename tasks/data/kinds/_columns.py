@@ -9,11 +9,12 @@ from typing import Literal
 
 import numpy as np
 
-from tasks import config, encoding
-from tasks.dataset_kinds import most_frequent, text_length
-from tasks.encoding import Repeated, Values
-from tasks.errors import UserError
+from tasks import config
+from tasks.data import encoding
+from tasks.data.encoding import Repeated, Values
+from tasks.data.kinds import most_frequent, text_length
 from tasks.records import Column, Feature
+from tasks.system.errors import UserError
 
 OWN_NAMES = {"number", "category", "label", "weight"}
 """No column becomes a feature of these names: other arrays have them."""

@@ -11,14 +11,15 @@ import numpy as np
 import numpy.typing as npt
 from PIL import Image
 
-from tasks import config, encoding
-from tasks.dataset_kinds._columns import sort_classes
-from tasks.dataset_kinds.image_folder import Header, common_size, decode_rest, read_header
-from tasks.encoding import BadValue, Repeated, Values
-from tasks.errors import UserError, cut, listed
+from tasks import config
+from tasks.data import encoding
+from tasks.data.encoding import BadValue, Repeated, Values
+from tasks.data.kinds._columns import sort_classes
+from tasks.data.kinds.image_folder import Header, common_size, decode_rest, read_header
+from tasks.data.table_columns import top_of
+from tasks.data.table_files import TableFile, Wanted
 from tasks.records import Target
-from tasks.table_columns import top_of
-from tasks.table_files import TableFile, Wanted
+from tasks.system.errors import UserError, cut, listed
 
 WANTED: dict[str, Wanted] = {
     "number": "number",

@@ -5,11 +5,12 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from tasks import config, encoding
-from tasks.dataset_kinds import SPLITS, split_rows
-from tasks.dataset_kinds._table_rows import Rows, ScannedTable, texts_of
-from tasks.encoding import BadValue
-from tasks.errors import UserError, cut, one_of
+from tasks import config
+from tasks.data import encoding
+from tasks.data.encoding import BadValue
+from tasks.data.kinds import SPLITS, split_rows
+from tasks.data.kinds._table_rows import Rows, ScannedTable, texts_of
+from tasks.system.errors import UserError, cut, one_of
 
 NAMES = ("train", "validation", "test")
 

@@ -11,13 +11,15 @@ import numpy as np
 import numpy.typing as npt
 import tensorflow as tf
 
-from tasks import config, datasets, encoding, machine
-from tasks.dataset_kinds import Block
-from tasks.dataset_kinds._columns import Fitted, Statistics, sort_classes
-from tasks.encoding import BadValue, Repeated, Values
-from tasks.errors import UserError, one_of
+from tasks import config
+from tasks.data import builders, encoding
+from tasks.data.encoding import BadValue, Repeated, Values
+from tasks.data.kinds import Block
+from tasks.data.kinds._columns import Fitted, Statistics, sort_classes
+from tasks.data.table_columns import LOOKED_AT, kind_of_texts, lines_of_kinds
 from tasks.records import HeldOut, Target
-from tasks.table_columns import LOOKED_AT, kind_of_texts, lines_of_kinds
+from tasks.system import machine
+from tasks.system.errors import UserError, one_of
 
 CHUNK_BYTES = 8 * 2**20
 ROWS_AT_ONCE = 1024
@@ -29,7 +31,7 @@ KINDS = {"class": "category", "bool": "category", "numbers": "number", "image": 
 class _ColumnPlace(NamedTuple):
     """Where the values of a column stand in an example."""
 
-    place: datasets.Place
+    place: builders.Place
     number: int = 0
     """Of a tensor's numbers, of which each is a column."""
 
@@ -49,7 +51,7 @@ class Columns:
             UserError: data/<name>/params.yaml contradicts the columns, or none is left to learn from.
         """
         self._dataset, self._builder, self._splits, self._held_out = dataset, builder, splits, held_out
-        self._found = datasets.supervised(builder)
+        self._found = builders.supervised(builder)
         self._sources, unusable = self._read_names()
         self._kinds = self._read_kinds(unusable)
         self.target = self._read_target()
@@ -106,9 +108,9 @@ class Columns:
         unusable: dict[str, str] = {}
         for name, place in self._found.names.items():
             feature = self._found.given[place]
-            if not datasets.is_column(feature):
+            if not builders.is_column(feature):
                 unusable[name] = type(feature).__name__
-            elif datasets.kind_of(feature) == "numbers" and feature.shape:
+            elif builders.kind_of(feature) == "numbers" and feature.shape:
                 for number in range(math.prod(feature.shape)):
                     sources[f"{name} {number}"] = _ColumnPlace(place, number)
             else:
@@ -191,12 +193,12 @@ class Columns:
 
     def _batches(
         self, split: str, names: list[str], size: int, with_labels: bool = False
-    ) -> Iterator[tuple[int, npt.NDArray[np.bool_], dict[datasets.Place, Any]]]:
+    ) -> Iterator[tuple[int, npt.NDArray[np.bool_], dict[builders.Place, Any]]]:
         """Yield the number of the first example, which of them are held out as test examples, and their values."""
         places = list(dict.fromkeys(self._sources[name].place for name in names))
         places += list(self._found.wanted) if with_labels else []
         held, first = held_out_rows(self._builder, split, self._held_out), 0
-        for found in datasets.columns(self._builder, split, places, size):
+        for found in builders.columns(self._builder, split, places, size):
             own = held[first : first + len(found[places[0]])]
             yield first, own, found
             first += len(found[places[0]])
@@ -204,9 +206,9 @@ class Columns:
             raise tf.errors.DataLossError(None, None, f"{first} of the {len(held)} examples of split '{split}'")
 
     def _tfds_kind(self, name: str) -> str | None:
-        return datasets.kind_of(self._found.given[self._sources[name].place])
+        return builders.kind_of(self._found.given[self._sources[name].place])
 
-    def _values(self, name: str, batch: Mapping[datasets.Place, Any]) -> Values:
+    def _values(self, name: str, batch: Mapping[builders.Place, Any]) -> Values:
         """Return the values of a column as a person would give them: a class by its name."""
         source = self._sources[name]
         found, kind = batch[source.place], self._tfds_kind(name)
@@ -279,7 +281,7 @@ class Columns:
         texts: set[bytes] = set()
         count = 0
         for split in self._splits:
-            for found in datasets.columns(self._builder, split, [place], ROWS_AT_ONCE):
+            for found in builders.columns(self._builder, split, [place], ROWS_AT_ONCE):
                 texts.update(found[place].tolist())
                 count += len(found[place])
         if not 1 < len(texts) < count:
@@ -289,7 +291,7 @@ class Columns:
             )
         return sort_classes(sorted({text.decode("utf-8", "replace") for text in texts}))
 
-    def _labels(self, split: str, first: int, batch: Mapping[datasets.Place, Any]) -> npt.NDArray[Any]:
+    def _labels(self, split: str, first: int, batch: Mapping[builders.Place, Any]) -> npt.NDArray[Any]:
         found, learnt = [batch[place] for place in self._found.wanted], self._found.kinds[1]
         if learnt == "text":
             places = {name: number for number, name in enumerate(self.target.class_names)}
@@ -350,7 +352,7 @@ def held_out_rows(builder: Any, split: str, held_out: HeldOut | None) -> npt.NDA
     num_examples = builder.info.splits[split].num_examples if split in builder.info.splits else 0
     if held_out is None or split != "train":
         return np.zeros(num_examples, bool)
-    return datasets.is_held_out(num_examples, held_out)
+    return builders.is_held_out(num_examples, held_out)
 
 
 def labelled_rows(labels: npt.NDArray[Any], target: Target) -> npt.NDArray[np.bool_]:

@@ -14,10 +14,10 @@ import numpy as np
 import numpy.typing as npt
 
 from tasks import config
-from tasks.dataset_kinds import Block, Examples, Metadata, of_ones_own, split_rows
-from tasks.errors import UserError, cut, one_of
-from tasks.files import DAMAGED_FILE
+from tasks.data.kinds import Block, Examples, Metadata, of_ones_own, split_rows
 from tasks.records import Feature, HeldOut, Target
+from tasks.system.errors import UserError, cut, one_of
+from tasks.system.files import DAMAGED_FILE
 
 NAMES = {"train": ("x_train", "y_train"), "validation": ("x_val", "y_val"), "test": ("x_test", "y_test")}
 """The arrays of each split, as in Keras' own datasets; without splits they are `x` and `y`."""

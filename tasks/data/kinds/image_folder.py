@@ -13,12 +13,13 @@ import numpy as np
 import numpy.typing as npt
 from PIL import Image, UnidentifiedImageError
 
-from tasks import ahead, config, machine
-from tasks.dataset_kinds import SPLITS, Block, Examples, Metadata, of_ones_own, split_rows
-from tasks.encoding import FORMATS, ORIENTATION, decode_picture, open_picture
-from tasks.errors import UserError, listed
+from tasks import config
+from tasks.data.encoding import FORMATS, ORIENTATION, decode_picture, open_picture
+from tasks.data.kinds import SPLITS, Block, Examples, Metadata, of_ones_own, split_rows
+from tasks.data.source_files import tables_hint
 from tasks.records import Feature, HeldOut, Target
-from tasks.source_files import tables_hint
+from tasks.system import background, machine
+from tasks.system.errors import UserError, listed
 
 MAX_SIDE = 224
 """The larger side of the size that is proposed where sizes differ: that of most pretrained models."""
@@ -312,7 +313,7 @@ def _blocks(
         return Block(split, {"image": images if whole.all() else images[whole]}, told[whole])
 
     cores = machine.usable_cores()
-    yield from ahead.in_order(decode, range(0, len(headers), rows_a_block), threads=cores, ahead=cores)
+    yield from background.in_order(decode, range(0, len(headers), rows_a_block), threads=cores, ahead=cores)
 
 
 def decode_rest(headers: Sequence[Header], size: tuple[int, int] | None, broken: dict[Path, str]) -> None:
@@ -330,7 +331,7 @@ def decode_rest(headers: Sequence[Header], size: tuple[int, int] | None, broken:
         _decode(header.path, (*(size or header.size), 1 if header.is_grey else 3), broken)
 
     cores = machine.usable_cores()
-    for _ in ahead.in_order(decode, headers, threads=cores, ahead=cores):
+    for _ in background.in_order(decode, headers, threads=cores, ahead=cores):
         pass
 
 

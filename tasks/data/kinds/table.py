@@ -11,16 +11,18 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from tasks import ahead, config, encoding, machine
-from tasks.dataset_kinds import Block, Examples, Metadata, of_ones_own
-from tasks.dataset_kinds._columns import Fitted, Statistics
-from tasks.dataset_kinds._table_rows import Rows, ScannedTable, num_rows_of
-from tasks.dataset_kinds._table_splits import NAMES, split
-from tasks.encoding import BadValue, Encoder, Values
-from tasks.errors import UserError, cut
+from tasks import config
+from tasks.data import encoding
+from tasks.data.encoding import BadValue, Encoder, Values
+from tasks.data.kinds import Block, Examples, Metadata, of_ones_own
+from tasks.data.kinds._columns import Fitted, Statistics
+from tasks.data.kinds._table_rows import Rows, ScannedTable, num_rows_of
+from tasks.data.kinds._table_splits import NAMES, split
+from tasks.data.table_columns import LOOKED_AT, fill_in, open_file
+from tasks.data.table_files import TableFile
 from tasks.records import HeldOut
-from tasks.table_columns import LOOKED_AT, fill_in, open_file
-from tasks.table_files import TableFile
+from tasks.system import background, machine
+from tasks.system.errors import UserError, cut
 
 BLOCK_BYTES = 8 * 2**20
 """Of the rows that are encoded at once, all features together."""
@@ -164,7 +166,7 @@ def _blocks(
             weights = None if table.weights is None else table.weights[used]
             return Block(name, encoded, table.labels[used], weights, missing)
 
-        yield from ahead.in_order(encode, some_rows(), threads, ahead=min(machine.usable_cores(), AHEAD))
+        yield from background.in_order(encode, some_rows(), threads, ahead=min(machine.usable_cores(), AHEAD))
     table.refuse_broken({text: reason for (_, text), reason in encoder.broken.items()})
     if "validation" in made:
         _tell_validation(table.dataset, int((splits == NAMES.index("validation")).sum()))

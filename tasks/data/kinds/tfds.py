@@ -1,4 +1,4 @@
-"""A dataset of TFDS, or one embedded in tasks/datasets/, that `download` left in data/<name>/raw."""
+"""A dataset of TFDS, or one embedded in tasks/data/builders/, that `download` left in data/<name>/raw."""
 
 import contextlib
 import itertools
@@ -12,9 +12,10 @@ import numpy as np
 import numpy.typing as npt
 import tensorflow as tf
 
-from tasks import config, datasets, encoding, records
-from tasks.dataset_kinds import Block, Examples, most_frequent, text_length
-from tasks.dataset_kinds._tfds_columns import (
+from tasks import config, records
+from tasks.data import builders, encoding
+from tasks.data.kinds import Block, Examples, most_frequent, text_length
+from tasks.data.kinds._tfds_columns import (
     CHUNK_BYTES,
     MAX_VOCABULARY,
     ROWS_AT_ONCE,
@@ -25,8 +26,8 @@ from tasks.dataset_kinds._tfds_columns import (
     refuse_infinite,
     target_columns,
 )
-from tasks.errors import UserError
 from tasks.records import Column, DatasetManifest, Feature, HeldOut, Target
+from tasks.system.errors import UserError
 
 
 def examples(dataset: config.Tfds) -> Examples:
@@ -41,7 +42,7 @@ def examples(dataset: config.Tfds) -> Examples:
             there, no labelled example to train on, or a damaged shard.
     """
     manifest, builder = _open(dataset)
-    given, learnt = datasets.supervised(builder).kinds
+    given, learnt = builders.supervised(builder).kinds
     if dataset.columns and given != "columns":
         raise UserError(
             f"data/{dataset.name}/params.yaml: dataset.columns = {', '.join(dataset.columns)}: an example of "
@@ -52,7 +53,7 @@ def examples(dataset: config.Tfds) -> Examples:
     labelled = _labelled_splits(dataset, builder, unlabelled)
     held_out = None
     if "train" in labelled and "test" not in labelled:
-        held_out = datasets.hold_out(builder.info.splits["train"].num_examples)
+        held_out = builders.hold_out(builder.info.splits["train"].num_examples)
 
     columns = None
     if given == "columns":
@@ -105,7 +106,7 @@ def _open(dataset: config.Tfds) -> tuple[DatasetManifest, Any]:
     raw = root / "data" / dataset.name / "raw"
     if (raw / "manifest.json").exists():
         manifest = records.load(DatasetManifest, raw / "manifest.json")
-        builder = datasets.build(manifest.name, manifest.version, root / manifest.folder)
+        builder = builders.build(manifest.name, manifest.version, root / manifest.folder)
         if builder.is_prepared():
             return manifest, builder
     raise UserError(f"{raw.relative_to(root)} does not hold {dataset.name}: {_again(dataset)}")
@@ -121,7 +122,7 @@ def _explained(dataset: config.Tfds, manifest: DatasetManifest, builder: Any) ->
     try:
         yield
     except tf.errors.OpError as error:
-        shard = datasets.damaged_shard(builder)
+        shard = builders.damaged_shard(builder)
         place = shard.relative_to(config.project_root()) if shard else manifest.folder
         raise UserError(
             f"{place}: damaged ({error.message.splitlines()[0]}). Make it again from its archives: {_again(dataset)}"
@@ -129,8 +130,8 @@ def _explained(dataset: config.Tfds, manifest: DatasetManifest, builder: Any) ->
 
 
 def _target(builder: Any, manifest: DatasetManifest) -> Target:
-    (((key,), wanted),) = datasets.supervised(builder).wanted.items()
-    learnt = datasets.supervised(builder).kinds[1]
+    (((key,), wanted),) = builders.supervised(builder).wanted.items()
+    learnt = builders.supervised(builder).kinds[1]
     if learnt == "class":
         return Target.of_classes(manifest.class_names)
     if learnt == "labels":
@@ -144,8 +145,8 @@ def _fitted(
     dataset: config.Tfds, builder: Any, held_out: HeldOut | None
 ) -> tuple[dict[str, Feature], dict[str, list[list[str]]]]:
     """Return the feature of texts or numbers, with the vocabulary of the training split."""
-    (((key,), given),) = datasets.supervised(builder).given.items()
-    if datasets.kind_of(given) == "numbers":
+    (((key,), given),) = builders.supervised(builder).given.items()
+    if builders.kind_of(given) == "numbers":
         width = math.prod(given.shape)
         return {
             "number": Feature(
@@ -155,8 +156,8 @@ def _fitted(
     words: Counter[str] = Counter()
     lengths: Counter[int] = Counter()
     held = held_out_rows(builder, "train", held_out)
-    is_class = datasets.supervised(builder).kinds[1] == "class"
-    for row, (text, label) in enumerate(datasets.rows(builder, "train") if "train" in builder.info.splits else ()):
+    is_class = builders.supervised(builder).kinds[1] == "class"
+    for row, (text, label) in enumerate(builders.rows(builder, "train") if "train" in builder.info.splits else ()):
         if not (held[row] or (is_class and label < 0)):
             found, _ = encoding.words_of([text.decode("utf-8", "replace")])
             words.update(found)
@@ -186,7 +187,7 @@ def _row_blocks(
     held = held_out_rows(builder, split, held_out)
     ((name, feature),) = features.items()
     encoder = encoding.Encoder({name: feature.model_dump()}, vocabularies)
-    rows = datasets.rows(builder, split)
+    rows = builders.rows(builder, split)
     first = 0
     while some := list(itertools.islice(rows, ROWS_AT_ONCE)):
         if name == "number":
@@ -217,9 +218,9 @@ def _label(value: Any, target: Target) -> npt.NDArray[Any]:
 
 def _count_unlabelled(builder: Any, split: str) -> int:
     """Return how many examples of a split have no class."""
-    if datasets.supervised(builder).kinds[1] != "class":
+    if builders.supervised(builder).kinds[1] != "class":
         return 0
-    (place,) = datasets.supervised(builder).wanted
+    (place,) = builders.supervised(builder).wanted
     label_key = "/".join(place)  # As TFDS writes it.
     spec = {label_key: tf.io.FixedLenFeature((), tf.int64)}
     paths = [str(path) for path in builder.info.splits[split].filepaths]
@@ -263,7 +264,7 @@ def _blocks(
     """Yield the blocks of one split, or of two where a test split is held out of it."""
     num_examples = builder.info.splits[split].num_examples
     held = held_out_rows(builder, split, held_out)
-    shards = datasets.shards(builder, split, shape)
+    shards = builders.shards(builder, split, shape)
     batch_size = min(max(CHUNK_BYTES // math.prod(shape), 1), 1024)
     batches = tf.data.TFRecordDataset(shards.paths, buffer_size=2**20).batch(batch_size)
     num_read = 0

@@ -14,9 +14,10 @@ from typing import Any, Literal, NamedTuple, TypeAlias, get_args
 import numpy as np
 import numpy.typing as npt
 
-from tasks import config, own_code
-from tasks.errors import UserError, one_line
+from tasks import config
+from tasks.modeling import own_code
 from tasks.records import HEADLINES, PreparedDataset, Target, Task
+from tasks.system.errors import UserError, one_line
 
 Labels: TypeAlias = npt.NDArray[Any]
 """As in ``records.PreparedSplit``: (n,) or (n, labels or numbers)."""
@@ -58,10 +59,10 @@ def find(name: str, key: str = "the name of a metric") -> Metric:
     """
     if ":" in name:
         return _own_metric(name, key)
-    if name not in config.names_of("metrics") and (k := config.top_k_of(name)):
-        metric: Metric = importlib.import_module("tasks.metrics._top_k").top_k(k)
+    if name not in config.names_of("modeling/metrics") and (k := config.top_k_of(name)):
+        metric: Metric = importlib.import_module("tasks.modeling.metrics._top_k").top_k(k)
     else:
-        metric = importlib.import_module(f"tasks.metrics.{name}").METRIC
+        metric = importlib.import_module(f"tasks.modeling.metrics.{name}").METRIC
     return metric
 
 
@@ -84,13 +85,13 @@ def of_keras(kind: str, **options: Any) -> Callable[[str, Target], Any]:
 def without_file(settings: config.Settings) -> dict[str, str]:
     """Return each metric that the settings of a run name, and that is no file of this folder, and the first key that
     names it."""
-    files = ("loss", *config.names_of("metrics"))
+    files = ("loss", *config.names_of("modeling/metrics"))
     return {name: key for name, key in settings.named_metrics.items() if name not in files}
 
 
 def of_task(task: Task, others: Mapping[str, str] | None = None) -> dict[str, Metric]:
     """Return the metrics of a task by their names: those with a file, and then ``others``, see ``without_file``."""
-    found = {name: find(name) for name in config.names_of("metrics")}
+    found = {name: find(name) for name in config.names_of("modeling/metrics")}
     found |= {name: find(name, key) for name, key in (others or {}).items()}
     return {name: metric for name, metric in found.items() if task in metric.tasks}
 

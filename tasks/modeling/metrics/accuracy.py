@@ -1,6 +1,6 @@
 """The share of examples whose class has the largest logit."""
 
-from tasks.metrics import Metric, of_keras
+from tasks.modeling.metrics import Metric, of_keras
 
 METRIC = Metric(
     better="higher",

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 from scipy.special import softmax
 
-from tasks.metrics import Labels, Metric, Predictions
-from tasks.metrics._ranking import MOST_OUTPUTS, of_ranking
+from tasks.modeling.metrics import Labels, Metric, Predictions
+from tasks.modeling.metrics._ranking import MOST_OUTPUTS, of_ranking
 
 
 def _of_predictions(labels: Labels, outputs: Predictions) -> float | None:

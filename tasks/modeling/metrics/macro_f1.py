@@ -5,8 +5,8 @@ A class that has no example, and that nothing is taken for, counts as 0, as in K
 
 from typing import Any
 
-from tasks import metrics
-from tasks.metrics import Metric
+from tasks.modeling import metrics
+from tasks.modeling.metrics import Metric
 from tasks.records import Target
 
 

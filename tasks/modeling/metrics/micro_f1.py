@@ -2,8 +2,8 @@
 
 from typing import Any
 
-from tasks import metrics
-from tasks.metrics import Labels, Metric, Predictions
+from tasks.modeling import metrics
+from tasks.modeling.metrics import Labels, Metric, Predictions
 from tasks.records import Target
 
 

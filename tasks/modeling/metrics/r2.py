@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from tasks.metrics import Labels, Metric, Predictions
+from tasks.modeling.metrics import Labels, Metric, Predictions
 from tasks.records import Target
 
 

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from tasks.metrics import Metric, of_keras
+from tasks.modeling.metrics import Metric, of_keras
 
 METRIC = Metric(
     better="lower",

@@ -15,9 +15,11 @@ from typing import Any
 
 import numpy as np
 
-from tasks import config, own_code, upstream
-from tasks.errors import UserError, one_line, one_of
+from tasks import config
+from tasks.modeling import own_code
 from tasks.records import Feature, PreparedDataset, as_input
+from tasks.system import upstream
+from tasks.system.errors import UserError, one_line, one_of
 
 
 def find(name: str) -> Callable[..., Any]:
@@ -31,7 +33,7 @@ def find(name: str) -> Callable[..., Any]:
     """
     if ":" in name:
         return own_code.load(name, "model.name")
-    build: Callable[..., Any] = importlib.import_module(f"tasks.models.{name}").build
+    build: Callable[..., Any] = importlib.import_module(f"tasks.modeling.models.{name}").build
     return build
 
 
@@ -125,7 +127,7 @@ NAMES = {"classification": "classifier", "multilabel": "labeler", "regression": 
 
 def of_features() -> list[str]:
     """Return the names of the models that take any features."""
-    return [name for name in config.names_of("models") if takes_features(find(name))]
+    return [name for name in config.names_of("modeling/models") if takes_features(find(name))]
 
 
 def _described(features: Mapping[str, Feature]) -> str:

@@ -6,7 +6,7 @@ from typing import Any
 
 import keras
 
-from tasks.models._features import inputs_of, mean_of_words, output_layer
+from tasks.modeling.models._features import inputs_of, mean_of_words, output_layer
 from tasks.records import Feature, as_input
 
 

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 
 import keras
 
-from tasks.models._features import embed_categories, inputs_of, output_layer
+from tasks.modeling.models._features import embed_categories, inputs_of, output_layer
 from tasks.records import Feature, as_input
 
 

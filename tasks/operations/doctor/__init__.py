@@ -9,10 +9,10 @@ from collections.abc import Collection, Iterator
 from pathlib import Path
 
 from tasks import config
-from tasks.doctor._here import Here
-from tasks.errors import UserError, one_line, one_of
-from tasks.network import without_secrets
+from tasks.operations.doctor._here import Here
 from tasks.records import Finding, Health
+from tasks.system.errors import UserError, one_line, one_of
+from tasks.system.network import without_secrets
 
 
 def examine(names: Collection[str] = (), with_devices: bool = False) -> Health:
@@ -25,7 +25,7 @@ def examine(names: Collection[str] = (), with_devices: bool = False) -> Health:
     Raises:
         UserError: there is no project here, or no check of a name.
     """
-    known = config.names_of("doctor")
+    known = config.names_of("operations/doctor")
     for name in names:
         if name not in known:
             raise UserError(one_of("check", name, known))
@@ -36,7 +36,7 @@ def examine(names: Collection[str] = (), with_devices: bool = False) -> Health:
 
 def _look(name: str, here: Here) -> Iterator[Finding]:
     try:
-        for level, text, mend in importlib.import_module(f"tasks.doctor.{name}").look(here):
+        for level, text, mend in importlib.import_module(f"tasks.operations.doctor.{name}").look(here):
             yield Finding(check=name, level=level, text=without_secrets(text), mend=mend and without_secrets(mend))
     except Exception as error:
         text = without_secrets(f"cannot be looked at ({one_line(error)})")

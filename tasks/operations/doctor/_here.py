@@ -4,8 +4,8 @@ import os
 from pathlib import Path
 from typing import NamedTuple
 
-from tasks import machine
 from tasks.records import Level
+from tasks.system import machine
 
 GIB = 2**30
 
@@ -29,7 +29,7 @@ class Remark(NamedTuple):
 
 def prefect_home(root: Path) -> Path:
     """Return where Prefect keeps its database and its profiles: in a project's mlruns/ where the home cannot be
-    written, as `flows.prefect_server.set_environment` has it."""
+    written, as `flows.operate.prefect_server.set_environment` has it."""
     given, usual = os.environ.get("PREFECT_HOME"), os.path.expanduser("~/.prefect")
     if not given and not machine.can_write(usual):
         return root / "mlruns" / "prefect"

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 
-from tasks.doctor._here import Remark, size
+from tasks.operations.doctor._here import Remark, size
 
 # A store of a gigabyte takes longer to read than anyone waits for a doctor.
 MOST_SECONDS = 1.0

@@ -5,8 +5,8 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from tasks import utc
-from tasks.doctor._here import Here, Remark
+from tasks.operations.doctor._here import Here, Remark
+from tasks.system import utc
 
 MOST_SECONDS = 2.0
 

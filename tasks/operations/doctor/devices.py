@@ -2,10 +2,12 @@
 
 from collections.abc import Iterator, Sequence
 
-from tasks import config, machine, preconditions
-from tasks.doctor._here import Here, Remark
-from tasks.errors import StratagemError, UserError
-from tasks.process.own_process import run_in_own_process
+from tasks import config
+from tasks.operations import preconditions
+from tasks.operations.doctor._here import Here, Remark
+from tasks.process.child import run_in_own_process
+from tasks.system import machine
+from tasks.system.errors import StratagemError, UserError
 
 
 def look(here: Here) -> Iterator[Remark]:

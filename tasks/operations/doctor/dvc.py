@@ -12,9 +12,9 @@ import yaml
 from configobj import ConfigObj, ConfigObjError
 
 from tasks import config
-from tasks.doctor._here import Here, Remark
-from tasks.errors import UserError
-from tasks.network import without_userinfo
+from tasks.operations.doctor._here import Here, Remark
+from tasks.system.errors import UserError
+from tasks.system.network import without_userinfo
 
 
 def look(here: Here) -> Iterator[Remark]:

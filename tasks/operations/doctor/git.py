@@ -3,8 +3,8 @@
 import shutil
 from collections.abc import Iterator
 
-from tasks import lineage
-from tasks.doctor._here import Here, Remark
+from tasks.operations.doctor._here import Here, Remark
+from tasks.runs import lineage
 
 
 def look(here: Here) -> Iterator[Remark]:

@@ -9,12 +9,12 @@ from pathlib import Path
 import psutil
 
 from tasks import records, runs
-from tasks.doctor._here import Here, Remark
-from tasks.errors import UserError, listed
+from tasks.operations.doctor._here import Here, Remark
+from tasks.system.errors import UserError, listed
 
 RECONCILE = "stratagem reconcile"
 # What our commands start, and what ends with them: one whose parent is gone was left.
-OURS = ("tasks", "flows.server", "tasks.process.repro", "tasks.tracking.pages")
+OURS = ("tasks", "flows.operate.server", "tasks.process.dvc_program", "tasks.tracking.pages")
 
 
 def look(here: Here) -> Iterator[Remark]:

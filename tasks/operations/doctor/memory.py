@@ -5,9 +5,9 @@ from collections.abc import Iterator
 
 import psutil
 
-from tasks import machine
-from tasks.doctor._here import GIB, Here, Remark, size
+from tasks.operations.doctor._here import GIB, Here, Remark, size
 from tasks.records import Level
+from tasks.system import machine
 
 # A run on the digits takes 1.9 GiB with its server, of which 0.9 GiB is TensorFlow.
 LEAST_BYTES, USUAL_BYTES = 1 * GIB, 3 * GIB

@@ -5,9 +5,9 @@ import shlex
 from collections.abc import Iterator
 from pathlib import Path
 
-from tasks.doctor._here import Here, Remark
-from tasks.doctor._sqlite import look_at
-from tasks.network import unreachable_reason
+from tasks.operations.doctor._here import Here, Remark
+from tasks.operations.doctor._sqlite import look_at
+from tasks.system.network import unreachable_reason
 
 SQLITE = "sqlite:///"
 MIGRATIONS = "store/db_migrations/versions"

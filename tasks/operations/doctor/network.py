@@ -7,10 +7,10 @@ from urllib.request import getproxies_environment
 
 from requests.utils import should_bypass_proxies
 
-from tasks.doctor._here import Here, Remark
-from tasks.machine import is_free
+from tasks.operations.doctor._here import Here, Remark
+from tasks.system.machine import is_free
 
-# MLflow's and Prefect's own, see ``flows.ui``.
+# MLflow's and Prefect's own, see ``flows.operate.ui``.
 PORTS = {"MLflow": 5000, "Prefect": 4200}
 
 

@@ -11,8 +11,8 @@ from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import canonicalize_name
 
 from tasks import config
-from tasks.doctor._here import Here, Remark
-from tasks.errors import listed
+from tasks.operations.doctor._here import Here, Remark
+from tasks.system.errors import listed
 
 PIN = re.compile(r"^[A-Za-z0-9].*?(?= \\$|$)", re.MULTILINE)
 

@@ -4,9 +4,9 @@ import os
 import shlex
 from collections.abc import Iterator
 
-from tasks.doctor._here import Here, Remark, prefect_home
-from tasks.doctor._sqlite import look_at
-from tasks.network import unreachable_reason
+from tasks.operations.doctor._here import Here, Remark, prefect_home
+from tasks.operations.doctor._sqlite import look_at
+from tasks.system.network import unreachable_reason
 
 MIGRATIONS = "server/database/_migrations/versions/sqlite"
 ANSWER_SECONDS = 2.0

@@ -3,8 +3,8 @@
 from collections.abc import Iterator
 
 from tasks import config
-from tasks.doctor._here import Here, Remark
-from tasks.errors import UserError
+from tasks.operations.doctor._here import Here, Remark
+from tasks.system.errors import UserError
 
 
 def look(here: Here) -> Iterator[Remark]:

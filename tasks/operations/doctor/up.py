@@ -8,13 +8,14 @@ from collections.abc import Iterator
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-from tasks import files, records
-from tasks.doctor._here import Here, Remark
-from tasks.doctor._sqlite import look_at
-from tasks.errors import UserError, listed
-from tasks.machine import find_process
-from tasks.network import unreachable_reason
+from tasks import records
+from tasks.operations.doctor._here import Here, Remark
+from tasks.operations.doctor._sqlite import look_at
 from tasks.records import Operation
+from tasks.system import files
+from tasks.system.errors import UserError, listed
+from tasks.system.machine import find_process
+from tasks.system.network import unreachable_reason
 
 MIGRATIONS = "server/database/_migrations/versions/sqlite"
 ANSWER_SECONDS = 2.0

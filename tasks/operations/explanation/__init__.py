@@ -4,10 +4,10 @@ Nothing is started, and nothing but what makes the next look quicker (mlruns/cat
 What the command would refuse is refused.
 """
 
-from tasks.explanation.changes import cancel, pull, push, reconcile, remove, rollback
-from tasks.explanation.datasets import add
-from tasks.explanation.trainings import STAGES, comparison, explain, sweep
-from tasks.explanation.uses import evaluate, export, predict, register, report, serve
+from tasks.operations.explanation.changes import cancel, pull, push, reconcile, remove, rollback
+from tasks.operations.explanation.datasets import add
+from tasks.operations.explanation.trainings import STAGES, comparison, explain, sweep
+from tasks.operations.explanation.uses import evaluate, export, predict, register, report, serve
 
 __all__ = [
     "STAGES",

@@ -3,9 +3,12 @@ reconcile, jobs cancel."""
 
 from collections.abc import Iterator, Mapping
 
-from tasks import config, data_folders, files, runs, trained_models
-from tasks.errors import listed
+from tasks import config, runs
+from tasks.operations import data_folders
 from tasks.records import Explanation, JobState, PlannedStage
+from tasks.system import files
+from tasks.system.errors import listed
+from tasks.tracking import trained_models
 
 
 def remove(name: str) -> Explanation:

@@ -4,8 +4,10 @@ import sys
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from tasks import config, data_state, dataset_folder, dvc_data
-from tasks.explanation.trainings import explain
+from tasks import config
+from tasks.data import data_state, dataset_folder
+from tasks.operations import dvc_data
+from tasks.operations.explanation.trainings import explain
 from tasks.records import Explanation, GivenSetting, PlannedStage
 
 

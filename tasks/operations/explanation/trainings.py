@@ -3,9 +3,12 @@
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from tasks import config, data_state, dataset_folder, dvc_data, lineage, preconditions, runs
-from tasks.errors import UserError
+from tasks import config, runs
+from tasks.data import data_state, dataset_folder
+from tasks.operations import dvc_data, preconditions
 from tasks.records import Explanation, GivenSetting, PlannedStage, SweepPlan
+from tasks.runs import lineage
+from tasks.system.errors import UserError
 
 if TYPE_CHECKING:
     from tasks.sweeps import Space

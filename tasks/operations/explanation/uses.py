@@ -3,8 +3,8 @@
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from tasks import config, errors, exports, machine, model_use, model_versions, pipeline, records, runs, trained_models
-from tasks.errors import UserError
+from tasks import config, records, runs
+from tasks.operations import model_use, pipeline
 from tasks.records import (
     EvaluationResult,
     Explanation,
@@ -15,6 +15,11 @@ from tasks.records import (
     RegisteredModel,
     Run,
 )
+from tasks.runs import model_versions
+from tasks.serving import formats
+from tasks.system import errors, machine
+from tasks.system.errors import UserError
+from tasks.tracking import trained_models
 
 MANIFEST = "export.json"
 
@@ -103,7 +108,7 @@ def export(name: str, format: str, to: Path | None, checkpoint: str | None) -> E
     Raises:
         UserError: there is no such run, model or format, or the model has no such format.
     """
-    exporter = exports.find(format)
+    exporter = formats.find(format)
     found = None
     if name.startswith("models:"):
         version = trained_models.find_version(name)

@@ -17,8 +17,9 @@ from typing import Any, Protocol
 
 import yaml
 
-from tasks import config, records, utc
-from tasks.errors import StratagemError, UserError, one_of
+from tasks import config, records
+from tasks.system import utc
+from tasks.system.errors import StratagemError, UserError, one_of
 
 ENGINES = ("kubernetes", "slurm")
 FOLDER = Path("mlruns/jobs")
@@ -125,7 +126,7 @@ def find(name: str) -> Engine:
     """
     if name not in ENGINES:
         raise UserError(one_of("launcher", name, ENGINES))
-    found: Any = importlib.import_module(f"tasks.submission.{name}")
+    found: Any = importlib.import_module(f"tasks.operations.submission.{name}")
     engine: Engine = found
     return engine
 

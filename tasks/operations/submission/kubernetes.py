@@ -17,10 +17,10 @@ from typing import Any
 import yaml
 
 from tasks import config, records
-from tasks.errors import StratagemError, UserError
-from tasks.launchers import threads_of
-from tasks.launchers.kubernetes import ADDRESSES
-from tasks.submission import Request, Submitted, number
+from tasks.operations.submission import Request, Submitted, number
+from tasks.strategies.engines import threads_of
+from tasks.strategies.engines.kubernetes import ADDRESSES
+from tasks.system.errors import StratagemError, UserError
 
 FILE = "job.yaml"
 OPTIONS = {

@@ -11,9 +11,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from tasks import config, records
-from tasks.errors import StratagemError, UserError
-from tasks.launchers.slurm import TOKEN
-from tasks.submission import SETTINGS_FILE, TOKEN_FILE, Request, Submitted, number
+from tasks.operations.submission import SETTINGS_FILE, TOKEN_FILE, Request, Submitted, number
+from tasks.strategies.engines.slurm import TOKEN
+from tasks.system.errors import StratagemError, UserError
 
 FILE = "job.sh"
 OPTIONS = {

@@ -4,4 +4,4 @@ What a reference means (`references`), and what that hangs together with (`links
 and by MLflow's registry (`known`).
 """
 
-from tasks.provenance.references import trace
+from tasks.operations.trace.references import trace

@@ -7,9 +7,10 @@ from typing import Any
 
 import yaml
 
-from tasks import config, lineage
-from tasks.errors import UserError
+from tasks import config
 from tasks.records import Link
+from tasks.runs import lineage
+from tasks.system.errors import UserError
 
 
 def data_link(name: str, version: str, commit: str | None, down: tuple[Link, ...] = ()) -> Link:

@@ -6,12 +6,13 @@ import sqlite3
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from tasks import config, model_versions, pipeline, records, relocation
-from tasks.errors import StratagemError, UserError
+from tasks import config, records
+from tasks.operations import pipeline
 from tasks.records import ModelVersion, RegisteredModel
-from tasks.runs import catalogue
+from tasks.runs import catalogue, model_versions, relocation
 from tasks.runs.catalogue import Entry
 from tasks.runs.index import NEWEST_FIRST
+from tasks.system.errors import StratagemError, UserError
 
 
 @dataclass

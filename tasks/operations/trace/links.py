@@ -4,13 +4,14 @@ import contextlib
 from collections.abc import Iterable
 from pathlib import Path
 
-from tasks import config, lineage, records, runs
-from tasks.errors import UserError
-from tasks.provenance.data_links import data_link
-from tasks.provenance.known import Known
+from tasks import config, records, runs
+from tasks.operations.trace.data_links import data_link
+from tasks.operations.trace.known import Known
 from tasks.records import EvaluationResult, ExportedModel, Link, ModelVersion
+from tasks.runs import lineage
 from tasks.runs.catalogue import Entry
 from tasks.runs.listing import line_of
+from tasks.system.errors import UserError
 
 
 def of_run(entry: Entry, known: Known, down: bool = True) -> Link:

@@ -5,12 +5,14 @@ import os
 import re
 from pathlib import Path
 
-from tasks import config, errors, lineage, records, runs
-from tasks.errors import UserError
-from tasks.provenance import links
-from tasks.provenance.known import Known
+from tasks import config, records, runs
+from tasks.operations.trace import links
+from tasks.operations.trace.known import Known
 from tasks.records import ExportedModel, Link, Provenance
+from tasks.runs import lineage
 from tasks.runs.catalogue import Entry
+from tasks.system import errors
+from tasks.system.errors import UserError
 
 LEAST = 4
 """Letters of an id that name it, if no other one begins so."""

@@ -13,8 +13,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from tasks import files, network
-from tasks.errors import UserError, cut, one_line
+from tasks.system import files, network
+from tasks.system.errors import UserError, cut, one_line
 
 # By the scheme: what fsspec imports for it, and what brings that.
 PACKAGES = {

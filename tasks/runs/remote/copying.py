@@ -15,10 +15,12 @@ from typing import Any
 
 from filelock import FileLock, Timeout
 
-from tasks import committed, config, files, records, runs, utc
-from tasks.errors import StratagemError
+from tasks import config, records, runs
 from tasks.records import Copy, Run, ToCopy
-from tasks.remote.address import Place, open_place, reason
+from tasks.runs import committed
+from tasks.runs.remote.address import Place, open_place, reason
+from tasks.system import files, utc
+from tasks.system.errors import StratagemError
 
 INDEX = "run.json"
 MARK = "remote.json"

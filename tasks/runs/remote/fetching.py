@@ -11,11 +11,13 @@ from pathlib import Path, PurePosixPath
 
 from filelock import FileLock
 
-from tasks import committed, config, files, records, runs, utc
-from tasks.errors import StratagemError, UserError, listed
+from tasks import config, records, runs
 from tasks.records import Copy, Run
-from tasks.remote.address import Place, check, open_place, reason
-from tasks.remote.copying import read_index, steps_in, taken_over, write_index
+from tasks.runs import committed
+from tasks.runs.remote.address import Place, check, open_place, reason
+from tasks.runs.remote.copying import read_index, steps_in, taken_over, write_index
+from tasks.system import files, utc
+from tasks.system.errors import StratagemError, UserError, listed
 
 FETCHED = re.compile("[0-9a-f]{1,32}")
 # What the stages after it left: without a file that they name, they are done again.

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from tasks import config
-from tasks.errors import UserError, one_of
+from tasks.system.errors import UserError, one_of
 
 
 @dataclass(frozen=True)
@@ -47,10 +47,10 @@ def find(name: str) -> Format:
     Raises:
         UserError: there is none, or a package that it needs is not installed.
     """
-    known = config.names_of("exports")
+    known = config.names_of("serving/formats")
     if name not in known:
         raise UserError(one_of("export format", name, known))
-    found: Format = importlib.import_module(f"tasks.exports.{name}").FORMAT
+    found: Format = importlib.import_module(f"tasks.serving.formats.{name}").FORMAT
     if missing := [package for package in found.packages if importlib.util.find_spec(package) is None]:
         raise UserError(
             f"--format {name} needs {' and '.join(missing)}, not installed here: {_remedy(found.extra or name)}"
@@ -75,5 +75,5 @@ def program(format: Format) -> str:
     in place of the import of those for Keras."""
     text = Path(__file__).with_name("_predict.py").read_text(encoding="utf-8")
     lines = inspect.getsource(format.load).rstrip()
-    before, after = text.split("from tasks.exports.keras import load_model\n\n")
+    before, after = text.split("from tasks.serving.formats.keras import load_model\n\n")
     return f"{before}\n{lines}\n\n\n{after}"

@@ -26,7 +26,7 @@ from typing import Any
 
 import numpy as np
 
-from tasks.exports.keras import load_model
+from tasks.serving.formats.keras import load_model
 
 PART_BYTES, MAX_PART = 8 * 2**20, 1024
 """Of the examples that are computed at once, as many as these bytes hold."""

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from tasks.exports import Format
+from tasks.serving.formats import Format
 
 
 def load_model(folder: Path) -> Callable[[Any], Any]:

@@ -1,5 +1,5 @@
 """LiteRT (once TensorFlow Lite), for phones and small devices."""
 
-from tasks.exports._litert import litert_format
+from tasks.serving.formats._litert import litert_format
 
 FORMAT = litert_format(dict)

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from tasks.exports import Format
+from tasks.serving.formats import Format
 
 
 def _write(model: Any, keras_file: Path, folder: Path) -> None:

@@ -5,5 +5,5 @@ What is broken is an example with the reason, so that the others have their pred
 read before, however long a file is.
 """
 
-from tasks.raw_inputs.examples import RawExamples, Wanted
-from tasks.raw_inputs.reader import MAX_TEXT, Reader
+from tasks.serving.raw_inputs.examples import RawExamples, Wanted
+from tasks.serving.raw_inputs.reader import MAX_TEXT, Reader

@@ -7,9 +7,9 @@ from itertools import islice
 from pathlib import Path
 from typing import IO, Any
 
-from tasks.encoding import Values
-from tasks.errors import listed
-from tasks.files import is_utf8
+from tasks.data.encoding import Values
+from tasks.system.errors import listed
+from tasks.system.files import is_utf8
 
 TABLES = (".csv", ".tsv", ".jsonl", ".ndjson", ".parquet")
 ARRAYS = (".npy", ".npz")

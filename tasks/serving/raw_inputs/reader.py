@@ -11,11 +11,9 @@ from typing import IO
 
 import numpy as np
 
-from tasks import machine
-from tasks.encoding import num_rows
-from tasks.errors import UserError, cut, listed
-from tasks.files import DAMAGED_FILE
-from tasks.raw_inputs.examples import (
+from tasks.data.encoding import num_rows
+from tasks.data.table_files import NOT_READ
+from tasks.serving.raw_inputs.examples import (
     ARRAYS,
     PICTURES,
     TABLES,
@@ -26,8 +24,10 @@ from tasks.raw_inputs.examples import (
     in_parts,
     places_of,
 )
-from tasks.raw_inputs.tables import TableReader
-from tasks.table_files import NOT_READ
+from tasks.serving.raw_inputs.tables import TableReader
+from tasks.system import machine
+from tasks.system.errors import UserError, cut, listed
+from tasks.system.files import DAMAGED_FILE
 
 PEEKED = 4096
 _GAP = rb"(?:\s|#[^\r\n]*[\r\n])+"

@@ -10,9 +10,9 @@ from typing import IO, Any
 
 import pyarrow.parquet
 
-from tasks.errors import UserError, cut, listed
-from tasks.raw_inputs.examples import RawExamples, TextEncoding, Wanted, has_foreign_bytes, in_parts, places_of
-from tasks.table_files import values_of
+from tasks.data.table_files import values_of
+from tasks.serving.raw_inputs.examples import RawExamples, TextEncoding, Wanted, has_foreign_bytes, in_parts, places_of
+from tasks.system.errors import UserError, cut, listed
 
 DELIMITERS = (",", ";", "\t", "|")
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
 from tasks import config
-from tasks.launchers.isolation import Network
+from tasks.strategies.engines.isolation import Network
 
 
 @dataclass(frozen=True)
@@ -107,7 +107,7 @@ def find_placing(cluster: config.Cluster) -> Placing | None:
 
 def find(cluster: config.Cluster) -> Launcher:
     """Return the launcher of a cluster."""
-    found: Any = importlib.import_module(f"tasks.launchers.{cluster.launcher or _launcher_of_environment()}")
+    found: Any = importlib.import_module(f"tasks.strategies.engines.{cluster.launcher or _launcher_of_environment()}")
     launcher: Launcher = found
     return launcher
 
@@ -134,7 +134,7 @@ def members(section: config.StrategySection) -> list[Member]:
 def find_network(cluster: config.Cluster | None) -> Network | None:
     """Return the network that a cluster's members are to share, or those beside one process without a cluster; or say
     why others reach their servers, too."""
-    launcher: Any = find(cluster) if cluster is not None else importlib.import_module("tasks.launchers.local")
+    launcher: Any = find(cluster) if cluster is not None else importlib.import_module("tasks.strategies.engines.local")
     found = launcher.network()
     if isinstance(found, Network):
         return found
@@ -159,5 +159,5 @@ def check(section: config.StrategySection) -> None:
         UserError: no TPU; or see `members`.
     """
     if section.needs is not None:
-        importlib.import_module(f"tasks.launchers.{section.needs}").check(section)
+        importlib.import_module(f"tasks.strategies.engines.{section.needs}").check(section)
     members(section)

@@ -6,8 +6,8 @@
 import os
 
 from tasks import config
-from tasks.errors import UserError
-from tasks.launchers import Member, own_place
+from tasks.strategies.engines import Member, own_place
+from tasks.system.errors import UserError
 
 STARTS_ALL = False
 INDEX = "JOB_COMPLETION_INDEX"

@@ -5,9 +5,9 @@ import json
 import os
 
 from tasks import config
-from tasks.errors import UserError
-from tasks.launchers import Member, isolation, threads_of
-from tasks.machine import free_ports, gpus_in_words, usable_cores, visible_gpus
+from tasks.strategies.engines import Member, isolation, threads_of
+from tasks.system.errors import UserError
+from tasks.system.machine import free_ports, gpus_in_words, usable_cores, visible_gpus
 
 STARTS_ALL = True
 

@@ -5,9 +5,9 @@ import socket
 from collections.abc import Mapping, Sequence
 
 from tasks import config
-from tasks.errors import UserError
-from tasks.launchers import Member
-from tasks.machine import gpus_in_words, visible_gpus
+from tasks.strategies.engines import Member
+from tasks.system.errors import UserError
+from tasks.system.machine import gpus_in_words, visible_gpus
 
 
 def member(

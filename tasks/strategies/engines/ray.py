@@ -10,12 +10,12 @@ from collections.abc import Sequence
 from typing import Any
 
 from tasks import config
-from tasks.errors import UserError
-from tasks.launchers import Member, Placed, threads_of
-from tasks.network import connection_error
+from tasks.strategies.engines import Member, Placed, threads_of
+from tasks.system.errors import UserError
+from tasks.system.network import connection_error
 
 STARTS_ALL = True
-ENGINE = "tasks.launchers.ray_places"
+ENGINE = "tasks.strategies.engines.ray_places"
 ADDRESS = "RAY_ADDRESS"
 """Ray's own variable: `host:port` of the head node; without it Ray finds a cluster that runs on this machine."""
 ANSWER_SECONDS = 5.0

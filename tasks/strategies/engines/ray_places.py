@@ -1,5 +1,5 @@
 """Places on the nodes of a Ray cluster, and what the members there are told and say: `python -m
-tasks.launchers.ray_places`, which `process.placed` runs.
+tasks.strategies.engines.ray_places`, which `process.placed` runs.
 
 It is a process of its own because Ray takes SIGTERM for itself, and ends the process that has joined a cluster when
 that cluster's head is lost. It is asked by JSON lines on standard input, answers by lines on standard output, and when
@@ -27,10 +27,10 @@ from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import IO, Any
 
-from tasks.files import MARK
-from tasks.launchers.ray import ADDRESS
-from tasks.launchers.ray_reservation import Refused, reserve
-from tasks.machine import PACKAGES
+from tasks.strategies.engines.ray import ADDRESS
+from tasks.strategies.engines.ray_reservation import Refused, reserve
+from tasks.system.files import MARK
+from tasks.system.machine import PACKAGES
 
 # An actor's Python process takes seconds to start.
 LOOK_SECONDS = 120.0

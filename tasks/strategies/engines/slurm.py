@@ -11,8 +11,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from tasks import config
-from tasks.errors import StratagemError, UserError
-from tasks.launchers import Member, own_place, threads_of
+from tasks.strategies.engines import Member, own_place, threads_of
+from tasks.system.errors import StratagemError, UserError
 
 STARTS_ALL = False
 TOKEN = "STRATAGEM_JOB_TOKEN"

@@ -5,8 +5,8 @@ import os
 from typing import Any
 
 from tasks import config
-from tasks.errors import UserError, one_of
-from tasks.launchers import Member, own_place
+from tasks.strategies.engines import Member, own_place
+from tasks.system.errors import UserError, one_of
 
 STARTS_ALL = False
 EXAMPLE = '{"cluster": {"worker": ["host1:2222", "host2:2222"]}, "task": {"type": "worker", "index": 0}}'

@@ -5,9 +5,10 @@ import importlib.util
 import os
 from glob import glob
 
-from tasks import config, network
-from tasks.errors import UserError
-from tasks.machine import TPU_VARIABLES, find_tpu
+from tasks import config
+from tasks.system import network
+from tasks.system.errors import UserError
+from tasks.system.machine import TPU_VARIABLES, find_tpu
 
 DEVICE_FILES = ("/dev/accel[0-9]*", "/dev/vfio/[0-9]*")
 """A TPU VM has one a chip; which of the two depends on the generation."""

@@ -6,13 +6,13 @@ from collections.abc import Callable
 
 import keras
 
-from tasks import metrics
-from tasks.checkpoints import Checkpoints
-from tasks.errors import Interrupted
-from tasks.model_state import snapshot, snapshot_pieces
-from tasks.shards import ShardWriter
+from tasks.modeling import metrics
+from tasks.system.errors import Interrupted
 from tasks.training import Training
 from tasks.training.callbacks.stopping import ResumableEarlyStopping
+from tasks.training.checkpoints import Checkpoints
+from tasks.training.model_state import snapshot, snapshot_pieces
+from tasks.training.shards import ShardWriter
 
 # How often several workers ask each other whether one of them was told to stop.
 MEETING_SECONDS = 1.0

@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 
 import keras
 
-from tasks import metrics
+from tasks.modeling import metrics
 from tasks.training.position import Position
 
 MetricSink = Callable[[int, Mapping[str, float]], None]

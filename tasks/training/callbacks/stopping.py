@@ -8,9 +8,11 @@ from typing import Any
 import keras
 import numpy as np
 
-from tasks import config, metrics, shards
-from tasks.errors import StratagemError
+from tasks import config
+from tasks.modeling import metrics
 from tasks.records import Limits
+from tasks.system.errors import StratagemError
+from tasks.training import shards
 from tasks.training.position import Position
 
 

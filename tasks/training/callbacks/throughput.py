@@ -4,7 +4,7 @@ import time
 
 import keras
 
-from tasks import timeline
+from tasks.system import timeline
 from tasks.training.position import Position
 
 

@@ -7,13 +7,13 @@ import keras
 import pytest
 
 from tasks import config, records, strategies
-from tasks.checkpoints import Checkpoints, State
-from tasks.errors import Interrupted
 from tasks.input.array import ArraySource
 from tasks.input.batches import Batches
+from tasks.system.errors import Interrupted
 from tasks.training import Training, autotune
 from tasks.training.autotune import Calls
 from tasks.training.callbacks.stopping import NonFiniteLoss
+from tasks.training.checkpoints import Checkpoints, State
 from tasks.training.position import Position
 
 START = State(

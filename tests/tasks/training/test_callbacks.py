@@ -8,16 +8,17 @@ import keras
 import numpy as np
 import pytest
 
-from tasks import config, metrics
-from tasks.checkpoints import Checkpoints, State
-from tasks.errors import Interrupted
+from tasks import config
 from tasks.input.batches import Batches
+from tasks.modeling import metrics
 from tasks.strategies import Strategy
+from tasks.system.errors import Interrupted
 from tasks.training import Training
 from tasks.training.callbacks.saving import SaveCheckpoints
 from tasks.training.callbacks.sending import SendMetrics
 from tasks.training.callbacks.stopping import ResumableEarlyStopping
 from tasks.training.callbacks.throughput import Throughput
+from tasks.training.checkpoints import Checkpoints, State
 from tasks.training.position import Position
 
 ORIGIN = {"global_batch_size": 8, "seed": 0, "settings_digest": "d", "data_version": None, "history": {}}

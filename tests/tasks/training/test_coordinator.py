@@ -9,15 +9,16 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tasks import config, losses, metrics, optimizers, strategies
-from tasks.checkpoints import Checkpoints, State
-from tasks.errors import UserError
+from tasks import config, strategies
 from tasks.input import sources
 from tasks.input.order import carve
-from tasks.model_state import snapshot
+from tasks.modeling import losses, metrics, optimizers
 from tasks.records import Target
+from tasks.system.errors import UserError
 from tasks.training import Training, coordinator, loops
 from tasks.training.callbacks.saving import SaveCheckpoints
+from tasks.training.checkpoints import Checkpoints, State
+from tasks.training.model_state import snapshot
 from tasks.training.position import Position
 
 # 33 examples in batches of 8: five steps, the last a short one.

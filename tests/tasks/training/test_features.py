@@ -8,11 +8,12 @@ import numpy as np
 import pytest
 import yaml
 
-from tasks import config, models, records
-from tasks.errors import UserError
+from tasks import config, records
 from tasks.evaluate import evaluate
 from tasks.input.order import carve, order
+from tasks.modeling import models
 from tasks.records import Feature, Target
+from tasks.system.errors import UserError
 from tasks.train import check
 
 NUM_EXAMPLES = {"train": 90, "test": 31}

@@ -8,12 +8,15 @@ import keras
 import numpy as np
 import pytest
 
-from tasks import config, files, lineage, models, tracking
-from tasks.checkpoints import Checkpoints
-from tasks.errors import Interrupted, UserError
+from tasks import config, tracking
+from tasks.modeling import models
 from tasks.records import LoggedModel
+from tasks.runs import lineage
+from tasks.system import files
+from tasks.system.errors import Interrupted, UserError
 from tasks.train import check
 from tasks.training import initial
+from tasks.training.checkpoints import Checkpoints
 
 VGG = ("model={name: vgg, options: {filters: [4, 4]}}", "train.global_batch_size=60", "train.deterministic=true")
 BODY = "model.freeze=[conv.*, 'norm1[ab]']"

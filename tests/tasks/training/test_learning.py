@@ -10,7 +10,8 @@ import yaml
 from PIL import Image
 from sklearn.datasets import load_breast_cancer, load_digits
 
-from tasks import config, dataset_kinds
+from tasks import config
+from tasks.data import kinds
 from tasks.evaluate import evaluate
 from tasks.prepare import prepare
 
@@ -23,7 +24,7 @@ def prepared_from(source: str, **values: object):
     """Return a dataset as `stratagem data add` prepares it."""
     dataset = config.describe({"name": "mine", "source": source, **values}, "this test")
     if dataset.is_guessed:
-        dataset, _ = dataset_kinds.find(dataset.kind).guess(dataset)
+        dataset, _ = kinds.find(dataset.kind).guess(dataset)
     Path("data/mine").mkdir(parents=True)
     Path("data/mine/params.yaml").write_text(yaml.safe_dump({"dataset": dataset.model_dump(mode="json")}))
     return prepare(dataset)

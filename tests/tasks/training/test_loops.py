@@ -3,10 +3,10 @@ import numpy as np
 import pytest
 
 from tasks import config, strategies
-from tasks.checkpoints import State
 from tasks.input import sources
 from tasks.input.batches import Batches
 from tasks.training import Training, loops
+from tasks.training.checkpoints import State
 from tasks.training.position import Position
 
 ORIGIN = {"global_batch_size": 8, "seed": 0, "settings_digest": "d", "data_version": None, "history": {}}

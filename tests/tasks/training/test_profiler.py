@@ -12,11 +12,11 @@ import tensorflow as tf
 from jax.profiler import ProfileData
 from tensorflow.tsl.profiler.protobuf import xplane_pb2
 
-from tasks.checkpoints import State
 from tasks.input.batches import Batches
 from tasks.training import trace as traced
 from tasks.training.callbacks import profiler
 from tasks.training.callbacks.throughput import Throughput
+from tasks.training.checkpoints import State
 from tasks.training.position import Position
 
 START = State(

@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 
 from tasks import config, strategies
-from tasks.checkpoints import State
 from tasks.input.batches import Batches
-from tasks.losses import SoftmaxSquaredError
+from tasks.modeling.losses import SoftmaxSquaredError
 from tasks.training import Training, steps
 from tasks.training.autotune import Calls
+from tasks.training.checkpoints import State
 from tasks.training.position import Position
 
 START = State(
