@@ -1,8 +1,43 @@
-"""What a look at the machine and the project finds."""
+"""What commands about the project leave: a plan, a health check, jobs, kept services, deliveries, provenance."""
 
-from typing import Literal
+from typing import Any, Literal
 
-from tasks.records.record import Record
+from tasks.records.record import Name, Place, Record
+
+
+class PlannedStage(Record):
+    """A stage or step that a command has."""
+
+    stage: str
+    does: Literal[
+        "would run",
+        "would end",
+        "is cached",
+        "is there already",
+        "asks DVC",
+        "asks MLflow",
+        "would resume",
+        "is left out",
+    ]
+    why: str
+
+
+class GivenSetting(Record):
+    """A setting with the value that the command would have."""
+
+    key: str
+    value: Any
+    source: str
+    """`params.yaml`, `recipe NAME`, `--set`, `dataset: REASON`, `default rule`, or what else says it."""
+
+
+class Explanation(Record):
+    """What a command would do; nothing of it was done."""
+
+    stages: tuple[PlannedStage, ...]
+    settings: tuple[GivenSetting, ...] = ()
+    """None of a command that has no settings."""
+
 
 Level = Literal["ok", "warning", "error"]
 LEVELS: tuple[Level, ...] = ("ok", "warning", "error")
@@ -30,3 +65,119 @@ class Health(Record):
     def worst(self) -> Level:
         """The worst level of all."""
         return max((finding.level for finding in self.findings), key=LEVELS.index, default="ok")
+
+
+class Job(Record):
+    """A run that `stratagem submit` handed over."""
+
+    engine: Name
+    """The file of tasks/operations/submission/ that did it, such as `slurm`."""
+    id: str
+    """What the engine calls it."""
+    place: tuple[str, ...] = ()
+    """Words that lead the engine's commands to it, such as ``--namespace team``."""
+    name: str
+    folder: Place
+    """Where its script and its log lie, from the project's folder."""
+    num_processes: int
+    submitted_at: str
+
+
+class JobState(Record):
+    """A job, and how it is."""
+
+    job: Job
+    state: str
+    """As the engine says it, such as RUNNING; `ended (0)` with the exit code where the engine has forgotten it; `gone`
+    without one; `unknown` where the engine does not answer."""
+    detail: str = ""
+    """Why it waits, or where it runs."""
+
+
+class ServiceState(Record):
+    """One of the programs that are kept."""
+
+    name: str
+    pid: int
+    """Of its guard; 0 while it waits to be started again."""
+    created: float
+    """When the guard began, in seconds since 1970: a process id may be another one's by now."""
+    since: str
+    restarts: int = 0
+    last_end: str | None = None
+    """How it ended before it was started again."""
+    address: str = ""
+    log: str = ""
+    """From the project's folder."""
+
+
+class Operation(Record):
+    """All of them."""
+
+    pid: int
+    created: float
+    host: str
+    since: str
+    phase: Literal["starting", "ready", "ending"]
+    services: tuple[ServiceState, ...] = ()
+    worker_seen: float = 0.0
+    """When the worker was seen at work last, in seconds since 1970."""
+    versions: dict[str, str] = {}
+    """What it runs with, by package; of one of before that was not told."""
+
+
+class Synced(Record):
+    """A run that was to be delivered."""
+
+    run_id: str
+    name: str
+    outcome: Literal["delivered", "updated", "there already", "left out"]
+    there: str | None = None
+    """Its id in the other store."""
+    versions: tuple[str, ...] = ()
+    """NAME/VERSION in the other store, of its models."""
+    reason: str | None = None
+    """Why it was left out."""
+
+
+class Sync(Record):
+    """All runs that were to be delivered to a store."""
+
+    to: str
+    runs: tuple[Synced, ...]
+    notes: tuple[str, ...] = ()
+    """What is remarkable about aliases."""
+
+
+class Link(Record):
+    """A thing in the chain from a source of data to a model: a data version, a commit, a run, a version of a model."""
+
+    kind: str
+    """Such as `run` or `model version`."""
+    name: str
+    """Its id, or its place."""
+    facts: dict[str, str] = {}
+    up: tuple["Link", ...] = ()
+    """What it was made of."""
+    down: tuple["Link", ...] = ()
+    """What was made of it."""
+
+
+class Provenance(Record):
+    """What `stratagem trace --json` prints."""
+
+    reference: str
+    """As it was given."""
+    link: Link
+    registry: str | None
+    """Why MLflow's registry could not be asked: versions and aliases are then those of the runs' records."""
+
+
+class NewProject(Record):
+    """What `stratagem init --json` prints."""
+
+    folder: str
+    files: tuple[str, ...]
+    """From the folder."""
+    git: bool
+    """Whether a repository was made there."""
