@@ -5,9 +5,8 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from tasks.config.keys import fields_of
 from tasks.config.schema import Settings, kinds_of
-from tasks.config.section import refusal
+from tasks.config.section import fields_of, refusal
 from tasks.system.errors import one_of, shown
 
 

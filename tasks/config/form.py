@@ -8,9 +8,9 @@ from typing import Any
 from pydantic import GetJsonSchemaHandler, RootModel
 from pydantic_core import CoreSchema
 
-from tasks.config.keys import leaves, marks_of
 from tasks.config.project import project_root, recipes
 from tasks.config.schema import Settings
+from tasks.config.section import leaves, marks_of
 from tasks.config.sources import load
 from tasks.system.errors import UserError
 

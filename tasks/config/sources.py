@@ -7,20 +7,44 @@ from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
+import yaml
 from pydantic import ValidationError
 
-from tasks.config import plain
 from tasks.config.data_defaults import Choice, choose
 from tasks.config.explain import explain
-from tasks.config.keys import WHOLE, fields_of, leaves, marks_of
 from tasks.config.project import names_of, project_root, recipes
 from tasks.config.schema import Settings, folder_name, kinds_of
+from tasks.config.section import WHOLE, fields_of, leaves, marks_of
 from tasks.config.strategies import strategy_kinds
 from tasks.config.train import BATCH_SIZES
 from tasks.system.errors import UserError, cut, one_of
 from tasks.system.network import holds_secret
 
+MAX_TEXT = 1_000_000
+"""Characters of a YAML file or a ``--set``."""
 ONE_VALUE = tuple(key.rpartition(".")[2] for key in WHOLE)
+
+
+class _Loader(yaml.CSafeLoader):
+    """Refuses a mapping that gives a key twice, and reads dates as texts."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        seen: set[str] = set()
+        for key, _ in node.value:
+            if isinstance(key, yaml.ScalarNode):
+                if key.value in seen:
+                    raise yaml.MarkedYAMLError(
+                        problem=f"the key '{cut(key.value)}' is given once more", problem_mark=key.start_mark
+                    )
+                seen.add(key.value)
+        made: dict[Any, Any] = super().construct_mapping(node, deep=deep)
+        return made
+
+
+_Loader.yaml_implicit_resolvers = {
+    first: [(tag, pattern) for tag, pattern in resolvers if not tag.endswith(":timestamp")]
+    for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
+}
 
 
 def load(
@@ -45,10 +69,7 @@ def load(
     if recipe is not None:
         values = _overlay(values, _read_recipe(recipe, root))
     # One overlay for all texts together: their order does not matter, and a wrong key is not lost by a change of kind.
-    try:
-        given = plain.plain(overrides) if isinstance(overrides, Mapping) else read_overrides(overrides)
-    except plain.NotPlain as error:
-        raise UserError(f"overrides: {error}") from None
+    given = _with_text_keys(overrides) if isinstance(overrides, Mapping) else read_overrides(overrides)
     merged = _overlay(values, _nested(given))
     if recipe is not None or _dataset_name(merged) == own_name:
         return parse(merged)
@@ -141,10 +162,7 @@ def read_texts(texts: Sequence[str]) -> dict[str, Any]:
         key, equals, value = text.partition("=")
         if not equals or not key.strip():
             raise UserError(f"--set {cut(text)}: write it as section.key=value, such as --set train.epochs=3")
-        try:
-            values[key.strip()] = plain.read(value)
-        except plain.NotPlain as error:
-            raise UserError(f"--set {cut(text)}: {error}") from None
+        values[key.strip()] = _read_text(value, f"--set {cut(text)}")
     return values
 
 
@@ -226,14 +244,49 @@ def read_yaml(path: Path) -> dict[str, Any]:
     """
     try:
         with path.open("rb") as file:
-            values = plain.read(file.read(plain.MAX_TEXT + 1).decode())
+            text = file.read(MAX_TEXT + 1).decode()
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"{path}: cannot be read ({error})") from None
-    except plain.NotPlain as error:
-        raise UserError(f"{path}: {error}") from None
+    values = _read_text(text, str(path))
     if not isinstance(values, dict):
         raise UserError(f"{path}: must hold sections such as `train:`, got {type(values).__name__}")
     return values
+
+
+def _read_text(text: str, where: str) -> Any:
+    """Return the value of a YAML text, with all keys as texts; it may hold neither aliases nor tags.
+
+    Args:
+        text: the YAML.
+        where: the file or the option that it stands in, for the message.
+
+    Raises:
+        UserError: it is too long, or no such YAML.
+    """
+    if len(text) > MAX_TEXT:
+        raise UserError(f"{where}: it has {len(text):,} characters, and settings have at most {MAX_TEXT:,}")
+    try:
+        for event in yaml.parse(text, _Loader):
+            if isinstance(event, yaml.AliasEvent):
+                refused = f"*{cut(event.anchor)} repeats the value of an anchor: write the value"
+                raise yaml.MarkedYAMLError(problem=refused, problem_mark=event.start_mark)
+            if (tag := getattr(event, "tag", None)) is not None:
+                refused = f"the tag {cut(tag)} is not allowed: write the value without it"
+                raise yaml.MarkedYAMLError(problem=refused, problem_mark=event.start_mark)
+        return _with_text_keys(yaml.load(text, _Loader))
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        place = f", line {mark.line + 1}, column {mark.column + 1}" if mark is not None else ""
+        raise UserError(f"{where}: not valid YAML{place}: {cut(error.problem or error.context or '')}") from None
+    except (yaml.YAMLError, RecursionError, OverflowError, ValueError) as error:
+        raise UserError(f"{where}: not valid YAML ({cut(str(error))})") from None
+
+
+def _with_text_keys(value: Any) -> Any:
+    """Return a copy of nested mappings and lists whose keys are texts."""
+    if isinstance(value, Mapping):
+        return {str(key): _with_text_keys(inner) for key, inner in value.items()}
+    return [_with_text_keys(inner) for inner in value] if isinstance(value, list) else value
 
 
 def _without_other_kinds(values: Mapping[str, Any]) -> dict[str, Any]:

@@ -7,8 +7,7 @@ from typing import Annotated, ClassVar, Literal, Self, get_args
 
 from pydantic import Field, model_validator
 
-from tasks.config.affects import Bookkeeping, Course, Speed
-from tasks.config.section import MAX_COUNT, MAX_DEVICES, Devices, Section, Text
+from tasks.config.section import MAX_COUNT, MAX_DEVICES, Bookkeeping, Course, Devices, Section, Speed, Text
 
 
 class StrategySection(Section):

@@ -2,14 +2,16 @@
 
 import errno
 import os
+import re
 import stat
 from pathlib import Path
 
-from tasks.config.plain import UNWRITABLE
 from tasks.system.errors import UserError, cut, listed
 
 SUFFIXES = {".npz": "arrays", ".csv": "table", ".tsv": "table", ".parquet": "table", ".jsonl": "table"}
 """The kind that reads a file, by the end of its name."""
+# Control characters, and halves of characters.
+UNWRITABLE = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f\ud800-\udfff]")
 SPECIAL = {stat.S_IFIFO: "a pipe", stat.S_IFSOCK: "a socket", stat.S_IFCHR: "a device", stat.S_IFBLK: "a device"}
 
 
