@@ -1,4 +1,6 @@
-"""Processes that end when the one that started them does, however that dies: their standard input closes then."""
+"""How a process ends: with the one that started it, however that dies, because its standard input closes then; and by a
+signal, from the process that started it, a service manager, or a terminal that closes. All signals mean the same.
+"""
 
 import contextlib
 import ctypes
@@ -11,7 +13,10 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator
+from types import FrameType
 from typing import TYPE_CHECKING
+
+from tasks.system import errors
 
 if TYPE_CHECKING:
     import psutil
@@ -21,6 +26,9 @@ GRACE_SECONDS = 15.0
 # A command whose stages were ended tells MLflow and Prefect of it, by a process that imports them: on a busy machine it
 # took more than 15 s, and a run that was interrupted from a notebook stayed for `stratagem reconcile` to end.
 RECORD_SECONDS = 60.0
+STOP_SIGNALS = [signal.SIGINT, signal.SIGTERM]
+if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:  # As under nohup.
+    STOP_SIGNALS.append(signal.SIGHUP)
 # Of prctl(2).
 PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
@@ -198,3 +206,30 @@ def end_with_parent() -> None:
     """Let the kernel end this process when the one that started it dies; Linux alone can."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def ignore_signals() -> None:
+    """Ignore signals: no stage is at work, and the process that started this one needs it to end the run."""
+    for number in STOP_SIGNALS:
+        signal.signal(number, signal.SIG_IGN)
+
+
+def set_on_signal(stop: threading.Event) -> None:
+    """Let a signal set an event: a training then stops after the checkpoint of its next step."""
+    for number in STOP_SIGNALS:
+        signal.signal(number, lambda number, frame: stop.set())
+
+
+def raise_on_signal() -> None:
+    """Let the first signal end the stage by an exception; a second one would end the process before it ends the run.
+
+    Raises:
+        KeyboardInterrupt: later, in the main thread.
+    """
+
+    def end(number: int, frame: FrameType | None) -> None:
+        ignore_signals()
+        raise KeyboardInterrupt if number == signal.SIGINT else errors.Terminated
+
+    for number in STOP_SIGNALS:
+        signal.signal(number, end)
