@@ -192,7 +192,7 @@ def _compare(
             each_now, each_before = (outputs.argmax(axis=1) == labels for outputs in (now, was))
         else:
             # Of the predictions alone: what a model's own losses add says nothing about examples.
-            of_predictions = losses.find(settings.train, prepared).of_predictions
+            of_predictions = losses.find_loss(settings.train, prepared).of_predictions
             each_now, each_before = of_predictions(labels, now), of_predictions(labels, was)
         values = float(each_now.mean()), float(each_before.mean())
         found = evidence.paired_means(each_before, each_now, better, confidence)
@@ -200,7 +200,7 @@ def _compare(
             exact = evidence.mcnemar(each_before, each_now)
             test, found = "McNemar", evidence.MetricDifference(found.value, found.interval, exact)
     else:
-        measure = metrics.find(name).of_predictions
+        measure = metrics.find_metric(name).of_predictions
         values = evidence.number(measure(labels, now)), evidence.number(measure(labels, was))
         found = evidence.paired_bootstrap(measure, labels, was, now, better, confidence)
     return Judgement(

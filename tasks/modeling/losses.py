@@ -129,7 +129,7 @@ USUAL: dict[Task, str] = {
 SMOOTHED = ("sparse_categorical_crossentropy", "binary_crossentropy")
 
 
-def find(section: config.Train, prepared: PreparedDataset, shares: bool = False) -> Loss:
+def find_loss(section: config.Train, prepared: PreparedDataset, shares: bool = False) -> Loss:
     """Return the loss of a training.
 
     Args:

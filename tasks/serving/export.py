@@ -172,7 +172,9 @@ def _check_whole(keras_file: Path) -> None:
 
 def _load(settings: config.Settings, chosen: _Chosen) -> Any:
     """Return the Keras model of a file, on TensorFlow whatever it was trained on."""
-    models.find(settings.model.name)  # Keras knows a class of the user's once the module that registers it is imported.
+    models.find_build(
+        settings.model.name
+    )  # Keras knows a class of the user's once the module that registers it is imported.
     models.set_precision(settings.train.dtype_policy)
     try:
         model = keras.models.load_model(chosen.file, compile=False)

@@ -27,7 +27,7 @@ def entries() -> tuple[KnownMessage, ...]:
     return tuple(KnownMessage(name, re.compile(one["is"]), one["says"], one["do"]) for name, one in table.items())
 
 
-def find(error: BaseException) -> tuple[KnownMessage, str] | None:
+def find_message(error: BaseException) -> tuple[KnownMessage, str] | None:
     """Return the entry of an error, or of what caused it, and its words; None where the table has none."""
     for cause in causes(error):
         said = one_line(cause)
@@ -40,5 +40,5 @@ def find(error: BaseException) -> tuple[KnownMessage, str] | None:
 
 def translate(error: BaseException) -> str | None:
     """Return in plain words what an error means and what to do, and its type; None where the table has no entry."""
-    found = find(error)
+    found = find_message(error)
     return None if found is None else f"{found[1]} ({type(error).__name__}; the whole story: --debug)"

@@ -277,7 +277,7 @@ def test_a_champion_that_cannot_be_compared() -> None:
 def test_a_metric_that_says_nothing_is_no_evidence() -> None:
     labels = np.zeros(50, int)
     outputs = np.eye(10, dtype=np.float32)[labels]
-    assert metrics.find("auc").of_predictions(labels, outputs) is None
+    assert metrics.find_metric("auc").of_predictions(labels, outputs) is None
     assert not judged(load("register.metric=test/auc"), CLASSES, labels, outputs, outputs).promoted
 
 

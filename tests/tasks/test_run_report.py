@@ -106,7 +106,7 @@ def test_an_interval_is_what_measuring_each_resample_gives(task):
 def test_equal_scores_count_half_in_the_interval_of_an_auc():
     labels, logits = made_up.classification(200, 2)
     logits = np.round(logits)
-    area = metrics.find("auc").of_predictions
+    area = metrics.find_metric("auc").of_predictions
     low, high = made_up.bootstrap(area, labels, logits)
     found = intervals.of_metric(load(made_up.run(labels, logits)), "auc")
     assert found == pytest.approx((low, high), abs=0.15 * (high - low))

@@ -101,7 +101,7 @@ def test_what_examples_move_is_the_derivative_of_the_metric(task, name):
     made = load(made_up.run(labels, outputs))
     moved = influence.of_metric(made, name)
     assert moved.sum() == pytest.approx(0, abs=1e-9), "all weights doubled change nothing"
-    measure, many = metrics.find(name).of_predictions, 300
+    measure, many = metrics.find_metric(name).of_predictions, 300
     outputs = outputs.astype(np.float64)
     for row in (0, 7, 31):
         rows = np.concatenate([np.repeat(np.arange(60), many), [row]])  # The weight of one is 1 + 1 / 300.

@@ -47,7 +47,7 @@ class Metric:
     """A training of a model with more does not measure it."""
 
 
-def find(name: str, key: str = "the name of a metric") -> Metric:
+def find_metric(name: str, key: str = "the name of a metric") -> Metric:
     """Return the metric of a name: a file of this folder, a ``top_<k>_accuracy``, or a user's own ``module:function``.
 
     Args:
@@ -91,8 +91,8 @@ def without_file(settings: config.Settings) -> dict[str, str]:
 
 def of_task(task: Task, others: Mapping[str, str] | None = None) -> dict[str, Metric]:
     """Return the metrics of a task by their names: those with a file, and then ``others``, see ``without_file``."""
-    found = {name: find(name) for name in config.names_of("modeling/metrics")}
-    found |= {name: find(name, key) for name, key in (others or {}).items()}
+    found = {name: find_metric(name) for name in config.names_of("modeling/metrics")}
+    found |= {name: find_metric(name, key) for name, key in (others or {}).items()}
     return {name: metric for name, metric in found.items() if task in metric.tasks}
 
 
@@ -304,7 +304,7 @@ def of_largest_share(metric: Any, task: Task) -> Any:
 def better(name: str) -> Better:
     """Return which values of a metric such as ``validation/loss`` or ``test/accuracy`` are the better ones."""
     kind = name.partition("/")[2]
-    return "lower" if kind == "loss" else find(kind).better
+    return "lower" if kind == "loss" else find_metric(kind).better
 
 
 def by_split(logs: Mapping[str, Any]) -> dict[str, float]:

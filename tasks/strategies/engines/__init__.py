@@ -6,7 +6,9 @@ else starts.
 """
 
 import importlib
+import json
 import os
+import socket
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -14,6 +16,8 @@ from typing import Any, NamedTuple, Protocol
 
 from tasks import config
 from tasks.strategies.engines.isolation import Network
+from tasks.system.errors import UserError
+from tasks.system.machine import gpus_in_words, visible_gpus
 
 
 @dataclass(frozen=True)
@@ -47,6 +51,24 @@ def threads_of(cores: int) -> dict[str, str]:
     # A step waits for its peers in a thread of the second pool; with one alone nothing else could go on meanwhile.
     wanted = {"TF_NUM_INTRAOP_THREADS": max(1, cores), "TF_NUM_INTEROP_THREADS": max(2, cores)}
     return {name: os.environ.get(name, str(count)) for name, count in wanted.items()}
+
+
+def tasks_of(section: config.Cluster, workers: int) -> list[tuple[str, int]]:
+    """Return the (job, index) of each process of a cluster with a number of workers, the chief first."""
+    return [(job, index) for job, count in section.jobs(workers).items() for index in range(count)]
+
+
+def by_job(tasks: Sequence[tuple[str, int]], addresses: Sequence[str]) -> dict[str, list[str]]:
+    """Return the addresses of the tasks, which are in the same order, as the `cluster` of TF_CONFIG."""
+    cluster: dict[str, list[str]] = {}
+    for (job, _), address in zip(tasks, addresses, strict=True):
+        cluster.setdefault(job, []).append(address)
+    return cluster
+
+
+def environment_of(cluster: Mapping[str, Sequence[str]], job: str, index: int) -> dict[str, str]:
+    """Return the environment that tells a process its place in a cluster."""
+    return {"TF_CONFIG": json.dumps({"cluster": dict(cluster), "task": {"type": job, "index": index}})}
 
 
 class Launcher(Protocol):
@@ -101,11 +123,11 @@ class Placing(Launcher, Protocol):
 
 def find_placing(cluster: config.Cluster) -> Placing | None:
     """Return the launcher of a cluster whose members an engine runs on other machines; None for others."""
-    found: Any = find(cluster)
+    found: Any = find_launcher(cluster)
     return found if hasattr(found, "members_at") else None
 
 
-def find(cluster: config.Cluster) -> Launcher:
+def find_launcher(cluster: config.Cluster) -> Launcher:
     """Return the launcher of a cluster."""
     found: Any = importlib.import_module(f"tasks.strategies.engines.{cluster.launcher or _launcher_of_environment()}")
     launcher: Launcher = found
@@ -128,13 +150,15 @@ def members(section: config.StrategySection) -> list[Member]:
     Raises:
         UserError: not enough GPUs, a TF_CONFIG that cannot be used, or a port that is taken.
     """
-    return [ALONE] if section.cluster is None else find(section.cluster).members(section)
+    return [ALONE] if section.cluster is None else find_launcher(section.cluster).members(section)
 
 
 def find_network(cluster: config.Cluster | None) -> Network | None:
     """Return the network that a cluster's members are to share, or those beside one process without a cluster; or say
     why others reach their servers, too."""
-    launcher: Any = find(cluster) if cluster is not None else importlib.import_module("tasks.strategies.engines.local")
+    launcher: Any = (
+        find_launcher(cluster) if cluster is not None else importlib.import_module("tasks.strategies.engines.local")
+    )
     found = launcher.network()
     if isinstance(found, Network):
         return found
@@ -161,3 +185,78 @@ def check(section: config.StrategySection) -> None:
     if section.needs is not None:
         importlib.import_module(f"tasks.strategies.engines.{section.needs}").check(section)
     members(section)
+
+
+def joined_member(
+    section: config.AnyCluster,
+    cluster: Mapping[str, Sequence[str]],
+    job: str,
+    index: int,
+    source: str,
+) -> Member:
+    """Return the member that this process is in a cluster whose other members someone else starts.
+
+    Args:
+        section: the strategy's.
+        cluster: the addresses of all members, `host:port`, by job.
+        job: this process's: `chief`, `worker` or `ps`.
+        index: its number in the job.
+        source: who says so, for messages.
+
+    Raises:
+        UserError: its port is taken, there are fewer GPUs than the settings ask for, or not as many processes as a
+            strategy on JAX needs.
+    """
+    count = sum(map(len, cluster.values()))
+    if section.backend == "jax" and count != section.num_processes:
+        raise UserError(
+            f"strategy.workers = {section.workers}: {source} has {count} process{'es' * (count > 1)}. Give "
+            f"strategy.workers={count}, or start as many processes as the settings say"
+        )
+    address = cluster[job][index]
+    port = int(address.rpartition(":")[2])
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # As TensorFlow does: a port just closed is free.
+        try:
+            probe.bind(("", port))
+        except OSError as error:
+            raise UserError(
+                f"{source}: {job} {index} is to serve at {address}, and port {port} cannot be had here "
+                f"({error.strerror}). End the process that holds it, or let the members have other ports"
+            ) from None
+    environment = environment_of(cluster, job, index)
+    gpus, wanted = visible_gpus(), section.gpus_per_worker
+    if section.chief_gives_work and job != "worker":
+        environment["CUDA_VISIBLE_DEVICES"] = ""  # It would take the memory of the GPUs from a worker beside it.
+    elif wanted is not None and (gpus or section.backend == "tensorflow"):  # JAX makes CPU devices where it has none.
+        if wanted > len(gpus):
+            raise UserError(
+                f"strategy.devices = {wanted}: this machine has {gpus_in_words(gpus)}. Give fewer, or null for all"
+            )
+        environment["CUDA_VISIBLE_DEVICES"] = ",".join(gpus[:wanted])
+    first = ("chief" if "chief" in cluster else "worker", 0)
+    return Member(job, index, (job, index) == first, environment)
+
+
+def member_of_rank(section: config.AnyCluster, addresses: Sequence[str], rank: int, source: str) -> Member:
+    """Return the member that this process is where processes have numbers only: the chief first, then workers, then
+    parameter servers.
+
+    Args:
+        section: the strategy's.
+        addresses: of all processes, `host:port`.
+        rank: this process's number.
+        source: who says so, for messages.
+
+    Raises:
+        UserError: too few or too many processes for the strategy; or see `joined_member`.
+    """
+    count = len(addresses)
+    if section.chief_gives_work and count != section.num_processes:
+        raise UserError(
+            f"strategy.workers = {section.workers} and strategy.ps = {section.jobs(section.workers)['ps']}: with the "
+            f"chief these are {section.num_processes} processes, and {source} has {count}. Ask for as many, or give "
+            "other settings"
+        )
+    tasks = tasks_of(section, count - (section.num_processes - section.workers))
+    return joined_member(section, by_job(tasks, addresses), *tasks[rank], source)

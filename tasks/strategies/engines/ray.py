@@ -4,13 +4,12 @@ Nothing here knows Ray's package: ``ray_places`` asks Ray, in a process of its o
 """
 
 import importlib.util
-import json
 import os
 from collections.abc import Sequence
 from typing import Any
 
 from tasks import config
-from tasks.strategies.engines import Member, Placed, threads_of
+from tasks.strategies.engines import Member, Placed, by_job, environment_of, tasks_of, threads_of
 from tasks.system.errors import UserError
 from tasks.system.network import connection_error
 
@@ -33,7 +32,7 @@ def members(section: config.Cluster) -> list[Member]:
             "`pip install -e '.[ray]'` in the project's folder, on each node"
         )
     _check_address(os.environ.get(ADDRESS, ""))
-    return [Member(job, index, place == 0, {}) for place, (job, index) in enumerate(_tasks(section, section.workers))]
+    return [Member(job, index, place == 0, {}) for place, (job, index) in enumerate(tasks_of(section, section.workers))]
 
 
 def network() -> str:
@@ -63,24 +62,15 @@ def request(section: config.Cluster, counts: Sequence[int], cpus: int | None) ->
 
 def members_at(section: config.Cluster, places: Sequence[Placed]) -> list[Member]:
     """Return the members at their places, the chief first."""
-    tasks = _tasks(section, len(places) - (section.num_processes - section.workers))
-    cluster: dict[str, list[str]] = {}
-    for (job, _), place in zip(tasks, places, strict=True):
-        cluster.setdefault(job, []).append(place.address)
+    tasks = tasks_of(section, len(places) - (section.num_processes - section.workers))
+    cluster = by_job(tasks, [place.address for place in places])
     found = []
     for (job, index), place in zip(tasks, places, strict=True):
-        environment = {
-            "TF_CONFIG": json.dumps({"cluster": cluster, "task": {"type": job, "index": index}}),
-            **threads_of(place.cores),
-        }
+        environment = {**environment_of(cluster, job, index), **threads_of(place.cores)}
         if section.chief_gives_work and job != "worker":
             environment["CUDA_VISIBLE_DEVICES"] = ""
         found.append(Member(job, index, (job, index) == tasks[0], environment))
     return found
-
-
-def _tasks(section: config.Cluster, workers: int) -> list[tuple[str, int]]:
-    return [(job, index) for job, count in section.jobs(workers).items() for index in range(count)]
 
 
 def _check_address(address: str) -> None:

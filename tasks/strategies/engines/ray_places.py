@@ -22,13 +22,12 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import IO, Any
 
 from tasks.strategies.engines.ray import ADDRESS
-from tasks.strategies.engines.ray_reservation import Refused, reserve
 from tasks.system.files import MARK
 from tasks.system.machine import PACKAGES
 
@@ -36,10 +35,16 @@ from tasks.system.machine import PACKAGES
 LOOK_SECONDS = 120.0
 OF_A_NODE = ("CUDA_VISIBLE_DEVICES", "HOSTNAME", "TMPDIR")
 """Variables that each node has of its own; the others are this command's, as `sbatch` hands them on."""
+# After how many seconds of waiting the command is told.
+TELL_SECONDS = 5.0
+# How long nodes that are missing are waited for: one that has just been started takes a few seconds to come.
+MISSING_SECONDS = 20.0
+# And how long nodes that others use, before the training goes on with fewer workers, where it may.
+BUSY_SECONDS = 30.0
 
 
-class Seat:
-    """A place on a node, which is an actor of Ray's: the member that runs there is a child process of it.
+class MemberActor:
+    """A place on a node, which is an actor of Ray: the member that runs there is a child process of it.
 
     Ray takes its code to the node as it is: nothing but Ray and the standard library is there for sure.
     """
@@ -70,7 +75,7 @@ class Seat:
         """Run `python ARGUMENTS` in the project's folder."""
         self._end()
         own = {name: os.environ[name] for name in OF_A_NODE if name in os.environ}
-        # As `process.scratch` has it: a command on this node removes one whose seat was killed.
+        # As `system.temporary` has it: a command on this node removes the folder of an actor that was killed.
         self._folder = tempfile.mkdtemp(prefix="stratagem-")
         self._lock = os.open(self._folder, os.O_RDONLY)
         fcntl.flock(self._lock, fcntl.LOCK_EX)
@@ -171,6 +176,10 @@ def versions(project: str, paths: Sequence[str]) -> dict[str, str]:
     return {**found, "code": digest.hexdigest()[:12]}
 
 
+class Refused(Exception):
+    """What was asked for cannot be had, in words for the user."""
+
+
 class _Messages:
     """Standard output, to which messages go as JSON lines; what Ray writes there goes to standard error."""
 
@@ -185,11 +194,11 @@ class _Messages:
             self._file.flush()
 
 
-class _SeatCalls:
-    """The calls of one seat, which are done in the order in which they are made, and the messages that come from it."""
+class _ActorCalls:
+    """The calls of one actor, done in the order in which they are made, and the messages that come from it."""
 
-    def __init__(self, seat: Any, host: str, say: Any) -> None:
-        self._seat, self._host, self._say = seat, host, say
+    def __init__(self, actor: Any, host: str, say: Any) -> None:
+        self._actor, self._host, self._say = actor, host, say
         self._calls: SimpleQueue[tuple[str, list[Any]]] = SimpleQueue()
         self._lost = threading.Event()
         for work in (self._hear, self._do):
@@ -204,8 +213,8 @@ class _SeatCalls:
         while True:
             method, arguments = self._calls.get()
             try:
-                ray.get(getattr(self._seat, method).remote(*arguments))
-            except ray.exceptions.RayError as error:  # `_hear` tells of a seat that is lost.
+                ray.get(getattr(self._actor, method).remote(*arguments))
+            except ray.exceptions.RayError as error:  # `_hear` reports a lost actor.
                 print(error, file=sys.stderr, flush=True)
                 if method == "start":
                     self._say(ended=f"it could not be started on node {self._host}", lost=self._lost.is_set())
@@ -215,7 +224,7 @@ class _SeatCalls:
 
         try:
             while True:
-                for message in ray.get(self._seat.read.remote()):
+                for message in ray.get(self._actor.read.remote()):
                     self._say(**message)
         except ray.exceptions.RayError as error:
             print(error, file=sys.stderr, flush=True)
@@ -235,19 +244,19 @@ def _serve() -> None:
     try:
         _connect()
         messages.say(connected=True)
-        seats, answer = _place(asked, messages)
+        actors, answer = _place(asked, messages)
     except Refused as error:
         messages.say(error=str(error), type="UserError")
         return
     held = [
-        _SeatCalls(seat, place["host"], lambda member=member, **message: messages.say(member=member, **message))
-        for member, (seat, place) in enumerate(zip(seats, answer, strict=True))
+        _ActorCalls(actor, place["host"], lambda member=member, **message: messages.say(member=member, **message))
+        for member, (actor, place) in enumerate(zip(actors, answer, strict=True))
     ]
     messages.say(placed=answer)
     for line in sys.stdin:
         told = json.loads(line)
         held[told["member"]].call(told["do"], told.get("arguments", []))
-    _leave(seats)
+    _leave(actors)
 
 
 def _connect() -> None:
@@ -272,8 +281,8 @@ def _place(asked: Mapping[str, Any], messages: _Messages) -> tuple[list[Any], li
 
     while True:
         group, bundle, number = reserve(asked, lambda waits: messages.say(waits=waits))
-        seats = [
-            ray.remote(Seat)
+        actors = [
+            ray.remote(MemberActor)
             .options(
                 num_cpus=bundle["CPU"],
                 num_gpus=bundle.get("GPU", 0),
@@ -286,7 +295,7 @@ def _place(asked: Mapping[str, Any], messages: _Messages) -> tuple[list[Any], li
         paths = [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path]
         look = [asked["project"], asked["token_file"], asked["token"], paths]
         try:
-            seen = ray.get([seat.look.remote(*look) for seat in seats], timeout=LOOK_SECONDS)
+            seen = ray.get([actor.look.remote(*look) for actor in actors], timeout=LOOK_SECONDS)
         except ray.exceptions.RayError as error:  # A node was lost meanwhile: once more, on what is left.
             print(error, file=sys.stderr, flush=True)
             remove_placement_group(group)
@@ -296,7 +305,7 @@ def _place(asked: Mapping[str, Any], messages: _Messages) -> tuple[list[Any], li
         places = [{"host": one["host"], "port": one["port"], "cores": bundle["CPU"]} for one in seen]
         # Neighbours in a ring of workers are on one node, where they can be.
         order = sorted(range(number), key=lambda place: (places[place]["host"], place))
-        return [seats[place] for place in order], [places[place] for place in order]
+        return [actors[place] for place in order], [places[place] for place in order]
 
 
 def check_same(seen: Sequence[Mapping[str, Any]], own: Mapping[str, str], token_file: str) -> None:
@@ -320,11 +329,105 @@ def check_same(seen: Sequence[Mapping[str, Any]], own: Mapping[str, str], token_
             )
 
 
-def _leave(seats: Sequence[Any]) -> None:
+def reserve(asked: Mapping[str, Any], tell: Callable[[str], None]) -> tuple[Any, dict[str, int], int]:
+    """Reserve places for as many workers as there is room for, of the numbers that are allowed; return the group, what
+    each place has, and how many there are.
+
+    Nodes that are missing are waited for a little, those that others use as long as it takes.
+
+    Args:
+        asked: see `engines.ray.request`.
+        tell: is given a sentence once, when it takes longer.
+
+    Raises:
+        Refused: the cluster has too few nodes.
+    """
+    from ray.util.placement_group import placement_group, remove_placement_group
+
+    counts, others = list(asked["counts"]), asked["others"]
+    began, told = time.monotonic(), False
+    while True:
+        nodes = _nodes()
+        bundle = find_bundle(asked, nodes, counts[0] + others)
+        room = count_places(nodes, bundle) - others
+        count = next((one for one in counts if one <= room), None)
+        if count is None:
+            if time.monotonic() - began > MISSING_SECONDS:
+                raise Refused(_too_few(counts, others, bundle, nodes))
+            time.sleep(1)
+            continue
+        group = placement_group([bundle] * (count + others), strategy="SPREAD")
+        tried = time.monotonic()
+        while not group.wait(1):
+            if count_places(_nodes(), bundle) - others < count:
+                break
+            if time.monotonic() - tried > BUSY_SECONDS and count > counts[-1]:
+                counts = [one for one in counts if one < count]
+                break
+            if not told and time.monotonic() - began > TELL_SECONDS:
+                told = True
+                tell(
+                    f"others use the nodes of Ray's cluster: waiting for {count + others} places of {_in_words(bundle)}"
+                )
+        else:
+            return group, bundle, count + others
+        remove_placement_group(group)
+
+
+def _nodes() -> list[dict[str, float]]:
+    """Return what each node that is alive has in all."""
+    import ray
+
+    return [node["Resources"] for node in ray.nodes() if node["Alive"]]
+
+
+def find_bundle(asked: Mapping[str, Any], nodes: Sequence[Mapping[str, float]], processes: int) -> dict[str, int]:
+    """Return what a process takes."""
+    gpus = asked["gpus"]
+    if gpus is None:  # One each, where there are so many.
+        gpus = int(sum(node.get("GPU", 0) for node in nodes) >= processes)
+    elif asked["or_cpus"] and count_places(nodes, {"GPU": gpus}) < processes:
+        gpus = 0
+    cpus = asked["cpus"] or _cores(nodes, processes)
+    return {"CPU": cpus, **({"GPU": gpus} if gpus else {})}
+
+
+def _cores(nodes: Sequence[Mapping[str, float]], processes: int) -> int:
+    """Return how many cores each process can have: those of a node, where there are as many nodes as processes."""
+    cores = sorted((int(node.get("CPU", 0)) for node in nodes), reverse=True)
+    cores = [number for number in cores if number]  # The head node often has none to give.
+    if len(cores) >= processes:
+        return cores[processes - 1]
+    fitting = (each for each in range(1, max(cores, default=0) + 1) if sum(n // each for n in cores) >= processes)
+    return max(fitting, default=1)
+
+
+def count_places(nodes: Sequence[Mapping[str, float]], bundle: Mapping[str, int]) -> int:
+    """Return how many places the nodes have in all."""
+    return sum(min(int(node.get(name, 0) // number) for name, number in bundle.items()) for node in nodes)
+
+
+def _in_words(bundle: Mapping[str, int]) -> str:
+    return " and ".join(f"{number} {name}" for name, number in bundle.items())
+
+
+def _too_few(
+    counts: Sequence[int], others: int, bundle: Mapping[str, int], nodes: Sequence[Mapping[str, float]]
+) -> str:
+    least = counts[-1] + others
+    fewer = "" if len(counts) > 1 else ", or strategy.min_workers to train with fewer"
+    return (
+        f"strategy.launcher = 'ray': {least} processes of {_in_words(bundle)} each are needed, and the "
+        f"{len(nodes)} nodes of the cluster have room for {count_places(nodes, bundle)}. Start more nodes, or give "
+        f"fewer strategy.workers or strategy.cpus{fewer}"
+    )
+
+
+def _leave(actors: Sequence[Any]) -> None:
     import ray
 
     with contextlib.suppress(ray.exceptions.RayError):
-        ray.get([seat.leave.remote() for seat in seats], timeout=10)
+        ray.get([actor.leave.remote() for actor in actors], timeout=10)
     ray.shutdown()  # Ray ends the actors of a process that has gone, and gives their places to others.
 
 
