@@ -139,19 +139,12 @@ class Pruned(Record):
     num_bytes: int
 
 
-class RunSummary(Record):
+class RunSummary(Lineage):
     """One whole run, as `stratagem run --json` prints it and mlruns/runs/<run_id>/summary.json keeps it."""
 
     run_id: str
     status: Literal["FINISHED"] = "FINISHED"
     flow_run_id: str | None
-    git_commit: str | None
-    git_dirty: bool | None
-    code_digest: str
-    settings_digest: str
-    data_version: str | None
-    package_version: str | None = None
-    """As in ``Lineage``."""
     dataset: str
     strategy: str
     loop: str

@@ -53,7 +53,7 @@ def remove_leftovers() -> None:
                 if os.fstat(descriptor).st_uid == os.getuid() and _has_mark(descriptor):
                     fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
                     # Under another name no child process that is still ending can write into it.
-                    _remove(path.rename(f"{path}.gone"))
+                    shutil.rmtree(path.rename(f"{path}.gone"), ignore_errors=True)
             finally:
                 os.close(descriptor)
 
@@ -79,20 +79,9 @@ def _has_mark(descriptor: int) -> bool:
         return False
 
 
-def _remove(path: Path) -> None:
-    """Remove a folder, its mark last: one that is half-removed is still known."""
-    for inside in path.iterdir():
-        if inside.is_dir() and not inside.is_symlink():
-            shutil.rmtree(inside, ignore_errors=True)
-        elif inside.name != MARK:
-            inside.unlink(missing_ok=True)
-    shutil.rmtree(path, ignore_errors=True)
-
-
 def _remove_own() -> None:
     if os.getpid() in _made:
-        with contextlib.suppress(OSError):
-            _remove(_made[os.getpid()][0])
+        shutil.rmtree(_made[os.getpid()][0], ignore_errors=True)
 
 
 # When this module is imported, so before what ends child processes is: what is registered last comes first.

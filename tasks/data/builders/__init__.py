@@ -90,7 +90,6 @@ def build(name: str, version: str | None, data_dir: Path, own: str | None = None
     import tensorflow_datasets as tfds
 
     kind, configuration = find(name, own)
-    upstream.leave_bucket_alone()
     try:
         builder = kind(data_dir=data_dir, config=configuration)
         makeable = {str(builder.version), str(max(builder.versions))}

@@ -60,9 +60,8 @@ def find_metric(name: str, key: str = "the name of a metric") -> Metric:
     if ":" in name:
         return _own_metric(name, key)
     if name not in config.names_of("modeling/metrics") and (k := config.top_k_of(name)):
-        metric: Metric = importlib.import_module("tasks.modeling.metrics._top_k").top_k(k)
-    else:
-        metric = importlib.import_module(f"tasks.modeling.metrics.{name}").METRIC
+        return top_k(k)
+    metric: Metric = importlib.import_module(f"tasks.modeling.metrics.{name}").METRIC
     return metric
 
 
@@ -80,6 +79,37 @@ def of_keras(kind: str, **options: Any) -> Callable[[str, Target], Any]:
         return getattr(keras.metrics, kind)(name=name, **options)
 
     return in_training
+
+
+def top_k(k: int) -> Metric:
+    """Return ``top_<k>_accuracy``; it says nothing about up to k classes, of which all would be right."""
+
+    def of_predictions(labels: Labels, logits: Predictions) -> float | None:
+        if logits.shape[1] <= k:
+            return None
+        best = np.argsort(logits, axis=1, kind="stable")[:, -k:]
+        return float((best == labels[:, None]).any(axis=1).mean())
+
+    def in_training(name: str, target: Target) -> Any:
+        import keras
+
+        metric = keras.metrics.SparseTopKCategoricalAccuracy(k=k, name=name)
+        update = metric.update_state
+
+        def update_state(y_true: Any, y_pred: Any, sample_weight: Any = None) -> Any:
+            # TensorFlow's operation knows no other precision.
+            return update(y_true, keras.ops.cast(y_pred, "float32"), sample_weight)
+
+        metric.update_state = update_state
+        return metric
+
+    return Metric(
+        better="higher",
+        tasks=("classification",),
+        of_predictions=of_predictions,
+        in_training=in_training,
+        more_outputs_than=k,
+    )
 
 
 def without_file(settings: config.Settings) -> dict[str, str]:
