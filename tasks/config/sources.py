@@ -322,13 +322,15 @@ def _read_text(text: str, where: str) -> Any:
     if len(text) > MAX_TEXT:
         raise UserError(f"{where}: it has {len(text):,} characters, and settings have at most {MAX_TEXT:,}")
     try:
-        for event in yaml.parse(text, _Loader):
+        events: Iterator[Any] = yaml.parse(text, _Loader)
+        for event in events:
+            mark, tag = event.start_mark, getattr(event, "tag", None)
             if isinstance(event, yaml.AliasEvent):
-                refused = f"*{cut(event.anchor)} repeats the value of an anchor: write the value"
-                raise yaml.MarkedYAMLError(problem=refused, problem_mark=event.start_mark)
-            if (tag := getattr(event, "tag", None)) is not None:
+                refused = f"*{cut(str(event.anchor))} repeats the value of an anchor: write the value"
+                raise yaml.MarkedYAMLError(problem=refused, problem_mark=mark)
+            if tag is not None:
                 refused = f"the tag {cut(tag)} is not allowed: write the value without it"
-                raise yaml.MarkedYAMLError(problem=refused, problem_mark=event.start_mark)
+                raise yaml.MarkedYAMLError(problem=refused, problem_mark=mark)
         return _with_text_keys(yaml.load(text, _Loader))
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
