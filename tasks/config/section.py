@@ -27,12 +27,12 @@ from tasks.system.errors import shown
 
 T = TypeVar("T")
 What = Literal["result", "speed", "bookkeeping"]
-# Larger numbers are slips of the keyboard: they are refused before anything is made in their size.
+# Larger numbers are typing errors: they are refused before anything of that size is allocated.
 MAX_COUNT = 1_000_000_000
 MAX_PIXELS = 32_768
 MAX_DEVICES = 4096
 MAX_FLOAT32 = 3e38
-# What a user's own code is named by, and what a message says in place of the pattern.
+# Patterns of names, and what a message says in place of each.
 OWN_CODE = r"^[\w.]+:\w+$"
 TOP_K = r"top_[1-9][0-9]{0,8}_accuracy"
 OTHER_METRIC = rf"^{TOP_K}$|^[\w.]+:\w+$"
@@ -50,7 +50,7 @@ Pixels = Annotated[int, Field(gt=0, le=MAX_PIXELS)]
 Devices = Annotated[int, Field(gt=0, le=MAX_DEVICES)]
 METRICS = names_of("modeling/metrics")
 WHOLE = ("strategy.layout", "register.floors", "register.ceilings")
-"""Keys whose value is a mapping by names of the user's own; it is one value, which another one replaces."""
+"""Keys whose value is a mapping with the user's own names: another mapping replaces it as a whole."""
 
 
 class Affects(NamedTuple):
@@ -97,8 +97,7 @@ def _takes_bool(field: FieldInfo) -> bool:
 
 
 def refusal(key: str, value: object, errors: Iterable[ErrorDetails], field: FieldInfo | None) -> str:
-    """Return what is wrong with a value, with the meaning of its key. A union of types reports one error for each
-    type."""
+    """Return what is wrong with a value, and the meaning of its key. A union of types gives one error for each type."""
     patterns = ((IN_WORDS.get(error.get("ctx", {}).get("pattern", "")), error["msg"]) for error in errors)
     reasons = dict.fromkeys(words or message[:1].lower() + message[1:] for words, message in patterns)
     meaning = " ".join((field.description or "").split()) if field else ""
@@ -106,7 +105,7 @@ def refusal(key: str, value: object, errors: Iterable[ErrorDetails], field: Fiel
 
 
 class Section(BaseModel):
-    """A frozen group of settings that knows its keys and refuses all others."""
+    """A frozen group of settings that refuses unknown keys."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False)
 
@@ -132,7 +131,7 @@ def fields_of(section: type[BaseModel], prefix: str = "") -> Iterator[tuple[str,
 
 
 def flat(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return nested settings, also those of an older version, as ``{"section.key": value}``."""
+    """Return nested settings as ``{"section.key": value}``."""
     return dict(leaves(values, whole=WHOLE))
 
 
@@ -147,7 +146,7 @@ def _is_section(annotation: Any) -> bool:
 
 
 def leaves(values: Mapping[str, Any], prefix: str = "", whole: Collection[str] = ()) -> Iterator[tuple[str, Any]]:
-    """Yield ``("section.key", value)``; a mapping under a key in ``whole`` is a value."""
+    """Yield ``("section.key", value)``; a mapping under a key in ``whole`` is one value."""
     for name, value in values.items():
         if isinstance(value, Mapping) and value and prefix + name not in whole:
             yield from leaves(value, f"{prefix}{name}.", whole)

@@ -67,7 +67,7 @@ def load(
     own_name = _dataset_name(values)
     if recipe is not None:
         values = _overlay(values, _read_recipe(recipe, root))
-    # One overlay for all texts together: their order does not matter, and a wrong key is not lost by a change of kind.
+    # One overlay for all: their order does not matter, and a change of kind does not hide a wrong key.
     given = _with_text_keys(overrides) if isinstance(overrides, Mapping) else read_overrides(overrides)
     merged = _overlay(values, _nested(given))
     if recipe is not None or _dataset_name(merged) == own_name:
@@ -103,7 +103,7 @@ def sources_of(recipe: str | None, overrides: Sequence[str]) -> dict[str, str]:
 
 
 def _same(said: Any, value: Any) -> bool:
-    """Return whether a value is the one that a file or an option said, before it was read as what its key holds."""
+    """Return whether a value is what a file or an option gave, before pydantic converted it."""
     return bool(said == value) or json.dumps(said, default=str) == json.dumps(value, default=str)
 
 
@@ -122,18 +122,18 @@ def choices(recipe: str | None, values: Mapping[str, Any]) -> list[Choice] | Non
 
 
 def overruled(choice: Choice, settings: Settings) -> list[str]:
-    """Return the keys for which something else was given than was chosen."""
+    """Return the keys whose given value differs from the chosen one."""
     flat = settings.flat()
     return [key for key, value in choice.values.items() if key in flat and not _same(value, flat[key])]
 
 
 def _choose(name: str | None, root: Path) -> list[Choice]:
-    """Return what fits a dataset's data; nothing as long as they are not prepared."""
-    if name is None:  # The settings say what is wrong with it.
+    """Return the choices for a dataset's data; none as long as they are not prepared."""
+    if name is None:  # `parse` says what is wrong.
         return []
     try:
         return choose(json.loads((root / "data" / name / "prepared" / "manifest.json").read_text(encoding="utf-8")))
-    except (OSError, ValueError, KeyError, TypeError):  # It is not there, or whoever reads the data says what it lacks.
+    except (OSError, ValueError, KeyError, TypeError):  # Missing, or damaged: the stage that reads it says so.
         return []
 
 
@@ -184,14 +184,14 @@ def _validate(values: Mapping[str, Any]) -> Settings:
 
 def explain(error: ValidationError, values: Mapping[str, Any]) -> str:
     """Return one sentence for the first error: the key, its value, what is allowed, what to do."""
-    # A key that is written wrong is also missing under its right name.
+    # A misspelt key is also missing under its right name.
     unknown = ("extra_forbidden", "invalid_key")
     first = next((one for one in error.errors() if one["type"] in unknown), error.errors()[0])
     kinds = {kind for section in Settings.model_fields for kind in kinds_of(section)}
     # A discriminated union puts the kind into the location: ("strategy", "mirrored", "devices").
     parts = [str(part) for i, part in enumerate(first["loc"]) if not (i == 1 and part in kinds)]
     known = dict(fields_of(Settings))
-    for section, given in values.items():  # Several kinds can have a key, each with a meaning of its own.
+    for section, given in values.items():  # A key can have another meaning in each kind.
         kind = kinds_of(section).get(str(given.get("kind"))) if isinstance(given, Mapping) else None
         if kind is not None:
             known |= fields_of(kind, f"{section}.")
@@ -365,7 +365,7 @@ def _read_recipe(recipe: str, root: Path) -> dict[str, Any]:
     known = recipes(root)
     if recipe in known:
         return read_yaml(known[recipe])
-    # A name that is too long for a file is none.
+    # A name may be too long for a file.
     with contextlib.suppress(OSError, ValueError):
         if Path(recipe).suffix in (".yaml", ".yml") and Path(recipe).is_file():
             return read_yaml(Path(recipe))

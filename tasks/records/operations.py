@@ -6,7 +6,7 @@ from tasks.records.record import Name, Place, Record
 
 
 class PlannedStage(Record):
-    """A stage or step that a command has."""
+    """A stage or step of a command."""
 
     stage: str
     does: Literal[
@@ -23,7 +23,7 @@ class PlannedStage(Record):
 
 
 class GivenSetting(Record):
-    """A setting with the value that the command would have."""
+    """A setting and the value that the command would use."""
 
     key: str
     value: Any
@@ -32,11 +32,11 @@ class GivenSetting(Record):
 
 
 class Explanation(Record):
-    """What a command would do; nothing of it was done."""
+    """What a command would do, without doing it."""
 
     stages: tuple[PlannedStage, ...]
     settings: tuple[GivenSetting, ...] = ()
-    """None of a command that has no settings."""
+    """Empty for a command without settings."""
 
 
 Level = Literal["ok", "warning", "error"]
@@ -45,19 +45,19 @@ LEVELS: tuple[Level, ...] = ("ok", "warning", "error")
 
 
 class Finding(Record):
-    """One thing that was looked at."""
+    """The result of one check."""
 
     check: str
-    """The file of ``tasks/operations/doctor/`` that looked."""
+    """The file of ``tasks/operations/doctor/`` that checked."""
     level: Level
     """``error``: a command fails, or something is lost; ``warning``: one may, or is slower than need be."""
     text: str
     mend: str | None = None
-    """The command that mends it, or what to do; None where nothing is wrong."""
+    """The command that repairs it, or what to do; None if nothing is wrong."""
 
 
 class Health(Record):
-    """All that was looked at."""
+    """The results of all checks."""
 
     findings: tuple[Finding, ...]
 
@@ -68,7 +68,7 @@ class Health(Record):
 
 
 class Job(Record):
-    """A run that `stratagem submit` handed over."""
+    """A run that `stratagem submit` gave to a cluster."""
 
     engine: Name
     """The file of tasks/operations/submission/ that did it, such as `slurm`."""
@@ -84,35 +84,35 @@ class Job(Record):
 
 
 class JobState(Record):
-    """A job, and how it is."""
+    """A job and its state."""
 
     job: Job
     state: str
-    """As the engine says it, such as RUNNING; `ended (0)` with the exit code where the engine has forgotten it; `gone`
-    without one; `unknown` where the engine does not answer."""
+    """In the engine's words, such as RUNNING; `ended (0)` with the exit code if the engine has forgotten it; `gone`
+    without one; `unknown` if the engine does not answer."""
     detail: str = ""
     """Why it waits, or where it runs."""
 
 
 class ServiceState(Record):
-    """One of the programs that are kept."""
+    """One of the programs that `stratagem up` keeps running."""
 
     name: str
     pid: int
-    """Of its guard; 0 while it waits to be started again."""
+    """Of its guard; 0 while it waits for its next start."""
     created: float
     """When the guard began, in seconds since 1970: a process id may be another one's by now."""
     since: str
     restarts: int = 0
     last_end: str | None = None
-    """How it ended before it was started again."""
+    """How it ended before its last restart."""
     address: str = ""
     log: str = ""
     """From the project's folder."""
 
 
 class Operation(Record):
-    """All of them."""
+    """What `stratagem up` keeps running: mlruns/up/state.json."""
 
     pid: int
     created: float
@@ -121,7 +121,7 @@ class Operation(Record):
     phase: Literal["starting", "ready", "ending"]
     services: tuple[ServiceState, ...] = ()
     worker_seen: float = 0.0
-    """When the worker was seen at work last, in seconds since 1970."""
+    """Time of the worker's last heartbeat, in seconds since 1970."""
     versions: dict[str, str] = {}
     """What it runs with, by package; of one of before that was not told."""
 

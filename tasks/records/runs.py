@@ -21,7 +21,7 @@ class Lineage(Record):
 
 
 class Changed(Record):
-    """What of a training is otherwise from a step on, because a command resumed it so."""
+    """What differs from a step on, because a command resumed the training with it."""
 
     step: int
     """After which it went on."""
@@ -93,10 +93,10 @@ class RunStatus(Record):
 
 
 class Holder(Record):
-    """The process that is at work on a run."""
+    """The process that works on a run."""
 
     key: Name
-    """What two commands that would do the same have in common."""
+    """The same for two commands that would do the same."""
     pid: int
     host: str
     boot: str = ""
@@ -110,7 +110,7 @@ class Holder(Record):
 
 
 class Ended(Record):
-    """What a process that died had not ended, and was ended after it."""
+    """Something that a process left open when it died, and another process ended."""
 
     what: str
     """Such as `MLflow run 0123abcd`."""
@@ -127,13 +127,13 @@ class FlowEnd(Record):
 
 
 class NonFinite(Record):
-    """A run's mark: its loss was no finite number."""
+    """Marks a run whose loss was no finite number."""
 
     steps: tuple[int, ...]
 
 
 class Pruned(Record):
-    """A run's mark: its checkpoints and models were removed to make room, and all else of it stays."""
+    """Marks a run whose checkpoints and models were removed to free disk space."""
 
     at: str
     num_bytes: int
@@ -172,7 +172,7 @@ class Copy(Record):
     """What lies at a remote of a run beside its checkpoints; it is written after all that it names."""
 
     project: str
-    """Whose turn it is: the project (``runs.project_id``) that trains the run, and alone may write there."""
+    """The project (``runs.project_id``) that trains the run; only this one may write there."""
     host: str
     at: str
     """When it was written."""
@@ -183,11 +183,11 @@ class Copy(Record):
 
 
 class ToCopy(Record):
-    """A run's mark: not all of it is known to lie at its remote."""
+    """Marks a run that may not be completely copied to its remote."""
 
     address: str
     told: bool = False
-    """Whether somebody was told that the remote takes nothing now."""
+    """Whether a message has said that the remote accepts nothing."""
 
 
 class MetricPair(Record):
@@ -204,7 +204,7 @@ class MetricPair(Record):
 
 
 class Change(Record):
-    """What of a run is otherwise today."""
+    """What differs today from what a run had."""
 
     kind: Literal["code", "settings", "data", "environment", "machine"]
     what: str
@@ -212,7 +212,7 @@ class Change(Record):
     then: str | None
     now: str | None
     effect: Literal["brought back", "matters", "cannot be brought back"]
-    """``matters`` is what is there otherwise and may give other numbers; what is brought back is as it was."""
+    """``matters``: differs, and may give other numbers; ``brought back``: is as it was."""
 
 
 class Reproduction(Record):
@@ -312,7 +312,7 @@ class RunDetails(Record):
     """Which version became the champion when it was registered, and why."""
     notes: tuple[str, ...]
     changed: tuple[Changed, ...] = ()
-    """What of its training is otherwise than it began, because it was resumed so."""
+    """What differs from the start of its training, because it was resumed with it."""
     reproduces: str | None = None
     """Which run it was trained to reproduce, and whether it did."""
 

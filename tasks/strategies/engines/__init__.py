@@ -1,8 +1,7 @@
-"""Launchers by name: which processes of a cluster this command starts, and what the environment of each says.
+"""Launchers by name: which processes of a cluster this command starts, and the environment of each.
 
-The file is the key: `strategy.launcher` names it (`config.Cluster`), and it has what a `Launcher` has. `local` makes a
-cluster on this machine, `ray` one on the nodes of Ray's; the others take this process's place in a cluster that someone
-else starts.
+`strategy.launcher` names a file here, which has what a `Launcher` has. `local` makes a cluster on this machine, `ray`
+one on the nodes of a Ray cluster; the others find this process's place in a cluster that someone else starts.
 """
 
 import importlib
@@ -30,7 +29,7 @@ class Member:
     is_chief: bool
     """Whether it runs the stages: it alone tracks, writes checkpoints and prints."""
     environment: Mapping[str, str]
-    """What it needs beside the environment of every stage process."""
+    """Added to the environment of every stage process."""
 
     @property
     def name(self) -> str:
@@ -38,17 +37,17 @@ class Member:
         return f"{self.job} {self.index}"
 
 
-# The process of a strategy that is no cluster.
+# The only process of a strategy without a cluster.
 ALONE = Member("worker", 0, True, {})
 
 
 def threads_of(cores: int) -> dict[str, str]:
     """Return the environment by which a member uses a given number of cores, where the user has not set one.
 
-    By default each member would start a thread for every core of the machine. The number of threads changes the last
-    digits of what is computed: 840 steps of convnet2 end with other bits with two than with one.
+    By default each member starts a thread for every core of the machine. The number of threads changes the last digits
+    of results: 840 steps of convnet2 end with other bits with two threads than with one.
     """
-    # A step waits for its peers in a thread of the second pool; with one alone nothing else could go on meanwhile.
+    # A step waits for its peers in a thread of the second pool: a single one would block everything else.
     wanted = {"TF_NUM_INTRAOP_THREADS": max(1, cores), "TF_NUM_INTEROP_THREADS": max(2, cores)}
     return {name: os.environ.get(name, str(count)) for name, count in wanted.items()}
 
@@ -72,13 +71,13 @@ def environment_of(cluster: Mapping[str, Sequence[str]], job: str, index: int) -
 
 
 class Launcher(Protocol):
-    """What a module of this package has to have."""
+    """What a module of this package must have."""
 
     STARTS_ALL: bool
-    """Whether its members are all of the cluster's, so that they can be started again together."""
+    """Whether it starts all members of the cluster, and so can start all of them again."""
 
     def members(self, section: Any) -> list[Member]:
-        """Return the processes to start, anew for each start; where the chief is among them, it is the first.
+        """Return the processes to start, new ones in each call; the chief, if it is one of them, is the first.
 
         Args:
             section: the strategy's, a `config.Cluster`.
@@ -88,17 +87,17 @@ class Launcher(Protocol):
         """
 
     def network(self) -> Network | str:
-        """Return a network that no other process is in, see `isolation`; or why there is none."""
+        """Return a network without any other process, see `isolation`; or why there is none."""
 
 
 class Placed(NamedTuple):
-    """Where an engine runs a member."""
+    """Where an engine of other machines runs a member."""
 
     host: str
     port: int
-    """Free for the member's server when it was looked at."""
+    """Was free for the member's server."""
     cores: int
-    """What the member gets."""
+    """That the member may use."""
 
     @property
     def address(self) -> str:
@@ -106,23 +105,28 @@ class Placed(NamedTuple):
 
 
 class Placing(Launcher, Protocol):
-    """What a module has beside, whose members an engine runs on other machines: they are known when it has placed them.
+    """What a launcher has as well whose engine runs the members on other machines, which it chooses.
 
-    `process.placed` runs its module `ENGINE` by itself to ask the engine.
+    `process.remote_members` runs the module `ENGINE` in a process of its own, which asks the engine.
     """
 
     ENGINE: str
 
     def request(self, section: Any, counts: Sequence[int], cpus: int | None) -> dict[str, Any]:
-        """Return what is asked of the engine: places for one of these numbers of workers, the first that there is room
-        for, with so many cores each; None leaves them to the engine."""
+        """Return the request to the engine: places for the first of these numbers of workers that it has room for.
+
+        Args:
+            section: the strategy's.
+            counts: allowed numbers of workers, the largest first.
+            cpus: cores of each process; None leaves them to the engine.
+        """
 
     def members_at(self, section: Any, places: Sequence[Placed]) -> list[Member]:
-        """Return the members at the places that were found, the chief first."""
+        """Return the members at the places that the engine found, the chief first."""
 
 
 def find_placing(cluster: config.Cluster) -> Placing | None:
-    """Return the launcher of a cluster whose members an engine runs on other machines; None for others."""
+    """Return the launcher of a cluster if its engine runs the members on other machines, else None."""
     found: Any = find_launcher(cluster)
     return found if hasattr(found, "members_at") else None
 
@@ -135,17 +139,17 @@ def find_launcher(cluster: config.Cluster) -> Launcher:
 
 
 def _launcher_of_environment() -> str:
-    """Return the launcher of settings that name none."""
+    """Return the name of the launcher where the settings leave it open."""
     if os.environ.get("TF_CONFIG"):
         return "tf_config"
     if os.environ.get("STRATAGEM_POD_ADDRESSES"):
         return "kubernetes"
-    # A batch script is a step of one task, and starts what it starts itself.
+    # A batch script is a step of one task; it starts its members itself.
     return "slurm" if int(os.environ.get("SLURM_STEP_NUM_TASKS") or 1) > 1 else "local"
 
 
 def members(section: config.StrategySection) -> list[Member]:
-    """Return the processes that this command starts; where the chief is among them, it is the first.
+    """Return the processes that this command starts; the chief, if it is one of them, is the first.
 
     Raises:
         UserError: not enough GPUs, a TF_CONFIG that cannot be used, or a port that is taken.
@@ -177,7 +181,7 @@ def find_network(cluster: config.Cluster | None) -> Network | None:
 
 
 def check(section: config.StrategySection) -> None:
-    """Refuse a strategy that cannot be trained on this machine, as far as that shows without a framework.
+    """Refuse a strategy that this machine cannot train, as far as that shows without a framework.
 
     Raises:
         UserError: no TPU; or see `members`.
@@ -216,7 +220,9 @@ def joined_member(
     address = cluster[job][index]
     port = int(address.rpartition(":")[2])
     with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # As TensorFlow does: a port just closed is free.
+        probe.setsockopt(
+            socket.SOL_SOCKET, socket.SO_REUSEADDR, 1
+        )  # As TensorFlow does: a port that was just closed is free.
         try:
             probe.bind(("", port))
         except OSError as error:
@@ -227,8 +233,10 @@ def joined_member(
     environment = environment_of(cluster, job, index)
     gpus, wanted = visible_gpus(), section.gpus_per_worker
     if section.chief_gives_work and job != "worker":
-        environment["CUDA_VISIBLE_DEVICES"] = ""  # It would take the memory of the GPUs from a worker beside it.
-    elif wanted is not None and (gpus or section.backend == "tensorflow"):  # JAX makes CPU devices where it has none.
+        environment["CUDA_VISIBLE_DEVICES"] = ""  # It would take GPU memory from a worker on the same machine.
+    elif wanted is not None and (
+        gpus or section.backend == "tensorflow"
+    ):  # JAX makes CPU devices where there are no GPUs.
         if wanted > len(gpus):
             raise UserError(
                 f"strategy.devices = {wanted}: this machine has {gpus_in_words(gpus)}. Give fewer, or null for all"
@@ -239,8 +247,8 @@ def joined_member(
 
 
 def member_of_rank(section: config.AnyCluster, addresses: Sequence[str], rank: int, source: str) -> Member:
-    """Return the member that this process is where processes have numbers only: the chief first, then workers, then
-    parameter servers.
+    """Return the member that this process is in a cluster whose processes have only numbers: first the chief, then
+    workers, then parameter servers.
 
     Args:
         section: the strategy's.

@@ -1,5 +1,5 @@
-"""A cluster on this machine: every member on a free port of 127.0.0.1, with its share of the cores and of the GPUs, and
-all of them in a network that no other process is in."""
+"""A cluster on this machine: each member has a free port of 127.0.0.1 and a share of the cores and GPUs, and all are in
+a network without any other process."""
 
 import os
 
@@ -12,7 +12,7 @@ STARTS_ALL = True
 
 
 def members(section: config.AnyCluster) -> list[Member]:
-    """Return the environment of each member; the ports are new ones in each call.
+    """Return the members; each call takes new ports.
 
     Raises:
         UserError: fewer GPUs than the workers need.
@@ -42,10 +42,10 @@ def network() -> isolation.Network | str:
 
 
 def _gpus_of_workers(section: config.AnyCluster) -> list[list[str]]:
-    """Return the GPUs of each worker; nothing where the workers take the CPU."""
+    """Return the GPUs of each worker; an empty list if the workers use the CPU."""
     gpus, workers, wanted = visible_gpus(), section.workers, section.gpus_per_worker
     if section.backend == "jax" and (not gpus or os.environ.get("JAX_PLATFORMS") == "cpu"):
-        return []  # As many CPU devices are made as are wanted.
+        return []  # JAX makes as many CPU devices as the settings ask for.
     share = wanted or len(gpus) // workers
     if wanted and wanted * workers > len(gpus):
         raise UserError(

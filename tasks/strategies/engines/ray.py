@@ -1,6 +1,6 @@
-"""A cluster whose members Ray places on its nodes, and watches there. Training, checkpoints and restarts are ours.
+"""A cluster whose members Ray places on its nodes and watches there. Training, checkpoints and restarts are ours.
 
-Nothing here knows Ray's package: ``ray_places`` asks Ray, in a process of its own.
+Nothing here imports Ray: ``ray_places`` does, in a process of its own.
 """
 
 import importlib.util
@@ -21,7 +21,7 @@ ANSWER_SECONDS = 5.0
 
 
 def members(section: config.Cluster) -> list[Member]:
-    """Return the members without their environment, which `members_at` knows when Ray has placed them.
+    """Return the members without their environment: `members_at` adds it when Ray has placed them.
 
     Raises:
         UserError: Ray is not installed, or nothing answers at its address.
@@ -41,11 +41,11 @@ def network() -> str:
 
 
 def request(section: config.Cluster, counts: Sequence[int], cpus: int | None) -> dict[str, Any]:
-    """Return what is asked of Ray: as many places as `members_at` takes.
+    """Return the request to Ray for as many places as `members_at` takes.
 
     Args:
         section: the strategy's.
-        counts: with how many workers it may be, the most first.
+        counts: allowed numbers of workers, the largest first.
         cpus: cores of each process; None shares those of the nodes.
     """
     others = section.num_processes - section.workers
@@ -54,7 +54,7 @@ def request(section: config.Cluster, counts: Sequence[int], cpus: int | None) ->
         "others": others,
         "cpus": cpus,
         "gpus": section.gpus_per_worker,
-        # JAX forces as many CPU devices where there are no GPUs.
+        # JAX makes as many CPU devices where there are no GPUs.
         "or_cpus": isinstance(section, config.OnJax),
         "umask": _umask(),
     }

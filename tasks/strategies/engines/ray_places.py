@@ -1,9 +1,8 @@
-"""Places on the nodes of a Ray cluster, and what the members there are told and say: `python -m
-tasks.strategies.engines.ray_places`, which `process.placed` runs.
+"""Reserves places on the nodes of a Ray cluster, and passes messages to and from the members there.
 
-It is a process of its own because Ray takes SIGTERM for itself, and ends the process that has joined a cluster when
-that cluster's head is lost. It is asked by JSON lines on standard input, answers by lines on standard output, and when
-its input closes it ends with all that it has placed.
+`process.remote_members` runs it as `python -m tasks.strategies.engines.ray_places`, in a process of its own, because
+Ray handles SIGTERM itself and ends a process whose cluster has lost its head node. It reads requests as JSON lines on
+standard input and answers on standard output; when its input closes, it ends with all members that it has placed.
 """
 
 import contextlib
@@ -34,19 +33,19 @@ from tasks.system.machine import PACKAGES
 # An actor's Python process takes seconds to start.
 LOOK_SECONDS = 120.0
 OF_A_NODE = ("CUDA_VISIBLE_DEVICES", "HOSTNAME", "TMPDIR")
-"""Variables that each node has of its own; the others are this command's, as `sbatch` hands them on."""
-# After how many seconds of waiting the command is told.
+"""Variables that each node keeps; the others come from this command, as with `sbatch`."""
+# After how many seconds of waiting the command says so.
 TELL_SECONDS = 5.0
-# How long nodes that are missing are waited for: one that has just been started takes a few seconds to come.
+# How long to wait for missing nodes: a node that was just started takes a few seconds to join.
 MISSING_SECONDS = 20.0
-# And how long nodes that others use, before the training goes on with fewer workers, where it may.
+# How long to wait for nodes in use before the training continues with fewer workers, where it may.
 BUSY_SECONDS = 30.0
 
 
 class MemberActor:
-    """A place on a node, which is an actor of Ray: the member that runs there is a child process of it.
+    """A Ray actor on a node, whose child process is a member.
 
-    Ray takes its code to the node as it is: nothing but Ray and the standard library is there for sure.
+    Ray copies this class to the node, where only Ray and the standard library are certain to exist.
     """
 
     def __init__(self, umask: int) -> None:
@@ -56,7 +55,7 @@ class MemberActor:
         self._said: SimpleQueue[dict[str, Any]] = SimpleQueue()
 
     def look(self, project: str, token_file: str, token: str, paths: Sequence[str]) -> dict[str, Any]:
-        """Return where this node is, a free port of it, and what must be the same everywhere."""
+        """Return this node's address, a free port, and the versions that must be the same on all nodes."""
         import ray
 
         try:
@@ -80,9 +79,9 @@ class MemberActor:
         self._lock = os.open(self._folder, os.O_RDONLY)
         fcntl.flock(self._lock, fcntl.LOCK_EX)
         os.close(os.open(os.path.join(self._folder, MARK), os.O_WRONLY | os.O_CREAT, 0o600))
-        # Ray's threads block SIGINT, and so would what they start: a member could not be told to stop.
+        # Ray's threads block SIGINT, and their child processes inherit that: a member could not be interrupted.
         blocked = signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])
-        # No log: what it says on standard error is the command's.
+        # Without a log its standard error goes to the command's.
         with open(log, "ab") if log is not None else contextlib.nullcontext(subprocess.PIPE) as stderr:
             self._process = subprocess.Popen(
                 [sys.executable, *arguments],
@@ -98,7 +97,7 @@ class MemberActor:
         threading.Thread(target=self._listen, args=(self._process,), daemon=True).start()
 
     def send(self, line: str) -> None:
-        """Hand a request to the member; one that has died does not take it."""
+        """Send a request to the member; one that has died ignores it."""
         if self._process is not None and self._process.stdin is not None:
             with contextlib.suppress(OSError, ValueError):
                 self._process.stdin.write(line.encode() + b"\n")
@@ -110,7 +109,7 @@ class MemberActor:
             self._process.send_signal(number)
 
     def close(self) -> None:
-        """Close the member's standard input, with which it ends."""
+        """Close the member's standard input, which ends it."""
         if self._process is not None and self._process.stdin is not None:
             with contextlib.suppress(OSError):
                 self._process.stdin.close()
@@ -120,7 +119,7 @@ class MemberActor:
         self._end()
 
     def read(self) -> list[dict[str, Any]]:
-        """Wait until the member has said something, or ended; return all that it has said by then."""
+        """Wait for a message of the member, or its end; return all messages since the last call."""
         said = [self._said.get()]
         with contextlib.suppress(Empty):
             while True:
@@ -141,7 +140,7 @@ class MemberActor:
                 for line in process.stdout:
                     self._said.put({"line": line.decode("utf-8", "replace")})
         if process.stderr is not None:
-            errors.join(1.0)  # A grandchild that was forked can hold the pipe open for longer.
+            errors.join(1.0)  # A forked grandchild can keep the pipe open for longer.
         code = process.wait()
         self._said.put({"ended": signal.Signals(-code).name if code < 0 else f"exit code {code}"})
 
@@ -161,7 +160,7 @@ class MemberActor:
 
 
 def versions(project: str, paths: Sequence[str]) -> dict[str, str]:
-    """Return what members must have in common: Python, the packages that a training's bits depend on, our code."""
+    """Return what all members must share: Python, the packages that a training's bits depend on, our code."""
     found = {"python": platform.python_version()}
     for package in PACKAGES:
         try:
@@ -177,11 +176,11 @@ def versions(project: str, paths: Sequence[str]) -> dict[str, str]:
 
 
 class Refused(Exception):
-    """What was asked for cannot be had, in words for the user."""
+    """The cluster cannot meet a request; the message is for the user."""
 
 
 class _Messages:
-    """Standard output, to which messages go as JSON lines; what Ray writes there goes to standard error."""
+    """Standard output for messages as JSON lines; what Ray writes there goes to standard error."""
 
     def __init__(self) -> None:
         self._file = os.fdopen(os.dup(1), "w", encoding="utf-8")
@@ -189,7 +188,7 @@ class _Messages:
         os.dup2(2, 1)
 
     def say(self, **message: Any) -> None:
-        with self._lock, contextlib.suppress(BrokenPipeError):  # Nobody listens: the input closes, too.
+        with self._lock, contextlib.suppress(BrokenPipeError):  # The reader has gone, and the input closes too.
             self._file.write(json.dumps(message) + "\n")
             self._file.flush()
 
@@ -236,7 +235,7 @@ class _ActorCalls:
 
 
 def _serve() -> None:
-    """Place what the first line on standard input asks for, and hand on what the members are told and say."""
+    """Reserve the places that the first line on standard input requests, then pass messages on."""
     messages = _Messages()
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
@@ -274,7 +273,7 @@ def _connect() -> None:
 
 
 def _place(asked: Mapping[str, Any], messages: _Messages) -> tuple[list[Any], list[dict[str, Any]]]:
-    """Return the actors, and what the command is to know of each."""
+    """Return the actors, and the address, port and cores of each."""
     import ray
     from ray.util.placement_group import remove_placement_group
     from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
@@ -296,20 +295,20 @@ def _place(asked: Mapping[str, Any], messages: _Messages) -> tuple[list[Any], li
         look = [asked["project"], asked["token_file"], asked["token"], paths]
         try:
             seen = ray.get([actor.look.remote(*look) for actor in actors], timeout=LOOK_SECONDS)
-        except ray.exceptions.RayError as error:  # A node was lost meanwhile: once more, on what is left.
+        except ray.exceptions.RayError as error:  # A node was lost meanwhile: try again on the others.
             print(error, file=sys.stderr, flush=True)
             remove_placement_group(group)
             time.sleep(1)
             continue
         check_same(seen, versions(asked["project"], paths), asked["token_file"])
         places = [{"host": one["host"], "port": one["port"], "cores": bundle["CPU"]} for one in seen]
-        # Neighbours in a ring of workers are on one node, where they can be.
+        # Neighbours in a ring of workers are on the same node where possible.
         order = sorted(range(number), key=lambda place: (places[place]["host"], place))
         return [actors[place] for place in order], [places[place] for place in order]
 
 
 def check_same(seen: Sequence[Mapping[str, Any]], own: Mapping[str, str], token_file: str) -> None:
-    """Refuse nodes that have another folder, other packages or other code than this command."""
+    """Refuse nodes whose folder, packages or code differ from this command's."""
     for one in seen:
         host = one["host"]
         if not one["shared"]:
@@ -330,14 +329,14 @@ def check_same(seen: Sequence[Mapping[str, Any]], own: Mapping[str, str], token_
 
 
 def reserve(asked: Mapping[str, Any], tell: Callable[[str], None]) -> tuple[Any, dict[str, int], int]:
-    """Reserve places for as many workers as there is room for, of the numbers that are allowed; return the group, what
-    each place has, and how many there are.
+    """Reserve places for the largest allowed number of workers that fits; return the placement group, the resources of
+    each place, and the number of places.
 
-    Nodes that are missing are waited for a little, those that others use as long as it takes.
+    It waits a little for missing nodes, and for nodes in use as long as it takes.
 
     Args:
         asked: see `engines.ray.request`.
-        tell: is given a sentence once, when it takes longer.
+        tell: gets one sentence if it takes longer.
 
     Raises:
         Refused: the cluster has too few nodes.
@@ -375,16 +374,16 @@ def reserve(asked: Mapping[str, Any], tell: Callable[[str], None]) -> tuple[Any,
 
 
 def _nodes() -> list[dict[str, float]]:
-    """Return what each node that is alive has in all."""
+    """Return all resources of each node that is alive."""
     import ray
 
     return [node["Resources"] for node in ray.nodes() if node["Alive"]]
 
 
 def find_bundle(asked: Mapping[str, Any], nodes: Sequence[Mapping[str, float]], processes: int) -> dict[str, int]:
-    """Return what a process takes."""
+    """Return the resources that a process needs."""
     gpus = asked["gpus"]
-    if gpus is None:  # One each, where there are so many.
+    if gpus is None:  # One each, if there are enough.
         gpus = int(sum(node.get("GPU", 0) for node in nodes) >= processes)
     elif asked["or_cpus"] and count_places(nodes, {"GPU": gpus}) < processes:
         gpus = 0
@@ -393,9 +392,9 @@ def find_bundle(asked: Mapping[str, Any], nodes: Sequence[Mapping[str, float]], 
 
 
 def _cores(nodes: Sequence[Mapping[str, float]], processes: int) -> int:
-    """Return how many cores each process can have: those of a node, where there are as many nodes as processes."""
+    """Return how many cores each process can have: a whole node's, if there are as many nodes as processes."""
     cores = sorted((int(node.get("CPU", 0)) for node in nodes), reverse=True)
-    cores = [number for number in cores if number]  # The head node often has none to give.
+    cores = [number for number in cores if number]  # The head node often offers none.
     if len(cores) >= processes:
         return cores[processes - 1]
     fitting = (each for each in range(1, max(cores, default=0) + 1) if sum(n // each for n in cores) >= processes)
@@ -403,7 +402,7 @@ def _cores(nodes: Sequence[Mapping[str, float]], processes: int) -> int:
 
 
 def count_places(nodes: Sequence[Mapping[str, float]], bundle: Mapping[str, int]) -> int:
-    """Return how many places the nodes have in all."""
+    """Return how many places of these resources all nodes have together."""
     return sum(min(int(node.get(name, 0) // number) for name, number in bundle.items()) for node in nodes)
 
 
