@@ -70,15 +70,13 @@ class OneDevice(StrategySection):
 
 NO_XLA = "XLA compiles a step for one device, and the copies of a variable lie on several"
 NO_ACCUMULATION = "Keras changes the weights inside a condition there, and tf.distribute cannot sum gradients in one"
+COPIES_REFUSE = {"train.jit_compile": NO_XLA, "train.gradient_accumulation_steps": NO_ACCUMULATION}
 
 
 class Mirrored(StrategySection):
     """Synchronous copies on the devices of one machine (tf.distribute.MirroredStrategy)."""
 
-    refuses: ClassVar[Mapping[str, str]] = {
-        "train.jit_compile": NO_XLA,
-        "train.gradient_accumulation_steps": NO_ACCUMULATION,
-    }
+    refuses: ClassVar[Mapping[str, str]] = COPIES_REFUSE
     kind: Course[Literal["mirrored"]]
     devices: Course[
         Devices | Annotated[list[Annotated[str, Field(pattern=r"^gpu:\d+$")]], Field(min_length=1)] | None
@@ -154,10 +152,7 @@ class Cluster(StrategySection):
 class MultiWorker(Cluster):
     """Synchronous copies in several processes, on one machine or many (tf.distribute.MultiWorkerMirroredStrategy)."""
 
-    refuses: ClassVar[Mapping[str, str]] = {
-        "train.jit_compile": NO_XLA,
-        "train.gradient_accumulation_steps": NO_ACCUMULATION,
-    }
+    refuses: ClassVar[Mapping[str, str]] = COPIES_REFUSE
     kind: Course[Literal["multi_worker"]]
     devices: Course[Devices | None] = None
     """GPUs of each worker; null shares the machine's GPUs evenly, or takes the CPU where there are none."""

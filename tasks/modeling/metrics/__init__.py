@@ -297,20 +297,24 @@ def confusion(labels: Labels, logits: Predictions) -> npt.NDArray[np.int64]:
     return counts.reshape(num_classes, num_classes)
 
 
-def f1_in_training(name: str, target: Target, average: Literal["macro", "micro"]) -> Any:
-    """Return the ``keras.metrics.Metric`` of an F1, which takes labels and logits as a training has them."""
-    import keras
+def f1_in_training(average: Literal["macro", "micro"]) -> Callable[[str, Target], Any]:
+    """Return what makes the ``keras.metrics.Metric`` of an F1, which takes labels and logits as a training has them."""
 
-    class F1(keras.metrics.F1Score):
-        def update_state(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> Any:
-            if target.task == "classification":
-                taken = keras.ops.one_hot(keras.ops.argmax(y_pred, axis=-1), target.num_outputs)
-                y_true = keras.ops.one_hot(keras.ops.reshape(y_true, [-1]), target.num_outputs)
-            else:
-                taken = keras.ops.cast(y_pred > 0, "float32")
-            return super().update_state(y_true, taken, sample_weight)
+    def in_training(name: str, target: Target) -> Any:
+        import keras
 
-    return F1(average=average, threshold=0.5, name=name)
+        class F1(keras.metrics.F1Score):
+            def update_state(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> Any:
+                if target.task == "classification":
+                    taken = keras.ops.one_hot(keras.ops.argmax(y_pred, axis=-1), target.num_outputs)
+                    y_true = keras.ops.one_hot(keras.ops.reshape(y_true, [-1]), target.num_outputs)
+                else:
+                    taken = keras.ops.cast(y_pred > 0, "float32")
+                return super().update_state(y_true, taken, sample_weight)
+
+        return F1(average=average, threshold=0.5, name=name)
+
+    return in_training
 
 
 def of_largest_share(metric: Any, task: Task) -> Any:
