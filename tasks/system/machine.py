@@ -68,7 +68,14 @@ def free_memory() -> int:
 
 def visible_gpus() -> list[str]:
     """Return the GPUs that a process started now would see, as CUDA_VISIBLE_DEVICES spells them."""
-    count = len(_gpu_names())
+    import pynvml
+
+    try:
+        pynvml.nvmlInit()
+        count = pynvml.nvmlDeviceGetCount()
+        pynvml.nvmlShutdown()
+    except pynvml.NVMLError:  # No driver.
+        return []
     named = os.environ.get("CUDA_VISIBLE_DEVICES")
     if named is None or not count:
         return [str(index) for index in range(count)]
