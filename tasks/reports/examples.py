@@ -1,4 +1,4 @@
-"""Section on the most confident mistakes: the test examples themselves."""
+"""Sections on single test examples and on parts of the test split: the most confident mistakes, and slices."""
 
 import base64
 import io
@@ -7,8 +7,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from tasks.evaluation.slices import TestExamples, day, is_image
-from tasks.reports import svg
+from tasks.evaluation import slices as evaluation_slices
+from tasks.evaluation.evidence import Interval
+from tasks.evaluation.slices import FEWEST, MEASURES, Slice, TestExamples, day, is_image
+from tasks.reports import intervals, svg
 from tasks.reports.blocks import Block, Cell, Picture, Pictures, ReportSection, TableBlock, Text
 from tasks.reports.material import Material
 
@@ -19,6 +21,9 @@ SIDE = 128
 """Pixels that a picture has at most."""
 COLUMNS = 8
 WORDS = 60
+SHOWN_SLICES = 20
+MAX_SLICES = 100
+"""Slices that are listed at all."""
 
 
 def mistakes(material: Material) -> ReportSection | None:
@@ -142,3 +147,48 @@ def text_of(test: TestExamples, name: str, row: int) -> str:
     places = [int(place) for place in test.arrays[name][row].ravel() if place]
     words = ["…" if place == 1 else test.word(name, 0, place) for place in places[:WORDS]]
     return " ".join(words) + (" …" if len(places) > WORDS else "")
+
+
+def slices(material: Material) -> ReportSection | None:
+    """Return the headline of each part: by class, by column, by brightness and original size of an image."""
+    if material.predictions is None:
+        return None
+    scores = material.scores
+    known = list(evaluation_slices.every(material.task, material.class_names, material.predicted.labels, material.test))
+    found = [one for one in known if one.rows.sum() >= FEWEST]
+    worst_is_high = material.task == "regression"
+    found.sort(key=lambda one: float(scores[one.rows].mean()) * (-1 if worst_is_high else 1))
+    blocks: list[Block] = []
+    if material.test is None:
+        blocks.append(Text("The test rows of this evaluation are not here, so there are slices by class alone."))
+    if not found:
+        blocks.append(Text(f"No part of the test split has {FEWEST} examples."))
+        return ReportSection("Slices", blocks)
+    overall = float(scores.mean())
+    interval_of = intervals.of_share if material.task == "classification" else intervals.of_scores
+    measured = [(one, float(scores[one.rows].mean()), interval_of(scores[one.rows])) for one in found[:MAX_SLICES]]
+    ends = svg.limits([overall, *(end for _, _, interval in measured for end in interval)])
+    rows = [_slice_row(one, mean, interval, overall, ends) for one, mean, interval in measured]
+    header = ("slice", "examples", MEASURES[material.task], "95 % interval", "drawn")
+    title = f"The worst first. Dashed: all test examples, {overall:.4f}"
+    blocks.append(TableBlock(header, rows[:SHOWN_SLICES], 1, title))
+    if len(rows) > SHOWN_SLICES:
+        blocks.append(TableBlock(header, rows[SHOWN_SLICES:], 1, f"The next {len(rows) - SHOWN_SLICES}", folded=True))
+    left_out = [
+        *([f"{len(known) - len(found)} with fewer than {FEWEST} examples"] if len(found) < len(known) else []),
+        *([f"{len(found) - MAX_SLICES} that are better"] if len(found) > MAX_SLICES else []),
+    ]
+    said = (
+        "A slice is a part of the test split. Of many slices some look bad by chance: one whose interval holds the "
+        "dashed line is no finding."
+    )
+    blocks.append(Text(said + (f" Not listed: {' and '.join(left_out)}." if left_out else "")))
+    return ReportSection("Slices", blocks)
+
+
+def _slice_row(one: Slice, mean: float, interval: Interval, overall: float, ends: tuple[float, float]) -> list[Cell]:
+    drawn = svg.interval(interval.low, mean, interval.high, overall, ends)
+    return [
+        svg.escaped(one.shown), f"{int(one.rows.sum()):,}", f"{mean:.4f}",
+        f"{interval.low:.4f} to {interval.high:.4f}", drawn,
+    ]  # fmt: skip

@@ -13,8 +13,7 @@ import numpy.typing as npt
 
 from tasks import config, records, runs
 from tasks.evaluation import predictions, slices
-from tasks.evaluation.binned import Bins, bins
-from tasks.evaluation.predictions import Predictions
+from tasks.evaluation.predictions import Bins, Predictions, bins
 from tasks.evaluation.slices import TestExamples
 from tasks.records import (
     HEADLINES,

@@ -4,24 +4,24 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
-from tasks.evaluation.binned import Bins
+from tasks.evaluation.predictions import Bins
 from tasks.records import Run
-from tasks.reports import blocks, calibration, classes, contents, curves, mistakes, numbers, overview, slices
+from tasks.reports import blocks, contents, examples, results
 from tasks.reports.blocks import ReportSection
 from tasks.reports.material import Material, load
 from tasks.system import files
 
 SECTIONS: tuple[Callable[[Material], ReportSection | None], ...] = (
-    overview.origin,
-    overview.headline,
-    curves.curves,
-    classes.by_class,
-    classes.confusion,
-    calibration.calibration,
-    numbers.residuals,
-    mistakes.mistakes,
-    slices.slices,
-    overview.time,
+    contents.origin,
+    results.headline,
+    results.curves,
+    results.by_class,
+    results.confusion,
+    results.calibration,
+    results.residuals,
+    examples.mistakes,
+    examples.slices,
+    contents.time,
     contents.augmented,
     contents.data,
     contents.model,

@@ -11,7 +11,7 @@ import numpy as np
 from tasks import runs
 from tasks.evaluation import evidence
 from tasks.records import Comparison, MetricPair, Run, RunDifference
-from tasks.reports import influence, intervals, material
+from tasks.reports import intervals, material
 from tasks.reports.findings import metric_base
 from tasks.reports.material import Material
 
@@ -93,7 +93,7 @@ def _paired(name: str, first: Material, second: Material, difference: float) -> 
     before, after = intervals.each(first, name), intervals.each(second, name)
     if before is not None and after is not None:
         return evidence.paired_means(before, after, confidence=intervals.CONFIDENCE).interval
-    moved_before, moved_after = influence.of_metric(first, name), influence.of_metric(second, name)
+    moved_before, moved_after = intervals.influence_on(first, name), intervals.influence_on(second, name)
     if moved_before is None or moved_after is None or not math.isfinite(difference):
         return None
-    return influence.interval(difference, moved_after - moved_before)
+    return intervals.interval_by_influence(difference, moved_after - moved_before)
