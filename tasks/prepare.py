@@ -46,7 +46,7 @@ def prepare(dataset: config.Description) -> PreparedDataset:
             if isinstance(dataset, config.LocalDescription):
                 for source in dataset.sources:
                     source_files.refuse_unreadable(source, root)
-            examples = kinds.find(dataset.kind).examples(dataset)
+            examples = kinds.find_kind(dataset.kind).examples(dataset)
             files.remove_scratch(folder.glob(".prepared.*"), root)  # of killed runs
             with files.scratch(folder, ".prepared.") as scratch:
                 new = scratch / "new"

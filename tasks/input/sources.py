@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tasks import config
-from tasks.data import prepared_data, raw_data
+from tasks.data import prepared_data
 from tasks.input import service
 from tasks.input.array import ArraySource
 from tasks.input.augment import augment_batch
@@ -195,7 +195,7 @@ def verify(section: config.Input, prepared: PreparedDataset) -> None:
     """
     prepared_data.verify(prepared)
     if choose_source(section, prepared) == "stream":
-        raw_data.verify(prepared)
+        prepared_data.verify_raw(prepared)
 
 
 def _source(

@@ -24,7 +24,7 @@ TEST_SHARE = 0.2
 """Of the training examples, where a dataset has no test split."""
 
 
-def find(folder_name: str, own: str | None = None) -> tuple[Any, str | None]:
+def find_builder(folder_name: str, own: str | None = None) -> tuple[Any, str | None]:
     """Return the ``tfds.core.DatasetBuilder`` class that a name stands for, and the configuration in it, or None.
 
     A builder of the user's own comes first, then a file of this folder. ``cmaterdb-bangla`` is the configuration
@@ -79,17 +79,17 @@ def build(name: str, version: str | None, data_dir: Path, own: str | None = None
     """Return a ``tfds.core.DatasetBuilder`` whose supervised keys can be learnt, see ``LEARNABLE``.
 
     Args:
-        name: of the dataset's folder, see ``find``.
+        name: of the dataset's folder, see ``find_builder``.
         version: one that the builder can make; None is its newest.
         data_dir: TFDS' folder; what it already holds is described by the builder's ``info``.
-        own: see ``find``.
+        own: see ``find_builder``.
 
     Raises:
         UserError: no such dataset or version, or it holds nothing that is learnt here.
     """
     import tensorflow_datasets as tfds
 
-    kind, configuration = find(name, own)
+    kind, configuration = find_builder(name, own)
     upstream.leave_bucket_alone()
     try:
         builder = kind(data_dir=data_dir, config=configuration)

@@ -49,7 +49,7 @@ class Check:
     """By default. One that refuses data is the user's choice."""
 
 
-def find(name: str) -> Check:
+def find_check(name: str) -> Check:
     """Return the check of a name, a file of this folder."""
     check: Check = importlib.import_module(f"tasks.data.checks.{name}").CHECK
     return check
@@ -124,7 +124,7 @@ def judge(
 
 
 def _result(dataset: config.Description, name: str, data: Data) -> CheckResult | None:
-    check, asked = find(name), dataset.checks.get(name, config.DataCheck())
+    check, asked = find_check(name), dataset.checks.get(name, config.DataCheck())
     action = asked.action if name in dataset.checks else check.action
     if action == "off":
         return None

@@ -89,7 +89,7 @@ class Kind(Protocol):
         """
 
 
-def find(kind: str) -> Kind:
+def find_kind(kind: str) -> Kind:
     """Return the kind of a name."""
     module: Any = importlib.import_module(f"tasks.data.kinds.{kind}")
     found: Kind = module
