@@ -15,6 +15,7 @@ from filelock import FileLock
 from tasks import config, records
 from tasks.data import builders, dataset_folder
 from tasks.records import DatasetManifest, SourceFile
+from tasks.records.record import load_or_none
 from tasks.system import errors, files, network, upstream
 from tasks.system.errors import UserError
 
@@ -80,9 +81,8 @@ def refuse_early(dataset: config.Dataset) -> None:
 
 def _complete(dataset: config.Dataset, raw: Path) -> DatasetManifest | None:
     """Return the manifest of a dataset that is on disk, whole and in this version; else None."""
-    try:
-        manifest = records.load(DatasetManifest, raw / "manifest.json")
-    except UserError:
+    manifest = load_or_none(DatasetManifest, raw / "manifest.json")
+    if manifest is None:
         return None
     builder = builders.build(dataset.name, dataset.version, raw, dataset.builder)
     whole = manifest.version == str(builder.version) and builder.is_prepared() and not builders.damaged_shard(builder)

@@ -71,6 +71,7 @@ def prepare(dataset: config.Description) -> PreparedDataset:
                     },
                     metadata=metadata,
                     held_out=_counted(examples.held_out, splits),
+                    validation_by_class=dataset.is_local and learnt.task == "classification",
                     **examples.origin,
                 )
                 records.save(prepared, new / "manifest.json")
@@ -191,14 +192,6 @@ class _Array:
         np.lib.format.write_array_header_1_0(self._file, {**header, "shape": (self._length, *self._shape)})
 
 
-LABELS: dict[str, tuple[npt.DTypeLike, bool]] = {
-    "classification": (np.int64, False),
-    "multilabel": (np.uint8, True),
-    "regression": (np.float32, True),
-}
-"""The dtype of the labels of each task, and whether an example has one for each output."""
-
-
 class _SplitWriter:
     """The arrays of one split, with what is counted while they are written."""
 
@@ -208,9 +201,8 @@ class _SplitWriter:
         self._target = examples.target
         self._class_counts = np.zeros(len(examples.target.class_names), np.int64)
         self._num_missing: Counter[str] = Counter()
-        dtype, has_many = LABELS[examples.target.task]
-        outputs = (examples.target.num_outputs,) if has_many else ()
-        self._labels = _Array(new / f"{split}_labels.npy", np.dtype(dtype), outputs)
+        dtype, shape = np.dtype(examples.target.label_dtype), examples.target.label_shape
+        self._labels = _Array(new / f"{split}_labels.npy", dtype, shape)
         self._label_moments = _Moments(examples.target.num_outputs)
         self._weights: _Array | None = None
         self._features = {}

@@ -13,9 +13,10 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from tasks import config, records
+from tasks import config
 from tasks.data import data_state
 from tasks.records import Column, PreparedDataset
+from tasks.records.record import load_or_none
 from tasks.runs import lineage
 from tasks.system import files
 from tasks.system.errors import UserError
@@ -46,10 +47,8 @@ def verify(prepared: PreparedDataset) -> None:
     )
     if known is not None and known.get("manifest.json") != _digest(manifest, "md5", prepared.name):
         raise changed
-    try:
-        found = records.load(PreparedDataset, root / manifest)
-    except UserError:
-        raise UserError(f"{manifest}: missing or damaged. {remedy(prepared.name)}") from None
+    if (found := load_or_none(PreparedDataset, root / manifest)) is None:
+        raise UserError(f"{manifest}: missing or damaged. {remedy(prepared.name)}")
     if found != prepared.model_copy(update={"data_version": None}):
         raise UserError(f"{manifest}: is another one than this run began with. {remedy(prepared.name)}")
     for path, expected in _files(prepared).items():
@@ -228,10 +227,8 @@ def set_foreign_aside(name: str) -> list[Path]:
 
 def made_in(folder: Path) -> set[str]:
     """Return the names of the files that `prepare` made in the folder ``prepared`` of a dataset's folder."""
-    try:
-        prepared = records.load(PreparedDataset, folder / "prepared" / "manifest.json")
-    except UserError:
-        # Missing or damaged: then a name must do, and only where DVC knows the folder.
+    prepared = load_or_none(PreparedDataset, folder / "prepared" / "manifest.json")
+    if prepared is None:  # Then a name must do, and only where DVC knows the folder.
         known = (folder / "dvc.lock").is_file()
         return {path.name for path in (folder / "prepared").iterdir() if known and MADE.fullmatch(path.name)}
     return {Path(path).name for path in _files(prepared)} | {"manifest.json"}

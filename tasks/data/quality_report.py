@@ -6,10 +6,9 @@ It lies beside `prepared`, so that it is no part of the data version. No framewo
 import hashlib
 from pathlib import Path
 
-from tasks import records
 from tasks.records import DataQuality, DataStatistics, PreparedDataset
+from tasks.records.record import load_or_none
 from tasks.system import files
-from tasks.system.errors import UserError
 
 QUALITY, STATISTICS, BEFORE = "quality.json", "statistics.json", "statistics_before.json"
 SIZES = "test_sizes.npy"
@@ -32,19 +31,13 @@ def arrays_of(prepared: PreparedDataset) -> str:
 
 def load(prepared: PreparedDataset, folder: Path) -> DataQuality | None:
     """Return what the checks said of these data; None where the report is of other data, or is not there."""
-    try:
-        found = records.load(DataQuality, place(folder) / QUALITY)
-    except UserError:
-        return None
-    return found if found.arrays == arrays_of(prepared) else None
+    found = load_or_none(DataQuality, place(folder) / QUALITY)
+    return found if found is not None and found.arrays == arrays_of(prepared) else None
 
 
 def load_statistics(folder: Path, name: str) -> DataStatistics | None:
     """Return the statistics in a file of the report; None where there are none that can be read."""
-    try:
-        return records.load(DataStatistics, place(folder) / name)
-    except UserError:
-        return None
+    return load_or_none(DataStatistics, place(folder) / name)
 
 
 def made_in(folder: Path) -> list[Path]:
@@ -52,10 +45,8 @@ def made_in(folder: Path) -> list[Path]:
     own = place(folder)
     if not own.is_dir() or own.is_symlink():
         return []
-    try:
-        pictures = records.load(DataQuality, own / QUALITY).pictures
-    except UserError:
-        pictures = ()
+    found = load_or_none(DataQuality, own / QUALITY)
+    pictures = found.pictures if found is not None else ()
     names = (*(name for name in pictures if Path(name).name == name), STATISTICS, BEFORE, SIZES, ".gitignore", QUALITY)
     return [*(own / name for name in names if (own / name).is_file()), own]
 

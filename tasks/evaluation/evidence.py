@@ -3,7 +3,7 @@
 Plain functions of NumPy arrays. All resampling is by a seed, so the same arrays give the same figures.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, Literal, NamedTuple, TypeAlias
 
 import numpy as np
@@ -97,8 +97,6 @@ def paired_bootstrap(
         seed: of the resamples.
         num_resamples: how many there are.
 
-    It takes eight: what is measured, on what, and which way is better, and how sure, as ``paired_means`` does.
-
     Source: Efron and Tibshirani (1993), sections 13.3 and 16.4; for paired models Efron, Annals of Statistics 7 (1979).
     """
     sign = 1.0 if better == "higher" else -1.0
@@ -107,7 +105,8 @@ def paired_bootstrap(
         was, now = measure(labels[rows], before[rows]), measure(labels[rows], after[rows])
         return sign * (number(now) - number(was))
 
-    found = np.array([difference(rows) for rows in _resamples(len(labels), seed, num_resamples)])
+    generator, count = np.random.default_rng(seed), len(labels)
+    found = np.array([difference(generator.integers(0, count, count)) for _ in range(num_resamples)])
     return _difference(difference(slice(None)), found, confidence)
 
 
@@ -144,13 +143,6 @@ def percentiles(found: npt.NDArray[np.float64], confidence: float) -> Interval:
     tail = (1 - confidence) / 2
     low, high = np.quantile(found, [tail, 1 - tail])
     return Interval(float(low), float(high))
-
-
-def _resamples(count: int, seed: int, num_resamples: int) -> Iterator[npt.NDArray[np.int64]]:
-    """Yield the rows of each resample, (count,)."""
-    generator = np.random.default_rng(seed)
-    for _ in range(num_resamples):
-        yield generator.integers(0, count, count)
 
 
 def _resampled_means(values: npt.NDArray[Any], seed: int, num_resamples: int) -> npt.NDArray[np.float64]:

@@ -1,9 +1,9 @@
 """Parts of the test split, by name: a report shows how good a model is on each, and the gate may ask for a floor."""
 
+import hashlib
 import itertools
 import json
 import math
-import sys
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -15,6 +15,7 @@ import numpy.typing as npt
 
 from tasks import config
 from tasks.data import quality_report
+from tasks.data.kinds import Metadata
 from tasks.records import Feature, PreparedDataset, Task
 
 FEWEST = 10
@@ -54,15 +55,6 @@ class Slice(NamedTuple):
         return f"{self.full_name} ({self.ends})" if self.ends else self.full_name
 
 
-class MetadataColumn(NamedTuple):
-    """A column of a table that is no feature."""
-
-    kind: str
-    """category, number or datetime."""
-    values: Sequence[str | float | None]
-    """Of each test example, as ``records.PreparedDataset`` says."""
-
-
 @dataclass(frozen=True)
 class TestExamples:
     """The test split as prepared."""
@@ -74,7 +66,7 @@ class TestExamples:
     """Of features that have one: the texts of each column, from place 2 on."""
     sizes: npt.NDArray[np.int32] | None = None
     """The height and width that images had before they were prepared, (n, 2); None where that is not known."""
-    metadata: Mapping[str, MetadataColumn] = field(default_factory=dict)
+    metadata: Mapping[str, Metadata] = field(default_factory=dict)
     """By column."""
 
     def columns(self, name: str) -> list[tuple[str, int, int]]:
@@ -115,7 +107,7 @@ def load(prepared: PreparedDataset) -> TestExamples | None:
     return TestExamples(prepared, arrays, vocabularies, _sizes(prepared, root / "data" / prepared.name), beside)
 
 
-def metadata(prepared: PreparedDataset) -> dict[str, MetadataColumn]:
+def metadata(prepared: PreparedDataset) -> dict[str, Metadata]:
     """Return what lies beside the test examples, by column.
 
     Raises:
@@ -124,29 +116,10 @@ def metadata(prepared: PreparedDataset) -> dict[str, MetadataColumn]:
     """
     if prepared.metadata is None:
         return {}
-    found = {}
-    written = json.loads((config.project_root() / prepared.metadata).read_text(encoding="utf-8"))
-    try:
-        for name, one in written.items():
-            found[name] = column = MetadataColumn(one["kind"], one["values"])
-            _check(column, prepared.splits["test"].num_examples)
-    except (AttributeError, TypeError, KeyError) as error:
-        raise ValueError(f"{prepared.metadata}: of another shape") from error
-    return found
-
-
-def _check(column: MetadataColumn, num_examples: int) -> None:
-    """Raise ``ValueError``, ``KeyError`` or ``TypeError`` for what `prepare` does not write."""
-    if not isinstance(column.values, list) or len(column.values) != num_examples:
-        raise ValueError("not one value an example")
-    values = [value for value in column.values if value is not None]
-    if column.kind == "category":
-        is_whole = all(isinstance(value, str) for value in values)
-    else:
-        most = {"number": sys.float_info.max, "datetime": 2.0**62}[column.kind]
-        is_whole = all(isinstance(value, int | float) and abs(value) <= most for value in values)
-    if not is_whole:
-        raise ValueError(f"values that are no {column.kind}")
+    content = (config.project_root() / prepared.metadata).read_bytes()
+    if hashlib.sha256(content).hexdigest() != prepared.sha256[prepared.metadata]:
+        raise ValueError(f"{prepared.metadata}: damaged")
+    return {name: Metadata(**one) for name, one in json.loads(content).items()}
 
 
 def _sizes(prepared: PreparedDataset, folder: Path) -> npt.NDArray[np.int32] | None:
@@ -237,7 +210,7 @@ def _by_feature(test: TestExamples, name: str) -> Iterator[Slice]:
                 yield Slice(column, test.category(name, place, int(value)), values == value)
 
 
-def _by_metadata(name: str, column: MetadataColumn) -> Iterator[Slice]:
+def _by_metadata(name: str, column: Metadata) -> Iterator[Slice]:
     if column.kind == "category":
         named = [MISSING if value is None else told_apart(str(value), (MISSING,)) for value in column.values]
         values = np.array(named, object)

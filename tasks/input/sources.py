@@ -34,8 +34,6 @@ def training_batches(
     """Return the training batches: shuffled anew each pass, augmented if asked, this worker's part of each global
     batch.
 
-    It takes seven: the last four are a strategy's, and most callers leave them out.
-
     Args:
         settings: ``input``, ``train.seed`` and ``train.steps_per_epoch`` are read.
         prepared: the data.
@@ -88,9 +86,8 @@ def ordered_batches(
     divisor: int = 1,
 ) -> Batches:
     """Return the batches of ``validation`` or ``test``: every example once, always in the same order, never
-    augmented and all counting the same; this worker's part of each.
-
-    It takes eight: the last four are a strategy's, as in ``training_batches``, and most callers leave them out."""
+    augmented and all counting the same; this worker's part of each. The last four arguments are as in
+    ``training_batches``."""
     section = settings.input
     split, rows = carve(prepared, section.validation, settings.train.seed)[use]
     alike = prepared.splits[split].model_copy(update={"weights": None})

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from markupsafe import Markup
+from markupsafe import Markup, escape
 
 from tasks import runs
 from tasks.records import HEADLINES, Comparison, ComparisonRow
@@ -134,7 +134,7 @@ def _origin(comparison: Comparison) -> ReportSection:
         "seconds": f"{comparison.seconds:,.0f}",
     }
     return ReportSection(
-        "Model, data and settings", [facts({name: svg.escaped(str(value)) for name, value in rows.items()})]
+        "Model, data and settings", [facts({name: escape(str(value)) for name, value in rows.items()})]
     )
 
 

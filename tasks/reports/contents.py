@@ -5,6 +5,8 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+from markupsafe import escape
+
 from tasks import config
 from tasks.records import PreparedDataset
 from tasks.reports import svg
@@ -54,7 +56,7 @@ def origin(material: Material) -> ReportSection:
         rows["champion"] = registered.judgement.told if registered.judgement is not None else ""
         rows["notes"] = "; ".join(registered.notes)
     rows |= {"run": run.run_id, "experiment": run.experiment}
-    blocks: list[Block] = [facts({name: svg.escaped(str(value)) for name, value in rows.items() if value})]
+    blocks: list[Block] = [facts({name: escape(str(value)) for name, value in rows.items() if value})]
     return ReportSection("Model, data and settings", [*blocks, *_settings(settings)])
 
 
@@ -85,7 +87,7 @@ def _optimizer(kind: str, class_name: str | None) -> str:
 
 def _written(value: Any) -> Cell:
     """Return a setting as a user writes it in params.yaml: null, true, 0.1, or a text."""
-    return svg.escaped(value if isinstance(value, str) else json.dumps(value, ensure_ascii=False))
+    return escape(value if isinstance(value, str) else json.dumps(value, ensure_ascii=False))
 
 
 def time(material: Material) -> ReportSection | None:
@@ -131,7 +133,7 @@ def data(material: Material) -> ReportSection:
     facts_of: dict[str, Cell] = {
         "kind": f"{prepared.kind}, version {prepared.version}",
         "task": f"{prepared.target.task}, {_outputs(prepared)}",
-        "licence": svg.escaped(prepared.licence or "not known"),
+        "licence": escape(prepared.licence or "not known"),
     }
     if prepared.held_out is not None:
         held = prepared.held_out
@@ -175,7 +177,7 @@ def _columns(prepared: PreparedDataset) -> TableBlock:
         for column, kind, told in describe_columns(name, feature):
             shape = f" {' x '.join(map(str, feature.shape))}" if name in kinds else ""
             missing = [f"{split.num_missing.get(column, 0):,}" for split in prepared.splits.values()]
-            rows.append([svg.escaped(column), f"{kind}{shape}", told or "-", *(missing if is_any_missing else [])])
+            rows.append([escape(column), f"{kind}{shape}", told or "-", *(missing if is_any_missing else [])])
     header = ("input", "kind", "in the training split")
     more = [f"missing in {split}" for split in prepared.splits] if is_any_missing else []
     return TableBlock((*header, *more), rows, 3, f"Inputs: {len(rows):,}", folded=len(rows) > BARS)
@@ -185,7 +187,7 @@ def _counts(counts: Mapping[str, int], what: str) -> Block:
     ordered = dict(sorted(counts.items(), key=lambda item: -item[1]))
     if len(ordered) <= BARS:
         return Figure([svg.bars(f"Training examples by {what}", ordered)])
-    rows: list[list[Cell]] = [[svg.escaped(name), f"{count:,}"] for name, count in ordered.items()]
+    rows: list[list[Cell]] = [[escape(name), f"{count:,}"] for name, count in ordered.items()]
     return TableBlock((what, "examples"), rows, title=f"Training examples by {what}, of {len(rows):,}", folded=True)
 
 
@@ -195,7 +197,7 @@ def model(material: Material) -> ReportSection | None:
     if training is None:
         return None
     found = layers(material)
-    rows: list[list[Cell]] = [[svg.escaped(name), kind, f"{size:,}"] for name, kind, size in found]
+    rows: list[list[Cell]] = [[escape(name), kind, f"{size:,}"] for name, kind, size in found]
     told = f"{training.num_parameters:,} parameters, with those that are not trained."
     blocks: list[Block] = [Text(told)]
     if rows:
@@ -221,13 +223,15 @@ def card(material: Material) -> ReportSection:
         f"`stratagem report {material.run.run_id}`."
     )
     settings, evaluation = material.run.settings, material.evaluation
+    initial = settings["model"].get("initial")
+    beginning = f"the weights of {initial}" if initial else "random weights"
     rows: dict[str, Cell] = {
-        "intended use": svg.escaped(use),
-        "model": svg.escaped(f"{settings['model']['name']}, trained from {_beginning(material)}"),
-        "training data": svg.escaped(
+        "intended use": escape(use),
+        "model": escape(f"{settings['model']['name']}, trained from {beginning}"),
+        "training data": escape(
             f"{settings['dataset']['name']}, version {material.run.lineage.data_version or 'not known'}"
         ),
-        "licence of the data": svg.escaped((material.prepared.licence if material.prepared else None) or "not known"),
+        "licence of the data": escape((material.prepared.licence if material.prepared else None) or "not known"),
     }
     if evaluation is not None:
         name = f"test/{material.headline}"
@@ -236,8 +240,3 @@ def card(material: Material) -> ReportSection:
     return ReportSection(
         "Model card", [facts(rows), Text("Sections after Mitchell et al., Model Cards for Model Reporting (2019).")]
     )
-
-
-def _beginning(material: Material) -> str:
-    initial = material.run.settings["model"].get("initial")
-    return f"the weights of {initial}" if initial else "random weights"

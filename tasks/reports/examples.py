@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from markupsafe import escape
 
 from tasks.evaluation import slices as evaluation_slices
 from tasks.evaluation.evidence import Interval
@@ -33,7 +34,8 @@ def mistakes(material: Material) -> ReportSection | None:
         return None
     title = "Largest errors" if material.task == "regression" else "Most confident mistakes"
     if material.test is None:
-        return ReportSection(title, [Text(_gone(material))])
+        data = "The data are not here any more" if material.prepared is None else "The test rows are others by now"
+        return ReportSection(title, [Text(f"{data}, so the examples cannot be shown.")])
     rows, told = _worst(material)
     if not len(rows):
         return ReportSection(title, [Text("There is none: every test example is right.")])
@@ -44,22 +46,13 @@ def mistakes(material: Material) -> ReportSection | None:
             blocks.append(Pictures([_picture(material.test, name, row, told[row]) for row in rows[:SHOWN]]))
     if len(features) > len(blocks):
         header, lines = _rows(material.test, rows[:ROWS], told)
-        blocks.append(TableBlock(header, lines, len(header), _meaning(material)))
+        label = ", of the label that is most wrong" if material.task == "multilabel" else ""
+        meaning = (
+            f"A row of the test split, counted from 0: what is true and what was predicted{label}; then what the model "
+            f"was given, up to {COLUMNS} columns of a kind"
+        )
+        blocks.append(TableBlock(header, lines, len(header), meaning))
     return ReportSection(title, blocks)
-
-
-def _meaning(material: Material) -> str:
-    """Return what a line of the table of examples is."""
-    label = ", of the label that is most wrong" if material.task == "multilabel" else ""
-    return (
-        f"A row of the test split, counted from 0: what is true and what was predicted{label}; then what the model was "
-        f"given, up to {COLUMNS} columns of a kind"
-    )
-
-
-def _gone(material: Material) -> str:
-    data = "The data are not here any more" if material.prepared is None else "The test rows are others by now"
-    return f"{data}, so the examples cannot be shown."
 
 
 def _worst(material: Material) -> tuple[npt.NDArray[np.int64], dict[int, tuple[str, str]]]:
@@ -120,17 +113,17 @@ def _rows(
 ) -> tuple[tuple[str, ...], list[list[Cell]]]:
     """Return the header and the lines of a table of examples: what is true, what was predicted, and the features."""
     names: list[str] = []
-    lines: list[list[Cell]] = [[svg.escaped(f"{row}"), *map(svg.escaped, told[int(row)])] for row in rows]
+    lines: list[list[Cell]] = [[escape(f"{row}"), *map(escape, told[int(row)])] for row in rows]
     for name, feature in test.prepared.features.items():
         if feature.kind == "text":
             names.append(name)
             for line, row in zip(lines, rows, strict=True):
-                line.append(svg.escaped(text_of(test, name, row)))
+                line.append(escape(text_of(test, name, row)))
         elif feature.kind in ("number", "category") and len(feature.shape) == 1:
             for place, (column, first, _) in enumerate(test.columns(name)[:COLUMNS]):
                 names.append(column)
                 for line, row in zip(lines, rows, strict=True):
-                    line.append(svg.escaped(_value(test, name, place, test.arrays[name][row, first])))
+                    line.append(escape(_value(test, name, place, test.arrays[name][row, first])))
     return ("row", "true", "predicted", *names), lines
 
 
@@ -189,6 +182,6 @@ def slices(material: Material) -> ReportSection | None:
 def _slice_row(one: Slice, mean: float, interval: Interval, overall: float, ends: tuple[float, float]) -> list[Cell]:
     drawn = svg.interval(interval.low, mean, interval.high, overall, ends)
     return [
-        svg.escaped(one.shown), f"{int(one.rows.sum()):,}", f"{mean:.4f}",
+        escape(one.shown), f"{int(one.rows.sum()):,}", f"{mean:.4f}",
         f"{interval.low:.4f} to {interval.high:.4f}", drawn,
     ]  # fmt: skip

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from tasks import config, records, runs
+from tasks import config, runs
 from tasks.evaluation import predictions, slices
 from tasks.evaluation.predictions import Bins, Predictions, bins
 from tasks.evaluation.slices import TestExamples
@@ -27,8 +27,8 @@ from tasks.records import (
     Task,
     TrainingResult,
 )
+from tasks.records.record import load_or_none
 from tasks.system import files
-from tasks.system.errors import UserError
 
 
 @dataclass(frozen=True)
@@ -119,10 +119,14 @@ def load(run: Run, seconds: Mapping[str, float] | None = None) -> Material:
     """
     root = config.project_root()
     evaluation = runs.load_result(run, EvaluationResult)
-    prepared = _prepared(run, root)
+    name = str(run.settings.get("dataset", {}).get("name"))
+    prepared = load_or_none(PreparedDataset, root / "data" / name / "prepared" / "manifest.json")
     found = None
     if evaluation is not None and evaluation.outputs is not None and evaluation.outputs_sha256 is not None:
         found = predictions.load(root / evaluation.outputs, evaluation.outputs_sha256)
+    if seconds is None:
+        summary = load_or_none(RunSummary, root / run.folder / "summary.json")
+        seconds = summary.seconds if summary is not None else {}
     same = prepared is not None and evaluation is not None and evaluation.test_rows == predictions.test_rows(prepared)
     return Material(
         run=run,
@@ -134,23 +138,8 @@ def load(run: Run, seconds: Mapping[str, float] | None = None) -> Material:
         prepared=prepared,
         predictions=found,
         test=slices.load(prepared) if prepared is not None and same else None,
-        seconds=seconds if seconds is not None else _summary_seconds(root / run.folder),
+        seconds=seconds,
     )
-
-
-def _prepared(run: Run, root: Path) -> PreparedDataset | None:
-    name = str(run.settings.get("dataset", {}).get("name"))
-    try:
-        return records.load(PreparedDataset, root / "data" / name / "prepared" / "manifest.json")
-    except UserError:
-        return None
-
-
-def _summary_seconds(folder: Path) -> Mapping[str, float]:
-    try:
-        return records.load(RunSummary, folder / "summary.json").seconds
-    except UserError:
-        return {}
 
 
 def layers(material: Material) -> list[tuple[str, str, int]]:
@@ -159,9 +148,8 @@ def layers(material: Material) -> list[tuple[str, str, int]]:
     The state of a random generator, such as that of a Dropout, is a variable of the model and no parameter.
     """
     training = material.training
-    try:
-        placement = records.load(Placement, material.folder / "records" / "placement.json")
-    except UserError:
+    placement = load_or_none(Placement, material.folder / "records" / "placement.json")
+    if placement is None:
         return []
     kinds = _layer_kinds(config.project_root() / training.final_model) if training else {}
     found: dict[str, int] = {}

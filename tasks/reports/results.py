@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from markupsafe import Markup
+from markupsafe import Markup, escape
 
 from tasks.evaluation.predictions import BINS, Bins
 from tasks.reports import intervals, svg
@@ -88,7 +88,7 @@ def by_class(material: Material) -> ReportSection | None:
     one, word = ("label", "labels") if material.task == "multilabel" else ("class", "classes")
     rows = [
         [
-            svg.escaped(entry.name),
+            escape(entry.name),
             *(f"{value:.4f}" for value in (entry.precision, entry.recall, entry.f1)),
             f"{entry.support:,}",
         ]
@@ -114,7 +114,7 @@ def confusion(material: Material) -> ReportSection | None:
         true, given = divmod(int(place), len(counts))
         if count := int(wrong[true, given]):
             share = count / max(int(counts[true].sum()), 1)
-            rows.append([svg.escaped(names[true]), svg.escaped(names[given]), f"{count:,}", f"{share:.1%}"])
+            rows.append([escape(names[true]), escape(names[given]), f"{count:,}", f"{share:.1%}"])
     caption = "A row is a true class, a column what it was taken for; the darker, the larger the share of the row."
     blocks: list[Block] = [Figure([_matrix(counts, names)], caption, wide=True)]
     if rows:

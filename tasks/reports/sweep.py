@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from markupsafe import Markup
+from markupsafe import Markup, escape
 
 from tasks.records import Sweep, Trial
 from tasks.reports import svg
@@ -104,7 +104,9 @@ def sweep_page(sweep: Sweep, path: Path) -> Path:
     if best is not None:
         title += f": {sweep.plan.metric} {best.value:.4f}"
     partial = "" if sweep.final is not None else "Partial: the best trial was not trained again on all examples yet."
-    sections = [_outcome(sweep), _progress(sweep), _importance(sweep), _slices(sweep), _trials(sweep), _space(sweep)]
+    drawings = [_slice(sweep, key, one) for key, one in sweep.plan.space["space"].items()]
+    slices = ReportSection("The values by each parameter", [Figure(drawings, COLOURS)])
+    sections = [_outcome(sweep), _progress(sweep), _importance(sweep), slices, _trials(sweep), _space(sweep)]
     with files.replacing(path) as temporary:
         temporary.write_text(render(title, [one for one in sections if one is not None], partial), encoding="utf-8")
     return path
@@ -120,7 +122,7 @@ def _outcome(sweep: Sweep) -> ReportSection:
         return ReportSection("What was found", [Text("No trial was trained to its end.")])
     rows: dict[str, Cell] = {
         "best": f"trial {best.number} of {len(sweep.trials)}, {sweep.plan.metric} {best.value:.4f}",
-        **{key: svg.escaped(text_of(value)) for key, value in best.params.items()},
+        **{key: escape(text_of(value)) for key, value in best.params.items()},
         "run": best.run_id or "-",
     }
     blocks: list[Block] = [facts(rows)]
@@ -142,9 +144,9 @@ def _outcome(sweep: Sweep) -> ReportSection:
                 {
                     **{name: f"{value:.4f}" for name, value in final.metrics.items()},
                     "trained": f"{final.epochs} epochs, {final.steps:,} steps",
-                    "what differs": svg.escaped(", ".join(f"{k}={text_of(v)}" for k, v in changed.items())),
-                    "model": svg.escaped(model if final.model_version else f"not registered: {final.reason}"),
-                    "champion": svg.escaped(final.judgement.told if final.judgement else "-"),
+                    "what differs": escape(", ".join(f"{k}={text_of(v)}" for k, v in changed.items())),
+                    "model": escape(model if final.model_version else f"not registered: {final.reason}"),
+                    "champion": escape(final.judgement.told if final.judgement else "-"),
                     "run": final.run_id,
                     "report": f"mlruns/runs/{final.run_id}/report/report.html",
                 },
@@ -198,13 +200,8 @@ def _importance(sweep: Sweep) -> ReportSection | None:
     return ReportSection("Which parameter matters", [Figure([drawing], told)])
 
 
-def _slices(sweep: Sweep) -> ReportSection:
-    """Return a drawing a parameter: the value of each trial over what it had there."""
-    drawings = [_slice(sweep, key, one) for key, one in sweep.plan.space["space"].items()]
-    return ReportSection("The values by each parameter", [Figure(drawings, COLOURS)])
-
-
 def _slice(sweep: Sweep, key: str, parameter: Any) -> Markup:
+    """Draw the value of each trial over what it had for a parameter."""
     shown = [one for one in sweep.trials if one.value is not None and one.state in ("complete", "pruned")]
     ends = svg.limits(one.value for one in shown if one.value is not None)
     name = key.rpartition(".")[2]
@@ -238,7 +235,7 @@ def _slice(sweep: Sweep, key: str, parameter: Any) -> Markup:
 def _trials(sweep: Sweep) -> ReportSection:
     keys, rows = sweep_cells(sweep, ranked(sweep))
     header = ["seconds" if name == "s" else name for name in short_names(keys)]
-    cells: list[list[Cell]] = [[svg.escaped(text) for text in row] for row in rows]
+    cells: list[list[Cell]] = [[escape(text) for text in row] for row in rows]
     blocks: list[Block] = [TableBlock(tuple(header), cells[:MOST_TRIALS], 2)]
     if len(cells) > MOST_TRIALS:
         blocks.append(
@@ -247,7 +244,7 @@ def _trials(sweep: Sweep) -> ReportSection:
     if any(one.same_as is not None for one in sweep.trials):
         blocks.append(Text("A trial that is the same as an earlier one has its values, and was not trained again."))
     failed: dict[str, Cell] = {
-        f"trial {one.number}": svg.escaped(one.reason or "") for one in sweep.trials if one.state == "failed"
+        f"trial {one.number}": escape(one.reason or "") for one in sweep.trials if one.state == "failed"
     }
     if failed:
         blocks.append(facts(failed, title="Why trials failed"))
@@ -256,13 +253,13 @@ def _trials(sweep: Sweep) -> ReportSection:
 
 def _space(sweep: Sweep) -> ReportSection:
     plan = sweep.plan
-    rows: dict[str, Cell] = {key: svg.escaped(text_of(one)) for key, one in plan.space["space"].items()}
-    same: dict[str, Cell] = {key: svg.escaped(text_of(one)) for key, one in plan.space["set"].items()}
+    rows: dict[str, Cell] = {key: escape(text_of(one)) for key, one in plan.space["space"].items()}
+    same: dict[str, Cell] = {key: escape(text_of(one)) for key, one in plan.space["set"].items()}
     how: dict[str, Cell] = {
-        "recipe": svg.escaped(plan.space["recipe"] or "params.yaml"),
+        "recipe": escape(plan.space["recipe"] or "params.yaml"),
         "metric": f"{plan.metric}, {'lower' if plan.lower_is_better else 'higher'} is better",
         "sampler": f"{plan.sampler}, seed {plan.space['seed']}",
-        "pruner": svg.escaped(text_of(plan.space["pruner"])),
+        "pruner": escape(text_of(plan.space["pruner"])),
         "side by side": str(plan.parallel),
         "data version": sweep.data_version or "not under DVC",
         "commit": sweep.git_commit or "-",

@@ -1,5 +1,6 @@
 """What is printed of a prepared dataset, and what differs between two."""
 
+import hashlib
 import json
 from pathlib import Path
 
@@ -86,13 +87,15 @@ def test_metadata_are_shown_as_the_test_split_has_them(capsys, tmp_path, monkeyp
         "ever": {"kind": "datetime", "values": [-1e6, None, None, 1e9]},
         "empty": {"kind": "number", "values": [None] * 4},
     }
+    digest = hashlib.sha256(json.dumps(kept).encode()).hexdigest()
     Path("test_metadata.json").write_text(json.dumps(kept))
     plain = dataset(Column(name="age", kind="number"), mean=(0.5,), deviation=(1.0,))
     assert data_folders.metadata(plain) == {}
     data_tables.print_metadata({})
     assert capsys.readouterr().out == ""
     test = plain.splits["train"].model_copy(update={"num_examples": 4, "features": {}})
-    prepared = plain.model_copy(update={"metadata": "test_metadata.json", "splits": {"test": test}})
+    beside = {"metadata": "test_metadata.json", "sha256": {"test_metadata.json": digest}}
+    prepared = plain.model_copy(update={**beside, "splits": {"test": test}})
     data_tables.print_metadata(data_folders.metadata(prepared))
     assert [line.split() for line in capsys.readouterr().out.splitlines()[1:]] == [
         ["metadata", "kind", "missing", "in", "the", "test", "split"],
@@ -102,14 +105,7 @@ def test_metadata_are_shown_as_the_test_split_has_them(capsys, tmp_path, monkeyp
         ["ever", "datetime", "2", "from", "-768-02-04", "to", "2739877-01-03"],
         ["empty", "number", "4", "0", "different", "values"],
     ]
-    for damaged in (
-        "[", "[]", '{"dose": 1}', '{"dose": {"kind": "number"}}', '{"dose": {"kind": "number", "values": 4}}',
-        '{"dose": {"kind": "category", "values": "four"}}',
-        '{"dose": {"kind": "number", "values": [1, 2, 3]}}', '{"dose": {"kind": "number", "values": [1, 2, 3, "4"]}}',
-        '{"dose": {"kind": "number", "values": [1, 2, 3, Infinity]}}',
-        '{"dose": {"kind": "category", "values": ["a", "b", "c", []]}}',
-        '{"dose": {"kind": "weight", "values": [1, 2, 3, 4]}}',
-    ):  # fmt: skip
+    for damaged in ("[", json.dumps({**kept, "dose": {"kind": "number", "values": [1, 2, 3, 4]}})):
         Path("test_metadata.json").write_text(damaged)
         with pytest.raises(UserError, match=r"test_metadata\.json: missing or damaged\. Rebuild it: stratagem prepare"):
             data_folders.metadata(prepared)

@@ -13,9 +13,10 @@ from PIL import Image
 
 from tasks import config, records, runs
 from tasks.data import quality_report
+from tasks.data.kinds import Metadata
 from tasks.evaluation import evidence
 from tasks.evaluation.predictions import bins
-from tasks.evaluation.slices import MetadataColumn, every, quarters
+from tasks.evaluation.slices import every, quarters
 from tasks.modeling import metrics
 from tasks.records import EvaluationResult, RunStatus, RunSummary
 from tasks.reports import contents, examples, intervals, page, reliability, results, svg
@@ -248,7 +249,7 @@ def test_a_category_that_is_spelled_as_a_slice_of_no_category_has_a_name_of_its_
     for place, name in enumerate(("missing", "unknown", "'unknown'", "''missing''")):
         assert (found[name] == (features["categories"][:, 0] == place)).all()
     values = ["missing", None, "unknown"] * 100
-    test = dataclasses.replace(made.test, metadata={"clinic": MetadataColumn("category", values)})
+    test = dataclasses.replace(made.test, metadata={"clinic": Metadata("category", values)})
     found = {one.name: one.rows for one in every(made.task, made.class_names, labels, test) if one.by == "clinic"}
     assert {name: np.flatnonzero(rows)[0] for name, rows in found.items()} == {
         "'missing'": 0,

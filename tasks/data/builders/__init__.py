@@ -5,6 +5,8 @@ import math
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
+from functools import reduce
+from operator import getitem
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -199,10 +201,8 @@ def _leaves(features: Any, keys: Any) -> dict[Place, Any]:
         return {place: one for part in parts for place, one in _leaves(features, part).items()}
     if keys in features:
         return _below((keys,), features[keys])
-    place, found = tuple(keys.split("/")), features  # duke_ultrasound writes das/dB.
-    for part in place:
-        found = found[part]
-    return _below(place, found)
+    place = tuple(keys.split("/"))  # duke_ultrasound writes das/dB.
+    return _below(place, reduce(getitem, place, features))
 
 
 def _below(place: Place, feature: Any) -> dict[Place, Any]:
@@ -274,23 +274,14 @@ def columns(builder: Any, split: str, places: Collection[Place], size: int) -> I
         read_config=tfds.ReadConfig(interleave_cycle_length=1, try_autocache=False),
     )
     for found in read.ragged_batch(size):
-        yield {place: _numpy(_at(found, place)) for place in places}
+        values = {place: reduce(getitem, place, found) for place in places}
+        yield {place: one.to_list() if hasattr(one, "to_list") else one.numpy() for place, one in values.items()}
 
 
 def _put(tree: dict[str, Any], place: Place, value: Any) -> None:
     for part in place[:-1]:
         tree = tree.setdefault(part, {})
     tree[place[-1]] = value
-
-
-def _at(tree: Any, place: Place) -> Any:
-    for part in place:
-        tree = tree[part]
-    return tree
-
-
-def _numpy(found: Any) -> Any:
-    return found.to_list() if hasattr(found, "to_list") else found.numpy()
 
 
 @dataclass(frozen=True)

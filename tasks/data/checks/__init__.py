@@ -16,9 +16,11 @@ import numpy.typing as npt
 
 from tasks import config, records
 from tasks.data import quality_report
-from tasks.data.checks import _sheets, _statistics
+from tasks.data.checks import _sheets
 from tasks.data.checks._data import Data, Place
+from tasks.data.checks._statistics import statistics
 from tasks.records import CheckResult, DataQuality, DataStatistics, Offender, PreparedDataset
+from tasks.records.record import load_or_none
 from tasks.system.errors import UserError, listed
 
 MOST_OFFENDERS = 100
@@ -63,11 +65,6 @@ def offenders(data: Data, places: Sequence[Place], twins: Sequence[Place] = (), 
         told = f"like {data.named(*twin)}" if twin else note
         found.append(Offender(name=data.named(split, row), split=split, row=row, note=told, twin=twin))
     return found
-
-
-def statistics(data: Data) -> DataStatistics:
-    """Return the statistics of all splits."""
-    return _statistics.of_data(data)
 
 
 def judge(
@@ -175,10 +172,7 @@ def _before(prepared: PreparedDataset, folder: Path) -> DataStatistics | None:
     """Return the statistics of the data version before: those of its report, or of the arrays that lie there still."""
     now = quality_report.arrays_of(prepared)
     kept = quality_report.load_statistics(folder, quality_report.STATISTICS)
-    try:
-        old = records.load(PreparedDataset, folder / "prepared" / "manifest.json")
-    except UserError:
-        old = None
+    old = load_or_none(PreparedDataset, folder / "prepared" / "manifest.json")
     if old is None or quality_report.arrays_of(old) == now:
         if kept is not None and kept.arrays == now:
             return quality_report.load_statistics(folder, quality_report.BEFORE)

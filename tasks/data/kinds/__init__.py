@@ -96,11 +96,6 @@ def find_kind(kind: str) -> Kind:
     return found
 
 
-def of_ones_own(target: Target) -> dict[str, Any]:
-    """Return the ``origin`` of a user's own data: of classes, a run draws its validation examples by class."""
-    return {"validation_by_class": True} if target.task == "classification" else {}
-
-
 def most_frequent(texts: Mapping[str, int], most: int) -> list[str]:
     """Return the most frequent texts; of those that are as frequent, the first in the order of the alphabet."""
     return [text for text, _ in sorted(texts.items(), key=lambda one: (-one[1], one[0]))[:most]]
@@ -141,7 +136,6 @@ def of_images(
         blocks=lambda: iter(blocks),
         held_out=HeldOut(num_examples=len(rows["test"]), seed=dataset.seed),
         name_of=lambda split, row: f"row {rows[split][row]}",
-        origin=of_ones_own(target),
     )
 
 

@@ -15,7 +15,7 @@ from PIL import Image, UnidentifiedImageError
 
 from tasks import config
 from tasks.data.encoding import FORMATS, ORIENTATION, decode_picture, open_picture
-from tasks.data.kinds import SPLITS, Block, Examples, Metadata, of_ones_own, split_rows
+from tasks.data.kinds import SPLITS, Block, Examples, Metadata, split_rows
 from tasks.data.source_files import tables_hint
 from tasks.records import Feature, HeldOut, Target
 from tasks.system import background, machine
@@ -51,9 +51,14 @@ def examples(dataset: config.ImageFolder) -> Examples:
     source = config.project_root() / dataset.source
     by_split = _find(source)
     names = tuple(sorted(next(iter(by_split.values()))))
+    broken: dict[Path, str] = {}
     with warnings.catch_warnings():
         warnings.simplefilter("error", Image.DecompressionBombWarning)
-        headers, broken = _read_headers(by_split)
+        headers = {
+            (split, name): [header for path in paths if (header := read_header(path, broken))]
+            for split, classes in by_split.items()
+            for name, paths in classes.items()
+        }
     if broken and dataset.on_broken == "stop":
         decode_rest([header for own in headers.values() for header in own], dataset.image_size, broken)
     _refuse_broken(dataset, broken)
@@ -111,7 +116,6 @@ def examples(dataset: config.ImageFolder) -> Examples:
         name_of=name_of,
         sizes_of=lambda split: np.array([header.size for header in whole(split)], np.int32).reshape(-1, 2),
         metadata_of=metadata_of if dataset.folders else None,
-        origin=of_ones_own(target),
     )
 
 
@@ -210,18 +214,6 @@ def _classes(folder: Path) -> dict[str, list[str]]:
             wanted = (name for name in sorted(names) if not name.startswith(".") and name != "Thumbs.db")
             found[name] += [os.path.join(place, name) for name in wanted]
     return found
-
-
-def _read_headers(
-    by_split: dict[str, dict[str, list[str]]],
-) -> tuple[dict[tuple[str, str], list[Header]], dict[Path, str]]:
-    """Return the headers of the images by split and class, and why the other files have none."""
-    found: dict[tuple[str, str], list[Header]] = {}
-    broken: dict[Path, str] = {}
-    for split, classes in by_split.items():
-        for name, paths in classes.items():
-            found[split, name] = [header for path in paths if (header := read_header(path, broken))]
-    return found, broken
 
 
 def read_header(path: Path | str, broken: dict[Path, str]) -> Header | None:
