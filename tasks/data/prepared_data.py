@@ -125,7 +125,7 @@ def _md5s(paths: list[Path], folder: Path, record: Path, trusted_after_seconds: 
     return found
 
 
-def encoding(prepared: PreparedDataset) -> dict[str, Any] | None:
+def encoder_config(prepared: PreparedDataset) -> dict[str, Any] | None:
     """Return what ``encoding.Encoder`` takes to make features of raw values as `prepare` did: of a table's rows, or of
     files of images, as of a table's only column. None for data that are arrays from the start.
 

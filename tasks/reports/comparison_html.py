@@ -70,13 +70,10 @@ def _figures(comparison: Comparison) -> ReportSection:
     blocks: list[Block] = [TableBlock(("strategy", "loop", *headings), rows, num_texts=2)]
     worked = [row for row in comparison.rows if row.reason is None]
     drawings = [
-        _ranges(
-            "examples/s: the median, and what the rounds span",
-            [(row.name, *_span(row)) for row in worked if row.examples_per_second],
-        ),
-        *_of_metric(worked),
-        *_of_start_up(worked),
-        *_of_memory(worked),
+        _medians("examples/s", worked, lambda row: row.examples_per_second or None, _speed_range),
+        _metric(worked),
+        _medians("start-up, s", worked, start_up, lambda row: row.start_up_range),
+        _medians("peak memory, MB", worked, _megabytes, memory_range),
     ]
     if any(drawings):
         blocks.append(Figure([drawing for drawing in drawings if drawing]))
@@ -138,40 +135,39 @@ def _origin(comparison: Comparison) -> ReportSection:
     )
 
 
-def _span(row: ComparisonRow) -> tuple[float, float, float]:
+def _speed_range(row: ComparisonRow) -> tuple[float, float]:
     speeds = [repeat.examples_per_second for repeat in row.repeats if repeat.examples_per_second]
-    return min(speeds), row.examples_per_second or 0.0, max(speeds)
+    return min(speeds), max(speeds)
 
 
-def _of_metric(rows: Sequence[ComparisonRow]) -> list[Markup]:
+def _megabytes(row: ComparisonRow) -> float | None:
+    return row.peak_memory_bytes / 1e6 if row.peak_memory_bytes else None
+
+
+def _medians(
+    what: str,
+    rows: Sequence[ComparisonRow],
+    value_of: Callable[[ComparisonRow], float | None],
+    range_of: Callable[[ComparisonRow], tuple[float, float] | None],
+) -> Markup:
+    """Draw the median of each row that has one, with the range of its rounds; nothing where no row has one."""
+    lines = []
+    for row in rows:
+        if (value := value_of(row)) is not None:
+            low, high = range_of(row) or (value, value)
+            lines.append((row.name, low, value, high))
+    return _ranges(f"{what}: the median, and what the rounds span", lines)
+
+
+def _metric(rows: Sequence[ComparisonRow]) -> Markup:
+    """Draw the headline metric of the rows that have an interval of it."""
     for metric in HEADLINES.values():
         name = f"test/{metric}"
         found = [(row, row.intervals[name]) for row in rows if name in row.intervals]
-        if found:
-            lines = [(row.name, low, row.metrics[name], high) for row, (low, high) in found]
-            return [_ranges(f"test {metric}, with its 95 % interval", lines, from_zero=False, shown="{:.4f}".format)]
-    return []
-
-
-def _of_memory(rows: Sequence[ComparisonRow]) -> list[Markup]:
-    lines = []
-    for row in rows:
-        if row.peak_memory_bytes:
-            value = row.peak_memory_bytes / 1e6
-            low, high = memory_range(row) or (value, value)
-            lines.append((row.name, low, value, high))
-    title = "peak memory, MB: the median, and what the rounds span"
-    return [_ranges(title, lines)] if lines else []
-
-
-def _of_start_up(rows: Sequence[ComparisonRow]) -> list[Markup]:
-    lines = []
-    for row in rows:
-        value = start_up(row)
-        if value is not None:
-            low, high = row.start_up_range or (value, value)
-            lines.append((row.name, low, value, high))
-    return [_ranges("start-up, s: the median, and what the rounds span", lines)] if lines else []
+        lines = [(row.name, low, row.metrics[name], high) for row, (low, high) in found]
+        if lines:
+            return _ranges(f"test {metric}, with its 95 % interval", lines, from_zero=False, shown="{:.4f}".format)
+    return Markup("")
 
 
 def _four_digits(value: float) -> str:
