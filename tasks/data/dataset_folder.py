@@ -1,4 +1,4 @@
-"""The folder data/<name> of a dataset: what says which dataset it is, and its own little pipeline for DVC."""
+"""The folder data/<name> of a dataset: its description in params.yaml, and its own small pipeline for DVC."""
 
 import contextlib
 import hashlib
@@ -18,7 +18,7 @@ from tasks.system.errors import UserError, shown
 
 MADE_BY_TFDS = re.compile(r"(dataset_info|features|metadata)\.json|.+\.labels\.txt|.+\.tfrecord-\d+-of-\d+")
 """The names of the files in raw/."""
-# The two stages that a dataset can have; one whose source is the user's own has nothing to download.
+# The two stages of a dataset; a dataset from the user's own files has nothing to download.
 HEAD = """\
 # data/<name>/params.yaml says which dataset this is.
 # persist: DVC would remove a folder that is to be made again, with what else lies in it; the stages keep that.
@@ -39,7 +39,7 @@ DEPENDENCIES
           persist: true
 """
 SHARED = "tasks/data/builders/_images.py"
-"""What the datasets of tasks/data/builders/ are made of, beside their own files."""
+"""Shared by the datasets of tasks/data/builders/, which depend on it and on their own file."""
 GITIGNORE = """\
 /raw
 /prepared
@@ -67,7 +67,7 @@ def names(root: Path) -> list[str]:
 
 
 def is_local(name: str, root: Path) -> bool:
-    """Return whether data/<name> is a dataset whose source is a file or folder of the user's.
+    """Return whether the dataset data/<name> is read from a file or folder of the user's.
 
     Raises:
         UserError: data/<name>/params.yaml does not say what dataset it is.
@@ -76,7 +76,7 @@ def is_local(name: str, root: Path) -> bool:
 
 
 def missing_source(name: str, root: Path) -> str | None:
-    """Return a source of a dataset of the user's own that is not here, as in a clone; else None."""
+    """Return a file or folder that a dataset is read from and that is missing, as in a clone; else None."""
     return next((source for source in sources_of(name, root) if not (root / source).exists()), None)
 
 
@@ -103,7 +103,7 @@ def changed_since_prepared(folder: Path) -> str | None:
 
 
 def check_name(name: str, asked: bool) -> str:
-    """Return the name of a dataset of the user's own: what was asked for, or what his file is called, as a word.
+    """Return the name of a dataset from the user's own files: the name asked for, or the file's name as a word.
 
     Raises:
         UserError: it cannot be a folder's name.
@@ -122,7 +122,7 @@ def add(dataset: config.Dataset, root: Path) -> list[Path]:
     """Make the folder of a dataset of TFDS, if it is not there; return the files and folders made.
 
     Raises:
-        UserError: settings that contradict data/<name>/params.yaml, or files of the user's in the place of its own.
+        UserError: settings contradict data/<name>/params.yaml, or files of the user's are in the way.
     """
     folder = root / "data" / dataset.name
     _refuse_link(folder, root)
@@ -133,10 +133,10 @@ def add(dataset: config.Dataset, root: Path) -> list[Path]:
 
 
 def add_local(description: config.LocalDescription, root: Path) -> list[Path]:
-    """Make the folder of a dataset whose source is the user's own; return the files and folders made.
+    """Make the folder of a dataset from the user's own files; return the files and folders made.
 
     Raises:
-        UserError: it is there already and is another dataset, or files of the user's are in the place of its own.
+        UserError: the folder is another dataset's, or files of the user's are in the way.
     """
     if is_there(description, root):
         return []
@@ -146,10 +146,10 @@ def add_local(description: config.LocalDescription, root: Path) -> list[Path]:
 
 
 def is_there(description: config.LocalDescription, root: Path) -> bool:
-    """Return whether the folder of a dataset of the user's own is there.
+    """Return whether the folder of a dataset from the user's own files exists.
 
     Raises:
-        UserError: it is another dataset's, or cannot be one's.
+        UserError: the folder is another dataset's, or cannot be a dataset's.
     """
     folder = root / "data" / description.name
     _refuse_link(folder, root)
@@ -203,10 +203,10 @@ def _make(folder: Path, pipeline: str, described: dict[str, Any]) -> list[Path]:
 
 
 def local_pipeline(description: config.LocalDescription) -> str:
-    """Return the dvc.yaml of a dataset whose source is the user's own.
+    """Return the dvc.yaml of a dataset from the user's own files.
 
     Raises:
-        UserError: DVC would read the source's name as something else.
+        UserError: DVC would take the source's name for a variable.
     """
     if wrong := [source for source in description.sources if "${" in source]:
         raise UserError(f"dataset.source = '{wrong[0]}': DVC reads ${{ as a variable; give it another name")
@@ -221,7 +221,7 @@ def _stage(name: str, dependencies: list[str], key: str, output: str) -> str:
 
 
 def installed_pipeline(text: str) -> str:
-    """Return the dvc.yaml of a dataset of a project with code of its own, as it is in one without."""
+    """Return a dvc.yaml for a project without code of its own, from that for a project with code."""
     text = CODE_DEPENDENCY.sub(lambda found: "" if _is_ours(found[1]) else found[0], text)
     text = text.replace("python -m tasks", INSTALLED_COMMAND).replace(NO_DEPENDENCIES, "    params:\n")
     return INSTALLED_STAGE.sub(rf"\g<0>      - data/${{dataset.name}}/{PINS}:\n          - \g<1>\n", text)
@@ -243,7 +243,7 @@ def _is_ours(file: str) -> bool:
 
 
 def _pins_of_today(folder: Path) -> str | None:
-    """Return what PINS has to hold; None for a dataset that is not there, and in a project with code of its own."""
+    """Return what ``PINS`` must hold; None for a missing dataset, and in a project with code of its own."""
     if config.has_own_code(folder.parents[1]) or not (folder / "params.yaml").exists():
         return None
     described = config.read_description(folder)
@@ -255,7 +255,7 @@ def _pins_of_today(folder: Path) -> str | None:
 
 
 def pin_code(name: str, root: Path) -> None:
-    """Let DVC know which code of the package makes a dataset, where the project has none of its own."""
+    """Write ``PINS``, where the project has no code of its own, so that DVC sees a change of the package's code."""
     folder = root / "data" / name
     wanted = _pins_of_today(folder)
     if wanted is not None and not has_pinned_code(name, root):
@@ -264,13 +264,13 @@ def pin_code(name: str, root: Path) -> None:
 
 
 def has_pinned_code(name: str, root: Path) -> bool:
-    """Return whether DVC knows the code that makes a dataset as it is now."""
+    """Return whether ``PINS`` holds the digests of the present code."""
     wanted, path = _pins_of_today(root / "data" / name), root / "data" / name / PINS
     return wanted is None or (path.is_file() and path.read_text(encoding="utf-8") == wanted)
 
 
 def _refuse_files_of_the_users(folder: Path, wanted: dict[str, str]) -> None:
-    """Refuse a folder that holds what would be overwritten, or what DVC would take for its own and delete."""
+    """Refuse a folder with files that would be overwritten, or that DVC would take for its own and delete."""
     place = f"data/{folder.name}"
     for file, text in wanted.items():
         path = folder / file
@@ -301,8 +301,8 @@ def _description(described: dict[str, Any]) -> str:
 def _keep_to_description(dataset: config.Dataset, folder: Path) -> None:
     """Refuse settings that contradict data/<name>/params.yaml.
 
-    As long as nothing was prepared and nobody has edited that file, it is written anew instead: a first try that
-    failed must not hold its user to what nobody said.
+    While nothing was prepared and nobody has edited that file, it is rewritten instead: a failed first try must not
+    hold the user to values that nobody chose.
     """
     path = folder / "params.yaml"
     described = config.read_description(folder)
@@ -323,8 +323,8 @@ def _keep_to_description(dataset: config.Dataset, folder: Path) -> None:
 
 
 def tfds_pipeline(name: str, builder: str | None = None) -> str:
-    """Return the dvc.yaml of a dataset. One of tasks/data/builders/ depends on its own file, and on no other one's;
-    one of the user's own ``module:Class`` on what that imports from the project's folder."""
+    """Return the dvc.yaml of a TFDS dataset. A dataset of tasks/data/builders/ depends on its own file alone, the
+    user's own ``module:Class`` on what it imports from the project's folder."""
     file = name.partition("-")[0]
     own = [SHARED, f"tasks/data/builders/{file}.py"] if file in config.names_of("data/builders") else []
     if builder is not None:
@@ -337,12 +337,12 @@ def tfds_pipeline(name: str, builder: str | None = None) -> str:
 
 
 def remove(folder: Path, root: Path) -> list[str]:
-    """Remove what was made in data/<name>, and the folder where nothing else lies in it; return what stays.
+    """Remove what was made in data/<name>, and the folder if it is then empty; return what stays.
 
-    Archives that were fetched or brought stay in raw/downloads.
+    Archives stay in raw/downloads.
 
     Raises:
-        UserError: it is not the folder of a dataset, or a link.
+        UserError: it is no dataset's folder, or a link.
     """
     if not files.is_inside(folder, root):
         raise UserError(f"{folder.relative_to(root)} leads to another folder: remove it yourself")
@@ -355,7 +355,7 @@ def remove(folder: Path, root: Path) -> list[str]:
         own += [path for path in _below(by_tfds) if path.is_dir() or MADE_BY_TFDS.fullmatch(path.name)]
         own += [by_tfds, folder / "raw" / "manifest.json", folder / "raw"]
     take_away([path for path in (*own, folder / "prepared") if path.exists() and not path.is_symlink()])
-    # The description last: without it this is no dataset, and with it the command can be given again.
+    # The description last: as long as it is there, the command can be repeated.
     for name in (".download.lock", ".prepare.lock", ".gitignore", PINS, "dvc.lock", "dvc.yaml", "params.yaml"):
         (folder / name).unlink(missing_ok=True)
     take_away([folder])
@@ -367,7 +367,7 @@ def _below(folder: Path) -> list[Path]:
 
 
 def take_away(made: list[Path]) -> None:
-    """Remove these files, and these folders where nothing else lies in them."""
+    """Remove these files, and these folders if they are then empty."""
     for path in sorted(made, reverse=True):
         with contextlib.suppress(OSError):  # Not empty, or never made.
             path.rmdir() if path.is_dir() else path.unlink()

@@ -1,4 +1,4 @@
-"""data/<name>/prepared and raw: what lies there, and whether it is what its data version says.
+"""data/<name>/prepared and raw: which files they have, and whether these match the data version.
 
 No framework is imported.
 """
@@ -26,17 +26,17 @@ MADE = re.compile(r"manifest\.json|[\w.-]+_\w+s\.npy|\w+_vocabulary\.json|test_m
 
 
 def remedy(name: str) -> str:
-    """Return what makes a dataset's prepared data again, as the end of a message."""
+    """Return the end of a message: the command that prepares a dataset again."""
     return f"Rebuild it: stratagem prepare --set dataset.name={name} --force"
 
 
 def verify(prepared: PreparedDataset) -> None:
-    """Compare what lies in a dataset's folder with its record, and the record with its data version.
+    """Compare the files of a prepared dataset with its record, and the record with its data version.
 
-    What was read before is read again only where the file is another one or was written to.
+    A file is read again only if it was replaced or written to.
 
     Raises:
-        UserError: names the file that is missing, damaged or changed, and what makes it again.
+        UserError: names the file that is missing, damaged or changed, and the command that makes it again.
     """
     root = config.project_root()
     manifest = f"{prepared.folder}/manifest.json"
@@ -57,7 +57,7 @@ def verify(prepared: PreparedDataset) -> None:
             raise UserError(
                 f"{path}: damaged, its sha256 is {got} and its manifest says {expected}. {remedy(prepared.name)}"
             )
-    # Without DVC's listing all files together must tell, after the damaged array that can be named.
+    # Without DVC's listing the digest over all files decides; a damaged array was named before.
     if known is None and prepared.data_version is not None and _folder_md5(prepared) != prepared.data_version:
         raise changed
 
@@ -65,11 +65,11 @@ def verify(prepared: PreparedDataset) -> None:
 def verify_raw(prepared: PreparedDataset, trusted_after_seconds: float = data_state.TRUSTED_AFTER_SECONDS) -> None:
     """Compare the shards in data/<name>/raw, which a stream reads, with the md5 in dvc.lock; without one do nothing.
 
-    The shards may be larger than memory, so what was read once is not read again: .dvc/tmp keeps the md5 of each file
-    with its inode, size and times, of which nobody can set that of the last change.
+    Shards may be larger than memory, so an unchanged file is not read again: .dvc/tmp keeps the md5 of each file with
+    its inode, size and times; nobody can set the time of the last change.
 
     Raises:
-        UserError: names the file that is missing, damaged or changed, and what makes it again.
+        UserError: names the file that is missing, damaged or changed, and the command that makes it again.
     """
     root = config.project_root()
     version = lineage.data_version(prepared.name, "raw")
@@ -101,7 +101,7 @@ def verify_raw(prepared: PreparedDataset, trusted_after_seconds: float = data_st
 
 
 def _md5s(paths: list[Path], folder: Path, record: Path, trusted_after_seconds: float) -> dict[str, str]:
-    """Return the md5 of each file by its path in a folder; read only those that are not as they were when last read."""
+    """Return the md5 of each file by its path in a folder; read only files that changed since they were last read."""
     try:
         known = json.loads(record.read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -126,8 +126,8 @@ def _md5s(paths: list[Path], folder: Path, record: Path, trusted_after_seconds: 
 
 
 def encoder_config(prepared: PreparedDataset) -> dict[str, Any] | None:
-    """Return what ``encoding.Encoder`` takes to make features of raw values as `prepare` did: of a table's rows, or of
-    files of images, as of a table's only column. None for data that are arrays from the start.
+    """Return the arguments of ``encoding.Encoder`` with which it encodes raw values as `prepare` did: rows of a table,
+    or images as its only column. None for data that were arrays from the start.
 
     Raises:
         UserError: a vocabulary is missing or cannot be read.
@@ -154,10 +154,10 @@ def encoder_config(prepared: PreparedDataset) -> dict[str, Any] | None:
 
 
 def md5_by_file(data_version: str, root: Path) -> dict[str, str] | None:
-    """Return the md5 of each file of a data version from DVC's cache, where it is the listing's name; else None."""
+    """Return the md5 of each file of a data version from DVC's listing in the cache; None where there is none."""
     try:
         listing = (root / LISTINGS / data_version[:2] / f"{data_version[2:]}.dir").read_bytes()
-    except OSError:  # Another cache's folder, or a clone that has none.
+    except OSError:  # The cache lies elsewhere, or a clone has none.
         return None
     if hashlib.md5(listing, usedforsecurity=False).hexdigest() != data_version:
         return None
@@ -173,19 +173,19 @@ def _files(prepared: PreparedDataset) -> dict[str, str]:
 
 
 def _folder_md5(prepared: PreparedDataset) -> str:
-    """Return what DVC calls the md5 of the prepared folder: that of its listing."""
+    """Return the md5 that DVC gives the prepared folder: that of its listing."""
     paths = [*_files(prepared), f"{prepared.folder}/manifest.json"]
     return listing_md5({Path(path).name: _digest(path, "md5", prepared.name) for path in paths})
 
 
 def listing_md5(md5s: dict[str, str]) -> str:
-    """Return what DVC calls the md5 of a folder of these files: path in it -> md5."""
+    """Return the md5 that DVC gives a folder of these files: path in it -> md5."""
     entries = [{"md5": md5, "relpath": path} for path, md5 in sorted(md5s.items())]
     return hashlib.md5(json.dumps(entries, sort_keys=True).encode(), usedforsecurity=False).hexdigest()
 
 
 def _digest(path: str, algorithm: str, name: str) -> str:
-    """Return the digest of a file of a dataset, computed again only where the file is another one or was written to."""
+    """Return the digest of a file of a dataset, computed again only if it was replaced or written to."""
     place = config.project_root() / path
     try:
         state = place.stat()
@@ -202,9 +202,9 @@ def _digest_once(path: Path, algorithm: str, signature: tuple[int, ...]) -> str:
 
 
 def set_foreign_aside(name: str) -> list[Path]:
-    """Move what `prepare` did not make out of data/<name>/prepared, and say so; return where it now lies.
+    """Move files that `prepare` did not make out of data/<name>/prepared, and say so; return their new paths.
 
-    The next `prepare` replaces that folder, and DVC would take what else lies in it for the dataset's.
+    The next `prepare` replaces that folder, and DVC would take them for the dataset's.
     """
     root = config.project_root()
     folder = root / "data" / name
@@ -226,9 +226,9 @@ def set_foreign_aside(name: str) -> list[Path]:
 
 
 def made_in(folder: Path) -> set[str]:
-    """Return the names of the files that `prepare` made in the folder ``prepared`` of a dataset's folder."""
+    """Return the names of the files that `prepare` made in ``prepared`` of a dataset's folder."""
     prepared = load_or_none(PreparedDataset, folder / "prepared" / "manifest.json")
-    if prepared is None:  # Then a name must do, and only where DVC knows the folder.
+    if prepared is None:  # Then files are known by their names, and only if DVC knows the folder.
         known = (folder / "dvc.lock").is_file()
         return {path.name for path in (folder / "prepared").iterdir() if known and MADE.fullmatch(path.name)}
     return {Path(path).name for path in _files(prepared)} | {"manifest.json"}

@@ -185,7 +185,8 @@ def _compare(
         raise ValueError("the champion has no outputs")
     name, confidence = settings.register_.metric.removeprefix("test/"), settings.register_.confidence
     better = metrics.better(settings.register_.metric)
-    labels, now, was = candidate.labels, _double(candidate.outputs), _double(champion.predictions.outputs)
+    labels = candidate.labels
+    now, was = (one.outputs.astype(np.float64) for one in (candidate, champion.predictions))
     test: Literal["McNemar", "paired bootstrap"] = "paired bootstrap"
     if name in ("accuracy", "loss"):
         if name == "accuracy":
@@ -217,10 +218,6 @@ def _compare(
         p_value=found.p_value,
         num_examples=len(labels),
     )
-
-
-def _double(outputs: npt.NDArray[np.float32]) -> npt.NDArray[np.float64]:
-    return outputs.astype(np.float64)
 
 
 def _not_better(section: config.Register, found: Judgement) -> str | None:

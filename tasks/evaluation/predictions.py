@@ -13,11 +13,11 @@ from tasks.records import PreparedDataset
 from tasks.system import files
 
 BINS = 15
-"""As many as Guo et al. (2017) have."""
+"""As in Guo et al. (2017)."""
 
 
 class Predictions(NamedTuple):
-    """Of n test examples, in the order of the prepared arrays."""
+    """Labels and outputs of n test examples, in the order of the prepared arrays."""
 
     labels: npt.NDArray[Any]
     """As in ``records.PreparedSplit``: (n,), or (n, labels or numbers)."""
@@ -26,8 +26,8 @@ class Predictions(NamedTuple):
 
 
 def test_rows(prepared: PreparedDataset) -> str:
-    """Return what the test rows of two data versions have in common if they are the same: a sha256 over those of the
-    test split's arrays, weights left out, which count in a training alone."""
+    """Return a sha256 that two data versions share if their test rows are the same: over those of the test split's
+    arrays, without weights, which only training uses."""
     split = prepared.splits["test"]
     paths = (*split.features.values(), split.labels)
     digests = {Path(path).name: split.sha256.get(path, "") for path in paths}
@@ -35,8 +35,8 @@ def test_rows(prepared: PreparedDataset) -> str:
 
 
 def takes_digest(prepared: PreparedDataset) -> str:
-    """Return what two data versions have in common if a model of one can be given the examples of the other: features,
-    columns, vocabularies, and what the outputs stand for."""
+    """Return a sha256 that two data versions share if a model of one takes examples of the other: over features,
+    columns, vocabularies, and the meaning of the outputs."""
     features = {
         name: [
             one.kind,
@@ -53,7 +53,7 @@ def takes_digest(prepared: PreparedDataset) -> str:
 
 
 def save(path: Path, labels: npt.NDArray[Any], outputs: npt.NDArray[Any]) -> str:
-    """Write labels and outputs as an .npz file, whole or not at all; return the file's sha256."""
+    """Write labels and outputs as an .npz file atomically; return its sha256."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with files.replacing(path) as temporary:
         with temporary.open("wb") as file:
@@ -63,7 +63,7 @@ def save(path: Path, labels: npt.NDArray[Any], outputs: npt.NDArray[Any]) -> str
 
 
 def load(path: Path, sha256: str) -> Predictions | None:
-    """Return what such a file holds; None where it is gone, or is not the one of this sha256."""
+    """Return the predictions in a file; None if it is missing or has another sha256."""
     try:
         if files.digest(path) != sha256:
             return None
@@ -81,7 +81,7 @@ class Bins(NamedTuple):
     """The mean; 0 in an empty bin."""
     accuracy: npt.NDArray[np.float64]
     means: str
-    """What that is: the accuracy, or the share that has the label."""
+    """The name of ``accuracy``: accuracy, or share that has the label."""
 
     @property
     def error(self) -> float:

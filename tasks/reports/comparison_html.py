@@ -1,4 +1,4 @@
-"""A comparison as one page with drawings, which asks no other machine for anything: comparison.html."""
+"""A comparison as one self-contained page with drawings: comparison.html."""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -17,12 +17,12 @@ from tasks.system.errors import UserError
 SHORT = {"replicas (on devices)": "replicas", "seconds per epoch": "s per epoch"}
 """Headings with which all columns fit a page of 1,200 pixels."""
 LEFT, STEP, RIGHT = 190, 24, 70
-"""Of a drawing with a line a row, in its units."""
+"""Of a drawing with one line per row, in its units."""
 
 
 def with_intervals(comparison: Comparison) -> Comparison:
-    """Return a comparison with the bootstrap interval of each row's headline metric, from what the first of its
-    trainings gave for the test examples; without one where that is not there."""
+    """Return a comparison with the bootstrap interval of each row's headline metric, from the predictions of its first
+    training; without one where these are missing."""
     rows = []
     for row in comparison.rows:
         found = {}
@@ -180,7 +180,7 @@ def _ranges(
     from_zero: bool = True,
     shown: Callable[[float], str] = _four_digits,
 ) -> Markup:
-    """Draw a line a name: from the lowest to the highest, with a dot where the value is."""
+    """Draw one line per name: from the lowest to the highest, with a dot at the value."""
     if not lines:
         return Markup("")
     low, high = svg.limits(value for _, *values in lines for value in values)
@@ -206,7 +206,7 @@ def _ranges(
 
 
 def _stacked(rows: Sequence[ComparisonRow]) -> Markup:
-    """Draw a bar a row, as long as its step, of the parts that it goes into."""
+    """Draw one bar per row, as long as its step, divided into the parts of the step."""
     width, wide = svg.WIDTH, svg.WIDTH - LEFT - RIGHT + 20  # Its texts are as large as the others' on a telephone.
     most = max(row.step_time.total_ms for row in rows if row.step_time is not None) or 1.0
     parts = [Markup('<text x="4" y="14">ms a step</text>')]

@@ -17,9 +17,9 @@ from tasks.system.errors import UserError
 
 MOST_SETTINGS = 40
 BARS = 30
-"""Classes up to which they are drawn."""
+"""Up to so many classes are drawn, and so many columns or layers shown unfolded."""
 INTENDED_USE = "intended_use.txt"
-"""A text of the user's, in the folder ``report`` of a run."""
+"""The user writes it in the folder ``report`` of a run."""
 
 
 def origin(material: Material) -> ReportSection:
@@ -80,13 +80,12 @@ def _settings(settings: dict[str, Any]) -> list[Block]:
 
 
 def _optimizer(kind: str, class_name: str | None) -> str:
-    """Return the kind of the settings, with the class that changed the weights where it has another name: one of this
-    project for TensorFlow, or one of a user's own model."""
+    """Return the optimizer's kind, and its class if that has another name, as this project's for TensorFlow."""
     return kind if class_name is None or class_name.lower() == kind else f"{kind} ({class_name})"
 
 
 def _written(value: Any) -> Cell:
-    """Return a setting as a user writes it in params.yaml: null, true, 0.1, or a text."""
+    """Return a setting as it is written in params.yaml: null, true, 0.1, or a text."""
     return escape(value if isinstance(value, str) else json.dumps(value, ensure_ascii=False))
 
 
@@ -116,7 +115,7 @@ def time(material: Material) -> ReportSection | None:
 
 
 def augmented(material: Material) -> ReportSection | None:
-    """Return the picture of training images and what augmentation makes of them, where there is one."""
+    """Return the picture of augmented training images, if there is one."""
     path = material.folder / "report" / "augmented_examples.png"
     if not path.is_file():
         return None
@@ -126,7 +125,7 @@ def augmented(material: Material) -> ReportSection | None:
 
 
 def data(material: Material) -> ReportSection:
-    """Return what the dataset has: splits, classes, features, what is missing."""
+    """Return splits, classes, features and missing values of the dataset."""
     prepared = material.prepared
     if prepared is None:
         return ReportSection("Data", [Text("The prepared data are not here any more.")])
@@ -149,7 +148,7 @@ def data(material: Material) -> ReportSection:
 
 
 def _outputs(prepared: PreparedDataset) -> str:
-    """Return what a model of these data tells, counted."""
+    """Return the number of outputs in words."""
     num, names = prepared.target.num_outputs, prepared.target.class_names
     if prepared.target.task == "classification":
         return f"{num:,} classes"
@@ -169,7 +168,7 @@ def _splits(prepared: PreparedDataset) -> TableBlock:
 
 
 def _columns(prepared: PreparedDataset) -> TableBlock:
-    """Return what each input is: its kind, what the training split says of it, and how many values are missing."""
+    """Return kind, statistics in the training split, and number of missing values of each input."""
     kinds = {name: feature for name, feature in prepared.features.items() if not feature.columns}
     is_any_missing = any(split.num_missing for split in prepared.splits.values())
     rows: list[list[Cell]] = []
@@ -192,7 +191,7 @@ def _counts(counts: Mapping[str, int], what: str) -> Block:
 
 
 def model(material: Material) -> ReportSection | None:
-    """Return the layers that have parameters, and how many."""
+    """Return the layers that have parameters, with their number."""
     training = material.training
     if training is None:
         return None
@@ -210,8 +209,7 @@ def model(material: Material) -> ReportSection | None:
 
 
 def card(material: Material) -> ReportSection:
-    """Return what Mitchell et al., Model Cards for Model Reporting (2019), ask of one who gives a model away; what it
-    is meant for, only its maker knows."""
+    """Return the card of Mitchell et al., Model Cards for Model Reporting (2019); the user writes the intended use."""
     path = material.folder / "report" / INTENDED_USE
     place = f"{material.run.folder}/report/{INTENDED_USE}"
     try:

@@ -17,19 +17,19 @@ from tasks.reports.material import Material
 
 SHOWN = 24
 ROWS = 12
-"""Examples that are no pictures."""
+"""The most examples in a table."""
 SIDE = 128
-"""Pixels that a picture has at most."""
+"""The longest side of a picture, in pixels."""
 COLUMNS = 8
 WORDS = 60
 SHOWN_SLICES = 20
 MAX_SLICES = 100
-"""Slices that are listed at all."""
+"""The most slices that are listed."""
 
 
 def mistakes(material: Material) -> ReportSection | None:
-    """Return the examples about which a model is most wrong: those of another class by how sure it is, of labels by the
-    probability of the one that is most wrong, of a regression by the error."""
+    """Return the worst examples: for classes the mistakes of which the model is most sure, for labels by the
+    probability of the most wrong label, for a regression by the error."""
     if material.predictions is None:
         return None
     title = "Largest errors" if material.task == "regression" else "Most confident mistakes"
@@ -56,7 +56,7 @@ def mistakes(material: Material) -> ReportSection | None:
 
 
 def _worst(material: Material) -> tuple[npt.NDArray[np.int64], dict[int, tuple[str, str]]]:
-    """Return the places of the worst examples, the worst first, each with the true value and the predicted one."""
+    """Return the rows of the worst examples, the worst first, and the true and the predicted value by row."""
     labels, outputs = material.predicted
     told: dict[int, tuple[str, str]] = {}
     if material.task == "regression":
@@ -94,8 +94,7 @@ def _picture(test: TestExamples, name: str, row: int, told: tuple[str, str]) -> 
 
 
 def data_uri(pixels: npt.NDArray[np.uint8]) -> str:
-    """Return an image, uint8 (height, width, channels), as an address with a PNG in it; with a JPEG where it is
-    a large one."""
+    """Return an image, uint8 (height, width, channels), as a data: URI of a PNG, or of a JPEG if it is large."""
     from PIL import Image
 
     shown = pixels[..., :3] if pixels.shape[-1] >= 3 else pixels[..., 0]
@@ -111,7 +110,7 @@ def data_uri(pixels: npt.NDArray[np.uint8]) -> str:
 def _rows(
     test: TestExamples, rows: npt.NDArray[np.int64], told: dict[int, tuple[str, str]]
 ) -> tuple[tuple[str, ...], list[list[Cell]]]:
-    """Return the header and the lines of a table of examples: what is true, what was predicted, and the features."""
+    """Return header and lines of a table of examples: true value, predicted value, and features."""
     names: list[str] = []
     lines: list[list[Cell]] = [[escape(f"{row}"), *map(escape, told[int(row)])] for row in rows]
     for name, feature in test.prepared.features.items():
@@ -128,7 +127,7 @@ def _rows(
 
 
 def _value(test: TestExamples, name: str, place: int, value: Any) -> str:
-    """Return what a column of a feature of numbers or categories holds: a category's name, a day, or a number."""
+    """Return a value of a column as text: a category's name, a day, or a number."""
     feature = test.prepared.features[name]
     if feature.kind == "category":
         return test.category(name, place, int(value))
@@ -136,14 +135,14 @@ def _value(test: TestExamples, name: str, place: int, value: Any) -> str:
 
 
 def text_of(test: TestExamples, name: str, row: int) -> str:
-    """Return the words of a text as far as the vocabulary knows them; … for one that it does not."""
+    """Return the words of a text; … for each that the vocabulary does not have."""
     places = [int(place) for place in test.arrays[name][row].ravel() if place]
     words = ["…" if place == 1 else test.word(name, 0, place) for place in places[:WORDS]]
     return " ".join(words) + (" …" if len(places) > WORDS else "")
 
 
 def slices(material: Material) -> ReportSection | None:
-    """Return the headline of each part: by class, by column, by brightness and original size of an image."""
+    """Return the headline metric of each slice: by class, by column, by brightness and original size of an image."""
     if material.predictions is None:
         return None
     scores = material.scores

@@ -1,4 +1,4 @@
-"""What a report is written from: the records of a run, what its model gave for the test examples, and these."""
+"""What a report is written from: the records of a run, the outputs for the test examples, and these examples."""
 
 import json
 import zipfile
@@ -37,22 +37,22 @@ class Material:
 
     run: Run
     folder: Path
-    """Of the run, from the root of the disk."""
+    """Of the run, absolute."""
     status: RunStatus | None
     training: TrainingResult | None
     evaluation: EvaluationResult | None
     registered: RegisteredModel | None
     prepared: PreparedDataset | None
-    """None where the data are not here any more."""
+    """None if the data are gone."""
     predictions: Predictions | None
     test: TestExamples | None
-    """None where the test rows are not those of the evaluation."""
+    """None if the evaluation had other test rows."""
     seconds: Mapping[str, float]
-    """By stage, where the whole run is known."""
+    """By stage; empty if the run is not finished."""
 
     @property
     def task(self) -> Task:
-        """What is learnt; a run that was not evaluated and whose data are gone counts as a classification."""
+        """The task; classification for a run that was not evaluated and whose data are gone."""
         if self.evaluation is None:
             return self.prepared.target.task if self.prepared else "classification"
         if self.evaluation.confusion_matrix:
@@ -66,13 +66,13 @@ class Material:
 
     @property
     def missing(self) -> list[str]:
-        """What the run has not come to."""
+        """The stages that the run has not completed."""
         stages = {"trained": self.training, "evaluated": self.evaluation, "registered": self.registered}
         return [name for name, record in stages.items() if record is None]
 
     @cached_property
     def probabilities(self) -> npt.NDArray[np.float64]:
-        """Of each test example, (n, num_outputs): of each class, or of each label."""
+        """The probability of each class or label, (n, num_outputs)."""
         outputs = self.predicted.outputs.astype(np.float64)
         if self.task == "multilabel":
             of_labels: npt.NDArray[np.float64] = 1 / (1 + np.exp(-np.clip(outputs, -700, 700)))
@@ -83,7 +83,7 @@ class Material:
 
     @property
     def predicted(self) -> Predictions:
-        """What the model gave; only for a section that has looked whether it is there."""
+        """The predictions; only for sections that have checked that there are any."""
         if self.predictions is None:
             raise ValueError("there are no predictions")
         return self.predictions
@@ -96,7 +96,7 @@ class Material:
 
     @cached_property
     def binned(self) -> Bins | None:
-        """The predictions by how sure the model is of them; None of a regression, and where there are none."""
+        """The predictions by confidence; None for a regression, and without predictions."""
         if self.predictions is None or self.task == "regression":
             return None
         labels, shares = self.predictions.labels, self.probabilities
@@ -143,7 +143,7 @@ def load(run: Run, seconds: Mapping[str, float] | None = None) -> Material:
 
 
 def layers(material: Material) -> list[tuple[str, str, int]]:
-    """Return name, kind and parameters of each layer that has some, in their order; nothing where it is not known.
+    """Return name, class and number of parameters of each layer that has some, in order; nothing if unknown.
 
     The state of a random generator, such as that of a Dropout, is a variable of the model and no parameter.
     """

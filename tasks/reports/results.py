@@ -28,7 +28,7 @@ ERROR_BARS = 30
 
 
 def headline(material: Material) -> ReportSection | None:
-    """Return the test metrics, with intervals."""
+    """Return the test metrics with their intervals."""
     if material.evaluation is None:
         return None
     rows: list[list[Cell]] = []
@@ -57,7 +57,7 @@ def headline(material: Material) -> ReportSection | None:
 
 
 def curves(material: Material) -> ReportSection | None:
-    """Return the learning curves: a drawing a metric, a line a split."""
+    """Return the learning curves: one drawing per metric, one line per split."""
     training = material.training
     if training is None:
         return None
@@ -81,7 +81,7 @@ def curves(material: Material) -> ReportSection | None:
 
 
 def by_class(material: Material) -> ReportSection | None:
-    """Return precision, recall and F1 of each class, or label, with its examples: the worst F1 first."""
+    """Return precision, recall, F1 and support of each class or label, the worst F1 first."""
     if material.evaluation is None or not material.evaluation.classes:
         return None
     entries = sorted(material.evaluation.classes, key=lambda entry: entry.f1)
@@ -102,7 +102,7 @@ def by_class(material: Material) -> ReportSection | None:
 
 
 def confusion(material: Material) -> ReportSection | None:
-    """Return the confusion matrix, and its largest mistakes by name."""
+    """Return the confusion matrix, and the most frequent mistakes by name."""
     if material.evaluation is None or not material.evaluation.confusion_matrix:
         return None
     counts = np.array(material.evaluation.confusion_matrix)
@@ -127,7 +127,7 @@ def confusion(material: Material) -> ReportSection | None:
 
 
 def _matrix(counts: np.ndarray[tuple[int, ...], np.dtype[np.int64]], names: list[str]) -> Markup:
-    """Draw the matrix; with many classes only some have a name, and a square no number."""
+    """Draw the matrix; with many classes only some are named, and squares have no numbers."""
     num = len(names)
     with_counts = num <= WITH_COUNTS
     side = 34 if with_counts else max(MAX_SIDE / num, 1.0) if num > 100 else 10
@@ -178,8 +178,8 @@ def _matrix(counts: np.ndarray[tuple[int, ...], np.dtype[np.int64]], names: list
 
 
 def brier(probabilities: npt.NDArray[Any], labels: npt.NDArray[Any]) -> npt.NDArray[np.float64]:
-    """Return the Brier score of each example, (n,): of classes, the sum over them of the squared distance to what is
-    true, 0 to 2; of labels the mean over them, 0 to 1.
+    """Return the Brier score of each example, (n,): for classes the sum of the squared distances to the truth, 0 to 2;
+    for labels their mean, 0 to 1.
 
     Source: Brier, Verification of Forecasts Expressed in Terms of Probability (1950).
     """
@@ -245,7 +245,7 @@ def _counts(found: Bins) -> Any:
 
 
 def residuals(material: Material) -> ReportSection | None:
-    """Return, for each number that is learnt, a parity plot, the errors by what is predicted, and their histogram."""
+    """Return a parity plot, residuals by prediction, and a histogram of residuals for each number of a regression."""
     if material.task != "regression" or material.predictions is None:
         return None
     labels, outputs = material.predictions

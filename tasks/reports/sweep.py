@@ -16,28 +16,28 @@ from tasks.reports.tables import write_csv
 from tasks.system import files
 
 MOST_TRIALS = 20
-"""That are shown without a click."""
+"""Trials that are shown unfolded."""
 MOST_CURVES = 200
 COLOURS = "Blue: trained to its end. Orange: pruned, drawn where it ended. Green: the best."
 MOST_NAMES = 8
-"""Choices that have room for their names along an axis."""
+"""The most choices whose names fit along an axis."""
 
 
 def text_of(value: Any) -> str:
-    """Return a parameter's value as a table has room for."""
+    """Return a parameter's value as short text for a table."""
     if isinstance(value, float):
         return f"{value:.4g}"
     return value if isinstance(value, str) else json.dumps(value)
 
 
 def short_names(keys: Sequence[str]) -> list[str]:
-    """Return the last part of each key, the whole of those that have it in common."""
+    """Return the last part of each key, or the whole key where that is ambiguous."""
     last = [key.rpartition(".")[2] for key in keys]
     return [short if last.count(short) == 1 else key for key, short in zip(keys, last, strict=True)]
 
 
 def ranked(sweep: Sweep) -> list[Trial]:
-    """Return the trials, the best first; then those that were pruned, the longest trained first; then the others."""
+    """Return the trials: complete ones, the best first; pruned ones, the longest trained first; then the others."""
     sign = 1 if sweep.plan.lower_is_better else -1
     order = ("complete", "pruned", "running", "failed")
 
@@ -50,7 +50,7 @@ def ranked(sweep: Sweep) -> list[Trial]:
 
 
 def sweep_cells(sweep: Sweep, trials: Iterable[Trial]) -> tuple[list[str], list[list[str]]]:
-    """Return the heading and a row a trial: number, state, metric, epochs, seconds, then each parameter."""
+    """Return the heading and one row per trial: number, state, metric, epochs, seconds, then each parameter."""
     keys = list(sweep.plan.space["space"])
     rows = [
         [
@@ -67,7 +67,7 @@ def sweep_cells(sweep: Sweep, trials: Iterable[Trial]) -> tuple[list[str], list[
 
 
 def sweep_remarks(sweep: Sweep) -> list[str]:
-    """Return what is said of a sweep as a whole."""
+    """Return remarks on the sweep as a whole."""
     states = Counter(one.state for one in sweep.trials)
     copies = sum(one.same_as is not None for one in sweep.trials)
     counted = ", ".join(f"{count} {state}" for state, count in states.items())
@@ -82,7 +82,7 @@ def sweep_remarks(sweep: Sweep) -> list[str]:
 
 
 def sweep_table(sweep: Sweep, path: Path) -> Path:
-    """Write a sweep as CSV: a line a trial, numbers as they are."""
+    """Write a sweep as CSV: one line per trial, numbers unrounded."""
     keys = list(sweep.plan.space["space"])
     header = ["trial", "state", "same_as", sweep.plan.metric, "epochs", "seconds", "run_id", *keys, "reason"]
     rows = [

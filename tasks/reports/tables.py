@@ -9,18 +9,18 @@ from tasks import config
 from tasks.records import EvaluationResult, Feature, TrainingResult
 
 MAX_MOMENTS = 4
-"""More means and deviations are not told: an image has no more channels, and thousands of numbers are no line."""
+"""More means and deviations are not shown: an image has no more channels, and thousands do not fit a line."""
 
 
 def history_table(training: TrainingResult, path: Path) -> Path:
-    """Write one CSV row an epoch, a column a metric."""
+    """Write a CSV file with one row per epoch and one column per metric."""
     names = sorted(training.history)
     rows = zip(*(training.history[name] for name in names), strict=True)
     return write_csv(path, ["epoch", *names], [[epoch, *row] for epoch, row in enumerate(rows, start=1)])
 
 
 def predictions_table(evaluation: EvaluationResult, path: Path) -> Path:
-    """Write one CSV row (actual, predicted) an example, as DVC's confusion template reads it; none of labels."""
+    """Write a CSV file with one row (actual, predicted) per example, for DVC's confusion template; none for labels."""
     if evaluation.predictions:
         return write_csv(path, ["actual", "predicted"], evaluation.predictions)
     names = [entry.name for entry in evaluation.classes]
@@ -58,7 +58,7 @@ def markdown_table(header: Sequence[str], rows: Sequence[Sequence[str]], num_tex
 
 
 def describe_columns(name: str, feature: Feature) -> list[tuple[str, str, str]]:
-    """Return name, kind and statistics of each column of a feature; of the feature, where it is of no table.
+    """Return name, kind and statistics of each column of a feature, or of a feature without columns.
 
     Args:
         name: of the feature.
@@ -85,14 +85,14 @@ def describe_columns(name: str, feature: Feature) -> list[tuple[str, str, str]]:
 
 
 def moments(means: Sequence[float], deviations: Sequence[float]) -> str:
-    """Return means and deviations in words; nothing of none, and of too many for a line."""
+    """Return means and deviations in words; an empty text for none, and for more than ``MAX_MOMENTS``."""
     if not 0 < len(means) <= MAX_MOMENTS:
         return ""
     return f"mean {' '.join(f'{one:.4g}' for one in means)}, deviation {' '.join(f'{one:.4g}' for one in deviations)}"
 
 
 def offers() -> dict[str, dict[str, str | None]]:
-    """Return what each strategy offers, by feature and kind: None when it does, else the reason why not."""
+    """Return by feature and kind of strategy why the strategy does not offer it; None if it does."""
     kinds = config.strategy_kinds()
     loops = dict.fromkeys(loop for section in kinds.values() for loop in section.loops)
     table = {
@@ -108,7 +108,7 @@ def offers() -> dict[str, dict[str, str | None]]:
 
 
 def offers_cells() -> tuple[list[list[str]], dict[str, str]]:
-    """Return a row a feature (its name, then a cell a strategy), and the reasons by the number in a cell."""
+    """Return one row per feature (its name, then a cell per strategy), and the reasons by the number in a cell."""
     reasons: dict[str, int] = {}
     rows = []
     for feature, by_kind in offers().items():
@@ -121,7 +121,7 @@ def offers_cells() -> tuple[list[list[str]], dict[str, str]]:
 
 
 def offers_page() -> str:
-    """Return what each strategy offers in Markdown, as docs/strategies.md shows it."""
+    """Return the table of docs/strategies.md: what each strategy offers."""
     rows, reasons = offers_cells()
     kinds = config.strategy_kinds()
     header = ["", *(f"`{kind}`" for kind in kinds)]

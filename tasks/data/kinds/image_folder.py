@@ -52,21 +52,18 @@ def examples(dataset: config.ImageFolder) -> Examples:
     by_split = _find(source)
     names = tuple(sorted(next(iter(by_split.values()))))
     broken: dict[Path, str] = {}
+    images: dict[str, list[Header]] = {}
+    labels: dict[str, npt.NDArray[np.int64]] = {}
     with warnings.catch_warnings():
         warnings.simplefilter("error", Image.DecompressionBombWarning)
-        headers = {
-            (split, name): [header for path in paths if (header := read_header(path, broken))]
-            for split, classes in by_split.items()
-            for name, paths in classes.items()
-        }
-    if broken and dataset.on_broken == "stop":
-        decode_rest([header for own in headers.values() for header in own], dataset.image_size, broken)
-    _refuse_broken(dataset, broken)
-    labels = {
-        split: np.repeat(np.arange(len(names)), [len(headers[split, name]) for name in names]) for split in by_split
-    }
-    images = {split: [header for name in names for header in headers[split, name]] for split in by_split}
+        for split, classes in by_split.items():
+            own = [[header for path in classes[name] if (header := read_header(path, broken))] for name in names]
+            images[split] = [header for of_class in own for header in of_class]
+            labels[split] = np.repeat(np.arange(len(names)), [len(of_class) for of_class in own])
     every = [header for split in images.values() for header in split]
+    if broken and dataset.on_broken == "stop":
+        decode_rest(every, dataset.image_size, broken)
+    _refuse_broken(dataset, broken)
     if not every:
         raise UserError(f"dataset.source = '{dataset.source}': none of its files is an image")
     shape = (*common_size(dataset, every), 1 if all(header.is_grey for header in every) else 3)
@@ -79,10 +76,10 @@ def examples(dataset: config.ImageFolder) -> Examples:
 
     depth = 0
     if dataset.folders:
-        classes = {
-            one.path: names[at] for split in images for one, at in zip(images[split], labels[split], strict=True)
-        }
-        depth = _depth(dataset, classes)
+        depth = _depth(
+            dataset,
+            {one.path: names[at] for split in images for one, at in zip(images[split], labels[split], strict=True)},
+        )
     left_out: dict[Path, str] = {}
 
     def blocks() -> Iterator[Block]:
