@@ -41,9 +41,8 @@ def download(dataset: config.Dataset) -> DatasetManifest:
     raw = folder / "raw"
     import tensorflow as tf  # Not above: what is refused early needs none of it.
 
-    builders.build(
-        dataset.name, dataset.version, raw, dataset.builder
-    )  # A wrong name or version leaves nothing behind.
+    # Before anything is written: a wrong name or version leaves nothing behind.
+    builders.build(dataset.name, dataset.version, raw, dataset.builder)
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with FileLock(folder / ".download.lock"):

@@ -173,17 +173,11 @@ def _layer_kinds(path: Path) -> dict[str, str]:
     except files.DAMAGED_FILE:
         return {}
     found: dict[str, str] = {}
-
-    def look(part: Any) -> None:
+    parts: list[Any] = [written]
+    for part in parts:  # It grows by the parts of each part.
         if isinstance(part, dict):
             inner = part.get("config")
             if isinstance(inner, dict) and isinstance(inner.get("name"), str) and "class_name" in part:
                 found.setdefault(inner["name"], str(part["class_name"]))
-            for one in part.values():
-                look(one)
-        elif isinstance(part, list):
-            for one in part:
-                look(one)
-
-    look(written)
+        parts += part.values() if isinstance(part, dict) else part if isinstance(part, list) else ()
     return found

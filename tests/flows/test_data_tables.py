@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 
 from flows.cli import data_tables
-from tasks.data import data_difference
 from tasks.evaluation import slices
 from tasks.operations import data_folders
 from tasks.records import Column, Feature, PreparedDataset, PreparedSplit, Target
@@ -50,7 +49,7 @@ def test_another_scale_is_a_difference(scaled):
     plain = dataset(
         Column(name="age", kind="number"), Column(name="income", kind="number"), mean=(47.5, 0.5), deviation=(12, 0.25)
     )
-    assert data_difference.compare(plain, scaled, ("a", "b")).differences == {
+    assert data_folders.compare(plain, scaled, ("a", "b")).differences == {
         "number: column income": ("number", "number, scaled by quantiles")
     }
 
@@ -63,7 +62,7 @@ def test_a_difference_counts_as_what_is_shown_of_each(scaled):
     )  # fmt: skip
     missing = scaled.splits["train"].model_copy(update={"num_missing": {"age": 3}})
     more = {"features": {**scaled.features, "category": town}, "splits": {"train": missing}}
-    found = data_difference.compare(scaled, scaled.model_copy(update=more), ("a", "b")).differences
+    found = data_folders.compare(scaled, scaled.model_copy(update=more), ("a", "b")).differences
     assert found["train: missing values of age"] == ("0", "3")
     assert found["town: different values"] == (None, "2")
     assert "train: missing values of income" not in found
@@ -71,11 +70,11 @@ def test_a_difference_counts_as_what_is_shown_of_each(scaled):
 
 def test_how_a_run_draws_its_validation_examples_is_told_where_one_draws_them(scaled):
     by_class = scaled.model_copy(update={"validation_by_class": True})
-    found = data_difference.compare(scaled, by_class, ("a", "b")).differences
+    found = data_folders.compare(scaled, by_class, ("a", "b")).differences
     assert found == {"validation examples of a run": ("drawn from all", "drawn by class")}
     both = {"splits": {**scaled.splits, "validation": scaled.splits["train"]}}
     given = scaled.model_copy(update=both), by_class.model_copy(update=both)
-    assert data_difference.compare(*given, ("a", "b")).differences == {}
+    assert data_folders.compare(*given, ("a", "b")).differences == {}
 
 
 def test_metadata_are_shown_as_the_test_split_has_them(capsys, tmp_path, monkeypatch):

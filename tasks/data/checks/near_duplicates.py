@@ -79,7 +79,7 @@ def _keys_of_block(
 
 
 def _look_alike(data: Data, images: list[str], keys: npt.NDArray[np.uint64]) -> tuple[npt.NDArray[np.int64], bool]:
-    """Return the pairs of examples that look alike, the smaller place first, and whether there were too many."""
+    """Return pairs of examples whose images look alike, the smaller place first, and whether there were too many."""
     looks = [data.looks(split, images[0]) for split in data.rows]
     hashes, coarse = (np.concatenate([one[part] for one in looks]) for part in (0, 1))
     can = np.flatnonzero(np.concatenate([one.contrast for one in looks]) > 0)
