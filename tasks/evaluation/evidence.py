@@ -80,7 +80,7 @@ def paired_bootstrap(
     seed: int = 0,
     num_resamples: int = RESAMPLES,
 ) -> MetricDifference:
-    """Return by how much a metric is better for a model than for the previous one, on the same examples of each resample.
+    """Return by how much a metric is better for a model than for the previous one, on the same resampled examples.
 
     The p-value is the share of resamples in which the model is no better, counting the sample itself as one of these
     (Davison and Hinkley 1997, section 4.2.3), and resamples for which the metric is undefined.
