@@ -1,4 +1,4 @@
-"""Pictures of a run: how it learned, what it predicted, and what augmentation makes of its images."""
+"""PNG pictures of a run: learning curve, predictions, reliability, and augmented images."""
 
 import math
 import textwrap
@@ -10,12 +10,12 @@ from tasks import config
 from tasks.records import EvaluationResult, TrainingResult
 
 MAX_LABELS = 60
-"""That a picture shows."""
+"""The most labels in a picture."""
 
 
 def predictions(evaluation: EvaluationResult, title: str, folder: Path) -> Path:
-    """Draw what was predicted for what is true: a confusion matrix of classes, precision and recall of labels, or the
-    numbers of a regression against each other. Return the picture's path."""
+    """Draw predictions against the truth: a confusion matrix of classes, precision and recall of labels, or the numbers
+    of a regression. Return the picture's path."""
     if evaluation.confusion_matrix:
         return confusion_matrix(evaluation, title, folder / "confusion_matrix.png")
     draw = _draw_labels if evaluation.classes else _draw_numbers
@@ -94,12 +94,12 @@ def confusion_matrix(evaluation: EvaluationResult, title: str, path: Path) -> Pa
 
 
 def reliability(accuracy: Sequence[float], means: str, title: str, path: Path) -> Path:
-    """Draw a reliability diagram as a PNG: how probable predictions are found, and how often they are right.
+    """Draw a reliability diagram as a PNG: the confidence of predictions, and how often they are right.
 
     Args:
-        accuracy: of the bins, which are equal parts of 0 to 1.
-        means: what it is called.
-        title: above it.
+        accuracy: of each bin; the bins are equal parts of 0 to 1.
+        means: the name of ``accuracy``.
+        title: of the picture.
         path: of the picture.
     """
     figure, axes = _titled((5.6, 5.2), title)
@@ -113,7 +113,7 @@ def reliability(accuracy: Sequence[float], means: str, title: str, path: Path) -
 
 
 def learning_curve(training: TrainingResult, title: str, path: Path) -> Path:
-    """Draw what each epoch gave as a PNG: a panel a metric, a line a split."""
+    """Draw the learning curves as a PNG: one panel per metric, one line per split."""
     from matplotlib.figure import Figure
     from matplotlib.ticker import MaxNLocator
 
@@ -135,12 +135,12 @@ def learning_curve(training: TrainingResult, title: str, path: Path) -> Path:
 
 
 def augmented_examples(images: Any, augmentation: config.Augmentation, title: str, path: Path) -> Path:
-    """Draw training images as a PNG, a row each: as they are, then as they may be trained on.
+    """Draw training images as a PNG, one per row: the original, then augmented versions.
 
     Args:
         images: uint8 (images, 1 + versions, height, width, channels).
-        augmentation: the title says what is on.
-        title: what it begins with.
+        augmentation: its changes are named above the images.
+        title: of the picture.
         path: of the picture.
     """
     from matplotlib.figure import Figure
