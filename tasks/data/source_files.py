@@ -91,9 +91,11 @@ def _unreadable(path: str, inside: str) -> str | None:
     """
     if UNWRITABLE.search(os.path.basename(path)):
         return "a name with characters that no text has"
-    is_link = os.path.islink(path)
+    is_link = False
     try:
-        mode = os.stat(path).st_mode
+        mode = os.lstat(path).st_mode
+        if is_link := stat.S_ISLNK(mode):
+            mode = os.stat(path).st_mode
     except OSError as error:
         if is_link:
             return "a link round in a circle" if error.errno == errno.ELOOP else "a link to nothing"
