@@ -17,7 +17,7 @@ import numpy.typing as npt
 from tasks import config
 from tasks.modeling import own_code
 from tasks.records import HEADLINES, PreparedDataset, Target, Task
-from tasks.system.errors import UserError, one_line
+from tasks.system.errors import UserError
 
 Labels: TypeAlias = npt.NDArray[Any]
 """As in ``records.PreparedSplit``: (n,) or (n, labels or numbers)."""
