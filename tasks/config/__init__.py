@@ -41,7 +41,6 @@ from tasks.config.sources import (
     read_texts,
     read_yaml,
     refuse_secrets,
-    restore,
     sources_of,
 )
 from tasks.config.strategies import (

@@ -25,7 +25,7 @@ def fields_of(section: type[BaseModel], prefix: str = "") -> Iterator[tuple[str,
 
 
 def flat(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return nested settings, also those of an older version, as ``{"section.key": value}``."""
+    """Return nested settings as ``{"section.key": value}``."""
     return dict(leaves(values, whole=WHOLE))
 
 

@@ -38,11 +38,6 @@ DEPENDENCIES
       - data/${dataset.name}/OUTPUT:
           persist: true
 """
-# How the pipeline of a dataset ended that was added before its prepared folder was persisted.
-REMOVED_BY_DVC = "      - data/${dataset.name}/prepared\n"
-PREPARES = "      - tasks/prepare.py\n"
-# What it did not depend on before there were kinds of datasets.
-DECODERS = [f"      - {file}\n" for file in ("tasks/data/kinds/tfds.py", *config.Tfds.modules)]
 SHARED = "tasks/data/builders/_images.py"
 """What the datasets of tasks/data/builders/ are made of, beside their own files."""
 IMAGE_SIZE = "          - dataset.image_size\n"
@@ -129,7 +124,7 @@ def add(dataset: config.Dataset, root: Path) -> list[Path]:
     if (folder / "params.yaml").exists():
         _keep_to_description(dataset, folder)
         if not is_local(dataset.name, root):
-            _bring_up_to_date(folder)
+            _follow_params(folder)
         return []
     return _make(folder, tfds_pipeline(dataset.name, dataset.builder), _described(dataset))
 
@@ -302,23 +297,13 @@ def _keep_to_description(dataset: config.Dataset, folder: Path) -> None:
     )
 
 
-def _bring_up_to_date(folder: Path) -> None:
-    """Change the pipeline of a dataset that was added before: DVC leaves `prepared` to its stage, which depends on the
-    files that make and decode it; and, where params.yaml has them, on its checks and columns."""
+def _follow_params(folder: Path) -> None:
+    """Make the pipeline of a dataset of TFDS depend on the checks and columns that its params.yaml has. DVC refuses a
+    parameter that params.yaml does not have."""
     path = folder / "dvc.yaml"
     described = config.read_description(folder)
     with contextlib.suppress(OSError):  # DVC says what is wrong with it.
         text = before = path.read_text(encoding="utf-8")
-        if text.endswith(REMOVED_BY_DVC):
-            text = f"{text[:-1]}:\n          persist: true\n"
-        for line in DECODERS:
-            if line not in text:
-                text = text.replace(PREPARES, line + PREPARES)
-        own = f"      - tasks/data/builders/{folder.name.partition('-')[0]}.py\n"
-        if SHARED not in text:
-            text = text.replace(own, f"      - {SHARED}\n{own}")
-        mended = text != before
-        # DVC refuses a parameter that params.yaml does not have.
         for key, line in FOLLOWED.items():
             has_key = bool(getattr(described, key))
             if has_key != (line in text):
@@ -327,12 +312,6 @@ def _bring_up_to_date(folder: Path) -> None:
         if text != before:
             with files.replacing(path) as written:
                 written.write_text(text, encoding="utf-8")
-        if mended:
-            print(
-                f"data/{folder.name}/dvc.yaml is as a new one would be now: `prepared` is persisted, so that DVC "
-                "removes no file of yours in it, and depends on the files that make and decode it",
-                file=sys.stderr,
-            )
 
 
 def follows_params(name: str, root: Path) -> bool:

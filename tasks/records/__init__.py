@@ -24,7 +24,7 @@ from tasks.records.overview import Kept, NewProject, PrunedRun, Pruning, RunDeta
 from tasks.records.predictions import Predicted, PredictionRequest, Serving, ServingRequest
 from tasks.records.provenance import Link, Provenance
 from tasks.records.quality import CheckResult, ColumnStatistics, DataQuality, DataStatistics, Offender
-from tasks.records.record import Name, Place, R, Record, load, save
+from tasks.records.record import FORMAT, Name, Place, R, Record, check_format, load, save
 from tasks.records.remote import Copy, ToCopy
 from tasks.records.reproduction import Change, MetricPair, Reproduction
 from tasks.records.results import (

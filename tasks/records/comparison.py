@@ -1,5 +1,7 @@
 """The same training under several strategies."""
 
+from typing import ClassVar
+
 from tasks.records.record import Name, Record
 from tasks.records.results import StepTime
 
@@ -20,7 +22,7 @@ class Repeat(Record):
     peak_memory_bytes: int | None = None
     """What its processes had of the memory, each at its most, added up."""
     start_up_seconds: float | None = None
-    """From the start of the processes to the first training step; None in records of before."""
+    """From the start of the processes to the first training step."""
     step_time: StepTime | None = None
 
 
@@ -48,7 +50,7 @@ class ComparisonRow(Record):
     (`findings.metric_base`), on the same test examples."""
     peak_memory_bytes: int | None = None
     peak_memory_range: tuple[int, int] | None = None
-    """The lowest and the highest of the rounds, in bytes; None where there was only one, and in records of before."""
+    """The lowest and the highest of the rounds, in bytes; None where there was only one."""
     step_time: StepTime | None = None
     """Of the round with the median step."""
     examples_per_second: float | None = None
@@ -69,7 +71,7 @@ class ComparisonRow(Record):
     setup_seconds: float | None = None
     """From there to the first training step: model, variables, input."""
     start_up_seconds: float | None = None
-    """Both together, the median of the rounds; None in records of before."""
+    """Both together, the median of the rounds."""
     start_up_range: tuple[float, float] | None = None
     """The lowest and the highest of the rounds, as `peak_memory_range`."""
     tracing_seconds: float | None = None
@@ -91,6 +93,7 @@ class ComparisonRow(Record):
 class Comparison(Record):
     """The same training under several strategies, as `stratagem compare --json` prints it."""
 
+    remedy: ClassVar[str] = "give the command again with --fresh"
     run_id: str
     """The parent of the rows' MLflow runs."""
     folder: str

@@ -1,7 +1,7 @@
 """Many trainings with settings out of a space, and which of them was the best."""
 
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from tasks.records.record import Name, Record
 from tasks.records.runs import RunSummary
@@ -67,6 +67,7 @@ class SweepPlan(Record):
 class Sweep(Record):
     """A whole sweep, as `stratagem sweep --json` prints it."""
 
+    remedy: ClassVar[str] = "give the command again with --fresh"
     run_id: str
     """The parent of the trials' MLflow runs."""
     folder: str

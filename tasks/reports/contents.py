@@ -39,7 +39,7 @@ def data(material: Material) -> ReportSection:
         held = prepared.held_out
         facts_of["test split"] = f"{held.num_examples:,} examples drawn from the training split with seed {held.seed}"
     blocks: list[Block] = []
-    if material.evaluation is not None and material.test is None and material.evaluation.test_rows is not None:
+    if material.evaluation is not None and material.test is None:
         blocks.append(Text("These data are others than those that this run was evaluated on."))
     blocks += [facts(facts_of), _splits(prepared), _columns(prepared)]
     counts = dict(zip(prepared.target.class_names, prepared.splits["train"].class_counts, strict=False))

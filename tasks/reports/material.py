@@ -122,7 +122,7 @@ def load(run: Run, seconds: Mapping[str, float] | None = None) -> Material:
     evaluation = runs.load_result(run, EvaluationResult)
     prepared = _prepared(run, root)
     found = None
-    if evaluation is not None and evaluation.outputs is not None and evaluation.outputs_sha256 is not None:
+    if evaluation is not None:
         found = predictions.load(root / evaluation.outputs, evaluation.outputs_sha256)
     same = prepared is not None and evaluation is not None and evaluation.test_rows == predictions.test_rows(prepared)
     return Material(

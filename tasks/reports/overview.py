@@ -69,10 +69,10 @@ def _settings(settings: dict[str, Any]) -> list[Block]:
     return [TableBlock(("setting", "this run", "params.yaml"), rows[:MOST_SETTINGS], 3, title), folded]
 
 
-def _optimizer(kind: str, class_name: str | None) -> str:
+def _optimizer(kind: str, class_name: str) -> str:
     """Return the kind of the settings, with the class that changed the weights where it has another name: one of this
     project for TensorFlow, or one of a user's own model."""
-    return kind if class_name is None or class_name.lower() == kind else f"{kind} ({class_name})"
+    return kind if class_name.lower() == kind else f"{kind} ({class_name})"
 
 
 def _written(value: Any) -> Cell:

@@ -6,7 +6,7 @@ from typing import Any
 
 import mlflow
 
-from tasks import config, records, runs
+from tasks import records, runs
 from tasks.tracking.lifecycle import end_run
 from tasks.tracking.metrics import read_metrics, send_missing
 from tasks.tracking.outbox import OUTBOX, best_effort, end_twin, find_created, is_elsewhere, is_twin
@@ -79,8 +79,7 @@ def _end_running(
     owner, _, held_key = tags.get("held_by", "").rpartition(":")
     key = run_of.key if run_of is not None else held_key
     at_work = local_id == except_run_id or (key != own_key and runs.is_locked(key))
-    # Runs of before are tagged with the host and the folder.
-    if owner not in (runs.project_id(), f"{socket.gethostname()}:{config.project_root()}") or at_work:
+    if owner != runs.project_id() or at_work:
         return None
     # Killed after it had put down its end, and before MLflow knew; or before it had a folder.
     put_down = runs.status(run_of) if run_of is not None else None

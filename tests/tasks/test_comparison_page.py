@@ -5,7 +5,7 @@ import re
 import numpy as np
 import pytest
 
-from tasks.records import Comparison, ComparisonRow
+from tasks.records import ComparisonRow
 from tasks.reports import comparison_html, intervals
 from tests.tasks import made_up
 from tests.tasks.test_findings import ALONE, ONE, compared, row, step
@@ -79,15 +79,3 @@ def test_the_interval_is_that_of_the_runs_own_report(tmp_path, monkeypatch):
     accuracy = float(np.mean(material.scores))
     assert expected.low < accuracy < expected.high
     assert two.intervals == {}, "its run is gone"
-
-
-def test_a_record_of_before_is_read():
-    """Comparisons that were made before have neither parts nor findings."""
-    values = compared(*rows()).model_dump(mode="json", exclude={"finding"})
-    for one in values["rows"]:
-        for name in ("step_time", "intervals", "peak_memory_bytes"):
-            one.pop(name)
-        for repeat in one["repeats"]:
-            for name in ("step_time", "sitting", "peak_memory_bytes"):
-                repeat.pop(name)
-    assert Comparison.model_validate(values).finding == ()

@@ -19,6 +19,11 @@ def evaluation(matrix, names=None, metrics=None):
         metrics=metrics or {"test/loss": 0.5, "test/accuracy": 0.75, "test/top_5_accuracy": 1.0},
         classes=tuple(ClassMetrics(name=name, precision=0, recall=0, f1=0, support=0) for name in names),
         confusion_matrix=tuple(map(tuple, np.asarray(matrix).tolist())),
+        strategy="one_device",
+        lower_is_better=(),
+        outputs="mlruns/runs/r/evaluation/1.npz",
+        outputs_sha256="",
+        test_rows="",
     )
 
 
