@@ -21,7 +21,7 @@ class Repeat(Record):
     """In which go of the comparison: one that was killed and goes on is in its second."""
     peak_memory_bytes: int | None = None
     """What its processes had of the memory, each at its most, added up."""
-    start_up_seconds: float | None = None
+    start_up_seconds: float
     """From the start of the processes to the first training step."""
     step_time: StepTime | None = None
 

@@ -46,7 +46,7 @@ def _end_folders(own_key: str, except_run_id: str | None) -> list[records.Ended]
         put_down = runs.status(run)
         # In a copy of a project lie the runs of the original, which may be at work; the copy has a store of its own, or
         # the same server.
-        shared = bool(run.store) and run.project not in ("", project)
+        shared = bool(run.store) and run.project != project
         with best_effort():  # What is left of another user's run must not end this one.
             if shared:
                 if put_down is not None and put_down.status == "RUNNING":

@@ -246,7 +246,8 @@ def test_a_comparison_is_the_parent_of_its_runs(store: Path) -> None:
     one = {"strategy": "one_device", "loop": "fit", "num_replicas": 1, "tracing_seconds": 0.5}
 
     def once(run: records.Run) -> tuple[records.Repeat, ...]:
-        return (records.Repeat(run_id=run.run_id, round=1, examples_per_second=9.0, total_seconds=1.0, load=0.5),)
+        one = {"round": 1, "examples_per_second": 9.0, "total_seconds": 1.0, "load": 0.5, "start_up_seconds": 1.0}
+        return (records.Repeat(run_id=run.run_id, **one),)
 
     rows = (
         records.ComparisonRow(run_id=first.run_id, repeats=once(first), speed_up=1.0, **one),
