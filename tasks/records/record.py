@@ -75,3 +75,11 @@ def check_format(found: object, path: Path | str, remedy: str) -> None:
     if found != FORMAT:
         number = "no format number" if found is None else f"format {shown(found)}"
         raise UserError(f"{path} has {number}, and this version of Stratagem reads format {FORMAT} only: {remedy}")
+
+
+def load_or_none(record_type: type[R], path: Path) -> R | None:
+    """Return the record in a JSON file; None where the file is missing or is not such a record."""
+    try:
+        return load(record_type, path)
+    except UserError:
+        return None

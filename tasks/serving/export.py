@@ -132,7 +132,7 @@ def _write_meaning(folder: Path, prepared: PreparedDataset, format: formats.Form
     program that goes from the one to the other."""
     (folder / PROGRAM).write_text(formats.program(format), encoding="utf-8")
     (folder / trained_models.TARGET).write_text(prepared.target.model_dump_json(indent=2), encoding="utf-8")
-    if (raw := prepared_data.encoding(prepared)) is not None:
+    if (raw := prepared_data.encoder_config(prepared)) is not None:
         (folder / trained_models.ENCODING).write_text(json.dumps(raw), encoding="utf-8")
         shutil.copyfile(encoding.__file__, folder / "encoding.py")
 

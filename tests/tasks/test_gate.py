@@ -11,7 +11,7 @@ from tasks.evaluation import gate
 from tasks.evaluation.predictions import Predictions
 from tasks.modeling import metrics
 from tasks.records import ClassMetrics, EvaluationResult, Feature, PreparedDataset, Target
-from tasks.reports import material, slices
+from tasks.reports import examples, material
 from tasks.system.errors import UserError
 from tests.tasks import made_up
 
@@ -156,7 +156,7 @@ def towns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[PreparedData
     run = made_up.run(labels, outputs, features)
     known = material.load(run)
     assert known.prepared is not None
-    assert "town: Basel" in str(slices.slices(known)), "the gate takes the names that the report shows"
+    assert "town: Basel" in str(examples.slices(known)), "the gate takes the names that the report shows"
     return known.prepared, known.predicted
 
 
