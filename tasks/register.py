@@ -127,9 +127,9 @@ def _unmeasured(metric: str, run: Run, evaluated: Evaluated | None) -> str:
 
 def _evaluated(evaluation: EvaluationResult, prepared: PreparedDataset) -> Evaluated | None:
     """Return the evaluation with what the model gave; None where that is gone, or is of other test rows."""
-    if evaluation.outputs is None or evaluation.test_rows != predictions.test_rows(prepared):
+    if evaluation.test_rows != predictions.test_rows(prepared):
         return None
-    given = predictions.load(config.project_root() / evaluation.outputs, evaluation.outputs_sha256 or "")
+    given = predictions.load(config.project_root() / evaluation.outputs, evaluation.outputs_sha256)
     return None if given is None else Evaluated(evaluation, given)
 
 

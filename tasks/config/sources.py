@@ -13,7 +13,7 @@ from pydantic import ValidationError
 from tasks.config.data_defaults import Choice, choose
 from tasks.config.project import names_of, project_root, recipes
 from tasks.config.schema import Settings, folder_name, kinds_of
-from tasks.config.section import WHOLE, fields_of, leaves, marks_of, refusal
+from tasks.config.section import WHOLE, fields_of, leaves, refusal
 from tasks.config.strategies import strategy_kinds
 from tasks.config.train import BATCH_SIZES
 from tasks.system.errors import UserError, cut, one_of, shown
@@ -276,20 +276,6 @@ def _nested(values: Mapping[str, Any]) -> dict[str, Any]:
             place = place[section]
         place[name] = deepcopy(value)  # The next key may lie in it.
     return nested
-
-
-def restore(values: Mapping[str, Any], root: Path | None = None) -> Settings:
-    """Return the settings of a run, also of one that an older version began: a key that is newer than the run has the
-    value of params.yaml, and one that is no more is left out.
-
-    Raises:
-        UserError: a value is not allowed any more.
-    """
-    marks = marks_of(Settings)
-    recorded = {key: value for key, value in leaves(values, whole=marks) if key in marks}
-    today = dict(leaves(read_yaml((root or project_root()) / "params.yaml"), whole=marks))
-    others = {key.removesuffix("kind") for key in recorded if key.endswith(".kind") and today.get(key) != recorded[key]}
-    return _validate(_nested({k: v for k, v in today.items() if not k.startswith(tuple(others))} | recorded))
 
 
 def read_yaml(path: Path) -> dict[str, Any]:

@@ -169,7 +169,7 @@ class PreparedDataset(Record):
     held_out: HeldOut | None = None
     validation_by_class: Annotated[bool, Field(exclude_if=lambda by_class: not by_class)] = False
     """Whether each class gives the same share to the validation examples that a run draws. Without it, as in a dataset
-    of TFDS or in what was prepared before there was this, they are drawn without regard to classes."""
+    of TFDS, they are drawn without regard to classes."""
     data_version: str | None = None
     """The md5 of the prepared folder in DVC's lock; not in the file itself, which is part of that md5."""
 

@@ -1,7 +1,7 @@
 """Many trainings: a comparison of strategies, a sweep over settings, and a plan for many machines."""
 
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from tasks.records.record import Name, Record
 from tasks.records.results import StepTime
@@ -23,8 +23,8 @@ class Repeat(Record):
     """In which go of the comparison: one that was killed and goes on is in its second."""
     peak_memory_bytes: int | None = None
     """What its processes had of the memory, each at its most, added up."""
-    start_up_seconds: float | None = None
-    """From the start of the processes to the first training step; None in records of before."""
+    start_up_seconds: float
+    """From the start of the processes to the first training step."""
     step_time: StepTime | None = None
 
 
@@ -52,7 +52,7 @@ class ComparisonRow(Record):
     (`findings.metric_base`), on the same test examples."""
     peak_memory_bytes: int | None = None
     peak_memory_range: tuple[int, int] | None = None
-    """The lowest and the highest of the rounds, in bytes; None where there was only one, and in records of before."""
+    """The lowest and the highest of the rounds, in bytes; None where there was only one."""
     step_time: StepTime | None = None
     """Of the round with the median step."""
     examples_per_second: float | None = None
@@ -73,7 +73,7 @@ class ComparisonRow(Record):
     setup_seconds: float | None = None
     """From there to the first training step: model, variables, input."""
     start_up_seconds: float | None = None
-    """Both together, the median of the rounds; None in records of before."""
+    """Both together, the median of the rounds."""
     start_up_range: tuple[float, float] | None = None
     """The lowest and the highest of the rounds, as `peak_memory_range`."""
     tracing_seconds: float | None = None
@@ -95,6 +95,7 @@ class ComparisonRow(Record):
 class Comparison(Record):
     """The same training under several strategies, as `stratagem compare --json` prints it."""
 
+    remedy: ClassVar[str] = "give the command again with --fresh"
     run_id: str
     """The parent of the rows' MLflow runs."""
     folder: str
@@ -191,6 +192,7 @@ class SweepPlan(Record):
 class Sweep(Record):
     """A whole sweep, as `stratagem sweep --json` prints it."""
 
+    remedy: ClassVar[str] = "give the command again with --fresh"
     run_id: str
     """The parent of the trials' MLflow runs."""
     folder: str
@@ -212,7 +214,7 @@ class Sweep(Record):
     """The best trial's settings, trained again on training and validation examples together, evaluated on the test
     split and put through the gate; None before that is done."""
     seconds: float
-    """Of this command; a sweep that was killed has lost those of before."""
+    """Of this command; a sweep that was killed has lost the earlier ones."""
     finished_at: str
 
 

@@ -122,8 +122,8 @@ class Operation(Record):
     services: tuple[ServiceState, ...] = ()
     worker_seen: float = 0.0
     """Time of the worker's last heartbeat, in seconds since 1970."""
-    versions: dict[str, str] = {}
-    """What it runs with, by package; of one of before that was not told."""
+    versions: dict[str, str]
+    """What it runs with, by package."""
 
 
 class Synced(Record):

@@ -79,9 +79,8 @@ class TrainingResult(Record):
     epochs: int
     steps: int
     num_parameters: int
-    optimizer: str | None = None
-    """The class that changed the weights: one of Keras', such as `SGD`, or of this project's, such as `FusedAdam`.
-    Older records have none."""
+    optimizer: str
+    """The class that changed the weights: one of Keras', such as `SGD`, or of this project's, such as `FusedAdam`."""
     examples_per_second: float | None
     """Training steps after the first call of the step function, input wait included; None when there was one call."""
     setup_seconds: float
@@ -135,26 +134,26 @@ class EvaluationResult(Record):
     checkpoint: str
     step: int
     num_examples: int
-    strategy: str = "one_device"
-    """Under which the outputs were computed; older records have none, and were."""
+    strategy: str
+    """Under which the outputs were computed."""
     examples_by_device: dict[str, int] = {}
     """How many examples really lay on each device. With several devices a replica, or a short last batch on JAX, some
     lie on more than one."""
     metrics: dict[str, float]
-    lower_is_better: tuple[str, ...] | None = None
-    """Of which of them less is better: of the user's own, their code says it. Older records have none."""
+    lower_is_better: tuple[str, ...]
+    """Those of which less is better; the code of the user's own metrics says it."""
     classes: tuple[ClassMetrics, ...]
     """Or labels; nothing for a regression."""
     confusion_matrix: tuple[tuple[int, ...], ...]
     """Nothing for other tasks than a classification."""
     predictions: tuple[tuple[float, float], ...] = ()
     """Of a regression's first number: what the first test examples have, and what the model gives."""
-    outputs: Place | None = None
+    outputs: Place
     """What the model gave for each test example: an .npz of ``labels`` and ``outputs``, float32, see
-    ``tasks/evaluation/predictions.py``. Older records have none."""
-    outputs_sha256: str | None = None
+    ``tasks/evaluation/predictions.py``."""
+    outputs_sha256: str
     """Of that file."""
-    test_rows: str | None = None
+    test_rows: str
     """Which test rows these are: two evaluations that have it in common can be compared example by example."""
 
 
@@ -203,7 +202,7 @@ class RegisteredModel(Record):
     notes: tuple[str, ...] = ()
     """What is remarkable about the version: it was there before, or its alias moved to a worse model."""
     judgement: Judgement | None = None
-    """Whether it is the champion, and why; None without a version, and in older records."""
+    """Whether it is the champion, and why; None without a version."""
 
 
 class RolledBack(Record):

@@ -1,6 +1,6 @@
 """A run: where it comes from, which process leads it, how it ended and what it gave; and runs as they are listed."""
 
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from tasks.records.record import Name, Place, Record
 from tasks.records.results import Judgement
@@ -50,8 +50,10 @@ class CodeMeanings(Record):
 
 
 class Run(Record):
-    """A run that has an MLflow run and a folder mlruns/runs/<run_id>."""
+    """A run that has an MLflow run and a folder mlruns/runs/<run_id>. The format of its file is that of all others in
+    this folder."""
 
+    remedy: ClassVar[str] = "start the run again with --fresh, or remove its folder"
     run_id: Name
     experiment: str
     name: str
@@ -73,13 +75,13 @@ class Run(Record):
     boot: str = ""
     """That machine, from its start to its end; see ``runs.boot_id``."""
     project: str = ""
-    """The folder where it was started or resumed last, see ``runs.project_id``; empty in records of before."""
+    """The folder where it was started or resumed last, see ``runs.project_id``."""
     store: str = ""
     """MLFLOW_TRACKING_URI; empty for the project's own store."""
     environment: dict[str, str] = {}
-    """What it was started or resumed on, see ``machine.surroundings``; nothing in records of before."""
+    """What it was started or resumed on, see ``machine.surroundings``."""
     changed: tuple[Changed, ...] = ()
-    """What is otherwise than it began, in the order in which it was resumed; nothing in records of before."""
+    """What differs from how it began, in the order in which it was resumed."""
     creation_id: str = ""
     """A tag of the MLflow run that is this one's: the reply to its creation may be lost, and it must be found again."""
 
@@ -102,7 +104,7 @@ class Holder(Record):
     boot: str = ""
     """The machine, from its start to its end; see ``runs.boot_id``."""
     process_space: str = ""
-    """Among which processes ``pid`` names one, see ``runs.process_space``; empty in notes of before."""
+    """Among which processes ``pid`` names one, see ``runs.process_space``."""
     since: str
     what: str
     run_id: Name | None = None

@@ -9,7 +9,7 @@ from tasks import runs
 from tasks.records import HEADLINES, Comparison, ComparisonRow
 from tasks.reports import intervals, svg
 from tasks.reports.blocks import Block, Cell, Figure, ReportSection, TableBlock, Text, facts, render
-from tasks.reports.comparison import PARTS, comparison_cells, comparison_remarks, memory_range, start_up, step_cells
+from tasks.reports.comparison import PARTS, comparison_cells, comparison_remarks, memory_range, step_cells
 from tasks.reports.material import load
 from tasks.system import files
 from tasks.system.errors import UserError
@@ -72,7 +72,7 @@ def _figures(comparison: Comparison) -> ReportSection:
     drawings = [
         _medians("examples/s", worked, lambda row: row.examples_per_second or None, _speed_range),
         _metric(worked),
-        _medians("start-up, s", worked, start_up, lambda row: row.start_up_range),
+        _medians("start-up, s", worked, lambda row: row.start_up_seconds, lambda row: row.start_up_range),
         _medians("peak memory, MB", worked, _megabytes, memory_range),
     ]
     if any(drawings):
@@ -108,7 +108,7 @@ def _rounds(comparison: Comparison) -> ReportSection:
     for row in comparison.rows:
         for repeat in row.repeats:
             speed = "-" if repeat.examples_per_second is None else f"{repeat.examples_per_second:,.0f}"
-            start = "-" if repeat.start_up_seconds is None else f"{repeat.start_up_seconds:,.1f}"
+            start = f"{repeat.start_up_seconds:,.1f}"
             memory = "-" if repeat.peak_memory_bytes is None else f"{repeat.peak_memory_bytes / 1e6:,.0f}"
             figures = [f"{repeat.round}", speed, f"{repeat.total_seconds:,.1f}", start, memory, f"{repeat.load:.2f}"]
             rows.append([row.strategy, row.loop or "-", repeat.run_id, *figures])

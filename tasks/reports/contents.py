@@ -79,9 +79,9 @@ def _settings(settings: dict[str, Any]) -> list[Block]:
     return [TableBlock(("setting", "this run", "params.yaml"), rows[:MOST_SETTINGS], 3, title), folded]
 
 
-def _optimizer(kind: str, class_name: str | None) -> str:
+def _optimizer(kind: str, class_name: str) -> str:
     """Return the optimizer's kind, and its class if that has another name, as this project's for TensorFlow."""
-    return kind if class_name is None or class_name.lower() == kind else f"{kind} ({class_name})"
+    return kind if class_name.lower() == kind else f"{kind} ({class_name})"
 
 
 def _written(value: Any) -> Cell:
@@ -138,7 +138,7 @@ def data(material: Material) -> ReportSection:
         held = prepared.held_out
         facts_of["test split"] = f"{held.num_examples:,} examples drawn from the training split with seed {held.seed}"
     blocks: list[Block] = []
-    if material.evaluation is not None and material.test is None and material.evaluation.test_rows is not None:
+    if material.evaluation is not None and material.test is None:
         blocks.append(Text("These data are others than those that this run was evaluated on."))
     blocks += [facts(facts_of), _splits(prepared), _columns(prepared)]
     counts = dict(zip(prepared.target.class_names, prepared.splits["train"].class_counts, strict=False))

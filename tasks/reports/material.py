@@ -122,7 +122,7 @@ def load(run: Run, seconds: Mapping[str, float] | None = None) -> Material:
     name = str(run.settings.get("dataset", {}).get("name"))
     prepared = load_or_none(PreparedDataset, root / "data" / name / "prepared" / "manifest.json")
     found = None
-    if evaluation is not None and evaluation.outputs is not None and evaluation.outputs_sha256 is not None:
+    if evaluation is not None:
         found = predictions.load(root / evaluation.outputs, evaluation.outputs_sha256)
     if seconds is None:
         summary = load_or_none(RunSummary, root / run.folder / "summary.json")

@@ -26,7 +26,7 @@ from tasks.system.errors import UserError
 
 logger = logging.getLogger(__name__)
 
-VERSION = 4
+VERSION = 5
 PLACES = ("runs", "comparisons", "sweeps")
 # The records that stages leave, in the order in which they are made.
 RESULTS: dict[type[records.Record], str] = {
@@ -193,8 +193,10 @@ def _read(folder: str, root: Path) -> Entry:
         try:
             entry = entry._replace(**read(place, folder))
         except (UserError, OSError, LookupError, TypeError, AttributeError) as error:
-            left = ". The run is left alone" if read is _of_run else ""
-            problems.append(f"{error}{left}")
+            if read is _of_run:  # Its other files may be of another format, too.
+                problems.append(f"{error}. The run is left alone")
+                break
+            problems.append(str(error))
             if read is _of_status:
                 entry = entry._replace(status="RUNNING")  # See ``outcome.status``.
     return entry._replace(problem="; ".join(problems) or None)
@@ -218,12 +220,12 @@ def _of_run(place: Path, folder: str) -> dict[str, Any]:
         "run_id": run.run_id,
         "number": run.number,
         "changed": changed,
-        "began": run.start_time or changed // 10**6,
+        "began": run.start_time,
         "name": run.name,
         "dataset": settings["dataset"]["name"],
-        "model": settings.get("model", {}).get("name"),
-        "strategy": settings.get("strategy", {}).get("kind"),
-        "loop": settings.get("train", {}).get("loop"),
+        "model": settings["model"]["name"],
+        "strategy": settings["strategy"]["kind"],
+        "loop": settings["train"]["loop"],
         "parent_run_id": run.parent_run_id,
         "flow_run_id": run.flow_run_id,
         **run.lineage.model_dump(include={"data_version", "settings_digest", "code_digest", "git_commit"}),

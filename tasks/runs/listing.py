@@ -108,13 +108,13 @@ def all_entries() -> list[Entry]:
 
 
 def lower_is_better(metric: str) -> bool:
-    """Return whether less of a metric such as ``test/my_code:far`` is better, as the newest evaluation says that has it
-    and says so; False where none does."""
+    """Return whether less of a metric such as ``test/my_code:far`` is better, as the newest evaluation that has it
+    says; False where none has it."""
     for entry in all_entries():
         if metric in json.loads(entry.metrics) and (run := load(entry.folder)) is not None:
             with contextlib.suppress(UserError):
                 found = load_result(run, EvaluationResult)
-                if found is not None and found.lower_is_better is not None:
+                if found is not None:
                     return metric in found.lower_is_better
     return False
 

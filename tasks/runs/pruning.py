@@ -173,7 +173,7 @@ def _why_left(run: Run, unsent: bool, needed: dict[str, str]) -> str | None:
     if unsent:
         return "it has more to tell its MLflow store, as its model maybe: `stratagem reconcile`"
     # The first part is the same in a copy of the whole project, whose registry is a copy, too.
-    if run.project and run.project.partition(".")[0] != project_id().partition(".")[0]:
+    if run.project.partition(".")[0] != project_id().partition(".")[0]:
         return "it is of another project, whose registry is not asked here"
     if network.without_userinfo(run.store) != store_name():
         store = run.store or "the project's own store"

@@ -31,8 +31,10 @@ def prepared(target: Target) -> PreparedDataset:
 def evaluation(**recalls: float) -> EvaluationResult:
     classes = tuple(ClassMetrics(name=name, precision=1, recall=r, f1=1, support=40) for name, r in recalls.items())
     return EvaluationResult(
-        run_id="r", checkpoint="c", step=1, num_examples=1, metrics={}, classes=classes, confusion_matrix=()
-    )
+        run_id="r", checkpoint="c", step=1, num_examples=1, metrics={}, classes=classes, confusion_matrix=(),
+        strategy="one_device", lower_is_better=(), outputs="mlruns/runs/r/evaluation/1.npz", outputs_sha256="",
+        test_rows="",
+    )  # fmt: skip
 
 
 def load(*overrides: str) -> config.Settings:

@@ -288,8 +288,9 @@ def read_index(place: Place) -> Copy:
     Raises:
         FileNotFoundError: nothing, or it was not copied to its end even once.
         ValueError: it is not what was written.
+        UserError: it is of another format.
     """
-    return Copy.model_validate(committed.parse(place.read(INDEX)))
+    return Copy.model_validate(committed.parse(place.read(INDEX), f"{place.root}/{INDEX}"))
 
 
 def write_index(place: Place, index: Copy) -> None:

@@ -83,7 +83,7 @@ def _latest(place: Place, known: Iterable[str], dataset: str) -> str | None:
     """Return the run on a dataset that was at work last."""
     found = []
     for run_id in filter(runs.is_id, known):
-        with contextlib.suppress(FileNotFoundError, ValueError, KeyError):
+        with contextlib.suppress(FileNotFoundError, ValueError, KeyError, UserError):
             texts = read_index(place.below(run_id)).texts
             if json.loads(texts["records/run.json"])["settings"]["dataset"]["name"] == dataset:
                 found.append((json.loads(texts["status.json"])["at"], run_id))
