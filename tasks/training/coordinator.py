@@ -25,7 +25,7 @@ from tasks.input.augment import augment_batch
 from tasks.input.batches import Batches
 from tasks.records import StepTime, as_input
 from tasks.strategies import Strategy
-from tasks.training import Training, epochs, steps
+from tasks.training import Training, loops, steps
 from tasks.training.autotune import Calls
 
 # Enough that no worker waits for this process, and few enough that the position is not far behind the workers.
@@ -48,8 +48,8 @@ def asynchronous(training: Training) -> None:
         # The strategy's own `run` hands a step to workers.
         here = replace(training.strategy, run=lambda step, arguments: step(*arguments))
         test = steps.test_function(replace(training, strategy=here), training.validation, calls)
-        measure = epochs.measuring(training, test, calls, itertools.repeat(None))  # It gathers its rows by itself.
-    epochs.drive(training, groups.train_epoch, measure)
+        measure = loops.measuring(training, test, calls, itertools.repeat(None))  # It gathers its rows by itself.
+    loops.drive(training, groups.train_epoch, measure)
     if groups.done_by:
         shares = ", ".join(f"{count:,}" for _, count in groups.done_by.most_common())
         log.info("workers   %d processes did %s steps", len(groups.done_by), shares)

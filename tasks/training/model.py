@@ -17,10 +17,9 @@ from tasks.runs import lineage
 from tasks.strategies import Strategy
 from tasks.system import upstream
 from tasks.system.errors import UserError, listed, shown
-from tasks.training import checkpoints, model_state
+from tasks.training import Phase, checkpoints, model_state, phase_at
 from tasks.training.checkpoints import Checkpoints, State
 from tasks.training.model_state import Arrays
-from tasks.training.phases import Phase, phase_at
 from tasks.training.position import Position
 
 

@@ -11,7 +11,7 @@ import keras
 
 from tasks import config
 from tasks.training import trace
-from tasks.training.callbacks.sending import MetricSink
+from tasks.training.callbacks.progress import MetricSink
 from tasks.training.position import Position
 
 log = logging.getLogger(__name__)
