@@ -157,8 +157,8 @@ def difference(
     if distance <= tolerance:
         return None
     return (
-        f"it gives other outputs than when it was evaluated: {distance:.2g} standard deviations apart among {len(rows)} "
-        f"test rows, and {tolerance:g} is allowed"
+        f"it gives other outputs than when it was evaluated: {distance:.2g} standard deviations apart among "
+        f"{len(rows)} test rows, and {tolerance:g} is allowed"
     )
 
 

@@ -65,7 +65,7 @@ class Range(Part):
 
 
 class Halving(Part):
-    """When a trial is given up: see ``halving``."""
+    """When a trial is given up: see ``study.limits``."""
 
     min_epochs: Annotated[int, Field(ge=1)] = 1
     """After which the first trials are judged; then after ``factor`` times so many, and so on."""

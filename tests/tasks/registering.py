@@ -56,8 +56,8 @@ class Trained:
 
     def register(
         self, step: int = 20, accuracy: float = 0.95, loss: float = 0.2, right: int = 5, force: bool = False,
-        recall: float = 1.0, apart: loaded_back.CleanProcess | None = None, rows_of: records.PreparedDataset | None = None,
-        outputs: np.ndarray | None = None,
+        recall: float = 1.0, apart: loaded_back.CleanProcess | None = None,
+        rows_of: records.PreparedDataset | None = None, outputs: np.ndarray | None = None,
     ) -> records.RegisteredModel:  # fmt: skip
         """Register what gives the right class of so many test rows, or ``outputs``; ``apart`` loads it back."""
         if outputs is None:

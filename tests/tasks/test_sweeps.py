@@ -15,9 +15,8 @@ from tasks.records import Limits, Sweep, SweepPlan, Trial
 from tasks.reports import sweep_cells, sweep_remarks, sweep_table
 from tasks.reports.sweep_page import write as write_page
 from tasks.runs import lineage
-from tasks.sweeps import sampler
-from tasks.sweeps.halving import limits, rungs
 from tasks.sweeps.space import Halving
+from tasks.sweeps.study import limits, rungs
 from tasks.system.errors import UserError
 from tests.tasks import made_up
 from tests.tasks.written_runs import write_run
@@ -382,7 +381,7 @@ def test_a_damaged_store_is_refused(space, tmp_path):
 
 def plan_of(space, **changes):
     plan = {"name": space.name, "space": space.described(), "metric": space.metric, "lower_is_better": True}
-    return SweepPlan(**plan | {"parallel": 1, "sampler": sampler.SAMPLER} | changes)
+    return SweepPlan(**plan | {"parallel": 1, "sampler": sweeps.SAMPLER} | changes)
 
 
 @pytest.fixture
