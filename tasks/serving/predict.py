@@ -20,10 +20,9 @@ from PIL import Image
 from tasks.data.encoding import take
 from tasks.records import Predicted, PredictionRequest
 from tasks.serving import raw_model
-from tasks.serving.meanings import Meaning
 from tasks.serving.prediction_files import WRITERS, PredictionWriter
 from tasks.serving.raw_inputs import RawExamples, Reader
-from tasks.serving.raw_model import Arrays, RawModel
+from tasks.serving.raw_model import Arrays, Meaning, RawModel
 from tasks.system import background, machine
 from tasks.system.errors import UserError
 

@@ -25,8 +25,7 @@ from PIL import Image
 
 from tasks.records import Serving, ServingRequest
 from tasks.serving import raw_model
-from tasks.serving.meanings import Meaning
-from tasks.serving.raw_model import Arrays, RawModel
+from tasks.serving.raw_model import Arrays, Meaning, RawModel
 from tasks.system.access import Application, guarded
 from tasks.system.errors import UserError
 from tasks.tracking import trained_models
