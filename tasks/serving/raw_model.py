@@ -1,4 +1,4 @@
-"""A trained model that takes raw values: loaded by Keras, with what makes its input of them and what its outputs mean."""
+"""A trained model that takes raw values: loaded by Keras, with what makes its input, and what its outputs mean."""
 
 import functools
 import importlib
