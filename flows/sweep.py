@@ -100,7 +100,7 @@ def _sweep(
 def _train_on_all(space: sweeps.Space, result: Sweep) -> RunSummary:
     """Train the best trial's settings on all examples, evaluate and register: an ordinary run, which goes on where it
     was killed, and is not done again where it is there."""
-    settings = space.load_final(result.best_settings)
+    settings = config.load(space.file.recipe, result.best_settings)
     print(f"trial {result.best} again, on training and validation examples together", file=sys.stderr)
     return training.run_pipeline(settings, if_changed=True, resumption=pipeline.Resumption())
 

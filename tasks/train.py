@@ -233,8 +233,10 @@ def _callbacks(
     stop: threading.Event,
     chiefs: ChiefsCallbacks,
 ) -> tuple[Any, ...]:
-    """Return a training's callbacks in the order in which they are told; a worker has no ``watching``, and no
-    ``saved`` but for its part of a model that no one process holds."""
+    """Return a training's callbacks in the order in which they are called.
+
+    A worker has none of the chief's, and ``saved`` only for its part of a model that no single process holds.
+    """
     section, position = training.settings.train, training.position
     remembered = position.start.stopping
     stopping = ResumableEarlyStopping(section.early_stopping, remembered, position) if section.early_stopping else None
@@ -282,7 +284,7 @@ def _is_in_pieces(training: Training) -> bool:
 
 
 def _origin(settings: config.Settings, prepared: PreparedDataset, run: Run) -> dict[str, Any]:
-    """Return what a checkpoint says of the training that writes it, also where one of other settings was started."""
+    """Return what a checkpoint says about the training that writes it, which may have other settings than the first."""
     rollbacks = len(runs.nonfinite_steps(run)) if settings.train.on_nonfinite == "rollback" else 0
     return {
         "seed": settings.train.seed,

@@ -71,8 +71,10 @@ def of_keras_file(
     prepared: PreparedDataset | None = None,
     rows: Sequence[int] | None = None,
 ) -> npt.NDArray[np.float32]:
-    """Return what a version gives whose .keras file is loaded in Keras' safe mode. No code runs but this project's: of
-    a server's model, whose tags others may have written, only modules that are allowed (``tracking.check_code``).
+    """Return the outputs of a version, whose .keras file is loaded in Keras' safe mode.
+
+    Only this project's code runs, and for a model of a server, whose tags others may have written, only modules that
+    are allowed (``tracking.check_code``).
 
     Args:
         name: of the registered model.
@@ -83,7 +85,7 @@ def of_keras_file(
         rows: which of these; all if not given.
 
     Raises:
-        StratagemError: why it cannot be told.
+        StratagemError: the outputs cannot be computed; says why.
     """
     with tempfile.TemporaryDirectory() as folder:
         tracking.check_code(name, version, tags)

@@ -4,12 +4,10 @@ import base64
 import csv
 import io
 import json
-from abc import abstractmethod
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager
 from html import escape
-from types import TracebackType
-from typing import IO, Any, Self
+from typing import IO, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -25,7 +23,7 @@ TYPES = {"row": "int64"}
 """Of columns in Parquet that are neither texts nor probabilities."""
 
 
-class PredictionWriter(AbstractContextManager["PredictionWriter"]):
+class PredictionWriter(ABC):
     """Writes predictions to a file, some at a time.
 
     Args:
@@ -40,15 +38,9 @@ class PredictionWriter(AbstractContextManager["PredictionWriter"]):
     def write(self, columns: Columns, pictures: Pictures) -> None:
         """Write some examples, in their order."""
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        if kind is None:
-            self.finish()
-
     def finish(self) -> None:
         """Write what stands after all examples."""
+        self.file.flush()
 
 
 class JsonLines(PredictionWriter):

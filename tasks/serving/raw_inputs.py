@@ -92,27 +92,6 @@ class Wanted:
         return f"files of lines of text, folders of texts, {tables}" if self.takes_lines else tables
 
 
-@dataclass(frozen=True)
-class TextEncoding:
-    """How texts are encoded."""
-
-    name: str
-
-    @property
-    def codec(self) -> str:
-        """What decodes a text: without the mark that Windows writes before UTF-8."""
-        return "utf-8-sig" if is_utf8(self.name) else self.name
-
-    @property
-    def contradiction(self) -> str:
-        """Why a text that has bytes of another encoding is none."""
-        return f"is not {self.name}: say what it is with --encoding, such as latin-1"
-
-    def open(self, file: IO[bytes]) -> io.TextIOWrapper:
-        """Return the text of a file; a byte that is of another encoding breaks its own row alone."""
-        return io.TextIOWrapper(file, self.codec, "surrogateescape", newline="")
-
-
 def places_of(name: str, first: int, count: int) -> list[tuple[str, int | None]]:
     """Return the places of so many rows of a file, from a row on."""
     return [(name, row) for row in range(first, first + count)]
@@ -144,8 +123,18 @@ class Reader:
     """Characters of a value in CSV."""
 
     @property
-    def _encoding(self) -> TextEncoding:
-        return TextEncoding(self.encoding)
+    def _codec(self) -> str:
+        """What decodes a text: without the mark that Windows writes before UTF-8."""
+        return "utf-8-sig" if is_utf8(self.encoding) else self.encoding
+
+    @property
+    def _contradiction(self) -> str:
+        """Why a text with bytes of another encoding is broken."""
+        return f"is not {self.encoding}: say what it is with --encoding, such as latin-1"
+
+    def _open_text(self, file: IO[bytes]) -> io.TextIOWrapper:
+        """Return the text of a file; a byte of another encoding breaks only its own row."""
+        return io.TextIOWrapper(file, self._codec, "surrogateescape", newline="")
 
     def check(self, inputs: Sequence[str]) -> None:
         """Refuse what no model of this kind takes, before any of it is computed.
@@ -255,8 +244,8 @@ class Reader:
 
     def _of_lines(self, name: str, file: IO[bytes]) -> Iterator[RawExamples]:
         (column,) = self.wanted.columns
-        first, why = 1, self._encoding.contradiction
-        with self._encoding.open(file) as text:
+        first, why = 1, self._contradiction
+        with self._open_text(file) as text:
             for lines in in_parts((one.rstrip("\r\n") for one in text), self.part_rows):
                 broken = {place: why for place, line in enumerate(lines) if has_foreign_bytes(line)}
                 yield RawExamples(places_of(name, first, len(lines)), {column: lines}, broken)
@@ -291,9 +280,9 @@ class Reader:
                 content = file.read(MAX_TEXT + 1)
             if len(content) > MAX_TEXT:
                 return "", f"has more than {MAX_TEXT:,} bytes: cut it, or name it by itself, as a file of lines"
-            return content.decode(self._encoding.codec), None
+            return content.decode(self._codec), None
         except UnicodeError:
-            return "", self._encoding.contradiction
+            return "", self._contradiction
         except OSError as error:
             return "", f"cannot be read ({error.strerror})"
 
@@ -305,9 +294,9 @@ class Reader:
             if twice := [one for one in self.wanted.columns if names.count(one) > 1]:
                 raise UserError(f"'{name}' has the column {listed([*map(repr, twice)])} more than once: leave one")
 
-        with self._encoding.open(file) as text:
+        with self._open_text(file) as text:
             rows = csv_rows(text, list(self.wanted.columns), check, self.max_field)
-            why = self._encoding.contradiction
+            why = self._contradiction
             yield from self._of_rows(
                 name,
                 (why if isinstance(row, dict) and any(map(has_foreign_bytes, row.values())) else row for row in rows),

@@ -42,7 +42,7 @@ class Training:
     settings: config.Settings
     strategy: Strategy
     model: Any
-    """Compiled and built: what its optimizer and its metrics need is there."""
+    """Compiled and built, with the variables of its optimizer and its metrics."""
     loss: Any
     """The ``keras.losses.Loss`` that the model was compiled with."""
     batches: Batches
@@ -50,7 +50,7 @@ class Training:
     position: Position
     """Where the training is; the first of its callbacks."""
     callbacks: tuple[Any, ...] = ()
-    """In the order in which they are told."""
+    """In the order in which they are called."""
 
     @property
     def phase(self) -> Phase:

@@ -147,7 +147,7 @@ class Checkpoints:
         except StratagemError as error:
             if value is None:
                 raise
-            log.warning("%s", error)  # What ended the training is the error to tell.
+            log.warning("%s", error)  # The error that ended the training is the one to raise.
 
     def close(self) -> None:
         """Wait for the checkpoint that is being written.
@@ -230,7 +230,7 @@ class Checkpoints:
             raise Damaged(f"the checkpoint {folder} is damaged ({reason})") from None
 
     def restore_latest(self) -> tuple[Arrays, State]:
-        """Return the newest checkpoint that is whole. Newer ones, which are damaged, are told and set aside.
+        """Return the newest checkpoint that is whole. Newer ones, which are damaged, are logged and set aside.
 
         Raises:
             UserError: none is there, or none is whole; then all stay as they are.

@@ -1,7 +1,8 @@
 """Asynchronous training with parameter servers: this process decides which examples each step reads, and the workers do
 the steps, each as soon as it is free, on variables that the servers hold.
 
-A worker has the whole arrays in memory and is told the rows, so an epoch reads every example once, whoever does a step.
+A worker has the whole arrays in memory and receives the rows of a step, so an epoch reads every example once, whoever
+does a step.
 The steps of a worker that died are done by another one. It can have changed some variables before: each step is done
 once if no worker dies, and at least once otherwise.
 """
@@ -180,7 +181,7 @@ def resident(batches: Batches) -> Callable[[], Any]:
     """
     source = batches.source
     if not isinstance(source, ArraySource):
-        raise ValueError("a stream has no rows that a worker could be told")
+        raise ValueError("a stream has no rows that a worker could be given")
     split, root = source.split, config.project_root()
     paths = [root / path for path in (*split.features.values(), split.labels, split.weights) if path is not None]
 

@@ -196,10 +196,10 @@ def drive(training: Training, train_epoch: Callable[[int, Any], dict[str, float]
     """Train from the training's position to the end of its phase, or until a callback stops it.
 
     Args:
-        training: its callbacks are told.
-        train_epoch: takes an epoch's number and the callbacks, trains the rest of the epoch, tells them of each
-            call, returns the metrics.
-        measure: takes the callbacks, measures the validation split and tells them; returns the metrics.
+        training: its callbacks are called.
+        train_epoch: takes an epoch's number and the callbacks, trains the rest of the epoch, calls them for
+            each call of the step function, returns the metrics.
+        measure: takes the callbacks, measures the validation split and calls them; returns the metrics.
     """
     model, last = training.model, training.phase.end_epoch
     listeners = keras.callbacks.CallbackList(

@@ -43,7 +43,7 @@ def find_global_batch_size(section: config.Train, num_replicas: int) -> int:
 
 
 def resumed_batch_size(section: config.Train, state: State, num_replicas: int) -> int:
-    """Return the global batch size to go on with: that of before, unless the settings name another one.
+    """Return the global batch size of a resumed training: the one it had, unless the settings name another one.
 
     Raises:
         UserError: it does not divide by the replicas.
@@ -88,7 +88,7 @@ def check_last_batch(
 
 
 def first_state(settings: config.Settings, prepared: PreparedDataset, global_batch_size: int) -> State:
-    """Return where a training begins that has no checkpoint."""
+    """Return the state of a training that has no checkpoint yet."""
     return State(
         step=0,
         epoch=0,

@@ -10,7 +10,7 @@ from pathlib import Path
 import optuna
 import pytest
 
-from tasks import runs, sweeps
+from tasks import config, runs, sweeps
 from tasks.records import Limits, Sweep, SweepPlan, Trial
 from tasks.reports import sweep_cells, sweep_remarks, sweep_table
 from tasks.reports.sweep_page import write as write_page
@@ -210,7 +210,7 @@ def test_the_training_on_all_needs_no_validation(write, fixed, more, epochs):
     space = sweeps.load(write(SPACE.replace("model.name: mlp", f"model.name: mlp{fixed}")))
     params = {"schedule.learning_rate": 0.02, "train.per_replica_batch_size": 48, "model.options.units": [16]}
     values = space.final_settings(params, epochs)
-    settings = space.load_final(values)
+    settings = config.load(space.file.recipe, values)
     assert {key: values.get(key) for key in more} == more
     assert (settings.input.validation, settings.checkpoint.monitor) == (None, "train/loss")
     assert (settings.train.epochs, settings.evaluate.checkpoint) == (epochs, "latest")
@@ -380,7 +380,12 @@ def test_a_damaged_store_is_refused(space, tmp_path):
 
 
 def plan_of(space, **changes):
-    plan = {"name": space.name, "space": space.described(), "metric": space.metric, "lower_is_better": True}
+    plan = {
+        "name": space.name,
+        "space": space.file.model_dump(mode="json"),
+        "metric": space.metric,
+        "lower_is_better": True,
+    }
     return SweepPlan(**plan | {"parallel": 1, "sampler": sweeps.SAMPLER} | changes)
 
 
