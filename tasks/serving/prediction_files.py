@@ -19,8 +19,6 @@ MAX_PICTURES = 1000
 """On a sheet, so that a browser opens it."""
 SIDE = 96
 """Pixels of a picture on the sheet."""
-TYPES = {"row": "int64"}
-"""Of columns in Parquet that are neither texts nor probabilities."""
 
 
 class PredictionWriter(ABC):
@@ -84,9 +82,8 @@ class Parquet(PredictionWriter):
         # A regression's predictions are numbers, and it alone tells no probability.
         told = ("prediction",) if any(name.startswith("probability") for name in names) else ()
         texts = ("source", "error", *told)
-        self._schema = pa.schema(
-            [(name, TYPES.get(name, "string" if name.startswith(texts) else "float64")) for name in names]
-        )
+        types = {name: "string" if name.startswith(texts) else "float64" for name in names} | {"row": "int64"}
+        self._schema = pa.schema(list(types.items()))
         self._pa = pa
         self._writer = pyarrow.parquet.ParquetWriter(file, self._schema)
 

@@ -87,18 +87,13 @@ def unpack(payload: bytes) -> tuple[Arrays, State]:
     if text["shapes"]:
         folder = Path(text["folder"])
         try:
-            arrays |= _in_pieces(shards.Files(folder, text["pieces"]), text["shapes"])
+            arrays |= shards.Files(folder, text["pieces"]).arrays(text["shapes"])
         except (OSError, ValueError, KeyError, zipfile.BadZipFile) as error:
             raise UserError(
                 f"{folder}, where the chief found its checkpoint, cannot be read here ({error}): the project's folder "
                 "must be the same on all machines"
             ) from None
     return arrays, State.model_validate(text["state"])
-
-
-def _in_pieces(found: shards.Files, shapes: Mapping[str, list[int]]) -> Arrays:
-    arrays: Any = found.arrays(shapes)  # What each of them is to its readers: a shape, and `np.asarray`.
-    return dict(arrays)
 
 
 class Checkpoints:
@@ -222,8 +217,7 @@ class Checkpoints:
             with np.load(folder / "arrays.npz") as content:
                 arrays = {name: content[name] for name in content.files}
             if "pieces" in state:
-                cut = shards.Files(folder, state["pieces"], whole=True)
-                arrays |= _in_pieces(cut, state["shapes"])
+                arrays |= shards.Files(folder, state["pieces"], whole=True).arrays(state["shapes"])
             return arrays, State.model_validate(state["state"])
         except (OSError, ValueError, KeyError, zipfile.BadZipFile, ValidationError) as error:
             reason = f"no such file: {Path(error.filename).name}" if isinstance(error, FileNotFoundError) else error

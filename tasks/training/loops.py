@@ -152,17 +152,7 @@ class Epochs(upstream.data_adapter()):  # type: ignore[misc]
     def num_batches(self) -> int:
         return self._steps
 
-    @property
-    def batch_size(self) -> None:
-        return None
-
-    @property
-    def has_partial_batch(self) -> None:
-        return None
-
-    @property
-    def partial_batch_size(self) -> None:
-        return None
+    batch_size = has_partial_batch = partial_batch_size = None
 
 
 def custom(training: Training) -> None:
