@@ -67,7 +67,7 @@ def _sweep(
     space: sweeps.Space, plan: SweepPlan, number: int, prepared: PreparedDataset, run_lock: runs.RunLock, fresh: bool
 ) -> Sweep:
     began, settings = time.perf_counter(), space.example
-    earlier = None if fresh else sweeps.find(plan, settings, prepared)
+    earlier = None if fresh else sweeps.find_sweep(plan, settings, prepared)
     if earlier is None:
         swept = list(space.parameters)
         run = stages.start_sweep(settings, prepared, run_lock.holder.key, space.name, swept, flow_run.id)

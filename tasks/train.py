@@ -222,7 +222,7 @@ def _assist(settings: config.Settings, prepared: PreparedDataset, stop: threadin
         loops.run(training)
         if loops.thaws(training):
             return True
-        step_time.measure(training, stop)
+        step_time.measure_step_time(training, stop)
         return False
 
 
@@ -368,8 +368,8 @@ def _result(
     if strategy.is_one_program:
         trained = model.alone(training.settings, prepared, training.batches, position.start, saved)
     digest = model.weights_digest(trained)
-    final_model = checkpoints.export(trained, models_folder / "final.keras")
-    best_step, best_model = model.export_best(trained, saved, final_step, final_model)
+    final_model = checkpoints.save_model(trained, models_folder / "final.keras")
+    best_step, best_model = model.save_best_model(trained, saved, final_step, final_model)
     return TrainingResult(
         run_id=run.run_id,
         dataset=prepared.name,
@@ -405,7 +405,7 @@ def _traced(result: TrainingResult, training: Training, stop: threading.Event) -
         return result
     began = time.perf_counter()
     try:
-        found = step_time.measure(training, stop)
+        found = step_time.measure_step_time(training, stop)
     except StratagemError:
         raise
     except Exception as error:

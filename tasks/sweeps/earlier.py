@@ -19,7 +19,7 @@ def save_plan(run: Run, plan: SweepPlan) -> None:
     records.save(plan, config.project_root() / run.folder / PLAN)
 
 
-def find(plan: SweepPlan, settings: config.Settings, prepared: PreparedDataset) -> Run | None:
+def find_sweep(plan: SweepPlan, settings: config.Settings, prepared: PreparedDataset) -> Run | None:
     """Return the newest sweep of a space's name, if it is the same one, None where there is none to go on with.
 
     Args:

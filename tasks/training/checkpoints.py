@@ -353,7 +353,7 @@ def _read_state(folder: Path) -> dict[str, Any]:
     return committed.parse((folder / committed.STATE).read_bytes())
 
 
-def export(model: Any, path: Path) -> Path:
+def save_model(model: Any, path: Path) -> Path:
     """Write a model as a ``.keras`` file under a temporary name, then rename it."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with files.replacing(path, ".partial.keras") as temporary:
@@ -361,7 +361,7 @@ def export(model: Any, path: Path) -> Path:
     return path
 
 
-def copy(source: Path, path: Path) -> Path:
+def copy_model(source: Path, path: Path) -> Path:
     """Copy an exported model under a temporary name, then rename it."""
     with files.replacing(path, ".partial") as temporary:
         shutil.copyfile(source, temporary)

@@ -28,7 +28,7 @@ MIN_CALLS, MAX_CALLS = 5, 50
 ENOUGH_SECONDS = 3.0
 
 
-def measure(training: Training, stop: threading.Event) -> StepTime | None:
+def measure_step_time(training: Training, stop: threading.Event) -> StepTime | None:
     """Do and trace ``train.traced_steps`` of a training that is over, in calls as long as its own; return what a step's
     time went into, on the chief. Its model has other weights afterwards.
 
