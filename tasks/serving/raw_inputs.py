@@ -47,12 +47,12 @@ class RawExamples:
     places: Sequence[tuple[str, int | None]]
     """Of each: the file, and the row in it from 1 on without the header; None for a file that is one example."""
     columns: Mapping[str, Values]
-    """By name, those that the model takes; or its features as prepared, where ``prepared`` says so."""
+    """The model's columns by name; or its features as prepared, if ``prepared`` is true."""
     broken: dict[int, str] = field(default_factory=dict)
-    """By the place here: why an example is none. What its columns hold then means nothing."""
+    """Why an example cannot be used, by its index in ``places``. Its values in the columns then mean nothing."""
     prepared: bool = False
     folder: Path = Path()
-    """Which paths of images in columns begin at."""
+    """Relative paths of images in columns start here."""
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ class Wanted:
     """What a model takes."""
 
     columns: dict[str, str]
-    """Kinds by name, as ``records.Column`` has them; none where it takes arrays alone."""
+    """Kinds by name, as in ``records.Column``; empty for a model that takes only arrays."""
     features: tuple[str, ...]
     """Arrays as prepared, by name."""
 
@@ -93,12 +93,12 @@ class Wanted:
 
 
 def places_of(name: str, first: int, count: int) -> list[tuple[str, int | None]]:
-    """Return the places of so many rows of a file, from a row on."""
+    """Return the places of ``count`` rows of a file, from row ``first`` on."""
     return [(name, row) for row in range(first, first + count)]
 
 
 def in_parts(rows: Iterator[Any], part_rows: int) -> Iterator[list[Any]]:
-    """Yield rows, so many at once."""
+    """Yield lists of at most ``part_rows`` rows."""
     while some := list(islice(rows, part_rows)):
         yield some
 
@@ -110,11 +110,11 @@ def has_foreign_bytes(text: str) -> bool:
 
 @dataclass(frozen=True)
 class Reader:
-    """Reads what a person names, so many examples at once."""
+    """Reads the files that a person names, at most ``part_rows`` examples at a time."""
 
     wanted: Wanted
     folder: Path
-    """Where paths begin."""
+    """Relative paths start here."""
     part_rows: int
     encoding: str
     stdin: io.FileIO | None = None

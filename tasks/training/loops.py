@@ -100,7 +100,7 @@ def _steps_itself(model: Any) -> bool:
 
 
 class Epochs(upstream.data_adapter()):  # type: ignore[misc]
-    """What ``Model.fit`` reads: batches iterated once an epoch, which say how many steps an epoch has.
+    """The batches that ``Model.fit`` reads: iterated once an epoch, with the number of an epoch's steps.
 
     Keras would ask the dataset, and a distributed one counts a step once for each replica. It must not learn the
     length from the end of the data either: the step that finds no data has already advanced Dropout's seeds.

@@ -61,9 +61,9 @@ def resumed_batch_size(section: config.Train, state: State, num_replicas: int) -
 
 
 def in_batches_of(state: State, global_batch_size: int, steps: int) -> State:
-    """Return where a training is in its epoch, which has ``steps`` of another size from here on.
+    """Return the state of a training whose epoch has ``steps`` of another batch size from here on.
 
-    No more than a batch is read twice; an epoch always has a step left, which ends it.
+    At most one batch is read twice; an epoch always has a step left, which ends it.
     """
     if global_batch_size == state.global_batch_size:
         return state

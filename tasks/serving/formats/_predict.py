@@ -31,7 +31,7 @@ from tasks.serving.formats.keras import load_model
 from tasks.serving.rows import answers, csv_rows, json_rows
 
 PART_BYTES, MAX_PART = 8 * 2**20, 1024
-"""Of the examples that are computed at once, as many as these bytes hold."""
+"""Examples that fit into these bytes are computed at once, at most ``MAX_PART``."""
 JSON, TABLES, ARRAYS = (".jsonl", ".ndjson"), (".csv", ".tsv"), (".npy", ".npz")
 Example = tuple[str, int | None, Any]
 """Its file, its row there, and its values by name; a text says why there are none."""
@@ -106,7 +106,7 @@ class Predictor:
         return probabilities(self.task, self.compute(arrays))
 
     def lines(self, part: Sequence[Example], folder: Path | None) -> Iterator[dict[str, Any]]:
-        """Yield what is said of some examples. Paths in tables begin at the folder; None where they are arrays."""
+        """Yield the answer for each example. Paths in tables begin at the folder, which is None for arrays."""
         errors = {place: values for place, (*_, values) in enumerate(part) if isinstance(values, str)}
         whole = [place for place in range(len(part)) if place not in errors]
         if folder is None:

@@ -25,14 +25,14 @@ class Profiler(keras.callbacks.Callback):
     ``performance/collectives_ms``, ``performance/input_wait_ms`` and ``performance/host_ms`` a step, as ``trace.split``
     finds them.
 
-    The first call of a process builds the graph and compiles it. It is in the trace, and not in the split, which is of
-    the calls after it; a range of nothing but that call gives no split. A call that builds another graph later on (a
-    short last batch under Keras' own ``fit``) has that in ``host``.
+    The first call of a process builds the graph and compiles it. It is in the trace, but not in the split; a range of
+    only that call gives no split. A later call that builds another graph (a short last batch under Keras' own ``fit``)
+    counts that time as ``host``.
 
-    ``tracer`` is what begins, marks, ends and splits a trace: the module of that name, or what does the same.
+    ``tracer`` begins, marks, ends and splits a trace: the module ``trace``, or a test's own.
 
-    Place it directly after ``Position``, which says where the training is. Train in a ``with`` of it, whose end ends a
-    trace whose range the training did not reach the end of: a process can trace one thing at a time.
+    Place it directly after ``Position``, which says where the training is. Train in a ``with`` block of it: its end
+    also ends a trace whose last step the training did not reach, because a process can trace one thing at a time.
     """
 
     def __init__(
