@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from tasks.modeling import metrics
-from tasks.system import timeline
+from tasks.system import clock
 from tasks.training.position import Position
 
 MetricSink = Callable[[int, Mapping[str, float]], None]
@@ -74,7 +74,7 @@ class Throughput(keras.callbacks.Callback):
         self._compiled.update(sizes)
         if self.first_call_seconds is None:
             self.first_call_seconds = now - self._since
-            timeline.write("stages", "first step", time.monotonic() - self.first_call_seconds)
+            clock.write("stages", "first step", time.monotonic() - self.first_call_seconds)
         elif not compiled:
             self.num_examples += sum(sizes)
             self.seconds += now - self._since
