@@ -10,20 +10,20 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from flows.cli import (
-    comparison_command,
+    cluster,
     completion,
     data,
     doctor,
-    jobs,
-    model_commands,
-    operate_commands,
-    project_command,
-    reproduce,
+    lineage,
+    models,
+    operate,
+    project,
     runs,
     scaling,
-    stage_commands,
+    stages,
     sweep_command,
     sync,
+    training,
 )
 from flows.cli.command import (
     NO_SETTINGS,
@@ -52,7 +52,7 @@ app = typer.Typer(
 
 app.add_typer(data.app, name="data")
 app.add_typer(runs.app, name="runs")
-app.add_typer(jobs.app, name="jobs")
+app.add_typer(cluster.app, name="jobs")
 
 
 def _print_version(wanted: bool) -> None:
@@ -136,30 +136,30 @@ def _print_run(summary: "RunSummary", json: bool, changed: bool) -> None:
 
 
 for stage_command in (
-    comparison_command.compare,
+    training.compare,
     sweep_command.sweep,
-    stage_commands.download,
-    stage_commands.prepare,
-    stage_commands.train,
-    stage_commands.evaluate,
-    stage_commands.register,
-    stage_commands.report,
-    stage_commands.rollback,
-    stage_commands.export,
-    model_commands.predict,
-    model_commands.serve_model,
-    operate_commands.up,
-    operate_commands.down,
-    operate_commands.status,
-    operate_commands.serve_input,
+    stages.download,
+    stages.prepare,
+    stages.train,
+    stages.evaluate,
+    stages.register,
+    stages.report,
+    stages.rollback,
+    stages.export,
+    models.predict,
+    models.serve_model,
+    operate.up,
+    operate.down,
+    operate.status,
+    operate.serve_input,
     doctor.doctor,
-    project_command.init,
+    project.init,
     sync.sync,
-    jobs.submit,
+    cluster.submit,
     scaling.plan,
 ):
     app.command()(stage_command)
-app.command()(reproduce.reproduce)
+app.command()(lineage.reproduce)
 
 
 @app.command()
