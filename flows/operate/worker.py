@@ -173,7 +173,7 @@ def take_up(client: SyncPrefectClient, last_seen: datetime) -> list[FlowRun]:
         begin: State[Any] = Scheduled(scheduled_time=when, message="taken up again: its worker had ended")
         client.set_flow_run_state(run.id, begin, force=True)
         body = f"Its worker had ended; it goes on from its latest checkpoint.\n\nflow run {run.id}"
-        notifications.tell("restart", f"{run.id} {run.run_count}", f"{run.name} is taken up again", body)
+        notifications.tell("restart", f"{run.name} is taken up again", body)
         print(f"flow run {run.name} ({run.id}) is taken up again", flush=True)
         again.append(run)
     return again
