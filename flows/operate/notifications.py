@@ -8,7 +8,7 @@ import contextlib
 import os
 import sys
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -42,9 +42,7 @@ def check() -> None:
         return
     apprise = _apprise()
     for place, address in enumerate(addresses(), start=1):
-        with _silent():
-            known = apprise.Apprise.instantiate(address) is not None
-        if not known:
+        if apprise.Apprise.instantiate(address) is None:
             raise UserError(
                 f"{VARIABLE}: address {place} of {len(addresses())}, {address.partition(':')[0]}:..., is none that "
                 "Apprise knows: give addresses as https://appriseit.com/services/ has them, with blanks between them, "
@@ -124,39 +122,27 @@ def _send(address: str, kind: Kind, title: str, body: str) -> str | None:
     apprise = _apprise()
     asset = apprise.AppriseAsset(default_service_retry=RETRIES, default_service_wait=PAUSE_SECONDS)
     sender = apprise.Apprise(asset=asset)
-    with _silent():
-        if not sender.add(address):
-            return "an address is none that Apprise knows"
-        with apprise.LogCapture(fmt="%(message)s") as said:
-            taken = sender.notify(title=f"stratagem: {title}", body=body, notify_type=TYPES[kind])
-            why = (said.getvalue().strip().splitlines() or ["it was not taken"])[-1]
+    if not sender.add(address):
+        return "an address is none that Apprise knows"
+    with apprise.LogCapture(fmt="%(message)s") as said:
+        taken = sender.notify(title=f"stratagem: {title}", body=body, notify_type=TYPES[kind])
+        why = (said.getvalue().strip().splitlines() or ["it was not taken"])[-1]
     return None if taken else f"{address.partition(':')[0]}:... does not take it ({without_secrets(why)})"
 
 
 def _apprise() -> Any:
     """Return the library, imported here: that takes 0.3 s, which only a process that sends a message need spend."""
+    import logging
+
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # It looks for imghdr, and does without it.
         import apprise
         import apprise.utils.pgp  # Which it would import with the first address.
-    return apprise
-
-
-@contextlib.contextmanager
-def _silent() -> Iterator[None]:
-    """Let Apprise say nothing on the terminal: its lines may hold an address."""
-    import logging
-
+    # It says nothing on the terminal: its lines may hold an address. Without any handler Python prints warnings itself.
     logger = logging.getLogger("apprise")
-    before = logger.propagate
     logger.propagate = False
-    handler = logging.NullHandler()  # Without any, Python prints warnings by itself.
-    logger.addHandler(handler)
-    try:
-        yield
-    finally:
-        logger.removeHandler(handler)
-        logger.propagate = before
+    logger.addHandler(logging.NullHandler())
+    return apprise
 
 
 def _folder() -> Path:

@@ -104,9 +104,7 @@ class Supervisor:
     def __init__(self, stop: threading.Event) -> None:
         self._stop = stop
         self._folder = operation.folder()
-        before = operation.load()
-        operation.await_leftovers(before)
-        self._worker_seen = before.worker_seen if before else 0.0
+        operation.await_leftovers(operation.load())
         self._since = utc.now()
         self._ready = False
         self._listening = servers.listen(self._folder / "ports.json")
@@ -115,15 +113,15 @@ class Supervisor:
         set_environment(debug=True)  # Its lines go to a file.
         prefect = servers.prefect_server(self._listening["prefect"], key, schedules=True, home=home)
         pages = servers.mlflow_pages(self._listening["mlflow"], key)
-        self.asked = {
+        asked = {
             "PREFECT_API_URL": f"{prefect.address}/api",
             "PREFECT_API_AUTH_STRING": key,
             "PREFECT_HOME": str(home),
             "PROJECT_ROOT": str(config.project_root()),
         }
-        operation.write_environment(self.asked)
+        operation.write_environment(asked)
         links = {"STRATAGEM_MLFLOW_PAGES": pages.address} if pages else {}
-        self._worker_environment = {**os.environ, **self.asked, **links}
+        self._worker_environment = {**os.environ, **asked, **links}
         self._deployed = False
         self._told: set[tuple[str, int]] = set()
         self._prefect = SupervisedProgram(prefect, self._log("prefect"))
@@ -183,39 +181,30 @@ class Supervisor:
         return self._deployed
 
     def _watch(self) -> None:
-        """Tell which flow runs have crashed; note that the worker is at work."""
+        """Tell which flow runs have crashed while their worker lives: nobody begins them again."""
         while not self._stop.wait(WATCH_SECONDS):
             try:
-                if self._worker.process is not None and self._worker.process.poll() is None:
-                    looked = time.time()  # What crashes while this tells of others is found by the next look.
-                    if self._tell_crashed():
-                        self._worker_seen = looked
-                        self._save()
+                self._tell_crashed()
             except Exception as error:  # The servers go on, whatever is wrong here.
                 print(f"{utc.now()} warning: {without_secrets(str(error))}", file=sys.stderr)
 
-    def _tell_crashed(self) -> bool:
-        """Tell of flow runs that have crashed while their worker lives: nobody begins them again. Return whether the
-        server answered."""
+    def _tell_crashed(self) -> None:
+        if self._worker.process is None or self._worker.process.poll() is not None:
+            return
         states = {"type": {"any_": ["CRASHED"]}}
-        since = datetime.fromtimestamp(max(self._worker_seen - WATCH_SECONDS, self._worker.began), UTC).isoformat()
+        since = datetime.fromtimestamp(self._worker.began, UTC).isoformat()
         crashed = {"flow_runs": {"state": states, "end_time": {"after_": since}}}
         pool = {"work_pools": {"name": {"any_": [operation.POOL]}}}
-        found = operation.ask(self._prefect.server.address, "flow_runs/filter", crashed | pool)
-        if found is None:
-            return False
-        for run in found:
+        for run in operation.ask(self._prefect.server.address, "flow_runs/filter", crashed | pool) or []:
             if (one := (run["id"], run.get("run_count", 0))) in self._told:
                 continue  # Prefect's worker reports a crash twice, some seconds apart.
             self._told.add(one)
             reason = (run.get("state") or {}).get("message") or "its process died"
             notifications.tell_failure(run["name"], *one, reason)
-        return True
 
     def _end(self) -> None:
         """End the worker first: what it trains saves a step and tells its server."""
         with contextlib.suppress(OSError):  # A full disk; all is ended nevertheless.
-            self._worker_seen = time.time() if self._worker.process is not None else self._worker_seen
             self._save("ending")
         for kept in reversed(self._kept):
             if kept.process is not None:
@@ -223,8 +212,6 @@ class Supervisor:
                 kept.process = None
         for listening in self._listening.values():
             listening.close()
-        with contextlib.suppress(OSError):
-            self._save("ending")
 
     def _save(self, phase: Literal["starting", "ready", "ending"] | None = None) -> None:
         state = Operation(
@@ -234,14 +221,13 @@ class Supervisor:
             since=self._since,
             phase=phase or ("ready" if self._ready else "starting"),
             services=tuple(kept.state() for kept in self._kept),
-            worker_seen=self._worker_seen,
             versions=VERSIONS,
         )
         operation.save(state)
 
     def _new_worker(self) -> Server:
         options = [] if self._deployed else ["--deploy"]
-        command = (sys.executable, "-m", "flows.operate.worker", *options, str(self._worker_seen))
+        command = (sys.executable, "-m", "flows.operate.worker", *options)
         return Server("worker", command, self._worker_environment)
 
     def _log(self, name: str) -> Path:

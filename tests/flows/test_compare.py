@@ -20,7 +20,6 @@ import yaml
 
 from flows import comparison
 from flows.cli import training as training_commands
-from flows.machine_load import MachineLoad
 from flows.plan import LOOPS, plan
 from tasks import config, records, reports
 from tasks.operations import preconditions
@@ -344,7 +343,7 @@ def test_the_load_of_others_is_not_ones_own():
     """What this process and a child of it use, and what others use, are no more than there is."""
     child = subprocess.Popen([sys.executable, "-c", "while True: pass"])
     try:
-        began, before, measured = time.perf_counter(), _used(child.pid), MachineLoad()
+        began, before, measured = time.perf_counter(), _used(child.pid), comparison.MachineLoad()
         while time.perf_counter() < began + 0.6:
             pass
         own = (_used(child.pid) - before) / (time.perf_counter() - began)
