@@ -39,7 +39,7 @@ def sweep(
 
     Args:
         space: a name in recipes/sweeps/, or the path of a YAML file.
-        trials: how many, with those of before.
+        trials: how many, with those of an earlier start.
         parallel: so many train side by side, each in a process of its own.
         fresh: begin a new sweep in any case.
     """

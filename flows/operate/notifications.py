@@ -1,7 +1,7 @@
 """Notices of what happened, which Apprise sends to the addresses that the variable STRATAGEM_NOTIFY names.
 
-Each address is tried three times, some seconds apart; then a warning says that it does not answer, and `stratagem
-status` shows the notice until a later one arrives. A run that is killed and resumed may send the same notice again.
+Each address is tried three times, two seconds apart; then a warning says that the notice is lost, and so does
+`stratagem status` until a later notice arrives. A run that is killed and resumed may send the same notice again.
 """
 
 import contextlib

@@ -1,7 +1,7 @@
-"""What `stratagem up` leaves in mlruns/up/ while it keeps its servers, and what others read of it there.
+"""What `stratagem up` writes into mlruns/up/ while it runs, and what other commands read there.
 
-The folder is for the user alone, whatever mlruns/ is: it has the password of the servers and Prefect's database. That
-the lock is held says whether `up` runs; the kernel frees it when that process dies, however it does.
+Only the user may enter the folder, whatever the mode of mlruns/: it holds the password of the servers and Prefect's
+database. `up` runs if its lock is held; the kernel frees the lock when the process dies.
 """
 
 import contextlib
@@ -94,13 +94,13 @@ def load() -> Operation | None:
 
 
 def save(state: Operation) -> None:
-    """Write down what is kept here."""
+    """Write mlruns/up/state.json."""
     records.save(state, folder() / "state.json")
 
 
 def private_key() -> str:
-    """Return the password of the servers, ``user:password``: that of before, so that a browser and a shell keep theirs,
-    unless others could have read it."""
+    """Return the password of the servers, ``user:password``: the one of the last start, which a browser and a shell may
+    hold, unless others could have read it."""
     path = folder() / "key"
     with contextlib.suppress(OSError, UnicodeDecodeError):
         found = path.lstat()
@@ -117,7 +117,7 @@ def private_key() -> str:
 
 
 def write_environment(values: dict[str, str]) -> Path:
-    """Write what a shell needs to ask the servers, to be read by `source`; return where it lies."""
+    """Write the variables with which a shell can ask the servers, for `source`; return the path."""
     path = folder() / "environment"
     with files.replacing(path) as temporary:
         lines = "".join(f"export {name}={shlex.quote(value)}\n" for name, value in values.items())
@@ -190,7 +190,7 @@ def ask(address: str, path: str, body: dict[str, Any]) -> Any:
 
 
 def worker_heartbeat(address: str) -> float | None:
-    """Return when the worker has told its server last that it is there, in seconds since 1970."""
+    """Return the time of the worker's last heartbeat, in seconds since 1970."""
     for worker in ask(address, f"work_pools/{POOL}/workers/filter", {}) or []:
         if worker.get("name") == WORKER and worker.get("last_heartbeat_time"):
             return datetime.fromisoformat(worker["last_heartbeat_time"].replace("Z", "+00:00")).timestamp()

@@ -76,7 +76,7 @@ def _deploy(client: SyncPrefectClient, root: Path) -> None:
 
 
 class Paused(NamedTuple):
-    """What somebody has paused of a deployment."""
+    """What a user has paused of a deployment."""
 
     whole: bool
     schedules: frozenset[str]
@@ -137,7 +137,7 @@ def job_template() -> dict[str, Any]:
 
 
 def find_last_heartbeat(client: SyncPrefectClient) -> datetime:
-    """Return when the worker before this one told its server last that it is there; now, where there was none."""
+    """Return the time of the last heartbeat of the worker before this one; now, if there was none."""
     workers = client.read_workers_for_work_pool(POOL)
     heartbeats = [one.last_heartbeat_time for one in workers if one.name == WORKER and one.last_heartbeat_time]
     return max(heartbeats, default=datetime.now(UTC))
