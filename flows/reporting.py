@@ -86,7 +86,8 @@ def reported(body: Callable[[], R]) -> R:
         outcome.keep()
         raise outcome
     if isinstance(outcome.error, Interrupted):
-        stopped: R = cancelled(outcome.error)  # Which Prefect takes for the run's state.
+        # Prefect takes it for the run's state, and `result` for the exit code.
+        stopped: Any = Cancelled(message=str(outcome.error), data=outcome.error.exit_code)
         return stopped
     if outcome.error is not None:
         raise outcome.error
@@ -161,11 +162,6 @@ def _quiet_without_server() -> None:
 def _server_answers(seconds: float) -> bool:
     url = get_current_settings().api.url
     return url is None or answers(url, seconds)
-
-
-def cancelled(interrupted: Interrupted) -> Any:
-    """Return the state of a flow run that somebody stopped."""
-    return Cancelled(message=str(interrupted), data=interrupted.exit_code)
 
 
 def result(state: State[R]) -> R:

@@ -97,7 +97,8 @@ def tell_drift(prepared: PreparedDataset, quality: DataQuality) -> None:
         return
     body = f"{drift.text}\n\ndata version {version}; `stratagem data show {prepared.name}` tells more"
     tell("drift", f"the data of {prepared.name} have changed", body)
-    told.write_text(version, encoding="utf-8")
+    with contextlib.suppress(OSError):
+        told.write_text(version, encoding="utf-8")
 
 
 def tell_result(summary: RunSummary, name: str) -> None:
