@@ -14,7 +14,7 @@ import sys
 from collections.abc import Callable
 from contextvars import ContextVar
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, TypeVar, cast
 
 import httpx
 from prefect import Flow, State
@@ -87,8 +87,7 @@ def reported(body: Callable[[], R]) -> R:
         raise outcome
     if isinstance(outcome.error, Interrupted):
         # Prefect takes it for the run's state, and `result` for the exit code.
-        stopped: Any = Cancelled(message=str(outcome.error), data=outcome.error.exit_code)
-        return stopped
+        return cast(R, Cancelled(message=str(outcome.error), data=outcome.error.exit_code))
     if outcome.error is not None:
         raise outcome.error
     returned: R = outcome.returned
