@@ -119,7 +119,7 @@ def _refusal(
 def _unmeasured(metric: str, run: Run, evaluated: Evaluated | None) -> str:
     """Return why an evaluation has no value of a metric: there is none, or it was told of it afterwards."""
     if evaluated is not None:
-        of_predictions = metrics.find(metric.partition("/")[2], "register.metric").of_predictions
+        of_predictions = metrics.find_metric(metric.partition("/")[2], "register.metric").of_predictions
         if of_predictions(evaluated.given.labels, evaluated.given.outputs.astype(np.float64)) is None:
             return f"{metric} says nothing about these test rows"
     return f"the evaluation was told of no {metric}: {_commands_again(run, f'--set register.metric={metric}')}"

@@ -71,7 +71,7 @@ def check(settings: config.Settings, prepared: PreparedDataset) -> tuple[strateg
     check_augmentation(settings.input.augmentation, prepared)
     with model.in_host_memory():
         looked_at = models.build(settings.model, prepared, settings.input.normalization)
-        losses.find(settings.train, prepared, shares=settings.input.augmentation.mixes)
+        losses.find_loss(settings.train, prepared, shares=settings.input.augmentation.mixes)
         metrics.check(settings, prepared, losses.example(prepared, 2))
     strategy.check_model(looked_at)
     check_last_batch(looked_at, strategy, settings.input, len(rows), global_batch_size)

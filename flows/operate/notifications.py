@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 from tasks import config
 from tasks.records import DataQuality, PreparedDataset, Run, RunSummary
-from tasks.system import utc
+from tasks.system import clock
 from tasks.system.errors import UserError
 from tasks.system.network import without_secrets
 
@@ -61,13 +61,13 @@ def tell(kind: Kind, title: str, body: str) -> None:
     if not addresses():
         return
     title = without_secrets(" ".join(title.split()))
-    body = f"{without_secrets(body.strip())[:MAX_BODY]}\n\n{utc.now()}"
+    body = f"{without_secrets(body.strip())[:MAX_BODY]}\n\n{clock.now()}"
     failed = [why for address in addresses() if (why := _send(address, kind, title, body))]
     for why in failed:
         print(f"warning: {VARIABLE}: {why}", file=sys.stderr)
     with contextlib.suppress(OSError):  # Of a full disk the run itself tells.
         _folder().mkdir(parents=True, exist_ok=True)
-        (_folder() / "lost").write_text("".join(f"{utc.now()} {title}: {why}\n" for why in failed), encoding="utf-8")
+        (_folder() / "lost").write_text("".join(f"{clock.now()} {title}: {why}\n" for why in failed), encoding="utf-8")
 
 
 def last_lost() -> str | None:

@@ -24,7 +24,7 @@ from flows.operate.servers import Server
 from tasks import config
 from tasks.process.environment import keep_private
 from tasks.records import Operation, ServiceState
-from tasks.system import utc
+from tasks.system import clock
 from tasks.system.errors import StratagemError, UserError
 from tasks.system.network import unreachable_reason, without_secrets
 
@@ -66,7 +66,7 @@ class SupervisedProgram:
             name=self.server.name,
             pid=pid,
             created=operation.created(pid) if pid else 0.0,
-            since=utc.at(self.began),
+            since=clock.at(self.began),
             restarts=self.restarts,
             last_end=self.last_end,
             address=self.server.address,
@@ -105,7 +105,7 @@ class Supervisor:
         self._stop = stop
         self._folder = operation.folder()
         operation.await_leftovers(operation.load())
-        self._since = utc.now()
+        self._since = clock.now()
         self._ready = False
         self._listening = servers.listen(self._folder / "ports.json")
         key = operation.private_key()
@@ -167,7 +167,7 @@ class Supervisor:
         if not self._ready and kept.deaths_in_a_row >= MAX_FIRST_TRIES:
             raise StratagemError(f"{kept.server.name} does not start ({how}): {last_line(kept.log)}; see {kept.log}")
         self._save()
-        print(f"{utc.now()} {kept.server.name} has ended ({how}); started again in {pause:.0f} s", file=sys.stderr)
+        print(f"{clock.now()} {kept.server.name} has ended ({how}); started again in {pause:.0f} s", file=sys.stderr)
         if self._ready:
             title = f"{kept.server.name} is started again on {socket.gethostname()}"
             body = f"It had ended ({how}), the {kept.restarts}. time. Its last line: {last_line(kept.log)}"
@@ -186,7 +186,7 @@ class Supervisor:
             try:
                 self._tell_crashed()
             except Exception as error:  # The servers go on, whatever is wrong here.
-                print(f"{utc.now()} warning: {without_secrets(str(error))}", file=sys.stderr)
+                print(f"{clock.now()} warning: {without_secrets(str(error))}", file=sys.stderr)
 
     def _tell_crashed(self) -> None:
         if self._worker.process is None or self._worker.process.poll() is not None:

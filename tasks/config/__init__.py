@@ -1,62 +1,22 @@
 """The settings of a run: what every key means and may hold, and how params.yaml, a recipe and ``--set`` give it."""
+# isort: skip_file
 
-from tasks.config.affects import Affects
 from tasks.config.data_defaults import Choice
 from tasks.config.datasets import (
-    AnyDescription,
-    Arrays,
-    DataCheck,
-    Description,
-    ImageFolder,
-    LocalDescription,
-    Table,
-    TableColumn,
-    Tfds,
-    describe,
-    description_kinds,
-    read_description,
-)
+    AnyDescription, Arrays, DataCheck, Description, ImageFolder, LocalDescription, Table, TableColumn, Tfds, describe,
+    description_kinds, read_description,
+)  # fmt: skip
 from tasks.config.form import Overrides, recipe_schema
 from tasks.config.input import Augmentation, Input, RandAugment
-from tasks.config.keys import fields_of, flat, leaves, marks_of
-from tasks.config.metric_names import top_k_of
 from tasks.config.project import code_root, has_own_code, names_of, project_root, recipes
 from tasks.config.schedules import Constant, Cosine, Piecewise
-from tasks.config.schema import (
-    CHAMPION,
-    FEATURES,
-    Checkpoint,
-    Dataset,
-    Model,
-    Register,
-    Settings,
-    kinds_of,
-)
+from tasks.config.schema import CHAMPION, FEATURES, Checkpoint, Dataset, Model, Register, Settings, kinds_of
+from tasks.config.section import Affects, fields_of, flat, leaves, marks_of, top_k_of
 from tasks.config.sources import (
-    choices,
-    load,
-    overruled,
-    parse,
-    read_overrides,
-    read_texts,
-    read_yaml,
-    refuse_secrets,
-    restore,
-    sources_of,
-)
+    choices, load, overruled, parse, read_overrides, read_texts, read_yaml, refuse_secrets, restore, sources_of,
+)  # fmt: skip
 from tasks.config.strategies import (
-    AnyCluster,
-    AnyStrategy,
-    Cluster,
-    DataParallel,
-    Mirrored,
-    ModelParallel,
-    MultiWorker,
-    OneDevice,
-    OnJax,
-    ParameterServer,
-    StrategySection,
-    Tpu,
-    strategy_kinds,
-)
+    AnyCluster, AnyStrategy, Cluster, DataParallel, Mirrored, ModelParallel, MultiWorker, OneDevice, OnJax,
+    ParameterServer, StrategySection, Tpu, strategy_kinds,
+)  # fmt: skip
 from tasks.config.train import BATCH_SIZES, EarlyStopping, Train

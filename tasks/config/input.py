@@ -4,8 +4,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from tasks.config.affects import Result, Speed
-from tasks.config.section import MAX_PIXELS, Count, Section, Text
+from tasks.config.section import MAX_PIXELS, Count, Result, Section, Speed, Text
 
 Fraction = Annotated[float, Field(ge=0, le=1)]
 Alpha = Annotated[float, Field(ge=0, le=100)]

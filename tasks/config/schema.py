@@ -14,18 +14,26 @@ from typing import Annotated, Any, Literal, NamedTuple, Self, get_args
 
 from pydantic import AfterValidator, Field, field_validator, model_validator
 
-from tasks.config.affects import Bookkeeping, Course, Result, Speed, What
 from tasks.config.input import Input
-from tasks.config.keys import flat, leaves, marks_of
-from tasks.config.metric_names import OwnCode, TestMetric, TrainingMetric
 from tasks.config.optimizers import AnyOptimizer
 from tasks.config.schedules import AnySchedule
 from tasks.config.section import (
     MAX_FLOAT32,
+    Bookkeeping,
     Count,
+    Course,
+    OwnCode,
     Pixels,
+    Result,
     Section,
+    Speed,
+    TestMetric,
     Text,
+    TrainingMetric,
+    What,
+    flat,
+    leaves,
+    marks_of,
 )
 from tasks.config.strategies import AnyStrategy, strategy_kinds
 from tasks.config.train import Train
@@ -135,6 +143,8 @@ class Model(Section):
             json.dumps(options, allow_nan=False)
         except ValueError:
             raise ValueError("options holds a number that is not finite: JSON and Keras cannot keep it") from None
+        except TypeError as error:
+            raise ValueError(f"options holds what JSON cannot keep: {error}") from None
         return options
 
 

@@ -229,7 +229,7 @@ def rollback(model: str) -> records.RolledBack:
 def in_foreign_cluster(settings: config.Settings) -> bool:
     """Return whether this command is to join a cluster that someone else starts."""
     cluster = settings.strategy.cluster
-    return cluster is not None and not engines.find(cluster).STARTS_ALL
+    return cluster is not None and not engines.find_launcher(cluster).STARTS_ALL
 
 
 def member_name(settings: config.Settings) -> str | None:

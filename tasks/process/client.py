@@ -383,7 +383,7 @@ def _evaluable(settings: config.Settings) -> config.Settings:
     if running is not None and running.fixed == fixed_at_start(settings) and running.with_cluster and running.usable:
         return settings
     try:
-        if not engines.find(cluster).STARTS_ALL:
+        if not engines.find_launcher(cluster).STARTS_ALL:
             raise UserError("someone else starts the members of the run's cluster, and none waits for this")
         engines.members(settings.strategy)
     except UserError as error:

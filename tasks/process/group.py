@@ -180,7 +180,7 @@ class ProcessGroup:
     @property
     def is_foreign(self) -> bool:
         """Whether someone else starts the other members."""
-        return self.cluster is not None and not engines.find(self.cluster).STARTS_ALL
+        return self.cluster is not None and not engines.find_launcher(self.cluster).STARTS_ALL
 
     def kill(self) -> None:
         """End all members at once."""

@@ -47,3 +47,11 @@ def load(record_type: type[R], path: Path) -> R:
         raise UserError(
             f"{path} is not a readable {record_type.__name__} ({first}): run the stage that writes it again"
         ) from None
+
+
+def load_or_none(record_type: type[R], path: Path) -> R | None:
+    """Return the record in a JSON file; None where the file is missing or is not such a record."""
+    try:
+        return load(record_type, path)
+    except UserError:
+        return None

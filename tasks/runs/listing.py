@@ -15,7 +15,7 @@ from tasks.runs.catalogue import Entry
 from tasks.runs.index import NEWEST_FIRST, load
 from tasks.runs.locks import is_abandoned
 from tasks.runs.outcome import load_result
-from tasks.system import errors, utc
+from tasks.system import clock, errors
 from tasks.system.errors import UserError
 
 STATUSES = ("running", "finished", "failed", "killed", "crashed")
@@ -128,7 +128,7 @@ def line_of(entry: Entry) -> RunLine:
     return RunLine(
         run_id=str(entry.run_id),
         name=entry.name or "",
-        began=utc.at(entry.began / 1000),
+        began=clock.at(entry.began / 1000),
         ended=entry.ended if status in ("finished", "failed", "killed") else None,
         status=status,
         dataset=entry.dataset or "",

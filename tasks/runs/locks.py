@@ -19,7 +19,7 @@ from tasks.records import Holder, Run
 from tasks.runs.identity import boot_id, process_space
 from tasks.runs.index import find_named, find_not_final
 from tasks.runs.outcome import status
-from tasks.system import files, utc
+from tasks.system import clock, files
 from tasks.system.errors import UserError
 
 # A process that looks whether a lock is free holds it for a moment.
@@ -79,7 +79,7 @@ def lock(key: str, what: str, flow_run_id: str | None = None) -> Iterator[RunLoc
                 host=socket.gethostname(),
                 boot=boot_id(),
                 process_space=process_space(),
-                since=utc.now(),
+                since=clock.now(),
                 what=what,
                 flow_run_id=flow_run_id,
             ),

@@ -7,7 +7,7 @@ from tasks import config, records
 from tasks.records import EvaluationResult, Limits, NonFinite, Pruned, R, Run, RunStatus, TrainingResult
 from tasks.runs import catalogue
 from tasks.runs.catalogue import PRUNED, RESULTS
-from tasks.system import utc
+from tasks.system import clock
 from tasks.system.errors import UserError
 
 LIMITS = "records/limits.json"
@@ -15,7 +15,7 @@ LIMITS = "records/limits.json"
 
 def set_status(run: Run, status: str, reason: str | None = None) -> None:
     """Write down that a run is at work, or how it ended."""
-    now = utc.now()
+    now = clock.now()
     record = RunStatus.model_validate({"status": status, "reason": reason, "at": now})
     records.save(record, config.project_root() / run.folder / "status.json")
     catalogue.forget(run.folder)

@@ -22,7 +22,7 @@ from tasks.runs.index import kind_of_parent, load, look_up_parent
 from tasks.runs.listing import RunFilter, all_entries, bytes_of, line_of
 from tasks.runs.locks import is_locked, lock
 from tasks.runs.outcome import is_pruned, status
-from tasks.system import files, network, utc
+from tasks.system import clock, files, network
 from tasks.system.errors import UserError
 
 PARTS = ("checkpoints", "models")
@@ -197,7 +197,7 @@ def _remove(run: Run, num_bytes: int, version: str | None) -> None:
         catalogue.forget(run.folder)
         begun = is_pruned(run)
         if not begun:
-            now = utc.now()
+            now = clock.now()
             records.save(Pruned(at=now, num_bytes=num_bytes), folder / PRUNED)
         try:
             for part in PARTS:

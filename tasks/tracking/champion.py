@@ -13,7 +13,7 @@ import mlflow
 from mlflow.exceptions import MlflowException
 
 from tasks import config, runs
-from tasks.system import utc
+from tasks.system import clock
 from tasks.system.errors import StratagemError, UserError, one_of
 from tasks.tracking import turns
 from tasks.tracking.store import REFUSALS, open_store, retried, store_uri
@@ -172,7 +172,7 @@ def rollback(back: Rollback) -> None:
             if champion is not None:
                 # What stands after the present champion has not happened; then its last place in the tag tells.
                 _write_history(client, name, history)
-                now = utc.now()
+                now = clock.now()
                 client.set_model_version_tag(name, champion, ROLLED_BACK, now)
             turn.check()
             client.set_registered_model_alias(name, config.CHAMPION, back.version)

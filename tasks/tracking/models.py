@@ -143,7 +143,7 @@ def _write_model(
     It is not written by mlflow.keras, which wants the model in memory, and writes another file than the run's.
     """
     backend = os.environ.get("KERAS_BACKEND", "tensorflow")
-    raw = prepared_data.encoding(prepared)
+    raw = prepared_data.encoder_config(prepared)
     packages = ["keras", "numpy", backend]
     if raw is not None and any(feature.kind == "image" for feature in prepared.features.values()):
         packages.append("pillow")

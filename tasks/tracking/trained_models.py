@@ -266,7 +266,7 @@ def _of_training(run: Run, training: TrainingResult, keras_file: Path, sha256: s
         name=f"run {run.run_id}",
         keras_file=keras_file,
         sha256=sha256,
-        encoding=prepared_data.encoding(prepared),
+        encoding=prepared_data.encoder_config(prepared),
         target=prepared.target,
         module=module,
         code=root if module else None,

@@ -11,7 +11,7 @@ from flows.cli import runs as run_commands
 from tasks import config, records, runs
 from tasks.operations import checkout, other_checkout, reproduce, trace
 from tasks.records import Change, Changed, TrainingResult
-from tasks.reports import material, overview
+from tasks.reports import contents, material
 from tasks.runs import lineage, uncommitted
 from tasks.system import files, machine, temporary
 from tasks.system.errors import UserError
@@ -181,7 +181,7 @@ def test_a_run_that_was_resumed_as_another_training_is_refused_and_says_so_every
     assert {link.facts.get("resumed with") for link in links if link.kind == "settings"} == {both}
     run_commands.print_details(runs.show(run))
     assert both in " ".join(capsys.readouterr().out.split())
-    assert "train.epochs 2 up to step 82, then 10" in str(overview.origin(material.load(run)))
+    assert "train.epochs 2 up to step 82, then 10" in str(contents.origin(material.load(run)))
 
 
 def test_a_run_that_was_resumed_with_what_moves_the_last_bits_alone_is_reproduced_if_that_is_allowed(trained):

@@ -88,7 +88,7 @@ def test_the_best_by_a_metric_of_ones_own_come_first(project):
 
 def test_which_is_better_is_known_of_each_metric():
     for name in config.names_of("modeling/metrics"):
-        assert pipeline.lower_is_better(f"test/{name}") == (metrics.find(name).better == "lower"), name
+        assert pipeline.lower_is_better(f"test/{name}") == (metrics.find_metric(name).better == "lower"), name
     assert pipeline.lower_is_better("validation/loss")
     assert not pipeline.lower_is_better("test/top_3_accuracy"), "of which there is no file"
     assert not pipeline.lower_is_better("examples_per_second"), "it is no metric"

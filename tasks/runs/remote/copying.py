@@ -19,7 +19,7 @@ from tasks import config, records, runs
 from tasks.records import Copy, Run, ToCopy
 from tasks.runs import committed
 from tasks.runs.remote.address import Place, open_place, reason
-from tasks.system import files, utc
+from tasks.system import clock, files
 from tasks.system.errors import StratagemError
 
 INDEX = "run.json"
@@ -243,7 +243,7 @@ class Copier:
                 if known.get(name) != digest or there.get(f"files/{name}") != size:
                     place.put(path, f"files/{name}", _progress(self.folder))
                 found[name] = digest
-        index = Copy(project=runs.project_id(), host=socket.gethostname(), at=utc.now(), texts=texts, files=found)
+        index = Copy(project=runs.project_id(), host=socket.gethostname(), at=clock.now(), texts=texts, files=found)
         if before is None or index.model_copy(update={"at": before.at}) != before:
             write_index(place, index)
         return index
