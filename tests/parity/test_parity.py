@@ -112,6 +112,30 @@ LAYOUTS = {
     "multi_worker x3": ({"strategy.kind": "multi_worker", "strategy.workers": 3}, OTHER_LOOP[:5]),
 }  # fmt: skip
 
+# What CI runs of each layout: both loops, growing calls, clipping, a stream with augmentation, half precision. The rest
+# runs once a week.
+OFTEN = {
+    "one_device": [("mlp, clipped adam, squared error, rest 20", "custom", 1, {}), ("mlp, adam, rest 1", "fit", 8, {})],
+    "mirrored x2": [
+        ("mlp, adam, rest 1", "fit", 8, {}),
+        ("mlp, clipped adam, squared error, rest 20", "custom", 1, {}),
+        ("convnet2, sgd, stream, augmented, rest 13", "custom", 8, {}),
+    ],
+    "multi_worker x2": [
+        ("mlp, adam, rest 1", "fit", 8, {}),
+        ("mlp, clipped adam, squared error, rest 20", "custom", 1, {}),
+        ("mlp, sgd, float32", "custom", 1, {}),
+        ("mlp, sgd, float32", "custom", "auto", {}),
+        ("mlp, sgd, bfloat16", "custom", 8, {}),
+    ],
+}
+OFTEN_WORK = {run[0] for runs in OFTEN.values() for run in runs}
+
+
+def is_often(layout, run):
+    reference = layout == "one_device" and run in REFERENCES and run[0] in OFTEN_WORK
+    return reference or run in OFTEN.get(layout, ())
+
 
 def name_of(run):
     work, loop, steps_per_execution, more = run
@@ -135,8 +159,8 @@ def folder_of(layout, run):
     return f"mlruns/runs/{layout} {name_of(run)}".replace(" ", "_")
 
 
-def main(layout):
-    """Do a layout's runs; on a worker that is not the chief, help with them."""
+def main(layout, often):
+    """Do a layout's runs for CI, or the others; on a worker that is not the chief, help with them."""
     from tasks import train
     from tasks.training.callbacks.progress import Throughput
 
@@ -157,6 +181,8 @@ def main(layout):
     origin = records.Lineage(git_commit=None, git_dirty=None, code_digest="", settings_digest="", data_version=None)
     cluster = json.loads(os.environ.get("TF_CONFIG", "null"))
     for run in LAYOUTS[layout][1]:
+        if is_often(layout, run) != often:
+            continue
         settings = settings_of(layout, run)
         if cluster and cluster["task"]["index"]:
             train.assist(settings, prepared)
@@ -177,16 +203,17 @@ def main(layout):
 
 @pytest.fixture(scope="module")
 def measure(shared_project, start):
-    """``measure(layout, run)`` gives a run's folder; the first call of a layout does all its runs."""
+    """``measure(layout, run)`` gives a run's folder; the first call of a layout does all its runs for CI, or the rest."""
     done = {}
 
     def measure(layout, run):
+        key = layout, is_often(layout, run)
         with contextlib.chdir(shared_project):
-            if layout not in done:
-                done[layout] = False
-                start("test_parity", [layout], LAYOUTS[layout][0].get("strategy.workers", 1))
-                done[layout] = True
-            assert done[layout], f"the runs of {layout} failed before"
+            if key not in done:
+                done[key] = False
+                start("test_parity", [*key], LAYOUTS[layout][0].get("strategy.workers", 1))
+                done[key] = True
+            assert done[key], f"the runs of {layout} failed before"
         return shared_project / folder_of(layout, run)
 
     return measure
@@ -226,7 +253,7 @@ CASES = [
         layout,
         run,
         id=f"{layout} {name_of(run)}",
-        marks=pytest.mark.exhaustive if layout.endswith("x3") else (),
+        marks=() if is_often(layout, run) else pytest.mark.exhaustive,
     )
     for layout, (_, runs) in LAYOUTS.items()
     for run in runs
@@ -234,8 +261,16 @@ CASES = [
 ]
 
 
-@pytest.mark.parametrize("layout", [pytest.param("mirrored x2", marks=pytest.mark.exhaustive), "multi_worker x2"])
-@pytest.mark.parametrize("run", GROWING, ids=name_of)
+@pytest.mark.parametrize(
+    ("layout", "run"),
+    [
+        pytest.param(
+            layout, run, id=f"{layout} {name_of(run)}", marks=() if is_often(layout, run) else pytest.mark.exhaustive
+        )
+        for layout in ("mirrored x2", "multi_worker x2")
+        for run in GROWING
+    ],
+)
 def test_calls_that_grow_change_no_bit(measure, layout, run):
     work, loop, _, more = run
     single, growing = measure(layout, (work, loop, 1, more)), measure(layout, run)
