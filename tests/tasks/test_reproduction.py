@@ -244,6 +244,6 @@ def test_whether_the_same_came_out(tmp_path, monkeypatch, digests, deterministic
         records.save(trained.model_copy(update={"weights_digest": digest}), path)
     settings = config.load(None, {"train.deterministic": deterministic})
     change = Change(kind="machine", what="cores", then="1", now="2", effect="matters")
-    done = reproduce.judge(first, second, settings, [change] if other_checkout else [])
+    done = reproduce.judge(first, second, settings, [change] if elsewhere else [])
     assert (done.same, done.weights_digests, done.reproduced_by) == (same, digests, second.run_id)
     assert re.search(words, done.reason), done.reason
