@@ -247,7 +247,6 @@ def _put_down_commit(run: Run, new: Run) -> None:
         new.model_copy(update={"lineage": new.lineage.model_copy(update=known)}),
         root / new.folder / "records" / "run.json",
     )
-    runs.forget(new.folder)
 
 
 def judge(run: Run, new: Run, settings: config.Settings, changes: list[Change]) -> Reproduction:

@@ -3,7 +3,6 @@ which one a command resumes (`index`, `resume`, `comparisons`); what killed proc
 of all without reading them again (`catalogue`); how they look in a list (`listing`) and by themselves (`details`);
 which of them need no room on the disk any more (`pruning`); and what Prefect was not told of (`unreported`)."""
 
-from tasks.runs.catalogue import forget
 from tasks.runs.comparisons import find_unfinished_comparison, load_progress, save_progress
 from tasks.runs.details import compare, show
 from tasks.runs.identity import boot_id, process_space, project_id, store_name

@@ -5,13 +5,11 @@ from pathlib import Path
 
 from tasks import config, records
 from tasks.records import ComparisonProgress, ComparisonRow, EvaluationResult, Run, TrainingResult
-from tasks.runs import catalogue
-from tasks.runs.index import NEWEST_FIRST, load, look_up
+from tasks.runs.entries import find_entries
+from tasks.runs.index import look_up
 from tasks.runs.locks import is_abandoned
 from tasks.runs.outcome import load_result
 from tasks.system.errors import UserError
-
-UNFINISHED = "folder LIKE 'mlruns/comparisons/%' AND run_id IS NOT NULL AND status IS NOT 'FINISHED' AND dataset = ?"
 
 
 def save_progress(run: Run, progress: ComparisonProgress) -> None:
@@ -40,10 +38,12 @@ def find_unfinished_comparison(key: str, dataset: str, wanted: records.Lineage) 
         (run, None), (None, why), or (None, None) where none on this dataset is unfinished and has measured something.
     """
     why = None
-    for entry in catalogue.query(f"{UNFINISHED} {NEWEST_FIRST} LIMIT 20", dataset):
-        run = load(entry.folder)
+    for entry in find_entries("comparisons"):
+        run = entry.run
+        if entry.dataset != dataset or (entry.status is not None and entry.status.status == "FINISHED"):
+            continue
         # While this process holds the key, no other one is at work under it.
-        if run is None or not (run.key == key or is_abandoned(run)) or not load_progress(run).rows:
+        if not (run.key == key or is_abandoned(run)) or not load_progress(run).rows:
             continue
         others = _differences(run, key, wanted)
         if not others:

@@ -17,7 +17,8 @@ from tasks.records import (
     RunSummary,
     TrainingResult,
 )
-from tasks.runs import catalogue, outcome
+from tasks.runs import outcome
+from tasks.runs.entries import find_entry
 from tasks.runs.listing import line_of
 from tasks.system import files
 from tasks.system.errors import UserError
@@ -31,12 +32,12 @@ def show(run: Run) -> RunDetails:
     """
     training, evaluation = _result(run, TrainingResult), _result(run, EvaluationResult)
     registered, summary = _result(run, RegisteredModel), _summary(run)
-    entries = catalogue.query("folder = ?", run.folder)
-    if not entries or entries[0].run_id is None:
+    entry = find_entry(run)
+    if entry is None:
         raise UserError(f"run {run.run_id} is not in {run.folder} any more, or cannot be read there")
     ended = outcome.status(run)
     return RunDetails(
-        run=line_of(entries[0]),
+        run=line_of(entry),
         folder=run.folder,
         reason=ended.reason if ended else None,
         lineage=run.lineage,

@@ -1,15 +1,19 @@
 """What killed processes left half-written."""
 
 import contextlib
+import logging
 import shutil
 from pathlib import Path
 
 from filelock import FileLock, Timeout
 
 from tasks import config
-from tasks.runs import catalogue, index
+from tasks.runs import index
+from tasks.runs.entries import find_unreadable
 from tasks.runs.locks import is_abandoned, remove_free_locks
 from tasks.system import files
+
+logger = logging.getLogger(__name__)
 
 
 def remove_leftovers(mine: str = "") -> list[Path]:
@@ -30,15 +34,12 @@ def remove_leftovers(mine: str = "") -> list[Path]:
         if (path / files.MARK).is_file():
             with contextlib.suppress(Timeout, OSError), FileLock(path / files.MARK, blocking=False):
                 removed += files.remove_scratch([path], root)
-    for entry in catalogue.query("status = 'RUNNING' OR partial"):
-        folder = root / entry.folder
-        found = [*folder.glob("checkpoints/.*.partial"), *folder.glob("models/.*.partial*")]
-        run = index.load(entry.folder) if found else None
-        if run is None or not (run.key == mine or is_abandoned(run)):
-            continue
-        for path in found:
-            if files.is_inside(path, root):
-                shutil.rmtree(path, ignore_errors=True) if path.is_dir() else path.unlink(missing_ok=True)
-                removed.append(path)
+    for path in [*root.glob("mlruns/runs/*/checkpoints/.*.partial"), *root.glob("mlruns/runs/*/models/.*.partial*")]:
+        run = index.load(path.parents[1].relative_to(root).as_posix())
+        if run is not None and (run.key == mine or is_abandoned(run)) and files.is_inside(path, root):
+            shutil.rmtree(path, ignore_errors=True) if path.is_dir() else path.unlink(missing_ok=True)
+            removed.append(path)
     remove_free_locks()
+    for why in find_unreadable().values():
+        logger.warning("%s", why)
     return removed

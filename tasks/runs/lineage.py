@@ -15,7 +15,6 @@ import yaml
 from tasks import config, records
 from tasks.modeling import own_code
 from tasks.records import CodeMeanings
-from tasks.runs import catalogue
 from tasks.system.errors import UserError
 
 if TYPE_CHECKING:
@@ -306,12 +305,11 @@ def finished_run(dataset: str, lineage: records.Lineage) -> records.RunSummary |
     Unreadable records are skipped.
     """
     last = None
-    newest = "dataset = ? AND finished_at IS NOT NULL ORDER BY finished_at DESC LIMIT 1"
-    while last is None and (found := catalogue.query(newest, dataset)):
-        try:
-            last = records.load(records.RunSummary, config.project_root() / found[0].folder / "summary.json")
-        except UserError:
-            catalogue.forget(found[0].folder)  # It was readable when it was read.
+    for path in (config.project_root() / "mlruns" / "runs").glob("*/summary.json"):
+        with contextlib.suppress(UserError):
+            found = records.load(records.RunSummary, path)
+            if found.dataset == dataset and (last is None or found.finished_at > last.finished_at):
+                last = found
     if last is None:
         return None
     wanted = (lineage.data_version, lineage.settings_digest, lineage.code_digest)

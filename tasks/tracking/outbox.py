@@ -70,7 +70,6 @@ class Outbox:
                     if file.read() != b"\n":  # A process killed while it wrote left half a line.
                         file.write(b"\n")
                 file.write("".join(json.dumps(event) + "\n" for event in events).encode())
-            runs.forget(run.folder)  # Of a run that had ended it is not known that it has something to tell.
             self._send_kept(run)
 
     def flush(self, run: records.Run) -> None:

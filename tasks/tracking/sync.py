@@ -148,7 +148,6 @@ def _deliver_kept(only_look: bool) -> Iterator[Synced]:
         if run.store != there:
             run = run.model_copy(update={"store": there})
             records.save(run, config.project_root() / run.folder / "records" / "run.json")
-            runs.forget(run.folder)
         OUTBOX.retry_now()
         OUTBOX.flush(run)
         if OUTBOX.has_unsent(run):

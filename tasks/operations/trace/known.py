@@ -9,9 +9,8 @@ from functools import cached_property
 from tasks import config, records
 from tasks.operations import pipeline
 from tasks.records import ModelVersion, RegisteredModel
-from tasks.runs import catalogue, model_versions, relocation
-from tasks.runs.catalogue import Entry
-from tasks.runs.index import NEWEST_FIRST
+from tasks.runs import model_versions, relocation
+from tasks.runs.entries import PLACES, Entry, find_entries
 from tasks.system.errors import StratagemError, UserError
 
 
@@ -25,12 +24,13 @@ class Known:
     @cached_property
     def entries(self) -> list[Entry]:
         """The runs and comparisons that can be read, the newest first."""
-        return catalogue.query(f"run_id IS NOT NULL {NEWEST_FIRST}")
+        return find_entries(*PLACES)
 
     @cached_property
     def runs(self) -> dict[str, Entry]:
         """The runs by their ids, the newest first."""
-        return {str(entry.run_id): entry for entry in self.entries if entry.folder.startswith("mlruns/runs/")}
+        found = [entry for entry in self.entries if entry.run.folder.startswith("mlruns/runs/")]
+        return {entry.run.run_id: entry for entry in found}
 
     @cached_property
     def versions(self) -> list[ModelVersion]:
@@ -47,20 +47,20 @@ class Known:
     def _recorded(self) -> list[ModelVersion]:
         found = []
         for entry in self.runs.values():
-            if entry.model_version is None:
+            if entry.results.model_version is None:
                 continue
-            name, _, number = entry.model_version.rpartition("/")
+            name, _, number = entry.results.model_version.rpartition("/")
             aliases: tuple[str, ...] = ()
             with contextlib.suppress(UserError):
-                path = config.project_root() / entry.folder / "records" / "registration.json"
+                path = config.project_root() / entry.run.folder / "records" / "registration.json"
                 aliases = records.load(RegisteredModel, path).aliases
-            found.append(ModelVersion(name=name, version=number, aliases=aliases, run_id=entry.run_id, tags={}))
+            found.append(ModelVersion(name=name, version=number, aliases=aliases, run_id=entry.run.run_id, tags={}))
         return found
 
     def versions_of(self, run_id: str) -> list[ModelVersion]:
         """Return the versions of models that were made of a run, also those that another run's model was before."""
         entry = self.runs.get(run_id)
-        named = entry.model_version if entry is not None else None
+        named = entry.results.model_version if entry is not None else None
         return [one for one in self.versions if one.run_id == run_id or f"{one.name}/{one.version}" == named]
 
     def mlflow_run_ids(self) -> dict[str, str]:
