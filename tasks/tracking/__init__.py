@@ -5,7 +5,7 @@ behind.
 """
 
 from tasks.tracking.champion import Rollback, find_rollback, rollback
-from tasks.tracking.comparisons import log_comparison
+from tasks.tracking.parents import log_comparison
 from tasks.tracking.crashed import end_crashed
 from tasks.tracking.lifecycle import (
     Sweeping,
@@ -43,4 +43,4 @@ from tasks.tracking.registry import (
 )
 from tasks.tracking.store import Unavailable, is_own_store, open_store, store_uri
 from tasks.tracking.sweeps import log_sweep, log_trial
-from tasks.tracking.sync import sync
+from tasks.tracking.copier import sync

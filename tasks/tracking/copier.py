@@ -26,7 +26,7 @@ from tasks.system import network
 from tasks.system.errors import UserError
 from tasks.tracking.outbox import MAX_METRICS_PER_BATCH, MAX_PARAMS_PER_BATCH, OUTBOX
 from tasks.tracking.store import SQLITE, Unavailable, find_experiment, is_own_store, open_store, retried, store_uri
-from tasks.tracking.sync_models import (
+from tasks.tracking.copied_models import (
     SourceStore,
     copy_aliases,
     copy_model,
