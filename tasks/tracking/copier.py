@@ -24,8 +24,6 @@ from tasks import config, records, runs
 from tasks.records import Synced
 from tasks.system import network
 from tasks.system.errors import UserError
-from tasks.tracking.outbox import MAX_METRICS_PER_BATCH, MAX_PARAMS_PER_BATCH, OUTBOX
-from tasks.tracking.store import SQLITE, Unavailable, find_experiment, is_own_store, open_store, retried, store_uri
 from tasks.tracking.copied_models import (
     SourceStore,
     copy_aliases,
@@ -35,6 +33,8 @@ from tasks.tracking.copied_models import (
     model_of,
     pages,
 )
+from tasks.tracking.outbox import MAX_METRICS_PER_BATCH, MAX_PARAMS_PER_BATCH, OUTBOX
+from tasks.tracking.store import SQLITE, Unavailable, find_experiment, is_own_store, open_store, retried, store_uri
 
 R = TypeVar("R", bound=Any)
 
