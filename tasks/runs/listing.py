@@ -1,6 +1,5 @@
 """All runs at a glance: which there are, how each stands, how good and how fast it is, what it takes on the disk."""
 
-import contextlib
 import math
 import re
 from collections.abc import Sequence
@@ -8,11 +7,11 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 
 from tasks import config
-from tasks.records import HEADLINES, EvaluationResult, RunLine, RunList
-from tasks.runs.entries import Entry, find_entries, find_unreadable, sizes_in
+from tasks.records import HEADLINES, RunLine, RunList
+from tasks.runs.entries import Entry, find_entries, find_unreadable
 from tasks.runs.locks import is_abandoned
-from tasks.runs.outcome import is_pruned, load_result
-from tasks.system import errors, utc
+from tasks.runs.outcome import is_pruned
+from tasks.system import errors, files, utc
 from tasks.system.errors import UserError
 
 STATUSES = ("running", "finished", "failed", "killed", "crashed")
@@ -88,15 +87,16 @@ def list_runs(
             return False, value if lowest_first else -value
 
         found.sort(key=place)
-    sizes = [*(entry.sizes for entry in entries), *map(sizes_in, unreadable)]
+    root = config.project_root()
+    problems = {entry.run.folder: why for entry in entries if (why := entry.problem()) is not None}
     return RunList(
         runs=tuple(found[:limit]),
         num_matching=len(found),
         num_runs=len(lines),
-        bytes=sum(sum(one.values()) for one in sizes),
-        checkpoint_bytes=sum(one.get("checkpoints", 0) for one in sizes),
-        model_bytes=sum(one.get("models", 0) for one in sizes),
-        unreadable={**{entry.run.folder: entry.problem for entry in entries if entry.problem}, **unreadable},
+        bytes=sum(line.bytes for line in lines) + sum(files.num_bytes(root / folder) for folder in unreadable),
+        checkpoint_bytes=sum(files.num_bytes(root / entry.run.folder / "checkpoints") for entry in entries),
+        model_bytes=sum(files.num_bytes(root / entry.run.folder / "models") for entry in entries),
+        unreadable=problems | unreadable,
     )
 
 
@@ -104,17 +104,16 @@ def lower_is_better(metric: str) -> bool:
     """Return whether less of a metric such as ``test/my_code:far`` is better, as the newest evaluation says that has it
     and says so; False where none does."""
     for entry in find_entries("runs"):
-        if metric in entry.results.metrics:
-            with contextlib.suppress(UserError):
-                found = load_result(entry.run, EvaluationResult)
-                if found is not None and found.lower_is_better is not None:
-                    return metric in found.lower_is_better
+        found = entry.evaluation
+        if found is not None and metric in found.metrics and found.lower_is_better is not None:
+            return metric in found.lower_is_better
     return False
 
 
 def line_of(entry: Entry) -> RunLine:
     """Return what a list says of a run."""
-    run, ended, metrics = entry.run, entry.status, entry.results.metrics
+    run, ended = entry.run, entry.status
+    metrics = entry.evaluation.metrics if entry.evaluation is not None else {}
     status = ended.status.lower() if ended is not None else None
     if status == "running" and is_abandoned(run):
         status = "crashed"
@@ -130,9 +129,9 @@ def line_of(entry: Entry) -> RunLine:
         loop=entry.loop,
         headline=next((name for one in HEADLINES.values() if (name := f"test/{one}") in metrics), None),
         metrics=metrics,
-        examples_per_second=entry.results.examples_per_second,
-        model_version=entry.results.model_version,
-        bytes=sum(entry.sizes.values()),
+        examples_per_second=entry.training.examples_per_second if entry.training is not None else None,
+        model_version=entry.model_version,
+        bytes=files.num_bytes(config.project_root() / run.folder),
         pruned=is_pruned(run),
         parent_run_id=run.parent_run_id,
     )

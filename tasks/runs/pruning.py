@@ -73,7 +73,7 @@ def prune(selection: Selection, ask: Callable[[], list[ModelVersion]], dry_run: 
     """
     selection.check()
     # A run that gets a version after the registry was asked has another one then.
-    before = {entry.run.folder: entry.results.model_version for entry in find_entries("runs")}
+    before = {entry.run.folder: entry.model_version for entry in find_entries("runs")}
     needed = _needed(ask())
     pruned: list[PrunedRun] = []
     left: dict[str, str] = {}
@@ -118,7 +118,7 @@ def _needed(versions: list[ModelVersion]) -> dict[str, str]:
     needed = {one.run_id: named[f"{one.name}/{one.version}"] for one in versions if one.run_id}
     # Where the same model was a version before, that is another run's, and this one says that it is its own.
     for entry in find_entries("runs"):
-        if (version := entry.results.model_version) in named:
+        if (version := entry.model_version) in named:
             needed.setdefault(entry.run.run_id, named[version])
     return needed
 
@@ -192,7 +192,7 @@ def _remove(run: Run, num_bytes: int, version: str | None) -> None:
         entry = find_entry(run)
         if entry is None or entry.run != run:
             raise UserError("it was resumed just now")
-        if entry.results.model_version != version:
+        if entry.model_version != version:
             raise UserError("it was registered just now")
         begun = is_pruned(run)
         if not begun:

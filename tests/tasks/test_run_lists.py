@@ -146,7 +146,6 @@ def test_a_run_whose_process_died_is_crashed_and_one_at_work_is_running(project)
         ("records/run.json", '{"settings": 5}', False),
         ("records/evaluation.json", "[]", True),
         ("records/training.json", "", True),
-        ("summary.json", '{"metrics": 5}', True),
         ("status.json", "{", True),
         ("records/pruned.json", "{", True),
     ],

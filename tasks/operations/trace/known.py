@@ -1,17 +1,15 @@
 """What is known when a chain is followed: the runs in mlruns/, and the versions in MLflow's registry."""
 
 import contextlib
-import os
-import sqlite3
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from tasks import config, records
+from tasks import config
 from tasks.operations import pipeline
-from tasks.records import ModelVersion, RegisteredModel
-from tasks.runs import model_versions, relocation
+from tasks.records import ModelVersion
 from tasks.runs.entries import PLACES, Entry, find_entries
-from tasks.system.errors import StratagemError, UserError
+from tasks.system.errors import StratagemError
+from tasks.tracking import trained_models
 
 
 @dataclass
@@ -36,10 +34,8 @@ class Known:
     def versions(self) -> list[ModelVersion]:
         """The versions in the registry; or, where that cannot be asked, as the runs' records have them."""
         try:
-            if not os.environ.get("MLFLOW_TRACKING_URI"):
-                with contextlib.suppress(sqlite3.Error):  # Then MLflow itself may know what that is.
-                    return model_versions.read(relocation.own_store())
-            return pipeline.registered_versions()
+            known = trained_models.own_versions()
+            return pipeline.registered_versions() if known is None else known
         except StratagemError as error:
             self.no_registry = str(error)
             return self._recorded()
@@ -47,20 +43,17 @@ class Known:
     def _recorded(self) -> list[ModelVersion]:
         found = []
         for entry in self.runs.values():
-            if entry.results.model_version is None:
+            if entry.model_version is None:
                 continue
-            name, _, number = entry.results.model_version.rpartition("/")
-            aliases: tuple[str, ...] = ()
-            with contextlib.suppress(UserError):
-                path = config.project_root() / entry.run.folder / "records" / "registration.json"
-                aliases = records.load(RegisteredModel, path).aliases
+            name, _, number = entry.model_version.rpartition("/")
+            aliases = entry.registration.aliases if entry.registration is not None else ()
             found.append(ModelVersion(name=name, version=number, aliases=aliases, run_id=entry.run.run_id, tags={}))
         return found
 
     def versions_of(self, run_id: str) -> list[ModelVersion]:
         """Return the versions of models that were made of a run, also those that another run's model was before."""
         entry = self.runs.get(run_id)
-        named = entry.results.model_version if entry is not None else None
+        named = entry.model_version if entry is not None else None
         return [one for one in self.versions if one.run_id == run_id or f"{one.name}/{one.version}" == named]
 
     def mlflow_run_ids(self) -> dict[str, str]:

@@ -59,7 +59,7 @@ def _named(known: Known) -> list[str]:
 def _by_version(text: str, known: Known) -> Link | None:
     address = text.removeprefix("models:/")
     for entry in known.runs.values() if address.startswith("m-") else ():
-        if entry.results.model_uri == f"models:/{address}":
+        if entry.registration is not None and entry.registration.model_uri == f"models:/{address}":
             return links.of_run(entry, known)
     if (named := VERSION.fullmatch(address)) is None:
         if address != text:
