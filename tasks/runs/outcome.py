@@ -1,11 +1,14 @@
-"""How a run stands: that it is at work or how it ended, and what its stages left."""
+"""How a run stands: that it is at work or how it ended, and what its stages left; and how flow runs ended whose Prefect
+server had died, so that it could not be told."""
 
 import contextlib
+from collections.abc import Iterator
 from pathlib import Path
 
 from tasks import config, records
 from tasks.records import (
     EvaluationResult,
+    FlowEnd,
     Limits,
     NonFinite,
     Pruned,
@@ -142,3 +145,23 @@ def load_limits(run: Run) -> Limits | None:
 
 def _mark(run: Run) -> Path:
     return config.project_root() / run.folder / "records" / "nonfinite.json"
+
+
+def keep_unreported(end: FlowEnd) -> None:
+    """Keep how a flow run ended, until its server is told."""
+    folder = _unreported_folder()
+    folder.mkdir(parents=True, exist_ok=True)
+    records.save(end, folder / f"{end.flow_run_id}.json")
+
+
+def unreported() -> Iterator[tuple[Path, FlowEnd]]:
+    """Yield what is kept, with its file, which whoever has told the server removes."""
+    for path in sorted(_unreported_folder().glob("*.json")):
+        try:
+            yield path, records.load(FlowEnd, path)
+        except UserError:  # Half of a file, or somebody else's: nothing that could be told.
+            continue
+
+
+def _unreported_folder() -> Path:
+    return config.project_root() / "mlruns" / "unreported"

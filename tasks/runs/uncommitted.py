@@ -7,6 +7,7 @@ from typing import Any
 
 from tasks import config
 from tasks.records import Run
+from tasks.runs.lineage import find_repository
 from tasks.system import files
 
 MAX_BYTES = 200_000
@@ -39,16 +40,11 @@ def changes(folder: Path) -> str | None:
     A file that is new is there with its text if it may be code, else by its name. Of a binary file only the name is
     there.
     """
-    # As in ``lineage``.
-    import pygit2
+    import pygit2  # Here and not above, as in ``lineage``.
 
-    pygit2.option(pygit2.enums.Option.SET_OWNER_VALIDATION, False)
     try:
-        found = pygit2.discover_repository(str(folder))
-        if found is None:
-            return None
-        repository = pygit2.Repository(found)
-        if repository.head_is_unborn or repository.workdir is None:
+        repository = find_repository(folder)
+        if repository is None or repository.head_is_unborn or repository.workdir is None:
             return None
         option = pygit2.enums.DiffOption
         flags = option.INCLUDE_UNTRACKED | option.RECURSE_UNTRACKED_DIRS | option.SHOW_UNTRACKED_CONTENT

@@ -2,7 +2,7 @@
 
 import contextlib
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -24,10 +24,9 @@ from tasks.tracking.champion import (
 )
 from tasks.tracking.lifecycle import set_tags
 from tasks.tracking.outbox import mlflow_run_id
-from tasks.tracking.store import SQLITE, is_own_store, open_store, retried, store_uri
+from tasks.tracking.store import SQLITE, is_own_store, open_store, pages, retried, store_uri
 
 MAX_TAG = 4000
-PAGE = 200
 LOCK_SECONDS = 3600.0
 
 
@@ -269,7 +268,7 @@ def list_versions() -> list[records.ModelVersion]:
         return []
     client = open_store()
     aliases: dict[tuple[str, str], list[str]] = {}
-    for model in _pages(client.search_registered_models):
+    for model in pages(client.search_registered_models):
         for alias, version in model.aliases.items():
             aliases.setdefault((model.name, str(version)), []).append(alias)
     found = [
@@ -280,15 +279,6 @@ def list_versions() -> list[records.ModelVersion]:
             run_id=local_run_id(client, one.run_id),
             tags=one.tags,
         )
-        for one in _pages(client.search_model_versions)
+        for one in pages(client.search_model_versions)
     ]
     return sorted(found, key=lambda one: (one.name, int(one.version)))
-
-
-def _pages(search: Callable[..., Any]) -> Iterator[Any]:
-    token = None
-    while True:
-        page = search(max_results=PAGE, page_token=token)
-        yield from page
-        if not (token := page.token):
-            return

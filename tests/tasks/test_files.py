@@ -9,7 +9,7 @@ import pytest
 
 from flows.cli.command import command
 from tasks.runs.entries import find_entries
-from tasks.runs.leftovers import remove_leftovers
+from tasks.runs.locks import remove_leftovers
 from tasks.system import files
 from tasks.system.errors import UserError
 
