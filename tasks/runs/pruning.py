@@ -1,7 +1,7 @@
 """Room on the disk: the checkpoints and models of runs that nothing needs any more are removed. Records stay.
 
-A run is marked first, and what is to go is renamed before it is removed. A kill in the middle leaves a run that says
-that it was pruned, and the next pruning goes on with it, whatever it was asked for.
+A run is marked first. A kill in the middle leaves a run that says that it was pruned, and the next pruning goes on with
+it, whatever it was asked for.
 """
 
 import contextlib
@@ -25,7 +25,6 @@ from tasks.system import files, network, utc
 from tasks.system.errors import UserError
 
 PARTS = ("checkpoints", "models")
-ASIDE = ".pruned."
 UNFINISHED = ("failed", "killed", "crashed", None)
 
 
@@ -150,9 +149,8 @@ def _is_given_up(line: RunLine) -> bool:
 
 
 def _parts(run: Run) -> list[Path]:
-    """Return what is removed of a run: what is there, and what lies aside already."""
-    folder = config.project_root() / run.folder
-    return [folder / f"{prefix}{part}" for part in PARTS for prefix in ("", ASIDE)]
+    """Return what is removed of a run."""
+    return [config.project_root() / run.folder / part for part in PARTS]
 
 
 def _why_left(run: Run, unsent: bool, needed: dict[str, str]) -> str | None:
@@ -187,27 +185,14 @@ def _remove(run: Run, num_bytes: int, version: str | None) -> None:
         UserError: somebody is, or it is another one.
         OSError: it cannot be written.
     """
-    folder = config.project_root() / run.folder
     with lock(run.key or run.run_id, f"run {run.run_id}"):
         entry = find_entry(run)
         if entry is None or entry.run != run:
             raise UserError("it was resumed just now")
         if entry.model_version != version:
             raise UserError("it was registered just now")
-        begun = is_pruned(run)
-        if not begun:
-            now = utc.now()
-            records.save(Pruned(at=now, num_bytes=num_bytes), folder / PRUNED)
-        try:
-            for part in PARTS:
-                shutil.rmtree(folder / f"{ASIDE}{part}", ignore_errors=True)
-                if (folder / part).exists():
-                    (folder / part).rename(folder / f"{ASIDE}{part}")
-                    begun = True
-        except OSError:
-            if not begun:  # Nothing has gone.
-                (folder / PRUNED).unlink()
-            raise
-        for part in PARTS:
-            if (folder / f"{ASIDE}{part}").exists():
-                shutil.rmtree(folder / f"{ASIDE}{part}")
+        if not is_pruned(run):
+            records.save(Pruned(at=utc.now(), num_bytes=num_bytes), config.project_root() / run.folder / PRUNED)
+        for path in _parts(run):
+            if path.exists():
+                shutil.rmtree(path)

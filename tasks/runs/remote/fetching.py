@@ -213,9 +213,9 @@ def _inside(folder: Path, name: str) -> Path:
     return folder.joinpath(*parts)
 
 
-def take_up(run: Run, address: str | None) -> None:
-    """Look, before a run that is here is resumed, whether it still is this project's to train; bring its checkpoints
-    where none is here any more. A remote that does not answer says nothing.
+def check_still_ours(run: Run, address: str | None) -> None:
+    """Check, before a run that is here is resumed, that no other copy of the project has gone on with it; and bring its
+    checkpoints where none is here any more. A remote that does not answer is no reason to refuse.
 
     Raises:
         UserError: another copy of the project has gone on with it.
