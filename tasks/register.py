@@ -86,7 +86,7 @@ def register(
             better=metrics.better(settings.register_.metric),
         )
         with tracking.registering():
-            standing = tracking.find_standing(candidate)
+            standing = tracking.find_current_versions(candidate)
             judgement = _judge(settings, prepared, evaluated, candidate, standing, how)
             if not standing.has_alias or judgement.promoted:
                 other = _load_back(run, prepared, evaluated, model_uri, how.apart)
@@ -168,7 +168,7 @@ def _judge(
     prepared: PreparedDataset,
     evaluated: Evaluated,
     candidate: tracking.Candidate,
-    standing: tracking.Standing,
+    standing: tracking.CurrentVersions,
     how: How,
 ) -> Judgement:
     """Return whether the candidate becomes the champion, and why."""
@@ -197,7 +197,7 @@ def _champion(
     prepared: PreparedDataset,
     given: Predictions,
     name: str,
-    standing: tracking.Standing,
+    standing: tracking.CurrentVersions,
     apart: Apart,
 ) -> gate.Champion:
     """Return the champion with its outputs for the present test rows, which are computed where there are none."""

@@ -38,9 +38,9 @@ if TYPE_CHECKING:
     )
     from tasks.tracking.registry import (
         Candidate,
-        Standing,
+        CurrentVersions,
         fetch_keras_file,
-        find_standing,
+        find_current_versions,
         list_versions,
         model_place,
         register_version,

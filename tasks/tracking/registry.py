@@ -48,7 +48,7 @@ class Candidate(NamedTuple):
     """Which values of it are."""
 
 
-class Standing(NamedTuple):
+class CurrentVersions(NamedTuple):
     """What a registered model has, before a candidate becomes a version of it."""
 
     own: str | None
@@ -93,7 +93,7 @@ def registering() -> Iterator[None]:
 
 
 @retried
-def find_standing(candidate: Candidate) -> Standing:
+def find_current_versions(candidate: Candidate) -> CurrentVersions:
     """Return what the registered model has; nothing is written.
 
     Raises:
@@ -102,10 +102,10 @@ def find_standing(candidate: Candidate) -> Standing:
     client = open_store()
     model = find_registered(client, candidate.name)
     if model is None:
-        return Standing(None, False, None, None, {}, None)
+        return CurrentVersions(None, False, None, None, {}, None)
     own = _find_version(client, candidate, _source(client, candidate.model_uri))
     champion, history = champion_of(model), history_of(model)
-    return Standing(
+    return CurrentVersions(
         own=own and str(own.version),
         has_alias=own is not None and str(model.aliases.get(candidate.alias)) == str(own.version),
         rolled_back=own and own.tags.get(ROLLED_BACK),

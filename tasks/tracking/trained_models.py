@@ -36,6 +36,7 @@ WHERE v.current_stage IS NOT 'Deleted_Internal'
 """
 ALIASES = "SELECT name, version, alias FROM registered_model_aliases ORDER BY alias"
 TAGS = "SELECT name, version, key, value FROM model_version_tags"
+PLACE = "SELECT coalesce(storage_location, source) FROM model_versions WHERE name = ? AND version = ?"
 
 
 @dataclass(frozen=True)
@@ -134,14 +135,12 @@ def read_versions(store: Path) -> list[ModelVersion]:
     """
     if not store.exists():
         return []
-    with closing(sqlite3.connect(f"{store.absolute().as_uri()}?mode=ro", uri=True, timeout=5)) as connection:
-        aliases: dict[tuple[str, int], list[str]] = {}
-        for name, version, alias in connection.execute(ALIASES):
-            aliases.setdefault((name, version), []).append(alias)
-        tags: dict[tuple[str, int], dict[str, str]] = {}
-        for name, version, key, value in connection.execute(TAGS):
-            tags.setdefault((name, version), {})[key] = value
-        found = connection.execute(VERSIONS).fetchall()
+    aliases: dict[tuple[str, int], list[str]] = {}
+    for name, version, alias in _rows(store, ALIASES):
+        aliases.setdefault((name, version), []).append(alias)
+    tags: dict[tuple[str, int], dict[str, str]] = {}
+    for name, version, key, value in _rows(store, TAGS):
+        tags.setdefault((name, version), {})[key] = value
     return [
         ModelVersion(
             name=name,
@@ -150,8 +149,14 @@ def read_versions(store: Path) -> list[ModelVersion]:
             run_id=run_id or None,
             tags=tags.get((name, version), {}),
         )
-        for name, version, run_id in sorted(found)
+        for name, version, run_id in sorted(_rows(store, VERSIONS))
     ]
+
+
+def _rows(store: Path, query: str, *values: object) -> list[Any]:
+    """Return what a query finds in an SQLite file, which is only read."""
+    with closing(sqlite3.connect(f"{store.absolute().as_uri()}?mode=ro", uri=True, timeout=5)) as connection:
+        return connection.execute(query, values).fetchall()
 
 
 def check_registered(name: str) -> list[ModelVersion] | None:
@@ -223,11 +228,11 @@ def of_version(version: ModelVersion) -> TrainedModel:
     Raises:
         UserError: its files are gone or damaged, or another program registered it.
     """
-    place = _place_of(relocation.own_store(), version.name, version.version)
+    place = _place_of(version)
     folder = Path(unquote(urlsplit(place).path))
     if place.startswith("file:") and not folder.exists():
         relocation.mend()  # The project was moved: the store names the old place.
-        place = _place_of(relocation.own_store(), version.name, version.version)
+        place = _place_of(version)
         folder = Path(unquote(urlsplit(place).path))
     found = of_folder(folder, f"{version.name}/{version.version}", version.tags)
     if found.target is None and (run := runs.look_up(version.run_id or "")) is not None:
@@ -236,17 +241,9 @@ def of_version(version: ModelVersion) -> TrainedModel:
     return found
 
 
-def _place_of(store: Path, name: str, version: str) -> str:
-    """Return where the files of a version lie, as MLflow addresses them; nothing is written.
-
-    Raises:
-        sqlite3.Error: it is no such file, or of another layout.
-    """
-    with closing(sqlite3.connect(f"{store.absolute().as_uri()}?mode=ro", uri=True, timeout=5)) as connection:
-        ((found,),) = connection.execute(
-            "SELECT coalesce(storage_location, source) FROM model_versions WHERE name = ? AND version = ?",
-            (name, int(version)),
-        ).fetchall()
+def _place_of(version: ModelVersion) -> str:
+    """Return where the files of a version lie, as MLflow addresses them."""
+    ((found,),) = _rows(relocation.own_store(), PLACE, version.name, int(version.version))
     return str(found)
 
 
