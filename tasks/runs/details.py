@@ -4,7 +4,7 @@ import contextlib
 from pathlib import Path
 from typing import Any
 
-from tasks import config, records
+from tasks import config
 from tasks.records import (
     Kept,
     R,
@@ -16,6 +16,7 @@ from tasks.records import (
 )
 from tasks.runs.entries import find_entry
 from tasks.runs.listing import line_of
+from tasks.runs.outcome import load_record
 from tasks.system import files
 from tasks.system.errors import UserError
 
@@ -111,7 +112,7 @@ def _different(first: dict[str, Any], second: dict[str, Any]) -> dict[str, tuple
 def _load(run: Run, file: str, record_type: type[R]) -> R | None:
     """Return a record in a run's folder, None where it is missing or cannot be read."""
     with contextlib.suppress(UserError):
-        return records.load(record_type, config.project_root() / run.folder / file)
+        return load_record(run, file, record_type)
     return None
 
 

@@ -168,8 +168,8 @@ def crashed_holders() -> list[tuple[Path, Holder]]:
 
 
 def remove_leftovers(mine: str = "") -> list[Path]:
-    """Remove what killed processes left half-written in data/ and in the folders of runs, the records that they cached,
-    and what they had the input service read; return what it was.
+    """Remove what killed processes left half-written in data/ and in the folders of runs, with the records that they
+    cached and the input service's; return the paths.
 
     Args:
         mine: a key that the caller holds; what was done under it before is over.
@@ -200,8 +200,8 @@ def remove_leftovers(mine: str = "") -> list[Path]:
 
 
 def _is_here(left: Run | Holder) -> bool:
-    """Return whether it was left on this machine, where a lock tells who is at work. Containers have names of their
-    own, and a machine that was started again has its name of before."""
+    """Return whether a run or a note is of this machine, where a lock tells who is at work. The host name alone does
+    not say it, because containers have names of their own; nor the boot id alone, which changes at each start."""
     return left.host == socket.gethostname() or (left.boot != "" and left.boot == boot_id())
 
 

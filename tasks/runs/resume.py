@@ -138,7 +138,7 @@ def why_not_resumed(settings: config.Settings, wanted: records.Lineage) -> str |
 
 
 def forget_what_changed(run: Run, settings: config.Settings, now: records.Lineage) -> None:
-    """Remove what stages of a run left that settings or data of another value would have made otherwise."""
+    """Remove the results of stages that would differ with these settings and data."""
     if not _results_stay(run, settings, now):
         forget_results(run)
     elif any(one.key.startswith("register.") for one in differences(run, settings)):
@@ -153,13 +153,13 @@ def _results_stay(run: Run, settings: config.Settings, now: records.Lineage) -> 
 def what_changed(
     run: Run, settings: config.Settings, now: records.Lineage, environment: Mapping[str, str]
 ) -> tuple[Changed, ...]:
-    """Return what of a run's training was and will be otherwise than it began: what the record says, and what differs
-    where it is resumed. Nothing where it has no checkpoint: then none of its steps is kept, and it begins anew.
+    """Return how a run's training differs from how it began: the changes in its record, and those of this resume.
+    Nothing where it has no checkpoint: then no step is kept, and the training begins anew.
 
     Args:
         run: as it was so far.
         settings: from now on.
-        now: where it comes from, from now on.
+        now: its lineage from now on.
         environment: what it trains on from now on, see ``machine.surroundings``.
     """
     step = _reached(run).get("step")

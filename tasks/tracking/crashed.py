@@ -1,4 +1,4 @@
-"""Runs whose process died: found, told what they had kept, and ended in their place."""
+"""Runs whose process died: find them, deliver what they had kept, and end them."""
 
 import socket
 from collections.abc import Mapping
@@ -15,8 +15,8 @@ from tasks.tracking.store import open_store, retried
 
 @retried
 def end_crashed(own_key: str = "", except_run_id: str | None = None) -> list[records.Ended]:
-    """End the runs of this host whose process died: as it had put down, else as KILLED. Also deliver what runs that no
-    process is at work on have kept.
+    """End the runs of this host whose process died: with the status in their folder, or as KILLED. Also deliver what
+    runs have kept that no process is at work on.
 
     Args:
         own_key: a key that the caller holds; what was done under it before is over.
@@ -65,7 +65,7 @@ def _end_folders(own_key: str, except_run_id: str | None) -> list[records.Ended]
 def _end_running(
     client: mlflow.MlflowClient, found: Any, own_key: str, except_run_id: str | None
 ) -> records.Ended | None:
-    """End a run that MLflow takes for running, if its process died or it is another one's twin."""
+    """End a run that MLflow lists as running, if its process died, or if it is the twin of another run."""
     tags, run_id = found.data.tags, found.info.run_id
     local_id = tags.get("local_run_id", run_id)
     run_of = runs.look_up(local_id)
@@ -82,7 +82,7 @@ def _end_running(
     # Runs of before are tagged with the host and the folder.
     if owner not in (runs.project_id(), f"{socket.gethostname()}:{config.project_root()}") or at_work:
         return None
-    # Killed after it had put down its end, and before MLflow knew; or before it had a folder.
+    # It was killed between writing its status and telling MLflow, or before it had a folder.
     put_down = runs.status(run_of) if run_of is not None else None
     if put_down is not None and put_down.status == "RUNNING":
         return None  # It has just started.
@@ -100,7 +100,7 @@ def _died() -> str:
 def _original_of(
     client: mlflow.MlflowClient, run_id: str, experiment_id: str, tags: Mapping[str, str]
 ) -> records.Run | None:
-    """Return the run here that was created together with an MLflow run, and is another one's."""
+    """Return the run of this project that was created together with an MLflow run under another id."""
     creation_id = tags.get("creation_id")
     for other in find_created(client, [experiment_id], creation_id) if creation_id else []:
         if other != run_id:

@@ -1,4 +1,4 @@
-"""Runs in MLflow: started, resumed, described, ended."""
+"""Runs in MLflow: start, resume, describe and end them."""
 
 import contextlib
 import os
@@ -32,12 +32,12 @@ CONTEXTS = {"train": "training", "validation": "validation", "test": "test"}
 
 
 class NewRun(NamedTuple):
-    """What a training's run, a comparison's, a sweep's and a trial's have of their own when they start."""
+    """What differs between the runs of a training, a comparison, a sweep and a trial when they start."""
 
     label: str
-    """Its name, without the id. The experiment has the dataset's."""
+    """The run's name, without the id. The experiment has the dataset's name."""
     place: str
-    """Where its folder is made."""
+    """The folder of mlruns/ in which the run's folder is made."""
     key: str
     """What the process at work on it holds, see ``runs.lock``."""
     params: Mapping[str, Any]
@@ -78,15 +78,15 @@ def start_run(
 
 
 def params_of(settings: config.Settings) -> dict[str, Any]:
-    """Return the settings that MLflow is told. An empty mapping is none: a run that has something in it has that under
-    other names, and the two would differ twice."""
+    """Return the settings that MLflow gets as parameters. Empty mappings are left out: another run has entries below
+    the same name, and the two runs would differ twice."""
     return {key: value for key, value in settings.flat().items() if value != {}}
 
 
 def _datasets(
     settings: config.Settings, prepared: records.PreparedDataset, lineage: records.Lineage, uses: Uses | None
 ) -> list[dict[str, Any]]:
-    """Return what MLflow is told of a run's data, with the context in which its pages show each."""
+    """Return a run's data as MLflow's datasets, each with the context in which MLflow's pages show it."""
     whole = {name: (name, split.num_examples) for name, split in prepared.splits.items() if name in CONTEXTS}
     found = datasets_of(settings, prepared, lineage, uses or whole)
     order = sorted(found, key=list(CONTEXTS).index)
@@ -170,8 +170,8 @@ def _tags_of(lineage: records.Lineage) -> dict[str, str | None]:
 
 
 def _create(creation: Event) -> tuple[str, bool]:
-    """Return the id of a new run, and whether MLflow has made it: a server that does not answer makes it later, under
-    another id, with this one as a tag."""
+    """Return the id of a new run, and whether MLflow has made it. If the server does not answer, it makes the run
+    later, under an id of its own, with this one as a tag."""
     try:
         return create_run(creation), True
     except (Unavailable, MlflowException) as error:
@@ -262,7 +262,7 @@ def _is_unknown(run: records.Run) -> bool:
 
 
 def _create_again(run: records.Run) -> None:
-    """Let MLflow have a run as its folder has it: settings, where it comes from, and all its metrics so far."""
+    """Create a run in MLflow from its folder: settings, lineage and all metrics so far."""
     creation_id = run.creation_id or run.run_id
     of_run = {"strategy": run.settings["strategy"]["kind"], "loop": run.settings["train"]["loop"]}
     tags = {"dataset": run.settings["dataset"]["name"], **_tags_of(run.lineage), **of_run, "creation_id": creation_id}
@@ -297,7 +297,7 @@ def log_files(run: records.Run, paths: Iterable[str | Path], folder: str) -> Non
 
 
 def log_reproduction(run_id: str) -> None:
-    """Tell MLflow which run another one was trained to reproduce, and what came of it; of which commit it is, too."""
+    """Tag a run in MLflow with the run that it reproduces, the outcome, and the commit."""
     run = runs.find(run_id)
     path = config.project_root() / run.folder / "records" / "reproduction.json"
     done = records.load(records.Reproduction, path)

@@ -1,4 +1,4 @@
-"""Versions in MLflow's registry: made of logged models, given their aliases, listed."""
+"""Versions in MLflow's registry: making them of logged models, giving them their aliases, listing them."""
 
 import contextlib
 import json
@@ -37,31 +37,31 @@ class Candidate(NamedTuple):
     model_uri: str
     """``models:/<model_id>``."""
     name: str
-    """Of the registered model."""
+    """The registered model."""
     alias: str
-    """That each version gets."""
+    """The alias that each version gets."""
     tags: Mapping[str, str]
-    """Of a new version."""
+    """The tags of a new version."""
     metric: str
-    """Which of the tags says how good the model is."""
+    """The tag that says how good the model is."""
     better: Literal["higher", "lower"]
-    """Which values of it are."""
+    """Which values of the metric are better."""
 
 
 class CurrentVersions(NamedTuple):
-    """What a registered model has, before a candidate becomes a version of it."""
+    """The versions of a registered model, before a candidate becomes one of them."""
 
     own: str | None
-    """The version that is the same model already."""
+    """The version that is the candidate's model already."""
     has_alias: bool
-    """Whether that one has the alias of all versions."""
+    """Whether ``own`` has the alias that each version gets."""
     rolled_back: str | None
-    """When that one was rolled back, if it was."""
+    """When ``own`` was rolled back, if it was."""
     champion: str | None
     """The version that is the champion."""
     champion_tags: Mapping[str, str]
     lost: str | None
-    """The version that was the champion last, where none is any more."""
+    """The last champion, where no version is the champion any more."""
 
 
 @contextlib.contextmanager
@@ -94,7 +94,7 @@ def registering() -> Iterator[None]:
 
 @retried
 def find_current_versions(candidate: Candidate) -> CurrentVersions:
-    """Return what the registered model has; nothing is written.
+    """Return the versions that a candidate meets; nothing is written.
 
     Raises:
         Unavailable: the tracking server does not answer, or fails.
@@ -145,9 +145,9 @@ def fetch_keras_file(name: str, version: str, folder: Path) -> Path:
 
 @retried
 def register_version(candidate: Candidate, judgement: Judgement) -> records.RegisteredModel:
-    """Make a logged model a version of a registered model, and give it the aliases that it has won.
+    """Make a logged model a version of a registered model, and give the version its aliases.
 
-    A version that has the same ``model_digest`` among its tags is used again.
+    A version whose tag ``model_digest`` is the same is used again.
 
     Args:
         candidate: the model.
@@ -169,7 +169,7 @@ def register_version(candidate: Candidate, judgement: Judgement) -> records.Regi
             f"another registration moved @{config.CHAMPION} meanwhile. Then `stratagem register --run {run.run_id}`"
         )
         judgement = judgement.model_copy(update={"promoted": False, "reason": reason})
-    # Before the aliases: one that has moved has its reason.
+    # Before the aliases move, so that each move has its reason.
     reasons = {"gate": cut(judgement.reason, MAX_TAG)} | ({"forced": "true"} if judgement.forced else {})
     for key, text in reasons.items():
         client.set_model_version_tag(name, made.version, key, text)
@@ -198,7 +198,7 @@ def register_version(candidate: Candidate, judgement: Judgement) -> records.Regi
 
 
 def _make_version(client: mlflow.MlflowClient, candidate: Candidate) -> tuple[Any, list[str]]:
-    """Return the version of a model, a new one or that which is the same, and what is remarkable about it."""
+    """Return the version of a model, new or used again, and notes about it."""
     name, run_id = candidate.name, mlflow_run_id(candidate.run)
     source = _source(client, candidate.model_uri)
     made = _find_version(client, candidate, source)
@@ -225,7 +225,7 @@ def _source(client: mlflow.MlflowClient, model_uri: str) -> str:
 
 
 def _note_worse(client: mlflow.MlflowClient, candidate: Candidate, made: Any, before: Any) -> list[str]:
-    """Return a sentence, and put it down, where the alias of all versions moves to a worse model."""
+    """Return a note, and save it as a tag, if the alias that each version gets moves to a worse model."""
     if before is None or str(before) == str(made.version):
         return []
     metric, value = candidate.metric, float(candidate.tags[candidate.metric])
@@ -241,7 +241,7 @@ def _note_worse(client: mlflow.MlflowClient, candidate: Candidate, made: Any, be
 def _find_version(client: mlflow.MlflowClient, candidate: Candidate, source: str) -> Any:
     """Return the version that is this model already, None where there is none.
 
-    One that a lost request made beside it is deleted, unless it has an alias.
+    A second version that a request with a lost reply has made is deleted, unless it has an alias.
     """
     name, run_id = candidate.name, mlflow_run_id(candidate.run)
     same = client.search_model_versions(f"name = '{name}' AND tags.model_digest = '{candidate.tags['model_digest']}'")
