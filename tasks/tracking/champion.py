@@ -1,8 +1,8 @@
 """The alias `champion`: how it moves to a version, and back to the one that had it before.
 
-MLflow keeps no history of an alias. A tag of the registered model lists the versions that were the champion, the oldest
-first. The tag is written before the alias moves, and moving the alias is one write. So wherever a process is killed, one
-version has the alias, and what the tag lists after that version has not happened.
+MLflow keeps no history of an alias. A tag of the registered model lists the versions that were the champion, the
+oldest first. The tag is written before the alias moves, and moving the alias is one write. So wherever a process is
+killed, one version has the alias, and what the tag lists after that version has not happened.
 """
 
 import contextlib
@@ -18,7 +18,7 @@ from tasks.system.errors import StratagemError, UserError, one_of
 from tasks.tracking.store import REFUSALS, open_store, retried, store_uri
 
 HISTORY = "champion_history"
-# The tag of a version that a rollback took the alias from: only --force makes it the champion again.
+# The tag of a version that a rollback took the alias from: it becomes the champion again only if that is forced.
 ROLLED_BACK = "rolled_back"
 NOT_THERE = "RESOURCE_DOES_NOT_EXIST"
 
