@@ -97,7 +97,7 @@ def prune(selection: Selection, ask: Callable[[], list[ModelVersion]], dry_run: 
         else:
             pruned.append(PrunedRun(run_id=run.run_id, began=line.began, dataset=line.dataset, bytes=taken))
     removed = sum(one.bytes for one in pruned)
-    in_all = files.num_bytes(config.project_root() / "mlruns" / "runs")
+    in_all = sum(files.num_bytes(config.project_root() / entry.run.folder) for entry in find_entries("runs"))
     return Pruning(
         dry_run=dry_run,
         pruned=tuple(pruned),

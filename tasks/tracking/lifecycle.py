@@ -200,14 +200,15 @@ def resume_run(
     Raises:
         UserError: see ``open_store``.
     """
-    if is_lost(run):
-        _create_again(run)
     with contextlib.suppress(Unavailable):
         try:
             deleted = open_store().get_run(mlflow_run_id(run)).info.lifecycle_stage == "deleted"
         except MlflowException as error:
-            # Unless it was started while the server did not answer.
+            # A run that was started while the server did not answer is created when its events are delivered.
             deleted = error.error_code == "RESOURCE_DOES_NOT_EXIST" and not OUTBOX.has_unsent(run)
+            if deleted and _was_in_another_store(run):
+                _create_again(run)
+                deleted = False
         if deleted:
             raise UserError(
                 f"the run '{run.run_id}' cannot be resumed: it is no longer in {store_uri()}. Bring it back with "
@@ -241,24 +242,9 @@ def resume_run(
     return run
 
 
-def is_lost(run: records.Run) -> bool:
+def _was_in_another_store(run: records.Run) -> bool:
     """Return whether a run was brought here from another machine whose own MLflow store had it."""
-    return bool(
-        run.project != runs.project_id()
-        and not run.store
-        and not runs.store_name()
-        and not OUTBOX.has_unsent(run)
-        and _is_unknown(run)
-    )
-
-
-def _is_unknown(run: records.Run) -> bool:
-    with contextlib.suppress(Unavailable):
-        try:
-            open_store().get_run(mlflow_run_id(run))
-        except MlflowException as error:
-            return bool(error.error_code == "RESOURCE_DOES_NOT_EXIST")
-    return False
+    return run.project != runs.project_id() and not run.store and not runs.store_name()
 
 
 def _create_again(run: records.Run) -> None:
