@@ -1,11 +1,10 @@
-"""The runs in mlruns/: which there are (`entries`, `index`), which are at work and what killed processes left
-(`locks`), whose they are (`identity`), how they ended and what their stages left (`outcome`), which one a command
+"""The runs in mlruns/: which there are (`entries`, `index`), which are at work, whose they are and what killed
+processes left (`locks`), how they ended and what their stages left (`outcome`), which one a command
 resumes (`index`, `resume`), how they look in a list (`listing`) and by themselves (`details`), and which need no room
 on the disk any more (`pruning`). Where a run comes from (`lineage`, `uncommitted`), and its copy elsewhere (`remote`).
 """
 
 from tasks.runs.details import compare, show
-from tasks.runs.identity import boot_id, process_space, project_id, store_name
 from tasks.runs.index import (
     children,
     find,
@@ -27,6 +26,7 @@ from tasks.runs.listing import FIGURES, RunFilter, list_runs, lower_is_better, m
 from tasks.runs.locks import (
     RunLock,
     at_work_on,
+    boot_id,
     crashed_holders,
     describe,
     is_abandoned,
@@ -34,8 +34,11 @@ from tasks.runs.locks import (
     key_of,
     lock,
     lock_run,
+    process_space,
+    project_id,
     refuse_locked,
     remove_leftovers,
+    store_name,
 )
 from tasks.runs.outcome import (
     forget_results,

@@ -13,8 +13,15 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from tasks.tracking.champion import Rollback, find_rollback, rollback
     from tasks.tracking.copier import sync
-    from tasks.tracking.crashed import end_crashed
-    from tasks.tracking.lifecycle import end_run, log_files, log_reproduction, resume_run, set_tags, start_run
+    from tasks.tracking.lifecycle import (
+        end_crashed,
+        end_run,
+        log_files,
+        log_reproduction,
+        resume_run,
+        set_tags,
+        start_run,
+    )
     from tasks.tracking.metrics import MetricWriter, log_metrics, system_metrics
     from tasks.tracking.models import (
         check_code,
@@ -48,9 +55,7 @@ if TYPE_CHECKING:
     )
     from tasks.tracking.store import Unavailable, is_own_store, open_store, store_uri
 else:
-    MODULES = (
-        "champion", "copier", "crashed", "lifecycle", "metrics", "models", "outbox", "parents", "registry", "store",
-    )  # fmt: skip
+    MODULES = ("champion", "copier", "lifecycle", "metrics", "models", "outbox", "parents", "registry", "store")
 
     def __getattr__(name: str) -> Any:
         if name.startswith("_") or importlib.util.find_spec(f"{__name__}.{name}"):
