@@ -66,7 +66,7 @@ def prepare(described: str) -> dict[str, float]:
 
     dataset = config.describe(json.loads(described), "the benchmark")
     (Path("data") / dataset.name).mkdir(parents=True, exist_ok=True)
-    kind = kinds.find(dataset.kind)
+    kind = kinds.find_kind(dataset.kind)
     if dataset.is_guessed:
         dataset, _ = kind.guess(dataset)
     return {"seconds": seconds_of(lambda: stage.prepare(dataset))}

@@ -166,7 +166,7 @@ def history(size: int, settings: config.Settings) -> None:
         )
         folder = Path(run.folder, "records")
         folder.mkdir(parents=True)
-        (folder / "run.json").write_text(run.model_dump_json(indent=2))
+        records.save(run, folder / "run.json")
         folder.with_name("status.json").write_text(ended.model_dump_json())
 
     def ask() -> None:

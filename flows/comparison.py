@@ -27,7 +27,7 @@ from tasks.records import (
     StepTime,
     TrainingResult,
 )
-from tasks.system import utc
+from tasks.system import clock
 from tasks.system.errors import Interrupted, StratagemError
 from tasks.system.machine import usable_cores
 
@@ -254,7 +254,7 @@ def summarise(
         left_out=planned.left_out,
         note=_note(rows, num_cores),
         seconds=round(seconds, 3),
-        finished_at=utc.now(),
+        finished_at=clock.now(),
     )
 
 

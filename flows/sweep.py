@@ -18,7 +18,7 @@ from tasks.operations import pipeline, preconditions
 from tasks.process import client
 from tasks.process.environment import keep_private
 from tasks.records import PreparedDataset, Run, RunSummary, Sweep, SweepPlan, Trial
-from tasks.system import utc
+from tasks.system import clock
 from tasks.system.errors import StratagemError
 
 
@@ -127,7 +127,7 @@ def summarise(
         importance=sweeps.importance(space.parameters, done, plan.lower_is_better),
         best_settings=final,
         seconds=round(seconds, 3),
-        finished_at=utc.now(),
+        finished_at=clock.now(),
     )
 
 

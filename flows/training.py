@@ -18,7 +18,7 @@ from tasks.operations import data_folders, pipeline, preconditions
 from tasks.process import client
 from tasks.process.environment import keep_private
 from tasks.records import EvaluationResult, PreparedDataset, RegisteredModel, Run, RunSummary, TrainingResult
-from tasks.system import timeline, utc
+from tasks.system.clock import now, span
 from tasks.system.errors import UserError
 
 NO_OVERRIDES = config.Overrides({})
@@ -138,7 +138,7 @@ class Clock:
     @contextmanager
     def measure(self, stage: str) -> Iterator[None]:
         began = time.perf_counter()
-        with timeline.span("flow", stage):
+        with span("flow", stage):
             yield
         self._seconds[stage] = round(time.perf_counter() - began, 3)
 
@@ -166,7 +166,7 @@ def summarise(
         **registered.model_dump(include={"model_uri", "aliases", "reason", "notes", "judgement"}),
         model_version=registered.model_version and f"{registered.model_name}/{registered.model_version}",
         seconds=clock.read(),
-        finished_at=utc.now(),
+        finished_at=now(),
     )
 
 

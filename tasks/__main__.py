@@ -22,7 +22,6 @@ python -m tasks guard COMMAND...         runs a command, and ends it when standa
 python -m tasks serve                   JSON lines on standard input, an answer each on standard output
 python -m tasks assist                  the same for a worker that is not the chief: it checks, trains, evaluates
 python -m tasks tf_server               a worker or a parameter server: TensorFlow's server, which the chief gives work
-python -m tasks input_service           tf.data service for the stages beside it
 """
 
 import argparse
@@ -50,7 +49,7 @@ if TYPE_CHECKING:
 OF_MLFLOW = ("reproduced", "reconcile", "versions", "fetch", "sync", "planned_sync")
 STAGES = (
     "check", "download", "prepare", "own_code", "train", "evaluate", "report", "devices", "serve", "assist",
-    "tf_server", "input_service", "predict", "serve_model", "locate", "rollback", *OF_MLFLOW,
+    "tf_server", "predict", "serve_model", "locate", "rollback", *OF_MLFLOW,
 )  # fmt: skip
 
 
@@ -85,8 +84,6 @@ def _run(stage: str, name: str | None, overrides: list[str]) -> None:
         serve.serve(chief=stage == "serve")
     elif stage == "tf_server":
         serve.run_tf_server()
-    elif stage == "input_service":
-        serve.run_input_service()
     elif stage in ("download", "prepare"):
         if name is None:
             raise UserError(f"python -m tasks {stage}: give the name of a folder in data/")

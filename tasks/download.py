@@ -15,6 +15,7 @@ from filelock import FileLock
 from tasks import config, records
 from tasks.data import builders, dataset_folder
 from tasks.records import DatasetManifest, SourceFile
+from tasks.records.record import load_or_none
 from tasks.system import errors, files, network, upstream
 from tasks.system.errors import UserError
 
@@ -40,9 +41,8 @@ def download(dataset: config.Dataset) -> DatasetManifest:
     raw = folder / "raw"
     import tensorflow as tf  # Not above: what is refused early needs none of it.
 
-    builders.build(
-        dataset.name, dataset.version, raw, dataset.builder
-    )  # A wrong name or version leaves nothing behind.
+    # Before anything is written: a wrong name or version leaves nothing behind.
+    builders.build(dataset.name, dataset.version, raw, dataset.builder)
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with FileLock(folder / ".download.lock"):
@@ -80,9 +80,8 @@ def refuse_early(dataset: config.Dataset) -> None:
 
 def _complete(dataset: config.Dataset, raw: Path) -> DatasetManifest | None:
     """Return the manifest of a dataset that is on disk, whole and in this version; else None."""
-    try:
-        manifest = records.load(DatasetManifest, raw / "manifest.json")
-    except UserError:
+    manifest = load_or_none(DatasetManifest, raw / "manifest.json")
+    if manifest is None:
         return None
     builder = builders.build(dataset.name, dataset.version, raw, dataset.builder)
     whole = manifest.version == str(builder.version) and builder.is_prepared() and not builders.damaged_shard(builder)

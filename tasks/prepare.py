@@ -1,4 +1,4 @@
-"""prepare: a dataset of any kind -> every split decoded once, as memory-mappable arrays with statistics and hashes."""
+"""prepare: a dataset of any kind -> each split decoded once, as memory-mappable arrays with statistics and hashes."""
 
 import contextlib
 import json
@@ -16,7 +16,7 @@ from filelock import FileLock
 
 from tasks import config, records
 from tasks.data import checks, kinds, prepared_data, quality_report, source_files
-from tasks.records import Feature, HeldOut, PreparedDataset, PreparedSplit, Target
+from tasks.records import Feature, PreparedDataset, PreparedSplit, Target
 from tasks.system import files, machine
 from tasks.system.errors import UserError, listed
 
@@ -26,11 +26,11 @@ def prepare(dataset: config.Description) -> PreparedDataset:
 
     A split becomes <split>_<feature>s.npy for each feature, of its dtype, (n, *shape), <split>_labels.npy and, where
     examples have weights, <split>_weights.npy, see ``records.PreparedSplit``. A feature with a vocabulary has it in
-    <feature>_vocabulary.json; what is known of the test examples beside is in test_metadata.json. The same source gives
-    the same bytes.
+    <feature>_vocabulary.json; columns of the test split that are no features are in test_metadata.json. The same source
+    gives the same bytes.
 
     Args:
-        dataset: what data/<name>/params.yaml says.
+        dataset: the description in data/<name>/params.yaml.
 
     Returns:
         The manifest, which is also in prepared/manifest.json.
@@ -46,7 +46,7 @@ def prepare(dataset: config.Description) -> PreparedDataset:
             if isinstance(dataset, config.LocalDescription):
                 for source in dataset.sources:
                     source_files.refuse_unreadable(source, root)
-            examples = kinds.find(dataset.kind).examples(dataset)
+            examples = kinds.find_kind(dataset.kind).examples(dataset)
             files.remove_scratch(folder.glob(".prepared.*"), root)  # of killed runs
             with files.scratch(folder, ".prepared.") as scratch:
                 new = scratch / "new"
@@ -70,7 +70,10 @@ def prepare(dataset: config.Description) -> PreparedDataset:
                         for path in (*vocabularies.values(), *([metadata] if metadata else []))
                     },
                     metadata=metadata,
-                    held_out=_counted(examples.held_out, splits),
+                    # Without the broken files that were left out of it.
+                    held_out=examples.held_out
+                    and examples.held_out.model_copy(update={"num_examples": splits["test"].num_examples}),
+                    validation_by_class=dataset.is_local and learnt.task == "classification",
                     **examples.origin,
                 )
                 records.save(prepared, new / "manifest.json")
@@ -88,8 +91,8 @@ def prepare(dataset: config.Description) -> PreparedDataset:
 def _write(
     dataset: config.Description, examples: kinds.Examples, new: Path, target: Path
 ) -> tuple[dict[str, PreparedSplit], dict[str, Feature], Target]:
-    """Write all arrays into ``new``; return the records of the splits, which will lie in ``target``, and the features
-    and the target with what was taken of the training split."""
+    """Write all arrays into ``new``; return the records of the splits, with their paths in ``target``, and features and
+    target with the statistics of the training split."""
     with contextlib.ExitStack() as stack:
         writers = {split: stack.enter_context(_SplitWriter(new, split, examples)) for split in examples.splits}
         # Entered last, left first: where a write fails, nothing reads on for it.
@@ -105,12 +108,12 @@ def _write(
 
 
 def _blocks(examples: kinds.Examples) -> Generator[kinds.Block]:
-    """Yield all blocks; closed, it closes what reads them, where that can be closed."""
+    """Yield all blocks; to close it also closes a generator that reads them."""
     yield from examples.blocks()
 
 
 def _write_vocabularies(examples: kinds.Examples, new: Path, target: Path) -> dict[str, str]:
-    """Write the vocabularies into ``new``; return where each feature's will lie in ``target``."""
+    """Write the vocabularies into ``new``; return their paths in ``target`` by feature."""
     for name, texts in examples.vocabularies.items():
         with (new / f"{name}_vocabulary.json").open("w", encoding="utf-8") as file:
             json.dump(texts, file, ensure_ascii=False, indent=0)
@@ -119,7 +122,7 @@ def _write_vocabularies(examples: kinds.Examples, new: Path, target: Path) -> di
 
 
 def _write_metadata(examples: kinds.Examples, new: Path, target: Path) -> str | None:
-    """Write what is known of the test examples beside their features; return where it will lie, None for nothing."""
+    """Write the columns of the test split that are no features; return their path in ``target``, None without any."""
     if examples.metadata_of is None:
         return None
     with (new / "test_metadata.json").open("w", encoding="utf-8") as file:
@@ -129,14 +132,9 @@ def _write_metadata(examples: kinds.Examples, new: Path, target: Path) -> str | 
     return (target / "test_metadata.json").as_posix()
 
 
-def _counted(held_out: HeldOut | None, splits: dict[str, PreparedSplit]) -> HeldOut | None:
-    """Return the test split that was held out, without the broken files that were left out of it."""
-    return held_out.model_copy(update={"num_examples": splits["test"].num_examples}) if held_out else None
-
-
 def _check(dataset: config.Description, target: Target, splits: dict[str, PreparedSplit]) -> None:
-    """Refuse a split with nothing in it, and a class that nothing is left of to train on, as where files are broken;
-    say of which classes nothing is left to test on."""
+    """Refuse an empty split, and a class without training examples, as where files are broken; warn of classes without
+    test examples."""
     for name, split in splits.items():
         if not split.num_examples:
             raise UserError(f"dataset {dataset.name}: no example is left in the split '{name}'")
@@ -164,7 +162,7 @@ class _Array:
         self._write_header()
 
     def write(self, rows: npt.NDArray[Any]) -> None:
-        """Write some rows after those before.
+        """Append some rows.
 
         Raises:
             ValueError: they are of another dtype or shape.
@@ -175,11 +173,11 @@ class _Array:
         self._file.write(np.ascontiguousarray(rows).data)
 
     def close(self) -> None:
-        """Let go of the file."""
+        """Close the file."""
         self._file.close()
 
     def finish(self) -> str:
-        """Write how many rows there are, and flush; return the sha256 of the file."""
+        """Write the number of rows, flush and close; return the sha256 of the file."""
         self._file.seek(0)
         self._write_header()  # As long as the one before: NumPy leaves room for any number of rows.
         files.flush(self._file)
@@ -191,16 +189,8 @@ class _Array:
         np.lib.format.write_array_header_1_0(self._file, {**header, "shape": (self._length, *self._shape)})
 
 
-LABELS: dict[str, tuple[npt.DTypeLike, bool]] = {
-    "classification": (np.int64, False),
-    "multilabel": (np.uint8, True),
-    "regression": (np.float32, True),
-}
-"""The dtype of the labels of each task, and whether an example has one for each output."""
-
-
 class _SplitWriter:
-    """The arrays of one split, with what is counted while they are written."""
+    """The arrays of one split, with the statistics that are computed while they are written."""
 
     def __init__(self, new: Path, split: str, examples: kinds.Examples) -> None:
         self._new, self._split = new, split
@@ -208,9 +198,8 @@ class _SplitWriter:
         self._target = examples.target
         self._class_counts = np.zeros(len(examples.target.class_names), np.int64)
         self._num_missing: Counter[str] = Counter()
-        dtype, has_many = LABELS[examples.target.task]
-        outputs = (examples.target.num_outputs,) if has_many else ()
-        self._labels = _Array(new / f"{split}_labels.npy", np.dtype(dtype), outputs)
+        dtype, shape = np.dtype(examples.target.label_dtype), examples.target.label_shape
+        self._labels = _Array(new / f"{split}_labels.npy", dtype, shape)
         self._label_moments = _Moments(examples.target.num_outputs)
         self._weights: _Array | None = None
         self._features = {}
@@ -233,7 +222,7 @@ class _SplitWriter:
         return [*self._features.values(), self._labels, *([self._weights] if self._weights else [])]
 
     def write(self, block: kinds.Block) -> None:
-        """Write some examples after those before."""
+        """Append some examples."""
         labels = block.labels
         if block.weights is not None:
             if self._weights is None:
@@ -254,7 +243,7 @@ class _SplitWriter:
         self._num_missing.update(block.missing)
 
     def describe(self, target: Path) -> PreparedSplit:
-        """Finish the arrays; return their record: they will lie in ``target``."""
+        """Finish the arrays; return their record, with their paths in ``target``."""
         places = {array.path: (target / array.path.name).as_posix() for array in self._arrays()}
         with ThreadPoolExecutor(machine.usable_cores()) as pool:
             digests = list(pool.map(_Array.finish, self._arrays()))
@@ -269,16 +258,16 @@ class _SplitWriter:
         )
 
     def statistics(self, name: str) -> dict[str, tuple[float, ...]]:
-        """Return the mean and the deviation of a feature that has them."""
+        """Return mean and deviation of a feature; nothing for one that has none."""
         return self._moments[name].statistics() if name in self._moments else {}
 
     def target_statistics(self) -> dict[str, tuple[float, ...]]:
-        """Return the mean and the deviation of the numbers of a regression."""
+        """Return mean and deviation of the numbers of a regression; nothing for other tasks."""
         return self._label_moments.statistics() if self._target.task == "regression" else {}
 
 
 MOST_SUMMED = 2**16
-"""Images that are added up at once, pixel by pixel: the squares of so many values to 255 sum up to less than 2**32."""
+"""Images that are summed at once, pixel by pixel: the squares of so many values up to 255 sum to less than 2**32."""
 
 
 class _PixelMoments:

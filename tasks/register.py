@@ -120,7 +120,7 @@ def _refusal(
 def _unmeasured(metric: str, run: Run, evaluated: Evaluated | None) -> str:
     """Return why an evaluation has no value of a metric: there is none, or it was told of it afterwards."""
     if evaluated is not None:
-        of_predictions = metrics.find(metric.partition("/")[2], "register.metric").of_predictions
+        of_predictions = metrics.find_metric(metric.partition("/")[2], "register.metric").of_predictions
         if of_predictions(evaluated.given.labels, evaluated.given.outputs.astype(np.float64)) is None:
             return f"{metric} says nothing about these test rows"
     return f"the evaluation was told of no {metric}: {_commands_again(run, f'--set register.metric={metric}')}"
@@ -128,9 +128,9 @@ def _unmeasured(metric: str, run: Run, evaluated: Evaluated | None) -> str:
 
 def _evaluated(evaluation: EvaluationResult, prepared: PreparedDataset) -> Evaluated | None:
     """Return the evaluation with what the model gave; None where that is gone, or is of other test rows."""
-    if evaluation.outputs is None or evaluation.test_rows != predictions.test_rows(prepared):
+    if evaluation.test_rows != predictions.test_rows(prepared):
         return None
-    given = predictions.load(config.project_root() / evaluation.outputs, evaluation.outputs_sha256 or "")
+    given = predictions.load(config.project_root() / evaluation.outputs, evaluation.outputs_sha256)
     return None if given is None else Evaluated(evaluation, given)
 
 

@@ -16,10 +16,9 @@ from typer.main import get_command
 
 from flows.cli import main
 from tasks import config
-from tasks.config.affects import Affects
 from tasks.config.datasets import LocalDescription
 from tasks.config.schema import kinds_of
-from tasks.config.section import IN_WORDS
+from tasks.config.section import IN_WORDS, Affects
 from tasks.system import messages
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -101,7 +101,7 @@ def run(
         from tasks import runs as all_runs
         from tasks.operations import dvc_data, pipeline, preconditions
         from tasks.process import client
-        from tasks.system import timeline
+        from tasks.system import clock
 
         settings = config.load(recipe, overrides)
         notifications.check()
@@ -122,9 +122,9 @@ def run(
         before = set(all_runs.finished())
         values = config.Overrides(config.read_overrides(overrides))
         options = (if_changed, resume, allow_changes, fresh)
-        with timeline.span("flow", "flow"):
+        with clock.span("flow", "flow"):
             summary = run_flow(training, recipe, values, *options)
-        with timeline.span("flow", "end the stages"):
+        with clock.span("flow", "end the stages"):
             client.stop_processes()
         _print_run(summary, json, changed=not if_changed or summary.run_id not in before)
 
@@ -151,7 +151,6 @@ for stage_command in (
     operate_commands.up,
     operate_commands.down,
     operate_commands.status,
-    operate_commands.serve_input,
     doctor.doctor,
     project_command.init,
     sync.sync,

@@ -22,7 +22,7 @@ from filelock import FileLock, Timeout
 
 from tasks import config, records
 from tasks.records import Record, Run, RunSummary
-from tasks.system import files, utc
+from tasks.system import clock, files
 from tasks.system.errors import UserError
 from tasks.system.network import without_secrets
 
@@ -194,7 +194,7 @@ def _send(address: str, notice: Notice) -> str | None:
     """Send a notice; return why it was not taken, None where it was."""
     apprise = _apprise()
     sender = apprise.Apprise()
-    when = utc.at(notice.at)
+    when = clock.at(notice.at)
     with _silent():
         if not sender.add(address):
             return "an address is none that Apprise knows"

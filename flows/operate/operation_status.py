@@ -1,4 +1,4 @@
-"""What `stratagem status` tells, and `--explain` of `up`, `down`, `ui` and `serve-input`."""
+"""What `stratagem status` tells, and `--explain` of `up`, `down` and `ui`."""
 
 import os
 from collections.abc import Mapping
@@ -122,20 +122,6 @@ def explain_ui() -> Explanation:
     """Return what `stratagem ui` would serve."""
     ports = config.project_root() / "mlruns" / "ui.json"
     return Explanation(stages=tuple(_planned_servers(ports, Path("~/.prefect").expanduser())))
-
-
-def explain_serve_input(address: str, dispatches: bool, host: str) -> Explanation:
-    """Return what `stratagem serve-input` would serve.
-
-    Args:
-        address: of the service.
-        dispatches: whether the service itself would run here, and not one more worker of it alone.
-        host: what the other machines reach this one by.
-    """
-    service = _planned("service", "would run", f"at {address}, for whoever connects")
-    if not dispatches:
-        service = _planned("service", "is left out", f"it runs at {address}")
-    return Explanation(stages=(service, _planned("worker", "would run", f"of that service, reached by {host}")))
 
 
 def _planned_servers(kept_ports: Path, home: Path) -> list[PlannedStage]:

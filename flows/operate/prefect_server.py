@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from tasks import config
-from tasks.system import lifetime, machine, temporary, timeline
+from tasks.system import clock, lifetime, machine, temporary
 from tasks.system.errors import StratagemError, UserError
 from tasks.system.network import unreachable_reason
 
@@ -197,12 +197,12 @@ def starting(settings: config.Settings, debug: bool, with_cluster: bool = True) 
     set_environment(debug)
     # Imports its framework while this process imports Prefect.
     client.start_processes(settings, with_cluster=with_cluster)
-    with timeline.span("flow", "wait for the API's address"):
+    with clock.span("flow", "wait for the API's address"):
         server = start_server()
-    with timeline.span("flow", "import Prefect"), without_collections():
+    with clock.span("flow", "import Prefect"), without_collections():
         yield
     if server is not None:
-        with timeline.span("flow", "wait for the API"):
+        with clock.span("flow", "wait for the API"):
             server.await_ready()
 
 

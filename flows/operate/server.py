@@ -20,7 +20,7 @@ import uvicorn
 from filelock import FileLock
 
 from tasks.process.environment import keep_private
-from tasks.system import lifetime, timeline
+from tasks.system import clock, lifetime
 from tasks.system.access import from_here
 from tasks.system.machine import without_collections
 
@@ -50,7 +50,7 @@ class _ApiServer(uvicorn.Server):
 
 
 async def _serve(listening: socket.socket, home: Path) -> None:
-    with timeline.span("Prefect's API", "import"), without_collections():  # 3 s, after the run was told to go on.
+    with clock.span("Prefect's API", "import"), without_collections():  # 3 s, after the run was told to go on.
         from prefect.server.api.server import create_app
         from prefect.server.database import provide_database_interface
 
@@ -66,7 +66,7 @@ async def _serve(listening: socket.socket, home: Path) -> None:
     # on a busy machine, one server ended once while it started beside the other.
     with FileLock(home / "stratagem.lock"):
         await provide_database_interface().create_db()
-        with timeline.span("Prefect's API", "start"):
+        with clock.span("Prefect's API", "start"):
             serving = asyncio.create_task(server.serve(sockets=[listening]))
             while not server.started and not serving.done():
                 await asyncio.sleep(0.02)

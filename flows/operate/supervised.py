@@ -13,7 +13,7 @@ from flows.operate.operation import HEALTH_SECONDS
 from flows.operate.servers import Server
 from tasks import config
 from tasks.records import ServiceState
-from tasks.system import utc
+from tasks.system import clock
 from tasks.system.network import unreachable_reason, without_secrets
 
 # One that has not answered yet takes requests, and lets them wait.
@@ -50,7 +50,7 @@ class SupervisedProgram:
             name=self.server.name,
             pid=pid,
             created=operation.created(pid) if pid else 0.0,
-            since=utc.at(self.began),
+            since=clock.at(self.began),
             restarts=self.restarts,
             last_end=self.last_end,
             address=self.server.address,

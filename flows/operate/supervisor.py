@@ -25,7 +25,7 @@ from flows.operate.supervised import SupervisedProgram, death_in_words, last_lin
 from tasks import config
 from tasks.process.environment import keep_private
 from tasks.records import Operation
-from tasks.system import lifetime, utc
+from tasks.system import clock, lifetime
 from tasks.system.errors import StratagemError, UserError
 from tasks.system.network import without_secrets
 
@@ -52,7 +52,7 @@ class Supervisor:
         before = operation.load()
         operation.end_leftovers(before)
         self._worker_seen = before.worker_seen if before else 0.0
-        self._since = utc.now()
+        self._since = clock.now()
         self._ready = False
         self._listening = servers.listen(self._folder / "ports.json")
         key = operation.private_key()
@@ -125,7 +125,7 @@ class Supervisor:
             raise StratagemError(f"{kept.server.name} does not start ({how}): {last_line(kept.log)}; see {kept.log}")
         pause = kept.pause()
         self._save()
-        print(f"{utc.now()} {kept.server.name} has ended ({how}); started again in {pause:.0f} s", file=sys.stderr)
+        print(f"{clock.now()} {kept.server.name} has ended ({how}); started again in {pause:.0f} s", file=sys.stderr)
         if self._ready:
             title = f"{kept.server.name} is started again on {socket.gethostname()}"
             body = f"It had ended ({how}), the {kept.restarts}. time. Its last line: {last_line(kept.log)}"
@@ -150,7 +150,7 @@ class Supervisor:
                         self._save()
                 notifications.deliver()
             except Exception as error:  # Whatever ails it, the servers go on.
-                print(f"{utc.now()} warning: {without_secrets(str(error))}", file=sys.stderr)
+                print(f"{clock.now()} warning: {without_secrets(str(error))}", file=sys.stderr)
 
     def _tell_crashed(self) -> bool:
         """Tell of flow runs that have crashed while their worker lives: nobody takes them up. Return whether the server

@@ -1,6 +1,5 @@
 """The settings of a run: what every key means and may hold, and how params.yaml, a recipe and ``--set`` give it."""
 
-from tasks.config.affects import Affects
 from tasks.config.data_defaults import Choice
 from tasks.config.datasets import (
     AnyDescription,
@@ -18,20 +17,10 @@ from tasks.config.datasets import (
 )
 from tasks.config.form import Overrides, recipe_schema
 from tasks.config.input import Augmentation, Input, RandAugment
-from tasks.config.keys import fields_of, flat, leaves, marks_of
-from tasks.config.metric_names import top_k_of
 from tasks.config.project import code_root, has_own_code, names_of, project_root, recipes
 from tasks.config.schedules import Constant, Cosine, Piecewise
-from tasks.config.schema import (
-    CHAMPION,
-    FEATURES,
-    Checkpoint,
-    Dataset,
-    Model,
-    Register,
-    Settings,
-    kinds_of,
-)
+from tasks.config.schema import CHAMPION, FEATURES, Checkpoint, Dataset, Model, Register, Settings, kinds_of
+from tasks.config.section import Affects, fields_of, flat, leaves, marks_of, top_k_of
 from tasks.config.sources import (
     choices,
     load,
@@ -41,7 +30,6 @@ from tasks.config.sources import (
     read_texts,
     read_yaml,
     refuse_secrets,
-    restore,
     sources_of,
 )
 from tasks.config.strategies import (

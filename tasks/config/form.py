@@ -1,4 +1,4 @@
-"""The settings as parameters of a deployment: what Prefect's form shows, what its server refuses, what a run takes."""
+"""The settings as parameters of a deployment: the schema of Prefect's form, and what a run takes from it."""
 
 import json
 import re
@@ -8,18 +8,18 @@ from typing import Any
 from pydantic import GetJsonSchemaHandler, RootModel
 from pydantic_core import CoreSchema
 
-from tasks.config.keys import leaves, marks_of
 from tasks.config.project import project_root, recipes
 from tasks.config.schema import Settings
+from tasks.config.section import leaves, marks_of
 from tasks.config.sources import load
 from tasks.system.errors import UserError
 
-# What a choice of several types is called in the form.
+# Names of types in the form.
 NAMES = {"string": "text", "integer": "number", "number": "fraction", "array": "list", "object": "mapping"}
 
 
 BOOLEANS = {"true": True, "false": False}
-# What a schema says about a value beside its bounds.
+# Keys of a schema that are no bounds.
 ABOUT = ("title", "description", "default")
 
 

@@ -4,8 +4,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from tasks.config.affects import Result, Speed
-from tasks.config.section import MAX_PIXELS, Count, Section, Text
+from tasks.config.section import MAX_PIXELS, Count, Result, Section, Speed, Text
 
 Fraction = Annotated[float, Field(ge=0, le=1)]
 Alpha = Annotated[float, Field(ge=0, le=100)]
@@ -89,7 +88,3 @@ class Input(Section):
     shuffle_buffer: Result[Count]
     """Records that the `stream` source shuffles among."""
     augmentation: Augmentation
-    service: Speed[Literal["none", "local"] | Annotated[str, Field(pattern=r"^grpc://[\w.-]+:\d{1,5}$")]] = "none"
-    """What gathers and augments the training batches of an array: this process (`none`), a process of tf.data service
-    beside it that ends with the run (`local`), or the workers of the one at `grpc://HOST:PORT`, which `stratagem
-    serve-input` starts. The batches and their order are the same."""

@@ -4,8 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from tasks.config.affects import Result
-from tasks.config.section import MAX_FLOAT32, Section
+from tasks.config.section import MAX_FLOAT32, Result, Section
 
 
 class OptimizerBase(Section):

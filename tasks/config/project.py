@@ -1,4 +1,4 @@
-"""The project's folder, and what lies in it by name."""
+"""The project's folder, and what it and the code offer by name."""
 
 from pathlib import Path
 from typing import Literal
@@ -28,7 +28,7 @@ def code_root() -> Path:
 
 
 def has_own_code(root: Path) -> bool:
-    """Return whether a project brings the code that it runs, as a checkout does; another one runs what is installed."""
+    """Return whether a project contains the code that it runs, as a checkout does, instead of an installed package."""
     return (root / "tasks" / "__main__.py").is_file()
 
 
@@ -39,7 +39,7 @@ Registry = Literal[
 
 
 def names_of(registry: Registry) -> list[str]:
-    """Return what a registry offers: the file names of ``tasks/<registry>/`` are its keys."""
+    """Return the keys of a registry: the names of the files in ``tasks/<registry>/``."""
     return sorted(p.stem for p in (Path(__file__).parents[1] / registry).glob("*.py") if not p.stem.startswith("_"))
 
 

@@ -4,8 +4,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
-from tasks.config.affects import Result
-from tasks.config.section import MAX_FLOAT32, Count, Section
+from tasks.config.section import MAX_FLOAT32, Count, Result, Section
 
 LearningRate = Annotated[float, Field(gt=0, le=MAX_FLOAT32)]
 

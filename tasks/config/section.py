@@ -1,20 +1,38 @@
-"""What a section of the settings is, and the bounds that several of them have."""
+"""A section of the settings: what its keys are, what a change of each affects, and the names and bounds that several
+sections share.
 
-from collections.abc import Iterable, Mapping
-from typing import Annotated, Any, get_args
+Each setting says once what a change of it changes, and what makes two runs the same follows from it:
+
+===========  ===============================================================================  ======================
+mark         what another value changes                                                       a resumed run
+===========  ===============================================================================  ======================
+Result       the weights, the best model or its test metrics                                  must have it as it was
+Course       the same, by how long, how or where a training goes on                           may have another one
+Speed        how fast they come, and their last bits                                          may have another one
+Bookkeeping  neither: what is written down, kept, named, or done about processes that died    may have another one
+===========  ===============================================================================  ======================
+"""
+
+import re
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from functools import cache
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, TypeAlias, TypeVar, get_args, get_origin
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
+from tasks.config.project import names_of
 from tasks.system.errors import shown
 
-# Larger numbers are slips of the keyboard: they are refused before anything is made in their size.
+T = TypeVar("T")
+What = Literal["result", "speed", "bookkeeping"]
+# Larger numbers are typing errors: they are refused before anything of that size is allocated.
 MAX_COUNT = 1_000_000_000
 MAX_PIXELS = 32_768
 MAX_DEVICES = 4096
 MAX_FLOAT32 = 3e38
-# What a user's own code is named by, and what a message says in place of the pattern.
+# Patterns of names, and what a message says in place of each.
 OWN_CODE = r"^[\w.]+:\w+$"
 TOP_K = r"top_[1-9][0-9]{0,8}_accuracy"
 OTHER_METRIC = rf"^{TOP_K}$|^[\w.]+:\w+$"
@@ -30,6 +48,48 @@ Text = Annotated[str, Field(max_length=250)]
 Count = Annotated[int, Field(gt=0, le=MAX_COUNT)]
 Pixels = Annotated[int, Field(gt=0, le=MAX_PIXELS)]
 Devices = Annotated[int, Field(gt=0, le=MAX_DEVICES)]
+METRICS = names_of("modeling/metrics")
+WHOLE = ("strategy.layout", "register.floors", "register.ceilings")
+"""Keys whose value is a mapping with the user's own names: another mapping replaces it as a whole."""
+
+
+class Affects(NamedTuple):
+    """What a change of a setting changes."""
+
+    what: What
+    free_on_resume: bool = True
+    """Whether a run that is resumed may have another value than it began with."""
+
+
+Result = Annotated[T, Affects("result", free_on_resume=False)]
+Course = Annotated[T, Affects("result")]
+Speed = Annotated[T, Affects("speed")]
+Bookkeeping = Annotated[T, Affects("bookkeeping")]
+
+
+OwnCode = Annotated[str, Field(pattern=OWN_CODE, max_length=250)]
+"""A user's own `module:function`."""
+if TYPE_CHECKING:
+    TrainingMetric: TypeAlias = str
+    TestMetric: TypeAlias = str
+    MetricName: TypeAlias = str
+else:
+    # A metric of a user's own has the name `module:function`, as validation/my_code:within_ten.
+    TrainingMetric = (
+        Literal[*(f"{part}/{name}" for part in ("train", "validation") for name in ("loss", *METRICS))]
+        | Annotated[str, Field(pattern=OTHER_TRAINING_METRIC, max_length=250)]
+    )
+    TestMetric = (
+        Literal[*(f"test/{name}" for name in (*METRICS, "loss"))]
+        | Annotated[str, Field(pattern=OTHER_TEST_METRIC, max_length=250)]
+    )
+    MetricName = Literal[*METRICS] | Annotated[str, Field(pattern=OTHER_METRIC, max_length=250)]
+
+
+def top_k_of(name: str) -> int | None:
+    """Return the k of ``top_<k>_accuracy``; None of another metric."""
+    found = re.fullmatch(TOP_K, name)
+    return int(found[0].split("_")[1]) if found else None
 
 
 def _takes_bool(field: FieldInfo) -> bool:
@@ -37,8 +97,7 @@ def _takes_bool(field: FieldInfo) -> bool:
 
 
 def refusal(key: str, value: object, errors: Iterable[ErrorDetails], field: FieldInfo | None) -> str:
-    """Return what is wrong with a value, with the meaning of its key. A union of types reports one error for each
-    type."""
+    """Return what is wrong with a value, and the meaning of its key. A union of types gives one error for each type."""
     patterns = ((IN_WORDS.get(error.get("ctx", {}).get("pattern", "")), error["msg"]) for error in errors)
     reasons = dict.fromkeys(words or message[:1].lower() + message[1:] for words, message in patterns)
     meaning = " ".join((field.description or "").split()) if field else ""
@@ -46,7 +105,7 @@ def refusal(key: str, value: object, errors: Iterable[ErrorDetails], field: Fiel
 
 
 class Section(BaseModel):
-    """A frozen group of settings that knows its keys and refuses all others."""
+    """A frozen group of settings that refuses unknown keys."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False)
 
@@ -58,3 +117,38 @@ class Section(BaseModel):
             if isinstance(values, Mapping) and isinstance(values.get(name), bool) and not _takes_bool(field):
                 raise ValueError(f"{name} = {str(values[name]).lower()}: true and false have no meaning here")
         return values
+
+
+def fields_of(section: type[BaseModel], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield ``("section.key", field)`` for every key of every kind."""
+    for name, field in section.model_fields.items():
+        key = prefix + (field.alias or name)
+        inner = [t for t in (get_args(field.annotation) or (field.annotation,)) if _is_section(t)]
+        for variant in inner:
+            yield from fields_of(variant, f"{key}.")
+        if not inner or type(None) in get_args(field.annotation):
+            yield key, field
+
+
+def flat(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return nested settings as ``{"section.key": value}``."""
+    return dict(leaves(values, whole=WHOLE))
+
+
+@cache
+def marks_of(section: type[BaseModel]) -> Mapping[str, Affects]:
+    """Return what each key of a section affects, by ``section.key``."""
+    return {key: next(m for m in field.metadata if isinstance(m, Affects)) for key, field in fields_of(section)}
+
+
+def _is_section(annotation: Any) -> bool:
+    return get_origin(annotation) is None and isinstance(annotation, type) and issubclass(annotation, Section)
+
+
+def leaves(values: Mapping[str, Any], prefix: str = "", whole: Collection[str] = ()) -> Iterator[tuple[str, Any]]:
+    """Yield ``("section.key", value)``; a mapping under a key in ``whole`` is one value."""
+    for name, value in values.items():
+        if isinstance(value, Mapping) and value and prefix + name not in whole:
+            yield from leaves(value, f"{prefix}{name}.", whole)
+        else:
+            yield prefix + name, value

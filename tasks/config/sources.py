@@ -1,26 +1,49 @@
-"""How params.yaml, a recipe and ``--set`` become one ``Settings``."""
+"""How params.yaml, a recipe and ``--set`` become one ``Settings``, and the sentence that refuses a wrong one."""
 
 import contextlib
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
+import yaml
 from pydantic import ValidationError
 
-from tasks.config import plain
 from tasks.config.data_defaults import Choice, choose
-from tasks.config.explain import explain
-from tasks.config.keys import WHOLE, fields_of, leaves, marks_of
 from tasks.config.project import names_of, project_root, recipes
 from tasks.config.schema import Settings, folder_name, kinds_of
+from tasks.config.section import WHOLE, fields_of, leaves, refusal
 from tasks.config.strategies import strategy_kinds
 from tasks.config.train import BATCH_SIZES
-from tasks.system.errors import UserError, cut, one_of
+from tasks.system.errors import UserError, cut, one_of, shown
 from tasks.system.network import holds_secret
 
+MAX_TEXT = 1_000_000
+"""Characters of a YAML file or a ``--set``."""
 ONE_VALUE = tuple(key.rpartition(".")[2] for key in WHOLE)
+
+
+class _Loader(yaml.CSafeLoader):
+    """Refuses a mapping that gives a key twice, and reads dates as texts."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        seen: set[str] = set()
+        for key, _ in node.value:
+            if isinstance(key, yaml.ScalarNode):
+                if key.value in seen:
+                    raise yaml.MarkedYAMLError(
+                        problem=f"the key '{cut(key.value)}' is given once more", problem_mark=key.start_mark
+                    )
+                seen.add(key.value)
+        made: dict[Any, Any] = super().construct_mapping(node, deep=deep)
+        return made
+
+
+_Loader.yaml_implicit_resolvers = {
+    first: [(tag, pattern) for tag, pattern in resolvers if not tag.endswith(":timestamp")]
+    for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
+}
 
 
 def load(
@@ -44,11 +67,8 @@ def load(
     own_name = _dataset_name(values)
     if recipe is not None:
         values = _overlay(values, _read_recipe(recipe, root))
-    # One overlay for all texts together: their order does not matter, and a wrong key is not lost by a change of kind.
-    try:
-        given = plain.plain(overrides) if isinstance(overrides, Mapping) else read_overrides(overrides)
-    except plain.NotPlain as error:
-        raise UserError(f"overrides: {error}") from None
+    # One overlay for all: their order does not matter, and a change of kind does not hide a wrong key.
+    given = _with_text_keys(overrides) if isinstance(overrides, Mapping) else read_overrides(overrides)
     merged = _overlay(values, _nested(given))
     if recipe is not None or _dataset_name(merged) == own_name:
         return parse(merged)
@@ -83,7 +103,7 @@ def sources_of(recipe: str | None, overrides: Sequence[str]) -> dict[str, str]:
 
 
 def _same(said: Any, value: Any) -> bool:
-    """Return whether a value is the one that a file or an option said, before it was read as what its key holds."""
+    """Return whether a value is what a file or an option gave, before pydantic converted it."""
     return bool(said == value) or json.dumps(said, default=str) == json.dumps(value, default=str)
 
 
@@ -102,18 +122,18 @@ def choices(recipe: str | None, values: Mapping[str, Any]) -> list[Choice] | Non
 
 
 def overruled(choice: Choice, settings: Settings) -> list[str]:
-    """Return the keys for which something else was given than was chosen."""
+    """Return the keys whose given value differs from the chosen one."""
     flat = settings.flat()
     return [key for key, value in choice.values.items() if key in flat and not _same(value, flat[key])]
 
 
 def _choose(name: str | None, root: Path) -> list[Choice]:
-    """Return what fits a dataset's data; nothing as long as they are not prepared."""
-    if name is None:  # The settings say what is wrong with it.
+    """Return the choices for a dataset's data; none as long as they are not prepared."""
+    if name is None:  # `parse` says what is wrong.
         return []
     try:
         return choose(json.loads((root / "data" / name / "prepared" / "manifest.json").read_text(encoding="utf-8")))
-    except (OSError, ValueError, KeyError, TypeError):  # It is not there, or whoever reads the data says what it lacks.
+    except (OSError, ValueError, KeyError, TypeError):  # Missing, or damaged: the stage that reads it says so.
         return []
 
 
@@ -141,10 +161,7 @@ def read_texts(texts: Sequence[str]) -> dict[str, Any]:
         key, equals, value = text.partition("=")
         if not equals or not key.strip():
             raise UserError(f"--set {cut(text)}: write it as section.key=value, such as --set train.epochs=3")
-        try:
-            values[key.strip()] = plain.read(value)
-        except plain.NotPlain as error:
-            raise UserError(f"--set {cut(text)}: {error}") from None
+        values[key.strip()] = _read_text(value, f"--set {cut(text)}")
     return values
 
 
@@ -163,6 +180,63 @@ def _validate(values: Mapping[str, Any]) -> Settings:
     if ":" not in settings.model.name and settings.model.name not in models:
         raise UserError(one_of("model.name", settings.model.name, models) + ", or your own module:function")
     return settings
+
+
+def explain(error: ValidationError, values: Mapping[str, Any]) -> str:
+    """Return one sentence for the first error: the key, its value, what is allowed, what to do."""
+    # A misspelt key is also missing under its right name.
+    unknown = ("extra_forbidden", "invalid_key")
+    first = next((one for one in error.errors() if one["type"] in unknown), error.errors()[0])
+    kinds = {kind for section in Settings.model_fields for kind in kinds_of(section)}
+    # A discriminated union puts the kind into the location: ("strategy", "mirrored", "devices").
+    parts = [str(part) for i, part in enumerate(first["loc"]) if not (i == 1 and part in kinds)]
+    known = dict(fields_of(Settings))
+    for section, given in values.items():  # A key can have another meaning in each kind.
+        kind = kinds_of(section).get(str(given.get("kind"))) if isinstance(given, Mapping) else None
+        if kind is not None:
+            known |= fields_of(kind, f"{section}.")
+    if first["type"] in unknown:
+        return _unknown_key(parts, known, values)
+    depth = len(parts)
+    # A union of plain types puts the type into the location, a list the index: ("input", "validation", "int").
+    while ".".join(parts) not in known and any(".".join(parts[:end]) in known for end in range(1, len(parts))):
+        parts.pop()
+    key, message = ".".join(parts), first["msg"].removeprefix("Value error, ")
+    if first["type"] == "union_tag_invalid":
+        return one_of(f"{key}.kind", first["input"].get("kind"), kinds_of(key))
+    if first["type"] == "union_tag_not_found":
+        return f"{key}.kind is missing: give --set {key}.kind=VALUE, one of {', '.join(kinds_of(key))}"
+    if first["type"] == "missing" and len(parts) == depth:
+        return f"{key} is missing: add it to params.yaml or give --set {key}=VALUE"
+    if not key:
+        return message
+    if first["type"] == "value_error":
+        return f"{key}.{message}" if f"{key}.{message.split()[0]}" in known else f"{key}: {message}"
+    value: Any = values
+    for part in parts:
+        value = value.get(part)
+    inside = [k for k in known if k.startswith(f"{key}.")]
+    if inside:
+        return f"{key} = {shown(value)}: this is a section. Set its keys: {', '.join(inside)}"
+    of_value = (one for one in error.errors() if one["loc"][: len(parts)] == first["loc"][: len(parts)])
+    return f"{refusal(key, value, of_value, known.get(key))} Give --set {key}=VALUE."
+
+
+def _unknown_key(parts: Sequence[str], known: Iterable[str], values: Mapping[str, Any]) -> str:
+    key, section = ".".join(parts), ".".join(parts[:-1])
+    if not section:
+        return one_of("section", key, {name.partition(".")[0] for name in known})
+    kinds, kind = kinds_of(section), str(values[section].get("kind")) if section in values else ""
+    of_others = [other for other, variant in kinds.items() if parts[-1] in variant.model_fields]
+    allowed = [f"{section}.{name}" for name in kinds[kind].model_fields] if kind in kinds else []
+    if of_others and kind in kinds:
+        given = f"{section}.kind={' or '.join(of_others)}"
+        return f"{one_of('key', key, allowed)}; with {given} there is one: give that kind too"
+    allowed = allowed or [name for name in known if name.startswith(f"{section}.")]
+    elsewhere = [name for name in known if name.rpartition(".")[2] == parts[-1]]
+    if elsewhere:
+        return f"unknown key '{key}': did you mean '{elsewhere[0]}'? Allowed: {', '.join(sorted(allowed))}"
+    return one_of("key", key, allowed)
 
 
 def refuse_secrets(values: Mapping[str, Any]) -> None:
@@ -204,20 +278,6 @@ def _nested(values: Mapping[str, Any]) -> dict[str, Any]:
     return nested
 
 
-def restore(values: Mapping[str, Any], root: Path | None = None) -> Settings:
-    """Return the settings of a run, also of one that an older version began: a key that is newer than the run has the
-    value of params.yaml, and one that is no more is left out.
-
-    Raises:
-        UserError: a value is not allowed any more.
-    """
-    marks = marks_of(Settings)
-    recorded = {key: value for key, value in leaves(values, whole=marks) if key in marks}
-    today = dict(leaves(read_yaml((root or project_root()) / "params.yaml"), whole=marks))
-    others = {key.removesuffix("kind") for key in recorded if key.endswith(".kind") and today.get(key) != recorded[key]}
-    return _validate(_nested({k: v for k, v in today.items() if not k.startswith(tuple(others))} | recorded))
-
-
 def read_yaml(path: Path) -> dict[str, Any]:
     """Return what a YAML file of sections holds.
 
@@ -226,14 +286,51 @@ def read_yaml(path: Path) -> dict[str, Any]:
     """
     try:
         with path.open("rb") as file:
-            values = plain.read(file.read(plain.MAX_TEXT + 1).decode())
+            text = file.read(MAX_TEXT + 1).decode()
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"{path}: cannot be read ({error})") from None
-    except plain.NotPlain as error:
-        raise UserError(f"{path}: {error}") from None
+    values = _read_text(text, str(path))
     if not isinstance(values, dict):
         raise UserError(f"{path}: must hold sections such as `train:`, got {type(values).__name__}")
     return values
+
+
+def _read_text(text: str, where: str) -> Any:
+    """Return the value of a YAML text, with all keys as texts; it may hold neither aliases nor tags.
+
+    Args:
+        text: the YAML.
+        where: the file or the option that it stands in, for the message.
+
+    Raises:
+        UserError: it is too long, or no such YAML.
+    """
+    if len(text) > MAX_TEXT:
+        raise UserError(f"{where}: it has {len(text):,} characters, and settings have at most {MAX_TEXT:,}")
+    try:
+        events: Iterator[Any] = yaml.parse(text, _Loader)
+        for event in events:
+            mark, tag = event.start_mark, getattr(event, "tag", None)
+            if isinstance(event, yaml.AliasEvent):
+                refused = f"*{cut(str(event.anchor))} repeats the value of an anchor: write the value"
+                raise yaml.MarkedYAMLError(problem=refused, problem_mark=mark)
+            if tag is not None:
+                refused = f"the tag {cut(tag)} is not allowed: write the value without it"
+                raise yaml.MarkedYAMLError(problem=refused, problem_mark=mark)
+        return _with_text_keys(yaml.load(text, _Loader))
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        place = f", line {mark.line + 1}, column {mark.column + 1}" if mark is not None else ""
+        raise UserError(f"{where}: not valid YAML{place}: {cut(error.problem or error.context or '')}") from None
+    except (yaml.YAMLError, RecursionError, OverflowError, ValueError) as error:
+        raise UserError(f"{where}: not valid YAML ({cut(str(error))})") from None
+
+
+def _with_text_keys(value: Any) -> Any:
+    """Return a copy of nested mappings and lists whose keys are texts."""
+    if isinstance(value, Mapping):
+        return {str(key): _with_text_keys(inner) for key, inner in value.items()}
+    return [_with_text_keys(inner) for inner in value] if isinstance(value, list) else value
 
 
 def _without_other_kinds(values: Mapping[str, Any]) -> dict[str, Any]:
@@ -254,7 +351,7 @@ def _read_recipe(recipe: str, root: Path) -> dict[str, Any]:
     known = recipes(root)
     if recipe in known:
         return read_yaml(known[recipe])
-    # A name that is too long for a file is none.
+    # A name may be too long for a file.
     with contextlib.suppress(OSError, ValueError):
         if Path(recipe).suffix in (".yaml", ".yml") and Path(recipe).is_file():
             return read_yaml(Path(recipe))

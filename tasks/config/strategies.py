@@ -7,32 +7,31 @@ from typing import Annotated, ClassVar, Literal, Self, get_args
 
 from pydantic import Field, model_validator
 
-from tasks.config.affects import Bookkeeping, Course, Speed
-from tasks.config.section import MAX_COUNT, MAX_DEVICES, Devices, Section, Text
+from tasks.config.section import MAX_COUNT, MAX_DEVICES, Bookkeeping, Course, Devices, Section, Speed, Text
 
 
 class StrategySection(Section):
-    """What every strategy says of itself, so that nobody else asks for its kind."""
+    """What every strategy declares, so that no other code asks for its kind."""
 
     backend: ClassVar[Literal["tensorflow", "jax"]] = "tensorflow"
     loops: ClassVar[tuple[str, ...]] = ("fit", "custom")
-    """Those that drive it."""
+    """The loops that can drive it."""
     refuses: ClassVar[Mapping[str, str]] = {}
-    """By key of ``FEATURES``: why it does not work here."""
+    """Why a feature does not work here, by key of ``FEATURES``."""
     needs: ClassVar[str | None] = None
-    """The file of tasks/strategies/engines/ whose ``check`` says whether this machine has what it takes."""
+    """The file of tasks/strategies/engines/ whose ``check`` tests whether this machine can train it."""
     is_baseline: ClassVar[bool] = False
-    """Whether a comparison holds the others against it."""
+    """Whether a comparison compares the others with it."""
     unit: ClassVar[str] = "replica"
     """What a comparison calls each of its devices."""
     steps_side_by_side: ClassVar[bool] = False
-    """Whether each device does whole steps of its own, instead of its share of one."""
+    """Whether each device does whole steps, instead of a share of each step."""
     exchange: ClassVar[str] = "summing gradients, with the wait for the last replica,"
-    """What its devices do together in a step, as a comparison says it."""
+    """What its devices do together in a step, in the words of a comparison."""
 
     @property
     def cluster(self) -> "Cluster | None":
-        """These settings, where several processes train together."""
+        """These settings if several processes train together, else None."""
         return None
 
     @property
@@ -42,7 +41,7 @@ class StrategySection(Section):
 
     @property
     def environment(self) -> dict[str, str]:
-        """What its processes must find before they import a framework."""
+        """Variables that its processes need before they import a framework."""
         return {}
 
     @property
@@ -52,7 +51,7 @@ class StrategySection(Section):
 
     @property
     def required_gpus(self) -> int | None:
-        """GPUs that a job must ask for, for each process; None where CPUs may stand in for them, or none are named."""
+        """GPUs that a job must request for each process; None if CPUs can replace them or no number is given."""
         return None
 
 
@@ -71,15 +70,13 @@ class OneDevice(StrategySection):
 
 NO_XLA = "XLA compiles a step for one device, and the copies of a variable lie on several"
 NO_ACCUMULATION = "Keras changes the weights inside a condition there, and tf.distribute cannot sum gradients in one"
+COPIES_REFUSE = {"train.jit_compile": NO_XLA, "train.gradient_accumulation_steps": NO_ACCUMULATION}
 
 
 class Mirrored(StrategySection):
     """Synchronous copies on the devices of one machine (tf.distribute.MirroredStrategy)."""
 
-    refuses: ClassVar[Mapping[str, str]] = {
-        "train.jit_compile": NO_XLA,
-        "train.gradient_accumulation_steps": NO_ACCUMULATION,
-    }
+    refuses: ClassVar[Mapping[str, str]] = COPIES_REFUSE
     kind: Course[Literal["mirrored"]]
     devices: Course[
         Devices | Annotated[list[Annotated[str, Field(pattern=r"^gpu:\d+$")]], Field(min_length=1)] | None
@@ -94,7 +91,7 @@ class Cluster(StrategySection):
     """Several processes that train together."""
 
     chief_gives_work: ClassVar[bool] = False
-    """Whether the other members serve the chief, instead of doing the stages with it."""
+    """Whether the other members serve the chief, instead of running the stages with it."""
     members_stay: ClassVar[bool] = False
     """Whether the chief cannot go on without the other members when they have done their part."""
     launcher: Bookkeeping[Literal["local", "tf_config", "slurm", "kubernetes", "ray"] | None] = None
@@ -111,7 +108,7 @@ class Cluster(StrategySection):
     max_restarts: Bookkeeping[Annotated[int, Field(ge=0, le=MAX_COUNT)]] = 3
     """How often lost processes are started again, from the latest checkpoint, before the run fails."""
     heartbeat_timeout_seconds: Bookkeeping[Annotated[float, Field(gt=0, le=1e6)]] = 60.0
-    """A process that gives no sign of life for so long counts as lost."""
+    """A process without a heartbeat for so long counts as lost."""
 
     @property
     def cluster(self) -> "Cluster | None":
@@ -139,11 +136,11 @@ class Cluster(StrategySection):
         return self.workers
 
     def jobs(self, workers: int) -> dict[str, int]:
-        """Return how many processes each job of TF_CONFIG has, where so many train; the chief's is the first."""
+        """Return the number of processes of each job of TF_CONFIG for a number of workers; the chief's job is first."""
         return {"worker": workers}
 
     def num_replicas_of(self, workers: int) -> int:
-        """Return the number of replicas that a given number of workers has, as far as the settings say it."""
+        """Return the number of replicas of a number of workers, as far as the settings give it."""
         return workers
 
     @property
@@ -155,10 +152,7 @@ class Cluster(StrategySection):
 class MultiWorker(Cluster):
     """Synchronous copies in several processes, on one machine or many (tf.distribute.MultiWorkerMirroredStrategy)."""
 
-    refuses: ClassVar[Mapping[str, str]] = {
-        "train.jit_compile": NO_XLA,
-        "train.gradient_accumulation_steps": NO_ACCUMULATION,
-    }
+    refuses: ClassVar[Mapping[str, str]] = COPIES_REFUSE
     kind: Course[Literal["multi_worker"]]
     devices: Course[Devices | None] = None
     """GPUs of each worker; null shares the machine's GPUs evenly, or takes the CPU where there are none."""
@@ -193,7 +187,6 @@ class ParameterServer(Cluster):
         "train.deterministic": "workers are asynchronous: the order of their updates differs from run to run",
         "train.profile_steps": "a step runs in another process than the profiler",
         "input.source=stream": "a worker gathers the rows that the coordinator names: give input.source=array",
-        "input.service": "a worker gathers the rows that the coordinator names",
     }
     kind: Course[Literal["parameter_server"]]
     ps: Speed[Devices] = 1
@@ -228,7 +221,7 @@ MeshAxis = Annotated[str, Field(pattern=r"^[A-Za-z_]\w*$", max_length=50)]
 
 
 class OnJax(Cluster):
-    """What the strategies on JAX share: one process, or several that are one program (jax.distributed)."""
+    """Shared by the strategies on JAX: one process, or several that are one program (jax.distributed)."""
 
     backend: ClassVar[Literal["tensorflow", "jax"]] = "jax"
     loops: ClassVar[tuple[str, ...]] = ("fit",)

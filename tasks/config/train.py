@@ -4,9 +4,19 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
-from tasks.config.affects import Bookkeeping, Course, Result, Speed
-from tasks.config.metric_names import MetricName, OwnCode, TrainingMetric
-from tasks.config.section import MAX_COUNT, MAX_FLOAT32, Count, Section
+from tasks.config.section import (
+    MAX_COUNT,
+    MAX_FLOAT32,
+    Bookkeeping,
+    Count,
+    Course,
+    MetricName,
+    OwnCode,
+    Result,
+    Section,
+    Speed,
+    TrainingMetric,
+)
 
 BATCH_SIZES = ("per_replica_batch_size", "global_batch_size")
 

@@ -1,7 +1,7 @@
-"""Whether anything that DVC goes by has changed since it last found a dataset up to date, without starting DVC.
+"""Whether any dependency or output of a dataset has changed since DVC last found it up to date, without starting DVC.
 
-A `dvc repro` that has nothing to do takes 1.2 s of a processor: imports, and a look at each file. It trusts the hash of
-a file whose inode, size and time of change are those of before, and so does this; it is asked as soon as one differs.
+A `dvc repro` that has nothing to do takes 1.2 s of CPU time: imports, and a look at each file. DVC trusts the hash of a
+file whose inode, size and time of change are the same, and so does this module; if one differs, DVC is asked.
 """
 
 import contextlib
@@ -19,11 +19,11 @@ import yaml
 from tasks.system import files
 
 TRUSTED_AFTER_SECONDS = 2.0
-"""What was changed so short before is not trusted: a second change in the same moment of the clock would not show."""
+"""A file that changed more recently is not trusted: a second change within the clock's resolution would not show."""
 
 
 def is_known(root: Path, name: str) -> bool:
-    """Return whether all is as it was when DVC last found data/<name> up to date."""
+    """Return whether nothing has changed since DVC last found data/<name> up to date."""
     try:
         kept = _record(root, name).read_text(encoding="utf-8")
     except OSError:
@@ -34,20 +34,20 @@ def is_known(root: Path, name: str) -> bool:
 
 @contextmanager
 def remembered(root: Path, name: str, trusted_after_seconds: float = TRUSTED_AFTER_SECONDS) -> Iterator[None]:
-    """Remember how all is, if DVC brings data/<name> up to date inside the block and finds nothing to do."""
+    """Remember the state of the files if DVC, called inside the block, finds data/<name> up to date."""
     _record(root, name).unlink(missing_ok=True)
     before = _look(root, name)
     yield
     after = _look(root, name)
     if before is None or after is None or before[0] != after[0] or time.time() - after[1] < trusted_after_seconds:
         return
-    # Unwritten, DVC is asked again next time.
+    # If it cannot be written, DVC is asked again next time.
     with contextlib.suppress(OSError), files.replacing(_record(root, name)) as written:
         written.write_text(after[0], encoding="utf-8")
 
 
 def forget(root: Path, name: str) -> None:
-    """Ask DVC the next time."""
+    """Forget the state, so that DVC is asked next time."""
     _record(root, name).unlink(missing_ok=True)
 
 
@@ -56,8 +56,8 @@ def _record(root: Path, name: str) -> Path:
 
 
 def _look(root: Path, name: str) -> tuple[str, float] | None:
-    """Return the sha256 of how each file is that DVC goes by, and when the last of them changed; None where one of them
-    is not there."""
+    """Return a sha256 over the state of each dependency and output, and when the last of them changed; None if one is
+    missing."""
     folder = root / "data" / name
     try:
         described = yaml.safe_load((folder / "dvc.yaml").read_text(encoding="utf-8"))
@@ -82,7 +82,7 @@ def _look(root: Path, name: str) -> tuple[str, float] | None:
 
 
 def _states(path: Path) -> Iterator[tuple[Path, os.stat_result]]:
-    """Yield the state of a file, or of each in a folder; of a link, also of what it leads to."""
+    """Yield the state of a file, or of each file in a folder; for a link also that of its target."""
     if path.is_dir():
         if path.is_symlink():
             raise OSError(f"{path} leads to another folder")  # Or round in a circle.

@@ -1,16 +1,16 @@
-"""The folder data/<name> of a dataset: what says which dataset it is, and its own little pipeline for DVC."""
+"""The folder data/<name> of a dataset: its description in params.yaml, and its own small pipeline for DVC."""
 
 import contextlib
+import hashlib
 import json
 import re
-import sys
 from pathlib import Path
 from typing import Any
 
 import yaml
 
 from tasks import config
-from tasks.data import installed_code, prepared_data, quality_report
+from tasks.data import prepared_data, quality_report
 from tasks.modeling import own_code
 from tasks.runs import lineage
 from tasks.system import files
@@ -18,7 +18,7 @@ from tasks.system.errors import UserError, shown
 
 MADE_BY_TFDS = re.compile(r"(dataset_info|features|metadata)\.json|.+\.labels\.txt|.+\.tfrecord-\d+-of-\d+")
 """The names of the files in raw/."""
-# The two stages that a dataset can have; one whose source is the user's own has nothing to download.
+# The two stages of a dataset; a dataset from the user's own files has nothing to download.
 HEAD = """\
 # data/<name>/params.yaml says which dataset this is.
 # persist: DVC would remove a folder that is to be made again, with what else lies in it; the stages keep that.
@@ -38,16 +38,8 @@ DEPENDENCIES
       - data/${dataset.name}/OUTPUT:
           persist: true
 """
-# How the pipeline of a dataset ended that was added before its prepared folder was persisted.
-REMOVED_BY_DVC = "      - data/${dataset.name}/prepared\n"
-PREPARES = "      - tasks/prepare.py\n"
-# What it did not depend on before there were kinds of datasets.
-DECODERS = [f"      - {file}\n" for file in ("tasks/data/kinds/tfds.py", *config.Tfds.modules)]
 SHARED = "tasks/data/builders/_images.py"
-"""What the datasets of tasks/data/builders/ are made of, beside their own files."""
-IMAGE_SIZE = "          - dataset.image_size\n"
-FOLLOWED = {key: f"          - dataset.{key}\n" for key in ("checks", "columns")}
-"""The lines of the keys that the pipeline of a dataset of TFDS follows where params.yaml has them."""
+"""Shared by the datasets of tasks/data/builders/, which depend on it and on their own file."""
 GITIGNORE = """\
 /raw
 /prepared
@@ -58,7 +50,15 @@ GITIGNORE = """\
 /*.bad*
 """
 NO_BUILDER = {"kind", "builder"}
-CODE = installed_code.PINS
+# In a project without code of its own, no path leads to the code of the stages, so DVC cannot depend on its files. It
+# depends on this file, which holds a digest of the files of each stage: another version of the package prepares anew
+# what its code makes differently.
+PINS = "code.json"
+INSTALLED_COMMAND = "python -m stratagem stage"
+"""In place of `python -m tasks`: the package is no top-level name `tasks` (``stratagem.py``)."""
+CODE_DEPENDENCY = re.compile(r"^      - (tasks/[\w/]+\.py)\n", re.MULTILINE)
+NO_DEPENDENCIES = "    deps:\n    params:\n"
+INSTALLED_STAGE = re.compile(rf"^    cmd: {INSTALLED_COMMAND} (\w+) .*\n(?:.*\n)*?    params:\n", re.MULTILINE)
 
 
 def names(root: Path) -> list[str]:
@@ -67,7 +67,7 @@ def names(root: Path) -> list[str]:
 
 
 def is_local(name: str, root: Path) -> bool:
-    """Return whether data/<name> is a dataset whose source is a file or folder of the user's.
+    """Return whether the dataset data/<name> is read from a file or folder of the user's.
 
     Raises:
         UserError: data/<name>/params.yaml does not say what dataset it is.
@@ -76,7 +76,7 @@ def is_local(name: str, root: Path) -> bool:
 
 
 def missing_source(name: str, root: Path) -> str | None:
-    """Return a source of a dataset of the user's own that is not here, as in a clone; else None."""
+    """Return a file or folder that a dataset is read from and that is missing, as in a clone; else None."""
     return next((source for source in sources_of(name, root) if not (root / source).exists()), None)
 
 
@@ -103,7 +103,7 @@ def changed_since_prepared(folder: Path) -> str | None:
 
 
 def check_name(name: str, asked: bool) -> str:
-    """Return the name of a dataset of the user's own: what was asked for, or what his file is called, as a word.
+    """Return the name of a dataset from the user's own files: the name asked for, or the file's name as a word.
 
     Raises:
         UserError: it cannot be a folder's name.
@@ -122,23 +122,21 @@ def add(dataset: config.Dataset, root: Path) -> list[Path]:
     """Make the folder of a dataset of TFDS, if it is not there; return the files and folders made.
 
     Raises:
-        UserError: settings that contradict data/<name>/params.yaml, or files of the user's in the place of its own.
+        UserError: settings contradict data/<name>/params.yaml, or files of the user's are in the way.
     """
     folder = root / "data" / dataset.name
     _refuse_link(folder, root)
     if (folder / "params.yaml").exists():
         _keep_to_description(dataset, folder)
-        if not is_local(dataset.name, root):
-            _bring_up_to_date(folder)
         return []
     return _make(folder, tfds_pipeline(dataset.name, dataset.builder), _described(dataset))
 
 
 def add_local(description: config.LocalDescription, root: Path) -> list[Path]:
-    """Make the folder of a dataset whose source is the user's own; return the files and folders made.
+    """Make the folder of a dataset from the user's own files; return the files and folders made.
 
     Raises:
-        UserError: it is there already and is another dataset, or files of the user's are in the place of its own.
+        UserError: the folder is another dataset's, or files of the user's are in the way.
     """
     if is_there(description, root):
         return []
@@ -148,10 +146,10 @@ def add_local(description: config.LocalDescription, root: Path) -> list[Path]:
 
 
 def is_there(description: config.LocalDescription, root: Path) -> bool:
-    """Return whether the folder of a dataset of the user's own is there.
+    """Return whether the folder of a dataset from the user's own files exists.
 
     Raises:
-        UserError: it is another dataset's, or cannot be one's.
+        UserError: the folder is another dataset's, or cannot be a dataset's.
     """
     folder = root / "data" / description.name
     _refuse_link(folder, root)
@@ -181,7 +179,7 @@ def _refuse_link(folder: Path, root: Path) -> None:
 def _make(folder: Path, pipeline: str, described: dict[str, Any]) -> list[Path]:
     code = {}
     if not config.has_own_code(folder.parents[1]):
-        pipeline, code = installed_code.pipeline(pipeline), {CODE: installed_code.pins(pipeline)}
+        pipeline, code = installed_pipeline(pipeline), {PINS: code_pins(pipeline)}
     wanted = {
         "dvc.yaml": pipeline,
         ".gitignore": GITIGNORE,
@@ -205,10 +203,10 @@ def _make(folder: Path, pipeline: str, described: dict[str, Any]) -> list[Path]:
 
 
 def local_pipeline(description: config.LocalDescription) -> str:
-    """Return the dvc.yaml of a dataset whose source is the user's own.
+    """Return the dvc.yaml of a dataset from the user's own files.
 
     Raises:
-        UserError: DVC would read the source's name as something else.
+        UserError: DVC would take the source's name for a variable.
     """
     if wrong := [source for source in description.sources if "${" in source]:
         raise UserError(f"dataset.source = '{wrong[0]}': DVC reads ${{ as a variable; give it another name")
@@ -222,12 +220,34 @@ def _stage(name: str, dependencies: list[str], key: str, output: str) -> str:
     return text.replace("DEPENDENCIES", "\n".join(f"      - {one}" for one in dependencies))
 
 
+def installed_pipeline(text: str) -> str:
+    """Return a dvc.yaml for a project without code of its own, from that for a project with code."""
+    text = CODE_DEPENDENCY.sub(lambda found: "" if _is_ours(found[1]) else found[0], text)
+    text = text.replace("python -m tasks", INSTALLED_COMMAND).replace(NO_DEPENDENCIES, "    params:\n")
+    return INSTALLED_STAGE.sub(rf"\g<0>      - data/${{dataset.name}}/{PINS}:\n          - \g<1>\n", text)
+
+
+def code_pins(text: str) -> str:
+    """Return what ``PINS`` holds for the dvc.yaml of a project with code: of each stage, the sha256 over its files."""
+    digests = {}
+    for stage, described in yaml.safe_load(text)["stages"].items():
+        digest = hashlib.sha256()
+        for file in sorted(path for path in described["deps"] if path.startswith("tasks/") and _is_ours(path)):
+            digest.update(f"{file}\0".encode() + (config.code_root() / file).read_bytes())
+        digests[stage] = digest.hexdigest()
+    return json.dumps(digests, indent=2) + "\n"
+
+
+def _is_ours(file: str) -> bool:
+    return (config.code_root() / file).is_file()
+
+
 def _pins_of_today(folder: Path) -> str | None:
-    """Return what CODE has to hold; None for a dataset that is not there, and in a project with code of its own."""
+    """Return what ``PINS`` must hold; None for a missing dataset, and in a project with code of its own."""
     if config.has_own_code(folder.parents[1]) or not (folder / "params.yaml").exists():
         return None
     described = config.read_description(folder)
-    return installed_code.pins(
+    return code_pins(
         local_pipeline(described)
         if described.is_local
         else tfds_pipeline(folder.name, getattr(described, "builder", None))
@@ -235,22 +255,22 @@ def _pins_of_today(folder: Path) -> str | None:
 
 
 def pin_code(name: str, root: Path) -> None:
-    """Let DVC know which code of the package makes a dataset, where the project has none of its own."""
+    """Write ``PINS``, where the project has no code of its own, so that DVC sees a change of the package's code."""
     folder = root / "data" / name
     wanted = _pins_of_today(folder)
     if wanted is not None and not has_pinned_code(name, root):
-        with files.replacing(folder / CODE) as written:
+        with files.replacing(folder / PINS) as written:
             written.write_text(wanted, encoding="utf-8")
 
 
 def has_pinned_code(name: str, root: Path) -> bool:
-    """Return whether DVC knows the code that makes a dataset as it is now."""
-    wanted, path = _pins_of_today(root / "data" / name), root / "data" / name / CODE
+    """Return whether ``PINS`` holds the digests of the present code."""
+    wanted, path = _pins_of_today(root / "data" / name), root / "data" / name / PINS
     return wanted is None or (path.is_file() and path.read_text(encoding="utf-8") == wanted)
 
 
 def _refuse_files_of_the_users(folder: Path, wanted: dict[str, str]) -> None:
-    """Refuse a folder that holds what would be overwritten, or what DVC would take for its own and delete."""
+    """Refuse a folder with files that would be overwritten, or that DVC would take for its own and delete."""
     place = f"data/{folder.name}"
     for file, text in wanted.items():
         path = folder / file
@@ -281,8 +301,8 @@ def _description(described: dict[str, Any]) -> str:
 def _keep_to_description(dataset: config.Dataset, folder: Path) -> None:
     """Refuse settings that contradict data/<name>/params.yaml.
 
-    As long as nothing was prepared and nobody has edited that file, it is written anew instead: a first try that
-    failed must not hold its user to what nobody said.
+    While nothing was prepared and nobody has edited that file, it is rewritten instead: a failed first try must not
+    hold the user to values that nobody chose.
     """
     path = folder / "params.yaml"
     described = config.read_description(folder)
@@ -302,55 +322,9 @@ def _keep_to_description(dataset: config.Dataset, folder: Path) -> None:
     )
 
 
-def _bring_up_to_date(folder: Path) -> None:
-    """Change the pipeline of a dataset that was added before: DVC leaves `prepared` to its stage, which depends on the
-    files that make and decode it; and, where params.yaml has them, on its checks and columns."""
-    path = folder / "dvc.yaml"
-    described = config.read_description(folder)
-    with contextlib.suppress(OSError):  # DVC says what is wrong with it.
-        text = before = path.read_text(encoding="utf-8")
-        if text.endswith(REMOVED_BY_DVC):
-            text = f"{text[:-1]}:\n          persist: true\n"
-        for line in DECODERS:
-            if line not in text:
-                text = text.replace(PREPARES, line + PREPARES)
-        own = f"      - tasks/data/builders/{folder.name.partition('-')[0]}.py\n"
-        if SHARED not in text:
-            text = text.replace(own, f"      - {SHARED}\n{own}")
-        mended = text != before
-        # DVC refuses a parameter that params.yaml does not have.
-        for key, line in FOLLOWED.items():
-            has_key = bool(getattr(described, key))
-            if has_key != (line in text):
-                text = text.replace(IMAGE_SIZE, IMAGE_SIZE + line) if has_key else text.replace(line, "")
-                print(f"data/{folder.name}/dvc.yaml follows the {key} of params.yaml from now on", file=sys.stderr)
-        if text != before:
-            with files.replacing(path) as written:
-                written.write_text(text, encoding="utf-8")
-        if mended:
-            print(
-                f"data/{folder.name}/dvc.yaml is as a new one would be now: `prepared` is persisted, so that DVC "
-                "removes no file of yours in it, and depends on the files that make and decode it",
-                file=sys.stderr,
-            )
-
-
-def follows_params(name: str, root: Path) -> bool:
-    """Return whether the pipeline of a dataset depends on the checks and columns that its params.yaml has: else DVC
-    finds it up to date whatever they are."""
-    folder = root / "data" / name
-    if not (folder / "params.yaml").exists() or is_local(name, root):
-        return True  # It depends on all of params.yaml.
-    try:
-        text, described = (folder / "dvc.yaml").read_text(encoding="utf-8"), config.read_description(folder)
-        return all((line in text) == bool(getattr(described, key)) for key, line in FOLLOWED.items())
-    except OSError:
-        return True  # DVC says what is wrong with it.
-
-
 def tfds_pipeline(name: str, builder: str | None = None) -> str:
-    """Return the dvc.yaml of a dataset. One of tasks/data/builders/ depends on its own file, and on no other one's;
-    one of the user's own ``module:Class`` on what that imports from the project's folder."""
+    """Return the dvc.yaml of a TFDS dataset. A dataset of tasks/data/builders/ depends on its own file alone, the
+    user's own ``module:Class`` on what it imports from the project's folder."""
     file = name.partition("-")[0]
     own = [SHARED, f"tasks/data/builders/{file}.py"] if file in config.names_of("data/builders") else []
     if builder is not None:
@@ -358,17 +332,17 @@ def tfds_pipeline(name: str, builder: str | None = None) -> str:
     code = ["tasks/data/builders/__init__.py", *own]
     raw = "data/${dataset.name}/raw"
     readers = ["tasks/data/kinds/tfds.py", *config.Tfds.modules]
-    prepare = _stage("prepare", [raw, *code, *readers], "dataset.image_size", "prepared")
+    prepare = _stage("prepare", [raw, *code, *readers], "dataset", "prepared")
     return HEAD + _stage("download", code, "dataset.version", "raw") + prepare
 
 
 def remove(folder: Path, root: Path) -> list[str]:
-    """Remove what was made in data/<name>, and the folder where nothing else lies in it; return what stays.
+    """Remove what was made in data/<name>, and the folder if it is then empty; return what stays.
 
-    Archives that were fetched or brought stay in raw/downloads.
+    Archives stay in raw/downloads.
 
     Raises:
-        UserError: it is not the folder of a dataset, or a link.
+        UserError: it is no dataset's folder, or a link.
     """
     if not files.is_inside(folder, root):
         raise UserError(f"{folder.relative_to(root)} leads to another folder: remove it yourself")
@@ -381,8 +355,8 @@ def remove(folder: Path, root: Path) -> list[str]:
         own += [path for path in _below(by_tfds) if path.is_dir() or MADE_BY_TFDS.fullmatch(path.name)]
         own += [by_tfds, folder / "raw" / "manifest.json", folder / "raw"]
     take_away([path for path in (*own, folder / "prepared") if path.exists() and not path.is_symlink()])
-    # The description last: without it this is no dataset, and with it the command can be given again.
-    for name in (".download.lock", ".prepare.lock", ".gitignore", CODE, "dvc.lock", "dvc.yaml", "params.yaml"):
+    # The description last: as long as it is there, the command can be repeated.
+    for name in (".download.lock", ".prepare.lock", ".gitignore", PINS, "dvc.lock", "dvc.yaml", "params.yaml"):
         (folder / name).unlink(missing_ok=True)
     take_away([folder])
     return [path.relative_to(root).as_posix() for path in _below(folder) if not path.is_dir()]
@@ -393,7 +367,7 @@ def _below(folder: Path) -> list[Path]:
 
 
 def take_away(made: list[Path]) -> None:
-    """Remove these files, and these folders where nothing else lies in them."""
+    """Remove these files, and these folders if they are then empty."""
     for path in sorted(made, reverse=True):
         with contextlib.suppress(OSError):  # Not empty, or never made.
             path.rmdir() if path.is_dir() else path.unlink()

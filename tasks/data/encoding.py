@@ -393,14 +393,13 @@ class Encoder:
         for column in columns:
             own = column["name"]
             is_datetime = column["kind"] == "datetime"
-            # Models of before know no decimal sign.
             found = days(table[own], own) if is_datetime else numbers(table[own], own, column.get("decimal", "."))
             missing = np.isnan(found)
             if missing.any():
                 if column["fill"] is None:
                     raise BadValue(own, int(missing.argmax()), None, "is missing")
                 found[missing] = column["fill"]
-            if quantiles := column.get("quantiles"):  # Models of before have none.
+            if quantiles := column.get("quantiles"):
                 found = quantile_places(found, np.asarray(quantiles))
             encoded[:, place : place + column["width"]] = (
                 datetime_places(found) if is_datetime else found[:, np.newaxis]

@@ -1,15 +1,23 @@
-"""data/<name>/prepared: what lies there, and whether it is what its data version says. No framework is imported."""
+"""data/<name>/prepared and raw: which files they have, and whether these match the data version.
 
+No framework is imported.
+"""
+
+import contextlib
 import hashlib
 import json
 import re
 import sys
+import time
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from tasks import config, records
+from tasks import config
+from tasks.data import data_state
 from tasks.records import Column, PreparedDataset
+from tasks.records.record import load_or_none
+from tasks.runs import lineage
 from tasks.system import files
 from tasks.system.errors import UserError
 
@@ -18,17 +26,17 @@ MADE = re.compile(r"manifest\.json|[\w.-]+_\w+s\.npy|\w+_vocabulary\.json|test_m
 
 
 def remedy(name: str) -> str:
-    """Return what makes a dataset's prepared data again, as the end of a message."""
+    """Return the end of a message: the command that prepares a dataset again."""
     return f"Rebuild it: stratagem prepare --set dataset.name={name} --force"
 
 
 def verify(prepared: PreparedDataset) -> None:
-    """Compare what lies in a dataset's folder with its record, and the record with its data version.
+    """Compare the files of a prepared dataset with its record, and the record with its data version.
 
-    What was read before is read again only where the file is another one or was written to.
+    A file is read again only if it was replaced or written to.
 
     Raises:
-        UserError: names the file that is missing, damaged or changed, and what makes it again.
+        UserError: names the file that is missing, damaged or changed, and the command that makes it again.
     """
     root = config.project_root()
     manifest = f"{prepared.folder}/manifest.json"
@@ -39,10 +47,8 @@ def verify(prepared: PreparedDataset) -> None:
     )
     if known is not None and known.get("manifest.json") != _digest(manifest, "md5", prepared.name):
         raise changed
-    try:
-        found = records.load(PreparedDataset, root / manifest)
-    except UserError:
-        raise UserError(f"{manifest}: missing or damaged. {remedy(prepared.name)}") from None
+    if (found := load_or_none(PreparedDataset, root / manifest)) is None:
+        raise UserError(f"{manifest}: missing or damaged. {remedy(prepared.name)}")
     if found != prepared.model_copy(update={"data_version": None}):
         raise UserError(f"{manifest}: is another one than this run began with. {remedy(prepared.name)}")
     for path, expected in _files(prepared).items():
@@ -51,14 +57,77 @@ def verify(prepared: PreparedDataset) -> None:
             raise UserError(
                 f"{path}: damaged, its sha256 is {got} and its manifest says {expected}. {remedy(prepared.name)}"
             )
-    # Without DVC's listing all files together must tell, after the damaged array that can be named.
+    # Without DVC's listing the digest over all files decides; a damaged array was named before.
     if known is None and prepared.data_version is not None and _folder_md5(prepared) != prepared.data_version:
         raise changed
 
 
-def encoding(prepared: PreparedDataset) -> dict[str, Any] | None:
-    """Return what ``encoding.Encoder`` takes to make features of raw values as `prepare` did: of a table's rows, or of
-    files of images, as of a table's only column. None for data that are arrays from the start.
+def verify_raw(prepared: PreparedDataset, trusted_after_seconds: float = data_state.TRUSTED_AFTER_SECONDS) -> None:
+    """Compare the shards in data/<name>/raw, which a stream reads, with the md5 in dvc.lock; without one do nothing.
+
+    Shards may be larger than memory, so an unchanged file is not read again: .dvc/tmp keeps the md5 of each file with
+    its inode, size and times; nobody can set the time of the last change.
+
+    Raises:
+        UserError: names the file that is missing, damaged or changed, and the command that makes it again.
+    """
+    root = config.project_root()
+    version = lineage.data_version(prepared.name, "raw")
+    if version is None:
+        return
+    folder = root / "data" / prepared.name / "raw"
+    place = folder.relative_to(root).as_posix()
+    again = f"Move {place} away, then make it again: stratagem prepare --set dataset.name={prepared.name}"
+    listed = md5_by_file(version, root)
+    try:
+        paths = [folder / path for path in listed] if listed else [path for path in folder.rglob("*") if path.is_file()]
+        found = _md5s(
+            sorted(paths), folder, root / ".dvc" / "tmp" / f"stratagem-{prepared.name}-raw", trusted_after_seconds
+        )
+    except OSError as error:
+        shard = Path(error.filename or folder)
+        raise UserError(f"{shard.relative_to(root)}: cannot be read ({error.strerror}). {again}") from None
+    for path, expected in (listed or {}).items():
+        if found[path] != expected:
+            raise UserError(
+                f"{place}/{path}: damaged or changed, its md5 is {found[path]} and DVC's listing says {expected}. "
+                f"{again}"
+            )
+    if listed is None and listing_md5(found) != version:
+        raise UserError(
+            f"{place}: changed since data/{prepared.name}/prepared was made of it, it is not that of its dvc.lock. "
+            f"{again}"
+        )
+
+
+def _md5s(paths: list[Path], folder: Path, record: Path, trusted_after_seconds: float) -> dict[str, str]:
+    """Return the md5 of each file by its path in a folder; read only files that changed since they were last read."""
+    try:
+        known = json.loads(record.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        known = {}
+    found, kept = {}, {}
+    for path in paths:
+        state = path.stat()
+        signature = [state.st_dev, state.st_ino, state.st_size, state.st_mtime_ns, state.st_ctime_ns]
+        name = path.relative_to(folder).as_posix()
+        before = known.get(name)
+        if before and before[0] == signature:
+            found[name] = before[1]
+        else:
+            found[name] = files.digest(path, "md5")
+        if time.time() - state.st_ctime_ns / 1e9 > trusted_after_seconds:
+            kept[name] = [signature, found[name]]
+    if kept != known:
+        # Unwritten, they are read again the next time.
+        with contextlib.suppress(OSError), files.replacing(record) as written:
+            written.write_text(json.dumps(kept), encoding="utf-8")
+    return found
+
+
+def encoder_config(prepared: PreparedDataset) -> dict[str, Any] | None:
+    """Return the arguments of ``encoding.Encoder`` with which it encodes raw values as `prepare` did: rows of a table,
+    or images as its only column. None for data that were arrays from the start.
 
     Raises:
         UserError: a vocabulary is missing or cannot be read.
@@ -85,10 +154,10 @@ def encoding(prepared: PreparedDataset) -> dict[str, Any] | None:
 
 
 def md5_by_file(data_version: str, root: Path) -> dict[str, str] | None:
-    """Return the md5 of each file of a data version from DVC's cache, where it is the listing's name; else None."""
+    """Return the md5 of each file of a data version from DVC's listing in the cache; None where there is none."""
     try:
         listing = (root / LISTINGS / data_version[:2] / f"{data_version[2:]}.dir").read_bytes()
-    except OSError:  # Another cache's folder, or a clone that has none.
+    except OSError:  # The cache lies elsewhere, or a clone has none.
         return None
     if hashlib.md5(listing, usedforsecurity=False).hexdigest() != data_version:
         return None
@@ -104,19 +173,19 @@ def _files(prepared: PreparedDataset) -> dict[str, str]:
 
 
 def _folder_md5(prepared: PreparedDataset) -> str:
-    """Return what DVC calls the md5 of the prepared folder: that of its listing."""
+    """Return the md5 that DVC gives the prepared folder: that of its listing."""
     paths = [*_files(prepared), f"{prepared.folder}/manifest.json"]
     return listing_md5({Path(path).name: _digest(path, "md5", prepared.name) for path in paths})
 
 
 def listing_md5(md5s: dict[str, str]) -> str:
-    """Return what DVC calls the md5 of a folder of these files: path in it -> md5."""
+    """Return the md5 that DVC gives a folder of these files: path in it -> md5."""
     entries = [{"md5": md5, "relpath": path} for path, md5 in sorted(md5s.items())]
     return hashlib.md5(json.dumps(entries, sort_keys=True).encode(), usedforsecurity=False).hexdigest()
 
 
 def _digest(path: str, algorithm: str, name: str) -> str:
-    """Return the digest of a file of a dataset, computed again only where the file is another one or was written to."""
+    """Return the digest of a file of a dataset, computed again only if it was replaced or written to."""
     place = config.project_root() / path
     try:
         state = place.stat()
@@ -133,9 +202,9 @@ def _digest_once(path: Path, algorithm: str, signature: tuple[int, ...]) -> str:
 
 
 def set_foreign_aside(name: str) -> list[Path]:
-    """Move what `prepare` did not make out of data/<name>/prepared, and say so; return where it now lies.
+    """Move files that `prepare` did not make out of data/<name>/prepared, and say so; return their new paths.
 
-    The next `prepare` replaces that folder, and DVC would take what else lies in it for the dataset's.
+    The next `prepare` replaces that folder, and DVC would take them for the dataset's.
     """
     root = config.project_root()
     folder = root / "data" / name
@@ -157,11 +226,9 @@ def set_foreign_aside(name: str) -> list[Path]:
 
 
 def made_in(folder: Path) -> set[str]:
-    """Return the names of the files that `prepare` made in the folder ``prepared`` of a dataset's folder."""
-    try:
-        prepared = records.load(PreparedDataset, folder / "prepared" / "manifest.json")
-    except UserError:
-        # Missing or damaged: then a name must do, and only where DVC knows the folder.
+    """Return the names of the files that `prepare` made in ``prepared`` of a dataset's folder."""
+    prepared = load_or_none(PreparedDataset, folder / "prepared" / "manifest.json")
+    if prepared is None:  # Then files are known by their names, and only if DVC knows the folder.
         known = (folder / "dvc.lock").is_file()
         return {path.name for path in (folder / "prepared").iterdir() if known and MADE.fullmatch(path.name)}
     return {Path(path).name for path in _files(prepared)} | {"manifest.json"}

@@ -1,30 +1,32 @@
-"""The file or folder that a dataset of the user's own is read from: which kind reads it, and whether it can be read."""
+"""The user's file or folder that a dataset is read from: which kind reads it, and whether it can be read."""
 
 import errno
 import os
+import re
 import stat
 from pathlib import Path
 
-from tasks.config.plain import UNWRITABLE
 from tasks.system.errors import UserError, cut, listed
 
 SUFFIXES = {".npz": "arrays", ".csv": "table", ".tsv": "table", ".parquet": "table", ".jsonl": "table"}
 """The kind that reads a file, by the end of its name."""
+# Control characters, and halves of characters.
+UNWRITABLE = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f\ud800-\udfff]")
 SPECIAL = {stat.S_IFIFO: "a pipe", stat.S_IFSOCK: "a socket", stat.S_IFCHR: "a device", stat.S_IFBLK: "a device"}
 
 
 def kind_of(source: str) -> str:
-    """Return the kind of what a user names: a file or folder that is there, else a name of TFDS.
+    """Return the kind that reads an existing file or folder; ``tfds`` for any other name.
 
     Raises:
-        UserError: a file that no kind reads, or what cannot be read.
+        UserError: no kind reads such a file, or it cannot be read.
     """
     path = Path(source)
     try:
         if path.is_dir():
             return "arrays" if any(file.suffix == ".npy" for file in path.iterdir()) else "image_folder"
         path.exists()
-    except OSError as error:  # Of another user's, or too long a name.
+    except OSError as error:  # It is another user's, or its name is too long.
         raise UserError(f"SOURCE = '{cut(source)}': cannot be read ({error.strerror})") from None
     if path.is_file() and path.suffix.lower() in SUFFIXES:
         return SUFFIXES[path.suffix.lower()]
@@ -39,25 +41,25 @@ def kind_of(source: str) -> str:
 
 
 def tables_hint(folder: Path) -> str:
-    """Return the end of a message about a folder of images that is none: that it holds tables, '' if it holds none."""
+    """Return the end of a message about a folder without images: which tables it holds; an empty text without any."""
     names = sorted(path.name for path in folder.iterdir() if SUFFIXES.get(path.suffix.lower()) == "table")
     return f". Of a table, give the file itself as SOURCE: {listed(names)}" if names else ""
 
 
 def refuse_unreadable(source: str, root: Path) -> None:
-    """Look at everything in the source of a dataset before DVC opens it: DVC would wait for ever for a pipe.
+    """Check all files and folders in the source of a dataset before DVC opens it, which would wait forever for a pipe.
 
     Raises:
         UserError: names what is neither a file nor a folder, cannot be read, has a name that DVC cannot write, or is a
             link to a folder (in which DVC would see no change), out of the source, or to nothing.
     """
     whole = root / source
-    if not os.path.lexists(whole):  # As in a clone; its kind says so.
+    if not os.path.lexists(whole):  # As in a clone; the kind of dataset says so.
         return
     wrong: dict[str, str] = {}
     real = os.path.realpath(whole)
     if not whole.is_dir():
-        if reason := _unreadable(whole, os.path.dirname(real)):
+        if reason := _unreadable(str(whole), os.path.dirname(real)):
             raise UserError(f"dataset.source = '{source}' is {reason}. Give a file or folder that can be read")
         return
 
@@ -72,7 +74,7 @@ def refuse_unreadable(source: str, root: Path) -> None:
                 for entry in entries:
                     if entry.is_dir(follow_symlinks=False):
                         places.append(entry.path)
-                    if reason := _unreadable_entry(entry, real):
+                    if reason := _unreadable(entry.path, real):
                         wrong[within(entry.path)] = reason
         except OSError as error:
             wrong[within(place)] = f"cannot be read: {error.strerror}"
@@ -84,37 +86,31 @@ def refuse_unreadable(source: str, root: Path) -> None:
         )
 
 
-def _unreadable_entry(entry: os.DirEntry[str], inside: str) -> str | None:
-    """Return the same as ``_unreadable``; of a plain file, of which there may be a million, in a fifth of the time."""
-    if not entry.is_file(follow_symlinks=False) or UNWRITABLE.search(entry.name):
-        return _unreadable(Path(entry.path), inside)
-    try:
-        os.close(os.open(entry.path, os.O_RDONLY | os.O_CLOEXEC))
-    except OSError as error:
-        return f"cannot be read: {error.strerror}"
-    return None
+def _unreadable(path: str, inside: str) -> str | None:
+    """Return why a file or folder cannot be part of a source, of which the real path is ``inside``; None if it can.
 
-
-def _unreadable(path: Path, inside: str) -> str | None:
-    """Return why a file or folder cannot be part of a source, of which the real path is ``inside``; None if it can."""
-    if UNWRITABLE.search(path.name):
+    There may be a million of them, so no ``Path`` is made of each.
+    """
+    if UNWRITABLE.search(os.path.basename(path)):
         return "a name with characters that no text has"
-    link = path.is_symlink()
+    is_link = False
     try:
-        mode = path.stat().st_mode
+        mode = os.lstat(path).st_mode
+        if is_link := stat.S_ISLNK(mode):
+            mode = os.stat(path).st_mode
     except OSError as error:
-        if link:
+        if is_link:
             return "a link round in a circle" if error.errno == errno.ELOOP else "a link to nothing"
         return f"cannot be read: {error.strerror}"
-    if link and stat.S_ISDIR(mode):
+    if is_link and stat.S_ISDIR(mode):
         return "a link to a folder, in which DVC would see no change"
-    if link and not Path(os.path.realpath(path)).is_relative_to(inside):
+    if is_link and not Path(os.path.realpath(path)).is_relative_to(inside):
         return "a link out of it"
     if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
         return SPECIAL.get(stat.S_IFMT(mode), "no file")
     try:
         if stat.S_ISREG(mode):
-            path.open("rb").close()
+            os.close(os.open(path, os.O_RDONLY | os.O_CLOEXEC))
     except OSError as error:
         return f"cannot be read: {error.strerror}"
     return None

@@ -1,49 +1,49 @@
-"""Evidence: how sure a number of test examples is, and whether a model is better than another by more than chance.
+"""Evidence: the interval of a metric, and whether one model is better than another by more than chance.
 
-Plain functions of NumPy arrays. All resampling is by a seed, so the same arrays give the same figures.
+Plain functions of NumPy arrays. Resampling is seeded, so the same arrays give the same figures.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
 Labels: TypeAlias = npt.NDArray[Any]
-"""Of n examples: (n,) or (n, labels or numbers)."""
+"""For n examples: (n,) or (n, labels or numbers)."""
 Outputs: TypeAlias = npt.NDArray[Any]
-"""What a model gives for n examples: (n, num_outputs)."""
+"""Outputs of a model for n examples: (n, num_outputs)."""
 Measure: TypeAlias = Callable[[Labels, Outputs], float | None]
-"""A metric: takes labels and outputs, returns a number; None or no number where it says nothing about them."""
+"""A metric: takes labels and outputs, returns a number; None or NaN where it is undefined."""
 RESAMPLES = 1000
-"""The percentiles of an interval are those of so many resamples: Efron and Tibshirani (1993, section 14.3) take 1,000
-for the least."""
-# Rows of an array of resampled indices that are in memory at a time: 16 MB.
+"""Resamples from which the percentiles of an interval are taken: at least 1,000 after Efron and Tibshirani (1993,
+section 14.3)."""
+# Resampled indices that are in memory at a time: 16 MB.
 _CHUNK = 2_000_000
 
 
 class Interval(NamedTuple):
-    """Where a number lies, with the confidence that was asked for."""
+    """An interval at a given confidence."""
 
     low: float
     high: float
 
 
 class MetricDifference(NamedTuple):
-    """By how much one model is better than another on the same examples; below 0, it is worse."""
+    """By how much one model is better than another on the same examples; below 0 it is worse."""
 
     value: float
     interval: Interval
-    """Of both sides."""
+    """Two-sided."""
     p_value: float
-    """How likely a value as large is where the model is no better: of one side."""
+    """One-sided: the probability of a value as large if the model is no better."""
 
 
 def interval_of_mean(
     values: npt.NDArray[Any], confidence: float = 0.95, seed: int = 0, num_resamples: int = RESAMPLES
 ) -> Interval:
-    """Return the bootstrap interval of a metric that is the mean of a number of each example, (n,), such as whether it
-    is right: the percentiles of what it is for as many examples drawn with replacement.
+    """Return the bootstrap interval of a metric that is the mean of one value per example, (n,), such as accuracy: the
+    percentiles of its values for as many examples drawn with replacement.
 
     Source: Efron and Tibshirani, An Introduction to the Bootstrap (1993), section 13.3.
     """
@@ -51,15 +51,14 @@ def interval_of_mean(
 
 
 def mcnemar(right_before: npt.NDArray[np.bool_], right_after: npt.NDArray[np.bool_]) -> float:
-    """Return how likely it is, where a model is right no more often than the one before, that so large a part of the
-    examples that only one of them gets right are this one's: the exact test, of one side.
+    """Return the one-sided p-value of McNemar's exact test: is a model right more often than the previous one?
 
-    Of b examples that only the model before gets right and c that only this one does, it is P(X >= c), X binomial of
-    b + c tries at 1/2; 1 where there are none.
+    With b examples that only the previous model gets right and c that only this one does, it is P(X >= c), X binomial
+    of b + c tries at 1/2; 1 where there are none.
 
     Args:
-        right_before: whether the model before is right, bool (n,).
-        right_after: whether this one is, bool (n,), on the same examples.
+        right_before: whether the previous model is right, bool (n,).
+        right_after: whether this model is right, bool (n,), on the same examples.
 
     Source: McNemar, Psychometrika 12 (1947), 153-157; exact after Dietterich, Neural Computation 10 (1998), 1895-1923.
     """
@@ -81,23 +80,20 @@ def paired_bootstrap(
     seed: int = 0,
     num_resamples: int = RESAMPLES,
 ) -> MetricDifference:
-    """Return by how much a metric is better for one model than for the one before: both are measured on the same
-    examples of each resample.
+    """Return by how much a metric is better for a model than for the previous one, on the same resampled examples.
 
     The p-value is the share of resamples in which the model is no better, counting the sample itself as one of these
-    (Davison and Hinkley 1997, section 4.2.3), and any about which the metric says nothing.
+    (Davison and Hinkley 1997, section 4.2.3), and resamples for which the metric is undefined.
 
     Args:
         measure: the metric.
         labels: of n examples.
-        before: the outputs of the model before, (n, num_outputs).
-        after: those of this one.
-        better: which values of the metric are.
+        before: the outputs of the previous model, (n, num_outputs).
+        after: the outputs of this model.
+        better: whether higher or lower values of the metric are better.
         confidence: of the interval.
         seed: of the resamples.
         num_resamples: how many there are.
-
-    It takes eight: what is measured, on what, and which way is better, and how sure, as ``paired_means`` does.
 
     Source: Efron and Tibshirani (1993), sections 13.3 and 16.4; for paired models Efron, Annals of Statistics 7 (1979).
     """
@@ -107,7 +103,8 @@ def paired_bootstrap(
         was, now = measure(labels[rows], before[rows]), measure(labels[rows], after[rows])
         return sign * (number(now) - number(was))
 
-    found = np.array([difference(rows) for rows in _resamples(len(labels), seed, num_resamples)])
+    generator, count = np.random.default_rng(seed), len(labels)
+    found = np.array([difference(generator.integers(0, count, count)) for _ in range(num_resamples)])
     return _difference(difference(slice(None)), found, confidence)
 
 
@@ -119,8 +116,7 @@ def paired_means(
     seed: int = 0,
     num_resamples: int = RESAMPLES,
 ) -> MetricDifference:
-    """Return the same as ``paired_bootstrap`` for a metric that is the mean of a number of each example, (n,): much
-    faster."""
+    """Return the same as ``paired_bootstrap``, but faster, for a metric that is a mean over the examples, (n,)."""
     gains = np.asarray(after, np.float64) - np.asarray(before, np.float64)
     gains = gains if better == "higher" else -gains
     return _difference(float(gains.mean()), _resampled_means(gains, seed, num_resamples), confidence)
@@ -132,25 +128,18 @@ def _difference(value: float, resampled: npt.NDArray[np.float64], confidence: fl
 
 
 def number(value: float | None) -> float:
-    """Return a metric's value, NaN where it says nothing."""
+    """Return a metric's value, NaN if it is undefined."""
     return float("nan") if value is None else float(value)
 
 
 def percentiles(found: npt.NDArray[np.float64], confidence: float) -> Interval:
-    """Return what lies between the tails of values, of which those that are NaN say nothing."""
+    """Return the interval between the tails of values; NaN is left out."""
     found = found[~np.isnan(found)]
     if not len(found):
         return Interval(float("nan"), float("nan"))
     tail = (1 - confidence) / 2
     low, high = np.quantile(found, [tail, 1 - tail])
     return Interval(float(low), float(high))
-
-
-def _resamples(count: int, seed: int, num_resamples: int) -> Iterator[npt.NDArray[np.int64]]:
-    """Yield the rows of each resample, (count,)."""
-    generator = np.random.default_rng(seed)
-    for _ in range(num_resamples):
-        yield generator.integers(0, count, count)
 
 
 def _resampled_means(values: npt.NDArray[Any], seed: int, num_resamples: int) -> npt.NDArray[np.float64]:

@@ -1,9 +1,18 @@
 """The gate of the alias `champion`: which model is shown to be better than another, and which is kept out.
 
-A model becomes the champion if no class, and no other slice of the test split, is below its floor in
-`register.floors` or, of a regression, above its ceiling in `register.ceilings`; and if there is none yet, or its
-`register.metric` is better than the champion's on the same test rows by `register.min_improvement` at least, and so
-large a gain by chance is less likely than `register.confidence` leaves room for.
+A model becomes the champion under these conditions, in the order in which they are checked:
+
+1. `register.enabled` is true, and the loss was finite in each training step (``tasks/register.py``).
+2. Its evaluation has `register.metric`, and that reaches `register.minimum` (``tasks/register.py``).
+3. Its evaluation kept the outputs for the test rows that the dataset has now (``tasks/register.py``).
+4. No class and no other slice of the test split is below its floor in `register.floors` or, for a regression, above its
+   ceiling in `register.ceilings` (``judge``).
+5. There is no champion yet; or `register.metric` is better than the champion's on the same test rows by at least
+   `register.min_improvement`, and such a gain by chance is less likely than `register.confidence` leaves room for
+   (``judge``).
+6. Loaded back through MLflow, it gives the outputs of its evaluation (``tasks/register.py``).
+
+`--force` takes the place of conditions 4 and 5 (``forced``).
 """
 
 from collections.abc import Collection, Mapping
@@ -22,7 +31,7 @@ from tasks.records import EvaluationResult, Judgement, PreparedDataset, Task
 from tasks.system.errors import UserError, listed, one_of
 
 ROUNDING = 1e-12
-"""That a difference of two shares is off by: 0.95 - 0.94 is more than 0.01, and 0.96 - 0.95 is less."""
+"""The rounding error of a difference of two shares: 0.95 - 0.94 is more than 0.01, and 0.96 - 0.95 is less."""
 
 
 FLOORS, CEILINGS = "register.floors", "register.ceilings"
@@ -32,7 +41,7 @@ HAS = {
     "labels right": "{:.4f} of its labels right",
     "mae": "a mean absolute error of {:.4g}",
 }
-"""How a sentence says what a part of the test split has, by the measure."""
+"""A measured value of a part of the test split as part of a sentence, by the measure."""
 
 
 class Champion(NamedTuple):
@@ -40,14 +49,14 @@ class Champion(NamedTuple):
 
     version: str
     predictions: Predictions | None
-    """For the present test rows; None where it has none."""
+    """For the present test rows; None if there are none."""
     why_not: str | None = None
-    """Why it has none: a sentence."""
+    """Why there are no predictions: a sentence."""
     scored_again: bool = False
 
 
 def check(settings: config.Settings, prepared: PreparedDataset) -> None:
-    """Refuse a gate that says nothing about the data.
+    """Refuse gate settings that do not fit the data.
 
     Raises:
         UserError: a metric that no evaluation of the data measures; or limits of what the task does not have, of
@@ -81,10 +90,10 @@ def check(settings: config.Settings, prepared: PreparedDataset) -> None:
 
 
 def _limits(section: config.Register, task: Task) -> tuple[str, Mapping[str, float]]:
-    """Return what parts of the test split must have or may have, by name, with the key that says it.
+    """Return the limits of parts of the test split by name, with the key that sets them.
 
     Raises:
-        UserError: the other key says something.
+        UserError: the other key has limits, too.
     """
     if task == "regression":
         if section.floors:
@@ -102,7 +111,7 @@ def _limits(section: config.Register, task: Task) -> tuple[str, Mapping[str, flo
 
 
 def _near(name: str, known: Collection[str]) -> str:
-    """Return which slices have a name that is like one, or some, where none is."""
+    """Return a hint at the slices with similar names, or at some where there are none."""
     near = get_close_matches(name, known, n=10, cutoff=0.3) or sorted(known)
     return f"There are {listed([repr(one) for one in near], most=10)}; a run's report shows the names of all slices"
 
@@ -142,7 +151,7 @@ def judge(
 
 
 def forced(judgement: Judgement) -> Judgement:
-    """Return the judgement of a model that becomes the champion because somebody says so."""
+    """Return the judgement of a model that becomes the champion by `--force`."""
     if judgement.promoted:
         return judgement
     return judgement.model_copy(
@@ -153,8 +162,8 @@ def forced(judgement: Judgement) -> Judgement:
 def _limits_missed(
     section: config.Register, prepared: PreparedDataset, evaluation: EvaluationResult, candidate: Predictions
 ) -> str | None:
-    """Return which classes have a lower recall than their floor, and which slices a lower share that is right, or a
-    greater error than their ceiling."""
+    """Return which classes have a recall below their floor, and which slices miss their floor or ceiling; None if all
+    limits are kept."""
     task, class_names = prepared.target.task, prepared.target.class_names
     key, limits = _limits(section, task)
     measured = [("recall", one.name, one.recall, one.support) for one in evaluation.classes if one.name in limits]
@@ -180,19 +189,20 @@ def _limits_missed(
 def _compare(
     settings: config.Settings, prepared: PreparedDataset, candidate: Predictions, champion: Champion
 ) -> Judgement:
-    """Return the figures of both models; what follows from them is not in it yet."""
+    """Return the figures of both models, without a decision."""
     if champion.predictions is None:
         raise ValueError("the champion has no outputs")
     name, confidence = settings.register_.metric.removeprefix("test/"), settings.register_.confidence
     better = metrics.better(settings.register_.metric)
-    labels, now, was = candidate.labels, _double(candidate.outputs), _double(champion.predictions.outputs)
+    labels = candidate.labels
+    now, was = (one.outputs.astype(np.float64) for one in (candidate, champion.predictions))
     test: Literal["McNemar", "paired bootstrap"] = "paired bootstrap"
     if name in ("accuracy", "loss"):
         if name == "accuracy":
             each_now, each_before = (outputs.argmax(axis=1) == labels for outputs in (now, was))
         else:
             # Of the predictions alone: what a model's own losses add says nothing about examples.
-            of_predictions = losses.find(settings.train, prepared).of_predictions
+            of_predictions = losses.find_loss(settings.train, prepared).of_predictions
             each_now, each_before = of_predictions(labels, now), of_predictions(labels, was)
         values = float(each_now.mean()), float(each_before.mean())
         found = evidence.paired_means(each_before, each_now, better, confidence)
@@ -200,7 +210,7 @@ def _compare(
             exact = evidence.mcnemar(each_before, each_now)
             test, found = "McNemar", evidence.MetricDifference(found.value, found.interval, exact)
     else:
-        measure = metrics.find(name).of_predictions
+        measure = metrics.find_metric(name).of_predictions
         values = evidence.number(measure(labels, now)), evidence.number(measure(labels, was))
         found = evidence.paired_bootstrap(measure, labels, was, now, better, confidence)
     return Judgement(
@@ -217,10 +227,6 @@ def _compare(
         p_value=found.p_value,
         num_examples=len(labels),
     )
-
-
-def _double(outputs: npt.NDArray[np.float32]) -> npt.NDArray[np.float64]:
-    return outputs.astype(np.float64)
 
 
 def _not_better(section: config.Register, found: Judgement) -> str | None:

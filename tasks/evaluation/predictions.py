@@ -1,4 +1,4 @@
-"""What a model gave for each test example, kept in a file; and which test rows these are."""
+"""What a model gave for each test example, kept in a file; which test rows these are; and how sure the model was."""
 
 import hashlib
 import json
@@ -12,9 +12,12 @@ import numpy.typing as npt
 from tasks.records import PreparedDataset
 from tasks.system import files
 
+BINS = 15
+"""As in Guo et al. (2017)."""
+
 
 class Predictions(NamedTuple):
-    """Of n test examples, in the order of the prepared arrays."""
+    """Labels and outputs of n test examples, in the order of the prepared arrays."""
 
     labels: npt.NDArray[Any]
     """As in ``records.PreparedSplit``: (n,), or (n, labels or numbers)."""
@@ -23,8 +26,8 @@ class Predictions(NamedTuple):
 
 
 def test_rows(prepared: PreparedDataset) -> str:
-    """Return what the test rows of two data versions have in common if they are the same: a sha256 over those of the
-    test split's arrays, weights left out, which count in a training alone."""
+    """Return a sha256 that two data versions share if their test rows are the same: over those of the test split's
+    arrays, without weights, which only training uses."""
     split = prepared.splits["test"]
     paths = (*split.features.values(), split.labels)
     digests = {Path(path).name: split.sha256.get(path, "") for path in paths}
@@ -32,8 +35,8 @@ def test_rows(prepared: PreparedDataset) -> str:
 
 
 def takes_digest(prepared: PreparedDataset) -> str:
-    """Return what two data versions have in common if a model of one can be given the examples of the other: features,
-    columns, vocabularies, and what the outputs stand for."""
+    """Return a sha256 that two data versions share if a model of one takes examples of the other: over features,
+    columns, vocabularies, and the meaning of the outputs."""
     features = {
         name: [
             one.kind,
@@ -50,7 +53,7 @@ def takes_digest(prepared: PreparedDataset) -> str:
 
 
 def save(path: Path, labels: npt.NDArray[Any], outputs: npt.NDArray[Any]) -> str:
-    """Write labels and outputs as an .npz file, whole or not at all; return the file's sha256."""
+    """Write labels and outputs as an .npz file atomically; return its sha256."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with files.replacing(path) as temporary:
         with temporary.open("wb") as file:
@@ -60,7 +63,7 @@ def save(path: Path, labels: npt.NDArray[Any], outputs: npt.NDArray[Any]) -> str
 
 
 def load(path: Path, sha256: str) -> Predictions | None:
-    """Return what such a file holds; None where it is gone, or is not the one of this sha256."""
+    """Return the predictions in a file; None if it is missing or has another sha256."""
     try:
         if files.digest(path) != sha256:
             return None
@@ -68,3 +71,33 @@ def load(path: Path, sha256: str) -> Predictions | None:
             return Predictions(arrays["labels"], arrays["outputs"])
     except (OSError, ValueError, KeyError, zipfile.BadZipFile):
         return None
+
+
+class Bins(NamedTuple):
+    """Predictions by their confidence, in equal parts of 0 to 1, each (BINS,)."""
+
+    counts: npt.NDArray[np.int64]
+    confidence: npt.NDArray[np.float64]
+    """The mean; 0 in an empty bin."""
+    accuracy: npt.NDArray[np.float64]
+    means: str
+    """The name of ``accuracy``: accuracy, or share that has the label."""
+
+    @property
+    def error(self) -> float:
+        """The expected calibration error: by how far confidence and accuracy are apart, over all predictions.
+
+        Source: Guo, Pleiss, Sun and Weinberger, On Calibration of Modern Neural Networks (2017), equation 3.
+        """
+        gaps = np.abs(self.confidence - self.accuracy)
+        return float((self.counts * gaps).sum() / max(self.counts.sum(), 1))
+
+
+def bins(confidence: npt.NDArray[Any], right: npt.NDArray[Any], means: str = "accuracy") -> Bins:
+    """Return the bins of predictions: how sure each is, in 0 to 1, and whether it is right, both (n,)."""
+    # A confidence on an edge belongs to the lower bin, as in the paper: (m - 1) / M < p <= m / M.
+    places = np.clip(np.ceil(confidence * BINS).astype(np.int64) - 1, 0, BINS - 1)
+    counts = np.bincount(places, minlength=BINS)
+    sums = [np.bincount(places, weights=values, minlength=BINS) for values in (confidence, right)]
+    confidences, shares = (one / np.maximum(counts, 1) for one in sums)
+    return Bins(counts, confidences, shares, means)

@@ -1,9 +1,9 @@
-"""Parts of the test split, by name: a report shows how good a model is on each, and the gate may ask for a floor."""
+"""Parts of the test split, by name: a report shows how good a model is on each, and the gate may set a floor."""
 
+import hashlib
 import itertools
 import json
 import math
-import sys
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -15,22 +15,23 @@ import numpy.typing as npt
 
 from tasks import config
 from tasks.data import quality_report
+from tasks.data.kinds import Metadata
 from tasks.records import Feature, PreparedDataset, Task
 
 FEWEST = 10
-"""Examples that a slice needs, to say anything."""
+"""Examples that a slice needs at least."""
 MOST_VALUES = 30
-"""Categories of a column that are looked at: the most frequent ones."""
+"""The most frequent categories of a column become slices."""
 MOST_COLUMNS = 50
 PIXELS = 64
-"""Rows and columns of an image that its brightness is the mean of, at most."""
+"""The most rows and columns of an image from which its brightness is computed."""
 QUARTERS = ("lowest quarter", "second quarter", "third quarter", "highest quarter")
 MEASURES: dict[Task, str] = {"classification": "accuracy", "multilabel": "labels right", "regression": "mae"}
-"""What a slice's mean of ``scores`` is called."""
+"""The name of a slice's mean of ``scores``."""
 
 
 MISSING, UNKNOWN = "missing", "unknown"
-"""What the slices are called of examples without a category, and of those whose category no training example has."""
+"""Names of the slices of examples without a category, and with a category that no training example has."""
 
 
 class Slice(NamedTuple):
@@ -39,28 +40,19 @@ class Slice(NamedTuple):
     by: str
     name: str
     rows: npt.NDArray[np.bool_]
-    """Which examples it has, (n,)."""
+    """Whether each example belongs to it, (n,)."""
     ends: str = ""
-    """Of a quarter, from its smallest number to its largest: no part of its name, as other test rows have others."""
+    """The range of a quarter. It is no part of the name, because other test rows have other ranges."""
 
     @property
     def full_name(self) -> str:
-        """What it is called in a report and in ``register.floors``."""
+        """The name in a report and in ``register.floors``."""
         return f"{self.by}: {self.name}"
 
     @property
     def shown(self) -> str:
-        """The name as a report shows it, with the ends of a quarter."""
+        """The name with the range of a quarter."""
         return f"{self.full_name} ({self.ends})" if self.ends else self.full_name
-
-
-class MetadataColumn(NamedTuple):
-    """A column of a table that is no feature."""
-
-    kind: str
-    """category, number or datetime."""
-    values: Sequence[str | float | None]
-    """Of each test example, as ``records.PreparedDataset`` says."""
 
 
 @dataclass(frozen=True)
@@ -69,12 +61,12 @@ class TestExamples:
 
     prepared: PreparedDataset
     arrays: Mapping[str, npt.NDArray[Any]]
-    """Of each feature, mapped: (n, *shape)."""
+    """By feature, memory-mapped: (n, *shape)."""
     vocabularies: Mapping[str, list[list[str]]]
-    """Of features that have one: the texts of each column, from place 2 on."""
+    """By feature: the texts of each column, from place 2 on."""
     sizes: npt.NDArray[np.int32] | None = None
-    """The height and width that images had before they were prepared, (n, 2); None where that is not known."""
-    metadata: Mapping[str, MetadataColumn] = field(default_factory=dict)
+    """Height and width of the original images, (n, 2); None if unknown."""
+    metadata: Mapping[str, Metadata] = field(default_factory=dict)
     """By column."""
 
     def columns(self, name: str) -> list[tuple[str, int, int]]:
@@ -86,18 +78,18 @@ class TestExamples:
         return found or [(f"{name} {place}", place, 1) for place in range(feature.shape[0])]
 
     def category(self, name: str, column: int, place: int) -> str:
-        """Return what a number of a feature of categories is called."""
+        """Return the name of a category from its number."""
         known = (MISSING, UNKNOWN)
         return known[place] if place < 2 else told_apart(self.word(name, column, place), known)
 
     def word(self, name: str, column: int, place: int) -> str:
-        """Return the text that a number of a feature of categories or words stands for; 0 and 1 stand for none."""
+        """Return the text of a category or word from its number, which is 2 or more."""
         words = self.vocabularies[name][column]
         return words[place - 2] if place - 2 < len(words) else str(place)
 
 
 def load(prepared: PreparedDataset) -> TestExamples | None:
-    """Return the test split; None where a file of it is gone or damaged."""
+    """Return the test split; None if a file is missing or damaged."""
     root = config.project_root()
     split = prepared.splits["test"]
     try:
@@ -115,8 +107,8 @@ def load(prepared: PreparedDataset) -> TestExamples | None:
     return TestExamples(prepared, arrays, vocabularies, _sizes(prepared, root / "data" / prepared.name), beside)
 
 
-def metadata(prepared: PreparedDataset) -> dict[str, MetadataColumn]:
-    """Return what lies beside the test examples, by column.
+def metadata(prepared: PreparedDataset) -> dict[str, Metadata]:
+    """Return the columns that are kept beside the test examples.
 
     Raises:
         OSError: its file is missing.
@@ -124,33 +116,14 @@ def metadata(prepared: PreparedDataset) -> dict[str, MetadataColumn]:
     """
     if prepared.metadata is None:
         return {}
-    found = {}
-    written = json.loads((config.project_root() / prepared.metadata).read_text(encoding="utf-8"))
-    try:
-        for name, one in written.items():
-            found[name] = column = MetadataColumn(one["kind"], one["values"])
-            _check(column, prepared.splits["test"].num_examples)
-    except (AttributeError, TypeError, KeyError) as error:
-        raise ValueError(f"{prepared.metadata}: of another shape") from error
-    return found
-
-
-def _check(column: MetadataColumn, num_examples: int) -> None:
-    """Raise ``ValueError``, ``KeyError`` or ``TypeError`` for what `prepare` does not write."""
-    if not isinstance(column.values, list) or len(column.values) != num_examples:
-        raise ValueError("not one value an example")
-    values = [value for value in column.values if value is not None]
-    if column.kind == "category":
-        is_whole = all(isinstance(value, str) for value in values)
-    else:
-        most = {"number": sys.float_info.max, "datetime": 2.0**62}[column.kind]
-        is_whole = all(isinstance(value, int | float) and abs(value) <= most for value in values)
-    if not is_whole:
-        raise ValueError(f"values that are no {column.kind}")
+    content = (config.project_root() / prepared.metadata).read_bytes()
+    if hashlib.sha256(content).hexdigest() != prepared.sha256[prepared.metadata]:
+        raise ValueError(f"{prepared.metadata}: damaged")
+    return {name: Metadata(**one) for name, one in json.loads(content).items()}
 
 
 def _sizes(prepared: PreparedDataset, folder: Path) -> npt.NDArray[np.int32] | None:
-    """Return what `prepare` kept of the images' sizes, if it is of these data."""
+    """Return the sizes of the original images, if the report of these data has them."""
     if quality_report.load(prepared, folder) is None:
         return None
     try:
@@ -161,8 +134,7 @@ def _sizes(prepared: PreparedDataset, folder: Path) -> npt.NDArray[np.int32] | N
 
 
 def told_apart(category: str, names: Collection[str]) -> str:
-    """Return what a category is called where some names mean something else: in quotes if it is spelled as one of
-    these, or as one of these in quotes."""
+    """Return a category, in quotes if it is spelled like one of the names, or like one of them in quotes."""
     return f"'{category}'" if category.strip("'") in names else category
 
 
@@ -237,7 +209,7 @@ def _by_feature(test: TestExamples, name: str) -> Iterator[Slice]:
                 yield Slice(column, test.category(name, place, int(value)), values == value)
 
 
-def _by_metadata(name: str, column: MetadataColumn) -> Iterator[Slice]:
+def _by_metadata(name: str, column: Metadata) -> Iterator[Slice]:
     if column.kind == "category":
         named = [MISSING if value is None else told_apart(str(value), (MISSING,)) for value in column.values]
         values = np.array(named, object)

@@ -21,10 +21,10 @@ from tasks.records import PreparedSplit, as_input
 from tasks.system import background, upstream
 
 BLOCK_BYTES = 4_000_000
-"""How much is gathered at once, or one batch where that is more: NumPy read MNIST 1.4 times as fast in blocks of 3 to
-6 MB as in those of 1.6 or of 8 MB, whatever the batch."""
+"""So much is gathered at once, or one batch if that is larger: NumPy read MNIST 1.4 times as fast in blocks of 3 to
+6 MB as in blocks of 1.6 or 8 MB, for any batch size."""
 AHEAD = 2
-"""How many blocks are gathered ahead for NumPy: with one, each waits for the thread to wake up."""
+"""Blocks that are gathered ahead for NumPy: with one, each waits for the thread to wake up."""
 
 
 @dataclass(frozen=True)
@@ -34,9 +34,9 @@ class ArraySource:
     split: PreparedSplit
     rows: Rows
     class_weights: tuple[float, ...] | None = None
-    """How much an example of each class counts; None where all count the same."""
+    """The weight of an example of each class; None without weights."""
     fits_accelerator: bool = True
-    """Whether one accelerator may hold all of the split in its own memory."""
+    """Whether the whole split may lie in the memory of one accelerator."""
     reads_ahead = True
 
     def rows_at(self, places: Rows) -> Rows:
@@ -44,24 +44,23 @@ class ArraySource:
         return self.rows[places]
 
     def mapped(self) -> Batch:
-        """Return all features and labels, and weights where examples have some, as memory-mapped arrays."""
+        """Return all features and labels, and weights if there are any, as memory-mapped arrays."""
         return self._complete(*_mapped(*self.files()))
 
     def tensors(self) -> tuple[Any, ...]:
-        """Return the same as memory-mapped tensors of the processor."""
+        """Return the same as memory-mapped tensors on the CPU."""
         features, labels, weights, _ = self.files()
         x = as_input({name: mapped_tensor(path) for name, path in features})
         return self._complete(x, mapped_tensor(labels), None if weights is None else mapped_tensor(weights))
 
     def resident(self) -> tuple[Any, ...]:
-        """Return the same in the memory of the device at hand; on the processor nothing is copied. They lie there once
-        however many batches read them."""
+        """Return the same as tensors on the current device, one copy for all batches; on the CPU nothing is copied."""
         return self._complete(*_resident(*self.files()))
 
     def arrays(self, batches: Batches) -> Iterator[Batch]:
-        """Yield features (n, ...) and labels (n, ...), and weights (n,) where examples have some, one batch a step.
+        """Yield features (n, ...) and labels (n, ...), and weights (n,) if there are any, one batch per step.
 
-        With ``prefetch``, blocks are gathered in a thread while those before are read; it ends with the iterator.
+        With ``prefetch``, a thread gathers blocks while earlier ones are read; it ends with the iterator.
         """
         arrays = self.mapped()
         if batches.shuffle:
@@ -79,7 +78,7 @@ class ArraySource:
             yield from block
 
     def gather(self, batches: Batches, arrays: Batch, block: range) -> Iterator[Batch]:
-        """Return the batches of some steps, which are of one pass and of one size, gathered at once of ``mapped()``."""
+        """Return the batches of steps of one pass and one size, gathered at once from ``mapped()``."""
         rows, *draws = self.read(batches, block)
         num_steps, num_examples = rows.shape[:2]
 
@@ -155,15 +154,15 @@ class ArraySource:
         return features, root / split.labels, weights, tuple(split.sha256.values())
 
     def _complete(self, x: Any, labels: Any, weights: Any) -> tuple[Any, ...]:
-        """Return what a batch has: no weights where all examples count the same."""
+        """Return features, labels and, if there are any, weights."""
         if self.class_weights is not None:
             of_class = np.array(self.class_weights, np.float32)[np.asarray(labels)]
             weights = of_class if weights is None else weights * of_class
         return (x, labels) if weights is None else (x, labels, weights)
 
     def read(self, batches: Batches, block: range) -> tuple[npt.NDArray[Any], ...]:
-        """Return which rows a worker reads in the steps of a block, int64 (steps, n), and what ``augment_batch`` takes
-        for them: int32 (steps, n, columns), or nothing. Where images are mixed, each has two, in a dimension after n.
+        """Return the rows that a worker reads in the steps of a block, int64 (steps, n), and with augmentation their
+        draws, int32 (steps, n, columns). Where images are mixed, a dimension of two follows n.
         """
         number, first = divmod(block.start, batches.steps_in_pass)
         parts = batches.parts[first : first + len(block)]
@@ -177,7 +176,7 @@ class ArraySource:
 
 
 class Blocks:
-    """The passes cut into blocks of so many steps or fewer; a short last batch is a block alone."""
+    """The passes, cut into blocks of at most ``most`` steps; a short last batch is a block of its own."""
 
     def __init__(self, batches: Batches, most: int) -> None:
         self._in_pass, self._max_steps = batches.steps_in_pass, most
@@ -185,11 +184,11 @@ class Blocks:
         self._blocks_in_pass = -(-self._num_full // most) + (self._in_pass > self._num_full)
 
     def of(self, steps: range) -> range:
-        """Return the numbers of the blocks that these steps lie in."""
+        """Return the numbers of the blocks of these steps."""
         return range(self._number(steps.start), self._number(steps.stop - 1) + 1) if steps else range(0)
 
     def steps(self, number: int, within: range) -> range:
-        """Return which of these steps lie in a block."""
+        """Return the steps of a block that are among these."""
         before, block = divmod(number, self._blocks_in_pass)
         first = min(block * self._max_steps, self._num_full)
         last = min(first + self._max_steps, self._num_full) if first < self._num_full else self._in_pass
@@ -204,7 +203,7 @@ class Blocks:
 
 
 def _block_steps(batches: Batches, x: Any) -> int:
-    """Return how many batches of these features are gathered at once."""
+    """Return how many batches of these features to gather at once."""
     batch_size = -(-batches.global_batch_size // batches.num_workers)
     arrays = x.values() if isinstance(x, Mapping) else [x]
     row_bytes: int = sum(array.dtype.itemsize * math.prod(array.shape[1:]) for array in arrays)
@@ -215,7 +214,7 @@ def _block_steps(batches: Batches, x: Any) -> int:
 def _mapped(
     features: tuple[tuple[str, Path], ...], labels: Path, weights: Path | None, sha256: tuple[str, ...]
 ) -> tuple[Any, ...]:
-    """Return all arrays, memory-mapped; the hashes are there to tell a rebuilt array from the one before."""
+    """Return all arrays, memory-mapped; the hashes tell a rebuilt array from the previous one."""
     x = as_input({name: np.asarray(np.load(path, mmap_mode="r")) for name, path in features})
     others = (None if path is None else np.asarray(np.load(path, mmap_mode="r")) for path in (labels, weights))
     return x, *others
@@ -225,7 +224,7 @@ def _mapped(
 def _resident(
     features: tuple[tuple[str, Path], ...], labels: Path, weights: Path | None, sha256: tuple[str, ...]
 ) -> tuple[Any, ...]:
-    """Return all arrays as tensors of the device at hand; the hashes are there as for ``_mapped``."""
+    """Return all arrays as tensors on the current device; for the hashes see ``_mapped``."""
     import tensorflow as tf
 
     x = as_input({name: tf.identity(mapped_tensor(path)) for name, path in features})
@@ -233,9 +232,9 @@ def _resident(
 
 
 def read_at_random(arrays: tuple[Any, ...]) -> None:
-    """Tell the system that rows of these memory-mapped arrays or tensors are read in no order.
+    """Tell the system that these memory-mapped arrays or tensors are read at random.
 
-    Around each row it would read 128 kB: of a file larger than the memory 46 rows of 12 kB a second, and so 600.
+    Otherwise it reads 128 kB around each row: of a file larger than memory 46 rows of 12 kB a second in place of 600.
     """
     madvise = ctypes.CDLL(None).madvise
     x, *others = arrays
@@ -248,14 +247,14 @@ def read_at_random(arrays: tuple[Any, ...]) -> None:
 
 
 def mapped_tensor(path: Path) -> Any:
-    """Return the array of a .npy file as a tensor of the processor whose memory is the file itself.
+    """Return the array of a .npy file as a tensor on the CPU whose memory is the file itself.
 
-    Only the pages of rows that are read come into memory, and they leave it again where others need the room: NumPy's
-    ``mmap_mode``, which TensorFlow would copy as a whole. No step of it copies, also in a graph and on another process.
+    Only pages of rows that are read come into memory, and the system can evict them: like NumPy's ``mmap_mode``, which
+    TensorFlow would copy as a whole. Nothing is copied, in a graph and on another process, too.
     """
     import tensorflow as tf
 
-    # A function of its own, because the operation alone gives the file of its first call for ever.
+    # A function of its own, because the operation alone returns the file of its first call forever.
     @tf.function(autograph=False)
     def mapped() -> Any:
         return in_graph(path)
@@ -265,12 +264,12 @@ def mapped_tensor(path: Path) -> Any:
 
 
 def in_graph(path: Path) -> Any:
-    """Return the same inside of a graph, which names the file and can be sent to another process that has it."""
+    """Return the same inside a graph, which names the file and can be sent to another process that has it."""
     import tensorflow as tf
 
     header = np.load(path, mmap_mode="r")
     content = upstream.bytes_of_file(str(path), path.stat().st_size)
-    content = content[header.offset :]  # Of so many bytes that the rest begins where TensorFlow lets arrays begin.
+    content = content[header.offset :]  # The header is padded, so the rest is aligned as TensorFlow needs.
     if header.dtype != np.uint8:
         content = tf.bitcast(tf.reshape(content, [-1, header.itemsize]), header.dtype)
     return tf.reshape(content, header.shape)

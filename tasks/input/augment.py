@@ -1,4 +1,4 @@
-"""Training images changed and mixed as was drawn for their places in the pass, and their labels with them."""
+"""Training images, changed and mixed by the draws of their places in the pass, and their labels."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -13,8 +13,8 @@ from tasks.system.errors import UserError, shown
 
 
 def check_augmentation(section: config.Augmentation, prepared: PreparedDataset) -> None:
-    """Raise ``UserError`` when there are no images, or something beside them that cannot be mixed, or when a crop can
-    miss all pixels, so far are they padded."""
+    """Raise ``UserError`` when there are no images, when other features cannot be mixed with them, or when the padding
+    is so wide that a crop can miss all pixels."""
     images = [feature for feature in prepared.features.values() if feature.kind == "image"]
     for image in images:
         height, width, _ = image.shape
@@ -40,7 +40,7 @@ def check_augmentation(section: config.Augmentation, prepared: PreparedDataset) 
 
 
 def is_images(array: Any) -> bool:
-    """Return whether an array or a tensor is one of images: no other feature has rows of three dimensions."""
+    """Return whether an array or a tensor holds images: no other feature has rows of three dimensions."""
     return len(array.shape) == 4
 
 
@@ -73,23 +73,22 @@ def _one_hot(labels: Any, num_classes: int) -> Any:
 
 
 def _mix_labels(pairs: Any, kept: Any) -> Any:
-    """Return of pairs (n, 2, ...) what is kept of the first one, in units of 1/256, and the rest of the second one:
-    float32 (n, ...)."""
+    """Return pairs (n, 2, ...) mixed, ``kept`` / 256 of the first and the rest of the second: float32 (n, ...)."""
     pairs = pixels.cast(pairs, "float32")
     kept = pixels.library(pairs).reshape(pixels.cast(kept, "float32"), [-1] + [1] * (len(pairs.shape) - 2))
     return (pairs[:, 0] * kept + pairs[:, 1] * (256 - kept)) / 256
 
 
 def augment_images(x: Any, draws: Any, section: config.Augmentation) -> Any:
-    """Return features, one or by name, of which the images are changed as ``augment`` does."""
+    """Return features, one or by name, with their images changed as ``augment`` does."""
     if isinstance(x, Mapping):
         return {name: augment_images(one, draws, section) for name, one in x.items()}
     return augment(x, draws, section) if is_images(x) else x
 
 
 def augment(images: Any, draws: Any, section: config.Augmentation) -> Any:
-    """Return images changed as drawn: of NumPy's an array, without TensorFlow, and of a tensor a tensor, alike to the
-    bit.
+    """Return images changed as drawn: an array without TensorFlow for an array, a tensor for a tensor, with the same
+    bits.
 
     Args:
         images: uint8 (n, height, width, channels).

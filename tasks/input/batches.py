@@ -1,4 +1,4 @@
-"""The batches of one split: how many, how large, in which order, and each worker's share. A source reads them."""
+"""The batches of one split: their number, size and order, and each worker's share. A source reads them."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -13,15 +13,15 @@ from tasks.input.draws import Draws, pass_draws, with_partners
 from tasks.input.order import Rows, order
 
 Batch: TypeAlias = tuple[Any, ...]
-"""Features, labels and, where examples do not all count the same, weights float32 (n,): arrays of n rows. The features
-are one array, or where there are several, arrays by name; labels are those of ``records.PreparedSplit``."""
+"""Features, labels and, if examples are weighted, weights float32 (n,): arrays of n rows. Features are one array, or
+several by name; labels are those of ``records.PreparedSplit``."""
 
 
 class Source(Protocol):
-    """Where the examples of a split lie, and how they are read."""
+    """Reads the examples of a split."""
 
     reads_ahead: bool
-    """Whether its dataset has batches ready ahead of who reads them."""
+    """Whether its dataset prefetches batches by itself."""
 
     def rows_at(self, places: Rows) -> Rows:
         """Return which rows of the split's arrays lie at these places of the unshuffled data."""
@@ -33,15 +33,15 @@ class Source(Protocol):
         """Return the ``tf.data.Dataset`` of one batch a step."""
 
     def close(self) -> None:
-        """Remove what was cached on the disk."""
+        """Remove cached files."""
 
 
 @dataclass
 class Batches:
-    """The batches of one split, for three readers: ``dataset`` (TensorFlow), ``arrays`` (JAX), and ``rows`` and
-    ``draws`` (who gathers elsewhere). The first two read from step ``start_step`` of epoch ``epoch`` to its end.
+    """The batches of one split: ``dataset`` for TensorFlow, ``arrays`` for JAX, and ``rows`` and ``draws`` for code
+    that gathers by itself. The first two read from step ``start_step`` of epoch ``epoch`` to its end.
 
-    A pass is once over the data, an epoch is ``steps_per_epoch`` steps or one pass, and a step is counted from the
+    A pass goes once over the data, an epoch is ``steps_per_epoch`` steps or one pass, and steps are counted from the
     start of the run.
     """
 
@@ -50,23 +50,23 @@ class Batches:
     global_batch_size: int
     drop_remainder: bool
     steps_per_epoch: int | None = None
-    """The data go on where the epoch before left them. None is one pass."""
+    """An epoch continues where the previous one ended. None is one pass."""
     epoch: int = 0
     start_step: int = 0
     source: Source | None = field(default=None, repr=False)
-    """None can be counted, not read."""
+    """Without a source, batches can be counted but not read."""
     seed: int = 0
     shuffle: bool = False
     augmentation: config.Augmentation | None = None
     num_classes: int = 0
-    """Of the labels, where they are classes; what mixes them asks."""
+    """Of labels that are classes, for mixup and cutmix; else 0."""
     prefetch: int | Literal["auto"] = 0
     num_replicas: int = 1
     """Of this worker."""
     worker: int = 0
     num_workers: int = 1
     divisor: int = 1
-    """A batch that does not divide by it is every worker's whole."""
+    """Each worker gets the whole of a batch whose size is not a multiple of it."""
 
     @property
     def steps_in_pass(self) -> int:
@@ -85,13 +85,13 @@ class Batches:
         return range(self.epoch * self.steps + self.start_step, (self.epoch + 1) * self.steps)
 
     def size(self, step: int) -> int:
-        """Return the examples of all workers together in a step: fewer in a short last batch of a pass."""
+        """Return the number of examples of all workers in a step: fewer in a short last batch of a pass."""
         before = step % self.steps_in_pass * self.global_batch_size
         return min(self.global_batch_size, self.num_examples - before)
 
     @cached_property
     def parts(self) -> npt.NDArray[np.int64]:
-        """Where this worker's part of each batch of a pass begins and ends in the pass: int64 (steps_in_pass, 2)."""
+        """Begin and end, in the pass, of this worker's part of each batch: int64 (steps_in_pass, 2)."""
         first = np.arange(self.steps_in_pass) * self.global_batch_size
         size = np.minimum(self.global_batch_size, self.num_examples - first)
         cut = size % self.divisor == 0
@@ -99,17 +99,17 @@ class Batches:
         return np.stack([first + size * (worker + i) // num_workers for i in (0, 1)], axis=1)
 
     def own_part(self, step: int) -> slice:
-        """Return where this worker's examples of a step lie in its pass."""
+        """Return the places of this worker's examples of a step in its pass."""
         first, last = self.parts[step % self.steps_in_pass]
         return slice(first, last)
 
     def rows(self, step: int) -> Rows:
-        """Return the rows of the split's arrays that this worker reads in a step: int64 (n,), or (n, 2) with those that
-        are mixed in. Array source only."""
+        """Return the rows of the split's arrays that this worker reads in a step: int64 (n,), or (n, 2) with the rows
+        to mix in. Array source only."""
         return self._known_source.rows_at(self.pass_order(step // self.steps_in_pass)[self._places(step)])
 
     def draws(self, step: int) -> Draws | None:
-        """Return what ``augment_batch`` takes for this worker's examples of a step; None when nothing is augmented."""
+        """Return the draws of ``augment_batch`` for this worker's examples of a step; None without augmentation."""
         if self.augmentation is None:
             return None
         return self.pass_draws(step // self.steps_in_pass, self.augmentation)[self._places(step)]
@@ -125,16 +125,16 @@ class Batches:
         return _pass_order(self.num_examples, self.seed, self.shuffle, number)
 
     def pass_draws(self, number: int, section: config.Augmentation) -> Draws:
-        """Return what is drawn for each place of a pass."""
+        """Return the draws for each place of a pass."""
         return pass_draws(self.num_examples, self.seed, number, section)
 
     def arrays(self) -> Iterator[Batch]:
-        """Return this worker's batches in NumPy, one a step. The place is asked for with the first batch."""
+        """Return this worker's batches in NumPy, one per step. The position is read with the first batch."""
         return self._known_source.arrays(self)
 
     @cached_property
     def dataset(self) -> Any:
-        """``tf.data.Dataset`` of batches, one element a replica of this worker. The place is asked for when an
+        """``tf.data.Dataset`` of batches, one element per replica of this worker. The position is read when an
         iteration starts, so one dataset serves all epochs."""
         import tensorflow as tf
 
@@ -159,7 +159,7 @@ class Batches:
         return prefetched(dataset, self.prefetch, self.num_replicas)
 
     def close(self) -> None:
-        """Remove what was cached in a file. TensorFlow keeps this object alive, so nothing else would."""
+        """Remove cached files. TensorFlow keeps this object alive, so nothing else would."""
         if self.source is not None:
             self.source.close()
 
@@ -176,14 +176,14 @@ def _pass_order(num_examples: int, seed: int, shuffle: bool, number: int) -> Row
 
 
 def prefetched(dataset: Any, prefetch: int | Literal["auto"], num_elements: int) -> Any:
-    """Return a dataset with so many batches of so many elements ready ahead."""
+    """Return a dataset that prefetches ``prefetch`` batches of ``num_elements`` elements."""
     if prefetch == "auto":
         return dataset.prefetch(-1)  # tf.data.AUTOTUNE
     return dataset.prefetch(prefetch * num_elements) if prefetch else dataset
 
 
 def _pieces(batch: Batch, num_replicas: int) -> Any:
-    """Cut one batch into as many parts as there are replicas, as even as can be, in order."""
+    """Cut one batch into one part per replica, as even as possible, in order."""
     import tensorflow as tf
 
     size = tf.shape(batch[1], out_type=tf.int64)[0]

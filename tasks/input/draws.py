@@ -1,8 +1,8 @@
-"""What is drawn at random for the images of a pass: a row of whole numbers for each place in it.
+"""Random draws for the images of a pass: one row of whole numbers per place in the pass.
 
-Keras' layers (``RandomFlip`` to ``RandAugment``) draw from a generator's state, so an image's draw depends on how many
-were drawn before it: with another backend or number of workers it is another one. Here a draw belongs to a place of the
-pass. Factors mean what they mean there.
+Keras' layers (``RandomFlip`` to ``RandAugment``) draw from the state of a generator, so an image's draw depends on how
+many came before it, and differs between backends and numbers of workers. Here a draw belongs to a place of the pass.
+Factors mean the same as in Keras.
 """
 
 import math
@@ -31,7 +31,7 @@ Draws = npt.NDArray[np.int32]
 MIXED_COLUMNS = 5
 ONE = 1 << 16
 ERASED_AREA = 0.02, 0.33
-"""Height and width are, each by itself, the root of a share between these, as in Keras."""
+"""Height and width are, independently, the root of a share between these, as in Keras."""
 RAND_AUGMENT = (
     "identity", "autocontrast", "equalize", "rotate", "solarize", "color", "posterize", "contrast", "brightness",
     "sharpness", "shear_x", "shear_y", "translate_x", "translate_y",
@@ -40,14 +40,14 @@ RAND_AUGMENT = (
 
 
 def with_partners(places: npt.NDArray[np.int64], draws: Draws) -> npt.NDArray[np.int64]:
-    """Return these places of a pass, int64 (...,), each with that of the image that is mixed in: int64 (..., 2)."""
+    """Return these places of a pass, int64 (...,), each with the place of the image to mix in: int64 (..., 2)."""
     return np.stack([places, draws[places, -MIXED_COLUMNS]], axis=-1)
 
 
 @lru_cache(maxsize=2)
 def pass_draws(num_examples: int, seed: int, number: int, section: config.Augmentation) -> Draws:
-    """Return the draws of a pass, int32 (num_examples, columns), from some Philox words for each place in it, whoever
-    reads that place. What one key draws does not depend on which others are on.
+    """Return the draws of a pass, int32 (num_examples, columns), from Philox words of each place, whichever worker
+    reads it. The draws of one setting do not depend on which others are on.
 
     The counter's last word is 1 to 5: ``order`` has 0 under the same key, and no two may share words.
     """
@@ -96,7 +96,7 @@ def _factor_columns(drawn: npt.NDArray[np.int64], section: config.Augmentation) 
 
 
 def _layer_columns(drawn: npt.NDArray[np.int64], level: float) -> list[Any]:
-    """Return the columns of a layer of RandAugment: of its operations one changes something for each image.
+    """Return the columns of a layer of RandAugment: one of its operations applies to each image.
 
     Args:
         drawn: which operation, and which direction, int64 (4, n).
@@ -122,16 +122,16 @@ def _layer_columns(drawn: npt.NDArray[np.int64], level: float) -> list[Any]:
 
 
 def _hole_columns(drawn: npt.NDArray[np.int64], probability: float) -> list[Any]:
-    """Return top, left, height and width of what is erased; the sides are 0 where nothing is."""
+    """Return top, left, height and width of the erased rectangle; sides are 0 where nothing is erased."""
     least, most = ERASED_AREA
     sides = np.sqrt(least + (most - least) * drawn[:2] / ONE) * (drawn[4] < probability * ONE)
     return [*drawn[2:4], *np.rint(ONE * sides)]
 
 
 def _mixed_columns(drawn: npt.NDArray[np.int64], section: config.Augmentation) -> list[Any]:
-    """Return what is kept of each pixel, and the middle and the sides of the rectangle, of numbers int64 (4, n).
+    """Return the kept share of each pixel, and middle and sides of the rectangle, from numbers int64 (4, n).
 
-    Of both mixup and cutmix each image has one, as likely as the other.
+    With both mixup and cutmix on, each image gets one of them, with equal probability.
     """
     from scipy.special import betaincinv
 

@@ -1,4 +1,4 @@
-"""Which examples are for what, and the order of a pass over them."""
+"""Which examples are for training, validation and test, and the order of a pass over them."""
 
 import numpy as np
 import numpy.typing as npt
@@ -11,20 +11,20 @@ Rows = npt.NDArray[np.int64]
 
 
 def carve(prepared: PreparedDataset, validation: str | float | int | None, seed: int) -> dict[str, tuple[str, Rows]]:
-    """Return which rows of which prepared split are used for what.
+    """Return which rows of which prepared split are used for training, validation and test.
 
     Args:
         prepared: gives the splits and their sizes.
         validation: a split's name, a fraction of the training examples, an exact number of them, or None.
-        seed: chooses the training examples that become validation examples; of each class the same share where the
+        seed: chooses the training examples that become validation examples; the same share of each class if the
             record of the data says so.
 
     Returns:
-        ``{"train" | "validation" | "test": (split, rows)}``; rows are int64 (n,), rising. What is tested on is always
-        the split ``test``, as reports, the registry and comparisons of predictions take it for it.
+        ``{"train" | "validation" | "test": (split, rows)}``; rows are int64 (n,), rising. The test rows are always
+        the split ``test``; reports, the registry and comparisons of predictions rely on it.
 
     Raises:
-        UserError: no such split, more validation examples than training examples, or no test split that is left.
+        UserError: no such split, more validation examples than training examples, or no test split is left.
     """
     splits = prepared.splits
     if "train" not in splits:
@@ -57,8 +57,7 @@ def carve(prepared: PreparedDataset, validation: str | float | int | None, seed:
 
 
 def _divide(prepared: PreparedDataset, validation: float | int, seed: int) -> tuple[Rows, Rows]:
-    """Return the rows of the training split that are trained on, and those that are held out for validation, both
-    rising."""
+    """Return the rows of the training split for training, and those held out for validation, both rising."""
     total = prepared.splits["train"].num_examples
     count = validation if isinstance(validation, int) else round(total * validation)
     if not 0 < count < total:
@@ -80,8 +79,8 @@ def _divide(prepared: PreparedDataset, validation: float | int, seed: int) -> tu
 
 
 def shares(counts: Rows, count: int) -> Rows:
-    """Return how many examples each class gives so that ``count`` are taken: the same share of each, but for rounding,
-    at least one and never the last one of a class where that can be.
+    """Return how many examples to take from each class to get ``count``: the same share of each, up to rounding; if
+    possible at least one, and never the last one of a class.
 
     Args:
         counts: of the examples of each class, int64 (classes,).
@@ -96,7 +95,7 @@ def shares(counts: Rows, count: int) -> Rows:
         if not len(chosen):
             least, most = np.zeros_like(counts), counts
             continue
-        # Those first that rounding took or gave most.
+        # The classes whose rounding error is largest come first.
         chosen = chosen[np.argsort(step * (found - exact)[chosen], kind="stable")]
         found[chosen[: abs(missing)]] += step
     return found
@@ -105,11 +104,10 @@ def shares(counts: Rows, count: int) -> Rows:
 def order(num_examples: int, seed: int, number: int | None) -> Rows:
     """Return the order of a pass: a permutation of ``range(num_examples)``, int64 (num_examples,).
 
-    It depends on the seed and the pass's number alone; None is the draw of the validation examples. Raw Philox words
-    are sorted, because NumPy keeps a bit generator's words the same for ever, and promises nothing of the kind for
-    ``Generator.permutation``. Each word has its place in its lowest bits, so no two are equal, and the values
-    themselves are sorted: 0.7 ms for 60,000, where a stable argsort takes 5.2 ms, a third of the time in which NumPy
-    reads MNIST.
+    It depends on the seed and the number of the pass alone; None draws the validation examples. Raw Philox words are
+    sorted, because NumPy guarantees that the words of a bit generator never change, but not ``Generator.permutation``.
+    Each word has its place in its lowest bits, so no two are equal, and the values themselves can be sorted: 0.7 ms for
+    60,000, where a stable argsort takes 5.2 ms, a third of the time in which NumPy reads MNIST.
     """
     words = np.random.Philox(key=[seed, 0 if number is None else number + 1]).random_raw(num_examples)
     places = np.uint64((1 << num_examples.bit_length()) - 1)

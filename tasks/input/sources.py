@@ -1,4 +1,4 @@
-"""Which source reads a run's data, and the batches that it reads for each use of them."""
+"""The source of a run's data, and its batches for training, validation and test."""
 
 import logging
 import math
@@ -8,8 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tasks import config
-from tasks.data import prepared_data, raw_data
-from tasks.input import service
+from tasks.data import prepared_data
 from tasks.input.array import ArraySource
 from tasks.input.augment import augment_batch
 from tasks.input.batches import Batches, Source
@@ -34,16 +33,14 @@ def training_batches(
     """Return the training batches: shuffled anew each pass, augmented if asked, this worker's part of each global
     batch.
 
-    It takes seven: the last four are a strategy's, and most callers leave them out.
-
     Args:
         settings: ``input``, ``train.seed`` and ``train.steps_per_epoch`` are read.
         prepared: the data.
         global_batch_size: examples in one step of all workers together.
-        num_replicas: replicas of this worker; the dataset has one element for each.
+        num_replicas: replicas of this worker; the dataset has one element per replica.
         worker: number of this worker, from 0.
         num_workers: number of workers.
-        divisor: a batch that does not divide by it is every worker's whole.
+        divisor: each worker gets the whole of a batch whose size is not a multiple of it.
 
     Raises:
         UserError: the batch is larger than the split, or there is no such split.
@@ -56,9 +53,6 @@ def training_batches(
         "input     %s source (%s), %s of %s examples a step", chosen, megabytes, global_batch_size, f"{len(rows):,}"
     )
     source = _source(section, prepared, split, rows, _class_weights(settings.train, prepared, split, rows))
-    if section.service != "none" and isinstance(source, ArraySource):
-        source = service.ServiceSource(source, service.find_address(section))
-        log.info("input     batches are made by tf.data service at %s", source.address)
     return Batches(
         len(rows),
         global_batch_size,
@@ -88,9 +82,8 @@ def ordered_batches(
     divisor: int = 1,
 ) -> Batches:
     """Return the batches of ``validation`` or ``test``: every example once, always in the same order, never
-    augmented and all counting the same; this worker's part of each.
-
-    It takes eight: the last four are a strategy's, as in ``training_batches``, and most callers leave them out."""
+    augmented and all counting the same; this worker's part of each. The last four arguments are as in
+    ``training_batches``."""
     section = settings.input
     split, rows = carve(prepared, section.validation, settings.train.seed)[use]
     alike = prepared.splits[split].model_copy(update={"weights": None})
@@ -134,7 +127,7 @@ def augmented_examples(
 
 
 def choose_source(section: config.Input, prepared: PreparedDataset) -> str:
-    """Return ``array`` or ``stream``: what is asked for, else the array, which need not fit into memory."""
+    """Return ``array`` or ``stream``: the chosen source; ``auto`` is the array, which need not fit into memory."""
     if section.source == "stream" and prepared.raw_folder is None:
         raise UserError(
             f"input.source = 'stream': {_unlike_a_stream(prepared)}, and only TFDS' shards of an image and a class "
@@ -150,7 +143,7 @@ def choose_source(section: config.Input, prepared: PreparedDataset) -> str:
 
 
 def _unlike_a_stream(prepared: PreparedDataset) -> str:
-    """Return what the examples of a dataset are that has nothing to stream."""
+    """Return why a dataset cannot be streamed."""
     if prepared.kind != "tfds":
         return f"{prepared.name} is of kind {prepared.kind}"
     if names := [column.name for feature in prepared.features.values() for column in feature.columns]:
@@ -170,8 +163,7 @@ def check_batch(global_batch_size: int, num_examples: int, prepared: PreparedDat
 
 
 def check_division(validation: str | float | int | None, prepared: PreparedDataset) -> None:
-    """Raise ``UserError`` when validation examples would be drawn from rows that belong together: a group's, or a
-    time's."""
+    """Raise ``UserError`` when validation examples would be drawn from rows that belong together, by group or time."""
     if validation is None or isinstance(validation, str) or prepared.kind != "table":
         return
     described = config.read_description(config.project_root() / "data" / prepared.name)
@@ -188,14 +180,14 @@ def check_division(validation: str | float | int | None, prepared: PreparedDatas
 
 
 def verify(section: config.Input, prepared: PreparedDataset) -> None:
-    """Compare what these settings read with what the data version says.
+    """Compare the files that these settings read with the data version.
 
     Raises:
-        UserError: names the file that is missing, damaged or changed, and what makes it again.
+        UserError: names the file that is missing, damaged or changed, and the command that makes it again.
     """
     prepared_data.verify(prepared)
     if choose_source(section, prepared) == "stream":
-        raw_data.verify(prepared)
+        prepared_data.verify_raw(prepared)
 
 
 def _source(
@@ -212,7 +204,7 @@ def _source(
 
 
 def check_class_weights(section: config.Train, prepared: PreparedDataset) -> None:
-    """Raise ``UserError`` when examples are to count by their classes, and have no single one."""
+    """Raise ``UserError`` when examples are weighted by class, and are not of a single class each."""
     if section.class_weights is not None and prepared.target.task != "classification":
         raise UserError(
             f"train.class_weights = '{section.class_weights}': {prepared.name} is a {prepared.target.task}, whose "

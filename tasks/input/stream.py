@@ -1,4 +1,4 @@
-"""The stream source: rows of TFRecord shards, which need not fit in memory."""
+"""The stream source: records of TFRecord shards, which need not fit into memory."""
 
 import contextlib
 import logging
@@ -19,7 +19,7 @@ from tasks.records import PreparedDataset
 from tasks.system import files
 
 RECORDS_AT_ONCE = 32
-"""How many records of a shard follow each other before those of the next: a small shuffle buffer still mixes shards."""
+"""Records of one shard that follow each other before those of the next: a small shuffle buffer still mixes shards."""
 
 log = logging.getLogger(__name__)
 
@@ -36,22 +36,22 @@ class StreamSource:
     class_weights: tuple[float, ...] | None = None
     """As in ``ArraySource``."""
     _cached_until: contextlib.ExitStack = field(default_factory=contextlib.ExitStack, repr=False)
-    """Holds the folder that records are cached in with ``input.cache=file``; ``close`` removes it."""
+    """Holds the folder in which ``input.cache=file`` caches records; ``close`` removes it."""
     reads_ahead = False
 
     def rows_at(self, places: Rows) -> Rows:
-        """Raise ``ValueError``: only the records themselves tell."""
+        """Raise ``ValueError``: a stream does not know its rows beforehand."""
         raise ValueError("a stream is shuffled in a buffer: which rows a step reads is not known beforehand")
 
     def arrays(self, batches: Batches) -> Iterator[Batch]:
-        """Yield what TensorFlow reads, which then leaves the GPUs alone."""
+        """Yield the batches that TensorFlow reads, which from then on leaves the GPUs alone."""
         import tensorflow as tf
 
         tf.config.set_visible_devices([], "GPU")  # It would take all memory of a GPU that JAX trains on.
         yield from prefetched(self.dataset(batches), batches.prefetch, 1).as_numpy_iterator()
 
     def dataset(self, batches: Batches) -> Any:
-        """Return the ``tf.data.Dataset`` of one batch a step."""
+        """Return the ``tf.data.Dataset`` of one batch per step."""
         import tensorflow as tf
 
         shards, chosen = self._shards()
@@ -94,11 +94,11 @@ class StreamSource:
         return tf.data.Dataset.from_tensors(0).flat_map(begin).flat_map(one_pass)
 
     def close(self) -> None:
-        """Remove the records that were cached on the disk."""
+        """Remove the cached records."""
         self._cached_until.close()
 
     def _shards(self) -> tuple[builders.Shards, npt.NDArray[np.bool_]]:
-        """Return the files of the split, and which of their records are read."""
+        """Return the files of the split, and for each record whether it is read."""
         prepared = self.prepared
         if prepared.raw_folder is None:
             raise ValueError(f"{prepared.name} has no shards: sources.choose_source refuses a stream of it")
@@ -175,7 +175,7 @@ class StreamSource:
 
 
 def _augmented(numbered: Any, batches: Batches, section: config.Augmentation, number: Any) -> Any:
-    """Return the batches of a pass, which come with their place in it, augmented."""
+    """Return the batches of a pass, numbered by their step in it, augmented."""
     import tensorflow as tf
 
     draws = tf.numpy_function(lambda number: batches.pass_draws(int(number), section), [number], tf.int32)

@@ -6,7 +6,7 @@ compares the two of each entry. The loss of a user's own is the exception.
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any
 
 import keras
 import numpy as np
@@ -15,13 +15,9 @@ from scipy.special import log_softmax, softmax
 
 from tasks import config
 from tasks.modeling import own_code
+from tasks.modeling.metrics import Labels, Predictions
 from tasks.records import PreparedDataset, Target, Task
 from tasks.system.errors import UserError
-
-Labels: TypeAlias = npt.NDArray[Any]
-"""As in ``records.PreparedSplit``: (n,) or (n, labels or numbers)."""
-Predictions: TypeAlias = npt.NDArray[np.float64]
-"""(n, num_outputs): logits, or the numbers of a regression."""
 
 
 @dataclass(frozen=True)
@@ -129,7 +125,7 @@ USUAL: dict[Task, str] = {
 SMOOTHED = ("sparse_categorical_crossentropy", "binary_crossentropy")
 
 
-def find(section: config.Train, prepared: PreparedDataset, shares: bool = False) -> Loss:
+def find_loss(section: config.Train, prepared: PreparedDataset, shares: bool = False) -> Loss:
     """Return the loss of a training.
 
     Args:

@@ -112,7 +112,7 @@ def describe(
         return described, []
     from tasks.data import kinds  # NumPy, which no other command needs.
 
-    guessed: tuple[config.LocalDescription, list[str]] = kinds.find(kind).guess(described)
+    guessed: tuple[config.LocalDescription, list[str]] = kinds.find_kind(kind).guess(described)
     return guessed
 
 
@@ -194,8 +194,6 @@ def is_up_to_date(name: str) -> bool:
         return False
     if data_state.is_known(config.project_root(), name):
         return True
-    if not dataset_folder.follows_params(name, config.project_root()):
-        return False
     return dvc.is_up_to_date(f"data/{name}/dvc.yaml:prepare", config.project_root())
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pygit2
 
 from tasks import config
-from tasks.data import dataset_folder, installed_code
+from tasks.data import dataset_folder
 from tasks.records import NewProject
 from tasks.system import files
 from tasks.system.errors import UserError, listed
@@ -97,7 +97,7 @@ def _write(folder: Path) -> None:
         texts[file.relative_to(code).as_posix()] = file.read_text(encoding="utf-8")
     # Where the settings are explained: in no file of this project.
     texts["params.yaml"] = re.sub(r"(?m)^#.* tasks/.*\n", "", texts["params.yaml"])
-    texts["dvc.yaml"] = texts["dvc.yaml"].replace("python -m tasks", installed_code.COMMAND)
+    texts["dvc.yaml"] = texts["dvc.yaml"].replace("python -m tasks", dataset_folder.INSTALLED_COMMAND)
     for line in OWN_CODE:
         texts["dvc.yaml"] = texts["dvc.yaml"].replace(line, "")
     # A flow by its module: this project has no file of it.

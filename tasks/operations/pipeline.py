@@ -229,7 +229,7 @@ def rollback(model: str) -> records.RolledBack:
 def in_foreign_cluster(settings: config.Settings) -> bool:
     """Return whether this command is to join a cluster that someone else starts."""
     cluster = settings.strategy.cluster
-    return cluster is not None and not engines.find(cluster).STARTS_ALL
+    return cluster is not None and not engines.find_launcher(cluster).STARTS_ALL
 
 
 def member_name(settings: config.Settings) -> str | None:
@@ -291,7 +291,7 @@ def load_training(
     runs.refuse_pruned(run)
     training = runs.load_training(run)
     now = settings.to_json()
-    trained = config.restore({**run.settings, "evaluate": now["evaluate"], "register": now["register"]})
+    trained = config.parse({**run.settings, "evaluate": now["evaluate"], "register": now["register"]})
     return trained, dvc_data.load_prepared(trained.dataset.name), run, training
 
 
@@ -313,14 +313,14 @@ def find_model(
         raise UserError(errors.one_of("--checkpoint", checkpoint, ("latest", "best")))
     if not name.startswith("models:"):
         run = runs.resolve(name)
-        settings, prepared, run, _ = load_training(config.restore(run.settings), run.run_id)
+        settings, prepared, run, _ = load_training(config.parse(run.settings), run.run_id)
         return settings, prepared, run, "best" if checkpoint == "best" else "latest"
     if checkpoint is not None:
         raise UserError(f"{name} is one model of its run: leave --checkpoint out, or name the run")
     found = known or client.find_model(config.load(), name)
     if (logged := runs.look_up(found.run_id)) is None:
         raise UserError(f"{name} is of run {found.run_id}, which is not in mlruns/ here: give the command where it is")
-    settings, prepared, run, training = load_training(config.restore(logged.settings), logged.run_id)
+    settings, prepared, run, training = load_training(config.parse(logged.settings), logged.run_id)
     root = config.project_root()
     for which, file in (("latest", root / training.final_model), ("best", root / training.best_model)):
         if file.is_file() and files.digest(file) == found.keras_file_sha256:

@@ -44,7 +44,7 @@ def reproduce(name: str, allow_changes: bool = False, dry_run: bool = False) -> 
             f"run {run.run_id} was not trained to its end, so there is nothing to compare with: stratagem run --resume "
             f"{run.run_id}"
         )
-    settings = config.restore(run.settings)
+    settings = config.parse(run.settings)
     _refuse(run, settings)
     with _checkout(run, settings) as (folder, changes):
         refusal = _refusal(run, changes, allow_changes)
@@ -163,9 +163,6 @@ def _of_data(run: Run, name: str, found: str | None) -> Iterator[Change]:
 
 def _of_machine(run: Run) -> Iterator[Change]:
     now = machine.surroundings()
-    if not run.environment:
-        yield Change(kind="environment", what="environment", then=None, now="of a run of before", effect="matters")
-        return
     for what in dict.fromkeys([*run.environment, *now]):
         if run.environment.get(what) != now.get(what):
             yield Change(

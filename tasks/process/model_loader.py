@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 
-from tasks.system import lifetime, signals
+from tasks.system import lifetime
 from tasks.system.errors import StratagemError, cut
 
 LIMIT_SECONDS = 1800.0
@@ -125,7 +125,7 @@ def _answer_until_closed(requests: int, answers: int) -> None:
     """Answer requests until the pipe closes or the process that forked this one dies."""
     try:
         lifetime.end_with_parent()
-        signals.ignore()
+        lifetime.ignore_signals()
         known, ready = functions(), _slow_imports()
         _keep_only({requests, answers})
         _forget_project()

@@ -30,7 +30,7 @@ from tasks.records import (
     TrainingResult,
     Trial,
 )
-from tasks.system import errors, files, lifetime, messages, network, signals, timeline, upstream
+from tasks.system import clock, errors, files, lifetime, messages, network, upstream
 from tasks.system.errors import StratagemError
 from tasks.system.imports import import_quietly
 
@@ -102,7 +102,7 @@ class Stages:
                 record = self._run(stage, arguments)
                 return {"record": record.model_dump(mode="json") if isinstance(record, Record) else None}
             finally:
-                signals.ignore()
+                lifetime.ignore_signals()
         except KeyboardInterrupt:
             return errors.to_json(errors.Interrupted(f"{stage} was interrupted"))
         except StratagemError as error:
@@ -114,9 +114,9 @@ class Stages:
     def _run(self, stage: str, arguments: dict[str, Any]) -> Any:
         self._stop.clear()
         if stage in GENTLE:
-            signals.stop_gently(self._stop)
+            lifetime.set_on_signal(self._stop)
         else:
-            signals.stop_at_once()
+            lifetime.raise_on_signal()
         settings = config.parse(arguments.pop("settings"))
         given = {name: RECORDS[name].model_validate(v) if name in RECORDS else v for name, v in arguments.items()}
         if stage in GENTLE:
@@ -129,7 +129,7 @@ class Stages:
             with lifetime.ended_by_the_kernel():
                 strategies.build(settings.strategy)
             self._beat()
-        with timeline.span("stages", stage):
+        with clock.span("stages", stage):
             return self._functions[stage](settings, **given)
 
 
@@ -147,12 +147,12 @@ def serve(chief: bool) -> None:
     lifetime.when_input_closes(lambda: os._exit(0), requests.put)
     # Now, while the flow's process is starting Prefect and DVC.
     forked: list[Clean] = []
-    with timeline.span("stages", "import TensorFlow, Keras, MLflow"):
+    with clock.span("stages", "import TensorFlow, Keras, MLflow"):
         if chief:
             import_quietly("tasks.process.tracked", "tasks.train", before_devices=lambda: forked.append(Clean()))
         else:
             import_quietly("tasks.evaluate", "tasks.train")
-    signals.ignore()
+    lifetime.ignore_signals()
     stages = Stages(_chiefs_stages(forked[0]) if chief else _workers_stages(), answers.beat)
     while True:
         request = json.loads(requests.get())
@@ -210,33 +210,13 @@ def _workers_stages() -> dict[str, Callable[..., Any]]:
 def run_tf_server() -> None:
     """Be a worker or a parameter server, which runs TensorFlow's server, until standard input closes."""
     answers = Answers()
-    signals.ignore()  # The chief, told as well, could not end its step without this server, and not save it.
+    lifetime.ignore_signals()  # The chief, told as well, could not end its step without this server, and not save it.
     lifetime.when_input_closes(lambda: os._exit(0))
     import_quietly("tasks.strategies.parameter_server")
     from tasks.strategies import parameter_server
 
     answers.beat()
     parameter_server.run_server()
-
-
-def run_input_service() -> None:
-    """Make batches for trainings until standard input closes; say so on standard output when it can begin.
-
-    One variable of ``network`` says where the dispatcher is, the other, where that is another process, what this worker
-    is reached by.
-    """
-    answers = Answers()
-    if os.environ.get("STRATAGEM_ERROR"):  # Of `stratagem serve-input`; `python -m tasks` looks after standard input.
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)  # No handler of Python's runs while TensorFlow serves.
-    else:
-        signals.ignore()  # The training, told as well, ends its step with it.
-        lifetime.when_input_closes(lambda: os._exit(0))
-    import_quietly("tasks.input.service")
-    from tasks.input import service
-
-    server = service.start_server(os.environ[network.INPUT_SERVICE], os.environ.get(network.INPUT_WORKER))
-    answers.write({"ready": os.environ[network.INPUT_SERVICE]})
-    server.join()
 
 
 def _put_noise_aside(log: Path) -> None:

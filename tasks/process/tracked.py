@@ -31,7 +31,7 @@ from tasks.records import (
 )
 from tasks.register import How
 from tasks.register import register as register_stage
-from tasks.reports import comparison_html, page, side_by_side, sweep_page
+from tasks.reports import comparison_html, page, side_by_side
 from tasks.runs import lineage, uncommitted
 from tasks.serving.loaded_back import Apart
 from tasks.train import check
@@ -163,7 +163,7 @@ def report_sweep(settings: config.Settings, run: Run, sweep: Sweep) -> None:
     folder = config.project_root() / run.folder
     record = records.save(sweep, folder / "sweep.json")
     table = reports.sweep_table(sweep, folder / "sweep.csv")
-    tracking.log_sweep(run, sweep, [sweep_page.write(sweep, folder / "sweep.html"), table, record])
+    tracking.log_sweep(run, sweep, [reports.sweep_page(sweep, folder / "sweep.html"), table, record])
 
 
 def resume_run(

@@ -1,14 +1,18 @@
 """The small frozen records that cross from one stage to the next. Never a tensor, a dataset or a model."""
 
-from tasks.records.comparison import Comparison, ComparisonProgress, ComparisonRow, Repeat
 from tasks.records.data import (
     HEADLINES,
+    CheckResult,
     Column,
+    ColumnStatistics,
     DataDifference,
+    DataQuality,
     DatasetManifest,
+    DataStatistics,
     Feature,
     HeldOut,
     KeptColumn,
+    Offender,
     PreparedDataset,
     PreparedSplit,
     SourceFile,
@@ -16,17 +20,37 @@ from tasks.records.data import (
     Task,
     as_input,
 )
-from tasks.records.explanation import Explanation, GivenSetting, PlannedStage
-from tasks.records.health import LEVELS, Finding, Health, Level
-from tasks.records.jobs import Job, JobState
-from tasks.records.operation import Operation, ServiceState
-from tasks.records.overview import Kept, NewProject, PrunedRun, Pruning, RunDetails, RunDifference, RunLine, RunList
-from tasks.records.predictions import Predicted, PredictionRequest, Serving, ServingRequest
-from tasks.records.provenance import Link, Provenance
-from tasks.records.quality import CheckResult, ColumnStatistics, DataQuality, DataStatistics, Offender
-from tasks.records.record import Name, Place, R, Record, load, save
-from tasks.records.remote import Copy, ToCopy
-from tasks.records.reproduction import Change, MetricPair, Reproduction
+from tasks.records.experiments import (
+    Comparison,
+    ComparisonProgress,
+    ComparisonRow,
+    Limits,
+    Pace,
+    Repeat,
+    ScalingPlan,
+    Sweep,
+    SweepPlan,
+    Trial,
+)
+from tasks.records.operations import (
+    LEVELS,
+    Explanation,
+    Finding,
+    GivenSetting,
+    Health,
+    Job,
+    JobState,
+    Level,
+    Link,
+    NewProject,
+    Operation,
+    PlannedStage,
+    Provenance,
+    ServiceState,
+    Sync,
+    Synced,
+)
+from tasks.records.record import FORMAT, Name, Place, R, Record, check_format, load, save
 from tasks.records.results import (
     ClassMetrics,
     EvaluationResult,
@@ -35,8 +59,12 @@ from tasks.records.results import (
     LoggedModel,
     ModelVersion,
     Placement,
+    Predicted,
+    PredictionRequest,
     RegisteredModel,
     RolledBack,
+    Serving,
+    ServingRequest,
     StepTime,
     TensorShape,
     TrainingResult,
@@ -44,18 +72,27 @@ from tasks.records.results import (
     VariablePlacement,
 )
 from tasks.records.runs import (
+    Change,
     Changed,
     CodeMeanings,
+    Copy,
     Ended,
     FlowEnd,
     Holder,
+    Kept,
     Lineage,
+    MetricPair,
     NonFinite,
     Pruned,
+    PrunedRun,
+    Pruning,
+    Reproduction,
     Run,
+    RunDetails,
+    RunDifference,
+    RunLine,
+    RunList,
     RunStatus,
     RunSummary,
+    ToCopy,
 )
-from tasks.records.scaling import Pace, ScalingPlan
-from tasks.records.sweep import Limits, Sweep, SweepPlan, Trial
-from tasks.records.sync import Sync, Synced

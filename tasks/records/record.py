@@ -1,13 +1,17 @@
 """What a record is: a small frozen value, JSON on disk and between processes."""
 
+import json
 from pathlib import Path
-from typing import Annotated, TypeVar
+from typing import Annotated, ClassVar, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field
 
 from tasks.system import files
-from tasks.system.errors import UserError
+from tasks.system.errors import UserError, shown
 
+FORMAT = 1
+"""The number that files carry as ``format`` which another version of Stratagem may find. It rises when they change so
+that they have to be made again; a file with another number, or with none, is rejected."""
 # What becomes part of a path: a record that was edited must not lead out of mlruns/, where files are read and removed.
 Name = Annotated[str, Field(pattern=r"^[^./][^/]*$")]
 Place = Annotated[str, Field(pattern=r"^mlruns(/[^./][^/]*)+$")]
@@ -19,6 +23,8 @@ class Record(BaseModel):
 
     # A loss that is not a number is written as "NaN": JSON has no number for it, and null would not be read back.
     model_config = ConfigDict(frozen=True, extra="forbid", ser_json_inf_nan="strings")
+    remedy: ClassVar[str] = ""
+    """What to do about a file of another format; the file of a record with a remedy carries ``FORMAT``."""
 
 
 R = TypeVar("R", bound=Record)
@@ -26,9 +32,12 @@ R = TypeVar("R", bound=Record)
 
 def save(record: Record, path: Path) -> Path:
     """Write a record as JSON under a temporary name, flush it, and rename it: a reader sees all of it or none."""
+    text = record.model_dump_json(indent=2)
+    if record.remedy:
+        text = text.replace("{", f'{{\n  "format": {FORMAT},', 1)
     path.parent.mkdir(parents=True, exist_ok=True)
     with files.replacing(path) as temporary:
-        temporary.write_text(record.model_dump_json(indent=2) + "\n", encoding="utf-8")
+        temporary.write_text(text + "\n", encoding="utf-8")
     return path
 
 
@@ -36,14 +45,41 @@ def load(record_type: type[R], path: Path) -> R:
     """Return the record in a JSON file.
 
     Raises:
-        UserError: the file is missing or is not such a record.
+        UserError: the file is missing, is of another format, or is not such a record.
     """
     try:
-        return record_type.model_validate_json(path.read_text(encoding="utf-8"))
+        text = path.read_text(encoding="utf-8")
+        if not record_type.remedy:
+            return record_type.model_validate_json(text)
+        content = json.loads(text)
+        if isinstance(content, dict):
+            check_format(content.pop("format", None), path, record_type.remedy)
+        return record_type.model_validate_json(json.dumps(content))
     except FileNotFoundError:
         raise UserError(f"{path} is missing: the stage that writes it has not finished") from None
-    except (OSError, UnicodeDecodeError, ValidationError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         first = str(error).splitlines()[0]
         raise UserError(
             f"{path} is not a readable {record_type.__name__} ({first}): run the stage that writes it again"
         ) from None
+
+
+def check_format(found: object, path: Path | str, remedy: str) -> None:
+    """Raise ``UserError`` where the number that a file carries as its format is not ``FORMAT``.
+
+    Args:
+        found: the number; None where there is none.
+        path: of the file.
+        remedy: what to do about it.
+    """
+    if found != FORMAT:
+        number = "no format number" if found is None else f"format {shown(found)}"
+        raise UserError(f"{path} has {number}, and this version of Stratagem reads format {FORMAT} only: {remedy}")
+
+
+def load_or_none(record_type: type[R], path: Path) -> R | None:
+    """Return the record in a JSON file; None where the file is missing or is not such a record."""
+    try:
+        return load(record_type, path)
+    except UserError:
+        return None

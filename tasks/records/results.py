@@ -1,6 +1,6 @@
-"""What training, evaluation, registration and export leave."""
+"""What training, evaluation, registration, export and prediction leave."""
 
-from typing import Literal
+from typing import Any, Literal
 
 from pydantic import Field
 
@@ -79,9 +79,8 @@ class TrainingResult(Record):
     epochs: int
     steps: int
     num_parameters: int
-    optimizer: str | None = None
-    """The class that changed the weights: one of Keras', such as `SGD`, or of this project's, such as `FusedAdam`.
-    Older records have none."""
+    optimizer: str
+    """The class that changed the weights: one of Keras', such as `SGD`, or of this project's, such as `FusedAdam`."""
     examples_per_second: float | None
     """Training steps after the first call of the step function, input wait included; None when there was one call."""
     setup_seconds: float
@@ -135,26 +134,26 @@ class EvaluationResult(Record):
     checkpoint: str
     step: int
     num_examples: int
-    strategy: str = "one_device"
-    """Under which the outputs were computed; older records have none, and were."""
+    strategy: str
+    """Under which the outputs were computed."""
     examples_by_device: dict[str, int] = {}
     """How many examples really lay on each device. With several devices a replica, or a short last batch on JAX, some
     lie on more than one."""
     metrics: dict[str, float]
-    lower_is_better: tuple[str, ...] | None = None
-    """Of which of them less is better: of the user's own, their code says it. Older records have none."""
+    lower_is_better: tuple[str, ...]
+    """Those of which less is better; the code of the user's own metrics says it."""
     classes: tuple[ClassMetrics, ...]
     """Or labels; nothing for a regression."""
     confusion_matrix: tuple[tuple[int, ...], ...]
     """Nothing for other tasks than a classification."""
     predictions: tuple[tuple[float, float], ...] = ()
     """Of a regression's first number: what the first test examples have, and what the model gives."""
-    outputs: Place | None = None
+    outputs: Place
     """What the model gave for each test example: an .npz of ``labels`` and ``outputs``, float32, see
-    ``tasks/evaluation/predictions.py``. Older records have none."""
-    outputs_sha256: str | None = None
+    ``tasks/evaluation/predictions.py``."""
+    outputs_sha256: str
     """Of that file."""
-    test_rows: str | None = None
+    test_rows: str
     """Which test rows these are: two evaluations that have it in common can be compared example by example."""
 
 
@@ -203,7 +202,7 @@ class RegisteredModel(Record):
     notes: tuple[str, ...] = ()
     """What is remarkable about the version: it was there before, or its alias moved to a worse model."""
     judgement: Judgement | None = None
-    """Whether it is the champion, and why; None without a version, and in older records."""
+    """Whether it is the champion, and why; None without a version."""
 
 
 class RolledBack(Record):
@@ -273,3 +272,63 @@ class ExportedModel(Record):
     """The sha256 of each, by its path from the folder of this file."""
     folder: str | None = Field(default=None, exclude_if=lambda value: value is None)
     """Where that lies; not in the file itself, which may be copied elsewhere."""
+
+
+class PredictionRequest(Record):
+    """What `stratagem predict` asks the process that computes. Paths are from ``folder``."""
+
+    model: str
+    """See ``trained_models.find``."""
+    inputs: tuple[str, ...]
+    """Files and folders; ``-`` is what comes through the descriptor ``stdin``."""
+    folder: str
+    """Where the command was given, absolute."""
+    stdin: int | None = None
+    to: str | None = None
+    """The file that the predictions are written to, absolute."""
+    stdout: int | None = None
+    """The descriptor that they are written to; without it, and without ``to``, the first ones alone are told."""
+    format: str
+    """A key of ``prediction_files.WRITERS``."""
+    top_k: int
+    probabilities: bool
+    batch_size: int | None
+    """None is as many as 8 MiB hold, up to 1,024."""
+    encoding: str
+    """Of texts in files."""
+
+
+class ServingRequest(Record):
+    """What `stratagem serve-model` asks the process that serves."""
+
+    model: str
+    """See ``trained_models.find``."""
+    port: int
+    """0 is any that is free."""
+    poll_seconds: float
+    """How often the alias is looked up."""
+
+
+class Serving(Record):
+    """What that process tells when it answers."""
+
+    port: int
+    model: str
+
+
+class Predicted(Record):
+    """What `stratagem predict` leaves."""
+
+    model: str
+    num_examples: int
+    num_failed: int
+    """Of these, how many have an error in place of a prediction."""
+    counts: dict[str, int]
+    """How many examples each class was predicted for; nothing for a regression."""
+    first: tuple[dict[str, Any], ...]
+    """The first ones, as the file has them."""
+    devices: tuple[str, ...]
+    """Where it was computed."""
+    seconds: float
+    """Without the start of the process."""
+    output: str | None = None

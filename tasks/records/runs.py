@@ -1,6 +1,6 @@
-"""A run: where it comes from, who leads it, how it ended, and what the whole of it gave."""
+"""A run: where it comes from, which process leads it, how it ended and what it gave; and runs as they are listed."""
 
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from tasks.records.record import Name, Place, Record
 from tasks.records.results import Judgement
@@ -21,7 +21,7 @@ class Lineage(Record):
 
 
 class Changed(Record):
-    """What of a training is otherwise from a step on, because a command resumed it so."""
+    """What differs from a step on, because a command resumed the training with it."""
 
     step: int
     """After which it went on."""
@@ -50,8 +50,10 @@ class CodeMeanings(Record):
 
 
 class Run(Record):
-    """A run that has an MLflow run and a folder mlruns/runs/<run_id>."""
+    """A run that has an MLflow run and a folder mlruns/runs/<run_id>. The format of its file is that of all others in
+    this folder."""
 
+    remedy: ClassVar[str] = "start the run again with --fresh, or remove its folder"
     run_id: Name
     experiment: str
     name: str
@@ -73,13 +75,13 @@ class Run(Record):
     boot: str = ""
     """That machine, from its start to its end; see ``runs.boot_id``."""
     project: str = ""
-    """The folder where it was started or resumed last, see ``runs.project_id``; empty in records of before."""
+    """The folder where it was started or resumed last, see ``runs.project_id``."""
     store: str = ""
     """MLFLOW_TRACKING_URI; empty for the project's own store."""
     environment: dict[str, str] = {}
-    """What it was started or resumed on, see ``machine.surroundings``; nothing in records of before."""
+    """What it was started or resumed on, see ``machine.surroundings``."""
     changed: tuple[Changed, ...] = ()
-    """What is otherwise than it began, in the order in which it was resumed; nothing in records of before."""
+    """What differs from how it began, in the order in which it was resumed."""
     creation_id: str = ""
     """A tag of the MLflow run that is this one's: the reply to its creation may be lost, and it must be found again."""
 
@@ -93,16 +95,16 @@ class RunStatus(Record):
 
 
 class Holder(Record):
-    """The process that is at work on a run."""
+    """The process that works on a run."""
 
     key: Name
-    """What two commands that would do the same have in common."""
+    """The same for two commands that would do the same."""
     pid: int
     host: str
     boot: str = ""
     """The machine, from its start to its end; see ``runs.boot_id``."""
     process_space: str = ""
-    """Among which processes ``pid`` names one, see ``runs.process_space``; empty in notes of before."""
+    """Among which processes ``pid`` names one, see ``runs.process_space``."""
     since: str
     what: str
     run_id: Name | None = None
@@ -110,7 +112,7 @@ class Holder(Record):
 
 
 class Ended(Record):
-    """What a process that died had not ended, and was ended after it."""
+    """Something that a process left open when it died, and another process ended."""
 
     what: str
     """Such as `MLflow run 0123abcd`."""
@@ -127,31 +129,24 @@ class FlowEnd(Record):
 
 
 class NonFinite(Record):
-    """A run's mark: its loss was no finite number."""
+    """Marks a run whose loss was no finite number."""
 
     steps: tuple[int, ...]
 
 
 class Pruned(Record):
-    """A run's mark: its checkpoints and models were removed to make room, and all else of it stays."""
+    """Marks a run whose checkpoints and models were removed to free disk space."""
 
     at: str
     num_bytes: int
 
 
-class RunSummary(Record):
+class RunSummary(Lineage):
     """One whole run, as `stratagem run --json` prints it and mlruns/runs/<run_id>/summary.json keeps it."""
 
     run_id: str
     status: Literal["FINISHED"] = "FINISHED"
     flow_run_id: str | None
-    git_commit: str | None
-    git_dirty: bool | None
-    code_digest: str
-    settings_digest: str
-    data_version: str | None
-    package_version: str | None = None
-    """As in ``Lineage``."""
     dataset: str
     strategy: str
     loop: str
@@ -173,3 +168,189 @@ class RunSummary(Record):
     """Whether the model version is the champion, and why."""
     seconds: dict[str, float]
     finished_at: str
+
+
+class Copy(Record):
+    """What lies at a remote of a run beside its checkpoints; it is written after all that it names."""
+
+    project: str
+    """The project (``runs.project_id``) that trains the run; only this one may write there."""
+    host: str
+    at: str
+    """When it was written."""
+    texts: dict[str, str]
+    """The run's records and other small files, by their names from its folder."""
+    files: dict[str, str]
+    """The sha256 of each other file, such as ``models/final.keras``."""
+
+
+class ToCopy(Record):
+    """Marks a run that may not be completely copied to its remote."""
+
+    address: str
+    told: bool = False
+    """Whether a message has said that the remote accepts nothing."""
+
+
+class MetricPair(Record):
+    """A test metric of two runs. Intervals are of 95 %, None where none is known."""
+
+    first: float | None
+    second: float | None
+    first_interval: tuple[float, float] | None = None
+    second_interval: tuple[float, float] | None = None
+    difference: float | None = None
+    """By how much it is more for the second."""
+    difference_interval: tuple[float, float] | None = None
+    """Of the difference on the same test rows; None where the runs were evaluated on others, or it is not known."""
+
+
+class Change(Record):
+    """What differs today from what a run had."""
+
+    kind: Literal["code", "settings", "data", "environment", "machine"]
+    what: str
+    """Such as ``train.epochs`` or ``tensorflow``."""
+    then: str | None
+    now: str | None
+    effect: Literal["brought back", "matters", "cannot be brought back"]
+    """``matters``: differs, and may give other numbers; ``brought back``: is as it was."""
+
+
+class Reproduction(Record):
+    """What `stratagem reproduce --json` prints, and what the new run keeps in records/reproduction.json."""
+
+    run_id: Name
+    """Of the run that is to come out again."""
+    changes: tuple[Change, ...]
+    reproduced_by: Name | None = None
+    """The run that was trained for it; None where none was."""
+    same: bool | None = None
+    """Whether it gave the same; None where nothing was trained."""
+    reason: str
+    weights_digests: tuple[str, str] | None = None
+    """Of the run, and of the new one."""
+    metrics: dict[str, MetricPair] = {}
+    """Of the run, and of the new one."""
+
+
+class RunLine(Record):
+    """A run in a list."""
+
+    run_id: str
+    name: str
+    began: str
+    """Of its first start."""
+    ended: str | None
+    status: str | None
+    """`running`, `finished`, `failed`, `killed`; or `crashed`: at work by its record, and its process has died."""
+    dataset: str
+    model: str
+    strategy: str
+    loop: str
+    headline: str | None
+    """Which of the metrics is that of its task, such as `test/accuracy`; None of a run that was not evaluated."""
+    metrics: dict[str, float]
+    examples_per_second: float | None
+    model_version: str | None
+    """NAME/VERSION, as it was registered."""
+    bytes: int
+    """Of its folder."""
+    pruned: bool
+    parent_run_id: str | None
+
+
+class RunList(Record):
+    """What `stratagem runs --json` prints."""
+
+    runs: tuple[RunLine, ...]
+    num_matching: int
+    """That are as was asked for, also those beyond the limit."""
+    num_runs: int
+    """In all."""
+    bytes: int
+    """Of mlruns/runs, of which:"""
+    checkpoint_bytes: int
+    model_bytes: int
+    unreadable: dict[str, str]
+    """Why a folder's files cannot be read."""
+
+
+class Kept(Record):
+    """A checkpoint, or a model, in a run's folder."""
+
+    path: Place
+    bytes: int
+
+
+class RunDetails(Record):
+    """What `stratagem runs show --json` prints. What a stage would have left that did not come to its end is None."""
+
+    run: RunLine
+    folder: Place
+    reason: str | None
+    """Why it ended as it did."""
+    lineage: Lineage
+    flow_run_id: str | None
+    experiment: str
+    host: str
+    settings: dict[str, tuple[Any, Any]]
+    """That have another value than in params.yaml as it is now: the run's, and that one."""
+    epochs: int | None
+    steps: int | None
+    num_replicas: int | None
+    devices: tuple[str, ...]
+    weights_digest: str | None
+    checkpoint: str | None
+    """That was evaluated."""
+    seconds: dict[str, float]
+    checkpoints: tuple[Kept, ...]
+    models: tuple[Kept, ...]
+    model_uri: str | None
+    aliases: tuple[str, ...]
+    """Of the model's version, when it was registered."""
+    why_no_version: str | None
+    judgement: str | None = None
+    """Which version became the champion when it was registered, and why."""
+    notes: tuple[str, ...]
+    changed: tuple[Changed, ...] = ()
+    """What differs from the start of its training, because it was resumed with it."""
+    reproduces: str | None = None
+    """Which run it was trained to reproduce, and whether it did."""
+
+
+class RunDifference(Record):
+    """What `stratagem runs diff --json` prints."""
+
+    first: str
+    second: str
+    differences: dict[str, tuple[Any, Any]]
+    """By what it is, such as ``train.epochs``: of the first and of the second; None where one has none."""
+    metrics: dict[str, MetricPair] = {}
+    """Of the test split, by name, also those that do not differ."""
+    same_test_rows: bool = False
+    """Whether both were evaluated on the same ones, and what each gave for them is there."""
+
+
+class PrunedRun(Record):
+    """A run whose checkpoints and models were removed, or would be."""
+
+    run_id: str
+    began: str
+    dataset: str
+    bytes: int
+
+
+class Pruning(Record):
+    """What `stratagem runs prune --json` prints."""
+
+    dry_run: bool
+    pruned: tuple[PrunedRun, ...]
+    bytes: int
+    """That were removed, or would be."""
+    left: dict[str, str]
+    """By the id of a run that was chosen: why it is left alone."""
+    unfinished: int = 0
+    """Runs that would have been chosen, and are left because they can be resumed."""
+    bytes_left: int
+    """Of mlruns/runs, afterwards."""

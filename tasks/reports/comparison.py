@@ -33,14 +33,6 @@ def _replicas(row: ComparisonRow) -> str:
     return "-" if row.num_replicas is None else f"{row.num_replicas}{on}"
 
 
-def start_up(row: ComparisonRow) -> float | None:
-    """Return the seconds from the start of the processes to the first training step."""
-    if row.start_up_seconds is not None:
-        return row.start_up_seconds
-    parts = [seconds for seconds in (row.start_seconds, row.setup_seconds) if seconds is not None]
-    return sum(parts) if parts else None
-
-
 def _speed_up(row: ComparisonRow) -> str:
     # What rounds disagree about is no gain and no loss.
     same = row.speed_up_range is not None and not row.differs
@@ -71,7 +63,7 @@ COLUMNS = (
     *RELATIVE,
     ComparisonColumn("total, s", "total\ns", lambda row: _seconds(row.total_seconds)),
     *map(_test_column, HEADLINES.values()),
-    ComparisonColumn("start-up, s", "start\nup s", lambda row: _seconds(start_up(row))),
+    ComparisonColumn("start-up, s", "start\nup s", lambda row: _seconds(row.start_up_seconds)),
     ComparisonColumn("tracing, s", "", lambda row: _seconds(row.tracing_seconds)),
 )
 

@@ -1,15 +1,15 @@
-"""A comparison as one page with drawings, which asks no other machine for anything: comparison.html."""
+"""A comparison as one self-contained page with drawings: comparison.html."""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from markupsafe import Markup
+from markupsafe import Markup, escape
 
 from tasks import runs
 from tasks.records import HEADLINES, Comparison, ComparisonRow
 from tasks.reports import intervals, svg
 from tasks.reports.blocks import Block, Cell, Figure, ReportSection, TableBlock, Text, facts, render
-from tasks.reports.comparison import PARTS, comparison_cells, comparison_remarks, memory_range, start_up, step_cells
+from tasks.reports.comparison import PARTS, comparison_cells, comparison_remarks, memory_range, step_cells
 from tasks.reports.material import load
 from tasks.system import files
 from tasks.system.errors import UserError
@@ -17,12 +17,12 @@ from tasks.system.errors import UserError
 SHORT = {"replicas (on devices)": "replicas", "seconds per epoch": "s per epoch"}
 """Headings with which all columns fit a page of 1,200 pixels."""
 LEFT, STEP, RIGHT = 190, 24, 70
-"""Of a drawing with a line a row, in its units."""
+"""Of a drawing with one line per row, in its units."""
 
 
 def with_intervals(comparison: Comparison) -> Comparison:
-    """Return a comparison with the bootstrap interval of each row's headline metric, from what the first of its
-    trainings gave for the test examples; without one where that is not there."""
+    """Return a comparison with the bootstrap interval of each row's headline metric, from the predictions of its first
+    training; without one where these are missing."""
     rows = []
     for row in comparison.rows:
         found = {}
@@ -70,13 +70,10 @@ def _figures(comparison: Comparison) -> ReportSection:
     blocks: list[Block] = [TableBlock(("strategy", "loop", *headings), rows, num_texts=2)]
     worked = [row for row in comparison.rows if row.reason is None]
     drawings = [
-        _ranges(
-            "examples/s: the median, and what the rounds span",
-            [(row.name, *_span(row)) for row in worked if row.examples_per_second],
-        ),
-        *_of_metric(worked),
-        *_of_start_up(worked),
-        *_of_memory(worked),
+        _medians("examples/s", worked, lambda row: row.examples_per_second or None, _speed_range),
+        _metric(worked),
+        _medians("start-up, s", worked, lambda row: row.start_up_seconds, lambda row: row.start_up_range),
+        _medians("peak memory, MB", worked, _megabytes, memory_range),
     ]
     if any(drawings):
         blocks.append(Figure([drawing for drawing in drawings if drawing]))
@@ -111,7 +108,7 @@ def _rounds(comparison: Comparison) -> ReportSection:
     for row in comparison.rows:
         for repeat in row.repeats:
             speed = "-" if repeat.examples_per_second is None else f"{repeat.examples_per_second:,.0f}"
-            start = "-" if repeat.start_up_seconds is None else f"{repeat.start_up_seconds:,.1f}"
+            start = f"{repeat.start_up_seconds:,.1f}"
             memory = "-" if repeat.peak_memory_bytes is None else f"{repeat.peak_memory_bytes / 1e6:,.0f}"
             figures = [f"{repeat.round}", speed, f"{repeat.total_seconds:,.1f}", start, memory, f"{repeat.load:.2f}"]
             rows.append([row.strategy, row.loop or "-", repeat.run_id, *figures])
@@ -134,44 +131,43 @@ def _origin(comparison: Comparison) -> ReportSection:
         "seconds": f"{comparison.seconds:,.0f}",
     }
     return ReportSection(
-        "Model, data and settings", [facts({name: svg.escaped(str(value)) for name, value in rows.items()})]
+        "Model, data and settings", [facts({name: escape(str(value)) for name, value in rows.items()})]
     )
 
 
-def _span(row: ComparisonRow) -> tuple[float, float, float]:
+def _speed_range(row: ComparisonRow) -> tuple[float, float]:
     speeds = [repeat.examples_per_second for repeat in row.repeats if repeat.examples_per_second]
-    return min(speeds), row.examples_per_second or 0.0, max(speeds)
+    return min(speeds), max(speeds)
 
 
-def _of_metric(rows: Sequence[ComparisonRow]) -> list[Markup]:
+def _megabytes(row: ComparisonRow) -> float | None:
+    return row.peak_memory_bytes / 1e6 if row.peak_memory_bytes else None
+
+
+def _medians(
+    what: str,
+    rows: Sequence[ComparisonRow],
+    value_of: Callable[[ComparisonRow], float | None],
+    range_of: Callable[[ComparisonRow], tuple[float, float] | None],
+) -> Markup:
+    """Draw the median of each row that has one, with the range of its rounds; nothing where no row has one."""
+    lines = []
+    for row in rows:
+        if (value := value_of(row)) is not None:
+            low, high = range_of(row) or (value, value)
+            lines.append((row.name, low, value, high))
+    return _ranges(f"{what}: the median, and what the rounds span", lines)
+
+
+def _metric(rows: Sequence[ComparisonRow]) -> Markup:
+    """Draw the headline metric of the rows that have an interval of it."""
     for metric in HEADLINES.values():
         name = f"test/{metric}"
         found = [(row, row.intervals[name]) for row in rows if name in row.intervals]
-        if found:
-            lines = [(row.name, low, row.metrics[name], high) for row, (low, high) in found]
-            return [_ranges(f"test {metric}, with its 95 % interval", lines, from_zero=False, shown="{:.4f}".format)]
-    return []
-
-
-def _of_memory(rows: Sequence[ComparisonRow]) -> list[Markup]:
-    lines = []
-    for row in rows:
-        if row.peak_memory_bytes:
-            value = row.peak_memory_bytes / 1e6
-            low, high = memory_range(row) or (value, value)
-            lines.append((row.name, low, value, high))
-    title = "peak memory, MB: the median, and what the rounds span"
-    return [_ranges(title, lines)] if lines else []
-
-
-def _of_start_up(rows: Sequence[ComparisonRow]) -> list[Markup]:
-    lines = []
-    for row in rows:
-        value = start_up(row)
-        if value is not None:
-            low, high = row.start_up_range or (value, value)
-            lines.append((row.name, low, value, high))
-    return [_ranges("start-up, s: the median, and what the rounds span", lines)] if lines else []
+        lines = [(row.name, low, row.metrics[name], high) for row, (low, high) in found]
+        if lines:
+            return _ranges(f"test {metric}, with its 95 % interval", lines, from_zero=False, shown="{:.4f}".format)
+    return Markup("")
 
 
 def _four_digits(value: float) -> str:
@@ -184,7 +180,7 @@ def _ranges(
     from_zero: bool = True,
     shown: Callable[[float], str] = _four_digits,
 ) -> Markup:
-    """Draw a line a name: from the lowest to the highest, with a dot where the value is."""
+    """Draw one line per name: from the lowest to the highest, with a dot at the value."""
     if not lines:
         return Markup("")
     low, high = svg.limits(value for _, *values in lines for value in values)
@@ -210,7 +206,7 @@ def _ranges(
 
 
 def _stacked(rows: Sequence[ComparisonRow]) -> Markup:
-    """Draw a bar a row, as long as its step, of the parts that it goes into."""
+    """Draw one bar per row, as long as its step, divided into the parts of the step."""
     width, wide = svg.WIDTH, svg.WIDTH - LEFT - RIGHT + 20  # Its texts are as large as the others' on a telephone.
     most = max(row.step_time.total_ms for row in rows if row.step_time is not None) or 1.0
     parts = [Markup('<text x="4" y="14">ms a step</text>')]

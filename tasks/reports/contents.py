@@ -1,22 +1,121 @@
-"""Sections on what went in and what came out: data, augmented examples, model, and its card."""
+"""Sections on what went in and what came out: settings, time, data, augmented examples, model, and its card."""
 
 import base64
+import json
 from collections.abc import Mapping
+from typing import Any
 
+from markupsafe import escape
+
+from tasks import config
 from tasks.records import PreparedDataset
 from tasks.reports import svg
 from tasks.reports.blocks import Block, Cell, Figure, Picture, Pictures, ReportSection, TableBlock, Text, facts
-from tasks.reports.columns import describe_columns
 from tasks.reports.material import Material, layers
+from tasks.reports.tables import describe_columns
+from tasks.system.errors import UserError
 
+MOST_SETTINGS = 40
 BARS = 30
-"""Classes up to which they are drawn."""
+"""Up to so many classes are drawn, and so many columns or layers shown unfolded."""
 INTENDED_USE = "intended_use.txt"
-"""A text of the user's, in the folder ``report`` of a run."""
+"""The user writes it in the folder ``report`` of a run."""
+
+
+def origin(material: Material) -> ReportSection:
+    """Return which model was trained on which data, and the settings that differ from params.yaml."""
+    run, training = material.run, material.training
+    lineage, settings = run.lineage, run.settings
+    package = {"code": f"stratagem {lineage.package_version}"} if lineage.package_version else {}
+    rows: dict[str, Cell] = {
+        "dataset": str(settings["dataset"]["name"]),
+        "data version": lineage.data_version or "not under DVC",
+        "git commit": f"{lineage.git_commit or 'none'}{' with changes' if lineage.git_dirty else ''}",
+        **package,
+        "model": str(settings["model"]["name"]),
+        "strategy": str(settings["strategy"]["kind"]),
+        "seed": str(settings["train"]["seed"]),
+    }
+    if training is not None:
+        replicas = f"{training.num_replicas} replica{'s' * (training.num_replicas > 1)}"
+        rows["strategy"] = f"{training.strategy}, {replicas} on {', '.join(training.devices)}, loop {training.loop}"
+        rows["trained"] = (
+            f"{training.epochs} epochs, {training.steps:,} steps of {training.global_batch_size:,} examples"
+        )
+        rows["optimizer"] = _optimizer(str(settings["optimizer"]["kind"]), training.optimizer)
+        rows["restarts"] = "; ".join(training.restarts)
+    rows["resumed with"] = "; ".join(f"{one.what} {one.values}" for one in run.changed)
+    if material.evaluation is not None:
+        rows["evaluated"] = (
+            f"{material.evaluation.num_examples:,} test examples, with the weights of {material.evaluation.checkpoint}"
+        )
+    if (registered := material.registered) is not None:
+        aliases = " ".join(f"@{alias}" for alias in registered.aliases)
+        version = f"{registered.model_name}/{registered.model_version} {aliases}"
+        rows["registered"] = version if registered.model_version else f"no: {registered.reason}"
+        rows["champion"] = registered.judgement.told if registered.judgement is not None else ""
+        rows["notes"] = "; ".join(registered.notes)
+    rows |= {"run": run.run_id, "experiment": run.experiment}
+    blocks: list[Block] = [facts({name: escape(str(value)) for name, value in rows.items() if value})]
+    return ReportSection("Model, data and settings", [*blocks, *_settings(settings)])
+
+
+def _settings(settings: dict[str, Any]) -> list[Block]:
+    own = config.flat(settings)
+    every: list[list[Cell]] = [[key, _written(value)] for key, value in sorted(own.items())]
+    folded = TableBlock(("setting", "value"), every, 2, f"All {len(every)} settings", folded=True)
+    try:
+        defaults = config.load().flat()
+    except UserError:
+        return [Text("params.yaml cannot be read now, so nothing is said of what differs from it."), folded]
+    rows: list[list[Cell]] = [
+        [key, _written(value), _written(defaults[key]) if key in defaults else "-"]
+        for key, value in sorted(own.items())
+        if value != defaults.get(key)
+    ]
+    if not rows:
+        return [Text("All settings are those of params.yaml."), folded]
+    title = "Settings that are not those that params.yaml had when this page was written"
+    return [TableBlock(("setting", "this run", "params.yaml"), rows[:MOST_SETTINGS], 3, title), folded]
+
+
+def _optimizer(kind: str, class_name: str) -> str:
+    """Return the optimizer's kind, and its class if that has another name, as this project's for TensorFlow."""
+    return kind if class_name.lower() == kind else f"{kind} ({class_name})"
+
+
+def _written(value: Any) -> Cell:
+    """Return a setting as it is written in params.yaml: null, true, 0.1, or a text."""
+    return escape(value if isinstance(value, str) else json.dumps(value, ensure_ascii=False))
+
+
+def time(material: Material) -> ReportSection | None:
+    """Return where the time went."""
+    training = material.training
+    blocks: list[Block] = []
+    parts = {name: seconds for name, seconds in material.seconds.items() if name != "total"}
+    if parts:
+        total = material.seconds.get("total")
+        if total is not None and (rest := total - sum(parts.values())) > 0:
+            parts["the rest"] = round(rest, 3)
+        title = "Seconds by stage" + (f", {total:,.1f} in all" if total is not None else "")
+        told = "The rest is the command's start and end, and what Prefect and DVC take." if "the rest" in parts else ""
+        blocks.append(Figure([svg.bars(title, parts, ",.2f")], told))
+    if training is not None:
+        rows: dict[str, Cell] = {"preparing the training: model, input, checkpoint": f"{training.setup_seconds:,.2f} s"}
+        if training.first_call_seconds is not None:
+            rows["first training step, which traces and compiles"] = f"{training.first_call_seconds:,.2f} s"
+        if training.epoch_seconds:
+            mean = sum(training.epoch_seconds) / len(training.epoch_seconds)
+            rows["each epoch, on average, with its validation"] = f"{mean:,.2f} s"
+        if training.examples_per_second is not None:
+            rows["training examples a second, after the first step"] = f"{training.examples_per_second:,.0f}"
+        blocks.append(facts(rows))
+    return ReportSection("Where the time went", blocks) if blocks else None
 
 
 def augmented(material: Material) -> ReportSection | None:
-    """Return the picture of training images and what augmentation makes of them, where there is one."""
+    """Return the picture of augmented training images, if there is one."""
     path = material.folder / "report" / "augmented_examples.png"
     if not path.is_file():
         return None
@@ -26,20 +125,20 @@ def augmented(material: Material) -> ReportSection | None:
 
 
 def data(material: Material) -> ReportSection:
-    """Return what the dataset has: splits, classes, features, what is missing."""
+    """Return splits, classes, features and missing values of the dataset."""
     prepared = material.prepared
     if prepared is None:
         return ReportSection("Data", [Text("The prepared data are not here any more.")])
     facts_of: dict[str, Cell] = {
         "kind": f"{prepared.kind}, version {prepared.version}",
         "task": f"{prepared.target.task}, {_outputs(prepared)}",
-        "licence": svg.escaped(prepared.licence or "not known"),
+        "licence": escape(prepared.licence or "not known"),
     }
     if prepared.held_out is not None:
         held = prepared.held_out
         facts_of["test split"] = f"{held.num_examples:,} examples drawn from the training split with seed {held.seed}"
     blocks: list[Block] = []
-    if material.evaluation is not None and material.test is None and material.evaluation.test_rows is not None:
+    if material.evaluation is not None and material.test is None:
         blocks.append(Text("These data are others than those that this run was evaluated on."))
     blocks += [facts(facts_of), _splits(prepared), _columns(prepared)]
     counts = dict(zip(prepared.target.class_names, prepared.splits["train"].class_counts, strict=False))
@@ -49,7 +148,7 @@ def data(material: Material) -> ReportSection:
 
 
 def _outputs(prepared: PreparedDataset) -> str:
-    """Return what a model of these data tells, counted."""
+    """Return the number of outputs in words."""
     num, names = prepared.target.num_outputs, prepared.target.class_names
     if prepared.target.task == "classification":
         return f"{num:,} classes"
@@ -69,7 +168,7 @@ def _splits(prepared: PreparedDataset) -> TableBlock:
 
 
 def _columns(prepared: PreparedDataset) -> TableBlock:
-    """Return what each input is: its kind, what the training split says of it, and how many values are missing."""
+    """Return kind, statistics in the training split, and number of missing values of each input."""
     kinds = {name: feature for name, feature in prepared.features.items() if not feature.columns}
     is_any_missing = any(split.num_missing for split in prepared.splits.values())
     rows: list[list[Cell]] = []
@@ -77,7 +176,7 @@ def _columns(prepared: PreparedDataset) -> TableBlock:
         for column, kind, told in describe_columns(name, feature):
             shape = f" {' x '.join(map(str, feature.shape))}" if name in kinds else ""
             missing = [f"{split.num_missing.get(column, 0):,}" for split in prepared.splits.values()]
-            rows.append([svg.escaped(column), f"{kind}{shape}", told or "-", *(missing if is_any_missing else [])])
+            rows.append([escape(column), f"{kind}{shape}", told or "-", *(missing if is_any_missing else [])])
     header = ("input", "kind", "in the training split")
     more = [f"missing in {split}" for split in prepared.splits] if is_any_missing else []
     return TableBlock((*header, *more), rows, 3, f"Inputs: {len(rows):,}", folded=len(rows) > BARS)
@@ -87,17 +186,17 @@ def _counts(counts: Mapping[str, int], what: str) -> Block:
     ordered = dict(sorted(counts.items(), key=lambda item: -item[1]))
     if len(ordered) <= BARS:
         return Figure([svg.bars(f"Training examples by {what}", ordered)])
-    rows: list[list[Cell]] = [[svg.escaped(name), f"{count:,}"] for name, count in ordered.items()]
+    rows: list[list[Cell]] = [[escape(name), f"{count:,}"] for name, count in ordered.items()]
     return TableBlock((what, "examples"), rows, title=f"Training examples by {what}, of {len(rows):,}", folded=True)
 
 
 def model(material: Material) -> ReportSection | None:
-    """Return the layers that have parameters, and how many."""
+    """Return the layers that have parameters, with their number."""
     training = material.training
     if training is None:
         return None
     found = layers(material)
-    rows: list[list[Cell]] = [[svg.escaped(name), kind, f"{size:,}"] for name, kind, size in found]
+    rows: list[list[Cell]] = [[escape(name), kind, f"{size:,}"] for name, kind, size in found]
     told = f"{training.num_parameters:,} parameters, with those that are not trained."
     blocks: list[Block] = [Text(told)]
     if rows:
@@ -110,8 +209,7 @@ def model(material: Material) -> ReportSection | None:
 
 
 def card(material: Material) -> ReportSection:
-    """Return what Mitchell et al., Model Cards for Model Reporting (2019), ask of one who gives a model away; what it
-    is meant for, only its maker knows."""
+    """Return the card of Mitchell et al., Model Cards for Model Reporting (2019); the user writes the intended use."""
     path = material.folder / "report" / INTENDED_USE
     place = f"{material.run.folder}/report/{INTENDED_USE}"
     try:
@@ -123,13 +221,15 @@ def card(material: Material) -> ReportSection:
         f"`stratagem report {material.run.run_id}`."
     )
     settings, evaluation = material.run.settings, material.evaluation
+    initial = settings["model"].get("initial")
+    beginning = f"the weights of {initial}" if initial else "random weights"
     rows: dict[str, Cell] = {
-        "intended use": svg.escaped(use),
-        "model": svg.escaped(f"{settings['model']['name']}, trained from {_beginning(material)}"),
-        "training data": svg.escaped(
+        "intended use": escape(use),
+        "model": escape(f"{settings['model']['name']}, trained from {beginning}"),
+        "training data": escape(
             f"{settings['dataset']['name']}, version {material.run.lineage.data_version or 'not known'}"
         ),
-        "licence of the data": svg.escaped((material.prepared.licence if material.prepared else None) or "not known"),
+        "licence of the data": escape((material.prepared.licence if material.prepared else None) or "not known"),
     }
     if evaluation is not None:
         name = f"test/{material.headline}"
@@ -138,8 +238,3 @@ def card(material: Material) -> ReportSection:
     return ReportSection(
         "Model card", [facts(rows), Text("Sections after Mitchell et al., Model Cards for Model Reporting (2019).")]
     )
-
-
-def _beginning(material: Material) -> str:
-    initial = material.run.settings["model"].get("initial")
-    return f"the weights of {initial}" if initial else "random weights"

@@ -1,5 +1,13 @@
-"""The 95 % interval of each metric of an evaluation, by the bootstrap, for all resamples at once: measured one by one,
-an AUC of 360 examples would take half a second. Where even so it would take too long, by what each example moves."""
+"""The 95 % interval of each metric of an evaluation, and how much each test example moves a metric.
+
+Intervals are found by the bootstrap, for all resamples at once: one by one, an AUC of 360 examples would take half a
+second. Where even that takes too long, and for differences of metrics that are no means, the interval follows from the
+influence of the examples: the derivative of the metric by the weight of each example, where all weigh 1. The variance
+of a metric is the sum of their squares, and that of a difference of two models on the same examples the sum of the
+squares of their differences (the infinitesimal jackknife: Efron and Tibshirani, An Introduction to the Bootstrap, 1993,
+section 21.4; of one AUC it is nearly what DeLong et al., Biometrics 44, 1988, give). It costs a sort of each class and
+no resample: of an AUC of 10 classes and 100,000 examples 0.2 s, where each resample takes 0.14 s.
+"""
 
 from collections.abc import Callable
 from typing import Any, TypeAlias
@@ -10,16 +18,18 @@ import numpy.typing as npt
 from tasks import config
 from tasks.evaluation import evidence
 from tasks.evaluation.evidence import RESAMPLES, Interval
-from tasks.reports import influence
 from tasks.reports.material import Material
 
 CONFIDENCE = 0.95
 MOST_DRAWS = 10_000_000
 """Draws up to which a metric that is no mean is resampled: 0.3 s at worst on one core. Beyond, and for the mean average
-precision, its interval is that of ``influence``, to which that of so many examples comes near."""
+precision, its interval is that of ``influence_on``, to which that of so many examples comes near."""
 GROUPS = 100
+DEVIATIONS = 1.959964
+"""Of the normal distribution, on each side of 95 %."""
 
 Numbers: TypeAlias = npt.NDArray[np.float64]
+"""Of each example, (n,), or of each resample."""
 
 
 def of_metric(material: Material, name: str) -> Interval | None:
@@ -30,10 +40,10 @@ def of_metric(material: Material, name: str) -> Interval | None:
     found = _resampled(material, name)
     if found is not None or material.evaluation is None or f"test/{name}" not in material.evaluation.metrics:
         return found
-    moved = influence.of_metric(material, name)
+    moved = influence_on(material, name)
     if moved is None:
         return None
-    low, high = influence.interval(material.evaluation.metrics[f"test/{name}"], moved)
+    low, high = interval_by_influence(material.evaluation.metrics[f"test/{name}"], moved)
     # A normal interval knows nothing of the ends: all of these are 1 at best, and but for an R2 none is below 0.
     return Interval(low if name == "r2" else max(low, 0.0), high if name == "rmse" else min(high, 1.0))
 
@@ -205,3 +215,96 @@ def _macro_f1(labels: npt.NDArray[Any], outputs: npt.NDArray[Any]) -> Interval |
 def _of_resamples(found: npt.NDArray[Any]) -> Interval | None:
     found = found[np.isfinite(found)]
     return evidence.percentiles(found, CONFIDENCE) if len(found) else None
+
+
+def influence_on(material: Material, name: str) -> Numbers | None:
+    """Return the influence of each test example on a metric, (n,); None of one that this does not know."""
+    labels, outputs = material.predicted
+    if name == "auc":
+        return _mean_influence(_auc_influence, labels, outputs if labels.ndim == 2 else material.probabilities)
+    if name == "mean_average_precision" and labels.ndim == 2:
+        return _mean_influence(_average_precision_influence, labels, outputs)
+    if name in ("macro_f1", "micro_f1"):
+        return _f1_influence(labels, outputs, name == "macro_f1")
+    errors = outputs.astype(np.float64) - labels if material.task == "regression" else None
+    if name == "r2" and errors is not None:
+        return _r2_influence(errors, labels.astype(np.float64))
+    if name == "rmse" and errors is not None:
+        squares = np.square(errors).mean(axis=1)
+        mean = float(squares.mean())
+        return (squares - mean) / (2 * len(squares) * mean**0.5) if mean else np.zeros(len(squares))
+    return None
+
+
+def interval_by_influence(value: float, influence: Numbers) -> Interval:
+    """Return the 95 % interval of a metric, or of a difference, from its examples' influence."""
+    far = DEVIATIONS * float(np.sqrt(np.square(influence).sum()))
+    return Interval(value - far, value + far)
+
+
+def _mean_influence(
+    of_one: Callable[[Any, Any], Numbers | None], labels: npt.NDArray[Any], scores: npt.NDArray[Any]
+) -> Numbers | None:
+    """Return the influence on a mean over classes, (n,), or over labels, (n, labels): of those that have a value."""
+    classes = range(1, 2) if labels.ndim == 1 and scores.shape[1] == 2 else range(scores.shape[1])
+    found = [
+        of_one(labels == number if labels.ndim == 1 else labels[:, number] == 1, scores[:, number])
+        for number in classes
+    ]
+    known = [one for one in found if one is not None]
+    total = np.zeros(len(labels))
+    for one in known:
+        total += one
+    return total / len(known) if known else None
+
+
+def _auc_influence(own: npt.NDArray[np.bool_], scores: npt.NDArray[Any]) -> Numbers | None:
+    num_own, num_others = int(own.sum()), int((~own).sum())
+    if not num_own or not num_others:
+        return None
+    _, place, counts = np.unique(scores, return_inverse=True, return_counts=True)
+    own_at = np.bincount(place[own], minlength=len(counts))
+    others_at = counts - own_at
+    # Of an example of the class the share of the others below it, of another one that of the class above it: ties half.
+    below = (np.cumsum(others_at) - others_at / 2)[place] / num_others
+    above = 1 - (np.cumsum(own_at) - own_at / 2)[place] / num_own
+    area = float(below[own].mean())
+    return np.where(own, (below - area) / num_own, (above - area) / num_others)
+
+
+def _average_precision_influence(own: npt.NDArray[np.bool_], scores: npt.NDArray[Any]) -> Numbers | None:
+    num_own = int(own.sum())
+    if not num_own:
+        return None
+    _, place, counts = np.unique(-scores.astype(np.float64), return_inverse=True, return_counts=True)
+    own_at = np.bincount(place[own], minlength=len(counts))
+    hits, ranked = np.cumsum(own_at), np.cumsum(counts)
+    precision = hits / ranked
+    average = float((own_at * precision).sum() / num_own)
+    # An example moves the precision at its own place and at all after it.
+    after = np.cumsum((own_at / ranked)[::-1])[::-1]
+    lost = np.cumsum((own_at * hits / ranked**2)[::-1])[::-1]
+    return np.where(own, precision[place] - average + after[place], 0.0) / num_own - lost[place] / num_own
+
+
+def _f1_influence(labels: npt.NDArray[Any], outputs: npt.NDArray[Any], macro: bool) -> Numbers:
+    num = outputs.shape[1]
+    if labels.ndim == 1:
+        taken, own = np.eye(num)[outputs.argmax(axis=1)], np.eye(num)[labels]
+    else:
+        taken, own = (outputs > 0).astype(np.float64), (labels == 1).astype(np.float64)
+    right, both = taken * own, taken + own
+    if not macro:
+        right, both = right.sum(axis=1, keepdims=True), both.sum(axis=1, keepdims=True)
+    sums = np.maximum(both.sum(axis=0), 1)
+    moved: Numbers = (2 * right / sums - both * (2 * right.sum(axis=0) / sums**2)).mean(axis=1)
+    return moved
+
+
+def _r2_influence(errors: npt.NDArray[np.float64], wanted: npt.NDArray[np.float64]) -> Numbers | None:
+    apart = np.square(wanted - wanted.mean(axis=0))
+    total, lost = apart.sum(axis=0), np.square(errors).sum(axis=0)
+    if not total.all():
+        return None
+    moved: Numbers = (apart * (lost / total**2) - np.square(errors) / total).mean(axis=1)
+    return moved

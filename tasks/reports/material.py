@@ -1,4 +1,4 @@
-"""What a report is written from: the records of a run, what its model gave for the test examples, and these."""
+"""What a report is written from: the records of a run, the outputs for the test examples, and these examples."""
 
 import json
 import zipfile
@@ -11,10 +11,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from tasks import config, records, runs
+from tasks import config, runs
 from tasks.evaluation import predictions, slices
-from tasks.evaluation.binned import Bins, bins
-from tasks.evaluation.predictions import Predictions
+from tasks.evaluation.predictions import Bins, Predictions, bins
 from tasks.evaluation.slices import TestExamples
 from tasks.records import (
     HEADLINES,
@@ -28,8 +27,8 @@ from tasks.records import (
     Task,
     TrainingResult,
 )
+from tasks.records.record import load_or_none
 from tasks.system import files
-from tasks.system.errors import UserError
 
 
 @dataclass(frozen=True)
@@ -38,22 +37,22 @@ class Material:
 
     run: Run
     folder: Path
-    """Of the run, from the root of the disk."""
+    """Of the run, absolute."""
     status: RunStatus | None
     training: TrainingResult | None
     evaluation: EvaluationResult | None
     registered: RegisteredModel | None
     prepared: PreparedDataset | None
-    """None where the data are not here any more."""
+    """None if the data are gone."""
     predictions: Predictions | None
     test: TestExamples | None
-    """None where the test rows are not those of the evaluation."""
+    """None if the evaluation had other test rows."""
     seconds: Mapping[str, float]
-    """By stage, where the whole run is known."""
+    """By stage; empty if the run is not finished."""
 
     @property
     def task(self) -> Task:
-        """What is learnt; a run that was not evaluated and whose data are gone counts as a classification."""
+        """The task; classification for a run that was not evaluated and whose data are gone."""
         if self.evaluation is None:
             return self.prepared.target.task if self.prepared else "classification"
         if self.evaluation.confusion_matrix:
@@ -67,13 +66,13 @@ class Material:
 
     @property
     def missing(self) -> list[str]:
-        """What the run has not come to."""
+        """The stages that the run has not completed."""
         stages = {"trained": self.training, "evaluated": self.evaluation, "registered": self.registered}
         return [name for name, record in stages.items() if record is None]
 
     @cached_property
     def probabilities(self) -> npt.NDArray[np.float64]:
-        """Of each test example, (n, num_outputs): of each class, or of each label."""
+        """The probability of each class or label, (n, num_outputs)."""
         outputs = self.predicted.outputs.astype(np.float64)
         if self.task == "multilabel":
             of_labels: npt.NDArray[np.float64] = 1 / (1 + np.exp(-np.clip(outputs, -700, 700)))
@@ -84,7 +83,7 @@ class Material:
 
     @property
     def predicted(self) -> Predictions:
-        """What the model gave; only for a section that has looked whether it is there."""
+        """The predictions; only for sections that have checked that there are any."""
         if self.predictions is None:
             raise ValueError("there are no predictions")
         return self.predictions
@@ -97,7 +96,7 @@ class Material:
 
     @cached_property
     def binned(self) -> Bins | None:
-        """The predictions by how sure the model is of them; None of a regression, and where there are none."""
+        """The predictions by confidence; None for a regression, and without predictions."""
         if self.predictions is None or self.task == "regression":
             return None
         labels, shares = self.predictions.labels, self.probabilities
@@ -120,10 +119,14 @@ def load(run: Run, seconds: Mapping[str, float] | None = None) -> Material:
     """
     root = config.project_root()
     evaluation = runs.load_result(run, EvaluationResult)
-    prepared = _prepared(run, root)
+    name = str(run.settings.get("dataset", {}).get("name"))
+    prepared = load_or_none(PreparedDataset, root / "data" / name / "prepared" / "manifest.json")
     found = None
-    if evaluation is not None and evaluation.outputs is not None and evaluation.outputs_sha256 is not None:
+    if evaluation is not None:
         found = predictions.load(root / evaluation.outputs, evaluation.outputs_sha256)
+    if seconds is None:
+        summary = load_or_none(RunSummary, root / run.folder / "summary.json")
+        seconds = summary.seconds if summary is not None else {}
     same = prepared is not None and evaluation is not None and evaluation.test_rows == predictions.test_rows(prepared)
     return Material(
         run=run,
@@ -135,34 +138,18 @@ def load(run: Run, seconds: Mapping[str, float] | None = None) -> Material:
         prepared=prepared,
         predictions=found,
         test=slices.load(prepared) if prepared is not None and same else None,
-        seconds=seconds if seconds is not None else _summary_seconds(root / run.folder),
+        seconds=seconds,
     )
 
 
-def _prepared(run: Run, root: Path) -> PreparedDataset | None:
-    name = str(run.settings.get("dataset", {}).get("name"))
-    try:
-        return records.load(PreparedDataset, root / "data" / name / "prepared" / "manifest.json")
-    except UserError:
-        return None
-
-
-def _summary_seconds(folder: Path) -> Mapping[str, float]:
-    try:
-        return records.load(RunSummary, folder / "summary.json").seconds
-    except UserError:
-        return {}
-
-
 def layers(material: Material) -> list[tuple[str, str, int]]:
-    """Return name, kind and parameters of each layer that has some, in their order; nothing where it is not known.
+    """Return name, class and number of parameters of each layer that has some, in order; nothing if unknown.
 
     The state of a random generator, such as that of a Dropout, is a variable of the model and no parameter.
     """
     training = material.training
-    try:
-        placement = records.load(Placement, material.folder / "records" / "placement.json")
-    except UserError:
+    placement = load_or_none(Placement, material.folder / "records" / "placement.json")
+    if placement is None:
         return []
     kinds = _layer_kinds(config.project_root() / training.final_model) if training else {}
     found: dict[str, int] = {}
@@ -186,17 +173,11 @@ def _layer_kinds(path: Path) -> dict[str, str]:
     except files.DAMAGED_FILE:
         return {}
     found: dict[str, str] = {}
-
-    def look(part: Any) -> None:
+    parts: list[Any] = [written]
+    for part in parts:  # It grows by the parts of each part.
         if isinstance(part, dict):
             inner = part.get("config")
             if isinstance(inner, dict) and isinstance(inner.get("name"), str) and "class_name" in part:
                 found.setdefault(inner["name"], str(part["class_name"]))
-            for one in part.values():
-                look(one)
-        elif isinstance(part, list):
-            for one in part:
-                look(one)
-
-    look(written)
+        parts += part.values() if isinstance(part, dict) else part if isinstance(part, list) else ()
     return found

@@ -1,53 +1,53 @@
-"""A run's report: one page that holds all that it shows, and asks no other machine for anything."""
+"""A run's report: one self-contained page."""
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
-from tasks.evaluation.binned import Bins
+from tasks.evaluation.predictions import Bins
 from tasks.records import Run
-from tasks.reports import blocks, calibration, classes, contents, curves, mistakes, numbers, overview, slices
+from tasks.reports import blocks, contents, examples, results
 from tasks.reports.blocks import ReportSection
 from tasks.reports.material import Material, load
 from tasks.system import files
 
 SECTIONS: tuple[Callable[[Material], ReportSection | None], ...] = (
-    overview.origin,
-    overview.headline,
-    curves.curves,
-    classes.by_class,
-    classes.confusion,
-    calibration.calibration,
-    numbers.residuals,
-    mistakes.mistakes,
-    slices.slices,
-    overview.time,
+    contents.origin,
+    results.headline,
+    results.curves,
+    results.by_class,
+    results.confusion,
+    results.calibration,
+    results.residuals,
+    examples.mistakes,
+    examples.slices,
+    contents.time,
     contents.augmented,
     contents.data,
     contents.model,
     contents.card,
 )
-"""In the order of the page; one that has nothing to say of a run is None."""
+"""In the order of the page; each returns None if it has nothing to say about a run."""
 ENDED = ("FAILED", "KILLED")
 
 
 class Written(NamedTuple):
-    """A report, and what of it MLflow shows by itself."""
+    """A report, and the parts of it that are logged to MLflow."""
 
     page: Path
     title: str
     metrics: dict[str, float]
     binned: Bins | None
-    """The predictions by how sure the model is of them."""
+    """The predictions by confidence."""
 
 
 def write(run: Run, seconds: Mapping[str, float] | None = None) -> Written:
-    """Write report/report.html into a run's folder, from its records, what its model gave for the test examples, and
-    the prepared data. No framework is imported, so it can be written again in a second.
+    """Write report/report.html into a run's folder, from its records, its predictions and the prepared data. No
+    framework is imported, so it can be written again in a second.
 
     Args:
-        run: also one that is unfinished, whose report is then partial, and says so.
-        seconds: by stage; without them those of the run's summary, if it has one.
+        run: the report of an unfinished run is partial, and says so.
+        seconds: by stage; None takes those of the run's summary, if it has one.
 
     Raises:
         UserError: a record cannot be read.
@@ -70,7 +70,7 @@ def _title(material: Material) -> str:
 
 
 def partial(material: Material) -> str:
-    """Return why the report of a run is not whole; nothing where it is."""
+    """Return why the report of a run is partial; an empty text if it is complete."""
     status, missing = material.status, material.missing
     ended = status is not None and status.status in ENDED
     if not missing and not ended:

@@ -1,4 +1,4 @@
-"""Pictures of a run: how it learned, what it predicted, and what augmentation makes of its images."""
+"""PNG pictures of a run: learning curve, predictions, reliability, and augmented images."""
 
 import math
 import textwrap
@@ -10,12 +10,12 @@ from tasks import config
 from tasks.records import EvaluationResult, TrainingResult
 
 MAX_LABELS = 60
-"""That a picture shows."""
+"""The most labels in a picture."""
 
 
 def predictions(evaluation: EvaluationResult, title: str, folder: Path) -> Path:
-    """Draw what was predicted for what is true: a confusion matrix of classes, precision and recall of labels, or the
-    numbers of a regression against each other. Return the picture's path."""
+    """Draw predictions against the truth: a confusion matrix of classes, precision and recall of labels, or the numbers
+    of a regression. Return the picture's path."""
     if evaluation.confusion_matrix:
         return confusion_matrix(evaluation, title, folder / "confusion_matrix.png")
     draw = _draw_labels if evaluation.classes else _draw_numbers
@@ -23,36 +23,39 @@ def predictions(evaluation: EvaluationResult, title: str, folder: Path) -> Path:
 
 
 def _draw_numbers(evaluation: EvaluationResult, title: str, path: Path) -> Path:
-    from matplotlib.figure import Figure
-
     wanted, given = zip(*evaluation.predictions, strict=True)
-    figure = Figure(figsize=(5.6, 5.2), layout="constrained")
-    axes = figure.add_subplot()
+    figure, axes = _titled((5.6, 5.2), title)
     ends = min(*wanted, *given), max(*wanted, *given)
     axes.plot(ends, ends, color="0.6", linewidth=1, label="as it is")
     axes.scatter(wanted, given, s=12, alpha=0.6, linewidths=0)
     axes.set(xlabel="true", ylabel="predicted")
-    axes.set_title(title, wrap=True)
     axes.grid(alpha=0.3)
     axes.legend()
     return _saved(figure, path)
 
 
 def _draw_labels(evaluation: EvaluationResult, title: str, path: Path) -> Path:
-    from matplotlib.figure import Figure
-
     shown = evaluation.classes[:MAX_LABELS]
-    figure = Figure(figsize=(6.4, 1.6 + 0.34 * len(shown)), layout="constrained")
-    axes = figure.add_subplot()
+    figure, axes = _titled((6.4, 1.6 + 0.34 * len(shown)), title)
     for offset, name in ((-0.2, "precision"), (0.2, "recall")):
         places = [place + offset for place in range(len(shown))]
         axes.barh(places, [getattr(entry, name) for entry in shown], height=0.38, label=name)
     axes.set_yticks(range(len(shown)), [f"{entry.name} ({entry.support:,})" for entry in shown])
     axes.invert_yaxis()
     axes.set(xlim=(0, 1), xlabel="share")
-    axes.set_title(title, wrap=True)
     axes.legend()
     return _saved(figure, path)
+
+
+def _titled(size: tuple[float, float], title: str) -> tuple[Any, Any]:
+    """Return a figure, and its axes under a title."""
+    # Here and not above: the tables are also printed by commands that answer in half a second.
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=size, layout="constrained")
+    axes = figure.add_subplot()
+    axes.set_title(title, wrap=True)
+    return figure, axes
 
 
 def _saved(figure: Any, path: Path) -> Path:
@@ -63,7 +66,6 @@ def _saved(figure: Any, path: Path) -> Path:
 
 def confusion_matrix(evaluation: EvaluationResult, title: str, path: Path) -> Path:
     """Draw the confusion matrix as a PNG: rows are true classes, shades are shares of a row, numbers are counts."""
-    # Here and not above: the tables are also printed by commands that answer in half a second.
     import numpy as np
     from matplotlib.figure import Figure
 
@@ -92,30 +94,26 @@ def confusion_matrix(evaluation: EvaluationResult, title: str, path: Path) -> Pa
 
 
 def reliability(accuracy: Sequence[float], means: str, title: str, path: Path) -> Path:
-    """Draw a reliability diagram as a PNG: how probable predictions are found, and how often they are right.
+    """Draw a reliability diagram as a PNG: the confidence of predictions, and how often they are right.
 
     Args:
-        accuracy: of the bins, which are equal parts of 0 to 1.
-        means: what it is called.
-        title: above it.
+        accuracy: of each bin; the bins are equal parts of 0 to 1.
+        means: the name of ``accuracy``.
+        title: of the picture.
         path: of the picture.
     """
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(5.6, 5.2), layout="constrained")
-    axes = figure.add_subplot()
+    figure, axes = _titled((5.6, 5.2), title)
     edges = [place / len(accuracy) for place in range(len(accuracy) + 1)]
     axes.stairs(accuracy, edges, fill=True, alpha=0.6, label="as measured")
     axes.plot((0, 1), (0, 1), color="0.4", linewidth=1, label="as it should be")
     axes.set(xlim=(0, 1), ylim=(0, 1), xlabel="probability", ylabel=means)
-    axes.set_title(title, wrap=True)
     axes.grid(alpha=0.3)
     axes.legend(loc="upper left")
     return _saved(figure, path)
 
 
 def learning_curve(training: TrainingResult, title: str, path: Path) -> Path:
-    """Draw what each epoch gave as a PNG: a panel a metric, a line a split."""
+    """Draw the learning curves as a PNG: one panel per metric, one line per split."""
     from matplotlib.figure import Figure
     from matplotlib.ticker import MaxNLocator
 
@@ -137,12 +135,12 @@ def learning_curve(training: TrainingResult, title: str, path: Path) -> Path:
 
 
 def augmented_examples(images: Any, augmentation: config.Augmentation, title: str, path: Path) -> Path:
-    """Draw training images as a PNG, a row each: as they are, then as they may be trained on.
+    """Draw training images as a PNG, one per row: the original, then augmented versions.
 
     Args:
         images: uint8 (images, 1 + versions, height, width, channels).
-        augmentation: the title says what is on.
-        title: what it begins with.
+        augmentation: its changes are named above the images.
+        title: of the picture.
         path: of the picture.
     """
     from matplotlib.figure import Figure

@@ -1,7 +1,7 @@
 """Two runs side by side: what differs, how sure each of their test metrics is, and how sure the difference.
 
-Where both were evaluated on the same test rows, what they gave is compared example by example: most rows are easy for
-both, so a difference of two runs is surer than the intervals of both look.
+Where both were evaluated on the same test rows, predictions are compared example by example: most rows are easy for
+both, so the difference of two runs is more certain than the intervals of both suggest.
 """
 
 import math
@@ -11,7 +11,7 @@ import numpy as np
 from tasks import runs
 from tasks.evaluation import evidence
 from tasks.records import Comparison, MetricPair, Run, RunDifference
-from tasks.reports import influence, intervals, material
+from tasks.reports import intervals, material
 from tasks.reports.findings import metric_base
 from tasks.reports.material import Material
 
@@ -29,7 +29,7 @@ def differences(first: Run, second: Run) -> RunDifference:
 
 
 def compare(first: Run, second: Run) -> tuple[dict[str, MetricPair], bool]:
-    """Return each test metric of two runs, and whether both were evaluated on the same rows and what they gave is here.
+    """Return each test metric of two runs, and whether both have predictions for the same test rows.
 
     A run that was not evaluated has no metric.
     """
@@ -42,8 +42,7 @@ def compare(first: Run, second: Run) -> tuple[dict[str, MetricPair], bool]:
 
 def with_differences(comparison: Comparison) -> Comparison:
     """Return a comparison with the interval of how much each row's headline metric differs from that of
-    ``findings.metric_base``, by what the first of their trainings gave for the test examples; without one where that is
-    not there."""
+    ``findings.metric_base``, from the predictions of their first trainings; without one where these are missing."""
     base = metric_base(comparison.rows)
     if base is None or base.run_id is None:
         return comparison
@@ -88,12 +87,12 @@ def _pair(name: str, sides: list[Material], values: list[float | None], same: bo
 
 
 def _paired(name: str, first: Material, second: Material, difference: float) -> evidence.Interval | None:
-    """Return the interval of a difference on the same rows: by the bootstrap where the metric is a mean, else by how
-    much each example moves it."""
+    """Return the interval of a difference on the same rows: by the bootstrap if the metric is a mean, else by the
+    influence of the examples."""
     before, after = intervals.each(first, name), intervals.each(second, name)
     if before is not None and after is not None:
         return evidence.paired_means(before, after, confidence=intervals.CONFIDENCE).interval
-    moved_before, moved_after = influence.of_metric(first, name), influence.of_metric(second, name)
+    moved_before, moved_after = intervals.influence_on(first, name), intervals.influence_on(second, name)
     if moved_before is None or moved_after is None or not math.isfinite(difference):
         return None
-    return influence.interval(difference, moved_after - moved_before)
+    return intervals.interval_by_influence(difference, moved_after - moved_before)

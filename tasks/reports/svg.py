@@ -4,7 +4,7 @@ the page's classes."""
 import math
 from collections.abc import Iterable, Mapping, Sequence
 
-from markupsafe import Markup, escape
+from markupsafe import Markup
 
 WIDTH, HEIGHT = 400, 260
 LEFT, RIGHT, TOP, BOTTOM = 52, 12, 36, 44
@@ -211,8 +211,3 @@ def interval(low: float, value: float, high: float, reference: float, ends: Poin
         ),
     ]
     return svg(width, height, f"{number(round(low, 4))} to {number(round(high, 4))}", parts)
-
-
-def escaped(text: str) -> Markup:
-    """Return a text as it may stand in a page."""
-    return escape(text)

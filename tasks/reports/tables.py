@@ -1,22 +1,26 @@
-"""Files of a run that DVC plots and spreadsheets open; and how a table is written."""
+"""Tables without drawings: CSV and JSON files of a run, Markdown, and rows for the terminal."""
 
 import csv
 import json
 from collections.abc import Sequence
 from pathlib import Path
 
-from tasks.records import EvaluationResult, TrainingResult
+from tasks import config
+from tasks.records import EvaluationResult, Feature, TrainingResult
+
+MAX_MOMENTS = 4
+"""More means and deviations are not shown: an image has no more channels, and thousands do not fit a line."""
 
 
 def history_table(training: TrainingResult, path: Path) -> Path:
-    """Write one CSV row an epoch, a column a metric."""
+    """Write a CSV file with one row per epoch and one column per metric."""
     names = sorted(training.history)
     rows = zip(*(training.history[name] for name in names), strict=True)
     return write_csv(path, ["epoch", *names], [[epoch, *row] for epoch, row in enumerate(rows, start=1)])
 
 
 def predictions_table(evaluation: EvaluationResult, path: Path) -> Path:
-    """Write one CSV row (actual, predicted) an example, as DVC's confusion template reads it; none of labels."""
+    """Write a CSV file with one row (actual, predicted) per example, for DVC's confusion template; none for labels."""
     if evaluation.predictions:
         return write_csv(path, ["actual", "predicted"], evaluation.predictions)
     names = [entry.name for entry in evaluation.classes]
@@ -51,3 +55,78 @@ def markdown_table(header: Sequence[str], rows: Sequence[Sequence[str]], num_tex
     """Return the lines of a Markdown table whose columns after ``num_texts`` are numbers."""
     rule = ["---" if i < num_texts else "---:" for i in range(len(header))]
     return [f"| {' | '.join(cells)} |" for cells in (header, rule, *rows)]
+
+
+def describe_columns(name: str, feature: Feature) -> list[tuple[str, str, str]]:
+    """Return name, kind and statistics of each column of a feature, or of a feature without columns.
+
+    Args:
+        name: of the feature.
+        feature: with what was fitted on the training split.
+    """
+    if not feature.columns:
+        return [(name, feature.kind, moments(feature.mean, feature.deviation))]
+    rows: list[tuple[str, str, str]] = []
+    place = 0
+    for number, column in enumerate(feature.columns):
+        told = ""
+        if feature.vocabulary_sizes:
+            count = feature.vocabulary_sizes[number] - 2  # Without the missing and the unknown.
+            what = "word" if column.kind == "text" else "value"
+            told = f"one {what} alone" if count == 1 else f"{count:,} different {what}s"
+        elif column.quantiles:  # The mean is of its places among them.
+            told = f"from {column.quantiles[0]:.4g} to {column.quantiles[-1]:.4g}, scaled by quantiles"
+        elif column.kind != "datetime":
+            last = place + (column.width if feature.kind == "number" else len(feature.mean))
+            told = moments(feature.mean[place:last], feature.deviation[place:last])
+        place += column.width
+        rows.append((column.name, column.kind, told))
+    return rows
+
+
+def moments(means: Sequence[float], deviations: Sequence[float]) -> str:
+    """Return means and deviations in words; an empty text for none, and for more than ``MAX_MOMENTS``."""
+    if not 0 < len(means) <= MAX_MOMENTS:
+        return ""
+    return f"mean {' '.join(f'{one:.4g}' for one in means)}, deviation {' '.join(f'{one:.4g}' for one in deviations)}"
+
+
+def offers() -> dict[str, dict[str, str | None]]:
+    """Return by feature and kind of strategy why the strategy does not offer it; None if it does."""
+    kinds = config.strategy_kinds()
+    loops = dict.fromkeys(loop for section in kinds.values() for loop in section.loops)
+    table = {
+        f"train.loop={loop}": {
+            kind: None if loop in section.loops else f"its only loop is {' and '.join(section.loops)}"
+            for kind, section in kinds.items()
+        }
+        for loop in loops
+    }
+    for feature in dict.fromkeys(["train.steps_per_execution", *config.FEATURES]):
+        table[feature] = {kind: section.refuses.get(feature) for kind, section in kinds.items()}
+    return table
+
+
+def offers_cells() -> tuple[list[list[str]], dict[str, str]]:
+    """Return one row per feature (its name, then a cell per strategy), and the reasons by the number in a cell."""
+    reasons: dict[str, int] = {}
+    rows = []
+    for feature, by_kind in offers().items():
+        marks = [
+            "yes" if reason is None else f"no ({reasons.setdefault(reason, len(reasons) + 1)})"
+            for reason in by_kind.values()
+        ]
+        rows.append([feature, *marks])
+    return rows, {f"({number})": reason for reason, number in reasons.items()}
+
+
+def offers_page() -> str:
+    """Return the table of docs/strategies.md: what each strategy offers."""
+    rows, reasons = offers_cells()
+    kinds = config.strategy_kinds()
+    header = ["", *(f"`{kind}`" for kind in kinds)]
+    backends = ["Keras backend", *(section.backend for section in kinds.values())]
+    rows = [[f"`{feature}`", *marks] for feature, *marks in rows]
+    lines = [*markdown_table(header, [backends, *rows], num_texts=len(header)), ""]
+    lines += [f"- {number} {reason}" for number, reason in reasons.items()]
+    return "\n".join(lines) + "\n"

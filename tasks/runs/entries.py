@@ -134,9 +134,9 @@ def _load(root: Path, folder: str) -> Entry | str | None:
             run=run,
             changed=stat.st_mtime_ns,
             dataset=settings["dataset"]["name"],
-            model=settings.get("model", {}).get("name") or "",
-            strategy=settings.get("strategy", {}).get("kind") or "",
-            loop=settings.get("train", {}).get("loop") or "",
+            model=settings["model"]["name"],
+            strategy=settings["strategy"]["kind"],
+            loop=settings["train"]["loop"],
         )
     except (FileNotFoundError, NotADirectoryError):
         return None

@@ -11,7 +11,7 @@ from tasks.records import HEADLINES, RunLine, RunList
 from tasks.runs.entries import Entry, find_entries, find_unreadable
 from tasks.runs.locks import is_abandoned
 from tasks.runs.outcome import is_pruned
-from tasks.system import errors, files, utc
+from tasks.system import clock, errors, files
 from tasks.system.errors import UserError
 
 STATUSES = ("running", "finished", "failed", "killed", "crashed")
@@ -101,11 +101,11 @@ def list_runs(
 
 
 def lower_is_better(metric: str) -> bool:
-    """Return whether less of a metric such as ``test/my_code:far`` is better, as the newest evaluation says that has it
-    and says so; False where none does."""
+    """Return whether less of a metric such as ``test/my_code:far`` is better, as the newest evaluation that has it
+    says; False where none has it."""
     for entry in find_entries("runs"):
         found = entry.evaluation
-        if found is not None and metric in found.metrics and found.lower_is_better is not None:
+        if found is not None and metric in found.metrics:
             return metric in found.lower_is_better
     return False
 
@@ -120,7 +120,7 @@ def line_of(entry: Entry) -> RunLine:
     return RunLine(
         run_id=run.run_id,
         name=run.name,
-        began=utc.at(run.start_time / 1000 or entry.changed / 10**9),
+        began=clock.at(run.start_time / 1000),
         ended=ended.at if ended is not None and status in ("finished", "failed", "killed") else None,
         status=status,
         dataset=entry.dataset,

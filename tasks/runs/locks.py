@@ -24,7 +24,7 @@ from tasks.records import Holder, Run
 from tasks.runs.entries import find_unreadable
 from tasks.runs.index import find_named, find_not_final, load
 from tasks.runs.outcome import status
-from tasks.system import files, network, utc
+from tasks.system import clock, files, network
 from tasks.system.errors import UserError
 
 logger = logging.getLogger(__name__)
@@ -86,7 +86,7 @@ def lock(key: str, what: str, flow_run_id: str | None = None) -> Iterator[RunLoc
                 host=socket.gethostname(),
                 boot=boot_id(),
                 process_space=process_space(),
-                since=utc.now(),
+                since=clock.now(),
                 what=what,
                 flow_run_id=flow_run_id,
             ),
@@ -171,7 +171,7 @@ def crashed_holders() -> list[tuple[Path, Holder]]:
 
 def remove_leftovers(mine: str = "") -> list[Path]:
     """Remove what killed processes left half-written in data/ and in the folders of runs, with the records that they
-    cached and the input service's; return the paths.
+    cached; return the paths.
 
     Args:
         mine: a key that the caller holds; what was done under it before is over.
@@ -183,7 +183,7 @@ def remove_leftovers(mine: str = "") -> list[Path]:
             if files.is_inside(path, root):  # Not even a lock is written elsewhere.
                 with contextlib.suppress(Timeout), FileLock(path.with_name(lock), blocking=False):
                     removed += files.remove_scratch([path], root)
-    for path in [*root.glob("mlruns/.input.*"), *root.glob("mlruns/.cache.*")]:
+    for path in root.glob("mlruns/.cache.*"):
         if (path / files.MARK).is_file():
             with contextlib.suppress(Timeout, OSError), FileLock(path / files.MARK, blocking=False):
                 removed += files.remove_scratch([path], root)

@@ -18,7 +18,7 @@ from tasks.records import (
     RunStatus,
     TrainingResult,
 )
-from tasks.system import utc
+from tasks.system import clock
 from tasks.system.errors import UserError
 
 # The records that stages leave, in the order in which they are made.
@@ -34,7 +34,7 @@ NONFINITE = "records/nonfinite.json"
 
 def set_status(run: Run, status: str, reason: str | None = None) -> None:
     """Write down that a run is at work, or how it ended."""
-    now = utc.now()
+    now = clock.now()
     record = RunStatus.model_validate({"status": status, "reason": reason, "at": now})
     records.save(record, config.project_root() / run.folder / "status.json")
 

@@ -20,7 +20,7 @@ from tasks.runs.index import kind_of_parent, look_up_parent
 from tasks.runs.listing import RunFilter, line_of
 from tasks.runs.locks import is_locked, lock, project_id, store_name
 from tasks.runs.outcome import PRUNED, is_pruned, status
-from tasks.system import files, network, utc
+from tasks.system import clock, files, network
 from tasks.system.errors import UserError
 
 PARTS = ("checkpoints", "models")
@@ -169,7 +169,7 @@ def _why_left(run: Run, unsent: bool, needed: dict[str, str]) -> str | None:
     if unsent:
         return "it has more to tell its MLflow store, as its model maybe: `stratagem reconcile`"
     # The first part is the same in a copy of the whole project, whose registry is a copy, too.
-    if run.project and run.project.partition(".")[0] != project_id().partition(".")[0]:
+    if run.project.partition(".")[0] != project_id().partition(".")[0]:
         return "it is of another project, whose registry is not asked here"
     if network.without_userinfo(run.store) != store_name():
         store = run.store or "the project's own store"
@@ -191,7 +191,7 @@ def _remove(run: Run, num_bytes: int, version: str | None) -> None:
         if entry.model_version != version:
             raise UserError("it was registered just now")
         if not is_pruned(run):
-            records.save(Pruned(at=utc.now(), num_bytes=num_bytes), config.project_root() / run.folder / PRUNED)
+            records.save(Pruned(at=clock.now(), num_bytes=num_bytes), config.project_root() / run.folder / PRUNED)
         for path in _parts(run):
             if path.exists():
                 shutil.rmtree(path)

@@ -42,8 +42,7 @@ class Difference(NamedTuple):
 
 
 def differences(run: Run, settings: config.Settings) -> list[Difference]:
-    """Return the settings that a run, also one of an older version, has another value of. Keys that only one of them
-    has are of another kind of the same section, or newer than the run."""
+    """Return the settings that a run has another value of, without the keys of another kind of a section."""
     marks = config.marks_of(config.Settings)
     before = dict(config.leaves(run.settings, whole=marks))
     now = dict(config.leaves(settings.to_json(), whole=marks))
@@ -188,7 +187,7 @@ def what_changed(
             now=environment.get(what),
             affects="speed",
         )
-        for what in (dict.fromkeys([*of_run, *environment]) if of_run else ())
+        for what in dict.fromkeys([*of_run, *environment])
     ]
     return (*(one for one in run.changed if one.step < step), *_since(step, run.changed, found))
 

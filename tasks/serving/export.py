@@ -131,7 +131,7 @@ def _write_meaning(folder: Path, prepared: PreparedDataset, format: formats.Form
     program that goes from the one to the other."""
     (folder / PROGRAM).write_text(formats.program(format), encoding="utf-8")
     (folder / trained_models.TARGET).write_text(prepared.target.model_dump_json(indent=2), encoding="utf-8")
-    if (raw := prepared_data.encoding(prepared)) is not None:
+    if (raw := prepared_data.encoder_config(prepared)) is not None:
         (folder / trained_models.ENCODING).write_text(json.dumps(raw), encoding="utf-8")
         shutil.copyfile(encoding.__file__, folder / "encoding.py")
 
@@ -171,7 +171,9 @@ def _check_whole(keras_file: Path) -> None:
 
 def _load(settings: config.Settings, chosen: _Chosen) -> Any:
     """Return the Keras model of a file, on TensorFlow whatever it was trained on."""
-    models.find(settings.model.name)  # Keras knows a class of the user's once the module that registers it is imported.
+    models.find_build(
+        settings.model.name
+    )  # Keras knows a class of the user's once the module that registers it is imported.
     models.set_precision(settings.train.dtype_policy)
     try:
         model = keras.models.load_model(chosen.file, compile=False)

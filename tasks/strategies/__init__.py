@@ -7,17 +7,23 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
-import numpy as np
-
 from tasks import config
 from tasks.records import Placement, VariablePlacement
 
 
 def local_copies(variable: Any) -> tuple[tuple[str, ...], str, int]:
     """Locate a Keras variable of the TensorFlow backend in this process: on one device, or mirrored on several."""
+    import numpy as np  # The process of a command imports `engines`, and so this package.
+
     copies = getattr(variable.value, "values", (variable.value,))
     num_bytes = int(np.prod(variable.shape)) * np.dtype(copies[0].dtype.as_numpy_dtype).itemsize
     return tuple(copy.device for copy in copies), "mirrored" if len(copies) > 1 else "whole", num_bytes
+
+
+def _as_int64(values: Any) -> Any:
+    import numpy as np
+
+    return np.asarray(values, np.int64)
 
 
 @dataclass(frozen=True)
@@ -47,7 +53,7 @@ class Strategy:
     """Inside a step: the sum of a list of tensors over all replicas, on each of them."""
     locate: Callable[[Any], tuple[tuple[str, ...], str, int]] = local_copies
     """Takes a Keras variable; returns its devices, its sharding, and the bytes of it on one device."""
-    sum_over_workers: Callable[[Any], Any] = lambda values: np.asarray(values, np.int64)
+    sum_over_workers: Callable[[Any], Any] = _as_int64
     """Gives every worker the sum over all of them of each number of an array int64, of any shape."""
     broadcast: Callable[[bytes], bytes] = lambda payload: payload
     """Gives every worker the chief's bytes."""

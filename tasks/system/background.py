@@ -1,4 +1,4 @@
-"""What threads do while their caller goes on: make what follows, or finish what came before."""
+"""Work in threads while the caller continues: results made ahead of time, or one task behind."""
 
 from collections import deque
 from collections.abc import Callable, Generator, Iterable
@@ -12,15 +12,15 @@ Made = TypeVar("Made")
 def in_order(
     make: Callable[[Given], Made], given: Iterable[Given], threads: int, ahead: int, name: str = ""
 ) -> Generator[Made]:
-    """Yield what ``make`` returns for each of ``given``, in their order, while threads make some that follow.
+    """Yield ``make(one)`` for each of ``given``, in order, while threads make the next ones.
 
-    What ``make`` raises is raised where its result would be yielded. Closed, or dropped, it waits for those that are
-    being made, and makes no other one.
+    An exception of ``make`` is raised in the place of its result. A generator that is closed waits for the results at
+    work and starts no others.
 
     Args:
-        threads: how many make at once.
-        ahead: how many are made, or wait to be, while one is used; the memory holds so many and that one.
-        name: what the threads' names begin with.
+        threads: number of threads.
+        ahead: results that are made or queued while the caller uses one; memory holds these and that one.
+        name: prefix of the threads' names.
     """
     pool, waiting = ThreadPoolExecutor(threads, name), deque[Future[Made]]()
     try:
@@ -35,24 +35,24 @@ def in_order(
 
 
 class OneBehind:
-    """Does one thing after another in a thread, while the caller goes on; what fails is raised by the next call."""
+    """Runs one task after another in a thread while the caller continues; the next call raises a task's exception."""
 
     def __init__(self, name: str) -> None:
-        """Make the thread, whose name begins with ``name``."""
+        """Start a thread whose name begins with ``name``."""
         self._thread = ThreadPoolExecutor(1, thread_name_prefix=name)
         self._doing: Future[object] | None = None
 
     def start(self, do: Callable[..., object], *given: Any) -> None:
-        """Wait for the one before, and start the next."""
+        """Wait for the previous task, and start the next."""
         self.wait()
         self._doing = self._thread.submit(do, *given)
 
     def wait(self) -> None:
-        """Wait for what is being done, and raise what it raised, once."""
+        """Wait for the running task, and raise its exception, once."""
         if self._doing is not None:
             doing, self._doing = self._doing, None
             doing.result()
 
     def stop(self) -> None:
-        """Let what is being done end; ``wait`` still raises what it raised."""
+        """Let the running task end; ``wait`` still raises its exception."""
         self._thread.shutdown()

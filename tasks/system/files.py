@@ -19,7 +19,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import IO, Any
 
-from tasks.system.errors import StratagemError, UserError
+from tasks.system.errors import StratagemError, UserError, causes
 
 DISK_FULL_NUMBERS = (errno.ENOSPC, errno.EDQUOT)
 # As SQLite says it, and TensorFlow.
@@ -50,24 +50,20 @@ def find_full_disk(error: BaseException, place: Path | str) -> StratagemError | 
     Args:
         place: where, if the error does not say it.
     """
-    cause: BaseException | None = error
-    while cause is not None:
+    for cause in causes(error):
         if isinstance(cause, OSError) and cause.errno in DISK_FULL_NUMBERS:
             return full_disk_error(cause.filename or place, cause.errno)
         said = str(cause)
         if any(words in said for words in DISK_FULL_TEXTS) or (NO_FILE_TEXT in said and out_of_inodes()):
             return full_disk_error(place)
-        cause = cause.__cause__ or cause.__context__
     return None
 
 
 def find_no_access(error: BaseException) -> UserError | None:
     """Return the one message for a file that this process may not touch where an error has that cause; else None."""
-    cause: BaseException | None = error
-    while cause is not None:
+    for cause in causes(error):
         if isinstance(cause, PermissionError) and isinstance(cause.filename, str):
             return no_access(Path(cause.filename))
-        cause = cause.__cause__ or cause.__context__
     return None
 
 

@@ -1,4 +1,6 @@
-"""Processes that end when the one that started them does, however that dies: their standard input closes then."""
+"""How a process ends: with the one that started it, however that dies, because its standard input closes then; and by a
+signal, from the process that started it, a service manager, or a terminal that closes. All signals mean the same.
+"""
 
 import contextlib
 import ctypes
@@ -11,16 +13,22 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator
+from types import FrameType
 from typing import TYPE_CHECKING
+
+from tasks.system import errors
 
 if TYPE_CHECKING:
     import psutil
 
-# A stage that is interrupted ends at its next training step; a step that hangs is not waited for.
+# An interrupted stage ends at its next training step; nobody waits for a step that hangs.
 GRACE_SECONDS = 15.0
-# A command whose stages were ended tells MLflow and Prefect of it, by a process that imports them: on a busy machine it
-# took more than 15 s, and a run that was interrupted from a notebook stayed for `stratagem reconcile` to end.
+# A command whose stages have ended reports it to MLflow and Prefect, in a process that imports them. On a busy machine
+# this took more than 15 s, and `stratagem reconcile` had to end a run that was interrupted from a notebook.
 RECORD_SECONDS = 60.0
+STOP_SIGNALS = [signal.SIGINT, signal.SIGTERM]
+if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:  # As under nohup.
+    STOP_SIGNALS.append(signal.SIGHUP)
 # Of prctl(2).
 PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
@@ -38,9 +46,9 @@ def held_open() -> Iterator[int]:
 
 
 def close(process: "subprocess.Popen[str]") -> None:
-    """End a process that ends when its standard input closes, and wait for it."""
+    """Close the standard input of a process, which ends with it, and wait for its end."""
     if process.stdin is not None:
-        with contextlib.suppress(BrokenPipeError):  # A request that a dead process did not take.
+        with contextlib.suppress(BrokenPipeError):  # The process has died before it read a request.
             process.stdin.close()
     try:
         process.wait(GRACE_SECONDS)
@@ -50,7 +58,7 @@ def close(process: "subprocess.Popen[str]") -> None:
 
 
 def when_input_closes(end: Callable[[], object], take: Callable[[str], object] = lambda line: None) -> None:
-    """Call ``end``, in a thread, when this process's standard input closes; ``take`` gets each line before."""
+    """Call ``take`` with each line of this process's standard input, and ``end`` when that closes, in a thread."""
 
     def read() -> None:
         for line in sys.stdin:
@@ -67,7 +75,8 @@ def input_closes_within(seconds: float) -> bool:
 
 @contextlib.contextmanager
 def ended_by_the_kernel() -> Iterator[None]:
-    """End with standard input within the block, where no thread of Python's can run; no request may come in it."""
+    """Let the kernel end this process when standard input closes within the block, in which Python runs no thread and
+    no request may arrive."""
     flags = fcntl.fcntl(0, fcntl.F_GETFL)
     fcntl.fcntl(0, fcntl.F_SETOWN, os.getpid())
     fcntl.fcntl(0, fcntl.F_SETFL, flags | os.O_ASYNC)  # SIGIO, which ends a process that does not handle it.
@@ -80,13 +89,13 @@ def ended_by_the_kernel() -> Iterator[None]:
 def run_guarded(command: list[str]) -> int:
     """Run a command until it ends or standard input closes; return its exit code, as a shell has it.
 
-    What it started ends with it, also what has a session of its own, as the flow runs of a Prefect worker do.
+    Everything that it started ends with it, also processes in sessions of their own, as a Prefect worker's flow runs.
     """
     adopt_orphans()
     guarded = subprocess.Popen(
         command,
         stdin=subprocess.DEVNULL,
-        close_fds=False,  # What this process was given is for it: a socket to listen on.
+        close_fds=False,  # It inherits a socket to listen on.
         process_group=0,
         preexec_fn=end_with_parent,  # noqa: PLW1509  # No thread runs yet.
     )
@@ -94,11 +103,11 @@ def run_guarded(command: list[str]) -> int:
     def end() -> None:
         started = _children_of(guarded.pid)
         if started:
-            # It is stopped, so that it starts nothing in their place. A Prefect worker that is told to end kills its
-            # flow runs; told themselves, they save their step and say how they ended.
+            # It is stopped, so that it starts nothing in their place. A Prefect worker that gets SIGTERM kills its flow
+            # runs; if they get the signal themselves, they save their step and report how they ended.
             guarded.send_signal(signal.SIGSTOP)
-            # A flow run, in a session of its own, gives its stages `GRACE_SECONDS` and says then how it ended. A stage
-            # saves its step and waits for the command that is stopped here.
+            # A flow run, in a session of its own, gives its stages `GRACE_SECONDS` and then reports how it ended. A
+            # stage saves its step and waits for the command that is stopped here.
             seconds = RECORD_SECONDS if any(map(_has_own_session, started)) else GRACE_SECONDS
             _terminate(started)
             _await_end(started, seconds)
@@ -117,25 +126,25 @@ def run_guarded(command: list[str]) -> int:
 
 
 def adopt_orphans() -> None:
-    """Let what this process's children leave behind become children of its own, which can be found; Linux alone can."""
+    """Become the parent of processes whose parent, a child of this process, has ended; only on Linux."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
 def _reap_orphans(guarded: int) -> None:
-    """Take note of the end of each adopted process, until the guarded one ends: a zombie stayed of each flow run."""
+    """Reap each adopted process until the guarded one ends; otherwise each flow run would leave a zombie."""
     with contextlib.suppress(ChildProcessError):  # There is no child left.
         while (ended := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOWAIT)) and ended.si_pid != guarded:
             os.waitid(os.P_PID, ended.si_pid, os.WEXITED | os.WNOHANG)
 
 
 def end_children(others_than: Collection[int] = ()) -> None:
-    """End the children of this process, but for some, with all that they started.
+    """End the children of this process, and all that they started.
 
-    Each is told first, so that a training can save its step.
+    Each child gets SIGTERM first, so that a training can save its step.
 
     Args:
-        others_than: the ids of those that stay.
+        others_than: ids of children that stay.
     """
     import psutil
 
@@ -150,7 +159,7 @@ def end_children(others_than: Collection[int] = ()) -> None:
 
 
 def _children_of(pid: int, recursive: bool = False) -> "list[psutil.Process]":
-    import psutil  # 0.02 s, which only a guard needs.
+    import psutil  # Takes 0.02 s, and only a guard needs it.
 
     try:
         return psutil.Process(pid).children(recursive)
@@ -174,7 +183,7 @@ def _terminate(processes: "Iterable[psutil.Process]") -> None:
 
 
 def _await_end(processes: "Iterable[psutil.Process]", seconds: float) -> "list[psutil.Process]":
-    """Wait until processes have ended, for some seconds at most; return those that have not."""
+    """Wait for the end of processes, for at most some seconds; return those that are still alive."""
     until, alive = time.monotonic() + seconds, list(processes)
     while (alive := [process for process in alive if not _has_ended(process)]) and time.monotonic() < until:
         time.sleep(0.05)
@@ -185,7 +194,7 @@ def _has_ended(process: "psutil.Process") -> bool:
     import psutil
 
     try:
-        process.wait(0)  # Also of one that has become this process's own child meanwhile, which must be waited for.
+        process.wait(0)  # It may have become this process's own child, which must be reaped.
     except psutil.TimeoutExpired:
         try:
             return bool(process.status() == psutil.STATUS_ZOMBIE)
@@ -195,6 +204,33 @@ def _has_ended(process: "psutil.Process") -> bool:
 
 
 def end_with_parent() -> None:
-    """Let the kernel end this process when the one that started it dies; Linux alone can."""
+    """Let the kernel end this process when the one that started it dies; only on Linux."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def ignore_signals() -> None:
+    """Ignore signals: no stage is at work, and the process that started this one needs it to end the run."""
+    for number in STOP_SIGNALS:
+        signal.signal(number, signal.SIG_IGN)
+
+
+def set_on_signal(stop: threading.Event) -> None:
+    """Let a signal set an event: a training then stops after the checkpoint of its next step."""
+    for number in STOP_SIGNALS:
+        signal.signal(number, lambda number, frame: stop.set())
+
+
+def raise_on_signal() -> None:
+    """Let the first signal end the stage by an exception; a second one would end the process before it ends the run.
+
+    Raises:
+        KeyboardInterrupt: later, in the main thread.
+    """
+
+    def end(number: int, frame: FrameType | None) -> None:
+        ignore_signals()
+        raise KeyboardInterrupt if number == signal.SIGINT else errors.Terminated
+
+    for number in STOP_SIGNALS:
+        signal.signal(number, end)

@@ -1,4 +1,4 @@
-"""What libraries say, in plain words: messages.yaml is the table."""
+"""Plain words for messages of libraries; messages.yaml is the table."""
 
 import functools
 import re
@@ -22,13 +22,13 @@ class KnownMessage(NamedTuple):
 
 @functools.cache
 def entries() -> tuple[KnownMessage, ...]:
-    """Return the table; it is read when an error is there, and not before."""
+    """Return the table, which is read only when there is an error."""
     table = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text(encoding="utf-8"))
     return tuple(KnownMessage(name, re.compile(one["is"]), one["says"], one["do"]) for name, one in table.items())
 
 
-def find(error: BaseException) -> tuple[KnownMessage, str] | None:
-    """Return the entry of an error, or of what caused it, and its words; None where the table has none."""
+def find_message(error: BaseException) -> tuple[KnownMessage, str] | None:
+    """Return the entry for an error or one of its causes, and the message for the user; None without an entry."""
     for cause in causes(error):
         said = one_line(cause)
         for entry in entries():
@@ -39,6 +39,6 @@ def find(error: BaseException) -> tuple[KnownMessage, str] | None:
 
 
 def translate(error: BaseException) -> str | None:
-    """Return in plain words what an error means and what to do, and its type; None where the table has no entry."""
-    found = find(error)
+    """Return what an error means, what to do, and its type, for the user; None without an entry in the table."""
+    found = find_message(error)
     return None if found is None else f"{found[1]} ({type(error).__name__}; the whole story: --debug)"

@@ -1,4 +1,4 @@
-"""Addresses: whether a server answers at one, and no password of one in anything that is written or printed."""
+"""Addresses of servers: whether one answers, and no password of one in anything that is written or printed."""
 
 import os
 import queue
@@ -12,15 +12,13 @@ from urllib.parse import unquote
 T = TypeVar("T")
 U = TypeVar("U")
 
-# Where tf.data service is that makes a training's batches, and what a worker of it is reached by that joins it.
-INPUT_SERVICE, INPUT_WORKER = "STRATAGEM_INPUT_SERVICE", "STRATAGEM_INPUT_WORKER"
-# What may hold a password, or an address with one.
+# Names of variables that may hold a password, or an address with one.
 SECRETS = re.compile(r"(URL|URI|PASSWORD|PASSWD|TOKEN|SECRET|AUTH_STRING|_KEY|_DSN|CONNECTION_STRING)$")
-# A shorter one would be found inside of ordinary words; and `true` is no password, whatever the variable is called.
+# A shorter one would be found inside ordinary words, and `true` is never a password.
 MIN_SECRET_LENGTH = 6
-# Of a part of an address that a service is told by; a host and a port are shorter, as a rule.
+# Of a part of a notification address; hosts and ports are usually shorter.
 MIN_TOKEN_LENGTH = 20
-# A database's password may hold any sign but `@`, as SQLAlchemy reads it, or be a parameter.
+# SQLAlchemy allows any character but `@` in a database's password, and a parameter that holds it.
 USERINFO = re.compile(r"(?<=://)(?:[^\s/?#'\"]*|(?<!http://)(?<!https://)[^\s/:@]*:[^\s@]*)@")
 HTTP = re.compile(r"\bhttps?://$")
 PARAMETER = re.compile(r"([?&](?:password|passwd)=)[^\s&]+")
@@ -31,9 +29,9 @@ TOKENS = re.compile(
     r"|npm_\w{36}|pypi-[\w-]{20,}|eyJ[\w-]{10,}\.eyJ[\w-]{10,}\.[\w-]+)"
     r"|-----BEGIN [A-Z ]*PRIVATE KEY-----(?s:.*?)(?:-----END [A-Z ]*PRIVATE KEY-----|\Z)"
 )
-# Of a text's vocabulary, as tokenizers call them.
+# Names of tokens in a tokenizer's vocabulary.
 NO_PASSWORDS = ("bos", "cls", "end", "eos", "mask", "oov", "pad", "padding", "sep", "start", "stop", "unk", "unknown")
-# How the name ends of what is a password.
+# The end of a name whose value is a password.
 PASSWORD_NAME = re.compile(
     r"(?i)(?:passwords?|passwd|secrets?|(?:api|access|private)[_-]?keys?|credentials?"
     rf"|{''.join(f'(?<!{name}_)' for name in NO_PASSWORDS)}token)$"
@@ -41,7 +39,7 @@ PASSWORD_NAME = re.compile(
 
 
 def holds_secret(name: str, text: str) -> bool:
-    """Return whether a text under a name seems to hold a password, or is an address with one.
+    """Return whether a named text seems to be or to hold a password, or an address with one.
 
     >>> holds_secret("api_key", "0123456789"), holds_secret("source", "s3://key:secret@bucket"), holds_secret("to", "x")
     (True, True, False)
@@ -53,8 +51,7 @@ def holds_secret(name: str, text: str) -> bool:
 
 
 def without_userinfo(text: str) -> str:
-    """Return a text with the user's name and password left out of each address in it; without a password that is a
-    parameter of one.
+    """Return a text without the user's name and password in each address, also where the password is a parameter.
 
     >>> without_userinfo("postgresql://me:s3cret@db/runs does not answer")
     'postgresql://db/runs does not answer'
@@ -91,8 +88,8 @@ def _secrets(environment: Mapping[str, str]) -> list[str]:
 
 
 def _secrets_of_addresses(text: str) -> set[str]:
-    """Return what must not be read of addresses as Apprise has them: each whole, its password, and whatever is long
-    enough to be a token, also in the place of a host."""
+    """Return the secrets in Apprise's addresses: each address itself, its password, and each part that is long enough
+    to be a token, even in the place of a host."""
     found = set()
     for address in text.split():
         rest = address.partition("://")[2]
@@ -108,34 +105,29 @@ def separate_credentials(environment: MutableMapping[str, str]) -> None:
 
     MLflow's client and Prefect's write the address into messages, records and databases as it is.
     """
-    for name, split in (("MLFLOW_TRACKING_URI", _to_mlflow), ("PREFECT_API_URL", _to_prefect)):
+    for name in ("MLFLOW_TRACKING_URI", "PREFECT_API_URL"):
         url = environment.get(name, "")
         scheme, _, rest = url.partition("://")
         userinfo, at, _ = re.split("[/?#]", rest, maxsplit=1)[0].rpartition("@")
         if at and scheme.lower() in ("http", "https"):
-            user, _, password = userinfo.partition(":")
-            environment.update(split(unquote(user), unquote(password)))
+            user, _, password = map(unquote, userinfo.partition(":"))
+            if name == "MLFLOW_TRACKING_URI":
+                environment.update(MLFLOW_TRACKING_USERNAME=user, MLFLOW_TRACKING_PASSWORD=password)
+            else:
+                environment["PREFECT_API_AUTH_STRING"] = f"{user}:{password}"
             environment[name] = f"{scheme}://{rest.removeprefix(userinfo + at)}"
-
-
-def _to_mlflow(user: str, password: str) -> dict[str, str]:
-    return {"MLFLOW_TRACKING_USERNAME": user, "MLFLOW_TRACKING_PASSWORD": password}
-
-
-def _to_prefect(user: str, password: str) -> dict[str, str]:
-    return {"PREFECT_API_AUTH_STRING": f"{user}:{password}"}
 
 
 def unreachable_reason(url: str, timeout_seconds: float | tuple[float, float] = 5) -> str | None:
     """Return why no server answers at an address, None where one does.
 
-    Whether one that answers lets us in shows at the first request; 502 and its like are a proxy's answers.
+    The first request shows whether it lets us in; 502 and the like are a proxy's answers.
 
     Args:
-        url: what is asked for.
-        timeout_seconds: how long a connection, and then an answer, may take; two where they differ.
+        url: the address.
+        timeout_seconds: for the connection and for the answer; a pair if they differ.
     """
-    import requests  # Here and not above: 0.1 s that `stratagem --help` need not wait for.
+    import requests  # Takes 0.1 s, which `stratagem --help` need not wait for.
 
     try:
         with requests.get(url, timeout=timeout_seconds, stream=True) as answer:
@@ -145,8 +137,7 @@ def unreachable_reason(url: str, timeout_seconds: float | tuple[float, float] = 
 
 
 def connection_error(host: str, port: int | str, timeout_seconds: float) -> OSError | OverflowError | None:
-    """Return why no connection is accepted at a host's port, None where one is: no such host, no route, nobody listens,
-    no such port, or no answer in time."""
+    """Return why a host's port accepts no connection (no host, no route, no server, no answer in time), or None."""
     try:
         socket.create_connection((host.strip("[]"), port), timeout_seconds).close()
     except (OSError, OverflowError) as error:
@@ -155,9 +146,9 @@ def connection_error(host: str, port: int | str, timeout_seconds: float) -> OSEr
 
 
 def with_timeout(seconds: float, ask: Callable[[], T], otherwise: U) -> T | U:
-    """Return the answer to a question that a server is asked, or something else where none comes in time.
+    """Return what ``ask`` returns, or ``otherwise`` if that takes too long.
 
-    It is asked in a thread, because no time-out covers the look-up of a name, which may take 20 seconds and more.
+    ``ask`` runs in a thread, because no time-out covers the look-up of a host's name, which can take 20 s and more.
     """
     answers: queue.SimpleQueue[T] = queue.SimpleQueue()
     threading.Thread(target=lambda: answers.put(ask()), daemon=True).start()

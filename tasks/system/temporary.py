@@ -1,11 +1,11 @@
-"""A temporary folder for what one command and its child processes leave half-done, which goes when the command ends.
+"""A temporary folder of one command and its child processes, removed when the command ends.
 
-Child processes find it as TMPDIR: they end by `os._exit` or by a signal, and then remove nothing themselves, such as
-the 5 to 24 files that TensorFlow's autograph writes for each of them. The command holds a lock on the folder while it
-lives; the next command removes those whose lock is free. Programs that clear a machine's temporary folder leave what
-is locked alone.
+Child processes have it as TMPDIR: they end by `os._exit` or by a signal and then remove nothing themselves, such as the
+5 to 24 files that TensorFlow's autograph writes for each of them. The command holds a lock on the folder while it
+lives; the next command removes folders whose lock is free. Programs that clear a machine's temporary folder leave
+locked folders alone.
 
-It lies in the machine's temporary folder and has a short name, because a socket's path has at most 107 characters.
+Its name is short, because a socket's path has at most 107 characters.
 """
 
 import atexit
@@ -22,12 +22,12 @@ from tasks.system.files import MARK
 
 PREFIX = "stratagem-"
 
-# This process's, by its id: a fork has the descriptor, too, and not the duty to remove the folder.
+# By process id: a fork has the descriptor too, but does not remove the folder.
 _made: dict[int, tuple[Path, int]] = {}
 
 
 def folder() -> Path:
-    """Return this process's temporary folder, which is made when it is first asked for.
+    """Return this process's temporary folder; the first call makes it.
 
     Raises:
         UserError: the machine's temporary folder cannot be written.
@@ -47,23 +47,23 @@ def folder() -> Path:
 def remove_leftovers() -> None:
     """Remove the temporary folders of this user's commands that were killed."""
     for path in Path(tempfile.gettempdir()).glob(f"{PREFIX}*"):
-        with contextlib.suppress(OSError):  # It has just gone; or it is a link, no folder, another user's, or locked.
+        with contextlib.suppress(OSError):  # It is gone, a link, a file, another user's, or locked.
             descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
             try:
                 if os.fstat(descriptor).st_uid == os.getuid() and _has_mark(descriptor):
                     fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                    # Under another name no child process that is still ending can write into it.
-                    _remove(path.rename(f"{path}.gone"))
+                    # Under another name: a child process that is still ending cannot write into it.
+                    shutil.rmtree(path.rename(f"{path}.gone"), ignore_errors=True)
             finally:
                 os.close(descriptor)
 
 
 def _make() -> tuple[Path, int]:
-    """Make a folder that this user alone may enter; return it and the descriptor that holds its lock."""
+    """Make a folder that only this user may enter; return it and the descriptor that holds its lock."""
     path = Path(tempfile.mkdtemp(prefix=PREFIX))
     descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX)  # Before the mark, by which others know that they may remove it.
+        fcntl.flock(descriptor, fcntl.LOCK_EX)  # Before the mark, which lets other commands remove it.
         os.close(os.open(MARK, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600, dir_fd=descriptor))
     except BaseException:
         os.close(descriptor)
@@ -79,21 +79,10 @@ def _has_mark(descriptor: int) -> bool:
         return False
 
 
-def _remove(path: Path) -> None:
-    """Remove a folder, its mark last: one that is half-removed is still known."""
-    for inside in path.iterdir():
-        if inside.is_dir() and not inside.is_symlink():
-            shutil.rmtree(inside, ignore_errors=True)
-        elif inside.name != MARK:
-            inside.unlink(missing_ok=True)
-    shutil.rmtree(path, ignore_errors=True)
-
-
 def _remove_own() -> None:
     if os.getpid() in _made:
-        with contextlib.suppress(OSError):
-            _remove(_made[os.getpid()][0])
+        shutil.rmtree(_made[os.getpid()][0], ignore_errors=True)
 
 
-# When this module is imported, so before what ends child processes is: what is registered last comes first.
+# Registered on import, before the functions that end child processes: atexit calls the last one first.
 atexit.register(_remove_own)

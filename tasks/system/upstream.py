@@ -251,16 +251,6 @@ def serialize_the_same_everywhere() -> None:
     )
 
 
-def leave_bucket_alone() -> None:
-    """Let TFDS not look for a dataset's description in its bucket.
-
-    The bucket is switched off: all that is left of it is an empty temporary folder for each look. No issue known.
-    """
-    from tensorflow_datasets.core import DatasetInfo
-
-    _replace(DatasetInfo, "initialize_from_bucket", lambda info: None)
-
-
 def before_each_fetch(builder: Any, provide: Callable[[Any], None]) -> None:
     """Let ``provide`` see what a TFDS builder asks for, a URL or a structure of them, before TFDS fetches it.
 

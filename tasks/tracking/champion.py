@@ -13,7 +13,7 @@ import mlflow
 from mlflow.exceptions import MlflowException
 
 from tasks import config, runs
-from tasks.system import utc
+from tasks.system import clock
 from tasks.system.errors import StratagemError, UserError, one_of
 from tasks.tracking.store import REFUSALS, open_store, retried, store_uri
 
@@ -160,7 +160,7 @@ def rollback(back: Rollback) -> None:
         if champion is not None:
             # What the tag lists after the present champion has not happened: cut it off.
             _write_history(client, name, history)
-            client.set_model_version_tag(name, champion, ROLLED_BACK, utc.now())
+            client.set_model_version_tag(name, champion, ROLLED_BACK, clock.now())
         client.set_registered_model_alias(name, config.CHAMPION, back.version)
         _write_history(client, name, history[: _end_of(back.version, earlier)])
     except MlflowException as error:

@@ -309,7 +309,7 @@ def _end_folders(own_key: str, except_run_id: str | None) -> list[records.Ended]
         put_down = runs.status(run)
         # In a copy of a project lie the runs of the original, which may be at work; the copy has a store of its own, or
         # the same server.
-        shared = bool(run.store) and run.project not in ("", project)
+        shared = bool(run.store) and run.project != project
         with best_effort():  # What is left of another user's run must not end this one.
             if shared:
                 if put_down is not None and put_down.status == "RUNNING":
@@ -342,8 +342,7 @@ def _end_running(
     owner, _, held_key = tags.get("held_by", "").rpartition(":")
     key = run_of.key if run_of is not None else held_key
     at_work = local_id == except_run_id or (key != own_key and runs.is_locked(key))
-    # Runs of before are tagged with the host and the folder.
-    if owner not in (runs.project_id(), f"{socket.gethostname()}:{config.project_root()}") or at_work:
+    if owner != runs.project_id() or at_work:
         return None
     # It was killed between writing its status and telling MLflow, or before it had a folder.
     put_down = runs.status(run_of) if run_of is not None else None

@@ -98,7 +98,7 @@ def log_model(
 
 
 def _test_dataset(run: Any) -> dict[str, str]:
-    """Return what MLflow's run was tested on, as a metric names it; nothing of a run of before, which does not say."""
+    """Return what MLflow's run was tested on, as a metric names it; nothing where MLflow does not say."""
     inputs = run.inputs.dataset_inputs if run.inputs else []
     tested = [one.dataset for one in inputs if "test" in {tag.value for tag in one.tags}]
     return {"dataset_name": tested[0].name, "dataset_digest": tested[0].digest} if tested else {}
@@ -144,7 +144,7 @@ def _write_model(
     It is not written by mlflow.keras, which wants the model in memory, and writes another file than the run's.
     """
     backend = os.environ.get("KERAS_BACKEND", "tensorflow")
-    raw = prepared_data.encoding(prepared)
+    raw = prepared_data.encoder_config(prepared)
     packages = ["keras", "numpy", backend]
     if raw is not None and any(feature.kind == "image" for feature in prepared.features.values()):
         packages.append("pillow")

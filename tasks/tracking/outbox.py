@@ -171,12 +171,12 @@ def _send_one(client: mlflow.MlflowClient, run: records.Run, event: Event) -> No
         params = [Param(key, text[:MAX_PARAM_LENGTH]) for key, text in event["params"].items()]
         for batch in batches(params, MAX_PARAMS_PER_BATCH):
             client.log_batch(run_id, params=batch)
-    elif "inputs" in event or "input" in event:  # One, as runs kept it that knew no more than one.
+    elif "inputs" in event:
         client.log_inputs(
             run_id,
             [
                 DatasetInput(Dataset(**given["dataset"]), [InputTag("mlflow.data.context", given["context"])])
-                for given in event.get("inputs") or [event["input"]]
+                for given in event["inputs"]
             ],
         )
     elif "metrics" in event:

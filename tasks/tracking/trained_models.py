@@ -322,7 +322,7 @@ def _of_training(run: Run, training: TrainingResult, keras_file: Path, sha256: s
         name=f"run {run.run_id}",
         keras_file=keras_file,
         sha256=sha256,
-        encoding=prepared_data.encoding(prepared),
+        encoding=prepared_data.encoder_config(prepared),
         target=prepared.target,
         module=module,
         code=root if module else None,
@@ -356,8 +356,6 @@ def _of_file(path: Path) -> TrainedModel:
 def _of_export(path: Path, made: ExportedModel) -> TrainedModel:
     """Return the model of a file of an export, which brings what it needs, wherever it was copied to."""
     run, sha256 = runs.look_up(made.run_id), made.files.get(path.name)
-    if run is not None and TARGET not in made.files:  # It was made before exports brought that.
-        return _of_training(run, runs.load_training(run), path, sha256)
     brought = {name: path.with_name(name) for name in (TARGET, ENCODING) if name in made.files}
     for name, file in brought.items():
         TrainedModel(str(path), file, made.files[name], None, None).check()

@@ -215,6 +215,7 @@ class Checkpoints:
 
         Raises:
             Damaged: files are missing, or are not what was written.
+            UserError: it is of another format.
         """
         folder = self.folder / str(step)
         try:
@@ -356,7 +357,7 @@ def _read_state(folder: Path) -> dict[str, Any]:
     Raises:
         OSError, ValueError: it is not there, or not what was written.
     """
-    return committed.parse((folder / committed.STATE).read_bytes())
+    return committed.parse((folder / committed.STATE).read_bytes(), folder / committed.STATE)
 
 
 def export(model: Any, path: Path) -> Path:

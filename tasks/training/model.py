@@ -73,7 +73,7 @@ def freeze(model: Any, names: Sequence[str]) -> None:
 def compile_model(model: Any, settings: config.Settings, prepared: PreparedDataset, optimizer: Any) -> Any:
     """Compile a model with the loss and the metrics of its task; return the loss."""
     section, mixes = settings.train, settings.input.augmentation.mixes
-    loss = losses.find(section, prepared, shares=mixes).in_training()
+    loss = losses.find_loss(section, prepared, shares=mixes).in_training()
     measured = [
         metric.in_training(name, prepared.target)
         for name, metric in metrics.in_training(settings, prepared).items()

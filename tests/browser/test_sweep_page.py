@@ -4,8 +4,7 @@ import shutil
 
 import pytest
 
-from tasks import sweeps
-from tasks.reports import sweep_page
+from tasks import reports, sweeps
 from tests.browser.conftest import asked, said
 from tests.tasks import made_up
 from tests.tasks.test_sweeps import ROOT, SPACE, sweep_of
@@ -19,7 +18,7 @@ def written(tmp_path, monkeypatch):
     monkeypatch.chdir(made_up.project(tmp_path / "here"))
     shutil.copytree(ROOT / "recipes", "recipes")
     (tmp_path / "here" / "mine.yaml").write_text(SPACE)
-    return sweep_page.write(sweep_of(sweeps.load("mine.yaml")), tmp_path / "sweep.html")
+    return reports.sweep_page(sweep_of(sweeps.load("mine.yaml")), tmp_path / "sweep.html")
 
 
 @pytest.mark.parametrize("width", [400, 1200])

@@ -229,7 +229,14 @@ def row(
             loop=loop,
             run_id=f"{number}-{i}",
             repeats=(
-                Repeat(run_id=f"{number}-{i}", round=i, examples_per_second=speed, total_seconds=float(i), load=load),
+                Repeat(
+                    run_id=f"{number}-{i}",
+                    round=i,
+                    examples_per_second=speed,
+                    total_seconds=float(i),
+                    load=load,
+                    start_up_seconds=1.0,
+                ),
             ),
             devices=(CPU,) * devices,
             num_replicas=more.get("num_replicas", devices),
@@ -429,6 +436,7 @@ def test_the_widest_table_fits_80_columns(any_machine, monkeypatch, capsys):
         "total_seconds": 12345.6,
         "start_seconds": 100.0,
         "setup_seconds": 23.4,
+        "start_up_seconds": 123.4,
         "tracing_seconds": 99.94,
         "peak_memory_bytes": 123_456_000_000,
         "intervals": {"test/accuracy": (0.98701, 0.98812)},
@@ -462,7 +470,6 @@ def test_the_widest_table_fits_80_columns(any_machine, monkeypatch, capsys):
 # What each strategy offers
 
 ASKING = {
-    "input.service": "local",
     "train.steps_per_execution": 8,
     "train.jit_compile": True,
     "train.gradient_accumulation_steps": 2,

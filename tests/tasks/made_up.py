@@ -146,6 +146,7 @@ def _training(root: Path) -> TrainingResult:
         checkpoints=f"{FOLDER}/checkpoints", checkpoint=f"{FOLDER}/checkpoints/30",
         best_checkpoint=f"{FOLDER}/checkpoints/20", final_model=f"{FOLDER}/models/final.keras",
         best_model=f"{FOLDER}/models/best.keras", weights_digest="e" * 64, best_weights_digest="f" * 64,
+        optimizer="SGD",
     )  # fmt: skip
     (root / FOLDER / "models").mkdir(parents=True, exist_ok=True)
     layers = [
@@ -186,7 +187,7 @@ def _evaluation(root: Path, prepared: PreparedDataset, labels: np.ndarray, outpu
     return EvaluationResult(
         run_id=RUN_ID, checkpoint=f"{FOLDER}/checkpoints/30", step=30, num_examples=len(labels),
         metrics={"test/loss": 1.5, **{f"test/{name}": value for name, value in measured.items()}}, classes=classes,
-        confusion_matrix=tuple(map(tuple, confusion)), outputs=kept,
+        confusion_matrix=tuple(map(tuple, confusion)), strategy="one_device", lower_is_better=(), outputs=kept,
         outputs_sha256=predictions.save(root / kept, labels, outputs), test_rows=predictions.test_rows(prepared),
     )  # fmt: skip
 

@@ -51,7 +51,7 @@ class Trained:
             checkpoint=f"{folder}/checkpoints/20", best_checkpoint=f"{folder}/checkpoints/10",
             final_model=save_model(Path(folder, "models", "final.keras")),
             best_model=save_model(Path(folder, "models", "best.keras")), weights_digest="f" * 64,
-            best_weights_digest="e" * 64,
+            best_weights_digest="e" * 64, optimizer="SGD",
         )  # fmt: skip
 
     def register(
@@ -67,7 +67,8 @@ class Trained:
             run_id=self.run.run_id, checkpoint=f"{self.run.folder}/checkpoints/{step}", step=step, num_examples=5,
             metrics={"test/accuracy": accuracy, "test/loss": loss},
             classes=(records.ClassMetrics(name="b", precision=1.0, recall=recall, f1=1.0, support=2),),
-            confusion_matrix=(), outputs=kept, outputs_sha256=predictions.save(Path(kept), LABELS, outputs),
+            confusion_matrix=(), strategy="one_device", lower_is_better=("test/loss",), outputs=kept,
+            outputs_sha256=predictions.save(Path(kept), LABELS, outputs),
             test_rows=predictions.test_rows(rows_of or self.prepared),
         )  # fmt: skip
         tracking.log_metrics(self.run, evaluation.metrics)  # As the stage before.

@@ -116,8 +116,8 @@ RUN = records.Run(
 @settings(max_examples=30)
 @given(data=st.data())
 def test_a_damaged_record_is_one_message_that_names_it(tmp_path, data):
-    path = tmp_path / "run.json"
-    path.write_bytes(damage(RUN.model_dump_json().encode(), data))
+    path = records.save(RUN, tmp_path / "run.json")
+    path.write_bytes(damage(path.read_bytes(), data))
     try:
         again = records.load(records.Run, path)
     except UserError as error:

@@ -1,3 +1,5 @@
+import json
+import re
 import shutil
 import sys
 from pathlib import Path
@@ -6,6 +8,7 @@ import keras
 import numpy as np
 import pytest
 
+from tasks.runs import committed
 from tasks.system.errors import StratagemError, UserError
 from tasks.training import checkpoints, model_state
 from tasks.training.checkpoints import Checkpoints, State
@@ -243,6 +246,23 @@ def test_a_damaged_checkpoint_is_noticed_and_the_newest_whole_one_is_used(tmp_pa
     with Checkpoints(folder, keep=9) as saved:
         saved.save(build(), state(11))
         assert saved.restore_latest()[1].step == 11
+
+
+@pytest.mark.parametrize("number", [None, 2])
+def test_a_checkpoint_of_another_format_is_rejected_and_not_taken_for_a_damaged_one(tmp_path, number):
+    with Checkpoints(tmp_path / "c") as saved:
+        saved.save(trained(), state(1))
+    path = tmp_path / "c" / "1" / "state.json"
+    content = committed.parse(path.read_bytes(), path)
+    written = json.loads(path.read_bytes())
+    assert written["format"] == 1
+    changed = content if number is None else content | {"format": number}
+    path.write_text(json.dumps({**changed, "sha256": committed.digest(changed)}))
+    found = "no format number" if number is None else "format 2"
+    said = f"{path} has {found}, and this version of Stratagem reads format 1 only: start the run again with --fresh"
+    with Checkpoints(tmp_path / "c") as saved, pytest.raises(UserError, match=re.escape(said)):
+        saved.restore_latest()
+    assert path.exists()
 
 
 def test_the_arrays_of_another_checkpoint_are_noticed(tmp_path):

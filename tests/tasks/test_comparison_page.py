@@ -5,7 +5,7 @@ import re
 import numpy as np
 import pytest
 
-from tasks.records import Comparison, ComparisonRow
+from tasks.records import ComparisonRow
 from tasks.reports import comparison_html, intervals
 from tests.tasks import made_up
 from tests.tasks.test_findings import ALONE, ONE, compared, row, step
@@ -42,8 +42,8 @@ def test_the_page_shows_all_and_asks_nobody(tmp_path):
 def test_start_up_and_peak_memory_are_drawn_with_what_the_rounds_span():
     figures = {"start_up_seconds": 11.0, "start_up_range": (10.0, 20.0), "peak_memory_bytes": 500_000_000}
     wide = row("mirrored", ONE, **figures, peak_memory_range=(250_000_000, 1_000_000_000))
-    of_before = row("one_device", ONE, start_seconds=3.0, setup_seconds=2.0, peak_memory_bytes=500_000_000)
-    text = comparison_html.page(compared(wide, of_before))
+    once = row("one_device", ONE, start_up_seconds=5.0, peak_memory_bytes=500_000_000)
+    text = comparison_html.page(compared(wide, once))
     drawn = {
         title: [
             float(end) - float(start) for start, end in re.findall(r'class="line c0" d="M([\d.]+) \d+H([\d.]+)', one)
@@ -79,15 +79,3 @@ def test_the_interval_is_that_of_the_runs_own_report(tmp_path, monkeypatch):
     accuracy = float(np.mean(material.scores))
     assert expected.low < accuracy < expected.high
     assert two.intervals == {}, "its run is gone"
-
-
-def test_a_record_of_before_is_read():
-    """Comparisons that were made before have neither parts nor findings."""
-    values = compared(*rows()).model_dump(mode="json", exclude={"finding"})
-    for one in values["rows"]:
-        for name in ("step_time", "intervals", "peak_memory_bytes"):
-            one.pop(name)
-        for repeat in one["repeats"]:
-            for name in ("step_time", "sitting", "peak_memory_bytes"):
-                repeat.pop(name)
-    assert Comparison.model_validate(values).finding == ()

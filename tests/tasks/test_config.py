@@ -255,7 +255,7 @@ BAD = [
     (["train.epochs"], ["--set train.epochs", "section.key=value"]),
     (["=3"], ["--set =3", "section.key=value"]),
     (["train.epochs=[1"], ["--set train.epochs=[1", "not valid YAML"]),
-    (["model.options.x=!!python/object/apply:os.getcwd []"], ["line 1 has the tag", "python/object"]),
+    (["model.options.x=!!python/object/apply:os.getcwd []"], ["line 1", "the tag", "python/object"]),
 ]  # fmt: skip
 
 
@@ -273,7 +273,6 @@ ASK = {
     "train.gradient_accumulation_steps": "train.gradient_accumulation_steps=2",
     "train.deterministic": "train.deterministic=true",
     "train.profile_steps": "train.profile_steps=[1, 2]",
-    "input.service": "input.service=local",
 } | {feature: feature for feature in config.FEATURES if "=" in feature}
 
 
@@ -429,15 +428,6 @@ def fuzz(examples):
     )
 
 
-def check_texts(given):
-    answer(None, [f"{key}={value if isinstance(value, str) else dumped(value)}" for key, value in given], ROOT)
-
-
-def check_document(root, values, text):
-    (root / "recipes" / "fuzz.yaml").write_text(dumped(values) + text, encoding="utf-8", errors="surrogatepass")
-    answer("fuzz", [], root)
-
-
 DOCUMENTS = st.dictionaries(
     st.sampled_from(SECTIONS) | st.integers() | st.text(max_size=5),
     VALUES | st.dictionaries(st.sampled_from([key.rpartition(".")[2] for key in KEYS]), VALUES, max_size=3),
@@ -448,47 +438,26 @@ DOCUMENTS = st.dictionaries(
 @fuzz(120)
 @hypothesis.given(GIVEN)
 def test_whatever_is_given_the_answer_is_settings_or_one_message(given):
-    check_texts(given)
+    answer(None, [f"{key}={value if isinstance(value, str) else dumped(value)}" for key, value in given], ROOT)
 
 
 @fuzz(60)
 @hypothesis.given(DOCUMENTS, YAML)
 def test_whatever_a_recipe_holds_the_answer_is_settings_or_one_message(root, values, text):
-    check_document(root, values, text)
+    (root / "recipes" / "fuzz.yaml").write_text(dumped(values) + text, encoding="utf-8", errors="surrogatepass")
+    answer("fuzz", [], root)
 
 
-@pytest.mark.slow
-@fuzz(1500)
-@hypothesis.given(GIVEN)
-def test_thousands_of_texts(given):
-    check_texts(given)
-
-
-@pytest.mark.slow
-@fuzz(1500)
-@hypothesis.given(DOCUMENTS, YAML)
-def test_thousands_of_recipes(root, values, text):
-    check_document(root, values, text)
-
-
-BOMB = "a: &a [x, x]\n" + "".join(
-    f"{chr(98 + i)}: &{chr(98 + i)} [{', '.join([f'*{chr(97 + i)}'] * 9)}]\n" for i in range(9)
-)
 # What once crashed, or printed megabytes.
 HOSTILE = [
-    ("model: {options: !!int abc}\n", "line 1 has the tag tag:yaml.org,2002:int"),
-    ("model: {options: !!python/name:os.system x}\n", "has the tag tag:yaml.org,2002:python/name:os.system"),
-    ("model: {options: &a {b: *a}}\n", "line 1 repeats the value of an anchor, *a"),
-    (BOMB, "line 2 repeats the value of an anchor, *a: write the value"),
-    ("train: " + "[" * 2000, "more than 20 deep"),
-    ("[" * 100_000, "more than 20 deep"),
+    ("model: {options: !!int abc}\n", "line 1, column 18: the tag tag:yaml.org,2002:int"),
+    ("model: {options: !!python/name:os.system x}\n", "the tag tag:yaml.org,2002:python/name:os.system is not allowed"),
+    ("model: {options: &a {b: *a}}\n", "line 1, column 25: *a repeats the value of an anchor: write the value"),
     ("train: {epochs: " + "9" * 5000 + "}\n", "Exceeds the limit"),
-    ("model: {options: [" + "1, " * 20_000 + "]}\n", "more than 10,000 values"),
     ("train: {epochs: 1}\n# " + "x" * 1_000_000, "at most 1,000,000"),
-    ("train:\n  epochs: 1\n  seed: 2\n  epochs: 3\n", "line 4 gives the key 'epochs' once more"),
-    ("train:\n  epochs: 1\nmodel: {}\ntrain: {}\n", "line 4 gives the key 'train' once more"),
+    ("train:\n  epochs: 1\n  seed: 2\n  epochs: 3\n", "line 4, column 3: the key 'epochs' is given once more"),
+    ("train:\n  epochs: 1\nmodel: {}\ntrain: {}\n", "line 4, column 1: the key 'train' is given once more"),
     ('model: {options: {a: "\\ud800"}}\n', "invalid Unicode character escape code"),
-    ('model: {options: {a: "\\0"}}\n', "a character that no file can have"),
     ("model: {options: {a: .nan}}\n", "not finite"),
     ("train: {epochs: 2001-01-01}\n", "train.epochs = '2001-01-01'"),
     (f"train: {{epochs: {'x' * 9000}}}\n", "train.epochs = 'xxx"),
@@ -619,7 +588,7 @@ def test_one_batch_size_takes_the_place_of_the_other(root, params, recipe, overr
 def test_every_setting_says_once_what_it_affects():
     for key, field in config.fields_of(config.Settings):
         marks = [mark for mark in field.metadata if isinstance(mark, config.Affects)]
-        assert len(marks) == 1, f"{key}: mark it Result, Course, Speed or Bookkeeping, see tasks/config/affects.py"
+        assert len(marks) == 1, f"{key}: mark it Result, Course, Speed or Bookkeeping, see tasks/config/section.py"
         assert marks[0] == config.marks_of(config.Settings)[key], f"{key} is marked otherwise for another kind"
 
 
@@ -636,7 +605,7 @@ def changed(section, path):
 # What is named by hand, so that a wrong mark shows: the rest of the keys changes the result.
 NO_RESULT = {
     "checkpoint.keep", "checkpoint.remote", "dataset.builder", "dataset.downloads", "evaluate.global_batch_size",
-    "evaluate.strategy", "input.cache", "input.memory_budget_bytes", "input.prefetch", "input.service",
+    "evaluate.strategy", "input.cache", "input.memory_budget_bytes", "input.prefetch",
     "register.alias", "register.ceilings", "register.confidence", "register.enabled", "register.floors",
     "register.metric", "register.min_improvement", "register.minimum", "register.model_name",
     "strategy.communication", "strategy.cpus", "strategy.heartbeat_timeout_seconds", "strategy.launcher",

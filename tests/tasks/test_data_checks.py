@@ -54,7 +54,7 @@ def names_of(quality, check):
 def test_the_documentation_has_each_check_with_its_threshold():
     page = (Path(__file__).resolve().parents[2] / "docs" / "data.md").read_text(encoding="utf-8")
     told = re.findall(r"^\| `(\w+)`( \(off\))? \| .+? \| ([\d.]+) \|", page, re.MULTILINE)
-    found = {name: checks.find(name) for name in config.names_of("data/checks")}
+    found = {name: checks.find_check(name) for name in config.names_of("data/checks")}
     assert {name: (off, float(threshold)) for name, off, threshold in told} == {
         name: (" (off)" if check.action == "off" else "", check.threshold) for name, check in found.items()
     }

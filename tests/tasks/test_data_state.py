@@ -72,7 +72,7 @@ def test_what_changed_is_seen(known, change):
 def test_nothing_is_trusted_that_has_just_changed_or_changed_while_dvc_looked(known):
     assert data_state.is_known(known, "d")
     assert not data_state.is_known(known, "e")
-    (known / "tasks" / "datasets" / "__pycache__").mkdir()
+    (known / "tasks" / "data" / "builders" / "__pycache__").mkdir()
     assert data_state.is_known(known, "d"), "DVC leaves it out"
     with data_state.remembered(known, "d", trusted_after_seconds=9):
         assert not data_state.is_known(known, "d"), "while DVC is at work"

@@ -833,7 +833,6 @@ def test_images_that_are_read_at_once_are_divided_and_called_by_their_rows(proje
     made = kinds.of_images(images, CLASSES, names, describe("s", test=6))
     assert (made.features["image"].shape, made.target.class_names) == ((5, 4, 1), names)
     assert (made.splits, made.held_out.num_examples) == (("test", "train"), 6)
-    assert made.origin == {"validation_by_class": True}
     found = []
     for split, features, labels, *_ in made.blocks():
         rows = [int(made.name_of(split, row).removeprefix("row ")) for row in range(len(labels))]

@@ -55,7 +55,7 @@ def test_a_paired_difference_is_scipys_and_that_of_means(better: str) -> None:
     generator = np.random.default_rng(3)
     labels = generator.normal(size=(300, 1))
     before, after = (labels + generator.normal(0, spread, (300, 1)) for spread in (1.0, 0.8))
-    mae = metrics.find("mae").of_predictions
+    mae = metrics.find_metric("mae").of_predictions
     found = evidence.paired_bootstrap(mae, labels, before, after, better, 0.95, 0, 4000)
     errors = [abs(outputs - labels)[:, 0] for outputs in (before, after)]
     gains = errors[1] - errors[0] if better == "higher" else errors[0] - errors[1]
@@ -73,8 +73,8 @@ def test_a_paired_difference_is_scipys_and_that_of_means(better: str) -> None:
 
 def test_where_a_metric_says_nothing() -> None:
     labels, outputs = np.zeros(20, int), outputs_of(np.zeros(20, int))
-    assert metrics.find("auc").of_predictions(labels, outputs) is None
-    found = evidence.paired_bootstrap(metrics.find("auc").of_predictions, labels, outputs, outputs)
+    assert metrics.find_metric("auc").of_predictions(labels, outputs) is None
+    found = evidence.paired_bootstrap(metrics.find_metric("auc").of_predictions, labels, outputs, outputs)
     assert np.isnan(found.value)
     assert found.p_value == 1.0, "it is no evidence"
 
@@ -82,7 +82,7 @@ def test_where_a_metric_says_nothing() -> None:
 def test_the_same_outputs_are_no_evidence() -> None:
     labels = np.arange(50) % 10
     outputs = outputs_of(guesses(np.random.default_rng(0), labels, 0.8))
-    found = evidence.paired_bootstrap(metrics.find("accuracy").of_predictions, labels, outputs, outputs)
+    found = evidence.paired_bootstrap(metrics.find_metric("accuracy").of_predictions, labels, outputs, outputs)
     assert (found.value, found.interval, found.p_value) == (0.0, (0.0, 0.0), 1.0)
 
 

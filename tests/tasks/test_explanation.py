@@ -238,9 +238,6 @@ def test_what_would_be_kept_running_is_told(project, monkeypatch):
     pages = does(operation_status.explain_ui())
     assert list(pages) == ["prefect", "mlflow"]
     assert str(Path.home() / ".prefect" / "prefect.db") in pages["prefect"][1], "not what `up` keeps"
-    here, joined = (does(operation_status.explain_serve_input("grpc://a:5", first, "b")) for first in (True, False))
-    assert here["service"][0] == here["worker"][0] == joined["worker"][0] == "would run"
-    assert joined["service"] == ("is left out", "it runs at grpc://a:5")
 
 
 def test_which_job_would_end_is_told():
@@ -257,7 +254,6 @@ COMMANDS = {
     "compare": (["--strategies", "one_device,mirrored"], 6), "sweep": (["digits"], 4),
     "data add": (["flowers.csv", "--target", "kind"], 2), "sync": (["--to", "sqlite:///team.db"], 1),
     "serve-model": (["latest", "--port", "0"], 3), "up": ([], 3), "reconcile": ([], 3), "ui": ([], 2),
-    "serve-input": (["--open", "--port", str(free_ports(1)[0])], 2),
 }  # fmt: skip
 
 
@@ -277,7 +273,7 @@ def test_nothing_is_done(project, trained, run, command):
         records.save(elsewhere, Path(trained.folder, "records", "run.json"))
     before = files_of(project)
     words, num_stages = COMMANDS[command]
-    as_json = [] if command in ("up", "ui", "serve-input") else ["--json"]
+    as_json = [] if command in ("up", "ui") else ["--json"]
     done = run([*STRATAGEM, *command.split(), *words, "--explain", *as_json])
     assert done.returncode == 0, done.stderr
     assert files_of(project) == before

@@ -29,7 +29,9 @@ def row(strategy, speeds, parts=None, device=CPU, devices=1, loop="fit", base=No
         speed_up_range=(ordered[0], ordered[-1]) if base and len(ratios) > 1 else None,
         step_time=parts,
         repeats=tuple(
-            Repeat(run_id=f"r{i}", round=i, examples_per_second=speed, total_seconds=1.0, load=0.0)
+            Repeat(
+                run_id=f"r{i}", round=i, examples_per_second=speed, total_seconds=1.0, load=0.0, start_up_seconds=1.0
+            )
             for i, speed in enumerate(speeds, start=1)
         ),
         **{"num_replicas": devices, **more},

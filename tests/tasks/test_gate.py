@@ -11,7 +11,7 @@ from tasks.evaluation import gate
 from tasks.evaluation.predictions import Predictions
 from tasks.modeling import metrics
 from tasks.records import ClassMetrics, EvaluationResult, Feature, PreparedDataset, Target
-from tasks.reports import material, slices
+from tasks.reports import examples, material
 from tasks.system.errors import UserError
 from tests.tasks import made_up
 
@@ -31,8 +31,10 @@ def prepared(target: Target) -> PreparedDataset:
 def evaluation(**recalls: float) -> EvaluationResult:
     classes = tuple(ClassMetrics(name=name, precision=1, recall=r, f1=1, support=40) for name, r in recalls.items())
     return EvaluationResult(
-        run_id="r", checkpoint="c", step=1, num_examples=1, metrics={}, classes=classes, confusion_matrix=()
-    )
+        run_id="r", checkpoint="c", step=1, num_examples=1, metrics={}, classes=classes, confusion_matrix=(),
+        strategy="one_device", lower_is_better=(), outputs="mlruns/runs/r/evaluation/1.npz", outputs_sha256="",
+        test_rows="",
+    )  # fmt: skip
 
 
 def load(*overrides: str) -> config.Settings:
@@ -154,7 +156,7 @@ def towns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[PreparedData
     run = made_up.run(labels, outputs, features)
     known = material.load(run)
     assert known.prepared is not None
-    assert "town: Basel" in str(slices.slices(known)), "the gate takes the names that the report shows"
+    assert "town: Basel" in str(examples.slices(known)), "the gate takes the names that the report shows"
     return known.prepared, known.predicted
 
 
@@ -277,7 +279,7 @@ def test_a_champion_that_cannot_be_compared() -> None:
 def test_a_metric_that_says_nothing_is_no_evidence() -> None:
     labels = np.zeros(50, int)
     outputs = np.eye(10, dtype=np.float32)[labels]
-    assert metrics.find("auc").of_predictions(labels, outputs) is None
+    assert metrics.find_metric("auc").of_predictions(labels, outputs) is None
     assert not judged(load("register.metric=test/auc"), CLASSES, labels, outputs, outputs).promoted
 
 

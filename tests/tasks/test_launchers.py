@@ -15,7 +15,7 @@ import pytest
 
 from tasks import config
 from tasks.strategies import engines
-from tasks.strategies.engines import Placed, isolation, local, ray, ray_places, ray_reservation, tf_config
+from tasks.strategies.engines import Placed, isolation, local, ray, ray_places, tf_config
 from tasks.system.errors import UserError
 from tests.tasks.clusters import TWO, data_parallel, model_parallel, multi_worker, parameter_server, place_of
 
@@ -96,17 +96,17 @@ def test_more_gpus_than_there_are_are_refused(gpus, section, shown, message):
 def test_every_launcher_that_the_settings_name_has_what_a_launcher_has():
     names, _ = get_args(config.Cluster.model_fields["launcher"].annotation)
     for name in get_args(names):
-        launcher = engines.find(multi_worker(launcher=name))
+        launcher = engines.find_launcher(multi_worker(launcher=name))
         assert isinstance(launcher.STARTS_ALL, bool)
         assert callable(launcher.members)
         assert callable(launcher.network)
 
 
 def test_tf_config_is_used_where_it_is_set(monkeypatch):
-    assert engines.find(multi_worker()) is local
+    assert engines.find_launcher(multi_worker()) is local
     monkeypatch.setenv("TF_CONFIG", "{}")
-    assert engines.find(multi_worker()) is tf_config
-    assert engines.find(multi_worker(launcher="local")) is local
+    assert engines.find_launcher(multi_worker()) is tf_config
+    assert engines.find_launcher(multi_worker(launcher="local")) is local
     one_device = config.OneDevice(kind="one_device")
     assert [member.is_chief for member in engines.members(one_device)] == [True], "no cluster at all"
 
@@ -270,8 +270,8 @@ ROOMS = [
 @pytest.mark.parametrize(("nodes", "processes", "bundle", "room"), ROOMS)
 def test_processes_share_the_cores_and_gpus_of_rays_nodes(nodes, processes, bundle, room):
     have = [{"CPU": float(cpus), "GPU": float(gpus)} for cpus, gpus in nodes]
-    assert ray_reservation.find_bundle({"gpus": None, "cpus": None, "or_cpus": False}, have, processes) == bundle
-    assert ray_reservation.count_places(have, bundle) == room
+    assert ray_places.find_bundle({"gpus": None, "cpus": None, "or_cpus": False}, have, processes) == bundle
+    assert ray_places.count_places(have, bundle) == room
 
 
 # Each: a strategy of two workers, the GPUs of two nodes of eight cores, and the GPUs that each worker is to have.
@@ -292,7 +292,7 @@ GPUS_OF_RAY = [
 def test_a_worker_on_jax_has_rays_gpus_only_where_there_are_as_many_as_it_wants(section, gpus_of_nodes, each):
     """Where there are not, it forces as many CPU devices."""
     have = [{"CPU": 8.0, "GPU": float(gpus)} for gpus in gpus_of_nodes]
-    assert ray_reservation.find_bundle(ray.request(section, [2], None), have, 2).get("GPU", 0) == each
+    assert ray_places.find_bundle(ray.request(section, [2], None), have, 2).get("GPU", 0) == each
 
 
 def test_a_node_with_other_packages_code_or_folder_is_refused(tmp_path):
@@ -304,10 +304,10 @@ def test_a_node_with_other_packages_code_or_folder_is_refused(tmp_path):
     (tmp_path / "tasks" / "__init__.py").write_text("one = 1")
     other = {**ray_places.versions(str(tmp_path), []), "keras": "3.0.0"}
     message = rf"node 10.0.0.2 is not as this machine: keras is 3.0.0 there and {own['keras']} here; code is \w+ there"
-    with pytest.raises(ray_reservation.Refused, match=message):
+    with pytest.raises(ray_places.Refused, match=message):
         ray_places.check_same([same, {**same, "versions": other}], own, "token")
     message = "mlruns/logs on Ray's node 10.0.0.2 is not what this command wrote there: the project's folder must be"
-    with pytest.raises(ray_reservation.Refused, match=message):
+    with pytest.raises(ray_places.Refused, match=message):
         ray_places.check_same([{**same, "shared": False, "versions": {}}], own, "mlruns/logs/ray.token")
 
 
@@ -325,24 +325,24 @@ def test_a_seat_runs_a_member_hears_it_and_leaves_nothing(tmp_path, monkeypatch)
     (tmp_path / "work.py").write_text(WORK)
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     tempfile.tempdir = None
-    seat = ray_places.Seat(0o027)
+    actor = ray_places.MemberActor(0o027)
     before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])  # As Ray's threads have it.
-    seat.start(["work.py", "member"], str(tmp_path), {"OTHER": "given"}, None)
+    actor.start(["work.py", "member"], str(tmp_path), {"OTHER": "given"}, None)
     assert signal.SIGINT in signal.pthread_sigmask(signal.SIG_SETMASK, before)
-    seat.send('{"id": 1}')
+    actor.send('{"id": 1}')
     heard = []
     while not any(message.get("line") == '{"id": 1}\n' for message in heard) or len(heard) < 3:
-        heard += seat.read()
+        heard += actor.read()
     first, folder, other, mask, blocked = next(one["line"] for one in heard if "line" in one).split()
     assert (first, other, mask, blocked) == ("member", "given", "0o27", "set()")
     assert {"stderr": "for the terminal\n"} in heard
     assert list(tmp_path.glob("stratagem-*")) == [Path(folder)]
-    seat.signal(signal.SIGKILL)
-    assert seat.read()[-1] == {"ended": "SIGKILL"}
-    seat.start(["work.py", "again"], str(tmp_path), {"OTHER": ""}, str(tmp_path / "log"))
-    assert seat.read()[0]["line"].startswith("again ")
-    seat.leave()
-    assert seat.read()[-1] == {"ended": "exit code 0"}
+    actor.signal(signal.SIGKILL)
+    assert actor.read()[-1] == {"ended": "SIGKILL"}
+    actor.start(["work.py", "again"], str(tmp_path), {"OTHER": ""}, str(tmp_path / "log"))
+    assert actor.read()[0]["line"].startswith("again ")
+    actor.leave()
+    assert actor.read()[-1] == {"ended": "exit code 0"}
     assert (tmp_path / "log").read_text() == "for the terminal\n"
     assert list(tmp_path.glob("stratagem-*")) == []
     tempfile.tempdir = None

@@ -34,7 +34,7 @@ def test_a_mistake_is_told_in_plain_words(base, monkeypatch, name):
     folder.mkdir()
     with contextlib.chdir(folder), pytest.raises(Exception) as made:  # Of six libraries.
         MISTAKES[name](Path("."))
-    entry, words = messages.find(made.value) or pytest.fail(f"{type(made.value).__name__}: {made.value}")
+    entry, words = messages.find_message(made.value) or pytest.fail(f"{type(made.value).__name__}: {made.value}")
     assert entry.name == name
     assert "{" not in words
     assert messages.translate(made.value).endswith(f"({type(made.value).__name__}; the whole story: --debug)")
@@ -52,7 +52,7 @@ def test_what_the_table_does_not_know_stays_as_it_is():
 def test_a_cause_is_found_behind_what_wraps_it():
     error = RuntimeError("the stage failed")
     error.__cause__ = ValueError("You must call `compile()` before using the model.")
-    assert messages.find(error)[0].name == "keras_not_compiled"
+    assert messages.find_message(error)[0].name == "keras_not_compiled"
 
 
 def test_a_stage_says_it_and_debug_has_the_original(project):

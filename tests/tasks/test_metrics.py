@@ -68,7 +68,7 @@ RANKINGS = "auc", "mean_average_precision"  # A training counts their scores in 
 @pytest.mark.parametrize(("task", "name"), MEASURED)
 def test_a_training_sums_up_over_batches_what_an_evaluation_computes_at_once(task, name):
     labels, outputs = predictions(task)
-    found = metrics.find(name)
+    found = metrics.find_metric(name)
     metric = found.in_training(name, TARGETS[task])
     assert metric.name == name
     for first in range(0, len(labels), 50):  # The last one is short.
@@ -83,10 +83,10 @@ def test_parts_of_workers_add_up(task, name):
     labels, outputs = predictions(task)
     parts = []
     for part in (slice(0, 70), slice(70, None)):
-        metric = metrics.find(name).in_training(name, TARGETS[task])
+        metric = metrics.find_metric(name).in_training(name, TARGETS[task])
         metric.update_state(labels[part], outputs[part].astype("float32"))
         parts.append([np.asarray(variable) for variable in metric.variables])
-    whole = metrics.find(name).in_training(name, TARGETS[task])
+    whole = metrics.find_metric(name).in_training(name, TARGETS[task])
     whole.update_state(labels, outputs.astype("float32"))
     for variable, one, other in zip(whole.variables, *parts, strict=True):
         np.testing.assert_allclose(np.asarray(variable), one + other, rtol=1e-5)
@@ -110,16 +110,18 @@ def test_a_ranking_in_bins_is_near_the_exact_one_whatever_the_scores_are(task, s
     own = np.eye(6)[labels] if task == "classification" else labels
     outputs = scale * (generator.normal(0, 1, own.shape) + own)
     for name in RANKINGS if task == "multilabel" else RANKINGS[:1]:
-        metric = metrics.find(name).in_training(name, TARGETS[task])
+        metric = metrics.find_metric(name).in_training(name, TARGETS[task])
         metric.update_state(labels, outputs.astype("float32"))
-        assert float(metric.result()) == pytest.approx(metrics.find(name).of_predictions(labels, outputs), abs=1e-3)
+        assert float(metric.result()) == pytest.approx(
+            metrics.find_metric(name).of_predictions(labels, outputs), abs=1e-3
+        )
 
 
 def test_a_ranking_leaves_out_the_classes_that_an_evaluation_leaves_out():
     labels, outputs = predictions("classification")
     outputs = outputs[labels < 4]
     labels = labels[labels < 4]
-    auc = metrics.find("auc")
+    auc = metrics.find_metric("auc")
     metric = auc.in_training("auc", TARGETS["classification"])
     assert float(metric.result()) == 0.0
     metric.update_state(labels, outputs.astype("float32"))
@@ -127,15 +129,17 @@ def test_a_ranking_leaves_out_the_classes_that_an_evaluation_leaves_out():
     labels, outputs = predictions("multilabel")
     labels[:, 2] = 0
     for name in RANKINGS:
-        metric = metrics.find(name).in_training(name, TARGETS["multilabel"])
+        metric = metrics.find_metric(name).in_training(name, TARGETS["multilabel"])
         metric.update_state(labels, outputs.astype("float32"))
-        assert float(metric.result()) == pytest.approx(metrics.find(name).of_predictions(labels, outputs), abs=1e-3)
+        assert float(metric.result()) == pytest.approx(
+            metrics.find_metric(name).of_predictions(labels, outputs), abs=1e-3
+        )
 
 
 def test_a_ranking_tells_scores_apart_whose_probabilities_are_1_in_float32():
     labels = np.array([0, 0, 1, 1])
     outputs = np.array([[40.0, 0.0], [30.0, 0.0], [25.0, 0.0], [20.0, 0.0]])
-    metric = metrics.find("auc").in_training("auc", Target.of_classes("ab"))
+    metric = metrics.find_metric("auc").in_training("auc", Target.of_classes("ab"))
     metric.update_state(labels, outputs.astype("float32"))
     assert float(metric.result()) == 1.0
 
@@ -145,10 +149,10 @@ def test_r2_of_a_training_keeps_its_digits_far_from_0():
     labels = (20_000 + generator.normal(0, 2, (1000, 1))).astype("float32")
     outputs = labels + generator.normal(0, 1, labels.shape)
     target = Target(task="regression", num_outputs=1, mean=(20_000.4,), deviation=(2.0,))
-    metric = metrics.find("r2").in_training("r2", target)
+    metric = metrics.find_metric("r2").in_training("r2", target)
     for part in np.array_split(np.arange(1000), 7):
         metric.update_state(labels[part], outputs[part].astype("float32"))
-    assert float(metric.result()) == pytest.approx(metrics.find("r2").of_predictions(labels, outputs), abs=1e-3)
+    assert float(metric.result()) == pytest.approx(metrics.find_metric("r2").of_predictions(labels, outputs), abs=1e-3)
     metric.reset_state()
     metric.update_state(np.full((1000, 1), 20_003.3, "float32"), outputs.astype("float32"))
     assert float(metric.result()) == 0.0
@@ -159,7 +163,7 @@ def test_a_weight_counts_as_so_many_examples(name):
     task = "regression" if name == "r2" else "multilabel"
     labels, outputs = predictions(task)
     weights = np.arange(len(labels)) % 3
-    weighted, repeated = (metrics.find(name).in_training(name, TARGETS[task]) for _ in range(2))
+    weighted, repeated = (metrics.find_metric(name).in_training(name, TARGETS[task]) for _ in range(2))
     weighted.update_state(labels, outputs.astype("float32"), weights)
     repeated.update_state(np.repeat(labels, weights, axis=0), np.repeat(outputs, weights, axis=0).astype("float32"))
     assert float(weighted.result()) == pytest.approx(float(repeated.result()), rel=1e-5)
@@ -172,7 +176,7 @@ def test_a_training_measures_in_each_precision(task, name):
     try:
         for dtype in ("float64", "float32"):
             keras.config.set_floatx(dtype)
-            metric = metrics.find(name).in_training(name, TARGETS[task])
+            metric = metrics.find_metric(name).in_training(name, TARGETS[task])
             metric.update_state(labels, keras.ops.convert_to_tensor(outputs, dtype))
             found.append(float(metric.result()))
     finally:
@@ -187,7 +191,7 @@ def test_top_k_is_there_for_each_k():
     found = metrics.compute("classification", labels, outputs, metrics.without_file(settings))
     assert found[name] == pytest.approx(sklearn.top_k_accuracy_score(labels, outputs, k=3))
     assert found["top_5_accuracy"] > found[name] > found["accuracy"]
-    metric = metrics.find(name).in_training(name, TARGETS["classification"])
+    metric = metrics.find_metric(name).in_training(name, TARGETS["classification"])
     metric.update_state(labels, outputs.astype("float32"))
     assert float(metric.result()) == pytest.approx(found[name], rel=1e-5)
     assert metrics.better(f"validation/{name}") == "higher"
@@ -410,7 +414,7 @@ LOSSES = [
 @pytest.mark.parametrize(("task", "name", "smoothing"), LOSSES)
 def test_a_loss_of_an_evaluation_is_that_of_a_training(tiny, task, name, smoothing):
     section = load(f"train.loss={name}", f"train.label_smoothing={smoothing}").train
-    loss = losses.find(section, prepared_of(tiny, task))
+    loss = losses.find_loss(section, prepared_of(tiny, task))
     labels, outputs = predictions(task)
     in_training = loss.in_training()
     got = keras.ops.convert_to_numpy(
@@ -422,7 +426,7 @@ def test_a_loss_of_an_evaluation_is_that_of_a_training(tiny, task, name, smoothi
 @pytest.mark.parametrize("task", list(TARGETS))
 def test_auto_is_the_usual_loss_of_the_task(tiny, task):
     labels, outputs = predictions(task)
-    got = losses.find(load().train, prepared_of(tiny, task)).of_predictions(labels, outputs).mean()
+    got = losses.find_loss(load().train, prepared_of(tiny, task)).of_predictions(labels, outputs).mean()
     expected = {
         "classification": lambda: sklearn.log_loss(labels, softmax(outputs)),
         "multilabel": lambda: sklearn.log_loss(labels.ravel(), 1 / (1 + np.exp(-outputs.ravel()))),
@@ -449,7 +453,7 @@ def test_auto_is_the_usual_loss_of_the_task(tiny, task):
 )
 def test_a_loss_that_cannot_be_is_refused(tiny, own_losses, task, overrides, message):
     with pytest.raises(UserError, match=message):
-        losses.find(load(*overrides).train, prepared_of(tiny, task))
+        losses.find_loss(load(*overrides).train, prepared_of(tiny, task))
 
 
 @pytest.fixture
@@ -467,7 +471,7 @@ def own_losses(project, monkeypatch):
 
 
 def test_a_loss_of_ones_own(tiny, own_losses):
-    loss = losses.find(load("train.loss=own_losses:quartic").train, prepared_of(tiny, "regression"))
+    loss = losses.find_loss(load("train.loss=own_losses:quartic").train, prepared_of(tiny, "regression"))
     labels, outputs = predictions("regression")
     expected = ((outputs - labels) ** 4).mean(axis=1)
     np.testing.assert_allclose(loss.of_predictions(labels, outputs), expected, rtol=1e-5)
@@ -476,7 +480,7 @@ def test_a_loss_of_ones_own(tiny, own_losses):
 
 
 def test_a_loss_of_ones_own_has_classes_as_whole_numbers(tiny, own_losses):
-    loss = losses.find(load("train.loss=own_losses:wrong").train, prepared_of(tiny, "classification"))
+    loss = losses.find_loss(load("train.loss=own_losses:wrong").train, prepared_of(tiny, "classification"))
     labels, outputs = predictions("classification")
     expected = (labels != outputs.argmax(axis=1)).astype(float)
     np.testing.assert_allclose(loss.of_predictions(labels, outputs), expected, rtol=1e-5, atol=1e-6)
@@ -488,26 +492,32 @@ def test_a_loss_of_ones_own_has_classes_as_whole_numbers(tiny, own_losses):
 def test_a_metric_of_mixed_images_counts_the_class_with_the_largest_share(name):
     labels, outputs = predictions("classification")
     shares = 0.7 * np.eye(6)[labels] + 0.3 * np.eye(6)[labels[::-1]]
-    metric = metrics.of_largest_share(metrics.find(name).in_training(name, TARGETS["classification"]), "classification")
+    metric = metrics.of_largest_share(
+        metrics.find_metric(name).in_training(name, TARGETS["classification"]), "classification"
+    )
     for y in (shares.astype("float32"), labels):
         metric.reset_state()
         metric.update_state(y, outputs.astype("float32"))
-        assert float(metric.result()) == pytest.approx(metrics.find(name).of_predictions(labels, outputs), rel=1e-5)
+        assert float(metric.result()) == pytest.approx(
+            metrics.find_metric(name).of_predictions(labels, outputs), rel=1e-5
+        )
 
 
 def test_a_metric_of_mixed_images_counts_the_labels_of_half_an_image():
     labels, outputs = predictions("multilabel")
     shares = 0.7 * labels + 0.3 * labels[::-1]
-    metric = metrics.find("micro_f1").in_training("micro_f1", TARGETS["multilabel"])
+    metric = metrics.find_metric("micro_f1").in_training("micro_f1", TARGETS["multilabel"])
     metric = metrics.of_largest_share(metric, "multilabel")
     metric.update_state(shares.astype("float32"), outputs.astype("float32"))
-    assert float(metric.result()) == pytest.approx(metrics.find("micro_f1").of_predictions(labels, outputs), rel=1e-5)
+    assert float(metric.result()) == pytest.approx(
+        metrics.find_metric("micro_f1").of_predictions(labels, outputs), rel=1e-5
+    )
 
 
 @pytest.mark.parametrize("name", ["auto", "mean_squared_error"])
 def test_a_loss_of_shares_is_the_mean_of_the_losses_of_classes_or_that_of_the_distance(digits, name):
     section = config.load(None, {"train.loss": name}).train
-    loss = losses.find(section, digits, shares=True).in_training()
+    loss = losses.find_loss(section, digits, shares=True).in_training()
     labels, logits = np.array([1, 2]), np.random.default_rng(0).normal(size=(2, 10)).astype("float32")
     one_hot = np.eye(10, dtype="float32")[labels]
     shares = 0.75 * one_hot + 0.25 * one_hot[::-1]
@@ -523,4 +533,4 @@ def test_a_loss_of_shares_is_the_mean_of_the_losses_of_classes_or_that_of_the_di
 def test_a_loss_of_ones_own_takes_no_shares(digits, project):
     section = config.load(None, {"train.loss": "own:loss"}).train
     with pytest.raises(UserError, match=r"train\.loss = 'own:loss': takes classes, and input\.augmentation\.mixup"):
-        losses.find(section, digits, shares=True)
+        losses.find_loss(section, digits, shares=True)

@@ -8,7 +8,7 @@ import pytest
 import yaml
 
 from tasks import config
-from tasks.data import data_state, dataset_folder, installed_code
+from tasks.data import data_state, dataset_folder
 from tasks.operations import dvc_data, dvc_stages, explanation, new_project
 from tasks.runs import lineage
 from tasks.system.errors import UserError
@@ -144,9 +144,9 @@ def test_stages_depend_on_the_digests_of_their_code(made, code_in):
     stages = yaml.safe_load((folder / "dvc.yaml").read_text())["stages"]
     for name, stage in stages.items():
         assert stage["cmd"] == f"python -m stratagem stage {name} ${{dataset.name}}"
-        assert {f"data/${{dataset.name}}/{installed_code.PINS}": [name]} in stage["params"]
+        assert {f"data/${{dataset.name}}/{dataset_folder.PINS}": [name]} in stage["params"]
         assert stage.get("deps", []) == (["data/${dataset.name}/raw"] if name == "prepare" else [])
-    pins = (folder / installed_code.PINS).read_text()
+    pins = (folder / dataset_folder.PINS).read_text()
     assert set(yaml.safe_load(pins)) == set(stages)
     for one in (folder / "raw", folder / "prepared", made / ".dvc" / "tmp"):
         one.mkdir()
@@ -167,7 +167,7 @@ def test_stages_depend_on_the_digests_of_their_code(made, code_in):
         "the installed package has other code than the one that made it",
     )
     dataset_folder.pin_code("digits", made)
-    changed = yaml.safe_load((folder / installed_code.PINS).read_text())
+    changed = yaml.safe_load((folder / dataset_folder.PINS).read_text())
     before = yaml.safe_load(pins)
     assert changed["download"] == before["download"]
     assert changed["prepare"] != before["prepare"]
@@ -176,8 +176,8 @@ def test_stages_depend_on_the_digests_of_their_code(made, code_in):
 def test_a_table_of_ones_own_depends_on_its_file_and_on_the_digest(made):
     described = config.describe({"kind": "table", "name": "t", "source": "tasks/t.csv", "target": "y"}, "here")
     written = dataset_folder.local_pipeline(described)
-    text = installed_code.pipeline(written)
-    assert list(yaml.safe_load(installed_code.pins(written))) == ["prepare"]
+    text = dataset_folder.installed_pipeline(written)
+    assert list(yaml.safe_load(dataset_folder.code_pins(written))) == ["prepare"]
     (stage,) = yaml.safe_load(text)["stages"].values()
     assert stage["deps"] == ["tasks/t.csv"], "a file of the user's, whatever its folder is called"
     assert stage["params"][0] == {"data/${dataset.name}/code.json": ["prepare"]}

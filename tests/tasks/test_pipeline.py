@@ -66,7 +66,7 @@ def _begin(project: Path, name: str, dataset: str) -> Path:
         "lineage": dict.fromkeys(("git_commit", "git_dirty", "data_version"))
         | {"code_digest": "", "settings_digest": ""},
     }  # fmt: skip
-    (folder / "records" / "run.json").write_text(Run.model_validate(values).model_dump_json())
+    records.save(Run.model_validate(values), folder / "records" / "run.json")
     return folder
 
 

@@ -279,7 +279,7 @@ def test_what_cannot_be_written_is_left_as_it_was(project, monkeypatch):
 def test_a_pruned_run_is_refused_where_its_weights_are_needed(project):
     finished, killed = write_run(1), write_run(2, "KILLED")
     write_results(finished)
-    assert runs.find_unfinished(config.restore(killed.settings), killed.lineage) == killed
+    assert runs.find_unfinished(config.parse(killed.settings), killed.lineage) == killed
     assert pruned(keep_last=0, unfinished=True) == [2, 1]
     settings = config.load()
     assert runs.find_unfinished(settings, killed.lineage) is None, "a new one begins"

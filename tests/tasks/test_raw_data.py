@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from tasks import config
-from tasks.data import prepared_data, raw_data
+from tasks.data import prepared_data
 from tasks.input import sources
 from tasks.operations import dvc_data
 from tasks.runs import lineage
@@ -62,7 +62,7 @@ def test_a_changed_shard_is_refused_where_it_is_streamed(project, raw, has_listi
 
 def test_a_shard_is_read_again_only_where_it_was_written_to(project, raw, monkeypatch):
     prepared = dvc_data.load_prepared("digits")
-    raw_data.verify(prepared, trusted_after_seconds=0)
+    prepared_data.verify_raw(prepared, trusted_after_seconds=0)
     read = []
     opened = Path.open
     monkeypatch.setattr(Path, "open", lambda path, *a, **k: read.append(path.name) or opened(path, *a, **k))
@@ -70,7 +70,7 @@ def test_a_shard_is_read_again_only_where_it_was_written_to(project, raw, monkey
     def shards_read(trusted_after_seconds: float = 0) -> list[str]:
         read.clear()
         try:
-            raw_data.verify(prepared, trusted_after_seconds)
+            prepared_data.verify_raw(prepared, trusted_after_seconds)
         except UserError:
             read.append("refused")
         return [name for name in read if "tfrecord" in name or name == "refused"]
@@ -87,4 +87,4 @@ def test_a_shard_is_read_again_only_where_it_was_written_to(project, raw, monkey
 
 
 def test_without_dvc_nothing_is_compared(project, tiny):
-    raw_data.verify(tiny)
+    prepared_data.verify_raw(tiny)

@@ -21,6 +21,11 @@ DIVERGED = EvaluationResult(
     metrics={"test/loss": math.nan, "test/accuracy": 0.5},
     classes=(records.ClassMetrics(name="0", precision=0.5, recall=1.0, f1=2 / 3, support=1),),
     confusion_matrix=((1, 0), (1, 0)),
+    strategy="one_device",
+    lower_is_better=("test/loss",),
+    outputs="mlruns/runs/r/evaluation/3.npz",
+    outputs_sha256="0" * 64,
+    test_rows="0" * 64,
 )
 
 
@@ -117,6 +122,39 @@ def test_a_record_that_cannot_be_read(content, said, tmp_path):
         records.load(SourceFile, path)
     assert str(caught.value).startswith(f"{path} {said}")
     assert "\n" not in str(caught.value)
+
+
+RUN = records.Run(
+    run_id="r",
+    experiment="e",
+    name="n",
+    folder="mlruns/runs/r",
+    lineage=records.Lineage(git_commit=None, git_dirty=None, code_digest="", settings_digest="", data_version=None),
+    settings={},
+)
+
+
+def test_a_run_carries_the_number_of_its_format(tmp_path):
+    path = records.save(RUN, tmp_path / "run.json")
+    assert json.loads(path.read_text())["format"] == records.FORMAT == 1
+    assert records.load(records.Run, path) == RUN
+    assert "format" not in json.loads(records.save(OLD, tmp_path / "record.json").read_text()), "a part of a folder"
+
+
+@pytest.mark.parametrize(
+    ("given", "found"), [({}, "no format number"), ({"format": 2}, "format 2"), ({"format": "1"}, "format '1'")]
+)
+def test_a_run_of_another_format_is_rejected_in_one_sentence(given, found, tmp_path):
+    """Also where its other fields are those of another version."""
+    path = tmp_path / "run.json"
+    for fields in (RUN.model_dump(mode="json"), {"id": 5}):
+        path.write_text(json.dumps(given | fields))
+        with pytest.raises(UserError) as caught:
+            records.load(records.Run, path)
+        assert str(caught.value) == (
+            f"{path} has {found}, and this version of Stratagem reads format 1 only: start the run again with --fresh, "
+            "or remove its folder"
+        )
 
 
 def test_a_record_cannot_be_changed():

@@ -19,6 +19,11 @@ def evaluation(matrix, names=None, metrics=None):
         metrics=metrics or {"test/loss": 0.5, "test/accuracy": 0.75, "test/top_5_accuracy": 1.0},
         classes=tuple(ClassMetrics(name=name, precision=0, recall=0, f1=0, support=0) for name in names),
         confusion_matrix=tuple(map(tuple, np.asarray(matrix).tolist())),
+        strategy="one_device",
+        lower_is_better=(),
+        outputs="mlruns/runs/r/evaluation/1.npz",
+        outputs_sha256="",
+        test_rows="",
     )
 
 
@@ -186,7 +191,7 @@ WORKED = ComparisonRow(
     strategy="model_parallel", loop="fit", run_id="r1", devices=("cpu:0", "cpu:1"), num_replicas=1, steps=41,
     metrics={"test/accuracy": 0.98765, "test/loss": 0.25}, examples_per_second=1234.5, seconds_per_epoch=2.25,
     total_seconds=25.25, speed_up=0.5, speed_up_range=(0.45, 0.55), efficiency=0.25, start_seconds=12.5,
-    setup_seconds=1.25, tracing_seconds=100.4,
+    setup_seconds=1.25, start_up_seconds=13.75, tracing_seconds=100.4,
     restarts=("worker 1 died (SIGKILL)",),
 )  # fmt: skip
 FAILED = ComparisonRow(strategy="tpu", loop="custom", reason='no TPU, "nowhere"')

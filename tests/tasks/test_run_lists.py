@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from flows.cli import run_tables
-from tasks import config, records, runs
+from tasks import config, runs
 from tasks.modeling import metrics
 from tasks.operations import pipeline
 from tasks.records import MetricPair, RunDifference
@@ -79,7 +79,7 @@ def test_the_best_by_a_metric_of_ones_own_come_first(project):
     """What is better lies in the user's code, which a list of runs does not import."""
     far, near = "test/absent:far", "test/absent:near"
     assert not pipeline.lower_is_better(far), "no run has it"
-    for number, lower, value in ((1, (far,), 0.1), (2, (far,), 0.3), (3, None, 0.2)):
+    for number, lower, value in ((1, (far,), 0.1), (2, (far,), 0.3), (3, (far,), 0.2)):
         write_results(write_run(number), lower_is_better=lower, **{"absent:far": value, "absent:near": value})
     assert listed(sort=far, lowest_first=pipeline.lower_is_better(far)) == [1, 3, 2]
     assert listed(sort=near, lowest_first=pipeline.lower_is_better(near)) == [2, 3, 1]
@@ -87,7 +87,7 @@ def test_the_best_by_a_metric_of_ones_own_come_first(project):
 
 def test_which_is_better_is_known_of_each_metric():
     for name in config.names_of("modeling/metrics"):
-        assert pipeline.lower_is_better(f"test/{name}") == (metrics.find(name).better == "lower"), name
+        assert pipeline.lower_is_better(f"test/{name}") == (metrics.find_metric(name).better == "lower"), name
     assert pipeline.lower_is_better("validation/loss")
     assert not pipeline.lower_is_better("test/top_3_accuracy"), "of which there is no file"
     assert not pipeline.lower_is_better("examples_per_second"), "it is no metric"
@@ -156,6 +156,20 @@ def test_a_damaged_record_hides_no_other_run(three, file, content, is_listed):
     assert listed() == ([3, 2, 1] if is_listed else [3, 1])
     problems = runs.list_runs(ALL).unreadable
     assert (file.split("/")[-1] in problems.get(f"mlruns/runs/{run_id_of(2)}", "")) is ("pruned" not in file)
+
+
+def test_a_run_of_another_format_is_named_once_and_left_out(three, caplog):
+    folder = f"mlruns/runs/{run_id_of(2)}"
+    path = Path(folder, "records", "run.json")
+    path.write_text(path.read_text().replace('"format": 1', '"format": 0'))
+    runs.forget(folder)
+    assert listed() == [3, 1]
+    assert listed() == [3, 1]
+    said = f"{path.absolute()} has format 0, and this version of Stratagem reads format 1 only: start the run again"
+    assert runs.list_runs(ALL).unreadable[folder].startswith(said)
+    assert len([message for message in caplog.messages if message.startswith(said)]) == 1
+    with pytest.raises(UserError, match="has format 0"):
+        runs.find(run_id_of(2))
 
 
 @pytest.mark.parametrize("settings", [{"dataset": 5}, {"dataset": {"name": "digits"}, "model": 5}, {}])
@@ -247,16 +261,3 @@ def test_a_run_that_was_not_evaluated_is_named_where_metrics_are_compared(capsys
     run_tables.print_difference(found)
     said = " ".join(capsys.readouterr().out.split())
     assert "of 95 %; bbbbbbbb was not evaluated (stratagem evaluate --run bbbbbbbb)" in said
-
-
-def test_the_record_of_before_is_listed(three):
-    """A run of an older version has neither the time of its start nor all sections."""
-    path = Path("mlruns/runs", run_id_of(1), "records", "run.json")
-    before = json.loads(path.read_text())
-    for name in ("start_time", "project", "store", "boot"):
-        del before[name]
-    path.write_text(json.dumps(before | {"settings": {"dataset": {"name": "digits"}}}))
-    line = runs.list_runs(runs.RunFilter(dataset="digits")).runs[-1]
-    assert (line.model, line.strategy, line.metrics["test/accuracy"]) == ("", "", 0.9)
-    assert line.began[:4] == str(datetime.now(UTC).year)
-    assert runs.show(records.load(records.Run, path)).run == line

@@ -13,24 +13,13 @@ from PIL import Image
 
 from tasks import config, records, runs
 from tasks.data import quality_report
+from tasks.data.kinds import Metadata
 from tasks.evaluation import evidence
-from tasks.evaluation.binned import bins
-from tasks.evaluation.slices import MetadataColumn, every, quarters
+from tasks.evaluation.predictions import bins
+from tasks.evaluation.slices import every, quarters
 from tasks.modeling import metrics
 from tasks.records import EvaluationResult, RunStatus, RunSummary
-from tasks.reports import (
-    calibration,
-    classes,
-    contents,
-    curves,
-    intervals,
-    mistakes,
-    numbers,
-    page,
-    reliability,
-    slices,
-    svg,
-)
+from tasks.reports import contents, examples, intervals, page, reliability, results, svg
 from tasks.reports.material import layers, load
 from tests.tasks import made_up
 
@@ -106,7 +95,7 @@ def test_an_interval_is_what_measuring_each_resample_gives(task):
 def test_equal_scores_count_half_in_the_interval_of_an_auc():
     labels, logits = made_up.classification(200, 2)
     logits = np.round(logits)
-    area = metrics.find("auc").of_predictions
+    area = metrics.find_metric("auc").of_predictions
     low, high = made_up.bootstrap(area, labels, logits)
     found = intervals.of_metric(load(made_up.run(labels, logits)), "auc")
     assert found == pytest.approx((low, high), abs=0.15 * (high - low))
@@ -164,10 +153,10 @@ def test_the_brier_score_is_scikit_learns():
     shares = load(made_up.run(labels, logits)).probabilities
     # Over two classes each distance counts twice.
     of_one = sklearn.metrics.brier_score_loss(labels, shares[:, 1])
-    assert calibration.brier(shares, labels).mean() == pytest.approx(2 * of_one)
+    assert results.brier(shares, labels).mean() == pytest.approx(2 * of_one)
     several, _ = multilabel()
     given = np.random.default_rng(0).random(several.shape)
-    assert calibration.brier(given, several).mean() == pytest.approx(
+    assert results.brier(given, several).mean() == pytest.approx(
         np.mean([sklearn.metrics.brier_score_loss(several[:, place], given[:, place]) for place in range(3)])
     )
 
@@ -177,11 +166,11 @@ def test_classes_are_the_worst_first_and_the_largest_confusion_is_named():
     logits[np.arange(150), labels] = 5
     logits[100:140] = [0, 9, 0]
     made = load(made_up.run(labels, logits, class_names=("dog", "cat", "wolf")))
-    (by_class,) = tables(classes.by_class(made))
+    (by_class,) = tables(results.by_class(made))
     report = sklearn.metrics.classification_report(labels, logits.argmax(1), output_dict=True)
     assert [row[0] for row in cells(by_class)] == ["wolf", "cat", "dog"]
     assert cells(by_class)[0][1:] == [f"{report['2'][key]:.4f}" for key in ("precision", "recall", "f1-score")] + ["50"]
-    (pairs,) = tables(classes.confusion(made))
+    (pairs,) = tables(results.confusion(made))
     assert cells(pairs) == [["wolf", "cat", "40", "80.0%"]]
 
 
@@ -189,7 +178,7 @@ def test_classes_are_the_worst_first_and_the_largest_confusion_is_named():
 def test_a_matrix_of_many_classes_is_no_wider_than_a_page_and_its_names_do_not_overlap(num):
     labels, logits = made_up.classification(2 * num, num)
     names = tuple(f"a rather long name of the class {place}" for place in range(num))
-    drawn = str(classes.confusion(load(made_up.run(labels, logits, {}, names))).blocks[0].drawings[0])
+    drawn = str(results.confusion(load(made_up.run(labels, logits, {}, names))).blocks[0].drawings[0])
     width = float(re.search(r'width="(\d+)"', drawn)[1])
     assert width <= 1160
     rows = [float(y) for y in re.findall(r'y="([\d.]+)" class="end"', drawn)]
@@ -201,7 +190,7 @@ def test_the_most_confident_mistake_is_the_first_picture():
     labels, logits = np.zeros(40, np.int64), np.tile(np.float32([2, 0, 0]), (40, 1))
     logits[7], logits[9] = [0, 3, 0], [0, 0, 9]
     features = made_up.arrays(40)
-    section = mistakes.mistakes(load(made_up.run(labels, logits, features)))
+    section = examples.mistakes(load(made_up.run(labels, logits, features)))
     shown, table = section.blocks
     assert [picture.caption for picture in shown.pictures] == [
         ("true: class 0", "predicted: class 2, 100.0%"), ("true: class 0", "predicted: class 1, 90.9%"),
@@ -222,11 +211,11 @@ def test_the_most_confident_mistake_is_the_first_picture():
 def test_the_largest_errors_and_the_most_wrong_labels_come_first():
     labels, outputs = regression(50)
     outputs[17] = labels[17] + 1000
-    (table,) = mistakes.mistakes(load(made_up.run(labels, outputs, made_up.arrays(50, ("numbers",))))).blocks
+    (table,) = examples.mistakes(load(made_up.run(labels, outputs, made_up.arrays(50, ("numbers",))))).blocks
     assert cells(table)[0][:3] == ["17", f"{labels[17, 0]:.6g}", f"{outputs[17, 0]:.6g}"]
     labels, outputs = multilabel(50)
     labels[3], outputs[3] = [1, 0, 1], [9, -9, -9]
-    (table,) = mistakes.mistakes(load(made_up.run(labels, outputs, made_up.arrays(50, ("numbers",))))).blocks
+    (table,) = examples.mistakes(load(made_up.run(labels, outputs, made_up.arrays(50, ("numbers",))))).blocks
     assert cells(table)[0][:3] == ["3", "class 2", "0.0% for class 2"]
 
 
@@ -238,12 +227,12 @@ def test_a_part_on_which_a_model_fails_is_the_first_slice_with_its_interval():
     in_basel = features["categories"][:, 0] == 3
     wrong = np.flatnonzero(in_basel)[: int(in_basel.sum() * 0.75)]
     logits[wrong] = logits[wrong][:, ::-1]
-    (table, *others) = tables(slices.slices(load(made_up.run(labels, logits, features))))
-    name, examples, accuracy, interval, _ = cells(table)[0]
+    (table, *others) = tables(examples.slices(load(made_up.run(labels, logits, features))))
+    name, count_shown, accuracy, interval, _ = cells(table)[0]
     right = in_basel.copy()
     right[wrong] = False
     low, high = evidence.interval_of_mean(right[in_basel])
-    assert (name, examples) == ("town: Basel", str(int(in_basel.sum())))
+    assert (name, count_shown) == ("town: Basel", str(int(in_basel.sum())))
     assert accuracy == f"{right.sum() / in_basel.sum():.4f}"
     assert interval == f"{low:.4f} to {high:.4f}"
     known = {row[0].partition(":")[0] for one in (table, *others) for row in cells(one)}
@@ -260,7 +249,7 @@ def test_a_category_that_is_spelled_as_a_slice_of_no_category_has_a_name_of_its_
     for place, name in enumerate(("missing", "unknown", "'unknown'", "''missing''")):
         assert (found[name] == (features["categories"][:, 0] == place)).all()
     values = ["missing", None, "unknown"] * 100
-    test = dataclasses.replace(made.test, metadata={"clinic": MetadataColumn("category", values)})
+    test = dataclasses.replace(made.test, metadata={"clinic": Metadata("category", values)})
     found = {one.name: one.rows for one in every(made.task, made.class_names, labels, test) if one.by == "clinic"}
     assert {name: np.flatnonzero(rows)[0] for name, rows in found.items()} == {
         "'missing'": 0,
@@ -279,7 +268,7 @@ def test_small_images_of_which_a_model_is_unsure_are_a_slice():
         quality = records.DataQuality(arrays=arrays, looked_at={"test": 200}, checks={}, pictures=())
         records.save(quality, load(run).folder.parents[2] / "data/made/report" / quality_report.QUALITY)
         np.save(load(run).folder.parents[2] / "data/made/report" / quality_report.SIZES, kept)
-        found = [row[0] for table in tables(slices.slices(load(run))) for row in cells(table)]
+        found = [row[0] for table in tables(examples.slices(load(run))) for row in cells(table)]
         return sorted(name for name in found if name.startswith("original pixels of image"))
 
     own = quality_report.arrays_of(load(run).prepared)
@@ -314,14 +303,14 @@ def test_of_a_regression_the_worst_slice_has_the_largest_error():
     old = made_up.arrays(400, ("numbers",))
     worst = old["numbers"][:, 0] >= np.quantile(old["numbers"][:, 0], 0.75)
     outputs[worst] += 40
-    table = tables(slices.slices(load(made_up.run(labels, outputs, old))))[0]
+    table = tables(examples.slices(load(made_up.run(labels, outputs, old))))[0]
     assert cells(table)[0][0].startswith("age: ")
     assert cells(table)[0][2] == f"{np.abs(outputs - labels)[worst].astype(np.float64).mean():.4f}"
 
 
 def test_residuals_are_drawn_for_each_number_and_a_sample_of_many():
     labels, outputs = regression(3000)
-    (figure,) = numbers.residuals(load(made_up.run(labels, outputs, {}))).blocks
+    (figure,) = results.residuals(load(made_up.run(labels, outputs, {}))).blocks
     parity, by_given, spread = map(str, figure.drawings)
     assert parity.count("h0") == by_given.count("h0") == 2000
     assert "Drawn are 2,000 of 3,000" in figure.caption
@@ -331,7 +320,7 @@ def test_residuals_are_drawn_for_each_number_and_a_sample_of_many():
 
 
 def test_the_curves_have_their_checkpoints_and_a_gap_where_there_is_no_number():
-    section = curves.curves(load(made_up.run(*made_up.classification())))
+    section = results.curves(load(made_up.run(*made_up.classification())))
     (figure,) = section.blocks
     assert "A dashed line is a checkpoint: evaluated, latest at step 30; best at step 20." in figure.caption
     loss, rate = map(str, figure.drawings)
@@ -452,8 +441,8 @@ def test_other_data_than_those_of_the_evaluation_are_not_shown_as_its_mistakes()
     manifest.write_text(manifest.read_text().replace('test_labels.npy": "data', 'test_labels.npy": "other'))
     made = load(run)
     assert made.test is None
-    assert "The test rows are others by now" in mistakes.mistakes(made).blocks[0].text
-    assert {row[0].partition(":")[0] for row in cells(tables(slices.slices(made))[0])} == {"class"}
+    assert "The test rows are others by now" in examples.mistakes(made).blocks[0].text
+    assert {row[0].partition(":")[0] for row in cells(tables(examples.slices(made))[0])} == {"class"}
     manifest.unlink()
     said = Parsed(page.write(run).page.read_text(encoding="utf-8")).said
     assert "The data are not here any more" in said

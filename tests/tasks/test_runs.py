@@ -196,18 +196,6 @@ def test_a_container_with_a_new_name_ends_what_the_one_before_left(holder):
     assert left.pid == holder.pid
 
 
-def test_a_note_of_before_is_read_and_counts_as_it_did(holder):
-    (path,) = Path("mlruns/active").glob("*.json")
-    before = json.loads(path.read_text())
-    for name in ("boot", "process_space"):
-        del before[name]
-    path.write_text(json.dumps(before))
-    assert runs.crashed_holders() == []
-    holder.kill()
-    holder.wait()
-    assert len(runs.crashed_holders()) == 1
-
-
 def test_the_lock_of_a_killed_process_is_removed_and_one_that_is_held_stays(holder):
     with runs.lock("other", "a training"):
         holder.kill()
@@ -305,7 +293,7 @@ def test_leftovers_of_killed_processes_are_removed_and_those_at_work_left_alone(
     half = [Path(run.folder, "checkpoints", ".7.partial") for run in (dead, alive)]
     export = Path(dead.folder, "models", ".final.partial.keras")
     scratch = [Path("data/digits", name) for name in (".scratch.x", ".prepared.y")]
-    scratch += [Path("mlruns/.input.z"), Path("mlruns/.cache.z")]
+    scratch.append(Path("mlruns/.cache.z"))
     whole = [Path(dead.folder, "checkpoints", "5"), Path("data/digits/raw")]
     for folder in (*half, *scratch, *whole, export.parent):
         folder.mkdir(parents=True)
@@ -316,12 +304,12 @@ def test_leftovers_of_killed_processes_are_removed_and_those_at_work_left_alone(
     Path(linked.folder, "checkpoints").symlink_to(outside)
     for folder in scratch:
         (folder / files.MARK).touch()
-    served = Path("mlruns/.input.w")
-    served.mkdir()
-    with runs.lock(alive.key, "a training"), FileLock(served / files.MARK):
+    cached = Path("mlruns/.cache.w")
+    cached.mkdir()
+    with runs.lock(alive.key, "a training"), FileLock(cached / files.MARK):
         assert set(runs.remove_leftovers()) == {(Path.cwd() / path) for path in (half[0], export, *scratch)}
     assert half[1].exists()
-    assert served.exists()
+    assert cached.exists()
     assert all(path.exists() for path in whole)
     assert [path.name for path in outside.iterdir()] == [".9.partial"], "the user's, behind a link"
     assert not any(path.exists() for path in (half[0], export, *scratch))
@@ -401,7 +389,7 @@ def test_a_record_that_was_edited_leads_nowhere_else(settings):
         epoch_seconds=(), history={}, stopped_early=False, checkpoints=f"{folder}/checkpoints",
         checkpoint=f"{folder}/checkpoints/1", best_checkpoint=f"{folder}/checkpoints/1",
         final_model=f"{folder}/models/final-1.keras", best_model=f"{folder}/models/best-1.keras", weights_digest="w",
-        best_weights_digest="w",
+        best_weights_digest="w", optimizer="SGD",
     )  # fmt: skip
     for name, field, value in EDITS:
         records.save(run, Path(folder, "records", "run.json"))

@@ -10,7 +10,7 @@ import pytest
 from tasks import records
 from tasks.evaluation import evidence
 from tasks.modeling import metrics
-from tasks.reports import comparison_html, influence, intervals, side_by_side
+from tasks.reports import comparison_html, intervals, side_by_side
 from tasks.reports.material import load
 from tests.tasks import made_up
 from tests.tasks import test_findings as comparisons
@@ -99,9 +99,9 @@ def test_what_examples_move_is_the_derivative_of_the_metric(task, name):
     labels, outputs = made_up.classification(60, 3) if task == "classification" else TASKS[task](60)
     outputs = np.round(outputs * 2) / 2  # So that some scores are equal.
     made = load(made_up.run(labels, outputs))
-    moved = influence.of_metric(made, name)
+    moved = intervals.influence_on(made, name)
     assert moved.sum() == pytest.approx(0, abs=1e-9), "all weights doubled change nothing"
-    measure, many = metrics.find(name).of_predictions, 300
+    measure, many = metrics.find_metric(name).of_predictions, 300
     outputs = outputs.astype(np.float64)
     for row in (0, 7, 31):
         rows = np.concatenate([np.repeat(np.arange(60), many), [row]])  # The weight of one is 1 + 1 / 300.

@@ -332,7 +332,7 @@ def test_a_pod_finds_the_others_and_the_settings(manifests, root, monkeypatch):
     for one in container["env"]:
         monkeypatch.setenv(one["name"], one["value"])
     monkeypatch.setenv("JOB_COMPLETION_INDEX", "1")
-    assert engines.find(settings.strategy) is pods
+    assert engines.find_launcher(settings.strategy) is pods
     (member,) = pods.members(settings.strategy)
     told = json.loads(member.environment["TF_CONFIG"])
     assert told["task"] == {"type": "worker", "index": 1}
@@ -391,13 +391,13 @@ def test_a_folder_that_the_nodes_do_not_share_is_refused(root, monkeypatch, writ
 
 def test_a_step_of_several_tasks_is_slurms_without_being_told(root, monkeypatch):
     section = config.load(None, ["strategy.kind=multi_worker"]).strategy
-    assert engines.find(section).STARTS_ALL
+    assert engines.find_launcher(section).STARTS_ALL
     monkeypatch.setenv("SLURM_STEP_NUM_TASKS", "1")  # A batch script's own.
-    assert engines.find(section).STARTS_ALL
+    assert engines.find_launcher(section).STARTS_ALL
     monkeypatch.setenv("SLURM_STEP_NUM_TASKS", "2")
-    assert engines.find(section) is launcher
+    assert engines.find_launcher(section) is launcher
     monkeypatch.setenv("TF_CONFIG", "{}")
-    assert engines.find(section) is not launcher
+    assert engines.find_launcher(section) is not launcher
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ import pytest
 from tasks import runs, sweeps
 from tasks.records import Limits, Sweep, SweepPlan, Trial
 from tasks.reports import sweep_cells, sweep_remarks, sweep_table
-from tasks.reports.sweep_page import write as write_page
+from tasks.reports import sweep_page as write_page
 from tasks.runs import lineage
 from tasks.sweeps import sampler
 from tasks.sweeps.halving import limits, rungs

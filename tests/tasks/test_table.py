@@ -562,7 +562,7 @@ def test_a_number_may_be_its_place_among_the_quantiles_of_the_training_split(sou
         # Of values that float32 rounded.
         np.testing.assert_allclose(array(prepared, "number", split), peer.transform(values), rtol=0, atol=1e-5)
     assert prepared.splits["train"].num_missing["age"] == plain.splits["train"].num_missing["age"] > 50
-    served = Encoder(**prepared_data.encoding(prepared)).encode({"age": [1e30, -1.0, None]})["number"]
+    served = Encoder(**prepared_data.encoder_config(prepared)).encode({"age": [1e30, -1.0, None]})["number"]
     assert served[:2, 0].tolist() == [1, 0]
     assert served[2, 0] == pytest.approx(peer.transform([[column.fill]])[0, 0], abs=1e-5)
 

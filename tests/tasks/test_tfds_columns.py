@@ -388,7 +388,9 @@ def test_a_number_that_is_a_category_is_spelled_as_a_person_writes_it(add):
     made = add("Doses", columns={"dose": "category"})
     assert sorted(vocabulary(made)[0]) == ["0.1", "0.25"]
     (column,) = columns_of(made, "category")
-    encoder = encoding.Encoder(prepared_data.encoding(made)["features"], prepared_data.encoding(made)["vocabularies"])
+    encoder = encoding.Encoder(
+        prepared_data.encoder_config(made)["features"], prepared_data.encoder_config(made)["vocabularies"]
+    )
     places = encoder.encode({column: [0.1, 0.25], "age": [1.0, 1.0]})["category"][:, 0]
     assert (places >= encoding.FIRST).all()
 

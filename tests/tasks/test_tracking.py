@@ -246,7 +246,8 @@ def test_a_comparison_is_the_parent_of_its_runs(store: Path) -> None:
     one = {"strategy": "one_device", "loop": "fit", "num_replicas": 1, "tracing_seconds": 0.5}
 
     def once(run: records.Run) -> tuple[records.Repeat, ...]:
-        return (records.Repeat(run_id=run.run_id, round=1, examples_per_second=9.0, total_seconds=1.0, load=0.5),)
+        one = {"round": 1, "examples_per_second": 9.0, "total_seconds": 1.0, "load": 0.5, "start_up_seconds": 1.0}
+        return (records.Repeat(run_id=run.run_id, **one),)
 
     rows = (
         records.ComparisonRow(run_id=first.run_id, repeats=once(first), speed_up=1.0, **one),
@@ -433,15 +434,6 @@ def test_runs_whose_process_died_are_ended_as_they_had_put_down_or_as_killed(sto
         f"MLflow run {resumed.run_id}",
     }
     assert tracking.end_crashed() == []
-
-
-def test_runs_of_before_whose_tag_is_the_host_and_the_folder_are_ended_too(store: Path) -> None:
-    run = start()
-    before = run.model_copy(update={"boot": "", "project": ""})
-    records.save(before, Path(run.folder, "records", "run.json"))
-    tracking.open_store().set_tag(run.run_id, "held_by", f"{socket.gethostname()}:{config.project_root()}:{run.key}")
-    runs.set_status(run, "FAILED", "no number")  # Put down, and not told.
-    assert [(ended.what, ended.status) for ended in tracking.end_crashed()] == [(f"MLflow run {run.run_id}", "FAILED")]
 
 
 LEADING = """
@@ -675,16 +667,6 @@ def test_what_is_kept_is_delivered_with_the_next_event_and_before_it(run: record
     tracking.set_tags(run, {"checkpoint": "second"})
     assert tracking.open_store().get_run(run.run_id).data.tags["checkpoint"] == "second"
     assert runs.undelivered() == []
-
-
-def test_a_dataset_that_a_run_of_before_kept_is_delivered(run: records.Run) -> None:
-    dataset = {"name": "earlier", "digest": "abc", "source_type": "local", "source": "{}"}
-    Path(run.folder, "unsent.jsonl").write_text(json.dumps({"input": {"dataset": dataset, "context": "training"}}))
-    tracking.set_tags(run, {"checkpoint": "first"})
-    inputs = tracking.open_store().get_run(run.run_id).inputs.dataset_inputs
-    assert [(one.dataset.digest, one.tags[0].value) for one in inputs if one.dataset.name == "earlier"] == [
-        ("abc", "training")
-    ]
 
 
 def test_what_is_kept_of_a_run_that_had_ended_is_known(run: records.Run, store: Path) -> None:

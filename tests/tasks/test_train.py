@@ -813,7 +813,7 @@ def test_a_worker_with_other_settings_or_data_than_the_chiefs_is_refused(tiny, t
             "code 0123456789ab, tensorflow 2.0.1, keras not installed, jax not installed, numpy not installed",
             f"code {here}, tensorflow {tensorflow}, keras {keras}, jax {jax}, numpy {numpy}",
         ]
-    sent[0] = b"the settings 0123 and the data None"  # As an earlier version told them.
+    sent[0] = b"the settings 0123 and the data None"  # As another version may tell them.
     assert refused()[1].startswith("settings of another version of Stratagem, data of another version")
 
 

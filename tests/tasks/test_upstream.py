@@ -269,17 +269,6 @@ def test_tfds_leaves_the_order_of_a_record_to_protobuf():
     assert_needed("serialize_the_same_everywhere", "deterministic" not in inspect.getsource(own))
 
 
-def test_tfds_leaves_a_folder_for_each_look_into_its_bucket(tmp_path, monkeypatch):
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    upstream.leave_bucket_alone()
-    look = tfds.core.DatasetInfo.initialize_from_bucket
-    info = type("Info", (), {"full_name": "mnist/3.0.1"})()
-    look(info)
-    assert not list(tmp_path.iterdir())
-    look.__wrapped__(info)
-    assert_needed("leave_bucket_alone", list(tmp_path.iterdir()))
-
-
 def test_tfds_trusts_an_archive_in_its_cache(tmp_path):
     """Its public manager returns an archive of another content than the registered one; its names are not public."""
     checksums, resource, _, mismatch = upstream.archive_modules()

@@ -56,13 +56,13 @@ def write_run(
 
 
 def write_results(
-    run: records.Run, version: str | None = None, lower_is_better: tuple[str, ...] | None = None, **metrics: float
+    run: records.Run, version: str | None = None, lower_is_better: tuple[str, ...] = (), **metrics: float
 ) -> None:
     """Leave what training, evaluation and registration leave of a run.
 
     Args:
         version: of the model ``digits-convnet2``.
-        lower_is_better: what its evaluation says of that; None is an older one, which says nothing.
+        lower_is_better: of its metrics.
         metrics: such as ``accuracy``, of the test.
     """
     folder, strategy, train = run.folder, run.settings["strategy"]["kind"], run.settings["train"]
@@ -73,12 +73,14 @@ def write_results(
         checkpoints=f"{folder}/checkpoints", checkpoint=f"{folder}/checkpoints/82",
         best_checkpoint=f"{folder}/checkpoints/41", final_model=f"{folder}/models/final.keras",
         best_model=f"{folder}/models/best.keras", weights_digest=f"{run.number}", best_weights_digest="b",
+        optimizer="SGD",
     )  # fmt: skip
     runs.save_result(run, trained)
     evaluated = records.EvaluationResult(
         run_id=run.run_id, checkpoint=trained.checkpoint, step=82, num_examples=360,
         metrics={f"test/{name}": value for name, value in metrics.items()}, classes=(), confusion_matrix=(),
-        lower_is_better=lower_is_better,
+        lower_is_better=lower_is_better, strategy=strategy, outputs=f"{folder}/evaluation/82.npz", outputs_sha256="",
+        test_rows="",
     )  # fmt: skip
     if metrics:
         runs.save_result(run, evaluated)

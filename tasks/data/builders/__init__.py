@@ -5,6 +5,8 @@ import math
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
+from functools import reduce
+from operator import getitem
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -14,7 +16,6 @@ import numpy.typing as npt
 from tasks import config
 from tasks.modeling import own_code
 from tasks.records import HeldOut
-from tasks.system import upstream
 from tasks.system.errors import UserError, cut, one_of
 
 # TensorFlow and TFDS are imported where they are needed: on JAX, training needs neither.
@@ -24,11 +25,11 @@ TEST_SHARE = 0.2
 """Of the training examples, where a dataset has no test split."""
 
 
-def find(folder_name: str, own: str | None = None) -> tuple[Any, str | None]:
+def find_builder(folder_name: str, own: str | None = None) -> tuple[Any, str | None]:
     """Return the ``tfds.core.DatasetBuilder`` class that a name stands for, and the configuration in it, or None.
 
-    A builder of the user's own comes first, then a file of this folder. ``cmaterdb-bangla`` is the configuration
-    ``bangla`` of ``cmaterdb``.
+    The user's own builder comes first, then a file of this folder. ``cmaterdb-bangla`` is the configuration ``bangla``
+    of ``cmaterdb``.
 
     Args:
         folder_name: of the dataset's folder in data/.
@@ -76,21 +77,20 @@ def _configured(kind: Any, name: str, configuration: str) -> tuple[Any, str | No
 
 
 def build(name: str, version: str | None, data_dir: Path, own: str | None = None) -> Any:
-    """Return a ``tfds.core.DatasetBuilder`` whose supervised keys can be learnt, see ``LEARNABLE``.
+    """Return a ``tfds.core.DatasetBuilder`` whose supervised keys a model can learn, see ``LEARNABLE``.
 
     Args:
-        name: of the dataset's folder, see ``find``.
-        version: one that the builder can make; None is its newest.
-        data_dir: TFDS' folder; what it already holds is described by the builder's ``info``.
-        own: see ``find``.
+        name: of the dataset's folder, see ``find_builder``.
+        version: a version that the builder can make; None is the newest.
+        data_dir: TFDS' folder; the builder's ``info`` describes what it already holds.
+        own: see ``find_builder``.
 
     Raises:
         UserError: no such dataset or version, or it holds nothing that is learnt here.
     """
     import tensorflow_datasets as tfds
 
-    kind, configuration = find(name, own)
-    upstream.leave_bucket_alone()
+    kind, configuration = find_builder(name, own)
     try:
         builder = kind(data_dir=data_dir, config=configuration)
         makeable = {str(builder.version), str(max(builder.versions))}
@@ -121,7 +121,7 @@ def build(name: str, version: str | None, data_dir: Path, own: str | None = None
 
 
 LEARNABLE = {(given, wanted) for given in ("image", "text", "numbers") for wanted in ("class", "labels", "numbers")}
-"""What is given by itself, under the name of its kind; all else is given as columns."""
+"""Pairs of input and target for which the input is one feature, named after its kind; all others have columns."""
 Place: TypeAlias = tuple[str, ...]
 
 
@@ -160,7 +160,7 @@ def supervised(builder: Any) -> Supervised:
 
 
 def _supervised(builder: Any) -> Supervised | None:
-    """Return what can be learnt, the other way round where it must be (forest_fires, lfw); None where nothing can."""
+    """Return inputs and targets, swapped where only that can be learnt (forest_fires, lfw); None where nothing can."""
     features, keys = builder.info.features, builder.info.supervised_keys
     if len(keys) > 2 and {kind_of(one) for one in _leaves(features, keys[2]).values()} != {"text"}:
         return None  # A weight; places365_small has the name of a file there.
@@ -176,14 +176,14 @@ def _learnable(given: dict[Place, Any], wanted: dict[Place, Any], key: Any) -> S
         return Supervised((str(kinds[0]), str(learnt)), given, wanted)
     rest = {place: one for place, one in given.items() if place not in wanted}  # penguins/simple gives its target, too.
     usable = {kind_of(one) for one in rest.values() if is_column(one)}
-    # A text for a text is to be written, as a translation.
+    # To answer a text with a text is to write one, as in translation.
     if learnt is None or not usable or (usable == {"text"} and learnt == "text"):
         return None
     return Supervised(("columns", learnt), rest, wanted)
 
 
 def _learnt(wanted: dict[Place, Any]) -> str | None:
-    """Return what is learnt: of one feature what it is, of several that are alike numbers, or a label each."""
+    """Return what kind of target some features are: one feature by its kind, several alike as numbers or labels."""
     kinds = {kind_of(one) for one in wanted.values()}
     if len(kinds) != 1:
         return None
@@ -199,10 +199,8 @@ def _leaves(features: Any, keys: Any) -> dict[Place, Any]:
         return {place: one for part in parts for place, one in _leaves(features, part).items()}
     if keys in features:
         return _below((keys,), features[keys])
-    place, found = tuple(keys.split("/")), features  # duke_ultrasound writes das/dB.
-    for part in place:
-        found = found[part]
-    return _below(place, found)
+    place = tuple(keys.split("/"))  # duke_ultrasound writes das/dB.
+    return _below(place, reduce(getitem, place, features))
 
 
 def _below(place: Place, feature: Any) -> dict[Place, Any]:
@@ -214,7 +212,7 @@ def _below(place: Place, feature: Any) -> dict[Place, Any]:
 
 
 def is_column(feature: Any) -> bool:
-    """Return whether a feature can be a column, or several: a label, a truth, a text, numbers, an image as decoded."""
+    """Return whether a feature can be one or more columns: a label, a bool, a text, numbers, or a decoded image."""
     kind = kind_of(feature)
     return kind in ("class", "bool", "text", "numbers") or (kind == "image" and feature.shape[-1] in (1, 3))
 
@@ -274,23 +272,14 @@ def columns(builder: Any, split: str, places: Collection[Place], size: int) -> I
         read_config=tfds.ReadConfig(interleave_cycle_length=1, try_autocache=False),
     )
     for found in read.ragged_batch(size):
-        yield {place: _numpy(_at(found, place)) for place in places}
+        values = {place: reduce(getitem, place, found) for place in places}
+        yield {place: one.to_list() if hasattr(one, "to_list") else one.numpy() for place, one in values.items()}
 
 
 def _put(tree: dict[str, Any], place: Place, value: Any) -> None:
     for part in place[:-1]:
         tree = tree.setdefault(part, {})
     tree[place[-1]] = value
-
-
-def _at(tree: Any, place: Place) -> Any:
-    for part in place:
-        tree = tree[part]
-    return tree
-
-
-def _numpy(found: Any) -> Any:
-    return found.to_list() if hasattr(found, "to_list") else found.numpy()
 
 
 @dataclass(frozen=True)
@@ -308,8 +297,8 @@ class Shards:
 def shards(builder: Any, split: str, image_shape: tuple[int, ...]) -> Shards:
     """Return the files of a split and how to decode them to one shape (bilinear, antialiased, if theirs is another).
 
-    A batch is parsed whole: TFDS' own reader parses one example after the other and takes three times as long. Its
-    images are decoded DECODED at a time: one a turn of TensorFlow's loop takes 1.5 times as long.
+    A batch is parsed at once: TFDS' own reader parses one example after the other and takes three times as long.
+    Images are decoded DECODED at a time: one per turn of TensorFlow's loop takes 1.5 times as long.
     """
     import tensorflow as tf
 

@@ -1,7 +1,7 @@
-"""Checks of a dataset: the file is the key, and its ``CHECK`` says what it measures of the arrays that `prepare` made.
+"""Checks of a dataset: the file is the key, and its ``CHECK`` measures the arrays that `prepare` made.
 
-``checks: {NAME: stop}`` in data/<name>/params.yaml refuses the data, ``warn`` says so and goes on, ``off`` looks away;
-``checks: {NAME: {action: stop, threshold: 0.01}}`` gives another threshold than the check's own.
+``checks: {NAME: stop}`` in data/<name>/params.yaml refuses the data on a finding, ``warn`` warns, ``off`` skips the
+check; ``checks: {NAME: {action: stop, threshold: 0.01}}`` replaces the check's own threshold.
 """
 
 import importlib
@@ -16,27 +16,29 @@ import numpy.typing as npt
 
 from tasks import config, records
 from tasks.data import quality_report
-from tasks.data.checks import _sheets, _statistics
+from tasks.data.checks import _sheets
 from tasks.data.checks._data import Data, Place
+from tasks.data.checks._statistics import statistics
 from tasks.records import CheckResult, DataQuality, DataStatistics, Offender, PreparedDataset
+from tasks.records.record import load_or_none
 from tasks.system.errors import UserError, listed
 
 MOST_OFFENDERS = 100
-"""Of each check are kept, the worst ones."""
+"""So many offenders of each check are kept, the worst ones."""
 
 
 @dataclass(frozen=True)
 class Found:
-    """What a check measures."""
+    """The result of a check's measurement."""
 
     value: float
     """A finding is above the threshold."""
     text: str
-    """What was found, and how much of it, as the end of a line."""
+    """What was found and how much of it, as the end of a line."""
     offenders: Sequence[Offender] = ()
     """The worst first; ``MOST_OFFENDERS`` are enough."""
     num_offenders: int | None = None
-    """How many there are; None is all that are given."""
+    """Their number; None counts ``offenders``."""
 
 
 @dataclass(frozen=True)
@@ -46,28 +48,23 @@ class Check:
     find: Callable[[Data], Found]
     threshold: float
     action: Literal["warn", "off"] = "warn"
-    """By default. One that refuses data is the user's choice."""
+    """The default. Only the user can choose to refuse data."""
 
 
-def find(name: str) -> Check:
+def find_check(name: str) -> Check:
     """Return the check of a name, a file of this folder."""
     check: Check = importlib.import_module(f"tasks.data.checks.{name}").CHECK
     return check
 
 
 def offenders(data: Data, places: Sequence[Place], twins: Sequence[Place] = (), note: str = "") -> list[Offender]:
-    """Return the records of examples, each perhaps with the example that it is like; ``MOST_OFFENDERS`` of them."""
+    """Return the records of ``MOST_OFFENDERS`` examples, with their ``twins`` if there are any."""
     found = []
     for number, (split, row) in enumerate(places[:MOST_OFFENDERS]):
         twin = twins[number] if twins else None
         told = f"like {data.named(*twin)}" if twin else note
         found.append(Offender(name=data.named(split, row), split=split, row=row, note=told, twin=twin))
     return found
-
-
-def statistics(data: Data) -> DataStatistics:
-    """Return the statistics of all splits."""
-    return _statistics.of_data(data)
 
 
 def judge(
@@ -78,18 +75,18 @@ def judge(
     name_of: Callable[[str, int], str] | None = None,
     sizes_of: Callable[[str], npt.NDArray[np.int32]] | None = None,
 ) -> None:
-    """Measure a prepared dataset, say what is wrong with it, and write statistics, findings and pictures.
+    """Check a prepared dataset, print findings, and write statistics, findings and pictures.
 
     Args:
         dataset: its ``checks`` say what each finding leads to.
         prepared: its record.
-        arrays: the folder in which its arrays lie, not yet in their place.
-        report: the folder to make, for ``quality_report.replace``; of data without an example it is not made.
-        name_of: what the source calls the example of a split and row.
-        sizes_of: the height and width that the images of a split had, (n, 2).
+        arrays: the temporary folder of its arrays.
+        report: the folder to make, for ``quality_report.replace``; it is not made for data without examples.
+        name_of: takes split and row, returns the source's name of that example.
+        sizes_of: height and width of the original images of a split, (n, 2).
 
     Raises:
-        UserError: there is a finding, and the dataset's ``checks`` say ``stop``. Nothing is left in ``report``.
+        UserError: a check with the action ``stop`` has a finding. Nothing is left in ``report``.
     """
     folder = config.project_root() / "data" / dataset.name
     data = Data(prepared, arrays, _before(prepared, folder), name_of)
@@ -124,7 +121,7 @@ def judge(
 
 
 def _result(dataset: config.Description, name: str, data: Data) -> CheckResult | None:
-    check, asked = find(name), dataset.checks.get(name, config.DataCheck())
+    check, asked = find_check(name), dataset.checks.get(name, config.DataCheck())
     action = asked.action if name in dataset.checks else check.action
     if action == "off":
         return None
@@ -142,7 +139,7 @@ def _result(dataset: config.Description, name: str, data: Data) -> CheckResult |
 
 
 def _drawn(name: str, result: CheckResult, data: Data, report: Path) -> CheckResult:
-    """Draw the offenders of a finding where they are examples."""
+    """Draw the offenders of a finding if they are examples."""
     if not result.is_finding or not any(one.row is not None for one in result.offenders):
         return result
     _sheets.of_offenders(data, f"{name}: {result.text}", result.offenders, report / f"{name}.png")
@@ -172,13 +169,10 @@ def _print_findings(name: str, prepared: PreparedDataset, quality: DataQuality) 
 
 
 def _before(prepared: PreparedDataset, folder: Path) -> DataStatistics | None:
-    """Return the statistics of the data version before: those of its report, or of the arrays that lie there still."""
+    """Return the statistics of the previous data version: from its report, or computed from its arrays."""
     now = quality_report.arrays_of(prepared)
     kept = quality_report.load_statistics(folder, quality_report.STATISTICS)
-    try:
-        old = records.load(PreparedDataset, folder / "prepared" / "manifest.json")
-    except UserError:
-        old = None
+    old = load_or_none(PreparedDataset, folder / "prepared" / "manifest.json")
     if old is None or quality_report.arrays_of(old) == now:
         if kept is not None and kept.arrays == now:
             return quality_report.load_statistics(folder, quality_report.BEFORE)
@@ -188,4 +182,4 @@ def _before(prepared: PreparedDataset, folder: Path) -> DataStatistics | None:
     try:
         return statistics(Data(old, folder / "prepared"))
     except (OSError, ValueError):
-        return None  # Damaged; the new arrays take its place.
+        return None  # Damaged; the new arrays replace it.

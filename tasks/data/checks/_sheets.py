@@ -39,7 +39,7 @@ def by_class(data: Data, path: Path) -> None:
         draw.rectangle((*place, place[0] + length, place[1] + 8), fill=BAR)
         for column, row in enumerate(rows.tolist() if images else []):
             sheet.paste(_picture(data.array(split, images[0])[row]), (TEXT_WIDTH + column * (SIDE + GAP), top))
-    _save(sheet, path)
+    sheet.save(path, optimize=False, compress_level=1)
 
 
 def _groups(data: Data, split: str) -> list[tuple[str, int, npt.NDArray[np.int64]]]:
@@ -87,7 +87,7 @@ def of_offenders(data: Data, title: str, offenders: Sequence[Offender], path: Pa
             label = f", labelled {data.label_of(*one.twin)}" if one.twin else ""
             _write(draw, (left, top + LINE), _cut(one.note + label, 130), FAINT)
         _write(draw, (left, top + 2 * LINE), _cut(data.shown(str(one.split), int(one.row or 0)), 130), FAINT)
-    _save(sheet, path)
+    sheet.save(path, optimize=False, compress_level=1)
 
 
 def _sheet(title: str, height: int) -> tuple[Image.Image, ImageDraw.ImageDraw]:
@@ -114,7 +114,3 @@ def _picture(pixels: npt.NDArray[np.uint8]) -> Image.Image:
     size = (max(1, round(picture.width * scale)), max(1, round(picture.height * scale)))
     how = Image.Resampling.NEAREST if scale > 1 else Image.Resampling.BOX
     return picture.resize(size, how).convert("RGB")
-
-
-def _save(sheet: Image.Image, path: Path) -> None:
-    sheet.save(path, optimize=False, compress_level=1)

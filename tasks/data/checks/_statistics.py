@@ -20,7 +20,7 @@ CHANCE = 0.001
 """A difference that is as likely between two samples of the same data is none."""
 
 
-def of_data(data: Data) -> DataStatistics:
+def statistics(data: Data) -> DataStatistics:
     """Return the statistics of all splits."""
 
     def make() -> DataStatistics:

@@ -79,23 +79,20 @@ def _keys_of_block(
 
 
 def _look_alike(data: Data, images: list[str], keys: npt.NDArray[np.uint64]) -> tuple[npt.NDArray[np.int64], bool]:
-    """Return the pairs of examples that look alike, the smaller place first, and whether there were too many."""
-    found: npt.NDArray[np.int64] | None = None
-    was_cut = False
+    """Return pairs of examples whose images look alike, the smaller place first, and whether there were too many."""
+    looks = [data.looks(split, images[0]) for split in data.rows]
+    hashes, coarse = (np.concatenate([one[part] for one in looks]) for part in (0, 1))
+    can = np.flatnonzero(np.concatenate([one.contrast for one in looks]) > 0)
+    near, was_cut = pairs(hashes[can], coarse[can])
+    found = can[near]
+    found = found[keys[found[:, 0]] == keys[found[:, 1]]]
     for name in images:
-        if found is None:
-            looks = [data.looks(split, name) for split in data.rows]
-            hashes, coarse = (np.concatenate([one[part] for one in looks]) for part in (0, 1))
-            can = np.flatnonzero(np.concatenate([one.contrast for one in looks]) > 0)
-            near, was_cut = pairs(hashes[can], coarse[can])
-            found = can[near]
-            found = found[keys[found[:, 0]] == keys[found[:, 1]]]
         close = [
             _correlations(data, name, found[first : first + PAIRS_AT_ONCE]) >= CLOSE
             for first in range(0, len(found), PAIRS_AT_ONCE)
         ]
         found = found[np.concatenate(close)] if close else found
-    return found if found is not None else np.zeros((0, 2), np.int64), was_cut
+    return found, was_cut
 
 
 def _correlations(data: Data, name: str, some: npt.NDArray[np.int64]) -> npt.NDArray[np.float32]:

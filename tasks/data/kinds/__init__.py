@@ -20,11 +20,11 @@ SPLITS = {"train": "train", "test": "test", "validation": "validation", "valid":
 """The split that a folder or a column of splits means by each of these words, in small letters."""
 LONGEST_TEXT = 512
 TEXTS_WHOLE = 0.95
-"""Of the texts of the training split, so many are whole; longer ones are cut."""
+"""The share of the training texts that are kept whole; longer ones are cut."""
 
 
 class Block(NamedTuple):
-    """Some examples of a split, which follow those of the block before."""
+    """Some examples of a split, which follow those of the previous block."""
 
     split: str
     features: Mapping[str, npt.NDArray[Any]]
@@ -32,13 +32,13 @@ class Block(NamedTuple):
     labels: npt.NDArray[Any]
     """As in ``records.PreparedSplit``."""
     weights: npt.NDArray[np.float32] | None = None
-    """How much each counts in the training loss, float32 (n,); all blocks have them, or none."""
+    """The weight of each in the training loss, float32 (n,); all blocks have weights, or none."""
     missing: Mapping[str, int] = MappingProxyType({})
-    """How many values of a column were missing."""
+    """The number of missing values by column."""
 
 
 class Metadata(NamedTuple):
-    """A column of a split that is no feature, as ``records.PreparedDataset`` has it in a file."""
+    """A column of a split that is no feature."""
 
     kind: str
     values: list[Any]
@@ -50,64 +50,59 @@ class Examples:
 
     version: str
     features: dict[str, Feature]
-    """Without mean and deviation, which `prepare` takes of the training split."""
+    """Without mean and deviation, which `prepare` computes from the training split."""
     target: Target
     splits: tuple[str, ...]
     blocks: Callable[[], Iterator[Block]]
     """Reads all, always in the same order; the blocks of different splits may alternate."""
     vocabularies: Mapping[str, Sequence[Sequence[str]]] = field(default_factory=dict)
-    """Of the features of categories and words, by name: the texts of each column from place 2 on."""
+    """For features of categories and words, by name: the texts of each column from place 2 on."""
     held_out: HeldOut | None = None
-    """The test split that the training split gives, where there was none."""
+    """The test split that was drawn from the training split, where the source has none."""
     name_of: Callable[[str, int], str] | None = None
-    """What the source calls the example in a row of a split, once all blocks are read; None where it has no names."""
+    """Takes split and row, returns the source's name of that example, once all blocks are read; None without names."""
     sizes_of: Callable[[str], npt.NDArray[np.int32]] | None = None
-    """The height and width that the images of a split had, (n, 2), once all blocks are read; None where it has none."""
+    """Height and width of the original images of a split, (n, 2), once all blocks are read; None without images."""
     metadata_of: Callable[[str], Mapping[str, Metadata]] | None = None
-    """The columns of a split that are no features and are kept beside them, once all blocks are read."""
+    """The columns of a split that are kept but are no features, once all blocks are read."""
     origin: Mapping[str, Any] = field(default_factory=dict)
     """More fields of ``records.PreparedDataset``."""
 
 
 class Kind(Protocol):
-    """What a file of this folder has."""
+    """The interface of a file of this folder."""
 
     def examples(self, dataset: Any) -> Examples:
-        """Return the examples of a dataset, of which the description is the kind's section of the settings.
+        """Return the examples of a dataset, described by the kind's section of the settings.
 
         Raises:
             UserError: there is none, or they cannot be read.
         """
 
     def guess(self, dataset: Any) -> tuple[Any, list[str]]:
-        """Return a description with what the data say where it leaves something open, and lines that tell it.
+        """Return the description with its open values guessed from the data, and lines that say what was guessed.
 
-        A kind has it whose description ``is_guessed``: `data add` writes what it returns into params.yaml.
+        Only kinds whose description ``is_guessed`` have it: `data add` writes the result into params.yaml.
 
         Raises:
             UserError: the data cannot be read.
         """
 
 
-def find(kind: str) -> Kind:
+def find_kind(kind: str) -> Kind:
     """Return the kind of a name."""
     module: Any = importlib.import_module(f"tasks.data.kinds.{kind}")
     found: Kind = module
     return found
 
 
-def of_ones_own(target: Target) -> dict[str, Any]:
-    """Return the ``origin`` of a user's own data: of classes, a run draws its validation examples by class."""
-    return {"validation_by_class": True} if target.task == "classification" else {}
-
-
 def most_frequent(texts: Mapping[str, int], most: int) -> list[str]:
-    """Return the most frequent texts; of those that are as frequent, the first in the order of the alphabet."""
+    """Return the most frequent texts; equally frequent ones in alphabetical order."""
     return [text for text, _ in sorted(texts.items(), key=lambda one: (-one[1], one[0]))[:most]]
 
 
 def text_length(lengths: Mapping[int, int]) -> int:
-    """Return how many words the texts have that are to be whole, of how many texts have each number of words."""
+    """Return the number of words at which ``TEXTS_WHOLE`` of the texts are whole, from the count of texts by length."""
     total, seen = sum(lengths.values()), 0
     for length, count in sorted(lengths.items()):
         seen += count
@@ -141,7 +136,6 @@ def of_images(
         blocks=lambda: iter(blocks),
         held_out=HeldOut(num_examples=len(rows["test"]), seed=dataset.seed),
         name_of=lambda split, row: f"row {rows[split][row]}",
-        origin=of_ones_own(target),
     )
 
 

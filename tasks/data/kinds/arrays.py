@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tasks import config
-from tasks.data.kinds import Block, Examples, Metadata, of_ones_own, split_rows
+from tasks.data.kinds import Block, Examples, Metadata, split_rows
 from tasks.records import Feature, HeldOut, Target
 from tasks.system.errors import UserError, cut, one_of
 from tasks.system.files import DAMAGED_FILE
@@ -91,7 +91,6 @@ def examples(dataset: config.Arrays) -> Examples:
         held_out=held_out,
         name_of=(lambda split, row: f"row {rows[split][row] if split in rows else row}") if rows else None,
         metadata_of=(lambda split: metadata) if metadata else None,
-        origin=of_ones_own(target),
     )
 
 

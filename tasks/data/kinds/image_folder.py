@@ -1,4 +1,4 @@
-"""A folder of images: FOLDER/<class>/*, or FOLDER/<split>/<class>/*; a class has what lies in deeper folders, too."""
+"""A folder of images: FOLDER/<class>/*, or FOLDER/<split>/<class>/*; images in deeper folders belong to the class."""
 
 import os
 import statistics
@@ -15,24 +15,24 @@ from PIL import Image, UnidentifiedImageError
 
 from tasks import config
 from tasks.data.encoding import FORMATS, ORIENTATION, decode_picture, open_picture
-from tasks.data.kinds import SPLITS, Block, Examples, Metadata, of_ones_own, split_rows
+from tasks.data.kinds import SPLITS, Block, Examples, Metadata, split_rows
 from tasks.data.source_files import tables_hint
 from tasks.records import Feature, HeldOut, Target
 from tasks.system import background, machine
 from tasks.system.errors import UserError, listed
 
 MAX_SIDE = 224
-"""The larger side of the size that is proposed where sizes differ: that of most pretrained models."""
+"""The larger side of the size that a message proposes where sizes differ: that of most pretrained models."""
 CHUNK_BYTES = 4 * 2**20
 
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """What the first bytes of a file say; small, because there is one for each image."""
+    """What the first bytes of a file say; small, because there is one per image."""
 
     path: str
     size: tuple[int, int]
-    """Height and width as they are seen."""
+    """Height and width, after the EXIF rotation."""
     is_grey: bool
 
 
@@ -42,26 +42,28 @@ def examples(dataset: config.ImageFolder) -> Examples:
     Images are turned as their EXIF says, laid on white where they are transparent, brought to 8 bits, and resized
     (bilinear, antialiased, without keeping the aspect ratio) where ``image_size`` says so. They have one channel where
     all are grey, else three. Hidden files and Windows' Thumbs.db do not count.
-    What ``folders`` names of the folders below a class is kept beside the test examples.
+    The folders below a class that ``folders`` names are kept beside the test examples.
 
     Raises:
         UserError: no such folder, no classes, a class with one image, classes that differ between splits, images of
-            different sizes and no ``image_size``, fewer folders than have a name, or files that are no whole image.
+            different sizes and no ``image_size``, fewer folders than ``folders`` names, or damaged images.
     """
     source = config.project_root() / dataset.source
     by_split = _find(source)
     names = tuple(sorted(next(iter(by_split.values()))))
+    broken: dict[Path, str] = {}
+    images: dict[str, list[Header]] = {}
+    labels: dict[str, npt.NDArray[np.int64]] = {}
     with warnings.catch_warnings():
         warnings.simplefilter("error", Image.DecompressionBombWarning)
-        headers, broken = _read_headers(by_split)
-    if broken and dataset.on_broken == "stop":
-        decode_rest([header for own in headers.values() for header in own], dataset.image_size, broken)
-    _refuse_broken(dataset, broken)
-    labels = {
-        split: np.repeat(np.arange(len(names)), [len(headers[split, name]) for name in names]) for split in by_split
-    }
-    images = {split: [header for name in names for header in headers[split, name]] for split in by_split}
+        for split, classes in by_split.items():
+            own = [[header for path in classes[name] if (header := read_header(path, broken))] for name in names]
+            images[split] = [header for of_class in own for header in of_class]
+            labels[split] = np.repeat(np.arange(len(names)), [len(of_class) for of_class in own])
     every = [header for split in images.values() for header in split]
+    if broken and dataset.on_broken == "stop":
+        decode_rest(every, dataset.image_size, broken)
+    _refuse_broken(dataset, broken)
     if not every:
         raise UserError(f"dataset.source = '{dataset.source}': none of its files is an image")
     shape = (*common_size(dataset, every), 1 if all(header.is_grey for header in every) else 3)
@@ -74,10 +76,10 @@ def examples(dataset: config.ImageFolder) -> Examples:
 
     depth = 0
     if dataset.folders:
-        classes = {
-            one.path: names[at] for split in images for one, at in zip(images[split], labels[split], strict=True)
-        }
-        depth = _depth(dataset, classes)
+        depth = _depth(
+            dataset,
+            {one.path: names[at] for split in images for one, at in zip(images[split], labels[split], strict=True)},
+        )
     left_out: dict[Path, str] = {}
 
     def blocks() -> Iterator[Block]:
@@ -111,24 +113,23 @@ def examples(dataset: config.ImageFolder) -> Examples:
         name_of=name_of,
         sizes_of=lambda split: np.array([header.size for header in whole(split)], np.int32).reshape(-1, 2),
         metadata_of=metadata_of if dataset.folders else None,
-        origin=of_ones_own(target),
     )
 
 
 def _folders_of(path: str, source: Path) -> tuple[str, ...]:
-    """Return the names of the folders that an image lies in, from the source down, spelled as those of classes."""
+    """Return the names of the folders of an image, from the source down, spelled as those of classes."""
     return tuple(unicodedata.normalize("NFC", name) for name in Path(path).relative_to(source).parent.parts)
 
 
 def _depth(dataset: config.ImageFolder, classes: Mapping[str, str]) -> int:
-    """Return how many folders there are down to that of a class, itself included: one, or two where there are splits.
+    """Return the depth of the folders of classes: 1, or 2 below splits.
 
     Args:
-        dataset: ``folders`` names those further down.
+        dataset: ``folders`` names the folders below.
         classes: the class of each image, by its path.
 
     Raises:
-        UserError: no image lies as many folders below its class as have a name.
+        UserError: no image lies that many folders below its class.
     """
     source = config.project_root() / dataset.source
     folders = {path: _folders_of(path, source) for path in classes}
@@ -146,8 +147,8 @@ def _depth(dataset: config.ImageFolder, classes: Mapping[str, str]) -> int:
 def _find(source: Path) -> dict[str, dict[str, list[str]]]:
     """Return the files of each class of each split; one split, ``train``, where the folder has none.
 
-    One folder alone may be a class by its name (bus, car, train); one that is called ``train``, lies beside no other
-    and itself has two classes or more, is the split.
+    A single folder may be a class (bus, car, train). It is the split ``train`` if it has that name and two or more
+    folders in it.
     """
     if not source.is_dir():
         raise UserError(f"dataset.source = '{source}': no such folder")
@@ -191,7 +192,7 @@ def _find(source: Path) -> dict[str, dict[str, list[str]]]:
 
 
 def _folders(folder: Path) -> list[Path]:
-    """Return the folders in one, sorted; not hidden ones, nor what macOS puts into archives."""
+    """Return the folders in a folder, sorted; without hidden ones, and without those that macOS puts into archives."""
     found = (path for path in folder.iterdir() if path.is_dir() and not path.name.startswith((".", "__MACOSX")))
     return sorted(found)
 
@@ -199,7 +200,7 @@ def _folders(folder: Path) -> list[Path]:
 def _classes(folder: Path) -> dict[str, list[str]]:
     """Return the paths of the files of each class, sorted.
 
-    A file system of macOS may take the letters of a name apart, é into e and an accent: it is the same class.
+    macOS may store é as e and an accent: names are normalised, so it is the same class.
     """
     found: dict[str, list[str]] = {}
     for own in _folders(folder):
@@ -212,20 +213,8 @@ def _classes(folder: Path) -> dict[str, list[str]]:
     return found
 
 
-def _read_headers(
-    by_split: dict[str, dict[str, list[str]]],
-) -> tuple[dict[tuple[str, str], list[Header]], dict[Path, str]]:
-    """Return the headers of the images by split and class, and why the other files have none."""
-    found: dict[tuple[str, str], list[Header]] = {}
-    broken: dict[Path, str] = {}
-    for split, classes in by_split.items():
-        for name, paths in classes.items():
-            found[split, name] = [header for path in paths if (header := read_header(path, broken))]
-    return found, broken
-
-
 def read_header(path: Path | str, broken: dict[Path, str]) -> Header | None:
-    """Return what the first bytes of an image say; for one that is none, None and the reason in ``broken``."""
+    """Return the header of an image; None for a file that is none, with the reason in ``broken``."""
     try:
         with open_picture(path) as image:
             width, height = image.size
@@ -234,7 +223,7 @@ def read_header(path: Path | str, broken: dict[Path, str]) -> Header | None:
             if exif.get(ORIENTATION, 1) >= 5:
                 width, height = height, width
             return Header(str(path), (height, width), image.mode in ("1", "L", "LA") or image.mode.startswith("I"))
-    except Exception as error:  # Pillow's readers raise whatever a broken file leads them to.
+    except Exception as error:  # Pillow's readers raise anything on a broken file.
         broken[Path(path)] = _reason(Path(path), error)
         return None
 
@@ -243,7 +232,7 @@ def _reason(path: Path, error: Exception) -> str:
     """Return why a file is no whole image.
 
     Raises:
-        UserError: the file system did not give it, which says nothing of the image.
+        UserError: the file cannot be read, which says nothing about the image.
     """
     if isinstance(error, OSError) and error.errno is not None:
         raise UserError(f"{path} cannot be read ({error.strerror}): make it readable, or remove it") from None
@@ -257,7 +246,7 @@ def _reason(path: Path, error: Exception) -> str:
 
 
 def _refuse_broken(dataset: config.ImageFolder, broken: dict[Path, str]) -> None:
-    """End with the names of the files that are no whole image; or say which are left out."""
+    """Raise ``UserError`` with the names of damaged images; or with ``on_broken=skip`` print which are left out."""
     if not broken:
         return
     source = config.project_root() / dataset.source
@@ -276,7 +265,7 @@ def common_size(dataset: config.ImageFolder | config.Table, headers: Sequence[He
     """Return height and width of the images of a dataset.
 
     Raises:
-        UserError: they differ, and no size was given.
+        UserError: sizes differ, and ``image_size`` is not given.
     """
     if dataset.image_size is not None:
         return dataset.image_size
@@ -297,12 +286,12 @@ def common_size(dataset: config.ImageFolder | config.Table, headers: Sequence[He
 def _blocks(
     split: str, headers: list[Header], labels: npt.NDArray[np.int64], shape: tuple[int, ...], broken: dict[Path, str]
 ) -> Iterator[Block]:
-    """Yield the images of a split; one that is broken has its reason in ``broken``, and no row."""
+    """Yield the images of a split without damaged ones, whose reasons go into ``broken``."""
     rows_a_block = min(max(CHUNK_BYTES // (shape[0] * shape[1] * shape[2]), 1), 1024)
 
     def decode(first: int) -> Block:
         own = headers[first : first + rows_a_block]
-        # Each goes to its place at once: kept one by one and stacked, they took the memory twice, in pieces.
+        # Each is written to its row: a list that is stacked later takes twice the memory.
         images, whole = np.empty((len(own), *shape), np.uint8), np.ones(len(own), bool)
         for row, header in enumerate(own):
             if (image := _decode(header.path, shape, broken)) is None:
@@ -317,14 +306,14 @@ def _blocks(
 
 
 def decode_rest(headers: Sequence[Header], size: tuple[int, int] | None, broken: dict[Path, str]) -> None:
-    """Decode images, of which none is kept; the reason of each that is not whole is in ``broken`` afterwards.
+    """Decode images without keeping them; the reasons of damaged ones go into ``broken``.
 
-    Where files are refused by their first bytes, those whose pixels fail are named with them: one message, not two.
+    Files whose headers are damaged and files whose pixels are damaged are then named in one message, not two.
 
     Args:
-        headers: of images that have one.
-        size: height and width that all are resized to; None where each is decoded as it is.
-        broken: by the path of the file.
+        headers: of the images.
+        size: height and width that all are resized to; None keeps each as it is.
+        broken: reasons by path.
     """
 
     def decode(header: Header) -> None:

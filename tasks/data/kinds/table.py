@@ -14,7 +14,7 @@ import numpy.typing as npt
 from tasks import config
 from tasks.data import encoding
 from tasks.data.encoding import BadValue, Encoder, Values
-from tasks.data.kinds import Block, Examples, Metadata, of_ones_own
+from tasks.data.kinds import Block, Examples, Metadata
 from tasks.data.kinds._columns import Fitted, Statistics
 from tasks.data.kinds._table_rows import Rows, ScannedTable, num_rows_of
 from tasks.data.kinds._table_splits import NAMES, split
@@ -102,7 +102,6 @@ def examples(dataset: config.Table, block_bytes: int = BLOCK_BYTES) -> Examples:
         held_out=held_out,
         name_of=lambda split, row: f"row {np.flatnonzero(splits == NAMES.index(split))[row] + 1}",
         metadata_of=partial(_metadata, table, splits) if dataset.metadata else None,
-        origin=of_ones_own(table.target),
     )
 
 

@@ -17,7 +17,7 @@ import numpy.typing as npt
 from tasks import config
 from tasks.modeling import own_code
 from tasks.records import HEADLINES, PreparedDataset, Target, Task
-from tasks.system.errors import UserError, one_line
+from tasks.system.errors import UserError
 
 Labels: TypeAlias = npt.NDArray[Any]
 """As in ``records.PreparedSplit``: (n,) or (n, labels or numbers)."""
@@ -47,7 +47,7 @@ class Metric:
     """A training of a model with more does not measure it."""
 
 
-def find(name: str, key: str = "the name of a metric") -> Metric:
+def find_metric(name: str, key: str = "the name of a metric") -> Metric:
     """Return the metric of a name: a file of this folder, a ``top_<k>_accuracy``, or a user's own ``module:function``.
 
     Args:
@@ -60,9 +60,8 @@ def find(name: str, key: str = "the name of a metric") -> Metric:
     if ":" in name:
         return _own_metric(name, key)
     if name not in config.names_of("modeling/metrics") and (k := config.top_k_of(name)):
-        metric: Metric = importlib.import_module("tasks.modeling.metrics._top_k").top_k(k)
-    else:
-        metric = importlib.import_module(f"tasks.modeling.metrics.{name}").METRIC
+        return top_k(k)
+    metric: Metric = importlib.import_module(f"tasks.modeling.metrics.{name}").METRIC
     return metric
 
 
@@ -82,6 +81,37 @@ def of_keras(kind: str, **options: Any) -> Callable[[str, Target], Any]:
     return in_training
 
 
+def top_k(k: int) -> Metric:
+    """Return ``top_<k>_accuracy``; it says nothing about up to k classes, of which all would be right."""
+
+    def of_predictions(labels: Labels, logits: Predictions) -> float | None:
+        if logits.shape[1] <= k:
+            return None
+        best = np.argsort(logits, axis=1, kind="stable")[:, -k:]
+        return float((best == labels[:, None]).any(axis=1).mean())
+
+    def in_training(name: str, target: Target) -> Any:
+        import keras
+
+        metric = keras.metrics.SparseTopKCategoricalAccuracy(k=k, name=name)
+        update = metric.update_state
+
+        def update_state(y_true: Any, y_pred: Any, sample_weight: Any = None) -> Any:
+            # TensorFlow's operation knows no other precision.
+            return update(y_true, keras.ops.cast(y_pred, "float32"), sample_weight)
+
+        metric.update_state = update_state
+        return metric
+
+    return Metric(
+        better="higher",
+        tasks=("classification",),
+        of_predictions=of_predictions,
+        in_training=in_training,
+        more_outputs_than=k,
+    )
+
+
 def without_file(settings: config.Settings) -> dict[str, str]:
     """Return each metric that the settings of a run name, and that is no file of this folder, and the first key that
     names it."""
@@ -91,8 +121,8 @@ def without_file(settings: config.Settings) -> dict[str, str]:
 
 def of_task(task: Task, others: Mapping[str, str] | None = None) -> dict[str, Metric]:
     """Return the metrics of a task by their names: those with a file, and then ``others``, see ``without_file``."""
-    found = {name: find(name) for name in config.names_of("modeling/metrics")}
-    found |= {name: find(name, key) for name, key in (others or {}).items()}
+    found = {name: find_metric(name) for name in config.names_of("modeling/metrics")}
+    found |= {name: find_metric(name, key) for name, key in (others or {}).items()}
     return {name: metric for name, metric in found.items() if task in metric.tasks}
 
 
@@ -267,20 +297,24 @@ def confusion(labels: Labels, logits: Predictions) -> npt.NDArray[np.int64]:
     return counts.reshape(num_classes, num_classes)
 
 
-def f1_in_training(name: str, target: Target, average: Literal["macro", "micro"]) -> Any:
-    """Return the ``keras.metrics.Metric`` of an F1, which takes labels and logits as a training has them."""
-    import keras
+def f1_in_training(average: Literal["macro", "micro"]) -> Callable[[str, Target], Any]:
+    """Return what makes the ``keras.metrics.Metric`` of an F1, which takes labels and logits as a training has them."""
 
-    class F1(keras.metrics.F1Score):
-        def update_state(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> Any:
-            if target.task == "classification":
-                taken = keras.ops.one_hot(keras.ops.argmax(y_pred, axis=-1), target.num_outputs)
-                y_true = keras.ops.one_hot(keras.ops.reshape(y_true, [-1]), target.num_outputs)
-            else:
-                taken = keras.ops.cast(y_pred > 0, "float32")
-            return super().update_state(y_true, taken, sample_weight)
+    def in_training(name: str, target: Target) -> Any:
+        import keras
 
-    return F1(average=average, threshold=0.5, name=name)
+        class F1(keras.metrics.F1Score):
+            def update_state(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> Any:
+                if target.task == "classification":
+                    taken = keras.ops.one_hot(keras.ops.argmax(y_pred, axis=-1), target.num_outputs)
+                    y_true = keras.ops.one_hot(keras.ops.reshape(y_true, [-1]), target.num_outputs)
+                else:
+                    taken = keras.ops.cast(y_pred > 0, "float32")
+                return super().update_state(y_true, taken, sample_weight)
+
+        return F1(average=average, threshold=0.5, name=name)
+
+    return in_training
 
 
 def of_largest_share(metric: Any, task: Task) -> Any:
@@ -304,7 +338,7 @@ def of_largest_share(metric: Any, task: Task) -> Any:
 def better(name: str) -> Better:
     """Return which values of a metric such as ``validation/loss`` or ``test/accuracy`` are the better ones."""
     kind = name.partition("/")[2]
-    return "lower" if kind == "loss" else find(kind).better
+    return "lower" if kind == "loss" else find_metric(kind).better
 
 
 def by_split(logs: Mapping[str, Any]) -> dict[str, float]:

@@ -1,24 +1,13 @@
-"""F1 of all labels of all examples together: twice those found, divided by those taken and those that there are."""
+"""F1 of all labels of all examples together: the harmonic mean of precision and recall."""
 
-from typing import Any
-
-from tasks.modeling import metrics
-from tasks.modeling.metrics import Labels, Metric, Predictions
-from tasks.records import Target
+from tasks.modeling.metrics import Labels, Metric, Predictions, count_classes, f1_in_training
 
 
 def _of_predictions(labels: Labels, logits: Predictions) -> float:
-    counts = metrics.count_classes(labels, logits)
+    counts = count_classes(labels, logits)
     return float(2 * counts.right.sum() / max(counts.taken.sum() + counts.support.sum(), 1))
 
 
-def _in_training(name: str, target: Target) -> Any:
-    return metrics.f1_in_training(name, target, "micro")
-
-
 METRIC = Metric(
-    better="higher",
-    tasks=("multilabel",),
-    of_predictions=_of_predictions,
-    in_training=_in_training,
+    better="higher", tasks=("multilabel",), of_predictions=_of_predictions, in_training=f1_in_training("micro")
 )

@@ -22,7 +22,7 @@ from tasks.system import upstream
 from tasks.system.errors import UserError, one_line, one_of
 
 
-def find(name: str) -> Callable[..., Any]:
+def find_build(name: str) -> Callable[..., Any]:
     """Return the ``build`` function that a name stands for.
 
     Args:
@@ -72,7 +72,7 @@ def build(model: config.Model, prepared: PreparedDataset, normalization: str) ->
     import keras
 
     upstream.reset_names()
-    function = find(model.name)
+    function = find_build(model.name)
     features, target = prepared.features, prepared.target
     only_image = len(features) == 1 and next(iter(features.values())).kind == "image"
     _refuse_unfit(model, function, prepared, normalization, only_image)
@@ -127,7 +127,7 @@ NAMES = {"classification": "classifier", "multilabel": "labeler", "regression": 
 
 def of_features() -> list[str]:
     """Return the names of the models that take any features."""
-    return [name for name in config.names_of("modeling/models") if takes_features(find(name))]
+    return [name for name in config.names_of("modeling/models") if takes_features(find_build(name))]
 
 
 def _described(features: Mapping[str, Feature]) -> str:

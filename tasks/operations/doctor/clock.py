@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from tasks.operations.doctor._here import Here, Remark
-from tasks.system import utc
+from tasks.system import clock
 
 MOST_SECONDS = 2.0
 
@@ -21,11 +21,11 @@ def look(here: Here) -> Iterator[Remark]:
     ahead = [path for path in _files(here.root) if path.stat().st_mtime > now + MOST_SECONDS]
     if ahead:
         newest = max(ahead, key=lambda path: path.stat().st_mtime)
-        when = utc.at(newest.stat().st_mtime)
-        text = f"{newest.relative_to(here.root)} is of {when}, and it is {utc.now()}"
+        when = clock.at(newest.stat().st_mtime)
+        text = f"{newest.relative_to(here.root)} is of {when}, and it is {clock.now()}"
         yield Remark("warning", text, f"set the clock (sudo timedatectl set-ntp true), or touch {newest}")
     elif apart is None or abs(apart) <= MOST_SECONDS:
-        yield Remark("ok", f"{utc.now()}, and the file system agrees")
+        yield Remark("ok", f"{clock.now()}, and the file system agrees")
 
 
 def _seconds_ahead(folder: Path) -> float | None:

@@ -85,8 +85,6 @@ def _look_at_running(state: Operation | None) -> Iterator[Remark]:
 
 def _other_versions(state: Operation) -> Iterator[str]:
     """Yield the packages that are installed in another version than the one that runs."""
-    if not state.versions:
-        yield "it does not say which versions"
     for package, running in state.versions.items():
         try:
             installed = version(package)

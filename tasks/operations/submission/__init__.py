@@ -18,7 +18,7 @@ from typing import Any, Protocol
 import yaml
 
 from tasks import config, records
-from tasks.system import utc
+from tasks.system import clock
 from tasks.system.errors import StratagemError, UserError, one_of
 
 ENGINES = ("kubernetes", "slurm")
@@ -169,7 +169,7 @@ def submit(
             name=request.name,
             folder=str(FOLDER / folder.name),
             num_processes=request.num_processes,
-            submitted_at=utc.now(),
+            submitted_at=clock.now(),
         )
         records.save(job, folder / "job.json")
     except BaseException:

@@ -20,7 +20,7 @@ from tasks import config, records, runs
 from tasks.records import Copy, Run, ToCopy
 from tasks.runs import committed, uncommitted
 from tasks.runs.remote.address import Place, open_place, reason
-from tasks.system import files, utc
+from tasks.system import clock, files
 from tasks.system.errors import StratagemError
 
 INDEX = "run.json"
@@ -237,7 +237,7 @@ def _copy_files(
             if known.get(name) != digest or there.get(f"files/{name}") != stat.st_size:
                 place.put(path, f"files/{name}", _progress(folder))
             found[name] = digest
-    index = Copy(project=runs.project_id(), host=socket.gethostname(), at=utc.now(), texts=texts, files=found)
+    index = Copy(project=runs.project_id(), host=socket.gethostname(), at=clock.now(), texts=texts, files=found)
     if before is None or index.model_copy(update={"at": before.at}) != before:
         write_index(place, index)
     return index
@@ -280,8 +280,9 @@ def read_index(place: Place) -> Copy:
     Raises:
         FileNotFoundError: nothing, or it was not copied to its end even once.
         ValueError: it is not what was written.
+        UserError: it is of another format.
     """
-    return Copy.model_validate(committed.parse(place.read(INDEX)))
+    return Copy.model_validate(committed.parse(place.read(INDEX), f"{place.root}/{INDEX}"))
 
 
 def write_index(place: Place, index: Copy) -> None:

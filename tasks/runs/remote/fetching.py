@@ -16,7 +16,7 @@ from tasks.records import Copy, Run
 from tasks.runs import committed, outcome
 from tasks.runs.remote.address import Place, check, open_place, reason
 from tasks.runs.remote.copying import read_index, steps_in, taken_over, write_index
-from tasks.system import files, utc
+from tasks.system import clock, files
 from tasks.system.errors import StratagemError, UserError, listed
 
 FETCHED = re.compile("[0-9a-f]{1,32}")
@@ -83,7 +83,7 @@ def _latest(place: Place, known: Iterable[str], dataset: str) -> str | None:
     """Return the run on a dataset that was at work last."""
     found = []
     for run_id in filter(runs.is_id, known):
-        with contextlib.suppress(FileNotFoundError, ValueError, KeyError):
+        with contextlib.suppress(FileNotFoundError, ValueError, KeyError, UserError):
             texts = read_index(place.below(run_id)).texts
             if json.loads(texts["records/run.json"])["settings"]["dataset"]["name"] == dataset:
                 found.append((json.loads(texts["status.json"])["at"], run_id))
@@ -197,7 +197,7 @@ def _accept(folder: Path, run_id: str, index: Copy) -> None:
 def _claim(place: Place, index: Copy) -> None:
     write_index(
         place,
-        index.model_copy(update={"project": runs.project_id(), "host": socket.gethostname(), "at": utc.now()}),
+        index.model_copy(update={"project": runs.project_id(), "host": socket.gethostname(), "at": clock.now()}),
     )
 
 

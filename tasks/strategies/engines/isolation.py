@@ -79,7 +79,7 @@ def _make() -> None:
         print("refused", error, flush=True)
         return
     print("made", "net" if user == 0 else "user net", flush=True)
-    sys.stdin.read()  # As `process.guard` has it, which this file cannot import.
+    sys.stdin.read()  # As `system.lifetime` has it, which this file cannot import.
 
 
 def _enter(descriptors: str, *command: str) -> None:

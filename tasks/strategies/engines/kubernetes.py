@@ -6,7 +6,7 @@
 import os
 
 from tasks import config
-from tasks.strategies.engines import Member, own_place
+from tasks.strategies.engines import Member, member_of_rank
 from tasks.system.errors import UserError
 
 STARTS_ALL = False
@@ -20,7 +20,7 @@ def members(section: config.AnyCluster) -> list[Member]:
     """Return the one member that this process is: the pods in the order of their index, the chief first.
 
     Raises:
-        UserError: this process is no pod of such a Job, or see `own_place.member_of_rank`.
+        UserError: this process is no pod of such a Job, or see `member_of_rank`.
     """
     index, addresses = os.environ.get(INDEX, ""), [one for one in os.environ.get(ADDRESSES, "").split(",") if one]
     if not index.isdecimal() or int(index) >= len(addresses):
@@ -28,7 +28,7 @@ def members(section: config.AnyCluster) -> list[Member]:
             f"strategy.launcher = 'kubernetes': {INDEX} = {index!r} and {ADDRESSES} with {len(addresses)} addresses: "
             "this process is no pod of an Indexed Job. `stratagem submit --launcher kubernetes` makes one"
         )
-    return [own_place.member_of_rank(section, addresses, int(index), "the Indexed Job")]
+    return [member_of_rank(section, addresses, int(index), "the Indexed Job")]
 
 
 def network() -> str:

@@ -1,11 +1,10 @@
-"""A cluster on this machine: every member on a free port of 127.0.0.1, with its share of the cores and of the GPUs, and
-all of them in a network that no other process is in."""
+"""A cluster on this machine: each member has a free port of 127.0.0.1 and a share of the cores and GPUs, and all are in
+a network without any other process."""
 
-import json
 import os
 
 from tasks import config
-from tasks.strategies.engines import Member, isolation, threads_of
+from tasks.strategies.engines import Member, by_job, environment_of, isolation, tasks_of, threads_of
 from tasks.system.errors import UserError
 from tasks.system.machine import free_ports, gpus_in_words, usable_cores, visible_gpus
 
@@ -13,22 +12,17 @@ STARTS_ALL = True
 
 
 def members(section: config.AnyCluster) -> list[Member]:
-    """Return the environment of each member; the ports are new ones in each call.
+    """Return the members; each call takes new ports.
 
     Raises:
         UserError: fewer GPUs than the workers need.
     """
-    jobs = section.jobs(section.workers)
-    tasks = [(job, index) for job, count in jobs.items() for index in range(count)]
-    ports = dict(zip(tasks, free_ports(len(tasks)), strict=True))
-    cluster = {job: [f"127.0.0.1:{ports[job, index]}" for index in range(count)] for job, count in jobs.items()}
+    tasks = tasks_of(section, section.workers)
+    cluster = by_job(tasks, [f"127.0.0.1:{port}" for port in free_ports(len(tasks))])
     gpus = _gpus_of_workers(section)
     found = []
     for job, index in tasks:
-        environment = {
-            "TF_CONFIG": json.dumps({"cluster": cluster, "task": {"type": job, "index": index}}),
-            **threads_of(usable_cores() // section.workers),
-        }
+        environment = {**environment_of(cluster, job, index), **threads_of(usable_cores() // section.workers)}
         if gpus:
             environment["CUDA_VISIBLE_DEVICES"] = ",".join(gpus[index]) if job == "worker" else ""
         found.append(Member(job, index, (job, index) == tasks[0], environment))
@@ -48,10 +42,10 @@ def network() -> isolation.Network | str:
 
 
 def _gpus_of_workers(section: config.AnyCluster) -> list[list[str]]:
-    """Return the GPUs of each worker; nothing where the workers take the CPU."""
+    """Return the GPUs of each worker; an empty list if the workers use the CPU."""
     gpus, workers, wanted = visible_gpus(), section.workers, section.gpus_per_worker
     if section.backend == "jax" and (not gpus or os.environ.get("JAX_PLATFORMS") == "cpu"):
-        return []  # As many CPU devices are made as are wanted.
+        return []  # JAX makes as many CPU devices as the settings ask for.
     share = wanted or len(gpus) // workers
     if wanted and wanted * workers > len(gpus):
         raise UserError(

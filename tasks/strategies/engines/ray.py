@@ -1,16 +1,15 @@
-"""A cluster whose members Ray places on its nodes, and watches there. Training, checkpoints and restarts are ours.
+"""A cluster whose members Ray places on its nodes and watches there. Training, checkpoints and restarts are ours.
 
-Nothing here knows Ray's package: ``ray_places`` asks Ray, in a process of its own.
+Nothing here imports Ray: ``ray_places`` does, in a process of its own.
 """
 
 import importlib.util
-import json
 import os
 from collections.abc import Sequence
 from typing import Any
 
 from tasks import config
-from tasks.strategies.engines import Member, Placed, threads_of
+from tasks.strategies.engines import Member, Placed, by_job, environment_of, tasks_of, threads_of
 from tasks.system.errors import UserError
 from tasks.system.network import connection_error
 
@@ -22,7 +21,7 @@ ANSWER_SECONDS = 5.0
 
 
 def members(section: config.Cluster) -> list[Member]:
-    """Return the members without their environment, which `members_at` knows when Ray has placed them.
+    """Return the members without their environment: `members_at` adds it when Ray has placed them.
 
     Raises:
         UserError: Ray is not installed, or nothing answers at its address.
@@ -33,7 +32,7 @@ def members(section: config.Cluster) -> list[Member]:
             "`pip install -e '.[ray]'` in the project's folder, on each node"
         )
     _check_address(os.environ.get(ADDRESS, ""))
-    return [Member(job, index, place == 0, {}) for place, (job, index) in enumerate(_tasks(section, section.workers))]
+    return [Member(job, index, place == 0, {}) for place, (job, index) in enumerate(tasks_of(section, section.workers))]
 
 
 def network() -> str:
@@ -42,11 +41,11 @@ def network() -> str:
 
 
 def request(section: config.Cluster, counts: Sequence[int], cpus: int | None) -> dict[str, Any]:
-    """Return what is asked of Ray: as many places as `members_at` takes.
+    """Return the request to Ray for as many places as `members_at` takes.
 
     Args:
         section: the strategy's.
-        counts: with how many workers it may be, the most first.
+        counts: allowed numbers of workers, the largest first.
         cpus: cores of each process; None shares those of the nodes.
     """
     others = section.num_processes - section.workers
@@ -55,7 +54,7 @@ def request(section: config.Cluster, counts: Sequence[int], cpus: int | None) ->
         "others": others,
         "cpus": cpus,
         "gpus": section.gpus_per_worker,
-        # JAX forces as many CPU devices where there are no GPUs.
+        # JAX makes as many CPU devices where there are no GPUs.
         "or_cpus": isinstance(section, config.OnJax),
         "umask": _umask(),
     }
@@ -63,24 +62,15 @@ def request(section: config.Cluster, counts: Sequence[int], cpus: int | None) ->
 
 def members_at(section: config.Cluster, places: Sequence[Placed]) -> list[Member]:
     """Return the members at their places, the chief first."""
-    tasks = _tasks(section, len(places) - (section.num_processes - section.workers))
-    cluster: dict[str, list[str]] = {}
-    for (job, _), place in zip(tasks, places, strict=True):
-        cluster.setdefault(job, []).append(place.address)
+    tasks = tasks_of(section, len(places) - (section.num_processes - section.workers))
+    cluster = by_job(tasks, [place.address for place in places])
     found = []
     for (job, index), place in zip(tasks, places, strict=True):
-        environment = {
-            "TF_CONFIG": json.dumps({"cluster": cluster, "task": {"type": job, "index": index}}),
-            **threads_of(place.cores),
-        }
+        environment = {**environment_of(cluster, job, index), **threads_of(place.cores)}
         if section.chief_gives_work and job != "worker":
             environment["CUDA_VISIBLE_DEVICES"] = ""
         found.append(Member(job, index, (job, index) == tasks[0], environment))
     return found
-
-
-def _tasks(section: config.Cluster, workers: int) -> list[tuple[str, int]]:
-    return [(job, index) for job, count in section.jobs(workers).items() for index in range(count)]
 
 
 def _check_address(address: str) -> None:

@@ -1,9 +1,8 @@
-"""Places on the nodes of a Ray cluster, and what the members there are told and say: `python -m
-tasks.strategies.engines.ray_places`, which `process.placed` runs.
+"""Reserves places on the nodes of a Ray cluster, and passes messages to and from the members there.
 
-It is a process of its own because Ray takes SIGTERM for itself, and ends the process that has joined a cluster when
-that cluster's head is lost. It is asked by JSON lines on standard input, answers by lines on standard output, and when
-its input closes it ends with all that it has placed.
+`process.remote_members` runs it as `python -m tasks.strategies.engines.ray_places`, in a process of its own, because
+Ray handles SIGTERM itself and ends a process whose cluster has lost its head node. It reads requests as JSON lines on
+standard input and answers on standard output; when its input closes, it ends with all members that it has placed.
 """
 
 import contextlib
@@ -22,26 +21,31 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import IO, Any
 
 from tasks.strategies.engines.ray import ADDRESS
-from tasks.strategies.engines.ray_reservation import Refused, reserve
 from tasks.system.files import MARK
 from tasks.system.machine import PACKAGES
 
 # An actor's Python process takes seconds to start.
 LOOK_SECONDS = 120.0
 OF_A_NODE = ("CUDA_VISIBLE_DEVICES", "HOSTNAME", "TMPDIR")
-"""Variables that each node has of its own; the others are this command's, as `sbatch` hands them on."""
+"""Variables that each node keeps; the others come from this command, as with `sbatch`."""
+# After how many seconds of waiting the command says so.
+TELL_SECONDS = 5.0
+# How long to wait for missing nodes: a node that was just started takes a few seconds to join.
+MISSING_SECONDS = 20.0
+# How long to wait for nodes in use before the training continues with fewer workers, where it may.
+BUSY_SECONDS = 30.0
 
 
-class Seat:
-    """A place on a node, which is an actor of Ray's: the member that runs there is a child process of it.
+class MemberActor:
+    """A Ray actor on a node, whose child process is a member.
 
-    Ray takes its code to the node as it is: nothing but Ray and the standard library is there for sure.
+    Ray copies this class to the node, where only Ray and the standard library are certain to exist.
     """
 
     def __init__(self, umask: int) -> None:
@@ -51,7 +55,7 @@ class Seat:
         self._said: SimpleQueue[dict[str, Any]] = SimpleQueue()
 
     def look(self, project: str, token_file: str, token: str, paths: Sequence[str]) -> dict[str, Any]:
-        """Return where this node is, a free port of it, and what must be the same everywhere."""
+        """Return this node's address, a free port, and the versions that must be the same on all nodes."""
         import ray
 
         try:
@@ -70,14 +74,14 @@ class Seat:
         """Run `python ARGUMENTS` in the project's folder."""
         self._end()
         own = {name: os.environ[name] for name in OF_A_NODE if name in os.environ}
-        # As `process.scratch` has it: a command on this node removes one whose seat was killed.
+        # As `system.temporary` has it: a command on this node removes the folder of an actor that was killed.
         self._folder = tempfile.mkdtemp(prefix="stratagem-")
         self._lock = os.open(self._folder, os.O_RDONLY)
         fcntl.flock(self._lock, fcntl.LOCK_EX)
         os.close(os.open(os.path.join(self._folder, MARK), os.O_WRONLY | os.O_CREAT, 0o600))
-        # Ray's threads block SIGINT, and so would what they start: a member could not be told to stop.
+        # Ray's threads block SIGINT, and their child processes inherit that: a member could not be interrupted.
         blocked = signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])
-        # No log: what it says on standard error is the command's.
+        # Without a log its standard error goes to the command's.
         with open(log, "ab") if log is not None else contextlib.nullcontext(subprocess.PIPE) as stderr:
             self._process = subprocess.Popen(
                 [sys.executable, *arguments],
@@ -93,7 +97,7 @@ class Seat:
         threading.Thread(target=self._listen, args=(self._process,), daemon=True).start()
 
     def send(self, line: str) -> None:
-        """Hand a request to the member; one that has died does not take it."""
+        """Send a request to the member; one that has died ignores it."""
         if self._process is not None and self._process.stdin is not None:
             with contextlib.suppress(OSError, ValueError):
                 self._process.stdin.write(line.encode() + b"\n")
@@ -105,7 +109,7 @@ class Seat:
             self._process.send_signal(number)
 
     def close(self) -> None:
-        """Close the member's standard input, with which it ends."""
+        """Close the member's standard input, which ends it."""
         if self._process is not None and self._process.stdin is not None:
             with contextlib.suppress(OSError):
                 self._process.stdin.close()
@@ -115,7 +119,7 @@ class Seat:
         self._end()
 
     def read(self) -> list[dict[str, Any]]:
-        """Wait until the member has said something, or ended; return all that it has said by then."""
+        """Wait for a message of the member, or its end; return all messages since the last call."""
         said = [self._said.get()]
         with contextlib.suppress(Empty):
             while True:
@@ -136,7 +140,7 @@ class Seat:
                 for line in process.stdout:
                     self._said.put({"line": line.decode("utf-8", "replace")})
         if process.stderr is not None:
-            errors.join(1.0)  # A grandchild that was forked can hold the pipe open for longer.
+            errors.join(1.0)  # A forked grandchild can keep the pipe open for longer.
         code = process.wait()
         self._said.put({"ended": signal.Signals(-code).name if code < 0 else f"exit code {code}"})
 
@@ -156,7 +160,7 @@ class Seat:
 
 
 def versions(project: str, paths: Sequence[str]) -> dict[str, str]:
-    """Return what members must have in common: Python, the packages that a training's bits depend on, our code."""
+    """Return what all members must share: Python, the packages that a training's bits depend on, our code."""
     found = {"python": platform.python_version()}
     for package in PACKAGES:
         try:
@@ -171,8 +175,12 @@ def versions(project: str, paths: Sequence[str]) -> dict[str, str]:
     return {**found, "code": digest.hexdigest()[:12]}
 
 
+class Refused(Exception):
+    """The cluster cannot meet a request; the message is for the user."""
+
+
 class _Messages:
-    """Standard output, to which messages go as JSON lines; what Ray writes there goes to standard error."""
+    """Standard output for messages as JSON lines; what Ray writes there goes to standard error."""
 
     def __init__(self) -> None:
         self._file = os.fdopen(os.dup(1), "w", encoding="utf-8")
@@ -180,16 +188,16 @@ class _Messages:
         os.dup2(2, 1)
 
     def say(self, **message: Any) -> None:
-        with self._lock, contextlib.suppress(BrokenPipeError):  # Nobody listens: the input closes, too.
+        with self._lock, contextlib.suppress(BrokenPipeError):  # The reader has gone, and the input closes too.
             self._file.write(json.dumps(message) + "\n")
             self._file.flush()
 
 
-class _SeatCalls:
-    """The calls of one seat, which are done in the order in which they are made, and the messages that come from it."""
+class _ActorCalls:
+    """The calls of one actor, done in the order in which they are made, and the messages that come from it."""
 
-    def __init__(self, seat: Any, host: str, say: Any) -> None:
-        self._seat, self._host, self._say = seat, host, say
+    def __init__(self, actor: Any, host: str, say: Any) -> None:
+        self._actor, self._host, self._say = actor, host, say
         self._calls: SimpleQueue[tuple[str, list[Any]]] = SimpleQueue()
         self._lost = threading.Event()
         for work in (self._hear, self._do):
@@ -204,8 +212,8 @@ class _SeatCalls:
         while True:
             method, arguments = self._calls.get()
             try:
-                ray.get(getattr(self._seat, method).remote(*arguments))
-            except ray.exceptions.RayError as error:  # `_hear` tells of a seat that is lost.
+                ray.get(getattr(self._actor, method).remote(*arguments))
+            except ray.exceptions.RayError as error:  # `_hear` reports a lost actor.
                 print(error, file=sys.stderr, flush=True)
                 if method == "start":
                     self._say(ended=f"it could not be started on node {self._host}", lost=self._lost.is_set())
@@ -215,7 +223,7 @@ class _SeatCalls:
 
         try:
             while True:
-                for message in ray.get(self._seat.read.remote()):
+                for message in ray.get(self._actor.read.remote()):
                     self._say(**message)
         except ray.exceptions.RayError as error:
             print(error, file=sys.stderr, flush=True)
@@ -227,7 +235,7 @@ class _SeatCalls:
 
 
 def _serve() -> None:
-    """Place what the first line on standard input asks for, and hand on what the members are told and say."""
+    """Reserve the places that the first line on standard input requests, then pass messages on."""
     messages = _Messages()
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
@@ -235,19 +243,19 @@ def _serve() -> None:
     try:
         _connect()
         messages.say(connected=True)
-        seats, answer = _place(asked, messages)
+        actors, answer = _place(asked, messages)
     except Refused as error:
         messages.say(error=str(error), type="UserError")
         return
     held = [
-        _SeatCalls(seat, place["host"], lambda member=member, **message: messages.say(member=member, **message))
-        for member, (seat, place) in enumerate(zip(seats, answer, strict=True))
+        _ActorCalls(actor, place["host"], lambda member=member, **message: messages.say(member=member, **message))
+        for member, (actor, place) in enumerate(zip(actors, answer, strict=True))
     ]
     messages.say(placed=answer)
     for line in sys.stdin:
         told = json.loads(line)
         held[told["member"]].call(told["do"], told.get("arguments", []))
-    _leave(seats)
+    _leave(actors)
 
 
 def _connect() -> None:
@@ -265,15 +273,15 @@ def _connect() -> None:
 
 
 def _place(asked: Mapping[str, Any], messages: _Messages) -> tuple[list[Any], list[dict[str, Any]]]:
-    """Return the actors, and what the command is to know of each."""
+    """Return the actors, and the address, port and cores of each."""
     import ray
     from ray.util.placement_group import remove_placement_group
     from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
     while True:
         group, bundle, number = reserve(asked, lambda waits: messages.say(waits=waits))
-        seats = [
-            ray.remote(Seat)
+        actors = [
+            ray.remote(MemberActor)
             .options(
                 num_cpus=bundle["CPU"],
                 num_gpus=bundle.get("GPU", 0),
@@ -286,21 +294,21 @@ def _place(asked: Mapping[str, Any], messages: _Messages) -> tuple[list[Any], li
         paths = [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path]
         look = [asked["project"], asked["token_file"], asked["token"], paths]
         try:
-            seen = ray.get([seat.look.remote(*look) for seat in seats], timeout=LOOK_SECONDS)
-        except ray.exceptions.RayError as error:  # A node was lost meanwhile: once more, on what is left.
+            seen = ray.get([actor.look.remote(*look) for actor in actors], timeout=LOOK_SECONDS)
+        except ray.exceptions.RayError as error:  # A node was lost meanwhile: try again on the others.
             print(error, file=sys.stderr, flush=True)
             remove_placement_group(group)
             time.sleep(1)
             continue
         check_same(seen, versions(asked["project"], paths), asked["token_file"])
         places = [{"host": one["host"], "port": one["port"], "cores": bundle["CPU"]} for one in seen]
-        # Neighbours in a ring of workers are on one node, where they can be.
+        # Neighbours in a ring of workers are on the same node where possible.
         order = sorted(range(number), key=lambda place: (places[place]["host"], place))
-        return [seats[place] for place in order], [places[place] for place in order]
+        return [actors[place] for place in order], [places[place] for place in order]
 
 
 def check_same(seen: Sequence[Mapping[str, Any]], own: Mapping[str, str], token_file: str) -> None:
-    """Refuse nodes that have another folder, other packages or other code than this command."""
+    """Refuse nodes whose folder, packages or code differ from this command's."""
     for one in seen:
         host = one["host"]
         if not one["shared"]:
@@ -320,11 +328,105 @@ def check_same(seen: Sequence[Mapping[str, Any]], own: Mapping[str, str], token_
             )
 
 
-def _leave(seats: Sequence[Any]) -> None:
+def reserve(asked: Mapping[str, Any], tell: Callable[[str], None]) -> tuple[Any, dict[str, int], int]:
+    """Reserve places for the largest allowed number of workers that fits; return the placement group, the resources of
+    each place, and the number of places.
+
+    It waits a little for missing nodes, and for nodes in use as long as it takes.
+
+    Args:
+        asked: see `engines.ray.request`.
+        tell: gets one sentence if it takes longer.
+
+    Raises:
+        Refused: the cluster has too few nodes.
+    """
+    from ray.util.placement_group import placement_group, remove_placement_group
+
+    counts, others = list(asked["counts"]), asked["others"]
+    began, told = time.monotonic(), False
+    while True:
+        nodes = _nodes()
+        bundle = find_bundle(asked, nodes, counts[0] + others)
+        room = count_places(nodes, bundle) - others
+        count = next((one for one in counts if one <= room), None)
+        if count is None:
+            if time.monotonic() - began > MISSING_SECONDS:
+                raise Refused(_too_few(counts, others, bundle, nodes))
+            time.sleep(1)
+            continue
+        group = placement_group([bundle] * (count + others), strategy="SPREAD")
+        tried = time.monotonic()
+        while not group.wait(1):
+            if count_places(_nodes(), bundle) - others < count:
+                break
+            if time.monotonic() - tried > BUSY_SECONDS and count > counts[-1]:
+                counts = [one for one in counts if one < count]
+                break
+            if not told and time.monotonic() - began > TELL_SECONDS:
+                told = True
+                tell(
+                    f"others use the nodes of Ray's cluster: waiting for {count + others} places of {_in_words(bundle)}"
+                )
+        else:
+            return group, bundle, count + others
+        remove_placement_group(group)
+
+
+def _nodes() -> list[dict[str, float]]:
+    """Return all resources of each node that is alive."""
+    import ray
+
+    return [node["Resources"] for node in ray.nodes() if node["Alive"]]
+
+
+def find_bundle(asked: Mapping[str, Any], nodes: Sequence[Mapping[str, float]], processes: int) -> dict[str, int]:
+    """Return the resources that a process needs."""
+    gpus = asked["gpus"]
+    if gpus is None:  # One each, if there are enough.
+        gpus = int(sum(node.get("GPU", 0) for node in nodes) >= processes)
+    elif asked["or_cpus"] and count_places(nodes, {"GPU": gpus}) < processes:
+        gpus = 0
+    cpus = asked["cpus"] or _cores(nodes, processes)
+    return {"CPU": cpus, **({"GPU": gpus} if gpus else {})}
+
+
+def _cores(nodes: Sequence[Mapping[str, float]], processes: int) -> int:
+    """Return how many cores each process can have: a whole node's, if there are as many nodes as processes."""
+    cores = sorted((int(node.get("CPU", 0)) for node in nodes), reverse=True)
+    cores = [number for number in cores if number]  # The head node often offers none.
+    if len(cores) >= processes:
+        return cores[processes - 1]
+    fitting = (each for each in range(1, max(cores, default=0) + 1) if sum(n // each for n in cores) >= processes)
+    return max(fitting, default=1)
+
+
+def count_places(nodes: Sequence[Mapping[str, float]], bundle: Mapping[str, int]) -> int:
+    """Return how many places of these resources all nodes have together."""
+    return sum(min(int(node.get(name, 0) // number) for name, number in bundle.items()) for node in nodes)
+
+
+def _in_words(bundle: Mapping[str, int]) -> str:
+    return " and ".join(f"{number} {name}" for name, number in bundle.items())
+
+
+def _too_few(
+    counts: Sequence[int], others: int, bundle: Mapping[str, int], nodes: Sequence[Mapping[str, float]]
+) -> str:
+    least = counts[-1] + others
+    fewer = "" if len(counts) > 1 else ", or strategy.min_workers to train with fewer"
+    return (
+        f"strategy.launcher = 'ray': {least} processes of {_in_words(bundle)} each are needed, and the "
+        f"{len(nodes)} nodes of the cluster have room for {count_places(nodes, bundle)}. Start more nodes, or give "
+        f"fewer strategy.workers or strategy.cpus{fewer}"
+    )
+
+
+def _leave(actors: Sequence[Any]) -> None:
     import ray
 
     with contextlib.suppress(ray.exceptions.RayError):
-        ray.get([seat.leave.remote() for seat in seats], timeout=10)
+        ray.get([actor.leave.remote() for actor in actors], timeout=10)
     ray.shutdown()  # Ray ends the actors of a process that has gone, and gives their places to others.
 
 

@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from tasks import config
-from tasks.strategies.engines import Member, own_place, threads_of
+from tasks.strategies.engines import Member, member_of_rank, threads_of
 from tasks.system.errors import StratagemError, UserError
 
 STARTS_ALL = False
@@ -28,7 +28,7 @@ def members(section: config.AnyCluster) -> list[Member]:
 
     Raises:
         UserError: this process is no task of a step, there are too few or too many, the project's folder is another one
-            than where the job was submitted, or see `own_place.member`.
+            than where the job was submitted, or see `joined_member`.
         StratagemError: Slurm does not tell the nodes' addresses.
     """
     rank, count = _number("SLURM_PROCID"), _number("SLURM_STEP_NUM_TASKS")
@@ -37,7 +37,7 @@ def members(section: config.AnyCluster) -> list[Member]:
     hosts = _hosts_of_tasks(count)
     first = _number("SLURM_JOB_ID") * PORTS_OF_A_JOB
     addresses = [f"{host}:{FIRST_PORT + (first + task) % NUM_PORTS}" for task, host in enumerate(hosts)]
-    member = own_place.member_of_rank(section, addresses, rank, "the Slurm step")
+    member = member_of_rank(section, addresses, rank, "the Slurm step")
     cores = os.environ.get("SLURM_CPUS_PER_TASK")  # Only where the job asks for a number.
     return [replace(member, environment={**member.environment, **threads_of(int(cores))}) if cores else member]
 

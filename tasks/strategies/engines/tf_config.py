@@ -5,7 +5,7 @@ import os
 from typing import Any
 
 from tasks import config
-from tasks.strategies.engines import Member, own_place
+from tasks.strategies.engines import Member, joined_member
 from tasks.system.errors import UserError, one_of
 
 STARTS_ALL = False
@@ -19,7 +19,7 @@ def members(section: config.AnyCluster) -> list[Member]:
         UserError: TF_CONFIG cannot be read or does not fit the strategy, its port is taken, or there are fewer GPUs
             than the settings ask for.
     """
-    return [own_place.member(section, *_read_tf_config(section), source="TF_CONFIG")]
+    return [joined_member(section, *_read_tf_config(section), source="TF_CONFIG")]
 
 
 def network() -> str:

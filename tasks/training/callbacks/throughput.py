@@ -4,7 +4,7 @@ import time
 
 import keras
 
-from tasks.system import timeline
+from tasks.system import clock
 from tasks.training.position import Position
 
 
@@ -51,7 +51,7 @@ class Throughput(keras.callbacks.Callback):
         self._compiled.update(sizes)
         if self.first_call_seconds is None:
             self.first_call_seconds = now - self._since
-            timeline.write("stages", "first step", time.monotonic() - self.first_call_seconds)
+            clock.write("stages", "first step", time.monotonic() - self.first_call_seconds)
         elif not compiled:
             self.num_examples += sum(sizes)
             self.seconds += now - self._since

@@ -171,7 +171,7 @@ def test_a_metric_whose_variables_have_many_numbers_is_that_of_the_custom_loop(t
     target = Target.of_classes("0123456789")
     for workers in (None, Workers()):
         (model, loss), calls = small_model(dropout=0.0), Calls()
-        measured = [metrics.find(name).in_training(name, target) for name in ("macro_f1", "auc")]
+        measured = [metrics.find_metric(name).in_training(name, target) for name in ("macro_f1", "auc")]
         model.compile(model.optimizer, loss, metrics=measured, jit_compile=False)
         model.compute_metrics(None, keras.ops.zeros([1], "int64"), keras.ops.zeros([1, 10]))
         position = train(workers, (model, loss), pipeline(tiny), [calls], spe=2)

@@ -24,7 +24,7 @@ def prepared_from(source: str, **values: object):
     """Return a dataset as `stratagem data add` prepares it."""
     dataset = config.describe({"name": "mine", "source": source, **values}, "this test")
     if dataset.is_guessed:
-        dataset, _ = kinds.find(dataset.kind).guess(dataset)
+        dataset, _ = kinds.find_kind(dataset.kind).guess(dataset)
     Path("data/mine").mkdir(parents=True)
     Path("data/mine/params.yaml").write_text(yaml.safe_dump({"dataset": dataset.model_dump(mode="json")}))
     return prepare(dataset)

@@ -1,0 +1,183 @@
+"""What commands about the project leave: a plan, a health check, jobs, kept services, deliveries, provenance."""
+
+from typing import Any, Literal
+
+from tasks.records.record import Name, Place, Record
+
+
+class PlannedStage(Record):
+    """A stage or step of a command."""
+
+    stage: str
+    does: Literal[
+        "would run",
+        "would end",
+        "is cached",
+        "is there already",
+        "asks DVC",
+        "asks MLflow",
+        "would resume",
+        "is left out",
+    ]
+    why: str
+
+
+class GivenSetting(Record):
+    """A setting and the value that the command would use."""
+
+    key: str
+    value: Any
+    source: str
+    """`params.yaml`, `recipe NAME`, `--set`, `dataset: REASON`, `default rule`, or what else says it."""
+
+
+class Explanation(Record):
+    """What a command would do, without doing it."""
+
+    stages: tuple[PlannedStage, ...]
+    settings: tuple[GivenSetting, ...] = ()
+    """Empty for a command without settings."""
+
+
+Level = Literal["ok", "warning", "error"]
+LEVELS: tuple[Level, ...] = ("ok", "warning", "error")
+"""The better one first."""
+
+
+class Finding(Record):
+    """The result of one check."""
+
+    check: str
+    """The file of ``tasks/operations/doctor/`` that checked."""
+    level: Level
+    """``error``: a command fails, or something is lost; ``warning``: one may, or is slower than need be."""
+    text: str
+    mend: str | None = None
+    """The command that repairs it, or what to do; None if nothing is wrong."""
+
+
+class Health(Record):
+    """The results of all checks."""
+
+    findings: tuple[Finding, ...]
+
+    @property
+    def worst(self) -> Level:
+        """The worst level of all."""
+        return max((finding.level for finding in self.findings), key=LEVELS.index, default="ok")
+
+
+class Job(Record):
+    """A run that `stratagem submit` gave to a cluster."""
+
+    engine: Name
+    """The file of tasks/operations/submission/ that did it, such as `slurm`."""
+    id: str
+    """What the engine calls it."""
+    place: tuple[str, ...] = ()
+    """Words that lead the engine's commands to it, such as ``--namespace team``."""
+    name: str
+    folder: Place
+    """Where its script and its log lie, from the project's folder."""
+    num_processes: int
+    submitted_at: str
+
+
+class JobState(Record):
+    """A job and its state."""
+
+    job: Job
+    state: str
+    """In the engine's words, such as RUNNING; `ended (0)` with the exit code if the engine has forgotten it; `gone`
+    without one; `unknown` if the engine does not answer."""
+    detail: str = ""
+    """Why it waits, or where it runs."""
+
+
+class ServiceState(Record):
+    """One of the programs that `stratagem up` keeps running."""
+
+    name: str
+    pid: int
+    """Of its guard; 0 while it waits for its next start."""
+    created: float
+    """When the guard began, in seconds since 1970: a process id may be another one's by now."""
+    since: str
+    restarts: int = 0
+    last_end: str | None = None
+    """How it ended before its last restart."""
+    address: str = ""
+    log: str = ""
+    """From the project's folder."""
+
+
+class Operation(Record):
+    """What `stratagem up` keeps running: mlruns/up/state.json."""
+
+    pid: int
+    created: float
+    host: str
+    since: str
+    phase: Literal["starting", "ready", "ending"]
+    services: tuple[ServiceState, ...] = ()
+    worker_seen: float = 0.0
+    """Time of the worker's last heartbeat, in seconds since 1970."""
+    versions: dict[str, str]
+    """What it runs with, by package."""
+
+
+class Synced(Record):
+    """A run that was to be delivered."""
+
+    run_id: str
+    name: str
+    outcome: Literal["delivered", "updated", "there already", "left out"]
+    there: str | None = None
+    """Its id in the other store."""
+    versions: tuple[str, ...] = ()
+    """NAME/VERSION in the other store, of its models."""
+    reason: str | None = None
+    """Why it was left out."""
+
+
+class Sync(Record):
+    """All runs that were to be delivered to a store."""
+
+    to: str
+    runs: tuple[Synced, ...]
+    notes: tuple[str, ...] = ()
+    """What is remarkable about aliases."""
+
+
+class Link(Record):
+    """A thing in the chain from a source of data to a model: a data version, a commit, a run, a version of a model."""
+
+    kind: str
+    """Such as `run` or `model version`."""
+    name: str
+    """Its id, or its place."""
+    facts: dict[str, str] = {}
+    up: tuple["Link", ...] = ()
+    """What it was made of."""
+    down: tuple["Link", ...] = ()
+    """What was made of it."""
+
+
+class Provenance(Record):
+    """What `stratagem trace --json` prints."""
+
+    reference: str
+    """As it was given."""
+    link: Link
+    registry: str | None
+    """Why MLflow's registry could not be asked: versions and aliases are then those of the runs' records."""
+
+
+class NewProject(Record):
+    """What `stratagem init --json` prints."""
+
+    folder: str
+    files: tuple[str, ...]
+    """From the folder."""
+    git: bool
+    """Whether a repository was made there."""
