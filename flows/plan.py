@@ -197,7 +197,7 @@ def plan_of_sweep(space: sweeps.Space, parallel: int) -> SweepPlan:
     lower = pipeline.lower_is_better(space.metric) if direction is None else direction == "lower"
     return SweepPlan(
         name=space.name,
-        space=space.described(),
+        space=space.file.model_dump(mode="json"),
         metric=space.metric,
         lower_is_better=lower,
         parallel=parallel,

@@ -67,7 +67,7 @@ def _sweep(
     space: sweeps.Space, plan: SweepPlan, number: int, prepared: PreparedDataset, run_lock: runs.RunLock, fresh: bool
 ) -> Sweep:
     began, settings = time.perf_counter(), space.example
-    earlier = None if fresh else sweeps.find(plan, settings, prepared)
+    earlier = None if fresh else sweeps.find_sweep(plan, settings, prepared)
     if earlier is None:
         swept = list(space.parameters)
         run = stages.start_sweep(settings, prepared, run_lock.holder.key, space.name, swept, flow_run.id)
@@ -100,7 +100,7 @@ def _sweep(
 def _train_on_all(space: sweeps.Space, result: Sweep) -> RunSummary:
     """Train the best trial's settings on all examples, evaluate and register: an ordinary run, which goes on where it
     was killed, and is not done again where it is there."""
-    settings = space.load_final(result.best_settings)
+    settings = config.load(space.file.recipe, result.best_settings)
     print(f"trial {result.best} again, on training and validation examples together", file=sys.stderr)
     return training.run_pipeline(settings, if_changed=True, resumption=pipeline.Resumption())
 

@@ -169,8 +169,8 @@ def _locate(reference: str | None) -> None:
 
 def _roll_back(name: str) -> None:
     forked: list[Clean] = []
-    import_quietly("tasks.rollback", "tasks.serving.outputs", before_devices=lambda: forked.append(Clean()))
-    from tasks.rollback import rollback
+    import_quietly("tasks.register", "tasks.serving.outputs", before_devices=lambda: forked.append(Clean()))
+    from tasks.register import rollback
 
     print(rollback(name, forked[0].ask).model_dump_json())
 

@@ -1,19 +1,26 @@
-"""Put the evaluated model into MLflow's registry, if it is good enough; and make it the champion, if it is better."""
+"""Put the evaluated model into MLflow's registry, if it is good enough; and make it the champion, if it is better.
 
-from typing import NamedTuple
+A rollback moves the alias `champion` back to the version that had it before, if that can still be loaded and gives
+what it gave when it was evaluated.
+"""
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
-from tasks import config, tracking
+from tasks import config, records, runs, tracking
+from tasks.data import prepared_data
 from tasks.evaluation import gate, predictions
 from tasks.evaluation.predictions import Predictions
 from tasks.modeling import metrics
-from tasks.records import EvaluationResult, Judgement, PreparedDataset, RegisteredModel, Run, TrainingResult
+from tasks.records import EvaluationResult, Judgement, PreparedDataset, RegisteredModel, RolledBack, Run, TrainingResult
 from tasks.runs import lineage
 from tasks.serving import loaded_back
-from tasks.serving.loaded_back import Apart
+from tasks.serving.loaded_back import CleanProcess
 from tasks.system import files
-from tasks.system.errors import StratagemError
+from tasks.system.errors import StratagemError, UserError
 from tasks.tracking import trained_models
 
 
@@ -28,7 +35,7 @@ class Evaluated(NamedTuple):
 class How(NamedTuple):
     """What a registration needs beside its records."""
 
-    apart: Apart
+    clean: CleanProcess
     force: bool = False
     """Make the model the champion, whatever the evidence."""
 
@@ -69,7 +76,7 @@ def register(
         model_uri = tracking.log_model(
             run, name.replace(".", "-"), keras_file, prepared, evaluation.step, evaluation.metrics
         )
-        refusal = _refusal(settings.register_, run, prepared, training, evaluation)
+        refusal = _why_not_registered(settings.register_, run, prepared, training, evaluation)
         if refusal is not None:
             return _none(run, model_uri, name, refusal)
         evaluated = _evaluated(evaluation, prepared)
@@ -89,7 +96,7 @@ def register(
             standing = tracking.find_current_versions(candidate)
             judgement = _judge(settings, prepared, evaluated, candidate, standing, how)
             if not standing.has_alias or judgement.promoted:
-                other = _load_back(run, prepared, evaluated, model_uri, how.apart)
+                other = _load_back(run, prepared, evaluated, model_uri, how.clean)
                 if other is not None:
                     return _none(run, model_uri, name, other)
             return tracking.register_version(candidate, judgement)
@@ -97,7 +104,7 @@ def register(
         return _none(run, model_uri, name, f"{error}; then `stratagem register --run {run.run_id}`")
 
 
-def _refusal(
+def _why_not_registered(
     section: config.Register,
     run: Run,
     prepared: PreparedDataset,
@@ -187,7 +194,7 @@ def _judge(
     else:
         champion = None
         if standing.champion is not None:
-            champion = _champion(settings, prepared, evaluated.given, candidate.name, standing, how.apart)
+            champion = _champion(settings, prepared, evaluated.given, candidate.name, standing, how.clean)
         judgement = gate.judge(settings, prepared, evaluated.record, evaluated.given, champion)
     return gate.forced(judgement) if how.force else judgement
 
@@ -198,7 +205,7 @@ def _champion(
     given: Predictions,
     name: str,
     standing: tracking.CurrentVersions,
-    apart: Apart,
+    clean: CleanProcess,
 ) -> gate.Champion:
     """Return the champion with its outputs for the present test rows, which are computed where there are none."""
     version, tags = str(standing.champion), standing.champion_tags
@@ -207,8 +214,7 @@ def _champion(
         why = f"version {version} is @{config.CHAMPION}, and this project did not register it, or an older version did"
         return gate.Champion(version, None, f"{why}: it does not say what it was tested on. --force takes its place")
     if tags["test_rows"] == predictions.test_rows(prepared):
-        place = config.project_root() / tags.get("test_outputs", "")
-        known = predictions.load(place, tags.get("test_outputs_sha256", ""))
+        known = _load_outputs(tags)
         if known is not None and np.array_equal(known.labels, given.labels):
             return gate.Champion(version, known)
     why = f"version {version} is @{config.CHAMPION}, and was tested on other rows or its outputs are gone"
@@ -216,7 +222,7 @@ def _champion(
         reason = "it cannot be given the present ones: image size, columns, vocabularies or classes are others now"
         return gate.Champion(version, None, f"{why}; {reason}. --force takes its place")
     try:
-        outputs = loaded_back.of_keras_file(name, version, tags, apart, prepared)
+        outputs = loaded_back.of_keras_file(name, version, tags, clean, prepared)
         loaded_back.check(outputs, prepared)
     except tracking.Unavailable:
         raise
@@ -225,12 +231,14 @@ def _champion(
     return gate.Champion(version, Predictions(given.labels, outputs), scored_again=True)
 
 
-def _load_back(run: Run, prepared: PreparedDataset, evaluated: Evaluated, model_uri: str, apart: Apart) -> str | None:
+def _load_back(
+    run: Run, prepared: PreparedDataset, evaluated: Evaluated, model_uri: str, clean: CleanProcess
+) -> str | None:
     """Return why a logged model is not what was evaluated; None where it is, loaded back in a process of its own."""
     place, given = tracking.model_place(model_uri), evaluated.given
     rows = loaded_back.sample(len(given.outputs))
     try:
-        found = loaded_back.through_mlflow(place, apart, prepared, rows)
+        found = loaded_back.through_mlflow(place, clean, prepared, rows)
     except tracking.Unavailable:
         raise
     except StratagemError as error:
@@ -238,6 +246,12 @@ def _load_back(run: Run, prepared: PreparedDataset, evaluated: Evaluated, model_
     tolerance = loaded_back.tolerance(run, evaluated.record)
     reason = loaded_back.difference(found, given.outputs, rows, tolerance)
     return None if reason is None else f"loaded back through MLflow in a clean process {reason}. {_commands_again(run)}"
+
+
+def _load_outputs(tags: Mapping[str, str]) -> Predictions | None:
+    """Return what a version gave when it was evaluated; None where that is not here any more."""
+    place = config.project_root() / tags.get("test_outputs", "")
+    return predictions.load(place, tags.get("test_outputs_sha256", ""))
 
 
 def _commands_again(run: Run, *options: str) -> str:
@@ -255,4 +269,119 @@ def _none(run: Run, model_uri: str | None, name: str, reason: str) -> Registered
         model_version=None,
         aliases=(),
         reason=reason,
+    )
+
+
+class FoundEvaluation(NamedTuple):
+    """What the project still has of the data and the evaluation of a version."""
+
+    run: Run | None = None
+    """The run that the version was made of."""
+    prepared: PreparedDataset | None = None
+    """The data of that run, if the version can be given their present test rows."""
+    outputs: Predictions | None = None
+    """What the version gave for these rows when it was evaluated."""
+    missing: str = ""
+    """Why there is nothing to compare with; empty if there is."""
+
+
+def rollback(name: str, clean: CleanProcess) -> RolledBack:
+    """Move the alias `champion` back, after the model was loaded back as for a registration.
+
+    Data or outputs of the evaluation that are not here any more are not compared; the record says so.
+
+    Args:
+        name: of the registered model.
+        clean: computes what the model gives, in a process that knows nothing of the run.
+
+    Raises:
+        UserError: there is no such registered model, no version that was the champion before, or that one cannot be
+            loaded, gives no numbers or something else now, or was deleted meanwhile: then the alias stays.
+        Unavailable: the tracking server does not answer, or fails.
+        StratagemError: another process is moving the alias, or has moved it meanwhile.
+    """
+    with tracking.registering():
+        back = tracking.find_rollback(name)
+        seen = _load_version_back(back, _find_evaluation(back), clean)
+        tracking.rollback(back)
+    return RolledBack(model_name=name, before=back.champion, now=back.version, missing=back.missing, loaded_back=seen)
+
+
+def _find_evaluation(back: tracking.Rollback) -> FoundEvaluation:
+    run = None if back.run_id is None else runs.look_up(back.run_id)
+    if run is None:
+        return FoundEvaluation(missing="the run that it was made of is not here")
+    folder = f"data/{run.settings['dataset']['name']}/prepared"
+    try:
+        prepared = records.load(PreparedDataset, config.project_root() / folder / "manifest.json")
+        prepared_data.verify(prepared)
+    except UserError:
+        return FoundEvaluation(run, missing=f"{folder} is missing or damaged")
+    if back.tags.get("takes_digest") != predictions.takes_digest(prepared):
+        return FoundEvaluation(run, missing=f"{folder} has other columns, image sizes, vocabularies or classes now")
+    if back.tags.get("test_rows") != predictions.test_rows(prepared):
+        return FoundEvaluation(run, prepared, missing=f"{folder} has other test rows now")
+    outputs = _load_outputs(back.tags)
+    missing = "" if outputs is not None else "what it gave when it was evaluated is not here any more"
+    return FoundEvaluation(run, prepared, outputs, missing)
+
+
+def _load_version_back(back: tracking.Rollback, found: FoundEvaluation, clean: CleanProcess) -> str:
+    """Load a version back, and return a sentence about what it gives.
+
+    Raises:
+        UserError: it cannot be loaded, gives no numbers, or something else than when it was evaluated.
+    """
+    prepared = found.prepared
+    count = 0 if prepared is None else prepared.splits["test"].num_examples
+    rows = loaded_back.sample(count) if count else None
+    try:
+        outputs = _compute_version(back, prepared, rows, clean)
+        if prepared is None:
+            loaded_back.check_numbers(outputs)
+        else:
+            loaded_back.check(outputs, prepared, rows)
+    except tracking.Unavailable:
+        raise
+    except StratagemError as error:
+        raise _no_rollback(back, f"it cannot be loaded back in a clean process: {error}") from None
+    if prepared is None or rows is None:
+        computed = "an example of no meaning" if outputs.size else "nothing"  # Another program's may have no example.
+        return f"it was loaded, and computed {computed}; nothing was compared: {found.missing}"
+    if found.outputs is None or found.run is None:
+        return f"it was loaded, and computed {len(rows)} test rows; nothing was compared: {found.missing}"
+    evaluation = runs.load_result(found.run, EvaluationResult)
+    tolerance = loaded_back.COARSE_TOLERANCE
+    # Otherwise the run was evaluated once more since, and nothing says on which device it was before.
+    if evaluation is not None and evaluation.outputs_sha256 == back.tags.get("test_outputs_sha256"):
+        tolerance = loaded_back.tolerance(found.run, evaluation)
+    other = loaded_back.difference(outputs, found.outputs.outputs, rows, tolerance)
+    if other is not None:
+        raise _no_rollback(back, f"loaded back in a clean process {other}")
+    return f"it was loaded, and gives what it gave when it was evaluated, compared on {len(rows)} test rows"
+
+
+def _compute_version(
+    back: tracking.Rollback, prepared: PreparedDataset | None, rows: list[int] | None, clean: CleanProcess
+) -> npt.NDArray[Any]:
+    """Return the outputs of a version.
+
+    MLflow loads it from the project's own store, as for a server of models. Others may have written to a server's
+    store: there only the version's .keras file is loaded, because what MLflow loads beside it is code.
+    """
+    if tracking.is_own_store():
+        return loaded_back.through_mlflow(back.place, clean, prepared, rows)
+    if not {"keras_file_sha256", "model", "model_digest", "weights_digest"} <= set(back.tags):
+        raise UserError(
+            "this project did not register it, and a server's model that says nothing of itself may be code"
+        )
+    return loaded_back.of_keras_file(back.name, back.version, back.tags, clean, prepared, rows)
+
+
+def _no_rollback(back: tracking.Rollback, reason: str) -> UserError:
+    stays = "no version" if back.champion is None else f"version {back.champion}"
+    return UserError(
+        f"'{back.name}' cannot be rolled back to version {back.version}: {reason}. @{config.CHAMPION} stays at "
+        f"{stays}. Delete version {back.version} in MLflow, and `stratagem rollback {back.name}` takes the one before "
+        "it; or move the alias on MLflow's page, where nothing is checked"
     )

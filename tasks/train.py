@@ -7,7 +7,6 @@ import math
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -21,25 +20,27 @@ from tasks.input.augment import check_augmentation
 from tasks.input.order import carve
 from tasks.modeling import losses, metrics, models, optimizers
 from tasks.records import Limits, Placement, PreparedDataset, Run, TrainingResult
+from tasks.runs import lineage
+from tasks.system import machine
 from tasks.system.errors import StratagemError, UserError, one_line
-from tasks.training import Training, autotune, checkpoints, fingerprint, initial, loops, model, setup, shards, step_time
-from tasks.training.batch_size import check_last_batch, find_global_batch_size, in_batches_of, resumed_batch_size
+from tasks.training import Training, autotune, checkpoints, initial, loops, model, setup, shards, step_time
 from tasks.training.callbacks.profiler import Profiler
-from tasks.training.callbacks.progress import ProgressBar
+from tasks.training.callbacks.progress import MetricSink, ProgressBar, SendMetrics, Throughput
 from tasks.training.callbacks.saving import SaveCheckpoints
-from tasks.training.callbacks.sending import MetricSink, SendMetrics
 from tasks.training.callbacks.stopping import NonFiniteLoss, ResumableEarlyStopping, StopBelowLimits, StopOnNonFinite
-from tasks.training.callbacks.throughput import Throughput
 from tasks.training.checkpoints import Checkpoints
 from tasks.training.model_state import Arrays, assign, variables
 
 log = logging.getLogger(__name__)
 
 DYING_SECONDS = 30.0
+"""How long the process of a killed command may take to end, and keep its run's lock."""
+COMMON_PACKAGES = ("tensorflow", "keras", "jax", "numpy")
+"""All members of a cluster need the same versions: TensorFlow's protocol and kernels, and what draws the batches."""
 
 
-class Watching(NamedTuple):
-    """The callbacks that the chief alone has: they measure, show and track a training."""
+class ChiefsCallbacks(NamedTuple):
+    """The callbacks that only the chief has: they measure, show and track a training."""
 
     profiler: Profiler | None = None
     throughput: Throughput | None = None
@@ -62,7 +63,7 @@ def check(settings: config.Settings, prepared: PreparedDataset) -> tuple[strateg
     sources.verify(settings.input, prepared)
     models.set_precision(settings.train.dtype_policy)
     strategy = strategies.build(settings.strategy)
-    global_batch_size = find_global_batch_size(settings.train, strategy.num_replicas)
+    global_batch_size = setup.find_global_batch_size(settings.train, strategy.num_replicas)
     sources.check_division(settings.input.validation, prepared)
     sources.check_class_weights(settings.train, prepared)
     _, rows = carve(prepared, settings.input.validation, settings.train.seed)["train"]
@@ -73,7 +74,7 @@ def check(settings: config.Settings, prepared: PreparedDataset) -> tuple[strateg
         losses.find_loss(settings.train, prepared, shares=settings.input.augmentation.mixes)
         metrics.check(settings, prepared, losses.example(prepared, 2))
     strategy.check_model(looked_at)
-    check_last_batch(looked_at, strategy, settings.input, len(rows), global_batch_size)
+    setup.check_last_batch(looked_at, strategy, settings.input, len(rows), global_batch_size)
     model.freeze(looked_at, settings.model.freeze)
     return strategy, global_batch_size
 
@@ -140,23 +141,23 @@ def _train(
     strategy, global_batch_size = check(settings, prepared)
     folder = config.project_root() / run.folder
     with contextlib.ExitStack() as opened:
-        opened.enter_context(_lock(run, folder))
+        _lock(run, folder, opened)
         saved = Checkpoints(folder / "checkpoints", settings.checkpoint.keep, settings.checkpoint.monitor)
         opened.enter_context(saved)
         if begun := bool(saved.steps()):
             arrays, state = saved.restore_latest()
             log.info("resuming at step %d, epoch %d", state.step, state.epoch + 1)
-            global_batch_size = resumed_batch_size(settings.train, state, strategy.num_replicas)
+            global_batch_size = setup.resumed_batch_size(settings.train, state, strategy.num_replicas)
         else:
             arrays = initial.load(settings, prepared, folder)
             state = setup.first_state(settings, prepared, global_batch_size)
         state = state.model_copy(update=_origin(settings, prepared, run))
         if strategy.num_workers > 1:
-            strategy.broadcast(fingerprint.of(settings, prepared))
+            strategy.broadcast(_in_common(settings, prepared))
         data = setup.find_batches(settings, prepared, strategy, global_batch_size)
         for batches in data:
             opened.enter_context(_closing(batches))
-        state = in_batches_of(state, global_batch_size, data[0].steps)
+        state = setup.in_batches_of(state, global_batch_size, data[0].steps)
         if strategy.num_workers > 1:
             strategy.broadcast(checkpoints.pack(arrays, state))
 
@@ -172,10 +173,10 @@ def _train(
 
         compiles_each_size = keras.backend.backend() == "jax" or training.settings.train.jit_compile is True
         throughput = Throughput(training.position, began, compiles_each_size)
-        watching = _watching(training, throughput, send, folder / "tensorboard", runs.load_limits(run))
-        training = replace(training, callbacks=_callbacks(training, arrays, saved, stop, watching))
+        chiefs = _chiefs_callbacks(training, throughput, send, folder / "tensorboard", runs.load_limits(run))
+        training = replace(training, callbacks=_callbacks(training, arrays, saved, stop, chiefs))
         del arrays  # As large as the model and its optimizer, all training long.
-        with _closing(watching.bar), watching.profiler or contextlib.nullcontext():
+        with _closing(chiefs.bar), chiefs.profiler or contextlib.nullcontext():
             loops.run(training)
         if loops.thaws(training):
             return None
@@ -204,7 +205,7 @@ def _assist(settings: config.Settings, prepared: PreparedDataset, stop: threadin
     True."""
     strategy, _ = check(settings, prepared)
     # Before the model is made, for which workers with other settings would wait for each other.
-    fingerprint.refuse_other(fingerprint.of(settings, prepared), strategy.broadcast(b""), strategy.worker)
+    _refuse_other(_in_common(settings, prepared), strategy.broadcast(b""), strategy.worker)
     arrays, state = checkpoints.unpack(strategy.broadcast(b""))
     data = setup.find_batches(settings, prepared, strategy, state.global_batch_size)
     with contextlib.ExitStack() as opened:
@@ -215,12 +216,12 @@ def _assist(settings: config.Settings, prepared: PreparedDataset, stop: threadin
         if _is_in_pieces(training):
             folder, attempt = json.loads(strategy.broadcast(b""))
             writer = opened.enter_context(shards.ShardWriter(Path(folder), attempt, strategy.worker))
-        training = replace(training, callbacks=_callbacks(training, arrays, writer, stop, Watching()))
+        training = replace(training, callbacks=_callbacks(training, arrays, writer, stop, ChiefsCallbacks()))
         del arrays
         loops.run(training)
         if loops.thaws(training):
             return True
-        step_time.measure(training, stop)
+        step_time.measure_step_time(training, stop)
         return False
 
 
@@ -229,10 +230,12 @@ def _callbacks(
     arrays: Arrays,
     saved: Checkpoints | shards.ShardWriter | None,
     stop: threading.Event,
-    watching: Watching,
+    chiefs: ChiefsCallbacks,
 ) -> tuple[Any, ...]:
-    """Return a training's callbacks in the order in which they are told; a worker has no ``watching``, and no
-    ``saved`` but for its part of a model that no one process holds."""
+    """Return a training's callbacks in the order in which they are called.
+
+    A worker has none of the chief's, and ``saved`` only for its part of a model that no single process holds.
+    """
     section, position = training.settings.train, training.position
     remembered = position.start.stopping
     stopping = ResumableEarlyStopping(section.early_stopping, remembered, position) if section.early_stopping else None
@@ -244,27 +247,27 @@ def _callbacks(
     callbacks = [
         position,  # It moves on first: all that follow ask it where the training is.
         StopOnNonFinite(position),  # Before all that look at the loss: nothing that came of a bad one is sent or saved.
-        watching.profiler,  # Before the throughput, which leaves the profiler's own work out.
-        watching.throughput,  # Before the checkpoint of an epoch's end, whose time is not the epoch's.
-        watching.metrics,
+        chiefs.profiler,  # Before the throughput, which leaves the profiler's own work out.
+        chiefs.throughput,  # Before the checkpoint of an epoch's end, whose time is not the epoch's.
+        chiefs.metrics,
         stopping,  # Before the checkpoint, which holds what it remembers.
-        watching.limits,
+        chiefs.limits,
         SaveCheckpoints(training, saved, stopping, restore_metrics, stop),
-        watching.bar,
-        watching.tensorboard,
+        chiefs.bar,
+        chiefs.tensorboard,
     ]
     return tuple(callback for callback in callbacks if callback is not None)
 
 
-def _watching(
+def _chiefs_callbacks(
     training: Training, throughput: Throughput, send: MetricSink, folder: Path, limits: Limits | None
-) -> Watching:
+) -> ChiefsCallbacks:
     section, position = training.settings.train, training.position
     profiler = None
     if section.profile_steps is not None:
         first, last = section.profile_steps
         profiler = Profiler(position, first, last, folder, send)
-    return Watching(
+    return ChiefsCallbacks(
         profiler,
         throughput,
         SendMetrics(send, position),
@@ -280,7 +283,7 @@ def _is_in_pieces(training: Training) -> bool:
 
 
 def _origin(settings: config.Settings, prepared: PreparedDataset, run: Run) -> dict[str, Any]:
-    """Return what a checkpoint says of the training that writes it, also where one of other settings was started."""
+    """Return what a checkpoint says about the training that writes it, which may have other settings than the first."""
     rollbacks = len(runs.nonfinite_steps(run)) if settings.train.on_nonfinite == "rollback" else 0
     return {
         "seed": settings.train.seed,
@@ -311,22 +314,42 @@ def _closing(opened: Any) -> contextlib.AbstractContextManager[Any]:
     return contextlib.closing(opened) if opened is not None else contextlib.nullcontext()
 
 
-@contextlib.contextmanager
-def _lock(run: Run, folder: Path) -> Iterator[None]:
+def _lock(run: Run, folder: Path, opened: contextlib.ExitStack) -> None:
     """Keep a second process from training the same run; the lock of a process that died is free."""
     folder.mkdir(parents=True, exist_ok=True)
-    lock = FileLock(folder / ".lock")
     try:
-        # A moment: the process of a command that was killed is still ending when the next one is quick.
-        lock.acquire(timeout=DYING_SECONDS)
+        opened.enter_context(FileLock(folder / ".lock", timeout=DYING_SECONDS))
     except Timeout:
         raise UserError(
             f"run {run.run_id} is being trained by another process: wait for it, or name another run"
         ) from None
-    try:
-        yield
-    finally:
-        lock.release()
+
+
+def _in_common(settings: config.Settings, prepared: PreparedDataset) -> bytes:
+    """Return what every member of a cluster must have in common, as JSON: names to words."""
+    versions = {name: text for name, text in machine.surroundings().items() if name in COMMON_PACKAGES}
+    common = {
+        "settings": settings.digest("result", "speed"),
+        "data": str(prepared.data_version),
+        "code": lineage.code_of(settings)[:12],
+        **versions,
+    }
+    return json.dumps(common).encode()
+
+
+def _refuse_other(own: bytes, chiefs: bytes, worker: int) -> None:
+    """Raise ``UserError`` in a worker that was started with something else than the chief, and name each thing."""
+    mine, theirs = json.loads(own), json.loads(chiefs)
+    other = [name for name in {**mine, **theirs} if mine.get(name) != theirs.get(name)]
+    if not other:
+        return
+    own_words, chiefs_words = (
+        ", ".join(f"{name} {one.get(name, 'not installed')}" for name in other) for one in (mine, theirs)
+    )
+    raise UserError(
+        f"worker {worker} was started with {own_words}, and the chief with {chiefs_words}: give every member of the "
+        "cluster the same command, the same code and packages, and the same data"
+    )
 
 
 def _rolls_back(section: config.Train, rollbacks: int) -> bool:
@@ -344,8 +367,8 @@ def _result(
     if strategy.is_one_program:
         trained = model.alone(training.settings, prepared, training.batches, position.start, saved)
     digest = model.weights_digest(trained)
-    final_model = checkpoints.export(trained, models_folder / "final.keras")
-    best_step, best_model = model.export_best(trained, saved, final_step, final_model)
+    final_model = checkpoints.save_model(trained, models_folder / "final.keras")
+    best_step, best_model = model.save_best_model(trained, saved, final_step, final_model)
     return TrainingResult(
         run_id=run.run_id,
         dataset=prepared.name,
@@ -381,7 +404,7 @@ def _traced(result: TrainingResult, training: Training, stop: threading.Event) -
         return result
     began = time.perf_counter()
     try:
-        found = step_time.measure(training, stop)
+        found = step_time.measure_step_time(training, stop)
     except StratagemError:
         raise
     except Exception as error:

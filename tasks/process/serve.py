@@ -22,7 +22,6 @@ from tasks.records import (
     Comparison,
     EvaluationResult,
     Limits,
-    Pace,
     PreparedDataset,
     Record,
     Run,
@@ -163,20 +162,16 @@ def _chiefs_stages(clean: Clean) -> dict[str, Callable[..., Any]]:
     from tasks import train
     from tasks.process import tracked
     from tasks.serving import export
+    from tasks.training import step_time
 
     def evaluate(settings: config.Settings, run: Run, **given: Any) -> EvaluationResult:
         if settings.register_.enabled and run.parent_run_id is None:  # A comparison registers nothing.
             clean.get_ready()  # Meanwhile: an evaluation leaves one of two cores idle for much of its time.
         return tracked.evaluate(settings, run=run, **given)
 
-    def measure_pace(settings: config.Settings, prepared: PreparedDataset) -> Pace:
-        from tasks.training import pace  # It needs TensorFlow, which a training on JAX does without.
-
-        return pace.measure(settings, prepared)
-
     return {
         "check": train.check,
-        "measure_pace": measure_pace,
+        "measure_pace": step_time.measure_pace,
         "start_run": tracked.start_run,
         "start_comparison": tracked.start_comparison,
         "resume_parent": tracked.resume_parent,

@@ -33,7 +33,7 @@ from tasks.register import How
 from tasks.register import register as register_stage
 from tasks.reports import comparison_html, page, side_by_side
 from tasks.runs import lineage, uncommitted
-from tasks.serving.loaded_back import Apart
+from tasks.serving.loaded_back import CleanProcess
 from tasks.train import check
 from tasks.train import train as train_stage
 from tasks.training import initial
@@ -263,7 +263,7 @@ def register(
     training: TrainingResult,
     evaluation: EvaluationResult,
     run: Run,
-    apart: Apart,
+    apart: CleanProcess,
     force: bool = False,
 ) -> RegisteredModel:
     """Register the evaluated model; ``apart`` computes what it gives when it is loaded back.

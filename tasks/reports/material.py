@@ -73,13 +73,8 @@ class Material:
     @cached_property
     def probabilities(self) -> npt.NDArray[np.float64]:
         """The probability of each class or label, (n, num_outputs)."""
-        outputs = self.predicted.outputs.astype(np.float64)
-        if self.task == "multilabel":
-            of_labels: npt.NDArray[np.float64] = 1 / (1 + np.exp(-np.clip(outputs, -700, 700)))
-            return of_labels
-        powers = np.exp(outputs - outputs.max(axis=1, keepdims=True))
-        shares: npt.NDArray[np.float64] = powers / powers.sum(axis=1, keepdims=True)
-        return shares
+        found: npt.NDArray[np.float64] = predictions.probabilities(self.task, self.predicted.outputs)
+        return found
 
     @property
     def predicted(self) -> Predictions:

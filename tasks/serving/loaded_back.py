@@ -26,8 +26,8 @@ COARSE_TOLERANCE = 0.05
 """The same for a model that was evaluated with fewer bits (mixed precision), or on an accelerator, whose float32 may
 be TF32, which has 10 bits: it is loaded back on a CPU."""
 
-Apart = Callable[..., Any]
-"""``process.clean.Clean.ask``: computes what a model gives, in a process that knows nothing of the run."""
+CleanProcess = Callable[..., Any]
+"""``process.model_loader.Clean.ask``: computes what a model gives, in a process that knows nothing of the run."""
 
 
 def sample(count: int) -> list[int]:
@@ -44,13 +44,13 @@ def tolerance(run: Run, evaluation: EvaluationResult) -> float:
 
 
 def through_mlflow(
-    place: str, apart: Apart, prepared: PreparedDataset | None = None, rows: Sequence[int] | None = None
+    place: str, clean: CleanProcess, prepared: PreparedDataset | None = None, rows: Sequence[int] | None = None
 ) -> npt.NDArray[Any]:
     """Return the outputs of a logged model, loaded by ``mlflow.pyfunc`` as a server of models would load it.
 
     Args:
         place: where its files lie, an address that MLflow reads.
-        apart: computes it.
+        clean: computes it.
         prepared: whose test rows it is given; without them it is given its own example.
         rows: which of these; all if not given.
 
@@ -59,7 +59,7 @@ def through_mlflow(
     """
     encoded = prepared is not None and any(feature.columns for feature in prepared.features.values())
     return np.asarray(
-        apart("load_back", _test_files(prepared), rows, place=place, tracking_uri=tracking.store_uri(), encoded=encoded)
+        clean("load_back", _test_files(prepared), rows, place=place, tracking_uri=tracking.store_uri(), encoded=encoded)
     )
 
 
@@ -67,23 +67,25 @@ def of_keras_file(
     name: str,
     version: str,
     tags: Mapping[str, str],
-    apart: Apart,
+    clean: CleanProcess,
     prepared: PreparedDataset | None = None,
     rows: Sequence[int] | None = None,
 ) -> npt.NDArray[np.float32]:
-    """Return what a version gives whose .keras file is loaded in Keras' safe mode. No code runs but this project's: of
-    a server's model, whose tags others may have written, only modules that are allowed (``tracking.check_code``).
+    """Return the outputs of a version, whose .keras file is loaded in Keras' safe mode.
+
+    Only this project's code runs, and for a model of a server, whose tags others may have written, only modules that
+    are allowed (``tracking.check_code``).
 
     Args:
         name: of the registered model.
         version: its number.
         tags: of the version.
-        apart: computes it.
+        clean: computes it.
         prepared: whose test rows it is given; without them it is given zeros.
         rows: which of these; all if not given.
 
     Raises:
-        StratagemError: why it cannot be told.
+        StratagemError: the outputs cannot be computed; says why.
     """
     with tempfile.TemporaryDirectory() as folder:
         tracking.check_code(name, version, tags)
@@ -98,7 +100,7 @@ def of_keras_file(
             own_code = tags["model"].partition(":")[0]
             if _model_digest(file, tags) != tags["model_digest"]:
                 raise UserError(f"your code of it, {own_code}, is another one since")
-        outputs = apart(
+        outputs = clean(
             "score",
             _test_files(prepared),
             rows,
@@ -153,12 +155,12 @@ def difference(
             "was evaluated"
         )
     spread = float(evaluated.std()) or 1.0
-    apart = float((abs(found - expected) / (spread + abs(expected) / 10)).max())
-    if apart <= tolerance:
+    distance = float((abs(found - expected) / (spread + abs(expected) / 10)).max())
+    if distance <= tolerance:
         return None
     return (
-        f"it gives other outputs than when it was evaluated: {apart:.2g} standard deviations apart among {len(rows)} "
-        f"test rows, and {tolerance:g} is allowed"
+        f"it gives other outputs than when it was evaluated: {distance:.2g} standard deviations apart among "
+        f"{len(rows)} test rows, and {tolerance:g} is allowed"
     )
 
 

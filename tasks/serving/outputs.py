@@ -29,16 +29,6 @@ PART = 250
 
 
 @dataclass(frozen=True)
-class DeviceOutputs:
-    """What one device computed of a batch: consecutive examples."""
-
-    values: npt.NDArray[np.float64]
-    """(n, num_outputs)."""
-    own_loss: float
-    """The sum of the model's own losses, such as regularisation, for these examples."""
-
-
-@dataclass(frozen=True)
 class Outputs:
     """What a model gives for each of n examples."""
 
@@ -52,8 +42,11 @@ class Outputs:
     """How many examples lay on each device."""
 
 
-# Takes the features of a batch; returns the shares in the examples' order, and the examples that lay on each device.
-OutputsFunction = Callable[[Any], tuple[list[DeviceOutputs], dict[str, int]]]
+Share = tuple[npt.NDArray[np.float64], float]
+"""What one device computed of a batch for consecutive examples: outputs (n, num_outputs), and the sum of the model's
+own losses, such as regularisation."""
+OutputsFunction = Callable[[Any], tuple[list[Share], dict[str, int]]]
+"""Takes the features of a batch; returns the shares in the examples' order, and how many lay on each device."""
 
 
 def compute(settings: config.Settings, prepared: PreparedDataset, strategy: Strategy, arrays: Arrays) -> Outputs:
@@ -85,14 +78,8 @@ def compute(settings: config.Settings, prepared: PreparedDataset, strategy: Stra
                 from tasks.training import coordinator
 
                 found = coordinator.outputs(strategy, test, lambda x: _call(model, x))
-                return _joined(
-                    test,
-                    strategy,
-                    (
-                        (labels, [DeviceOutputs(values, own_loss)], {worker: len(labels)})
-                        for labels, values, own_loss, worker in found
-                    ),
-                )
+                shares = ((labels, [(values, loss)], {worker: len(labels)}) for labels, values, loss, worker in found)
+                return _joined(test, strategy, shares)
             on_jax = keras.backend.backend() == "jax"
             function = _function_on_jax(model, strategy) if on_jax else _function_on_tensorflow(model, strategy)
             # An array not of tf.data, which takes longer to start than these batches take to be read.
@@ -104,14 +91,14 @@ def compute(settings: config.Settings, prepared: PreparedDataset, strategy: Stra
 def _joined(
     test: Batches,
     strategy: Strategy,
-    found: Iterable[tuple[npt.NDArray[Any], list[DeviceOutputs], dict[str, int]]],
+    found: Iterable[tuple[npt.NDArray[Any], list[Share], dict[str, int]]],
 ) -> Outputs:
     """Return the outputs of all workers, from the labels and shares of each of this worker's batches."""
     table, label_shape, dtype = None, (), np.dtype(np.int64)
     examples: Counter[str] = Counter()
     for step, (labels, shares, on_devices) in enumerate(found):
-        values = np.concatenate([share.values for share in shares])
-        own_losses = np.repeat([share.own_loss for share in shares], [len(share.values) for share in shares])
+        values = np.concatenate([share for share, _ in shares])
+        own_losses = np.repeat([own_loss for _, own_loss in shares], [len(share) for share, _ in shares])
         # A row an example: its own loss, its labels, which float64 holds as they are, and its outputs.
         rows = np.column_stack([own_losses, labels.reshape(len(labels), -1), values])
         if table is None:
@@ -159,14 +146,13 @@ def _function_on_tensorflow(model: Any, strategy: Strategy) -> OutputsFunction:
         )
         return name
 
-    def function(x: Any) -> tuple[list[DeviceOutputs], dict[str, int]]:
+    def function(x: Any) -> tuple[list[Share], dict[str, int]]:
         # As tensors: a function of NumPy's arrays in a mapping is traced anew for each.
         outputs, own_losses = map(strategy.local_results, on_all_replicas(tf.nest.map_structure(tf.constant, x)))
         shares = [
-            DeviceOutputs(np.asarray(some).astype("float64"), float(own_loss))
-            for some, own_loss in zip(outputs, own_losses, strict=True)
+            (np.asarray(some).astype("float64"), float(loss)) for some, loss in zip(outputs, own_losses, strict=True)
         ]
-        return shares, {device_of(some): len(share.values) for some, share in zip(outputs, shares, strict=True)}
+        return shares, {device_of(some): len(some) for some in outputs}
 
     return function
 
@@ -199,10 +185,10 @@ def _function_on_jax(model: Any, strategy: Strategy) -> OutputsFunction:
             return np.asarray(array)
         return np.asarray(multihost_utils.process_allgather(array, tiled=True))
 
-    def function(x: Any) -> tuple[list[DeviceOutputs], dict[str, int]]:
+    def function(x: Any) -> tuple[list[Share], dict[str, int]]:
         size = len(keras.tree.flatten(x)[0])
         outputs, losses = compiled(*state, strategy.place_batch(x, size))
-        share = DeviceOutputs(whole(outputs).astype("float64"), sum(float(whole(loss)) for loss in losses))
+        share = whole(outputs).astype("float64"), sum(float(whole(loss)) for loss in losses)
         shards = outputs.addressable_shards
         return [share], {f"{one.device.platform}:{one.device.id}": len(one.data) for one in shards}
 

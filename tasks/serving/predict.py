@@ -20,10 +20,9 @@ from PIL import Image
 from tasks.data.encoding import take
 from tasks.records import Predicted, PredictionRequest
 from tasks.serving import raw_model
-from tasks.serving.meanings import Meaning
 from tasks.serving.prediction_files import WRITERS, PredictionWriter
 from tasks.serving.raw_inputs import RawExamples, Reader
-from tasks.serving.raw_model import Arrays, RawModel
+from tasks.serving.raw_model import Arrays, Meaning, RawModel
 from tasks.system import background, machine
 from tasks.system.errors import UserError
 
@@ -32,7 +31,7 @@ AHEAD = 2
 SHOWN = 20
 NO_NUMBER = "the model gives no number for it"
 TELL_SECONDS = 0.5, 30.0
-"""How often the progress is told: on a terminal, and elsewhere."""
+"""How often the progress is shown: on a terminal, and elsewhere."""
 
 
 @dataclass(frozen=True)
@@ -81,6 +80,8 @@ def predict(request: PredictionRequest) -> Predicted:
             first += [{name: columns[name][place] for name in meaning.names} for place in places]
             tell(count, failed)
         tell.end()
+        if writer is not None:
+            writer.finish()
     return Predicted(
         model=model.name,
         num_examples=count,
@@ -100,7 +101,7 @@ def _open(request: PredictionRequest, names: Sequence[str], stack: ExitStack) ->
         file = stack.enter_context(os.fdopen(request.stdout, "wb"))
     else:
         return None
-    return stack.enter_context(WRITERS[request.format](file, names))
+    return WRITERS[request.format](file, names)
 
 
 def _parts(model: RawModel, reader: Reader, inputs: Sequence[str], stack: ExitStack) -> Iterator[EncodedPart]:
@@ -135,9 +136,9 @@ def _predicted(model: RawModel, meaning: Meaning, part: EncodedPart) -> tuple[di
     # Of a name that is no UTF-8 as Python shows it: neither JSON nor Parquet has room for it.
     sources = [source.encode("utf-8", "backslashreplace").decode() for source, _ in places]
     columns: dict[str, list[Any]] = {"source": sources, "row": [row for _, row in places]}
-    told = meaning.of(outputs[finite])
+    answered = meaning.of(outputs[finite])
     having = [row for row, is_finite in zip(rows, finite.tolist(), strict=True) if is_finite]
-    for name, values in told.items():
+    for name, values in answered.items():
         columns[name] = [None] * len(errors)
         for row, value in zip(having, values, strict=True):
             columns[name][row] = value

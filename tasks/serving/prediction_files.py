@@ -4,12 +4,10 @@ import base64
 import csv
 import io
 import json
-from abc import abstractmethod
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager
 from html import escape
-from types import TracebackType
-from typing import IO, Any, Self
+from typing import IO, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -21,11 +19,9 @@ MAX_PICTURES = 1000
 """On a sheet, so that a browser opens it."""
 SIDE = 96
 """Pixels of a picture on the sheet."""
-TYPES = {"row": "int64"}
-"""Of columns in Parquet that are neither texts nor probabilities."""
 
 
-class PredictionWriter(AbstractContextManager["PredictionWriter"]):
+class PredictionWriter(ABC):
     """Writes predictions to a file, some at a time.
 
     Args:
@@ -40,15 +36,9 @@ class PredictionWriter(AbstractContextManager["PredictionWriter"]):
     def write(self, columns: Columns, pictures: Pictures) -> None:
         """Write some examples, in their order."""
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        if kind is None:
-            self.finish()
-
     def finish(self) -> None:
         """Write what stands after all examples."""
+        self.file.flush()
 
 
 class JsonLines(PredictionWriter):
@@ -92,9 +82,8 @@ class Parquet(PredictionWriter):
         # A regression's predictions are numbers, and it alone tells no probability.
         told = ("prediction",) if any(name.startswith("probability") for name in names) else ()
         texts = ("source", "error", *told)
-        self._schema = pa.schema(
-            [(name, TYPES.get(name, "string" if name.startswith(texts) else "float64")) for name in names]
-        )
+        types = {name: "string" if name.startswith(texts) else "float64" for name in names} | {"row": "int64"}
+        self._schema = pa.schema(list(types.items()))
         self._pa = pa
         self._writer = pyarrow.parquet.ParquetWriter(file, self._schema)
 

@@ -1,4 +1,4 @@
-"""A trained model that takes raw values: loaded by Keras, with what makes its input of them."""
+"""A trained model that takes raw values: loaded by Keras, with what makes its input, and what its outputs mean."""
 
 import functools
 import importlib
@@ -14,8 +14,10 @@ import numpy.typing as npt
 
 from tasks import config
 from tasks.data.encoding import Encoder, WholeEncoder
+from tasks.evaluation.predictions import probabilities
 from tasks.records import Target, as_input
 from tasks.serving.raw_inputs import Wanted
+from tasks.serving.rows import answers
 from tasks.system.errors import UserError, cut, one_line
 from tasks.tracking import trained_models
 from tasks.tracking.trained_models import TrainedModel
@@ -107,6 +109,23 @@ class RawModel:
                 raise UserError(f"'{name}' has numbers beyond {dtype}, which {self.name} takes")
             found[name] = array.astype(dtype, copy=False)
         return found
+
+
+class Meaning:
+    """What outputs mean, as columns: the class and how likely it is, the labels, or the numbers.
+
+    Attributes:
+        names: of the columns of a file, ``source``, ``row`` and ``error`` among them.
+    """
+
+    def __init__(self, target: Target, top_k: int, all_shares: bool) -> None:
+        self._task, self._top_k, self._all_shares = target.task, top_k, all_shares
+        self._outputs = list(target.class_names or target.columns or ["prediction"])
+        self.names = ["source", "row", *self.of(np.zeros((0, target.num_outputs), np.float32)), "error"]
+
+    def of(self, outputs: npt.NDArray[np.float32]) -> dict[str, list[Any]]:
+        """Return the columns for outputs (n, num_outputs), a value for each of n examples."""
+        return answers(self._task, self._outputs, probabilities(self._task, outputs), self._top_k, self._all_shares)
 
 
 def _is_within(array: npt.NDArray[Any], numbers: Any) -> bool:

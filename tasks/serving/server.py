@@ -25,8 +25,7 @@ from PIL import Image
 
 from tasks.records import Serving, ServingRequest
 from tasks.serving import raw_model
-from tasks.serving.meanings import Meaning
-from tasks.serving.raw_model import Arrays, RawModel
+from tasks.serving.raw_model import Arrays, Meaning, RawModel
 from tasks.system.access import Application, guarded
 from tasks.system.errors import UserError
 from tasks.tracking import trained_models
@@ -92,7 +91,7 @@ class RequestBatcher:
         except Exception as error:
             if len(together) == 1:
                 together[0][1].set_exception(error)
-            else:  # What one of them has breaks that one alone.
+            else:  # A broken request must not break the others.
                 for one in together:
                     self._answer(model, [one])
 
@@ -276,7 +275,7 @@ def application(served: Served, batches: RequestBatcher) -> Application:
         model = served.model  # One for the whole request, whatever is swapped meanwhile.
         headers = {"x-model": quote(model.name)}
         try:
-            told, body = _answers_as(model, request.query_params), bytearray()
+            meaning, body = _answers_as(model, request.query_params), bytearray()
             async for part in request.stream():
                 body += part
                 if len(body) > MAX_BYTES:
@@ -288,7 +287,7 @@ def application(served: Served, batches: RequestBatcher) -> Application:
             answer = {"error_code": "BAD_REQUEST", "message": str(error), "expected": schema(model)}
             return JSONResponse(answer, 400, headers)
         outputs = await asyncio.wrap_future(batches.outputs(model, features))
-        answer = {"predictions": _predictions(told, outputs)}
+        answer = {"predictions": _predictions(meaning, outputs)}
         return Response(json.dumps(answer), media_type="application/json", headers=headers)
 
     return Starlette(
@@ -302,19 +301,19 @@ def application(served: Served, batches: RequestBatcher) -> Application:
     )
 
 
-def _predictions(told: Meaning | None, outputs: npt.NDArray[np.float32]) -> list[Any]:
-    """Return what is said of each example; None where the model gives what is no number, which JSON has none for."""
+def _predictions(meaning: Meaning | None, outputs: npt.NDArray[np.float32]) -> list[Any]:
+    """Return the answer for each example; None where the model gives NaN or infinity, which JSON does not have."""
     finite = np.asarray(np.isfinite(outputs).all(axis=1)).tolist()
-    if told is None:
+    if meaning is None:
         rows: list[Any] = outputs.tolist()
     else:
-        columns = told.of(np.nan_to_num(outputs))
+        columns = meaning.of(np.nan_to_num(outputs))
         rows = [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
     return [row if is_finite else None for row, is_finite in zip(rows, finite, strict=True)]
 
 
 def _answers_as(model: RawModel, wanted: Mapping[str, str]) -> Meaning | None:
-    """Return as what a request wants the outputs: the most probable classes, or, with None, plain numbers."""
+    """Return how a request wants its outputs: as the most probable classes, or, with None, as plain numbers."""
     top_k = wanted.get("top_k")
     if top_k is None:
         return None
@@ -324,11 +323,11 @@ def _answers_as(model: RawModel, wanted: Mapping[str, str]) -> Meaning | None:
 
 
 def serve(request: ServingRequest, answers: IO[str]) -> None:
-    """Serve until this process is told to end; what was asked by then is answered.
+    """Serve until this process is to end; requests that came before are answered.
 
     Args:
         request: what is served.
-        answers: is told, as a line of JSON, when the server answers.
+        answers: gets a line of JSON when the server answers.
 
     Raises:
         UserError: no such model, or the port is taken.

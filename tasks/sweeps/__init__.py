@@ -1,8 +1,6 @@
-"""Sweeps: what may be tried (`space`), what Optuna suggests (`sampler`), which trials are given up (`halving`), where
-they are kept (`store`), and what is left of a sweep of before (`earlier`). The only importer of Optuna."""
+"""Sweeps: what may be tried (`space`), what Optuna suggests and keeps and which trials are given up (`study`, the only
+importer of Optuna), and whether a sweep goes on with an earlier one (`earlier`)."""
 
-from tasks.sweeps.earlier import best_of, find, key_of, refuse_foreign_cluster, run_of, save_plan
-from tasks.sweeps.halving import limits
-from tasks.sweeps.sampler import SAMPLER, importance, next_batch, next_params
+from tasks.sweeps.earlier import best_of, find_sweep, key_of, refuse_foreign_cluster, run_of, save_plan
 from tasks.sweeps.space import Space, load, spaces
-from tasks.sweeps.store import Trials
+from tasks.sweeps.study import SAMPLER, Trials, importance, limits, next_batch, next_params

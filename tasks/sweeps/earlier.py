@@ -1,4 +1,4 @@
-"""What is left of a sweep of before: whether the same command goes on with it, and the run of each of its trials."""
+"""What an earlier sweep has left: whether the same command goes on with it, and the run of each of its trials."""
 
 import hashlib
 from collections.abc import Iterable
@@ -19,7 +19,7 @@ def save_plan(run: Run, plan: SweepPlan) -> None:
     records.save(plan, config.project_root() / run.folder / PLAN)
 
 
-def find(plan: SweepPlan, settings: config.Settings, prepared: PreparedDataset) -> Run | None:
+def find_sweep(plan: SweepPlan, settings: config.Settings, prepared: PreparedDataset) -> Run | None:
     """Return the newest sweep of a space's name, if it is the same one, None where there is none to go on with.
 
     Args:
@@ -90,10 +90,13 @@ def _differences(
     before: SweepPlan, plan: SweepPlan, run: Run, settings: config.Settings, prepared: PreparedDataset
 ) -> list[str]:
     traced = lineage.collect(settings, prepared.data_version)
-    found = [*_changes(_of_result(before.space), _of_result(plan.space), "")]
-    for name in ("metric", "parallel", "sampler"):
-        then, now = getattr(before, name), getattr(plan, name)
-        found += [f"{name} was {shown(then)} and is {shown(now)}"] if then != now else []
+    names = ("metric", "parallel", "sampler")
+    then, now = ({**_of_result(one.space), **{name: getattr(one, name) for name in names}} for one in (before, plan))
+    found = [
+        f"{key} was {shown(then.get(key))} and is {shown(now.get(key))}"
+        for key in dict.fromkeys([*then, *now])
+        if then.get(key) != now.get(key)
+    ]
     found += [
         f"{one.key} was {shown(one.before)} and is {shown(one.now)}"
         for one in runs.differences(run, settings)
@@ -107,23 +110,16 @@ def _differences(
 
 
 def _of_result(space: dict[str, Any]) -> dict[str, Any]:
-    """Return what a space says without what changes no result; a setting in one spelling, however it is nested."""
-    marks = config.marks_of(config.Settings)
-    kept = {
-        key: one for key, one in config.flat(space["set"]).items() if key not in marks or marks[key].what == "result"
-    }
-    return {**space, "set": kept}
-
-
-def _changes(before: dict[str, Any], now: dict[str, Any], prefix: str) -> list[str]:
-    """Return what differs between two spaces, key by key."""
-    found = []
-    for key in dict.fromkeys([*before, *now]):
-        then, there = before.get(key), now.get(key)
-        if then == there:
-            continue
-        if key in ("space", "set") and isinstance(then, dict) and isinstance(there, dict):
-            found += _changes(then, there, f"{key}.")
+    """Return what a space says, one value for each key, without what changes no result."""
+    marks, found = config.marks_of(config.Settings), dict[str, Any]()
+    for name, value in space.items():
+        if name == "space":
+            found |= {f"space.{key}": one for key, one in value.items()}
+        elif name == "set":
+            fixed = {
+                key: one for key, one in config.flat(value).items() if key not in marks or marks[key].what == "result"
+            }
+            found |= {f"set.{key}": one for key, one in fixed.items()}
         else:
-            found.append(f"{prefix}{key} was {shown(then)} and is {shown(there)}")
+            found[name] = value
     return found

@@ -65,7 +65,7 @@ class Range(Part):
 
 
 class Halving(Part):
-    """When a trial is given up: see ``halving``."""
+    """When a trial is given up: see ``study.limits``."""
 
     min_epochs: Annotated[int, Field(ge=1)] = 1
     """After which the first trials are judged; then after ``factor`` times so many, and so on."""
@@ -87,7 +87,7 @@ class SpaceFile(Part):
     metric: str | None = None
     """validation/NAME; without it checkpoint.monitor."""
     direction: Literal["lower", "higher"] | None = None
-    """Which values are better; needed of a metric of one's own alone."""
+    """Which values are better; needed only for a metric of the user's own."""
     seed: Annotated[int, Field(ge=0, lt=2**31)] = 0
     """Of the suggestions; ``train.seed`` is that of the trainings."""
     pruner: Halving | None = Halving()
@@ -127,14 +127,6 @@ class Space:
         if settings.evaluate.checkpoint != "latest":  # The best by the training examples is none to go by.
             values["evaluate.checkpoint"] = "latest"
         return values
-
-    def load_final(self, values: Mapping[str, Any]) -> config.Settings:
-        """Return the settings of what ``final_settings`` gives."""
-        return config.load(self.file.recipe, values)
-
-    def described(self) -> dict[str, Any]:
-        """Return the whole of the file as plain values."""
-        return self.file.model_dump(mode="json")
 
     def _load(self, values: Mapping[str, Any]) -> config.Settings:
         try:

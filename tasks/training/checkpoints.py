@@ -87,18 +87,13 @@ def unpack(payload: bytes) -> tuple[Arrays, State]:
     if text["shapes"]:
         folder = Path(text["folder"])
         try:
-            arrays |= _in_pieces(shards.Files(folder, text["pieces"]), text["shapes"])
+            arrays |= shards.Files(folder, text["pieces"]).arrays(text["shapes"])
         except (OSError, ValueError, KeyError, zipfile.BadZipFile) as error:
             raise UserError(
                 f"{folder}, where the chief found its checkpoint, cannot be read here ({error}): the project's folder "
                 "must be the same on all machines"
             ) from None
     return arrays, State.model_validate(text["state"])
-
-
-def _in_pieces(found: shards.Files, shapes: Mapping[str, list[int]]) -> Arrays:
-    arrays: Any = found.arrays(shapes)  # What each of them is to its readers: a shape, and `np.asarray`.
-    return dict(arrays)
 
 
 class Checkpoints:
@@ -147,7 +142,7 @@ class Checkpoints:
         except StratagemError as error:
             if value is None:
                 raise
-            log.warning("%s", error)  # What ended the training is the error to tell.
+            log.warning("%s", error)  # The error that ended the training is the one to raise.
 
     def close(self) -> None:
         """Wait for the checkpoint that is being written.
@@ -223,15 +218,14 @@ class Checkpoints:
             with np.load(folder / "arrays.npz") as content:
                 arrays = {name: content[name] for name in content.files}
             if "pieces" in state:
-                cut = shards.Files(folder, state["pieces"], whole=True)
-                arrays |= _in_pieces(cut, state["shapes"])
+                arrays |= shards.Files(folder, state["pieces"], whole=True).arrays(state["shapes"])
             return arrays, State.model_validate(state["state"])
         except (OSError, ValueError, KeyError, zipfile.BadZipFile, ValidationError) as error:
             reason = f"no such file: {Path(error.filename).name}" if isinstance(error, FileNotFoundError) else error
             raise Damaged(f"the checkpoint {folder} is damaged ({reason})") from None
 
     def restore_latest(self) -> tuple[Arrays, State]:
-        """Return the newest checkpoint that is whole. Newer ones, which are damaged, are told and set aside.
+        """Return the newest checkpoint that is whole. Newer ones, which are damaged, are logged and set aside.
 
         Raises:
             UserError: none is there, or none is whole; then all stay as they are.
@@ -360,7 +354,7 @@ def _read_state(folder: Path) -> dict[str, Any]:
     return committed.parse((folder / committed.STATE).read_bytes(), folder / committed.STATE)
 
 
-def export(model: Any, path: Path) -> Path:
+def save_model(model: Any, path: Path) -> Path:
     """Write a model as a ``.keras`` file under a temporary name, then rename it."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with files.replacing(path, ".partial.keras") as temporary:
@@ -368,7 +362,7 @@ def export(model: Any, path: Path) -> Path:
     return path
 
 
-def copy(source: Path, path: Path) -> Path:
+def copy_model(source: Path, path: Path) -> Path:
     """Copy an exported model under a temporary name, then rename it."""
     with files.replacing(path, ".partial") as temporary:
         shutil.copyfile(source, temporary)

@@ -1,7 +1,8 @@
 """Asynchronous training with parameter servers: this process decides which examples each step reads, and the workers do
 the steps, each as soon as it is free, on variables that the servers hold.
 
-A worker has the whole arrays in memory and is told the rows, so an epoch reads every example once, whoever does a step.
+A worker has the whole arrays in memory and receives the rows of a step, so an epoch reads every example once, whoever
+does a step.
 The steps of a worker that died are done by another one. It can have changed some variables before: each step is done
 once if no worker dies, and at least once otherwise.
 """
@@ -25,7 +26,7 @@ from tasks.input.augment import augment_batch
 from tasks.input.batches import Batches
 from tasks.records import StepTime, as_input
 from tasks.strategies import Strategy
-from tasks.training import Training, epochs, steps
+from tasks.training import Training, loops, steps
 from tasks.training.autotune import Calls
 
 # Enough that no worker waits for this process, and few enough that the position is not far behind the workers.
@@ -48,8 +49,8 @@ def asynchronous(training: Training) -> None:
         # The strategy's own `run` hands a step to workers.
         here = replace(training.strategy, run=lambda step, arguments: step(*arguments))
         test = steps.test_function(replace(training, strategy=here), training.validation, calls)
-        measure = epochs.measuring(training, test, calls, itertools.repeat(None))  # It gathers its rows by itself.
-    epochs.drive(training, groups.train_epoch, measure)
+        measure = loops.measuring(training, test, calls, itertools.repeat(None))  # It gathers its rows by itself.
+    loops.drive(training, groups.train_epoch, measure)
     if groups.done_by:
         shares = ", ".join(f"{count:,}" for _, count in groups.done_by.most_common())
         log.info("workers   %d processes did %s steps", len(groups.done_by), shares)
@@ -180,7 +181,7 @@ def resident(batches: Batches) -> Callable[[], Any]:
     """
     source = batches.source
     if not isinstance(source, ArraySource):
-        raise ValueError("a stream has no rows that a worker could be told")
+        raise ValueError("a stream has no rows that a worker could be given")
     split, root = source.split, config.project_root()
     paths = [root / path for path in (*split.features.values(), split.labels, split.weights) if path is not None]
 

@@ -1,14 +1,18 @@
 """The training loops. Each drives the same callbacks, so progress, tracking and checkpoints are the same everywhere."""
 
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import keras
 
+from tasks.input.batches import Batches
 from tasks.system import upstream
-from tasks.training import Training, epochs
-from tasks.training.adapter import Epochs
+from tasks.training import Training
 from tasks.training.autotune import Calls
 from tasks.training.callbacks.stopping import ResumableEarlyStopping, StopBelowLimits
+from tasks.training.trace import marked
+
+Measure = Callable[[Any], dict[str, float]]
 
 
 def run(training: Training) -> None:
@@ -89,6 +93,68 @@ def fit(training: Training) -> None:
         fit_epochs(first, end, batches.steps)
 
 
+def _steps_itself(model: Any) -> bool:
+    """Return whether a model's class has a step of its own, whose logs ``Model.fit`` passes on."""
+    names = ("train_step", "test_step", "make_train_function", "make_test_function")
+    return any(getattr(type(model), name) is not getattr(keras.Model, name) for name in names)
+
+
+class Epochs(upstream.data_adapter()):  # type: ignore[misc]
+    """The batches that ``Model.fit`` reads: iterated once an epoch, with the number of an epoch's steps.
+
+    Keras would ask the dataset, and a distributed one counts a step once for each replica. It must not learn the
+    length from the end of the data either: the step that finds no data has already advanced Dropout's seeds.
+    """
+
+    def __init__(
+        self,
+        batches: Batches,
+        steps: int,
+        dataset: Any = None,
+        count: Callable[[int], int] | None = None,
+        place: Callable[[Any, int], Any] = lambda batch, size: batch,
+    ) -> None:
+        """
+        Args:
+            batches: what is read.
+            steps: of an epoch.
+            dataset: what TensorFlow iterates instead of that of ``batches``.
+            count: takes the steps that are left, returns those of the next call; without it Keras counts.
+            place: on JAX, puts a batch of so many examples on the devices.
+        """
+        self._batches = batches
+        self._steps = steps
+        self._dataset = dataset
+        self._count = count
+        self._place = place
+
+    def iterate_in_calls(self, iterator: Any) -> None:
+        """Let an iterator of Keras' go through an epoch in calls of as many steps as ``count`` says: its own ones do
+        the same number each time."""
+
+        def calls(source: Any) -> Iterator[tuple[int, int, Any]]:
+            done = 0
+            while done < self._steps:
+                count = self._count(self._steps - done) if self._count else self._steps
+                yield done, done + count - 1, source
+                done += count
+
+        upstream.set_calls(iterator, calls)
+
+    def get_tf_dataset(self) -> Any:
+        return self._batches.dataset if self._dataset is None else self._dataset
+
+    def get_jax_iterator(self) -> Iterator[Any]:
+        for step, batch in zip(self._batches.unread, marked(self._batches.arrays()), strict=True):
+            yield self._place(batch, self._batches.size(step))
+
+    @property
+    def num_batches(self) -> int:
+        return self._steps
+
+    batch_size = has_partial_batch = partial_batch_size = None
+
+
 def custom(training: Training) -> None:
     """Train with our own loop from the training's position to the end of its phase."""
     from tasks.training import steps
@@ -107,16 +173,74 @@ def custom(training: Training) -> None:
             listeners.on_train_batch_end(done - 1, logs)
             if training.model.stop_training:
                 break
-        return epochs.numbers(logs)
+        return numbers(logs)
 
     measure = None
     if training.validation is not None:
         test = steps.test_function(training, training.validation, calls)
-        measure = epochs.measuring(training, test, calls, steps.iterated(training.strategy, training.validation))
-    epochs.drive(training, train_epoch, measure)
+        measure = measuring(training, test, calls, steps.iterated(training.strategy, training.validation))
+    drive(training, train_epoch, measure)
 
 
-def _steps_itself(model: Any) -> bool:
-    """Return whether a model's class has a step of its own, whose logs ``Model.fit`` passes on."""
-    names = ("train_step", "test_step", "make_train_function", "make_test_function")
-    return any(getattr(type(model), name) is not getattr(keras.Model, name) for name in names)
+def drive(training: Training, train_epoch: Callable[[int, Any], dict[str, float]], measure: Measure | None) -> None:
+    """Train from the training's position to the end of its phase, or until a callback stops it.
+
+    Args:
+        training: its callbacks are called.
+        train_epoch: takes an epoch's number and the callbacks, trains the rest of the epoch, calls them for
+            each call of the step function, returns the metrics.
+        measure: takes the callbacks, measures the validation split and calls them; returns the metrics.
+    """
+    model, last = training.model, training.phase.end_epoch
+    listeners = keras.callbacks.CallbackList(
+        list(training.callbacks), add_history=True, model=model, epochs=last, steps=training.batches.steps, verbose=0
+    )
+    model.stop_training = False
+    results: dict[str, float] = {}
+    listeners.on_train_begin()
+    for epoch in range(training.position.start.epoch, last):
+        model.reset_metrics()
+        listeners.on_epoch_begin(epoch)
+        results = train_epoch(epoch, listeners)
+        if measure is not None:
+            results |= {f"val_{name}": value for name, value in measure(listeners).items()}
+        listeners.on_epoch_end(epoch, results)
+        if model.stop_training:
+            break
+    model.optimizer.finalize_variable_values(model.trainable_variables)
+    listeners.on_train_end(results)
+
+
+def measuring(
+    training: Training, function: Callable[[Any], dict[str, Any]], calls: Calls, data: Iterable[Any]
+) -> Measure:
+    """Return what measures the validation split by ``steps.test_function``.
+
+    Args:
+        training: its model is measured.
+        function: does the steps of a call.
+        calls: says how many those are.
+        data: what ``function`` reads, iterated once for each epoch.
+    """
+    total = training.validation.steps if training.validation is not None else 0
+
+    def measure(listeners: Any) -> dict[str, float]:
+        listeners.on_test_begin()
+        training.model.reset_metrics()
+        iterator, done = iter(data), 0
+        while done < total:
+            count = calls.within(total - done)
+            listeners.on_test_batch_begin(done)
+            logs = function(iterator)
+            done += count
+            listeners.on_test_batch_end(done - 1, logs)
+        results = numbers(logs)
+        listeners.on_test_end(results)
+        return results
+
+    return measure
+
+
+def numbers(logs: dict[str, Any]) -> dict[str, float]:
+    """Return the metrics of a call as numbers, which waits for the call."""
+    return {name: float(value) for name, value in logs.items()}

@@ -17,10 +17,9 @@ from tasks.runs import lineage
 from tasks.strategies import Strategy
 from tasks.system import upstream
 from tasks.system.errors import UserError, listed, shown
-from tasks.training import checkpoints, model_state
+from tasks.training import Phase, checkpoints, model_state, phase_at
 from tasks.training.checkpoints import Checkpoints, State
 from tasks.training.model_state import Arrays
-from tasks.training.phases import Phase, phase_at
 from tasks.training.position import Position
 
 
@@ -153,12 +152,12 @@ def weights_digest(model: Any) -> str:
     return lineage.weights_digest(list(model_state.snapshot(model, ("model",)).items()))
 
 
-def export_best(model: Any, saved: Checkpoints, final_step: int, final_model: Path) -> tuple[int, Path]:
+def save_best_model(model: Any, saved: Checkpoints, final_step: int, final_model: Path) -> tuple[int, Path]:
     """Write ``best.keras``: the model as it was at its best step, which is returned. The model itself ends up holding
     those weights."""
     path = final_model.with_name("best.keras")
     if saved.find("best") == final_step:
-        return final_step, checkpoints.copy(final_model, path)
+        return final_step, checkpoints.copy_model(final_model, path)
     arrays, state = saved.restore_best()
     model_state.assign(model, arrays, ("model",))
-    return state.step, checkpoints.export(model, path)
+    return state.step, checkpoints.save_model(model, path)

@@ -94,8 +94,8 @@ class Files:
             raise ValueError(f"{name} has another sha256 than when it was written")
         self._whole.add(name)
 
-    def arrays(self, shapes: Mapping[str, list[int]]) -> dict[str, "InPieces"]:
-        """Return some of the arrays that lie in pieces.
+    def arrays(self, shapes: Mapping[str, list[int]]) -> dict[str, Any]:
+        """Return some of the arrays that lie in pieces: for their readers, each has a shape and is an array-like.
 
         Args:
             shapes: by the keys of those that are wanted.

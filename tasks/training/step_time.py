@@ -5,20 +5,30 @@ collectives, or without its input, timed beside it: under tf.distribute and on J
 and what is left of it when a part is taken out is another program.
 """
 
+import math
+import statistics
+import sys
 import tempfile
 import threading
-from contextlib import ExitStack
+import time
 from dataclasses import replace
 from pathlib import Path
 
 import keras
 
-from tasks.records import StepTime
-from tasks.training import Training, loops, trace
+from tasks import config, strategies
+from tasks.records import Pace, PreparedDataset, StepTime
+from tasks.system.errors import UserError
+from tasks.training import Training, loops, model_state, setup, trace
+from tasks.training.autotune import Calls
+from tasks.training.callbacks.profiler import Profiler
 from tasks.training.position import Position
 
+MIN_CALLS, MAX_CALLS = 5, 50
+ENOUGH_SECONDS = 3.0
 
-def measure(training: Training, stop: threading.Event) -> StepTime | None:
+
+def measure_step_time(training: Training, stop: threading.Event) -> StepTime | None:
     """Do and trace ``train.traced_steps`` of a training that is over, in calls as long as its own; return what a step's
     time went into, on the chief. Its model has other weights afterwards.
 
@@ -40,71 +50,88 @@ def measure(training: Training, stop: threading.Event) -> StepTime | None:
 
         return coordinator.time_steps(training, num_steps)
     position = Position(training.batches, training.position.state({}))
-    call = training.position.longest_call
+    call, is_chief = training.position.longest_call, training.strategy.is_chief
     epochs = 1 + -(-(call + num_steps) // training.batches.steps)
     values = {"epochs": position.epoch + epochs, "steps_per_execution": call, "profile_steps": None}
     section = training.settings.train.model_copy(update=values)
+    # The first call builds its graph anew, so the trace begins after it.
+    first_step = position.step + min(call, training.batches.steps - position.step_in_epoch) + 1
     with tempfile.TemporaryDirectory() as folder:
+        profiler = Profiler(position, first_step, sys.maxsize, Path(folder), lambda step, metrics: None)
         # Several workers would have to ask each other.
         stop = stop if training.strategy.num_workers == 1 else threading.Event()
-        traced = _Traced(position, num_steps, Path(folder) if training.strategy.is_chief else None, stop)
+        ending = _EndAfter(position, first_step + num_steps - 1, stop)
         again = replace(
             training,
             settings=training.settings.model_copy(update={"train": section}),
             validation=None,
             position=position,
-            callbacks=(position, traced),
+            callbacks=(position, profiler, ending) if is_chief else (position, ending),
         )
-        with traced:
+        try:
             loops.run(again)
-        return traced.found()
+        finally:
+            profiler.close()
+        if not profiler.num_steps:
+            return None
+        (written,) = Path(folder).glob("plugins/profile/*/*.xplane.pb")
+        parts = trace.split(written, profiler.num_steps)
+        return StepTime(num_steps=profiler.num_steps, **{f"{name}_ms": value for name, value in parts.items()})
 
 
-class _Traced(keras.callbacks.Callback):
-    """Traces the calls after the first one, which builds its graph anew, and ends the training after so many steps."""
+class _EndAfter(keras.callbacks.Callback):
+    """Ends a training after a step, or as soon as an event is set."""
 
-    def __init__(self, position: Position, num_steps: int, folder: Path | None, stop: threading.Event) -> None:
+    def __init__(self, position: Position, last_step: int, stop: threading.Event) -> None:
         super().__init__()
         self.position = position
-        self.num_steps = num_steps
-        self.folder = folder
+        self.last_step = last_step
         self.stop = stop
-        self.done = 0
-        """Steps in traced calls."""
-        self._opened = ExitStack()
-        self._call = ExitStack()
-        self._first_call = True
-        self._step = 0
-
-    def __enter__(self) -> "_Traced":
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self._call.close()
-        self._opened.close()
-
-    def on_train_batch_begin(self, batch: int, logs: dict[str, float] | None = None) -> None:
-        self._step = self.position.step
-        if self._first_call or self.folder is None:
-            return
-        if not self.done:
-            trace.start(self.folder)
-            self._opened.callback(trace.stop)
-        self._call.enter_context(trace.mark_call(self._step + 1, {"epoch": self.position.epoch}))
 
     def on_train_batch_end(self, batch: int, logs: dict[str, float] | None = None) -> None:
-        # The logs are read, so an accelerator has done what the call handed to it.
-        self._call.close()
-        if not self._first_call:
-            self.done += self.position.step - self._step
-        self._first_call = False
-        if self.done >= self.num_steps or self.stop.is_set():
+        if self.position.step >= self.last_step or self.stop.is_set():
             self.model.stop_training = True
 
-    def found(self) -> StepTime | None:
-        """Return what the trace says, when it has ended."""
-        if self.folder is None or not self.done:
-            return None
-        (written,) = self.folder.glob("plugins/profile/*/*.xplane.pb")
-        parts = trace.split(written, self.done)
-        return StepTime(num_steps=self.done, **{f"{name}_ms": value for name, value in parts.items()})
+
+def measure_pace(settings: config.Settings, prepared: PreparedDataset) -> Pace:
+    """Train for a few seconds, and return what a step took.
+
+    Args:
+        settings: their strategy is a single device, with the batch and the steps a call that are asked for.
+        prepared: the data.
+
+    Raises:
+        UserError: the batch is larger than the data.
+    """
+    from tasks.training import steps  # It imports TensorFlow, which a training on JAX does without.
+
+    strategy = strategies.build(settings.strategy)
+    size = settings.train.per_replica_batch_size or settings.train.global_batch_size or 0
+    training = setup.fresh(settings, prepared, strategy)
+    if training.batches.num_examples < size:
+        raise UserError(
+            f"train.per_replica_batch_size = {size}: the training split has {training.batches.num_examples} examples. "
+            "Give fewer, or --step-seconds as measured elsewhere"
+        )
+    calls = Calls(training)
+    count = calls.next(training.batches.steps)
+    call = steps.train_function(training, calls)
+    found: list[float] = []
+    while len(found) <= MIN_CALLS or (len(found) < MAX_CALLS and sum(found[1:]) * count < ENOUGH_SECONDS):
+        began = time.perf_counter()
+        with strategy.scope():
+            float(call(None)["loss"])
+        found.append((time.perf_counter() - began) / count)
+    return Pace(
+        parameters=sum(math.prod(variable.shape) for variable in training.model.trainable_variables),
+        examples=size,
+        step_seconds=tuple(found[1:]),  # The first call traces.
+        checkpoint_seconds=statistics.median(_snapshot_seconds(training.model) for _ in range(3)),
+        device=strategy.describe(),
+    )
+
+
+def _snapshot_seconds(model: object) -> float:
+    began = time.perf_counter()
+    model_state.snapshot(model)
+    return time.perf_counter() - began

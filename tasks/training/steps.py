@@ -71,7 +71,8 @@ def train_step(model: Any, loss: Any, strategy: Strategy) -> Callable[..., None]
     """
     optimizer = model.optimizer
     inner = getattr(optimizer, "inner_optimizer", optimizer)  # Under mixed_float16.
-    # Keras clips, and looks for numbers that are not finite, before it sums over replicas: each would do otherwise.
+    # Keras clips, and looks for numbers that are not finite, before it sums over replicas, which would decide
+    # differently.
     sum_first = strategy.num_replicas > 1 and (inner is not optimizer or inner.global_clipnorm)
 
     def step(batch: Any, global_size: Any) -> None:
@@ -130,7 +131,7 @@ def train_function(training: Training, calls: Calls) -> StepsFunction:
 
     Args:
         training: its position says with which step a call begins, and must be moved on after it.
-        calls: is told how long each call takes.
+        calls: learns how long each call takes.
     """
     model, strategy, batches, position = training.model, training.strategy, training.batches, training.position
     step = _on_batch(model.train_step) if _keras_steps(training) else train_step(model, training.loss, strategy)
@@ -183,7 +184,7 @@ def _keras_steps(training: Training) -> bool:
 
 
 def _on_batch(step: Callable[[Any], Any]) -> Callable[..., None]:
-    """Return a step of Keras' as one that is told the size of the global batch, which is that of its own."""
+    """Return a step of Keras as one that also takes the size of the global batch, and ignores it."""
 
     def on_batch(batch: Any, global_size: Any) -> None:
         step(batch)

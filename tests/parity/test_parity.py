@@ -138,7 +138,7 @@ def folder_of(layout, run):
 def main(layout):
     """Do a layout's runs; on a worker that is not the chief, help with them."""
     from tasks import train
-    from tasks.training.callbacks.throughput import Throughput
+    from tasks.training.callbacks.progress import Throughput
 
     class Losses(Throughput):
         """Also writes down the loss so far after each call, with the number of steps that were done."""

@@ -5,7 +5,7 @@ from pathlib import Path
 import keras
 import numpy as np
 
-from tasks import config, records, register, rollback, tracking
+from tasks import config, records, register, tracking
 from tasks.evaluation import predictions
 from tasks.runs import lineage
 from tasks.serving import loaded_back
@@ -56,8 +56,8 @@ class Trained:
 
     def register(
         self, step: int = 20, accuracy: float = 0.95, loss: float = 0.2, right: int = 5, force: bool = False,
-        recall: float = 1.0, apart: loaded_back.Apart | None = None, rows_of: records.PreparedDataset | None = None,
-        outputs: np.ndarray | None = None,
+        recall: float = 1.0, apart: loaded_back.CleanProcess | None = None,
+        rows_of: records.PreparedDataset | None = None, outputs: np.ndarray | None = None,
     ) -> records.RegisteredModel:  # fmt: skip
         """Register what gives the right class of so many test rows, or ``outputs``; ``apart`` loads it back."""
         if outputs is None:
@@ -89,6 +89,6 @@ def of_nothing(what: str, features: object, rows: object = None, **arguments: ob
     return np.zeros([1, 3])
 
 
-def roll_back(name: str, apart: loaded_back.Apart = of_nothing) -> records.RolledBack:
+def roll_back(name: str, apart: loaded_back.CleanProcess = of_nothing) -> records.RolledBack:
     """Move @champion back; ``apart`` loads the model back."""
-    return rollback.rollback(name, apart)
+    return register.rollback(name, apart)

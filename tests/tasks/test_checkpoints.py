@@ -361,7 +361,7 @@ def test_an_error_of_the_training_is_not_hidden_by_one_of_its_last_checkpoint(tm
 def test_an_export_is_whole_or_not_there(tmp_path, monkeypatch):
     path = tmp_path / "models" / "final.keras"
     first = build()
-    assert checkpoints.export(first, path) == path
+    assert checkpoints.save_model(first, path) == path
     before = path.read_bytes()
     assert [file.name for file in path.parent.iterdir()] == ["final.keras"]
 
@@ -374,13 +374,13 @@ def test_an_export_is_whole_or_not_there(tmp_path, monkeypatch):
 
     broken = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1), Broken()])
     with pytest.raises(OSError, match="No space left"):
-        checkpoints.export(broken, path)
+        checkpoints.save_model(broken, path)
     assert path.read_bytes() == before
     assert [file.name for file in path.parent.iterdir()] == ["final.keras"]
 
     second = build(units=5)
-    checkpoints.export(second, path)
+    checkpoints.save_model(second, path)
     assert path.read_bytes() != before
-    copied = checkpoints.copy(path, path.with_name("best.keras"))
+    copied = checkpoints.copy_model(path, path.with_name("best.keras"))
     assert copied.read_bytes() == path.read_bytes()
     assert sorted(file.name for file in path.parent.iterdir()) == ["best.keras", "final.keras"]

@@ -21,8 +21,7 @@ from tasks.records import ExportedModel, Lineage, Run, Target
 from tasks.serving import formats
 from tasks.serving.export import export
 from tasks.serving.formats import Format, _predict
-from tasks.serving.meanings import Meaning
-from tasks.serving.raw_model import RawModel
+from tasks.serving.raw_model import Meaning, RawModel
 from tasks.system import files
 from tasks.system.errors import StratagemError, UserError
 from tasks.tracking import trained_models

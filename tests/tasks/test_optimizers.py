@@ -194,7 +194,7 @@ def test_an_exported_model_names_keras_own_and_keeps_what_it_remembers(tmp_path,
     model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
     model.compile(optimizers.build(load(f"optimizer.kind={kind}"), STEPS, 32), "mse", jit_compile=False)
     model.fit(np.ones((8, 2)), np.ones(8), verbose=0)
-    file = checkpoints.export(model, tmp_path / "model.keras")
+    file = checkpoints.save_model(model, tmp_path / "model.keras")
     with zipfile.ZipFile(file) as archive:
         said = json.loads(archive.read("config.json"))["compile_config"]["optimizer"]
     assert (said["module"], said["class_name"], said["registered_name"]) == ("keras.optimizers", keras_own, None)

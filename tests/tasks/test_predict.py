@@ -21,9 +21,8 @@ from tasks import records, tracking
 from tasks.data import encoding
 from tasks.runs.lineage import version_in
 from tasks.serving import raw_model
-from tasks.serving.meanings import Meaning
 from tasks.serving.predict import predict
-from tasks.serving.raw_model import RawModel, WholeEncoder
+from tasks.serving.raw_model import Meaning, RawModel, WholeEncoder
 from tasks.system.errors import UserError
 from tasks.tracking import trained_models
 from tests.tasks.registering import IMAGES, VERSION, Trained

@@ -15,7 +15,7 @@ from tasks import config, records, strategies
 from tasks.strategies import _processes
 from tasks.system.errors import UserError
 from tasks.system.machine import free_ports
-from tasks.training.batch_size import find_global_batch_size
+from tasks.training.setup import find_global_batch_size
 from tests.tasks.clusters import place_of
 
 GPUS = tf.config.list_physical_devices("GPU")

@@ -10,14 +10,13 @@ from pathlib import Path
 import optuna
 import pytest
 
-from tasks import runs, sweeps
+from tasks import config, runs, sweeps
 from tasks.records import Limits, Sweep, SweepPlan, Trial
 from tasks.reports import sweep_cells, sweep_remarks, sweep_table
 from tasks.reports import sweep_page as write_page
 from tasks.runs import lineage
-from tasks.sweeps import sampler
-from tasks.sweeps.halving import limits, rungs
 from tasks.sweeps.space import Halving
+from tasks.sweeps.study import limits, rungs
 from tasks.system.errors import UserError
 from tests.tasks import made_up
 from tests.tasks.written_runs import write_run
@@ -211,7 +210,7 @@ def test_the_training_on_all_needs_no_validation(write, fixed, more, epochs):
     space = sweeps.load(write(SPACE.replace("model.name: mlp", f"model.name: mlp{fixed}")))
     params = {"schedule.learning_rate": 0.02, "train.per_replica_batch_size": 48, "model.options.units": [16]}
     values = space.final_settings(params, epochs)
-    settings = space.load_final(values)
+    settings = config.load(space.file.recipe, values)
     assert {key: values.get(key) for key in more} == more
     assert (settings.input.validation, settings.checkpoint.monitor) == (None, "train/loss")
     assert (settings.train.epochs, settings.evaluate.checkpoint) == (epochs, "latest")
@@ -381,8 +380,13 @@ def test_a_damaged_store_is_refused(space, tmp_path):
 
 
 def plan_of(space, **changes):
-    plan = {"name": space.name, "space": space.described(), "metric": space.metric, "lower_is_better": True}
-    return SweepPlan(**plan | {"parallel": 1, "sampler": sampler.SAMPLER} | changes)
+    plan = {
+        "name": space.name,
+        "space": space.file.model_dump(mode="json"),
+        "metric": space.metric,
+        "lower_is_better": True,
+    }
+    return SweepPlan(**plan | {"parallel": 1, "sampler": sweeps.SAMPLER} | changes)
 
 
 @pytest.fixture
@@ -405,8 +409,8 @@ def left(space, tiny):
 
 def test_the_same_sweep_goes_on(space, left):
     run, prepared = left()
-    assert sweeps.find(plan_of(space), space.example, prepared) == run
-    assert sweeps.find(plan_of(space, name="other"), space.example, prepared) is None
+    assert sweeps.find_sweep(plan_of(space), space.example, prepared) == run
+    assert sweeps.find_sweep(plan_of(space, name="other"), space.example, prepared) is None
 
 
 @pytest.mark.parametrize(
@@ -422,22 +426,24 @@ def test_another_space_of_the_name_is_refused_as_long_as_the_first_is_unfinished
     run, prepared = left()
     other = sweeps.load(write(SPACE.replace(old, new)))
     with pytest.raises(UserError) as refused:
-        sweeps.find(plan_of(other), other.example, prepared)
+        sweeps.find_sweep(plan_of(other), other.example, prepared)
     assert said in str(refused.value)
     assert f"sweep {run.run_id} of mine is unfinished" in str(refused.value)
     assert "--fresh" in str(refused.value)
     runs.set_status(run, "FINISHED")
-    assert sweeps.find(plan_of(other), other.example, prepared) is None, "a new one begins"
+    assert sweeps.find_sweep(plan_of(other), other.example, prepared) is None, "a new one begins"
 
 
 @pytest.mark.usefixtures("own_code")
 def test_other_data_and_other_code_are_other_sweeps(space, left):
     _, prepared = left()
     with pytest.raises(UserError, match=r"parallel was 1 and is 2; the data version was .* and is new"):
-        sweeps.find(plan_of(space, parallel=2), space.example, prepared.model_copy(update={"data_version": "new"}))
+        sweeps.find_sweep(
+            plan_of(space, parallel=2), space.example, prepared.model_copy(update={"data_version": "new"})
+        )
     Path("tasks/evaluation/gate.py").write_text(Path("tasks/evaluation/gate.py").read_text() + "\nMORE = 1\n")
     with pytest.raises(UserError, match="the code of flows/, tasks/ or its model"):
-        sweeps.find(plan_of(space), space.example, prepared)
+        sweeps.find_sweep(plan_of(space), space.example, prepared)
 
 
 def test_how_a_sweep_is_tracked_makes_it_no_other_one(write, space, left):
@@ -445,7 +451,7 @@ def test_how_a_sweep_is_tracked_makes_it_no_other_one(write, space, left):
     fixed = "set: {train: {epochs: 9}, tracking.system_metrics: false, train.loop: custom, "
     other = sweeps.load(write(SPACE.replace("set: {train.epochs: 9, ", fixed)))
     assert other.example.tracking.system_metrics is False
-    assert sweeps.find(plan_of(other), other.example, prepared) == run
+    assert sweeps.find_sweep(plan_of(other), other.example, prepared) == run
     params = searched(space, 1)[0].params
     given = space.settings(params)
     more = {"settings": given.to_json(), "settings_digest": given.digest()}

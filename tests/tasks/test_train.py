@@ -27,9 +27,9 @@ from tasks.system import machine
 from tasks.system.errors import Interrupted, UserError
 from tasks.train import assist, check
 from tasks.training import initial, steps
-from tasks.training.batch_size import resumed_batch_size
 from tasks.training.callbacks.stopping import NonFiniteLoss
 from tasks.training.checkpoints import Checkpoints, State
+from tasks.training.setup import resumed_batch_size
 from tests.tasks.written_runs import write_run
 
 # 147 examples are left to train on: the last batch of an epoch is a short one.
@@ -813,8 +813,6 @@ def test_a_worker_with_other_settings_or_data_than_the_chiefs_is_refused(tiny, t
             "code 0123456789ab, tensorflow 2.0.1, keras not installed, jax not installed, numpy not installed",
             f"code {here}, tensorflow {tensorflow}, keras {keras}, jax {jax}, numpy {numpy}",
         ]
-    sent[0] = b"the settings 0123 and the data None"  # As another version may tell them.
-    assert refused()[1].startswith("settings of another version of Stratagem, data of another version")
 
 
 def test_a_damaged_array_is_refused_before_anything_else(tiny, train, project):

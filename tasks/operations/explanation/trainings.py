@@ -149,7 +149,7 @@ def sweep(space: "Space", plan: SweepPlan, trials: int) -> Explanation:
     except UserError:
         why = "its data are not prepared yet"
     else:
-        before = sweeps.find(plan, settings, prepared)
+        before = sweeps.find_sweep(plan, settings, prepared)
     if before is not None:
         done = len(runs.children(before.run_id))
         why = f"sweep {before.run_id} has begun {done} of {trials} trials; --fresh begins a new one"

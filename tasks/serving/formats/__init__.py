@@ -8,6 +8,7 @@ split.
 import importlib
 import importlib.util
 import inspect
+import re
 import shlex
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -71,9 +72,13 @@ def _remedy(name: str) -> str:
 
 
 def program(format: Format) -> str:
-    """Return the text of predict.py of an exported folder: _predict.py, with the lines that load a model of the format
-    in place of the import of those for Keras."""
+    """Return the text of predict.py of an exported folder: _predict.py, with the lines of what it imports from this
+    project in place of these imports. ``load_model`` is the format's own."""
     text = Path(__file__).with_name("_predict.py").read_text(encoding="utf-8")
-    lines = inspect.getsource(format.load).rstrip()
-    before, after = text.split("from tasks.serving.formats.keras import load_model\n\n")
-    return f"{before}\n{lines}\n\n\n{after}"
+    imports = re.findall(r"^from (tasks\.\S+) import (.+)\n", text, re.MULTILINE)
+    functions = {
+        name: getattr(importlib.import_module(module), name) for module, names in imports for name in names.split(", ")
+    }
+    lines = [inspect.getsource(one).rstrip() for one in (functions | {"load_model": format.load}).values()]
+    before, after = text.split("".join(f"from {module} import {names}\n" for module, names in imports) + "\n")
+    return "\n\n\n".join([before.rstrip(), *lines, after.lstrip()])

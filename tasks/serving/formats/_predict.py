@@ -26,12 +26,13 @@ from typing import Any
 
 import numpy as np
 
+from tasks.evaluation.predictions import probabilities
 from tasks.serving.formats.keras import load_model
+from tasks.serving.rows import answers, csv_rows, json_rows
 
 PART_BYTES, MAX_PART = 8 * 2**20, 1024
-"""Of the examples that are computed at once, as many as these bytes hold."""
+"""Examples that fit into these bytes are computed at once, at most ``MAX_PART``."""
 JSON, TABLES, ARRAYS = (".jsonl", ".ndjson"), (".csv", ".tsv"), (".npy", ".npz")
-DELIMITERS = ",;\t|"
 Example = tuple[str, int | None, Any]
 """Its file, its row there, and its values by name; a text says why there are none."""
 
@@ -102,27 +103,10 @@ class Predictor:
 
     def probabilities(self, arrays: Any) -> Any:
         """Return probabilities, or a regression's numbers, of arrays as they were prepared."""
-        outputs = np.asarray(self.compute(arrays), np.float64)
-        if self.task == "regression":
-            return outputs
-        if self.task == "multilabel":
-            return 1 / (1 + np.exp(-outputs))
-        shares = np.exp(outputs - outputs.max(1, keepdims=True))
-        return shares / shares.sum(1, keepdims=True)
-
-    def columns_of(self, row: Any) -> dict[str, Any]:
-        """Return the columns of an example's probabilities or numbers."""
-        numbers = dict(zip(self.names, (float(f"{one:.7g}") for one in row), strict=True))
-        if self.task == "classification":
-            best = self.names[int(row.argmax())]
-            return {"prediction": best, "probability": numbers[best]}
-        if self.task == "multilabel":
-            likely = (name for name, share in zip(self.names, row, strict=True) if share >= 0.5)
-            return {"prediction": ";".join(likely)} | {f"probability:{name}": one for name, one in numbers.items()}
-        return {f"prediction:{name}" if len(row) > 1 else "prediction": one for name, one in numbers.items()}
+        return probabilities(self.task, self.compute(arrays))
 
     def lines(self, part: Sequence[Example], folder: Path | None) -> Iterator[dict[str, Any]]:
-        """Yield what is said of some examples. Paths in tables begin at the folder; None where they are arrays."""
+        """Yield the answer for each example. Paths in tables begin at the folder, which is None for arrays."""
         errors = {place: values for place, (*_, values) in enumerate(part) if isinstance(values, str)}
         whole = [place for place in range(len(part)) if place not in errors]
         if folder is None:
@@ -131,15 +115,15 @@ class Predictor:
             columns = {name: [part[place][2].get(name) for place in whole] for name in self.kinds}
             arrays, broken = self.row_encoder.encode_whole(columns, folder)
             errors |= {whole[place]: why for place, why in broken.items()}
+            whole = [place for place in whole if place not in errors]
         one_or_all = arrays if len(arrays) > 1 else next(iter(arrays.values()))
-        found = iter(self.probabilities(one_or_all) if len(errors) < len(part) else ())
+        found = self.probabilities(one_or_all) if whole else np.zeros((0, len(self.names)))
+        columns = answers(self.task, self.names, found)
+        said = dict(zip(whole, zip(*columns.values(), strict=True), strict=True))
+        errors |= {whole[row]: "the model gives no number for it" for row in np.flatnonzero(~np.isfinite(found).all(1))}
         for place, (source, row, _) in enumerate(part):
-            said: dict[str, Any] = dict.fromkeys(self.columns_of(np.zeros(len(self.names))))
-            if place not in errors and not np.isfinite(values := next(found)).all():
-                errors[place] = "the model gives no number for it"
-            elif place not in errors:
-                said = self.columns_of(values)
-            yield {"source": source, "row": row, **said, "error": errors.get(place)}
+            values = [None] * len(columns) if place in errors else said[place]
+            yield {"source": source, "row": row, **dict(zip(columns, values, strict=True)), "error": errors.get(place)}
 
 
 def load(folder: str | os.PathLike[str]) -> Predictor:
@@ -205,6 +189,14 @@ def _load_arrays(name: str, wanted: Sequence[str]) -> dict[str, Any]:
 
 def _rows(name: str, model: Predictor) -> Iterator[Example]:
     kinds = model.kinds
+
+    def check(there: list[str]) -> None:
+        if absent := [one for one in kinds if one not in there]:
+            found = ", ".join(map(repr, there))[:1000] or "nothing"
+            raise ValueError(f"'{name}' has not {', '.join(map(repr, absent))}, which the model takes. There: {found}")
+        if twice := [one for one in kinds if there.count(one) > 1]:
+            raise ValueError(f"'{name}' has the column {', '.join(map(repr, twice))} more than once: leave one")
+
     are_texts = list(kinds.values()) == ["text"] and not name.lower().endswith(TABLES)
     with open(0 if name == "-" else name, encoding="utf-8-sig", newline="") as file:
         try:
@@ -212,67 +204,15 @@ def _rows(name: str, model: Predictor) -> Iterator[Example]:
             lines = itertools.chain([first] if first else [], file)
             rows: Iterable[Any]
             if name.lower().endswith(JSON) or (name == "-" and first.lstrip().startswith("{")):
-                rows = _of_json(name, (line for line in lines if line.strip()), model)
+                rows = json_rows(lines, list(kinds), check, model.part_size)
             elif are_texts:
                 rows = ({next(iter(kinds)): line.rstrip("\r\n")} for line in lines)
             else:
-                rows = _of_csv(name, first, lines, kinds)
+                rows = csv_rows(lines, list(kinds), check)
             for row, values in enumerate(rows, 1):
                 yield name, row, values
         except (UnicodeDecodeError, csv.Error) as error:  # csv.Error: of the header; of a row it is that row's error.
             raise ValueError(f"'{name}' cannot be read as lines of UTF-8 ({error})") from None
-
-
-def _need(name: str, kinds: dict[str, str], there: Sequence[str]) -> None:
-    if absent := [one for one in kinds if one not in there]:
-        found = ", ".join(map(repr, there))[:1000] or "nothing"
-        raise ValueError(f"'{name}' has not {', '.join(map(repr, absent))}, which the model takes. There: {found}")
-
-
-def _of_json(name: str, lines: Iterator[str], model: Predictor) -> Iterator[Any]:
-    seen = False
-    while some := [_parsed(line) for line in itertools.islice(lines, model.part_size)]:
-        there = sorted(set().union(*(one for one in some if isinstance(one, dict))))
-        if there and not seen:  # A row may leave out what is missing; of many, one has it.
-            _need(name, model.kinds, there)
-            seen = True
-        for one in some:
-            nested = [key for key in model.kinds if isinstance(one, dict) and isinstance(one.get(key), dict | list)]
-            yield f"column '{nested[0]}': has values in a value" if nested else one
-
-
-def _parsed(line: str) -> Any:
-    try:
-        found = json.loads(line)
-    except (ValueError, RecursionError) as error:
-        return f"no JSON ({error})"
-    return found if isinstance(found, dict) else f"no JSON object: {repr(found)[:80]}"
-
-
-def _of_csv(name: str, header: str, lines: Iterator[str], kinds: dict[str, str]) -> Iterator[Any]:
-    csv.field_size_limit(2**26)
-
-    def count(delimiter: str) -> int:
-        found = next(csv.reader([header], delimiter=delimiter), [])
-        return sum(one in found for one in kinds)
-
-    reader = csv.reader(lines, delimiter=max(DELIMITERS, key=count))
-    names = [one if one.strip() else f"column {place}" for place, one in enumerate(next(reader, []), 1)]
-    _need(name, kinds, names)
-    if twice := [one for one in kinds if names.count(one) > 1]:
-        raise ValueError(f"'{name}' has the column {', '.join(map(repr, twice))} more than once: leave one")
-    while True:
-        try:
-            row = next(reader)
-        except StopIteration:
-            return
-        except csv.Error as error:
-            yield f"no row of CSV ({error})"
-            continue
-        if len(row) == len(names):
-            yield dict(zip(names, row, strict=True))
-        elif row:
-            yield f"the row has {len(row)} values, and the header {len(names)}"
 
 
 def main(inputs: Sequence[str]) -> int:

@@ -5,7 +5,7 @@ Source: https://ai.google.dev/edge/litert/models/post_training_quantization.
 
 from typing import Any
 
-from tasks.serving.formats._litert import litert_format
+from tasks.serving.formats.litert import litert_format
 
 
 def _rounding() -> dict[str, Any]:

@@ -11,7 +11,7 @@ import keras
 
 from tasks import config
 from tasks.training import trace
-from tasks.training.callbacks.sending import MetricSink
+from tasks.training.callbacks.progress import MetricSink
 from tasks.training.position import Position
 
 log = logging.getLogger(__name__)
@@ -25,14 +25,14 @@ class Profiler(keras.callbacks.Callback):
     ``performance/collectives_ms``, ``performance/input_wait_ms`` and ``performance/host_ms`` a step, as ``trace.split``
     finds them.
 
-    The first call of a process builds the graph and compiles it. It is in the trace, and not in the split, which is of
-    the calls after it; a range of nothing but that call gives no split. A call that builds another graph later on (a
-    short last batch under Keras' own ``fit``) has that in ``host``.
+    The first call of a process builds the graph and compiles it. It is in the trace, but not in the split; a range of
+    only that call gives no split. A later call that builds another graph (a short last batch under Keras' own ``fit``)
+    counts that time as ``host``.
 
-    ``tracer`` is what begins, marks, ends and splits a trace: the module of that name, or what does the same.
+    ``tracer`` begins, marks, ends and splits a trace: the module ``trace``, or a test's own.
 
-    Place it directly after ``Position``, which says where the training is. Train in a ``with`` of it, whose end ends a
-    trace whose range the training did not reach the end of: a process can trace one thing at a time.
+    Place it directly after ``Position``, which says where the training is. Train in a ``with`` block of it: its end
+    also ends a trace whose last step the training did not reach, because a process can trace one thing at a time.
     """
 
     def __init__(
@@ -55,7 +55,8 @@ class Profiler(keras.callbacks.Callback):
         self._call = ExitStack()
         self._done = 0
         self._first_call = True
-        self._num_steps = 0
+        self.num_steps = 0
+        """Steps in traced calls, without those of the process's first call."""
         self._steps_per_execution = 1
 
     def __enter__(self) -> Self:
@@ -66,7 +67,7 @@ class Profiler(keras.callbacks.Callback):
     ) -> None:
         # Not at on_train_end: a training that goes on inside an epoch is two of Keras' `fit`.
         if kind is not None:
-            self._close()
+            self.close()
         elif self._tracing:
             self._finish()
         elif self.position.start.step < self.first_step > self.position.step:
@@ -98,23 +99,24 @@ class Profiler(keras.callbacks.Callback):
         # Keras has read the loss for its callbacks, so an accelerator has done what the call handed to it.
         self._call.close()
         if self._tracing and not self._first_call:
-            self._num_steps += self.position.step - self._done
+            self.num_steps += self.position.step - self._done
         self._first_call = False
         if self._tracing and self.position.step >= self.last_step:
             with self.position.aside():
                 self._finish()
 
-    def _close(self) -> None:
+    def close(self) -> None:
+        """End the trace, if one is being made."""
         self._call.close()
         if self._tracing:
             self.tracer.stop()
             self._tracing = False
 
     def _finish(self) -> None:
-        self._close()
+        self.close()
         written = max(self.folder.glob("plugins/profile/*/*.xplane.pb"), key=lambda path: path.stat().st_mtime)
         log.info("profile   %s", os.path.relpath(written, config.project_root()))
-        if not self._num_steps:
+        if not self.num_steps:
             log.warning(
                 "train.profile_steps = [%d, %d]: they were done by the call that traces and compiles, so there is no "
                 "split of their time: name later steps too",
@@ -122,6 +124,6 @@ class Profiler(keras.callbacks.Callback):
                 self.last_step,
             )
             return
-        parts = self.tracer.split(written, self._num_steps)
+        parts = self.tracer.split(written, self.num_steps)
         log.info("profile   a step: %s", ", ".join(f"{name} {value:.2f} ms" for name, value in parts.items()))
         self.send(self.position.step, {f"performance/{name}_ms": value for name, value in parts.items()})

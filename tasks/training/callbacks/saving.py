@@ -14,15 +14,15 @@ from tasks.training.checkpoints import Checkpoints
 from tasks.training.model_state import snapshot, snapshot_pieces
 from tasks.training.shards import ShardWriter
 
-# How often several workers ask each other whether one of them was told to stop.
+# How often several workers ask each other whether one of them is to stop.
 MEETING_SECONDS = 1.0
 
 
 class SaveCheckpoints(keras.callbacks.Callback):
-    """Saves every so many steps, epochs and seconds, when the training is to stop, and always at the end. After
-    ResumableEarlyStopping, whose memory it saves.
+    """Saves after the steps, epochs and seconds of the settings, when the training is to stop, and always at the end.
+    It comes after ResumableEarlyStopping, whose memory it saves.
 
-    A worker that is not the chief has no ``checkpoints``, but a ``ShardWriter`` of its part where no one process
+    A worker that is not the chief has no ``checkpoints``, or a ``ShardWriter`` of its part where no single process
     holds the model.
     """
 
@@ -40,7 +40,7 @@ class SaveCheckpoints(keras.callbacks.Callback):
             checkpoints: where they are written.
             stopping: what remembers the epochs so far.
             restore_metrics: gives the metrics the values of a checkpoint inside an epoch.
-            stop: set when this process is told to stop; then all workers do, at the same step.
+            stop: set when this process is to stop; then all workers stop at the same step.
         """
         super().__init__()
         self.section = training.settings.checkpoint
@@ -53,13 +53,13 @@ class SaveCheckpoints(keras.callbacks.Callback):
         self._metrics: dict[str, float] | None = None
         self._last_step = self._saved_step = position.step
         self._saved_at = time.perf_counter()
-        self._due = self._told_to_stop = False
+        self._due = self._stopping = False
         self._next_meeting = self._met_step = position.step
         self._met_at = time.perf_counter()
 
     def on_train_begin(self, logs: dict[str, float] | None = None) -> None:
         self._meet(always=True)
-        if self._told_to_stop:
+        if self._stopping:
             raise Interrupted("the training was stopped before it did a step. The same command goes on")
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, float] | None = None) -> None:
@@ -72,11 +72,11 @@ class SaveCheckpoints(keras.callbacks.Callback):
         self._due = self._due or (every is not None and done // every > self._last_step // every)
         self._last_step = done
         self._meet()
-        wanted = self._inside_epoch and (self._due or self._told_to_stop)  # An epoch's end saves its metrics too.
+        wanted = self._inside_epoch and (self._due or self._stopping)  # An epoch's end saves its metrics too.
         self.position.drain = wanted and not self.position.all_applied
         if wanted and self.position.all_applied:
             self._save(None)
-            self._end_if_told()
+            self._end_if_stopping()
 
     def on_test_begin(self, logs: dict[str, float] | None = None) -> None:
         if self._inside_epoch:
@@ -86,9 +86,9 @@ class SaveCheckpoints(keras.callbacks.Callback):
         self._metrics = metrics.by_split(logs or {}) if self.position.epoch > epoch else None
         self._meet(always=True)
         by_epoch = self.section.every_epochs and (epoch + 1) % self.section.every_epochs == 0
-        if by_epoch or self._due or self._told_to_stop:
+        if by_epoch or self._due or self._stopping:
             self._save(self._metrics)
-        self._end_if_told()
+        self._end_if_stopping()
 
     def on_train_end(self, logs: dict[str, float] | None = None) -> None:
         self._save(self._metrics)
@@ -98,7 +98,7 @@ class SaveCheckpoints(keras.callbacks.Callback):
         return self.position.step_in_epoch < self.position.batches.steps
 
     def _meet(self, always: bool = False) -> None:
-        """Learn whether a checkpoint is due by the clock, and whether a worker is told to stop: the same on all."""
+        """Learn whether a checkpoint is due by the clock, and whether a worker is to stop: the same on all."""
         now, step = time.perf_counter(), self.position.step
         every = self.section.every_seconds
         due = every is not None and now - self._saved_at >= every
@@ -114,10 +114,10 @@ class SaveCheckpoints(keras.callbacks.Callback):
             stop_asked, due = bool(stops > 0), bool(dues > 0)
             self._next_meeting, self._met_step, self._met_at = step + int(steps), step, now
         self._due = self._due or due
-        self._told_to_stop = self._told_to_stop or stop_asked
+        self._stopping = self._stopping or stop_asked
 
-    def _end_if_told(self) -> None:
-        if self._told_to_stop:
+    def _end_if_stopping(self) -> None:
+        if self._stopping:
             step = self.position.step
             raise Interrupted(f"the training was stopped at step {step}, which is saved. The same command goes on")
 

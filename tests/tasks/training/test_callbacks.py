@@ -14,10 +14,9 @@ from tasks.modeling import metrics
 from tasks.strategies import Strategy
 from tasks.system.errors import Interrupted
 from tasks.training import Training
+from tasks.training.callbacks.progress import SendMetrics, Throughput
 from tasks.training.callbacks.saving import SaveCheckpoints
-from tasks.training.callbacks.sending import SendMetrics
 from tasks.training.callbacks.stopping import ResumableEarlyStopping
-from tasks.training.callbacks.throughput import Throughput
 from tasks.training.checkpoints import Checkpoints, State
 from tasks.training.position import Position
 

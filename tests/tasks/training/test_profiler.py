@@ -15,7 +15,7 @@ from tensorflow.tsl.profiler.protobuf import xplane_pb2
 from tasks.input.batches import Batches
 from tasks.training import trace as traced
 from tasks.training.callbacks import profiler
-from tasks.training.callbacks.throughput import Throughput
+from tasks.training.callbacks.progress import Throughput
 from tasks.training.checkpoints import State
 from tasks.training.position import Position
 

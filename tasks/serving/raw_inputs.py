@@ -1,34 +1,36 @@
-"""What a person names: files and folders, of images, texts, tables or arrays, and standard input."""
+"""Raw examples for a trained model, a part at a time: what a person names, as what the model takes.
+
+That is files and folders, of images, texts, tables or arrays, and standard input. What is broken is an example with the
+reason, so that the others have their predictions. Nothing is kept of what was read before, however long a file is.
+"""
 
 import io
 import os
 import re
 import zipfile
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 import numpy as np
+import pyarrow.parquet
 
-from tasks.data.encoding import num_rows
-from tasks.data.table_files import NOT_READ
-from tasks.serving.raw_inputs.examples import (
-    ARRAYS,
-    PICTURES,
-    TABLES,
-    RawExamples,
-    TextEncoding,
-    Wanted,
-    has_foreign_bytes,
-    in_parts,
-    places_of,
-)
-from tasks.serving.raw_inputs.tables import TableReader
+from tasks.data.encoding import Values, num_rows
+from tasks.data.table_files import NOT_READ, values_of
+from tasks.serving.rows import csv_rows, json_rows
 from tasks.system import machine
 from tasks.system.errors import UserError, cut, listed
-from tasks.system.files import DAMAGED_FILE
+from tasks.system.files import DAMAGED_FILE, is_utf8
 
+TABLES = (".csv", ".tsv", ".jsonl", ".ndjson", ".parquet")
+ARRAYS = (".npy", ".npz")
+PICTURES = (
+    *(".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp"),
+    *(".tif", ".tiff", ".jp2", ".avif", ".ppm", ".pgm", ".ico", ".heic", ".heif"),
+)
+TEXTS = (".txt", ".text", ".md")
 PEEKED = 4096
 _GAP = rb"(?:\s|#[^\r\n]*[\r\n])+"
 NETPBM = re.compile(rb"P(?:[14]|[2356](?=(?:GAP\d+){3}\s))(?:GAP\d+){2}\s".replace(b"GAP", _GAP))
@@ -39,26 +41,100 @@ MAX_TEXT = 16 * 2**20
 
 
 @dataclass(frozen=True)
+class RawExamples:
+    """Some examples, in their order."""
+
+    places: Sequence[tuple[str, int | None]]
+    """Of each: the file, and the row in it from 1 on without the header; None for a file that is one example."""
+    columns: Mapping[str, Values]
+    """The model's columns by name; or its features as prepared, if ``prepared`` is true."""
+    broken: dict[int, str] = field(default_factory=dict)
+    """Why an example cannot be used, by its index in ``places``. Its values in the columns then mean nothing."""
+    prepared: bool = False
+    folder: Path = Path()
+    """Relative paths of images in columns start here."""
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What a model takes."""
+
+    columns: dict[str, str]
+    """Kinds by name, as in ``records.Column``; empty for a model that takes only arrays."""
+    features: tuple[str, ...]
+    """Arrays as prepared, by name."""
+
+    @property
+    def takes_files(self) -> bool:
+        """Whether an example is a file of an image."""
+        return list(self.columns.values()) == ["image"]
+
+    @property
+    def takes_lines(self) -> bool:
+        """Whether an example is a line of text, or a file of a folder."""
+        return list(self.columns.values()) == ["text"]
+
+    @property
+    def refused_suffixes(self) -> tuple[str, ...]:
+        """The suffixes of files that the model does not take. A folder that has nothing else is refused; beside other
+        files each of them is a row: among texts with an error, among images with whatever its content is."""
+        return (*(TEXTS if self.takes_files else PICTURES), *TABLES, *ARRAYS)
+
+    @property
+    def in_words(self) -> str:
+        """What may be given, for a message."""
+        if not self.columns:
+            return f"arrays (.npy; .npz with {', '.join(self.features)})"
+        columns = listed([f"'{name}' ({kind})" for name, kind in self.columns.items()])
+        tables = f"tables (.csv, .tsv, .jsonl, .parquet) with {columns}"
+        if self.takes_files:
+            return f"images, folders of images, {tables}"
+        return f"files of lines of text, folders of texts, {tables}" if self.takes_lines else tables
+
+
+def places_of(name: str, first: int, count: int) -> list[tuple[str, int | None]]:
+    """Return the places of ``count`` rows of a file, from row ``first`` on."""
+    return [(name, row) for row in range(first, first + count)]
+
+
+def in_parts(rows: Iterator[Any], part_rows: int) -> Iterator[list[Any]]:
+    """Yield lists of at most ``part_rows`` rows."""
+    while some := list(islice(rows, part_rows)):
+        yield some
+
+
+def has_foreign_bytes(text: str) -> bool:
+    """Return whether a text has bytes of another encoding, which ``surrogateescape`` keeps as half signs."""
+    return not text.isascii() and any("\udc80" <= sign <= "\udcff" for sign in text)
+
+
+@dataclass(frozen=True)
 class Reader:
-    """Reads what a person names, so many examples at once."""
+    """Reads the files that a person names, at most ``part_rows`` examples at a time."""
 
     wanted: Wanted
     folder: Path
-    """Where paths begin."""
+    """Relative paths start here."""
     part_rows: int
     encoding: str
     stdin: io.FileIO | None = None
     """Without a buffer, so that no answer waits for more than a pipe has."""
-    max_field: int = 64 * 2**20
-    """As `tables.TableReader` has it."""
+    max_field: int = 2**26
+    """Characters of a value in CSV."""
 
     @property
-    def _encoding(self) -> TextEncoding:
-        return TextEncoding(self.encoding)
+    def _codec(self) -> str:
+        """What decodes a text: without the mark that Windows writes before UTF-8."""
+        return "utf-8-sig" if is_utf8(self.encoding) else self.encoding
 
     @property
-    def _tables(self) -> TableReader:
-        return TableReader(self.wanted, self.part_rows, self._encoding, self.max_field)
+    def _contradiction(self) -> str:
+        """Why a text with bytes of another encoding is broken."""
+        return f"is not {self.encoding}: say what it is with --encoding, such as latin-1"
+
+    def _open_text(self, file: IO[bytes]) -> io.TextIOWrapper:
+        """Return the text of a file; a byte of another encoding breaks only its own row."""
+        return io.TextIOWrapper(file, self._codec, "surrogateescape", newline="")
 
     def check(self, inputs: Sequence[str]) -> None:
         """Refuse what no model of this kind takes, before any of it is computed.
@@ -133,13 +209,13 @@ class Reader:
         if suffix in ARRAYS:
             yield from self._of_arrays(name, path)
         elif suffix == ".parquet":
-            yield from self._tables.read_parquet(name, path)
+            yield from self._of_parquet(name, path)
         else:
             with path.open("rb") as file:
                 if suffix in (".jsonl", ".ndjson"):
-                    yield from self._tables.read_json(name, file, path.parent)
+                    yield from self._of_json(name, file, path.parent)
                 elif suffix in TABLES:
-                    yield from self._tables.read_csv(name, file, path.parent)
+                    yield from self._of_csv(name, file, path.parent)
                 else:
                     yield from self._of_lines(name, file)
 
@@ -156,7 +232,7 @@ class Reader:
                 (column,) = self.wanted.columns
                 yield RawExamples([("-", None)], {column: [file.read()]})
             elif start.lstrip().startswith(b"{"):
-                yield from self._tables.read_json("-", file, self.folder)
+                yield from self._of_json("-", file, self.folder)
             elif self.wanted.takes_files:
                 names = (line.rstrip(b"\n").decode("utf-8", "surrogateescape") for line in file)
                 for some in in_parts((name for name in names if name), self.part_rows):
@@ -164,12 +240,12 @@ class Reader:
             elif self.wanted.takes_lines:
                 yield from self._of_lines("-", file)
             else:
-                yield from self._tables.read_csv("-", file, self.folder)
+                yield from self._of_csv("-", file, self.folder)
 
     def _of_lines(self, name: str, file: IO[bytes]) -> Iterator[RawExamples]:
         (column,) = self.wanted.columns
-        first, why = 1, self._encoding.contradiction
-        with self._encoding.open(file) as text:
+        first, why = 1, self._contradiction
+        with self._open_text(file) as text:
             for lines in in_parts((one.rstrip("\r\n") for one in text), self.part_rows):
                 broken = {place: why for place, line in enumerate(lines) if has_foreign_bytes(line)}
                 yield RawExamples(places_of(name, first, len(lines)), {column: lines}, broken)
@@ -204,11 +280,67 @@ class Reader:
                 content = file.read(MAX_TEXT + 1)
             if len(content) > MAX_TEXT:
                 return "", f"has more than {MAX_TEXT:,} bytes: cut it, or name it by itself, as a file of lines"
-            return content.decode(self._encoding.codec), None
+            return content.decode(self._codec), None
         except UnicodeError:
-            return "", self._encoding.contradiction
+            return "", self._contradiction
         except OSError as error:
             return "", f"cannot be read ({error.strerror})"
+
+    def _of_csv(self, name: str, file: IO[bytes], folder: Path) -> Iterator[RawExamples]:
+        """Yield the rows of CSV; paths of images in them begin at ``folder``."""
+
+        def check(names: list[str]) -> None:
+            self._check_columns(name, names)
+            if twice := [one for one in self.wanted.columns if names.count(one) > 1]:
+                raise UserError(f"'{name}' has the column {listed([*map(repr, twice)])} more than once: leave one")
+
+        with self._open_text(file) as text:
+            rows = csv_rows(text, list(self.wanted.columns), check, self.max_field)
+            why = self._contradiction
+            yield from self._of_rows(
+                name,
+                (why if isinstance(row, dict) and any(map(has_foreign_bytes, row.values())) else row for row in rows),
+                folder,
+            )
+
+    def _of_json(self, name: str, file: IO[bytes], folder: Path) -> Iterator[RawExamples]:
+        """Yield the objects of JSON lines."""
+        columns = list(self.wanted.columns)
+        rows = json_rows(iter(file), columns, lambda names: self._check_columns(name, names), self.part_rows)
+        yield from self._of_rows(name, rows, folder)
+
+    def _of_rows(self, name: str, rows: Iterator[dict[str, Any] | str], folder: Path) -> Iterator[RawExamples]:
+        """Yield rows, each of which is its values by column, or the reason why there are none."""
+        first = 1
+        for some in in_parts(rows, self.part_rows):
+            broken = {place: row for place, row in enumerate(some) if isinstance(row, str)}
+            columns = {
+                column: [None if isinstance(row, str) else row.get(column) for row in some]
+                for column in self.wanted.columns
+            }
+            yield RawExamples(places_of(name, first, len(some)), columns, broken, folder=folder)
+            first += len(some)
+
+    def _of_parquet(self, name: str, path: Path) -> Iterator[RawExamples]:
+        """Yield the rows of Parquet."""
+        with pyarrow.parquet.ParquetFile(path) as file:
+            names = list(file.schema_arrow.names)
+            self._check_columns(name, names)
+            first = 1
+            for batch in file.iter_batches(self.part_rows, columns=list(self.wanted.columns)):
+                columns = {
+                    column: values_of(batch.column(column), "number" if kind == "number" else "text")
+                    for column, kind in self.wanted.columns.items()
+                }
+                yield RawExamples(places_of(name, first, batch.num_rows), columns, folder=path.parent)
+                first += batch.num_rows
+
+    def _check_columns(self, name: str, there: Sequence[str]) -> None:
+        if absent := [one for one in self.wanted.columns if one not in there]:
+            raise UserError(
+                f"'{name}' has not the {'column' if len(absent) == 1 else 'columns'} {listed([*map(repr, absent)])}, "
+                f"which the model takes. There: {cut(listed([*map(repr, there)])) or 'nothing'}"
+            )
 
     def _of_arrays(self, name: str, path: Path) -> Iterator[RawExamples]:
         features = self.wanted.features

@@ -1,0 +1,114 @@
+"""Rows of tables in, answers out. These functions also stand in the predict.py of each export, where nothing of this
+project is: they need the standard library and NumPy alone."""
+
+import csv
+import itertools
+import json
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+
+def csv_rows(
+    lines: Iterator[str], columns: Sequence[str], check: Callable[[list[str]], object], max_field: int = 2**26
+) -> Iterator[dict[str, str] | str]:
+    """Yield the columns of each row of CSV that a model takes, or the reason why it is no such row.
+
+    Args:
+        lines: the first one names the columns. A comma, a semicolon, a tab or a bar stands between them: whatever makes
+            most of the model's columns.
+        columns: what the model takes.
+        check: takes the names of the first line, and raises an error if one is missing.
+        max_field: characters of a value; a quote that nothing closes makes one value of all that follows.
+    """
+    csv.field_size_limit(max_field)
+    header = next(lines, "")
+
+    def count(delimiter: str) -> int:
+        found = next(csv.reader([header], delimiter=delimiter), [])
+        return sum(column in found for column in columns)
+
+    reader = csv.reader(itertools.chain([header], lines), delimiter=max(",;\t|", key=count))
+    # As prepare names the one without a name, which pandas writes for its index.
+    names = [one if one.strip() else f"column {place}" for place, one in enumerate(next(reader, []), 1)]
+    check(names)
+    places = {column: names.index(column) for column in columns}
+    while True:
+        try:
+            row = next(reader)
+        except StopIteration:
+            return
+        except csv.Error as error:
+            yield f"no row of CSV ({error})"
+            continue
+        if len(row) == len(names):
+            yield {column: row[place] for column, place in places.items()}
+        elif row:
+            yield f"the row has {len(row)} values, and the header {len(names)}"
+
+
+def json_rows(
+    lines: Iterator[str | bytes], columns: Sequence[str], check: Callable[[list[str]], object], part_size: int
+) -> Iterator[dict[str, Any] | str]:
+    """Yield the object of each line of JSON, or the reason why it is no such row; empty lines are none.
+
+    Args:
+        lines: a row may leave out what is missing; of many, one has it.
+        columns: what the model takes.
+        check: takes the keys of the first rows, and raises an error if one is missing.
+        part_size: lines that are read at once.
+    """
+
+    def parse(line: str | bytes) -> dict[str, Any] | str:
+        try:
+            found = json.loads(line)
+        except (ValueError, RecursionError) as error:
+            return f"no JSON ({error})"
+        if not isinstance(found, dict):
+            return f"no JSON object: {repr(found)[:80]}"
+        nested = [column for column in columns if isinstance(found.get(column), dict | list)]
+        return f"column '{nested[0]}': has values in a value" if nested else found
+
+    whole = (line for line in lines if line.strip())
+    is_checked = False
+    while some := [parse(line) for line in itertools.islice(whole, part_size)]:
+        there = sorted(set().union(*(one for one in some if isinstance(one, dict))))
+        if there and not is_checked:
+            check(there)
+            is_checked = True
+        yield from some
+
+
+def answers(task: str, names: Sequence[str], values: Any, top_k: int = 1, all_shares: bool = False) -> dict[str, Any]:
+    """Return what probabilities or a regression's numbers mean: columns with a value for each example, with as many
+    digits as float32 has.
+
+    Args:
+        task: classification, multilabel or regression.
+        names: of the classes, labels or numbers.
+        values: float64 (n, len(names)).
+        top_k: classes that are named, the most probable first.
+        all_shares: whether each class has a column of its probability, too; each label always has.
+    """
+
+    def short(column: Any) -> list[float]:
+        return [float(f"{value:.7g}") for value in column.tolist()]
+
+    if task == "regression":
+        return {
+            f"prediction:{name}" if len(names) > 1 else "prediction": short(values[:, place])
+            for place, name in enumerate(names)
+        }
+    found: dict[str, Any] = {}
+    if task == "multilabel":
+        found["prediction"] = [";".join(np.array(names, object)[row >= 0.5]) for row in values]
+    else:
+        order = np.argsort(-values, 1, kind="stable")[:, :top_k]
+        for place in range(order.shape[1]):
+            best, end = order[:, place], f"_{place + 1}" if place else ""
+            found[f"prediction{end}"] = [names[one] for one in best.tolist()]
+            found[f"probability{end}"] = short(values[np.arange(len(best)), best])
+    if all_shares or task == "multilabel":
+        found |= {f"probability:{name}": short(values[:, place]) for place, name in enumerate(names)}
+    return found
