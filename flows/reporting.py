@@ -14,7 +14,7 @@ import sys
 from collections.abc import Callable
 from contextvars import ContextVar
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, TypeVar, cast
 
 import httpx
 from prefect import Flow, State
@@ -86,8 +86,8 @@ def reported(body: Callable[[], R]) -> R:
         outcome.keep()
         raise outcome
     if isinstance(outcome.error, Interrupted):
-        stopped: R = cancelled(outcome.error)  # Which Prefect takes for the run's state.
-        return stopped
+        # Prefect takes it for the run's state, and `result` for the exit code.
+        return cast(R, Cancelled(message=str(outcome.error), data=outcome.error.exit_code))
     if outcome.error is not None:
         raise outcome.error
     returned: R = outcome.returned
@@ -161,11 +161,6 @@ def _quiet_without_server() -> None:
 def _server_answers(seconds: float) -> bool:
     url = get_current_settings().api.url
     return url is None or answers(url, seconds)
-
-
-def cancelled(interrupted: Interrupted) -> Any:
-    """Return the state of a flow run that somebody stopped."""
-    return Cancelled(message=str(interrupted), data=interrupted.exit_code)
 
 
 def result(state: State[R]) -> R:

@@ -1,5 +1,6 @@
 """MLflow's pages and a Prefect server on 127.0.0.1, for whoever has the key: how each is started, and how it ends."""
 
+import contextlib
 import json
 import os
 import socket
@@ -75,7 +76,7 @@ def prefect_server(listening: socket.socket, key: str, schedules: bool, home: Pa
     address, more = _address(listening), [] if schedules else ["--no-services"]
     return Server(
         "prefect",
-        (sys.executable, "-m", "flows.operate.prefect_pages", str(listening.fileno()), *more),
+        (sys.executable, "-m", "flows.operate.server", str(listening.fileno()), "--pages", *more),
         stage_environment(None)
         | guarded_environment(key, address)
         # Its pages would ask port 4200 whatever port their server has.
@@ -108,12 +109,10 @@ def _address(listening: socket.socket) -> str:
 
 def wanted_ports(kept: Path) -> dict[str, int]:
     """Return the ports of the last time, or the usual ones, free or not."""
-    try:
-        before = json.loads(kept.read_text(encoding="utf-8"))
-        ports = {name: int(before[name]) for name in USUAL_PORTS}
-    except (OSError, ValueError, KeyError, TypeError):
-        return USUAL_PORTS
-    return ports if all(0 <= port < 2**16 for port in ports.values()) else USUAL_PORTS
+    with contextlib.suppress(OSError, ValueError):
+        ports: dict[str, int] = json.loads(kept.read_text(encoding="utf-8"))
+        return ports
+    return USUAL_PORTS
 
 
 def start(server: Server, output: IO[bytes]) -> "subprocess.Popen[bytes]":

@@ -120,8 +120,6 @@ class Operation(Record):
     since: str
     phase: Literal["starting", "ready", "ending"]
     services: tuple[ServiceState, ...] = ()
-    worker_seen: float = 0.0
-    """Time of the worker's last heartbeat, in seconds since 1970."""
     versions: dict[str, str]
     """What it runs with, by package."""
 

@@ -12,7 +12,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from types import FrameType
 from typing import TYPE_CHECKING
 
@@ -138,17 +138,14 @@ def _reap_orphans(guarded: int) -> None:
             os.waitid(os.P_PID, ended.si_pid, os.WEXITED | os.WNOHANG)
 
 
-def end_children(others_than: Collection[int] = ()) -> None:
+def end_children() -> None:
     """End the children of this process, and all that they started.
 
     Each child gets SIGTERM first, so that a training can save its step.
-
-    Args:
-        others_than: ids of children that stay.
     """
     import psutil
 
-    ending = [child for child in _children_of(os.getpid()) if child.pid not in others_than]
+    ending = _children_of(os.getpid())
     family = [member for child in ending for member in (child, *_children_of(child.pid, recursive=True))]
     _terminate(ending)
     alive = _await_end(family, GRACE_SECONDS)

@@ -1,7 +1,6 @@
 """Where the servers of `stratagem up` and `stratagem ui` listen, and whose database and password they take."""
 
 import contextlib
-import json
 import socket
 import stat
 
@@ -42,14 +41,9 @@ def test_the_ports_of_the_last_time_are_taken_again(tmp_path):
         assert listen(tmp_path / "kept", second) == before
 
 
-@pytest.mark.parametrize(
-    "text", ["", "[]", "\xff", '{"mlflow": "x"}', '{"mlflow": 70000, "prefect": -1}', '{"mlflow": 0, "prefect": 0}']
-)
-def test_ports_that_cannot_be_are_others(tmp_path, stack, text):
-    (tmp_path / "kept").write_text(text, encoding="latin-1")
-    listening = listen(tmp_path / "kept", stack)
-    assert all(0 < port < 65536 for _, port in listening.values())
-    assert json.loads((tmp_path / "kept").read_text()) == {name: port for name, (_, port) in listening.items()}
+def test_without_a_readable_note_of_the_ports_the_usual_ones_are_wanted(tmp_path):
+    (tmp_path / "kept").write_text('{"mlflow": 50')
+    assert servers.wanted_ports(tmp_path / "kept") == servers.wanted_ports(tmp_path / "none") == servers.USUAL_PORTS
 
 
 def test_two_projects_keep_no_server_on_one_database(project, monkeypatch, tmp_path):
@@ -58,7 +52,7 @@ def test_two_projects_keep_no_server_on_one_database(project, monkeypatch, tmp_p
     monkeypatch.delenv("STRATAGEM_NOTIFY", raising=False)
     monkeypatch.setenv("PREFECT_HOME", str(tmp_path / "home"))
     with (
-        operation.database_lock(tmp_path / "home"),
+        operation.lock(tmp_path / "home" / "up.lock"),
         pytest.raises(UserError, match=r"PREFECT_HOME = .*/home: .* another"),
     ):
         supervisor.keep(lambda: None)
