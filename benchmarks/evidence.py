@@ -68,7 +68,6 @@ def history_section(dataset: str, epochs: int, repeats: int) -> str:
             processor[words].append(done.processor_seconds)
             return done.seconds
 
-        first = measure.run([stratagem, "runs"], alone, project)[0]
         variants = {words: partial(ask, words) for words in processor}
         seconds = measure.alternate("history", repeats, variants)
     lines = [
@@ -86,8 +85,6 @@ def history_section(dataset: str, epochs: int, repeats: int) -> str:
         ),
         f"| `stratagem {NOTHING}`, which looks at no run | {measure.spread(processor[NOTHING])} | "
         f"{measure.spread(seconds[NOTHING])} | | |",
-        "",
-        f"The first command after all of them came takes {first:.2f} s: it reads each run once.",
         "",
     ]
     return "\n".join(lines)

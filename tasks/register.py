@@ -16,11 +16,12 @@ from tasks.evaluation import gate, predictions
 from tasks.evaluation.predictions import Predictions
 from tasks.modeling import metrics
 from tasks.records import EvaluationResult, Judgement, PreparedDataset, RegisteredModel, RolledBack, Run, TrainingResult
-from tasks.runs import lineage, model_versions
+from tasks.runs import lineage
 from tasks.serving import loaded_back
 from tasks.serving.loaded_back import CleanProcess
 from tasks.system import files
 from tasks.system.errors import StratagemError, UserError
+from tasks.tracking import trained_models
 
 
 class Evaluated(NamedTuple):
@@ -60,7 +61,7 @@ def register(
         StratagemError: MLflow did not make the version ready.
     """
     gate.check(settings, prepared)
-    name = model_versions.name_of(settings, prepared.name)
+    name = trained_models.name_of(settings, prepared.name)
     exported = {
         training.best_checkpoint: (training.best_model, training.best_weights_digest),
         training.checkpoint: (training.final_model, training.weights_digest),
@@ -92,7 +93,7 @@ def register(
             better=metrics.better(settings.register_.metric),
         )
         with tracking.registering():
-            standing = tracking.find_standing(candidate)
+            standing = tracking.find_current_versions(candidate)
             judgement = _judge(settings, prepared, evaluated, candidate, standing, how)
             if not standing.has_alias or judgement.promoted:
                 other = _load_back(run, prepared, evaluated, model_uri, how.clean)
@@ -174,7 +175,7 @@ def _judge(
     prepared: PreparedDataset,
     evaluated: Evaluated,
     candidate: tracking.Candidate,
-    standing: tracking.Standing,
+    standing: tracking.CurrentVersions,
     how: How,
 ) -> Judgement:
     """Return whether the candidate becomes the champion, and why."""
@@ -203,7 +204,7 @@ def _champion(
     prepared: PreparedDataset,
     given: Predictions,
     name: str,
-    standing: tracking.Standing,
+    standing: tracking.CurrentVersions,
     clean: CleanProcess,
 ) -> gate.Champion:
     """Return the champion with its outputs for the present test rows, which are computed where there are none."""

@@ -5,11 +5,13 @@ from typing import Literal
 
 from tasks.system.errors import UserError
 
+CODE = Path(__file__).resolve().parents[2]
+
 
 def project_root() -> Path:
     """Return the folder with params.yaml and .dvc/: this one or one above it, else the installed project's."""
     here = Path.cwd()
-    for folder in (here, *here.parents, Path(__file__).resolve().parents[2]):
+    for folder in (here, *here.parents, CODE):
         # A dataset's folder has a params.yaml and a dvc.yaml too.
         if (folder / "params.yaml").is_file() and (folder / ".dvc").is_dir():
             return folder
@@ -22,7 +24,7 @@ def project_root() -> Path:
 def code_root() -> Path:
     """Return the folder of flows/, tasks/ and requirements.lock that this process runs: a checkout, or the installed
     package."""
-    return Path(__file__).resolve().parents[2]
+    return CODE
 
 
 def has_own_code(root: Path) -> bool:

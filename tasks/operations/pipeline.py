@@ -65,7 +65,7 @@ def start_or_resume(
         run = client.start_run(settings, prepared, flow_run_id)
     else:
         run_id = resumed.run_id
-        remote.take_up(resumed, settings.checkpoint.remote)
+        remote.check_still_ours(resumed, settings.checkpoint.remote)
         if unfinished is not None:
             changed = runs.changes_without_result(settings, unfinished)
             print(f"resuming run {run_id}, which is unfinished{changed}; --fresh starts a new one", file=sys.stderr)

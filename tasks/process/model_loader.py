@@ -111,11 +111,11 @@ def functions() -> dict[str, Callable[..., Any]]:
 
 def _slow_imports() -> Callable[[], None]:
     """Return what imports what takes seconds; it is called before the first request, which then need not wait."""
-    from tasks import tracking
     from tasks.serving import outputs
+    from tasks.tracking.models import import_flavor
 
     def do() -> None:
-        tracking.import_flavor()
+        import_flavor()
         outputs.start_backend()
 
     return do

@@ -1,11 +1,16 @@
 """Which runs are at work.
 
 The process at work on a run holds a lock, which the kernel frees when that process dies, however it does, and keeps a
-note of what it does. A note without its lock is of a process that was killed.
+note of what it does. A note without its lock is of a process that was killed; what that left half-written is removed.
+
+What a process may end is of this machine and of this project. A host's name and a path do not identify them: two
+containers may have both in common.
 """
 
 import contextlib
+import logging
 import os
+import shutil
 import socket
 import uuid
 from collections.abc import Iterator
@@ -16,11 +21,13 @@ from filelock import FileLock, Timeout
 
 from tasks import config, records
 from tasks.records import Holder, Run
-from tasks.runs.identity import boot_id, process_space
-from tasks.runs.index import find_named, find_not_final
+from tasks.runs.entries import find_unreadable
+from tasks.runs.index import find_named, find_not_final, load
 from tasks.runs.outcome import status
-from tasks.system import clock, files
+from tasks.system import clock, files, network
 from tasks.system.errors import UserError
+
+logger = logging.getLogger(__name__)
 
 # A process that looks whether a lock is free holds it for a moment.
 MOMENT_SECONDS = 2.0
@@ -162,16 +169,41 @@ def crashed_holders() -> list[tuple[Path, Holder]]:
     return found
 
 
-def remove_free_locks() -> None:
-    """Remove the locks of processes that were killed: that they are free says all."""
+def remove_leftovers(mine: str = "") -> list[Path]:
+    """Remove what killed processes left half-written in data/ and in the folders of runs, with the records that they
+    cached; return the paths.
+
+    Args:
+        mine: a key that the caller holds; what was done under it before is over.
+    """
+    root = config.project_root()
+    removed = []
+    for lock, pattern in ((".download.lock", ".scratch.*"), (".prepare.lock", ".prepared.*")):
+        for path in root.glob(f"data/*/{pattern}"):
+            if files.is_inside(path, root):  # Not even a lock is written elsewhere.
+                with contextlib.suppress(Timeout), FileLock(path.with_name(lock), blocking=False):
+                    removed += files.remove_scratch([path], root)
+    for path in root.glob("mlruns/.cache.*"):
+        if (path / files.MARK).is_file():
+            with contextlib.suppress(Timeout, OSError), FileLock(path / files.MARK, blocking=False):
+                removed += files.remove_scratch([path], root)
+    for path in [*root.glob("mlruns/runs/*/checkpoints/.*.partial"), *root.glob("mlruns/runs/*/models/.*.partial*")]:
+        run = load(path.parents[1].relative_to(root).as_posix())
+        if run is not None and (run.key == mine or is_abandoned(run)) and files.is_inside(path, root):
+            shutil.rmtree(path, ignore_errors=True) if path.is_dir() else path.unlink(missing_ok=True)
+            removed.append(path)
+    # Those of processes that were killed: that they are free says all.
     for path in _folder().glob("*.lock"):
         with contextlib.suppress(Timeout, OSError), FileLock(path, blocking=False):
             path.unlink(missing_ok=True)
+    for why in find_unreadable().values():
+        logger.warning("%s", why)
+    return removed
 
 
 def _is_here(left: Run | Holder) -> bool:
-    """Return whether it was left on this machine, where a lock tells who is at work. Containers have names of their
-    own, and a machine that was started again has its name of before."""
+    """Return whether a run or a note is of this machine, where a lock tells who is at work. The host name alone does
+    not say it, because containers have names of their own; nor the boot id alone, which changes at each start."""
     return left.host == socket.gethostname() or (left.boot != "" and left.boot == boot_id())
 
 
@@ -198,3 +230,64 @@ def _refusal(key: str, what: str) -> UserError:
         f"{what} with these settings is being done{who}: wait for its end, end that process, or change a setting, such "
         "as --set train.seed=1"
     )
+
+
+def project_id() -> str:
+    """Return what this project's folder is called by others that share an MLflow server; made when first asked for.
+
+    It lies in mlruns/.id and ends with that file's number in the file system: it stays when the folder is moved there,
+    is seen by all containers that share the folder, and is another one in a copy, whose original may be at work.
+
+    Raises:
+        StratagemError: mlruns/.id cannot be read or written.
+    """
+    path = config.project_root() / "mlruns" / ".id"
+    try:
+        return _read_id(path) or _make_id(path)
+    except OSError as error:
+        raise files.unwritable(path, error) from None
+
+
+def _read_id(path: Path) -> str | None:
+    """Return the id; None where there is no file, or a damaged one."""
+    with contextlib.suppress(FileNotFoundError, ValueError), path.open(encoding="ascii") as file:
+        return f"{uuid.UUID(file.read(64)).hex}.{os.fstat(file.fileno()).st_ino}"
+    return None
+
+
+def _make_id(path: Path) -> str:
+    """Make the file in one step, whole, unless another process has just done it; return the id."""
+    path.parent.mkdir(exist_ok=True)
+    if path.exists():  # Damaged. What the old id names is then ended by nobody: better than to end what is at work.
+        path.unlink(missing_ok=True)
+    new = uuid.uuid4().hex
+    aside = path.with_name(f".id.{new}")
+    aside.write_text(new, encoding="ascii")
+    try:
+        with contextlib.suppress(FileExistsError):
+            os.link(aside, path)
+    except OSError:  # A file system without links.
+        aside.rename(path)
+    finally:
+        aside.unlink(missing_ok=True)
+    return _read_id(path) or _make_id(path)
+
+
+def store_name() -> str:
+    """Return the name by which a run remembers its MLflow store: empty for the project's own, which may be moved
+    with it."""
+    return network.without_userinfo(os.environ.get("MLFLOW_TRACKING_URI", ""))
+
+
+def boot_id() -> str:
+    """Return what names this machine from its start to its end, in all containers; empty where nothing does."""
+    with contextlib.suppress(OSError):
+        return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+    return ""
+
+
+def process_space() -> str:
+    """Return what names the processes among which a process id means one; empty where nothing does."""
+    with contextlib.suppress(OSError):
+        return f"{boot_id()}:{os.stat('/proc/self/ns/pid').st_ino}"
+    return ""

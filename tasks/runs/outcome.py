@@ -1,16 +1,35 @@
-"""How a run stands: that it is at work or how it ended, and what its stages left."""
+"""How a run stands: that it is at work or how it ended, and what its stages left; and how flow runs ended whose Prefect
+server had died, so that it could not be told."""
 
 import contextlib
+from collections.abc import Iterator
 from pathlib import Path
 
 from tasks import config, records
-from tasks.records import EvaluationResult, Limits, NonFinite, Pruned, R, Run, RunStatus, TrainingResult
-from tasks.runs import catalogue
-from tasks.runs.catalogue import PRUNED, RESULTS
+from tasks.records import (
+    EvaluationResult,
+    FlowEnd,
+    Limits,
+    NonFinite,
+    Pruned,
+    R,
+    RegisteredModel,
+    Run,
+    RunStatus,
+    TrainingResult,
+)
 from tasks.system import clock
 from tasks.system.errors import UserError
 
+# The records that stages leave, in the order in which they are made.
+RESULTS: dict[type[records.Record], str] = {
+    TrainingResult: "records/training.json",
+    EvaluationResult: "records/evaluation.json",
+    RegisteredModel: "records/registration.json",
+}
+PRUNED = "records/pruned.json"
 LIMITS = "records/limits.json"
+NONFINITE = "records/nonfinite.json"
 
 
 def set_status(run: Run, status: str, reason: str | None = None) -> None:
@@ -18,7 +37,6 @@ def set_status(run: Run, status: str, reason: str | None = None) -> None:
     now = clock.now()
     record = RunStatus.model_validate({"status": status, "reason": reason, "at": now})
     records.save(record, config.project_root() / run.folder / "status.json")
-    catalogue.forget(run.folder)
 
 
 def status(run: Run) -> RunStatus | None:
@@ -26,24 +44,30 @@ def status(run: Run) -> RunStatus | None:
 
     One that cannot be read counts as at work: with no process that holds the run, it is ended as killed, and readable.
     """
-    path = config.project_root() / run.folder / "status.json"
     try:
-        return records.load(RunStatus, path) if path.exists() else None
+        return load_record(run, "status.json", RunStatus)
     except UserError as error:
         return RunStatus(status="RUNNING", reason=str(error), at="")
 
 
+def load_record(run: Run, file: str, record_type: type[R]) -> R | None:
+    """Return a record in a run's folder, None where there is none.
+
+    Raises:
+        UserError: it cannot be read.
+    """
+    path = config.project_root() / run.folder / file
+    return records.load(record_type, path) if path.exists() else None
+
+
 def load_result(run: Run, record_type: type[R]) -> R | None:
     """Return the record of a stage of a run, None where that stage did not come to its end."""
-    path = config.project_root() / run.folder / "records" / RESULTS[record_type]
-    return records.load(record_type, path) if path.exists() else None
+    return load_record(run, RESULTS[record_type], record_type)
 
 
 def save_result(run: Run, result: records.Record) -> Path:
     """Keep the record of a stage of a run; return its file."""
-    path = records.save(result, config.project_root() / run.folder / "records" / RESULTS[type(result)])
-    catalogue.forget(run.folder)
-    return path
+    return records.save(result, config.project_root() / run.folder / RESULTS[type(result)])
 
 
 def is_pruned(run: Run) -> bool:
@@ -95,21 +119,22 @@ def load_evaluation(run: Run) -> EvaluationResult:
 def forget_results(run: Run, *types: type[records.Record]) -> None:
     """Remove what some stages of a run left, or all, because they are to be done again; its checkpoints stay."""
     folder = config.project_root() / run.folder
-    for path in (folder / "summary.json", *(folder / "records" / RESULTS[one] for one in types or RESULTS)):
-        path.unlink(missing_ok=True)
+    for file in ("summary.json", *(RESULTS[one] for one in types or RESULTS)):
+        (folder / file).unlink(missing_ok=True)
 
 
 def nonfinite_steps(run: Run) -> tuple[int, ...]:
     """Return the steps at which the loss of a run was no finite number; none where that cannot be read."""
-    path = _mark(run)
     with contextlib.suppress(UserError):
-        return records.load(NonFinite, path).steps if path.exists() else ()
+        found = load_record(run, NONFINITE, NonFinite)
+        return found.steps if found is not None else ()
     return ()
 
 
 def mark_nonfinite(run: Run, step: int) -> None:
     """Mark a run whose loss was no finite number."""
-    records.save(NonFinite(steps=(*nonfinite_steps(run), step)), _mark(run))
+    steps = (*nonfinite_steps(run), step)
+    records.save(NonFinite(steps=steps), config.project_root() / run.folder / NONFINITE)
 
 
 def save_limits(run: Run, limits: Limits) -> None:
@@ -119,9 +144,24 @@ def save_limits(run: Run, limits: Limits) -> None:
 
 def load_limits(run: Run) -> Limits | None:
     """Return what a trial of a sweep must reach, None of any other run."""
-    path = config.project_root() / run.folder / LIMITS
-    return records.load(Limits, path) if path.exists() else None
+    return load_record(run, LIMITS, Limits)
 
 
-def _mark(run: Run) -> Path:
-    return config.project_root() / run.folder / "records" / "nonfinite.json"
+def keep_unreported(end: FlowEnd) -> None:
+    """Keep how a flow run ended, until its server is told."""
+    folder = _unreported_folder()
+    folder.mkdir(parents=True, exist_ok=True)
+    records.save(end, folder / f"{end.flow_run_id}.json")
+
+
+def unreported() -> Iterator[tuple[Path, FlowEnd]]:
+    """Yield what is kept, with its file, which whoever has told the server removes."""
+    for path in sorted(_unreported_folder().glob("*.json")):
+        try:
+            yield path, records.load(FlowEnd, path)
+        except UserError:  # Half of a file, or somebody else's: nothing that could be told.
+            continue
+
+
+def _unreported_folder() -> Path:
+    return config.project_root() / "mlruns" / "unreported"

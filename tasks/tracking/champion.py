@@ -1,8 +1,8 @@
-"""The version that has the alias `champion`: how it moves there, and back to the one that had it before.
+"""The alias `champion`: how it moves to a version, and back to the one that had it before.
 
-MLflow keeps no history of an alias. The versions that were the champion stand in a tag of the registered model, the
-first one first. It is written before the alias moves, which is one write: whatever a process that is killed has left
-undone, the alias is at one version, and what stands after that version in the tag has not happened.
+MLflow keeps no history of an alias. A tag of the registered model lists the versions that were the champion, the
+oldest first. The tag is written before the alias moves, and moving the alias is one write. So wherever a process is
+killed, one version has the alias, and what the tag lists after that version has not happened.
 """
 
 import contextlib
@@ -15,11 +15,10 @@ from mlflow.exceptions import MlflowException
 from tasks import config, runs
 from tasks.system import clock
 from tasks.system.errors import StratagemError, UserError, one_of
-from tasks.tracking import turns
 from tasks.tracking.store import REFUSALS, open_store, retried, store_uri
 
 HISTORY = "champion_history"
-# Of a version that was the champion and is not to be again, unless somebody says so.
+# The tag of a version that a rollback took the alias from: it becomes the champion again only if that is forced.
 ROLLED_BACK = "rolled_back"
 NOT_THERE = "RESOURCE_DOES_NOT_EXIST"
 
@@ -46,8 +45,7 @@ def champion_of(model: Any) -> str | None:
 
 
 def history_of(model: Any) -> list[str]:
-    """Return the versions that were the champion up to the present one, which is the last; or, where none is any more,
-    all that were."""
+    """Return the versions that were the champion, up to the present one; all of them where no version has the alias."""
     history = [version for version in str(model.tags.get(HISTORY, "")).split(", ") if version.isdigit()]
     champion = champion_of(model)
     if champion is None:
@@ -61,19 +59,13 @@ def _write_history(client: mlflow.MlflowClient, name: str, history: list[str]) -
     client.set_registered_model_tag(name, HISTORY, ", ".join(history[-500:]))
 
 
-def promote(client: mlflow.MlflowClient, before: Any, version: str, turn: turns.Turn) -> None:
-    """Move the alias `champion` to a version.
-
-    Raises:
-        StratagemError: see ``Turn.check``.
-    """
+def promote(client: mlflow.MlflowClient, before: Any, version: str) -> None:
+    """Move the alias `champion` of a registered model to a version."""
     if champion_of(before) == version:
         return
-    turn.check()
     history = [*history_of(before), version]
     if len(history) > 1:
         _write_history(client, before.name, history)
-    turn.check()
     client.set_registered_model_alias(before.name, config.CHAMPION, version)
     if len(history) == 1:  # A tag without an alias would say that the first champion was lost.
         _write_history(client, before.name, history)
@@ -83,19 +75,19 @@ class Rollback(NamedTuple):
     """What a rollback would do."""
 
     name: str
-    """Of the registered model."""
+    """The registered model."""
     champion: str | None
-    """The version that has the alias; None where none has it any more."""
+    """The version that has the alias; None where no version has it any more."""
     version: str
-    """That is to have it."""
+    """The version that the alias moves to."""
     tags: Mapping[str, str]
-    """Of that one."""
+    """The tags of that version."""
     run_id: str | None
-    """Of the run in mlruns/ that it was made of, or as MLflow calls that; None where it says nothing of a run."""
+    """The run that made that version: its id in mlruns/, or MLflow's; None where the version names no run."""
     place: str
-    """Where its files lie: an address that MLflow reads."""
+    """Where the files of that version lie: an address that MLflow reads."""
     missing: tuple[str, ...]
-    """Versions in between that are no longer there."""
+    """Versions in between that were deleted."""
 
 
 @retried
@@ -134,7 +126,7 @@ def find_rollback(name: str) -> Rollback:
 
 
 def _end_of(version: str, history: list[str]) -> int:
-    """Return how many versions were the champion up to the last time that this one was it."""
+    """Return how much of a history there is up to the last place of a version in it."""
     return len(history) - history[::-1].index(version)
 
 
@@ -142,49 +134,43 @@ def _end_of(version: str, history: list[str]) -> int:
 def rollback(back: Rollback) -> None:
     """Move the alias `champion` back to the version that had it before.
 
-    The version that had it gets the tag ``rolled_back``: no registration makes it the champion again, unless forced.
+    The present champion gets the tag ``rolled_back``: no registration makes it the champion again, unless forced.
 
     Raises:
-        UserError: that one or the model was deleted since ``find_rollback`` looked.
+        UserError: a version or the model was deleted since ``find_rollback`` looked.
         Unavailable: the tracking server does not answer, or fails.
-        StratagemError: another process is moving the alias, or has moved it since then.
+        StratagemError: another process has moved the alias since then.
     """
     client, name = open_store(), back.name
-    if find_registered(client, name) is None:  # A server lets nobody take a turn at it.
+    model = find_registered(client, name)
+    if model is None:
         raise _deleted(back, "the model")
-    with turns.taken(client, name) as turn:
-        model = find_registered(client, name)
-        if model is None:
-            raise _deleted(back, "the model")
-        champion, history = champion_of(model), history_of(model)
-        if champion == back.version:
-            return  # Moved by a request before this one, whose reply was lost.
-        earlier = history[:-1] if champion is not None else history
-        if champion != back.champion or back.version not in earlier:
-            raise StratagemError(
-                f"@{config.CHAMPION} of '{name}' was moved meanwhile: it is at "
-                f"{'no version' if champion is None else f'version {champion}'} now, and stays there. Then "
-                f"`stratagem rollback {name}`"
-            )
-        _refuse_gone(client, back)
-        turn.check()
-        try:
+    champion, history = champion_of(model), history_of(model)
+    if champion == back.version:
+        return  # Moved by a request before this one, whose reply was lost.
+    earlier = history[:-1] if champion is not None else history
+    if champion != back.champion or back.version not in earlier:
+        raise StratagemError(
+            f"@{config.CHAMPION} of '{name}' was moved meanwhile: it is at "
+            f"{'no version' if champion is None else f'version {champion}'} now, and stays there. Then "
+            f"`stratagem rollback {name}`"
+        )
+    _refuse_gone(client, back)
+    try:
+        if champion is not None:
+            # What the tag lists after the present champion has not happened: cut it off.
+            _write_history(client, name, history)
+            client.set_model_version_tag(name, champion, ROLLED_BACK, clock.now())
+        client.set_registered_model_alias(name, config.CHAMPION, back.version)
+        _write_history(client, name, history[: _end_of(back.version, earlier)])
+    except MlflowException as error:
+        # MLflow gives no alias to a version that does not exist: it was deleted since the look above.
+        if error.error_code == NOT_THERE:
             if champion is not None:
-                # What stands after the present champion has not happened; then its last place in the tag tells.
-                _write_history(client, name, history)
-                now = clock.now()
-                client.set_model_version_tag(name, champion, ROLLED_BACK, now)
-            turn.check()
-            client.set_registered_model_alias(name, config.CHAMPION, back.version)
-            _write_history(client, name, history[: _end_of(back.version, earlier)])
-        except MlflowException as error:
-            # MLflow gives no alias to a version that is not there: it was deleted since the look above.
-            if error.error_code == NOT_THERE:
-                if champion is not None:
-                    with contextlib.suppress(MlflowException):  # It was deleted itself; or it has no mark yet.
-                        client.delete_model_version_tag(name, champion, ROLLED_BACK)
-                _refuse_gone(client, back)
-            raise
+                with contextlib.suppress(MlflowException):  # It was deleted itself; or it has no mark yet.
+                    client.delete_model_version_tag(name, champion, ROLLED_BACK)
+            _refuse_gone(client, back)
+        raise
 
 
 def _refuse_gone(client: mlflow.MlflowClient, back: Rollback) -> None:
@@ -213,7 +199,8 @@ def _deleted(back: Rollback, what: str, then: str = "") -> UserError:
 
 
 def local_run_id(client: Any, run_id: str | None) -> str | None:
-    """Return the id that a run has in mlruns/: another one than MLflow's where it was started without the server."""
+    """Return the id that a run has in mlruns/, which differs from MLflow's where the server did not answer at its
+    start."""
     if not run_id or runs.look_up(run_id) is not None:
         return run_id or None
     try:

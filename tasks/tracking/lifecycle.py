@@ -1,34 +1,53 @@
-"""Runs in MLflow: started, resumed, described, ended."""
+"""Runs in MLflow: start, resume, describe and end them, also those whose process died."""
 
 import contextlib
 import os
 import socket
 import time
 import uuid
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
+import mlflow
 from mlflow.exceptions import MlflowException
 
 from tasks import config, records, runs
 from tasks.system import machine
 from tasks.system.errors import UserError
-from tasks.tracking.metrics import read_metrics
+from tasks.tracking.metrics import read_metrics, send_missing
 from tasks.tracking.outbox import (
     OUTBOX,
     Event,
     best_effort,
     create_run,
+    end_twin,
+    find_created,
+    is_elsewhere,
+    is_twin,
     mlflow_run_id,
     present,
     text_of,
 )
-from tasks.tracking.store import Unavailable, datasets_of, is_own_store, open_store, store_uri
+from tasks.tracking.store import Unavailable, datasets_of, is_own_store, open_store, retried, store_uri
 
 Uses = Mapping[str, tuple[str, int]]
 """What a run trains, validates and tests on: the split of each, and how many of its examples are used."""
 CONTEXTS = {"train": "training", "validation": "validation", "test": "test"}
+
+
+class NewRun(NamedTuple):
+    """What differs between the runs of a training, a comparison, a sweep and a trial when they start."""
+
+    label: str
+    """The run's name, without the id. The experiment has the dataset's name."""
+    place: str
+    """The folder of mlruns/ in which the run's folder is made."""
+    key: str
+    """What the process at work on it holds, see ``runs.lock``."""
+    params: Mapping[str, Any]
+    tags: Mapping[str, str] = {}
+    parent_run_id: str | None = None
 
 
 def start_run(
@@ -53,146 +72,43 @@ def start_run(
         UserError: see ``open_store``; or the experiment was deleted.
     """
     kind, loop = settings.strategy.kind, settings.train.loop
-    params = _params(settings)
+    params = params_of(settings)
     if parent_run_id is not None:
         # The first parameter that differs, so the one that MLflow's page for comparing runs draws first.
         params = {"comparison": f"{kind} {loop}", **params}
-    tags = {"strategy": kind, "loop": loop}
-    datasets = _datasets(settings, prepared, lineage, uses)
     label = f"{settings.model.name.replace(':', '.')}-{kind}-{loop}"
-    new = _NewRun(label, "mlruns/runs", runs.key_of(settings), params, datasets, tags, parent_run_id)
-    return _start_new(new, settings, prepared, lineage, flow_run_id)
+    tags = {"strategy": kind, "loop": loop}
+    new = NewRun(label, "mlruns/runs", runs.key_of(settings), params, tags, parent_run_id)
+    return start_new(new, settings, prepared, lineage, flow_run_id, uses)
 
 
-def _params(settings: config.Settings) -> dict[str, Any]:
-    """Return the settings that MLflow is told. An empty mapping is none: a run that has something in it has that under
-    other names, and the two would differ twice."""
+def params_of(settings: config.Settings) -> dict[str, Any]:
+    """Return the settings that MLflow gets as parameters. Empty mappings are left out: another run has entries below
+    the same name, and the two runs would differ twice."""
     return {key: value for key, value in settings.flat().items() if value != {}}
 
 
 def _datasets(
     settings: config.Settings, prepared: records.PreparedDataset, lineage: records.Lineage, uses: Uses | None
 ) -> list[dict[str, Any]]:
-    """Return what MLflow is told of a run's data, with the context in which its pages show each."""
+    """Return a run's data as MLflow's datasets, each with the context in which MLflow's pages show it."""
     whole = {name: (name, split.num_examples) for name, split in prepared.splits.items() if name in CONTEXTS}
     found = datasets_of(settings, prepared, lineage, uses or whole)
     order = sorted(found, key=list(CONTEXTS).index)
     return [{"dataset": found[use].to_dictionary(), "context": CONTEXTS[use]} for use in order]
 
 
-def start_comparison(
-    settings: config.Settings,
-    prepared: records.PreparedDataset,
-    lineage: records.Lineage,
-    key: str,
-    flow_run_id: str | None,
-    uses: Uses | None = None,
-) -> records.Run:
-    """Start the MLflow run that is the parent of a comparison's runs; its folder is mlruns/comparisons/<run_id>.
-
-    Args:
-        settings: of any of those runs; what they do not share is left out of the parameters.
-        prepared: becomes the run's datasets, one for each use.
-        lineage: where the run comes from.
-        key: what the process at work on the comparison holds, see ``runs.lock``.
-        flow_run_id: the run of Prefect's flow.
-        uses: as of ``start_run``.
-
-    Raises:
-        UserError: see ``open_store``; or the experiment was deleted.
-    """
-    shared = {
-        key: value
-        for key, value in _params(settings).items()
-        if key != "train.loop" and not key.startswith("strategy.")
-    }
-    datasets = _datasets(settings, prepared, lineage, uses)
-    new = _NewRun(f"{prepared.name}-comparison", "mlruns/comparisons", key, shared, datasets)
-    return _start_new(new, settings, prepared, lineage, flow_run_id)
-
-
-class Sweeping(NamedTuple):
-    """What a sweep's run has that a comparison's has not."""
-
-    key: str
-    """What the process at work on it holds, see ``runs.lock``; that of a trial has its number behind it."""
-    name: str
-    """Of the space."""
-    swept: tuple[str, ...]
-    """The settings that each trial has of its own."""
-
-
-def start_sweep(
-    settings: config.Settings,
-    prepared: records.PreparedDataset,
-    lineage: records.Lineage,
-    sweeping: Sweeping,
-    flow_run_id: str | None,
-    uses: Uses | None = None,
-) -> records.Run:
-    """Start the MLflow run that is the parent of a sweep's trials; its folder is mlruns/sweeps/<run_id>.
-
-    Args:
-        settings: of any trial; what is swept is left out of the parameters.
-        prepared: becomes the run's dataset.
-        lineage: where the run comes from.
-        sweeping: what is swept.
-        flow_run_id: the run of Prefect's flow.
-        uses: as in ``start_run``.
-
-    Raises:
-        UserError: see ``open_store``; or the experiment was deleted.
-    """
-    own = tuple(f"{key}." for key in sweeping.swept)
-    shared = {key: v for key, v in _params(settings).items() if key not in sweeping.swept and not key.startswith(own)}
-    datasets, tags = _datasets(settings, prepared, lineage, uses), {"sweep": sweeping.name}
-    label = f"{prepared.name}-sweep-{sweeping.name}"
-    new = _NewRun(label, "mlruns/sweeps", sweeping.key, shared, datasets, tags)
-    return _start_new(new, settings, prepared, lineage, flow_run_id)
-
-
-def start_trial(
-    settings: config.Settings,
-    prepared: records.PreparedDataset,
-    lineage: records.Lineage,
-    parent: records.Run,
-    number: int,
-    uses: Uses | None = None,
-) -> records.Run:
-    """Start the MLflow run of a trial, a child of its sweep's, and its folder mlruns/runs/<run_id>.
-
-    Raises:
-        UserError: see ``open_store``; or the experiment was deleted.
-    """
-    tags = {"strategy": settings.strategy.kind, "loop": settings.train.loop, "trial": str(number)}
-    params = {"comparison": f"trial {number}", **_params(settings)}  # As in ``start_run``.
-    key, datasets = f"{parent.key}-{number}", _datasets(settings, prepared, lineage, uses)
-    new = _NewRun(f"trial-{number}", "mlruns/runs", key, params, datasets, tags, parent.run_id)
-    return _start_new(new, settings, prepared, lineage, parent.flow_run_id)
-
-
-class _NewRun(NamedTuple):
-    """What a training's run and a comparison's have of their own when they start."""
-
-    label: str
-    """Its name, without the id. The experiment has the dataset's."""
-    place: str
-    """Where its folder is made."""
-    key: str
-    params: Mapping[str, Any]
-    datasets: Sequence[dict[str, Any]]
-    tags: Mapping[str, str] = {}
-    parent_run_id: str | None = None
-
-
-def _start_new(
-    new: _NewRun,
+def start_new(
+    new: NewRun,
     settings: config.Settings,
     prepared: records.PreparedDataset,
     lineage: records.Lineage,
     flow_run_id: str | None,
+    uses: Uses | None,
 ) -> records.Run:
+    """Start an MLflow run and make its folder; see ``start_run``."""
     experiment = settings.tracking.experiment or settings.dataset.name
+    datasets = _datasets(settings, prepared, lineage, uses)
     creation_id, project, start_time = uuid.uuid4().hex, runs.project_id(), int(time.time() * 1000)
     tags = {
         "dataset": prepared.name,
@@ -232,7 +148,7 @@ def _start_new(
         records.save(run, _run_file(run))
         told: list[Event] = [] if created else [{"create": creation}]
         texts = {key: text_of(value) for key, value in new.params.items()}
-        OUTBOX.deliver(run, *told, {"name": run.name}, {"params": texts}, {"inputs": list(new.datasets)})
+        OUTBOX.deliver(run, *told, {"name": run.name}, {"params": texts}, {"inputs": datasets})
     except BaseException as error:
         status = "FAILED" if isinstance(error, Exception) else "KILLED"
         if run is not None:
@@ -259,8 +175,8 @@ def _tags_of(lineage: records.Lineage) -> dict[str, str | None]:
 
 
 def _create(creation: Event) -> tuple[str, bool]:
-    """Return the id of a new run, and whether MLflow has made it: a server that does not answer makes it later, under
-    another id, with this one as a tag."""
+    """Return the id of a new run, and whether MLflow has made it. If the server does not answer, it makes the run
+    later, under an id of its own, with this one as a tag."""
     try:
         return create_run(creation), True
     except (Unavailable, MlflowException) as error:
@@ -289,14 +205,15 @@ def resume_run(
     Raises:
         UserError: see ``open_store``.
     """
-    if is_lost(run):
-        _create_again(run)
     with contextlib.suppress(Unavailable):
         try:
             deleted = open_store().get_run(mlflow_run_id(run)).info.lifecycle_stage == "deleted"
         except MlflowException as error:
-            # Unless it was started while the server did not answer.
+            # A run that was started while the server did not answer is created when its events are delivered.
             deleted = error.error_code == "RESOURCE_DOES_NOT_EXIST" and not OUTBOX.has_unsent(run)
+            if deleted and _was_in_another_store(run):
+                _create_again(run)
+                deleted = False
         if deleted:
             raise UserError(
                 f"the run '{run.run_id}' cannot be resumed: it is no longer in {store_uri()}. Bring it back with "
@@ -330,28 +247,13 @@ def resume_run(
     return run
 
 
-def is_lost(run: records.Run) -> bool:
+def _was_in_another_store(run: records.Run) -> bool:
     """Return whether a run was brought here from another machine whose own MLflow store had it."""
-    return bool(
-        run.project != runs.project_id()
-        and not run.store
-        and not runs.store_name()
-        and not OUTBOX.has_unsent(run)
-        and _is_unknown(run)
-    )
-
-
-def _is_unknown(run: records.Run) -> bool:
-    with contextlib.suppress(Unavailable):
-        try:
-            open_store().get_run(mlflow_run_id(run))
-        except MlflowException as error:
-            return bool(error.error_code == "RESOURCE_DOES_NOT_EXIST")
-    return False
+    return run.project != runs.project_id() and not run.store and not runs.store_name()
 
 
 def _create_again(run: records.Run) -> None:
-    """Let MLflow have a run as its folder has it: settings, where it comes from, and all its metrics so far."""
+    """Create a run in MLflow from its folder: settings, lineage and all metrics so far."""
     creation_id = run.creation_id or run.run_id
     of_run = {"strategy": run.settings["strategy"]["kind"], "loop": run.settings["train"]["loop"]}
     tags = {"dataset": run.settings["dataset"]["name"], **_tags_of(run.lineage), **of_run, "creation_id": creation_id}
@@ -374,6 +276,102 @@ def end_run(run: records.Run, status: Literal["FINISHED", "FAILED", "KILLED"], r
     )
 
 
+@retried
+def end_crashed(own_key: str = "", except_run_id: str | None = None) -> list[records.Ended]:
+    """End the runs of this host whose process died: with the status in their folder, or as KILLED. Also deliver what
+    runs have kept that no process is at work on.
+
+    Args:
+        own_key: a key that the caller holds; what was done under it before is over.
+        except_run_id: the id of a run of this key that the caller is at work on.
+
+    Raises:
+        UserError: see ``open_store``; what can be known without the store is written down then.
+    """
+    ended = _end_folders(own_key, except_run_id)
+    client = open_store()
+    wanted = "attributes.status = 'RUNNING' AND tags.`mlflow.source.name` = 'stratagem'"
+    experiments = [experiment.experiment_id for experiment in client.search_experiments()]
+    for found in client.search_runs(experiments, wanted, max_results=1000) if experiments else []:
+        end = _end_running(client, found, own_key, except_run_id)
+        if end is not None and end.what not in {record.what for record in ended}:
+            ended.append(end)
+    return ended
+
+
+def _end_folders(own_key: str, except_run_id: str | None) -> list[records.Ended]:
+    """End the runs whose folder says that they are at work, and deliver what others have kept."""
+    ended = []
+    project = runs.project_id()
+    for run in runs.find_not_final():
+        if run.run_id == except_run_id or not (run.key == own_key or runs.is_abandoned(run)):
+            continue
+        put_down = runs.status(run)
+        # In a copy of a project lie the runs of the original, which may be at work; the copy has a store of its own, or
+        # the same server.
+        shared = bool(run.store) and run.project != project
+        with best_effort():  # What is left of another user's run must not end this one.
+            if shared:
+                if put_down is not None and put_down.status == "RUNNING":
+                    runs.set_status(run, "KILLED", "it was started in another folder, of which this one is a copy")
+            elif put_down is not None and put_down.status == "RUNNING":
+                with best_effort():
+                    send_missing(run, read_metrics(run))
+                why = put_down.reason or _died()
+                end_run(run, "KILLED", why)
+                ended.append(records.Ended(what=f"MLflow run {run.run_id}", status="KILLED", reason=why))
+            elif OUTBOX.has_unsent(run):
+                OUTBOX.flush(run)
+    return ended
+
+
+def _end_running(
+    client: mlflow.MlflowClient, found: Any, own_key: str, except_run_id: str | None
+) -> records.Ended | None:
+    """End a run that MLflow lists as running, if its process died, or if it is the twin of another run."""
+    tags, run_id = found.data.tags, found.info.run_id
+    local_id = tags.get("local_run_id", run_id)
+    run_of = runs.look_up(local_id)
+    if run_of is not None and is_elsewhere(run_of):
+        return None  # The copy that a sync makes, or left half-made; the next one goes on with it.
+    original = run_of or _original_of(client, run_id, found.info.experiment_id, tags)
+    if original is not None and not OUTBOX.has_unsent(original) and is_twin(original, run_id):
+        end_twin(client, run_id, original.run_id)
+        return None
+    # What it is told last may still be on its way.
+    owner, _, held_key = tags.get("held_by", "").rpartition(":")
+    key = run_of.key if run_of is not None else held_key
+    at_work = local_id == except_run_id or (key != own_key and runs.is_locked(key))
+    if owner != runs.project_id() or at_work:
+        return None
+    # It was killed between writing its status and telling MLflow, or before it had a folder.
+    put_down = runs.status(run_of) if run_of is not None else None
+    if put_down is not None and put_down.status == "RUNNING":
+        return None  # It has just started.
+    status, reason = (put_down.status, put_down.reason) if put_down is not None else ("KILLED", _died())
+    if reason is not None:
+        client.set_tag(run_id, "reason", reason)
+    client.set_terminated(run_id, status)
+    return records.Ended(what=f"MLflow run {local_id}", status=status, reason=reason or "")
+
+
+def _died() -> str:
+    return f"its process on {socket.gethostname()} died"
+
+
+def _original_of(
+    client: mlflow.MlflowClient, run_id: str, experiment_id: str, tags: Mapping[str, str]
+) -> records.Run | None:
+    """Return the run of this project that was created together with an MLflow run under another id."""
+    creation_id = tags.get("creation_id")
+    for other in find_created(client, [experiment_id], creation_id) if creation_id else []:
+        if other != run_id:
+            run = runs.look_up(client.get_run(other).data.tags.get("local_run_id", other))
+            if run is not None and run.creation_id == creation_id:
+                return run
+    return None
+
+
 def set_tags(run: records.Run, tags: Mapping[str, str]) -> None:
     """Add short texts to a run, such as where its checkpoint lies."""
     OUTBOX.deliver(run, {"tags": dict(tags)})
@@ -386,7 +384,7 @@ def log_files(run: records.Run, paths: Iterable[str | Path], folder: str) -> Non
 
 
 def log_reproduction(run_id: str) -> None:
-    """Tell MLflow which run another one was trained to reproduce, and what came of it; of which commit it is, too."""
+    """Tag a run in MLflow with the run that it reproduces, the outcome, and the commit."""
     run = runs.find(run_id)
     path = config.project_root() / run.folder / "records" / "reproduction.json"
     done = records.load(records.Reproduction, path)

@@ -1,7 +1,7 @@
-"""What MLflow is told of a run, in its order, at once or later.
+"""Delivers the events of a run to MLflow, in order, at once or later.
 
-No training waits for the store or fails with it. What cannot be delivered, from the start of a run to its end, is
-kept in the run's unsent.jsonl in its order, and delivered with the run's next event, by the next command, or by
+No training waits for the store or fails with it. An event that cannot be delivered, from the start of a run to its end,
+is appended to the run's unsent.jsonl, and delivered with the run's next event, by the next command, or by
 `stratagem reconcile`. Delivering an event twice changes nothing.
 """
 
@@ -44,14 +44,14 @@ MAX_TAG_LENGTH = 8000
 # A store that did not answer is asked again after so long.
 PAUSE_SECONDS = 15.0
 
-# What an event raises that lost its form on the disk. It is left out: kept, it would hold up all that come after it.
+# What sending a damaged event raises. Such an event is dropped: kept, it would hold up all later ones.
 DAMAGE = (AttributeError, KeyError, TypeError)
 
 Event = dict[str, Any]
 
 
 class Outbox:
-    """What this process has to tell MLflow of its runs. Several threads may use it."""
+    """The events of this process' runs. Several threads may use it."""
 
     def __init__(self) -> None:
         self._lock = threading.RLock()
@@ -59,7 +59,7 @@ class Outbox:
         self._warned: set[str] = set()
 
     def deliver(self, run: records.Run, *events: Event) -> None:
-        """Tell the store what happened to a run, or keep it; it is told in the order of these calls."""
+        """Send events of a run to the store, or keep them; the store gets them in the order of these calls."""
         with self._lock, best_effort(), FileLock(_outbox(run).with_suffix(".lock")):
             path = _outbox(run)
             if not path.exists() and self._send(run, list(events)) == len(events):
@@ -70,7 +70,6 @@ class Outbox:
                     if file.read() != b"\n":  # A process killed while it wrote left half a line.
                         file.write(b"\n")
                 file.write("".join(json.dumps(event) + "\n" for event in events).encode())
-            runs.forget(run.folder)  # Of a run that had ended it is not known that it has something to tell.
             self._send_kept(run)
 
     def flush(self, run: records.Run) -> None:
@@ -170,7 +169,7 @@ def _send_one(client: mlflow.MlflowClient, run: records.Run, event: Event) -> No
         client.update_run(run_id, name=event["name"])
     elif "params" in event:
         params = [Param(key, text[:MAX_PARAM_LENGTH]) for key, text in event["params"].items()]
-        for batch in _batches(params, MAX_PARAMS_PER_BATCH):
+        for batch in batches(params, MAX_PARAMS_PER_BATCH):
             client.log_batch(run_id, params=batch)
     elif "inputs" in event:
         client.log_inputs(
@@ -181,7 +180,7 @@ def _send_one(client: mlflow.MlflowClient, run: records.Run, event: Event) -> No
             ],
         )
     elif "metrics" in event:
-        for batch in _batches([Metric(*values) for values in event["metrics"]], MAX_METRICS_PER_BATCH):
+        for batch in batches([Metric(*values) for values in event["metrics"]], MAX_METRICS_PER_BATCH):
             client.log_batch(run_id, metrics=batch)
     elif "tags" in event:
         tags = [RunTag(key, text[:MAX_TAG_LENGTH]) for key, text in event["tags"].items()]
@@ -293,7 +292,8 @@ def best_effort() -> Iterator[None]:
         logger.warning("what MLflow is to be told cannot be kept: %s", files.unwritable(place, error))
 
 
-def _batches(items: Sequence[Any], size: int) -> Iterator[Sequence[Any]]:
+def batches(items: Sequence[Any], size: int) -> Iterator[Sequence[Any]]:
+    """Yield items in parts that MLflow takes in one request."""
     for start in range(0, len(items), size):
         yield items[start : start + size]
 

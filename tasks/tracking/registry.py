@@ -1,8 +1,8 @@
-"""Versions in MLflow's registry: made of logged models, given their aliases, listed."""
+"""Versions in MLflow's registry: making them of logged models, giving them their aliases, listing them."""
 
 import contextlib
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -13,7 +13,6 @@ from mlflow.exceptions import MlflowException
 from tasks import config, records
 from tasks.records import Judgement
 from tasks.system.errors import StratagemError, UserError, cut
-from tasks.tracking import turns
 from tasks.tracking.champion import (
     ROLLED_BACK,
     champion_of,
@@ -25,10 +24,9 @@ from tasks.tracking.champion import (
 )
 from tasks.tracking.lifecycle import set_tags
 from tasks.tracking.outbox import mlflow_run_id
-from tasks.tracking.store import SQLITE, is_own_store, open_store, retried, store_uri
+from tasks.tracking.store import SQLITE, is_own_store, open_store, pages, retried, store_uri
 
 MAX_TAG = 4000
-PAGE = 200
 LOCK_SECONDS = 3600.0
 
 
@@ -39,49 +37,54 @@ class Candidate(NamedTuple):
     model_uri: str
     """``models:/<model_id>``."""
     name: str
-    """Of the registered model."""
+    """The registered model."""
     alias: str
-    """That each version gets."""
+    """The alias that each version gets."""
     tags: Mapping[str, str]
-    """Of a new version."""
+    """The tags of a new version."""
     metric: str
-    """Which of the tags says how good the model is."""
+    """The tag that says how good the model is."""
     better: Literal["higher", "lower"]
-    """Which values of it are."""
+    """Which values of the metric are better."""
 
 
-class Standing(NamedTuple):
-    """What a registered model has, before a candidate becomes a version of it."""
+class CurrentVersions(NamedTuple):
+    """The versions of a registered model, before a candidate becomes one of them."""
 
     own: str | None
-    """The version that is the same model already."""
+    """The version that is the candidate's model already."""
     has_alias: bool
-    """Whether that one has the alias of all versions."""
+    """Whether ``own`` has the alias that each version gets."""
     rolled_back: str | None
-    """When that one was rolled back, if it was."""
+    """When ``own`` was rolled back, if it was."""
     champion: str | None
     """The version that is the champion."""
     champion_tags: Mapping[str, str]
     lost: str | None
-    """The version that was the champion last, where none is any more."""
+    """The last champion, where no version is the champion any more."""
 
 
 @contextlib.contextmanager
 def registering() -> Iterator[None]:
-    """Let no other process register or roll back in the project's store within the block.
+    """Let no other process of this machine register or roll back in the store within the block.
 
-    A server has no such lock: there processes take turns (``turns``) at moving `champion`.
+    The lock is a file beside the store; of a server's, in this project's mlruns/. Two machines, or two projects, at one
+    server do not exclude each other: the last writer wins.
+
+    Raises:
+        StratagemError: another process has held the lock for an hour.
     """
-    if not is_own_store():
-        yield
-        return
-    path = Path(store_uri().removeprefix(SQLITE)).absolute()
-    lock = FileLock(path.with_name(".registry.lock"), timeout=LOCK_SECONDS)
+    place: str | Path = store_uri()
+    folder = config.project_root() / "mlruns"
+    if is_own_store():
+        place = Path(store_uri().removeprefix(SQLITE)).absolute()
+        folder = place.parent
+    lock = FileLock(folder / ".registry.lock", timeout=LOCK_SECONDS)
     try:
         lock.acquire()
     except Timeout:
         raise StratagemError(
-            f"another process has registered a model in {path} for over an hour: end it, and register again"
+            f"another process has registered a model in {place} for over an hour: end it, and register again"
         ) from None
     try:
         yield
@@ -90,8 +93,8 @@ def registering() -> Iterator[None]:
 
 
 @retried
-def find_standing(candidate: Candidate) -> Standing:
-    """Return what the registered model has; nothing is written.
+def find_current_versions(candidate: Candidate) -> CurrentVersions:
+    """Return the versions that a candidate meets; nothing is written.
 
     Raises:
         Unavailable: the tracking server does not answer, or fails.
@@ -99,10 +102,10 @@ def find_standing(candidate: Candidate) -> Standing:
     client = open_store()
     model = find_registered(client, candidate.name)
     if model is None:
-        return Standing(None, False, None, None, {}, None)
+        return CurrentVersions(None, False, None, None, {}, None)
     own = _find_version(client, candidate, _source(client, candidate.model_uri))
     champion, history = champion_of(model), history_of(model)
-    return Standing(
+    return CurrentVersions(
         own=own and str(own.version),
         has_alias=own is not None and str(model.aliases.get(candidate.alias)) == str(own.version),
         rolled_back=own and own.tags.get(ROLLED_BACK),
@@ -142,9 +145,9 @@ def fetch_keras_file(name: str, version: str, folder: Path) -> Path:
 
 @retried
 def register_version(candidate: Candidate, judgement: Judgement) -> records.RegisteredModel:
-    """Make a logged model a version of a registered model, and give it the aliases that it has won.
+    """Make a logged model a version of a registered model, and give the version its aliases.
 
-    A version that has the same ``model_digest`` among its tags is used again.
+    A version whose tag ``model_digest`` is the same is used again.
 
     Args:
         candidate: the model.
@@ -160,29 +163,22 @@ def register_version(candidate: Candidate, judgement: Judgement) -> records.Regi
         client.create_registered_model(name)
     made, notes = _make_version(client, candidate)
     notes += _note_worse(client, candidate, made, client.get_registered_model(name).aliases.get(alias))
-    with contextlib.ExitStack() as stack:
-        turn, other = None, None
-        if judgement.promoted:
-            try:
-                turn = stack.enter_context(turns.taken(client, name))
-            except turns.Taken as taken:
-                other = str(taken)
-        before = client.get_registered_model(name)
-        if turn is not None and champion_of(before) not in (judgement.against, str(made.version)):
-            other = f"another registration moved @{config.CHAMPION} meanwhile"
-        if other is not None:
-            again = {"promoted": False, "reason": f"{other}. Then `stratagem register --run {run.run_id}`"}
-            judgement = judgement.model_copy(update=again)
-        # Before the aliases: one that has moved has its reason.
-        reasons = {"gate": cut(judgement.reason, MAX_TAG)} | ({"forced": "true"} if judgement.forced else {})
-        for key, text in reasons.items():
-            client.set_model_version_tag(name, made.version, key, text)
-        client.set_registered_model_alias(name, alias, made.version)
-        aliases = [alias]
-        if judgement.promoted and turn is not None:
-            promote(client, before, str(made.version), turn)
-        if judgement.promoted or champion_of(before) == str(made.version):
-            aliases.append(config.CHAMPION)
+    before = client.get_registered_model(name)
+    if judgement.promoted and champion_of(before) not in (judgement.against, str(made.version)):
+        reason = (
+            f"another registration moved @{config.CHAMPION} meanwhile. Then `stratagem register --run {run.run_id}`"
+        )
+        judgement = judgement.model_copy(update={"promoted": False, "reason": reason})
+    # Before the aliases move, so that each move has its reason.
+    reasons = {"gate": cut(judgement.reason, MAX_TAG)} | ({"forced": "true"} if judgement.forced else {})
+    for key, text in reasons.items():
+        client.set_model_version_tag(name, made.version, key, text)
+    client.set_registered_model_alias(name, alias, made.version)
+    aliases = [alias]
+    if judgement.promoted:
+        promote(client, before, str(made.version))
+    if judgement.promoted or champion_of(before) == str(made.version):
+        aliases.append(config.CHAMPION)
     # What MLflow's pages link the model to its version with.
     client.set_logged_model_tags(
         candidate.model_uri.removeprefix("models:/"),
@@ -202,7 +198,7 @@ def register_version(candidate: Candidate, judgement: Judgement) -> records.Regi
 
 
 def _make_version(client: mlflow.MlflowClient, candidate: Candidate) -> tuple[Any, list[str]]:
-    """Return the version of a model, a new one or that which is the same, and what is remarkable about it."""
+    """Return the version of a model, new or used again, and notes about it."""
     name, run_id = candidate.name, mlflow_run_id(candidate.run)
     source = _source(client, candidate.model_uri)
     made = _find_version(client, candidate, source)
@@ -229,7 +225,7 @@ def _source(client: mlflow.MlflowClient, model_uri: str) -> str:
 
 
 def _note_worse(client: mlflow.MlflowClient, candidate: Candidate, made: Any, before: Any) -> list[str]:
-    """Return a sentence, and put it down, where the alias of all versions moves to a worse model."""
+    """Return a note, and save it as a tag, if the alias that each version gets moves to a worse model."""
     if before is None or str(before) == str(made.version):
         return []
     metric, value = candidate.metric, float(candidate.tags[candidate.metric])
@@ -245,7 +241,7 @@ def _note_worse(client: mlflow.MlflowClient, candidate: Candidate, made: Any, be
 def _find_version(client: mlflow.MlflowClient, candidate: Candidate, source: str) -> Any:
     """Return the version that is this model already, None where there is none.
 
-    One that a lost request made beside it is deleted, unless it has an alias.
+    A second version that a request with a lost reply has made is deleted, unless it has an alias.
     """
     name, run_id = candidate.name, mlflow_run_id(candidate.run)
     same = client.search_model_versions(f"name = '{name}' AND tags.model_digest = '{candidate.tags['model_digest']}'")
@@ -272,7 +268,7 @@ def list_versions() -> list[records.ModelVersion]:
         return []
     client = open_store()
     aliases: dict[tuple[str, str], list[str]] = {}
-    for model in _pages(client.search_registered_models):
+    for model in pages(client.search_registered_models):
         for alias, version in model.aliases.items():
             aliases.setdefault((model.name, str(version)), []).append(alias)
     found = [
@@ -283,15 +279,6 @@ def list_versions() -> list[records.ModelVersion]:
             run_id=local_run_id(client, one.run_id),
             tags=one.tags,
         )
-        for one in _pages(client.search_model_versions)
+        for one in pages(client.search_model_versions)
     ]
     return sorted(found, key=lambda one: (one.name, int(one.version)))
-
-
-def _pages(search: Callable[..., Any]) -> Iterator[Any]:
-    token = None
-    while True:
-        page = search(max_results=PAGE, page_token=token)
-        yield from page
-        if not (token := page.token):
-            return

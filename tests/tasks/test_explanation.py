@@ -22,7 +22,7 @@ from tests.tasks.written_runs import write_results, write_run
 
 STRATAGEM = (sys.executable, "-c", "from flows.cli.main import main; main()")
 # What makes the next look quicker.
-CACHES = {"code.json", "catalogue.db"}
+CACHES = {"code.json"}
 
 
 def files_of(project):
@@ -220,7 +220,6 @@ def test_what_would_be_ended_is_told(project, trained):
         "deliver": ("is left out", "runs with more to tell MLflow: none"),
     }
     Path(trained.folder, "unsent.jsonl").write_text('{"create": {}}\n')
-    runs.forget(trained.folder)
     assert does(explanation.reconcile())["deliver"] == (
         "would run", f"runs with more to tell MLflow: {trained.run_id}",
     )  # fmt: skip

@@ -1,6 +1,6 @@
 """What a command would do: its steps, what of them is there already and why or why not, and each setting's source.
 
-Nothing is started, and nothing but what makes the next look quicker (mlruns/catalogue.db, mlruns/code.json) is written.
+Nothing is started, and nothing but what makes the next look quicker (mlruns/code.json) is written.
 What the command would refuse is refused.
 """
 

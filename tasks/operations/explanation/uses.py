@@ -15,7 +15,6 @@ from tasks.records import (
     RegisteredModel,
     Run,
 )
-from tasks.runs import model_versions
 from tasks.serving import formats
 from tasks.system import errors, machine
 from tasks.system.errors import UserError
@@ -50,7 +49,7 @@ def register(recipe: str | None, overrides: Sequence[str], run_id: str | None, f
     """
     settings, prepared, run, _ = pipeline.load_training(config.load(recipe, overrides), run_id)
     evaluation, section = runs.load_evaluation(run), settings.register_
-    name, value = model_versions.name_of(settings, prepared.name), evaluation.metrics.get(section.metric)
+    name, value = trained_models.name_of(settings, prepared.name), evaluation.metrics.get(section.metric)
     measured = f"{section.metric} is {value}, and register.minimum = {section.minimum}"
     if section.enabled:
         before = runs.load_result(run, RegisteredModel)

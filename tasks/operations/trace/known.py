@@ -1,18 +1,15 @@
 """What is known when a chain is followed: the runs in mlruns/, and the versions in MLflow's registry."""
 
 import contextlib
-import os
-import sqlite3
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from tasks import config, records
+from tasks import config
 from tasks.operations import pipeline
-from tasks.records import ModelVersion, RegisteredModel
-from tasks.runs import catalogue, model_versions, relocation
-from tasks.runs.catalogue import Entry
-from tasks.runs.index import NEWEST_FIRST
-from tasks.system.errors import StratagemError, UserError
+from tasks.records import ModelVersion
+from tasks.runs.entries import PLACES, Entry, find_entries
+from tasks.system.errors import StratagemError
+from tasks.tracking import trained_models
 
 
 @dataclass
@@ -25,21 +22,20 @@ class Known:
     @cached_property
     def entries(self) -> list[Entry]:
         """The runs and comparisons that can be read, the newest first."""
-        return catalogue.query(f"run_id IS NOT NULL {NEWEST_FIRST}")
+        return find_entries(*PLACES)
 
     @cached_property
     def runs(self) -> dict[str, Entry]:
         """The runs by their ids, the newest first."""
-        return {str(entry.run_id): entry for entry in self.entries if entry.folder.startswith("mlruns/runs/")}
+        found = [entry for entry in self.entries if entry.run.folder.startswith("mlruns/runs/")]
+        return {entry.run.run_id: entry for entry in found}
 
     @cached_property
     def versions(self) -> list[ModelVersion]:
         """The versions in the registry; or, where that cannot be asked, as the runs' records have them."""
         try:
-            if not os.environ.get("MLFLOW_TRACKING_URI"):
-                with contextlib.suppress(sqlite3.Error):  # Then MLflow itself may know what that is.
-                    return model_versions.read(relocation.own_store())
-            return pipeline.registered_versions()
+            known = trained_models.own_versions()
+            return pipeline.registered_versions() if known is None else known
         except StratagemError as error:
             self.no_registry = str(error)
             return self._recorded()
@@ -50,11 +46,8 @@ class Known:
             if entry.model_version is None:
                 continue
             name, _, number = entry.model_version.rpartition("/")
-            aliases: tuple[str, ...] = ()
-            with contextlib.suppress(UserError):
-                path = config.project_root() / entry.folder / "records" / "registration.json"
-                aliases = records.load(RegisteredModel, path).aliases
-            found.append(ModelVersion(name=name, version=number, aliases=aliases, run_id=entry.run_id, tags={}))
+            aliases = entry.registration.aliases if entry.registration is not None else ()
+            found.append(ModelVersion(name=name, version=number, aliases=aliases, run_id=entry.run.run_id, tags={}))
         return found
 
     def versions_of(self, run_id: str) -> list[ModelVersion]:

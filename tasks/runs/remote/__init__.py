@@ -3,4 +3,4 @@
 
 from tasks.runs.remote.address import check
 from tasks.runs.remote.copying import copied_meanwhile, deliver_kept, finish
-from tasks.runs.remote.fetching import bring, take_up
+from tasks.runs.remote.fetching import bring, check_still_ours

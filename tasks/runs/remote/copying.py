@@ -5,6 +5,7 @@ copied, and what is gone here is removed there. So nothing need be remembered wh
 """
 
 import contextlib
+import functools
 import socket
 import sys
 import threading
@@ -17,7 +18,7 @@ from filelock import FileLock, Timeout
 
 from tasks import config, records, runs
 from tasks.records import Copy, Run, ToCopy
-from tasks.runs import committed
+from tasks.runs import committed, uncommitted
 from tasks.runs.remote.address import Place, open_place, reason
 from tasks.system import clock, files
 from tasks.system.errors import StratagemError
@@ -27,6 +28,8 @@ MARK = "remote.json"
 LOCK = ".remote.lock"
 # What no other machine needs.
 LEFT_HERE = ("checkpoints", "damaged_checkpoints", MARK)
+# What nobody else is to read, and no other machine needs to go on.
+PRIVATE = uncommitted.FILE
 MAX_TEXT_BYTES = 4 * 2**20
 
 LOOK_SECONDS = 1.0
@@ -68,13 +71,13 @@ def copied_meanwhile(
 
 
 def _copy_until(run: Run, address: str, ended: threading.Event, look_seconds: float, pause_seconds: float) -> None:
-    copier, seen = Copier(run, address), None
+    seen = None
     while not ended.wait(look_seconds):
-        now = copier.steps()
+        now = steps_in(config.project_root() / run.folder)
         if now == seen:
             continue
         try:
-            copier.copy()
+            copy_run(run, address)
             if seen is None:
                 deliver_kept(address)  # It answers: what runs before this one left.
             seen = now
@@ -100,7 +103,7 @@ def finish(run: Run, patience_seconds: float = PATIENCE_SECONDS) -> None:
 
     def copy() -> None:
         try:
-            Copier(run, mark.address).copy()
+            copy_run(run, mark.address)
             done.append(None)
         except Exception as error:
             done.append(error)
@@ -130,7 +133,7 @@ def deliver_kept(address: str | None = None) -> tuple[list[records.Ended], list[
         if run is None or mark is None or runs.is_locked(run.key) or address not in (None, mark.address):
             continue
         try:
-            Copier(run, mark.address).copy()
+            copy_run(run, mark.address)
             copied.append(
                 records.Ended(what=f"the copy of run {run.run_id}", status="whole", reason=f"it is at {mark.address}")
             )
@@ -139,122 +142,111 @@ def deliver_kept(address: str | None = None) -> tuple[list[records.Ended], list[
     return copied, kept
 
 
-class Copier:
-    """Copies one run, as often as it is asked to."""
+def copy_run(run: Run, address: str) -> None:
+    """Make the remote like the run's folder: checkpoints, then all other files, then the index that names them; only
+    then is removed what is gone here.
 
-    def __init__(self, run: Run, address: str) -> None:
-        self.run, self.address = run, address
-        self.folder = config.project_root() / run.folder
-        self._markers: dict[int, bytes] = {}
-        """``state.json`` of the checkpoints that are known to be there."""
-        self._digests: dict[str, tuple[int, int, str]] = {}
+    Raises:
+        TakenOver: another project trains the run now.
+        Exception: what the remote's file system raises.
+    """
+    folder = config.project_root() / run.folder
+    if (folder / "records" / "pruned.json").exists():
+        (folder / MARK).unlink(missing_ok=True)  # What was pruned here to make room stays there.
+        return
+    try:
+        with FileLock(folder / LOCK, timeout=LOCK_SECONDS):
+            _copy(run, folder, address)
+    except Timeout:
+        raise TimeoutError("another process copies this run") from None
 
-    def steps(self) -> list[int]:
-        """Return the steps whose checkpoint is whole here, rising."""
-        return steps_in(self.folder)
 
-    def copy(self) -> None:
-        """Make the remote like the run's folder: checkpoints, then all other files, then the index that names them;
-        only then is removed what is gone here.
+def _copy(run: Run, folder: Path, address: str) -> None:
+    place = open_place(address).below("runs", run.run_id)
+    there = place.find()
+    before = read_index(place) if INDEX in there else None
+    if before is not None and before.project != runs.project_id():
+        (folder / MARK).unlink(missing_ok=True)
+        raise TakenOver(taken_over(run.run_id, address, before))
+    ended = _has_ended(run)
+    steps = steps_in(folder)
+    texts, others = _texts_and_others(folder)
+    for step in steps:
+        _copy_checkpoint(folder, place, step, there)
+    index = _copy_files(folder, place, before, texts, others, there)
+    gone = {_step_of(name) for name in there} - {None, *steps, *steps_in(folder)} if steps else set()
+    for name in sorted(there, key=lambda name: not name.endswith(f"/{committed.STATE}")):
+        # A folder that lost all its checkpoints is no reason to lose them there, too.
+        if _step_of(name) in gone or (name.startswith("files/") and name.removeprefix("files/") not in index.files):
+            place.remove(name)  # Of a checkpoint the state first: without it, what is left is none.
+    if ended:
+        (folder / MARK).unlink(missing_ok=True)
+    elif (mark := _load_mark(run)) is not None and mark.told:
+        print(f"run {run.run_id} is copied to {address} again", file=sys.stderr)
+        _save_mark(run, mark.model_copy(update={"told": False}))
 
-        Raises:
-            TakenOver: another project trains the run now.
-            Exception: what the remote's file system raises.
-        """
-        if (self.folder / "records" / "pruned.json").exists():
-            (self.folder / MARK).unlink(missing_ok=True)  # What was pruned here to make room stays there.
-            return
-        try:
-            with FileLock(self.folder / LOCK, timeout=LOCK_SECONDS):
-                self._copy()
-        except Timeout:
-            raise TimeoutError("another process copies this run") from None
 
-    def _copy(self) -> None:
-        place = open_place(self.address).below("runs", self.run.run_id)
-        there = place.find()
-        before = read_index(place) if INDEX in there else None
-        if before is not None and before.project != runs.project_id():
-            (self.folder / MARK).unlink(missing_ok=True)
-            raise TakenOver(taken_over(self.run.run_id, self.address, before))
-        ended = _has_ended(self.run)
-        steps = self.steps()
-        texts, others = self._listed()
-        for step in steps:
-            self._copy_checkpoint(place, step, there)
-        index = self._copy_files(place, before, texts, others, there)
-        gone = {_step_of(name) for name in there} - {None, *steps, *self.steps()} if steps else set()
-        for name in sorted(there, key=lambda name: not name.endswith(f"/{committed.STATE}")):
-            # A folder that lost all its checkpoints is no reason to lose them there, too.
-            if _step_of(name) in gone or (name.startswith("files/") and name.removeprefix("files/") not in index.files):
-                place.remove(name)  # Of a checkpoint the state first: without it, what is left is none.
-        if ended:
-            (self.folder / MARK).unlink(missing_ok=True)
-        elif (mark := _load_mark(self.run)) is not None and mark.told:
-            print(f"run {self.run.run_id} is copied to {self.address} again", file=sys.stderr)
-            _save_mark(self.run, mark.model_copy(update={"told": False}))
+def _copy_checkpoint(folder: Path, place: Place, step: int, there: dict[str, int]) -> None:
+    checkpoint, name = folder / "checkpoints" / str(step), f"checkpoints/{step}"
+    try:
+        state = (checkpoint / committed.STATE).read_bytes()
+        if f"{name}/{committed.STATE}" in there:
+            if place.read(f"{name}/{committed.STATE}") == state:
+                return
+            place.remove(f"{name}/{committed.STATE}")  # Of another training of this step, which is done again.
+        committed.verify(checkpoint)
+        for path in sorted(checkpoint.iterdir()):
+            if path.name != committed.STATE:
+                place.put(path, f"{name}/{path.name}", _progress(folder))
+    except (ValueError, KeyError):
+        return  # It is damaged here; what restores it says so.
+    except FileNotFoundError:
+        if checkpoint.exists():
+            raise
+        return  # Pruned meanwhile.
+    place.write(f"{name}/{committed.STATE}", state)
 
-    def _copy_checkpoint(self, place: Place, step: int, there: dict[str, int]) -> None:
-        folder, name = self.folder / "checkpoints" / str(step), f"checkpoints/{step}"
-        try:
-            marker = (folder / committed.STATE).read_bytes()
-            if f"{name}/{committed.STATE}" in there:
-                if self._markers.get(step, place.read(f"{name}/{committed.STATE}")) == marker:
-                    self._markers[step] = marker
-                    return
-                place.remove(f"{name}/{committed.STATE}")  # Of another training of this step, which is done again.
-            committed.verify(folder)
-            for path in sorted(folder.iterdir()):
-                if path.name != committed.STATE:
-                    place.put(path, f"{name}/{path.name}", _progress(self.folder))
-        except (ValueError, KeyError):
-            return  # It is damaged here; what restores it says so.
-        except FileNotFoundError:
-            if folder.exists():
-                raise
-            return  # Pruned meanwhile.
-        place.write(f"{name}/{committed.STATE}", marker)
-        self._markers[step] = marker
 
-    def _listed(self) -> tuple[dict[str, str], list[Path]]:
-        """Return the small texts of the run, with what is in them now, and its other files."""
-        texts, others = {}, []
-        for path in sorted(self.folder.rglob("*")):
-            name = path.relative_to(self.folder)
-            hidden = any(part.startswith(".") for part in name.parts) or path.suffix == ".lock"
-            if hidden or name.parts[0] in LEFT_HERE or path.is_symlink() or not path.is_file():
-                continue
-            if len(name.parts) == 1 or name.parts[0] == "records":
-                with contextlib.suppress(UnicodeDecodeError, FileNotFoundError):
-                    if path.stat().st_size <= MAX_TEXT_BYTES:
-                        texts[name.as_posix()] = path.read_text(encoding="utf-8")
-                        continue
-            others.append(path)
-        return texts, others
+def _texts_and_others(folder: Path) -> tuple[dict[str, str], list[Path]]:
+    """Return the small texts of a run, with what is in them now, and its other files."""
+    texts, others = {}, []
+    for path in sorted(folder.rglob("*")):
+        name = path.relative_to(folder)
+        hidden = any(part.startswith(".") for part in name.parts) or path.suffix == ".lock"
+        left_here = name.parts[0] in LEFT_HERE or name.as_posix() == PRIVATE
+        if hidden or left_here or path.is_symlink() or not path.is_file():
+            continue
+        if len(name.parts) == 1 or name.parts[0] == "records":
+            with contextlib.suppress(UnicodeDecodeError, FileNotFoundError):
+                if path.stat().st_size <= MAX_TEXT_BYTES:
+                    texts[name.as_posix()] = path.read_text(encoding="utf-8")
+                    continue
+        others.append(path)
+    return texts, others
 
-    def _copy_files(
-        self, place: Place, before: Copy | None, texts: dict[str, str], others: list[Path], there: dict[str, int]
-    ) -> Copy:
-        known, found = before.files if before is not None else {}, {}
-        for path in others:
-            name = path.relative_to(self.folder).as_posix()
-            with contextlib.suppress(FileNotFoundError):
-                digest, size = self._digest(path, name), path.stat().st_size
-                if known.get(name) != digest or there.get(f"files/{name}") != size:
-                    place.put(path, f"files/{name}", _progress(self.folder))
-                found[name] = digest
-        index = Copy(project=runs.project_id(), host=socket.gethostname(), at=clock.now(), texts=texts, files=found)
-        if before is None or index.model_copy(update={"at": before.at}) != before:
-            write_index(place, index)
-        return index
 
-    def _digest(self, path: Path, name: str) -> str:
-        stat = path.stat()
-        size, changed, digest = self._digests.get(name, (-1, -1, ""))
-        if (size, changed) != (stat.st_size, stat.st_mtime_ns):
-            digest = files.digest(path)
-            self._digests[name] = stat.st_size, stat.st_mtime_ns, digest
-        return digest
+def _copy_files(
+    folder: Path, place: Place, before: Copy | None, texts: dict[str, str], others: list[Path], there: dict[str, int]
+) -> Copy:
+    known, found = before.files if before is not None else {}, {}
+    for path in others:
+        name = path.relative_to(folder).as_posix()
+        with contextlib.suppress(FileNotFoundError):
+            stat = path.stat()
+            digest = _digest(path, stat.st_size, stat.st_mtime_ns)
+            if known.get(name) != digest or there.get(f"files/{name}") != stat.st_size:
+                place.put(path, f"files/{name}", _progress(folder))
+            found[name] = digest
+    index = Copy(project=runs.project_id(), host=socket.gethostname(), at=clock.now(), texts=texts, files=found)
+    if before is None or index.model_copy(update={"at": before.at}) != before:
+        write_index(place, index)
+    return index
+
+
+@functools.cache
+def _digest(path: Path, size: int, changed: int) -> str:
+    """Return the sha256 of a file, which is read again when it was written to."""
+    return files.digest(path)
 
 
 def _step_of(name: str) -> int | None:

@@ -13,15 +13,15 @@ from filelock import FileLock
 
 from tasks import config, records, runs
 from tasks.records import Copy, Run
-from tasks.runs import committed
+from tasks.runs import committed, outcome
 from tasks.runs.remote.address import Place, check, open_place, reason
 from tasks.runs.remote.copying import read_index, steps_in, taken_over, write_index
 from tasks.system import clock, files
 from tasks.system.errors import StratagemError, UserError, listed
 
 FETCHED = re.compile("[0-9a-f]{1,32}")
-# What the stages after it left: without a file that they name, they are done again.
-RESULTS = ("summary.json", *(f"records/{name}.json" for name in ("training", "evaluation", "registration")))
+# The records of stages: without a file that they name, the stages are done again.
+RESULTS = ("summary.json", *outcome.RESULTS.values())
 
 
 def bring(settings: config.Settings, resume: str | None) -> None:
@@ -213,9 +213,9 @@ def _inside(folder: Path, name: str) -> Path:
     return folder.joinpath(*parts)
 
 
-def take_up(run: Run, address: str | None) -> None:
-    """Look, before a run that is here is resumed, whether it still is this project's to train; bring its checkpoints
-    where none is here any more. A remote that does not answer says nothing.
+def check_still_ours(run: Run, address: str | None) -> None:
+    """Check, before a run that is here is resumed, that no other copy of the project has gone on with it; and bring its
+    checkpoints where none is here any more. A remote that does not answer is no reason to refuse.
 
     Raises:
         UserError: another copy of the project has gone on with it.
