@@ -9,7 +9,6 @@ from typing import Annotated
 import typer
 
 from flows.cli.command import NO_SETTINGS, Debug, Json, Recipe, Set, command
-from flows.cli.explanation import Explain, show
 
 app = typer.Typer(
     help="List the jobs that were submitted from here, and how they are; show the log of one, or cancel it.",
@@ -109,16 +108,11 @@ def logs(job: JobId, debug: Debug = False) -> None:
 
 
 @app.command()
-def cancel(job: JobId, explain: Explain = False, debug: Debug = False) -> None:
+def cancel(job: JobId, debug: Debug = False) -> None:
     """End a job; its run keeps its latest checkpoint, and the same command goes on from it."""
     with command(debug):
         from tasks.operations import submission
 
         found = submission.find_job(job)
-        if explain:
-            from tasks.operations import explanation
-
-            show(explanation.cancel(submission.state(found)), json=False)
-            return
         submission.cancel(found)
         print(f"job {found.id} is told to end; `stratagem jobs` says how it is")

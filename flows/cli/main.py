@@ -38,7 +38,7 @@ from flows.cli.command import (
     command,
     open_standard_streams,
 )
-from flows.cli.explanation import Explain, show
+from flows.cli.explanation import Explain
 from flows.cli.explanation import explain as show_explanation
 
 if TYPE_CHECKING:
@@ -186,16 +186,11 @@ def trace(
 
 
 @app.command()
-def reconcile(explain: Explain = False, json: Json = False, debug: Debug = False) -> None:
+def reconcile(json: Json = False, debug: Debug = False) -> None:
     """End the runs of killed processes in MLflow, Prefect and mlruns/, and deliver what MLflow was not told."""
     with command(debug):
         from json import dumps
 
-        if explain:
-            from tasks.operations import explanation
-
-            show(explanation.reconcile(), json)
-            return
         from flows.operate import prefect_server
         from tasks.operations import preconditions
 
@@ -265,18 +260,13 @@ def strategies(
 
 
 @app.command()
-def ui(explain: Explain = False, debug: Debug = False) -> None:
+def ui(debug: Debug = False) -> None:
     """Serve the MLflow UI and a Prefect server on 127.0.0.1 until Ctrl-C."""
     with command(debug):
         from flows.operate import prefect_server
         from flows.operate.ui import serve
 
         prefect_server.set_environment(debug)
-        if explain:
-            from flows.operate.operation_status import explain_ui
-
-            show(explain_ui(), json=False)
-            return
         serve()
 
 

@@ -12,7 +12,6 @@ import typer
 
 from flows.cli import completion
 from flows.cli.command import Debug, Json, command
-from flows.cli.explanation import Explain, show
 
 if TYPE_CHECKING:
     from tasks.records import Predicted
@@ -64,7 +63,6 @@ def predict(
         int | None, typer.Option("--batch-size", min=1, metavar="N", help="Examples that are computed at once.")
     ] = None,
     encoding: Annotated[str, typer.Option("--encoding", metavar="NAME", help="Of texts in files.")] = "utf-8",
-    explain: Explain = False,
     json: Json = False,
     debug: Debug = False,
 ) -> None:
@@ -73,12 +71,9 @@ def predict(
     What is broken has its error in place of a prediction, and the others have theirs; the exit code is then 1.
     """
     with command(debug):
-        from tasks.operations import explanation, model_use
+        from tasks.operations import model_use
         from tasks.system.errors import StratagemError, UserError
 
-        if explain:
-            show(explanation.predict(inputs, model, output, format, force, encoding), json)
-            return
         if json and output is None and format is not None:
             raise UserError("--json and --format both print to standard output: give --output FILE, or one of them")
         found = model_use.predict(inputs, model, output, format, force, top_k, probabilities, batch_size, encoding)
@@ -145,7 +140,6 @@ def serve_model(
     poll: Annotated[
         float, typer.Option("--poll", min=0.1, metavar="SECONDS", help="How often it is looked where the alias is.")
     ] = 2.0,
-    explain: Explain = False,
     json: Json = False,
     debug: Debug = False,
 ) -> None:
@@ -155,13 +149,10 @@ def serve_model(
     """
     with command(debug):
         from flows.operate.prefect_server import make_password
-        from tasks.operations import explanation, model_use
+        from tasks.operations import model_use
         from tasks.records import Serving
         from tasks.system.errors import UserError
 
-        if explain:
-            show(explanation.serve(model, port), json)
-            return
         key = os.environ.get("STRATAGEM_KEY") or make_password()
         user, colon, password = key.partition(":")
         if not (user and colon and password):

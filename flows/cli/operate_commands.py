@@ -5,14 +5,12 @@ from typing import Annotated, Any
 import typer
 
 from flows.cli.command import Debug, Json, command
-from flows.cli.explanation import Explain, show
 
 
 def up(
     detach: Annotated[
         bool, typer.Option("--detach", "-d", help="Return when everything answers; `stratagem down` ends it.")
     ] = False,
-    explain: Explain = False,
     debug: Debug = False,
 ) -> None:
     """Start Prefect's server, the deployments, a worker and MLflow's pages on 127.0.0.1, and keep them running.
@@ -21,13 +19,9 @@ def up(
     Until Ctrl-C, or `stratagem down`.
     """
     with command(debug):
-        from flows.operate import operation, operation_status, supervisor
+        from flows.operate import operation, supervisor
         from tasks.operations import preconditions
 
-        if explain:
-            supervisor.check_environment()
-            show(operation_status.explain_up(), json=False)
-            return
         preconditions.check_writable()
         supervisor.check_environment()
         if operation.is_held():
@@ -66,7 +60,6 @@ def serve_input(
     open_to_all: Annotated[
         bool, typer.Option("--open", help="Let whoever reaches this machine connect; without it nothing is started.")
     ] = False,
-    explain: Explain = False,
     debug: Debug = False,
 ) -> None:
     """Gather and augment batches for trainings with `--set input.service=grpc://HOST:PORT`, until Ctrl-C.
@@ -77,7 +70,6 @@ def serve_input(
     with command(debug):
         import re
 
-        from flows.operate import operation_status
         from tasks.process import client
         from tasks.system.errors import UserError
         from tasks.system.machine import is_free
@@ -95,9 +87,6 @@ def serve_input(
         if join is None and not is_free(port):
             raise UserError(f"--port {port}: it is taken. End what holds it, or give another one")
         address = join or f"grpc://{host}:{port}"
-        if explain:
-            show(operation_status.explain_serve_input(address, join is None, host), json=False)
-            return
 
         def tell() -> None:
             print(f"serves trainings with --set input.service={address}; Ctrl-C ends it", flush=True)
@@ -105,14 +94,11 @@ def serve_input(
         client.serve_input(address, host if join else None, tell)
 
 
-def down(explain: Explain = False, debug: Debug = False) -> None:
+def down(debug: Debug = False) -> None:
     """End what `stratagem up` keeps running; a training saves its step first, and goes on with the next `up`."""
     with command(debug):
-        from flows.operate import operation, operation_status
+        from flows.operate import operation
 
-        if explain:
-            show(operation_status.explain_down(), json=False)
-            return
         print("Everything has ended." if operation.take_down() else "Nothing runs here.")
 
 

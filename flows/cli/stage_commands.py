@@ -11,8 +11,6 @@ import typer
 
 from flows.cli import completion
 from flows.cli.command import NO_SETTINGS, AllowChanges, Debug, Fresh, Json, Recipe, Resume, Set, check_resume, command
-from flows.cli.explanation import Explain, show
-from flows.cli.explanation import explain as show_explanation
 
 RunId = Annotated[
     str | None,
@@ -28,15 +26,10 @@ RunId = Annotated[
 def download(
     recipe: Recipe = None,
     overrides: Set = NO_SETTINGS,
-    explain: Explain = False,
     json: Json = False,
     debug: Debug = False,
 ) -> None:
     """Download the dataset and verify its archives."""
-    if explain:
-        with command(debug):
-            show_explanation(recipe, overrides, json, ["download"])
-        return
     _data("download", recipe, overrides, False, json, debug)
 
 
@@ -44,15 +37,10 @@ def prepare(
     recipe: Recipe = None,
     overrides: Set = NO_SETTINGS,
     force: Annotated[bool, typer.Option("--force", help="Decode again even if nothing changed.")] = False,
-    explain: Explain = False,
     json: Json = False,
     debug: Debug = False,
 ) -> None:
     """Download if needed, and decode the dataset into arrays."""
-    if explain:
-        with command(debug):
-            show_explanation(recipe, overrides, json, ["download", "prepare"], {"--force": force})
-        return
     _data("prepare", recipe, overrides, force, json, debug)
 
 
@@ -73,7 +61,6 @@ def train(
     resume: Resume = None,
     allow_changes: AllowChanges = False,
     fresh: Fresh = False,
-    explain: Explain = False,
     json: Json = False,
     debug: Debug = False,
 ) -> None:
@@ -81,11 +68,6 @@ def train(
 
     An unfinished run with the same settings, data and code is resumed.
     """
-    if explain:
-        with command(debug):
-            given = {"--resume": resume, "--allow-changes": allow_changes, "--fresh": fresh}
-            show_explanation(recipe, overrides, json, ["train"], given)
-        return
     with command(debug):
         from flows.cli import tables
         from tasks import config
@@ -118,7 +100,6 @@ def evaluate(
     recipe: Recipe = None,
     overrides: Set = NO_SETTINGS,
     run_id: RunId = None,
-    explain: Explain = False,
     json: Json = False,
     debug: Debug = False,
 ) -> None:
@@ -126,12 +107,9 @@ def evaluate(
     with command(debug):
         from flows.cli import tables
         from tasks import config
-        from tasks.operations import explanation, pipeline
+        from tasks.operations import pipeline
         from tasks.process import client
 
-        if explain:
-            show(explanation.evaluate(recipe, overrides, run_id), json)
-            return
         settings, prepared, running, training = pipeline.load_training(config.load(recipe, overrides), run_id)
         result = client.evaluate(settings, prepared, training, running)
         client.write_report(settings, running)
@@ -149,7 +127,6 @@ def register(
     overrides: Set = NO_SETTINGS,
     run_id: RunId = None,
     force: Annotated[bool, typer.Option("--force", help="Make it @champion, whatever the evidence.")] = False,
-    explain: Explain = False,
     json: Json = False,
     debug: Debug = False,
 ) -> None:
@@ -160,12 +137,9 @@ def register(
     with command(debug):
         from flows.cli import tables
         from tasks import config, runs
-        from tasks.operations import explanation, pipeline
+        from tasks.operations import pipeline
         from tasks.process import client
 
-        if explain:
-            show(explanation.register(recipe, overrides, run_id, force), json)
-            return
         settings, prepared, running, training = pipeline.load_training(config.load(recipe, overrides), run_id)
         evaluation = runs.load_evaluation(running)
         with runs.lock(running.key, f"run {running.run_id}"):
@@ -182,7 +156,6 @@ def report(
         typer.Argument(metavar="RUN", help="A run, or `latest` for the newest one.", autocompletion=completion.runs),
     ] = "latest",
     open_page: Annotated[bool, typer.Option("--open", help="Show it in this machine's browser.")] = False,
-    explain: Explain = False,
     json: Json = False,
     debug: Debug = False,
 ) -> None:
@@ -195,11 +168,8 @@ def report(
         import webbrowser
         from json import dumps
 
-        from tasks.operations import explanation, pipeline
+        from tasks.operations import pipeline
 
-        if explain:
-            show(explanation.report(run_id), json)
-            return
         path = pipeline.write_report(run_id)
         print(dumps({"report": str(path)}) if json else path)
         if open_page and not webbrowser.open(path.as_uri()):
@@ -208,7 +178,6 @@ def report(
 
 def rollback(
     model: Annotated[str, typer.Argument(metavar="MODEL", help="A registered model, such as digits-convnet2.")],
-    explain: Explain = False,
     json: Json = False,
     debug: Debug = False,
 ) -> None:
@@ -217,11 +186,6 @@ def rollback(
         from flows.cli import tables
         from tasks.operations import pipeline
 
-        if explain:
-            from tasks.operations import explanation
-
-            show(explanation.rollback(model), json)
-            return
         tables.print_record(pipeline.rollback(model), json, ("model_name", "before", "now", "missing", "loaded_back"))
 
 
@@ -250,7 +214,6 @@ def export(
     checkpoint: Annotated[
         str | None, typer.Option("--checkpoint", metavar="latest|best", help="Without it, the latest.")
     ] = None,
-    explain: Explain = False,
     json: Json = False,
     debug: Debug = False,
 ) -> None:
@@ -260,13 +223,10 @@ def export(
     """
     with command(debug):
         from flows.cli import tables
-        from tasks.operations import explanation, pipeline
+        from tasks.operations import pipeline
         from tasks.process import client
         from tasks.serving import formats
 
-        if explain:
-            show(explanation.export(run_id, format, to, checkpoint), json)
-            return
         formats.find(format)
         settings, prepared, running, which = pipeline.find_model(run_id, checkpoint)
         result = client.export(settings, prepared, running, format, which, to and to.absolute())

@@ -6,7 +6,6 @@ from typing import Annotated
 import typer
 
 from flows.cli.command import Debug, Json, command
-from flows.cli.explanation import Explain, show
 
 
 def sync(
@@ -22,7 +21,6 @@ def sync(
             help="The mlruns/ of another machine, copied whole; without it, this one's.",
         ),
     ] = None,
-    explain: Explain = False,
     json: Json = False,
     debug: Debug = False,
 ) -> None:
@@ -32,10 +30,7 @@ def sync(
     """
     with command(debug):
         from flows.cli import run_tables
-        from tasks.operations import delivery
+        from tasks.operations import pipeline
 
-        if explain:
-            show(delivery.explain(to, folder), json)
-            return
-        done = delivery.sync(to, folder)
+        done = pipeline.sync(to, folder)
         print(done.model_dump_json()) if json else run_tables.print_sync(done)
