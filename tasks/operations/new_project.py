@@ -33,8 +33,8 @@ DVC = {
         ".venv\nmlruns\n__pycache__\n"
     ),
 }
-OWN_CODE = ("      - requirements.lock\n", "      - tasks\n")
-"""What stages of a checkout's dvc.yaml depend on; elsewhere `own_code` writes down the digest of the package."""
+ONLY_IN_A_CHECKOUT = ("      - requirements.lock\n", "      - tasks\n")
+"""Dependencies of the stages in a checkout's dvc.yaml."""
 GIT = ".git"
 
 
@@ -98,7 +98,7 @@ def _write(folder: Path) -> None:
     # Where the settings are explained: in no file of this project.
     texts["params.yaml"] = re.sub(r"(?m)^#.* tasks/.*\n", "", texts["params.yaml"])
     texts["dvc.yaml"] = texts["dvc.yaml"].replace("python -m tasks", installed_code.COMMAND)
-    for line in OWN_CODE:
+    for line in ONLY_IN_A_CHECKOUT:
         texts["dvc.yaml"] = texts["dvc.yaml"].replace(line, "")
     # A flow by its module: this project has no file of it.
     texts["prefect.yaml"] = re.sub(r"flows/(\w+)\.py:(\w+)", r"flows.\1.\2", texts["prefect.yaml"])
