@@ -82,7 +82,11 @@ def remove(name: str) -> list[str]:
     _check_known(name)
     try:
         with dvc.lock(root, timeout=1.0):
-            check_removable(name)
+            if at_work := runs.at_work_on(name):
+                raise UserError(
+                    f"data/{name}: run {at_work[0].run_id} on {at_work[0].host} is at work on it: wait for its end, or "
+                    "end it, then remove the dataset"
+                )
             prepared_data.set_foreign_aside(name)
             left = dataset_folder.remove(root / "data" / name, root)
             data_state.forget(root, name)
@@ -91,36 +95,11 @@ def remove(name: str) -> list[str]:
     return left
 
 
-def check_removable(name: str) -> None:
-    """Refuse to remove a dataset that is not there, or that a run is at work on.
-
-    Raises:
-        UserError: says which.
-    """
-    _check_known(name)
-    if at_work := runs.at_work_on(name):
-        raise UserError(
-            f"data/{name}: run {at_work[0].run_id} on {at_work[0].host} is at work on it: wait for its end, or end it, "
-            "then remove the dataset"
-        )
-
-
 def push(name: str | None) -> dict[str, PreparedDataset]:
     """Copy a dataset, or all that are prepared, to DVC's remote; return their records by name.
 
     Raises:
         UserError: no such dataset, one that is not prepared, or no remote.
-    """
-    chosen = to_push(name)
-    dvc.let("push", [f"data/{name}/dvc.yaml" for name in chosen], config.project_root())
-    return chosen
-
-
-def to_push(name: str | None) -> dict[str, PreparedDataset]:
-    """Return the records of a dataset, or of all that are prepared, by name.
-
-    Raises:
-        UserError: no such dataset, or one that is not prepared.
     """
     if name is not None:
         _check_known(name)
@@ -132,6 +111,7 @@ def to_push(name: str | None) -> dict[str, PreparedDataset]:
             "there is nothing to push: no dataset of data/ is prepared, or one has no dvc.lock. `stratagem prepare "
             "--set dataset.name=NAME` makes both"
         )
+    dvc.let("push", [f"data/{name}/dvc.yaml" for name in chosen], config.project_root())
     return chosen
 
 
@@ -141,29 +121,18 @@ def pull(name: str | None) -> dict[str, PreparedDataset]:
     Raises:
         UserError: no such dataset, no dvc.lock for it, no remote, or files of the user's in the place of the data.
     """
-    chosen = to_pull(name)
-    for one in chosen:
-        prepared_data.set_foreign_aside(one)
-    dvc.let("pull", [f"data/{one}/dvc.yaml" for one in chosen], config.project_root())
-    return {one: dvc_data.load_prepared(one) for one in chosen}
-
-
-def to_pull(name: str | None) -> dict[str, str]:
-    """Return the data version that dvc.lock names of a dataset, or of each that it names one of, by name.
-
-    Raises:
-        UserError: no such dataset, or no dvc.lock for it.
-    """
     if name is not None:
         _check_known(name)
-    found = {one: lineage.data_version(one) for one in ([name] if name is not None else _names())}
-    chosen = {one: version for one, version in found.items() if version is not None}
+    chosen = [one for one in ([name] if name is not None else _names()) if lineage.data_version(one) is not None]
     if not chosen:
         raise UserError(
             f"data/{name or '*'}/dvc.lock names no data, so there is nothing to pull: where they were prepared, "
             f"`stratagem data push` them and commit data/{name or 'NAME'}; or make them here: stratagem prepare"
         )
-    return chosen
+    for one in chosen:
+        prepared_data.set_foreign_aside(one)
+    dvc.let("pull", [f"data/{one}/dvc.yaml" for one in chosen], config.project_root())
+    return {one: dvc_data.load_prepared(one) for one in chosen}
 
 
 def diff(first: str, second: str) -> DataDifference:

@@ -11,7 +11,7 @@ from typing import Any
 from tasks import config, records
 from tasks.data import data_state, dataset_folder, prepared_data, source_files
 from tasks.process import dvc
-from tasks.process.child import run_in_own_process
+from tasks.process.child import run_stage
 from tasks.records import PreparedDataset
 from tasks.runs import lineage
 from tasks.system.errors import UserError, listed
@@ -236,7 +236,7 @@ def _ask_tfds(dataset: config.Dataset) -> None:
         return
     values = dataset.model_dump(mode="json", exclude={"image_size"})
     settings = [part for key, value in values.items() for part in ("--set", f"dataset.{key}={json.dumps(value)}")]
-    run_in_own_process("check", *settings)
+    run_stage("check", *settings)
 
 
 def _reproduce(target: str, downloads: Path | None, root: Path, force: bool) -> None:

@@ -2,12 +2,10 @@
 
 import contextlib
 import os
-import signal
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import NamedTuple
 
 from tasks import records
 from tasks.process import child
@@ -51,16 +49,21 @@ def predict(
     Raises:
         UserError: names what cannot be.
     """
-    checked = check(inputs, model, output, format, force, encoding)
+    _check_output(output, force)
+    chosen = _format_of(output, format)
+    inputs = _check_inputs(inputs)
+    _check_encoding(encoding)
+    reference = model or trained_models.only_champion()
+    trained_models.find(reference)  # Refused before a framework is imported.
     with contextlib.ExitStack() as stack:
         request = PredictionRequest(
-            model=_absolute(checked.model),
-            inputs=tuple(checked.inputs),
+            model=_absolute(reference),
+            inputs=tuple(inputs),
             folder=str(Path.cwd()),
-            stdin=os.dup(0) if "-" in checked.inputs else None,
+            stdin=os.dup(0) if "-" in inputs else None,
             to=None if output is None else str(stack.enter_context(files.replacing(output.absolute()))),
             stdout=os.dup(1) if output is None and format is not None else None,
-            format=checked.format,
+            format=chosen,
             top_k=top_k,
             probabilities=probabilities,
             batch_size=batch_size,
@@ -72,39 +75,8 @@ def predict(
         for descriptor in handed:
             stack.callback(os.close, descriptor)
         with _explaining(output):
-            done = child.run_in_own_process("predict", str(path), pass_fds=handed)
-        if done.returncode == 128 + signal.SIGPIPE:  # The reader of standard output wants no more.
-            raise BrokenPipeError
-        if done.returncode:
-            raise StratagemError(f"the process that predicts ended with {done.returncode}: nothing was written")
-    return Predicted.model_validate_json(done.stdout.rstrip("\n").rpartition("\n")[2]).model_copy(
-        update={"output": output and str(output)}
-    )
-
-
-class Checked(NamedTuple):
-    """What is to be predicted, with what was left out."""
-
-    model: str
-    inputs: Sequence[str]
-    format: str
-
-
-def check(
-    inputs: Sequence[str], model: str | None, output: Path | None, format: str | None, force: bool, encoding: str
-) -> Checked:
-    """Return what ``predict`` would take, refused before a framework is imported where it cannot be.
-
-    Raises:
-        UserError: names what cannot be.
-    """
-    _check_output(output, force)
-    chosen = _format_of(output, format)
-    inputs = _check_inputs(inputs)
-    _check_encoding(encoding)
-    reference = model or trained_models.only_champion()
-    trained_models.find(reference)
-    return Checked(reference, inputs, chosen)
+            out = child.run_stage("predict", str(path), pass_fds=handed)
+    return Predicted.model_validate_json(out.splitlines()[-1]).model_copy(update={"output": output and str(output)})
 
 
 def serve(model: str | None, port: int, poll_seconds: float, key: str, tell: Callable[[Serving], object]) -> None:

@@ -1,6 +1,7 @@
 """What a run is from its start to its end."""
 
 import contextlib
+import os
 import re
 import sys
 from dataclasses import dataclass
@@ -10,11 +11,11 @@ from typing import TypeVar
 from tasks import config, records, runs
 from tasks.operations import dvc_data, preconditions
 from tasks.process import client
-from tasks.process.child import run_in_own_process
+from tasks.process.child import run_stage
 from tasks.records import PreparedDataset, Record, Run, RunSummary, TrainingResult
 from tasks.runs import lineage, remote
 from tasks.strategies import engines
-from tasks.system import errors, files
+from tasks.system import errors, files, network
 from tasks.system.errors import StratagemError, UserError
 from tasks.tracking import trained_models
 
@@ -162,14 +163,13 @@ def reconcile() -> list[records.Ended]:
         StratagemError: the store cannot be used, or does not answer.
     """
     removed = [path.relative_to(config.project_root()) for path in runs.remove_leftovers()]
-    done = run_in_own_process("reconcile")
-    done.check_returncode()
+    ended = run_stage("reconcile")
     copied, kept = remote.deliver_kept()
     for line in kept:
         print(line, file=sys.stderr)
     return [
         *(records.Ended(what=str(path), status="removed", reason="it was half-written") for path in removed),
-        *(records.Ended.model_validate_json(line) for line in done.stdout.splitlines()),
+        *(records.Ended.model_validate_json(line) for line in ended.splitlines()),
         *copied,
     ]
 
@@ -180,9 +180,45 @@ def registered_versions() -> list[records.ModelVersion]:
     Raises:
         StratagemError: the store cannot be used, or does not answer.
     """
-    done = run_in_own_process("versions")
-    done.check_returncode()
-    return [records.ModelVersion.model_validate_json(line) for line in done.stdout.splitlines()]
+    return [records.ModelVersion.model_validate_json(line) for line in run_stage("versions").splitlines()]
+
+
+def sync(to: str | None, folder: Path | None) -> records.Sync:
+    """Bring the runs of this project, or of another machine's mlruns/, to an MLflow store; a child process does it.
+
+    Args:
+        to: its address; None is MLFLOW_TRACKING_URI.
+        folder: the mlruns/ of another machine.
+
+    Raises:
+        UserError: there is no such store or folder.
+        StratagemError: the store cannot be used, or stopped answering.
+    """
+    uri = _check_store(to)
+    given = [str(folder.absolute())] if folder is not None else []
+    out = run_stage("sync", *given, environment={"MLFLOW_TRACKING_URI": uri})
+    return records.Sync.model_validate_json(out.splitlines()[-1])
+
+
+def _check_store(to: str | None) -> str:
+    """Return the address of the other store, unless it is none or does not answer."""
+    uri = to if to is not None else os.environ.get("MLFLOW_TRACKING_URI", "")
+    what = f"--to {uri}" if to is not None else f"MLFLOW_TRACKING_URI = {uri}"
+    if not uri:
+        raise UserError("where to? Give --to http://HOST:PORT, or set MLFLOW_TRACKING_URI")
+    if not uri.startswith(("http://", "https://", "sqlite:///")):
+        raise UserError(f"{what}: is no store that runs can be brought to. Give http://HOST:PORT or sqlite:///FILE")
+    if network.without_userinfo(uri) != uri:
+        raise UserError(
+            "--to: a password in a command can be read by every user of this machine. Set MLFLOW_TRACKING_USERNAME and "
+            "MLFLOW_TRACKING_PASSWORD, and leave it out"
+        )
+    health = f"{uri.rstrip('/')}/health"
+    if uri.startswith("http") and (reason := network.unreachable_reason(health, (5, 30))) is not None:
+        raise UserError(f"{what}: no MLflow server answers ({reason}): start it, or give another address")
+    if uri.startswith("sqlite:///"):
+        uri = f"sqlite:///{Path(uri.removeprefix('sqlite:///')).absolute()}"
+    return uri
 
 
 def lower_is_better(metric: str) -> bool:
@@ -208,7 +244,7 @@ def write_report(name: str | None) -> Path:
         UserError: no such run, or a record of it cannot be read.
     """
     run = runs.newest(None) if name in (None, "latest") else runs.find(str(name))
-    run_in_own_process("report", run.run_id).check_returncode()
+    run_stage("report", run.run_id)
     return config.project_root() / run.folder / "report" / "report.html"
 
 
@@ -221,9 +257,7 @@ def rollback(model: str) -> records.RolledBack:
         StratagemError: the store cannot be used, or does not answer.
     """
     trained_models.check_registered(model)  # Refused before a framework is imported.
-    done = run_in_own_process("rollback", model)
-    done.check_returncode()
-    return records.RolledBack.model_validate_json(done.stdout.splitlines()[-1])
+    return records.RolledBack.model_validate_json(run_stage("rollback", model).splitlines()[-1])
 
 
 def in_foreign_cluster(settings: config.Settings) -> bool:
@@ -295,16 +329,13 @@ def load_training(
     return trained, dvc_data.load_prepared(trained.dataset.name), run, training
 
 
-def find_model(
-    name: str, checkpoint: str | None, known: records.LoggedModel | None = None
-) -> tuple[config.Settings, PreparedDataset, Run, str]:
+def find_model(name: str, checkpoint: str | None) -> tuple[config.Settings, PreparedDataset, Run, str]:
     """Return the settings, the data and the record of a run that was trained, and which of its two models is meant:
     ``latest`` or ``best``.
 
     Args:
         name: the run's id, ``latest`` for the newest on any dataset, or the address of a model in MLflow.
         checkpoint: ``latest`` or ``best``; None is the latest, or the one that MLflow's model was.
-        known: what MLflow would say of the model; without it MLflow is asked.
 
     Raises:
         UserError: no such run or model, the run was not trained to its end, or its models are others by now.
@@ -317,7 +348,7 @@ def find_model(
         return settings, prepared, run, "best" if checkpoint == "best" else "latest"
     if checkpoint is not None:
         raise UserError(f"{name} is one model of its run: leave --checkpoint out, or name the run")
-    found = known or client.find_model(config.load(), name)
+    found = client.find_model(config.load(), name)
     if (logged := runs.look_up(found.run_id)) is None:
         raise UserError(f"{name} is of run {found.run_id}, which is not in mlruns/ here: give the command where it is")
     settings, prepared, run, training = load_training(config.restore(logged.settings), logged.run_id)

@@ -15,8 +15,8 @@ from typing import Any, Literal
 import yaml
 
 from tasks import config, records, runs
-from tasks.operations import checkout, other_checkout, pipeline, preconditions
-from tasks.process.child import run_in_own_process
+from tasks.operations import checkout, pipeline, preconditions
+from tasks.process.child import run_command, run_stage
 from tasks.records import Change, EvaluationResult, Reproduction, Run, TrainingResult
 from tasks.runs import lineage
 from tasks.system import errors, machine, temporary
@@ -59,7 +59,7 @@ def reproduce(name: str, allow_changes: bool = False, dry_run: bool = False) -> 
         new = _train(run, folder)
     done = judge(run, new, settings, changes)
     records.save(done, config.project_root() / new.folder / RECORD)
-    run_in_own_process("reproduced", new.run_id).check_returncode()
+    run_stage("reproduced", new.run_id)
     return done
 
 
@@ -220,7 +220,7 @@ def _refusal(run: Run, changes: list[Change], allow_changes: bool) -> str | None
 
 def _train(run: Run, folder: Path) -> Run:
     """Train and evaluate with what is in a checkout; return the new run, as it was made there."""
-    said = other_checkout.run_command(["train", "--fresh", "--json"], folder)
+    said = run_command(["train", "--fresh", "--json"], folder)
     new = runs.find(str(json.loads(said.splitlines()[-1])["run_id"]))
     _put_down_commit(run, new)
     ours = ("code_digest", "settings_digest", "data_version")
@@ -234,7 +234,7 @@ def _train(run: Run, folder: Path) -> Run:
         which = {training.best_checkpoint: "best", training.checkpoint: "latest"}
         checkpoint = which.get(evaluation.checkpoint, str(evaluation.step))
         wanted = ["evaluate", "--run", new.run_id, "--set", f"evaluate.checkpoint={checkpoint}", "--json"]
-        other_checkout.run_command(wanted, folder)
+        run_command(wanted, folder)
     return runs.find(new.run_id)
 
 

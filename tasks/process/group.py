@@ -6,7 +6,9 @@ closes, so none outlives the process that started it.
 """
 
 import contextlib
+import itertools
 import math
+import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -14,7 +16,6 @@ from queue import Empty, SimpleQueue
 from typing import Any
 
 from tasks import config
-from tasks.process.logs import Logs
 from tasks.process.member import MemberProcess, Message, Patience, Replies
 from tasks.process.remote_members import Allocation, PlacedProcess
 from tasks.strategies import engines
@@ -208,3 +209,51 @@ class ProcessGroup:
 def is_heartbeat(reply: Message | None) -> bool:
     """Return whether a message is a sign of life and nothing else."""
     return reply is not None and "heartbeat" in reply
+
+
+class Logs:
+    """A folder with a log for each member: in mlruns/logs/ until they train for a run, then in the run's folder."""
+
+    def __init__(self) -> None:
+        name = time.strftime(f"%Y%m%d-%H%M%S-{os.getpid()}", time.gmtime())
+        _without_run().mkdir(parents=True, exist_ok=True)
+        for number in itertools.count(1):  # The trials of a sweep have a cluster each, in threads of one process.
+            self._folder = _without_run() / (name if number == 1 else f"{name}-{number}")
+            with contextlib.suppress(FileExistsError):
+                self._folder.mkdir()
+                return
+
+    def __str__(self) -> str:
+        """Return where they lie, from the project's folder."""
+        return str(self._folder.relative_to(config.project_root()))
+
+    def of(self, member: Member) -> Path:
+        """Return the file of a member."""
+        return self._folder / f"{member.name.replace(' ', '-')}.log"
+
+    def of_engine(self, name: str) -> Path:
+        """Return the file of what places the members on other machines."""
+        return self._folder / f"{name}.log"
+
+    def move_to(self, run_folder: Path) -> None:
+        """Keep them with a run from now on."""
+        folder = run_folder / "logs"
+        if self._folder.parent != folder:
+            folder.mkdir(parents=True, exist_ok=True)
+            self._folder = self._folder.rename(folder / self._folder.name)
+            with contextlib.suppress(OSError):  # Those of others lie there, too.
+                _without_run().rmdir()
+
+    def close(self, went_well: bool) -> None:
+        """Remove the empty ones; all of them where no run has them and nobody will ask why something failed."""
+        unwanted = went_well and self._folder.parent == _without_run()
+        with contextlib.suppress(OSError):  # A log that says something stays, and so does its folder.
+            for log in self._folder.iterdir():
+                if unwanted or not log.stat().st_size:
+                    log.unlink()
+            self._folder.rmdir()
+            self._folder.parent.rmdir()
+
+
+def _without_run() -> Path:
+    return config.project_root() / "mlruns" / "logs"

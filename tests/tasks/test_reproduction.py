@@ -9,7 +9,8 @@ import pytest
 
 from flows.cli import run_tables
 from tasks import config, records, runs
-from tasks.operations import checkout, other_checkout, reproduce, trace
+from tasks.operations import checkout, reproduce, trace
+from tasks.process import child
 from tasks.records import Change, Changed, TrainingResult
 from tasks.reports import material, overview
 from tasks.runs import lineage, uncommitted
@@ -219,8 +220,8 @@ def test_a_run_that_was_not_trained_to_its_end_and_one_that_there_is_not(trained
 
 def test_a_command_elsewhere_that_refuses_or_fails_says_so(trained):
     with pytest.raises(UserError, match="`stratagem runs` with the code of that commit ended with exit code 2"):
-        other_checkout.run_command(["runs", "show", "nosuch"], Path.cwd())
-    assert json.loads(other_checkout.run_command(["runs", "--json"], Path.cwd()))["num_runs"] == 1
+        child.run_command(["runs", "show", "nosuch"], Path.cwd())
+    assert json.loads(child.run_command(["runs", "--json"], Path.cwd()))["num_runs"] == 1
 
 
 # Each: weights of both, deterministic, whether the machine is another, how the second outputs are moved, the verdict.
@@ -244,6 +245,6 @@ def test_whether_the_same_came_out(tmp_path, monkeypatch, digests, deterministic
         records.save(trained.model_copy(update={"weights_digest": digest}), path)
     settings = config.load(None, {"train.deterministic": deterministic})
     change = Change(kind="machine", what="cores", then="1", now="2", effect="matters")
-    done = reproduce.judge(first, second, settings, [change] if other_checkout else [])
+    done = reproduce.judge(first, second, settings, [change] if elsewhere else [])
     assert (done.same, done.weights_digests, done.reproduced_by) == (same, digests, second.run_id)
     assert re.search(words, done.reason), done.reason
