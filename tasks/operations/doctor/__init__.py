@@ -5,14 +5,53 @@ finding too: a doctor that ends with a traceback helps nobody.
 """
 
 import importlib
+import os
 from collections.abc import Collection, Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 from tasks import config
-from tasks.operations.doctor._here import Here
-from tasks.records import Finding, Health
+from tasks.records import Finding, Health, Level
+from tasks.system import machine
 from tasks.system.errors import UserError, one_line, one_of
 from tasks.system.network import without_secrets
+
+GIB = 2**30
+
+
+class Here(NamedTuple):
+    """What is looked at."""
+
+    root: Path
+    """The project's folder."""
+    with_devices: bool = False
+    """Whether TensorFlow is asked for its devices."""
+
+
+class Remark(NamedTuple):
+    """What a check finds."""
+
+    level: Level
+    text: str
+    mend: str | None = None
+
+
+def prefect_home(root: Path) -> Path:
+    """Return where Prefect keeps its database and its profiles: in a project's mlruns/ where the home cannot be
+    written, as `flows.operate.prefect_server.set_environment` has it."""
+    given, usual = os.environ.get("PREFECT_HOME"), os.path.expanduser("~/.prefect")
+    if not given and not machine.can_write(usual):
+        return root / "mlruns" / "prefect"
+    return Path(os.path.expanduser(given or usual))
+
+
+def size(num_bytes: float) -> str:
+    """Return a number of bytes as a person reads it.
+
+    >>> size(1610612736)
+    '1.5 GiB'
+    """
+    return f"{num_bytes / GIB:.1f} GiB" if num_bytes >= GIB else f"{num_bytes / 2**20:.0f} MiB"
 
 
 def examine(names: Collection[str] = (), with_devices: bool = False) -> Health:

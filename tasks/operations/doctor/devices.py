@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 
 from tasks import config
 from tasks.operations import preconditions
-from tasks.operations.doctor._here import Here, Remark
+from tasks.operations.doctor import Here, Remark
 from tasks.process.child import run_stage
 from tasks.system import machine
 from tasks.system.errors import StratagemError, UserError

@@ -9,7 +9,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from tasks import records
-from tasks.operations.doctor._here import Here, Remark
+from tasks.operations.doctor import Here, Remark
 from tasks.operations.doctor._sqlite import look_at
 from tasks.records import Operation
 from tasks.system import files
@@ -17,7 +17,6 @@ from tasks.system.errors import UserError, listed
 from tasks.system.machine import find_process
 from tasks.system.network import unreachable_reason
 
-MIGRATIONS = "server/database/_migrations/versions/sqlite"
 ANSWER_SECONDS = 2.0
 AGAIN = "stratagem down && stratagem up --detach"
 
@@ -35,10 +34,8 @@ def look(here: Here) -> Iterator[Remark]:
         held = files.is_locked(folder / "lock")
     except FileNotFoundError:
         held = False
-    database = folder / "prefect" / "prefect.db"
-    if database.exists():
-        aside = f"mv {shlex.quote(str(database))} {shlex.quote(str(database))}.aside; `stratagem up` makes a new one"
-        yield from (one for one in look_at(database, "prefect", MIGRATIONS, aside) if one.level != "ok")
+    looked = look_at(folder / "prefect" / "prefect.db", "prefect", "`stratagem up`")
+    yield from (one for one in looked if one.level != "ok")
     try:
         state = records.load(Operation, folder / "state.json") if (folder / "state.json").exists() else None
     except UserError as error:
