@@ -1,4 +1,4 @@
-"""The picture of the layers in docs/architecture.md, of pyproject.toml and the imports: `make picture`."""
+"""The diagram of the packages in docs/architecture.md, drawn from pyproject.toml and the imports: `make picture`."""
 
 import re
 import tomllib
@@ -9,44 +9,41 @@ import grimp
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs" / "architecture.md"
 BLOCK = re.compile(r"```mermaid\n(.*?)```\n", re.DOTALL)
-# What a layer is called, by one of its modules; the others have no frame.
-TITLES = {"train": "stages", "tracking": "machinery", "runs": "parts"}
-# This layer and those below it are there for every module: arrows to them would hide all others.
-GROUND = "records"
+# Every package may import these two levels: arrows to them would hide all others.
+GROUND = ("records", "system")
 
 
 def picture() -> str:
-    """Return the modules by layer as Mermaid, with an arrow to each module that is imported, see ``arrows``."""
+    """Return the packages of tasks/ level by level as Mermaid, with their imports, see ``arrows``."""
     linter = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["importlinter"]
     written = next(contract["layers"] for contract in linter["contracts"] if contract.get("containers") == ["tasks"])
-    layers = [["flows"], *(re.findall(r"\w+", layer) for layer in written)]
-    first = next(number for number, layer in enumerate(layers) if GROUND in layer)
-    ground = [module for layer in layers[first:] for module in layer]
+    levels = [["flows"], *(re.findall(r"\w+", level) for level in written)]
+    ground = [name for level in levels for name in level if {*level} & {*GROUND}]
     lines = ["flowchart TD"]
-    for layer in layers[:first]:
-        title = next((TITLES[module] for module in layer if module in TITLES), None)
-        lines += [f"subgraph {title}", *(f"  {module}" for module in layer), "end"] if title else layer
-    lines += [f"ground[every module may import: {', '.join(ground)}]", f"{layers[first - 1][-1]} ~~~ ground"]
-    return "\n".join([*lines, *(f"{above} --> {below}" for above, below in arrows(set(ground)))]) + "\n"
+    for number, level in enumerate(levels):
+        if not {*level} & {*GROUND}:
+            frame = [f'subgraph level{number}[" "]', *(f"  {name}" for name in level), "end"]
+            lines += frame if len(level) > 1 else level
+    lines.append(f"ground[every package may import {', '.join(ground)}]")
+    lines += [f"{package} --> {' & '.join(imported)}" for package, imported in arrows(set(ground)).items()]
+    return "\n".join(lines) + "\n"
 
 
-def arrows(ground: set[str]) -> list[tuple[str, str]]:
-    """Return each module with each that it imports, unless another module that it imports leads there too."""
+def arrows(ground: set[str]) -> dict[str, list[str]]:
+    """Return what each package imports, without what another of its imports leads to."""
     graph = grimp.build_graph("flows", "tasks", cache_dir=None)
     below: dict[str, set[str]] = {}
     for importer in graph.modules:
         for imported in graph.find_modules_directly_imported_by(importer):
-            module, other = (name.removeprefix("tasks.").partition(".")[0] for name in (importer, imported))
-            if module != other and not {module, other} & ground:
-                below.setdefault(module, set()).add(other)
+            package, other = (name.removeprefix("tasks.").partition(".")[0] for name in (importer, imported))
+            if package != other and not {package, other} & ground:
+                below.setdefault(package, set()).add(other)
 
-    def reached(module: str) -> set[str]:
-        return below.get(module, set()).union(*(reached(lower) for lower in below.get(module, ())))
+    def reached(package: str) -> set[str]:
+        return below.get(package, set()).union(*(reached(lower) for lower in below.get(package, ())))
 
-    pairs = (
-        (module, lower) for module, direct in below.items() for lower in direct - set().union(*map(reached, direct))
-    )
-    return sorted(pairs)
+    kept = {package: sorted(direct - set().union(*map(reached, direct))) for package, direct in sorted(below.items())}
+    return {package: imported for package, imported in kept.items() if imported}
 
 
 if __name__ == "__main__":
