@@ -22,9 +22,8 @@ Started by `process/member.py` (or, on other machines, by an engine: `process/re
     serve                   the stage process, or a cluster's chief: JSON requests on standard input, one answer each
     assist                  the same for a worker that is not the chief: it checks, trains and evaluates
     tf_server               a worker or parameter server that runs TensorFlow's server for the chief
-    input_service           tf.data service for the stages beside it
 
-Started by `stratagem.py` and `operations/reproduce.py`:
+Started by `stratagem.py`, `process/child.py` and `flows/operate/`:
     guard COMMAND...        runs a command, and ends it when standard input closes
 """
 
@@ -187,7 +186,6 @@ STAGES: dict[str, Callable[[argparse.Namespace], object]] = {
     "serve": lambda given: serve.serve(chief=True),
     "assist": lambda given: serve.serve(chief=False),
     "tf_server": lambda given: serve.run_tf_server(),
-    "input_service": lambda given: serve.run_input_service(),
 }
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ import keras
 from filelock import FileLock, Timeout
 
 from tasks import config, records, runs, strategies
-from tasks.input import service, sources
+from tasks.input import sources
 from tasks.input.augment import check_augmentation
 from tasks.input.order import carve
 from tasks.modeling import losses, metrics, models, optimizers
@@ -60,7 +60,6 @@ def check(settings: config.Settings, prepared: PreparedDataset) -> tuple[strateg
         UserError: damaged arrays; or data, batch, devices or model do not fit the settings.
     """
     sources.verify(settings.input, prepared)
-    service.check(settings.input)
     models.set_precision(settings.train.dtype_policy)
     strategy = strategies.build(settings.strategy)
     global_batch_size = find_global_batch_size(settings.train, strategy.num_replicas)

@@ -36,9 +36,3 @@ def test_no_server_listens_beyond_this_machine(command):
     refused = CliRunner().invoke(main.app, [command, "--host", "0.0.0.0"])
     assert refused.exit_code == 2
     assert "No such option" in refused.output
-
-
-def test_what_listens_everywhere_is_asked_for(project):
-    refused = CliRunner().invoke(main.app, ["serve-input"])
-    assert refused.exit_code == 2
-    assert "serve-input listens on all interfaces, asks no password" in refused.output

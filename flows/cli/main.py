@@ -151,7 +151,6 @@ for stage_command in (
     operate_commands.up,
     operate_commands.down,
     operate_commands.status,
-    operate_commands.serve_input,
     doctor.doctor,
     project_command.init,
     sync.sync,

@@ -22,20 +22,15 @@ def check_recipe(recipe: str | None) -> None:
     check_file("recipe", recipe, config.recipes(root), root / "recipes")
 
 
-PLACES: dict[str, tuple[object, ...]] = {
-    "input.service": ("none", "local"),
-    "checkpoint.remote": (None,),
-    "dataset.downloads": (None,),
-    "model.initial": (None,),
-}
-"""The settings that say from where something is taken, or where it is sent, and what of them everybody may give."""
+PLACES = ("checkpoint.remote", "dataset.downloads", "model.initial")
+"""The settings that say where something is taken from or sent to; everybody may give null."""
 FILES = (".keras", ".h5")
 """What else `model.initial` may be, a run's id or an address in MLflow's registry, is the operator's own."""
 
 
 def check_named(settings: config.Settings, recipe: str | None) -> None:
     """Refuse what a flow run's parameters name and neither params.yaml nor the recipe does: code whose module is not
-    allowed, and a place to take files or batches from, or to send checkpoints to.
+    allowed, and a place to take files from, or to send checkpoints to.
 
     Args:
         settings: with all parameters.
@@ -52,14 +47,13 @@ def check_named(settings: config.Settings, recipe: str | None) -> None:
         without = config.load(recipe)
         known, places = own_code.named_in(without), without.flat()
     given = settings.flat()
-    for key, allowed in PLACES.items():
+    for key in PLACES:
         value = given.get(key)
-        if value in (*allowed, places.get(key)) or (key == "model.initial" and not str(value).endswith(FILES)):
+        if value in (None, places.get(key)) or (key == "model.initial" and not str(value).endswith(FILES)):
             continue
-        instead = ", or give " + " or ".join("null" if one is None else str(one) for one in allowed)
         raise UserError(
             f"{key} = '{value}': a flow run may name no place that params.yaml or its recipe does not name. Write it "
-            f"there{instead}"
+            "there, or give null"
         )
     named = own_code.named_in(settings).items()
     own_code.check_allowed([(key, name) for name, key in named if name not in known], "a flow run")

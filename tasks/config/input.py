@@ -89,7 +89,3 @@ class Input(Section):
     shuffle_buffer: Result[Count]
     """Records that the `stream` source shuffles among."""
     augmentation: Augmentation
-    service: Speed[Literal["none", "local"] | Annotated[str, Field(pattern=r"^grpc://[\w.-]+:\d{1,5}$")]] = "none"
-    """What gathers and augments the training batches of an array: this process (`none`), a process of tf.data service
-    beside it that ends with the run (`local`), or the workers of the one at `grpc://HOST:PORT`, which `stratagem
-    serve-input` starts. The batches and their order are the same."""

@@ -254,17 +254,7 @@ class Settings(Section):
                     f"train.frozen_epochs = {frozen} leaves none of train.epochs = {self.train.epochs} to train all "
                     "layers in: give fewer, or train.frozen_epochs=null, which keeps them frozen"
                 )
-        if self.input.service != "none" and self.input.source == "stream":
-            raise ValueError(
-                f"input.service = '{self.input.service}': a stream has the order of one buffer, which several workers "
-                "that shuffle cannot give. Give input.source=array, or input.service=none"
-            )
         cluster = self.strategy.cluster
-        if cluster is not None and cluster.launcher == "ray" and self.input.service == "local":
-            raise ValueError(
-                "input.service = 'local' is a process of this machine, and strategy.launcher = 'ray' trains on others. "
-                "Give input.service=grpc://HOST:PORT of `stratagem serve-input`, or input.service=none"
-            )
         if cluster is not None and cluster.min_workers is not None:
             if self.train.global_batch_size is None:
                 raise ValueError(
@@ -349,7 +339,6 @@ FEATURES = {
     "train.deterministic": Capability(lambda s: s.train.deterministic, "false"),
     "train.profile_steps": Capability(lambda s: s.train.profile_steps is not None, "null"),
     "input.source=stream": Capability(lambda s: s.input.source == "stream", "array"),
-    "input.service": Capability(lambda s: s.input.service != "none", "none"),
 }
 
 

@@ -193,7 +193,6 @@ class ParameterServer(Cluster):
         "train.deterministic": "workers are asynchronous: the order of their updates differs from run to run",
         "train.profile_steps": "a step runs in another process than the profiler",
         "input.source=stream": "a worker gathers the rows that the coordinator names: give input.source=array",
-        "input.service": "a worker gathers the rows that the coordinator names",
     }
     kind: Course[Literal["parameter_server"]]
     ps: Speed[Devices] = 1

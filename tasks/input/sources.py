@@ -9,7 +9,6 @@ import numpy.typing as npt
 
 from tasks import config
 from tasks.data import prepared_data, raw_data
-from tasks.input import service
 from tasks.input.array import ArraySource
 from tasks.input.augment import augment_batch
 from tasks.input.batches import Batches, Source
@@ -56,9 +55,6 @@ def training_batches(
         "input     %s source (%s), %s of %s examples a step", chosen, megabytes, global_batch_size, f"{len(rows):,}"
     )
     source = _source(section, prepared, split, rows, _class_weights(settings.train, prepared, split, rows))
-    if section.service != "none" and isinstance(source, ArraySource):
-        source = service.ServiceSource(source, service.find_address(section))
-        log.info("input     batches are made by tf.data service at %s", source.address)
     return Batches(
         len(rows),
         global_batch_size,

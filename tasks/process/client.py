@@ -9,13 +9,12 @@ import atexit
 import json
 import sys
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from tasks import config
 from tasks.process import remote_members
-from tasks.process.child import serving
 from tasks.process.cluster import StageProcesses
 from tasks.process.environment import stage_environment
 from tasks.records import (
@@ -35,7 +34,6 @@ from tasks.records import (
 )
 from tasks.runs import remote
 from tasks.strategies import engines
-from tasks.system import network
 from tasks.system.errors import Interrupted, StratagemError, UserError
 
 STEPS_OF_PACE = 10
@@ -55,9 +53,8 @@ _running: set[StageProcesses] = set()
 
 
 def fixed_at_start(settings: config.Settings) -> str:
-    """Return what is fixed when a process starts: environment, devices, whether kernels are deterministic, and what
-    serves its input."""
-    given = settings.strategy.model_dump(), settings.train.deterministic, settings.input.service
+    """Return what is fixed when a process starts: environment, devices, and whether kernels are deterministic."""
+    given = settings.strategy.model_dump(), settings.train.deterministic
     return json.dumps([stage_environment(settings), *given])
 
 
@@ -75,13 +72,11 @@ def start_processes(settings: config.Settings, with_cluster: bool = True) -> Sta
         if enough:
             return running
     stop_processes()
-    serves_input = settings.input.service == "local"
     _own.processes = StageProcesses(
         settings.strategy,
         stage_environment(settings),
         fixed,
         with_cluster,
-        serves_input=serves_input,
         worker_counts=settings.worker_counts,
     )
     _running.add(_own.processes)
@@ -255,30 +250,6 @@ def register(
     """Register the evaluated model; with ``force`` it becomes the champion, whatever the evidence."""
     given: dict[str, Any] = {"training": training, "evaluation": evaluation, "run": run, "force": force}
     return RegisteredModel.model_validate(_call("register", settings, prepared=prepared, **given))
-
-
-def serve_input(address: str, joins_as: str | None, tell: Callable[[], object]) -> None:
-    """Make batches for trainings whose `input.service` is this address, until this process is interrupted.
-
-    Args:
-        address: the dispatcher's, `grpc://host:port`.
-        joins_as: what this machine is reached by, where the dispatcher runs elsewhere; None starts it here, too.
-        tell: is called when it serves.
-
-    Raises:
-        UserError: nobody answers there.
-        StratagemError: it ended by itself.
-    """
-    environment = {
-        network.INPUT_SERVICE: address,
-        "CUDA_VISIBLE_DEVICES": "",
-        **({network.INPUT_WORKER: joins_as} if joins_as else {}),
-    }
-    with serving("input_service", environment=environment) as process:
-        if process.stdout is not None and process.stdout.readline():
-            tell()
-        code = process.wait()
-    raise StratagemError(f"the input service ended by itself, with {code}")
 
 
 def write_report(settings: config.Settings, run: Run, seconds: Mapping[str, float] | None = None) -> None:

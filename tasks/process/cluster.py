@@ -42,12 +42,11 @@ class StageProcesses:
         fixed: str,
         with_cluster: bool,
         patience: Patience = PATIENCE,
-        serves_input: bool = False,
         worker_counts: Sequence[int] = (),
     ) -> None:
         """Start the processes.
 
-        It takes seven: the last three are left out by whoever starts no training.
+        It takes six: the last two are left out by whoever starts no training.
 
         Args:
             section: the strategy.
@@ -55,7 +54,6 @@ class StageProcesses:
             fixed: what cannot change in a process, see ``client.fixed_at_start``; the client compares it.
             with_cluster: False starts one process alone, which can do everything but train.
             patience: with the processes.
-            serves_input: whether one more stands beside them that makes the batches of a training.
             worker_counts: with how many workers a cluster of other machines may be, the most first; `workers` if none
                 are given.
         """
@@ -67,7 +65,7 @@ class StageProcesses:
         self._num_requests = 0
         self._broken = False
         self._failed = False
-        self.group = ProcessGroup(section, environment, with_cluster, patience, serves_input, worker_counts)
+        self.group = ProcessGroup(section, environment, with_cluster, patience, worker_counts)
         self._cluster = self.group.cluster
 
     @property

@@ -21,8 +21,6 @@ from tasks.process.remote_members import Allocation, PlacedProcess
 from tasks.strategies import engines
 from tasks.strategies.engines import Member
 from tasks.strategies.engines.isolation import Network
-from tasks.system import network
-from tasks.system.machine import free_ports
 
 OneProcess = MemberProcess | PlacedProcess
 """One of this machine, or of another."""
@@ -37,7 +35,6 @@ class ProcessGroup:
         environment: Mapping[str, str],
         with_cluster: bool,
         patience: Patience,
-        serves_input: bool = False,
         worker_counts: Sequence[int] = (),
     ) -> None:
         """Start the processes; the arguments are those of `cluster.StageProcesses`."""
@@ -55,9 +52,6 @@ class ProcessGroup:
         if self.cluster is not None:
             seconds = min(5.0, self.cluster.heartbeat_timeout_seconds / 4)
             self._environment["STRATAGEM_HEARTBEAT_SECONDS"] = str(seconds)
-        self._serves_input = serves_input and with_cluster
-        self._input_service: MemberProcess | None = None
-        if self.cluster is not None or self._serves_input:
             self._logs = Logs()
             self._network = engines.find_network(self.cluster)
         self._replies: Replies = SimpleQueue()
@@ -115,12 +109,10 @@ class ProcessGroup:
         self._members = self._placement.members
 
     def start(self) -> None:
-        """Start all members at their places, and the input service before them."""
+        """Start all members at their places."""
         if self._placement is None:
             self._replies = SimpleQueue()
         self.processes = []
-        if self._serves_input:
-            self._start_input_service()
         for member in self._members:
             self.processes.append(self._open(member))
 
@@ -140,17 +132,6 @@ class ProcessGroup:
         if self._placement is not None:
             return self._placement.open(member, entry, log)
         return MemberProcess(member, entry, self._environment, log, self._replies, self._network)
-
-    def _start_input_service(self) -> None:
-        """Start what makes the batches of a training. When it dies, those that train make their own."""
-        if self._input_service is not None:
-            self._input_service.close()
-        self._environment[network.INPUT_SERVICE] = f"grpc://127.0.0.1:{free_ports(1)[0]}"
-        alone = Member("input service", 0, False, {"CUDA_VISIBLE_DEVICES": ""})
-        log = self._logs.of(alone) if self._logs is not None else None
-        self._input_service = MemberProcess(
-            alone, "input_service", self._environment, log, self._replies, self._network
-        )
 
     def hear(self) -> tuple[OneProcess | None, Message | None]:
         """Return what a process says, with None for its end; (None, None) where nobody says anything for a while."""
@@ -196,8 +177,6 @@ class ProcessGroup:
         """
         for process in self.processes:  # The chief first: it would tell at length that the others have gone.
             process.close()
-        if self._input_service is not None:
-            self._input_service.close()
         if self._placement is not None:
             self._placement.close()
         if self._network is not None:

@@ -219,26 +219,6 @@ def run_tf_server() -> None:
     parameter_server.run_server()
 
 
-def run_input_service() -> None:
-    """Make batches for trainings until standard input closes; say so on standard output when it can begin.
-
-    One variable of ``network`` says where the dispatcher is, the other, where that is another process, what this worker
-    is reached by.
-    """
-    answers = Answers()
-    if os.environ.get("STRATAGEM_ERROR"):  # Of `stratagem serve-input`; `python -m tasks` looks after standard input.
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)  # No handler of Python's runs while TensorFlow serves.
-    else:
-        signals.ignore()  # The training, told as well, ends its step with it.
-        lifetime.when_input_closes(lambda: os._exit(0))
-    import_quietly("tasks.input.service")
-    from tasks.input import service
-
-    server = service.start_server(os.environ[network.INPUT_SERVICE], os.environ.get(network.INPUT_WORKER))
-    answers.write({"ready": os.environ[network.INPUT_SERVICE]})
-    server.join()
-
-
 def _put_noise_aside(log: Path) -> None:
     """Keep standard error for what Python says; descriptors 2 and 1, where TensorFlow tells at length about members of
     the cluster that have gone, and Gloo about those that have come, become a log."""

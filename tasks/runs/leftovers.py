@@ -13,8 +13,8 @@ from tasks.system import files
 
 
 def remove_leftovers(mine: str = "") -> list[Path]:
-    """Remove what killed processes left half-written in data/ and in the folders of runs, the records that they cached,
-    and what they had the input service read; return what it was.
+    """Remove what killed processes left half-written in data/ and in the folders of runs, and the records that they
+    cached; return what it was.
 
     Args:
         mine: a key that the caller holds; what was done under it before is over.
@@ -26,7 +26,7 @@ def remove_leftovers(mine: str = "") -> list[Path]:
             if files.is_inside(path, root):  # Not even a lock is written elsewhere.
                 with contextlib.suppress(Timeout), FileLock(path.with_name(lock), blocking=False):
                     removed += files.remove_scratch([path], root)
-    for path in [*root.glob("mlruns/.input.*"), *root.glob("mlruns/.cache.*")]:
+    for path in root.glob("mlruns/.cache.*"):
         if (path / files.MARK).is_file():
             with contextlib.suppress(Timeout, OSError), FileLock(path / files.MARK, blocking=False):
                 removed += files.remove_scratch([path], root)

@@ -12,8 +12,6 @@ from urllib.parse import unquote
 T = TypeVar("T")
 U = TypeVar("U")
 
-# Where tf.data service is that makes a training's batches, and what a worker of it is reached by that joins it.
-INPUT_SERVICE, INPUT_WORKER = "STRATAGEM_INPUT_SERVICE", "STRATAGEM_INPUT_WORKER"
 # What may hold a password, or an address with one.
 SECRETS = re.compile(r"(URL|URI|PASSWORD|PASSWD|TOKEN|SECRET|AUTH_STRING|_KEY|_DSN|CONNECTION_STRING)$")
 # A shorter one would be found inside of ordinary words; and `true` is no password, whatever the variable is called.

@@ -462,7 +462,6 @@ def test_the_widest_table_fits_80_columns(any_machine, monkeypatch, capsys):
 # What each strategy offers
 
 ASKING = {
-    "input.service": "local",
     "train.steps_per_execution": 8,
     "train.jit_compile": True,
     "train.gradient_accumulation_steps": 2,

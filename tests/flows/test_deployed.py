@@ -47,19 +47,6 @@ def test_code_is_named_by_the_operators_files_alone(in_flow_run, project, monkey
         check(OWN)
 
 
-def test_batches_come_from_where_the_operators_files_say(in_flow_run, project):
-    (project / "recipes" / "served.yaml").write_text("input: {service: 'grpc://input:5050'}\n")
-    elsewhere = {"input.service": "grpc://elsewhere:5050"}
-    with in_flow_run(of_deployment=False):
-        check(elsewhere)
-    with in_flow_run():
-        check({"input.service": "local"})
-        check({"train.epochs": 1}, "served")
-        check({"input.service": "none"}, "served")
-        with pytest.raises(UserError, match=r"^input\.service = 'grpc://elsewhere:5050': a flow run may name no place"):
-            check(elsewhere, "served")
-
-
 def test_files_come_from_and_go_to_where_the_operators_files_say(in_flow_run, project, tmp_path):
     bucket, start = "s3://ours/runs", "starts/own.keras"
     (project / "recipes" / "kept.yaml").write_text(

@@ -273,7 +273,6 @@ ASK = {
     "train.gradient_accumulation_steps": "train.gradient_accumulation_steps=2",
     "train.deterministic": "train.deterministic=true",
     "train.profile_steps": "train.profile_steps=[1, 2]",
-    "input.service": "input.service=local",
 } | {feature: feature for feature in config.FEATURES if "=" in feature}
 
 
@@ -636,7 +635,7 @@ def changed(section, path):
 # What is named by hand, so that a wrong mark shows: the rest of the keys changes the result.
 NO_RESULT = {
     "checkpoint.keep", "checkpoint.remote", "dataset.builder", "dataset.downloads", "evaluate.global_batch_size",
-    "evaluate.strategy", "input.cache", "input.memory_budget_bytes", "input.prefetch", "input.service",
+    "evaluate.strategy", "input.cache", "input.memory_budget_bytes", "input.prefetch",
     "register.alias", "register.ceilings", "register.confidence", "register.enabled", "register.floors",
     "register.metric", "register.min_improvement", "register.minimum", "register.model_name",
     "strategy.communication", "strategy.cpus", "strategy.heartbeat_timeout_seconds", "strategy.launcher",

@@ -24,7 +24,7 @@ from hypothesis import strategies as st
 
 from tasks import config, runs
 from tasks.data import builders
-from tasks.input import array, service, sources
+from tasks.input import array, sources
 from tasks.input.augment import augment_batch
 from tasks.input.batches import Batches
 from tasks.input.order import carve, order, shares
@@ -1008,35 +1008,3 @@ def test_the_order_stays_the_same_with_other_versions_and_machines():
     # Raw Philox words, which NumPy promises never to change; a change here makes every resumed run read other data.
     assert order(8, 0, 0).tolist() == [5, 3, 7, 2, 4, 1, 0, 6]
     assert order(8, 123, 45).tolist() == [5, 4, 1, 6, 7, 2, 0, 3]
-
-
-@pytest.mark.parametrize(
-    ("coming", "gathered"),
-    [
-        ([0, 1, 2, 3, 4, 5, 6, 7, 8, 9], []),
-        ([4, 2, 0, 1, 3, 9, 8, 7, 6, 5], []),
-        ([0, 1, 2, 4, 5, 6, 7, 8, 9], [3]),  # As soon as five others have overtaken it.
-        # What comes after it was gathered is left, and is none of those that have overtaken the next one.
-        ([0, 1, 2, 4, 5, 6, 7, 8, 3, 10, 11, 12, 13, 9], [3]),
-        ([0, 1, None], [2, 3, 4, 5, 6, 7, 8, 9]),
-        ([None], list(range(10))),
-    ],
-)
-def test_what_a_service_loses_is_bounded_and_comes_in_order(coming, gathered):
-    """Batches that never come are made here: one that is missing, or the rest."""
-    rest, told, made = iter(coming), [], []
-
-    def take(came):
-        told.append(came)
-        step = next(rest)
-        return None if step is None else (step, f"batch {step}")
-
-    def gather(step):
-        made.append(step)
-        return f"batch {step}"
-
-    steps = range(max(10, len(coming)))
-    found = list(service.put_in_order(steps, take, gather, most_overtaken=5))
-    assert found == [f"batch {step}" for step in steps]
-    assert made == gathered
-    assert told == [False, *[True] * (len(told) - 1)]

@@ -308,7 +308,7 @@ def test_leftovers_of_killed_processes_are_removed_and_those_at_work_left_alone(
     half = [Path(run.folder, "checkpoints", ".7.partial") for run in (dead, alive)]
     export = Path(dead.folder, "models", ".final.partial.keras")
     scratch = [Path("data/digits", name) for name in (".scratch.x", ".prepared.y")]
-    scratch += [Path("mlruns/.input.z"), Path("mlruns/.cache.z")]
+    scratch.append(Path("mlruns/.cache.z"))
     whole = [Path(dead.folder, "checkpoints", "5"), Path("data/digits/raw")]
     for folder in (*half, *scratch, *whole, export.parent):
         folder.mkdir(parents=True)
@@ -319,12 +319,12 @@ def test_leftovers_of_killed_processes_are_removed_and_those_at_work_left_alone(
     Path(linked.folder, "checkpoints").symlink_to(outside)
     for folder in scratch:
         (folder / files.MARK).touch()
-    served = Path("mlruns/.input.w")
-    served.mkdir()
-    with runs.lock(alive.key, "a training"), FileLock(served / files.MARK):
+    cached = Path("mlruns/.cache.w")
+    cached.mkdir()
+    with runs.lock(alive.key, "a training"), FileLock(cached / files.MARK):
         assert set(runs.remove_leftovers()) == {(Path.cwd() / path) for path in (half[0], export, *scratch)}
     assert half[1].exists()
-    assert served.exists()
+    assert cached.exists()
     assert all(path.exists() for path in whole)
     assert [path.name for path in outside.iterdir()] == [".9.partial"], "the user's, behind a link"
     assert not any(path.exists() for path in (half[0], export, *scratch))

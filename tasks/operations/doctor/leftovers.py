@@ -33,7 +33,7 @@ def look(here: Here) -> Iterator[Remark]:
         yield Remark("warning", f"commands that were killed at work: {listed(dead, 3)}", RECONCILE)
     if untold := len(list(runs.unreported())):
         yield Remark("warning", f"flow runs whose end Prefect was not told of: {untold}", RECONCILE)
-    patterns = ("data/*/.scratch.*", "data/*/.prepared.*", "mlruns/.cache.*", "mlruns/.input.*")
+    patterns = ("data/*/.scratch.*", "data/*/.prepared.*", "mlruns/.cache.*")
     scratch = [path for pattern in patterns for path in here.root.glob(pattern)]
     if scratch and not _is_anyone_at_work(here.root):
         names = [str(path.relative_to(here.root)) for path in scratch]

@@ -131,20 +131,16 @@ def members(section: config.StrategySection) -> list[Member]:
     return [ALONE] if section.cluster is None else find(section.cluster).members(section)
 
 
-def find_network(cluster: config.Cluster | None) -> Network | None:
-    """Return the network that a cluster's members are to share, or those beside one process without a cluster; or say
-    why others reach their servers, too."""
-    launcher: Any = find(cluster) if cluster is not None else importlib.import_module("tasks.strategies.engines.local")
-    found = launcher.network()
+def find_network(cluster: config.Cluster) -> Network | None:
+    """Return the network that a cluster's members share, or print why others reach their servers, too."""
+    found = find(cluster).network()
     if isinstance(found, Network):
         return found
-    whose, danger = "the input service's", "TensorFlow asks no password, and who is in can read and write your files"
-    if cluster is not None:
-        whose = "this cluster's"
-        if cluster.backend == "jax":
-            danger = "JAX asks no password, and who is in can disturb the training"
+    danger = "TensorFlow asks no password, and who is in can read and write your files"
+    if cluster.backend == "jax":
+        danger = "JAX asks no password, and who is in can disturb the training"
     print(
-        f"{whose} servers let in whoever reaches this machine's ports, because {found}: {danger}. Let a "
+        f"this cluster's servers let in whoever reaches this machine's ports, because {found}: {danger}. Let a "
         "firewall admit the cluster's machines alone",
         file=sys.stderr,
         flush=True,
