@@ -111,7 +111,7 @@ class Cluster(StrategySection):
     max_restarts: Bookkeeping[Annotated[int, Field(ge=0, le=MAX_COUNT)]] = 3
     """How often lost processes are started again, from the latest checkpoint, before the run fails."""
     heartbeat_timeout_seconds: Bookkeeping[Annotated[float, Field(gt=0, le=1e6)]] = 60.0
-    """A process that gives no sign of life for so long counts as lost."""
+    """A process that sends no heartbeat for so long counts as lost."""
 
     @property
     def cluster(self) -> "Cluster | None":

@@ -294,7 +294,7 @@ def join(settings: config.Settings, as_run: bool = False) -> bool:
     prepared = dvc_data.load_prepared(settings.dataset.name)
     processes = client.start_processes(settings)
     name = processes.first.member.name
-    print(f"{name} joins the cluster; its log: {processes.logs}", file=sys.stderr)
+    print(f"{name} joins the cluster; its log: {processes.group.logs}", file=sys.stderr)
     cluster = settings.strategy.cluster
     if cluster is None or not cluster.chief_gives_work:
         client.assist(settings, prepared, evaluates=as_run and settings.evaluate.has_runs_devices)
