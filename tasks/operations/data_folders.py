@@ -1,4 +1,4 @@
-"""The folders of data/: what is in them, how two differ, and how one is removed, pushed to DVC's remote and pulled."""
+"""The folders of data/: lists, shows, compares and removes them, pushes them to DVC's remote and pulls them."""
 
 from typing import Any
 
@@ -14,7 +14,7 @@ from tasks.system.errors import UserError, one_of
 
 
 def list_datasets() -> dict[str, PreparedDataset | None]:
-    """Return the datasets in data/ by name; None for one that is not prepared, or whose record cannot be read."""
+    """Return the datasets in data/ by name; None for one that is not prepared or whose record cannot be read."""
     found: dict[str, PreparedDataset | None] = {}
     for name in _names():
         try:
@@ -25,7 +25,7 @@ def list_datasets() -> dict[str, PreparedDataset | None]:
 
 
 def show(name: str) -> PreparedDataset:
-    """Return the record of a dataset in data/ that is prepared.
+    """Return the record of a prepared dataset in data/.
 
     Raises:
         UserError: there is no such dataset, or it is not prepared.
@@ -35,7 +35,7 @@ def show(name: str) -> PreparedDataset:
 
 
 def metadata(prepared: PreparedDataset) -> dict[str, KeptColumn]:
-    """Return what lies beside the test examples of a dataset, by column.
+    """Return the metadata columns of a dataset's test examples.
 
     Raises:
         UserError: its file is missing or damaged.
@@ -58,7 +58,7 @@ def metadata(prepared: PreparedDataset) -> dict[str, KeptColumn]:
 
 
 def quality(name: str) -> DataQuality | None:
-    """Return what the checks said of a dataset that is prepared; None where they did not look at this data version."""
+    """Return the checks' report on a prepared dataset; None if they have not run on this data version."""
     return quality_report.load(dvc_data.load_prepared(name), config.project_root() / "data" / name)
 
 
@@ -72,11 +72,10 @@ def _check_known(name: str) -> None:
 
 
 def remove(name: str) -> list[str]:
-    """Remove the folder of a dataset and what was made in it; return what is not ours and stays, from the project's
-    folder.
+    """Remove a dataset's folder and what was made in it; return the user's files that stay, relative to the project.
 
     Raises:
-        UserError: there is no such dataset, a run is at work on it, or another command is making its data.
+        UserError: there is no such dataset, a run uses it, or another command is preparing it.
     """
     root = config.project_root()
     _check_known(name)
@@ -116,10 +115,10 @@ def push(name: str | None) -> dict[str, PreparedDataset]:
 
 
 def pull(name: str | None) -> dict[str, PreparedDataset]:
-    """Bring what a dataset's dvc.lock names, or that of all, from DVC's remote; return their records by name.
+    """Fetch the data in a dataset's dvc.lock, or in all of them, from DVC's remote; return their records by name.
 
     Raises:
-        UserError: no such dataset, no dvc.lock for it, no remote, or files of the user's in the place of the data.
+        UserError: no such dataset, it has no dvc.lock, there is no remote, or the user's files are in the way.
     """
     if name is not None:
         _check_known(name)
@@ -139,7 +138,7 @@ def diff(first: str, second: str) -> DataDifference:
     """Return what differs between two datasets, each NAME as it is here or NAME@COMMIT as it was in a commit.
 
     Raises:
-        UserError: there is no such dataset or commit, or DVC's cache does not hold that data version.
+        UserError: there is no such dataset or commit, or its data are not in DVC's cache.
     """
 
     def load(asked: str) -> PreparedDataset:

@@ -1,4 +1,4 @@
-"""What DVC runs: the stages of data/<name>/dvc.yaml, and those of the root's dvc.yaml, which write into metrics/."""
+"""The stages that DVC runs: those of data/<name>/dvc.yaml, and those of the root's, which write to metrics/."""
 
 import contextlib
 import json
@@ -25,7 +25,7 @@ def check(dataset: config.Dataset) -> None:
     """Refuse a dataset that cannot be fetched.
 
     Raises:
-        UserError: no such dataset, no network, or no images with a class each.
+        UserError: no such dataset, no network, or it does not have images with one class each.
     """
     from tasks.download import refuse_early
 
@@ -62,7 +62,7 @@ def make_data(stage: str, name: str) -> None:
 
     try:
         manifest = download(dataset)
-    except AssertionError as error:  # TFDS': what it can neither write nor read is a split of nothing.
+    except AssertionError as error:  # From TFDS, which cannot write an empty split.
         if (found := NOTHING.search(str(error))) is None:
             raise
         raise UserError(

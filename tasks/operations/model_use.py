@@ -1,4 +1,4 @@
-"""A trained model used: what is asked of it is refused or asked here, and computed by a process of its own."""
+"""Predictions with a trained model: checks the request, and has a child process compute or serve."""
 
 import contextlib
 import os
@@ -31,23 +31,21 @@ def predict(
     batch_size: int | None = None,
     encoding: str = "utf-8",
 ) -> Predicted:
-    """Write what a trained model makes of raw inputs; see ``tasks/serving/predict.py``.
-
-    It takes what the command takes, one argument an option.
+    """Write a trained model's predictions for raw inputs; see ``tasks/serving/predict.py``.
 
     Args:
-        inputs: files and folders; ``-`` is standard input, and nothing is, too, where that is no terminal.
+        inputs: files and folders; ``-`` is standard input, which is also the default unless it is a terminal.
         model: see ``trained_models.find``; None is the only champion.
-        output: the file that the predictions are written to, whole or not at all.
-        format: a key of ``prediction_files.WRITERS``, of the output; without one, of standard output.
-        force: an output that is there is replaced.
-        top_k: how many classes are told of each example.
-        probabilities: those of all classes are told.
-        batch_size: examples that are computed at once; None is what fits.
-        encoding: of texts in files.
+        output: the file for the predictions, which is written completely or not at all.
+        format: a key of ``prediction_files.WRITERS``, for the output or for standard output.
+        force: replace an existing output.
+        top_k: number of classes in each prediction.
+        probabilities: include the probabilities of all classes.
+        batch_size: examples that are computed at once; None chooses it by the memory.
+        encoding: of text files.
 
     Raises:
-        UserError: names what cannot be.
+        UserError: names the option that cannot be used.
     """
     _check_output(output, force)
     chosen = _format_of(output, format)
@@ -84,10 +82,10 @@ def serve(model: str | None, port: int, poll_seconds: float, key: str, tell: Cal
 
     Args:
         model: see ``trained_models.find``; None is the only champion.
-        port: of 127.0.0.1; 0 is any that is free.
+        port: on 127.0.0.1; 0 is any free one.
         poll_seconds: how often the alias is looked up.
-        key: ``user:password`` of who may ask.
-        tell: is called when it answers.
+        key: ``user:password`` that clients must send.
+        tell: called when the server answers.
 
     Raises:
         UserError: no such model, or the port is taken.
@@ -111,7 +109,7 @@ def _absolute(reference: str) -> str:
 
 @contextlib.contextmanager
 def _explaining(output: Path | None) -> Iterator[None]:
-    """Say in one message that the output cannot be written."""
+    """Turn an error of the output file into one message."""
     try:
         yield
     except OSError as error:

@@ -1,7 +1,7 @@
-"""What is wrong with this machine or this project: each file of this folder is a check, and its name is the check's.
+"""Finds what is wrong with this machine or this project: each file in this folder is a check of that name.
 
-Its ``look(here)`` yields findings; it changes nothing, and imports no framework. What a check cannot look at is a
-finding too: a doctor that ends with a traceback helps nobody.
+Its ``look(here)`` yields findings; it changes nothing and imports no framework. An error inside a check becomes a
+finding, too.
 """
 
 import importlib
@@ -37,8 +37,8 @@ class Remark(NamedTuple):
 
 
 def prefect_home(root: Path) -> Path:
-    """Return where Prefect keeps its database and its profiles: in a project's mlruns/ where the home cannot be
-    written, as `flows.operate.prefect_server.set_environment` has it."""
+    """Return the folder of Prefect's database and profiles: in mlruns/ if the home cannot be written, as in
+    `flows.operate.prefect_server.set_environment`."""
     given, usual = os.environ.get("PREFECT_HOME"), os.path.expanduser("~/.prefect")
     if not given and not machine.can_write(usual):
         return root / "mlruns" / "prefect"
@@ -46,7 +46,7 @@ def prefect_home(root: Path) -> Path:
 
 
 def size(num_bytes: float) -> str:
-    """Return a number of bytes as a person reads it.
+    """Return a number of bytes in readable form.
 
     >>> size(1610612736)
     '1.5 GiB'
@@ -58,8 +58,8 @@ def examine(names: Collection[str] = (), with_devices: bool = False) -> Health:
     """Return what checks find.
 
     Args:
-        names: of the checks; without one, all of them.
-        with_devices: also ask TensorFlow for the devices that it sees, which takes its import.
+        names: of the checks; all if empty.
+        with_devices: also ask TensorFlow for its devices, which takes an import of seconds.
 
     Raises:
         UserError: there is no project here, or no check of a name.

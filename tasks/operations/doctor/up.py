@@ -22,7 +22,7 @@ AGAIN = "stratagem down && stratagem up --detach"
 
 
 def look(here: Here) -> Iterator[Remark]:
-    """Yield what is wrong with what is kept, or with what was; nothing where `up` was never started here."""
+    """Yield what is wrong with what `stratagem up` runs, or with what it has left."""
     folder = here.root / "mlruns" / "up"
     if not os.path.lexists(folder):
         yield Remark("ok", "it was never started here")
@@ -46,7 +46,7 @@ def look(here: Here) -> Iterator[Remark]:
 
 
 def _look_at_folder(folder: Path) -> Remark | None:
-    """Return why passwords are not safe in a folder, None where they are."""
+    """Return why passwords are not safe in a folder; None if they are."""
     quoted, found = shlex.quote(str(folder)), folder.lstat()
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid():
         text = f"{folder} is a link, a file or another user's, and is to hold passwords"
@@ -81,9 +81,7 @@ def _look_at_running(state: Operation | None) -> Iterator[Remark]:
 
 
 def _other_versions(state: Operation) -> Iterator[str]:
-    """Yield the packages that are installed in another version than the one that runs."""
-    if not state.versions:
-        yield "it does not say which versions"
+    """Yield the packages whose installed version is not the running one."""
     for package, running in state.versions.items():
         try:
             installed = version(package)
