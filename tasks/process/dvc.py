@@ -64,6 +64,7 @@ def let(
                 code = child.wait()
             except BaseException:
                 os.killpg(child.pid, signal.SIGTERM)
+                child.wait()
                 raise
     except Timeout:
         raise StratagemError(
