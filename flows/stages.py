@@ -12,7 +12,6 @@ from typing import ParamSpec, TypeVar
 from prefect import State, Task, task
 from prefect.cache_policies import NO_CACHE
 from prefect.client.schemas import TaskRun
-from prefect.runtime import flow_run
 
 from flows.operate import notifications
 from flows.training_log import epochs_logged
@@ -57,7 +56,7 @@ def train(settings: Settings, prepared: PreparedDataset, run: Run) -> TrainingRe
         try:
             return client.train(settings, prepared, run)
         finally:  # Also of one that fails in the end.
-            notifications.tell_restarts(run, f"{flow_run.id} {flow_run.run_count}", client.restarts())
+            notifications.tell_restarts(run, client.restarts())
 
 
 def _as_task(function: Callable[P, R], name: str, run_name: str) -> Task[P, R]:

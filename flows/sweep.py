@@ -39,7 +39,7 @@ def sweep(
 
     Args:
         space: a name in recipes/sweeps/, or the path of a YAML file.
-        trials: how many, with those of before.
+        trials: how many, with those of an earlier start.
         parallel: so many train side by side, each in a process of its own.
         fresh: begin a new sweep in any case.
     """
@@ -77,7 +77,7 @@ def _sweep(
         print(f"going on with sweep {run.run_id}; --fresh begins a new one", file=sys.stderr)
     run_lock.note(run_id=run.run_id)
     folder = config.project_root() / run.folder
-    try:
+    with stages.finishing(settings, run):
         with sweeps.Trials(folder, space.parameters, plan.lower_is_better) as kept:
             trials.train_all(trials.Search(space, plan, prepared, run, Event()), kept, number)
             done = kept.all()
@@ -90,10 +90,6 @@ def _sweep(
         result = result.model_copy(update={"final": final, "seconds": round(time.perf_counter() - began, 3)})
         stages.report_sweep(settings, run, result)
         reporting.publish(result_page(result), key="sweep", description=run.name)
-    except BaseException as error:
-        stages.end_failed(settings, run, error)
-        raise
-    stages.end_run(settings, run, "FINISHED")
     return result
 
 

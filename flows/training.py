@@ -95,7 +95,8 @@ def run_pipeline(settings: config.Settings, if_changed: bool, resumption: pipeli
             client.start_processes(settings)  # Imports its framework while DVC looks at the data.
         with clock.measure("data"):
             prepared = stages.data(settings)
-        _tell_drift(prepared)
+        if notifications.addresses() and (quality := data_folders.quality(prepared.name)):
+            notifications.tell_drift(prepared, quality)
         if if_changed and (same := pipeline.unchanged(settings, prepared)):
             return same
         run = stages.start_or_resume(settings, prepared, run_lock, resumption, flow_run.id)
@@ -117,15 +118,6 @@ def run_pipeline(settings: config.Settings, if_changed: bool, resumption: pipeli
         reporting.publish_report(config.project_root() / run.folder, run.run_id)
         reporting.publish(result_page(summary, run, trained), key="result", description=f"{run.name}: the result")
     return summary
-
-
-def _tell_drift(prepared: PreparedDataset) -> None:
-    """Tell once of a data version that it is unlike the one before."""
-    quality = data_folders.quality(prepared.name) if notifications.addresses() else None
-    if quality is not None and (drift := quality.findings.get("drift")) is not None:
-        key = f"{prepared.name} {prepared.data_version}"
-        body = f"{drift.text}\n\ndata version {prepared.data_version}; `stratagem data show {prepared.name}` tells more"
-        notifications.tell("drift", key, f"the data of {prepared.name} have changed", body)
 
 
 class Clock:

@@ -39,15 +39,16 @@ def epochs_logged(run: Run, num_epochs: int, look_seconds: float = LOOK_SECONDS)
     ended = threading.Event()
     # What a process before this one measured is in the log of its own flow run.
     begin = path.stat().st_size if path.exists() else 0
-    done = {step for line in _lines(path, 0) if (step := _epoch_step(line)) is not None}
+    done = {epoch[0] for line in _lines(path, 0) if (epoch := describe(line))}
     progress = ProgressArtifact(num_epochs, len(done))
 
     def look(place: int) -> int:
         for line in _lines(path, place):
             place += len(line)
-            if said := describe(line):
+            if epoch := describe(line):
+                step, said = epoch
                 logger.info(said)
-                done.add(_epoch_step(line) or 0)
+                done.add(step)
         progress.show(len(done))
         return place
 
@@ -102,17 +103,9 @@ def _lines(path: Path, place: int) -> list[bytes]:
     return []
 
 
-def _epoch_step(line: bytes) -> int | None:
-    """Return the step at which an epoch ended, of a line that says so."""
-    if describe(line) is None:
-        return None
-    step: int = json.loads(line)[0][3]
-    return step
-
-
-def describe(line: bytes) -> str | None:
-    """Return a line of metrics.jsonl as a sentence about its epoch; None for a line with other numbers, or half a
-    line."""
+def describe(line: bytes) -> tuple[int, str] | None:
+    """Return the step at which an epoch ended, and a sentence about it, from a line of metrics.jsonl; None for a line
+    with other numbers, or half a line."""
     try:
         points: list[Any] = json.loads(line)
         values = {name: value for name, value, _, _ in points}
@@ -121,4 +114,4 @@ def describe(line: bytes) -> str | None:
         return None
     if "train/loss" not in values:
         return None
-    return f"step {step:,}: " + ", ".join(f"{name} {value:.4g}" for name, value in values.items())
+    return step, f"step {step:,}: " + ", ".join(f"{name} {value:.4g}" for name, value in values.items())

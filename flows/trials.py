@@ -43,7 +43,7 @@ class Search:
 
 
 def train_all(search: Search, trials: sweeps.Trials, number: int) -> None:
-    """Train until there are so many trials, with those of before.
+    """Train until there are so many trials, with those of an earlier start.
 
     Raises:
         Interrupted: somebody stopped it; what was at work is resumed by the same command.

@@ -6,6 +6,7 @@ Where there is no project, or its files cannot be read, nothing is completed: a 
 
 from collections.abc import Callable, Iterable
 from functools import wraps
+from types import ModuleType
 
 MOST_RUNS = 20
 """More ids than this help nobody to choose; those that begin with the letters typed so far are all there."""
@@ -27,28 +28,26 @@ def _quietly(names: Callable[[str], Iterable[str]]) -> Names:
     return found
 
 
-@_quietly
-def recipes(incomplete: str) -> Iterable[str]:
-    """Return the recipes of recipes/."""
-    from tasks import config
+def _all_names(names: Callable[[ModuleType], Iterable[str]]) -> Names:
+    """Return a completion with names that do not depend on what is typed; ``names`` gets the module `tasks.config`."""
 
-    return sorted(config.recipes(config.project_root()))
+    @_quietly
+    def found(incomplete: str) -> Iterable[str]:
+        from tasks import config
 
+        return names(config)
 
-@_quietly
-def spaces(incomplete: str) -> Iterable[str]:
-    """Return the spaces of recipes/sweeps/."""
-    from tasks import config
-
-    return sorted(path.stem for path in (config.project_root() / "recipes" / "sweeps").glob("*.yaml"))
+    return found
 
 
-@_quietly
-def datasets(incomplete: str) -> Iterable[str]:
-    """Return the datasets of data/."""
-    from tasks import config
-
-    return sorted(path.parent.name for path in (config.project_root() / "data").glob("*/params.yaml"))
+recipes = _all_names(lambda config: sorted(config.recipes(config.project_root())))
+spaces = _all_names(lambda config: sorted(one.stem for one in config.project_root().glob("recipes/sweeps/*.yaml")))
+datasets = _all_names(
+    lambda config: sorted(one.parent.name for one in config.project_root().glob("data/*/params.yaml"))
+)
+strategies = _all_names(lambda config: config.strategy_kinds())
+formats = _all_names(lambda config: config.names_of("serving/formats"))
+checks = _all_names(lambda config: config.names_of("operations/doctor"))
 
 
 @_quietly
@@ -59,14 +58,6 @@ def runs(incomplete: str) -> Iterable[str]:
     folders = [one for one in (config.project_root() / "mlruns" / "runs").glob("*") if one.is_dir()]
     newest = sorted(folders, key=lambda one: one.stat().st_mtime, reverse=True)
     return ["latest", *[one.name for one in newest if one.name.startswith(incomplete)][:MOST_RUNS]]
-
-
-@_quietly
-def strategies(incomplete: str) -> Iterable[str]:
-    """Return the kinds of strategies."""
-    from tasks import config
-
-    return config.strategy_kinds()
 
 
 @_quietly
@@ -94,19 +85,3 @@ def settings(incomplete: str) -> Iterable[str]:
     if equals:
         return [f"{key}={kind}" for kind in config.kinds_of(key.removesuffix(".kind")) if key.endswith(".kind")]
     return dict.fromkeys(f"{key}=" for key, _ in config.fields_of(config.Settings))
-
-
-@_quietly
-def formats(incomplete: str) -> Iterable[str]:
-    """Return the formats of an export."""
-    from tasks import config
-
-    return config.names_of("serving/formats")
-
-
-@_quietly
-def checks(incomplete: str) -> Iterable[str]:
-    """Return the checks of the doctor."""
-    from tasks import config
-
-    return config.names_of("operations/doctor")

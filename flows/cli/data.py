@@ -1,16 +1,19 @@
 """`stratagem data`: datasets of the user's own and of TFDS, added, listed, shown, compared, shared and taken away."""
 
+import math
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from flows.cli import completion
+from flows.cli import completion, tables
 from flows.cli.command import NO_SETTINGS, Debug, Json, command
 from flows.cli.explanation import Explain
 from flows.cli.explanation import show as show_explanation
 
 if TYPE_CHECKING:
-    from tasks.records import PreparedDataset
+    from collections.abc import Mapping
+
+    from tasks.records import DataDifference, DataQuality, KeptColumn, PreparedDataset
 
 app = typer.Typer(
     help="Add your own data or a dataset of TFDS; list, show, compare, share and remove what is there.",
@@ -21,6 +24,16 @@ Name = Annotated[
     str,
     typer.Argument(metavar="NAME", help="Of the dataset: the folder data/NAME.", autocompletion=completion.datasets),
 ]
+
+MAX_CLASSES = 30
+"""That are printed of a dataset."""
+MAX_DIFFERENCES = 60
+MAX_COLUMNS = 60
+OUTPUTS = {
+    "classification": ("class", "classes"),
+    "multilabel": ("label", "labels"),
+    "regression": ("number", "numbers"),
+}
 
 
 @app.command()
@@ -56,7 +69,6 @@ def add(
 ) -> None:
     """Make the folder data/NAME for a dataset, and prepare it: `stratagem run --set dataset.name=NAME` trains on it."""
     with command(debug):
-        from flows.cli import data_tables
         from tasks import config
         from tasks.operations import dvc_data, explanation, preconditions
 
@@ -71,7 +83,7 @@ def add(
         if json:
             print(prepared.model_dump_json())
             return
-        data_tables.print_dataset(prepared)
+        print_dataset(prepared)
         train = f"stratagem run --set dataset.name={prepared.name}"
         # Without a recipe, its settings are chosen for it, and validate on such a split.
         if "validation" in prepared.splits and config.choices(None, {"dataset": {"name": prepared.name}}) is None:
@@ -107,14 +119,25 @@ def list_datasets(json: Json = False, debug: Debug = False) -> None:
     with command(debug):
         from json import dumps
 
-        from flows.cli import data_tables
         from tasks.operations import data_folders
 
         found = data_folders.list_datasets()
         if json:
             print(dumps({name: one.model_dump(mode="json") if one else None for name, one in found.items()}))
             return
-        data_tables.print_datasets(found)
+        print_datasets(found)
+
+
+def print_datasets(found: "Mapping[str, PreparedDataset | None]") -> None:
+    """Print a line for each dataset."""
+    rows = []
+    for name, one in found.items():
+        if one is None:
+            rows.append((name, "", "not prepared", "", ""))
+            continue
+        total = sum(split.num_examples for split in one.splits.values())
+        rows.append((name, one.kind, ", ".join(_features(one)), f"{total:,}", (one.data_version or "")[:12]))
+    tables.print_table(("name", "kind", "features", "examples", "data version"), rows, right=("examples",))
 
 
 @app.command()
@@ -123,7 +146,6 @@ def show(name: Name, json: Json = False, debug: Debug = False) -> None:
     with command(debug):
         from json import dumps
 
-        from flows.cli import data_tables
         from tasks.operations import data_folders
 
         prepared, quality = data_folders.show(name), data_folders.quality(name)
@@ -132,9 +154,96 @@ def show(name: Name, json: Json = False, debug: Debug = False) -> None:
             kept = {column: one.model_dump(mode="json") for column, one in data_folders.metadata(prepared).items()}
             print(dumps({**prepared.model_dump(mode="json"), "kept": kept, "quality": told}))
             return
-        data_tables.print_dataset(prepared)
-        data_tables.print_metadata(data_folders.metadata(prepared))
-        data_tables.print_quality(name, quality)
+        print_dataset(prepared)
+        print_metadata(data_folders.metadata(prepared))
+        print_quality(name, quality)
+
+
+def print_dataset(prepared: "PreparedDataset") -> None:
+    """Print what a prepared dataset holds: its features, its splits, and the examples of each class."""
+    from tasks.system.errors import cut
+
+    splits, count = prepared.splits, prepared.target.num_outputs
+    one, many = OUTPUTS[prepared.target.task]
+    tables.print_rows(
+        {
+            "name": prepared.name,
+            "kind": f"{prepared.kind}, version {prepared.version}",
+            "data version": prepared.data_version or "not under DVC",
+            "folder": prepared.folder,
+            "features": ", ".join(_features(prepared)),
+            "task": f"{prepared.target.task}, {count:,} {one if count == 1 else many}",
+        }
+    )
+    print()
+    rows = [("all", *(f"{split.num_examples:,}" for split in splits.values()))]
+    for number, name in enumerate(prepared.target.class_names[:MAX_CLASSES]):
+        rows.append((cut(name), *(f"{split.class_counts[number]:,}" for split in splits.values())))
+    tables.print_table(("examples", *splits), rows, right=splits)
+    tables.print_more(len(prepared.target.class_names) - MAX_CLASSES, "classes")
+    print()
+    _print_columns(prepared)
+
+
+def _print_columns(prepared: "PreparedDataset") -> None:
+    """Print what each column holds: its kind, how many values are missing, and what the training split says of it."""
+    from tasks import reports
+    from tasks.system.errors import cut
+
+    rows = [row for name, feature in prepared.features.items() for row in reports.describe_columns(name, feature)]
+    missing = {name: sum(split.num_missing.get(name, 0) for split in prepared.splits.values()) for name, *_ in rows}
+    target = prepared.target
+    names = target.columns or ("",) * len(target.mean)
+    rows += [
+        (name, "target", reports.moments((mean,), (deviation,)))
+        for name, mean, deviation in zip(names, target.mean, target.deviation, strict=False)
+    ]
+    cells = [(cut(name), kind, f"{missing.get(name, 0):,}", told) for name, kind, told in rows[:MAX_COLUMNS]]
+    tables.print_table(("column", "kind", "missing", "in the training split"), cells, right=("missing",))
+    tables.print_more(len(rows) - MAX_COLUMNS, "columns")
+
+
+def print_metadata(kept: "Mapping[str, KeptColumn]") -> None:
+    """Print what lies beside the test examples, a line a column; nothing where that is nothing."""
+    from tasks.system.errors import cut
+
+    if not kept:
+        return
+    print()
+    rows = []
+    for name, one in list(kept.items())[:MAX_COLUMNS]:
+        told = f"{one.num_different:,} different values"
+        if one.lowest is not None and one.highest is not None:
+            told = f"from {_value(one.lowest, one.kind)} to {_value(one.highest, one.kind)}"
+        rows.append((cut(name), one.kind, f"{one.num_missing:,}", told))
+    tables.print_table(("metadata", "kind", "missing", "in the test split"), rows, right=("missing",))
+    tables.print_more(len(kept) - MAX_COLUMNS, "columns")
+
+
+def _value(value: float, kind: str) -> str:
+    """Return a number, or the day of a datetime, which is in days since 1970."""
+    import numpy as np  # Here and not above: no other table needs it. Python's own dates end with the year 9999.
+
+    return str(np.datetime64(math.floor(value), "D")) if kind == "datetime" else f"{value:.4g}"
+
+
+def print_quality(name: str, quality: "DataQuality | None") -> None:
+    """Print what each check says of a dataset, the findings first, and where the pictures lie."""
+    print()
+    if quality is None:
+        print(f"not checked yet: stratagem prepare --set dataset.name={name} --force")
+        return
+    told = sorted(quality.checks.items(), key=lambda one: not one[1].is_finding)
+    tables.print_rows({check: ("warning: " if result.is_finding else "") + result.text for check, result in told})
+    print(f"data/{name}/report")
+    for picture in quality.pictures:
+        print(f"data/{name}/report/{picture}")
+
+
+def _features(prepared: "PreparedDataset") -> list[str]:
+    return [
+        f"{name} ({feature.kind} {' x '.join(map(str, feature.shape))})" for name, feature in prepared.features.items()
+    ]
 
 
 Which = Annotated[
@@ -197,11 +306,23 @@ def diff(
 ) -> None:
     """Tell what differs between two prepared datasets: examples, classes, columns, statistics."""
     with command(debug):
-        from flows.cli import data_tables
         from tasks.operations import data_folders
 
         found = data_folders.diff(first, second)
-        print(found.model_dump_json()) if json else data_tables.print_difference(found)
+        print(found.model_dump_json()) if json else print_difference(found)
+
+
+def print_difference(found: "DataDifference") -> None:
+    """Print what differs between two datasets, a line each."""
+    if not found.differences:
+        print(f"{found.first} and {found.second} are the same data")
+        return
+    rows = [
+        (what, *("-" if value is None else value for value in values))
+        for what, values in list(found.differences.items())[:MAX_DIFFERENCES]
+    ]
+    tables.print_table(("", found.first, found.second), rows)
+    tables.print_more(len(found.differences) - MAX_DIFFERENCES, "differences")
 
 
 @app.command()

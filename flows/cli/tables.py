@@ -1,59 +1,81 @@
-"""What the commands print for a person: short tables that fit 80 columns."""
+"""What the commands print for a person: short tables that fit 80 columns, and numbers as a person reads them.
 
-from collections import Counter
-from collections.abc import Mapping
-from pathlib import Path
+`rich` is imported by the function that prints with it, so that `--help` and `--json` do without it.
+"""
 
-from rich.console import Console
-from rich.table import Table
-from rich.text import Text
+import re
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from datetime import datetime
+from typing import TYPE_CHECKING
 
-from tasks import config, reports, runs
-from tasks.records import (
-    HEADLINES,
-    LEVELS,
-    Comparison,
-    EvaluationResult,
-    ExportedModel,
-    Health,
-    Judgement,
-    Record,
-    Run,
-    RunSummary,
-    TensorShape,
-)
-from tasks.system.errors import cut
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+    from tasks.records import EvaluationResult, MetricPair, Record, Run
+
+SHORT = 8
+"""Letters of an id; a command takes as few as no other id begins with."""
+DIGEST = re.compile(r"[0-9a-f]{32,64}")
+
+
+def print_text(what: "RenderableType") -> None:
+    """Print text, or something of rich's, as it is: a message may hold [gpu:0], which is no colour."""
+    from rich.console import Console
+
+    Console(highlight=False, markup=False).print(what)
+
+
+def print_table(
+    headings: Sequence[str],
+    rows: Iterable[Sequence["RenderableType"]],
+    right: Collection[str] = (),
+    whole: Collection[str] = (),
+    bottom: Collection[str] = (),
+    gap: int = 2,
+    show_header: bool = True,
+) -> None:
+    """Print a table without lines.
+
+    Args:
+        headings: one for each column, different ones.
+        rows: a cell for each column; a long one is continued on the next line.
+        right: headings of the columns that are aligned on the right.
+        whole: headings of the columns whose cells are never continued.
+        bottom: headings that stand beside the last line of the others.
+        gap: blanks between two columns.
+        show_header: False leaves the headings out.
+    """
+    from rich.table import Table
+
+    table = Table(show_header=show_header, box=None, padding=(0, gap, 0, 0), pad_edge=gap > 1)
+    for heading in headings:
+        table.add_column(
+            heading,
+            justify="right" if heading in right else "left",
+            vertical="bottom" if heading in bottom else "top",
+            no_wrap=heading in whole,
+            overflow="fold",
+        )
+    for row in rows:
+        table.add_row(*row)
+    print_text(table)
 
 
 def print_rows(rows: Mapping[str, str]) -> None:
     """Print a name and a value a line."""
-    table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
-    table.add_column(overflow="fold")
-    table.add_column(overflow="fold")
-    for name, value in rows.items():
-        table.add_row(name, value)
-    Console(highlight=False, markup=False).print(table)
+    print_table(("name", "value"), rows.items(), show_header=False)
 
 
-def print_health(health: Health) -> None:
-    """Print a finding a line, and below one that is no good what mends it."""
-    table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
-    table.add_column(no_wrap=True)
-    table.add_column(no_wrap=True)
-    table.add_column(overflow="fold")
-    colours = {"ok": "green", "warning": "yellow", "error": "red"}
-    for finding in health.findings:
-        level = Text(finding.level, style=colours[finding.level])
-        table.add_row(level, finding.check, Text(finding.text))
-        if finding.mend is not None:
-            table.add_row("", "", Text(f"-> {finding.mend}"))
-    Console(highlight=False, markup=False).print(table)
-    counts = Counter(finding.level for finding in health.findings)
-    print(", ".join(f"{counts[level]} {level}" for level in reversed(LEVELS) if counts[level]))
+def print_more(num_more: int, what: str) -> None:
+    """Print how many rows a table has left out, if any."""
+    if num_more > 0:
+        print(f"and {num_more:,} {what} more: --json has all")
 
 
-def print_record(record: Record | None, json: bool, fields: tuple[str, ...]) -> None:
+def print_record(record: "Record | None", json: bool, fields: tuple[str, ...]) -> None:
     """Print a record as JSON, or some of its fields as a short table."""
+    from tasks.records import Judgement
+
     if record is None:
         return
     if json:
@@ -72,172 +94,82 @@ def print_record(record: Record | None, json: bool, fields: tuple[str, ...]) -> 
     print_rows(rows)
 
 
-def print_run(summary: RunSummary, changed: bool = True) -> None:
-    """Print what a run ends with: how good it is for each class, the run itself, where its pictures are.
-
-    Args:
-        changed: False for a run of before, after which nothing was to do.
-    """
-    run = runs.find(summary.run_id)
-    if evaluated := runs.load_result(run, EvaluationResult):
-        print_classes(evaluated)
-        print()
-    if not changed:
-        print("Nothing to do: data, settings and code are those of this finished run:")
-    speed = (
-        "one call of the step function only"
-        if summary.examples_per_second is None
-        else f"{summary.examples_per_second:,.0f}"
-    )
-    replicas = f"{summary.num_replicas} replica{'s' * (summary.num_replicas > 1)}"
-    rows = {
-        "dataset": f"{summary.dataset}, data version {(summary.data_version or 'not under DVC')[:12]}",
-        "strategy": f"{summary.strategy}, {replicas}, loop {summary.loop}",
-        "trained": f"{summary.epochs} epochs, {summary.steps:,} steps",
-        "examples/s": speed,
-        **_test_metrics(summary.metrics),
-        "checkpoint": summary.checkpoint,
-        "model": f"{summary.model_version} {' '.join('@' + alias for alias in summary.aliases)}"
-        if summary.model_version
-        else f"not registered: {summary.reason}",
-        **({"champion": summary.judgement.told} if summary.judgement else {}),
-        **({"note": "; ".join(summary.notes)} if summary.notes else {}),
-        "run": summary.run_id,
-        "finished": summary.finished_at,
-        "seconds": f"{summary.seconds['total']:.1f}",
-        # Together with the total they would need a second line.
-        "of these": ", ".join(f"{name} {seconds:.1f}" for name, seconds in summary.seconds.items() if name != "total"),
-        "next": "stratagem ui",
-    }
-    print_rows(rows)
-    print_pictures(run)
-
-
-def print_export(result: ExportedModel) -> None:
-    """Print what an export ends with: what the model takes and gives, how far it is from Keras, where it lies."""
-    rows = {
-        "run": result.run_id,
-        "checkpoint": result.checkpoint,
-        "format": result.format,
-        "takes": ", ".join(f"{one.name}: {_shape(one)}" for one in result.inputs),
-        "gives": ", ".join(map(_shape, result.outputs)),
-        "checked": f"{result.num_examples:,} test examples, at most {result.max_difference:.2g} from Keras",
-        "files": ", ".join(result.files),
-    }
-    if result.metrics and result.keras_metrics:
-        name = next(f"test/{name}" for name in HEADLINES.values() if f"test/{name}" in result.metrics)
-        rows["rounded"] = f"{name} {result.metrics[name]:.4f}, Keras' {result.keras_metrics[name]:.4f}"
-    print_rows(rows)
-    print(result.folder)  # On a line of its own, as nothing shorter can be opened.
-
-
-def _shape(one: TensorShape) -> str:
-    return f"{one.dtype} ({', '.join(str(size or 'any') for size in one.shape)})"
-
-
-def _test_metrics(metrics: dict[str, float]) -> dict[str, str]:
-    """Return a row for the headline of a test, and one for what else was measured."""
-    measured = {name.removeprefix("test/"): f"{value:.4f}" for name, value in metrics.items() if name != "test/loss"}
-    headline = next(name for name in HEADLINES.values() if name in measured)
-    rows = {f"test {headline}": measured.pop(headline)}
-    return rows | ({"others": ", ".join(map(" ".join, measured.items()))} if measured else {})
-
-
-def print_classes(result: EvaluationResult) -> None:
+def print_classes(result: "EvaluationResult") -> None:
     """Print precision, recall, f1 and the number of test examples of each class, or label."""
+    from tasks.system.errors import cut
+
     if not result.classes:
         return
-    table = Table(box=None, padding=(0, 2, 0, 0))
-    for heading in ("class", "precision", "recall", "f1", "examples"):
-        table.add_column(heading, justify="left" if heading == "class" else "right")
-    for entry in result.classes:
-        table.add_row(
-            cut(entry.name), f"{entry.precision:.4f}", f"{entry.recall:.4f}", f"{entry.f1:.4f}", str(entry.support)
-        )
-    Console(highlight=False, markup=False).print(table)
+    figures = ("precision", "recall", "f1")
+    rows = [
+        (cut(one.name), *(f"{getattr(one, figure):.4f}" for figure in figures), str(one.support))
+        for one in result.classes
+    ]
+    print_table(("class", *figures, "examples"), rows, right=(*figures, "examples"))
 
 
-def print_pictures(run: Run) -> None:
-    """Print the paths of the pictures that a run has in its folder, and of its report: a line each, as nothing shorter
-    can be opened."""
+def print_pictures(run: "Run") -> None:
+    """Print the paths of a run's pictures and of its report: a line each, as nothing shorter can be opened."""
+    from tasks import config
+
     root = config.project_root()
     folder = root / run.folder / "report"
     for path in (*sorted(folder.glob("*.png")), *folder.glob("report.html")):
         print(path.relative_to(root))
 
 
-def print_comparison(result: Comparison) -> None:
-    """Print the table that a comparison ends with, in 80 columns."""
-    columns, cells = reports.comparison_cells(result, narrow=True)
-    table = Table(box=None, padding=(0, 1, 0, 0), pad_edge=False)
-    for heading in ("strategy", "loop"):
-        table.add_column(heading, vertical="bottom")
-    for column in columns:
-        table.add_column(column.narrow, justify="right")
-    for row in cells:
-        table.add_row(*row)
-    console = Console(highlight=False, markup=False)  # A reason may hold [gpu:0].
-    console.print(table)
-    headings, steps = reports.step_cells(result, narrow=True)
-    if len(headings) > 2:
-        parts = Table(box=None, padding=(0, 1, 0, 0), pad_edge=False)
-        for place, heading in enumerate(headings):
-            parts.add_column(heading, justify="right" if place > 1 else "left", vertical="bottom")
-        for row in steps:
-            parts.add_row(*row)
-        console.print()
-        console.print(parts)
-    for remark in reports.comparison_remarks(result):
-        console.print(remark)
-    for sentence in result.finding:
-        console.print(f"- {sentence}")
-    console.print(
-        f"{result.model} on {result.dataset}, {result.epochs} epochs, {result.global_batch_size} examples a step"
-    )
-    console.print(f"page: {result.folder}/comparison.html")
-    console.print(f"runs: stratagem ui, under the run {result.run_id}")
+def print_metrics(metrics: "Mapping[str, MetricPair]", names: tuple[str, str]) -> None:
+    """Print the metrics of two runs with their intervals, and how far apart they are."""
+    rows = []
+    for name, one in metrics.items():
+        sides = ((one.first, one.first_interval), (one.second, one.second_interval))
+        values = ["-" if value is None else f"{value:.4f}{_interval(ends)}" for value, ends in sides]
+        apart = "-" if one.difference is None else f"{one.difference:+.4f}{_interval(one.difference_interval, '+')}"
+        rows.append((name.removeprefix("test/"), *values, apart))
+    print_table(("", *names, "difference"), rows)
 
 
-def print_strategies() -> None:
-    """Print what each strategy offers, with the reasons for what it does not."""
-    rows, reasons = reports.offers_cells()
-    kinds = config.strategy_kinds()
-    table = Table(box=None, padding=(0, 1, 0, 0))
-    table.add_column("--set")
-    for kind in kinds:
-        table.add_column(kind.replace("_", "_\n"), vertical="bottom")
-    for feature, *marks in rows:
-        table.add_row(_fold(feature, 22), *marks)
-    Console(highlight=False).print(table)
-    print_rows(reasons)
-    for backend in dict.fromkeys(section.backend for section in kinds.values()):
-        print(f"on {backend}: {', '.join(kind for kind in kinds if kinds[kind].backend == backend)}")
+def _interval(ends: tuple[float, float] | None, sign: str = "") -> str:
+    return f"\n{ends[0]:{sign}.4f} to {ends[1]:{sign}.4f}" if ends is not None else ""
 
 
-def _fold(name: str, width: int) -> str:
-    """Return a long name in two lines, broken after `=`, `_` or `.`."""
-    if len(name) <= width:
-        return name
-    cut = max(name.rfind(sign, 0, width) for sign in "=_.") + 1
-    return f"{name[:cut]}\n {name[cut:]}"
+def format_moment(moment: str) -> str:
+    """Return a time as the clock here shows it, with the year where that is another one."""
+    local, now = datetime.fromisoformat(moment).astimezone(), datetime.now().astimezone()
+    return local.strftime("%m-%d %H:%M" if local.year == now.year else "%Y-%m-%d")
 
 
-def print_recipes(recipes: Mapping[str, Path]) -> None:
-    """Print each recipe's name and what it is."""
-    table = Table(box=None, padding=(0, 2, 0, 0))
-    table.add_column("recipe")
-    table.add_column("what it is", overflow="fold")
-    for name, path in recipes.items():
-        table.add_row(name, _description(path))
-    Console(highlight=False, markup=False).print(table)
+def format_bytes(num_bytes: int) -> str:
+    """Return a number of bytes as a person reads it.
+
+    >>> format_bytes(1_234_567)
+    '1.2 MB'
+    """
+    value = float(num_bytes)
+    for unit in ("bytes", "kB", "MB", "GB"):
+        if value < 1000:
+            return f"{value:.0f} {unit}" if unit == "bytes" else f"{value:.1f} {unit}"
+        value /= 1000
+    return f"{value:.1f} TB"
 
 
-def _description(recipe: Path) -> str:
-    """Return what a recipe's first comment says it is: all of its lines, up to the first command to type."""
-    lines = []
-    for line in recipe.read_text(encoding="utf-8").splitlines():
-        said = line.removeprefix("#")
-        if said == line or said.startswith("  ") or not said.strip():
-            break
-        lines.append(said.strip())
-    return " ".join(lines)
+def format_seconds(seconds: float) -> str:
+    """Return a time with three digits and the unit that fits it."""
+    for unit, size in (("d", 86400.0), ("h", 3600.0), ("min", 60.0), ("s", 1.0), ("ms", 1e-3)):
+        if seconds >= size:
+            return f"{seconds / size:.3g} {unit}"
+    return f"{seconds * 1e6:.3g} us"
+
+
+def format_value(value: object) -> str:
+    """Return a setting or a fact as a cell of a table."""
+    from tasks.system.errors import cut
+
+    if value is None:
+        return "-"
+    return f"{value:.6g}" if isinstance(value, float) else cut(shorten_digest(str(value)))
+
+
+def shorten_digest(text: str) -> str:
+    """Return the first letters of a digest; any other text as it is."""
+    return text[:12] if DIGEST.fullmatch(text) else text

@@ -1,7 +1,7 @@
-"""What `stratagem up` leaves in mlruns/up/ while it keeps its servers, and what others read of it there.
+"""What `stratagem up` writes into mlruns/up/ while it runs, and what other commands read there.
 
-The folder is for the user alone, whatever mlruns/ is: it has the password of the servers and Prefect's database. That
-the lock is held says whether `up` runs; the kernel frees it when that process dies, however it does.
+Only the user may enter the folder, whatever the mode of mlruns/: it holds the password of the servers and Prefect's
+database. `up` runs if its lock is held; the kernel frees the lock when the process dies.
 """
 
 import contextlib
@@ -38,9 +38,6 @@ MOMENT_SECONDS = 2.0
 # A guard gives flow runs a minute, then what it guards another one, and what that leaves behind twice its grace.
 END_SECONDS = 150.0
 ANSWER_SECONDS = 10.0
-# A server that says nothing for so long hangs. A training on all cores makes answers slow.
-PATIENCE, PATIENCE_SECONDS = "STRATAGEM_PATIENCE", 180.0
-HEALTH_SECONDS = 10.0
 
 
 def folder() -> Path:
@@ -63,46 +60,19 @@ def folder() -> Path:
 
 
 @contextlib.contextmanager
-def lock() -> Iterator[bool]:
-    """Hold the lock of what runs here within the block; False where another process holds it."""
-    file_lock = FileLock(folder() / "lock", timeout=MOMENT_SECONDS, mode=0o600)
+def lock(path: Path) -> Iterator[bool]:
+    """Hold the lock of what runs here, or of a database, within the block; False where another process holds it."""
+    file_lock = FileLock(path, timeout=MOMENT_SECONDS, mode=0o600)
     try:
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         file_lock.acquire()
     except Timeout:
         yield False
         return
     except OSError as error:
-        raise files.unwritable(Path(file_lock.lock_file), error) from None
+        raise files.unwritable(path, error) from None
     try:
         yield True
-    finally:
-        file_lock.release()
-
-
-@contextlib.contextmanager
-def database_lock(home: Path) -> Iterator[None]:
-    """Hold the lock of a Prefect database within the block: two workers that know of one pool would each end what the
-    other has at work, and run it in their own project.
-
-    Args:
-        home: where it lies.
-
-    Raises:
-        UserError: `up` of another project holds it.
-    """
-    try:
-        home.mkdir(mode=0o700, parents=True, exist_ok=True)
-        file_lock = FileLock(home / "up.lock", timeout=MOMENT_SECONDS, mode=0o600)
-        file_lock.acquire()
-    except Timeout:
-        raise UserError(
-            f"PREFECT_HOME = {home}: `stratagem up` of another project keeps its Prefect server there: unset the "
-            "variable, then this project has a database of its own; or give another folder"
-        ) from None
-    except OSError as error:
-        raise files.unwritable(home, error) from None
-    try:
-        yield
     finally:
         file_lock.release()
 
@@ -124,13 +94,13 @@ def load() -> Operation | None:
 
 
 def save(state: Operation) -> None:
-    """Write down what is kept here."""
+    """Write mlruns/up/state.json."""
     records.save(state, folder() / "state.json")
 
 
 def private_key() -> str:
-    """Return the password of the servers, ``user:password``: that of before, so that a browser and a shell keep theirs,
-    unless others could have read it."""
+    """Return the password of the servers, ``user:password``: the one of the last start, which a browser and a shell may
+    hold, unless others could have read it."""
     path = folder() / "key"
     with contextlib.suppress(OSError, UnicodeDecodeError):
         found = path.lstat()
@@ -147,7 +117,7 @@ def private_key() -> str:
 
 
 def write_environment(values: dict[str, str]) -> Path:
-    """Write what a shell needs to ask the servers, to be read by `source`; return where it lies."""
+    """Write the variables with which a shell can ask the servers, for `source`; return the path."""
     path = folder() / "environment"
     with files.replacing(path) as temporary:
         lines = "".join(f"export {name}={shlex.quote(value)}\n" for name, value in values.items())
@@ -164,17 +134,11 @@ def created(pid: int) -> float:
         return 0.0
 
 
-def end_leftovers(state: Operation | None) -> None:
-    """Wait for the end of what an `up` that was killed had started: its guards end by themselves. One that does not is
-    killed, with all below it."""
-    if state is None or state.host != socket.gethostname():
-        return
-    left = [found for one in state.services if (found := find_process(one.pid, one.created)) is not None]
-    _, alive = psutil.wait_procs(left, END_SECONDS)
-    for guard in alive:
-        with contextlib.suppress(psutil.Error):
-            for process in [*guard.children(recursive=True), guard]:
-                process.kill()
+def await_leftovers(state: Operation | None) -> None:
+    """Wait for the end of what an `up` that was killed had started: its guards end by themselves."""
+    if state is not None and state.host == socket.gethostname():
+        left = [found for one in state.services if (found := find_process(one.pid, one.created)) is not None]
+        psutil.wait_procs(left, END_SECONDS)
 
 
 def take_down() -> bool:
@@ -226,7 +190,7 @@ def ask(address: str, path: str, body: dict[str, Any]) -> Any:
 
 
 def worker_heartbeat(address: str) -> float | None:
-    """Return when the worker has told its server last that it is there, in seconds since 1970."""
+    """Return the time of the worker's last heartbeat, in seconds since 1970."""
     for worker in ask(address, f"work_pools/{POOL}/workers/filter", {}) or []:
         if worker.get("name") == WORKER and worker.get("last_heartbeat_time"):
             return datetime.fromisoformat(worker["last_heartbeat_time"].replace("Z", "+00:00")).timestamp()
@@ -246,22 +210,3 @@ def deployments() -> list[dict[str, Any]]:
         why = " ".join(str(error).split())
         raise UserError(f"prefect.yaml cannot be read ({why}): restore it") from None
     return found
-
-
-def patience() -> float:
-    """Return for how many seconds a server may say nothing, as STRATAGEM_PATIENCE has it.
-
-    Raises:
-        UserError: it is no such number.
-    """
-    given = os.environ.get(PATIENCE, "") or str(PATIENCE_SECONDS)
-    try:
-        seconds = float(given)
-    except ValueError:
-        seconds = 0.0
-    if not HEALTH_SECONDS <= seconds < float("inf"):
-        raise UserError(
-            f"{PATIENCE} = {given}: give the seconds after which a server that says nothing is started again, "
-            f"{HEALTH_SECONDS:.0f} or more, or unset the variable: then it is {PATIENCE_SECONDS:.0f}"
-        )
-    return seconds

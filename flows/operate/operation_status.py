@@ -14,7 +14,7 @@ MOST_LISTED = 20
 
 def collect() -> dict[str, Any]:
     """Return what runs: `well`, whether all does; the services, the deployments with their next run, the flow runs that
-    train and wait, and how many notices wait to be told."""
+    train and wait, and which notice was lost last, if any."""
     state = operation.load()
     up = operation.is_held()
     services = [_service(one, up) for one in state.services] if state else []
@@ -33,14 +33,14 @@ def collect() -> dict[str, Any]:
         "deployments": _deployments(prefect) if prefect else [],
         "training": _flow_runs(prefect, ["RUNNING", "CANCELLING"]) if prefect else [],
         "waiting": _flow_runs(prefect, WAITING, asked_for=True) if prefect else [],
-        "notices_waiting": notifications.num_waiting(),
+        "lost_notice": notifications.last_lost(),
     }
 
 
 def _service(one: ServiceState, up: bool) -> dict[str, Any]:
     runs = up and find_process(one.pid, one.created) is not None
     health = f"{one.address}/api/health" if one.name == "prefect" else one.address
-    answers = runs and (not health or unreachable_reason(health, operation.HEALTH_SECONDS) is None)
+    answers = runs and (not health or unreachable_reason(health, operation.ANSWER_SECONDS) is None)
     told = one.model_dump(include={"name", "pid", "since", "restarts", "last_end", "address", "log"})
     return {**told, "runs": runs, "answers": answers}
 
@@ -99,5 +99,5 @@ def show(found: Mapping[str, Any]) -> None:
             print(f"  {title:9}{one['name']}, {one['state']}, flow run {one['id']}")
         if len(found[title]) > MOST_LISTED:
             print(f"  {title:9}and {len(found[title]) - MOST_LISTED} more")
-    if found["notices_waiting"]:
-        print(f"  {found['notices_waiting']} notices wait to be told (STRATAGEM_NOTIFY)")
+    if found["lost_notice"]:
+        print("  the last notice was lost (STRATAGEM_NOTIFY): mlruns/notifications/lost")

@@ -1,6 +1,8 @@
 """Flow runs whose process was killed, which Prefect would take for RUNNING for ever."""
 
 import uuid
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -33,40 +35,29 @@ def reconcile() -> tuple[list[Ended], list[str]]:
 def end_crashed_flow_runs() -> list[Ended]:
     """End the flow runs of this host whose process died, with the tasks that were running in them, as CRASHED; those
     whose server was not told how they ended, as they did."""
-    ended = _report_ended()
-    for path, holder in runs.crashed_holders():
-        # One that was told to go on is at work again, as this process: its holder is the process that died.
-        if holder.flow_run_id not in (None, flow_run.id):
-            reason = f"process {holder.pid} on {holder.host} died"
+    ended = []
+    for path, flow_run_id, state, reason in _to_be_ended():
+        # This flow run may be one of them, begun again: the file is of the process that died.
+        if flow_run_id not in (None, flow_run.id):
             with get_client(sync_client=True) as client:
                 try:
-                    ended_now = end_flow_run(client, uuid.UUID(str(holder.flow_run_id)), Crashed(message=reason))
+                    ended_now = end_flow_run(client, uuid.UUID(str(flow_run_id)), state)
                 except LEFT_FOR_LATER:
                     continue
             if ended_now:
-                ended.append(Ended(what=f"Prefect flow run {holder.flow_run_id}", status="CRASHED", reason=reason))
+                ended.append(Ended(what=f"Prefect flow run {flow_run_id}", status=state.type.value, reason=reason))
         path.unlink(missing_ok=True)
     return ended
 
 
-def _report_ended() -> list[Ended]:
-    """Tell the server of flow runs that came to their end while it was down."""
-    ended = []
+def _to_be_ended() -> Iterator[tuple[Path, str | None, "State[Any]", str]]:
+    """Yield the file that says so, the id, the state to end in and the reason of each flow run that is at its end."""
     for path, end in runs.unreported():
-        if end.flow_run_id == flow_run.id:
-            path.unlink(missing_ok=True)
-            continue
-        with get_client(sync_client=True) as client:
-            state: State[Any] = State(type=StateType(end.state), message=end.message or None)
-            try:
-                ended_now = end_flow_run(client, uuid.UUID(end.flow_run_id), state)
-            except LEFT_FOR_LATER:
-                continue
-        if ended_now:
-            reason = "it ended while Prefect's server did not answer"
-            ended.append(Ended(what=f"Prefect flow run {end.flow_run_id}", status=end.state, reason=reason))
-        path.unlink(missing_ok=True)
-    return ended
+        state: State[Any] = State(type=StateType(end.state), message=end.message or None)
+        yield path, end.flow_run_id, state, "it ended while Prefect's server did not answer"
+    for path, holder in runs.crashed_holders():
+        reason = f"process {holder.pid} on {holder.host} died"
+        yield path, holder.flow_run_id, Crashed(message=reason), reason
 
 
 def end_flow_run(client: SyncPrefectClient, flow_run_id: uuid.UUID, state: "State[Any]") -> bool:

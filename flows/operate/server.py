@@ -1,11 +1,13 @@
-"""Prefect's API for one run of a user without a server: `python -m flows.operate.server FD`, a child of the run.
+"""A Prefect server on the listening socket that it inherits: `python -m flows.operate.server FD`.
 
-It serves on the listening socket that it was given. It prints `serving`, then `ready`; or `configured`, when Prefect's
-settings name a server. It ends when its standard input closes, which also happens when the process that started it
-dies.
+Alone, it is the API of one run of a user without a server. It prints `serving`, then `ready`; or `configured`, when
+Prefect's settings name a server. It ends when its standard input closes, which also happens when the run's process
+dies. Prefect would start a temporary server by itself. That one shares the terminal's Ctrl-C with the run, which then
+waits 77 s for it and ends with a traceback; it outlives a run that is killed; and it begins to start seconds later.
 
-Prefect would start a temporary server by itself. That one shares the terminal's Ctrl-C with the run, which then waits
-77 s for it and ends with a traceback; it outlives a run that is killed; and it begins to start seconds later.
+With `--pages` it does what `prefect server start` does (`--no-services`: without schedules), for requests from this
+machine to this machine alone: Prefect asks for a password, but answers under whatever name it is asked by, and to the
+pages of whatever server ask it.
 """
 
 import asyncio
@@ -26,7 +28,31 @@ from tasks.system.machine import without_collections
 
 
 def main() -> None:
-    """Serve until standard input closes."""
+    """Serve until this process is ended, or, for a run, until standard input closes."""
+    with socket.socket(fileno=int(sys.argv[1])) as listening:
+        if "--pages" in sys.argv:
+            _serve_pages(listening)
+        else:
+            _serve_run(listening)
+
+
+def _serve_pages(listening: socket.socket) -> None:
+    from prefect.server.api.server import create_app
+    from prefect.settings import get_current_settings
+
+    api = get_current_settings().server.api
+    application = create_app(final=True, webserver_only="--no-services" in sys.argv)
+    served = uvicorn.Config(
+        from_here(application),
+        timeout_keep_alive=api.keepalive_timeout,
+        ws_ping_interval=api.websocket_ping_interval,
+        ws_ping_timeout=api.websocket_ping_timeout,
+        log_level="warning",
+    )
+    uvicorn.Server(served).run([listening])
+
+
+def _serve_run(listening: socket.socket) -> None:
     keep_private()
     # A signal to every process must not take it from the run, which reports its end to it.
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
@@ -38,8 +64,7 @@ def main() -> None:
         print("configured", flush=True)
         return
     print("serving", flush=True)
-    with socket.socket(fileno=int(sys.argv[1])) as listening:
-        asyncio.run(_serve(listening, settings.home))
+    asyncio.run(_serve(listening, settings.home))
 
 
 class _ApiServer(uvicorn.Server):

@@ -75,7 +75,7 @@ def prefect_server(listening: socket.socket, key: str, schedules: bool, home: Pa
     address, more = _address(listening), [] if schedules else ["--no-services"]
     return Server(
         "prefect",
-        (sys.executable, "-m", "flows.operate.prefect_pages", str(listening.fileno()), *more),
+        (sys.executable, "-m", "flows.operate.server", str(listening.fileno()), "--pages", *more),
         stage_environment(None)
         | guarded_environment(key, address)
         # Its pages would ask port 4200 whatever port their server has.

@@ -1,7 +1,6 @@
 """What `stratagem up` does: starts the servers and the worker, and whichever dies again, until it is told to end.
 
-`python -m flows.operate.supervisor` does the same in the background: it ends with the command that started it until
-that command has seen everything answer; from then on it stays.
+`python -m flows.operate.supervisor` does the same in the background.
 """
 
 import contextlib
@@ -13,33 +12,90 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
-from typing import Literal
+from typing import IO, Literal
 
 from flows.operate import notifications, operation, servers
 from flows.operate.prefect_server import set_environment
 from flows.operate.servers import Server
-from flows.operate.supervised import SupervisedProgram, death_in_words, last_line, open_log
 from tasks import config
 from tasks.process.environment import keep_private
-from tasks.records import Operation
-from tasks.system import lifetime, utc
+from tasks.records import Operation, ServiceState
+from tasks.system import utc
 from tasks.system.errors import StratagemError, UserError
-from tasks.system.network import without_secrets
+from tasks.system.network import unreachable_reason, without_secrets
 
 LOOK_SECONDS = 0.5
 # So often one may die before all of them have answered once: then something is wrong that no restart mends.
 MAX_FIRST_TRIES = 3
-# What waits to be told is tried again, and flow runs that have crashed are looked for.
+# How often it looks for flow runs that have crashed.
 WATCH_SECONDS = 15.0
-STAY = "stay"
+# A server that has not answered yet takes requests, and lets them wait.
+ANSWER_SECONDS = 2.0
+# A program that has lived so long begins again with the shortest pause.
+STEADY_SECONDS = 60.0
+LONGEST_PAUSE_SECONDS = 60.0
+MAX_LOG_BYTES = 20_000_000
 # The exit code of one that came second.
 RUNS_ALREADY = os.EX_TEMPFAIL
-
-
 VERSIONS = {package: version(package) for package in ("stratagem", "prefect", "mlflow")}
+
+
+@dataclass
+class SupervisedProgram:
+    """A server or the worker, and what became of it so far."""
+
+    server: Server
+    log: Path
+    process: "subprocess.Popen[bytes] | None" = None
+    began: float = 0.0
+    """In seconds since 1970."""
+    not_before: float = 0.0
+    """When it may be started again, on the clock of `time.monotonic`."""
+    deaths_in_a_row: int = 0
+    restarts: int = 0
+    last_end: str | None = None
+
+    def state(self) -> ServiceState:
+        """Return it as others read it."""
+        pid = self.process.pid if self.process is not None else 0
+        return ServiceState(
+            name=self.server.name,
+            pid=pid,
+            created=operation.created(pid) if pid else 0.0,
+            since=utc.at(self.began),
+            restarts=self.restarts,
+            last_end=self.last_end,
+            address=self.server.address,
+            log=str(self.log.relative_to(config.project_root())),
+        )
+
+    def start(self) -> None:
+        """Start it, with a new log where the old one is large."""
+        if self.log.exists() and self.log.stat().st_size > MAX_LOG_BYTES:
+            self.log.replace(self.log.with_suffix(".log.1"))
+        with open_log(self.log) as output:
+            self.process = servers.start(self.server, output)
+        self.began = time.time()
+
+    def note_death(self, how: str) -> float:
+        """Take note that it has ended; return the pause before it is started again, which grows with each death."""
+        if time.time() - self.began > STEADY_SECONDS:
+            self.deaths_in_a_row = 0
+        self.deaths_in_a_row += 1
+        self.restarts += 1
+        self.process, self.last_end = None, how
+        pause = min(2.0 ** (self.deaths_in_a_row - 1), LONGEST_PAUSE_SECONDS)
+        self.not_before = time.monotonic() + pause
+        return pause
+
+    def answers(self) -> bool:
+        """Return whether it runs and takes requests."""
+        running = self.process is not None and self.process.poll() is None
+        return running and unreachable_reason(self.server.health, ANSWER_SECONDS) is None
 
 
 class Supervisor:
@@ -47,11 +103,8 @@ class Supervisor:
 
     def __init__(self, stop: threading.Event) -> None:
         self._stop = stop
-        self._patience = operation.patience()
         self._folder = operation.folder()
-        before = operation.load()
-        operation.end_leftovers(before)
-        self._worker_seen = before.worker_seen if before else 0.0
+        operation.await_leftovers(operation.load())
         self._since = utc.now()
         self._ready = False
         self._listening = servers.listen(self._folder / "ports.json")
@@ -60,16 +113,17 @@ class Supervisor:
         set_environment(debug=True)  # Its lines go to a file.
         prefect = servers.prefect_server(self._listening["prefect"], key, schedules=True, home=home)
         pages = servers.mlflow_pages(self._listening["mlflow"], key)
-        self.asked = {
+        asked = {
             "PREFECT_API_URL": f"{prefect.address}/api",
             "PREFECT_API_AUTH_STRING": key,
             "PREFECT_HOME": str(home),
             "PROJECT_ROOT": str(config.project_root()),
         }
-        operation.write_environment(self.asked)
+        operation.write_environment(asked)
         links = {"STRATAGEM_MLFLOW_PAGES": pages.address} if pages else {}
-        self._worker_environment = {**os.environ, **self.asked, **links}
+        self._worker_environment = {**os.environ, **asked, **links}
         self._deployed = False
+        self._told: set[tuple[str, int]] = set()
         self._prefect = SupervisedProgram(prefect, self._log("prefect"))
         self._pages = [SupervisedProgram(pages, self._log("mlflow"))] if pages else []
         self._worker = SupervisedProgram(self._new_worker(), self._log("worker"))
@@ -81,14 +135,12 @@ class Supervisor:
         Raises:
             StratagemError: something cannot be started at all.
         """
-        lifetime.adopt_orphans()
         self._save("starting")
         watch = threading.Thread(target=self._watch, daemon=True)
         try:
-            for kept in (self._prefect, *self._pages):
-                self._start(kept)
             while not self._stop.is_set():
-                self._look()
+                for kept in self._kept:
+                    self._look(kept)
                 if not self._ready and self._all_answer():
                     self._ready = True
                     self._save("ready")
@@ -98,39 +150,28 @@ class Supervisor:
         finally:
             self._end()
 
-    def _look(self) -> None:
-        """Start again what has died or hangs; start the worker when its server answers."""
-        for kept in self._kept:
-            if kept.process is None:
-                waits_for_server = kept is self._worker and not self._prefect.answers()
-                if time.monotonic() >= kept.not_before and not waits_for_server:
-                    self._start(kept)
-            elif (code := kept.process.poll()) is not None:
-                self._note_death(kept, death_in_words(code))
-            elif kept.hangs(self._patience):
-                servers.end(kept.process)
-                self._note_death(kept, f"no answer for {kept.patience(self._patience):.0f} s")
-
-    def _start(self, kept: SupervisedProgram) -> None:
-        if kept is self._worker:
-            kept.server = self._new_worker()
-        kept.start()
-        self._save()
+    def _look(self, kept: SupervisedProgram) -> None:
+        """Start what does not run, the worker when its server answers; note what has died."""
+        if kept.process is None:
+            if time.monotonic() < kept.not_before or (kept is self._worker and not self._prefect.answers()):
+                return
+            if kept is self._worker:
+                kept.server = self._new_worker()
+            kept.start()
+            self._save()
+        elif (code := kept.process.poll()) is not None:
+            self._note_death(kept, death_in_words(code))
 
     def _note_death(self, kept: SupervisedProgram, how: str) -> None:
-        kept.note_end(how)
-        # Of a guard that was killed.
-        lifetime.end_children({one.process.pid for one in self._kept if one.process is not None})
+        pause = kept.note_death(how)
         if not self._ready and kept.deaths_in_a_row >= MAX_FIRST_TRIES:
             raise StratagemError(f"{kept.server.name} does not start ({how}): {last_line(kept.log)}; see {kept.log}")
-        pause = kept.pause()
         self._save()
         print(f"{utc.now()} {kept.server.name} has ended ({how}); started again in {pause:.0f} s", file=sys.stderr)
         if self._ready:
             title = f"{kept.server.name} is started again on {socket.gethostname()}"
             body = f"It had ended ({how}), the {kept.restarts}. time. Its last line: {last_line(kept.log)}"
-            key = f"{kept.server.name} {kept.began}"
-            threading.Thread(target=notifications.tell, args=("restart", key, title, body), daemon=True).start()
+            threading.Thread(target=notifications.tell, args=("restart", title, body), daemon=True).start()
 
     def _all_answer(self) -> bool:
         if not all(kept.answers() for kept in (self._prefect, *self._pages)) or self._worker.process is None:
@@ -140,47 +181,37 @@ class Supervisor:
         return self._deployed
 
     def _watch(self) -> None:
-        """Tell what waits to be told, and which flow runs have crashed; note that the worker is at work."""
+        """Tell which flow runs have crashed while their worker lives: nobody begins them again."""
         while not self._stop.wait(WATCH_SECONDS):
             try:
-                if self._worker.process is not None and self._worker.process.poll() is None:
-                    looked = time.time()  # What crashes while this tells of others is found by the next look.
-                    if self._tell_crashed():
-                        self._worker_seen = looked
-                        self._save()
-                notifications.deliver()
-            except Exception as error:  # Whatever ails it, the servers go on.
+                self._tell_crashed()
+            except Exception as error:  # The servers go on, whatever is wrong here.
                 print(f"{utc.now()} warning: {without_secrets(str(error))}", file=sys.stderr)
 
-    def _tell_crashed(self) -> bool:
-        """Tell of flow runs that have crashed while their worker lives: nobody takes them up. Return whether the server
-        answered."""
+    def _tell_crashed(self) -> None:
+        if self._worker.process is None or self._worker.process.poll() is not None:
+            return
         states = {"type": {"any_": ["CRASHED"]}}
-        since = datetime.fromtimestamp(max(self._worker_seen - WATCH_SECONDS, self._worker.began), UTC).isoformat()
+        since = datetime.fromtimestamp(self._worker.began, UTC).isoformat()
         crashed = {"flow_runs": {"state": states, "end_time": {"after_": since}}}
         pool = {"work_pools": {"name": {"any_": [operation.POOL]}}}
-        found = operation.ask(self._prefect.server.address, "flow_runs/filter", crashed | pool)
-        if found is None:
-            return False
-        for run in found:
+        for run in operation.ask(self._prefect.server.address, "flow_runs/filter", crashed | pool) or []:
+            if (one := (run["id"], run.get("run_count", 0))) in self._told:
+                continue  # Prefect's worker reports a crash twice, some seconds apart.
+            self._told.add(one)
             reason = (run.get("state") or {}).get("message") or "its process died"
-            notifications.tell_failure(run["name"], run["id"], run.get("run_count", 0), reason)
-        return True
+            notifications.tell_failure(run["name"], *one, reason)
 
     def _end(self) -> None:
         """End the worker first: what it trains saves a step and tells its server."""
         with contextlib.suppress(OSError):  # A full disk; all is ended nevertheless.
-            self._worker_seen = time.time() if self._worker.process is not None else self._worker_seen
             self._save("ending")
         for kept in reversed(self._kept):
             if kept.process is not None:
                 servers.end(kept.process)
                 kept.process = None
-        lifetime.end_children()
         for listening in self._listening.values():
             listening.close()
-        with contextlib.suppress(OSError):
-            self._save("ending")
 
     def _save(self, phase: Literal["starting", "ready", "ending"] | None = None) -> None:
         state = Operation(
@@ -190,14 +221,13 @@ class Supervisor:
             since=self._since,
             phase=phase or ("ready" if self._ready else "starting"),
             services=tuple(kept.state() for kept in self._kept),
-            worker_seen=self._worker_seen,
             versions=VERSIONS,
         )
         operation.save(state)
 
     def _new_worker(self) -> Server:
         options = [] if self._deployed else ["--deploy"]
-        command = (sys.executable, "-m", "flows.operate.worker", *options, str(self._worker_seen))
+        command = (sys.executable, "-m", "flows.operate.worker", *options)
         return Server("worker", command, self._worker_environment)
 
     def _log(self, name: str) -> Path:
@@ -222,9 +252,15 @@ def keep(when_ready: Callable[[], None]) -> bool:
         signal.signal(number, signal.SIG_DFL)  # A second one ends this process, and the guards end the others.
 
     with contextlib.ExitStack() as holding:
-        if not holding.enter_context(operation.lock()):
+        if not holding.enter_context(operation.lock(operation.folder() / "lock")):
             return False
-        holding.enter_context(operation.database_lock(_home_of_prefect()))
+        home = _home_of_prefect()
+        # Two workers that know of one pool would each end what the other has at work, and run it in their own project.
+        if not holding.enter_context(operation.lock(home / "up.lock")):
+            raise UserError(
+                f"PREFECT_HOME = {home}: `stratagem up` of another project keeps its Prefect server there: unset the "
+                "variable, then this project has a database of its own; or give another folder"
+            )
         os.umask(0o077)
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             if signal.getsignal(number) != signal.SIG_IGN:
@@ -245,11 +281,9 @@ def check_environment() -> None:
     """Refuse what cannot be kept, before anything starts.
 
     Raises:
-        UserError: PREFECT_API_URL names another server than that of `up`, an address of STRATAGEM_NOTIFY is wrong, or
-            STRATAGEM_PATIENCE is no number.
+        UserError: PREFECT_API_URL names another server than that of `up`, or an address of STRATAGEM_NOTIFY is wrong.
     """
     notifications.check()
-    operation.patience()
     url, own = os.environ.get("PREFECT_API_URL"), operation.load()
     known = [f"{one.address}/api" for one in own.services if one.name == "prefect"] if own else []
     if url and url.rstrip("/") not in known:
@@ -274,27 +308,24 @@ def start_in_background() -> bool:
         process = subprocess.Popen(
             [sys.executable, "-m", "flows.operate.supervisor"],
             cwd=config.project_root(),
-            stdin=subprocess.PIPE,
+            stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=output,
-            text=True,
             start_new_session=True,
         )
-    line_to_it = process.stdin
     try:
         while process.poll() is None and not _is_ready(process.pid):
             time.sleep(LOOK_SECONDS / 2)
-        if process.returncode == RUNS_ALREADY:
-            return False
-        if process.returncode is not None:
-            said = f"{last_line(log).removeprefix('error: ')} (the log: {log})"
-            raise UserError(said) if process.returncode == UserError.exit_code else StratagemError(said)
-        if line_to_it is not None:
-            line_to_it.write(f"{STAY}\n")
-        return True
-    finally:
-        if line_to_it is not None:
-            line_to_it.close()
+    except BaseException:  # Ctrl-C, before everything answers.
+        process.terminate()
+        process.wait()
+        raise
+    if process.returncode == RUNS_ALREADY:
+        return False
+    if process.returncode is not None:
+        said = f"{last_line(log).removeprefix('error: ')} (the log: {log})"
+        raise UserError(said) if process.returncode == UserError.exit_code else StratagemError(said)
+    return True
 
 
 def _is_ready(pid: int) -> bool:
@@ -302,16 +333,29 @@ def _is_ready(pid: int) -> bool:
     return state is not None and state.pid == pid and state.phase == "ready"
 
 
+def death_in_words(code: int) -> str:
+    """Return how a guard ended, or what it guards: 128 and the signal's number is what a shell makes of one."""
+    number = -code if code < 0 else code - 128
+    return signal.Signals(number).name if number in set(signal.Signals) else f"exit code {code}"
+
+
+def open_log(log: Path) -> IO[bytes]:
+    """Open a log to write on, which only this user may read."""
+    return os.fdopen(os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW, 0o600), "ab")
+
+
+def last_line(log: Path) -> str:
+    """Return the last line of a log, without secrets."""
+    try:
+        lines = log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
+    except OSError:
+        lines = []
+    return without_secrets(lines[-1].strip()) if lines else "it said nothing"
+
+
 def main() -> None:
     """Be the supervisor in the background."""
     keep_private()
-    stays = threading.Event()
-
-    def end() -> None:
-        if not stays.is_set():  # The command that started this has died.
-            os.kill(os.getpid(), signal.SIGTERM)
-
-    lifetime.when_input_closes(end, lambda line: stays.set() if line.strip() == STAY else None)
     try:
         if not keep(lambda: None):
             sys.exit(RUNS_ALREADY)

@@ -2,16 +2,14 @@
 
 import contextlib
 import json
-import subprocess
 import time
 import urllib.parse
-from collections.abc import Iterator
-from typing import IO, Any
+from typing import Any
 
 import requests
 
 from flows.operate.prefect_server import make_password
-from flows.operate.servers import Server, end, listen, mlflow_pages, prefect_server, start, tracking_store
+from flows.operate.servers import end, listen, mlflow_pages, prefect_server, start, tracking_store
 from tasks import config
 from tasks.records import HEADLINES
 from tasks.system.errors import StratagemError
@@ -41,7 +39,10 @@ def serve() -> None:
     planned = [one for one in (pages, server) if one is not None]
     log = root / "mlruns" / "ui.log"
     with log.open("wb") as output, contextlib.ExitStack() as stack:
-        servers = [stack.enter_context(_running(one, output)) for one in planned]
+        servers = []
+        for one in planned:
+            servers.append(start(one, output))
+            stack.callback(end, servers[-1])
         for one, process in zip(planned, servers, strict=True):
             while process.poll() is None and unreachable_reason(one.health) is not None:
                 time.sleep(0.2)
@@ -105,12 +106,3 @@ def mlflow_links(mlflow: str, key: str) -> list[tuple[str, str]]:
                 )
                 found.append(("Compare", f"{mlflow}/#/compare-runs?{chosen}"))
     return [("MLflow", f"{mlflow}/"), *found]
-
-
-@contextlib.contextmanager
-def _running(server: Server, output: IO[bytes]) -> Iterator["subprocess.Popen[bytes]"]:
-    process = start(server, output)
-    try:
-        yield process
-    finally:
-        end(process)

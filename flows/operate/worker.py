@@ -1,10 +1,8 @@
-"""The worker that `stratagem up` keeps: `python -m flows.operate.worker [--deploy] SEEN`.
+"""The worker that `stratagem up` keeps: `python -m flows.operate.worker [--deploy]`.
 
-SEEN is when the worker before was seen at work, in seconds since 1970; 0 where that is not known.
-
-Before it becomes Prefect's worker, it makes the work pool and the deployments of prefect.yaml where it is told to, ends
-as CRASHED what the worker before it left at work, and lets that begin again: a training goes on from its latest
-checkpoint. No other worker takes runs of this pool, so what is at work there without one has no process any more.
+Before it becomes Prefect's worker, it makes the work pool and the deployments of prefect.yaml (`--deploy`), ends as
+CRASHED the flow runs that the worker before it left at work, and lets them begin again: a training goes on from its
+latest checkpoint. No other worker takes runs of this pool, so what runs there without one has no process any more.
 """
 
 import os
@@ -41,21 +39,19 @@ AT_WORK = (StateType.RUNNING, StateType.PENDING, StateType.CANCELLING)
 MAX_TRIES = 5
 # By these a flow run could run any program, or allow itself what STRATAGEM_OWN_CODE forbids.
 NOT_A_RUNS = ("command", "env", "working_dir")
-# A run that crashes so long before its worker ends has crashed by itself.
-WITH_ITS_WORKER = timedelta(seconds=60)
+# A run that crashes so long before its worker's last heartbeat has crashed by itself.
+WITH_ITS_WORKER = timedelta(seconds=30)
 
 
 def main() -> None:
     """Get ready, then become the worker."""
     keep_private()
-    *options, seen = sys.argv[1:]
-    last_seen = datetime.fromtimestamp(float(seen), UTC) if float(seen) else datetime.now(UTC)
     root = config.project_root()
     with get_client(sync_client=True) as client:
-        if "--deploy" in options:
+        if "--deploy" in sys.argv[1:]:
             _deploy(client, root)
         try:
-            take_up(client, last_seen)
+            restart_crashed(client, find_last_heartbeat(client))
         except httpx.HTTPError as error:
             sys.exit(f"Prefect's server does not answer: {error}")
     command = ["worker", "start", "--pool", POOL, "--type", "process", "--name", WORKER, "--limit", "1"]
@@ -80,7 +76,7 @@ def _deploy(client: SyncPrefectClient, root: Path) -> None:
 
 
 class Paused(NamedTuple):
-    """What somebody has paused of a deployment."""
+    """What a user has paused of a deployment."""
 
     whole: bool
     schedules: frozenset[str]
@@ -140,12 +136,19 @@ def job_template() -> dict[str, Any]:
     return template
 
 
-def take_up(client: SyncPrefectClient, last_seen: datetime) -> list[FlowRun]:
-    """End what is at work in the pool without a process, and let it begin again; return what does.
+def find_last_heartbeat(client: SyncPrefectClient) -> datetime:
+    """Return the time of the last heartbeat of the worker before this one; now, if there was none."""
+    workers = client.read_workers_for_work_pool(POOL)
+    heartbeats = [one.last_heartbeat_time for one in workers if one.name == WORKER and one.last_heartbeat_time]
+    return max(heartbeats, default=datetime.now(UTC))
+
+
+def restart_crashed(client: SyncPrefectClient, last_heartbeat: datetime) -> None:
+    """End the flow runs of the pool that have no process any more, and let them begin again.
 
     Args:
         client: of the server.
-        last_seen: when the worker before was seen at work: what crashed after that, or just before, crashed with it.
+        last_heartbeat: of the worker before: what crashed after that, or just before, crashed with it.
     """
     dead = {run.id for run in _in_pool(client, *AT_WORK)}
     for path, end in runs.unreported():
@@ -159,10 +162,9 @@ def take_up(client: SyncPrefectClient, last_seen: datetime) -> list[FlowRun]:
         why = "its worker has ended"
         ended: State[Any] = Cancelled(message=why) if wanted else Crashed(message=why)
         reconciliation.end_flow_run(client, run.id, ended)
-    again = []
     for run in _in_pool(client, StateType.CRASHED):
-        crashed_at = run.state.timestamp if run.state is not None else last_seen
-        if run.id not in dead and crashed_at < last_seen - WITH_ITS_WORKER:
+        crashed_at = run.state.timestamp if run.state is not None else last_heartbeat
+        if run.id not in dead and crashed_at < last_heartbeat - WITH_ITS_WORKER:
             continue
         if run.run_count >= MAX_TRIES:
             why = f"it was begun {run.run_count} times, and its worker ended each time: `prefect flow-run retry`"
@@ -173,10 +175,8 @@ def take_up(client: SyncPrefectClient, last_seen: datetime) -> list[FlowRun]:
         begin: State[Any] = Scheduled(scheduled_time=when, message="taken up again: its worker had ended")
         client.set_flow_run_state(run.id, begin, force=True)
         body = f"Its worker had ended; it goes on from its latest checkpoint.\n\nflow run {run.id}"
-        notifications.tell("restart", f"{run.id} {run.run_count}", f"{run.name} is taken up again", body)
+        notifications.tell("restart", f"{run.name} is taken up again", body)
         print(f"flow run {run.name} ({run.id}) is taken up again", flush=True)
-        again.append(run)
-    return again
 
 
 def _in_pool(client: SyncPrefectClient, *states: StateType) -> list[FlowRun]:

@@ -31,7 +31,5 @@ class Operation(Record):
     since: str
     phase: Literal["starting", "ready", "ending"]
     services: tuple[ServiceState, ...] = ()
-    worker_seen: float = 0.0
-    """When the worker was seen at work last, in seconds since 1970."""
     versions: dict[str, str] = {}
     """What it runs with, by package; of one of before that was not told."""

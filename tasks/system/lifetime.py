@@ -10,7 +10,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -129,17 +129,14 @@ def _reap_orphans(guarded: int) -> None:
             os.waitid(os.P_PID, ended.si_pid, os.WEXITED | os.WNOHANG)
 
 
-def end_children(others_than: Collection[int] = ()) -> None:
-    """End the children of this process, but for some, with all that they started.
+def end_children() -> None:
+    """End the children of this process, with all that they started.
 
     Each is told first, so that a training can save its step.
-
-    Args:
-        others_than: the ids of those that stay.
     """
     import psutil
 
-    ending = [child for child in _children_of(os.getpid()) if child.pid not in others_than]
+    ending = _children_of(os.getpid())
     family = [member for child in ending for member in (child, *_children_of(child.pid, recursive=True))]
     _terminate(ending)
     alive = _await_end(family, GRACE_SECONDS)

@@ -8,12 +8,13 @@ from typing import Any
 
 
 class Receiver:
-    """It listens from ``start`` on; ``told`` is what it took."""
+    """It listens from ``start`` on; ``told`` is what it took. The first ``failures`` requests get 503."""
 
     def __init__(self, port: int, password: str = "s3cret-of-the-receiver") -> None:
         self.port, self.password = port, password
         self.told: list[dict[str, Any]] = []
         self.status = 200
+        self.asked = self.failures = 0
         self._server: http.server.ThreadingHTTPServer | None = None
 
     def start(self) -> None:
@@ -26,7 +27,9 @@ class Receiver:
         class Handler(http.server.BaseHTTPRequestHandler):
             def do_POST(self) -> None:
                 body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-                status = receiver.status if self.headers.get("Authorization") == wanted else 401
+                receiver.asked += 1
+                status = 503 if receiver.asked <= receiver.failures else receiver.status
+                status = status if self.headers.get("Authorization") == wanted else 401
                 if status == 200:
                     receiver.told.append(body)
                 self.send_response(status)

@@ -19,8 +19,7 @@ import pytest
 import yaml
 
 from flows import comparison
-from flows.cli import tables
-from flows.machine_load import MachineLoad
+from flows.cli import training as training_commands
 from flows.plan import LOOPS, plan
 from tasks import config, records, reports
 from tasks.operations import preconditions
@@ -303,7 +302,7 @@ def test_start_up_and_peak_memory_are_told_with_what_the_rounds_span(any_machine
     assert "Start-up in 3 rounds, s: mirrored, fit: 9.50 to 20.2." in remarks
     assert "Peak memory in 3 rounds, MB: mirrored, fit: 1,149 to 1,208." in remarks
     monkeypatch.setenv("COLUMNS", "80")
-    tables.print_comparison(whole)
+    training_commands.print_comparison(whole)
     shown = capsys.readouterr().out
     assert "Start-up in 3 rounds, s: mirrored, fit: 9.50 to 20.2." in " ".join(shown.split())
     assert [line for line in shown.splitlines() if len(line) > 80 or "…" in line] == []
@@ -344,7 +343,7 @@ def test_the_load_of_others_is_not_ones_own():
     """What this process and a child of it use, and what others use, are no more than there is."""
     child = subprocess.Popen([sys.executable, "-c", "while True: pass"])
     try:
-        began, before, measured = time.perf_counter(), _used(child.pid), MachineLoad()
+        began, before, measured = time.perf_counter(), _used(child.pid), comparison.MachineLoad()
         while time.perf_counter() < began + 0.6:
             pass
         own = (_used(child.pid) - before) / (time.perf_counter() - began)
@@ -441,7 +440,7 @@ def test_the_widest_table_fits_80_columns(any_machine, monkeypatch, capsys):
         ComparisonRow(strategy="model_parallel", loop="fit", reason=long.strip()),
         ComparisonRow(strategy="tpu", loop=None, reason="no loop"),
     ).model_copy(update={"left_out": ("data_parallel with custom: its only loop is fit",)})
-    tables.print_comparison(made)
+    training_commands.print_comparison(made)
     shown = capsys.readouterr().out
     assert [line for line in shown.splitlines() if len(line) > 80 or "…" in line] == []
     cells = [line.split() for line in shown.splitlines()]

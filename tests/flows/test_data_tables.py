@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from flows.cli import data_tables
+from flows.cli import data
 from tasks.data import data_difference
 from tasks.evaluation import slices
 from tasks.operations import data_folders
@@ -39,7 +39,7 @@ def scaled():
 
 
 def test_of_numbers_that_quantiles_scale_the_values_are_told_and_not_their_places(scaled, capsys):
-    data_tables.print_dataset(scaled)
+    data.print_dataset(scaled)
     lines = [line.rstrip().split(maxsplit=3) for line in capsys.readouterr().out.splitlines()]
     assert ["age", "number", "0", "mean 47.5, deviation 12"] in lines
     assert ["income", "number", "0", "from 0 to 1.2e+05, scaled by quantiles"] in lines
@@ -89,11 +89,11 @@ def test_metadata_are_shown_as_the_test_split_has_them(capsys, tmp_path, monkeyp
     Path("test_metadata.json").write_text(json.dumps(kept))
     plain = dataset(Column(name="age", kind="number"), mean=(0.5,), deviation=(1.0,))
     assert data_folders.metadata(plain) == {}
-    data_tables.print_metadata({})
+    data.print_metadata({})
     assert capsys.readouterr().out == ""
     test = plain.splits["train"].model_copy(update={"num_examples": 4, "features": {}})
     prepared = plain.model_copy(update={"metadata": "test_metadata.json", "splits": {"test": test}})
-    data_tables.print_metadata(data_folders.metadata(prepared))
+    data.print_metadata(data_folders.metadata(prepared))
     assert [line.split() for line in capsys.readouterr().out.splitlines()[1:]] == [
         ["metadata", "kind", "missing", "in", "the", "test", "split"],
         ["clinic", "category", "1", "2", "different", "values"],
@@ -117,7 +117,7 @@ def test_metadata_are_shown_as_the_test_split_has_them(capsys, tmp_path, monkeyp
 
 
 def test_of_many_numbers_in_one_column_no_mean_is_printed(capsys):
-    data_tables.print_dataset(
+    data.print_dataset(
         dataset(Column(name="pixels", kind="number", width=784), mean=(0.5,) * 784, deviation=(0.25,) * 784)
     )
     out = capsys.readouterr().out

@@ -1,8 +1,6 @@
 import json
-import subprocess
-import sys
-import threading
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -10,13 +8,14 @@ from flows.operate import notifications
 from tasks.system.errors import StratagemError, UserError
 from tasks.system.machine import free_ports
 from tests.flows.receiver import Receiver
-from tests.tasks.written_runs import write_run
 
-TELL = """
-import sys
-from flows.operate import notifications
-notifications.tell("gate", "the same", "a model", sys.argv[1])
-"""
+# A retry waits for two seconds, and a test does not.
+pytestmark = pytest.mark.usefixtures("_without_pauses")
+
+
+@pytest.fixture
+def _without_pauses(monkeypatch):
+    monkeypatch.setattr(notifications, "PAUSE_SECONDS", 0.0)
 
 
 @pytest.fixture
@@ -34,72 +33,56 @@ def _kept() -> str:
     return "".join(path.read_text() for path in Path("mlruns").rglob("*") if path.is_file())
 
 
-@pytest.mark.slow
-def test_what_nobody_hears_is_told_once_when_somebody_listens(receiver, capfd):
-    notifications.tell("drift", "digits 1", "the data\nhave changed", "by a lot")
-    notifications.tell("failure", "a run", "a run failed", f"{receiver.password} in 0123456789-a-token-of-a-service")
-    notifications.tell("drift", "digits 1", "the data have changed", "seen by another process")
-    assert notifications.num_waiting() == 2
-    said = capfd.readouterr().err
-    assert said.count("warning: STRATAGEM_NOTIFY: json:... does not take it") == 1, said
+def test_a_notice_that_nobody_takes_is_lost_with_a_warning_and_shows_no_secret(receiver, capfd):
     receiver.start()
     receiver.status = 500
-    assert notifications.deliver() == 2
-    receiver.status = 200
-    assert notifications.deliver() == 0
-    assert receiver.titles() == ["stratagem: the data have changed", "stratagem: a run failed"]
-    assert [told["type"] for told in receiver.told] == ["warning", "failure"]
-    assert receiver.told[0]["message"].startswith("by a lot\n\n20")
-    # Also when another process sees the same later.
-    notifications.tell("drift", "digits 1", "the data have changed", "again")
-    assert notifications.deliver() == 0
-    assert len(receiver.told) == 2
-    for text in (said + capfd.readouterr().err, _kept(), json.dumps(receiver.told)):
+    notifications.tell("failure", "a run failed", f"{receiver.password} in 0123456789-a-token-of-a-service")
+    said = capfd.readouterr().err
+    assert said.count("warning: STRATAGEM_NOTIFY: json:... does not take it") == 1, said
+    assert receiver.asked == 3
+    assert "a run failed: json:... does not take it" in notifications.last_lost()
+    for text in (said, _kept()):
         assert receiver.password not in text
         assert "a-token-of-a-service" not in text
+    receiver.status = 200
+    notifications.tell("drift", "the data\nhave changed", "by a lot")
+    assert notifications.last_lost() is None
+    assert receiver.titles() == ["stratagem: the data have changed"]
+    assert receiver.told[0]["type"] == "warning"
+    assert receiver.told[0]["message"].startswith("by a lot\n\n20")
+    assert receiver.password not in json.dumps(receiver.told)
 
 
-def test_of_two_who_are_told_each_is_told_once(receiver, monkeypatch):
+def test_an_address_that_answers_late_is_tried_again(receiver):
+    receiver.start()
+    receiver.failures = 2
+    notifications.tell("gate", "a model", "is the champion")
+    assert (receiver.asked, receiver.titles()) == (3, ["stratagem: a model"])
+
+
+def test_each_address_is_told_though_another_one_does_not_listen(receiver, monkeypatch, capfd):
     other = Receiver(free_ports(1)[0], "other-password")
-    both = f"json://me:{receiver.password}@127.0.0.1:{receiver.port} json://me:other-password@127.0.0.1:{other.port}"
+    both = f"json://me:other-password@127.0.0.1:{other.port} json://me:{receiver.password}@127.0.0.1:{receiver.port}"
     monkeypatch.setenv(notifications.VARIABLE, both)
     receiver.start()
-    notifications.tell("gate", "a run", "a model", "is the champion")
-    assert (len(receiver.told), notifications.deliver()) == (1, 1)
-    other.start()
-    assert notifications.deliver() == 0
-    other.close()
-    assert (receiver.titles(), other.titles()) == (["stratagem: a model"],) * 2
+    notifications.tell("gate", "a model", "is the champion")
+    assert receiver.titles() == ["stratagem: a model"]
+    assert capfd.readouterr().err.count("warning") == 1
 
 
-def test_two_processes_that_see_the_same_tell_it_once(receiver):
-    receiver.start()
-    processes = [subprocess.Popen([sys.executable, "-c", TELL, name]) for name in ("one", "other")]
-    threads = [threading.Thread(target=notifications.tell, args=("gate", "the same", "a model", "here"))]
-    for thread in threads:
-        thread.start()
-    assert [process.wait(120) for process in processes] == [0, 0]
-    for thread in threads:
-        thread.join()
-    assert (notifications.deliver(), receiver.titles()) == (0, ["stratagem: a model"])
-
-
-def test_nobody_is_told_where_nobody_is_named_and_what_waits_stays(receiver, monkeypatch):
-    notifications.tell("gate", "a run", "a model", "is the champion")
+def test_nobody_is_told_where_nobody_is_named(receiver, monkeypatch):
     monkeypatch.delenv(notifications.VARIABLE)
-    assert notifications.deliver() == 1
-    notifications.tell("gate", "another run", "a model", "is not the champion")
-    assert notifications.num_waiting() == 1
-    (waiting,) = Path("mlruns/notifications/waiting").iterdir()
-    waiting.write_text("{half")
-    assert notifications.deliver() == 1
+    receiver.start()
+    notifications.tell("gate", "a model", "is the champion")
+    assert receiver.asked == 0
 
 
-def test_a_restart_is_told_once_in_each_sitting(receiver):
-    run = write_run(1)
-    for sitting, reasons in (("a 1", ["worker 1 died"]), ("a 1", ["worker 1 died"]), ("b 1", ["worker 1 died"] * 2)):
-        notifications.tell_restarts(run, sitting, reasons)
-    assert notifications.num_waiting() == 3
+def test_drift_is_told_once_for_each_data_version(receiver):
+    receiver.start()
+    drifted = SimpleNamespace(findings={"drift": SimpleNamespace(text="the mean has moved")})
+    for version in ("1", "1", "2"):
+        notifications.tell_drift(SimpleNamespace(name="digits", data_version=version), drifted)
+    assert receiver.titles() == ["stratagem: the data of digits have changed"] * 2
 
 
 def test_an_address_that_nobody_knows_is_refused_without_being_shown(project, monkeypatch):

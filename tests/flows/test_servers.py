@@ -58,7 +58,7 @@ def test_two_projects_keep_no_server_on_one_database(project, monkeypatch, tmp_p
     monkeypatch.delenv("STRATAGEM_NOTIFY", raising=False)
     monkeypatch.setenv("PREFECT_HOME", str(tmp_path / "home"))
     with (
-        operation.database_lock(tmp_path / "home"),
+        operation.lock(tmp_path / "home" / "up.lock"),
         pytest.raises(UserError, match=r"PREFECT_HOME = .*/home: .* another"),
     ):
         supervisor.keep(lambda: None)

@@ -11,7 +11,7 @@ from flows import training_log
 SAID = [
     (
         [["train/loss", 0.5, 1, 1200], ["train/accuracy", 0.98765, 1, 1200]],
-        "step 1,200: train/loss 0.5, train/accuracy 0.9877",
+        (1200, "step 1,200: train/loss 0.5, train/accuracy 0.9877"),
     ),
     ([["system/cpu_utilization_percentage", 50.0, 1, 3]], None),
     ([], None),
@@ -27,11 +27,11 @@ def test_an_epoch_is_one_line_and_other_numbers_are_none(points, said):
 def test_half_a_line_counts_when_it_is_whole(tmp_path):
     (path := tmp_path / "metrics.jsonl").write_text('\n[["train/loss", 2.0, 1, 1]]\n[["train/lo')
     lines = training_log._lines(path, 0)
-    assert [training_log.describe(line) for line in lines] == [None, "step 1: train/loss 2"]
+    assert [training_log.describe(line) for line in lines] == [None, (1, "step 1: train/loss 2")]
     with path.open("a") as file:
         file.write('ss", 1.0, 1, 2]]\n')
     (line,) = training_log._lines(path, len(b"".join(lines)))
-    assert training_log.describe(line) == "step 2: train/loss 1"
+    assert training_log.describe(line) == (2, "step 2: train/loss 1")
     assert training_log._lines(tmp_path / "none", 0) == []
 
 

@@ -92,8 +92,8 @@ sys.stdin.read()
 
 def test_a_stage_is_waited_for_no_longer_than_it_takes_to_save_a_step(project):
     """It waits for its command, which is stopped meanwhile."""
-    record = f"guard.GRACE_SECONDS, guard.RECORD_SECONDS = 1.0, {PATIENCE_SECONDS}"
-    program = f"from tasks.process import guard; {record}; import sys; sys.exit(guard.run_guarded(sys.argv[1:]))"
+    record = f"lifetime.GRACE_SECONDS, lifetime.RECORD_SECONDS = 1.0, {PATIENCE_SECONDS}"
+    program = f"from tasks.system import lifetime; {record}; import sys; sys.exit(lifetime.run_guarded(sys.argv[1:]))"
     command = [sys.executable, "-c", program, sys.executable, "-c", STARTS_A_STAGE, STAGE]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as guard:
         assert guard.stdout.readline() == b"ready\n"

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from flows.cli import run_tables
+from flows.cli import runs as run_commands
 from tasks import config, records, runs
 from tasks.operations import checkout, reproduce, trace
 from tasks.process import child
@@ -179,7 +179,7 @@ def test_a_run_that_was_resumed_as_another_training_is_refused_and_says_so_every
     assert ("resumed with others", (both, None)) in runs.compare(run, trained).differences.items()
     links = trace.trace(run.run_id).link.up
     assert {link.facts.get("resumed with") for link in links if link.kind == "settings"} == {both}
-    run_tables.print_details(runs.show(run))
+    run_commands.print_details(runs.show(run))
     assert both in " ".join(capsys.readouterr().out.split())
     assert "train.epochs 2 up to step 82, then 10" in str(overview.origin(material.load(run)))
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from flows.cli import run_tables
+from flows.cli import runs as run_commands
 from tasks import config, records, runs
 from tasks.modeling import metrics
 from tasks.operations import pipeline
@@ -254,7 +254,7 @@ def test_two_runs_differ_in_settings_data_code_metrics_and_speed(three):
 def test_a_run_that_was_not_evaluated_is_named_where_metrics_are_compared(capsys):
     measured = MetricPair(first=0.9, second=None, first_interval=(0.8, 0.95))
     found = RunDifference(first="a" * 32, second="b" * 32, differences={"epochs": (1, 2)}, metrics={"test/x": measured})
-    run_tables.print_difference(found)
+    run_commands.print_difference(found)
     said = " ".join(capsys.readouterr().out.split())
     assert "of 95 %; bbbbbbbb was not evaluated (stratagem evaluate --run bbbbbbbb)" in said
 

@@ -4,12 +4,11 @@ The parameters of a command are its options, however many it has.
 """
 
 import sys
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from flows.cli import completion
+from flows.cli import completion, tables
 from flows.cli.command import NO_SETTINGS, AllowChanges, Debug, Fresh, Json, Recipe, Resume, Set, check_resume, command
 
 RunId = Annotated[
@@ -46,7 +45,6 @@ def prepare(
 
 def _data(stage: str, recipe: str | None, overrides: list[str], force: bool, json: bool, debug: bool) -> None:
     with command(debug):
-        from flows.cli import tables
         from tasks import config
         from tasks.operations import dvc_data, preconditions
 
@@ -69,7 +67,6 @@ def train(
     An unfinished run with the same settings, data and code is resumed.
     """
     with command(debug):
-        from flows.cli import tables
         from tasks import config
         from tasks.operations import dvc_data, pipeline, preconditions
         from tasks.process import client
@@ -105,7 +102,6 @@ def evaluate(
 ) -> None:
     """Evaluate a checkpoint of a run: --set evaluate.checkpoint=latest, best or a step."""
     with command(debug):
-        from flows.cli import tables
         from tasks import config
         from tasks.operations import pipeline
         from tasks.process import client
@@ -135,7 +131,6 @@ def register(
     It gets register.alias, and @champion if it is shown to be better than the champion on the same test rows.
     """
     with command(debug):
-        from flows.cli import tables
         from tasks import config, runs
         from tasks.operations import pipeline
         from tasks.process import client
@@ -174,61 +169,3 @@ def report(
         print(dumps({"report": str(path)}) if json else path)
         if open_page and not webbrowser.open(path.as_uri()):
             print("there is no browser to open it with", file=sys.stderr)
-
-
-def rollback(
-    model: Annotated[str, typer.Argument(metavar="MODEL", help="A registered model, such as digits-convnet2.")],
-    json: Json = False,
-    debug: Debug = False,
-) -> None:
-    """Move @champion of a registered model back to the version that had it before, if that still gives what it gave."""
-    with command(debug):
-        from flows.cli import tables
-        from tasks.operations import pipeline
-
-        tables.print_record(pipeline.rollback(model), json, ("model_name", "before", "now", "missing", "loaded_back"))
-
-
-def export(
-    run_id: Annotated[
-        str,
-        typer.Argument(
-            metavar="RUN",
-            help="A run by its id or the first letters of it; `latest`; models:/NAME@ALIAS or models:/NAME/VERSION.",
-            autocompletion=completion.runs,
-        ),
-    ],
-    format: Annotated[
-        str,
-        typer.Option(
-            "--format",
-            metavar="NAME",
-            help="A file of tasks/serving/formats/, such as keras or savedmodel.",
-            autocompletion=completion.formats,
-        ),
-    ],
-    to: Annotated[
-        Path | None,
-        typer.Option("--to", metavar="FOLDER", help="A folder that is not there yet; without it, one of the run's."),
-    ] = None,
-    checkpoint: Annotated[
-        str | None, typer.Option("--checkpoint", metavar="latest|best", help="Without it, the latest.")
-    ] = None,
-    json: Json = False,
-    debug: Debug = False,
-) -> None:
-    """Write the model of a run as files of a format, and compare what these give with Keras on the test split.
-
-    Beside the files lies export.json: where the model comes from, what it takes and gives, and the sha256 of each file.
-    """
-    with command(debug):
-        from flows.cli import tables
-        from tasks.operations import pipeline
-        from tasks.process import client
-        from tasks.serving import formats
-
-        formats.find(format)
-        settings, prepared, running, which = pipeline.find_model(run_id, checkpoint)
-        result = client.export(settings, prepared, running, format, which, to and to.absolute())
-        client.stop_processes()
-        print(result.model_dump_json()) if json else tables.print_export(result)

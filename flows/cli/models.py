@@ -1,4 +1,4 @@
-"""The commands that use a trained model on raw inputs, without Prefect.
+"""The commands that use a trained model: `predict`, `serve-model`, `export`, `rollback`.
 
 The parameters of a command are its options, however many it has.
 """
@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from flows.cli import completion
+from flows.cli import completion, tables
 from flows.cli.command import Debug, Json, command
 
 if TYPE_CHECKING:
-    from tasks.records import Predicted
+    from tasks.records import ExportedModel, Predicted, TensorShape
 
 NO_INPUTS: list[str] = []
 MAX_PREDICTED = 6
@@ -90,10 +90,6 @@ def predict(
 
 def _print_predictions(result: "Predicted") -> None:
     """Print the first predictions, how many there are of each class, and where the file with all of them lies."""
-    from rich.console import Console
-    from rich.table import Table
-
-    from flows.cli.tables import print_rows
     from tasks.system.errors import cut
 
     several = len({row["source"] for row in result.first}) > 1
@@ -103,23 +99,20 @@ def _print_predictions(result: "Predicted") -> None:
     if not any(row["error"] for row in result.first):
         hidden |= {"error"}
     names = [name for name in (result.first[0] if result.first else ()) if name not in hidden]
-    table = Table(box=None, padding=(0, 2, 0, 0))
-    for name in names[:MAX_PREDICTED]:
-        table.add_column(name, overflow="fold", justify="right" if name.startswith(("row", "probability")) else "left")
-    for row in result.first:
-        shown = {name: row[name] if name == "error" else _cell(row[name]) for name in names[:MAX_PREDICTED]}
-        table.add_row(*shown.values())  # Of an error each word counts.
-    Console(highlight=False, markup=False).print(table)
+    shown = names[:MAX_PREDICTED]
+    # Of an error each word counts.
+    rows = [[row[name] if name == "error" else _cell(row[name]) for name in shown] for row in result.first]
+    tables.print_table(shown, rows, right=[name for name in shown if name.startswith(("row", "probability"))])
     if len(names) > MAX_PREDICTED:
         print(f"and {len(names) - MAX_PREDICTED} columns more: --output or --format has all")
     if (more := result.num_examples - len(result.first)) > 0:
         print(f"and {more:,} examples more" + ("" if result.output else ": --output or --format has all"))
     most = sorted(result.counts.items(), key=lambda one: (-one[1], one[0]))
     counts = cut(", ".join(f"{name}: {count:,}" for name, count in most))
-    rows = {"model": result.model, "examples": f"{result.num_examples:,}, {result.num_failed:,} failed"}
-    rows |= {"predicted": counts} if counts else {}
+    about = {"model": result.model, "examples": f"{result.num_examples:,}, {result.num_failed:,} failed"}
+    about |= {"predicted": counts} if counts else {}
     print()
-    print_rows(rows | {"on": ", ".join(result.devices), "seconds": f"{result.seconds:.1f}"})
+    tables.print_rows(about | {"on": ", ".join(result.devices), "seconds": f"{result.seconds:.1f}"})
     if result.output is not None:
         print(result.output)
 
@@ -171,3 +164,83 @@ def serve_model(
             print("Ctrl-C ends it.", flush=True)
 
         model_use.serve(model, port, poll, key, tell)
+
+
+def export(
+    run_id: Annotated[
+        str,
+        typer.Argument(
+            metavar="RUN",
+            help="A run by its id or the first letters of it; `latest`; models:/NAME@ALIAS or models:/NAME/VERSION.",
+            autocompletion=completion.runs,
+        ),
+    ],
+    format: Annotated[
+        str,
+        typer.Option(
+            "--format",
+            metavar="NAME",
+            help="A file of tasks/serving/formats/, such as keras or savedmodel.",
+            autocompletion=completion.formats,
+        ),
+    ],
+    to: Annotated[
+        Path | None,
+        typer.Option("--to", metavar="FOLDER", help="A folder that is not there yet; without it, one of the run's."),
+    ] = None,
+    checkpoint: Annotated[
+        str | None, typer.Option("--checkpoint", metavar="latest|best", help="Without it, the latest.")
+    ] = None,
+    json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Write the model of a run as files of a format, and compare what these give with Keras on the test split.
+
+    Beside the files lies export.json: where the model comes from, what it takes and gives, and the sha256 of each file.
+    """
+    with command(debug):
+        from tasks.operations import pipeline
+        from tasks.process import client
+        from tasks.serving import formats
+
+        formats.find(format)
+        settings, prepared, running, which = pipeline.find_model(run_id, checkpoint)
+        result = client.export(settings, prepared, running, format, which, to and to.absolute())
+        client.stop_processes()
+        print(result.model_dump_json()) if json else print_export(result)
+
+
+def print_export(result: "ExportedModel") -> None:
+    """Print what an export ends with: what the model takes and gives, how far it is from Keras, where it lies."""
+    from tasks.records import HEADLINES
+
+    rows = {
+        "run": result.run_id,
+        "checkpoint": result.checkpoint,
+        "format": result.format,
+        "takes": ", ".join(f"{one.name}: {_shape(one)}" for one in result.inputs),
+        "gives": ", ".join(map(_shape, result.outputs)),
+        "checked": f"{result.num_examples:,} test examples, at most {result.max_difference:.2g} from Keras",
+        "files": ", ".join(result.files),
+    }
+    if result.metrics and result.keras_metrics:
+        name = next(f"test/{name}" for name in HEADLINES.values() if f"test/{name}" in result.metrics)
+        rows["rounded"] = f"{name} {result.metrics[name]:.4f}, Keras' {result.keras_metrics[name]:.4f}"
+    tables.print_rows(rows)
+    print(result.folder)  # On a line of its own, as nothing shorter can be opened.
+
+
+def _shape(one: "TensorShape") -> str:
+    return f"{one.dtype} ({', '.join(str(size or 'any') for size in one.shape)})"
+
+
+def rollback(
+    model: Annotated[str, typer.Argument(metavar="MODEL", help="A registered model, such as digits-convnet2.")],
+    json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Move @champion of a registered model back to the version that had it before, if that still gives what it gave."""
+    with command(debug):
+        from tasks.operations import pipeline
+
+        tables.print_record(pipeline.rollback(model), json, ("model_name", "before", "now", "missing", "loaded_back"))

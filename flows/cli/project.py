@@ -1,0 +1,168 @@
+"""The commands about a project and its machine: `init`, `doctor`, `recipes`, `strategies`."""
+
+from collections import Counter
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from flows.cli import completion, tables
+from flows.cli.command import Debug, Json, command
+
+if TYPE_CHECKING:
+    from tasks.records import Health
+
+
+def init(
+    folder: Annotated[str, typer.Argument(metavar="FOLDER", help="A new folder; or one without files of these names.")],
+    git: Annotated[
+        bool | None,
+        typer.Option("--git/--no-git", help="Make a git repository there. Without either, where it is in none."),
+    ] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only tell what would be made; nothing is.")] = False,
+    json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Make a new project: params.yaml, recipes, the dataset digits, what DVC and Prefect need.
+
+    The code is no part of it, and stays where it is installed.
+    """
+    with command(debug):
+        from shlex import quote
+
+        from tasks.operations import new_project
+        from tasks.system.errors import UserError
+
+        if not folder:  # A variable of a shell that is not set: as a path it would be the current folder.
+            raise UserError("FOLDER is empty: name the folder of the new project; . is this one")
+        made = new_project.make(Path(folder), git, dry_run)
+        if json:
+            print(made.model_dump_json())
+            return
+        if dry_run:
+            print(f"would make {made.folder}" + (", a git repository, with" if made.git else " with"))
+            print("\n".join(made.files))
+            return
+        print(f"made {made.folder}: {len(made.files)} files" + (", and a git repository" if made.git else ""))
+        print(f"next: cd {quote(folder)} && stratagem run")
+        if made.git:
+            print("      git add --all && git commit -m 'The project', so that runs name a commit")
+
+
+def doctor(
+    checks: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="CHECK", help="Such as disk or dvc; without one, all.", autocompletion=completion.checks
+        ),
+    ] = None,
+    devices: Annotated[
+        bool, typer.Option("--devices", help="Also ask TensorFlow which devices it sees: some seconds.")
+    ] = False,
+    json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Look at this machine and this project, and say what is wrong and which command mends it.
+
+    It changes nothing. The exit code is 1 where there is an error; a warning alone is 0.
+    """
+    with command(debug):
+        from tasks.operations import doctor
+
+        health = doctor.examine(checks or (), devices)
+        print(health.model_dump_json()) if json else print_health(health)
+    if health.worst == "error":
+        raise typer.Exit(1)
+
+
+def print_health(health: "Health") -> None:
+    """Print a finding a line, and below one that is no good what mends it."""
+    from rich.text import Text
+
+    from tasks.records import LEVELS
+
+    rows: list[tuple[Text, ...]] = []
+    colours = {"ok": "green", "warning": "yellow", "error": "red"}
+    for finding in health.findings:
+        level = Text(finding.level, style=colours[finding.level])
+        rows.append((level, Text(finding.check), Text(finding.text)))
+        if finding.mend is not None:
+            rows.append((Text(), Text(), Text(f"-> {finding.mend}")))
+    tables.print_table(("level", "check", "text"), rows, whole=("level", "check"), show_header=False)
+    counts = Counter(finding.level for finding in health.findings)
+    print(", ".join(f"{counts[level]} {level}" for level in reversed(LEVELS) if counts[level]))
+
+
+def recipes(json: Json = False) -> None:
+    """List the recipes."""
+    with command(False):
+        from json import dumps
+
+        from tasks import config
+
+        known = config.recipes(config.project_root())
+        if json:
+            print(dumps({name: str(path) for name, path in known.items()}))
+            return
+        tables.print_table(("recipe", "what it is"), [(name, _description(path)) for name, path in known.items()])
+
+
+def _description(recipe: Path) -> str:
+    """Return what a recipe's first comment says it is: all of its lines, up to the first command to type."""
+    lines = []
+    for line in recipe.read_text(encoding="utf-8").splitlines():
+        said = line.removeprefix("#")
+        if said == line or said.startswith("  ") or not said.strip():
+            break
+        lines.append(said.strip())
+    return " ".join(lines)
+
+
+def strategies(
+    json: Json = False,
+    markdown: Annotated[bool, typer.Option("--markdown", help="Print the table that docs/strategies.md has.")] = False,
+) -> None:
+    """List the strategies and what each offers, with the reasons for what it does not."""
+    with command(False):
+        from json import dumps
+
+        from tasks import config, reports
+
+        if json:
+            offers, kinds = reports.offers(), config.strategy_kinds()
+            offered = {
+                kind: {
+                    "backend": section.backend,
+                    "loops": section.loops,
+                    "offers": [feature for feature in offers if offers[feature][kind] is None],
+                    "refuses": {feature: by[kind] for feature, by in offers.items() if by[kind] is not None},
+                }
+                for kind, section in kinds.items()
+            }
+            print(dumps(offered))
+        elif markdown:
+            print(reports.offers_page(), end="")
+        else:
+            print_strategies()
+
+
+def print_strategies() -> None:
+    """Print what each strategy offers, with the reasons for what it does not."""
+    from tasks import config, reports
+
+    rows, reasons = reports.offers_cells()
+    kinds = config.strategy_kinds()
+    headings = [kind.replace("_", "_\n") for kind in kinds]
+    cells = [(_fold(feature, 22), *marks) for feature, *marks in rows]
+    tables.print_table(("--set", *headings), cells, bottom=headings, gap=1)
+    tables.print_rows(reasons)
+    for backend in dict.fromkeys(section.backend for section in kinds.values()):
+        print(f"on {backend}: {', '.join(kind for kind in kinds if kinds[kind].backend == backend)}")
+
+
+def _fold(name: str, width: int) -> str:
+    """Return a long name in two lines, broken after `=`, `_` or `.`."""
+    if len(name) <= width:
+        return name
+    cut = max(name.rfind(sign, 0, width) for sign in "=_.") + 1
+    return f"{name[:cut]}\n {name[cut:]}"
