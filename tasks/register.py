@@ -9,11 +9,12 @@ from tasks.evaluation import gate, predictions
 from tasks.evaluation.predictions import Predictions
 from tasks.modeling import metrics
 from tasks.records import EvaluationResult, Judgement, PreparedDataset, RegisteredModel, Run, TrainingResult
-from tasks.runs import lineage, model_versions
+from tasks.runs import lineage
 from tasks.serving import loaded_back
 from tasks.serving.loaded_back import Apart
 from tasks.system import files
 from tasks.system.errors import StratagemError
+from tasks.tracking import trained_models
 
 
 class Evaluated(NamedTuple):
@@ -53,7 +54,7 @@ def register(
         StratagemError: MLflow did not make the version ready.
     """
     gate.check(settings, prepared)
-    name = model_versions.name_of(settings, prepared.name)
+    name = trained_models.name_of(settings, prepared.name)
     exported = {
         training.best_checkpoint: (training.best_model, training.best_weights_digest),
         training.checkpoint: (training.final_model, training.weights_digest),

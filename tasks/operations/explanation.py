@@ -1,6 +1,6 @@
 """What `run`, `compare`, `sweep` or `data add` would do: its steps, which of them are done already, and where each
-setting comes from. Nothing is started, and only what makes the next look faster (mlruns/catalogue.db, mlruns/code.json)
-is written. What the command would refuse is refused.
+setting comes from. Nothing is started, and only what makes the next look faster (mlruns/code.json) is written. What the
+command would refuse is refused.
 """
 
 import sys

@@ -6,6 +6,7 @@ are.
 """
 
 import json
+import shutil
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -18,11 +19,10 @@ from tasks import config, records, runs
 from tasks.operations import checkout, pipeline, preconditions
 from tasks.process.child import run_command, run_stage
 from tasks.records import Change, EvaluationResult, Reproduction, Run, TrainingResult
-from tasks.runs import lineage
+from tasks.runs import lineage, uncommitted
 from tasks.system import errors, machine, temporary
 from tasks.system.errors import StratagemError, UserError
 
-DIFF = "records/uncommitted.diff"
 RECORD = "records/reproduction.json"
 
 
@@ -91,7 +91,7 @@ def _checkout(run: Run, settings: config.Settings) -> Iterator[tuple[Path, list[
     with tempfile.TemporaryDirectory(dir=temporary.folder()) as made:
         folder = Path(made) / "checkout"
         checkout.write(str(run.lineage.git_commit), folder)
-        kept = root / run.folder / DIFF
+        kept = root / run.folder / uncommitted.FILE
         missing = checkout.apply(kept, folder) if kept.exists() else []
         (folder / "params.yaml").unlink(missing_ok=True)  # A link of the commit would lead to a file of the user's.
         (folder / "params.yaml").write_text(yaml.safe_dump(run.settings, sort_keys=False), encoding="utf-8")
@@ -240,13 +240,12 @@ def _train(run: Run, folder: Path) -> Run:
 def _put_down_commit(run: Run, new: Run) -> None:
     """Let a run's record say of which commit it is: the folder that it was trained in has no repository."""
     root, known = config.project_root(), run.lineage.model_dump(include={"git_commit", "git_dirty"})
-    if (kept := root / run.folder / DIFF).exists():
-        (root / new.folder / DIFF).write_bytes(kept.read_bytes())
+    if (kept := root / run.folder / uncommitted.FILE).exists():
+        shutil.copy(kept, root / new.folder / uncommitted.FILE)  # Its mode, too.
     records.save(
         new.model_copy(update={"lineage": new.lineage.model_copy(update=known)}),
         root / new.folder / "records" / "run.json",
     )
-    runs.forget(new.folder)
 
 
 def judge(run: Run, new: Run, settings: config.Settings, changes: list[Change]) -> Reproduction:

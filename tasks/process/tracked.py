@@ -33,7 +33,6 @@ from tasks.register import register as register_stage
 from tasks.reports import comparison_html, page, side_by_side, sweep_page
 from tasks.runs import lineage, uncommitted
 from tasks.serving.loaded_back import Apart
-from tasks.system import files
 from tasks.train import check
 from tasks.train import train as train_stage
 from tasks.training import initial
@@ -70,13 +69,9 @@ def start_run(
 
 
 def _keep_changes(run: Run) -> None:
-    """Keep the changes since the run's commit in its folder and in MLflow."""
-    root = config.project_root()
-    if (text := uncommitted.changes(root)) is not None:
-        path = root / run.folder / "records" / "uncommitted.diff"
-        with files.replacing(path) as temporary:
-            temporary.write_text(text, encoding="utf-8")
-        tracking.log_files(run, [path], "source")
+    """Keep what differs from the commit that the run names in its folder; MLflow gets the digest."""
+    if (digest := uncommitted.keep_changes(run)) is not None:
+        tracking.set_tags(run, {"uncommitted_digest": digest})
 
 
 def start_comparison(

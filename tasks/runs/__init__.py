@@ -1,10 +1,9 @@
-"""The runs in mlruns/: which are at work (`locks`), and whose they are (`identity`); how the others ended (`outcome`);
-which one a command resumes (`index`, `resume`, `comparisons`); what killed processes left (`leftovers`); what is known
-of all without reading them again (`catalogue`); how they look in a list (`listing`) and by themselves (`details`);
-which of them need no room on the disk any more (`pruning`); and what Prefect was not told of (`unreported`)."""
+"""The runs in mlruns/: which there are (`entries`, `index`), which are at work and what killed processes left
+(`locks`), whose they are (`identity`), how they ended and what their stages left (`outcome`), which one a command
+resumes (`index`, `resume`), how they look in a list (`listing`) and by themselves (`details`), and which need no room
+on the disk any more (`pruning`). Where a run comes from (`lineage`, `uncommitted`), and its copy elsewhere (`remote`).
+"""
 
-from tasks.runs.catalogue import forget
-from tasks.runs.comparisons import find_unfinished_comparison, load_progress, save_progress
 from tasks.runs.details import compare, show
 from tasks.runs.identity import boot_id, process_space, project_id, store_name
 from tasks.runs.index import (
@@ -24,7 +23,6 @@ from tasks.runs.index import (
     sweeps,
     undelivered,
 )
-from tasks.runs.leftovers import remove_leftovers
 from tasks.runs.listing import FIGURES, RunFilter, list_runs, lower_is_better, moment
 from tasks.runs.locks import (
     RunLock,
@@ -37,9 +35,11 @@ from tasks.runs.locks import (
     lock,
     lock_run,
     refuse_locked,
+    remove_leftovers,
 )
 from tasks.runs.outcome import (
     forget_results,
+    keep_unreported,
     load_evaluation,
     load_limits,
     load_result,
@@ -51,15 +51,18 @@ from tasks.runs.outcome import (
     save_result,
     set_status,
     status,
+    unreported,
 )
 from tasks.runs.pruning import Selection, prune
 from tasks.runs.resume import (
     changes_without_result,
     differences,
+    find_unfinished_comparison,
     forget_what_changed,
+    load_progress,
     refuse_other_training,
     refuse_resume,
+    save_progress,
     what_changed,
     why_not_resumed,
 )
-from tasks.runs.unreported import keep_unreported, unreported

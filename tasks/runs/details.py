@@ -6,18 +6,15 @@ from typing import Any
 
 from tasks import config, records
 from tasks.records import (
-    EvaluationResult,
     Kept,
     R,
-    RegisteredModel,
     Reproduction,
     Run,
     RunDetails,
     RunDifference,
     RunSummary,
-    TrainingResult,
 )
-from tasks.runs import catalogue, outcome
+from tasks.runs.entries import find_entry
 from tasks.runs.listing import line_of
 from tasks.system import files
 from tasks.system.errors import UserError
@@ -29,14 +26,14 @@ def show(run: Run) -> RunDetails:
     Raises:
         UserError: params.yaml cannot be read; or the run was removed meanwhile.
     """
-    training, evaluation = _result(run, TrainingResult), _result(run, EvaluationResult)
-    registered, summary = _result(run, RegisteredModel), _summary(run)
-    entries = catalogue.query("folder = ?", run.folder)
-    if not entries or entries[0].run_id is None:
+    summary = _load(run, "summary.json", RunSummary)
+    reproduction = _load(run, "records/reproduction.json", Reproduction)
+    entry = find_entry(run)
+    if entry is None:
         raise UserError(f"run {run.run_id} is not in {run.folder} any more, or cannot be read there")
-    ended = outcome.status(run)
+    training, evaluation, registered, ended = entry.training, entry.evaluation, entry.registration, entry.status
     return RunDetails(
-        run=line_of(entries[0]),
+        run=line_of(entry),
         folder=run.folder,
         reason=ended.reason if ended else None,
         lineage=run.lineage,
@@ -59,7 +56,8 @@ def show(run: Run) -> RunDetails:
         judgement=registered.judgement.told if registered and registered.judgement else None,
         notes=registered.notes if registered else (),
         changed=run.changed,
-        reproduces=_reproduces(run),
+        # Which run this one was trained to reproduce, and what came of it.
+        reproduces=f"{reproduction.run_id}: {reproduction.reason}" if reproduction else None,
     )
 
 
@@ -110,23 +108,10 @@ def _different(first: dict[str, Any], second: dict[str, Any]) -> dict[str, tuple
     return {key: (before.get(key), now.get(key)) for key in keys if before.get(key) != now.get(key)}
 
 
-def _result(run: Run, record_type: type[R]) -> R | None:
+def _load(run: Run, file: str, record_type: type[R]) -> R | None:
+    """Return a record in a run's folder, None where it is missing or cannot be read."""
     with contextlib.suppress(UserError):
-        return outcome.load_result(run, record_type)
-    return None
-
-
-def _summary(run: Run) -> RunSummary | None:
-    with contextlib.suppress(UserError):
-        return records.load(RunSummary, config.project_root() / run.folder / "summary.json")
-    return None
-
-
-def _reproduces(run: Run) -> str | None:
-    """Return which run this one was trained to reproduce, and what came of it."""
-    with contextlib.suppress(UserError):
-        kept = records.load(Reproduction, config.project_root() / run.folder / "records" / "reproduction.json")
-        return f"{kept.run_id}: {kept.reason}"
+        return records.load(record_type, config.project_root() / run.folder / file)
     return None
 
 

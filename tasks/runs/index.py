@@ -5,7 +5,7 @@ import re
 
 from tasks import config, records
 from tasks.records import Run
-from tasks.runs import catalogue
+from tasks.runs.entries import PLACES, find_entries
 from tasks.runs.outcome import is_pruned, nonfinite_steps, status
 from tasks.system import errors
 from tasks.system.errors import UserError
@@ -13,12 +13,6 @@ from tasks.system.errors import UserError
 # As MLflow and ``uuid4().hex`` write it.
 ID = re.compile("[0-9a-f]{32}")
 PREFIX = re.compile("[0-9a-f]{1,32}")
-
-# What is the parent of other runs.
-PARENTS = ("comparisons", "sweeps")
-# Of training runs that can be read.
-RUNS = "folder LIKE 'mlruns/runs/%' AND run_id IS NOT NULL"
-NEWEST_FIRST = "ORDER BY number DESC, changed DESC"
 
 
 def is_id(text: str) -> bool:
@@ -34,7 +28,7 @@ def find(run_id: str) -> Run:
     """
     path = config.project_root() / "mlruns" / "runs" / run_id / "records" / "run.json"
     if not is_id(run_id) or not path.exists():
-        known = [str(entry.run_id) for entry in catalogue.query(f"{RUNS} {NEWEST_FIRST}")]
+        known = [entry.run.run_id for entry in find_entries("runs")]
         see = f"the newest runs: {', '.join(known[:5])}" if known else "there is none yet"
         raise UserError(errors.one_of("run", run_id, known, see))
     return records.load(Run, path)
@@ -49,9 +43,7 @@ def resolve(name: str) -> Run:
     if name == "latest":
         return newest(None)
     if PREFIX.fullmatch(name):
-        found = [
-            str(entry.run_id) for entry in catalogue.query(f"{RUNS} AND substr(run_id, 1, ?) = ?", len(name), name)
-        ]
+        found = [entry.run.run_id for entry in find_entries("runs") if entry.run.run_id.startswith(name)]
         if len(found) > 1:
             raise UserError(
                 f"run '{name}': {len(found):,} runs begin so: {errors.listed(sorted(found), 5)}. Give more of it"
@@ -77,9 +69,9 @@ def newest(dataset: str | None) -> Run:
     Raises:
         UserError: there is none.
     """
-    run = _first("1") if dataset is None else _first("dataset = ?", dataset)
-    if run is not None:
-        return run
+    for entry in find_entries("runs"):
+        if dataset in (None, entry.dataset):
+            return entry.run
     on = "" if dataset is None else f" on {dataset}"
     raise UserError(f"there is no run{on} in mlruns/: train one first, or name a run with --run")
 
@@ -90,8 +82,8 @@ def find_unfinished(settings: config.Settings, wanted: records.Lineage) -> Run |
     The caller holds the key of the settings, so none of them is at work. A run of a comparison is left to it; one whose
     loss was not a number would come to the same end again.
     """
-    same = (wanted.data_version, wanted.settings_digest, wanted.code_digest)
-    run = _first("parent_run_id IS NULL AND data_version IS ? AND settings_digest IS ? AND code_digest IS ?", *same)
+    found = [entry.run for entry in find_entries("runs") if entry.run.parent_run_id is None]
+    run = next((run for run in found if is_same_training(run.lineage, wanted)), None)
     ended = status(run) if run is not None else None
     if run is None or ended is None or ended.status == "FINISHED" or is_pruned(run):
         return None
@@ -99,13 +91,10 @@ def find_unfinished(settings: config.Settings, wanted: records.Lineage) -> Run |
     return None if len(nonfinite_steps(run)) > allowed else run
 
 
-def _first(condition: str, *values: object) -> Run | None:
-    """Return the newest run for which a condition on its entry holds, read from its own file."""
-    while found := catalogue.query(f"{RUNS} AND {condition} {NEWEST_FIRST} LIMIT 1", *values):
-        if (run := load(found[0].folder)) is not None:
-            return run
-        catalogue.forget(found[0].folder)  # It was readable when it was read.
-    return None
+def is_same_training(one: records.Lineage, other: records.Lineage) -> bool:
+    """Return whether two runs have the same data, settings and code."""
+    same = ("data_version", "settings_digest", "code_digest")
+    return all(getattr(one, name) == getattr(other, name) for name in same)
 
 
 def load(folder: str) -> Run | None:
@@ -124,7 +113,7 @@ def look_up(run_id: str) -> Run | None:
 
 def look_up_parent(run_id: str) -> Run | None:
     """Return the comparison or the sweep of an id, None where there is none."""
-    return next((found for place in PARENTS if (found := load(f"mlruns/{place}/{run_id}")) is not None), None)
+    return next((found for place in PLACES[1:] if (found := load(f"mlruns/{place}/{run_id}")) is not None), None)
 
 
 def kind_of_parent(run_id: str) -> str:
@@ -134,34 +123,29 @@ def kind_of_parent(run_id: str) -> str:
 
 def children(run_id: str) -> list[Run]:
     """Return the runs of a comparison or a sweep, the newest first."""
-    found = (load(entry.folder) for entry in catalogue.query(f"{RUNS} AND parent_run_id = ? {NEWEST_FIRST}", run_id))
-    return [run for run in found if run is not None]
+    return [entry.run for entry in find_entries("runs") if entry.run.parent_run_id == run_id]
 
 
 def sweeps() -> list[Run]:
     """Return the sweeps that can be read, the newest first."""
-    of_sweeps = f"folder LIKE 'mlruns/sweeps/%' AND run_id IS NOT NULL {NEWEST_FIRST}"
-    found = (load(entry.folder) for entry in catalogue.query(of_sweeps))
-    return [run for run in found if run is not None]
+    return [entry.run for entry in find_entries("sweeps")]
 
 
 def find_not_final() -> list[Run]:
     """Return the runs, comparisons and sweeps that say that they are at work, or have something to tell MLflow."""
-    found = (load(entry.folder) for entry in catalogue.query("run_id IS NOT NULL AND (status = 'RUNNING' OR unsent)"))
-    return [run for run in found if run is not None]
+    return [entry.run for entry in find_entries(*PLACES) if entry.is_running or entry.is_unsent]
 
 
 def next_number() -> int:
     """Return the number of the run that is started or resumed now."""
-    return 1 + max((entry.number for entry in catalogue.query(f"1 {NEWEST_FIRST} LIMIT 1")), default=0)
+    return 1 + max((entry.run.number for entry in find_entries(*PLACES)), default=0)
 
 
 def finished() -> list[str]:
     """Return the ids of the runs that have finished."""
-    entries = catalogue.query("folder LIKE 'mlruns/runs/%' AND finished_at IS NOT NULL")
-    return [entry.folder.rpartition("/")[2] for entry in entries]
+    return [path.parent.name for path in (config.project_root() / "mlruns" / "runs").glob("*/summary.json")]
 
 
 def undelivered() -> list[str]:
     """Return the ids of runs that have something to tell MLflow."""
-    return [entry.folder.rpartition("/")[2] for entry in catalogue.query("unsent")]
+    return [entry.run.run_id for entry in find_entries(*PLACES) if entry.is_unsent]

@@ -15,7 +15,6 @@ import yaml
 from tasks import config, records
 from tasks.modeling import own_code
 from tasks.records import CodeMeanings
-from tasks.runs import catalogue
 from tasks.system.errors import UserError
 
 if TYPE_CHECKING:
@@ -60,7 +59,7 @@ def git_state(folder: Path) -> tuple[str | None, bool | None]:
     import pygit2
 
     try:
-        repository = _repository(folder)
+        repository = find_repository(folder)
         if repository is None:
             return None, None
         commit = None if repository.head_is_unborn else str(repository.head.target)
@@ -81,17 +80,15 @@ def file_at(commit: str, path: str, folder: Path) -> str | None:
     """
     import pygit2
 
-    try:
-        repository = _repository(folder)
-        if repository is None:
-            raise UserError(f"'{commit}': {folder} is under no version control, so it has no commits")
-        tree = repository.revparse_single(commit).peel(pygit2.Tree)
-    except (pygit2.GitError, KeyError, ValueError):
-        raise UserError(f"'{commit}' is no commit, branch or tag here: `git log --oneline` lists the commits") from None
+    repository, found = _find_commit(commit, folder)
+    if repository is None:
+        raise UserError(f"'{commit}': {folder} is under no version control, so it has no commits")
+    if found is None:
+        raise UserError(f"'{commit}' is no commit, branch or tag here: `git log --oneline` lists the commits")
     place = (folder / path).resolve().relative_to(Path(repository.workdir).resolve()).as_posix()
-    if place not in tree:
+    if place not in found.tree:
         return None
-    blob = tree[place]
+    blob = found.tree[place]
     return blob.data.decode() if isinstance(blob, pygit2.Blob) else None
 
 
@@ -109,16 +106,12 @@ def export(commit: str, root: Path, folder: Path) -> None:
     """
     import pygit2
 
-    try:
-        repository = _repository(root)
-        tree = repository.revparse_single(commit).peel(pygit2.Tree) if repository is not None else None
-    except (pygit2.GitError, KeyError, ValueError):
-        tree = None
-    if repository is None or tree is None:
+    repository, found = _find_commit(commit, root)
+    if repository is None or found is None:
         raise UserError(f"git commit {commit} is not in this repository: fetch it (git fetch --unshallow --all)")
     inside = root.resolve().relative_to(Path(repository.workdir).resolve()).as_posix()
     try:
-        files = tree if inside == "." else tree[inside]
+        files = found.tree if inside == "." else found.tree[inside]
     except KeyError:
         raise UserError(f"git commit {commit} has no folder {inside}, where this project lies") from None
     folder.mkdir()
@@ -130,30 +123,30 @@ def export(commit: str, root: Path, folder: Path) -> None:
 def commit_of(name: str, folder: Path) -> str | None:
     """Return the hash of what git takes for a commit: a hash or the first letters of one, a branch, a tag, ``HEAD~1``;
     None where there is none."""
-    import pygit2
-
-    try:
-        repository = _repository(folder)
-        return str(repository.revparse_single(name).peel(pygit2.Commit).id) if repository is not None else None
-    except (pygit2.GitError, KeyError, ValueError):
-        return None
+    _, found = _find_commit(name, folder)
+    return None if found is None else str(found.id)
 
 
 def subject(commit: str, folder: Path) -> str | None:
     """Return the first line of a commit's message; None where it is not in this repository."""
+    _, found = _find_commit(commit, folder)
+    return None if found is None else "".join(sign for sign in found.message.partition("\n")[0] if sign.isprintable())
+
+
+def _find_commit(name: str, folder: Path) -> "tuple[pygit2.Repository | None, pygit2.Commit | None]":
+    """Return the repository that a folder is in, and the commit that git takes a name for there; None for each that
+    there is not, or that cannot be read."""
     import pygit2
 
-    try:
-        repository = _repository(folder)
-        if repository is None:
-            return None
-        message: str = repository.revparse_single(commit).peel(pygit2.Commit).message
-        return "".join(sign for sign in message.partition("\n")[0] if sign.isprintable())
-    except (pygit2.GitError, KeyError, ValueError):
-        return None
+    repository = None
+    with contextlib.suppress(pygit2.GitError, KeyError, ValueError):
+        repository = find_repository(folder)
+        if repository is not None:
+            return repository, repository.revparse_single(name).peel(pygit2.Commit)
+    return repository, None
 
 
-def _repository(folder: Path) -> "pygit2.Repository | None":
+def find_repository(folder: Path) -> "pygit2.Repository | None":
     """Return the repository that a folder is in.
 
     Raises:
@@ -294,12 +287,11 @@ def finished_run(dataset: str, lineage: records.Lineage) -> records.RunSummary |
     Unreadable records are skipped.
     """
     last = None
-    newest = "dataset = ? AND finished_at IS NOT NULL ORDER BY finished_at DESC LIMIT 1"
-    while last is None and (found := catalogue.query(newest, dataset)):
-        try:
-            last = records.load(records.RunSummary, config.project_root() / found[0].folder / "summary.json")
-        except UserError:
-            catalogue.forget(found[0].folder)  # It was readable when it was read.
+    for path in (config.project_root() / "mlruns" / "runs").glob("*/summary.json"):
+        with contextlib.suppress(UserError):
+            found = records.load(records.RunSummary, path)
+            if found.dataset == dataset and (last is None or found.finished_at > last.finished_at):
+                last = found
     if last is None:
         return None
     wanted = (lineage.data_version, lineage.settings_digest, lineage.code_digest)

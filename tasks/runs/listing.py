@@ -1,7 +1,5 @@
 """All runs at a glance: which there are, how each stands, how good and how fast it is, what it takes on the disk."""
 
-import contextlib
-import json
 import math
 import re
 from collections.abc import Sequence
@@ -9,13 +7,11 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 
 from tasks import config
-from tasks.records import HEADLINES, EvaluationResult, RunLine, RunList
-from tasks.runs import catalogue
-from tasks.runs.catalogue import Entry
-from tasks.runs.index import NEWEST_FIRST, load
+from tasks.records import HEADLINES, RunLine, RunList
+from tasks.runs.entries import Entry, find_entries, find_unreadable
 from tasks.runs.locks import is_abandoned
-from tasks.runs.outcome import load_result
-from tasks.system import errors, utc
+from tasks.runs.outcome import is_pruned
+from tasks.system import errors, files, utc
 from tasks.system.errors import UserError
 
 STATUSES = ("running", "finished", "failed", "killed", "crashed")
@@ -75,8 +71,8 @@ def list_runs(
     Raises:
         UserError: there is no such dataset, strategy, status or metric.
     """
-    entries = all_entries()
-    lines = [line_of(entry) for entry in entries if entry.run_id is not None]
+    entries, unreadable = find_entries("runs"), find_unreadable()
+    lines = [line_of(entry) for entry in entries]
     choice.check(lines)
     found = [line for line in lines if choice.includes(line)]
     if sort is not None:
@@ -91,57 +87,53 @@ def list_runs(
             return False, value if lowest_first else -value
 
         found.sort(key=place)
+    root = config.project_root()
+    problems = {entry.run.folder: why for entry in entries if (why := entry.problem()) is not None}
     return RunList(
         runs=tuple(found[:limit]),
         num_matching=len(found),
         num_runs=len(lines),
-        bytes=sum(map(bytes_of, entries)),
-        checkpoint_bytes=sum(entry.checkpoint_bytes for entry in entries),
-        model_bytes=sum(entry.model_bytes for entry in entries),
-        unreadable={entry.folder: entry.problem for entry in entries if entry.problem is not None},
+        bytes=sum(line.bytes for line in lines) + sum(files.num_bytes(root / folder) for folder in unreadable),
+        checkpoint_bytes=sum(files.num_bytes(root / entry.run.folder / "checkpoints") for entry in entries),
+        model_bytes=sum(files.num_bytes(root / entry.run.folder / "models") for entry in entries),
+        unreadable=problems | unreadable,
     )
-
-
-def all_entries() -> list[Entry]:
-    """Return what is known of the folders in mlruns/runs, the newest first."""
-    return catalogue.query(f"folder LIKE 'mlruns/runs/%' {NEWEST_FIRST}")
 
 
 def lower_is_better(metric: str) -> bool:
     """Return whether less of a metric such as ``test/my_code:far`` is better, as the newest evaluation says that has it
     and says so; False where none does."""
-    for entry in all_entries():
-        if metric in json.loads(entry.metrics) and (run := load(entry.folder)) is not None:
-            with contextlib.suppress(UserError):
-                found = load_result(run, EvaluationResult)
-                if found is not None and found.lower_is_better is not None:
-                    return metric in found.lower_is_better
+    for entry in find_entries("runs"):
+        found = entry.evaluation
+        if found is not None and metric in found.metrics and found.lower_is_better is not None:
+            return metric in found.lower_is_better
     return False
 
 
 def line_of(entry: Entry) -> RunLine:
     """Return what a list says of a run."""
-    metrics = json.loads(entry.metrics)
-    status = entry.status.lower() if entry.status else None
-    if status == "running" and (run := load(entry.folder)) is not None and is_abandoned(run):
+    run, ended = entry.run, entry.status
+    metrics = entry.evaluation.metrics if entry.evaluation is not None else {}
+    status = ended.status.lower() if ended is not None else None
+    if status == "running" and is_abandoned(run):
         status = "crashed"
     return RunLine(
-        run_id=str(entry.run_id),
-        name=entry.name or "",
-        began=utc.at(entry.began / 1000),
-        ended=entry.ended if status in ("finished", "failed", "killed") else None,
+        run_id=run.run_id,
+        name=run.name,
+        began=utc.at(run.start_time / 1000 or entry.changed / 10**9),
+        ended=ended.at if ended is not None and status in ("finished", "failed", "killed") else None,
         status=status,
-        dataset=entry.dataset or "",
-        model=entry.model or "",
-        strategy=entry.strategy or "",
-        loop=entry.loop or "",
+        dataset=entry.dataset,
+        model=entry.model,
+        strategy=entry.strategy,
+        loop=entry.loop,
         headline=next((name for one in HEADLINES.values() if (name := f"test/{one}") in metrics), None),
         metrics=metrics,
-        examples_per_second=entry.examples_per_second,
+        examples_per_second=entry.training.examples_per_second if entry.training is not None else None,
         model_version=entry.model_version,
-        bytes=bytes_of(entry),
-        pruned=entry.pruned,
-        parent_run_id=entry.parent_run_id,
+        bytes=files.num_bytes(config.project_root() / run.folder),
+        pruned=is_pruned(run),
+        parent_run_id=run.parent_run_id,
     )
 
 
@@ -160,8 +152,3 @@ def moment(text: str, option: str) -> datetime:
             f"{option} = '{errors.cut(text)}' is no time: give a day such as 2026-11-20, a time such as "
             "2026-11-20T18:00, or how long ago: 30m, 12h, 7d or 4w"
         ) from None
-
-
-def bytes_of(entry: Entry) -> int:
-    """Return what a folder takes on the disk."""
-    return entry.checkpoint_bytes + entry.model_bytes + entry.other_bytes

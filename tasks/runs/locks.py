@@ -1,11 +1,13 @@
 """Which runs are at work.
 
 The process at work on a run holds a lock, which the kernel frees when that process dies, however it does, and keeps a
-note of what it does. A note without its lock is of a process that was killed.
+note of what it does. A note without its lock is of a process that was killed; what that left half-written is removed.
 """
 
 import contextlib
+import logging
 import os
+import shutil
 import socket
 import uuid
 from collections.abc import Iterator
@@ -16,11 +18,14 @@ from filelock import FileLock, Timeout
 
 from tasks import config, records
 from tasks.records import Holder, Run
+from tasks.runs.entries import find_unreadable
 from tasks.runs.identity import boot_id, process_space
-from tasks.runs.index import find_named, find_not_final
+from tasks.runs.index import find_named, find_not_final, load
 from tasks.runs.outcome import status
 from tasks.system import files, utc
 from tasks.system.errors import UserError
+
+logger = logging.getLogger(__name__)
 
 # A process that looks whether a lock is free holds it for a moment.
 MOMENT_SECONDS = 2.0
@@ -162,11 +167,36 @@ def crashed_holders() -> list[tuple[Path, Holder]]:
     return found
 
 
-def remove_free_locks() -> None:
-    """Remove the locks of processes that were killed: that they are free says all."""
+def remove_leftovers(mine: str = "") -> list[Path]:
+    """Remove what killed processes left half-written in data/ and in the folders of runs, the records that they cached,
+    and what they had the input service read; return what it was.
+
+    Args:
+        mine: a key that the caller holds; what was done under it before is over.
+    """
+    root = config.project_root()
+    removed = []
+    for lock, pattern in ((".download.lock", ".scratch.*"), (".prepare.lock", ".prepared.*")):
+        for path in root.glob(f"data/*/{pattern}"):
+            if files.is_inside(path, root):  # Not even a lock is written elsewhere.
+                with contextlib.suppress(Timeout), FileLock(path.with_name(lock), blocking=False):
+                    removed += files.remove_scratch([path], root)
+    for path in root.glob("mlruns/.cache.*"):
+        if (path / files.MARK).is_file():
+            with contextlib.suppress(Timeout, OSError), FileLock(path / files.MARK, blocking=False):
+                removed += files.remove_scratch([path], root)
+    for path in [*root.glob("mlruns/runs/*/checkpoints/.*.partial"), *root.glob("mlruns/runs/*/models/.*.partial*")]:
+        run = load(path.parents[1].relative_to(root).as_posix())
+        if run is not None and (run.key == mine or is_abandoned(run)) and files.is_inside(path, root):
+            shutil.rmtree(path, ignore_errors=True) if path.is_dir() else path.unlink(missing_ok=True)
+            removed.append(path)
+    # Those of processes that were killed: that they are free says all.
     for path in _folder().glob("*.lock"):
         with contextlib.suppress(Timeout, OSError), FileLock(path, blocking=False):
             path.unlink(missing_ok=True)
+    for why in find_unreadable().values():
+        logger.warning("%s", why)
+    return removed
 
 
 def _is_here(left: Run | Holder) -> bool:

@@ -1,15 +1,33 @@
-"""How a run stands: that it is at work or how it ended, and what its stages left."""
+"""How a run stands: that it is at work or how it ended, and what its stages left; and how flow runs ended whose Prefect
+server had died, so that it could not be told."""
 
 import contextlib
+from collections.abc import Iterator
 from pathlib import Path
 
 from tasks import config, records
-from tasks.records import EvaluationResult, Limits, NonFinite, Pruned, R, Run, RunStatus, TrainingResult
-from tasks.runs import catalogue
-from tasks.runs.catalogue import PRUNED, RESULTS
+from tasks.records import (
+    EvaluationResult,
+    FlowEnd,
+    Limits,
+    NonFinite,
+    Pruned,
+    R,
+    RegisteredModel,
+    Run,
+    RunStatus,
+    TrainingResult,
+)
 from tasks.system import utc
 from tasks.system.errors import UserError
 
+# The records that stages leave, in the order in which they are made.
+RESULTS: dict[type[records.Record], str] = {
+    TrainingResult: "training.json",
+    EvaluationResult: "evaluation.json",
+    RegisteredModel: "registration.json",
+}
+PRUNED = "records/pruned.json"
 LIMITS = "records/limits.json"
 
 
@@ -18,7 +36,6 @@ def set_status(run: Run, status: str, reason: str | None = None) -> None:
     now = utc.now()
     record = RunStatus.model_validate({"status": status, "reason": reason, "at": now})
     records.save(record, config.project_root() / run.folder / "status.json")
-    catalogue.forget(run.folder)
 
 
 def status(run: Run) -> RunStatus | None:
@@ -35,15 +52,18 @@ def status(run: Run) -> RunStatus | None:
 
 def load_result(run: Run, record_type: type[R]) -> R | None:
     """Return the record of a stage of a run, None where that stage did not come to its end."""
-    path = config.project_root() / run.folder / "records" / RESULTS[record_type]
+    path = result_file(run, record_type)
     return records.load(record_type, path) if path.exists() else None
 
 
 def save_result(run: Run, result: records.Record) -> Path:
     """Keep the record of a stage of a run; return its file."""
-    path = records.save(result, config.project_root() / run.folder / "records" / RESULTS[type(result)])
-    catalogue.forget(run.folder)
-    return path
+    return records.save(result, result_file(run, type(result)))
+
+
+def result_file(run: Run, record_type: type[records.Record]) -> Path:
+    """Return where the record of a stage of a run lies."""
+    return config.project_root() / run.folder / "records" / RESULTS[record_type]
 
 
 def is_pruned(run: Run) -> bool:
@@ -125,3 +145,23 @@ def load_limits(run: Run) -> Limits | None:
 
 def _mark(run: Run) -> Path:
     return config.project_root() / run.folder / "records" / "nonfinite.json"
+
+
+def keep_unreported(end: FlowEnd) -> None:
+    """Keep how a flow run ended, until its server is told."""
+    folder = _unreported_folder()
+    folder.mkdir(parents=True, exist_ok=True)
+    records.save(end, folder / f"{end.flow_run_id}.json")
+
+
+def unreported() -> Iterator[tuple[Path, FlowEnd]]:
+    """Yield what is kept, with its file, which whoever has told the server removes."""
+    for path in sorted(_unreported_folder().glob("*.json")):
+        try:
+            yield path, records.load(FlowEnd, path)
+        except UserError:  # Half of a file, or somebody else's: nothing that could be told.
+            continue
+
+
+def _unreported_folder() -> Path:
+    return config.project_root() / "mlruns" / "unreported"

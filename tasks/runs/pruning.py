@@ -15,13 +15,12 @@ from pathlib import Path
 
 from tasks import config, records
 from tasks.records import ModelVersion, Pruned, PrunedRun, Pruning, Run, RunLine
-from tasks.runs import catalogue
-from tasks.runs.catalogue import PRUNED, Entry
+from tasks.runs.entries import Entry, find_entries, find_entry
 from tasks.runs.identity import project_id, store_name
-from tasks.runs.index import kind_of_parent, load, look_up_parent
-from tasks.runs.listing import RunFilter, all_entries, bytes_of, line_of
+from tasks.runs.index import kind_of_parent, look_up_parent
+from tasks.runs.listing import RunFilter, line_of
 from tasks.runs.locks import is_locked, lock
-from tasks.runs.outcome import is_pruned, status
+from tasks.runs.outcome import PRUNED, is_pruned, status
 from tasks.system import files, network, utc
 from tasks.system.errors import UserError
 
@@ -74,24 +73,24 @@ def prune(selection: Selection, ask: Callable[[], list[ModelVersion]], dry_run: 
     """
     selection.check()
     # A run that gets a version after the registry was asked has another one then.
-    before = {entry.folder: entry.model_version for entry in all_entries()}
+    before = {entry.run.folder: entry.model_version for entry in find_entries("runs")}
     needed = _needed(ask())
     pruned: list[PrunedRun] = []
     left: dict[str, str] = {}
     unfinished = 0
     for entry, line, chosen in _chosen(selection, needed):
-        run = load(entry.folder)
-        if run is None or not (chosen or is_pruned(run)):
+        run = entry.run
+        if not (chosen or is_pruned(run)):
             continue
         if line.status in UNFINISHED and not selection.unfinished and not is_pruned(run) and not _is_given_up(line):
             unfinished += any(map(files.num_bytes, _parts(run)))
             continue
         if not (taken := sum(map(files.num_bytes, _parts(run)))):
             continue
-        why = _why_left(run, entry.unsent, needed)
+        why = _why_left(run, entry.is_unsent, needed)
         if why is None and not dry_run:
             try:
-                _remove(run, taken, before.get(entry.folder))
+                _remove(run, taken, before.get(run.folder))
             except (UserError, OSError) as error:
                 why = str(error)
         if why is not None:
@@ -99,7 +98,7 @@ def prune(selection: Selection, ask: Callable[[], list[ModelVersion]], dry_run: 
         else:
             pruned.append(PrunedRun(run_id=run.run_id, began=line.began, dataset=line.dataset, bytes=taken))
     removed = sum(one.bytes for one in pruned)
-    in_all = sum(map(bytes_of, all_entries()))
+    in_all = files.num_bytes(config.project_root() / "mlruns" / "runs")
     return Pruning(
         dry_run=dry_run,
         pruned=tuple(pruned),
@@ -118,15 +117,15 @@ def _needed(versions: list[ModelVersion]) -> dict[str, str]:
     }
     needed = {one.run_id: named[f"{one.name}/{one.version}"] for one in versions if one.run_id}
     # Where the same model was a version before, that is another run's, and this one says that it is its own.
-    for entry in all_entries():
-        if entry.run_id is not None and entry.model_version in named:
-            needed.setdefault(entry.run_id, named[entry.model_version])
+    for entry in find_entries("runs"):
+        if (version := entry.model_version) in named:
+            needed.setdefault(entry.run.run_id, named[version])
     return needed
 
 
 def _chosen(selection: Selection, needed: dict[str, str]) -> Iterator[tuple[Entry, RunLine, bool]]:
     """Yield all runs on the dataset, the newest first, and whether each is chosen, finished or not."""
-    known = [(entry, line_of(entry)) for entry in all_entries() if entry.run_id is not None]
+    known = [(entry, line_of(entry)) for entry in find_entries("runs")]
     choice = RunFilter(dataset=selection.dataset)
     choice.check([line for _, line in known])
     for number, (entry, line) in enumerate((entry, line) for entry, line in known if choice.includes(line)):
@@ -190,11 +189,11 @@ def _remove(run: Run, num_bytes: int, version: str | None) -> None:
     """
     folder = config.project_root() / run.folder
     with lock(run.key or run.run_id, f"run {run.run_id}"):
-        if load(run.folder) != run:
+        entry = find_entry(run)
+        if entry is None or entry.run != run:
             raise UserError("it was resumed just now")
-        if catalogue.query("folder = ?", run.folder)[0].model_version != version:
+        if entry.model_version != version:
             raise UserError("it was registered just now")
-        catalogue.forget(run.folder)
         begun = is_pruned(run)
         if not begun:
             now = utc.now()
@@ -212,4 +211,3 @@ def _remove(run: Run, num_bytes: int, version: str | None) -> None:
         for part in PARTS:
             if (folder / f"{ASIDE}{part}").exists():
                 shutil.rmtree(folder / f"{ASIDE}{part}")
-        catalogue.forget(run.folder)

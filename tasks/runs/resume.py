@@ -1,13 +1,26 @@
-"""Whether a run is the same training as what the settings ask for: what differs, and what of it a resume refuses."""
+"""Whether a run is the same training as what the settings ask for: what differs, and what of it a resume refuses. And
+which comparison that did not come to its end goes on."""
 
 import contextlib
 import json
+import socket
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from tasks import config, records
-from tasks.records import Changed, PreparedDataset, RegisteredModel, Run, TrainingResult
-from tasks.runs.index import find_named, newest
+from tasks.records import (
+    Changed,
+    ComparisonProgress,
+    ComparisonRow,
+    EvaluationResult,
+    PreparedDataset,
+    RegisteredModel,
+    Run,
+    TrainingResult,
+)
+from tasks.runs.entries import find_entries
+from tasks.runs.index import find_named, look_up, newest
 from tasks.runs.locks import is_abandoned
 from tasks.runs.outcome import forget_results, load_result, nonfinite_steps, refuse_pruned, status
 from tasks.system import machine
@@ -224,3 +237,67 @@ def _reached(run: Run) -> dict[str, int]:
             size = json.loads(state.read_text(encoding="utf-8"))["state"]["global_batch_size"]
             return {"step": int(state.parent.name), "global_batch_size": int(size)}
     return {}
+
+
+def save_progress(run: Run, progress: ComparisonProgress) -> None:
+    """Keep what a comparison has measured so far."""
+    records.save(progress, _progress_file(run))
+
+
+def load_progress(run: Run) -> ComparisonProgress:
+    """Return what a comparison has measured: the trainings whose records are still there."""
+    try:
+        found = records.load(ComparisonProgress, _progress_file(run))
+    except UserError:  # It was killed before its first training had ended.
+        return ComparisonProgress(sitting=1, rows=())
+    return found.model_copy(update={"rows": tuple(row for row in found.rows if _is_measured(row))})
+
+
+def find_unfinished_comparison(key: str, dataset: str, wanted: records.Lineage) -> tuple[Run | None, str | None]:
+    """Return the comparison to go on with, or why the newest that is unfinished is not that one.
+
+    Args:
+        key: of the rows and their settings, which the caller holds.
+        dataset: the name of the data.
+        wanted: the data and the code of now.
+
+    Returns:
+        (run, None), (None, why), or (None, None) where none on this dataset is unfinished and has measured something.
+    """
+    why = None
+    for entry in find_entries("comparisons"):
+        run = entry.run
+        if entry.dataset != dataset or (entry.status is not None and entry.status.status == "FINISHED"):
+            continue
+        # While this process holds the key, no other one is at work under it.
+        if not (run.key == key or is_abandoned(run)) or not load_progress(run).rows:
+            continue
+        others = _other_comparison(run, key, wanted)
+        if not others:
+            return run, None
+        why = why or (
+            f"comparison {run.run_id} is unfinished, and does not go on: {' and '.join(others)}. A new one starts"
+        )
+    return None, why
+
+
+def _other_comparison(run: Run, key: str, wanted: records.Lineage) -> list[str]:
+    found = []
+    if run.key != key:
+        found.append("it is of other rows, settings or processor cores")
+    if run.lineage.data_version != wanted.data_version:
+        found.append("the data are not what they were")
+    if run.lineage.code_digest != wanted.code_digest:
+        found.append("the code is not what it was")
+    if run.host != socket.gethostname():
+        found.append(f"it was begun on {run.host}")
+    return found
+
+
+def _is_measured(row: ComparisonRow) -> bool:
+    run = look_up(row.run_id) if row.run_id is not None else None
+    return run is not None and None not in (load_result(run, TrainingResult), load_result(run, EvaluationResult))
+
+
+def _progress_file(run: Run) -> Path:
+    return config.project_root() / run.folder / "records" / "progress.json"

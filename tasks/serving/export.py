@@ -113,7 +113,6 @@ def export(
             files=_digests(new),
         )
         records.save(made, new / MANIFEST)
-    runs.forget(run.folder)  # It has more files now.
     return made.model_copy(update={"folder": str(target)})
 
 

@@ -15,7 +15,6 @@ from mlflow.exceptions import MlflowException
 from tasks import config, runs
 from tasks.system import utc
 from tasks.system.errors import StratagemError, UserError, one_of
-from tasks.tracking import turns
 from tasks.tracking.store import REFUSALS, open_store, retried, store_uri
 
 HISTORY = "champion_history"
@@ -61,19 +60,13 @@ def _write_history(client: mlflow.MlflowClient, name: str, history: list[str]) -
     client.set_registered_model_tag(name, HISTORY, ", ".join(history[-500:]))
 
 
-def promote(client: mlflow.MlflowClient, before: Any, version: str, turn: turns.Turn) -> None:
-    """Move the alias `champion` to a version.
-
-    Raises:
-        StratagemError: see ``Turn.check``.
-    """
+def promote(client: mlflow.MlflowClient, before: Any, version: str) -> None:
+    """Move the alias `champion` of a registered model to a version."""
     if champion_of(before) == version:
         return
-    turn.check()
     history = [*history_of(before), version]
     if len(history) > 1:
         _write_history(client, before.name, history)
-    turn.check()
     client.set_registered_model_alias(before.name, config.CHAMPION, version)
     if len(history) == 1:  # A tag without an alias would say that the first champion was lost.
         _write_history(client, before.name, history)
@@ -147,44 +140,38 @@ def rollback(back: Rollback) -> None:
     Raises:
         UserError: that one or the model was deleted since ``find_rollback`` looked.
         Unavailable: the tracking server does not answer, or fails.
-        StratagemError: another process is moving the alias, or has moved it since then.
+        StratagemError: another process has moved the alias since then.
     """
     client, name = open_store(), back.name
-    if find_registered(client, name) is None:  # A server lets nobody take a turn at it.
+    model = find_registered(client, name)
+    if model is None:
         raise _deleted(back, "the model")
-    with turns.taken(client, name) as turn:
-        model = find_registered(client, name)
-        if model is None:
-            raise _deleted(back, "the model")
-        champion, history = champion_of(model), history_of(model)
-        if champion == back.version:
-            return  # Moved by a request before this one, whose reply was lost.
-        earlier = history[:-1] if champion is not None else history
-        if champion != back.champion or back.version not in earlier:
-            raise StratagemError(
-                f"@{config.CHAMPION} of '{name}' was moved meanwhile: it is at "
-                f"{'no version' if champion is None else f'version {champion}'} now, and stays there. Then "
-                f"`stratagem rollback {name}`"
-            )
-        _refuse_gone(client, back)
-        turn.check()
-        try:
+    champion, history = champion_of(model), history_of(model)
+    if champion == back.version:
+        return  # Moved by a request before this one, whose reply was lost.
+    earlier = history[:-1] if champion is not None else history
+    if champion != back.champion or back.version not in earlier:
+        raise StratagemError(
+            f"@{config.CHAMPION} of '{name}' was moved meanwhile: it is at "
+            f"{'no version' if champion is None else f'version {champion}'} now, and stays there. Then "
+            f"`stratagem rollback {name}`"
+        )
+    _refuse_gone(client, back)
+    try:
+        if champion is not None:
+            # What stands after the present champion has not happened; then its last place in the tag tells.
+            _write_history(client, name, history)
+            client.set_model_version_tag(name, champion, ROLLED_BACK, utc.now())
+        client.set_registered_model_alias(name, config.CHAMPION, back.version)
+        _write_history(client, name, history[: _end_of(back.version, earlier)])
+    except MlflowException as error:
+        # MLflow gives no alias to a version that is not there: it was deleted since the look above.
+        if error.error_code == NOT_THERE:
             if champion is not None:
-                # What stands after the present champion has not happened; then its last place in the tag tells.
-                _write_history(client, name, history)
-                now = utc.now()
-                client.set_model_version_tag(name, champion, ROLLED_BACK, now)
-            turn.check()
-            client.set_registered_model_alias(name, config.CHAMPION, back.version)
-            _write_history(client, name, history[: _end_of(back.version, earlier)])
-        except MlflowException as error:
-            # MLflow gives no alias to a version that is not there: it was deleted since the look above.
-            if error.error_code == NOT_THERE:
-                if champion is not None:
-                    with contextlib.suppress(MlflowException):  # It was deleted itself; or it has no mark yet.
-                        client.delete_model_version_tag(name, champion, ROLLED_BACK)
-                _refuse_gone(client, back)
-            raise
+                with contextlib.suppress(MlflowException):  # It was deleted itself; or it has no mark yet.
+                    client.delete_model_version_tag(name, champion, ROLLED_BACK)
+            _refuse_gone(client, back)
+        raise
 
 
 def _refuse_gone(client: mlflow.MlflowClient, back: Rollback) -> None:

@@ -5,7 +5,7 @@ import os
 import socket
 import time
 import uuid
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -31,6 +31,20 @@ Uses = Mapping[str, tuple[str, int]]
 CONTEXTS = {"train": "training", "validation": "validation", "test": "test"}
 
 
+class NewRun(NamedTuple):
+    """What a training's run, a comparison's, a sweep's and a trial's have of their own when they start."""
+
+    label: str
+    """Its name, without the id. The experiment has the dataset's."""
+    place: str
+    """Where its folder is made."""
+    key: str
+    """What the process at work on it holds, see ``runs.lock``."""
+    params: Mapping[str, Any]
+    tags: Mapping[str, str] = {}
+    parent_run_id: str | None = None
+
+
 def start_run(
     settings: config.Settings,
     prepared: records.PreparedDataset,
@@ -53,18 +67,17 @@ def start_run(
         UserError: see ``open_store``; or the experiment was deleted.
     """
     kind, loop = settings.strategy.kind, settings.train.loop
-    params = _params(settings)
+    params = params_of(settings)
     if parent_run_id is not None:
         # The first parameter that differs, so the one that MLflow's page for comparing runs draws first.
         params = {"comparison": f"{kind} {loop}", **params}
-    tags = {"strategy": kind, "loop": loop}
-    datasets = _datasets(settings, prepared, lineage, uses)
     label = f"{settings.model.name.replace(':', '.')}-{kind}-{loop}"
-    new = _NewRun(label, "mlruns/runs", runs.key_of(settings), params, datasets, tags, parent_run_id)
-    return _start_new(new, settings, prepared, lineage, flow_run_id)
+    tags = {"strategy": kind, "loop": loop}
+    new = NewRun(label, "mlruns/runs", runs.key_of(settings), params, tags, parent_run_id)
+    return start_new(new, settings, prepared, lineage, flow_run_id, uses)
 
 
-def _params(settings: config.Settings) -> dict[str, Any]:
+def params_of(settings: config.Settings) -> dict[str, Any]:
     """Return the settings that MLflow is told. An empty mapping is none: a run that has something in it has that under
     other names, and the two would differ twice."""
     return {key: value for key, value in settings.flat().items() if value != {}}
@@ -80,119 +93,17 @@ def _datasets(
     return [{"dataset": found[use].to_dictionary(), "context": CONTEXTS[use]} for use in order]
 
 
-def start_comparison(
-    settings: config.Settings,
-    prepared: records.PreparedDataset,
-    lineage: records.Lineage,
-    key: str,
-    flow_run_id: str | None,
-    uses: Uses | None = None,
-) -> records.Run:
-    """Start the MLflow run that is the parent of a comparison's runs; its folder is mlruns/comparisons/<run_id>.
-
-    Args:
-        settings: of any of those runs; what they do not share is left out of the parameters.
-        prepared: becomes the run's datasets, one for each use.
-        lineage: where the run comes from.
-        key: what the process at work on the comparison holds, see ``runs.lock``.
-        flow_run_id: the run of Prefect's flow.
-        uses: as of ``start_run``.
-
-    Raises:
-        UserError: see ``open_store``; or the experiment was deleted.
-    """
-    shared = {
-        key: value
-        for key, value in _params(settings).items()
-        if key != "train.loop" and not key.startswith("strategy.")
-    }
-    datasets = _datasets(settings, prepared, lineage, uses)
-    new = _NewRun(f"{prepared.name}-comparison", "mlruns/comparisons", key, shared, datasets)
-    return _start_new(new, settings, prepared, lineage, flow_run_id)
-
-
-class Sweeping(NamedTuple):
-    """What a sweep's run has that a comparison's has not."""
-
-    key: str
-    """What the process at work on it holds, see ``runs.lock``; that of a trial has its number behind it."""
-    name: str
-    """Of the space."""
-    swept: tuple[str, ...]
-    """The settings that each trial has of its own."""
-
-
-def start_sweep(
-    settings: config.Settings,
-    prepared: records.PreparedDataset,
-    lineage: records.Lineage,
-    sweeping: Sweeping,
-    flow_run_id: str | None,
-    uses: Uses | None = None,
-) -> records.Run:
-    """Start the MLflow run that is the parent of a sweep's trials; its folder is mlruns/sweeps/<run_id>.
-
-    Args:
-        settings: of any trial; what is swept is left out of the parameters.
-        prepared: becomes the run's dataset.
-        lineage: where the run comes from.
-        sweeping: what is swept.
-        flow_run_id: the run of Prefect's flow.
-        uses: as in ``start_run``.
-
-    Raises:
-        UserError: see ``open_store``; or the experiment was deleted.
-    """
-    own = tuple(f"{key}." for key in sweeping.swept)
-    shared = {key: v for key, v in _params(settings).items() if key not in sweeping.swept and not key.startswith(own)}
-    datasets, tags = _datasets(settings, prepared, lineage, uses), {"sweep": sweeping.name}
-    label = f"{prepared.name}-sweep-{sweeping.name}"
-    new = _NewRun(label, "mlruns/sweeps", sweeping.key, shared, datasets, tags)
-    return _start_new(new, settings, prepared, lineage, flow_run_id)
-
-
-def start_trial(
-    settings: config.Settings,
-    prepared: records.PreparedDataset,
-    lineage: records.Lineage,
-    parent: records.Run,
-    number: int,
-    uses: Uses | None = None,
-) -> records.Run:
-    """Start the MLflow run of a trial, a child of its sweep's, and its folder mlruns/runs/<run_id>.
-
-    Raises:
-        UserError: see ``open_store``; or the experiment was deleted.
-    """
-    tags = {"strategy": settings.strategy.kind, "loop": settings.train.loop, "trial": str(number)}
-    params = {"comparison": f"trial {number}", **_params(settings)}  # As in ``start_run``.
-    key, datasets = f"{parent.key}-{number}", _datasets(settings, prepared, lineage, uses)
-    new = _NewRun(f"trial-{number}", "mlruns/runs", key, params, datasets, tags, parent.run_id)
-    return _start_new(new, settings, prepared, lineage, parent.flow_run_id)
-
-
-class _NewRun(NamedTuple):
-    """What a training's run and a comparison's have of their own when they start."""
-
-    label: str
-    """Its name, without the id. The experiment has the dataset's."""
-    place: str
-    """Where its folder is made."""
-    key: str
-    params: Mapping[str, Any]
-    datasets: Sequence[dict[str, Any]]
-    tags: Mapping[str, str] = {}
-    parent_run_id: str | None = None
-
-
-def _start_new(
-    new: _NewRun,
+def start_new(
+    new: NewRun,
     settings: config.Settings,
     prepared: records.PreparedDataset,
     lineage: records.Lineage,
     flow_run_id: str | None,
+    uses: Uses | None,
 ) -> records.Run:
+    """Start an MLflow run and make its folder; see ``start_run``."""
     experiment = settings.tracking.experiment or settings.dataset.name
+    datasets = _datasets(settings, prepared, lineage, uses)
     creation_id, project, start_time = uuid.uuid4().hex, runs.project_id(), int(time.time() * 1000)
     tags = {
         "dataset": prepared.name,
@@ -232,7 +143,7 @@ def _start_new(
         records.save(run, _run_file(run))
         told: list[Event] = [] if created else [{"create": creation}]
         texts = {key: text_of(value) for key, value in new.params.items()}
-        OUTBOX.deliver(run, *told, {"name": run.name}, {"params": texts}, {"inputs": list(new.datasets)})
+        OUTBOX.deliver(run, *told, {"name": run.name}, {"params": texts}, {"inputs": datasets})
     except BaseException as error:
         status = "FAILED" if isinstance(error, Exception) else "KILLED"
         if run is not None:

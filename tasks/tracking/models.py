@@ -11,12 +11,12 @@ import tempfile
 from collections.abc import Iterator, Mapping
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import mlflow
 import numpy as np
 import pandas
-from mlflow.entities import LoggedModelOutput, LoggedModelStatus, Metric
+from mlflow.entities import LoggedModel, LoggedModelOutput, LoggedModelStatus, Metric
 from mlflow.exceptions import MlflowException
 from mlflow.models import Model, ModelSignature
 from mlflow.types.schema import AnyType, ColSpec, Schema, TensorSpec
@@ -27,6 +27,7 @@ from tasks.modeling import own_code
 from tasks.system import files, upstream
 from tasks.system.errors import UserError, cut
 from tasks.tracking import trained_models
+from tasks.tracking.champion import local_run_id
 from tasks.tracking.metrics import points_of
 from tasks.tracking.outbox import mlflow_run_id, present
 from tasks.tracking.store import REFUSALS, is_own_store, open_store, retried, store_uri
@@ -280,26 +281,14 @@ def find_model(uri: str) -> records.LoggedModel:
         UserError: it is written otherwise, there is none, or another program registered it.
         Unavailable: the tracking server does not answer, or fails.
     """
-    if (address := ADDRESS.fullmatch(uri)) is None:
-        raise UserError(f"'{uri}' names no model: write it as models:/NAME@ALIAS or models:/NAME/VERSION")
     client = open_store()
-    try:
-        if model_id := address["model_id"]:
-            found = client.get_logged_model(model_id)
-            run_id = found.source_run_id
-        else:
-            name, alias, number = address["name"], address["alias"], address["version"]
-            found = client.get_model_version_by_alias(name, alias) if alias else client.get_model_version(name, number)
-            run_id = found.run_id
-        run_id = client.get_run(run_id).data.tags.get("local_run_id", run_id)
-        return records.LoggedModel(run_id=run_id, keras_file_sha256=found.tags["keras_file_sha256"])
-    except KeyError:
-        raise UserError(f"'{uri}' was not registered by stratagem: it does not say which file of a run it is") from None
-    except MlflowException as error:
-        if error.error_code not in REFUSALS:
-            raise
-        known = ", ".join(sorted(f"{one.name}/{one.version}" for one in client.search_model_versions()))
-        raise UserError(f"'{uri}' is not in {store_uri()}. There: {cut(known) or 'no model version'}") from None
+    found = _find_at(client, uri, "model")
+    run_id = found.source_run_id if isinstance(found, LoggedModel) else found.run_id
+    if "keras_file_sha256" not in found.tags:
+        raise UserError(f"'{uri}' was not registered by stratagem: it does not say which file of a run it is")
+    return records.LoggedModel(
+        run_id=local_run_id(client, run_id) or "", keras_file_sha256=found.tags["keras_file_sha256"]
+    )
 
 
 @contextlib.contextmanager
@@ -320,7 +309,7 @@ def fetched_model(address: str) -> Iterator[TrainedModel]:
 def fetch_model(address: str, folder: str) -> TrainedModel:
     """Copy a version of a registered model into a folder; see ``fetched_model``."""
     client = open_store()
-    version = _version_at(client, address)
+    version = _find_at(client, address)
     place = client.get_model_version_download_uri(version.name, version.version)
     try:
         found = mlflow.artifacts.download_artifacts(artifact_uri=place, dst_path=folder, tracking_uri=store_uri())
@@ -351,16 +340,24 @@ def check_code(name: str, version: str, tags: Mapping[str, str]) -> None:
 @retried
 def find_version(address: str) -> records.ModelVersion:
     """Return the version of a registered model that an address names now; see ``fetched_model``."""
-    found = _version_at(open_store(), address)
+    found = _find_at(open_store(), address)
     return records.ModelVersion(
         name=found.name, version=str(found.version), aliases=tuple(found.aliases), run_id=found.run_id, tags=found.tags
     )
 
 
-def _version_at(client: mlflow.MlflowClient, address: str) -> Any:
-    if (named := ADDRESS.fullmatch(address)) is None or named["name"] is None:
-        raise UserError(f"'{address}' names no version: write it as models:/NAME@ALIAS or models:/NAME/VERSION")
+def _find_at(client: mlflow.MlflowClient, address: str, what: Literal["version", "model"] = "version") -> Any:
+    """Return the version at an address; with ``model``, also the logged model.
+
+    Raises:
+        UserError: it is written otherwise, or there is none.
+    """
+    named = ADDRESS.fullmatch(address)
+    if named is None or (named["model_id"] and what == "version"):
+        raise UserError(f"'{address}' names no {what}: write it as models:/NAME@ALIAS or models:/NAME/VERSION")
     try:
+        if named["model_id"]:
+            return client.get_logged_model(named["model_id"])
         if named["alias"]:
             return client.get_model_version_by_alias(named["name"], named["alias"])
         return client.get_model_version(named["name"], named["version"])

@@ -70,7 +70,6 @@ class Outbox:
                     if file.read() != b"\n":  # A process killed while it wrote left half a line.
                         file.write(b"\n")
                 file.write("".join(json.dumps(event) + "\n" for event in events).encode())
-            runs.forget(run.folder)  # Of a run that had ended it is not known that it has something to tell.
             self._send_kept(run)
 
     def flush(self, run: records.Run) -> None:
@@ -170,7 +169,7 @@ def _send_one(client: mlflow.MlflowClient, run: records.Run, event: Event) -> No
         client.update_run(run_id, name=event["name"])
     elif "params" in event:
         params = [Param(key, text[:MAX_PARAM_LENGTH]) for key, text in event["params"].items()]
-        for batch in _batches(params, MAX_PARAMS_PER_BATCH):
+        for batch in batches(params, MAX_PARAMS_PER_BATCH):
             client.log_batch(run_id, params=batch)
     elif "inputs" in event or "input" in event:  # One, as runs kept it that knew no more than one.
         client.log_inputs(
@@ -181,7 +180,7 @@ def _send_one(client: mlflow.MlflowClient, run: records.Run, event: Event) -> No
             ],
         )
     elif "metrics" in event:
-        for batch in _batches([Metric(*values) for values in event["metrics"]], MAX_METRICS_PER_BATCH):
+        for batch in batches([Metric(*values) for values in event["metrics"]], MAX_METRICS_PER_BATCH):
             client.log_batch(run_id, metrics=batch)
     elif "tags" in event:
         tags = [RunTag(key, text[:MAX_TAG_LENGTH]) for key, text in event["tags"].items()]
@@ -293,7 +292,8 @@ def best_effort() -> Iterator[None]:
         logger.warning("what MLflow is to be told cannot be kept: %s", files.unwritable(place, error))
 
 
-def _batches(items: Sequence[Any], size: int) -> Iterator[Sequence[Any]]:
+def batches(items: Sequence[Any], size: int) -> Iterator[Sequence[Any]]:
+    """Yield items in parts that MLflow takes in one request."""
     for start in range(0, len(items), size):
         yield items[start : start + size]
 

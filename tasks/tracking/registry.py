@@ -2,7 +2,7 @@
 
 import contextlib
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -13,7 +13,6 @@ from mlflow.exceptions import MlflowException
 from tasks import config, records
 from tasks.records import Judgement
 from tasks.system.errors import StratagemError, UserError, cut
-from tasks.tracking import turns
 from tasks.tracking.champion import (
     ROLLED_BACK,
     champion_of,
@@ -25,10 +24,9 @@ from tasks.tracking.champion import (
 )
 from tasks.tracking.lifecycle import set_tags
 from tasks.tracking.outbox import mlflow_run_id
-from tasks.tracking.store import SQLITE, is_own_store, open_store, retried, store_uri
+from tasks.tracking.store import SQLITE, is_own_store, open_store, pages, retried, store_uri
 
 MAX_TAG = 4000
-PAGE = 200
 LOCK_SECONDS = 3600.0
 
 
@@ -68,20 +66,25 @@ class Standing(NamedTuple):
 
 @contextlib.contextmanager
 def registering() -> Iterator[None]:
-    """Let no other process register or roll back in the project's store within the block.
+    """Let no other process of this machine register or roll back in the store within the block.
 
-    A server has no such lock: there processes take turns (``turns``) at moving `champion`.
+    The lock is a file beside the store; of a server's, in this project's mlruns/. Two machines, or two projects, at one
+    server do not exclude each other: the last writer wins.
+
+    Raises:
+        StratagemError: another process has held the lock for an hour.
     """
-    if not is_own_store():
-        yield
-        return
-    path = Path(store_uri().removeprefix(SQLITE)).absolute()
-    lock = FileLock(path.with_name(".registry.lock"), timeout=LOCK_SECONDS)
+    place: str | Path = store_uri()
+    folder = config.project_root() / "mlruns"
+    if is_own_store():
+        place = Path(store_uri().removeprefix(SQLITE)).absolute()
+        folder = place.parent
+    lock = FileLock(folder / ".registry.lock", timeout=LOCK_SECONDS)
     try:
         lock.acquire()
     except Timeout:
         raise StratagemError(
-            f"another process has registered a model in {path} for over an hour: end it, and register again"
+            f"another process has registered a model in {place} for over an hour: end it, and register again"
         ) from None
     try:
         yield
@@ -160,29 +163,22 @@ def register_version(candidate: Candidate, judgement: Judgement) -> records.Regi
         client.create_registered_model(name)
     made, notes = _make_version(client, candidate)
     notes += _note_worse(client, candidate, made, client.get_registered_model(name).aliases.get(alias))
-    with contextlib.ExitStack() as stack:
-        turn, other = None, None
-        if judgement.promoted:
-            try:
-                turn = stack.enter_context(turns.taken(client, name))
-            except turns.Taken as taken:
-                other = str(taken)
-        before = client.get_registered_model(name)
-        if turn is not None and champion_of(before) not in (judgement.against, str(made.version)):
-            other = f"another registration moved @{config.CHAMPION} meanwhile"
-        if other is not None:
-            again = {"promoted": False, "reason": f"{other}. Then `stratagem register --run {run.run_id}`"}
-            judgement = judgement.model_copy(update=again)
-        # Before the aliases: one that has moved has its reason.
-        reasons = {"gate": cut(judgement.reason, MAX_TAG)} | ({"forced": "true"} if judgement.forced else {})
-        for key, text in reasons.items():
-            client.set_model_version_tag(name, made.version, key, text)
-        client.set_registered_model_alias(name, alias, made.version)
-        aliases = [alias]
-        if judgement.promoted and turn is not None:
-            promote(client, before, str(made.version), turn)
-        if judgement.promoted or champion_of(before) == str(made.version):
-            aliases.append(config.CHAMPION)
+    before = client.get_registered_model(name)
+    if judgement.promoted and champion_of(before) not in (judgement.against, str(made.version)):
+        reason = (
+            f"another registration moved @{config.CHAMPION} meanwhile. Then `stratagem register --run {run.run_id}`"
+        )
+        judgement = judgement.model_copy(update={"promoted": False, "reason": reason})
+    # Before the aliases: one that has moved has its reason.
+    reasons = {"gate": cut(judgement.reason, MAX_TAG)} | ({"forced": "true"} if judgement.forced else {})
+    for key, text in reasons.items():
+        client.set_model_version_tag(name, made.version, key, text)
+    client.set_registered_model_alias(name, alias, made.version)
+    aliases = [alias]
+    if judgement.promoted:
+        promote(client, before, str(made.version))
+    if judgement.promoted or champion_of(before) == str(made.version):
+        aliases.append(config.CHAMPION)
     # What MLflow's pages link the model to its version with.
     client.set_logged_model_tags(
         candidate.model_uri.removeprefix("models:/"),
@@ -272,7 +268,7 @@ def list_versions() -> list[records.ModelVersion]:
         return []
     client = open_store()
     aliases: dict[tuple[str, str], list[str]] = {}
-    for model in _pages(client.search_registered_models):
+    for model in pages(client.search_registered_models):
         for alias, version in model.aliases.items():
             aliases.setdefault((model.name, str(version)), []).append(alias)
     found = [
@@ -283,15 +279,6 @@ def list_versions() -> list[records.ModelVersion]:
             run_id=local_run_id(client, one.run_id),
             tags=one.tags,
         )
-        for one in _pages(client.search_model_versions)
+        for one in pages(client.search_model_versions)
     ]
     return sorted(found, key=lambda one: (one.name, int(one.version)))
-
-
-def _pages(search: Callable[..., Any]) -> Iterator[Any]:
-    token = None
-    while True:
-        page = search(max_results=PAGE, page_token=token)
-        yield from page
-        if not (token := page.token):
-            return

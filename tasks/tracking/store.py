@@ -11,9 +11,9 @@ import os
 import shutil
 import sqlite3
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 import mlflow
 import numpy as np
@@ -33,6 +33,7 @@ from tasks.system.errors import UserError
 SQLITE = "sqlite:///"
 
 MAX_DIGEST_LENGTH = 36  # MLflow's own.
+PAGE = 100
 
 # What MLflow will not take at any other time either.
 REFUSALS = ("BAD_REQUEST", "INVALID_PARAMETER_VALUE", "RESOURCE_ALREADY_EXISTS", "RESOURCE_DOES_NOT_EXIST")
@@ -163,6 +164,16 @@ def retried(work: Callable[P, T]) -> Callable[P, T]:
         raise AssertionError
 
     return patient
+
+
+def pages(search: Callable[..., Any], *arguments: Any, **options: Any) -> Iterator[Any]:
+    """Yield all that a search finds."""
+    token = None
+    while True:
+        page = search(*arguments, max_results=PAGE, page_token=token, **options)
+        yield from page
+        if not (token := page.token):
+            return
 
 
 def find_experiment(client: mlflow.MlflowClient, name: str) -> str:

@@ -8,7 +8,7 @@ import os
 import re
 import sqlite3
 import zipfile
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ from pydantic import ValidationError
 from tasks import config, records, runs
 from tasks.data import prepared_data
 from tasks.records import ExportedModel, ModelVersion, PreparedDataset, Run, Target, TrainingResult
-from tasks.runs import lineage, model_versions, relocation
+from tasks.runs import lineage, relocation
 from tasks.system import errors, files, machine
 from tasks.system.errors import UserError
 
@@ -27,6 +27,15 @@ ADDRESS = re.compile(r"models:/(?P<name>[^/@]+)(?:@(?P<alias>[^/@]+)|/(?P<versio
 SHOWN = 5
 TARGET, ENCODING = "target.json", "encoding.json"
 """Beside a model's file: what its outputs stand for, and what makes its input of raw values."""
+# MLflow's own tables, read here because MLflow itself takes seconds to import. A test compares what is read with what
+# MLflow says; where the tables are others by now, SQLite raises an error, and MLflow is asked.
+VERSIONS = """
+SELECT v.name, v.version, coalesce(t.value, v.run_id)
+FROM model_versions v LEFT JOIN tags t ON t.run_uuid = v.run_id AND t.key = 'local_run_id'
+WHERE v.current_stage IS NOT 'Deleted_Internal'
+"""
+ALIASES = "SELECT name, version, alias FROM registered_model_aliases ORDER BY alias"
+TAGS = "SELECT name, version, key, value FROM model_version_tags"
 
 
 @dataclass(frozen=True)
@@ -101,12 +110,48 @@ def find(reference: str) -> TrainedModel | None:
     return found
 
 
+def name_of(settings: config.Settings, dataset: str) -> str:
+    """Return the name of the registered model that a run's becomes a version of."""
+    return settings.register_.model_name or f"{dataset}-{settings.model.name.replace(':', '.')}"
+
+
 def own_versions() -> list[ModelVersion] | None:
     """Return all versions in the project's own registry; None where MLflow must be asked."""
     if not os.environ.get("MLFLOW_TRACKING_URI"):
         with suppress(sqlite3.Error):  # Then MLflow itself may know what that is.
-            return model_versions.read(relocation.own_store())
+            return read_versions(relocation.own_store())
     return None
+
+
+def read_versions(store: Path) -> list[ModelVersion]:
+    """Return all versions of all registered models in a store, by name and number; nothing is written.
+
+    Args:
+        store: an SQLite file of MLflow's; one that is not there has none.
+
+    Raises:
+        sqlite3.Error: it is no such file, or of another layout.
+    """
+    if not store.exists():
+        return []
+    with closing(sqlite3.connect(f"{store.absolute().as_uri()}?mode=ro", uri=True, timeout=5)) as connection:
+        aliases: dict[tuple[str, int], list[str]] = {}
+        for name, version, alias in connection.execute(ALIASES):
+            aliases.setdefault((name, version), []).append(alias)
+        tags: dict[tuple[str, int], dict[str, str]] = {}
+        for name, version, key, value in connection.execute(TAGS):
+            tags.setdefault((name, version), {})[key] = value
+        found = connection.execute(VERSIONS).fetchall()
+    return [
+        ModelVersion(
+            name=name,
+            version=str(version),
+            aliases=tuple(aliases.get((name, version), ())),
+            run_id=run_id or None,
+            tags=tags.get((name, version), {}),
+        )
+        for name, version, run_id in sorted(found)
+    ]
 
 
 def check_registered(name: str) -> list[ModelVersion] | None:
@@ -178,17 +223,31 @@ def of_version(version: ModelVersion) -> TrainedModel:
     Raises:
         UserError: its files are gone or damaged, or another program registered it.
     """
-    place = model_versions.place(relocation.own_store(), version.name, version.version)
+    place = _place_of(relocation.own_store(), version.name, version.version)
     folder = Path(unquote(urlsplit(place).path))
     if place.startswith("file:") and not folder.exists():
         relocation.mend()  # The project was moved: the store names the old place.
-        place = model_versions.place(relocation.own_store(), version.name, version.version)
+        place = _place_of(relocation.own_store(), version.name, version.version)
         folder = Path(unquote(urlsplit(place).path))
     found = of_folder(folder, f"{version.name}/{version.version}", version.tags)
     if found.target is None and (run := runs.look_up(version.run_id or "")) is not None:
         with suppress(UserError):  # It was registered before versions had that; nothing else is taken from the run.
             found = replace(found, target=of_run(run).target)
     return found
+
+
+def _place_of(store: Path, name: str, version: str) -> str:
+    """Return where the files of a version lie, as MLflow addresses them; nothing is written.
+
+    Raises:
+        sqlite3.Error: it is no such file, or of another layout.
+    """
+    with closing(sqlite3.connect(f"{store.absolute().as_uri()}?mode=ro", uri=True, timeout=5)) as connection:
+        ((found,),) = connection.execute(
+            "SELECT coalesce(storage_location, source) FROM model_versions WHERE name = ? AND version = ?",
+            (name, int(version)),
+        ).fetchall()
+    return str(found)
 
 
 def of_folder(folder: Path, name: str, tags: dict[str, str]) -> TrainedModel:

@@ -277,7 +277,7 @@ BAD_LATER = {
 def _files(project: Path) -> dict[str, bytes]:
     """Return what lies in data/ and mlruns/."""
     # What is derived or names the project, and would be made anew: no run leaves it.
-    derived = {project / "mlruns" / name for name in (".id", "catalogue.db", "code.json")}
+    derived = {project / "mlruns" / name for name in (".id", "code.json")}
     paths = [path for folder in ("data", "mlruns") for path in (project / folder).rglob("*") if path.is_file()]
     paths = [path for path in paths if path not in derived]
     return {str(path.relative_to(project)): path.read_bytes() for path in paths}

@@ -45,7 +45,7 @@ from tasks import config, records, strategies
 from tasks.training import model_state
 from tasks.modeling import models
 from tasks.checkpoints import Checkpoints
-from tasks.errors import UserError
+from tasks.system.errors import UserError
 from tasks.evaluate import evaluate
 from tasks.strategies import data_parallel
 from tasks.train import check, train

@@ -13,7 +13,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 
 # What runs are for, and what makes the next start faster. All else in the project's folder was there before.
 KEPT = re.compile(
-    r"mlruns/(runs/[0-9a-f]{32}/.+|mlflow\.db|\.(mlflow\.db|registry)\.lock|code\.json|artifacts/.+|catalogue\.db(-wal|-shm)?|\.id)"
+    r"mlruns/(runs/[0-9a-f]{32}/.+|mlflow\.db|\.(mlflow\.db|registry)\.lock|code\.json|artifacts/.+|\.id)"
     r"|\.dvc/(config\.local|tmp/.+|cache/.+)|data/digits/(dvc\.lock|raw/.+|prepared/.+)"
     r"|((flows|tasks)/(.+/)?)?__pycache__/.+"
 )

@@ -3,9 +3,7 @@
 import json
 import re
 import shutil
-import subprocess
 import sys
-import time
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -15,19 +13,18 @@ import keras
 import mlflow
 import numpy as np
 import pytest
+from filelock import FileLock
 
-from tasks import records, runs, tracking
+from tasks import records, tracking
 from tasks.evaluation import slices
 from tasks.runs import lineage
 from tasks.serving import loaded_back
 from tasks.serving.outputs import of_keras_file
 from tasks.system import files
 from tasks.system.errors import StratagemError, UserError
-from tasks.tracking import turns
+from tasks.tracking import registry
 from tests.tasks.killed_registrations import BETTER, WORSE
 from tests.tasks.registering import IMAGES, LABELS, Trained, of_nothing, roll_back
-from tests.tasks.stopped_registrations import STOPS
-from tests.tasks.test_tracking import Server
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 Run = Callable[..., Any]
@@ -391,9 +388,8 @@ def test_what_is_deleted_after_the_last_look_leaves_one_champion_or_is_told(
     client, as_it_is = tracking.open_store(), getattr(mlflow.MlflowClient, request_)
 
     def somebody_is_quicker(self: mlflow.MlflowClient, *given: object, **more: object) -> None:
-        if not str(given[1]).startswith(turns.TAG):
-            monkeypatch.setattr(mlflow.MlflowClient, request_, as_it_is)
-            client.delete_registered_model(name) if deleted is None else client.delete_model_version(name, deleted)
+        monkeypatch.setattr(mlflow.MlflowClient, request_, as_it_is)
+        client.delete_registered_model(name) if deleted is None else client.delete_model_version(name, deleted)
         as_it_is(self, *given, **more)
 
     monkeypatch.setattr(mlflow.MlflowClient, request_, somebody_is_quicker)
@@ -621,29 +617,16 @@ def test_a_difference_of_rounding_is_none(store: Path) -> None:
     assert Trained().register(apart=lambda *given, **more: np.eye(3)[LABELS] + 1e-6).model_version == "1"
 
 
-def test_the_word_of_a_dead_process_counts_for_nothing_and_who_was_held_up_moves_nothing(store: Path) -> None:
-    client, now, here = tracking.open_store(), time.time(), runs.process_space()
-    client.create_registered_model("any")
-    dead = subprocess.Popen(["true"])
-    dead.wait()
-
-    def say(name: str, **word: object) -> None:
-        client.set_registered_model_tag(
-            "any", f"{turns.TAG}{name}", json.dumps({"host": name, "pid": dead.pid, **word})
-        )
-
-    say("long_ago", space="elsewhere", since=now - turns.EXPIRED_SECONDS - 1)
-    say("dead", space=here, since=now)
-    client.set_registered_model_tag("any", f"{turns.TAG}by_hand", "mine")
-    assert turns._other(client, "any", "own") is None
-    assert list(client.get_registered_model("any").tags) == [f"{turns.TAG}by_hand"]
-    say("elsewhere", space="elsewhere", since=now - 600)
-    assert turns._other(client, "any", "own")["host"] == "elsewhere"
-    for since in (now, None):
-        turns.Turn(since).check()
-    for since in (now - turns.MOST_SECONDS - 1, now + 60):  # Or its clock was set back.
-        with pytest.raises(StratagemError, match=r"(held up for \d+ s|the clock was set back) .* it has not moved"):
-            turns.Turn(since).check()
+@pytest.mark.parametrize("address", STORES)
+def test_while_another_process_registers_none_is_judged(store: Path, monkeypatch, address: str) -> None:
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"{address}:///{store.absolute()}")
+    name = Trained().register(right=WORSE).model_name
+    monkeypatch.setattr(registry, "LOCK_SECONDS", 0.1)
+    with FileLock("mlruns/.registry.lock"):
+        for work in (lambda: Trained().register(right=BETTER), lambda: roll_back(name)):
+            with pytest.raises(StratagemError, match=r"another process has registered a model in .* for over an hour"):
+                work()
+    assert aliases(name)["champion"] == "1"
 
 
 @pytest.mark.slow
@@ -665,27 +648,6 @@ def test_the_command_loads_a_model_back_in_a_process_of_its_own(store: Path, run
     assert done.returncode == 2, done.stderr
     assert f"'{name}' cannot be rolled back to version 1: it cannot be loaded back in a clean process: " in done.stderr
     assert aliases(name)["champion"] == "3"
-
-
-@pytest.mark.exhaustive
-@pytest.mark.slow
-def test_two_registrations_at_a_server_make_one_champion_wherever_one_of_them_is_stopped(
-    project: Path, empty_store: Path, tmp_path: Path, run: Run
-) -> None:
-    """Two real processes at a real server: see the script."""
-    server = Server(tmp_path)
-    shutil.copy(empty_store, server.database)
-    server.start()
-    try:
-        done = run(
-            [sys.executable, CHECKOUT / "tests" / "tasks" / "stopped_registrations.py"],
-            env={"PYTHONPATH": str(CHECKOUT), "MLFLOW_TRACKING_URI": f"http://127.0.0.1:{server.port}"},
-        )
-    finally:
-        server.end()
-    assert done.returncode == 0, done.stderr
-    stops = [*STOPS, "killed"]
-    assert [line for line in done.stdout.splitlines() if line in stops] == stops
 
 
 @pytest.mark.slow

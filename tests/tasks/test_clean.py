@@ -26,7 +26,7 @@ import keras, numpy as np
 from tasks.system import files
 from tasks.modeling import models
 from tasks import tracking
-from tasks.errors import StratagemError
+from tasks.system.errors import StratagemError
 from tests.tasks.registering import IMAGES, Trained
 
 told = {}

@@ -19,7 +19,7 @@ from tests.tasks.written_runs import write_results, write_run
 
 STRATAGEM = (sys.executable, "-c", "from flows.cli.main import main; main()")
 # What makes the next look quicker.
-CACHES = {"code.json", "catalogue.db"}
+CACHES = {"code.json"}
 
 
 def files_of(project):

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from flows.cli.command import command
-from tasks.runs import catalogue
-from tasks.runs.leftovers import remove_leftovers
+from tasks.runs.entries import find_entries
+from tasks.runs.locks import remove_leftovers
 from tasks.system import files
 from tasks.system.errors import UserError
 
@@ -108,7 +108,7 @@ def test_what_belongs_to_another_user_is_said_to(forbidden):
 
 def test_runs_of_another_user_are_not_no_runs(forbidden):
     with pytest.raises(UserError, match=r"mlruns/runs cannot be read or written"):
-        catalogue.query("TRUE")
+        find_entries("runs")
 
 
 def test_a_command_of_another_user_ends_with_one_message(forbidden, capsys):

@@ -10,8 +10,8 @@ import pytest
 
 from tasks import records, runs, tracking
 from tasks.operations import pipeline, trace
-from tasks.runs import model_versions
 from tasks.system.errors import StratagemError, UserError
+from tasks.tracking import trained_models
 from tests.tasks.test_lineage import git
 from tests.tasks.written_runs import run_id_of, version_of, write_results, write_run
 
@@ -61,7 +61,7 @@ def chain(project, monkeypatch):
         version_of(new, 2, "challenger", "next", checkpoint=checkpoint, model_digest="d1"),
         version_of(None, 3),
     ]
-    monkeypatch.setattr(model_versions, "read", lambda store: versions)
+    monkeypatch.setattr(trained_models, "read_versions", lambda store: versions)
     return old, new, other, *commits
 
 
@@ -250,14 +250,13 @@ def test_what_was_edited_or_removed_since_breaks_no_chain(chain):
         run = write_run(5, overrides={}, data_version="e" * 32)
         edited = {**run.settings, "dataset": {**run.settings["dataset"], "name": name}}
         records.save(run.model_copy(update={"settings": edited}), Path(run.folder, "records", "run.json"))
-        runs.forget(run.folder)
         assert names("0005", "data version", "^") == ["e" * 32]
         shutil.rmtree(run.folder)
 
 
 def test_the_registry_is_read_from_its_file_as_mlflow_tells_it(project, empty_store):
     store = project / "mlruns" / "mlflow.db"
-    assert model_versions.read(store) == tracking.list_versions() == []
+    assert trained_models.read_versions(store) == tracking.list_versions() == []
     assert not store.exists()
     shutil.copy(empty_store, store)
     client = mlflow.MlflowClient(f"sqlite:///{store}", registry_uri=f"sqlite:///{store}")
@@ -275,7 +274,7 @@ def test_the_registry_is_read_from_its_file_as_mlflow_tells_it(project, empty_st
         client.set_registered_model_alias("a", alias, "11")
     client.set_registered_model_alias("b", "gone", "3")
     client.delete_model_version("b", "3")
-    found = model_versions.read(store)
+    found = trained_models.read_versions(store)
     assert found == tracking.list_versions()
     numbers = [*(("a", str(number)) for number in range(1, 12)), ("b", "1"), ("b", "2")]
     assert [(one.name, one.version) for one in found] == numbers
@@ -285,4 +284,4 @@ def test_the_registry_is_read_from_its_file_as_mlflow_tells_it(project, empty_st
     assert [one.run_id for one in found[11:]] == ["5" * 32, None]
     store.write_bytes(b"no database " * 1000)
     with pytest.raises(sqlite3.Error):
-        model_versions.read(store)
+        trained_models.read_versions(store)

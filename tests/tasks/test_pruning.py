@@ -29,7 +29,6 @@ def ended(run, when):
     """Let a run have ended at a time."""
     record = records.RunStatus(status="FINISHED", reason=None, at=when.isoformat())
     records.save(record, Path(run.folder, "status.json"))
-    runs.forget(run.folder)
 
 
 def day(number):
@@ -135,14 +134,12 @@ def changed(**fields):
 
     def change(run, project):
         records.save(run.model_copy(update=fields), Path(run.folder, "records", "run.json"))
-        runs.forget(run.folder)
 
     return change
 
 
 def untold(run, project):
     Path(run.folder, "unsent.jsonl").write_text("{}\n")
-    runs.forget(run.folder)
 
 
 # Each: what is done to a run, and why it is left alone then.

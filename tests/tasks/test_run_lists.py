@@ -13,7 +13,6 @@ from tasks.modeling import metrics
 from tasks.operations import pipeline
 from tasks.records import MetricPair, RunDifference
 from tasks.system.errors import UserError
-from tests.tasks.test_runs import opened
 from tests.tasks.written_runs import run_id_of, write_results, write_run
 
 ALL = runs.RunFilter()
@@ -130,12 +129,6 @@ def test_what_a_stage_leaves_after_the_end_of_a_run_is_seen(three):
     assert (line.headline, line.metrics, line.model_version) == ("test/mae", {"test/mae": 2.5}, "digits-convnet2/8")
 
 
-def test_runs_that_ended_are_read_once(three):
-    first, names = opened(lambda: runs.list_runs(ALL))
-    assert names != []
-    assert opened(lambda: runs.list_runs(ALL)) == (first, [])
-
-
 def test_a_run_whose_process_died_is_crashed_and_one_at_work_is_running(project):
     run = write_run(1, "RUNNING")
     away = write_run(2, "RUNNING", host="elsewhere")
@@ -153,7 +146,6 @@ def test_a_run_whose_process_died_is_crashed_and_one_at_work_is_running(project)
         ("records/run.json", '{"settings": 5}', False),
         ("records/evaluation.json", "[]", True),
         ("records/training.json", "", True),
-        ("summary.json", '{"metrics": 5}', True),
         ("status.json", "{", True),
         ("records/pruned.json", "{", True),
     ],
@@ -161,7 +153,6 @@ def test_a_run_whose_process_died_is_crashed_and_one_at_work_is_running(project)
 def test_a_damaged_record_hides_no_other_run(three, file, content, is_listed):
     path = Path("mlruns/runs", run_id_of(2), file)
     path.write_text(content)
-    runs.forget(f"mlruns/runs/{run_id_of(2)}")
     assert listed() == ([3, 2, 1] if is_listed else [3, 1])
     problems = runs.list_runs(ALL).unreadable
     assert (file.split("/")[-1] in problems.get(f"mlruns/runs/{run_id_of(2)}", "")) is ("pruned" not in file)
@@ -171,7 +162,6 @@ def test_a_damaged_record_hides_no_other_run(three, file, content, is_listed):
 def test_settings_that_are_none_are_a_damaged_record(three, settings):
     path = Path("mlruns/runs", run_id_of(2), "records", "run.json")
     path.write_text(json.dumps(json.loads(path.read_text()) | {"settings": settings}))
-    runs.forget(f"mlruns/runs/{run_id_of(2)}")
     assert listed() == [3, 1]
 
 
@@ -266,7 +256,6 @@ def test_the_record_of_before_is_listed(three):
     for name in ("start_time", "project", "store", "boot"):
         del before[name]
     path.write_text(json.dumps(before | {"settings": {"dataset": {"name": "digits"}}}))
-    runs.forget(f"mlruns/runs/{run_id_of(1)}")
     line = runs.list_runs(runs.RunFilter(dataset="digits")).runs[-1]
     assert (line.model, line.strategy, line.metrics["test/accuracy"]) == ("", "", 0.9)
     assert line.began[:4] == str(datetime.now(UTC).year)

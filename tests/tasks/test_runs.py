@@ -1,10 +1,8 @@
-import contextlib
 import json
 import os
 import shutil
 import signal
 import socket
-import sqlite3
 import subprocess
 import sys
 import time
@@ -14,7 +12,6 @@ import pytest
 from filelock import FileLock
 
 from tasks import config, records, runs
-from tasks.runs import lineage
 from tasks.system import files
 from tasks.system.errors import UserError
 
@@ -132,7 +129,7 @@ TAKING_TURNS = """
 import sys, time
 from pathlib import Path
 from tasks import runs
-from tasks.errors import UserError
+from tasks.system.errors import UserError
 done = 0
 while done < 30:
     try:
@@ -432,41 +429,20 @@ def test_a_status_is_json_that_others_can_read(settings):
     assert runs.status(run).status == "KILLED"
 
 
-def opened(function):
-    """Return what a function returns, and the names of the files of runs that it opens, from mlruns/."""
-    names = []
-
-    def hear(event, arguments):
-        if listening and event == "open" and "/mlruns/runs/" in str(arguments[0]):
-            names.append(str(arguments[0]).rpartition("/mlruns/runs/")[2])
-
-    listening = True
-    sys.addaudithook(hear)
-    returned = function()
-    listening = False
-    return returned, names
-
-
-def test_of_runs_that_ended_only_the_one_that_is_meant_is_read_again(settings):
-    for number in range(20):
-        begin(settings, f"old{number}", "FINISHED" if number % 2 else "FAILED", code=f"c{number}")
-    run = begin(settings, "newest", "KILLED")
-    begin(settings, "later", "KILLED", code="other")
-    assert runs.next_number() == 23
-    for question, answer in (
-        (lambda: runs.find_unfinished(settings, run.lineage), run),
-        (lambda: lineage.finished_run("digits", run.lineage), None),
-        (runs.next_number, 23),
-        (runs.remove_leftovers, []),
-        (runs.find_not_final, []),
-        (runs.undelivered, []),
-        (runs.finished, []),
-    ):
-        returned, names = opened(question)
-        assert returned == answer
-        assert {name for name in names if not name.startswith("newest/")} == set()
-    runs.set_status(run, "FINISHED")
-    assert runs.find_unfinished(settings, run.lineage) is None, "what changed is read again"
+def test_what_another_process_changes_is_seen(settings):
+    """A process reads the record of a run once, until there is another one."""
+    run = begin(settings, "one", "KILLED")
+    path = Path(run.folder, "records", "run.json")
+    assert runs.newest("digits") == run
+    for number in range(2, 50):
+        now = run.model_copy(update={"number": number})
+        records.save(now, path)
+        assert runs.newest("digits") == now
+        assert runs.next_number() == number + 1
+    path.write_text("{")
+    assert runs.find_unfinished(settings, run.lineage) is None
+    shutil.rmtree(run.folder)
+    assert runs.next_number() == 1
 
 
 def test_two_runs_that_begin_within_one_tick_of_the_clock_are_both_seen(settings):
@@ -478,55 +454,3 @@ def test_two_runs_that_begin_within_one_tick_of_the_clock_are_both_seen(settings
     records.save(other, Path(other.folder, "records", "run.json"))
     os.utime(folder, ns=(before.st_atime_ns, before.st_mtime_ns))
     assert runs.next_number() == 3
-
-
-def test_a_catalogue_is_made_anew_whatever_happened_to_it(settings):
-    run = begin(settings, "one", "KILLED")
-    place = Path("mlruns/catalogue.db")
-    whole = place.read_bytes()
-    for damage in (b"", b"no database " * 1000, whole[: len(whole) // 2], whole[:100] + bytes(len(whole) - 100), None):
-        place.unlink(missing_ok=True)
-        place.mkdir() if damage is None else place.write_bytes(damage)
-        assert runs.find_unfinished(settings, run.lineage) == run
-        runs.set_status(run, "KILLED")
-        assert runs.next_number() == 2
-        place.rmdir() if damage is None else None
-    with contextlib.closing(sqlite3.connect(place)) as newer, newer:
-        newer.execute("PRAGMA user_version = 1000")
-        newer.execute("DROP TABLE IF EXISTS runs")
-        newer.execute("CREATE TABLE runs (other)")
-    assert runs.find_unfinished(settings, run.lineage) == run
-    shutil.rmtree(run.folder)
-    assert runs.find_unfinished(settings, run.lineage) is None
-    assert runs.next_number() == 1
-
-
-ASKING = """
-import sys
-from tasks import records, runs
-from pathlib import Path
-run = records.load(records.Run, Path("mlruns/runs/one/records/run.json"))
-print("begun", flush=True)
-for number in range(10000):
-    runs.set_status(run, "FAILED" if number % 2 else "RUNNING")
-    found = runs.find_not_final()
-    assert len(found) == (number + 1) % 2 or sys.argv[1:], (number, found)
-"""
-
-
-def test_processes_that_ask_at_once_and_are_killed_leave_a_whole_catalogue(settings):
-    run = begin(settings, "one", "KILLED")
-    processes = [
-        subprocess.Popen([sys.executable, "-c", ASKING, "several"], stdout=subprocess.PIPE, text=True) for _ in range(3)
-    ]
-    for process in processes:
-        assert process.stdout.readline() == "begun\n"
-    for process in processes:
-        time.sleep(0.1)
-        assert process.poll() is None
-        process.kill()
-        process.wait()
-        process.stdout.close()
-    for status, count in (("RUNNING", 1), ("FAILED", 0)):
-        runs.set_status(run, status)
-        assert len(runs.find_not_final()) == count

@@ -420,7 +420,7 @@ def test_what_a_server_that_is_gone_was_not_told_goes_to_another(
 def test_a_sweep_that_nobody_was_told_of_comes_before_its_trials(
     store: Path, sync: Callable[..., records.Sync], team: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The catalogue has mlruns/runs/ before mlruns/sweeps/."""
+    """Whatever order the folders of mlruns/ are read in."""
     made = trained()
     origin = lineage.collect(made.settings, VERSION)
     with monkeypatch.context() as patch:

@@ -861,7 +861,6 @@ def test_a_run_that_begins_without_its_server_is_whole_when_it_is_back(server: S
     Path(run.folder, "unsent.jsonl").write_text(
         json.dumps({"create": {"experiment": "digits", "start_time": 0, "tags": {}}}) + "\n"
     )
-    runs.forget(run.folder)  # That process would never have found it final.
     assert tracking.end_crashed() == []
     assert tracking.mlflow_run_id(run) == found.info.run_id
 

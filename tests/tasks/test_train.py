@@ -961,7 +961,7 @@ from tasks import config, records
 from tasks.modeling import models
 from tasks.input import sources
 from tasks.checkpoints import Checkpoints, State
-from tasks.errors import UserError
+from tasks.system.errors import UserError
 from tasks.train import check, train
 
 prepared = records.load(records.PreparedDataset, Path("data/tiny/prepared/manifest.json"))

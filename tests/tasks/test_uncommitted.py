@@ -1,9 +1,12 @@
+import hashlib
+import stat
 from pathlib import Path
 
 import pytest
 
 from tasks.runs import uncommitted
 from tests.tasks.test_lineage import git
+from tests.tasks.written_runs import write_run
 
 
 def test_a_clean_checkout_has_no_changes(project):
@@ -56,27 +59,12 @@ def test_many_changes_are_cut(project):
     assert len(kept.encode()) < uncommitted.MAX_BYTES + 100
 
 
-def test_a_secret_is_masked_where_the_name_of_its_list_is_far_away(project):
-    items = [f"    - planted-{number:02}" for number in range(30)]
-    tracked = Path("recipes/mnist.yaml")
-    tracked.write_text("\n".join(["service:", "  api_keys:", *items, "units: 64", ""]))
-    git("add", ".")
-    git("commit", "--quiet", "-m", "a list")
-    tracked.write_text(tracked.read_text().replace("planted-15", "planted-anew").replace("units: 64", "units: 65"))
-    Path("new.yaml").write_text("tokens: [\n  planted-one,\n  planted-two,\n]\nunits: 66\n")
-    kept = uncommitted.changes(project)
-    assert "planted" not in kept
-    assert "-    ***\n+    ***\n" in kept
-    assert "-units: 64\n+units: 65\n" in kept
-    assert "+tokens: ***\n+  ***\n+  ***\n+]\n+units: 66\n" in kept
-    # As many lines as there were, and all others as they were: it can be applied where nothing masked stands around.
-    git("stash", "--include-untracked", "--quiet")
-    Path("mlruns/kept.diff").write_text(kept)
-    git("apply", "--include=new.yaml", "mlruns/kept.diff")
-    assert Path("new.yaml").read_text().endswith("]\nunits: 66\n")
-
-
-def test_passwords_of_the_environment_are_masked(project, monkeypatch):
-    monkeypatch.setenv("MY_TOKEN", "53cr37-0f-7h3-5h3ll")
-    Path("notes.md").write_text("hold 53cr37-0f-7h3-5h3ll\nurl = 'postgres://me:planted@host/db'\n")
-    assert uncommitted.changes(project).endswith("+hold ***\n+url = 'postgres://host/db'\n")
+def test_what_is_kept_with_a_run_is_this_users_alone(project):
+    run = write_run(0)
+    assert uncommitted.keep_changes(run) is None
+    Path("settings.py").write_text("password = 'planted'\r\n", newline="")
+    digest = uncommitted.keep_changes(run)
+    kept = Path(run.folder, "records", "uncommitted.diff")
+    assert "+password = 'planted'\r\n" in kept.read_bytes().decode(), "as git has it, so that it can be applied"
+    assert digest == hashlib.sha256(kept.read_bytes()).hexdigest()
+    assert stat.S_IMODE(kept.stat().st_mode) == 0o600

@@ -16,7 +16,7 @@ def look(here: Here) -> Iterator[Remark]:
             wrong += 1
             yield found
     mlruns = here.root / "mlruns"
-    for path in (mlruns / "mlflow.db", mlruns / "catalogue.db", mlruns / ".id", mlruns / "active"):
+    for path in (mlruns / "mlflow.db", mlruns / ".id", mlruns / "active"):
         if os.path.exists(path) and not os.access(path, os.R_OK | os.W_OK):
             wrong += 1
             yield Remark("error", f"{path} cannot be written", _command_to_get_access(path))

@@ -43,7 +43,7 @@ def _seconds_ahead(folder: Path) -> float | None:
 
 
 def _files(root: Path) -> Iterator[Path]:
-    names = ("params.yaml", "pyproject.toml", "requirements.lock", "mlruns/mlflow.db", "mlruns/catalogue.db")
+    names = ("params.yaml", "pyproject.toml", "requirements.lock", "mlruns/mlflow.db")
     yield from (path for name in names if (path := root / name).exists())
     for pattern in ("recipes/*.yaml", "data/*/dvc.lock", "data/*/params.yaml", "mlruns/runs/*/status.json"):
         yield from root.glob(pattern)

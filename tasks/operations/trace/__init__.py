@@ -14,7 +14,7 @@ from tasks.operations.trace import links
 from tasks.operations.trace.links import Known
 from tasks.records import ExportedModel, Link, Provenance
 from tasks.runs import lineage
-from tasks.runs.catalogue import Entry
+from tasks.runs.entries import Entry
 from tasks.system import errors
 from tasks.system.errors import UserError
 
@@ -63,7 +63,7 @@ def _named(known: Known) -> list[str]:
 def _by_version(text: str, known: Known) -> Link | None:
     address = text.removeprefix("models:/")
     for entry in known.runs.values() if address.startswith("m-") else ():
-        if entry.model_uri == f"models:/{address}":
+        if entry.registration is not None and entry.registration.model_uri == f"models:/{address}":
             return links.of_run(entry, known)
     if (named := VERSION.fullmatch(address)) is None:
         if address != text:
@@ -132,19 +132,20 @@ def _exported(path: Path, known: Known) -> Link | None:
 
 def _by_id(text: str, known: Known) -> Link | None:
     """Return what an id means, or the first letters of one; or the name of a run."""
-    if (named := [entry for entry in known.runs.values() if entry.name == text]) and text:
+    if (named := [entry for entry in known.runs.values() if entry.run.name == text]) and text:
         return links.of_run(named[0], known)
     start = text.lower().removesuffix(".dir")
     if START.fullmatch(start) is None:
         return None
     found: set[tuple[str, str]] = set()
     for entry in known.entries:
-        kind = "run" if entry.run_id in known.runs else runs.kind_of_parent(str(entry.run_id))
+        run = entry.run
+        kind = "run" if run.run_id in known.runs else runs.kind_of_parent(run.run_id)
         ids = {
-            kind: entry.run_id,
-            "flow run": entry.flow_run_id,
-            "data version": entry.data_version,
-            "git commit": entry.git_commit,
+            kind: run.run_id,
+            "flow run": run.flow_run_id,
+            "data version": run.lineage.data_version,
+            "git commit": run.lineage.git_commit,
         }
         found |= {(kind, one) for kind, one in ids.items() if one is not None and one.startswith(start)}
     of_today = _data_of_today()
@@ -168,8 +169,8 @@ def _open(kind: str, name: str, known: Known) -> Link:
         return links.of_run(known.runs[name], known)
     if kind == "git commit":
         return links.of_commit(name, known)
-    in_flow = kind == "flow run"
-    members = [one for one in known.runs.values() if name == (one.flow_run_id if in_flow else one.parent_run_id)]
+    field = "flow_run_id" if kind == "flow run" else "parent_run_id"
+    members = [one for one in known.runs.values() if getattr(one.run, field) == name]
     return links.of_group(kind, name, members, known)
 
 

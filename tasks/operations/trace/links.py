@@ -1,8 +1,6 @@
 """What a run, a version of a model, data or a commit is linked to: what it was made of, and what was made of it."""
 
 import contextlib
-import os
-import sqlite3
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -13,12 +11,12 @@ import yaml
 
 from tasks import config, records, runs
 from tasks.operations import pipeline
-from tasks.records import EvaluationResult, ExportedModel, Link, ModelVersion, RegisteredModel
-from tasks.runs import catalogue, lineage, model_versions, relocation
-from tasks.runs.catalogue import Entry
-from tasks.runs.index import NEWEST_FIRST
+from tasks.records import EvaluationResult, ExportedModel, Link, ModelVersion
+from tasks.runs import lineage, uncommitted
+from tasks.runs.entries import PLACES, Entry, find_entries
 from tasks.runs.listing import line_of
 from tasks.system.errors import StratagemError, UserError
+from tasks.tracking import trained_models
 
 
 @dataclass
@@ -32,21 +30,20 @@ class Known:
     @cached_property
     def entries(self) -> list[Entry]:
         """The runs and comparisons that can be read, the newest first."""
-        return catalogue.query(f"run_id IS NOT NULL {NEWEST_FIRST}")
+        return find_entries(*PLACES)
 
     @cached_property
     def runs(self) -> dict[str, Entry]:
         """The runs by their ids, the newest first."""
-        return {str(entry.run_id): entry for entry in self.entries if entry.folder.startswith("mlruns/runs/")}
+        found = [entry for entry in self.entries if entry.run.folder.startswith("mlruns/runs/")]
+        return {entry.run.run_id: entry for entry in found}
 
     @cached_property
     def versions(self) -> list[ModelVersion]:
         """The versions in the registry; or, where that cannot be asked, as the runs' records have them."""
         try:
-            if not os.environ.get("MLFLOW_TRACKING_URI"):
-                with contextlib.suppress(sqlite3.Error):  # Then MLflow itself may know what that is.
-                    return model_versions.read(relocation.own_store())
-            return pipeline.registered_versions()
+            known = trained_models.own_versions()
+            return pipeline.registered_versions() if known is None else known
         except StratagemError as error:
             self.no_registry = str(error)
             return self._recorded()
@@ -57,11 +54,8 @@ class Known:
             if entry.model_version is None:
                 continue
             name, _, number = entry.model_version.rpartition("/")
-            aliases: tuple[str, ...] = ()
-            with contextlib.suppress(UserError):
-                path = config.project_root() / entry.folder / "records" / "registration.json"
-                aliases = records.load(RegisteredModel, path).aliases
-            found.append(ModelVersion(name=name, version=number, aliases=aliases, run_id=entry.run_id, tags={}))
+            aliases = entry.registration.aliases if entry.registration is not None else ()
+            found.append(ModelVersion(name=name, version=number, aliases=aliases, run_id=entry.run.run_id, tags={}))
         return found
 
     def versions_of(self, run_id: str) -> list[ModelVersion]:
@@ -82,14 +76,14 @@ class Known:
 
 def of_run(entry: Entry, known: Known, down: bool = True) -> Link:
     """Return a run with what it was made of, and, with ``down``, with what was made of it."""
-    run = _run_record(entry)
-    up = [_commit(entry, run), _code(entry, run), _settings(entry, run)]
-    if entry.data_version is not None:
-        up.append(data_link(entry.dataset or "", entry.data_version, entry.git_commit))
-    if entry.parent_run_id is not None:
-        up.append(Link(kind=runs.kind_of_parent(entry.parent_run_id), name=entry.parent_run_id))
+    run, of = entry.run, entry.run.lineage
+    up = [_commit(run), _code(of), _settings(run)]
+    if of.data_version is not None:
+        up.append(data_link(entry.dataset, of.data_version, of.git_commit))
+    if run.parent_run_id is not None:
+        up.append(Link(kind=runs.kind_of_parent(run.parent_run_id), name=run.parent_run_id))
     made = _made(entry, known) if down else ()
-    return Link(kind="run", name=str(entry.run_id), facts=_facts(entry), up=tuple(up), down=made)
+    return Link(kind="run", name=run.run_id, facts=_facts(entry), up=tuple(up), down=made)
 
 
 def of_runs(entries: Iterable[Entry], known: Known) -> tuple[Link, ...]:
@@ -97,9 +91,9 @@ def of_runs(entries: Iterable[Entry], known: Known) -> tuple[Link, ...]:
     return tuple(
         Link(
             kind="run",
-            name=str(entry.run_id),
+            name=entry.run.run_id,
             facts=_facts(entry),
-            down=tuple(map(_version, known.versions_of(str(entry.run_id)))),
+            down=tuple(map(_version, known.versions_of(entry.run.run_id))),
         )
         for entry in entries
     )
@@ -121,9 +115,9 @@ def of_version(version: ModelVersion, known: Known) -> Link:
 
 def of_checkpoint(entry: Entry, step: str, known: Known) -> Link:
     """Return a checkpoint with its run, and with the evaluation and the versions that were made of it."""
-    place = f"{entry.folder}/checkpoints/{step}"
+    place = f"{entry.run.folder}/checkpoints/{step}"
     made = [link for link in _made(entry, known) if link.facts.get("checkpoint") == place]
-    versions = known.versions_of(str(entry.run_id))
+    versions = known.versions_of(entry.run.run_id)
     made += [_version(one) for one in versions if one.tags.get("checkpoint") == place]
     unique = {(link.kind, link.name): link for link in made}
     return _checkpoint(place, (of_run(entry, known, down=False),)).model_copy(update={"down": tuple(unique.values())})
@@ -144,14 +138,14 @@ def of_export(made: ExportedModel, place: str, known: Known) -> Link:
 
 def of_commit(commit: str, known: Known) -> Link:
     """Return a commit with all runs of it."""
-    found = [entry for entry in known.runs.values() if entry.git_commit == commit]
+    found = [entry for entry in known.runs.values() if entry.run.lineage.git_commit == commit]
     return Link(kind="git commit", name=commit, facts=_subject(commit), down=of_runs(found, known))
 
 
 def of_data(version: str, known: Known, name: str = "") -> Link:
     """Return a data version with its source, and with all runs on it."""
-    found = [entry for entry in known.runs.values() if entry.data_version == version]
-    commit = next((entry.git_commit for entry in found if entry.git_commit), None)
+    found = [entry for entry in known.runs.values() if entry.run.lineage.data_version == version]
+    commit = next((entry.run.lineage.git_commit for entry in found if entry.run.lineage.git_commit), None)
     dataset = name or next((entry.dataset for entry in found if entry.dataset), "")
     return data_link(dataset, version, commit, of_runs(found, known))
 
@@ -174,24 +168,24 @@ def _facts(entry: Entry) -> dict[str, str]:
     }
     if line.headline is not None:
         facts[line.headline] = f"{line.metrics[line.headline]:.4f}"
-    if entry.flow_run_id is not None:
-        facts["flow run"] = entry.flow_run_id
+    if entry.run.flow_run_id is not None:
+        facts["flow run"] = entry.run.flow_run_id
     return facts | ({"state": "pruned"} if line.pruned else {})
 
 
-def _commit(entry: Entry, run: records.Run | None) -> Link:
-    if entry.git_commit is None:
+def _commit(run: records.Run) -> Link:
+    commit, dirty = run.lineage.git_commit, run.lineage.git_dirty
+    if commit is None:
         return Link(kind="git commit", name="none")
-    dirty = run is not None and run.lineage.git_dirty
     changed = {"state": "with changes that are in no commit"} if dirty else {}
-    if dirty and (config.project_root() / (kept := f"{entry.folder}/records/uncommitted.diff")).exists():
+    if dirty and (config.project_root() / (kept := f"{run.folder}/{uncommitted.FILE}")).exists():
         changed["in"] = kept
-    return Link(kind="git commit", name=entry.git_commit, facts=_subject(entry.git_commit) | changed)
+    return Link(kind="git commit", name=commit, facts=_subject(commit) | changed)
 
 
-def _code(entry: Entry, run: records.Run | None) -> Link:
-    package = run.lineage.package_version if run is not None else None
-    return Link(kind="code", name=str(entry.code_digest), facts={"stratagem": package} if package else {})
+def _code(of: records.Lineage) -> Link:
+    facts = {"stratagem": of.package_version} if of.package_version else {}
+    return Link(kind="code", name=str(of.code_digest), facts=facts)
 
 
 def _subject(commit: str) -> dict[str, str]:
@@ -199,31 +193,25 @@ def _subject(commit: str) -> dict[str, str]:
     return {"subject": subject} if subject is not None else {"subject": "not in this repository"}
 
 
-def _settings(entry: Entry, run: records.Run | None) -> Link:
-    facts = {"in": f"{entry.folder}/records/run.json"}
-    if run is not None and run.changed:
+def _settings(run: records.Run) -> Link:
+    facts = {"in": f"{run.folder}/records/run.json"}
+    if run.changed:
         facts["resumed with"] = "; ".join(f"{one.what} {one.values}" for one in run.changed)
-    return Link(kind="settings", name=str(entry.settings_digest), facts=facts)
-
-
-def _run_record(entry: Entry) -> records.Run | None:
-    with contextlib.suppress(UserError):
-        return records.load(records.Run, config.project_root() / entry.folder / "records" / "run.json")
-    return None
+    return Link(kind="settings", name=str(run.lineage.settings_digest), facts=facts)
 
 
 def _made(entry: Entry, known: Known) -> tuple[Link, ...]:
     """Return what was made of a run: checkpoints, an evaluation, models, versions, exports."""
-    folder = config.project_root() / entry.folder
-    made = [_checkpoint(f"{entry.folder}/checkpoints/{step}") for step in _steps(folder / "checkpoints")]
+    folder = config.project_root() / entry.run.folder
+    made = [_checkpoint(f"{entry.run.folder}/checkpoints/{step}") for step in _steps(folder / "checkpoints")]
     with contextlib.suppress(UserError):
         evaluated = records.load(EvaluationResult, folder / "records" / "evaluation.json")
         figures = {name: f"{value:.4f}" for name, value in evaluated.metrics.items()}
-        place = f"{entry.folder}/records/evaluation.json"
+        place = f"{entry.run.folder}/records/evaluation.json"
         made.append(Link(kind="evaluation", name=place, facts={"checkpoint": evaluated.checkpoint, **figures}))
     models = sorted(path.name for path in (folder / "models").glob("[!.]*.keras"))
-    made += [Link(kind="model", name=f"{entry.folder}/models/{name}") for name in models]
-    made += map(_version, known.versions_of(str(entry.run_id)))
+    made += [Link(kind="model", name=f"{entry.run.folder}/models/{name}") for name in models]
+    made += map(_version, known.versions_of(entry.run.run_id))
     return (*made, *_exports(entry, None))
 
 
@@ -246,11 +234,11 @@ def _version(version: ModelVersion) -> Link:
 def _exports(entry: Entry, model_digest: str | None) -> tuple[Link, ...]:
     """Return the exports in a run's folder; of one model alone, if one is named."""
     found = []
-    for path in sorted((config.project_root() / entry.folder / "exports").glob("*/export.json")):
+    for path in sorted((config.project_root() / entry.run.folder / "exports").glob("*/export.json")):
         with contextlib.suppress(UserError):
             made = records.load(ExportedModel, path)
             if model_digest in (None, made.model_digest):
-                found.append(_export(made, f"{entry.folder}/exports/{path.parent.name}"))
+                found.append(_export(made, f"{entry.run.folder}/exports/{path.parent.name}"))
     return tuple(found)
 
 

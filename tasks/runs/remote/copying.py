@@ -17,7 +17,7 @@ from filelock import FileLock, Timeout
 
 from tasks import config, records, runs
 from tasks.records import Copy, Run, ToCopy
-from tasks.runs import committed
+from tasks.runs import committed, uncommitted
 from tasks.runs.remote.address import Place, open_place, reason
 from tasks.system import files, utc
 from tasks.system.errors import StratagemError
@@ -27,6 +27,8 @@ MARK = "remote.json"
 LOCK = ".remote.lock"
 # What no other machine needs.
 LEFT_HERE = ("checkpoints", "damaged_checkpoints", MARK)
+# What nobody else is to read, and no other machine needs to go on.
+PRIVATE = uncommitted.FILE
 MAX_TEXT_BYTES = 4 * 2**20
 
 LOOK_SECONDS = 1.0
@@ -222,7 +224,9 @@ class Copier:
         for path in sorted(self.folder.rglob("*")):
             name = path.relative_to(self.folder)
             hidden = any(part.startswith(".") for part in name.parts) or path.suffix == ".lock"
-            if hidden or name.parts[0] in LEFT_HERE or path.is_symlink() or not path.is_file():
+            if hidden or name.parts[0] in LEFT_HERE or name.as_posix() == PRIVATE:
+                continue
+            if path.is_symlink() or not path.is_file():
                 continue
             if len(name.parts) == 1 or name.parts[0] == "records":
                 with contextlib.suppress(UnicodeDecodeError, FileNotFoundError):

@@ -4,7 +4,7 @@ import json
 import re
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import unquote
@@ -15,12 +15,11 @@ from mlflow.entities import LoggedModelOutput, LoggedModelStatus, Metric
 from tasks import config
 from tasks.system.errors import UserError
 from tasks.tracking.champion import HISTORY
-from tasks.tracking.store import is_own_store, open_store, retried
+from tasks.tracking.store import is_own_store, open_store, pages, retried
 
 FROM_MODEL, FROM_PROJECT = "synced_model_id", "synced_from"
 # What MLflow's pages link a model to its version with.
 VERSIONS_TAG = "mlflow.modelVersions"
-PAGE = 100
 MODEL_ID = re.compile(r"m-[0-9a-f]{32}")
 
 
@@ -52,16 +51,6 @@ class SourceStore(NamedTuple):
         if (link := next((path for path in here.rglob("*") if path.is_symlink()), None)) is not None:
             raise UserError(f"{link} is a link, which may lead to any file of this machine: copy what it leads to")
         return here
-
-
-def pages(search: Callable[..., Any], *arguments: Any, **options: Any) -> Iterator[Any]:
-    """Yield all that a search finds."""
-    token = None
-    while True:
-        page = search(*arguments, max_results=PAGE, page_token=token, **options)
-        yield from page
-        if not (token := page.token):
-            return
 
 
 def copy_model(source: SourceStore, client: mlflow.MlflowClient, run: Any, there: str, model: Any) -> str:

@@ -24,16 +24,23 @@ from tasks import config, records, runs
 from tasks.records import Synced
 from tasks.system import network
 from tasks.system.errors import UserError
-from tasks.tracking.outbox import MAX_METRICS_PER_BATCH, MAX_PARAMS_PER_BATCH, OUTBOX
-from tasks.tracking.store import SQLITE, Unavailable, find_experiment, open_store, retried, store_uri
-from tasks.tracking.sync_models import (
+from tasks.tracking.copied_models import (
     SourceStore,
     copy_aliases,
     copy_model,
     copy_version,
     known_versions,
     model_of,
+)
+from tasks.tracking.outbox import MAX_METRICS_PER_BATCH, MAX_PARAMS_PER_BATCH, OUTBOX, batches
+from tasks.tracking.store import (
+    SQLITE,
+    Unavailable,
+    find_experiment,
+    open_store,
     pages,
+    retried,
+    store_uri,
 )
 
 R = TypeVar("R", bound=Any)
@@ -80,22 +87,20 @@ def _mlruns(folder: Path) -> Path:
     )
 
 
-class _alone:
-    """One process at a time delivers from a folder; two would make each run twice."""
-
-    def __init__(self, place: Path) -> None:
-        self._lock = FileLock(place / ".sync.lock", timeout=1)
-
-    def __enter__(self) -> None:
-        try:
-            self._lock.acquire()
-        except Timeout:
-            raise UserError(f"another sync delivers {self._lock.lock_file} now: wait for its end") from None
-        except OSError as error:
-            raise UserError(f"{self._lock.lock_file} cannot be written ({error.strerror}): copy the folder") from None
-
-    def __exit__(self, *_: object) -> None:
-        self._lock.release()
+@contextlib.contextmanager
+def _alone(place: Path) -> Iterator[None]:
+    """Let no other process deliver from a folder within the block: two would make each run twice."""
+    lock = FileLock(place / ".sync.lock", timeout=1)
+    try:
+        lock.acquire()
+    except Timeout:
+        raise UserError(f"another sync delivers {lock.lock_file} now: wait for its end") from None
+    except OSError as error:
+        raise UserError(f"{lock.lock_file} cannot be written ({error.strerror}): copy the folder") from None
+    try:
+        yield
+    finally:
+        lock.release()
 
 
 def _open(place: Path, is_own: bool) -> SourceStore:
@@ -143,7 +148,6 @@ def _deliver_kept() -> Iterator[Synced]:
         if run.store != there:
             run = run.model_copy(update={"store": there})
             records.save(run, config.project_root() / run.folder / "records" / "run.json")
-            runs.forget(run.folder)
         OUTBOX.retry_now()
         OUTBOX.flush(run)
         if OUTBOX.has_unsent(run):
@@ -308,18 +312,14 @@ def _digest(source: SourceStore, run: Any, models: Sequence[Any], versions: Sequ
 def _log_values(
     source: SourceStore, client: mlflow.MlflowClient, run: Any, there: str, tags: Mapping[str, str]
 ) -> None:
-    params = [Param(key, text) for key, text in run.data.params.items()]
-    for start in range(0, len(params), MAX_PARAMS_PER_BATCH):
-        client.log_batch(there, params=params[start : start + MAX_PARAMS_PER_BATCH])
-    for start in range(0, len(tags), MAX_PARAMS_PER_BATCH):
-        part = list(tags.items())[start : start + MAX_PARAMS_PER_BATCH]
-        client.log_batch(there, tags=[RunTag(key, text) for key, text in part])
+    for part in batches([Param(key, text) for key, text in run.data.params.items()], MAX_PARAMS_PER_BATCH):
+        client.log_batch(there, params=part)
+    for part in batches([RunTag(key, text) for key, text in tags.items()], MAX_PARAMS_PER_BATCH):
+        client.log_batch(there, tags=part)
     for key in run.data.metrics:
-        points = [
-            Metric(one.key, one.value, one.timestamp, one.step)
-            for one in source.client.get_metric_history(run.info.run_id, key)
-        ]
-        for start in range(0, len(points), MAX_METRICS_PER_BATCH):
-            client.log_batch(there, metrics=points[start : start + MAX_METRICS_PER_BATCH])
+        history = source.client.get_metric_history(run.info.run_id, key)
+        points = [Metric(one.key, one.value, one.timestamp, one.step) for one in history]
+        for part in batches(points, MAX_METRICS_PER_BATCH):
+            client.log_batch(there, metrics=part)
     if run.inputs and run.inputs.dataset_inputs:
         client.log_inputs(there, run.inputs.dataset_inputs)
