@@ -7,13 +7,17 @@ step computes is measured beside each step, on all workers at once, and only the
 import csv
 import itertools
 import json
+import math
 import os
 import statistics
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+
+import numpy as np
+from scipy.optimize import nnls
 
 from benchmarks import hosts, measure
 from tasks import config
@@ -170,12 +174,12 @@ def measured(
 def lines(points: Sequence[Point], others: Sequence[Point]) -> list[str]:
     """Return the section's tables."""
     fitting, checking = divided(points)
-    fitted = scaling.fit(fitting)
-    off = scaling.errors(fitted, checking)
+    fitted = fit(fitting)
+    off = relative_errors(fitted, checking)
     few = [point for point in points if point["workers"] < max(WORKERS)]
     many = [point for point in points if point["workers"] == max(WORKERS)]
-    fresh = scaling.errors(fitted, others)
-    beyond = statistics.mean(scaling.errors(scaling.fit(few), many))
+    fresh = relative_errors(fitted, others)
+    beyond = statistics.mean(relative_errors(fit(few), many))
     loads = [point["load"] for point in (*points, *others)]
     found = [
         "Seconds of a step, the fastest of some calls, and in brackets what the fit says; bandwidth of a host and "
@@ -238,3 +242,42 @@ def section(dataset: str, epochs: int, repeats: int) -> str:
     others = [point for workers in WORKERS for point in measured(workers, repeats, OTHER_MODELS, OTHER_CONDITIONS)]
     save(others, OTHER_POINTS)
     return "\n".join([HEADING, f"{measure.machine('tensorflow', 'keras')}.", "", *lines(points, others), ""])
+
+
+def fit(points: Sequence[Mapping[str, float]]) -> scaling.AllReduce:
+    """Return the factors that fit measured steps, by least squares of their relative errors; none is below 0.
+
+    Args:
+        points: with ``workers``, ``parameters``, ``bandwidth``, ``latency_seconds``, ``compute_seconds`` and
+            ``step_seconds``.
+    """
+    seconds = np.array([point["step_seconds"] for point in points])
+    rest = np.array([point["step_seconds"] - point["compute_seconds"] for point in points])
+    best, least = scaling.TEXTBOOK, math.inf
+    for window in np.geomspace(20e3, 2e6, 41):
+        columns = []
+        for point in points:
+            workers, latency = int(point["workers"]), point["latency_seconds"]
+            network = scaling.Interconnect(point["bandwidth"], latency)
+            sending = replace(scaling.TEXTBOOK, window_bytes=float(window)).send_seconds(
+                workers, 4 * point["parameters"], network
+            )
+            hops = 2 * (workers - 1)
+            columns.append([max(sending), hops * latency, latency, hops])
+        factors, _ = nnls(np.array(columns) / seconds[:, None], rest / seconds)
+        error = float(np.square((np.array(columns) @ factors - rest) / seconds).sum())
+        if error < least:
+            least = error
+            best = scaling.AllReduce(*map(float, (*factors, window)))
+    return best
+
+
+def relative_errors(allreduce: scaling.AllReduce, points: Sequence[Mapping[str, float]]) -> list[float]:
+    """Return by what share of the measured step each prediction is off; see ``fit``."""
+    found = []
+    for point in points:
+        network = scaling.Interconnect(point["bandwidth"], point["latency_seconds"])
+        num_bytes = 4 * point["parameters"]
+        predicted = scaling.step_seconds(allreduce, point["compute_seconds"], int(point["workers"]), num_bytes, network)
+        found.append(abs(predicted - point["step_seconds"]) / point["step_seconds"])
+    return found

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from flows.cli.command import NO_SETTINGS, Debug, Json, Recipe, Set, command
-from flows.cli.explanation import Explain, show
 from flows.cli.tables import format_moment, format_seconds, print_table
 
 if TYPE_CHECKING:
@@ -128,17 +127,12 @@ def logs(job: JobId, debug: Debug = False) -> None:
 
 
 @app.command()
-def cancel(job: JobId, explain: Explain = False, debug: Debug = False) -> None:
+def cancel(job: JobId, debug: Debug = False) -> None:
     """End a job; its run keeps its latest checkpoint, and the same command goes on from it."""
     with command(debug):
         from tasks.operations import submission
 
         found = submission.find_job(job)
-        if explain:
-            from tasks.operations import explanation
-
-            show(explanation.cancel(submission.state(found)), json=False)
-            return
         submission.cancel(found)
         print(f"job {found.id} is told to end; `stratagem jobs` says how it is")
 

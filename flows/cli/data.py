@@ -257,30 +257,20 @@ Which = Annotated[
 
 
 @app.command()
-def push(name: Which = None, explain: Explain = False, json: Json = False, debug: Debug = False) -> None:
+def push(name: Which = None, json: Json = False, debug: Debug = False) -> None:
     """Copy prepared data to DVC's remote: `dvc remote add --default storage URL` adds one."""
     with command(debug):
         from tasks.operations import data_folders
 
-        if explain:
-            from tasks.operations import explanation
-
-            show_explanation(explanation.push(name), json)
-            return
         _print_moved("pushed", data_folders.push(name), json)
 
 
 @app.command()
-def pull(name: Which = None, explain: Explain = False, json: Json = False, debug: Debug = False) -> None:
+def pull(name: Which = None, json: Json = False, debug: Debug = False) -> None:
     """Bring the data that data/NAME/dvc.lock names from DVC's remote: nothing is downloaded or prepared then."""
     with command(debug):
         from tasks.operations import data_folders, preconditions
 
-        if explain:
-            from tasks.operations import explanation
-
-            show_explanation(explanation.pull(name), json)
-            return
         preconditions.check_writable()
         _print_moved("pulled", data_folders.pull(name), json)
 
@@ -336,17 +326,12 @@ def print_difference(found: "DataDifference") -> None:
 
 
 @app.command()
-def remove(name: Name, explain: Explain = False, debug: Debug = False) -> None:
+def remove(name: Name, debug: Debug = False) -> None:
     """Remove data/NAME with what was made of the dataset; its source, its runs and models, and files of yours stay."""
     with command(debug):
         from tasks import runs
         from tasks.operations import data_folders
 
-        if explain:
-            from tasks.operations import explanation
-
-            show_explanation(explanation.remove(name), json=False)
-            return
         for left in data_folders.remove(name):
             print(f"left alone: {left}")
         if made := [run for run in runs.list_runs(runs.RunFilter()).runs if run.dataset == name]:

@@ -1,8 +1,6 @@
-"""`--explain`: what a command would do, what is there already, and where each of its settings comes from, in place of
-doing it."""
+"""`--dry-run`, also called `--explain`: prints what a command would do, and where each of its settings comes from."""
 
 from collections.abc import Mapping, Sequence
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -12,24 +10,19 @@ if TYPE_CHECKING:
 
 Explain = Annotated[
     bool,
-    typer.Option("--explain", help="Only tell what would run, what is there, and where each setting comes from."),
+    typer.Option(
+        "--dry-run", "--explain", help="Only tell what would run, what is there, and where each setting comes from."
+    ),
 ]
 
 
-def explain(
-    recipe: str | None,
-    overrides: Sequence[str],
-    json: bool,
-    stages: Sequence[str] = (),
-    beside: Mapping[str, object] = MappingProxyType({}),
-) -> None:
-    """Print what a command would do.
+def explain(recipe: str | None, overrides: Sequence[str], json: bool, beside: Mapping[str, object]) -> None:
+    """Print what `stratagem run` would do.
 
     Args:
         recipe: as the command takes it.
         overrides: as the command takes them.
         json: print a record.
-        stages: that the command has; without one, all.
         beside: options of the command that would change what it does, as they were given.
 
     Raises:
@@ -40,7 +33,7 @@ def explain(
 
     if given := [option for option, value in beside.items() if value]:
         raise UserError(f"{given[0]} with --explain: what is told is of the command without it; give one of them")
-    show(explanation.explain(recipe, overrides, stages or explanation.STAGES), json)
+    show(explanation.explain(recipe, overrides), json)
 
 
 def show(found: "Explanation", json: bool) -> None:

@@ -89,7 +89,7 @@ def reproduce(
         ),
     ] = "latest",
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", "--explain", help="Only tell what is otherwise today; nothing is trained.")
+        bool, typer.Option("--dry-run", help="Only tell what is otherwise today; nothing is trained.")
     ] = False,
     allow_changes: Annotated[
         bool, typer.Option("--allow-changes", help="Also with other packages, or on another machine.")

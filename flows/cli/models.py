@@ -12,7 +12,6 @@ import typer
 
 from flows.cli import completion, tables
 from flows.cli.command import Debug, Json, command
-from flows.cli.explanation import Explain, show
 
 if TYPE_CHECKING:
     from tasks.records import ExportedModel, Predicted, TensorShape
@@ -64,7 +63,6 @@ def predict(
         int | None, typer.Option("--batch-size", min=1, metavar="N", help="Examples that are computed at once.")
     ] = None,
     encoding: Annotated[str, typer.Option("--encoding", metavar="NAME", help="Of texts in files.")] = "utf-8",
-    explain: Explain = False,
     json: Json = False,
     debug: Debug = False,
 ) -> None:
@@ -73,12 +71,9 @@ def predict(
     What is broken has its error in place of a prediction, and the others have theirs; the exit code is then 1.
     """
     with command(debug):
-        from tasks.operations import explanation, model_use
+        from tasks.operations import model_use
         from tasks.system.errors import StratagemError, UserError
 
-        if explain:
-            show(explanation.predict(inputs, model, output, format, force, encoding), json)
-            return
         if json and output is None and format is not None:
             raise UserError("--json and --format both print to standard output: give --output FILE, or one of them")
         found = model_use.predict(inputs, model, output, format, force, top_k, probabilities, batch_size, encoding)
@@ -138,7 +133,6 @@ def serve_model(
     poll: Annotated[
         float, typer.Option("--poll", min=0.1, metavar="SECONDS", help="How often it is looked where the alias is.")
     ] = 2.0,
-    explain: Explain = False,
     json: Json = False,
     debug: Debug = False,
 ) -> None:
@@ -148,13 +142,10 @@ def serve_model(
     """
     with command(debug):
         from flows.operate.prefect_server import make_password
-        from tasks.operations import explanation, model_use
+        from tasks.operations import model_use
         from tasks.records import Serving
         from tasks.system.errors import UserError
 
-        if explain:
-            show(explanation.serve(model, port), json)
-            return
         key = os.environ.get("STRATAGEM_KEY") or make_password()
         user, colon, password = key.partition(":")
         if not (user and colon and password):
@@ -200,7 +191,6 @@ def export(
     checkpoint: Annotated[
         str | None, typer.Option("--checkpoint", metavar="latest|best", help="Without it, the latest.")
     ] = None,
-    explain: Explain = False,
     json: Json = False,
     debug: Debug = False,
 ) -> None:
@@ -209,13 +199,10 @@ def export(
     Beside the files lies export.json: where the model comes from, what it takes and gives, and the sha256 of each file.
     """
     with command(debug):
-        from tasks.operations import explanation, pipeline
+        from tasks.operations import pipeline
         from tasks.process import client
         from tasks.serving import formats
 
-        if explain:
-            show(explanation.export(run_id, format, to, checkpoint), json)
-            return
         formats.find(format)
         settings, prepared, running, which = pipeline.find_model(run_id, checkpoint)
         result = client.export(settings, prepared, running, format, which, to and to.absolute())
@@ -249,7 +236,6 @@ def _shape(one: "TensorShape") -> str:
 
 def rollback(
     model: Annotated[str, typer.Argument(metavar="MODEL", help="A registered model, such as digits-convnet2.")],
-    explain: Explain = False,
     json: Json = False,
     debug: Debug = False,
 ) -> None:
@@ -257,9 +243,4 @@ def rollback(
     with command(debug):
         from tasks.operations import pipeline
 
-        if explain:
-            from tasks.operations import explanation
-
-            show(explanation.rollback(model), json)
-            return
         tables.print_record(pipeline.rollback(model), json, ("model_name", "before", "now", "missing", "loaded_back"))

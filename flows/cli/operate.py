@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from flows.cli.command import Debug, Json, command
-from flows.cli.explanation import Explain, show
 
 if TYPE_CHECKING:
     from tasks.records import Sync
@@ -16,7 +15,6 @@ def up(
     detach: Annotated[
         bool, typer.Option("--detach", "-d", help="Return when everything answers; `stratagem down` ends it.")
     ] = False,
-    explain: Explain = False,
     debug: Debug = False,
 ) -> None:
     """Start Prefect's server, the deployments, a worker and MLflow's pages on 127.0.0.1, and keep them running.
@@ -25,13 +23,9 @@ def up(
     Until Ctrl-C, or `stratagem down`.
     """
     with command(debug):
-        from flows.operate import operation, operation_status, supervisor
+        from flows.operate import operation, supervisor
         from tasks.operations import preconditions
 
-        if explain:
-            supervisor.check_environment()
-            show(operation_status.explain_up(), json=False)
-            return
         preconditions.check_writable()
         supervisor.check_environment()
         if operation.is_held():
@@ -58,14 +52,11 @@ def _print_addresses(last: str) -> None:
     print(last, flush=True)
 
 
-def down(explain: Explain = False, debug: Debug = False) -> None:
+def down(debug: Debug = False) -> None:
     """End what `stratagem up` keeps running; a training saves its step first, and goes on with the next `up`."""
     with command(debug):
-        from flows.operate import operation, operation_status
+        from flows.operate import operation
 
-        if explain:
-            show(operation_status.explain_down(), json=False)
-            return
         print("Everything has ended." if operation.take_down() else "Nothing runs here.")
 
 
@@ -85,31 +76,21 @@ def status(json: Json = False, debug: Debug = False) -> None:
             raise SystemExit(1)
 
 
-def ui(explain: Explain = False, debug: Debug = False) -> None:
+def ui(debug: Debug = False) -> None:
     """Serve the MLflow UI and a Prefect server on 127.0.0.1 until Ctrl-C."""
     with command(debug):
         from flows.operate import prefect_server
         from flows.operate.ui import serve
 
         prefect_server.set_environment(debug)
-        if explain:
-            from flows.operate.operation_status import explain_ui
-
-            show(explain_ui(), json=False)
-            return
         serve()
 
 
-def reconcile(explain: Explain = False, json: Json = False, debug: Debug = False) -> None:
+def reconcile(json: Json = False, debug: Debug = False) -> None:
     """End the runs of killed processes in MLflow, Prefect and mlruns/, and deliver what MLflow was not told."""
     with command(debug):
         from json import dumps
 
-        if explain:
-            from tasks.operations import explanation
-
-            show(explanation.reconcile(), json)
-            return
         from flows.operate import prefect_server
         from tasks.operations import preconditions
 
@@ -145,7 +126,6 @@ def sync(
             help="The mlruns/ of another machine, copied whole; without it, this one's.",
         ),
     ] = None,
-    explain: Explain = False,
     json: Json = False,
     debug: Debug = False,
 ) -> None:
@@ -154,12 +134,9 @@ def sync(
     What is there already is not made twice, and an interrupted sync goes on. A run that has not ended is left out.
     """
     with command(debug):
-        from tasks.operations import delivery
+        from tasks.operations import pipeline
 
-        if explain:
-            show(delivery.explain(to, folder), json)
-            return
-        done = delivery.sync(to, folder)
+        done = pipeline.sync(to, folder)
         print(done.model_dump_json()) if json else print_sync(done)
 
 

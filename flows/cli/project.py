@@ -19,9 +19,7 @@ def init(
         bool | None,
         typer.Option("--git/--no-git", help="Make a git repository there. Without either, where it is in none."),
     ] = None,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", "--explain", help="Only tell what would be made; nothing is.")
-    ] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only tell what would be made; nothing is.")] = False,
     json: Json = False,
     debug: Debug = False,
 ) -> None:

@@ -274,7 +274,7 @@ def prune(
     unfinished: Annotated[
         bool, typer.Option("--unfinished", help="Also runs that failed or were killed, which cannot be resumed then.")
     ] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", "--explain", help="Only tell what would be removed.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only tell what would be removed.")] = False,
     json: Json = False,
     debug: Debug = False,
 ) -> None:

@@ -10,8 +10,6 @@ import typer
 
 from flows.cli import completion, tables
 from flows.cli.command import NO_SETTINGS, AllowChanges, Debug, Fresh, Json, Recipe, Resume, Set, check_resume, command
-from flows.cli.explanation import Explain, show
-from flows.cli.explanation import explain as show_explanation
 
 RunId = Annotated[
     str | None,
@@ -27,15 +25,10 @@ RunId = Annotated[
 def download(
     recipe: Recipe = None,
     overrides: Set = NO_SETTINGS,
-    explain: Explain = False,
     json: Json = False,
     debug: Debug = False,
 ) -> None:
     """Download the dataset and verify its archives."""
-    if explain:
-        with command(debug):
-            show_explanation(recipe, overrides, json, ["download"])
-        return
     _data("download", recipe, overrides, False, json, debug)
 
 
@@ -43,15 +36,10 @@ def prepare(
     recipe: Recipe = None,
     overrides: Set = NO_SETTINGS,
     force: Annotated[bool, typer.Option("--force", help="Decode again even if nothing changed.")] = False,
-    explain: Explain = False,
     json: Json = False,
     debug: Debug = False,
 ) -> None:
     """Download if needed, and decode the dataset into arrays."""
-    if explain:
-        with command(debug):
-            show_explanation(recipe, overrides, json, ["download", "prepare"], {"--force": force})
-        return
     _data("prepare", recipe, overrides, force, json, debug)
 
 
@@ -71,7 +59,6 @@ def train(
     resume: Resume = None,
     allow_changes: AllowChanges = False,
     fresh: Fresh = False,
-    explain: Explain = False,
     json: Json = False,
     debug: Debug = False,
 ) -> None:
@@ -79,11 +66,6 @@ def train(
 
     An unfinished run with the same settings, data and code is resumed.
     """
-    if explain:
-        with command(debug):
-            given = {"--resume": resume, "--allow-changes": allow_changes, "--fresh": fresh}
-            show_explanation(recipe, overrides, json, ["train"], given)
-        return
     with command(debug):
         from tasks import config
         from tasks.operations import dvc_data, pipeline, preconditions
@@ -115,19 +97,15 @@ def evaluate(
     recipe: Recipe = None,
     overrides: Set = NO_SETTINGS,
     run_id: RunId = None,
-    explain: Explain = False,
     json: Json = False,
     debug: Debug = False,
 ) -> None:
     """Evaluate a checkpoint of a run: --set evaluate.checkpoint=latest, best or a step."""
     with command(debug):
         from tasks import config
-        from tasks.operations import explanation, pipeline
+        from tasks.operations import pipeline
         from tasks.process import client
 
-        if explain:
-            show(explanation.evaluate(recipe, overrides, run_id), json)
-            return
         settings, prepared, running, training = pipeline.load_training(config.load(recipe, overrides), run_id)
         result = client.evaluate(settings, prepared, training, running)
         client.write_report(settings, running)
@@ -145,7 +123,6 @@ def register(
     overrides: Set = NO_SETTINGS,
     run_id: RunId = None,
     force: Annotated[bool, typer.Option("--force", help="Make it @champion, whatever the evidence.")] = False,
-    explain: Explain = False,
     json: Json = False,
     debug: Debug = False,
 ) -> None:
@@ -155,12 +132,9 @@ def register(
     """
     with command(debug):
         from tasks import config, runs
-        from tasks.operations import explanation, pipeline
+        from tasks.operations import pipeline
         from tasks.process import client
 
-        if explain:
-            show(explanation.register(recipe, overrides, run_id, force), json)
-            return
         settings, prepared, running, training = pipeline.load_training(config.load(recipe, overrides), run_id)
         evaluation = runs.load_evaluation(running)
         with runs.lock(running.key, f"run {running.run_id}"):
@@ -177,7 +151,6 @@ def report(
         typer.Argument(metavar="RUN", help="A run, or `latest` for the newest one.", autocompletion=completion.runs),
     ] = "latest",
     open_page: Annotated[bool, typer.Option("--open", help="Show it in this machine's browser.")] = False,
-    explain: Explain = False,
     json: Json = False,
     debug: Debug = False,
 ) -> None:
@@ -190,11 +163,8 @@ def report(
         import webbrowser
         from json import dumps
 
-        from tasks.operations import explanation, pipeline
+        from tasks.operations import pipeline
 
-        if explain:
-            show(explanation.report(run_id), json)
-            return
         path = pipeline.write_report(run_id)
         print(dumps({"report": str(path)}) if json else path)
         if open_page and not webbrowser.open(path.as_uri()):

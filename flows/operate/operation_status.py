@@ -1,15 +1,12 @@
-"""What `stratagem status` tells, and `--explain` of `up`, `down` and `ui`."""
+"""What `stratagem status` tells."""
 
-import os
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
-from flows.operate import notifications, operation, servers
-from tasks import config
-from tasks.records import Explanation, PlannedStage, ServiceState
-from tasks.system.machine import find_process, is_free
-from tasks.system.network import unreachable_reason, without_userinfo
+from flows.operate import notifications, operation
+from tasks.records import ServiceState
+from tasks.system.machine import find_process
+from tasks.system.network import unreachable_reason
 
 WAITING = ["SCHEDULED", "PENDING"]
 MOST_LISTED = 20
@@ -104,55 +101,3 @@ def show(found: Mapping[str, Any]) -> None:
             print(f"  {title:9}and {len(found[title]) - MOST_LISTED} more")
     if found["lost_notice"]:
         print("  the last notice was lost (STRATAGEM_NOTIFY): mlruns/notifications/lost")
-
-
-def explain_up() -> Explanation:
-    """Return what `stratagem up` would start."""
-    state = operation.load() if operation.is_held() else None
-    if state is not None:
-        there = {one.name: f"{one.address or one.log}, since {one.since}" for one in state.services}
-        return Explanation(stages=tuple(_planned(name, "is there already", why) for name, why in there.items()))
-    names = ", ".join(one["name"] for one in operation.deployments())
-    worker = _planned("worker", "would run", f"of the deployments {names}")
-    folder = config.project_root() / "mlruns" / "up"
-    return Explanation(stages=(*_planned_servers(folder / "ports.json", folder / "prefect"), worker))
-
-
-def explain_ui() -> Explanation:
-    """Return what `stratagem ui` would serve."""
-    ports = config.project_root() / "mlruns" / "ui.json"
-    return Explanation(stages=tuple(_planned_servers(ports, Path("~/.prefect").expanduser())))
-
-
-def _planned_servers(kept_ports: Path, home: Path) -> list[PlannedStage]:
-    """Return which servers would be started, and where; ``home`` is Prefect's folder where PREFECT_HOME names none."""
-    database, store = Path(os.environ.get("PREFECT_HOME") or home) / "prefect.db", servers.tracking_store()
-    whys = {
-        "prefect": f"its database {database} is {'there' if database.exists() else 'not there yet'}",
-        "mlflow": f"the pages of {without_userinfo(store)}",
-    }
-    planned = []
-    for name in whys:
-        port = servers.wanted_ports(kept_ports)[name]
-        place = f"on port {port}" if is_free(port) else f"on another port than {port}, which is taken"
-        planned.append(_planned(name, "would run", f"{place} of 127.0.0.1; {whys[name]}"))
-    if store.startswith(("http://", "https://")):
-        planned[1] = _planned("mlflow", "is left out", f"{whys['mlflow']} are that server's")
-    return planned
-
-
-def explain_down() -> Explanation:
-    """Return what `stratagem down` would end."""
-    if not operation.is_held():
-        return Explanation(stages=(_planned("down", "is left out", "nothing runs here"),))
-    state = operation.load()
-    ended = [
-        _planned(one.name, "would end", f"{one.address or one.log}, since {one.since}")
-        for one in (state.services if state is not None else ())
-    ]
-    whose = f"process {state.pid}, since {state.since}" if state is not None else "it is being started"
-    return Explanation(stages=(*ended, _planned("up", "would end", whose)))
-
-
-def _planned(name: str, does: Any, why: str) -> PlannedStage:
-    return PlannedStage(stage=name, does=does, why=why)

@@ -1,7 +1,7 @@
-"""The project as it was in a commit, in a folder of its own: what git has of it, the changes that were in no commit,
-and the data. Nothing of the user's is written: no file, no index, no branch, not even an entry of `git worktree list`.
+"""The project as it was in a commit, in a folder of its own: git's files, a run's uncommitted changes, and the data.
 
-Such a folder has no repository, shares mlruns/ with the project, and reads the prepared data where they lie.
+Nothing of the user's is written: no file, no index, no branch, not even an entry of `git worktree list`. The folder has
+no repository, shares mlruns/ with the project, and links to the prepared data.
 """
 
 import contextlib
@@ -37,13 +37,13 @@ def write(commit: str, folder: Path) -> None:
 
 
 def apply(diff: Path, folder: Path) -> list[str]:
-    """Change the files of such a folder as a run's ``records/uncommitted.diff`` says.
+    """Apply a run's ``records/uncommitted.diff`` to such a folder.
 
-    Return what it does not hold, or what cannot be applied: a line each.
+    Return a line for each change that the diff does not contain or that cannot be applied.
     """
     import pygit2
 
-    text, *parts = PART.split(diff.read_bytes().decode())  # Ends of lines as they are.
+    text, *parts = PART.split(diff.read_bytes().decode())  # Keeps the line endings.
     left_out = [line for line in text.splitlines() if line]
     pygit2.init_repository(str(folder))
     try:
@@ -61,9 +61,9 @@ def apply(diff: Path, folder: Path) -> list[str]:
 
 
 def bring_data(name: str, version: str, folder: Path) -> str | None:
-    """Let such a folder have a dataset as it was in a data version.
+    """Give such a folder a dataset as it was in a data version.
 
-    Return where it is read from, such as ``DVC's cache``; None where that version is not here.
+    Return where it is read from, such as ``DVC's cache``; None if that version is not here.
     """
     root = config.project_root()
     place, today = folder / "data" / name, root / "data" / name
@@ -73,23 +73,23 @@ def bring_data(name: str, version: str, folder: Path) -> str | None:
         _refuse_outside(place, folder)
         place.mkdir(parents=True, exist_ok=True)
         for file in ("params.yaml", "dvc.yaml", "dvc.lock"):
-            (place / file).unlink(missing_ok=True)  # A link of the commit would lead to a file of the user's.
+            (place / file).unlink(missing_ok=True)  # In the commit it may be a link to a file of the user's.
             shutil.copyfile(today / file, place / file)
     _refuse_outside(place, folder)
     found = _bring(place, "prepared", version)
     if found is not None and (raw := _version(place, "raw")) is not None:
-        _bring(place, "raw", raw)  # Which a stream reads, and says so where it is not here.
+        _bring(place, "raw", raw)  # A stream reads it, and says so if it is missing.
     return found
 
 
 def _refuse_outside(place: Path, folder: Path) -> None:
-    """Refuse to write where a link of the commit leads out of the folder."""
+    """Refuse to write through a link of the commit that leads out of the folder."""
     if not place.resolve().is_relative_to(folder.resolve()):
         raise UserError(f"data/{place.name} of that commit is a link that leads out of the project: nothing is done")
 
 
 def _bring(place: Path, part: str, version: str) -> str | None:
-    """Link raw/ or prepared/ of a data version to where the project, or DVC's cache, has it."""
+    """Link raw/ or prepared/ of a data version to its place in the project or in DVC's cache."""
     root = config.project_root()
     today = root / "data" / place.name
     if _version(today, part) == version and (today / part).is_dir():

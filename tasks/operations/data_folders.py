@@ -1,4 +1,4 @@
-"""The folders of data/: what is in them, how two differ, and how one is removed, pushed to DVC's remote and pulled."""
+"""The folders of data/: lists, shows, compares and removes them, pushes them to DVC's remote and pulls them."""
 
 import hashlib
 from collections.abc import Iterator
@@ -17,7 +17,7 @@ from tasks.system.errors import UserError, one_of
 
 
 def list_datasets() -> dict[str, PreparedDataset | None]:
-    """Return the datasets in data/ by name; None for one that is not prepared, or whose record cannot be read."""
+    """Return the datasets in data/ by name; None for one that is not prepared or whose record cannot be read."""
     found: dict[str, PreparedDataset | None] = {}
     for name in _names():
         try:
@@ -28,7 +28,7 @@ def list_datasets() -> dict[str, PreparedDataset | None]:
 
 
 def show(name: str) -> PreparedDataset:
-    """Return the record of a dataset in data/ that is prepared.
+    """Return the record of a prepared dataset in data/.
 
     Raises:
         UserError: there is no such dataset, or it is not prepared.
@@ -38,7 +38,7 @@ def show(name: str) -> PreparedDataset:
 
 
 def metadata(prepared: PreparedDataset) -> dict[str, KeptColumn]:
-    """Return what lies beside the test examples of a dataset, by column.
+    """Return the metadata columns of a dataset's test examples.
 
     Raises:
         UserError: its file is missing or damaged.
@@ -61,7 +61,7 @@ def metadata(prepared: PreparedDataset) -> dict[str, KeptColumn]:
 
 
 def quality(name: str) -> DataQuality | None:
-    """Return what the checks said of a dataset that is prepared; None where they did not look at this data version."""
+    """Return the checks' report on a prepared dataset; None if they have not run on this data version."""
     return quality_report.load(dvc_data.load_prepared(name), config.project_root() / "data" / name)
 
 
@@ -75,17 +75,20 @@ def _check_known(name: str) -> None:
 
 
 def remove(name: str) -> list[str]:
-    """Remove the folder of a dataset and what was made in it; return what is not ours and stays, from the project's
-    folder.
+    """Remove a dataset's folder and what was made in it; return the user's files that stay, relative to the project.
 
     Raises:
-        UserError: there is no such dataset, a run is at work on it, or another command is making its data.
+        UserError: there is no such dataset, a run uses it, or another command is preparing it.
     """
     root = config.project_root()
     _check_known(name)
     try:
         with dvc.lock(root, timeout=1.0):
-            check_removable(name)
+            if at_work := runs.at_work_on(name):
+                raise UserError(
+                    f"data/{name}: run {at_work[0].run_id} on {at_work[0].host} is at work on it: wait for its end, or "
+                    "end it, then remove the dataset"
+                )
             prepared_data.set_foreign_aside(name)
             left = dataset_folder.remove(root / "data" / name, root)
             data_state.forget(root, name)
@@ -94,36 +97,11 @@ def remove(name: str) -> list[str]:
     return left
 
 
-def check_removable(name: str) -> None:
-    """Refuse to remove a dataset that is not there, or that a run is at work on.
-
-    Raises:
-        UserError: says which.
-    """
-    _check_known(name)
-    if at_work := runs.at_work_on(name):
-        raise UserError(
-            f"data/{name}: run {at_work[0].run_id} on {at_work[0].host} is at work on it: wait for its end, or end it, "
-            "then remove the dataset"
-        )
-
-
 def push(name: str | None) -> dict[str, PreparedDataset]:
     """Copy a dataset, or all that are prepared, to DVC's remote; return their records by name.
 
     Raises:
         UserError: no such dataset, one that is not prepared, or no remote.
-    """
-    chosen = to_push(name)
-    dvc.let("push", [f"data/{name}/dvc.yaml" for name in chosen], config.project_root())
-    return chosen
-
-
-def to_push(name: str | None) -> dict[str, PreparedDataset]:
-    """Return the records of a dataset, or of all that are prepared, by name.
-
-    Raises:
-        UserError: no such dataset, or one that is not prepared.
     """
     if name is not None:
         _check_known(name)
@@ -135,45 +113,35 @@ def to_push(name: str | None) -> dict[str, PreparedDataset]:
             "there is nothing to push: no dataset of data/ is prepared, or one has no dvc.lock. `stratagem prepare "
             "--set dataset.name=NAME` makes both"
         )
+    dvc.let("push", [f"data/{name}/dvc.yaml" for name in chosen], config.project_root())
     return chosen
 
 
 def pull(name: str | None) -> dict[str, PreparedDataset]:
-    """Bring what a dataset's dvc.lock names, or that of all, from DVC's remote; return their records by name.
+    """Fetch the data in a dataset's dvc.lock, or in all of them, from DVC's remote; return their records by name.
 
     Raises:
-        UserError: no such dataset, no dvc.lock for it, no remote, or files of the user's in the place of the data.
+        UserError: no such dataset, it has no dvc.lock, there is no remote, or the user's files are in the way.
     """
-    chosen = to_pull(name)
+    if name is not None:
+        _check_known(name)
+    chosen = [one for one in ([name] if name is not None else _names()) if lineage.data_version(one) is not None]
+    if not chosen:
+        raise UserError(
+            f"data/{name or '*'}/dvc.lock names no data, so there is nothing to pull: where they were prepared, "
+            f"`stratagem data push` them and commit data/{name or 'NAME'}; or make them here: stratagem prepare"
+        )
     for one in chosen:
         prepared_data.set_foreign_aside(one)
     dvc.let("pull", [f"data/{one}/dvc.yaml" for one in chosen], config.project_root())
     return {one: dvc_data.load_prepared(one) for one in chosen}
 
 
-def to_pull(name: str | None) -> dict[str, str]:
-    """Return the data version that dvc.lock names of a dataset, or of each that it names one of, by name.
-
-    Raises:
-        UserError: no such dataset, or no dvc.lock for it.
-    """
-    if name is not None:
-        _check_known(name)
-    found = {one: lineage.data_version(one) for one in ([name] if name is not None else _names())}
-    chosen = {one: version for one, version in found.items() if version is not None}
-    if not chosen:
-        raise UserError(
-            f"data/{name or '*'}/dvc.lock names no data, so there is nothing to pull: where they were prepared, "
-            f"`stratagem data push` them and commit data/{name or 'NAME'}; or make them here: stratagem prepare"
-        )
-    return chosen
-
-
 def diff(first: str, second: str) -> DataDifference:
     """Return what differs between two datasets, each NAME as it is here or NAME@COMMIT as it was in a commit.
 
     Raises:
-        UserError: there is no such dataset or commit, or DVC's cache does not hold that data version.
+        UserError: there is no such dataset or commit, or its data are not in DVC's cache.
     """
 
     def load(asked: str) -> PreparedDataset:

@@ -11,7 +11,7 @@ from typing import Any
 from tasks import config, records
 from tasks.data import data_state, dataset_folder, prepared_data, source_files
 from tasks.process import dvc
-from tasks.process.child import run_in_own_process
+from tasks.process.child import run_stage
 from tasks.records import PreparedDataset
 from tasks.runs import lineage
 from tasks.system.errors import UserError, listed
@@ -20,12 +20,11 @@ from tasks.system.errors import UserError, listed
 def prepare_data(settings: config.Settings, stage: str = "prepare", force: bool = False) -> PreparedDataset | None:
     """Bring a dataset up to date through DVC and return its record; None after ``stage`` download.
 
-    A dataset that has no folder in data/ yet gets one; what was made of it is taken away again when nothing could be
-    fetched.
+    A new dataset gets a folder in data/, which is removed again if nothing could be fetched.
 
     Raises:
-        UserError: what the stage refused, settings that contradict data/<name>/params.yaml, or files of the user's in
-            the place of those that are to be made.
+        UserError: the stage refused the dataset, the settings contradict data/<name>/params.yaml, or the user's files
+            are in the way.
     """
     root = config.project_root()
     name = settings.dataset.name
@@ -39,16 +38,16 @@ def prepare_data(settings: config.Settings, stage: str = "prepare", force: bool 
 
 
 def add(source: str, name: str | None, values: Mapping[str, Any]) -> PreparedDataset:
-    """Make the folder data/<name> of a dataset and prepare it; what was made is taken away again where that fails.
+    """Make the folder data/<name> of a dataset and prepare it; the folder is removed again if that fails.
 
     Args:
         source: the user's file or folder, what TFDS has (NAME, NAME/CONFIG, NAME:VERSION or NAME/CONFIG:VERSION), or a
             TFDS builder of the user's own (MODULE:CLASS).
         name: of the dataset; None takes one from the source's.
-        values: what else data/<name>/params.yaml is to say, by key.
+        values: other entries of data/<name>/params.yaml, by key.
 
     Raises:
-        UserError: no such source, a value that is not allowed, another dataset of that name, or what the kind refuses.
+        UserError: no such source, a value is not allowed, the name is taken, or the kind refuses the data.
     """
     described, guessed = describe(source, name, values)
     if isinstance(described, config.Settings):
@@ -58,7 +57,7 @@ def add(source: str, name: str | None, values: Mapping[str, Any]) -> PreparedDat
     locks = _missing_locks(name, root)
     made = dataset_folder.add_local(described, root)
     prepared = _bring_up_to_date(name, [*made, *locks] if made else [], root) or load_prepared(name)
-    # Not before: where the data are refused, no folder is left that would have it.
+    # Only now: if the data were refused, no folder would have what was guessed.
     for line in guessed:
         print(line, file=sys.stderr)
     return prepared
@@ -67,11 +66,12 @@ def add(source: str, name: str | None, values: Mapping[str, Any]) -> PreparedDat
 def describe(
     source: str, name: str | None, values: Mapping[str, Any]
 ) -> tuple[config.LocalDescription | config.Settings, list[str]]:
-    """Return what data/<name>/params.yaml would say of a dataset that ``add`` is given; settings of one of TFDS. And
-    lines that say what of a table is guessed.
+    """Return the description that ``add`` would write to data/<name>/params.yaml, or settings for a dataset of TFDS.
+
+    Also return lines that say what was guessed about a table.
 
     Raises:
-        UserError: no such source, a value that is not allowed, or a name that can be no folder's.
+        UserError: no such source, a value is not allowed, or the name cannot be a folder's.
     """
     root = config.project_root()
     for key, instead in (("name", "--name NAME"), ("source", "another SOURCE")):
@@ -119,7 +119,7 @@ def describe(
 def _bring_up_to_date(
     name: str, made: list[Path], root: Path, stage: str = "prepare", force: bool = False, downloads: Path | None = None
 ) -> PreparedDataset | None:
-    """Let DVC make what is not up to date; ``made`` is taken away where nothing comes of a new dataset."""
+    """Let DVC make what is not up to date; remove ``made``, the files of a new dataset, if nothing was fetched."""
     folder = root / "data" / name
     prepared_data.set_foreign_aside(name)
     if (source := dataset_folder.missing_source(name, root)) is not None:
@@ -131,9 +131,10 @@ def _bring_up_to_date(
         for source in dataset_folder.sources_of(name, root):
             source_files.refuse_unreadable(source, root)
         with data_state.remembered(root, name) if stage == "prepare" else contextlib.nullcontext():
-            _reproduce(f"data/{name}/dvc.yaml:{stage}", downloads, root, force)
+            environment = {"STRATAGEM_DOWNLOADS": str(downloads.absolute())} if downloads is not None else {}
+            dvc.let("repro", [f"data/{name}/dvc.yaml:{stage}"], root, ["--force"] if force else [], environment)
     except BaseException:
-        # What was fetched stays for the next try.
+        # Fetched data stay for the next try.
         if made and not (folder / "raw").exists():
             dataset_folder.take_away(made)
         raise
@@ -143,10 +144,10 @@ def _bring_up_to_date(
 
 
 def _without_source(name: str, source: str, force: bool) -> PreparedDataset:
-    """Return what was prepared where the source is, as `dvc pull` brings it.
+    """Return the prepared data of a source that is not here, such as data that `dvc pull` fetched.
 
     Raises:
-        UserError: it is not here either, or damaged.
+        UserError: the prepared data are missing, too, or damaged.
     """
     if force or lineage.data_version(name) is None or not (config.project_root() / "data" / name / "prepared").exists():
         raise UserError(
@@ -166,13 +167,13 @@ def _without_source(name: str, source: str, force: bool) -> PreparedDataset:
 
 
 def _missing_locks(name: str, root: Path) -> list[Path]:
-    """Return the lock files that a first try would leave in data/<name>."""
+    """Return the lock files that a first preparation would leave in data/<name>."""
     locks = [root / "data" / name / lock for lock in (".download.lock", ".prepare.lock")]
     return [lock for lock in locks if not lock.exists()]
 
 
 def load_prepared(name: str) -> PreparedDataset:
-    """Return the record of a dataset that is prepared, with its data version.
+    """Return the record of a prepared dataset, with its data version.
 
     Raises:
         UserError: it is not prepared, or its manifest cannot be read.
@@ -189,7 +190,7 @@ def load_prepared(name: str) -> PreparedDataset:
 
 
 def is_up_to_date(name: str) -> bool:
-    """Return whether DVC finds the prepared data to be what their stages would make now; nothing is made."""
+    """Return whether DVC finds the prepared data up to date; nothing is made."""
     if not dataset_folder.has_pinned_code(name, config.project_root()):
         return False
     if data_state.is_known(config.project_root(), name):
@@ -198,7 +199,7 @@ def is_up_to_date(name: str) -> bool:
 
 
 def check_source(dataset: config.Dataset) -> None:
-    """Refuse a dataset that is not here and cannot be fetched, before anything else is started for a run.
+    """Refuse a dataset that is neither here nor can be fetched, before a run starts anything.
 
     Raises:
         UserError: no such dataset, or no network.
@@ -209,7 +210,7 @@ def check_source(dataset: config.Dataset) -> None:
 
 @contextlib.contextmanager
 def _hinting_at_own_data() -> Iterator[None]:
-    """Where TFDS has no such dataset, say how data of the user's own become one."""
+    """If TFDS has no such dataset, also say how to add the user's own data."""
     try:
         yield
     except UserError as error:
@@ -221,7 +222,7 @@ def _hinting_at_own_data() -> Iterator[None]:
 
 
 def _ask_tfds(dataset: config.Dataset) -> None:
-    """Refuse what is not in data/, and what TFDS does not have either.
+    """Refuse a dataset that is neither in data/ nor in TFDS.
 
     Raises:
         UserError: no such dataset, or no network.
@@ -234,10 +235,4 @@ def _ask_tfds(dataset: config.Dataset) -> None:
         return
     values = dataset.model_dump(mode="json", exclude={"image_size"})
     settings = [part for key, value in values.items() for part in ("--set", f"dataset.{key}={json.dumps(value)}")]
-    run_in_own_process("check", *settings)
-
-
-def _reproduce(target: str, downloads: Path | None, root: Path, force: bool) -> None:
-    """Run `dvc repro TARGET`; a stage's own message comes through as the error."""
-    environment = {"STRATAGEM_DOWNLOADS": str(downloads.absolute())} if downloads is not None else {}
-    dvc.let("repro", [target], root, ["--force"] if force else [], environment)
+    run_stage("check", *settings)

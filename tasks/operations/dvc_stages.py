@@ -1,4 +1,4 @@
-"""What DVC runs: the stages of data/<name>/dvc.yaml, and those of the root's dvc.yaml, which write into metrics/."""
+"""The stages that DVC runs: those of data/<name>/dvc.yaml, and those of the root's, which write to metrics/."""
 
 import contextlib
 import json
@@ -13,8 +13,6 @@ from tasks import config, records, reports, runs
 from tasks.operations import dvc_data, pipeline, preconditions
 from tasks.process import client
 from tasks.records import TrainingResult
-from tasks.runs import lineage
-from tasks.system import files
 from tasks.system.errors import UserError
 from tasks.system.imports import import_quietly, quiet_standard_error, set_who_logs
 
@@ -27,7 +25,7 @@ def check(dataset: config.Dataset) -> None:
     """Refuse a dataset that cannot be fetched.
 
     Raises:
-        UserError: no such dataset, no network, or no images with a class each.
+        UserError: no such dataset, no network, or it does not have images with one class each.
     """
     from tasks.download import refuse_early
 
@@ -64,7 +62,7 @@ def make_data(stage: str, name: str) -> None:
 
     try:
         manifest = download(dataset)
-    except AssertionError as error:  # TFDS': what it can neither write nor read is a split of nothing.
+    except AssertionError as error:  # From TFDS, which cannot write an empty split.
         if (found := NOTHING.search(str(error))) is None:
             raise
         raise UserError(
@@ -89,23 +87,11 @@ def _counts(splits: dict[str, int]) -> str:
     return ", ".join(f"{count:,} {name}" for name, count in splits.items())
 
 
-def own_code(settings: config.Settings) -> None:
-    """Write which files of the user's own a training uses, and what each means: other dependencies follow from settings
-    that DVC reads, and these from what `module:function` imports."""
-    root = config.project_root()
-    path = root / "metrics" / "own_code.json"
-    path.parent.mkdir(exist_ok=True)
-    used = lineage.own_files(settings)
-    if not config.has_own_code(root):  # Then the root's dvc.yaml has no code that stages could depend on.
-        used["stratagem"] = lineage.code_digest()
-    with files.replacing(path) as written:
-        written.write_text(json.dumps(used, indent=2) + "\n", encoding="utf-8")
-
-
 def train(settings: config.Settings) -> None:
     """Train as a run of its own; write its record and its history."""
     root = config.project_root()
     folder = root / "metrics"
+    folder.mkdir(exist_ok=True)
     prepared = dvc_data.load_prepared(settings.dataset.name)
     preconditions.check_devices(settings)
     with runs_of_the_project(root):

@@ -1,13 +1,11 @@
-"""A trained model used: what is asked of it is refused or asked here, and computed by a process of its own."""
+"""Predictions with a trained model: checks the request, and has a child process compute or serve."""
 
 import contextlib
 import os
-import signal
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import NamedTuple
 
 from tasks import records
 from tasks.process import child
@@ -33,34 +31,37 @@ def predict(
     batch_size: int | None = None,
     encoding: str = "utf-8",
 ) -> Predicted:
-    """Write what a trained model makes of raw inputs; see ``tasks/serving/predict.py``.
-
-    It takes what the command takes, one argument an option.
+    """Write a trained model's predictions for raw inputs; see ``tasks/serving/predict.py``.
 
     Args:
-        inputs: files and folders; ``-`` is standard input, and nothing is, too, where that is no terminal.
+        inputs: files and folders; ``-`` is standard input, which is also the default unless it is a terminal.
         model: see ``trained_models.find``; None is the only champion.
-        output: the file that the predictions are written to, whole or not at all.
-        format: a key of ``prediction_files.WRITERS``, of the output; without one, of standard output.
-        force: an output that is there is replaced.
-        top_k: how many classes are told of each example.
-        probabilities: those of all classes are told.
-        batch_size: examples that are computed at once; None is what fits.
-        encoding: of texts in files.
+        output: the file for the predictions, which is written completely or not at all.
+        format: a key of ``prediction_files.WRITERS``, for the output or for standard output.
+        force: replace an existing output.
+        top_k: number of classes in each prediction.
+        probabilities: include the probabilities of all classes.
+        batch_size: examples that are computed at once; None chooses it by the memory.
+        encoding: of text files.
 
     Raises:
-        UserError: names what cannot be.
+        UserError: names the option that cannot be used.
     """
-    checked = check(inputs, model, output, format, force, encoding)
+    _check_output(output, force)
+    chosen = _format_of(output, format)
+    inputs = _check_inputs(inputs)
+    _check_encoding(encoding)
+    reference = model or trained_models.only_champion()
+    trained_models.find(reference)  # Refused before a framework is imported.
     with contextlib.ExitStack() as stack:
         request = PredictionRequest(
-            model=_absolute(checked.model),
-            inputs=tuple(checked.inputs),
+            model=_absolute(reference),
+            inputs=tuple(inputs),
             folder=str(Path.cwd()),
-            stdin=os.dup(0) if "-" in checked.inputs else None,
+            stdin=os.dup(0) if "-" in inputs else None,
             to=None if output is None else str(stack.enter_context(files.replacing(output.absolute()))),
             stdout=os.dup(1) if output is None and format is not None else None,
-            format=checked.format,
+            format=chosen,
             top_k=top_k,
             probabilities=probabilities,
             batch_size=batch_size,
@@ -72,39 +73,8 @@ def predict(
         for descriptor in handed:
             stack.callback(os.close, descriptor)
         with _explaining(output):
-            done = child.run_in_own_process("predict", str(path), pass_fds=handed)
-        if done.returncode == 128 + signal.SIGPIPE:  # The reader of standard output wants no more.
-            raise BrokenPipeError
-        if done.returncode:
-            raise StratagemError(f"the process that predicts ended with {done.returncode}: nothing was written")
-    return Predicted.model_validate_json(done.stdout.rstrip("\n").rpartition("\n")[2]).model_copy(
-        update={"output": output and str(output)}
-    )
-
-
-class Checked(NamedTuple):
-    """What is to be predicted, with what was left out."""
-
-    model: str
-    inputs: Sequence[str]
-    format: str
-
-
-def check(
-    inputs: Sequence[str], model: str | None, output: Path | None, format: str | None, force: bool, encoding: str
-) -> Checked:
-    """Return what ``predict`` would take, refused before a framework is imported where it cannot be.
-
-    Raises:
-        UserError: names what cannot be.
-    """
-    _check_output(output, force)
-    chosen = _format_of(output, format)
-    inputs = _check_inputs(inputs)
-    _check_encoding(encoding)
-    reference = model or trained_models.only_champion()
-    trained_models.find(reference)
-    return Checked(reference, inputs, chosen)
+            out = child.run_stage("predict", str(path), pass_fds=handed)
+    return Predicted.model_validate_json(out.splitlines()[-1]).model_copy(update={"output": output and str(output)})
 
 
 def serve(model: str | None, port: int, poll_seconds: float, key: str, tell: Callable[[Serving], object]) -> None:
@@ -112,10 +82,10 @@ def serve(model: str | None, port: int, poll_seconds: float, key: str, tell: Cal
 
     Args:
         model: see ``trained_models.find``; None is the only champion.
-        port: of 127.0.0.1; 0 is any that is free.
+        port: on 127.0.0.1; 0 is any free one.
         poll_seconds: how often the alias is looked up.
-        key: ``user:password`` of who may ask.
-        tell: is called when it answers.
+        key: ``user:password`` that clients must send.
+        tell: called when the server answers.
 
     Raises:
         UserError: no such model, or the port is taken.
@@ -139,7 +109,7 @@ def _absolute(reference: str) -> str:
 
 @contextlib.contextmanager
 def _explaining(output: Path | None) -> Iterator[None]:
-    """Say in one message that the output cannot be written."""
+    """Turn an error of the output file into one message."""
     try:
         yield
     except OSError as error:

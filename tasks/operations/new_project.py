@@ -1,5 +1,6 @@
-"""A new project: settings, recipes, the pipelines of DVC and Prefect, and the embedded dataset's folder. The code is no
-part of it, it stays where it is installed.
+"""`stratagem init`: makes a project with settings, recipes, the pipelines of DVC and Prefect, and the dataset digits.
+
+The code stays where it is installed.
 """
 
 import os
@@ -33,21 +34,21 @@ DVC = {
         ".venv\nmlruns\n__pycache__\n"
     ),
 }
-OWN_CODE = ("      - requirements.lock\n", "      - tasks\n")
-"""What stages of a checkout's dvc.yaml depend on; elsewhere `own_code` writes down the digest of the package."""
+ONLY_IN_A_CHECKOUT = ("      - requirements.lock\n", "      - tasks\n")
+"""Dependencies of the stages in a checkout's dvc.yaml."""
 GIT = ".git"
 
 
 def make(folder: Path, git: bool | None = None, only_look: bool = False) -> NewProject:
-    """Make a project in a new folder, or in one where nothing is in the place of its files: all of it, or nothing.
+    """Make a project in a new folder, or in one that has none of its files: all of it, or nothing.
 
     Args:
-        folder: to make; or one that is there.
-        git: make a repository there, too; None makes one where the folder is in none.
+        folder: new or existing.
+        git: also make a git repository; None makes one unless the folder is in one.
         only_look: return what would be made, and leave nothing behind.
 
     Raises:
-        UserError: the folder is in a project, is a file, or holds what would be overwritten; or it cannot be written.
+        UserError: the folder is in a project, is a file, has files that would be overwritten, or cannot be written.
     """
     folder = Path(os.path.abspath(folder))
     try:
@@ -95,12 +96,12 @@ def _write(folder: Path) -> None:
         *code.glob("recipes/**/*.yaml")
     ]:
         texts[file.relative_to(code).as_posix()] = file.read_text(encoding="utf-8")
-    # Where the settings are explained: in no file of this project.
+    # These lines point to files that the project does not have.
     texts["params.yaml"] = re.sub(r"(?m)^#.* tasks/.*\n", "", texts["params.yaml"])
     texts["dvc.yaml"] = texts["dvc.yaml"].replace("python -m tasks", dataset_folder.INSTALLED_COMMAND)
-    for line in OWN_CODE:
+    for line in ONLY_IN_A_CHECKOUT:
         texts["dvc.yaml"] = texts["dvc.yaml"].replace(line, "")
-    # A flow by its module: this project has no file of it.
+    # A flow by its module: the project does not have its file.
     texts["prefect.yaml"] = re.sub(r"flows/(\w+)\.py:(\w+)", r"flows.\1.\2", texts["prefect.yaml"])
     for name, text in texts.items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
@@ -109,13 +110,13 @@ def _write(folder: Path) -> None:
 
 
 def _is_taken(folder: Path, part: Path) -> bool:
-    """Return whether something lies in the place of a file, or a file in the place of a folder that it lies in."""
+    """Return whether the file exists, or one of its folders is a file."""
     above = [folder / one for one in part.parents]
     return os.path.lexists(folder / part) or any(os.path.lexists(one) and not one.is_dir() for one in above)
 
 
 def _move(made: Path, folder: Path, parts: list[Path]) -> None:
-    """Move a project to its place: a new folder at once, else each file, that of the settings last."""
+    """Move a project to its place: a new folder at once, otherwise file by file, the settings last."""
     if not folder.exists():
         made.rename(folder)
         return

@@ -1,6 +1,8 @@
-"""What a run is from its start to its end."""
+"""A run from its start to its end: start or resume, train, join a cluster, register; and what a command asks of MLflow,
+which a child process imports."""
 
 import contextlib
+import os
 import re
 import sys
 from dataclasses import dataclass
@@ -10,11 +12,11 @@ from typing import TypeVar
 from tasks import config, records, runs
 from tasks.operations import dvc_data, preconditions
 from tasks.process import client
-from tasks.process.child import run_in_own_process
+from tasks.process.child import run_stage
 from tasks.records import PreparedDataset, Record, Run, RunSummary, TrainingResult
 from tasks.runs import lineage, remote
 from tasks.strategies import engines
-from tasks.system import errors, files
+from tasks.system import errors, files, network
 from tasks.system.errors import StratagemError, UserError
 from tasks.tracking import trained_models
 
@@ -23,11 +25,10 @@ R = TypeVar("R", bound=Record)
 
 @dataclass(frozen=True)
 class Resumption:
-    """Which run is resumed, if any."""
+    """Which run to resume, if any."""
 
     run: str | None = None
-    """The id of one, or ``latest`` on the dataset; None is the newest one with the same settings, data and code, if it
-    is unfinished."""
+    """An id, or ``latest`` on the dataset; None is the newest unfinished run with the same settings, data and code."""
     allow_changes: bool = False
     """Resume ``run`` even where settings or data make it another training."""
     fresh: bool = False
@@ -51,7 +52,7 @@ def start_or_resume(
         flow_run_id: the run of Prefect's flow.
 
     Raises:
-        UserError: the training is refused, or the run that is named cannot be resumed.
+        UserError: the training is refused, or the named run cannot be resumed.
     """
     runs.remove_leftovers(run_lock.holder.key)
     unfinished = None
@@ -77,14 +78,14 @@ def start_or_resume(
 def start_or_resume_comparison(
     settings: config.Settings, prepared: PreparedDataset, run_lock: runs.RunLock, fresh: bool, flow_run_id: str | None
 ) -> tuple[Run, records.ComparisonProgress]:
-    """Start the run of a comparison, or go on with an unfinished one of the same rows, data and code; return what that
-    has measured, too.
+    """Start the run of a comparison, or resume an unfinished one of the same rows, data and code; also return what that
+    one has measured.
 
     Args:
-        settings: of its first row that can be trained.
+        settings: of the first row that can be trained.
         prepared: its data.
         run_lock: this process's lock on the comparison.
-        fresh: start a new one in any case.
+        fresh: always start a new one.
         flow_run_id: the run of Prefect's flow.
     """
     key, unfinished, why = run_lock.holder.key, None, None
@@ -111,9 +112,9 @@ def start_or_resume_comparison(
 
 
 def end_failed(settings: config.Settings, run: Run, error: BaseException) -> None:
-    """End the MLflow run as failed, or as killed when somebody stopped it.
+    """End the MLflow run as failed, or as killed if it was interrupted.
 
-    A failure of that is told, not raised, because ``error`` is what the user has to know.
+    A failure to do so is printed, not raised: the user needs to see ``error``.
     """
     killed = isinstance(error, errors.Interrupted) or not isinstance(error, Exception)
     status, reason = "KILLED" if killed else "FAILED", str(error) or type(error).__name__
@@ -124,10 +125,10 @@ def end_failed(settings: config.Settings, run: Run, error: BaseException) -> Non
 
 
 def earlier_result(settings: config.Settings, run: Run, record_type: type[R]) -> R | None:
-    """Return the record of a stage that a resumed run has done already, such as its ``TrainingResult``, else None.
+    """Return the record of a stage that a resumed run has already done, such as its ``TrainingResult``, else None.
 
-    Members of a cluster that someone else started wait for a training and an evaluation: there the chief does a
-    training of no steps, and evaluates again.
+    In a cluster that someone else started, the other members wait for a training and an evaluation: the chief trains
+    for no steps and evaluates again, so this returns None.
     """
     return None if in_foreign_cluster(settings) else runs.load_result(run, record_type)
 
@@ -155,39 +156,75 @@ def train_alone(settings: config.Settings, prepared: PreparedDataset, resumption
 
 
 def reconcile() -> list[records.Ended]:
-    """End the runs of processes that died, in MLflow and in mlruns/, by a process that imports MLflow; remove what they
-    left half-written.
+    """End the runs of processes that died, in MLflow and in mlruns/, and remove half-written files that they left.
 
     Raises:
         StratagemError: the store cannot be used, or does not answer.
     """
     removed = [path.relative_to(config.project_root()) for path in runs.remove_leftovers()]
-    done = run_in_own_process("reconcile")
-    done.check_returncode()
+    ended = run_stage("reconcile")
     copied, kept = remote.deliver_kept()
     for line in kept:
         print(line, file=sys.stderr)
     return [
         *(records.Ended(what=str(path), status="removed", reason="it was half-written") for path in removed),
-        *(records.Ended.model_validate_json(line) for line in done.stdout.splitlines()),
+        *(records.Ended.model_validate_json(line) for line in ended.splitlines()),
         *copied,
     ]
 
 
 def registered_versions() -> list[records.ModelVersion]:
-    """Return all versions in MLflow's registry, as a process says that imports MLflow.
+    """Return all versions in MLflow's registry.
 
     Raises:
         StratagemError: the store cannot be used, or does not answer.
     """
-    done = run_in_own_process("versions")
-    done.check_returncode()
-    return [records.ModelVersion.model_validate_json(line) for line in done.stdout.splitlines()]
+    return [records.ModelVersion.model_validate_json(line) for line in run_stage("versions").splitlines()]
+
+
+def sync(to: str | None, folder: Path | None) -> records.Sync:
+    """Copy the runs of this project, or of another machine's mlruns/, to an MLflow store.
+
+    Args:
+        to: its address; None is MLFLOW_TRACKING_URI.
+        folder: the mlruns/ of another machine.
+
+    Raises:
+        UserError: there is no such store or folder.
+        StratagemError: the store cannot be used, or stopped answering.
+    """
+    uri = _check_store(to)
+    given = [str(folder.absolute())] if folder is not None else []
+    out = run_stage("sync", *given, environment={"MLFLOW_TRACKING_URI": uri})
+    return records.Sync.model_validate_json(out.splitlines()[-1])
+
+
+def _check_store(to: str | None) -> str:
+    """Return the address of the other store, unless it is none or does not answer."""
+    uri = to if to is not None else os.environ.get("MLFLOW_TRACKING_URI", "")
+    what = f"--to {uri}" if to is not None else f"MLFLOW_TRACKING_URI = {uri}"
+    if not uri:
+        raise UserError("where to? Give --to http://HOST:PORT, or set MLFLOW_TRACKING_URI")
+    if not uri.startswith(("http://", "https://", "sqlite:///")):
+        raise UserError(f"{what}: is no store that runs can be brought to. Give http://HOST:PORT or sqlite:///FILE")
+    if network.without_userinfo(uri) != uri:
+        raise UserError(
+            "--to: a password in a command can be read by every user of this machine. Set MLFLOW_TRACKING_USERNAME and "
+            "MLFLOW_TRACKING_PASSWORD, and leave it out"
+        )
+    health = f"{uri.rstrip('/')}/health"
+    if uri.startswith("http") and (reason := network.unreachable_reason(health, (5, 30))) is not None:
+        raise UserError(f"{what}: no MLflow server answers ({reason}): start it, or give another address")
+    if uri.startswith("sqlite:///"):
+        uri = f"sqlite:///{Path(uri.removeprefix('sqlite:///')).absolute()}"
+    return uri
 
 
 def lower_is_better(metric: str) -> bool:
-    """Return whether less of a metric such as ``test/loss`` is better; False of what is no metric. Of one of the user's
-    own the records of the runs say it: their code is imported by the processes of the stages alone."""
+    """Return whether lower values of a metric such as ``test/loss`` are better; False if it is not a metric.
+
+    For a metric of the user's own the records of runs say it, because only stage processes import the user's code.
+    """
     if ":" in metric:
         return runs.lower_is_better(metric)
     name = metric.rpartition("/")[2]
@@ -199,58 +236,56 @@ def lower_is_better(metric: str) -> bool:
 
 
 def write_report(name: str | None) -> Path:
-    """Write the report of a run again, by a process that imports NumPy; return where it lies.
+    """Write the report of a run again; return its path.
 
     Args:
         name: the run's id; None or ``latest`` is the newest on any dataset.
 
     Raises:
-        UserError: no such run, or a record of it cannot be read.
+        UserError: no such run, or one of its records cannot be read.
     """
     run = runs.newest(None) if name in (None, "latest") else runs.find(str(name))
-    run_in_own_process("report", run.run_id).check_returncode()
+    run_stage("report", run.run_id)
     return config.project_root() / run.folder / "report" / "report.html"
 
 
 def rollback(model: str) -> records.RolledBack:
-    """Move the alias `champion` of a registered model back, by a process that loads the model first.
+    """Move the alias `champion` of a registered model back to its previous version, after loading that version.
 
     Raises:
-        UserError: there is no such model, no version that was the champion before, or that one cannot be loaded or
-            gives something else than when it was evaluated.
+        UserError: there is no such model or no previous champion, or that version cannot be loaded or no longer gives
+            the outputs that it gave when it was evaluated.
         StratagemError: the store cannot be used, or does not answer.
     """
     trained_models.check_registered(model)  # Refused before a framework is imported.
-    done = run_in_own_process("rollback", model)
-    done.check_returncode()
-    return records.RolledBack.model_validate_json(done.stdout.splitlines()[-1])
+    return records.RolledBack.model_validate_json(run_stage("rollback", model).splitlines()[-1])
 
 
 def in_foreign_cluster(settings: config.Settings) -> bool:
-    """Return whether this command is to join a cluster that someone else starts."""
+    """Return whether someone else starts the cluster and this command only joins it."""
     cluster = settings.strategy.cluster
     return cluster is not None and not engines.find_launcher(cluster).STARTS_ALL
 
 
 def member_name(settings: config.Settings) -> str | None:
-    """Return what this process is in a cluster that someone else started, such as ``worker 1``; None where it is the
-    chief or there is no such cluster: then it runs the pipeline."""
+    """Return this process's name in a cluster that someone else started, such as ``worker 1``; None if it is the chief
+    or there is no such cluster, so that it runs the pipeline."""
     member = engines.members(settings.strategy)[0]
     return None if member.is_chief else member.name
 
 
 def join(settings: config.Settings, as_run: bool = False) -> bool:
-    """Do the part of a member that is not the chief, until the chief has trained, or evaluated too.
+    """Run the part of a worker until the chief has trained, and with ``as_run`` evaluated.
 
-    Return False, and do nothing, where this process runs the pipeline: see ``member_name``.
+    Return False, without doing anything, if this process runs the pipeline: see ``member_name``.
 
     Args:
-        settings: those of the chief.
-        as_run: bring the data up to date first and evaluate after the training, as the chief does in `stratagem run`;
-            without it the data must be prepared.
+        settings: the same as the chief's.
+        as_run: prepare the data first and evaluate after the training, as the chief does in `stratagem run`; without
+            it the data must be prepared.
 
     Raises:
-        UserError: the settings, the data or TF_CONFIG are refused.
+        UserError: the settings, the data or TF_CONFIG cannot be used.
         StratagemError: the training failed, or another member was lost.
     """
     if member_name(settings) is None:
@@ -260,7 +295,7 @@ def join(settings: config.Settings, as_run: bool = False) -> bool:
     prepared = dvc_data.load_prepared(settings.dataset.name)
     processes = client.start_processes(settings)
     name = processes.first.member.name
-    print(f"{name} joins the cluster; its log: {processes.logs}", file=sys.stderr)
+    print(f"{name} joins the cluster; its log: {processes.group.logs}", file=sys.stderr)
     cluster = settings.strategy.cluster
     if cluster is None or not cluster.chief_gives_work:
         client.assist(settings, prepared, evaluates=as_run and settings.evaluate.has_runs_devices)
@@ -276,16 +311,16 @@ def join(settings: config.Settings, as_run: bool = False) -> bool:
 def load_training(
     settings: config.Settings, run_id: str | None
 ) -> tuple[config.Settings, PreparedDataset, Run, TrainingResult]:
-    """Return the settings, the data and the records of a run that was trained, for a stage that comes after.
+    """Return the settings, the data and the records of a trained run, for a later stage.
 
-    The settings are those that the run was started with, with ``evaluate`` and ``register`` as they are now.
+    The settings are those of the run, except that ``evaluate`` and ``register`` are today's.
 
     Args:
         settings: name the dataset when ``run_id`` is None.
         run_id: the run; None is the newest on that dataset.
 
     Raises:
-        UserError: no such run, it was not trained to its end, or it was pruned.
+        UserError: no such run, or it was not trained to its end, or was pruned.
     """
     run = runs.newest(settings.dataset.name) if run_id is None else runs.resolve(run_id)
     runs.refuse_pruned(run)
@@ -295,19 +330,16 @@ def load_training(
     return trained, dvc_data.load_prepared(trained.dataset.name), run, training
 
 
-def find_model(
-    name: str, checkpoint: str | None, known: records.LoggedModel | None = None
-) -> tuple[config.Settings, PreparedDataset, Run, str]:
-    """Return the settings, the data and the record of a run that was trained, and which of its two models is meant:
-    ``latest`` or ``best``.
+def find_model(name: str, checkpoint: str | None) -> tuple[config.Settings, PreparedDataset, Run, str]:
+    """Return the settings, the data and the record of a trained run, and which of its models is meant: ``latest`` or
+    ``best``.
 
     Args:
         name: the run's id, ``latest`` for the newest on any dataset, or the address of a model in MLflow.
-        checkpoint: ``latest`` or ``best``; None is the latest, or the one that MLflow's model was.
-        known: what MLflow would say of the model; without it MLflow is asked.
+        checkpoint: ``latest`` or ``best``; None is the latest, or the one of MLflow's model.
 
     Raises:
-        UserError: no such run or model, the run was not trained to its end, or its models are others by now.
+        UserError: no such run or model, the run was not trained to its end, or its models have changed since.
     """
     if checkpoint not in (None, "latest", "best"):
         raise UserError(errors.one_of("--checkpoint", checkpoint, ("latest", "best")))
@@ -317,7 +349,7 @@ def find_model(
         return settings, prepared, run, "best" if checkpoint == "best" else "latest"
     if checkpoint is not None:
         raise UserError(f"{name} is one model of its run: leave --checkpoint out, or name the run")
-    found = known or client.find_model(config.load(), name)
+    found = client.find_model(config.load(), name)
     if (logged := runs.look_up(found.run_id)) is None:
         raise UserError(f"{name} is of run {found.run_id}, which is not in mlruns/ here: give the command where it is")
     settings, prepared, run, training = load_training(config.parse(logged.settings), logged.run_id)
@@ -332,11 +364,10 @@ def find_model(
 
 
 def find_unchanged(settings: config.Settings) -> RunSummary | None:
-    """Return what ``unchanged`` does, where DVC finds the data up to date as they are; nothing is made, and neither
-    Prefect nor a framework is imported for it."""
+    """Return what ``unchanged`` returns, if DVC finds the data up to date; imports neither Prefect nor a framework."""
     try:
         same = unchanged(settings, dvc_data.load_prepared(settings.dataset.name))
-    except UserError:  # The data are not there, or damaged: a run makes them.
+    except UserError:  # The data are missing or damaged; a run makes them again.
         return None
     return same if same is not None and dvc_data.is_up_to_date(settings.dataset.name) else None
 
@@ -344,10 +375,10 @@ def find_unchanged(settings: config.Settings) -> RunSummary | None:
 def unchanged(settings: config.Settings, prepared: PreparedDataset) -> RunSummary | None:
     """Return the newest finished run on this data with these settings and this code, or None."""
     if re.match("models:.*@", settings.model.initial or ""):
-        return None  # The alias may be another version's by now.
+        return None  # The alias may have moved.
     same = lineage.finished_run(prepared.name, lineage.collect(settings, prepared.data_version))
     if same is not None:
-        with contextlib.suppress(UserError):  # Its record is gone, and its summary is enough.
+        with contextlib.suppress(UserError):  # Its record is gone, but its summary is enough.
             if changed := runs.changes_without_result(settings, runs.find(same.run_id)):
                 print(f"run {same.run_id} has that result already, with other settings{changed}", file=sys.stderr)
     return same

@@ -1,8 +1,8 @@
-"""A run that is trained once more: what of it is otherwise today, its commit in a folder of its own, and whether the
-same comes out.
+"""Trains a run again and tells whether the result is the same.
 
-Code, settings and data are brought back: the code from git, with the changes that were in no commit, the settings from
-the run's record, the data from data/ or DVC's cache. What is installed and the machine are as they are.
+The code comes from git, with the run's uncommitted changes, the settings from the run's record, the data from data/ or
+DVC's cache; they are put into a folder of their own (`checkout`). The machine and the installed packages stay as they
+are.
 """
 
 import json
@@ -16,8 +16,8 @@ from typing import Any, Literal
 import yaml
 
 from tasks import config, records, runs
-from tasks.operations import checkout, other_checkout, pipeline, preconditions
-from tasks.process.child import run_in_own_process
+from tasks.operations import checkout, pipeline, preconditions
+from tasks.process.child import run_command, run_stage
 from tasks.records import Change, EvaluationResult, Reproduction, Run, TrainingResult
 from tasks.runs import lineage, uncommitted
 from tasks.system import errors, machine, temporary
@@ -27,15 +27,15 @@ RECORD = "records/reproduction.json"
 
 
 def reproduce(name: str, allow_changes: bool = False, dry_run: bool = False) -> Reproduction:
-    """Train a run once more, as a new run, and return whether it gave the same.
+    """Train a run again, as a new run, and return whether it gave the same result.
 
     Args:
         name: the run, as ``runs.resolve`` takes it.
-        allow_changes: also where what is installed or the machine are others.
-        dry_run: only tell what is otherwise today.
+        allow_changes: even with other packages or on another machine.
+        dry_run: only return what differs today.
 
     Raises:
-        UserError: there is no such run; it was not trained to its end; or what it was made of cannot be brought back.
+        UserError: there is no such run, it was not trained to its end, or its code or data cannot be restored.
         StratagemError: the training failed.
     """
     run = runs.resolve(name)
@@ -59,12 +59,12 @@ def reproduce(name: str, allow_changes: bool = False, dry_run: bool = False) -> 
         new = _train(run, folder)
     done = judge(run, new, settings, changes)
     records.save(done, config.project_root() / new.folder / RECORD)
-    run_in_own_process("reproduced", new.run_id).check_returncode()
+    run_stage("reproduced", new.run_id)
     return done
 
 
 def _refuse(run: Run, settings: config.Settings) -> None:
-    """Refuse a run of which is known at once that it cannot be trained again."""
+    """Refuse a run that obviously cannot be trained again."""
     if pipeline.in_foreign_cluster(settings):
         raise UserError(
             f"run {run.run_id} was trained by a cluster that someone else starts (strategy.launcher = "
@@ -83,8 +83,10 @@ def _refuse(run: Run, settings: config.Settings) -> None:
 
 @contextmanager
 def _checkout(run: Run, settings: config.Settings) -> Iterator[tuple[Path, list[Change]]]:
-    """Give a folder with the run's code, settings and data, and what of it is otherwise today; it goes with the block,
-    and after a kill with the next command that makes temporary files."""
+    """Yield a folder with the run's code, settings and data, and what differs from today.
+
+    It is removed with the block, or after a kill by the next command that makes temporary files.
+    """
     root, name = config.project_root(), settings.dataset.name
     with tempfile.TemporaryDirectory(dir=temporary.folder()) as made:
         folder = Path(made) / "checkout"
@@ -106,7 +108,7 @@ def _checkout(run: Run, settings: config.Settings) -> Iterator[tuple[Path, list[
 
 
 def _bring_initial(settings: config.Settings, folder: Path) -> None:
-    """Let the folder have the file that the model starts with; the digest of the code tells whether it is the same."""
+    """Link the file that the model starts with; the digest of the code shows whether it is the same."""
     initial = settings.model.initial
     if initial is None or initial.startswith("models:") or runs.is_id(initial) or Path(initial).is_absolute():
         return
@@ -117,7 +119,7 @@ def _bring_initial(settings: config.Settings, folder: Path) -> None:
 
 
 def _of_resumes(run: Run) -> Iterator[Change]:
-    """Yield what was otherwise in the course of the training: there is one value to train with, the last."""
+    """Yield the settings that changed when the run was resumed: only their last values are trained with."""
     for one in run.changed:
         effect: Literal["matters", "cannot be brought back"] = (
             "matters" if one.affects == "speed" else "cannot be brought back"
@@ -143,7 +145,7 @@ def _of_settings(run: Run) -> Iterator[Change]:
     marks = config.marks_of(config.Settings)
     try:
         today = config.load().to_json()
-    except UserError:  # params.yaml is being edited; the run has settings of its own.
+    except UserError:  # params.yaml is being edited; the run has its own settings.
         return
     before, now = (dict(config.leaves(values, whole=marks)) for values in (run.settings, today))
     for key, value in before.items():
@@ -179,7 +181,7 @@ def _brought_back(kind: Any, what: str, then: str | None, now: str | None) -> Ch
 
 
 def _refusal(run: Run, changes: list[Change], allow_changes: bool) -> str | None:
-    """Return why the run cannot be trained again, and what to do; None where it can."""
+    """Return why the run cannot be trained again, and what to do; None if it can."""
     if resumed := [f"{one.what} was {one.values}" for one in run.changed if one.affects == "result"]:
         return (
             f"run {run.run_id} was resumed as another training: {errors.listed(resumed, 4)}. Trained from its "
@@ -216,8 +218,8 @@ def _refusal(run: Run, changes: list[Change], allow_changes: bool) -> str | None
 
 
 def _train(run: Run, folder: Path) -> Run:
-    """Train and evaluate with what is in a checkout; return the new run, as it was made there."""
-    said = other_checkout.run_command(["train", "--fresh", "--json"], folder)
+    """Train and evaluate in a checkout; return the new run."""
+    said = run_command(["train", "--fresh", "--json"], folder)
     new = runs.find(str(json.loads(said.splitlines()[-1])["run_id"]))
     _put_down_commit(run, new)
     ours = ("code_digest", "settings_digest", "data_version")
@@ -231,7 +233,7 @@ def _train(run: Run, folder: Path) -> Run:
         which = {training.best_checkpoint: "best", training.checkpoint: "latest"}
         checkpoint = which.get(evaluation.checkpoint, str(evaluation.step))
         wanted = ["evaluate", "--run", new.run_id, "--set", f"evaluate.checkpoint={checkpoint}", "--json"]
-        other_checkout.run_command(wanted, folder)
+        run_command(wanted, folder)
     return runs.find(new.run_id)
 
 

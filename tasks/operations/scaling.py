@@ -9,7 +9,7 @@ trained since the last checkpoint.
 
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -355,45 +355,3 @@ def read_count(option: str, text: str) -> int:
     if not 0 < value < 1e15:
         raise UserError(f"{option} = '{text}': give a whole number above 0, such as 25600000 or 25.6M")
     return value
-
-
-def fit(points: Sequence[Mapping[str, float]]) -> AllReduce:
-    """Return the factors that fit measured steps, by least squares of their relative errors; none is below 0.
-
-    Args:
-        points: with ``workers``, ``parameters``, ``bandwidth``, ``latency_seconds``, ``compute_seconds`` and
-            ``step_seconds``.
-    """
-    import numpy as np
-    from scipy.optimize import nnls
-
-    seconds = np.array([point["step_seconds"] for point in points])
-    rest = np.array([point["step_seconds"] - point["compute_seconds"] for point in points])
-    best, least = TEXTBOOK, math.inf
-    for window in np.geomspace(20e3, 2e6, 41):
-        columns = []
-        for point in points:
-            workers, latency = int(point["workers"]), point["latency_seconds"]
-            network = Interconnect(point["bandwidth"], latency)
-            sending = replace(TEXTBOOK, window_bytes=float(window)).send_seconds(
-                workers, 4 * point["parameters"], network
-            )
-            hops = 2 * (workers - 1)
-            columns.append([max(sending), hops * latency, latency, hops])
-        factors, _ = nnls(np.array(columns) / seconds[:, None], rest / seconds)
-        error = float(np.square((np.array(columns) @ factors - rest) / seconds).sum())
-        if error < least:
-            least = error
-            best = AllReduce(*map(float, (*factors, window)))
-    return best
-
-
-def errors(allreduce: AllReduce, points: Sequence[Mapping[str, float]]) -> list[float]:
-    """Return by what share of the measured step each prediction is off; see ``fit``."""
-    found = []
-    for point in points:
-        network = Interconnect(point["bandwidth"], point["latency_seconds"])
-        size = 4 * point["parameters"]
-        predicted = step_seconds(allreduce, point["compute_seconds"], int(point["workers"]), size, network)
-        found.append(abs(predicted - point["step_seconds"]) / point["step_seconds"])
-    return found

@@ -1,8 +1,7 @@
-"""The stages, run in the stage process of this command; the other half of the protocol is `serve`.
+"""The stages, as the rest of the program calls them: each runs in the stage process of this command (`serve`).
 
-The stage process imports its framework once and then serves train, evaluate and register. It is started as early as
-possible, so that its imports overlap with Prefect's and DVC's start. Where the strategy is a cluster, the other members
-stand beside it.
+The stage process imports its framework once and then serves train, evaluate and register. It starts as early as
+possible, so that its imports overlap with the start of Prefect and DVC. In a cluster it is the chief.
 """
 
 import atexit
@@ -37,11 +36,11 @@ from tasks.strategies import engines
 from tasks.system.errors import Interrupted, StratagemError, UserError
 
 STEPS_OF_PACE = 10
-"""In a call, when a step's time is measured: the call itself then counts for little."""
+"""Steps in one call when the time of a step is measured, so that the call itself hardly counts."""
 
 
 class _ThreadState(threading.local):
-    """What each thread has of its own: the trials of a sweep that train side by side have a stage process each."""
+    """The stage process of a thread: trials of a sweep that train in parallel have one each."""
 
     processes: StageProcesses | None = None
     restarts: tuple[str, ...] = ()
@@ -59,15 +58,15 @@ def fixed_at_start(settings: config.Settings) -> str:
 
 
 def start_processes(settings: config.Settings, with_cluster: bool = True) -> StageProcesses:
-    """Return the stage process for these settings, with its cluster; the one that runs already, if it will do.
+    """Return the stage process for these settings, with its cluster; the running one, if it suits them.
 
     Args:
-        settings: decide the environment.
-        with_cluster: False is enough for what is done with a trained model: one process.
+        settings: determine the environment.
+        with_cluster: False starts one process alone, which is enough for a trained model.
     """
     running, fixed = _own.processes, fixed_at_start(settings)
     if running is not None and running.fixed == fixed:
-        # After a training that failed its chief can still do what needs no other member.
+        # After a failed training the chief can still run the stages that need no other member.
         enough = running.usable and running.with_cluster if with_cluster else running.first.alive
         if enough:
             return running
@@ -92,20 +91,20 @@ def stop_processes() -> None:
 
 
 def give_places_up(settings: config.Settings) -> None:
-    """End the stage process of this thread, if it holds places of a cluster that others may wait for."""
+    """End the stage process of this thread if it holds places on a cluster that others may wait for."""
     if settings.strategy.cluster is not None and engines.find_placing(settings.strategy.cluster) is not None:
         stop_processes()
 
 
 def interrupt_other_threads() -> None:
-    """Let the stage processes of other threads save and end what they do, as on Ctrl-C; none waits for places."""
+    """Interrupt the stage processes of other threads as Ctrl-C does; those that wait for places stop waiting."""
     remote_members.stop_waiting()
     for processes in _running - {_own.processes}:
         processes.first.interrupt()
 
 
 def stop_other_threads() -> None:
-    """End the stage processes of other threads, which do nothing any more."""
+    """End the stage processes of other threads, which are idle."""
     for processes in _running - {_own.processes}:
         _running.discard(processes)
         processes.close()
@@ -118,9 +117,8 @@ def _stop_all() -> None:
 
 
 def peak_memory_bytes() -> int | None:
-    """Return what the stage process and the members beside it have had of the memory, each at its most, added up; None
-    where nobody can say."""
-    return (_own.processes.peak_memory_bytes or None) if _own.processes is not None else None
+    """Return the sum of the most memory that the stage process and the other members have each had; None if unknown."""
+    return (_own.processes.group.peak_memory_bytes or None) if _own.processes is not None else None
 
 
 def start_run(
@@ -129,7 +127,7 @@ def start_run(
     flow_run_id: str | None = None,
     parent_run_id: str | None = None,
 ) -> Run:
-    """Start the MLflow run of a pipeline, unless its training would be refused."""
+    """Start the MLflow run of a pipeline; refuse settings that cannot be trained."""
     ids = {"flow_run_id": flow_run_id, "parent_run_id": parent_run_id}
     return Run.model_validate(_call("start_run", settings, with_cluster=True, prepared=prepared, **ids))
 
@@ -141,13 +139,13 @@ def resume_run(
     flow_run_id: str | None = None,
     allow_changes: bool = False,
 ) -> Run:
-    """Resume a run, unless that would be another training."""
+    """Resume a run; refuse it if it would become another training."""
     given = {"run_id": run_id, "flow_run_id": flow_run_id, "allow_changes": allow_changes}
     return Run.model_validate(_call("resume_run", settings, with_cluster=True, prepared=prepared, **given))
 
 
 def measure_pace(settings: config.Settings, prepared: PreparedDataset, examples: int) -> Pace:
-    """Return what a step of so many examples takes on one device of this machine, whatever the settings' strategy."""
+    """Return the seconds of a step of so many examples on one device of this machine, whatever the strategy."""
     train = {"per_replica_batch_size": examples, "global_batch_size": None, "steps_per_execution": STEPS_OF_PACE}
     alone = settings.model_copy(
         update={
@@ -179,7 +177,7 @@ def start_sweep(
 
 
 def start_trial(settings: config.Settings, prepared: PreparedDataset, run: Run, number: int, limits: Limits) -> Run:
-    """Start the MLflow run of a trial, unless its training would be refused; ``run`` is the sweep's."""
+    """Start the MLflow run of a trial of the sweep ``run``; refuse settings that cannot be trained."""
     given: dict[str, Any] = {"run": run, "number": number, "limits": limits}
     return Run.model_validate(_call("start_trial", settings, with_cluster=True, prepared=prepared, **given))
 
@@ -193,7 +191,7 @@ def resume_trial(
 
 
 def end_trial(settings: config.Settings, run: Run, trial: Trial) -> None:
-    """Tell MLflow how a trial ended, and end its run."""
+    """Record in MLflow how a trial ended, and end its run."""
     _call("end_trial", settings, run=run, trial=trial)
     remote.finish(run)
 
@@ -204,7 +202,7 @@ def report_sweep(settings: config.Settings, run: Run, sweep: Sweep) -> None:
 
 
 def train(settings: config.Settings, prepared: PreparedDataset, run: Run) -> TrainingResult:
-    """Train; why members of the cluster were started again meanwhile is in the result, and in MLflow."""
+    """Train; the result and MLflow say why members of the cluster were restarted meanwhile."""
     _own.restarts = ()
     processes = _processes_of_chief(settings, with_cluster=True)
     try:
@@ -222,8 +220,7 @@ def train(settings: config.Settings, prepared: PreparedDataset, run: Run) -> Tra
 
 
 def restarts() -> tuple[str, ...]:
-    """Return why members of the cluster were started again in the last training of this thread, also in one that
-    failed."""
+    """Return why members of the cluster were restarted in the last training of this thread, even if it failed."""
     return _own.restarts
 
 
@@ -247,14 +244,16 @@ def register(
     run: Run,
     force: bool = False,
 ) -> RegisteredModel:
-    """Register the evaluated model; with ``force`` it becomes the champion, whatever the evidence."""
+    """Register the evaluated model; with ``force`` it becomes the champion regardless of the evidence."""
     given: dict[str, Any] = {"training": training, "evaluation": evaluation, "run": run, "force": force}
     return RegisteredModel.model_validate(_call("register", settings, prepared=prepared, **given))
 
 
 def write_report(settings: config.Settings, run: Run, seconds: Mapping[str, float] | None = None) -> None:
-    """Write a run's page from its records, with the seconds of its stages so far; a run has its result without it, so
-    a failure is told, not raised."""
+    """Write a run's page from its records, with the seconds of its stages so far.
+
+    A failure is printed, not raised: the run has its result without the page.
+    """
     try:
         _call("write_report", settings, run=run, seconds=dict(seconds) if seconds is not None else None)
     except Interrupted:
@@ -264,7 +263,7 @@ def write_report(settings: config.Settings, run: Run, seconds: Mapping[str, floa
 
 
 def find_model(settings: config.Settings, uri: str) -> LoggedModel:
-    """Return which run's model it is that MLflow has at an address such as ``models:/NAME@ALIAS``."""
+    """Return the run and the digest of the model at an MLflow address such as ``models:/NAME@ALIAS``."""
     return LoggedModel.model_validate(_call_on_tensorflow("find_model", settings, uri=uri))
 
 
@@ -276,26 +275,26 @@ def export(
     checkpoint: str,
     folder: Path | None = None,
 ) -> ExportedModel:
-    """Write a trained model into a folder, or one of its run's, as files of a format, and compare these with Keras."""
+    """Export a trained model into a folder, by default one of its run's, and compare the files' outputs with Keras'."""
     given = {"run": run, "format": format, "checkpoint": checkpoint, "folder": folder and str(folder)}
     return ExportedModel.model_validate(_call_on_tensorflow("export", settings, prepared=prepared, **given))
 
 
 def resume_parent(settings: config.Settings, prepared: PreparedDataset, run: Run, flow_run_id: str | None) -> Run:
-    """Let a comparison or a sweep that did not come to its end be at work again."""
+    """Resume an unfinished comparison or sweep."""
     return Run.model_validate(_call("resume_parent", settings, prepared=prepared, run=run, flow_run_id=flow_run_id))
 
 
 def report_comparison(settings: config.Settings, run: Run, comparison: Comparison) -> Comparison:
-    """Write a comparison's table and pages into its folder and into MLflow; return it with the intervals of what was
-    measured, and with what follows from its figures."""
+    """Write a comparison's table and pages into its folder and into MLflow; return it with the intervals of its
+    measurements and the conclusions from them."""
     return Comparison.model_validate(_call("report_comparison", settings, run=run, comparison=comparison))
 
 
 def assist(settings: config.Settings, prepared: PreparedDataset, evaluates: bool) -> None:
-    """Do the part of a member that is not the chief: what the chief asks of the workers on its own machine."""
+    """Run the part of a worker that someone else started: the requests that a chief sends to its own workers."""
     processes = start_processes(settings)
-    # To build a model is to wait until all others build it: each does all stages, in the chief's order.
+    # Building a model waits until all others build it, so each member runs all stages in the chief's order.
     for stage in ("check", "train", *(["evaluate"] if evaluates else [])):
         processes.call(stage, _arguments(settings, prepared=prepared))
 
@@ -314,8 +313,10 @@ def _call(stage: str, settings: config.Settings, with_cluster: bool = False, **a
 
 
 def _call_on_tensorflow(stage: str, settings: config.Settings, **arguments: Any) -> Any:
-    """Run a stage in a process that computes on the CPU with TensorFlow, whatever the run was trained on: a GPU rounds
-    float32 to TF32, and what is compared there differs by more than a model that was written wrongly."""
+    """Run a stage in a process that computes with TensorFlow on the CPU, whatever the run was trained on.
+
+    A GPU rounds float32 to TF32, which would hide the error of a wrongly exported model.
+    """
     on_cpu = config.OneDevice(kind="one_device", device="cpu")
     train = settings.train.model_copy(update={"deterministic": False})
     process = start_processes(settings.model_copy(update={"strategy": on_cpu, "train": train}), with_cluster=False)
@@ -331,7 +332,7 @@ def _processes_of_chief(settings: config.Settings, with_cluster: bool) -> StageP
     """Return the stage process.
 
     Raises:
-        UserError: TF_CONFIG makes this process another member than the chief.
+        UserError: according to TF_CONFIG this process is not the chief.
     """
     processes = start_processes(settings, with_cluster)
     if not processes.first.member.is_chief:
@@ -345,8 +346,8 @@ def _processes_of_chief(settings: config.Settings, with_cluster: bool) -> StageP
 
 
 def _evaluable(settings: config.Settings) -> config.Settings:
-    """Return the settings as they are, or for one device where the members of the run's cluster are not to be had: a
-    run of eight machines can be evaluated on a laptop."""
+    """Return the settings, changed to one device where the run's cluster is not available: a run of eight machines can
+    be evaluated on a laptop."""
     cluster, evaluate = settings.strategy.cluster, settings.evaluate
     if not evaluate.has_runs_devices or cluster is None:
         return settings

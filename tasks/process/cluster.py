@@ -1,5 +1,7 @@
-"""What is asked of the processes of one strategy, what becomes of their answers, and who is started again when one of
-them is lost. Requests and answers are JSON lines; which processes these are, `group` says."""
+"""Sends requests to the processes of one strategy, collects their answers, and restarts processes when one is lost.
+
+Requests and answers are JSON lines. `group` has the processes.
+"""
 
 import json
 import math
@@ -16,11 +18,11 @@ from tasks.process.member import PATIENCE, Message, Patience
 from tasks.system import errors, lifetime, network
 from tasks.system.errors import Interrupted, Preempted, StratagemError, Terminated, UserError
 
-# Requests that every worker takes part in, and what those that are not the chief do then.
+# Requests that every worker takes part in, and what the workers other than the chief run for each.
 SHARED = {"check": "check", "train": "assist", "evaluate": "assist_evaluation"}
-# Requests by which a run starts, or is resumed.
+# Requests that start or resume a run.
 STARTING = ("start_run", "resume_run", "start_trial", "resume_trial")
-# What is said of a stage that was told to stop and did not answer in time, or died, or had just come to its end.
+# The message for a stage that was interrupted and did not answer in time, died, or had just ended.
 NOT_SAID = "the next start goes on from the latest checkpoint"
 
 
@@ -29,10 +31,10 @@ class _Lost(Exception):
 
 
 class StageProcesses:
-    """The process that runs the stages, and all that this command starts beside it.
+    """The process that runs the stages, and the other members of its cluster.
 
-    When a member of a cluster is lost while it is at work, all of them are ended and started again, and the training
-    goes on from its latest checkpoint. A lost worker of parameter servers is started again alone.
+    When a member is lost during a request, all of them are ended and started again, and the training continues from its
+    latest checkpoint. A lost worker of parameter servers is restarted alone.
     """
 
     def __init__(
@@ -46,21 +48,18 @@ class StageProcesses:
     ) -> None:
         """Start the processes.
 
-        It takes six: the last two are left out by whoever starts no training.
-
         Args:
             section: the strategy.
-            environment: of every process; a member's own comes on top.
-            fixed: what cannot change in a process, see ``client.fixed_at_start``; the client compares it.
+            environment: of every process; a member adds its own.
+            fixed: what cannot change in a running process, see ``client.fixed_at_start``; the client compares it.
             with_cluster: False starts one process alone, which can do everything but train.
-            patience: with the processes.
-            worker_counts: with how many workers a cluster of other machines may be, the most first; `workers` if none
-                are given.
+            patience: how long to wait for the processes.
+            worker_counts: allowed numbers of workers on other machines, the largest first; ``workers`` if empty.
         """
         self.fixed = fixed
         self.with_cluster = with_cluster or section.cluster is None
         self.restarts: list[str] = []
-        """Why members were started again, since the run was started or resumed."""
+        """Why members were restarted since the run was started or resumed."""
         self._patience = patience
         self._num_requests = 0
         self._broken = False
@@ -78,29 +77,19 @@ class StageProcesses:
         """Whether a training can begin."""
         return not self._broken and self.group.all_alive
 
-    @property
-    def peak_memory_bytes(self) -> int:
-        """What the members that are there have had of the memory, each at its most, added up."""
-        return self.group.peak_memory_bytes
-
-    @property
-    def logs(self) -> str:
-        """Where the members' logs lie, from the project's folder."""
-        return self.group.logs
-
     def call(self, stage: str, arguments: dict[str, Any]) -> Any:
         """Run a stage and return its record as JSON values.
 
         Raises:
             UserError: the stage refused its input.
-            StratagemError: the stage failed, or processes died more often than they may be started again.
-            Interrupted: Ctrl-C or SIGTERM came; the stage was stopped.
+            StratagemError: the stage failed, or processes died more often than they may be restarted.
+            Interrupted: the stage was stopped by Ctrl-C or SIGTERM.
         """
         if stage in STARTING:
             self.restarts = []
         try:
             if stage in STARTING and self._cluster is not None:
-                # First and apart, so that a member that is lost meanwhile does not leave a run that nobody ends.
+                # First: a member that is lost meanwhile must not leave a run that nobody ends.
                 self._call("check", {name: arguments[name] for name in ("settings", "prepared")})
             return self._call(stage, arguments)
         except errors.UserError:
@@ -112,8 +101,7 @@ class StageProcesses:
     def _call(self, stage: str, arguments: dict[str, Any]) -> Any:
         works = stage in ("train", "evaluate") and "run" in arguments
         folder = config.project_root() / arguments["run"]["folder"] if works else None
-        # A training comes after a check. An evaluation may be the first request of all: the processes have yet to open
-        # the logs whose paths they were given.
+        # A training follows a check. An evaluation may be the first request: the logs are not open yet.
         if folder is not None and stage == "train":
             self.group.move_logs(folder)
         try:
@@ -133,20 +121,20 @@ class StageProcesses:
             raise Interrupted(said or f"{stage} was interrupted", code) from None
         except StratagemError:
             raise
-        except BaseException:  # Such as one by which the caller takes SIGTERM, or cancels a run.
+        except BaseException:  # Such as Prefect's, when it cancels a run.
             said = self._interrupt()
             if self.group.is_foreign and stage in SHARED:
                 raise Preempted(f"{stage} was told to stop: {said or NOT_SAID}") from None
             raise
 
     def stand_by(self) -> None:
-        """Let the one member that runs here serve a chief elsewhere, or just be there, until that one has ended.
+        """Keep the one member that runs here alive until the chief, which runs elsewhere, has ended.
 
-        The chief serves at its own address in TF_CONFIG from the moment that it knows the cluster. JAX ends a process
-        that loses its chief: one that has done its part may die.
+        The chief listens on its address in TF_CONFIG as soon as it knows the cluster. JAX ends a process that loses its
+        chief, so a worker that has done its part may die.
 
         Raises:
-            StratagemError: the member died, and may not be started again.
+            StratagemError: the member died and may not be restarted.
         """
         cluster = json.loads(self.first.member.environment["TF_CONFIG"])["cluster"]
         host, _, port = cluster["chief" if "chief" in cluster else "worker"][0].rpartition(":")
@@ -157,7 +145,7 @@ class StageProcesses:
                 if time.monotonic() - tried_at > self._patience.poll_seconds:
                     tried_at = time.monotonic()
                     error = network.connection_error(host, int(port), limit)
-                    # Refused: that machine answers, and nobody listens there. All else may be the network.
+                    # A refusal comes from the machine itself: nobody listens there. Other errors may be the network's.
                     silent = 0.0 if isinstance(error, ConnectionRefusedError) else limit
                     if error is None:
                         seen_at = tried_at
@@ -170,14 +158,14 @@ class StageProcesses:
                     self._lose(process, f"died ({process.death})")
         except _Lost as lost:
             self._failed = True
-            raise StratagemError(f"{lost}; its log: {self.logs}") from None
+            raise StratagemError(f"{lost}; its log: {self.group.logs}") from None
 
     def close(self) -> None:
         """End all processes and wait for them."""
         self.group.close(went_well=not self._failed and not self.restarts)
 
     def _exchange(self, stage: str, arguments: dict[str, Any]) -> Any:
-        """Send a request to everyone that takes part in it, and return the chief's record when all have answered."""
+        """Send a request to all processes that take part in it; return the chief's record when all have answered."""
         self._num_requests += 1
         asked = [self.first]
         if stage in SHARED:
@@ -198,12 +186,12 @@ class StageProcesses:
                 continue
             if reply is None:
                 if process is not self.first and process in answers:
-                    self._broken = True  # It has done its part.
+                    self._broken = True  # It died after its answer.
                 else:
                     self._handle_death(process, stage)
             elif reply.get("id") == self._num_requests:
                 answers[process] = reply
-                # A training that was told to stop ends on all, the chief when its checkpoint is written.
+                # An interrupted training ends on all members, on the chief after its checkpoint is written.
                 if "error" in reply and deadline == math.inf and reply["type"] != Interrupted.__name__:
                     patience = self._patience.lost_peer_seconds if reply.get("lost_peer") else lifetime.GRACE_SECONDS
                     deadline = time.monotonic() + patience
@@ -211,21 +199,21 @@ class StageProcesses:
             return answers[self.first]["record"]
         silent = [one for one in asked if one not in answers]
         error = self._failure(stage, answers, silent)
-        for one in silent:  # They wait for those that gave the request up, and would never read another one.
+        for one in silent:  # They wait for members that have failed, and would never read another request.
             one.kill()
         self._broken = self._broken or bool(silent)
         raise error
 
     def _listen(self, watch: bool = True) -> tuple[OneProcess | None, Message | None]:
-        """Return what a process says, with None for its end; (None, None) where nobody says anything for a while.
+        """Return a process and its message, None for its end; (None, None) if no message comes for a while.
 
         Raises:
-            _Lost: a process gives no sign of life for too long.
+            _Lost: a process has sent no heartbeat for too long.
         """
         process, reply = self.group.hear()
         if watch:
             for one, limit in self.group.too_silent():
-                self._lose(one, f"gave no sign of life for {limit:g} s")
+                self._lose(one, f"sent no heartbeat for {limit:g} s")
         if is_heartbeat(reply) or process not in self.group.processes:
             return None, None
         return process, reply
@@ -241,7 +229,7 @@ class StageProcesses:
             raise StratagemError(f"the process that ran {stage} died ({death}){why}. The same command goes on")
 
     def _lose(self, process: OneProcess, what: str) -> None:
-        """Start a worker of parameter servers again, on its own port; the loss of any other member is everyone's."""
+        """Restart a worker of parameter servers on its own port; the loss of any other member ends all of them."""
         reason = f"{process.member.name} {what}"
         if self._cluster is None or (process.entry, process.member.job) != ("tf_server", "worker"):
             raise _Lost(reason)
@@ -249,18 +237,18 @@ class StageProcesses:
         most = self._cluster.max_restarts
         if len(self.restarts) < most and process.has_place:
             self.restarts.append(reason)
-            _print(f"{reason}; it is started again, restart {len(self.restarts)} of {most}; its log: {self.logs}")
+            _print(f"{reason}; it is started again, restart {len(self.restarts)} of {most}; its log: {self.group.logs}")
             self.group.start_again(process)
             return
         self.group.leave_out(process)
         if any(one.member.job == "worker" for one in self.group.processes):
             why = f"strategy.max_restarts = {most}, so the" if process.has_place else "the"
-            _print(f"{reason}; {why} training goes on without it; its log: {self.logs}")
+            _print(f"{reason}; {why} training goes on without it; its log: {self.group.logs}")
             return
         raise _Lost(f"{reason}, as all workers")
 
     def _failure(self, stage: str, answers: dict[OneProcess, Message], silent: list[OneProcess]) -> Exception:
-        """Return the one error for the answers of all: the user's mistake, then a lost member, then what failed."""
+        """Return one error for all answers: a user's mistake comes first, then a lost member, then a failure."""
         failed = [(process, reply) for process, reply in answers.items() if "error" in reply]
         failed.sort(key=lambda pair: (pair[1]["type"] == "StratagemError", pair[0] is not self.first))
         process, reply = failed[0]
@@ -270,7 +258,7 @@ class StageProcesses:
                 f"{silent[0].member.name} no longer answers" if silent else f"{lost[0].member.name} lost its peers"
             )
         error = errors.from_json(reply)
-        if isinstance(error, Interrupted):  # Nobody told this command.
+        if isinstance(error, Interrupted):  # The signal went to that process, not to this command.
             stopped = ", ".join(one.member.name for one, answer in failed if answer.get("told_to_stop"))
             if self._cluster is None:
                 return Interrupted(str(error), Terminated.exit_code)
@@ -278,11 +266,11 @@ class StageProcesses:
                 return Preempted(f"{stage} ended: {error}")
             return _Lost(f"{stopped or 'another member'} was told to stop")
         if process is not self.first and not isinstance(error, errors.UserError):
-            return StratagemError(f"{process.member.name}: {error}; its log: {self.logs}")
+            return StratagemError(f"{process.member.name}: {error}; its log: {self.group.logs}")
         return error
 
     def _restart(self, stage: str, reason: str) -> None:
-        """End all processes, and start them again if that is allowed."""
+        """End all processes, and restart them if that is allowed."""
         self.group.kill()
         self._broken = True
         if self._cluster is None:
@@ -290,40 +278,38 @@ class StageProcesses:
         if self.group.is_foreign:
             raise StratagemError(
                 f"{stage} ended: {reason}. Have all members started again: the same command for each goes on from the "
-                f"latest checkpoint. The log: {self.logs}"
+                f"latest checkpoint. The log: {self.group.logs}"
             )
         most = self._cluster.max_restarts
         if len(self.restarts) >= most:
             raise StratagemError(
                 f"{stage} failed: {reason}, and strategy.max_restarts = {most} allows no further start. The same "
-                f"command goes on from the latest checkpoint; the logs: {self.logs}"
+                f"command goes on from the latest checkpoint; the logs: {self.group.logs}"
             )
         self.restarts.append(reason)
         before = self.group.num_members
         try:
             self.group.place_again(self._cluster)
-        except UserError as error:  # Of the cluster as it is now: the settings are what they were.
+        except UserError as error:  # The cluster has changed since the start; the settings have not.
             raise StratagemError(
                 f"{stage} failed: {reason}; {error}. The same command goes on from the latest checkpoint; the logs: "
-                f"{self.logs}"
+                f"{self.group.logs}"
             ) from None
         count = self.group.num_members
         fewer = before - count
         left = f", {fewer} fewer" if fewer > 0 else ""
         _print(
             f"{reason}; all {count} processes start again{left}, restart {len(self.restarts)} of {most}; "
-            f"logs: {self.logs}"
+            f"logs: {self.group.logs}"
         )
-        try:
-            self.group.start()
-        except BaseException:
-            self.close()
-            raise
+        self.group.start()
         self._broken = False
 
     def _interrupt(self) -> str | None:
-        """Stop the running stage, a training after a checkpoint, and return what it says of that; the chief goes on
-        serving, so that the run can be ended properly. A second signal ends everything at once."""
+        """Stop the running stage, a training after a checkpoint, and return its message.
+
+        The chief keeps serving, so that the run can be ended properly. A second signal ends everything at once.
+        """
 
         def stop_at_once(number: int, frame: object) -> None:
             for process in self.group.processes:
@@ -343,7 +329,7 @@ class StageProcesses:
                 if process is not self.first:
                     continue
                 if reply is None:
-                    process.close()  # Until it has gone it looks alive, and would be sent the next request.
+                    process.close()  # Wait for its end: otherwise it would be sent the next request.
                     break
                 if reply.get("id") == self._num_requests:
                     said = reply.get("error")
@@ -353,7 +339,7 @@ class StageProcesses:
         finally:
             for number, handler in before.items():
                 signal.signal(number, handler)
-        self._broken = self._broken or len(self.group.processes) > 1  # The others wait for the chief's next step.
+        self._broken = self._broken or len(self.group.processes) > 1  # The others wait for the chief's step.
         return said
 
 

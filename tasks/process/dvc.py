@@ -1,19 +1,24 @@
-"""DVC at work: in processes of their own, one after the other; what a stage of it refuses comes through as an error."""
+"""DVC in processes of its own, one at a time, and its settings on this machine.
 
-import json
+`dvc_program` makes data and moves them to the remote or from there; `dvc status` says whether they are up to date.
+"""
+
 import os
+import shutil
 import signal
+import stat
 import subprocess
 import sys
-import tempfile
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from filelock import FileLock, Timeout
 
-from tasks.process import dvc_cache
+from tasks import config
+from tasks.process.child import started
 from tasks.process.environment import stage_environment
-from tasks.system import errors, temporary
+from tasks.runs import lineage
+from tasks.system import files
 from tasks.system.errors import StratagemError, UserError
 from tasks.system.lifetime import held_open
 
@@ -37,56 +42,41 @@ def lock(root: Path, timeout: float) -> FileLock:
 def let(
     action: str, targets: Sequence[str], root: Path, options: Iterable[str] = (), more: Mapping[str, str] | None = None
 ) -> None:
-    """Let DVC do something, see ``process.repro``.
+    """Let DVC do something in a process of its own, see ``dvc_program``.
 
     Args:
         action: ``repro``, ``push`` or ``pull``.
         targets: files of stages, or stages in them, from the project's folder.
         root: the project's folder.
         options: before the action.
-        more: of the stages' environment.
+        more: what the stages' environment has in addition.
 
     Raises:
         UserError: what a stage refused, or .dvc/tmp cannot be written.
         StratagemError: a stage failed, DVC died, or another command was preparing data for too long.
     """
-    dvc_cache.configure()
-    mine = lock(root, BUSY_SECONDS)
-    with tempfile.TemporaryDirectory(dir=temporary.folder()) as folder:
-        problem = Path(folder) / "error"
-        environment = {**stage_environment(None), **(more or {}), "STRATAGEM_ERROR": str(problem)}
-        command = [sys.executable, "-m", "tasks.process.dvc_program", *options, action, *targets]
-        try:
-            # DVC refuses at once when another of its commands runs; a second flow waits here instead.
-            with mine:
-                code = _run(command, environment, root)
-        except Timeout:
-            raise StratagemError(
-                "another run has been preparing data for ten minutes: wait for it, then run again"
-            ) from None
-        if problem.exists():
-            raise errors.from_json(json.loads(problem.read_text(encoding="utf-8")))
-        if code != 0:
-            raise StratagemError(
-                f"{', '.join(targets)}: the process in which DVC works died (exit code {code}): run again"
-            )
-
-
-def _run(command: list[str], environment: dict[str, str], root: Path) -> int:
-    """Run DVC in a process of its own, and return its exit code; its stage ends when this process does."""
-    with held_open() as stdin:
-        child = subprocess.Popen(command, cwd=root, env=environment, stdin=stdin, stdout=sys.stderr, process_group=0)
-        try:
-            return child.wait()
-        except BaseException:
-            os.killpg(child.pid, signal.SIGTERM)
-            child.wait()
-            raise
+    configure()
+    command = ["-m", "tasks.process.dvc_program", *options, action, *targets]
+    try:
+        # DVC refuses at once when another of its commands runs; a second flow waits here instead.
+        with lock(root, BUSY_SECONDS), started(command, more or {}, stdout=sys.stderr) as child:
+            try:
+                code = child.wait()
+            except BaseException:
+                os.killpg(child.pid, signal.SIGTERM)
+                child.wait()
+                raise
+    except Timeout:
+        raise StratagemError(
+            "another run has been preparing data for ten minutes: wait for it, then run again"
+        ) from None
+    if code != 0:
+        raise StratagemError(f"{', '.join(targets)}: the process in which DVC works died (exit code {code}): run again")
 
 
 def is_up_to_date(target: str, root: Path) -> bool:
     """Return whether DVC finds a stage, and all that it depends on, to be done; nothing is made."""
-    dvc_cache.configure()
+    configure()
     with held_open() as stdin:
         looked = subprocess.run(
             [sys.executable, "-m", "dvc", "status", "--quiet", "--with-deps", target],
@@ -98,3 +88,57 @@ def is_up_to_date(target: str, root: Path) -> bool:
             stderr=subprocess.DEVNULL,
         )
     return looked.returncode == 0
+
+
+def configure() -> None:
+    """Make .dvc/site, which only this user may enter, and let DVC keep its hashes of files there; where there is no
+    git, let DVC know that, too.
+
+    By default DVC keeps them in /var/tmp/dvc, where everybody may write, and its diskcache unpickles what lies there
+    (CVE-2025-69872). DVC does not resolve a relative path, so the place goes into .dvc/config.local, which is not
+    shared. A folder that others could write to is made anew. DVC_SITE_CACHE_DIR takes precedence.
+
+    Raises:
+        UserError: .dvc cannot be written, or .dvc/site is another user's.
+    """
+    root = config.project_root()
+    site = root / ".dvc" / "site"
+    try:
+        site.parent.mkdir(exist_ok=True)
+        if not os.environ.get("DVC_SITE_CACHE_DIR"):
+            _make_private(site)
+        wanted = {"site_cache_dir": str(site)}
+        if lineage.git_state(root) == (None, None):
+            wanted["no_scm"] = "true"
+        _set_core(site.with_name("config.local"), wanted)
+    except OSError as error:
+        raise UserError(f"{error.filename} cannot be written ({error}): make the project's folder writable") from None
+
+
+def _make_private(site: Path) -> None:
+    site.mkdir(mode=0o700, exist_ok=True)
+    found = site.lstat()
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid():
+        raise UserError(
+            f"{site} is not a folder of yours: let its owner remove it, or set DVC_SITE_CACHE_DIR to a folder that you "
+            "alone may enter"
+        )
+    # As DVC itself makes it, where it is missing.
+    if stat.S_IMODE(found.st_mode) & 0o077:
+        shutil.rmtree(site)
+        site.mkdir(mode=0o700)
+
+
+def _set_core(path: Path, wanted: dict[str, str]) -> None:
+    """Set in DVC's file of this machine what is missing there, or names the place where the project was before."""
+    from configobj import ConfigObj  # What DVC uses; half of all commands need no data, so it is not imported above.
+
+    known = ConfigObj(str(path), encoding="utf-8")
+    before = dict(known.get("core", {}))
+    moved = before.get("site_cache_dir", "").endswith("/.dvc/site")
+    core = {**wanted, **before, **({"site_cache_dir": wanted["site_cache_dir"]} if moved else {})}
+    if core != before:
+        known["core"] = core
+        with files.replacing(path) as written:
+            known.filename = str(written)
+            known.write()

@@ -1,12 +1,14 @@
-"""The processes of one strategy: each started at its place, heard, and ended; what is asked of them, `cluster` says.
+"""The processes of one strategy: starts them, listens to them and ends them. `cluster` sends them requests.
 
-One of them is the chief, `python -m tasks serve`. Where the strategy is a cluster the others stand beside it: workers
-that train with it (`assist`), or servers that it gives work to (`tf_server`). Each process ends when its standard input
-closes, so none outlives the process that started it.
+One of them is the chief, `python -m tasks serve`. In a cluster, the others are workers that train with it (`assist`) or
+servers that it gives work to (`tf_server`). Each process ends when its standard input closes, so none outlives the
+process that started it.
 """
 
 import contextlib
+import itertools
 import math
+import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -14,7 +16,6 @@ from queue import Empty, SimpleQueue
 from typing import Any
 
 from tasks import config
-from tasks.process.logs import Logs
 from tasks.process.member import MemberProcess, Message, Patience, Replies
 from tasks.process.remote_members import Allocation, PlacedProcess
 from tasks.strategies import engines
@@ -22,11 +23,11 @@ from tasks.strategies.engines import Member
 from tasks.strategies.engines.isolation import Network
 
 OneProcess = MemberProcess | PlacedProcess
-"""One of this machine, or of another."""
+"""On this machine, or on another one."""
 
 
 class ProcessGroup:
-    """The chief, the members beside it, and all else that this command starts for a strategy."""
+    """The chief and the other members of a strategy that this command starts."""
 
     def __init__(
         self,
@@ -39,7 +40,7 @@ class ProcessGroup:
         """Start the processes; the arguments are those of `cluster.StageProcesses`."""
         self.cluster = section.cluster if with_cluster else None
         self.processes: list[OneProcess] = []
-        """Those that are there, the chief first; or the one member that this command starts."""
+        """The chief first; or the one member that this command starts."""
         self._patience = patience
         self._environment = dict(environment)
         self._logs: Logs | None = None
@@ -58,27 +59,27 @@ class ProcessGroup:
             self._place()
             self.start()
         except BaseException:
-            self.close(went_well=True)  # The error says all: no run has logs of these processes.
+            self.close(went_well=True)  # No run has used these processes, so nobody needs their logs.
             raise
 
     @property
     def num_members(self) -> int:
-        """How many processes there are when all are there."""
+        """How many processes the group has when all of them run."""
         return len(self._members)
 
     @property
     def all_alive(self) -> bool:
-        """Whether every member is there."""
+        """Whether every member runs."""
         return len(self.processes) == self.num_members and all(process.alive for process in self.processes)
 
     @property
     def peak_memory_bytes(self) -> int:
-        """What the members that are there have had of the memory, each at its most, added up."""
+        """The sum over the running members of the most memory that each has had."""
         return sum(process.peak_memory_bytes for process in self.processes)
 
     @property
     def logs(self) -> str:
-        """Where the members' logs lie, from the project's folder."""
+        """The folder of the members' logs, relative to the project's."""
         return str(self._logs or "")
 
     def move_logs(self, run_folder: Path) -> None:
@@ -87,16 +88,16 @@ class ProcessGroup:
             self._logs.move_to(run_folder)
 
     def place_again(self, cluster: config.Cluster) -> None:
-        """Ask the launcher once more which members there are, after all have ended.
+        """Ask the launcher again which members there are, after all have ended.
 
         Raises:
-            UserError: the cluster as it is now has no place for them.
+            UserError: the cluster no longer has room for them.
         """
         self._members = engines.members(cluster)
         self._place()
 
     def _place(self) -> None:
-        """Have the members placed, where an engine gives them places on other machines."""
+        """Reserve places on other machines, where an engine starts the members there."""
         if self.cluster is None or self._logs is None or engines.find_placing(self.cluster) is None:
             return
         if self._placement is not None:
@@ -104,7 +105,7 @@ class ProcessGroup:
         log, replies = self._logs.of_engine(self.cluster.launcher or ""), SimpleQueue[Any]()
         self._placement = Allocation(self.cluster, self._worker_counts, self._cpus, self._environment, log, replies)
         self._replies = replies
-        self._cpus = self._placement.cpus  # Another number of threads would change the last digits.
+        self._cpus = self._placement.cpus  # Another number of threads would change the last digits of the results.
         self._members = self._placement.members
 
     def start(self) -> None:
@@ -116,11 +117,11 @@ class ProcessGroup:
             self.processes.append(self._open(member))
 
     def start_again(self, process: OneProcess) -> None:
-        """Start one member again, on its own port."""
+        """Restart one member on its own port."""
         self.processes[self.processes.index(process)] = self._open(process.member)
 
     def leave_out(self, process: OneProcess) -> None:
-        """Go on without a member."""
+        """Continue without a member."""
         self.processes = [one for one in self.processes if one is not process]
 
     def _open(self, member: Member) -> OneProcess:
@@ -133,13 +134,13 @@ class ProcessGroup:
         return MemberProcess(member, entry, self._environment, log, self._replies, self._network)
 
     def hear(self) -> tuple[OneProcess | None, Message | None]:
-        """Return what a process says, with None for its end; (None, None) where nobody says anything for a while."""
+        """Return a process and its message, None for its end; (None, None) if no message comes for a while."""
         began = time.monotonic()
         process: OneProcess | None = None
         reply: Message | None = None
         with contextlib.suppress(Empty):
             process, reply = self._replies.get(timeout=self._patience.poll_seconds)
-        # Not the time since its last sign: after this process itself was stopped, that would be long for everyone.
+        # Not the time since the last heartbeat: after this process itself was stopped, all members would look silent.
         waited = min(time.monotonic() - began, self._patience.poll_seconds)
         for one in self.processes:
             one.has_begun = one.has_begun or (one is process and is_heartbeat(reply))
@@ -147,11 +148,11 @@ class ProcessGroup:
         return process, reply
 
     def too_silent(self) -> Iterator[tuple[OneProcess, float]]:
-        """Yield each member of a cluster that gave no sign of life for too long, and how long that is."""
+        """Yield each member of a cluster that has sent no heartbeat for too long, and the limit in seconds."""
         if self.cluster is None:
             return
         begun = self.cluster.heartbeat_timeout_seconds
-        # To build a strategy is to wait for all members, also for those that someone else has still to start.
+        # Building a strategy waits for all members, including those that someone else has yet to start.
         starting = math.inf if self.is_foreign else self._patience.start_seconds
         for one in list(self.processes):
             limit = begun if one.has_begun else max(begun, starting)
@@ -172,9 +173,9 @@ class ProcessGroup:
         """End all processes and wait for them.
 
         Args:
-            went_well: nobody will ask the logs why something failed.
+            went_well: nothing failed, so logs that belong to no run are removed.
         """
-        for process in self.processes:  # The chief first: it would tell at length that the others have gone.
+        for process in self.processes:  # The chief first: TensorFlow would log at length that the others are gone.
             process.close()
         if self._placement is not None:
             self._placement.close()
@@ -185,5 +186,53 @@ class ProcessGroup:
 
 
 def is_heartbeat(reply: Message | None) -> bool:
-    """Return whether a message is a sign of life and nothing else."""
+    """Return whether a message is a heartbeat."""
     return reply is not None and "heartbeat" in reply
+
+
+class Logs:
+    """A folder with a log for each member: in mlruns/logs/ until they train for a run, then in the run's folder."""
+
+    def __init__(self) -> None:
+        name = time.strftime(f"%Y%m%d-%H%M%S-{os.getpid()}", time.gmtime())
+        _without_run().mkdir(parents=True, exist_ok=True)
+        for number in itertools.count(1):  # The trials of a sweep have a cluster each, in threads of one process.
+            self._folder = _without_run() / (name if number == 1 else f"{name}-{number}")
+            with contextlib.suppress(FileExistsError):
+                self._folder.mkdir()
+                return
+
+    def __str__(self) -> str:
+        """Return their folder, relative to the project's."""
+        return str(self._folder.relative_to(config.project_root()))
+
+    def of(self, member: Member) -> Path:
+        """Return a member's log."""
+        return self._folder / f"{member.name.replace(' ', '-')}.log"
+
+    def of_engine(self, name: str) -> Path:
+        """Return the log of the engine that starts members on other machines."""
+        return self._folder / f"{name}.log"
+
+    def move_to(self, run_folder: Path) -> None:
+        """Keep them with a run from now on."""
+        folder = run_folder / "logs"
+        if self._folder.parent != folder:
+            folder.mkdir(parents=True, exist_ok=True)
+            self._folder = self._folder.rename(folder / self._folder.name)
+            with contextlib.suppress(OSError):  # Other commands may have logs there.
+                _without_run().rmdir()
+
+    def close(self, went_well: bool) -> None:
+        """Remove empty logs; remove all of them if nothing failed and they belong to no run."""
+        unwanted = went_well and self._folder.parent == _without_run()
+        with contextlib.suppress(OSError):  # The folder stays as long as it has logs.
+            for log in self._folder.iterdir():
+                if unwanted or not log.stat().st_size:
+                    log.unlink()
+            self._folder.rmdir()
+            self._folder.parent.rmdir()
+
+
+def _without_run() -> Path:
+    return config.project_root() / "mlruns" / "logs"

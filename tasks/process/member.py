@@ -1,4 +1,4 @@
-"""One child process `python -m tasks serve`, `assist` or `tf_server`: its requests, and what it replies."""
+"""One child process on this machine, `python -m tasks serve`, `assist` or `tf_server`: its requests and replies."""
 
 import contextlib
 import json
@@ -22,13 +22,13 @@ Message = dict[str, Any]
 
 
 class Patience(NamedTuple):
-    """How long is waited for what a process does."""
+    """How long to wait for a process."""
 
     start_seconds: float = 300.0
-    """From a request until a process that has to build the strategy for it gives its first sign of life: imports, on a
-    busy machine, and the time that the last of its peers takes."""
+    """From a request until the first heartbeat of a process that builds the strategy for it: imports on a busy machine,
+    and waiting for the last of its peers."""
     lost_peer_seconds: float = 5.0
-    """When a process fails because another one died, the death is seen within this time."""
+    """When a process fails because another one died, that death is noticed within this time."""
     poll_seconds: float = 1.0
 
 
@@ -36,10 +36,10 @@ PATIENCE = Patience()
 
 
 class MemberProcess:
-    """A member of a cluster, or the one process of a strategy that is none."""
+    """A member of a cluster, or the only process of a strategy without one."""
 
     has_place = True
-    """Whether it can be started again where it was."""
+    """Whether it can be restarted at the same place."""
 
     def __init__(
         self,
@@ -53,20 +53,19 @@ class MemberProcess:
         """Start the process.
 
         Args:
-            member: whose environment it gets.
+            member: its role, with variables of its own.
             entry: the stage of `python -m tasks`.
-            environment: the member's own comes on top.
-            log: where its standard error goes; the chief's is for the terminal, and it puts what its libraries say
-                there.
-            replies: what it says is put there, and None at its end.
-            network: the one that it is in, if not this process's.
+            environment: the member's variables are added to it.
+            log: for its standard error; the chief writes to the terminal, and only its libraries write to the log.
+            replies: receives its messages, and None at its end.
+            network: the network namespace to start it in, if not this process's.
         """
         self.member = member
         self.entry = entry
         self.has_begun = False
-        """Whether it has given a sign of life."""
+        """Whether it has sent a heartbeat."""
         self.silent_seconds = 0.0
-        """Since its last sign of life, or since it was asked for what it has to begin first."""
+        """Since its last heartbeat, or since its first request."""
         environment = {**environment, **member.environment}
         kept: IO[bytes] | None = None
         if log is not None:
@@ -108,7 +107,7 @@ class MemberProcess:
 
     @property
     def peak_memory_bytes(self) -> int:
-        """The most of the machine's memory that the process has had; 0 where the kernel does not tell."""
+        """The most memory that the process has had; 0 where the kernel does not say."""
         with contextlib.suppress(OSError, ValueError):
             for line in Path(f"/proc/{self.pid}/status").read_text(encoding="ascii", errors="replace").splitlines():
                 if line.startswith("VmHWM:"):
@@ -122,7 +121,7 @@ class MemberProcess:
         return signal.Signals(-code).name if code < 0 else f"exit code {code}"
 
     def send(self, request: Message) -> None:
-        """Send a request. A process that died does not take it; its end is seen by what is read."""
+        """Send a request; a process that has died does not read it, and its end is among the replies."""
         if self._process.stdin is not None:
             with contextlib.suppress(BrokenPipeError):
                 self._process.stdin.write(json.dumps(request) + "\n")
@@ -137,7 +136,7 @@ class MemberProcess:
         self._process.kill()
 
     def kill(self) -> None:
-        """End the process at once, also one that was stopped, and wait for it."""
+        """End the process at once, even a stopped one, and wait for it."""
         self._process.kill()
         self.close()
 
@@ -147,5 +146,5 @@ class MemberProcess:
         self._reader.join(READER_SECONDS)  # A grandchild that was forked can hold the pipe open for longer.
 
 
-# A process, also one on another machine (`placed`), and what it said; None is its end.
+# A process (`MemberProcess`, or `PlacedProcess` on another machine) and its message; None is its end.
 Replies = SimpleQueue[tuple[Any, Message | None]]

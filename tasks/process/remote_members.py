@@ -1,5 +1,5 @@
-"""The processes of a cluster that an engine runs on other machines, and the one here that asks the engine:
-its module ``ENGINE`` runs by itself, see `engines.Placing`."""
+"""The members of a cluster on other machines, and the process here that has an engine start them: the module ``ENGINE``
+of the engine, see `engines.Placing`."""
 
 import contextlib
 import json
@@ -30,13 +30,13 @@ _waiting: "set[Allocation]" = set()
 
 
 def stop_waiting() -> None:
-    """Let no thread wait for places any more: each raises Interrupted."""
+    """Make every thread that waits for places raise Interrupted."""
     for one in list(_waiting):
         one.stop_waiting()
 
 
 class Allocation:
-    """The places of a cluster's members, which are given up when it is closed."""
+    """The places of a cluster's members on other machines; closing it gives them up."""
 
     def __init__(
         self,
@@ -47,19 +47,19 @@ class Allocation:
         log: Path,
         replies: "SimpleQueue[Any]",
     ) -> None:
-        """Have the members placed; it may take as long as others use the machines.
+        """Reserve the places; it may take as long as others use the machines.
 
         Args:
             section: the strategy's.
-            counts: with how many workers it may be, the most first.
-            cpus: cores of each process; None leaves them to the engine.
-            environment: of every process; a member's own comes on top.
-            log: for what the engine tells; in its folder a file says on the machines whether they share it.
-            replies: what a member says is put there, and None at its end.
+            counts: allowed numbers of workers, the largest first.
+            cpus: cores of each process; None leaves that to the engine.
+            environment: of every process; a member adds its own.
+            log: for the engine's messages; a file in its folder shows whether the machines share that folder.
+            replies: receives the messages of each member, and None at its end.
 
         Raises:
-            UserError: the engine is not there, has too few machines, or they have other folders, packages or code.
-            StratagemError: it does not answer.
+            UserError: the engine is not installed, has too few machines, or these have other folders, packages or code.
+            StratagemError: the engine does not answer.
         """
         engine = engines.find_placing(section)
         if engine is None:
@@ -92,14 +92,14 @@ class Allocation:
             token_file.unlink()
 
     def stop_waiting(self) -> None:
-        """Let whoever waits for the places be interrupted."""
+        """Interrupt the thread that waits for the places."""
         self._answers.put(errors.to_json(Interrupted("it waited for its places")))
 
     def open(self, member: Member, entry: str, log: Path | None) -> "PlacedProcess":
         """Start a member at its place: `python -m tasks ENTRY`."""
         place = self.members.index(member)
         environment = {**self._environment, **member.environment}
-        # The chief's is for the terminal, and it puts what its libraries say into the log.
+        # The chief writes to the terminal; only its libraries write to the log.
         kept = str(log) if log is not None and entry != "serve" else None
         if log is not None:
             environment["STRATAGEM_LOG"] = str(log)
@@ -110,7 +110,7 @@ class Allocation:
         return process
 
     def close(self) -> None:
-        """End all that was placed, and give the places up."""
+        """End all members, and give their places up."""
         lifetime.close(self._process)
 
     def _tell(self, place: int, do: str, *arguments: Any) -> None:
@@ -118,12 +118,12 @@ class Allocation:
 
     def _write(self, message: Message) -> None:
         if self._process.stdin is not None:
-            with self._writing, contextlib.suppress(BrokenPipeError, ValueError):  # Its end is seen by what is read.
+            with self._writing, contextlib.suppress(BrokenPipeError, ValueError):  # Its end is among the answers.
                 self._process.stdin.write(json.dumps(message) + "\n")
                 self._process.stdin.flush()
 
     def _answer(self, name: str, seconds: float | None) -> Message:
-        """Wait for an answer that has a name."""
+        """Wait for an answer of that name."""
         waited = 0.0
         while True:
             try:
@@ -169,9 +169,9 @@ def _start_engine(module: str, log: Path) -> "subprocess.Popen[str]":
 
 
 class PlacedProcess:
-    """A member of a cluster on another machine: what `MemberProcess` is on this one."""
+    """A member of a cluster on another machine; on this one it would be a `MemberProcess`."""
 
-    peak_memory_bytes = 0  # Nobody tells.
+    peak_memory_bytes = 0  # The engine does not report it.
 
     def __init__(self, member: Member, entry: str, tell: Any, replies: "SimpleQueue[Any]") -> None:
         """Begin to listen to a process; `Allocation.open` starts it."""
@@ -180,14 +180,14 @@ class PlacedProcess:
         self.has_begun = False
         self.silent_seconds = 0.0
         self.has_place = True
-        """Whether it can be started again where it was."""
+        """Whether it can be restarted at the same place."""
         self._tell = tell
         self._replies = replies
         self._over = threading.Event()
         self._death = ""
 
     def take(self, message: Message) -> None:
-        """Take note of what was heard of the process."""
+        """Handle a message about the process."""
         if "stderr" in message:
             sys.stderr.write(message["stderr"])
             sys.stderr.flush()
@@ -211,7 +211,7 @@ class PlacedProcess:
         return self._death
 
     def send(self, request: Message) -> None:
-        """Send a request. A process that died does not take it; its end is seen by what is read."""
+        """Send a request; a process that has died does not read it, and its end is among the replies."""
         self._tell("send", json.dumps(request))
 
     def interrupt(self) -> None:
@@ -223,9 +223,9 @@ class PlacedProcess:
         self._tell("signal", signal.SIGKILL)
 
     def kill(self) -> None:
-        """End the process at once, also one that was stopped, and wait for it."""
+        """End the process at once, even a stopped one, and wait for it."""
         self.kill_unawaited()
-        self._over.wait(lifetime.GRACE_SECONDS)  # A machine that is gone answers nothing more.
+        self._over.wait(lifetime.GRACE_SECONDS)  # A machine that is gone does not answer.
 
     def close(self) -> None:
         """End the process and wait for it."""

@@ -1,5 +1,5 @@
-"""What a child process answers to the one that started it: JSON lines on standard input, an answer each on standard
-output. `client` is the other half of the protocol."""
+"""The stage process, a worker, or a TensorFlow server: reads requests from standard input, writes answers to standard
+output, both as JSON lines. `client` is the other half of the protocol."""
 
 import contextlib
 import functools
@@ -33,7 +33,7 @@ from tasks.system import clock, errors, files, lifetime, messages, network, upst
 from tasks.system.errors import StratagemError
 from tasks.system.imports import import_quietly
 
-# Requests that end after their next training step when they are told to stop.
+# Requests that end after their next training step when the process is told to stop.
 GENTLE = ("train", "assist")
 RECORDS: dict[str, type[Record]] = {
     "prepared": PreparedDataset,
@@ -47,15 +47,15 @@ RECORDS: dict[str, type[Record]] = {
 }
 # What tf.distribute raises where another member of the cluster died or hangs.
 LOST_PEER = ("AbortedError", "CancelledError", "DeadlineExceededError", "UnavailableError")
-# And where a port that was free when it was chosen has been taken since.
+# The same, where a port that was free when it was chosen has been taken since.
 LOST_PORT = "Could not start gRPC server"
 # How JAX says that a device has no memory left.
 OUT_OF_MEMORY = "RESOURCE_EXHAUSTED"
 
 
 class Answers:
-    """What a child process says on standard output: JSON lines. Whatever else is written there goes to standard error,
-    because it must not mix with them."""
+    """The JSON lines that a child process writes to standard output; everything else that is printed there goes to
+    standard error."""
 
     def __init__(self) -> None:
         self._file = os.fdopen(os.dup(1), "w", encoding="utf-8")
@@ -64,20 +64,20 @@ class Answers:
         os.dup2(2, 1)
 
     def write(self, answer: dict[str, Any]) -> None:
-        """Say one line."""
+        """Write one line."""
         with self._lock:
             self._file.write(json.dumps(answer) + "\n")
             self._file.flush()
 
     def beat(self) -> None:
-        """Give a sign of life every few seconds from now on, if whoever started this process listens for it."""
+        """Send a heartbeat every few seconds from now on, if the process that started this one listens for it."""
         seconds = os.environ.get("STRATAGEM_HEARTBEAT_SECONDS")
         if seconds is None or self._beating:
             return
         self._beating = True
 
         def beat_on() -> None:
-            with contextlib.suppress(BrokenPipeError):  # Nobody listens any more; this process ends too.
+            with contextlib.suppress(BrokenPipeError):  # The other process has ended; this one ends, too.
                 while True:
                     self.write({"heartbeat": os.getpid()})
                     time.sleep(float(seconds))
@@ -86,7 +86,7 @@ class Answers:
 
 
 class Stages:
-    """The stages that a process runs on request, one after another."""
+    """Runs stages on request, one after another."""
 
     def __init__(self, functions: dict[str, Callable[..., Any]], beat: Callable[[], None]) -> None:
         self._functions = functions
@@ -123,8 +123,8 @@ class Stages:
         if settings.strategy.cluster is not None and stage in {*SHARED, *SHARED.values()}:
             from tasks import strategies
 
-            # TensorFlow holds Python's lock while it waits for the other members: there is no sign of life before, and
-            # no thread that could see standard input close.
+            # TensorFlow holds Python's lock while it waits for the other members: until then no thread can send a
+            # heartbeat, or see standard input close.
             with lifetime.ended_by_the_kernel():
                 strategies.build(settings.strategy)
             self._beat()
@@ -136,7 +136,7 @@ def serve(chief: bool) -> None:
     """Answer requests until standard input closes.
 
     Args:
-        chief: whether this process tracks, evaluates and registers, too.
+        chief: whether this process also tracks, evaluates and registers.
     """
     answers = Answers()
     if chief and (log := os.environ.get("STRATAGEM_LOG")):
@@ -159,14 +159,14 @@ def serve(chief: bool) -> None:
 
 
 def _chiefs_stages(clean: Clean) -> dict[str, Callable[..., Any]]:
-    from tasks import train
+    from tasks import tracking, train
     from tasks.process import tracked
     from tasks.serving import export
     from tasks.training import step_time
 
     def evaluate(settings: config.Settings, run: Run, **given: Any) -> EvaluationResult:
         if settings.register_.enabled and run.parent_run_id is None:  # A comparison registers nothing.
-            clean.get_ready()  # Meanwhile: an evaluation leaves one of two cores idle for much of its time.
+            clean.get_ready()  # An evaluation leaves one of two cores idle for much of its time.
         return tracked.evaluate(settings, run=run, **given)
 
     return {
@@ -186,16 +186,16 @@ def _chiefs_stages(clean: Clean) -> dict[str, Callable[..., Any]]:
         "evaluate on one device": evaluate,
         "register": functools.partial(tracked.register, apart=clean.ask),
         "write_report": tracked.write_report,
-        "find_model": tracked.find_model,
+        "find_model": lambda settings, uri: tracking.find_model(uri),
         "export": export.export,
         "report_comparison": tracked.report_comparison,
         "report_restarts": tracked.report_restarts,
-        "end_run": tracked.end_run,
+        "end_run": lambda settings, **given: tracking.end_run(**given),
     }
 
 
 def _workers_stages() -> dict[str, Callable[..., Any]]:
-    """Return what a worker does with the chief, on its part of the data; it tracks and writes nothing."""
+    """Return what a worker runs together with the chief, on its part of the data; it tracks and writes nothing."""
     from tasks import evaluate, train
 
     # `check` waits on the chief until this worker has built the strategy.
@@ -203,9 +203,9 @@ def _workers_stages() -> dict[str, Callable[..., Any]]:
 
 
 def run_tf_server() -> None:
-    """Be a worker or a parameter server, which runs TensorFlow's server, until standard input closes."""
+    """Run TensorFlow's server, as a worker or a parameter server, until standard input closes."""
     answers = Answers()
-    lifetime.ignore_signals()  # The chief, told as well, could not end its step without this server, and not save it.
+    lifetime.ignore_signals()  # The chief gets the signal, too, and needs this server to finish and save its step.
     lifetime.when_input_closes(lambda: os._exit(0))
     import_quietly("tasks.strategies.parameter_server")
     from tasks.strategies import parameter_server
@@ -215,8 +215,8 @@ def run_tf_server() -> None:
 
 
 def _put_noise_aside(log: Path) -> None:
-    """Keep standard error for what Python says; descriptors 2 and 1, where TensorFlow tells at length about members of
-    the cluster that have gone, and Gloo about those that have come, become a log."""
+    """Keep standard error for Python; descriptors 2 and 1, to which TensorFlow and Gloo write at length about members
+    that come and go, lead to a log."""
     sys.stderr = sys.stdout = os.fdopen(os.dup(2), "w", encoding="utf-8", errors="backslashreplace", buffering=1)
     with log.open("ab") as file:
         for descriptor in (1, 2):
@@ -224,7 +224,7 @@ def _put_noise_aside(log: Path) -> None:
 
 
 def unexpected(stage: str, error: Exception) -> StratagemError:
-    """Return the one message for an error that nobody foresaw; its traceback is for --debug."""
+    """Return one message for an unexpected error; --debug also prints its traceback."""
     if os.environ.get("STRATAGEM_DEBUG"):
         print(network.without_secrets(traceback.format_exc()), file=sys.stderr)
     if full := files.find_full_disk(error, f"{config.project_root()}, or the temporary folder,"):

@@ -1,6 +1,6 @@
-"""The stages with their tracking around them: each tells MLflow what came of it, then leaves its record.
+"""The stages as the stage process runs them: each logs its result to MLflow, then writes its record.
 
-A record is written when MLflow has all of it, because a run that is resumed repeats no stage whose record is there.
+The record comes last, because a resumed run does not repeat a stage that has one.
 """
 
 import contextlib
@@ -21,7 +21,6 @@ from tasks.records import (
     Comparison,
     EvaluationResult,
     Limits,
-    LoggedModel,
     PreparedDataset,
     RegisteredModel,
     Run,
@@ -47,13 +46,13 @@ def start_run(
     flow_run_id: str | None = None,
     parent_run_id: str | None = None,
 ) -> Run:
-    """Start the MLflow run of a pipeline, unless its training would be refused, or its registration fail.
+    """Start the MLflow run of a pipeline; refuse settings whose training or registration would fail.
 
     Args:
         settings: of the run.
         prepared: its data.
         flow_run_id: the run of Prefect's flow.
-        parent_run_id: of the comparison that it is a part of: then it registers nothing, and needs no gate.
+        parent_run_id: the comparison that it is part of; such a run registers nothing and needs no gate.
     """
     check(settings, prepared)
     if parent_run_id is None:
@@ -85,7 +84,7 @@ def start_comparison(
 
 
 def _uses(settings: config.Settings, prepared: PreparedDataset) -> dict[str, tuple[str, int]]:
-    """Return what is trained, validated and tested on: the split of each, and how many of its examples."""
+    """Return the split and the number of examples that are trained, validated and tested on."""
     carved = carve(prepared, settings.input.validation, settings.train.seed)
     return {use: (split, len(rows)) for use, (split, rows) in carved.items()}
 
@@ -93,7 +92,7 @@ def _uses(settings: config.Settings, prepared: PreparedDataset) -> dict[str, tup
 def resume_parent(
     settings: config.Settings, prepared: PreparedDataset, run: Run, flow_run_id: str | None = None
 ) -> Run:
-    """Let a comparison or a sweep that did not come to its end be at work again."""
+    """Resume an unfinished comparison or sweep."""
     _end_crashed(run.key, run.run_id)
     traced = lineage.collect(settings, prepared.data_version)
     return tracking.resume_run(run, settings, traced, flow_run_id, run.key)
@@ -107,8 +106,8 @@ def start_sweep(
     swept: list[str],
     flow_run_id: str | None = None,
 ) -> Run:
-    """Start the MLflow run that is the parent of a sweep's trials, unless the first corner of its space could not be
-    trained, or the best model not registered."""
+    """Start the MLflow run that is the parent of a sweep's trials; refuse a space whose first corner cannot be trained,
+    or whose best model could not be registered."""
     check(settings, prepared)
     gate.check(settings, prepared)
     _end_crashed(key)
@@ -121,14 +120,14 @@ def start_sweep(
 
 
 def start_trial(settings: config.Settings, prepared: PreparedDataset, run: Run, number: int, limits: Limits) -> Run:
-    """Start the MLflow run of a trial, unless its training would be refused.
+    """Start the MLflow run of a trial; refuse settings that cannot be trained.
 
     Args:
         settings: of the trial.
         prepared: its data.
         run: the sweep's.
         number: of the trial.
-        limits: what it must reach to be trained to its end.
+        limits: the values that it must reach to be trained to its end.
     """
     check(settings, prepared)
     weights = initial.find_weights(settings, prepared)
@@ -146,13 +145,12 @@ def resume_trial(
     """Resume a trial, with the same settings, data and limits."""
     traced = lineage.collect(settings, prepared.data_version)
     trial = tracking.resume_run(run, settings, traced, flow_run_id, run.key)
-    runs.save_limits(trial, limits)  # Its process may have died before it had any.
+    runs.save_limits(trial, limits)  # Its process may have died before it wrote them.
     return trial
 
 
 def end_trial(settings: config.Settings, run: Run, trial: Trial) -> None:
-    """Tell MLflow how a trial ended, and end its run: as KILLED where it was pruned, because it was not trained to its
-    end; then it is no failure, and its tags say so."""
+    """Record in MLflow how a trial ended, and end its run. A pruned trial ends as KILLED, and its tags say why."""
     tracking.log_trial(run, trial)
     status: dict[str, Status] = {"complete": "FINISHED", "pruned": "KILLED", "failed": "FAILED"}
     tracking.end_run(run, status[trial.state], trial.reason)
@@ -173,7 +171,7 @@ def resume_run(
     flow_run_id: str | None = None,
     allow_changes: bool = False,
 ) -> Run:
-    """Resume a run, unless that would be another training."""
+    """Resume a run; refuse it if it would become another training."""
     run = runs.find(run_id)
     runs.refuse_other_training(settings, run, allow_changes, prepared)
     check(settings, prepared)
@@ -184,14 +182,14 @@ def resume_run(
 
 
 def _end_crashed(key: str, run_id: str | None = None) -> None:
-    """End the runs of processes that died, before another one starts."""
+    """End the MLflow runs of processes that died."""
     with contextlib.suppress(tracking.Unavailable):
         for ended in tracking.end_crashed(key, run_id):
             print(f"{ended.what} is {ended.status} now: {ended.reason}", file=sys.stderr)
 
 
 def train(settings: config.Settings, prepared: PreparedDataset, run: Run, stop: threading.Event) -> TrainingResult:
-    """Train, with metrics and the processor's load going to MLflow meanwhile, until ``stop`` is set or the end."""
+    """Train until the end, or until ``stop`` is set; metrics and the processor's load go to MLflow meanwhile."""
     trial = runs.load_limits(run) is not None
     try:
         with _warnings_alone(trial), tracking.MetricWriter(run) as writer, tracking.system_metrics(writer, settings):
@@ -223,7 +221,7 @@ def train(settings: config.Settings, prepared: PreparedDataset, run: Run, stop: 
 
 @contextlib.contextmanager
 def _warnings_alone(applies: bool) -> Iterator[None]:
-    """Tell a person only what is a warning, if that applies: a sweep's trials are many, and may train side by side."""
+    """Log only warnings, if that applies: a sweep's trials are many and may train in parallel."""
     tasks = logging.getLogger("tasks")
     before = tasks.level
     if applies:
@@ -237,7 +235,7 @@ def _warnings_alone(applies: bool) -> Iterator[None]:
 def evaluate(
     settings: config.Settings, prepared: PreparedDataset, training: TrainingResult, run: Run
 ) -> EvaluationResult:
-    """Evaluate, with metrics, records and pictures going to MLflow."""
+    """Evaluate; metrics, records and pictures go to MLflow."""
     result = evaluate_stage(settings, prepared, training)
     folder = config.project_root() / run.folder
     headline = HEADLINES[prepared.target.task]
@@ -266,10 +264,7 @@ def register(
     apart: CleanProcess,
     force: bool = False,
 ) -> RegisteredModel:
-    """Register the evaluated model; ``apart`` computes what it gives when it is loaded back.
-
-    It takes seven: five are what a request has (see ``serve.Stages``), and the stage is given the last two as one.
-    """
+    """Register the evaluated model; ``apart`` computes the outputs of the model that was loaded back."""
     prepared_data.verify(prepared)  # The model's version names the data.
     result = register_stage(settings, run, prepared, training, evaluation, How(apart, force))
     runs.save_result(run, result)
@@ -288,14 +283,9 @@ def write_report(settings: config.Settings, run: Run, seconds: dict[str, float] 
     tracking.log_files(run, [written.page, *pictures], "evaluation")
 
 
-def find_model(settings: config.Settings, uri: str) -> LoggedModel:
-    """Return which run's model it is that MLflow has at an address."""
-    return tracking.find_model(uri)
-
-
 def report_comparison(settings: config.Settings, run: Run, comparison: Comparison) -> Comparison:
-    """Write a comparison's table and pages into its folder and into MLflow; return it with the intervals of what was
-    measured, and with what follows from its figures."""
+    """Write a comparison's table and pages into its folder and into MLflow; return it with the intervals of its
+    measurements and the conclusions from them."""
     comparison = side_by_side.with_differences(comparison_html.with_intervals(comparison))
     comparison = reports.concluded(comparison)
     folder = config.project_root() / run.folder
@@ -309,15 +299,10 @@ def report_comparison(settings: config.Settings, run: Run, comparison: Compariso
     return comparison
 
 
-def end_run(settings: config.Settings, run: Run, status: Status, reason: str | None = None) -> None:
-    """End the MLflow run."""
-    tracking.end_run(run, status, reason)
-
-
 def report_restarts(
     settings: config.Settings, run: Run, restarts: list[str], training: TrainingResult | None = None
 ) -> TrainingResult | None:
-    """Put down why members of the cluster were started again while it trained; ``training`` is None where it failed."""
+    """Record why members of the cluster were restarted during a training; ``training`` is None if that failed."""
     tracking.set_tags(run, {"restarts": str(len(restarts)), "restart_reasons": "; ".join(restarts)})
     if training is None:
         return None

@@ -46,18 +46,6 @@ def _own_names(settings: config.Settings) -> list[str]:
     return [settings.model.name, settings.train.loss, *own_code.metrics_of(settings)]
 
 
-def own_files(settings: config.Settings) -> dict[str, str]:
-    """Return the files of the user's own that a run with these settings uses, from the project's folder, and the sha256
-    of what each means: code without comments, and the bytes of a file that the model starts with."""
-    root = config.project_root()
-    code = {file for name in _own_names(settings) for file in own_code.files(name)}
-    found = {file.as_posix(): meaning((root / file).read_bytes()) for file in sorted(code)}
-    initial = settings.model.initial
-    if initial is not None and (start := root / initial).is_file():
-        found[initial] = hashlib.sha256(start.read_bytes()).hexdigest()
-    return found
-
-
 def code_of(settings: config.Settings, root: Path | None = None) -> str:
     """Return the digest of the code of a run with these settings, see ``code_digest``."""
     return code_digest(*_own_names(settings), initial=settings.model.initial, root=root)

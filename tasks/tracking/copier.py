@@ -37,7 +37,6 @@ from tasks.tracking.store import (
     SQLITE,
     Unavailable,
     find_experiment,
-    is_own_store,
     open_store,
     pages,
     retried,
@@ -52,13 +51,12 @@ OWN_TAGS = (LOCAL_ID, DIGEST, "mlflow.runName")
 OURS = "tags.`mlflow.source.name` = 'stratagem'"
 
 
-def sync(folder: Path | None, only_look: bool = False) -> records.Sync:
+def sync(folder: Path | None) -> records.Sync:
     """Bring the runs of a store to the one that MLFLOW_TRACKING_URI names, and say what became of each.
 
     Args:
         folder: the mlruns/ of another machine, or the project that holds it; None is this project's own, with what it
             could not tell a server.
-        only_look: write nothing, and say what would become of each.
 
     Raises:
         UserError: it holds no store, or one that cannot be read; or the other store cannot be used.
@@ -68,15 +66,14 @@ def sync(folder: Path | None, only_look: bool = False) -> records.Sync:
     place = own if folder is None else _mlruns(folder)
     done: list[Synced] = []
     notes: list[str] = []
-    if not only_look:
-        open_store()
-    with contextlib.nullcontext() if only_look else _alone(place):
+    open_store()
+    with _alone(place):
         if folder is None:
-            done += [synced if only_look else _tell(synced) for synced in _deliver_kept(only_look)]
+            done += map(_tell, _deliver_kept())
         if (place / "mlflow.db").exists():
             source = _open(place, is_own=place.resolve() == own.resolve())
-            done += _copy_runs(source, only_look)
-            notes = [] if only_look else copy_aliases(source)
+            done += _copy_runs(source)
+            notes = copy_aliases(source)
     return records.Sync(to=store_uri(), runs=tuple(done), notes=tuple(notes))
 
 
@@ -135,7 +132,7 @@ def _tell(synced: Synced) -> Synced:
 # What a server could not be told.
 
 
-def _deliver_kept(only_look: bool) -> Iterator[Synced]:
+def _deliver_kept() -> Iterator[Synced]:
     """Deliver the runs of which a server knows nothing, or not all, because it did not answer."""
     found = [run for run_id in runs.undelivered() if (run := runs.look_up(run_id)) is not None and run.store]
     for run in _parents_first(found, {run.run_id: run.parent_run_id for run in found}):
@@ -147,9 +144,6 @@ def _deliver_kept(only_look: bool) -> Iterator[Synced]:
         if run.store != there and not _knows_nothing(run):
             why = f"{run.store} knows a part of it already: give --to {run.store}"
             yield Synced(**known, outcome="left out", reason=why)
-            continue
-        if only_look:
-            yield Synced(**known, outcome="delivered")
             continue
         if run.store != there:
             run = run.model_copy(update={"store": there})
@@ -196,7 +190,7 @@ def _parents_first(found: Sequence[R], parents: Mapping[str, str | None]) -> lis
 # Runs.
 
 
-def _copy_runs(source: SourceStore, only_look: bool) -> list[Synced]:
+def _copy_runs(source: SourceStore) -> list[Synced]:
     experiments = list(pages(source.client.search_experiments))
     names = {experiment.experiment_id: experiment.name for experiment in experiments}
     found = list(pages(source.client.search_runs, list(names), OURS)) if names else []
@@ -206,14 +200,10 @@ def _copy_runs(source: SourceStore, only_look: bool) -> list[Synced]:
     for run in _parents_first(found, parents):
         known = _named(run)
         if (reason := _why_not(source, run)) is not None:
-            left = Synced(**known, outcome="left out", reason=reason)
-            done.append(left if only_look else _tell(left))
+            done.append(_tell(Synced(**known, outcome="left out", reason=reason)))
             continue
         try:
-            if only_look:
-                done.append(_look_at_run(source, run, names[run.info.experiment_id]))
-            else:
-                done.append(_tell(_copy_run(source, run, names[run.info.experiment_id])))
+            done.append(_tell(_copy_run(source, run, names[run.info.experiment_id])))
         except Unavailable:
             raise
         except (UserError, MlflowException) as error:  # Of this run alone: the others are brought all the same.
@@ -231,16 +221,6 @@ def _why_not(source: SourceStore, run: Any) -> str | None:
     if local is not None and OUTBOX.has_unsent(local):
         return "its own store does not know all of it: `stratagem reconcile`, then sync again"
     return None
-
-
-def _look_at_run(source: SourceStore, run: Any, experiment: str) -> Synced:
-    """Return what would become of one run."""
-    path = Path(store_uri().removeprefix(SQLITE))
-    there = None if is_own_store() and not path.exists() else open_store()
-    known = there.get_experiment_by_name(experiment) if there is not None else None
-    if there is None or known is None:
-        return Synced(**_named(run), outcome="delivered")
-    return _judge(there, known.experiment_id, run, _see(source, run).digest)[1]
 
 
 class _Seen(NamedTuple):

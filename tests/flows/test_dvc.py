@@ -41,14 +41,14 @@ def test_repro_runs_what_changed_and_nothing_else(project, run):
     # With links into its cache, what is written to a prepared file would change the cache.
     (project / ".dvc" / "config.local").write_text("[cache]\n    type = hardlink\n")
     _edit(project / "params.yaml", "train", epochs=1)
-    assert repro() == ["own_code", *data, "train", "evaluate"]
-    assert repro() == ["own_code"]
+    assert repro() == [*data, "train", "evaluate"]
+    assert repro() == []
     first = json.loads((project / "metrics" / "training.json").read_text())
     assert first["epochs"] == 1
     assert (project / first["checkpoint"]).is_dir(), "checkpoints are no outputs, which DVC would delete"
 
     _edit(project / "params.yaml", "train", epochs=2)
-    assert repro() == ["own_code", "train", "evaluate"]
+    assert repro() == ["train", "evaluate"]
     second = json.loads((project / "metrics" / "training.json").read_text())
     assert second["epochs"] == 2
     assert (project / first["checkpoint"]).is_dir(), "the run before is still there"
@@ -61,12 +61,12 @@ def test_repro_runs_what_changed_and_nothing_else(project, run):
     (prepared / "notes").mkdir()
     (prepared / "notes" / "labels.csv").write_text("three weeks of work")
     _edit(project / "data" / "digits" / "params.yaml", "dataset", image_size=[10, 10])
-    assert repro() == ["own_code", "data/digits/dvc.yaml:prepare", "train", "evaluate"]
+    assert repro() == ["data/digits/dvc.yaml:prepare", "train", "evaluate"]
     third = json.loads((project / "data" / "digits" / "prepared" / "manifest.json").read_text())
     assert third["features"]["image"]["shape"] == [10, 10, 1]
     assert (project / "data/digits/set_aside/notes/labels.csv").read_text() == "three weeks of work"
     assert before.items() <= {path: path.read_bytes() for path in _cached(project)}.items()
-    assert repro() == ["own_code"]
+    assert repro() == []
 
     shown = run(["dvc", "metrics", "show", "--json"])
     (metrics,) = [file["data"] for file in json.loads(shown.stdout)[""]["data"].values()]
@@ -128,7 +128,7 @@ def build(input_shape, num_classes, units=UNITS):
 
 
 @pytest.mark.exhaustive
-def test_own_code_is_a_dependency_by_what_it_means(prepared_project, run):
+def test_own_code_is_a_dependency_that_the_user_lists(prepared_project, run):
     def repro() -> list[str]:
         result = run(["dvc", "repro"])
         assert result.returncode == 0, result.stdout + result.stderr
@@ -138,13 +138,16 @@ def test_own_code_is_a_dependency_by_what_it_means(prepared_project, run):
     _edit(prepared_project / "params.yaml", "model", name="my_models:build", options={})
     own = prepared_project / "my_models.py"
     own.write_text(OWN.replace("UNITS", "8"))
-    assert repro() == ["own_code", "train", "evaluate"]
-    assert list(json.loads((prepared_project / "metrics" / "own_code.json").read_text())) == ["my_models.py"]
+    pipeline = prepared_project / "dvc.yaml"
+    stages = yaml.safe_load(pipeline.read_text())
+    for stage in ("train", "evaluate"):
+        stages["stages"][stage]["deps"].append(own.name)
+    pipeline.write_text(yaml.safe_dump(stages, sort_keys=False))
+    assert repro() == ["train", "evaluate"]
+    assert repro() == []
     before = json.loads((prepared_project / "metrics" / "training.json").read_text())
-    own.write_text(OWN.replace("UNITS", "8") + "# a comment\n")
-    assert repro() == ["own_code"], "it means the same"
     own.write_text(OWN.replace("UNITS", "16"))
-    assert repro() == ["own_code", "train", "evaluate"]
+    assert repro() == ["train", "evaluate"]
     after = json.loads((prepared_project / "metrics" / "training.json").read_text())
     assert after["num_parameters"] > before["num_parameters"]
 

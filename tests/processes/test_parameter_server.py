@@ -91,9 +91,7 @@ def test_lost_workers_are_replaced_and_used_again(stratagem, digits):
     first["worker 0"].send_signal(signal.SIGSTOP)
     wait(
         training,
-        lambda: (
-            "worker 0 gave no sign of life for 15 s; it is started again, restart 2 of 3" in training.err.read_text()
-        ),
+        lambda: "worker 0 sent no heartbeat for 15 s; it is started again, restart 2 of 3" in training.err.read_text(),
     )
     wait(training, lambda: {"worker 0", "worker 1"} <= cluster(training).keys())
     second = cluster(training)
@@ -106,7 +104,7 @@ def test_lost_workers_are_replaced_and_used_again(stratagem, digits):
     done = shares(training)
     assert len(done) >= 3
     assert sum(done) == 30 * STEPS_IN_EPOCH
-    assert training.result["restarts"] == ["worker 1 died (SIGKILL)", "worker 0 gave no sign of life for 15 s"]
+    assert training.result["restarts"] == ["worker 1 died (SIGKILL)", "worker 0 sent no heartbeat for 15 s"]
     err = training.err.read_text()
     assert "Traceback" not in err
     assert "UNAVAILABLE" not in err

@@ -180,8 +180,8 @@ def test_a_request_that_all_take_part_in_goes_to_all_and_any_other_to_the_chief(
 LOSSES = [
     ({"worker 0 #1": "die"}, "worker 0 died (SIGKILL)"),
     ({"worker 1 #1": "die"}, "worker 1 died (SIGKILL)"),
-    ({"worker 0 #1": "stop", "worker 1 #1": "wait"}, "worker 0 gave no sign of life for 5 s"),
-    ({"worker 0 #1": "wait", "worker 1 #1": "stop"}, "worker 1 gave no sign of life for 5 s"),
+    ({"worker 0 #1": "stop", "worker 1 #1": "wait"}, "worker 0 sent no heartbeat for 5 s"),
+    ({"worker 0 #1": "wait", "worker 1 #1": "stop"}, "worker 1 sent no heartbeat for 5 s"),
     # Tensorflow's own heartbeats were quicker than ours.
     ({"worker 0 #1": "lose a peer", "worker 1 #1": "stop"}, "worker 1 no longer answers"),
     ({"worker 0 #1": "lose a peer", "worker 1 #1": "lose a peer"}, "worker 0 lost its peers"),
@@ -233,7 +233,7 @@ def test_a_process_that_never_begins_is_lost(start):
     plan = {"worker 1 #1": "never begin", "worker 0 #1": "wait"}
     team = start(multi_worker(heartbeat_timeout_seconds=2), plan, start_seconds=30)
     assert team.call("train", ARGUMENTS)["stage"] == "train"
-    assert team.restarts == ["worker 1 gave no sign of life for 30 s"]
+    assert team.restarts == ["worker 1 sent no heartbeat for 30 s"]
 
 
 def test_a_worker_that_dies_after_its_part_disturbs_nothing(start):
@@ -318,7 +318,7 @@ def test_a_lost_worker_of_parameter_servers_starts_again_alone_on_its_own_port(
         pytest.raises(Interrupted, match="interrupted"),
     ):
         team.call("train", ARGUMENTS)
-    assert sorted(team.restarts) == ["worker 0 gave no sign of life for 2 s", "worker 1 died (SIGKILL)"]
+    assert sorted(team.restarts) == ["worker 0 sent no heartbeat for 2 s", "worker 1 died (SIGKILL)"]
     starts = _starts(tmp_path)
     assert list(starts) == ["chief 0", "ps 0", "worker 0", "worker 1"]
     for name in ("worker 0", "worker 1"):

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tasks.process import dvc_cache
+from tasks.process import dvc
 from tasks.system.errors import UserError
 
 
@@ -26,26 +26,26 @@ def test_what_others_could_write_to_is_made_anew(site):
         planted.parent.mkdir(parents=True, exist_ok=True)
         planted.touch()
         site.chmod(mode)
-        dvc_cache.configure()
+        dvc.configure()
         assert mode_of(site) == 0o700
         assert not planted.exists()
     planted.parent.mkdir(parents=True)
     planted.touch()
-    dvc_cache.configure()
+    dvc.configure()
     assert planted.exists(), "its own is kept"
 
 
 def test_a_place_that_leads_elsewhere_is_refused(site, tmp_path):
     site.symlink_to(tmp_path)
     with pytest.raises(UserError, match=r"\.dvc/site is not a folder of yours: let its owner remove it"):
-        dvc_cache.configure()
+        dvc.configure()
 
 
 def test_a_place_of_another_user_is_refused(site, monkeypatch):
     site.mkdir(0o700)
     monkeypatch.setattr(os, "getuid", lambda: site.stat().st_uid + 1)
     with pytest.raises(UserError, match=r"\.dvc/site is not a folder of yours: let its owner remove it"):
-        dvc_cache.configure()
+        dvc.configure()
 
 
 # What lies in .dvc/config.local, and what is in it afterwards; PLACE is the project's own.
@@ -64,11 +64,11 @@ def test_what_the_user_wrote_into_the_configuration_stays(site):
     local = site.with_name("config.local")
     for before, after in CONFIGS:
         local.unlink(missing_ok=True) if before is None else local.write_text(before)
-        dvc_cache.configure()
+        dvc.configure()
         written = local.stat().st_mtime_ns
         lines = [line.strip() for line in local.read_text().splitlines()]
         assert lines == [line.strip() for line in after.replace("PLACE", str(site)).splitlines()]
-        dvc_cache.configure()
+        dvc.configure()
         assert local.stat().st_mtime_ns == written
     ignored = subprocess.run(["git", "status", "--porcelain"], capture_output=True, text=True, check=True)
     assert ignored.stdout == ""

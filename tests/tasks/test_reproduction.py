@@ -9,7 +9,8 @@ import pytest
 
 from flows.cli import runs as run_commands
 from tasks import config, records, runs
-from tasks.operations import checkout, other_checkout, reproduce, trace
+from tasks.operations import checkout, reproduce, trace
+from tasks.process import child
 from tasks.records import Change, Changed, TrainingResult
 from tasks.reports import contents, material
 from tasks.runs import lineage, uncommitted
@@ -218,8 +219,8 @@ def test_a_run_that_was_not_trained_to_its_end_and_one_that_there_is_not(trained
 
 def test_a_command_elsewhere_that_refuses_or_fails_says_so(trained):
     with pytest.raises(UserError, match="`stratagem runs` with the code of that commit ended with exit code 2"):
-        other_checkout.run_command(["runs", "show", "nosuch"], Path.cwd())
-    assert json.loads(other_checkout.run_command(["runs", "--json"], Path.cwd()))["num_runs"] == 1
+        child.run_command(["runs", "show", "nosuch"], Path.cwd())
+    assert json.loads(child.run_command(["runs", "--json"], Path.cwd()))["num_runs"] == 1
 
 
 # Each: weights of both, deterministic, whether the machine is another, how the second outputs are moved, the verdict.

@@ -189,7 +189,7 @@ def test_a_count():
 
 
 def test_the_factors_are_those_of_the_points_that_were_measured():
-    fitted = scaling.fit(measured.divided(measured.load())[0])
+    fitted = measured.fit(measured.divided(measured.load())[0])
     for name in ("bandwidth", "latency", "step_latency", "seconds_a_hop", "window_bytes"):
         assert getattr(scaling.FITTED, name) == pytest.approx(getattr(fitted, name), rel=0.02), name
     assert max(point["workers"] for point in measured.load()) == scaling.FITTED_WORKERS
@@ -198,15 +198,15 @@ def test_the_factors_are_those_of_the_points_that_were_measured():
 def test_the_other_points_are_predicted_within_a_tenth():
     _, checking = measured.divided(measured.load())
     assert len(checking) >= 40
-    off = scaling.errors(scaling.FITTED, checking)
+    off = measured.relative_errors(scaling.FITTED, checking)
     assert statistics.mean(off) <= 0.10
     assert statistics.quantiles(off, n=10)[-1] == pytest.approx(scaling.FITTED_SPREAD, abs=0.01)
     # The formula was written with these points in sight, but not with those.
     others = measured.load(measured.OTHER_POINTS)
     assert len(others) == len(measured.OTHER_MODELS) * len(measured.OTHER_CONDITIONS) * len(measured.WORKERS)
-    assert statistics.mean(scaling.errors(scaling.FITTED, others)) <= 0.10
+    assert statistics.mean(measured.relative_errors(scaling.FITTED, others)) <= 0.10
     # The textbook's ring alone is far off: this could fail.
-    assert statistics.mean(scaling.errors(scaling.TEXTBOOK, checking)) > 0.2
+    assert statistics.mean(measured.relative_errors(scaling.TEXTBOOK, checking)) > 0.2
 
 
 def test_the_fit_finds_the_factors_that_made_the_points():
@@ -217,10 +217,10 @@ def test_the_fit_finds_the_factors_that_made_the_points():
         size = 4 * point["parameters"]
         seconds = scaling.step_seconds(truth, 0.01, int(point["workers"]), size, network)
         points.append({**point, "compute_seconds": 0.01, "step_seconds": seconds})
-    fitted = scaling.fit(points)
+    fitted = measured.fit(points)
     assert fitted.latency == pytest.approx(5.0, rel=0.05)
     assert fitted.bandwidth == pytest.approx(1.1, rel=0.05)
-    assert max(scaling.errors(fitted, points)) < 0.05
+    assert max(measured.relative_errors(fitted, points)) < 0.05
 
 
 # Where the ring of the textbook is not what was done: parameter servers over TCP on Piz Daint, and AlexNet, whose step

@@ -20,7 +20,7 @@ import pytest
 from mlflow import MlflowClient
 
 from tasks import records, runs, tracking
-from tasks.operations import delivery
+from tasks.operations import pipeline
 from tasks.runs import lineage
 from tasks.system.errors import UserError
 from tasks.system.machine import free_ports
@@ -322,7 +322,7 @@ def test_what_is_no_store_is_refused(
 ) -> None:
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
     with pytest.raises(UserError, match=words.replace("?", r"\?")) as refused:
-        delivery.sync(to, None)
+        pipeline.sync(to, None)
     assert "secret" not in str(refused.value)
 
 

@@ -5,7 +5,7 @@ import shlex
 from collections.abc import Iterator
 from pathlib import Path
 
-from tasks.operations.doctor._here import Here, Remark, prefect_home
+from tasks.operations.doctor import Here, Remark, prefect_home
 
 
 def look(here: Here) -> Iterator[Remark]:

@@ -5,7 +5,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from tasks.operations.doctor._here import Here, Remark
+from tasks.operations.doctor import Here, Remark
 from tasks.system import clock
 
 MOST_SECONDS = 2.0

@@ -4,8 +4,8 @@ from collections.abc import Iterator, Sequence
 
 from tasks import config
 from tasks.operations import preconditions
-from tasks.operations.doctor._here import Here, Remark
-from tasks.process.child import run_in_own_process
+from tasks.operations.doctor import Here, Remark
+from tasks.process.child import run_stage
 from tasks.system import machine
 from tasks.system.errors import StratagemError, UserError
 
@@ -39,7 +39,7 @@ def look(here: Here) -> Iterator[Remark]:
 
 def _ask_tensorflow(gpus: Sequence[str]) -> Iterator[Remark]:
     try:
-        seen = run_in_own_process("devices").stdout.split()
+        seen = run_stage("devices").split()
     except StratagemError as error:
         yield Remark("error", f"TensorFlow cannot be imported: {error}", "make setup")
         return

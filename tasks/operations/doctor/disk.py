@@ -5,7 +5,7 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from tasks.operations.doctor._here import GIB, Here, Remark, prefect_home, size
+from tasks.operations.doctor import GIB, Here, Remark, prefect_home, size
 
 LEAST_BYTES, USUAL_BYTES = GIB // 4, 2 * GIB
 LEAST_FILES, USUAL_FILES = 1_000, 10_000

@@ -12,7 +12,7 @@ import yaml
 from configobj import ConfigObj, ConfigObjError
 
 from tasks import config
-from tasks.operations.doctor._here import Here, Remark
+from tasks.operations.doctor import Here, Remark
 from tasks.system.errors import UserError
 from tasks.system.network import without_userinfo
 

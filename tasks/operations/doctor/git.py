@@ -3,7 +3,7 @@
 import shutil
 from collections.abc import Iterator
 
-from tasks.operations.doctor._here import Here, Remark
+from tasks.operations.doctor import Here, Remark
 from tasks.runs import lineage
 
 

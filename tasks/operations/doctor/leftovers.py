@@ -9,7 +9,7 @@ from pathlib import Path
 import psutil
 
 from tasks import records, runs
-from tasks.operations.doctor._here import Here, Remark
+from tasks.operations.doctor import Here, Remark
 from tasks.system.errors import UserError, listed
 
 RECONCILE = "stratagem reconcile"

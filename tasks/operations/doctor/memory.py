@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import psutil
 
-from tasks.operations.doctor._here import GIB, Here, Remark, size
+from tasks.operations.doctor import GIB, Here, Remark, size
 from tasks.records import Level
 from tasks.system import machine
 

@@ -1,21 +1,19 @@
 """MLflow's store: the project's own, or the server that MLFLOW_TRACKING_URI names."""
 
 import os
-import shlex
 from collections.abc import Iterator
 from pathlib import Path
 
-from tasks.operations.doctor._here import Here, Remark
+from tasks.operations.doctor import Here, Remark
 from tasks.operations.doctor._sqlite import look_at
 from tasks.system.network import unreachable_reason
 
 SQLITE = "sqlite:///"
-MIGRATIONS = "store/db_migrations/versions"
 ANSWER_SECONDS = 2.0
 
 
 def look(here: Here) -> Iterator[Remark]:
-    """Yield whether the store answers or its database is whole and of a known schema."""
+    """Yield whether the store answers, or its database is whole."""
     uri = os.environ.get("MLFLOW_TRACKING_URI") or f"{SQLITE}{here.root / 'mlruns' / 'mlflow.db'}"
     if uri.startswith(("http://", "https://")):
         if (reason := unreachable_reason(f"{uri.rstrip('/')}/health", ANSWER_SECONDS)) is None:
@@ -27,9 +25,4 @@ def look(here: Here) -> Iterator[Remark]:
     if not uri.startswith(SQLITE):
         yield Remark("ok", f"MLFLOW_TRACKING_URI = {uri}: a store of this kind is not looked at")
         return
-    path = Path(uri.removeprefix(SQLITE))
-    if not path.exists():
-        yield Remark("ok", f"{path} is not there yet: the first run makes it")
-        return
-    place = shlex.quote(str(path))
-    yield from look_at(path, "mlflow", MIGRATIONS, f"mv {place} {place}.aside; the next run makes a new one")
+    yield from look_at(Path(uri.removeprefix(SQLITE)), "mlflow")

@@ -7,7 +7,7 @@ from urllib.request import getproxies_environment
 
 from requests.utils import should_bypass_proxies
 
-from tasks.operations.doctor._here import Here, Remark
+from tasks.operations.doctor import Here, Remark
 from tasks.system.machine import is_free
 
 # MLflow's and Prefect's own, see ``flows.operate.ui``.

@@ -11,7 +11,7 @@ from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import canonicalize_name
 
 from tasks import config
-from tasks.operations.doctor._here import Here, Remark
+from tasks.operations.doctor import Here, Remark
 from tasks.system.errors import listed
 
 PIN = re.compile(r"^[A-Za-z0-9].*?(?= \\$|$)", re.MULTILINE)

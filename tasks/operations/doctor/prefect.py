@@ -1,19 +1,17 @@
 """Prefect: its database, or the server that PREFECT_API_URL names."""
 
 import os
-import shlex
 from collections.abc import Iterator
 
-from tasks.operations.doctor._here import Here, Remark, prefect_home
+from tasks.operations.doctor import Here, Remark, prefect_home
 from tasks.operations.doctor._sqlite import look_at
 from tasks.system.network import unreachable_reason
 
-MIGRATIONS = "server/database/_migrations/versions/sqlite"
 ANSWER_SECONDS = 2.0
 
 
 def look(here: Here) -> Iterator[Remark]:
-    """Yield whether the server answers, or the database is whole and of a known schema."""
+    """Yield whether the server answers, or the database is whole."""
     if url := os.environ.get("PREFECT_API_URL"):
         if (reason := unreachable_reason(f"{url.rstrip('/')}/health", ANSWER_SECONDS)) is None:
             yield Remark("ok", f"PREFECT_API_URL = {url} answers")
@@ -26,9 +24,4 @@ def look(here: Here) -> Iterator[Remark]:
     ):
         yield Remark("ok", "its database is the one of PREFECT_SERVER_DATABASE_CONNECTION_URL, which is not looked at")
         return
-    path = prefect_home(here.root) / "prefect.db"
-    if not path.exists():
-        yield Remark("ok", f"{path} is not there yet: the first run makes it")
-        return
-    place = shlex.quote(str(path))
-    yield from look_at(path, "prefect", MIGRATIONS, f"mv {place} {place}.aside; the next run makes a new one")
+    yield from look_at(prefect_home(here.root) / "prefect.db", "prefect")

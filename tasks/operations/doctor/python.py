@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from packaging.specifiers import SpecifierSet
 
-from tasks.operations.doctor._here import Here, Remark
+from tasks.operations.doctor import Here, Remark
 
 
 def look(here: Here) -> Iterator[Remark]:

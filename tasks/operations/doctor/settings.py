@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from tasks import config
-from tasks.operations.doctor._here import Here, Remark
+from tasks.operations.doctor import Here, Remark
 from tasks.system.errors import UserError
 
 

@@ -9,7 +9,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from tasks import records
-from tasks.operations.doctor._here import Here, Remark
+from tasks.operations.doctor import Here, Remark
 from tasks.operations.doctor._sqlite import look_at
 from tasks.records import Operation
 from tasks.system import files
@@ -17,13 +17,12 @@ from tasks.system.errors import UserError, listed
 from tasks.system.machine import find_process
 from tasks.system.network import unreachable_reason
 
-MIGRATIONS = "server/database/_migrations/versions/sqlite"
 ANSWER_SECONDS = 2.0
 AGAIN = "stratagem down && stratagem up --detach"
 
 
 def look(here: Here) -> Iterator[Remark]:
-    """Yield what is wrong with what is kept, or with what was; nothing where `up` was never started here."""
+    """Yield what is wrong with what `stratagem up` runs, or with what it has left."""
     folder = here.root / "mlruns" / "up"
     if not os.path.lexists(folder):
         yield Remark("ok", "it was never started here")
@@ -35,10 +34,8 @@ def look(here: Here) -> Iterator[Remark]:
         held = files.is_locked(folder / "lock")
     except FileNotFoundError:
         held = False
-    database = folder / "prefect" / "prefect.db"
-    if database.exists():
-        aside = f"mv {shlex.quote(str(database))} {shlex.quote(str(database))}.aside; `stratagem up` makes a new one"
-        yield from (one for one in look_at(database, "prefect", MIGRATIONS, aside) if one.level != "ok")
+    looked = look_at(folder / "prefect" / "prefect.db", "prefect", "`stratagem up`")
+    yield from (one for one in looked if one.level != "ok")
     try:
         state = records.load(Operation, folder / "state.json") if (folder / "state.json").exists() else None
     except UserError as error:
@@ -49,7 +46,7 @@ def look(here: Here) -> Iterator[Remark]:
 
 
 def _look_at_folder(folder: Path) -> Remark | None:
-    """Return why passwords are not safe in a folder, None where they are."""
+    """Return why passwords are not safe in a folder; None if they are."""
     quoted, found = shlex.quote(str(folder)), folder.lstat()
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid():
         text = f"{folder} is a link, a file or another user's, and is to hold passwords"
@@ -84,7 +81,7 @@ def _look_at_running(state: Operation | None) -> Iterator[Remark]:
 
 
 def _other_versions(state: Operation) -> Iterator[str]:
-    """Yield the packages that are installed in another version than the one that runs."""
+    """Yield the packages whose installed version is not the running one."""
     for package, running in state.versions.items():
         try:
             installed = version(package)

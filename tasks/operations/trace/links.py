@@ -1,17 +1,77 @@
-"""What hangs together: a run with what it was made of and what was made of it, and the versions of models."""
+"""What a run, a version of a model, data or a commit is linked to: what it was made of, and what was made of it."""
 
 import contextlib
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
+from typing import Any
+
+import yaml
 
 from tasks import config, records, runs
-from tasks.operations.trace.data_links import data_link
-from tasks.operations.trace.known import Known
+from tasks.operations import pipeline
 from tasks.records import EvaluationResult, ExportedModel, Link, ModelVersion
 from tasks.runs import lineage, uncommitted
-from tasks.runs.entries import Entry
+from tasks.runs.entries import PLACES, Entry, find_entries
 from tasks.runs.listing import line_of
-from tasks.system.errors import UserError
+from tasks.system.errors import StratagemError, UserError
+from tasks.tracking import trained_models
+
+
+@dataclass
+class Known:
+    """What a chain is followed through: the runs in mlruns/ and the versions in MLflow's registry, each read once, when
+    it is needed."""
+
+    no_registry: str | None = field(default=None, init=False)
+    """Why MLflow's registry could not be asked."""
+
+    @cached_property
+    def entries(self) -> list[Entry]:
+        """The runs and comparisons that can be read, the newest first."""
+        return find_entries(*PLACES)
+
+    @cached_property
+    def runs(self) -> dict[str, Entry]:
+        """The runs by their ids, the newest first."""
+        found = [entry for entry in self.entries if entry.run.folder.startswith("mlruns/runs/")]
+        return {entry.run.run_id: entry for entry in found}
+
+    @cached_property
+    def versions(self) -> list[ModelVersion]:
+        """The versions in the registry; or, where that cannot be asked, as the runs' records have them."""
+        try:
+            known = trained_models.own_versions()
+            return pipeline.registered_versions() if known is None else known
+        except StratagemError as error:
+            self.no_registry = str(error)
+            return self._recorded()
+
+    def _recorded(self) -> list[ModelVersion]:
+        found = []
+        for entry in self.runs.values():
+            if entry.model_version is None:
+                continue
+            name, _, number = entry.model_version.rpartition("/")
+            aliases = entry.registration.aliases if entry.registration is not None else ()
+            found.append(ModelVersion(name=name, version=number, aliases=aliases, run_id=entry.run.run_id, tags={}))
+        return found
+
+    def versions_of(self, run_id: str) -> list[ModelVersion]:
+        """Return the versions of models that were made of a run, also those that another run's model was before."""
+        entry = self.runs.get(run_id)
+        named = entry.model_version if entry is not None else None
+        return [one for one in self.versions if one.run_id == run_id or f"{one.name}/{one.version}" == named]
+
+    def mlflow_run_ids(self) -> dict[str, str]:
+        """Return the runs that MLflow has under another id, because they were started while it did not answer."""
+        found = {}
+        for path in (config.project_root() / "mlruns" / "runs").glob("*/mlflow_run_id"):
+            with contextlib.suppress(OSError, UnicodeDecodeError):
+                if path.parent.name in self.runs:
+                    found[path.read_text(encoding="utf-8")] = path.parent.name
+        return found
 
 
 def of_run(entry: Entry, known: Known, down: bool = True) -> Link:
@@ -185,3 +245,63 @@ def _exports(entry: Entry, model_digest: str | None) -> tuple[Link, ...]:
 def _export(made: ExportedModel, place: str) -> Link:
     facts = {"format": made.format, "checkpoint": made.checkpoint, "weights_digest": made.weights_digest}
     return Link(kind="export", name=place, facts=facts)
+
+
+def data_link(name: str, version: str, commit: str | None, down: tuple[Link, ...] = ()) -> Link:
+    """Return a data version with what it was made of.
+
+    Args:
+        name: of the dataset.
+        version: the md5 of its prepared folder.
+        commit: of a run on it, in which its lock may be where that of today is of another version.
+        down: what was made of it.
+    """
+    for read, where in _readers(name, commit):
+        text = read("dvc.lock")
+        if text is None or _data_version(text, name, "prepared") != version:
+            continue
+        raw = _data_version(text, name, "raw")
+        source = _source(read("params.yaml"))
+        up = (Link(kind="source", name=source.pop("source", name), facts=source),) if source else ()
+        if raw is not None:
+            up = (Link(kind="raw data", name=raw, facts={"folder": f"data/{name}/raw"}, up=up),)
+        facts = {"dataset": name, "in": where}
+        return Link(kind="data version", name=version, facts=facts, up=up, down=down)
+    facts = {"dataset": name, "in": "no dvc.lock that is here, or in that commit"}
+    return Link(kind="data version", name=version, facts=facts, down=down)
+
+
+def _readers(name: str, commit: str | None) -> list[tuple[Callable[[str], str | None], str]]:
+    """Return what reads a file of data/<name>, today and in a commit, and what each is called."""
+    folder = config.project_root() / "data" / name
+
+    def today(file: str) -> str | None:
+        with contextlib.suppress(OSError, UnicodeDecodeError):
+            return (folder / file).read_text(encoding="utf-8")
+        return None
+
+    def then(file: str) -> str | None:
+        with contextlib.suppress(UserError, UnicodeDecodeError, ValueError):
+            return lineage.file_at(commit or "", f"data/{name}/{file}", config.project_root())
+        return None
+
+    # A name that leads out of data/ is of a record that was edited.
+    if "/" in name or name in ("", ".", ".."):
+        return []
+    return [(today, f"data/{name} as it is now"), *([(then, f"data/{name} in {commit[:12]}")] if commit else [])]
+
+
+def _data_version(lock: str, name: str, part: Any) -> str | None:
+    with contextlib.suppress(yaml.YAMLError, KeyError, TypeError, AttributeError):
+        return lineage.version_in(lock, name, part)
+    return None
+
+
+def _source(params: str | None) -> dict[str, str]:
+    """Return what data/<name>/params.yaml says of where the data are from."""
+    try:
+        described = yaml.safe_load(params or "")["dataset"]
+        wanted = ("kind", "source", "name", "version", "builder", "target")
+        return {"kind": "tfds"} | {key: str(described[key]) for key in wanted if described.get(key) is not None}
+    except (yaml.YAMLError, KeyError, TypeError, AttributeError):
+        return {}

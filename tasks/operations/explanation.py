@@ -1,6 +1,11 @@
-"""What a command would do that trains, or makes what it trains on."""
+"""What `run`, `compare`, `sweep` or `data add` would do: its steps, which of them are done already, and where each
+setting comes from. Nothing is started, and only what makes the next look faster (mlruns/code.json) is written. What the
+command would refuse is refused.
+"""
 
+import sys
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tasks import config, runs
@@ -39,24 +44,27 @@ def explain(recipe: str | None, overrides: Sequence[str], stages: Sequence[str] 
 
 def _data(settings: config.Settings) -> Iterator[PlannedStage]:
     root, name = config.project_root(), settings.dataset.name
-    raw, prepared = (root / "data" / name / part / "manifest.json" for part in ("raw", "prepared"))
     if (root / "data" / name).is_dir() and dataset_folder.is_local(name, root):
         yield PlannedStage(stage="download", does="is left out", why="its source is a file or folder of yours")
-    elif raw.exists():
+    elif (root / "data" / name / "raw" / "manifest.json").exists():
         yield PlannedStage(stage="download", does="is cached", why=f"data/{name}/raw is there, and was verified")
     else:
         yield PlannedStage(stage="download", does="would run", why=f"data/{name}/raw is not there")
-    if not prepared.exists():
-        yield PlannedStage(stage="prepare", does="would run", why=f"data/{name}/prepared is not there")
-    elif not dataset_folder.has_pinned_code(name, root):
+    yield _preparation(name, root)
+
+
+def _preparation(name: str, root: Path) -> PlannedStage:
+    place = f"data/{name}/prepared"
+    if not (root / place / "manifest.json").exists():
+        return PlannedStage(stage="prepare", does="would run", why=f"{place} is not there")
+    if not dataset_folder.has_pinned_code(name, root):
         why = "the installed package has other code than the one that made it"
-        yield PlannedStage(stage="prepare", does="would run", why=why)
-    elif data_state.is_known(root, name):
+        return PlannedStage(stage="prepare", does="would run", why=why)
+    if data_state.is_known(root, name):
         why = "DVC found it up to date, and no file that it goes by has changed since"
-        yield PlannedStage(stage="prepare", does="is cached", why=why)
-    else:
-        why = f"data/{name}/prepared is there; a file that DVC goes by may have changed since it looked"
-        yield PlannedStage(stage="prepare", does="asks DVC", why=why)
+        return PlannedStage(stage="prepare", does="is cached", why=why)
+    why = f"{place} is there; a file that DVC goes by may have changed since it looked"
+    return PlannedStage(stage="prepare", does="asks DVC", why=why)
 
 
 def _training(settings: config.Settings) -> Iterator[PlannedStage]:
@@ -86,11 +94,11 @@ def _training(settings: config.Settings) -> Iterator[PlannedStage]:
 def comparison(
     rows: Mapping[str, config.Settings | str], key: str, recipe: str | None, given: Mapping[str, Any]
 ) -> Explanation:
-    """Return what a comparison would do.
+    """Return what `stratagem compare` would do.
 
     Args:
         rows: the settings of each, or why it is left out, by a name such as ``mirrored, custom``.
-        key: what it has in common with one of the same rows.
+        key: identifies comparisons of the same rows.
         recipe: a name in recipes/ or a path.
         given: single settings, for all rows or for one strategy.
     """
@@ -101,7 +109,7 @@ def comparison(
     try:
         wanted = lineage.collect(first, dvc_data.load_prepared(first.dataset.name).data_version)
     except UserError:
-        pass  # Its data are not prepared, so it is none that was begun.
+        pass  # No comparison has begun on data that are not prepared.
     else:
         unfinished, _ = runs.find_unfinished_comparison(key, first.dataset.name, wanted)
         if unfinished is not None:
@@ -129,17 +137,17 @@ def comparison(
 
 
 def sweep(space: "Space", plan: SweepPlan, trials: int) -> Explanation:
-    """Return what a sweep would do.
+    """Return what `stratagem sweep` would do.
 
     Args:
         space: where its trials come from.
-        plan: what makes it the same one as one of before.
-        trials: how many are wanted, with those of before.
+        plan: what two sweeps have in common where the second continues the first.
+        trials: how many are wanted, including those that an unfinished sweep has begun.
 
     Raises:
-        UserError: one of this name is unfinished, and is another one by now.
+        UserError: an unfinished sweep of this name has another plan.
     """
-    from tasks import sweeps  # Its Optuna imports NumPy: 0.3 s that no other command needs.
+    from tasks import sweeps  # Optuna imports NumPy, which takes 0.3 s; the other commands do without it.
 
     settings, done = space.example, 0
     why = "no sweep of this space is unfinished"
@@ -170,3 +178,39 @@ def sweep(space: "Space", plan: SweepPlan, trials: int) -> Explanation:
             source = sources[key]
         given.append(GivenSetting(key=key, value=value, source=source))
     return Explanation(stages=tuple(planned), settings=tuple(given))
+
+
+def add(source: str, name: str | None, values: Mapping[str, Any]) -> Explanation:
+    """Return what ``dvc_data.add`` would do with the same arguments; a table is read to guess the kinds of its columns.
+
+    Raises:
+        UserError: as ``dvc_data.add``.
+    """
+    described, guessed = dvc_data.describe(source, name, values)
+    for line in guessed:
+        print(line, file=sys.stderr)
+    if isinstance(described, config.Settings):
+        given = described.dataset.model_dump(mode="json")
+        texts = [f"dataset.{key}={value}" for key, value in given.items() if value is not None]
+        return explain(None, texts, ("download", "prepare"))
+    return Explanation(stages=tuple(_adding(described)), settings=tuple(_sources_of_description(described, values)))
+
+
+def _adding(described: config.LocalDescription) -> Iterator[PlannedStage]:
+    root, place = config.project_root(), f"data/{described.name}"
+    there = dataset_folder.is_there(described, root)
+    what = f"{place} is this dataset" if there else f"{place} with params.yaml and dvc.yaml is not there"
+    yield PlannedStage(stage="folder", does="is there already" if there else "would run", why=what)
+    yield _preparation(described.name, root)
+
+
+def _sources_of_description(described: config.LocalDescription, values: Mapping[str, Any]) -> Iterator[GivenSetting]:
+    for key, value in described.model_dump(mode="json").items():
+        if key in values:
+            source = "--target" if key == "target" and not isinstance(values[key], dict) else "--set"
+        elif key in ("kind", "name", "source"):
+            source = "SOURCE"
+        else:
+            usual = type(described).model_fields[key].get_default(call_default_factory=True)
+            source = "default rule" if getattr(described, key) == usual else "SOURCE, as it was read"
+        yield GivenSetting(key=f"dataset.{key}", value=value, source=source)
