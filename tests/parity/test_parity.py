@@ -203,7 +203,7 @@ def main(layout, often):
 
 @pytest.fixture(scope="module")
 def measure(shared_project, start):
-    """``measure(layout, run)`` gives the folder of a run; the first call of a layout does its runs for CI, or the rest."""
+    """``measure(layout, run)`` gives a run's folder; the first call of a layout does its runs for CI, or the rest."""
     done = {}
 
     def measure(layout, run):
