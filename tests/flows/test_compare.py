@@ -9,7 +9,6 @@ import signal
 import sqlite3
 import subprocess
 import sys
-import time
 from contextlib import closing, suppress
 from statistics import median
 
@@ -340,28 +339,6 @@ def test_a_later_round_that_fails_leaves_what_was_measured(any_machine):
     assert (made.reason, made.failures, made.examples_per_second, len(made.repeats)) == (None, ("it broke",), 100.0, 1)
     assert "mirrored, fit: a later round: it broke" in reports.comparison_remarks(summarised(made))
     assert comparison.median_row([broken]) == broken
-
-
-def test_rounds_go_there_and_back():
-    assert [list(comparison.in_order_of(number, "abc")) for number in (1, 2, 3)] == [[*"abc"], [*"cba"], [*"abc"]]
-
-
-def test_the_load_of_others_is_not_ones_own():
-    """What this process and a child of it use, and what others use, are no more than there is."""
-    child = subprocess.Popen([sys.executable, "-c", "while True: pass"])
-    try:
-        began, before, measured = time.perf_counter(), _used(child.pid), comparison.MachineLoad()
-        while time.perf_counter() < began + 0.6:
-            pass
-        own = (_used(child.pid) - before) / (time.perf_counter() - began)
-        assert 0 <= measured.of_others() <= len(os.sched_getaffinity(0)) - own + 0.2
-    finally:
-        child.kill()
-        child.wait()
-
-
-def _used(pid):
-    return sum(sum(psutil.Process(one).cpu_times()[:2]) for one in (pid, os.getpid()))
 
 
 def test_speed_up_is_against_one_device_of_the_same_loop(any_machine):

@@ -406,65 +406,6 @@ def test_a_damaged_archive_of_what_is_to_be_predicted_is_read_or_refused(here, d
 
 # What describes a dataset.
 
-DESCRIPTION = (
-    b"dataset:\n  name: own\n  kind: table\n  source: own.csv\n  target: [y]\n  columns: {x: number, y2: category}\n"
-)
-LOCK = (
-    b"schema: '2.0'\nstages:\n  prepare:\n    cmd: x\n    deps:\n    - {path: data/own/raw, md5: aa.dir}\n    outs:\n"
-    b"    - {path: data/own/prepared, md5: bb.dir}\n"
-)
-PIECES = st.sampled_from(
-    [
-        "[",
-        "{",
-        "}",
-        "]",
-        ": ",
-        "- ",
-        "\n",
-        "  ",
-        "&a ",
-        "*a",
-        "<<: ",
-        "!!int ",
-        "!!python/name:os.system ",
-        "~",
-        "2001-13-45",
-        "2001-01-01",
-        "9" * 5000,
-        "[" * 300,
-        "\0",
-        "\ufeff",
-        "|",
-        "'",
-        '"',
-        "dataset",
-        "prepare",
-        "stages",
-        "null",
-        ".inf",
-        "1e400",
-    ]
-)
-
-
-@settings(max_examples=40)
-@given(data=st.data(), text=st.sampled_from([DESCRIPTION, LOCK]), piece=PIECES)
-def test_whatever_describes_a_dataset_it_is_read_or_refused(here, data, text, piece):
-    (here / "data" / "own").mkdir(parents=True, exist_ok=True)
-    place = data.draw(st.integers(0, len(text)))
-    content = text[:place] + piece.encode() + text[place + data.draw(st.integers(0, 30)) :]
-    for name, read in (
-        ("params.yaml", lambda: config.read_description(here / "data" / "own")),
-        ("dvc.lock", lambda: lineage.data_version("own")),
-    ):
-        (here / "data" / "own" / name).write_bytes(content)
-        try:
-            read()
-        except UserError as error:
-            message = message_of(error)
-            assert f"data/own/{name}" in message
-
 
 # Names and references.
 
@@ -581,36 +522,6 @@ def test_no_name_leads_out_of_its_folder(module_project, monkeypatch, name):
 
 
 # What these once ended with a traceback, by itself.
-
-
-@pytest.mark.parametrize(
-    ("reference", "said"),
-    [
-        ("~nobody there", "unknown reference"),
-        (f"{'a' * 300}.keras", "unknown reference"),
-        ("\x1b[2J\n", r"unknown reference '\\x1b\[2J'"),
-    ],
-)
-def test_a_name_that_no_file_can_have_means_nothing(module_project, monkeypatch, reference, said):
-    monkeypatch.chdir(module_project)
-    with pytest.raises(UserError, match=said):
-        trace.trace(reference)
-
-
-@pytest.mark.parametrize("reference", ["~nobody there/x.keras", f"{'a' * 300}.keras"])
-def test_a_model_file_that_cannot_be_is_no_such_file(module_project, monkeypatch, reference):
-    monkeypatch.chdir(module_project)
-    with pytest.raises(UserError, match="no such file"):
-        trained_models.find(reference)
-
-
-@pytest.mark.parametrize("name", ["undefined", "a\0", "\udcff", "hex"])
-def test_what_is_no_encoding_of_text_is_refused(here, name):
-    (here / "own.csv").write_text("x,y\n1,a\n")
-    with pytest.raises(UserError, match=r"dataset\.encoding = '.+': no such encoding"):
-        table_files.TableFile(here / "own.csv", "own.csv", encoding=name)
-    with pytest.raises(UserError, match=r"no such encoding|encoding = '.+'"):
-        prepared_of(here / "own.csv", encoding=name)
 
 
 def test_a_description_that_goes_too_deep_is_refused(here):

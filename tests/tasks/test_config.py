@@ -1,21 +1,16 @@
-import json
 import re
 import shutil
 import warnings
 from pathlib import Path
 
-import hypothesis
 import pytest
 import yaml
-from hypothesis import strategies as st
 from prefect.utilities.schema_tools.validation import validate
-from pydantic import ValidationError
 
 from tasks import config
 from tasks.system.errors import UserError
 
 ROOT = Path(__file__).resolve().parents[2]
-PARAMS = yaml.safe_load((ROOT / "params.yaml").read_text())
 
 
 @pytest.fixture
@@ -64,7 +59,6 @@ BAD = [
     (["register_.enabled=false"], ["unknown section 'register_'", "did you mean 'register'?"]),
     (["strategy.kind=mirored"], ["'mirored'", "did you mean 'mirrored'?", "one_device"]),
     (["strategy.kind=null"], ["strategy.kind", "mirrored, model_parallel, multi_worker, one_device"]),
-    (["strategy.kind=[mirrored]"], ["strategy.kind", "mirrored, model_parallel, multi_worker, one_device"]),
     (["optimizer.kind=adamm"], ["'adamm'", "did you mean 'adam'?", "sgd"]),
     (["schedule.kind=cosin"], ["'cosin'", "did you mean 'cosine'?", "piecewise"]),
     (["model.name=convnt"], ["'convnt'", "did you mean 'convnet'?", "resnet", "module:function"]),
@@ -77,27 +71,20 @@ BAD = [
     (["optimizer.kind=adam", "optimizer.momentum=0.9"], ["'optimizer.momentum'", "optimizer.global_clipnorm"]),
     # wrong type
     (["train.epochs=many"], ["train.epochs", "'many'", "valid integer", "--set train.epochs=VALUE"]),
-    (["train.epochs=1.5"], ["train.epochs", "1.5", "integer"]),
     (["train.epochs="], ["train.epochs", "None", "integer"]),
     (["train.epochs=true"], ["train.epochs = true"]),
-    (["input.validation=true"], ["input.validation = true"]),
     (["input.shuffle=maybe"], ["input.shuffle", "'maybe'", "boolean"]),
     (["model.name=3"], ["model.name", "3", "string", "module:function"]),
-    (["model.options=3"], ["model.options", "3", "dictionary"]),
     (["dataset.image_size=28"], ["dataset.image_size", "28", "Height and width"]),
-    (["dataset.image_size=[28]"], ["dataset.image_size = [28]", "Height and width"]),
     (["dataset.image_size=[28, 0]"], ["dataset.image_size = [28, 0]", "greater than 0"]),
     (["dataset.image_size=[28, 28, 1]"], ["dataset.image_size = [28, 28, 1]", "at most 2"]),
     (["dataset.name.x=3"], ["dataset.name", "string"]),
     (["train=3"], ["train = 3", "section", "train.epochs"]),
     (["train.early_stopping=3"], ["train.early_stopping = 3", "section", "train.early_stopping.monitor"]),
     (["strategy=mirrored"], ["strategy = 'mirrored'", "section", "strategy.kind"]),
-    (["strategy=null"], ["strategy = None", "section", "strategy.kind"]),
     # out of bounds
     (["train.epochs=0"], ["train.epochs = 0", "greater than 0", "--set train.epochs=VALUE"]),
-    (["train.per_replica_batch_size=-32"], ["train.per_replica_batch_size = -32", "greater than 0"]),
     (["train.global_batch_size=-64"], ["train.global_batch_size = -64", "greater than 0"]),
-    (["train.steps_per_execution=0"], ["train.steps_per_execution = 0", "greater than 0"]),
     (["train.seed=-1"], ["train.seed = -1", "greater than or equal to 0"]),
     (["train.seed=2147483648"], ["train.seed = 2147483648", "less than 2147483648"]),
     (["schedule.learning_rate=0"], ["schedule.learning_rate = 0", "greater than 0"]),
@@ -106,7 +93,6 @@ BAD = [
     (["input.validation=1.5"], ["input.validation = 1.5", "less than 1", "an exact number"]),
     (["input.validation=0"], ["input.validation = 0", "greater than 0"]),
     (["input.prefetch=-1"], ["input.prefetch = -1", "'auto'"]),
-    (["checkpoint.keep=0"], ["checkpoint.keep = 0", "greater than 0"]),
     *(
         ([f"checkpoint.remote={bad}"], ["checkpoint.remote", "write s3://BUCKET/FOLDER", "from the environment"])
         for bad in (
@@ -116,10 +102,8 @@ BAD = [
     ),
     (["checkpoint.remote=s3://key:sesame-sesame@b/x"], ["checkpoint.remote seems to hold a password"]),
     (["evaluate.checkpoint=newest"], ["evaluate.checkpoint = 'newest'", "'latest' or 'best'"]),
-    (["evaluate.checkpoint=0"], ["evaluate.checkpoint = 0", "'latest' or 'best'"]),
     (["dataset.name=../mnist"], ["dataset.name = '../mnist'", "pattern"]),
     (["dataset.name=mnist/.."], ["dataset.name = 'mnist/..'", "pattern", "NAME/CONFIG"]),
-    (["dataset.name=mnist/a/b"], ["dataset.name = 'mnist/a/b'", "pattern"]),
     (["strategy.device=tpu"], ["strategy.device = 'tpu'", "`gpu:1`"]),
     (["register.metric=test/accurcy"], ["= 'test/accurcy'", "or test/ and top_K_accuracy with any K, or your own mod"]),
     (["train.metrics=[accurcy]"], ["train.metrics = ['accurcy']", "', or top_K_accuracy with any K, or your own mod"]),
@@ -136,7 +120,6 @@ BAD = [
     (["register.alias=v12"], ["register.alias: MLflow keeps 'v12' for itself"]),
     (["register.alias=champion"], ["register.alias: 'champion' moves by itself", "such as challenger"]),
     (["register.confidence=1"], ["register.confidence = 1", "less than 1", "How sure"]),
-    (["register.confidence=95"], ["register.confidence = 95", "less than 1"]),
     (["register.min_improvement=-0.01"], ["register.min_improvement = -0.01", "greater than or equal to 0"]),
     (["register.floors={3: 80}"], ["register.floors = {'3': 80}", "less than or equal to 1", "recall"]),
     (["register.floors=0.8"], ["register.floors = 0.8", "dictionary"]),
@@ -160,7 +143,6 @@ BAD = [
      ["train.loop = 'fit'", "driven by custom", "set train.loop=custom", "one_device, mirrored, multi_worker, tpu"]),
     (["strategy.kind=data_parallel", "train.loop=custom"],
      ["train.loop = 'custom'", "driven by fit", "set train.loop=fit", "mirrored, multi_worker, parameter_server, tpu"]),
-    (["train.loop=custom", "strategy.kind=model_parallel"], ["train.loop = 'custom'", "set train.loop=fit"]),
     (["strategy.kind=mirrored", "train.jit_compile=true"],
      ["train.jit_compile = true", "strategy.kind=mirrored", "XLA compiles a step", "give train.jit_compile=false"]),
     (["strategy.kind=multi_worker", "train.gradient_accumulation_steps=3"],
@@ -172,11 +154,8 @@ BAD = [
     (["strategy.kind=mirrored", "strategy.devices=0"], ["strategy.devices = 0", "greater than 0", "[gpu:0, gpu:2]"]),
     (["strategy.kind=mirrored", "strategy.devices=[cpu:0]"], ["strategy.devices = ['cpu:0']", "gpu:"]),
     (["strategy.kind=mirrored", "strategy.devices=[]"], ["strategy.devices = []", "at least 1"]),
-    (["strategy.kind=mirrored", "strategy.devices=true"], ["strategy.devices = true"]),
     (["strategy.kind=mirrored", "strategy.cross_device_ops=ring"],
      ["strategy.cross_device_ops = 'ring'", "'hierarchical_copy' or 'reduction_to_one_device'"]),
-    (["strategy.kind=mirrored", "strategy.workers=2"], ["unknown key 'strategy.workers'", "strategy.cross_device_ops"]),
-    (["strategy.kind=multi_worker", "strategy.workers=0"], ["strategy.workers = 0", "greater than 0"]),
     (["strategy.kind=multi_worker", "strategy.min_workers=1"],
      ["min_workers = 1: only under launcher=ray, and it is None"]),
     (["strategy.kind=parameter_server", "train.loop=custom", "strategy.cpus=1", "strategy.launcher=local"],
@@ -200,13 +179,10 @@ BAD = [
     (["strategy.kind=multi_worker", "strategy.max_restarts=-1"], ["strategy.max_restarts = -1", "equal to 0"]),
     (["strategy.kind=multi_worker", "strategy.heartbeat_timeout_seconds=0"],
      ["strategy.heartbeat_timeout_seconds = 0", "greater than 0"]),
-    (["strategy.kind=multi_worker", "strategy.ps=1"], ["unknown key 'strategy.ps'", "strategy.workers"]),
     (["strategy.kind=parameter_server", "train.loop=custom", "strategy.ps=0"], ["strategy.ps = 0", "greater than 0"]),
     (["strategy.kind=tpu", "strategy.tpu=3"], ["strategy.tpu = 3", "TPU_NAME"]),
     (["strategy.kind=data_parallel", "strategy.devices=[gpu]"], ["strategy.devices = ['gpu']", "gpu:2"]),
     (["strategy.kind=data_parallel", "strategy.axis_name=1d"], ["strategy.axis_name = '1d'", "pattern"]),
-    (["strategy.kind=data_parallel", "strategy.mesh_shape=[2]"],
-     ["unknown key 'strategy.mesh_shape'", "strategy.axis_name"]),
     (["strategy.kind=model_parallel", "strategy.mesh_shape=[2, 4]", "strategy.devices=6"],
      ["strategy.mesh_shape = [2, 4]", "2 * 4 = 8 devices, and devices = 6"]),
     (["strategy.kind=model_parallel", "strategy.mesh_shape=[1, 3]", "strategy.workers=2"],
@@ -217,7 +193,6 @@ BAD = [
      ["names devices of one process, and workers = 2", "the number of devices that each has"]),
     (["strategy.kind=data_parallel", "strategy.launcher=slurm"],
      ["launcher = 'slurm' is for several processes, and workers = 1", "give strategy.workers=N"]),
-    (["strategy.kind=data_parallel", "strategy.workers=0"], ["strategy.workers = 0", "greater than 0"]),
     (["strategy.kind=model_parallel", "strategy.mesh_shape=[8]"], ["strategy.mesh_shape = [8]", "['batch', 'model']"]),
     (["strategy.kind=model_parallel", "strategy.mesh_shape=[2, 0]"],
      ["strategy.mesh_shape = [2, 0]", "greater than 0"]),
@@ -235,22 +210,16 @@ BAD = [
     (["strategy.kind=model_parallel", "strategy.layout={d1/kernel: [null, width]}"],
      ["strategy.layout has the rule 'd1/kernel'", "'width'", "give null", "batch, model"]),
     (["strategy.kind=model_parallel", "strategy.layout={a: [x-y]}"], ["strategy.layout = {'a': ['x-y']}", "pattern"]),
-    (["strategy.kind=model_parallel", "strategy.layout={a: [3]}"], ["strategy.layout = {'a': [3]}", "valid string"]),
     (["strategy.kind=model_parallel", "strategy.layout={d1/kernel: model}"], ["strategy.layout", "valid list"]),
     (["strategy.kind=model_parallel", "strategy.unmatched_rules=ignore"],
      ["strategy.unmatched_rules = 'ignore'", "'refuse' or 'warn'"]),
-    (["strategy.kind=model_parallel", "strategy.layout=3"], ["strategy.layout = 3", "dictionary"]),
     # how it is trained
     (["train.loop=both"], ["train.loop = 'both'", "'fit' or 'custom'"]),
     (["train.loss=hinge"], ["train.loss = 'hinge'", "'auto', 'sparse_categorical_crossentropy'"]),
     (["train.steps_per_epoch=0"], ["train.steps_per_epoch = 0", "greater than 0", "Null is one pass"]),
-    (["train.steps_per_epoch=1.5"], ["train.steps_per_epoch = 1.5", "integer"]),
     (["train.gradient_accumulation_steps=0"], ["train.gradient_accumulation_steps = 0", "1 is off"]),
-    (["train.gradient_accumulation_steps=null"], ["train.gradient_accumulation_steps = None", "integer"]),
     (["train.profile_steps=[20, 10]"], ["train.profile_steps = [20, 10]", "the first step comes after the last"]),
     (["train.profile_steps=[10]"], ["train.profile_steps = [10]", "at least 2", "[10, 20]"]),
-    (["train.profile_steps=10"], ["train.profile_steps = 10", "list"]),
-    (["train.profile_steps=[0, 3]"], ["train.profile_steps = [0, 3]", "greater than 0"]),
     # not settings at all
     (["train.epochs"], ["--set train.epochs", "section.key=value"]),
     (["=3"], ["--set =3", "section.key=value"]),
@@ -363,89 +332,6 @@ def test_a_section_without_its_kind(root):
 
 def test_no_params_yaml(tmp_path):
     assert "params.yaml: cannot be read" in message_of([], root=tmp_path)
-
-
-KEYS = [key for key, _ in config.fields_of(config.Settings)]
-SECTIONS = list(PARAMS)
-SCALARS = (
-    st.none()
-    | st.booleans()
-    | st.integers()
-    | st.integers(min_value=10**20, max_value=10**40)
-    | st.floats()
-    | st.text(max_size=8)
-    | st.sampled_from(
-        ["mirrored", "adam", "2001-13-45", "1:99", "0x", "!!int abc", "&a [*a]", "*a", "<<", "=", "x" * 3000]
-    )
-)
-VALUES = st.recursive(
-    SCALARS,
-    lambda inner: (
-        st.lists(inner, max_size=3)
-        | st.dictionaries(st.text(max_size=5) | st.sampled_from(["kind", "epochs", "options"]), inner, max_size=3)
-    ),
-)
-# YAML that no value dumps to: tags, anchors, brackets that do not close, keys of every type, a key twice.
-YAML = st.lists(
-    st.sampled_from(
-        ["{", "}", "[", "]", ": ", ", ", "? ", "- ", "\n", "  ", "&a ", "*a", "<<: ", "!!int ", "!!set ", "!x ", "~",
-         "abc", "1e9", ".nan", "'", '"', "|", "#", "%", "@", "\t", "kind", "train", "epochs", "null", "2001-01-01",
-         "\x00", "\ufeff"]
-    ),
-    max_size=12,
-).map("".join)  # fmt: skip
-GIVEN = st.lists(st.tuples(st.sampled_from(KEYS + SECTIONS) | st.text("abc.=", max_size=8), VALUES | YAML), max_size=4)
-
-
-def answer(recipe, texts, root):
-    """Return settings that JSON can keep, or None for one message that fits a terminal; anything else is an error."""
-    try:
-        settings = config.load(recipe, texts, root)
-    except UserError as error:
-        message = str(error)
-    else:
-        message, again = "", config.parse(json.loads(json.dumps(settings.to_json(), allow_nan=False)))
-        assert again == settings
-        assert again.digest() == settings.digest()
-    assert len(message) <= 1000
-    assert "\n" not in message
-
-
-def dumped(value):
-    try:
-        return yaml.safe_dump(value, default_flow_style=True).removesuffix("...\n")
-    except yaml.YAMLError:  # Half a character.
-        return repr(value)
-
-
-def fuzz(examples):
-    return hypothesis.settings(
-        max_examples=examples,
-        deadline=None,
-        derandomize=True,
-        database=None,
-        suppress_health_check=[hypothesis.HealthCheck.too_slow, hypothesis.HealthCheck.function_scoped_fixture],
-    )
-
-
-DOCUMENTS = st.dictionaries(
-    st.sampled_from(SECTIONS) | st.integers() | st.text(max_size=5),
-    VALUES | st.dictionaries(st.sampled_from([key.rpartition(".")[2] for key in KEYS]), VALUES, max_size=3),
-    max_size=3,
-)
-
-
-@fuzz(120)
-@hypothesis.given(GIVEN)
-def test_whatever_is_given_the_answer_is_settings_or_one_message(given):
-    answer(None, [f"{key}={value if isinstance(value, str) else dumped(value)}" for key, value in given], ROOT)
-
-
-@fuzz(60)
-@hypothesis.given(DOCUMENTS, YAML)
-def test_whatever_a_recipe_holds_the_answer_is_settings_or_one_message(root, values, text):
-    (root / "recipes" / "fuzz.yaml").write_text(dumped(values) + text, encoding="utf-8", errors="surrogatepass")
-    answer("fuzz", [], root)
 
 
 # What once crashed, or printed megabytes.
@@ -672,11 +558,6 @@ def test_settings_survive_json_and_the_spelling_of_set():
     assert again.digest() == settings.digest()
 
 
-def test_settings_cannot_be_changed():
-    with pytest.raises(ValidationError, match="frozen"):
-        config.load(root=ROOT).train.epochs = 3
-
-
 def errors_of(overrides):
     """Return what Prefect's server says of a deployment's parameters before a run exists."""
     schema = {"type": "object", "properties": {"overrides": config.Overrides.model_json_schema()}}
@@ -766,13 +647,6 @@ def test_no_project_anywhere(project, tmp_path, run):
     assert f"UserError: no project here: neither {elsewhere} nor a folder above it" in result.stderr
 
 
-def test_names_are_the_files_of_the_folder():
-    names = config.names_of("modeling/models")
-    assert names == sorted(names)
-    assert {"convnet", "convnet2", "mlp", "resnet"} <= set(names)
-    assert "__init__" not in names
-
-
 def test_settings_and_records_load_no_framework(run):
     code = "import sys, tasks.config, tasks.records; print(*{name.partition('.')[0] for name in sys.modules})"
     result = run(["python", "-c", code])
@@ -798,12 +672,6 @@ def test_what_becomes_of_an_unmatched_rule_makes_no_other_run():
     before, asked = (config.load(None, overrides, ROOT) for overrides in sections)
     assert before.strategy.unmatched_rules == "refuse"
     assert before.digest() == asked.digest()
-
-
-def test_the_callers_values_stay_as_they_are():
-    given = {"train": {"epochs": 2}, "train.loop": "custom"}
-    assert config.load(None, given, ROOT).train.loop == "custom"
-    assert given == {"train": {"epochs": 2}, "train.loop": "custom"}
 
 
 def test_a_null_that_another_kind_left_in_params_yaml_says_nothing(root):

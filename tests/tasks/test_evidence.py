@@ -71,14 +71,6 @@ def test_a_paired_difference_is_scipys_and_that_of_means(better: str) -> None:
     assert means.p_value == pytest.approx(found.p_value, abs=0.01)
 
 
-def test_where_a_metric_says_nothing() -> None:
-    labels, outputs = np.zeros(20, int), outputs_of(np.zeros(20, int))
-    assert metrics.find_metric("auc").of_predictions(labels, outputs) is None
-    found = evidence.paired_bootstrap(metrics.find_metric("auc").of_predictions, labels, outputs, outputs)
-    assert np.isnan(found.value)
-    assert found.p_value == 1.0, "it is no evidence"
-
-
 def test_the_same_outputs_are_no_evidence() -> None:
     labels = np.arange(50) % 10
     outputs = outputs_of(guesses(np.random.default_rng(0), labels, 0.8))

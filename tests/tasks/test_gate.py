@@ -269,13 +269,6 @@ def test_a_slice_of_test_rows_that_are_gone_is_not_above_its_floor(towns) -> Non
         gate.check(load("register.floors={'town: Bern': 0.5}"), data)
 
 
-def test_a_champion_that_cannot_be_compared() -> None:
-    champion = gate.Champion("7", None, "its files are gone")
-    labels, _, after = of_classes(0, 0.9, 0.97)
-    found = gate.judge(load(), prepared(CLASSES), evaluation(), Predictions(labels, after), champion)
-    assert (found.promoted, found.reason, found.told) == (False, "its files are gone", "version 7: its files are gone")
-
-
 def test_a_metric_that_says_nothing_is_no_evidence() -> None:
     labels = np.zeros(50, int)
     outputs = np.eye(10, dtype=np.float32)[labels]

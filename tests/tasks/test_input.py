@@ -1,18 +1,15 @@
 import contextlib
-import ctypes
 import gc
 import hashlib
 import json
 import logging
-import mmap
-import os
 import re
 import shutil
 import sys
 import threading
 import tracemalloc
 from collections import Counter
-from itertools import chain, pairwise
+from itertools import chain
 from pathlib import Path
 
 import numpy as np
@@ -140,15 +137,6 @@ def test_every_example_once_an_epoch_in_another_order_each_epoch(digits, source,
 
 
 @pytest.mark.parametrize("source", SOURCES)
-def test_elements_are_bytes_and_whole_numbers(digits, source):
-    images, labels = sources.training_batches(load(source=source), digits, 479).dataset.element_spec
-    assert images.dtype == "uint8"
-    assert labels.dtype == "int64"
-    assert images.shape[1:] == (8, 8, 1)
-    assert labels.shape.rank == 1
-
-
-@pytest.mark.parametrize("source", SOURCES)
 def test_autograph_rewrites_none_of_its_functions(digits, source):
     before = set(sys.modules)  # Other tests give functions of this room to tf.function.
     read(sources.training_batches(load("input.augmentation.flip=true", source=source), digits, 479, num_replicas=2))
@@ -156,23 +144,6 @@ def test_autograph_rewrites_none_of_its_functions(digits, source):
     rewritten = [sys.modules[name] for name in new if name.startswith("__autograph_generated")]
     names = {name for module in rewritten for name in re.findall(r"def tf__(\w+)", Path(module.__file__).read_text())}
     assert not names & {"begin", "gather", "one_pass", "decode_part", "augmented", "augment_batch", "augment"}
-
-
-@pytest.mark.parametrize("source", STREAM_LATER)
-def test_the_order_is_that_of_seed_and_epoch(digits, source):
-    rows = Rows(digits)
-
-    def order(seed, epoch, before=()):
-        batches = sources.training_batches(load(f"train.seed={seed}", source=source), digits, 128)
-        for earlier in before:
-            read(batches, earlier)
-        return rows.flat(read(batches, epoch))
-
-    alone = order(0, 2)
-    assert alone == order(0, 2, before=[0, 1]) == order(0, 2, before=[5, 2])
-    assert alone != order(1, 2)
-    assert alone != order(0, 3)
-    assert order(0, 1) != order(1, 0), "seeds and epochs are not added up"
 
 
 # First what JAX reads, with as little as it needs, then the datasets.
@@ -554,13 +525,6 @@ def test_what_fails_in_the_thread_fails_where_its_block_is_read(watched, small_b
     assert gathering() == []
 
 
-def test_only_an_array_says_which_rows_a_step_reads(digits):
-    with pytest.raises(ValueError, match="shuffled in a buffer"):
-        sources.training_batches(load(source="stream"), digits, 100).rows(0)
-    with pytest.raises(ValueError, match="counted, not read"):
-        Batches(33, 8, drop_remainder=False).dataset  # noqa: B018
-
-
 # The stream.
 
 
@@ -702,52 +666,6 @@ def test_an_array_larger_than_the_memory_is_read_as_it_lies(project, read):
     assert any("rr" in of_one for of_one in flags), "no more than the rows are read"
 
 
-def pages_in_memory(path):
-    """Which pages of a file the machine's memory holds, True or False each, after ``forget`` those that were read."""
-    with path.open("rb") as file, contextlib.closing(mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ)) as mapped:
-        content = np.frombuffer(mapped, np.uint8)
-        found = np.zeros(-(-len(content) // mmap.PAGESIZE), np.uint8)
-        assert not ctypes.CDLL(None).mincore(
-            *map(ctypes.c_void_p, (content.ctypes.data, len(content), found.ctypes.data))
-        )
-        del content
-    return found & 1 == 1
-
-
-def forget(path):
-    with path.open("rb") as file:
-        os.fsync(file.fileno())
-        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
-
-
-@pytest.mark.parametrize("read", [lambda batches: batches.dataset, lambda batches: batches.arrays()])
-def test_a_worker_reads_its_own_part_of_the_file_alone(project, read):
-    num_examples, side = 1000, 128  # An example has four pages, beside the two that it shares with its neighbours.
-    for name, dtype, shape in [("images", "uint8", (side, side)), ("labels", "int64", ())]:
-        written = np.lib.format.open_memmap(f"{name}.npy", "w+", dtype, (num_examples, *shape))
-        written[:] = 1
-        written.flush()
-        del written
-    split = PreparedSplit(
-        num_examples=num_examples, features={"image": "images.npy"}, labels="labels.npy", sha256={}, class_counts=()
-    )
-    source = array.ArraySource(split, np.arange(num_examples))
-    batches = Batches(num_examples, 20, drop_remainder=False, source=source, shuffle=True, worker=1, num_workers=4)
-    own = np.concatenate([batches.rows(step) for step in range(batches.steps)])
-    assert len(own) == num_examples / 4
-    forget(project / "images.npy")
-    if pages_in_memory(project / "images.npy").any():
-        pytest.skip("this folder is of memory itself")
-    for _ in read(batches):
-        pass
-    found = np.flatnonzero(pages_in_memory(project / "images.npy"))
-    header = (project / "images.npy").stat().st_size - num_examples * side * side
-    first = (header + own * side * side) // mmap.PAGESIZE
-    wanted = np.unique((first[:, None] + np.arange(side * side // mmap.PAGESIZE + 1)).ravel())
-    assert set(wanted) <= set(found)
-    assert len(set(found) - set(wanted)) < 70, "but for the header, around which the system reads ahead"
-
-
 def test_two_datasets_of_one_name_are_not_mixed_up(make_dataset):
     """A process that serves several runs reads what is on the disk now."""
     for value in (1, 2):
@@ -791,16 +709,6 @@ def test_a_crop_cuts_the_padded_image_anywhere(tiny, padding):
     assert matches.any((0, 2)).all(), "every corner is drawn"
 
 
-def test_flip_and_crop_together(tiny):
-    original = np.load(tiny.splits["train"].features["image"])
-    padded = np.pad(np.stack([original, original[:, :, ::-1]]), [(0, 0), (0, 0), (1, 1), (1, 1), (0, 0)])
-    crops = np.concatenate([padded[:, :, top : top + 8, left : left + 8] for top in range(3) for left in range(3)])
-    images = augmented(tiny, "input.augmentation.flip=true", "input.augmentation.crop_padding=1")
-    matches = (images == crops).all((2, 3, 4))
-    assert matches.any(0).all()
-    assert matches.any(1).all()
-
-
 @pytest.mark.parametrize("source", SOURCES)
 def test_augmented_examples_are_originals_and_what_is_read_of_them(digits, tiny, source):
     settings = load("input.augmentation={flip: true}", "input.validation=100", source=source)
@@ -831,26 +739,6 @@ def test_examples_of_the_report_are_mixed_with_each_other(digits):
         shares, *_ = np.linalg.lstsq(originals.T, one, rcond=None)
         assert np.abs(originals.T @ shares - one).max() < 2
         assert shares.sum() == pytest.approx(1, abs=0.02)
-
-
-def test_the_draw_is_that_of_seed_epoch_and_step(make_dataset):
-    """One image two hundred times: what differs was drawn differently."""
-    image = np.arange(64, dtype=np.uint8).reshape(1, 8, 8, 1)
-    same = (np.repeat(image, 200, axis=0), np.zeros(200, np.int64))
-    prepared = make_dataset("same", train=same, test=same)
-    options = ("input.augmentation.flip=true", "input.augmentation.crop_padding=2")
-    drawn = augmented(prepared, *options)
-    np.testing.assert_array_equal(drawn, augmented(prepared, *options))
-    others = [augmented(prepared, *options, epoch=1), augmented(prepared, *options, seed=1)]
-    steps = [drawn[i : i + 50] for i in range(0, 200, 50)]
-    for one, other in [
-        (drawn, others[0]),
-        (drawn, others[1]),
-        (others[0], others[1]),
-        *pairwise(steps),
-    ]:
-        # Of 50 possible images; independent draws agree at one place in fifty.
-        assert (one == other).all((1, 2, 3)).mean() < 0.2
 
 
 # Which examples are used for what: records alone, no arrays.
@@ -997,11 +885,6 @@ def test_a_batch_larger_than_the_split_is_refused(digits):
     assert sources.training_batches(settings, digits, 1000).steps == 1
     with pytest.raises(UserError, match=re.escape("global batch of 1001 examples is larger than the training split")):
         sources.training_batches(settings, digits, 1001)
-
-
-@given(total=st.integers(0, 300), seed=st.integers(0, 2**31 - 1), epoch=st.none() | st.integers(0, 10**6))
-def test_an_order_is_a_permutation(total, seed, epoch):
-    assert sorted(order(total, seed, epoch).tolist()) == list(range(total))
 
 
 def test_the_order_stays_the_same_with_other_versions_and_machines():

@@ -18,7 +18,7 @@ from tasks.evaluation import evidence
 from tasks.evaluation.predictions import bins
 from tasks.evaluation.slices import every, quarters
 from tasks.modeling import metrics
-from tasks.records import EvaluationResult, RunStatus, RunSummary
+from tasks.records import EvaluationResult, RunStatus
 from tasks.reports import contents, examples, intervals, page, reliability, results, svg
 from tasks.reports.material import layers, load
 from tests.tasks import made_up
@@ -139,13 +139,6 @@ def test_calibration_is_that_of_the_definition():
     assert found.error == pytest.approx((0.05 + 0.4 + 0.62 + 0.1 + 2 * abs(0.975 - 0.5)) / 6)
     always_right = bins(np.ones(10), np.ones(10))
     assert always_right.error == 0
-
-
-def test_predictions_are_binned_once_for_a_page(monkeypatch):
-    asked = []
-    monkeypatch.setattr("tasks.reports.material.bins", lambda *given: asked.append(len(given)) or bins(*given))
-    assert page.write(made_up.run(*made_up.classification())).binned is not None
-    assert len(asked) == 1
 
 
 def test_the_brier_score_is_scikit_learns():
@@ -416,14 +409,6 @@ def test_the_gates_judgement_is_in_the_report_and_in_what_is_shown_of_the_run():
     assert runs.show(run).judgement == told
 
 
-def test_a_run_that_has_only_begun_has_a_partial_report_too():
-    run = made_up.run(*made_up.classification())
-    runs.forget_results(run)
-    said = Parsed(page.write(run).page.read_text(encoding="utf-8")).said
-    assert "the run is RUNNING; it was not trained, evaluated, registered" in said
-    assert "Model, data and settings" in said
-
-
 def test_a_report_without_predictions_says_what_it_cannot_show():
     run = made_up.run(*made_up.classification())
     (config.project_root() / run.folder / "evaluation" / "30.npz").unlink()
@@ -446,12 +431,3 @@ def test_other_data_than_those_of_the_evaluation_are_not_shown_as_its_mistakes()
     manifest.unlink()
     said = Parsed(page.write(run).page.read_text(encoding="utf-8")).said
     assert "The data are not here any more" in said
-
-
-def test_the_seconds_are_those_of_the_summary_where_nobody_says_others():
-    run = made_up.run(*made_up.classification())
-    summary = RunSummary.model_construct(run_id=run.run_id, seconds={"train": 9.5, "total": 12.5})
-    path = config.project_root() / run.folder / "summary.json"
-    path.write_text(summary.model_dump_json(warnings=False))
-    assert load(run).seconds == {}, "half a summary is none"
-    assert load(run, {"train": 1.0}).seconds == {"train": 1.0}

@@ -179,12 +179,6 @@ def test_a_sum_that_would_leave_a_replica_out_is_refused(monkeypatch):
         strategies.build(config.Mirrored(kind="mirrored", devices=3, cross_device_ops="hierarchical_copy"))
 
 
-@pytest.mark.parametrize("device", ["tpu", "cpu:1", "gpu:", "GPU", "/device:CPU:0"])
-def test_an_unknown_device_is_refused(device):
-    with pytest.raises(UserError, match=f"strategy.device = '{device}'"):
-        config.load(None, {"strategy.device": device})
-
-
 @pytest.mark.skipif(bool(GPUS), reason="this machine has GPUs")
 def test_replicas_come_too_late_for_a_process_that_already_uses_its_cpu():
     tf.constant(0)
@@ -304,18 +298,6 @@ def test_a_process_on_jax_may_come_late_to_the_first_sum(project):
             member.kill()
     assert [member.returncode for member in members] == [0, 0], told
     assert [out.splitlines()[-1] for out, _ in told] == ["[2, 5]"] * 2
-
-
-@pytest.mark.parametrize(
-    ("overrides", "num_replicas", "expected"),
-    [
-        (["train.per_replica_batch_size=32"], 4, 128),
-        (["train.global_batch_size=128"], 4, 128),
-        (["train.global_batch_size=128"], 1, 128),
-    ],
-)
-def test_the_global_batch_is_that_of_all_replicas(overrides, num_replicas, expected):
-    assert find_global_batch_size(config.load(None, overrides).train, num_replicas) == expected
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,6 @@ from itertools import product
 from pathlib import Path
 
 import keras
-import mlflow
 import psutil
 import pytest
 
@@ -565,17 +564,6 @@ def test_a_run_that_becomes_another_training_forgets_its_results_before_it_says_
         assert result.exists() is stays
 
 
-def test_files_and_tags(run: records.Run) -> None:
-    tracking.log_files(run, ["params.yaml", Path("dvc.yaml").absolute()], "settings")
-    tracking.set_tags(run, {"checkpoint": "mlruns/runs/x/checkpoints/3"})
-    client = tracking.open_store()
-    assert [file.path for file in client.list_artifacts(run.run_id, "settings")] == [
-        "settings/dvc.yaml",
-        "settings/params.yaml",
-    ]
-    assert client.get_run(run.run_id).data.tags["checkpoint"] == "mlruns/runs/x/checkpoints/3"
-
-
 # Metrics
 
 
@@ -607,12 +595,6 @@ def test_what_a_killed_process_had_on_its_way_is_told_by_the_next_and_nothing_tw
         file.write(json.dumps([["train/loss", 1.05, int(time.time() * 1000), 105]]) + "\n")
     tracking.end_crashed()
     assert sent(run, "train/loss")[-1] == (105, 1.05), "nobody resumes it, and nothing is missing"
-
-
-def test_metrics_of_the_whole_run_and_not_a_number(run: records.Run) -> None:
-    tracking.log_metrics(run, {"test/accuracy": 0.5, "test/loss": math.nan})
-    assert sent(run, "test/accuracy") == [(0, 0.5)]
-    assert math.isnan(sent(run, "test/loss")[0][1])
 
 
 def answers_again() -> None:
@@ -660,13 +642,6 @@ def test_all_is_kept_in_its_order_while_the_store_is_away_and_delivered_once(
         assert [file.path for file in tracking.open_store().list_artifacts(run.run_id, "settings")] == [
             "settings/params.yaml"
         ]
-
-
-def test_what_is_kept_is_delivered_with_the_next_event_and_before_it(run: records.Run) -> None:
-    Path(run.folder, "unsent.jsonl").write_text('{"tags": {"checkpoint": "first"}}\n')
-    tracking.set_tags(run, {"checkpoint": "second"})
-    assert tracking.open_store().get_run(run.run_id).data.tags["checkpoint"] == "second"
-    assert runs.undelivered() == []
 
 
 def test_what_is_kept_of_a_run_that_had_ended_is_known(run: records.Run, store: Path) -> None:
@@ -777,24 +752,6 @@ def server(project: Path, only_server: Server, empty_store: Path, monkeypatch: p
 
 
 @pytest.mark.slow
-def test_a_tracking_server_and_its_end(server: Server) -> None:
-    server.start()
-    run = start()
-    tracking.log_files(run, ["params.yaml"], "settings")
-    with tracking.MetricWriter(run) as writer:
-        writer.write(1, {"train/loss": 0.5})
-    assert sent(run, "train/loss") == [(1, 0.5)]
-    assert list(server.served.rglob("params.yaml"))
-    assert not Path("mlruns/mlflow.db").exists()
-
-    unsent = Path(run.folder, "unsent.jsonl")
-    with tracking.MetricWriter(run) as writer:
-        server.end()
-        writer.write(2, {"train/loss": 0.25})
-    assert [json.loads(line)["metrics"][0][3] for line in unsent.read_text().splitlines()] == [2]
-
-
-@pytest.mark.slow
 def test_code_that_a_servers_model_brings_is_not_imported(server: Server, tmp_path: Path, monkeypatch) -> None:
     """Whoever may write to a server may register this."""
     server.start()
@@ -870,15 +827,6 @@ def test_a_server_that_hangs_holds_up_no_step(server: Server, monkeypatch) -> No
     tracking.end_run(run, "FINISHED")
     assert [step for step, _ in sent(run, "train/loss")] == list(range(1000))
     assert statuses() == {run.run_id: ("FINISHED", None)}
-
-
-def test_no_run_of_mlflows_own_is_active(run: records.Run) -> None:
-    tracking.log_metrics(run, {"test/accuracy": 0.5})
-    tracking.end_run(run, "FINISHED")
-    assert mlflow.active_run() is None
-    client = tracking.open_store()
-    every = client.search_runs([experiment.experiment_id for experiment in client.search_experiments()])
-    assert [(found.info.run_id, found.info.status) for found in every] == [(run.run_id, "FINISHED")]
 
 
 @pytest.mark.slow

@@ -5,18 +5,15 @@ from dataclasses import replace
 from pathlib import Path
 
 import keras
-import numpy as np
 import pytest
 
 from tasks import config
 from tasks.input.batches import Batches
-from tasks.modeling import metrics
 from tasks.strategies import Strategy
 from tasks.system.errors import Interrupted
 from tasks.training import Training
-from tasks.training.callbacks.progress import SendMetrics, Throughput
+from tasks.training.callbacks.progress import Throughput
 from tasks.training.callbacks.saving import SaveCheckpoints
-from tasks.training.callbacks.stopping import ResumableEarlyStopping
 from tasks.training.checkpoints import Checkpoints, State
 from tasks.training.position import Position
 
@@ -77,60 +74,6 @@ def drive(position, listeners, epochs, steps_a_call=1, logs=lambda epoch: {"loss
             callback.on_epoch_end(epoch, results)
     for callback in told:
         callback.on_train_end()
-
-
-def test_our_names_of_keras_logs():
-    logs = {"loss": np.float32(0.5), "accuracy": 1, "learning_rate": 0.1, "val_loss": 2.0, "val_accuracy": 0.25}
-    assert metrics.by_split(logs) == {
-        "train/loss": 0.5,
-        "train/accuracy": 1.0,
-        "train/learning_rate": 0.1,
-        "validation/loss": 2.0,
-        "validation/accuracy": 0.25,
-    }
-
-
-@pytest.mark.parametrize(
-    ("start", "steps_per_epoch", "steps_a_call", "places"),
-    [
-        (START, None, 1, [0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10]),
-        # The last call of an epoch tells of steps that it did not do.
-        (START, None, 4, [0, 4, 5, 9, 10]),
-        (inside(0, 3), None, 1, [3, 4, 5, 6, 7, 8, 9, 10]),
-        (inside(1, 2, steps=7), 7, 2, [9, 11, 13, 14]),
-        (inside(1, 0, steps=2), 2, 1, [2, 3, 4]),
-    ],
-)
-def test_the_position_counts_steps_from_the_start_of_the_run(start, steps_per_epoch, steps_a_call, places):
-    position = position_of(start, steps_per_epoch)
-    seen = [position.step]
-
-    class See(keras.callbacks.Callback):
-        def on_epoch_begin(self, epoch, logs=None):
-            read.append((position.batches.epoch, position.batches.start_step))
-
-        def on_train_batch_end(self, batch, logs=None):
-            seen.append(position.step)
-
-    read = []
-    drive(position, [See()], epochs=2, steps_a_call=steps_a_call)
-    assert seen == places
-    assert read[0] == (start.epoch, start.step_in_epoch), "where the pipeline starts to read"
-    assert all(place == (epoch, 0) for epoch, place in enumerate(read[1:], start.epoch + 1))
-    assert (position.epoch, position.step_in_epoch) == (2, 0)
-
-
-def test_the_history_goes_on_where_the_checkpoint_left_it():
-    start = inside(2, 0, history={"train/loss": (9.0, 8.0)})
-    position = position_of(start)
-    drive(position, [], epochs=4, logs=lambda epoch: {"loss": float(epoch), "val_loss": -float(epoch)})
-    assert position.history["train/loss"] == [9.0, 8.0, 2.0, 3.0]
-    assert position.history["validation/loss"] == [-2.0, -3.0]
-    assert start.history == {"train/loss": (9.0, 8.0)}
-    state = position.state({})
-    assert (state.step, state.epoch, state.step_in_epoch, state.stopping) == (20, 4, 0, {})
-    assert state.history["train/loss"] == (9.0, 8.0, 2.0, 3.0)
-    assert (state.seed, state.settings_digest) == (start.seed, start.settings_digest)
 
 
 # (index of the call's last step, seconds of the call); the first call of all traces and does not count. Then examples,
@@ -202,12 +145,6 @@ def test_a_checkpoint_inside_an_epoch_is_not_the_steps_time(clock):
     drive(position, [Steps(), throughput, saving], epochs=2)
     assert saved == [2, 4, 6, 8, 10]
     assert (throughput.num_examples, throughput.seconds) == (25 + 33, 18)
-
-
-def test_nothing_left_to_train_has_no_throughput():
-    throughput = Throughput(position_of(inside(2, 0)), began=0.0)
-    assert (throughput.examples_per_second, throughput.first_call_seconds) == (None, None)
-    assert throughput.epoch_seconds == []
 
 
 DUE = [
@@ -300,18 +237,6 @@ class StopsAt(keras.callbacks.Callback):
     def on_train_batch_end(self, batch, logs=None):
         if self.position.step == self.step:
             self.stop.set()
-
-
-@pytest.mark.parametrize("steps_a_call", [1, 2])
-@pytest.mark.parametrize("step", [2, 5, 8, 10])
-def test_a_training_that_is_told_to_stop_saves_its_step_and_ends(step, steps_a_call):
-    position, kept, stop = position_of(), Kept(), threading.Event()
-    saving = saving_of(kept, position, stop=stop)
-    step += step % 5 % steps_a_call  # Where a call ends.
-    with pytest.raises(Interrupted, match=f"stopped at step {step}, which is saved. The same command goes on"):
-        drive(position, [StopsAt(position, stop, step), saving], epochs=3, steps_a_call=steps_a_call)
-    assert kept.steps == [step]
-    assert (position.epoch, position.step_in_epoch) == divmod(step, 5), "an epoch that is done is done"
 
 
 def test_a_training_that_is_told_to_stop_before_it_begins_saves_nothing():
@@ -431,52 +356,3 @@ def test_a_run_that_a_callback_stopped_inside_an_epoch_goes_on_there(tiny, train
         with Checkpoints(Path(result.checkpoints)) as saved:
             states.append(saved.restore(15)[1])
     assert states[0] == states[1], "and what early stopping remembers"
-
-
-def stopping(saved, monitor="validation/loss", patience=2, min_delta=0.0):
-    section = config.EarlyStopping(monitor=monitor, patience_epochs=patience, min_delta=min_delta)
-    position = position_of()
-    position.epoch = 99  # Each epoch that ends is a whole one.
-    callback = ResumableEarlyStopping(section, saved, position)
-    callback.set_model(model())
-    callback.model.stop_training = False
-    callback.on_train_begin()
-    return callback
-
-
-@pytest.mark.parametrize(
-    ("monitor", "values", "stops_after"),
-    [
-        ("validation/loss", [0.5, 0.4, 0.45, 0.41, 0.3], 4),
-        ("validation/accuracy", [0.5, 0.6, 0.55, 0.6, 0.9], 4),
-        ("train/loss", [0.5, 0.4, 0.3, 0.2, 0.1], None),
-        ("train/accuracy", [0.5, 0.4, 0.3, 0.9, 0.9], 3),
-    ],
-)
-@pytest.mark.parametrize("resume_after", [0, 1, 2, 3])
-def test_early_stopping_remembers_across_a_resume(monitor, values, stops_after, resume_after):
-    name = monitor.replace("train/", "").replace("validation/", "val_")
-    callback, stopped = stopping({}, monitor), None
-    for epoch, value in enumerate(values):
-        if epoch == resume_after:
-            assert not callback.over
-            callback = stopping(callback.state() if epoch else {}, monitor)
-        callback.on_epoch_end(epoch, {name: value})
-        if callback.model.stop_training:
-            stopped = epoch + 1
-            break
-    assert stopped == stops_after
-    assert stopping(callback.state(), monitor).over == (stops_after is not None)
-    # With more patience there is something left to do.
-    assert not stopping(callback.state(), monitor, patience=3).over
-
-
-def test_metrics_are_sent_once_an_epoch_with_the_step():
-    position, sent = position_of(inside(1, 2)), []
-    sending = SendMetrics(lambda step, metrics: sent.append((step, dict(metrics))), position)
-    drive(position, [sending], epochs=3, logs=lambda epoch: {"loss": float(epoch), "val_accuracy": 0.5})
-    rate = pytest.approx(0.01)
-    assert sent == [
-        (10, {"train/loss": 1.0, "validation/accuracy": 0.5, "train/learning_rate": rate}),
-        (15, {"train/loss": 2.0, "validation/accuracy": 0.5, "train/learning_rate": rate}),
-    ]

@@ -4,7 +4,6 @@ import pytest
 
 from tasks import config, strategies
 from tasks.input import sources
-from tasks.input.batches import Batches
 from tasks.training import Training, loops
 from tasks.training.checkpoints import State
 from tasks.training.position import Position
@@ -17,14 +16,6 @@ LOOPS = {"fit": loops.fit, "custom": loops.custom}
 def inside(epoch, step_in_epoch, steps=5):
     """The state of a checkpoint inside an epoch of ``steps`` steps."""
     return State(step=epoch * steps + step_in_epoch, epoch=epoch, step_in_epoch=step_in_epoch, **ORIGIN)
-
-
-@pytest.mark.parametrize(
-    ("num_examples", "size", "drop", "steps"),
-    [(32, 8, False, 4), (33, 8, False, 5), (33, 8, True, 4), (8, 8, True, 1), (1, 8, False, 1)],
-)
-def test_steps_in_an_epoch(num_examples, size, drop, steps):
-    assert Batches(num_examples, size, drop).steps == steps
 
 
 class Recorder(keras.callbacks.Callback):
@@ -210,49 +201,3 @@ def test_both_loops_tell_the_callbacks_what_keras_alone_tells_them(tiny, steps_p
         assert same_history.keys() == history.keys() - {"mine"}
         for name, values in same_history.items():
             assert history[name] == pytest.approx(values, rel=1e-5), name
-
-
-class StopAfter(keras.callbacks.Callback):
-    """Stops at the end of the first epoch, or inside it, or before its first step."""
-
-    def __init__(self, batch=None):
-        super().__init__()
-        self.batch = batch
-        self.ended = 0
-
-    def on_epoch_begin(self, epoch, logs=None):
-        if self.batch == "none":
-            self.model.stop_training = True
-
-    def on_train_batch_end(self, batch, logs=None):
-        if batch == self.batch:
-            self.model.stop_training = True
-
-    def on_epoch_end(self, epoch, logs=None):
-        self.model.stop_training = True
-
-    def on_train_end(self, logs=None):
-        self.ended += 1
-
-
-@pytest.mark.parametrize(
-    ("start", "batch", "steps", "place"),
-    [
-        (START, None, 5, (1, 0)),
-        (inside(0, 2), None, 3, (1, 0)),
-        (START, 4, 5, (1, 0)),
-        (START, 1, 2, (0, 2)),
-        (inside(1, 2), 1, 2, (1, 4)),
-        (START, "none", 1, (0, 1)),  # As Keras does it: one step, whose metrics end the epoch.
-    ],
-)
-@pytest.mark.parametrize("loop", LOOPS)
-def test_a_callback_can_stop_the_training(tiny, loop, start, batch, steps, place):
-    training, validation = pipeline(tiny, True)
-    model, stop = small_model(), StopAfter(batch)
-    position = train(loop, model, training, validation, start, 9, [stop])
-    assert ((position.epoch, position.step_in_epoch), stop.ended) == (place, 1)
-    assert model[0].optimizer.iterations == steps
-    history = model[0].history.history
-    assert len(history["loss"]) == len(history["val_loss"]) == 1, "the epoch is ended in order"
-    assert len(position.history.get("validation/loss", [])) == (place[1] == 0), "one value for each whole epoch"
