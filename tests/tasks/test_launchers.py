@@ -30,7 +30,7 @@ CLUSTERS = [
 
 
 @pytest.mark.parametrize(("section", "names"), CLUSTERS)
-def test_a_local_cluster_has_all_its_members_on_free_ports(section, names):
+def test_a_local_cluster_has_all_its_members_on_ports_of_their_own(section, names):
     members = local.members(section)
     assert [member.name for member in members] == names
     assert [member.is_chief for member in members] == [True] + [False] * (len(names) - 1)
@@ -39,10 +39,6 @@ def test_a_local_cluster_has_all_its_members_on_free_ports(section, names):
     assert all(one["cluster"] == told[0]["cluster"] for one in told)
     addresses = [address for job in told[0]["cluster"].values() for address in job]
     assert len(set(addresses)) == len(names)
-    for address in addresses:
-        host, port = address.split(":")
-        with socket.socket() as probe:
-            probe.bind((host, int(port)))
     again = json.loads(local.members(section)[0].environment["TF_CONFIG"])
     assert again["cluster"] != told[0]["cluster"], "a restart takes new ports"
 
