@@ -112,7 +112,7 @@ SCHEDULE = next(command for command in COMMANDS if "prefect server start" in com
 # Somebody who is new reads these: what stands there is run by `make test-slow` already.
 FIRST_PAGES = ("README.md", "docs/start.md")
 # But for these, each of which has slow tests of its own.
-LONG = re.compile(r"stratagem (compare|sweep|run --set (strategy\.kind|train\.loop)=)")
+LONG = re.compile(r"stratagem (compare|sweep|run --set (strategy\.kind|train\.loop)=|\w+ mnist)")
 # What a reader does, from the top; the same command once. test_own_data.py does what the tutorials say.
 STEPS = {
     f"{block.place} {(bare(command) or block.text).splitlines()[0]}": (block, command)
