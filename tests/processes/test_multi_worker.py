@@ -163,7 +163,6 @@ def build(input_shape, num_classes):
 """
 
 
-@pytest.mark.exhaustive
 def test_an_evaluation_survives_the_loss_of_a_worker(stratagem, cluster_project):
     (cluster_project / "held.py").write_text(HELD)
     model = ("model.name=held:build", "model.options={}")
