@@ -353,7 +353,7 @@ def test_the_schedule_that_is_started_by_hand_runs_as_it_stands(reader, tmp_path
 
 
 def test_every_fault_has_a_test_that_ci_runs():
-    """A row of docs/reliability.md names a file, a test or a case of test_faults.py that is not for once a week alone."""
+    """A row of docs/reliability.md names a file, a test or a case of test_faults.py that CI runs."""
     page = (ROOT / "docs" / "reliability.md").read_text(encoding="utf-8")
     table = page[page.index("| fault |") : page.index("\n\n", page.index("| fault |"))].splitlines()[2:]
     sources = [path.read_text(encoding="utf-8") for path in (ROOT / "tests").rglob("test_*.py")]
