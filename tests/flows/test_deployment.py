@@ -139,7 +139,6 @@ def test_the_deployments_are_there(prefect):
     ("overrides", "named"),
     [
         ({"train.epochs": 0}, "overrides['train.epochs']"),
-        ({"train.epochs": "many"}, "overrides['train.epochs']"),
         ({"train.epoch": 2}, "'train.epoch'"),
         ({"strategy.kind": "mirrord"}, "overrides['strategy.kind']"),
     ],

@@ -25,6 +25,7 @@ from flows import plan
 from flows.cli import main
 from tasks import config, sweeps
 from tasks.strategies.engines import isolation
+from tests.processes import test_faults
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")), ROOT / "CONTRIBUTING.md"]
@@ -112,7 +113,7 @@ SCHEDULE = next(command for command in COMMANDS if "prefect server start" in com
 # Somebody who is new reads these: what stands there is run by `make test-slow` already.
 FIRST_PAGES = ("README.md", "docs/start.md")
 # But for these, each of which has slow tests of its own.
-LONG = re.compile(r"stratagem (compare|sweep|run --set (strategy\.kind|train\.loop)=)")
+LONG = re.compile(r"stratagem (compare|sweep|run --set (strategy\.kind|train\.loop)=|\w+ mnist)")
 # What a reader does, from the top; the same command once. test_own_data.py does what the tutorials say.
 STEPS = {
     f"{block.place} {(bare(command) or block.text).splitlines()[0]}": (block, command)
@@ -349,3 +350,22 @@ def test_the_schedule_that_is_started_by_hand_runs_as_it_stands(reader, tmp_path
     assert "Completed" in said
     assert '{"exception_message":"Unauthorized"}' in said, f"who has no password: {said}"
     assert len(list(reader.folder.glob("mlruns/runs/*/summary.json"))) == before + 1
+
+
+def test_every_fault_has_a_test_that_ci_runs():
+    """A row of docs/reliability.md names a file, a test or a case of test_faults.py that CI runs."""
+    page = (ROOT / "docs" / "reliability.md").read_text(encoding="utf-8")
+    table = page[page.index("| fault |") : page.index("\n\n", page.index("| fault |"))].splitlines()[2:]
+    sources = [path.read_text(encoding="utf-8") for path in (ROOT / "tests").rglob("test_*.py")]
+    tests = {name for text in sources for name in re.findall(r"^def (test_\w+)", text, re.MULTILINE)}
+    weekly = re.compile(r"^@pytest\.mark\.exhaustive.*\n(?:@.*\n|[ )\]].*\n)*def (test_\w+)", re.MULTILINE)
+    tests -= {name for text in sources for name in weekly.findall(text)}
+    cases = {fault.name for fault in test_faults.FAULTS if fault.name not in test_faults.MORE}
+
+    def is_in_ci(named: str) -> bool:
+        begin = named.removesuffix("...").strip()
+        return named.endswith(".py") or any(one.startswith(begin) for one in tests | cases)
+
+    assert len(table) > 40
+    for row in table:
+        assert any(is_in_ci(named) for named in re.findall(r"`([^`]+)`", row.rsplit("|", 2)[1])), row

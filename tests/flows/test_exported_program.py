@@ -137,7 +137,13 @@ def alone(*command, cwd, given=None):
     )
 
 
-@pytest.mark.parametrize("format", config.names_of("serving/formats"))
+@pytest.mark.parametrize(
+    "format",
+    [
+        pytest.param(name, marks=() if name in ("keras", "onnx") else pytest.mark.exhaustive)
+        for name in config.names_of("serving/formats")
+    ],
+)
 def test_each_format_says_of_raw_values_what_the_command_says(trained, tmp_path, monkeypatch, format):
     try:
         formats.find(format)

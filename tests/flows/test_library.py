@@ -215,6 +215,7 @@ def text_of(output: dict) -> str:
     return output.get("text") or output.get("data", {}).get("text/plain", "")
 
 
+@pytest.mark.exhaustive
 def test_a_notebook(installed, tmp_path):
     import nbformat
 

@@ -35,7 +35,7 @@ def the_stage(family):
 TOLD = [
     (everyone, signal.SIGINT, 130),
     (everyone, signal.SIGTERM, 143),
-    (everyone, signal.SIGHUP, 143),
+    pytest.param(everyone, signal.SIGHUP, 143, marks=pytest.mark.exhaustive),
     pytest.param(the_stage, signal.SIGTERM, 143, marks=pytest.mark.exhaustive),
 ]
 

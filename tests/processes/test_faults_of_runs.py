@@ -329,7 +329,6 @@ def test_data_that_changed_are_made_again_and_a_damaged_cache_is_noticed(stratag
     assert images.read_bytes() == whole
 
 
-@pytest.mark.exhaustive
 def test_two_dvc_repro_at_once_leave_whole_data(cluster_project):
     for part in ("raw", "prepared"):
         shutil.rmtree(cluster_project / "data" / "digits" / part)
@@ -346,7 +345,6 @@ def test_two_dvc_repro_at_once_leave_whole_data(cluster_project):
     prepared_data.verify(records.load(records.PreparedDataset, cluster_project / "data/digits/prepared/manifest.json"))
 
 
-@pytest.mark.exhaustive
 def test_a_run_that_is_stopped_for_a_while_goes_on(stratagem, whole):
     command = stratagem("train", *SAME, *ONE)
     command.wait_until(lambda: newest(command) >= 30)

@@ -136,6 +136,7 @@ def test_a_cluster_of_someone_elses_that_is_preempted_is_started_again_from_the_
     assert len(mlflow_runs()) == 1
 
 
+@pytest.mark.exhaustive
 def test_a_member_that_waits_for_the_others_ends_with_its_command(stratagem):
     """TensorFlow holds Python's lock while it waits, so no thread of the member sees its standard input close."""
     addresses = _addresses(2)
@@ -162,7 +163,6 @@ def build(input_shape, num_classes):
 """
 
 
-@pytest.mark.exhaustive
 def test_an_evaluation_survives_the_loss_of_a_worker(stratagem, cluster_project):
     (cluster_project / "held.py").write_text(HELD)
     model = ("model.name=held:build", "model.options={}")
@@ -195,6 +195,7 @@ def test_an_evaluation_survives_the_loss_of_a_worker(stratagem, cluster_project)
     assert alone.result["metrics"]["test/loss"] == pytest.approx(found["metrics"]["test/loss"], abs=1e-6)
 
 
+@pytest.mark.exhaustive
 def test_the_members_of_someone_elses_cluster_train_and_evaluate_with_the_chief(stratagem, mlflow_runs):
     addresses = _addresses(2)
     chief, other = (

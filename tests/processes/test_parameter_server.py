@@ -167,7 +167,8 @@ def train_and_evaluate(run, trainings):
     return json.loads(done.stdout.splitlines()[-1])
 
 
-@pytest.mark.parametrize("chief_dies", [pytest.param(False, marks=pytest.mark.exhaustive), True])
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("chief_dies", [False, True])
 def test_commands_with_a_tf_config_train_together(stratagem, mlflow_runs, chief_dies):
     ports = free_ports(3)
     addresses = dict(zip(("chief", "worker", "ps"), ([f"127.0.0.1:{port}"] for port in ports), strict=True))
