@@ -557,15 +557,6 @@ def test_a_damaged_description_of_what_a_model_tells_is_refused(tmp_path):
         trained_models.of_folder(tmp_path, "own/1", {"keras_file_sha256": "0" * 64})
 
 
-def test_a_link_round_in_a_circle_is_no_image(tmp_path):
-    (tmp_path / "a.png").symlink_to("a.png")
-    try:
-        assert not encoding.inside(tmp_path, "a.png").exists()
-    except ValueError as error:
-        reason = str(error)
-        assert reason == "it is a link round in a circle"
-
-
 def test_a_class_has_one_name_however_its_letters_are_put_together(here):
     for split, name in (("train", "e\u0301t\u00e9"), ("test", "\u00e9te\u0301")):
         for other in (name, "b"):

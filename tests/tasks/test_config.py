@@ -400,12 +400,6 @@ def test_order_of_the_layers(root):
     assert config.load(None, ["train.epochs=5", "train.epochs=6"], root).train.epochs == 6
 
 
-def test_recipes_are_the_files_of_the_folder(root):
-    write_recipe(root, "{}\n", "b")
-    write_recipe(root, "{}\n", "a")
-    assert list(config.recipes(root)) == ["a", "b"]
-
-
 @pytest.mark.parametrize("recipe", config.recipes(ROOT))
 def test_every_recipe_of_the_project_loads(recipe):
     text = (ROOT / "recipes" / f"{recipe}.yaml").read_text()

@@ -1,6 +1,5 @@
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -255,10 +254,3 @@ def test_finished_run_is_the_last_one_on_the_dataset_if_it_is_the_same(project: 
     # After other settings the same ones train again: the registered model is not theirs any more.
     save(summary("between", traced.model_copy(update={"settings_digest": "other"}), "2026-01-04T00:00:00+00:00"))
     assert lineage.finished_run("digits", traced) is None
-
-
-def test_importing_lineage_is_cheap(project: Path) -> None:
-    heavy = "{'numpy', 'mlflow', 'tensorflow', 'keras', 'pygit2'}"
-    code = f"import sys; from tasks.runs import lineage; print({heavy} & sys.modules.keys())"
-    done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
-    assert done.stdout.strip() == "set()"

@@ -100,15 +100,6 @@ def test_gradients_are_accumulated_and_the_schedule_still_counts_steps():
     np.testing.assert_allclose(places, [0.0, -2.0, -2.0, -8.0, -8.0, -9.0], rtol=1e-6)
 
 
-def test_the_length_of_a_cosine_is_that_of_the_training():
-    settings = load(
-        "optimizer.kind=sgd", "train.epochs=3", "schedule.kind=cosine", "schedule.learning_rate=1.0",
-        "schedule.warmup_epochs=1.0", "schedule.final_learning_rate=0.25",
-    )  # fmt: skip
-    rate = optimizers.build(settings, STEPS, 32)._learning_rate
-    assert [float(rate(step)) for step in (10, 30)] == pytest.approx([1.0, 0.25])
-
-
 KERAS_OWN = {"adam": keras.optimizers.Adam, "adamw": keras.optimizers.AdamW}
 
 
