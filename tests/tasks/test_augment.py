@@ -55,7 +55,12 @@ def test_numpy_tensorflow_and_xla_augment_alike(data):
     ("channels", "num_classes", "jit_compile"),
     [
         (3, 3, False),  # To compile it takes 4 s.
-        *(pytest.param(*other, marks=pytest.mark.slow) for other in product((3, 1), (3, 0), (False, True))),
+        pytest.param(1, 0, True, marks=pytest.mark.slow),
+        *(
+            pytest.param(*other, marks=[pytest.mark.slow, pytest.mark.exhaustive])
+            for other in product((3, 1), (3, 0), (False, True))
+            if other not in ((3, 3, False), (1, 0, True))
+        ),
     ],
 )
 def test_numpy_tensorflow_and_xla_mix_alike(num_classes, channels, jit_compile):

@@ -252,7 +252,10 @@ def test_a_model_of_images_has_no_dropout_unless_asked(name):
 
 # Two kinds of preprocessing: -1 to 1, and blue first about the mean.
 @pytest.mark.slow
-@pytest.mark.parametrize(("architecture", "arguments"), [("MobileNetV2", {"alpha": 0.35}), ("VGG16", {})])
+@pytest.mark.parametrize(
+    ("architecture", "arguments"),
+    [("MobileNetV2", {"alpha": 0.35}), pytest.param("VGG16", {}, marks=pytest.mark.exhaustive)],
+)
 def test_an_architecture_of_keras_applications_is_that_of_keras(architecture, arguments, tmp_path):
     options = {"architecture": architecture, "arguments": arguments}
     model = build("keras_applications", (32, 32, 3), 10, "none", **options)

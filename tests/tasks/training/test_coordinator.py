@@ -142,7 +142,7 @@ class Calls(keras.callbacks.Callback):
         (0, 3, {"train.steps_per_epoch": 7, **AUGMENTED}),  # The short batch lies inside an epoch.
     ],
 )
-@pytest.mark.parametrize("validate", [True, pytest.param(False, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("validate", [True, pytest.param(False, marks=[pytest.mark.slow, pytest.mark.exhaustive])])
 def test_one_worker_does_what_the_custom_loop_does(tiny, start, spe, options, validate):
     found = []
     for workers in (None, Workers()):

@@ -115,7 +115,7 @@ EXPECTED = [
 
 
 @pytest.mark.parametrize(("start", "steps_per_execution", "expected"), EXPECTED)
-@pytest.mark.parametrize("validate", [pytest.param(False, marks=pytest.mark.slow), True])
+@pytest.mark.parametrize("validate", [pytest.param(False, marks=[pytest.mark.slow, pytest.mark.exhaustive]), True])
 @pytest.mark.parametrize("loop", LOOPS)
 def test_a_loop_does_each_step_that_is_left_once(tiny, loop, start, steps_per_execution, expected, validate):
     training, validation = pipeline(tiny, validate)

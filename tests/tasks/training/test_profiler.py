@@ -407,7 +407,7 @@ RESUMED = [
 
 
 @pytest.mark.parametrize(("steps", "calls", "num_steps"), RESUMED)
-@pytest.mark.parametrize("loop", ["fit", pytest.param("custom", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("loop", ["fit", pytest.param("custom", marks=[pytest.mark.slow, pytest.mark.exhaustive])])
 def test_a_run_resumed_inside_an_epoch_is_traced_once(tiny, train, monkeypatch, caplog, loop, steps, calls, num_steps):
     counted, sent = [], []
     split = traced.split
