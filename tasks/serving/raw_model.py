@@ -183,9 +183,9 @@ def load(reference: str) -> RawModel:
     """Return the model that a person names, see ``trained_models.find``. MLflow is asked where only that knows."""
     if (found := trained_models.find(reference)) is not None:
         return RawModel(found)
-    from tasks import tracking
+    from tasks.tracking.models import fetched_model
 
-    with tracking.fetched_model(reference) as fetched:
+    with fetched_model(reference) as fetched:
         return RawModel(fetched)
 
 

@@ -93,7 +93,7 @@ def check_unpacked(what: str, path: Path) -> None:
 
 
 def find(reference: str) -> TrainedModel | None:
-    """Return the model that a person names; None where only MLflow can tell (``tracking.fetched_model``).
+    """Return the model that a person names; None where only MLflow can tell (``models.fetched_model``).
 
     Args:
         reference: ``models:/NAME@ALIAS`` or ``models:/NAME/VERSION``, a run as ``runs.resolve`` takes it, or the path
@@ -248,7 +248,7 @@ def _place_of(version: ModelVersion) -> str:
 
 
 def of_folder(folder: Path, name: str, tags: dict[str, str]) -> TrainedModel:
-    """Return the model in a folder of MLflow's, as ``tracking.log_model`` wrote it, verified.
+    """Return the model in a folder of MLflow's, as ``models.log_model`` wrote it, verified.
 
     Args:
         folder: where its files lie.
