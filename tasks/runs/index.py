@@ -83,18 +83,14 @@ def find_unfinished(settings: config.Settings, wanted: records.Lineage) -> Run |
     loss was not a number would come to the same end again.
     """
     found = [entry.run for entry in find_entries("runs") if entry.run.parent_run_id is None]
-    run = next((run for run in found if is_same_training(run.lineage, wanted)), None)
+    same = ("data_version", "settings_digest", "code_digest")
+    alike = (run for run in found if all(getattr(run.lineage, name) == getattr(wanted, name) for name in same))
+    run = next(alike, None)
     ended = status(run) if run is not None else None
     if run is None or ended is None or ended.status == "FINISHED" or is_pruned(run):
         return None
     allowed = settings.train.max_rollbacks if settings.train.on_nonfinite == "rollback" else 0
     return None if len(nonfinite_steps(run)) > allowed else run
-
-
-def is_same_training(one: records.Lineage, other: records.Lineage) -> bool:
-    """Return whether two runs have the same data, settings and code."""
-    same = ("data_version", "settings_digest", "code_digest")
-    return all(getattr(one, name) == getattr(other, name) for name in same)
 
 
 def load(folder: str) -> Run | None:

@@ -122,41 +122,32 @@ def start_new(
     }
     creation: Event = {"experiment": experiment, "start_time": start_time, "tags": present(tags)}
     run_id, created = _create(creation)
-    run: records.Run | None = None
-    try:
-        # The id's first letters tell runs of one name apart, and show the folder of a line in a chart's legend.
-        run = records.Run(
-            run_id=run_id,
-            experiment=experiment,
-            name=f"{new.label}-{run_id[:6]}",
-            folder=f"{new.place}/{run_id}",
-            lineage=lineage,
-            settings=settings.to_json(),
-            flow_run_id=flow_run_id,
-            parent_run_id=new.parent_run_id,
-            number=runs.next_number(),
-            start_time=start_time,
-            key=new.key,
-            host=socket.gethostname(),
-            boot=runs.boot_id(),
-            project=project,
-            store=runs.store_name(),
-            environment=machine.surroundings(),
-            creation_id=creation_id,
-        )
-        runs.set_status(run, "RUNNING")
-        records.save(run, _run_file(run))
-        told: list[Event] = [] if created else [{"create": creation}]
-        texts = {key: text_of(value) for key, value in new.params.items()}
-        OUTBOX.deliver(run, *told, {"name": run.name}, {"params": texts}, {"inputs": datasets})
-    except BaseException as error:
-        status = "FAILED" if isinstance(error, Exception) else "KILLED"
-        if run is not None:
-            with best_effort():
-                runs.set_status(run, status, str(error) or type(error).__name__)
-        if created:
-            open_store().set_terminated(run_id, status)
-        raise
+    # The id's first letters tell runs of one name apart, and show the folder of a line in a chart's legend.
+    run = records.Run(
+        run_id=run_id,
+        experiment=experiment,
+        name=f"{new.label}-{run_id[:6]}",
+        folder=f"{new.place}/{run_id}",
+        lineage=lineage,
+        settings=settings.to_json(),
+        flow_run_id=flow_run_id,
+        parent_run_id=new.parent_run_id,
+        number=runs.next_number(),
+        start_time=start_time,
+        key=new.key,
+        host=socket.gethostname(),
+        boot=runs.boot_id(),
+        project=project,
+        store=runs.store_name(),
+        environment=machine.surroundings(),
+        creation_id=creation_id,
+    )
+    # If one of these fails, the next start ends the run in MLflow.
+    runs.set_status(run, "RUNNING")
+    records.save(run, _run_file(run))
+    told: list[Event] = [] if created else [{"create": creation}]
+    texts = {key: text_of(value) for key, value in new.params.items()}
+    OUTBOX.deliver(run, *told, {"name": run.name}, {"params": texts}, {"inputs": datasets})
     return run
 
 
@@ -211,8 +202,8 @@ def resume_run(
         except MlflowException as error:
             # A run that was started while the server did not answer is created when its events are delivered.
             deleted = error.error_code == "RESOURCE_DOES_NOT_EXIST" and not OUTBOX.has_unsent(run)
-            if deleted and _was_in_another_store(run):
-                _create_again(run)
+            if deleted and run.project != runs.project_id() and not run.store and not runs.store_name():
+                _create_again(run)  # It was brought here from another machine, whose own store had it.
                 deleted = False
         if deleted:
             raise UserError(
@@ -247,16 +238,15 @@ def resume_run(
     return run
 
 
-def _was_in_another_store(run: records.Run) -> bool:
-    """Return whether a run was brought here from another machine whose own MLflow store had it."""
-    return run.project != runs.project_id() and not run.store and not runs.store_name()
-
-
 def _create_again(run: records.Run) -> None:
     """Create a run in MLflow from its folder: settings, lineage and all metrics so far."""
-    creation_id = run.creation_id or run.run_id
     of_run = {"strategy": run.settings["strategy"]["kind"], "loop": run.settings["train"]["loop"]}
-    tags = {"dataset": run.settings["dataset"]["name"], **_tags_of(run.lineage), **of_run, "creation_id": creation_id}
+    tags = {
+        "dataset": run.settings["dataset"]["name"],
+        **_tags_of(run.lineage),
+        **of_run,
+        "creation_id": run.creation_id,
+    }
     creation: Event = {"experiment": run.experiment, "start_time": run.start_time, "tags": present(tags)}
     params = {key: text_of(value) for key, value in config.flat(run.settings).items() if value != {}}
     told: list[Event] = [{"create": creation}, {"name": run.name}, {"params": params}]
@@ -272,7 +262,6 @@ def end_run(run: records.Run, status: Literal["FINISHED", "FAILED", "KILLED"], r
         run,
         *([{"tags": {"reason": reason}}] if reason is not None else []),
         {"status": status, "end_time": int(time.time() * 1000)},
-        *([] if is_own_store() else [{"twins": run.creation_id}]),
     )
 
 
@@ -364,7 +353,7 @@ def _original_of(
 ) -> records.Run | None:
     """Return the run of this project that was created together with an MLflow run under another id."""
     creation_id = tags.get("creation_id")
-    for other in find_created(client, [experiment_id], creation_id) if creation_id else []:
+    for other in find_created(client, experiment_id, creation_id) if creation_id else []:
         if other != run_id:
             run = runs.look_up(client.get_run(other).data.tags.get("local_run_id", other))
             if run is not None and run.creation_id == creation_id:

@@ -245,9 +245,6 @@ def _find_version(client: mlflow.MlflowClient, candidate: Candidate, source: str
     """
     name, run_id = candidate.name, mlflow_run_id(candidate.run)
     same = client.search_model_versions(f"name = '{name}' AND tags.model_digest = '{candidate.tags['model_digest']}'")
-    # Made before versions had digests, by a registration of this run that was killed.
-    same = same or [one for one in client.search_model_versions(f"name = '{name}' AND run_id = '{run_id}'")
-                    if one.source == source]  # fmt: skip
     first, *others = sorted(same, key=lambda one: int(one.version)) or [None]
     for one in others:
         if one.run_id == run_id and one.source == source and one.source == first.source and not one.aliases:

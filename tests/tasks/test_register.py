@@ -220,20 +220,6 @@ def test_a_registration_does_not_read_what_is_installed(store: Path, monkeypatch
     assert requirements_utils._MODULES_TO_PACKAGES is not None
 
 
-def test_a_model_that_cannot_be_logged_is_not_left_pending(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    trained = Trained()
-
-    def full(*args: object, **options: object) -> None:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(mlflow.pyfunc, "save_model", full)
-    with pytest.raises(OSError, match="No space left"):
-        trained.register()
-    client = open_store()
-    experiment = client.get_experiment_by_name("digits")
-    assert [model.status.value for model in client.search_logged_models([experiment.experiment_id])] == ["FAILED"]
-
-
 def test_a_registration_that_was_killed_is_ended_by_the_next_with_one_version(
     store: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -332,15 +332,6 @@ def test_without_git_and_dvc_a_run_says_so(store: Path) -> None:
     assert {len(one.dataset.digest) for one in found.inputs.dataset_inputs} == {36}
 
 
-def test_a_run_that_cannot_begin_is_not_left_running(store: Path) -> None:
-    Path("mlruns/runs").touch()
-    with pytest.raises(OSError, match="runs"):
-        start()
-    client = open_store()
-    experiment = client.get_experiment_by_name("digits")
-    assert [run.info.status for run in client.search_runs([experiment.experiment_id])] == ["FAILED"]
-
-
 def test_a_run_that_a_late_request_made_twice_is_ended_and_deleted(run: records.Run) -> None:
     client = open_store()
     found = client.get_run(run.run_id)
@@ -692,22 +683,6 @@ def test_what_mlflow_refuses_does_not_hold_up_the_rest(run: records.Run, caplog:
     assert runs.undelivered() == []
 
 
-# What damage may leave of a line, while it is JSON.
-WRONG_EVENTS = (
-    {"metrics": 5}, {"metrics": None}, {"metrics": [["test/loss"]]}, {"metricz": []}, {"tags": ["a"]}, {"params": 3},
-    {"file": 5, "folder": "x"}, {"status": "FINISHED"}, {"name": None}, {"inputs": [{}]}, {},
-)  # fmt: skip
-
-
-def test_a_damaged_event_holds_up_no_other_one(run: records.Run) -> None:
-    good = json.dumps({"metrics": [["test/loss", 0.5, 17, 0]]})
-    lines = [line for event in WRONG_EVENTS for line in (json.dumps(event), good)]
-    Path(run.folder, "unsent.jsonl").write_text("\n".join(lines))
-    log_metrics(run, {"test/accuracy": 0.5})
-    assert (sent(run, "test/loss"), sent(run, "test/accuracy")) == ([(0, 0.5)], [(0, 0.5)])
-    assert runs.undelivered() == []
-
-
 def test_training_errors_pass_through_the_writer(run: records.Run) -> None:
     with pytest.raises(ZeroDivisionError), MetricWriter(run) as writer:  # noqa: PT012
         writer.write(1, {"train/loss": 1.0})
@@ -846,7 +821,8 @@ def test_a_run_that_begins_without_its_server_is_whole_when_it_is_back(server: S
     # As when the process was killed before it noted MLflow's id.
     Path(run.folder, "mlflow_run_id").unlink()
     Path(run.folder, "unsent.jsonl").write_text(
-        json.dumps({"create": {"experiment": "digits", "start_time": 0, "tags": {}}}) + "\n"
+        json.dumps({"create": {"experiment": "digits", "start_time": 0, "tags": {"creation_id": run.creation_id}}})
+        + "\n"
     )
     assert end_crashed() == []
     assert mlflow_run_id(run) == found.info.run_id
@@ -899,11 +875,13 @@ def test_a_lost_reply_makes_no_twin(server: Server, proxy, monkeypatch) -> None:
     log_metrics(run, {"test/accuracy": 0.5})
     client = open_store()
     experiment = client.get_run(run.run_id).info.experiment_id
-    late = client.create_run(experiment, tags={"creation_id": run.creation_id}).info.run_id
+    tags = {"creation_id": run.creation_id, "mlflow.source.name": "stratagem"}
+    late = client.create_run(experiment, tags=tags).info.run_id
     losing.lose.append("runs/log-batch")
     log_metrics(run, {"test/loss": 0.25})
     end_run(run, "FINISHED")
     assert losing.lose == []
+    assert end_crashed() == []
     assert statuses() == {run.run_id: ("FINISHED", None)}
     assert client.get_run(late).info.lifecycle_stage == "deleted"
     assert (sent(run, "test/accuracy"), sent(run, "test/loss")) == ([(0, 0.5)], [(0, 0.25)])
