@@ -21,8 +21,7 @@ from filelock import FileLock, Timeout
 
 from tasks import config, records
 from tasks.records import Holder, Run
-from tasks.runs.entries import find_unreadable
-from tasks.runs.index import find_named, find_not_final, load
+from tasks.runs.entries import find_named, find_not_final, find_unreadable, load
 from tasks.runs.outcome import status
 from tasks.system import clock, files, network
 from tasks.system.errors import UserError
