@@ -164,7 +164,7 @@ def _tell(synced: Synced) -> Synced:
 
 def _deliver_kept() -> Iterator[Synced]:
     """Deliver the runs of which a server knows nothing, or not all, because it did not answer."""
-    found = [run for run_id in runs.undelivered() if (run := runs.look_up(run_id)) is not None and run.store]
+    found = [run for run in runs.find_not_final() if OUTBOX.has_unsent(run) and run.store]
     for run in sorted(found, key=lambda run: run.start_time):  # A comparison or a sweep comes before its runs.
         there = runs.store_name()
         known: dict[str, Any] = {"run_id": run.run_id, "name": run.name}

@@ -1,6 +1,8 @@
 """Runs in MLflow: start, resume, describe and end them, also those whose process died."""
 
 import contextlib
+import hashlib
+import json
 import os
 import socket
 import time
@@ -10,7 +12,11 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import mlflow
+import numpy as np
+from mlflow.data.schema import TensorDatasetSchema
+from mlflow.entities import Dataset
 from mlflow.exceptions import MlflowException
+from mlflow.types.schema import Schema, TensorSpec
 
 from tasks import config, records, runs
 from tasks.system import machine
@@ -21,7 +27,6 @@ from tasks.tracking.outbox import (
     Event,
     best_effort,
     create_run,
-    end_twin,
     find_created,
     is_elsewhere,
     is_twin,
@@ -29,11 +34,12 @@ from tasks.tracking.outbox import (
     present,
     text_of,
 )
-from tasks.tracking.store import Unavailable, datasets_of, is_own_store, open_store, retried, store_uri
+from tasks.tracking.store import Unavailable, is_own_store, open_store, retried, store_uri
 
 Uses = Mapping[str, tuple[str, int]]
 """What a run trains, validates and tests on: the split of each, and how many of its examples are used."""
 CONTEXTS = {"train": "training", "validation": "validation", "test": "test"}
+MAX_DIGEST_LENGTH = 36  # MLflow's own.
 
 
 class NewRun(NamedTuple):
@@ -91,11 +97,37 @@ def params_of(settings: config.Settings) -> dict[str, Any]:
 def _datasets(
     settings: config.Settings, prepared: records.PreparedDataset, lineage: records.Lineage, uses: Uses | None
 ) -> list[dict[str, Any]]:
-    """Return a run's data as MLflow's datasets, each with the context in which MLflow's pages show it."""
-    whole = {name: (name, split.num_examples) for name, split in prepared.splits.items() if name in CONTEXTS}
-    found = datasets_of(settings, prepared, lineage, uses or whole)
-    order = sorted(found, key=list(CONTEXTS).index)
-    return [{"dataset": found[use].to_dictionary(), "context": CONTEXTS[use]} for use in order]
+    """Return a run's data as MLflow's datasets, each with the context in which MLflow's pages show it.
+
+    A dataset's digest is the data version; of a part of a split the data version's beginning, and a digest of how it is
+    drawn.
+    """
+    features = [
+        TensorSpec(np.dtype(feature.dtype), (-1, *feature.shape), name) for name, feature in prepared.features.items()
+    ]
+    target = prepared.target
+    labels = TensorSpec(np.dtype(target.label_dtype), (-1, *target.label_shape), "label")
+    schema = json.dumps(TensorDatasetSchema(Schema(features), Schema([labels])).to_dict())
+    # Without DVC there is no version, and MLflow wants a digest: that of the manifest, which holds every file's sha256.
+    version = lineage.data_version or hashlib.sha256(prepared.model_dump_json().encode()).hexdigest()
+    drawn = hashlib.sha256(f"{settings.input.validation} {settings.train.seed}".encode()).hexdigest()[:8]
+    uses = uses or {name: (name, split.num_examples) for name, split in prepared.splits.items() if name in CONTEXTS}
+    found = []
+    for use, context in CONTEXTS.items():
+        if use in uses:
+            split, count = uses[use]
+            whole = count == prepared.splits[split].num_examples
+            dataset = Dataset(
+                # MLflow takes two inputs of one name and digest for one.
+                name=f"{prepared.name}/{use}",
+                digest=version[:MAX_DIGEST_LENGTH] if whole else f"{version[: MAX_DIGEST_LENGTH - 9]}-{drawn}",
+                source_type="local",
+                source=json.dumps({"uri": prepared.folder, "split": split}),
+                schema=schema,
+                profile=json.dumps({"num_examples": count, "num_outputs": target.num_outputs}),
+            )
+            found.append({"dataset": dataset.to_dictionary(), "context": context})
+    return found
 
 
 def start_new(
@@ -121,7 +153,14 @@ def start_new(
         "mlflow.parentRunId": new.parent_run_id,
     }
     creation: Event = {"experiment": experiment, "start_time": start_time, "tags": present(tags)}
-    run_id, created = _create(creation)
+    try:
+        run_id, created = create_run(creation), True
+    except (Unavailable, MlflowException) as error:
+        if is_own_store():
+            raise
+        # MLflow makes the run later, under an id of its own, with this one as a tag.
+        run_id, created = uuid.uuid4().hex, False
+        OUTBOX.warn(run_id, error)
     # The id's first letters tell runs of one name apart, and show the folder of a line in a chart's legend.
     run = records.Run(
         run_id=run_id,
@@ -163,19 +202,6 @@ def _tags_of(lineage: records.Lineage) -> dict[str, str | None]:
         "mlflow.source.name": "stratagem",
         "mlflow.source.type": "LOCAL",
     }
-
-
-def _create(creation: Event) -> tuple[str, bool]:
-    """Return the id of a new run, and whether MLflow has made it. If the server does not answer, it makes the run
-    later, under an id of its own, with this one as a tag."""
-    try:
-        return create_run(creation), True
-    except (Unavailable, MlflowException) as error:
-        if is_own_store():
-            raise
-        run_id = uuid.uuid4().hex
-        OUTBOX.warn(run_id, error)
-        return run_id, False
 
 
 def resume_run(
@@ -325,7 +351,10 @@ def _end_running(
         return None  # The copy that a sync makes, or left half-made; the next one goes on with it.
     original = run_of or _original_of(client, run_id, found.info.experiment_id, tags)
     if original is not None and not OUTBOX.has_unsent(original) and is_twin(original, run_id):
-        end_twin(client, run_id, original.run_id)
+        # A request made it of which the reply was lost: it holds nothing.
+        client.set_tag(run_id, "reason", f"a twin of run {original.run_id}: the reply to its creation was lost")
+        client.set_terminated(run_id, "KILLED")
+        client.delete_run(run_id)
         return None
     # What it is told last may still be on its way.
     owner, _, held_key = tags.get("held_by", "").rpartition(":")

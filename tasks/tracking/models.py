@@ -1,6 +1,5 @@
 """Exported models in MLflow: logged, loaded, and found again by their address."""
 
-import contextlib
 import hashlib
 import importlib
 import json
@@ -8,7 +7,7 @@ import os
 import re
 import shutil
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Literal
@@ -275,23 +274,14 @@ def find_model(uri: str) -> records.LoggedModel:
     )
 
 
-@contextlib.contextmanager
-def fetched_model(address: str) -> Iterator[TrainedModel]:
-    """Give a version of a registered model, copied into a temporary folder, where only MLflow knows it.
-
-    The copy goes with the block: Keras reads a file whole, and who follows an alias would fill a disk.
+@retried
+def fetch_model(address: str, folder: str) -> TrainedModel:
+    """Copy a version of a registered model into a folder.
 
     Raises:
         UserError: there is none, its files are damaged, or another program registered it.
         Unavailable: the tracking server does not answer, or fails.
     """
-    with tempfile.TemporaryDirectory() as folder:
-        yield fetch_model(address, folder)
-
-
-@retried
-def fetch_model(address: str, folder: str) -> TrainedModel:
-    """Copy a version of a registered model into a folder; see ``fetched_model``."""
     client = open_store()
     version = _find_at(client, address)
     place = client.get_model_version_download_uri(version.name, version.version)
@@ -323,7 +313,7 @@ def check_code(name: str, version: str, tags: Mapping[str, str]) -> None:
 
 @retried
 def find_version(address: str) -> records.ModelVersion:
-    """Return the version of a registered model that an address names now; see ``fetched_model``."""
+    """Return the version of a registered model that an address names now; see ``fetch_model``."""
     found = _find_at(open_store(), address)
     return records.ModelVersion(
         name=found.name, version=str(found.version), aliases=tuple(found.aliases), run_id=found.run_id, tags=found.tags

@@ -238,13 +238,6 @@ def find_created(client: mlflow.MlflowClient, experiment_id: str, creation_id: s
     return [run.info.run_id for run in sorted(found, key=lambda run: (run.info.lifecycle_stage, run.info.run_id))]
 
 
-def end_twin(client: mlflow.MlflowClient, run_id: str, of: str) -> None:
-    """End an MLflow run that a request made of which the reply was lost, and delete it: it holds nothing."""
-    client.set_tag(run_id, "reason", f"a twin of run {of}: the reply to its creation was lost")
-    client.set_terminated(run_id, "KILLED")
-    client.delete_run(run_id)
-
-
 def _mlflow_id_of_parent(run_id: str) -> str:
     """Return the id that MLflow knows a comparison or a sweep by; one that was started without the server is told to it
     first."""

@@ -93,7 +93,7 @@ def check_unpacked(what: str, path: Path) -> None:
 
 
 def find(reference: str) -> TrainedModel | None:
-    """Return the model that a person names; None where only MLflow can tell (``models.fetched_model``).
+    """Return the model that a person names; None where only MLflow can tell (``models.fetch_model``).
 
     Args:
         reference: ``models:/NAME@ALIAS`` or ``models:/NAME/VERSION``, a run as ``runs.resolve`` takes it, or the path

@@ -168,10 +168,10 @@ def _copy(run: Run, folder: Path, address: str) -> None:
     for step in steps:
         _copy_checkpoint(folder, place, step, there)
     index = _copy_files(folder, place, before, texts, others, there)
-    gone = {_step_of(name) for name in there} - {None, *steps, *steps_in(folder)} if steps else set()
+    gone = {step_of(name) for name in there} - {None, *steps, *steps_in(folder)} if steps else set()
     for name in sorted(there, key=lambda name: not name.endswith(f"/{committed.STATE}")):
         # A folder that lost all its checkpoints is no reason to lose them there, too.
-        if _step_of(name) in gone or (name.startswith("files/") and name.removeprefix("files/") not in index.files):
+        if step_of(name) in gone or (name.startswith("files/") and name.removeprefix("files/") not in index.files):
             place.remove(name)  # Of a checkpoint the state first: without it, what is left is none.
     if ended:
         (folder / MARK).unlink(missing_ok=True)
@@ -243,7 +243,7 @@ def _digest(path: Path, size: int, changed: int) -> str:
     return files.digest(path)
 
 
-def _step_of(name: str) -> int | None:
+def step_of(name: str) -> int | None:
     """Return the step of a checkpoint's file by its name at a remote, None of any other file."""
     parts = name.split("/")
     return int(parts[1]) if parts[0] == "checkpoints" and len(parts) == 3 and parts[1].isdigit() else None
