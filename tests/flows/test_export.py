@@ -21,7 +21,7 @@ print((model.serve(images).numpy().argmax(1) == labels).mean())
 # A format that writes half of its files, and takes its time.
 SLOW = """
 import time
-from tasks.exports import Format
+from tasks.serving.formats import Format
 
 def write(model, keras_file, folder):
     (folder / "half").write_text("half")

@@ -44,7 +44,7 @@ import jax, keras, numpy as np
 from tasks import config, records, strategies
 from tasks.training import model_state
 from tasks.modeling import models
-from tasks.checkpoints import Checkpoints
+from tasks.training.checkpoints import Checkpoints
 from tasks.system.errors import UserError
 from tasks.evaluate import evaluate
 from tasks.strategies import data_parallel

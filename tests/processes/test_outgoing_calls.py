@@ -22,7 +22,7 @@ sys.addaudithook(note)
 # Becomes a command in a network with nothing but 127.0.0.1 in it: what calls outside, from C++ too, fails there.
 ALONE = """
 import os, sys
-from tasks.launchers import isolation
+from tasks.strategies.engines import isolation
 
 network = isolation.make()
 for descriptor in network.descriptors:

@@ -182,7 +182,7 @@ import os, sys, time
 sys.path.insert(0, sys.argv[2])
 from pathlib import Path
 from test_checkpoints import build, state
-from tasks.checkpoints import Checkpoints
+from tasks.training.checkpoints import Checkpoints
 folder = Path(sys.argv[1])
 saved = Checkpoints(folder, keep=9)
 saved.save(build(), state(1))

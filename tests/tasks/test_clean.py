@@ -14,8 +14,8 @@ pytestmark = pytest.mark.slow
 SCRIPT = """
 import json, os, sys, time
 from pathlib import Path
-from tasks.process.clean import Clean
-from tasks.process.imports import import_quietly
+from tasks.process.model_loader import Clean
+from tasks.system.imports import import_quietly
 
 forked = []
 import_quietly("tasks.process.tracked", "tasks.train", before_devices=lambda: forked.append(Clean()))

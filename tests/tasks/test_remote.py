@@ -126,7 +126,7 @@ STOPPED = """
 import sys
 from pathlib import Path
 from tasks import runs
-from tasks.remote import address, copying
+from tasks.runs.remote import address, copying
 
 left = int(sys.argv[1])
 

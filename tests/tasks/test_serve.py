@@ -177,7 +177,7 @@ def test_a_stage_whose_disk_is_full_says_the_same_as_everywhere(project, error, 
 def test_a_stage_process_imports_nothing_for_others_alone(run, backend, imported):
     code = """
 import sys
-from tasks.process.imports import import_quietly
+from tasks.system.imports import import_quietly
 import_quietly("tasks.train")
 assert not {"sklearn", "matplotlib"} & sys.modules.keys()
 print("jax" in sys.modules)

@@ -958,7 +958,7 @@ import tensorflow as tf
 from tasks import config, records
 from tasks.modeling import models
 from tasks.input import sources
-from tasks.checkpoints import Checkpoints, State
+from tasks.training.checkpoints import Checkpoints, State
 from tasks.system.errors import UserError
 from tasks.train import check, train
 

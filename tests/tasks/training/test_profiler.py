@@ -334,7 +334,7 @@ import keras, numpy as np
 from tasks.training import trace as traced
 from tasks.training.callbacks import profiler
 from tasks.training.position import Position
-from tasks.checkpoints import State
+from tasks.training.checkpoints import State
 from tasks.input.batches import Batches
 
 start = State(
