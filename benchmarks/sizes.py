@@ -18,11 +18,13 @@ import tensorflow_datasets as tfds
 
 from benchmarks.reading import counter
 from benchmarks.training import trained
-from tasks import config, download, prepare, records, runs, strategies, tracking
+from tasks import config, download, prepare, records, runs, strategies
 from tasks.evaluate import evaluate
 from tasks.input import sources
 from tasks.input.batches import Batches
 from tasks.runs import lineage
+from tasks.tracking.lifecycle import end_run, start_run
+from tasks.tracking.metrics import MetricWriter
 from tasks.training import setup
 from tasks.training.checkpoints import Checkpoints
 from tasks.training.model_state import assign
@@ -141,11 +143,11 @@ def tracked(size: int, settings: config.Settings, prepared: records.PreparedData
     """Measure what tracking takes for so many points."""
 
     def write() -> None:
-        run = tracking.start_run(settings, prepared, lineage.collect(settings, prepared.data_version))
-        with tracking.MetricWriter(run) as writer:
+        run = start_run(settings, prepared, lineage.collect(settings, prepared.data_version))
+        with MetricWriter(run) as writer:
             for number in range(size):
                 writer.write(number, {"train/loss": 1.0})
-        tracking.end_run(run, "FINISHED")
+        end_run(run, "FINISHED")
 
     measure("a tracked run / points", size, write)
 

@@ -106,18 +106,19 @@ def _print_devices(given: argparse.Namespace) -> None:
 
 def _use_tracking(given: argparse.Namespace) -> None:
     """Run a stage that imports MLflow; what it finds is printed as one JSON record a line."""
-    from tasks import tracking
+    from tasks.tracking.copier import sync
+    from tasks.tracking.lifecycle import end_crashed, log_reproduction
+    from tasks.tracking.models import fetch_model
+    from tasks.tracking.registry import list_versions
 
     if given.stage == "reproduced":
-        tracking.log_reproduction(given.name)
+        log_reproduction(given.name)
     elif given.stage == "fetch":
-        _print_place(tracking.fetch_model(given.name, os.environ["TMPDIR"]))
+        _print_place(fetch_model(given.name, os.environ["TMPDIR"]))
     elif given.stage == "sync":
-        print(tracking.sync(Path(given.name) if given.name else None).model_dump_json())
+        print(sync(Path(given.name) if given.name else None).model_dump_json())
     else:
-        found: Iterable[records.Record] = (
-            tracking.end_crashed() if given.stage == "reconcile" else tracking.list_versions()
-        )
+        found: Iterable[records.Record] = end_crashed() if given.stage == "reconcile" else list_versions()
         for one in found:
             print(one.model_dump_json())
 

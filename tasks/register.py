@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from tasks import config, records, runs, tracking
+from tasks import config, records, runs
 from tasks.data import prepared_data
 from tasks.evaluation import gate, predictions
 from tasks.evaluation.predictions import Predictions
@@ -22,6 +22,18 @@ from tasks.serving.loaded_back import CleanProcess
 from tasks.system import files
 from tasks.system.errors import StratagemError, UserError
 from tasks.tracking import trained_models
+from tasks.tracking.champion import Rollback, find_rollback, move_champion_back
+from tasks.tracking.models import log_model
+from tasks.tracking.outbox import await_told
+from tasks.tracking.registry import (
+    Candidate,
+    CurrentVersions,
+    find_current_versions,
+    model_place,
+    register_version,
+    registering,
+)
+from tasks.tracking.store import Unavailable, is_own_store
 
 
 class Evaluated(NamedTuple):
@@ -72,10 +84,8 @@ def register(
     keras_file, weights_digest = exported[evaluation.checkpoint]
     model_uri = None
     try:
-        tracking.await_told(run)
-        model_uri = tracking.log_model(
-            run, name.replace(".", "-"), keras_file, prepared, evaluation.step, evaluation.metrics
-        )
+        await_told(run)
+        model_uri = log_model(run, name.replace(".", "-"), keras_file, prepared, evaluation.step, evaluation.metrics)
         refusal = _why_not_registered(settings.register_, run, prepared, training, evaluation)
         if refusal is not None:
             return _none(run, model_uri, name, refusal)
@@ -83,7 +93,7 @@ def register(
         if evaluated is None:
             rows = f"the test rows that {prepared.folder} has now"
             return _none(run, model_uri, name, f"its evaluation has no outputs for {rows}: {_commands_again(run)}")
-        candidate = tracking.Candidate(
+        candidate = Candidate(
             run=run,
             model_uri=model_uri,
             name=name,
@@ -92,15 +102,15 @@ def register(
             metric=settings.register_.metric,
             better=metrics.better(settings.register_.metric),
         )
-        with tracking.registering():
-            standing = tracking.find_current_versions(candidate)
+        with registering():
+            standing = find_current_versions(candidate)
             judgement = _judge(settings, prepared, evaluated, candidate, standing, how)
             if not standing.has_alias or judgement.promoted:
                 other = _load_back(run, prepared, evaluated, model_uri, how.clean)
                 if other is not None:
                     return _none(run, model_uri, name, other)
-            return tracking.register_version(candidate, judgement)
-    except tracking.Unavailable as error:
+            return register_version(candidate, judgement)
+    except Unavailable as error:
         return _none(run, model_uri, name, f"{error}; then `stratagem register --run {run.run_id}`")
 
 
@@ -174,8 +184,8 @@ def _judge(
     settings: config.Settings,
     prepared: PreparedDataset,
     evaluated: Evaluated,
-    candidate: tracking.Candidate,
-    standing: tracking.CurrentVersions,
+    candidate: Candidate,
+    standing: CurrentVersions,
     how: How,
 ) -> Judgement:
     """Return whether the candidate becomes the champion, and why."""
@@ -204,7 +214,7 @@ def _champion(
     prepared: PreparedDataset,
     given: Predictions,
     name: str,
-    standing: tracking.CurrentVersions,
+    standing: CurrentVersions,
     clean: CleanProcess,
 ) -> gate.Champion:
     """Return the champion with its outputs for the present test rows, which are computed where there are none."""
@@ -224,7 +234,7 @@ def _champion(
     try:
         outputs = loaded_back.of_keras_file(name, version, tags, clean, prepared)
         loaded_back.check(outputs, prepared)
-    except tracking.Unavailable:
+    except Unavailable:
         raise
     except StratagemError as error:
         return gate.Champion(version, None, f"{why}; it cannot be scored again: {error}. --force takes its place")
@@ -235,11 +245,11 @@ def _load_back(
     run: Run, prepared: PreparedDataset, evaluated: Evaluated, model_uri: str, clean: CleanProcess
 ) -> str | None:
     """Return why a logged model is not what was evaluated; None where it is, loaded back in a process of its own."""
-    place, given = tracking.model_place(model_uri), evaluated.given
+    place, given = model_place(model_uri), evaluated.given
     rows = loaded_back.sample(len(given.outputs))
     try:
         found = loaded_back.through_mlflow(place, clean, prepared, rows)
-    except tracking.Unavailable:
+    except Unavailable:
         raise
     except StratagemError as error:
         return f"it cannot be loaded back through MLflow in a clean process: {error}"
@@ -300,14 +310,14 @@ def rollback(name: str, clean: CleanProcess) -> RolledBack:
         Unavailable: the tracking server does not answer, or fails.
         StratagemError: another process is moving the alias, or has moved it meanwhile.
     """
-    with tracking.registering():
-        back = tracking.find_rollback(name)
+    with registering():
+        back = find_rollback(name)
         seen = _load_version_back(back, _find_evaluation(back), clean)
-        tracking.rollback(back)
+        move_champion_back(back)
     return RolledBack(model_name=name, before=back.champion, now=back.version, missing=back.missing, loaded_back=seen)
 
 
-def _find_evaluation(back: tracking.Rollback) -> FoundEvaluation:
+def _find_evaluation(back: Rollback) -> FoundEvaluation:
     run = None if back.run_id is None else runs.look_up(back.run_id)
     if run is None:
         return FoundEvaluation(missing="the run that it was made of is not here")
@@ -326,7 +336,7 @@ def _find_evaluation(back: tracking.Rollback) -> FoundEvaluation:
     return FoundEvaluation(run, prepared, outputs, missing)
 
 
-def _load_version_back(back: tracking.Rollback, found: FoundEvaluation, clean: CleanProcess) -> str:
+def _load_version_back(back: Rollback, found: FoundEvaluation, clean: CleanProcess) -> str:
     """Load a version back, and return a sentence about what it gives.
 
     Raises:
@@ -341,7 +351,7 @@ def _load_version_back(back: tracking.Rollback, found: FoundEvaluation, clean: C
             loaded_back.check_numbers(outputs)
         else:
             loaded_back.check(outputs, prepared, rows)
-    except tracking.Unavailable:
+    except Unavailable:
         raise
     except StratagemError as error:
         raise _no_rollback(back, f"it cannot be loaded back in a clean process: {error}") from None
@@ -362,14 +372,14 @@ def _load_version_back(back: tracking.Rollback, found: FoundEvaluation, clean: C
 
 
 def _compute_version(
-    back: tracking.Rollback, prepared: PreparedDataset | None, rows: list[int] | None, clean: CleanProcess
+    back: Rollback, prepared: PreparedDataset | None, rows: list[int] | None, clean: CleanProcess
 ) -> npt.NDArray[Any]:
     """Return the outputs of a version.
 
     MLflow loads it from the project's own store, as for a server of models. Others may have written to a server's
     store: there only the version's .keras file is loaded, because what MLflow loads beside it is code.
     """
-    if tracking.is_own_store():
+    if is_own_store():
         return loaded_back.through_mlflow(back.place, clean, prepared, rows)
     if not {"keras_file_sha256", "model", "model_digest", "weights_digest"} <= set(back.tags):
         raise UserError(
@@ -378,7 +388,7 @@ def _compute_version(
     return loaded_back.of_keras_file(back.name, back.version, back.tags, clean, prepared, rows)
 
 
-def _no_rollback(back: tracking.Rollback, reason: str) -> UserError:
+def _no_rollback(back: Rollback, reason: str) -> UserError:
     stays = "no version" if back.champion is None else f"version {back.champion}"
     return UserError(
         f"'{back.name}' cannot be rolled back to version {back.version}: {reason}. @{config.CHAMPION} stays at "

@@ -47,7 +47,7 @@ def mlflow_pages(listening: socket.socket, key: str) -> Server | None:
     root, store, environment = config.project_root(), tracking_store(), stage_environment(None)
     if not (os.environ.get("MLFLOW_TRACKING_URI") or (root / "mlruns" / "mlflow.db").exists()):
         # A new store that MLflow's server and a run make at the same moment stays broken for ever.
-        make = "from tasks import tracking; tracking.open_store()"
+        make = "from tasks.tracking.store import open_store; open_store()"
         subprocess.run([sys.executable, "-c", make], check=True, cwd=root, env=environment)
     elif not os.environ.get("MLFLOW_TRACKING_URI"):
         relocation.mend()

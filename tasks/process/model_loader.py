@@ -103,10 +103,10 @@ class Clean:
 
 def functions() -> dict[str, Callable[..., Any]]:
     """Return what the process does, by name: the first argument of each is a mapping of arrays."""
-    from tasks import tracking
     from tasks.serving import outputs
+    from tasks.tracking.models import predict
 
-    return {"load_back": tracking.predict, "score": outputs.of_keras_file}
+    return {"load_back": predict, "score": outputs.of_keras_file}
 
 
 def _slow_imports() -> Callable[[], None]:

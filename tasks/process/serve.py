@@ -159,9 +159,11 @@ def serve(chief: bool) -> None:
 
 
 def _chiefs_stages(clean: Clean) -> dict[str, Callable[..., Any]]:
-    from tasks import tracking, train
+    from tasks import train
     from tasks.process import tracked
     from tasks.serving import export
+    from tasks.tracking.lifecycle import end_run
+    from tasks.tracking.models import find_model
     from tasks.training import step_time
 
     def evaluate(settings: config.Settings, run: Run, **given: Any) -> EvaluationResult:
@@ -186,11 +188,11 @@ def _chiefs_stages(clean: Clean) -> dict[str, Callable[..., Any]]:
         "evaluate on one device": evaluate,
         "register": functools.partial(tracked.register, apart=clean.ask),
         "write_report": tracked.write_report,
-        "find_model": lambda settings, uri: tracking.find_model(uri),
+        "find_model": lambda settings, uri: find_model(uri),
         "export": export.export,
         "report_comparison": tracked.report_comparison,
         "report_restarts": tracked.report_restarts,
-        "end_run": lambda settings, **given: tracking.end_run(**given),
+        "end_run": lambda settings, **given: end_run(**given),
     }
 
 

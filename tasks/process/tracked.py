@@ -10,7 +10,7 @@ import threading
 from collections.abc import Iterator
 from typing import Literal
 
-from tasks import config, records, reports, runs, tracking
+from tasks import config, records, reports, runs
 from tasks.data import prepared_data
 from tasks.evaluate import evaluate as evaluate_stage
 from tasks.evaluation import gate
@@ -33,6 +33,11 @@ from tasks.register import register as register_stage
 from tasks.reports import comparison_html, page, side_by_side
 from tasks.runs import lineage, uncommitted
 from tasks.serving.loaded_back import CleanProcess
+from tasks.tracking import lifecycle, parents
+from tasks.tracking.lifecycle import end_crashed, end_run, log_files, set_tags
+from tasks.tracking.metrics import MetricWriter, log_metrics, system_metrics
+from tasks.tracking.parents import Sweeping, log_comparison, log_sweep, log_trial
+from tasks.tracking.store import Unavailable
 from tasks.train import check
 from tasks.train import train as train_stage
 from tasks.training import initial
@@ -60,7 +65,7 @@ def start_run(
     weights = initial.find_weights(settings, prepared)
     _end_crashed(runs.key_of(settings))
     traced = lineage.collect(settings, prepared.data_version)
-    run = tracking.start_run(settings, prepared, traced, flow_run_id, parent_run_id, _uses(settings, prepared))
+    run = lifecycle.start_run(settings, prepared, traced, flow_run_id, parent_run_id, _uses(settings, prepared))
     if weights:
         initial.save(weights, config.project_root() / run.folder)
     if traced.git_dirty:
@@ -71,7 +76,7 @@ def start_run(
 def _keep_changes(run: Run) -> None:
     """Keep what differs from the commit that the run names in its folder; MLflow gets the digest."""
     if (digest := uncommitted.keep_changes(run)) is not None:
-        tracking.set_tags(run, {"uncommitted_digest": digest})
+        set_tags(run, {"uncommitted_digest": digest})
 
 
 def start_comparison(
@@ -80,7 +85,7 @@ def start_comparison(
     """Start the MLflow run that is the parent of a comparison's runs."""
     _end_crashed(key)
     traced = lineage.collect(settings, prepared.data_version)
-    return tracking.start_comparison(settings, prepared, traced, key, flow_run_id, _uses(settings, prepared))
+    return parents.start_comparison(settings, prepared, traced, key, flow_run_id, _uses(settings, prepared))
 
 
 def _uses(settings: config.Settings, prepared: PreparedDataset) -> dict[str, tuple[str, int]]:
@@ -95,7 +100,7 @@ def resume_parent(
     """Resume an unfinished comparison or sweep."""
     _end_crashed(run.key, run.run_id)
     traced = lineage.collect(settings, prepared.data_version)
-    return tracking.resume_run(run, settings, traced, flow_run_id, run.key)
+    return lifecycle.resume_run(run, settings, traced, flow_run_id, run.key)
 
 
 def start_sweep(
@@ -112,8 +117,8 @@ def start_sweep(
     gate.check(settings, prepared)
     _end_crashed(key)
     traced = lineage.collect(settings, prepared.data_version)
-    sweeping = tracking.Sweeping(key, name, tuple(swept))
-    run = tracking.start_sweep(settings, prepared, traced, sweeping, flow_run_id, _uses(settings, prepared))
+    sweeping = Sweeping(key, name, tuple(swept))
+    run = parents.start_sweep(settings, prepared, traced, sweeping, flow_run_id, _uses(settings, prepared))
     if traced.git_dirty:
         _keep_changes(run)
     return run
@@ -132,7 +137,7 @@ def start_trial(settings: config.Settings, prepared: PreparedDataset, run: Run, 
     check(settings, prepared)
     weights = initial.find_weights(settings, prepared)
     traced = lineage.collect(settings, prepared.data_version)
-    trial = tracking.start_trial(settings, prepared, traced, run, number, _uses(settings, prepared))
+    trial = parents.start_trial(settings, prepared, traced, run, number, _uses(settings, prepared))
     if weights:
         initial.save(weights, config.project_root() / trial.folder)
     runs.save_limits(trial, limits)
@@ -144,16 +149,16 @@ def resume_trial(
 ) -> Run:
     """Resume a trial, with the same settings, data and limits."""
     traced = lineage.collect(settings, prepared.data_version)
-    trial = tracking.resume_run(run, settings, traced, flow_run_id, run.key)
+    trial = lifecycle.resume_run(run, settings, traced, flow_run_id, run.key)
     runs.save_limits(trial, limits)  # Its process may have died before it wrote them.
     return trial
 
 
 def end_trial(settings: config.Settings, run: Run, trial: Trial) -> None:
     """Record in MLflow how a trial ended, and end its run. A pruned trial ends as KILLED, and its tags say why."""
-    tracking.log_trial(run, trial)
+    log_trial(run, trial)
     status: dict[str, Status] = {"complete": "FINISHED", "pruned": "KILLED", "failed": "FAILED"}
-    tracking.end_run(run, status[trial.state], trial.reason)
+    end_run(run, status[trial.state], trial.reason)
 
 
 def report_sweep(settings: config.Settings, run: Run, sweep: Sweep) -> None:
@@ -161,7 +166,7 @@ def report_sweep(settings: config.Settings, run: Run, sweep: Sweep) -> None:
     folder = config.project_root() / run.folder
     record = records.save(sweep, folder / "sweep.json")
     table = reports.sweep_table(sweep, folder / "sweep.csv")
-    tracking.log_sweep(run, sweep, [reports.sweep_page(sweep, folder / "sweep.html"), table, record])
+    log_sweep(run, sweep, [reports.sweep_page(sweep, folder / "sweep.html"), table, record])
 
 
 def resume_run(
@@ -178,13 +183,13 @@ def resume_run(
     gate.check(settings, prepared)
     traced = lineage.collect(settings, prepared.data_version)
     _end_crashed(runs.key_of(settings), run_id)
-    return tracking.resume_run(run, settings, traced, flow_run_id)
+    return lifecycle.resume_run(run, settings, traced, flow_run_id)
 
 
 def _end_crashed(key: str, run_id: str | None = None) -> None:
     """End the MLflow runs of processes that died."""
-    with contextlib.suppress(tracking.Unavailable):
-        for ended in tracking.end_crashed(key, run_id):
+    with contextlib.suppress(Unavailable):
+        for ended in end_crashed(key, run_id):
             print(f"{ended.what} is {ended.status} now: {ended.reason}", file=sys.stderr)
 
 
@@ -192,18 +197,18 @@ def train(settings: config.Settings, prepared: PreparedDataset, run: Run, stop: 
     """Train until the end, or until ``stop`` is set; metrics and the processor's load go to MLflow meanwhile."""
     trial = runs.load_limits(run) is not None
     try:
-        with _warnings_alone(trial), tracking.MetricWriter(run) as writer, tracking.system_metrics(writer, settings):
+        with _warnings_alone(trial), MetricWriter(run) as writer, system_metrics(writer, settings):
             result = train_stage(settings, prepared, run, writer.write, stop)
     finally:
         if steps := runs.nonfinite_steps(run):
-            tracking.set_tags(run, {"nonfinite_steps": ", ".join(map(str, steps))})
+            set_tags(run, {"nonfinite_steps": ", ".join(map(str, steps))})
     folder = config.project_root() / run.folder
     history = reports.history_table(result, folder / "report" / "history.csv")
     found = [folder / "records" / name for name in ("placement.json", "tuning.json")]
-    tracking.log_files(run, [*(path for path in found if path.exists()), history], "training")
+    log_files(run, [*(path for path in found if path.exists()), history], "training")
     if result.examples_per_second is not None:
-        tracking.log_metrics(run, {"performance/examples_per_second": result.examples_per_second})
-    tracking.set_tags(
+        log_metrics(run, {"performance/examples_per_second": result.examples_per_second})
+    set_tags(
         run,
         {
             "checkpoint": result.checkpoint,
@@ -215,7 +220,7 @@ def train(settings: config.Settings, prepared: PreparedDataset, run: Run, stop: 
             **({"optimizer": result.optimizer} if result.optimizer else {}),
         },
     )
-    tracking.log_files(run, [runs.save_result(run, result)], "training")
+    log_files(run, [runs.save_result(run, result)], "training")
     return result
 
 
@@ -249,9 +254,9 @@ def evaluate(
         path = folder / "report" / "augmented_examples.png"
         title = f"{run.name}: training images and what augmentation makes of them"
         pictures.append(reports.augmented_examples(examples, settings.input.augmentation, title, path))
-    tracking.log_metrics(run, result.metrics)
-    tracking.log_files(run, pictures, "evaluation")
-    tracking.log_files(run, [runs.save_result(run, result)], "evaluation")
+    log_metrics(run, result.metrics)
+    log_files(run, pictures, "evaluation")
+    log_files(run, [runs.save_result(run, result)], "evaluation")
     return result
 
 
@@ -274,13 +279,13 @@ def register(
 def write_report(settings: config.Settings, run: Run, seconds: dict[str, float] | None = None) -> None:
     """Write a run's page into its folder and into MLflow, with the seconds of its stages so far."""
     written = page.write(run, seconds)
-    tracking.log_metrics(run, written.metrics)
+    log_metrics(run, written.metrics)
     pictures = []
     if written.binned is not None:
         picture = written.page.with_name("reliability.png")
         heights = written.binned.accuracy.tolist()
         pictures.append(reports.reliability(heights, written.binned.means, written.title, picture))
-    tracking.log_files(run, [written.page, *pictures], "evaluation")
+    log_files(run, [written.page, *pictures], "evaluation")
 
 
 def report_comparison(settings: config.Settings, run: Run, comparison: Comparison) -> Comparison:
@@ -295,7 +300,7 @@ def report_comparison(settings: config.Settings, run: Run, comparison: Compariso
         comparison_html.write(comparison, folder / "comparison.html"),
     ]
     page = reports.comparison_page(comparison, folder / "comparison.md")
-    tracking.log_comparison(run, comparison, page, others)
+    log_comparison(run, comparison, page, others)
     return comparison
 
 
@@ -303,9 +308,9 @@ def report_restarts(
     settings: config.Settings, run: Run, restarts: list[str], training: TrainingResult | None = None
 ) -> TrainingResult | None:
     """Record why members of the cluster were restarted during a training; ``training`` is None if that failed."""
-    tracking.set_tags(run, {"restarts": str(len(restarts)), "restart_reasons": "; ".join(restarts)})
+    set_tags(run, {"restarts": str(len(restarts)), "restart_reasons": "; ".join(restarts)})
     if training is None:
         return None
     result = training.model_copy(update={"restarts": tuple(restarts)})
-    tracking.log_files(run, [runs.save_result(run, result)], "training")
+    log_files(run, [runs.save_result(run, result)], "training")
     return result

@@ -1,11 +1,10 @@
-"""The runs in mlruns/: which there are (`entries`, `index`), which are at work, whose they are and what killed
+"""The runs in mlruns/: which there are (`entries`), which are at work, whose they are and what killed
 processes left (`locks`), how they ended and what their stages left (`outcome`), which one a command
-resumes (`index`, `resume`), how they look in a list (`listing`) and by themselves (`details`), and which need no room
+resumes (`entries`, `resume`), how they look in a list and by themselves (`listing`), and which need no room
 on the disk any more (`pruning`). Where a run comes from (`lineage`, `uncommitted`), and its copy elsewhere (`remote`).
 """
 
-from tasks.runs.details import compare, show
-from tasks.runs.index import (
+from tasks.runs.entries import (
     children,
     find,
     find_named,
@@ -22,7 +21,7 @@ from tasks.runs.index import (
     sweeps,
     undelivered,
 )
-from tasks.runs.listing import FIGURES, RunFilter, list_runs, lower_is_better, moment
+from tasks.runs.listing import FIGURES, RunFilter, compare, list_runs, lower_is_better, moment, show
 from tasks.runs.locks import (
     RunLock,
     at_work_on,

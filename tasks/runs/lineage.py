@@ -41,14 +41,10 @@ def package_version() -> str:
     return version("stratagem")
 
 
-def _own_names(settings: config.Settings) -> list[str]:
-    """Return what of a run's settings may name code of the user's own."""
-    return [settings.model.name, settings.train.loss, *own_code.metrics_of(settings)]
-
-
 def code_of(settings: config.Settings, root: Path | None = None) -> str:
     """Return the digest of the code of a run with these settings, see ``code_digest``."""
-    return code_digest(*_own_names(settings), initial=settings.model.initial, root=root)
+    own = settings.model.name, settings.train.loss, *own_code.metrics_of(settings)
+    return code_digest(*own, initial=settings.model.initial, root=root)
 
 
 def git_state(folder: Path) -> tuple[str | None, bool | None]:

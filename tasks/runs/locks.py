@@ -21,9 +21,7 @@ from filelock import FileLock, Timeout
 
 from tasks import config, records
 from tasks.records import Holder, Run
-from tasks.runs.entries import find_unreadable
-from tasks.runs.index import find_named, find_not_final, load
-from tasks.runs.outcome import status
+from tasks.runs.entries import PLACES, find_entries, find_named, find_unreadable, load
 from tasks.system import clock, files, network
 from tasks.system.errors import UserError
 
@@ -153,8 +151,8 @@ def is_abandoned(run: Run) -> bool:
 
 def at_work_on(dataset: str) -> list[Run]:
     """Return the runs and comparisons on a dataset that are at work; those of another machine, if they say so."""
-    running = (run for run in find_not_final() if (ended := status(run)) and ended.status == "RUNNING")
-    return [run for run in running if run.settings.get("dataset", {}).get("name") == dataset and not is_abandoned(run)]
+    running = [entry.run for entry in find_entries(*PLACES) if entry.is_running and entry.dataset == dataset]
+    return [run for run in running if not is_abandoned(run)]
 
 
 def crashed_holders() -> list[tuple[Path, Holder]]:

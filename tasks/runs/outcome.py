@@ -82,11 +82,9 @@ def refuse_pruned(run: Run) -> None:
         UserError: says so, and when that was.
     """
     if is_pruned(run):
-        when = ""
-        with contextlib.suppress(UserError):
-            when = f" on {records.load(Pruned, config.project_root() / run.folder / PRUNED).at[:10]}"
+        when = records.load(Pruned, config.project_root() / run.folder / PRUNED).at[:10]
         raise UserError(
-            f"run {run.run_id} was pruned{when} (`stratagem runs prune`): its checkpoints and models are gone, its "
+            f"run {run.run_id} was pruned on {when} (`stratagem runs prune`): its checkpoints and models are gone, its "
             "records, metrics and pictures are kept. Name another run (`stratagem runs`), or train it again with "
             "`stratagem run` and its settings (`stratagem runs show`)"
         )

@@ -15,8 +15,7 @@ from pathlib import Path
 
 from tasks import config, records
 from tasks.records import ModelVersion, Pruned, PrunedRun, Pruning, Run, RunLine
-from tasks.runs.entries import Entry, find_entries, find_entry
-from tasks.runs.index import kind_of_parent, look_up_parent
+from tasks.runs.entries import Entry, find_entries, find_entry, kind_of_parent, look_up_parent
 from tasks.runs.listing import RunFilter, line_of
 from tasks.runs.locks import is_locked, lock, project_id, store_name
 from tasks.runs.outcome import PRUNED, is_pruned, status

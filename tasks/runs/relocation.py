@@ -14,7 +14,6 @@ from filelock import FileLock
 
 from tasks import config
 from tasks.system import files
-from tasks.system.errors import UserError
 
 logger = logging.getLogger(__name__)
 
@@ -30,19 +29,6 @@ LOCATIONS = (
 def own_store() -> Path:
     """Return where the project's own store is, or will be."""
     return config.project_root() / "mlruns" / "mlflow.db"
-
-
-def refuse_question_mark(address: str) -> None:
-    """Refuse a store's address that MLflow would not read as it is meant: it would make a file beside the project.
-
-    Raises:
-        UserError: there is a `?` in it.
-    """
-    if "?" in address:
-        raise UserError(
-            f"MLflow cannot use {address}: what stands behind a `?` is no part of a file's name to it. Rename that "
-            "folder, or give MLFLOW_TRACKING_URI=sqlite:///FILE, or a server's address"
-        )
 
 
 def mend() -> None:
@@ -74,7 +60,8 @@ def mend() -> None:
                 mended += connection.execute(change, values).rowcount
     if mended:
         left = old / "artifacts"
-        there = f". What was written to {left} since then is still there" if _is_only_files(old) else ""
+        only_files = left.is_dir() and not (old / "mlflow.db").exists()
+        there = f". What was written to {left} since then is still there" if only_files else ""
         logger.warning(
             "this project was in %s: %d locations of files in %s are mended%s", old.parent, mended, path, there
         )
@@ -86,7 +73,3 @@ def _place_when_made(path: Path) -> Path | None:
         found = connection.execute("SELECT artifact_location FROM experiments WHERE experiment_id = 0").fetchone()
     match = re.fullmatch(r"file://(/.*/mlruns)/artifacts/0", found[0] or "") if found else None
     return Path(unquote(match[1])) if match else None
-
-
-def _is_only_files(old: Path) -> bool:
-    return (old / "artifacts").is_dir() and not (old / "mlflow.db").exists()

@@ -19,8 +19,7 @@ from tasks.records import (
     Run,
     TrainingResult,
 )
-from tasks.runs.entries import find_entries
-from tasks.runs.index import find_named, look_up, newest
+from tasks.runs.entries import find_entries, find_named, look_up, newest
 from tasks.runs.locks import is_abandoned
 from tasks.runs.outcome import forget_results, load_result, nonfinite_steps, refuse_pruned, status
 from tasks.system import machine

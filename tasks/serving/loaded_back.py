@@ -10,12 +10,15 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from tasks import config, tracking
+from tasks import config
 from tasks.records import EvaluationResult, PreparedDataset, Run
 from tasks.runs import lineage
 from tasks.system import files
 from tasks.system.errors import StratagemError, UserError, one_line
 from tasks.tracking import trained_models
+from tasks.tracking.models import check_code
+from tasks.tracking.registry import fetch_keras_file
+from tasks.tracking.store import store_uri
 
 SAMPLE = 64
 """Test rows that a model is loaded back for: they lie evenly in the split."""
@@ -59,7 +62,7 @@ def through_mlflow(
     """
     encoded = prepared is not None and any(feature.columns for feature in prepared.features.values())
     return np.asarray(
-        clean("load_back", _test_files(prepared), rows, place=place, tracking_uri=tracking.store_uri(), encoded=encoded)
+        clean("load_back", _test_files(prepared), rows, place=place, tracking_uri=store_uri(), encoded=encoded)
     )
 
 
@@ -74,7 +77,7 @@ def of_keras_file(
     """Return the outputs of a version, whose .keras file is loaded in Keras' safe mode.
 
     Only this project's code runs, and for a model of a server, whose tags others may have written, only modules that
-    are allowed (``tracking.check_code``).
+    are allowed (``models.check_code``).
 
     Args:
         name: of the registered model.
@@ -88,8 +91,8 @@ def of_keras_file(
         StratagemError: the outputs cannot be computed; says why.
     """
     with tempfile.TemporaryDirectory() as folder:
-        tracking.check_code(name, version, tags)
-        file = tracking.fetch_keras_file(name, version, Path(folder))
+        check_code(name, version, tags)
+        file = fetch_keras_file(name, version, Path(folder))
         if files.digest(file) != tags["keras_file_sha256"]:
             raise UserError("its .keras file in MLflow is damaged")
         if not zipfile.is_zipfile(file):

@@ -4,6 +4,7 @@ import functools
 import importlib
 import math
 import sys
+import tempfile
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -183,10 +184,11 @@ def load(reference: str) -> RawModel:
     """Return the model that a person names, see ``trained_models.find``. MLflow is asked where only that knows."""
     if (found := trained_models.find(reference)) is not None:
         return RawModel(found)
-    from tasks import tracking
+    from tasks.tracking.models import fetch_model
 
-    with tracking.fetched_model(reference) as fetched:
-        return RawModel(fetched)
+    # Keras reads a file whole; who follows an alias would fill a disk with copies that stay.
+    with tempfile.TemporaryDirectory() as folder:
+        return RawModel(fetch_model(reference, folder))
 
 
 def devices() -> tuple[str, ...]:

@@ -134,9 +134,9 @@ class Served:
         try:
             version = trained_models.find_version(self._address)
             if version is None:
-                from tasks import tracking
+                from tasks.tracking.models import find_version
 
-                version = tracking.find_version(self._address)
+                version = find_version(self._address)
         except Exception as error:  # Whatever a registry raises, the next look may find it well.
             return f"{self._address} cannot be looked up ({error})"
         name = f"{version.name}/{version.version}"

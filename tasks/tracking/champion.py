@@ -131,7 +131,7 @@ def _end_of(version: str, history: list[str]) -> int:
 
 
 @retried
-def rollback(back: Rollback) -> None:
+def move_champion_back(back: Rollback) -> None:
     """Move the alias `champion` back to the version that had it before.
 
     The present champion gets the tag ``rolled_back``: no registration makes it the champion again, unless forced.

@@ -1,6 +1,8 @@
 """Runs in MLflow: start, resume, describe and end them, also those whose process died."""
 
 import contextlib
+import hashlib
+import json
 import os
 import socket
 import time
@@ -10,7 +12,11 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import mlflow
+import numpy as np
+from mlflow.data.schema import TensorDatasetSchema
+from mlflow.entities import Dataset
 from mlflow.exceptions import MlflowException
+from mlflow.types.schema import Schema, TensorSpec
 
 from tasks import config, records, runs
 from tasks.system import machine
@@ -21,7 +27,6 @@ from tasks.tracking.outbox import (
     Event,
     best_effort,
     create_run,
-    end_twin,
     find_created,
     is_elsewhere,
     is_twin,
@@ -29,11 +34,12 @@ from tasks.tracking.outbox import (
     present,
     text_of,
 )
-from tasks.tracking.store import Unavailable, datasets_of, is_own_store, open_store, retried, store_uri
+from tasks.tracking.store import Unavailable, is_own_store, open_store, retried, store_uri
 
 Uses = Mapping[str, tuple[str, int]]
 """What a run trains, validates and tests on: the split of each, and how many of its examples are used."""
 CONTEXTS = {"train": "training", "validation": "validation", "test": "test"}
+MAX_DIGEST_LENGTH = 36  # MLflow's own.
 
 
 class NewRun(NamedTuple):
@@ -91,11 +97,37 @@ def params_of(settings: config.Settings) -> dict[str, Any]:
 def _datasets(
     settings: config.Settings, prepared: records.PreparedDataset, lineage: records.Lineage, uses: Uses | None
 ) -> list[dict[str, Any]]:
-    """Return a run's data as MLflow's datasets, each with the context in which MLflow's pages show it."""
-    whole = {name: (name, split.num_examples) for name, split in prepared.splits.items() if name in CONTEXTS}
-    found = datasets_of(settings, prepared, lineage, uses or whole)
-    order = sorted(found, key=list(CONTEXTS).index)
-    return [{"dataset": found[use].to_dictionary(), "context": CONTEXTS[use]} for use in order]
+    """Return a run's data as MLflow's datasets, each with the context in which MLflow's pages show it.
+
+    A dataset's digest is the data version; of a part of a split the data version's beginning, and a digest of how it is
+    drawn.
+    """
+    features = [
+        TensorSpec(np.dtype(feature.dtype), (-1, *feature.shape), name) for name, feature in prepared.features.items()
+    ]
+    target = prepared.target
+    labels = TensorSpec(np.dtype(target.label_dtype), (-1, *target.label_shape), "label")
+    schema = json.dumps(TensorDatasetSchema(Schema(features), Schema([labels])).to_dict())
+    # Without DVC there is no version, and MLflow wants a digest: that of the manifest, which holds every file's sha256.
+    version = lineage.data_version or hashlib.sha256(prepared.model_dump_json().encode()).hexdigest()
+    drawn = hashlib.sha256(f"{settings.input.validation} {settings.train.seed}".encode()).hexdigest()[:8]
+    uses = uses or {name: (name, split.num_examples) for name, split in prepared.splits.items() if name in CONTEXTS}
+    found = []
+    for use, context in CONTEXTS.items():
+        if use in uses:
+            split, count = uses[use]
+            whole = count == prepared.splits[split].num_examples
+            dataset = Dataset(
+                # MLflow takes two inputs of one name and digest for one.
+                name=f"{prepared.name}/{use}",
+                digest=version[:MAX_DIGEST_LENGTH] if whole else f"{version[: MAX_DIGEST_LENGTH - 9]}-{drawn}",
+                source_type="local",
+                source=json.dumps({"uri": prepared.folder, "split": split}),
+                schema=schema,
+                profile=json.dumps({"num_examples": count, "num_outputs": target.num_outputs}),
+            )
+            found.append({"dataset": dataset.to_dictionary(), "context": context})
+    return found
 
 
 def start_new(
@@ -121,42 +153,40 @@ def start_new(
         "mlflow.parentRunId": new.parent_run_id,
     }
     creation: Event = {"experiment": experiment, "start_time": start_time, "tags": present(tags)}
-    run_id, created = _create(creation)
-    run: records.Run | None = None
     try:
-        # The id's first letters tell runs of one name apart, and show the folder of a line in a chart's legend.
-        run = records.Run(
-            run_id=run_id,
-            experiment=experiment,
-            name=f"{new.label}-{run_id[:6]}",
-            folder=f"{new.place}/{run_id}",
-            lineage=lineage,
-            settings=settings.to_json(),
-            flow_run_id=flow_run_id,
-            parent_run_id=new.parent_run_id,
-            number=runs.next_number(),
-            start_time=start_time,
-            key=new.key,
-            host=socket.gethostname(),
-            boot=runs.boot_id(),
-            project=project,
-            store=runs.store_name(),
-            environment=machine.surroundings(),
-            creation_id=creation_id,
-        )
-        runs.set_status(run, "RUNNING")
-        records.save(run, _run_file(run))
-        told: list[Event] = [] if created else [{"create": creation}]
-        texts = {key: text_of(value) for key, value in new.params.items()}
-        OUTBOX.deliver(run, *told, {"name": run.name}, {"params": texts}, {"inputs": datasets})
-    except BaseException as error:
-        status = "FAILED" if isinstance(error, Exception) else "KILLED"
-        if run is not None:
-            with best_effort():
-                runs.set_status(run, status, str(error) or type(error).__name__)
-        if created:
-            open_store().set_terminated(run_id, status)
-        raise
+        run_id, created = create_run(creation), True
+    except (Unavailable, MlflowException) as error:
+        if is_own_store():
+            raise
+        # MLflow makes the run later, under an id of its own, with this one as a tag.
+        run_id, created = uuid.uuid4().hex, False
+        OUTBOX.warn(run_id, error)
+    # The id's first letters tell runs of one name apart, and show the folder of a line in a chart's legend.
+    run = records.Run(
+        run_id=run_id,
+        experiment=experiment,
+        name=f"{new.label}-{run_id[:6]}",
+        folder=f"{new.place}/{run_id}",
+        lineage=lineage,
+        settings=settings.to_json(),
+        flow_run_id=flow_run_id,
+        parent_run_id=new.parent_run_id,
+        number=runs.next_number(),
+        start_time=start_time,
+        key=new.key,
+        host=socket.gethostname(),
+        boot=runs.boot_id(),
+        project=project,
+        store=runs.store_name(),
+        environment=machine.surroundings(),
+        creation_id=creation_id,
+    )
+    # If one of these fails, the next start ends the run in MLflow.
+    runs.set_status(run, "RUNNING")
+    records.save(run, _run_file(run))
+    told: list[Event] = [] if created else [{"create": creation}]
+    texts = {key: text_of(value) for key, value in new.params.items()}
+    OUTBOX.deliver(run, *told, {"name": run.name}, {"params": texts}, {"inputs": datasets})
     return run
 
 
@@ -172,19 +202,6 @@ def _tags_of(lineage: records.Lineage) -> dict[str, str | None]:
         "mlflow.source.name": "stratagem",
         "mlflow.source.type": "LOCAL",
     }
-
-
-def _create(creation: Event) -> tuple[str, bool]:
-    """Return the id of a new run, and whether MLflow has made it. If the server does not answer, it makes the run
-    later, under an id of its own, with this one as a tag."""
-    try:
-        return create_run(creation), True
-    except (Unavailable, MlflowException) as error:
-        if is_own_store():
-            raise
-        run_id = uuid.uuid4().hex
-        OUTBOX.warn(run_id, error)
-        return run_id, False
 
 
 def resume_run(
@@ -211,8 +228,8 @@ def resume_run(
         except MlflowException as error:
             # A run that was started while the server did not answer is created when its events are delivered.
             deleted = error.error_code == "RESOURCE_DOES_NOT_EXIST" and not OUTBOX.has_unsent(run)
-            if deleted and _was_in_another_store(run):
-                _create_again(run)
+            if deleted and run.project != runs.project_id() and not run.store and not runs.store_name():
+                _create_again(run)  # It was brought here from another machine, whose own store had it.
                 deleted = False
         if deleted:
             raise UserError(
@@ -247,16 +264,15 @@ def resume_run(
     return run
 
 
-def _was_in_another_store(run: records.Run) -> bool:
-    """Return whether a run was brought here from another machine whose own MLflow store had it."""
-    return run.project != runs.project_id() and not run.store and not runs.store_name()
-
-
 def _create_again(run: records.Run) -> None:
     """Create a run in MLflow from its folder: settings, lineage and all metrics so far."""
-    creation_id = run.creation_id or run.run_id
     of_run = {"strategy": run.settings["strategy"]["kind"], "loop": run.settings["train"]["loop"]}
-    tags = {"dataset": run.settings["dataset"]["name"], **_tags_of(run.lineage), **of_run, "creation_id": creation_id}
+    tags = {
+        "dataset": run.settings["dataset"]["name"],
+        **_tags_of(run.lineage),
+        **of_run,
+        "creation_id": run.creation_id,
+    }
     creation: Event = {"experiment": run.experiment, "start_time": run.start_time, "tags": present(tags)}
     params = {key: text_of(value) for key, value in config.flat(run.settings).items() if value != {}}
     told: list[Event] = [{"create": creation}, {"name": run.name}, {"params": params}]
@@ -272,7 +288,6 @@ def end_run(run: records.Run, status: Literal["FINISHED", "FAILED", "KILLED"], r
         run,
         *([{"tags": {"reason": reason}}] if reason is not None else []),
         {"status": status, "end_time": int(time.time() * 1000)},
-        *([] if is_own_store() else [{"twins": run.creation_id}]),
     )
 
 
@@ -336,7 +351,10 @@ def _end_running(
         return None  # The copy that a sync makes, or left half-made; the next one goes on with it.
     original = run_of or _original_of(client, run_id, found.info.experiment_id, tags)
     if original is not None and not OUTBOX.has_unsent(original) and is_twin(original, run_id):
-        end_twin(client, run_id, original.run_id)
+        # A request made it of which the reply was lost: it holds nothing.
+        client.set_tag(run_id, "reason", f"a twin of run {original.run_id}: the reply to its creation was lost")
+        client.set_terminated(run_id, "KILLED")
+        client.delete_run(run_id)
         return None
     # What it is told last may still be on its way.
     owner, _, held_key = tags.get("held_by", "").rpartition(":")
@@ -364,7 +382,7 @@ def _original_of(
 ) -> records.Run | None:
     """Return the run of this project that was created together with an MLflow run under another id."""
     creation_id = tags.get("creation_id")
-    for other in find_created(client, [experiment_id], creation_id) if creation_id else []:
+    for other in find_created(client, experiment_id, creation_id) if creation_id else []:
         if other != run_id:
             run = runs.look_up(client.get_run(other).data.tags.get("local_run_id", other))
             if run is not None and run.creation_id == creation_id:

@@ -1,6 +1,5 @@
 """Exported models in MLflow: logged, loaded, and found again by their address."""
 
-import contextlib
 import hashlib
 import importlib
 import json
@@ -8,7 +7,7 @@ import os
 import re
 import shutil
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Literal
@@ -77,23 +76,18 @@ def log_model(
         # Those of its run, by which MLflow's list of models can be sorted and searched.
         params = found_run.data.params
         logged = client.create_logged_model(experiment_id, name, run_id, tags=tags, params=params, model_type="keras")
-    try:
-        with tempfile.TemporaryDirectory() as temporary:
-            folder = Path(temporary, "model")
-            _write_model(folder, run, run_id, logged.model_id, keras_file, prepared)
-            client.log_model_artifacts(logged.model_id, str(folder))
-        outputs = found_run.outputs.model_outputs if found_run.outputs else []
-        if logged.model_id not in {output.model_id for output in outputs}:
-            client.log_outputs(run_id, [LoggedModelOutput(logged.model_id, step)])
-        of_model = {"model_id": logged.model_id, **_test_dataset(found_run)}
-        points = [_with_time_in_run(client, run_id, point) for point in points_of(metrics, 0)]
-        client.log_batch(run_id, metrics=[Metric(*point, **of_model) for point in points])
-        client.finalize_logged_model(logged.model_id, "READY")
-    except MlflowException:
-        raise  # The next try takes the pending model up.
-    except BaseException:
-        client.finalize_logged_model(logged.model_id, "FAILED")
-        raise
+    # If one of these fails, the model stays pending, and the next try goes on with it.
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = Path(temporary, "model")
+        _write_model(folder, run, run_id, logged.model_id, keras_file, prepared)
+        client.log_model_artifacts(logged.model_id, str(folder))
+    outputs = found_run.outputs.model_outputs if found_run.outputs else []
+    if logged.model_id not in {output.model_id for output in outputs}:
+        client.log_outputs(run_id, [LoggedModelOutput(logged.model_id, step)])
+    of_model = {"model_id": logged.model_id, **_test_dataset(found_run)}
+    points = [_with_time_in_run(client, run_id, point) for point in points_of(metrics, 0)]
+    client.log_batch(run_id, metrics=[Metric(*point, **of_model) for point in points])
+    client.finalize_logged_model(logged.model_id, "READY")
     return f"models:/{logged.model_id}"
 
 
@@ -105,21 +99,10 @@ def _test_dataset(run: Any) -> dict[str, str]:
 
 
 def _find_logged(client: mlflow.MlflowClient, experiment_id: str, run_id: str, digest: str) -> Any:
-    """Return the model that was logged from a run's file before, ready or pending; None where there is none.
-
-    Others that are pending, of a registration that was killed or lost a reply, are ended.
-    """
-    found = None
-    for one in client.search_logged_models([experiment_id], f"source_run_id = '{run_id}'"):
-        same = one.tags.get("keras_file_sha256") == digest
-        if same and one.status == LoggedModelStatus.READY:
-            return one
-        if one.status == LoggedModelStatus.PENDING:
-            if same and found is None:
-                found = one
-            else:
-                client.finalize_logged_model(one.model_id, "FAILED")
-    return found
+    """Return the model that was logged from a run's file before, ready or else pending; None where there is none."""
+    found = client.search_logged_models([experiment_id], f"source_run_id = '{run_id}'")
+    same = [one for one in found if one.tags.get("keras_file_sha256") == digest]
+    return min(same, key=lambda one: one.status != LoggedModelStatus.READY, default=None)
 
 
 def _with_time_in_run(client: mlflow.MlflowClient, run_id: str, point: list[Any]) -> list[Any]:
@@ -291,23 +274,14 @@ def find_model(uri: str) -> records.LoggedModel:
     )
 
 
-@contextlib.contextmanager
-def fetched_model(address: str) -> Iterator[TrainedModel]:
-    """Give a version of a registered model, copied into a temporary folder, where only MLflow knows it.
-
-    The copy goes with the block: Keras reads a file whole, and who follows an alias would fill a disk.
+@retried
+def fetch_model(address: str, folder: str) -> TrainedModel:
+    """Copy a version of a registered model into a folder.
 
     Raises:
         UserError: there is none, its files are damaged, or another program registered it.
         Unavailable: the tracking server does not answer, or fails.
     """
-    with tempfile.TemporaryDirectory() as folder:
-        yield fetch_model(address, folder)
-
-
-@retried
-def fetch_model(address: str, folder: str) -> TrainedModel:
-    """Copy a version of a registered model into a folder; see ``fetched_model``."""
     client = open_store()
     version = _find_at(client, address)
     place = client.get_model_version_download_uri(version.name, version.version)
@@ -339,7 +313,7 @@ def check_code(name: str, version: str, tags: Mapping[str, str]) -> None:
 
 @retried
 def find_version(address: str) -> records.ModelVersion:
-    """Return the version of a registered model that an address names now; see ``fetched_model``."""
+    """Return the version of a registered model that an address names now; see ``fetch_model``."""
     found = _find_at(open_store(), address)
     return records.ModelVersion(
         name=found.name, version=str(found.version), aliases=tuple(found.aliases), run_id=found.run_id, tags=found.tags

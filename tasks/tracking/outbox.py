@@ -44,9 +44,6 @@ MAX_TAG_LENGTH = 8000
 # A store that did not answer is asked again after so long.
 PAUSE_SECONDS = 15.0
 
-# What sending a damaged event raises. Such an event is dropped: kept, it would hold up all later ones.
-DAMAGE = (AttributeError, KeyError, TypeError)
-
 Event = dict[str, Any]
 
 
@@ -104,8 +101,8 @@ class Outbox:
         for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
             with contextlib.suppress(ValueError):
                 event = json.loads(line)
-                if not (isinstance(event, dict) and isinstance(event.get("metrics", []), list)):
-                    continue  # A disk's damage.
+                if not isinstance(event, dict):
+                    continue  # A damaged file.
                 if "metrics" in event and events and "metrics" in events[-1]:
                     events[-1]["metrics"] += event["metrics"]  # A request for a thousand points, not one for each line.
                 else:
@@ -127,7 +124,7 @@ class Outbox:
             for event in events:
                 try:
                     _send_one(client, run, event)
-                except (MlflowException, FileNotFoundError, *DAMAGE) as error:
+                except (MlflowException, FileNotFoundError) as error:
                     if isinstance(error, MlflowException) and error.error_code not in REFUSALS:
                         raise
                     logger.warning(
@@ -160,12 +157,7 @@ def _send_one(client: mlflow.MlflowClient, run: records.Run, event: Event) -> No
         place.write_text(create_run(event["create"], run.run_id), encoding="utf-8")
         return
     run_id = mlflow_run_id(run)
-    if "twins" in event:
-        experiment = client.get_run(run_id).info.experiment_id
-        for twin in find_created(client, [experiment], event["twins"]):
-            if twin != run_id and client.get_run(twin).info.lifecycle_stage == "active":
-                end_twin(client, twin, run_id)
-    elif "name" in event:
+    if "name" in event:
         client.update_run(run_id, name=event["name"])
     elif "params" in event:
         params = [Param(key, text[:MAX_PARAM_LENGTH]) for key, text in event["params"].items()]
@@ -232,7 +224,7 @@ def create_run(creation: Event, local_id: str | None = None) -> str:
         tags["mlflow.parentRunId"] = _mlflow_id_of_parent(parent)
     if local_id is not None:
         tags["local_run_id"] = local_id
-    if found := find_created(client, [experiment_id], tags.get("creation_id"), local_id):
+    if found := find_created(client, experiment_id, tags["creation_id"]):
         if local_id is not None:
             client.set_tag(found[0], "local_run_id", local_id)
         return found[0]
@@ -240,22 +232,10 @@ def create_run(creation: Event, local_id: str | None = None) -> str:
     return created
 
 
-def find_created(
-    client: mlflow.MlflowClient, experiments: Sequence[str], creation_id: str | None, local_id: str | None = None
-) -> list[str]:
+def find_created(client: mlflow.MlflowClient, experiment_id: str, creation_id: str) -> list[str]:
     """Return the ids of the MLflow runs that the requests of one creation made, those that were deleted last."""
-    wanted = f"tags.creation_id = '{creation_id}'" if creation_id else f"tags.local_run_id = '{local_id}'"
-    if not (creation_id or local_id):
-        return []
-    found = client.search_runs(list(experiments), wanted, ViewType.ALL)
+    found = client.search_runs([experiment_id], f"tags.creation_id = '{creation_id}'", ViewType.ALL)
     return [run.info.run_id for run in sorted(found, key=lambda run: (run.info.lifecycle_stage, run.info.run_id))]
-
-
-def end_twin(client: mlflow.MlflowClient, run_id: str, of: str) -> None:
-    """End an MLflow run that a request made of which the reply was lost, and delete it: it holds nothing."""
-    client.set_tag(run_id, "reason", f"a twin of run {of}: the reply to its creation was lost")
-    client.set_terminated(run_id, "KILLED")
-    client.delete_run(run_id)
 
 
 def _mlflow_id_of_parent(run_id: str) -> str:

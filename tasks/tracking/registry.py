@@ -103,7 +103,7 @@ def find_current_versions(candidate: Candidate) -> CurrentVersions:
     model = find_registered(client, candidate.name)
     if model is None:
         return CurrentVersions(None, False, None, None, {}, None)
-    own = _find_version(client, candidate, _source(client, candidate.model_uri))
+    own = _find_version(client, candidate, _source(candidate.model_uri))
     champion, history = champion_of(model), history_of(model)
     return CurrentVersions(
         own=own and str(own.version),
@@ -200,7 +200,7 @@ def register_version(candidate: Candidate, judgement: Judgement) -> records.Regi
 def _make_version(client: mlflow.MlflowClient, candidate: Candidate) -> tuple[Any, list[str]]:
     """Return the version of a model, new or used again, and notes about it."""
     name, run_id = candidate.name, mlflow_run_id(candidate.run)
-    source = _source(client, candidate.model_uri)
+    source = _source(candidate.model_uri)
     made = _find_version(client, candidate, source)
     if made is None:
         model_id = candidate.model_uri.removeprefix("models:/")
@@ -215,13 +215,10 @@ def _make_version(client: mlflow.MlflowClient, candidate: Candidate) -> tuple[An
     return made, [f"the same model as run {made.run_id}'s: version {made.version} is used again"]
 
 
-def _source(client: mlflow.MlflowClient, model_uri: str) -> str:
+def _source(model_uri: str) -> str:
     """Return what a version is made of."""
     # MLflow looks `models:/` up in the process' default store, which need not be this one; a server uses its own.
-    if not is_own_store():
-        return model_uri
-    place: str = client.get_logged_model(model_uri.removeprefix("models:/")).artifact_location
-    return place
+    return model_place(model_uri) if is_own_store() else model_uri
 
 
 def _note_worse(client: mlflow.MlflowClient, candidate: Candidate, made: Any, before: Any) -> list[str]:
@@ -245,9 +242,6 @@ def _find_version(client: mlflow.MlflowClient, candidate: Candidate, source: str
     """
     name, run_id = candidate.name, mlflow_run_id(candidate.run)
     same = client.search_model_versions(f"name = '{name}' AND tags.model_digest = '{candidate.tags['model_digest']}'")
-    # Made before versions had digests, by a registration of this run that was killed.
-    same = same or [one for one in client.search_model_versions(f"name = '{name}' AND run_id = '{run_id}'")
-                    if one.source == source]  # fmt: skip
     first, *others = sorted(same, key=lambda one: int(one.version)) or [None]
     for one in others:
         if one.run_id == run_id and one.source == source and one.source == first.source and not one.aliases:

@@ -5,34 +5,26 @@ It is mlruns/mlflow.db with its files in mlruns/artifacts, or what MLFLOW_TRACKI
 
 import contextlib
 import functools
-import hashlib
-import json
 import os
 import shutil
 import sqlite3
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 
 import mlflow
-import numpy as np
 from filelock import FileLock
-from mlflow.data.schema import TensorDatasetSchema
-from mlflow.entities import Dataset
 from mlflow.environment_variables import MLFLOW_HTTP_REQUEST_TIMEOUT
 from mlflow.exceptions import MlflowException
-from mlflow.types.schema import Schema, TensorSpec
 from sqlalchemy.exc import SQLAlchemyError
 
-from tasks import config, records
 from tasks.runs import relocation
 from tasks.system import files, network
 from tasks.system.errors import UserError
 
 SQLITE = "sqlite:///"
 
-MAX_DIGEST_LENGTH = 36  # MLflow's own.
 PAGE = 100
 
 # What MLflow will not take at any other time either.
@@ -69,7 +61,11 @@ def open_store() -> mlflow.MlflowClient:
     """
     uri = store_uri()
     if uri.startswith(SQLITE):
-        relocation.refuse_question_mark(uri)
+        if "?" in uri:  # MLflow would make a file beside the project.
+            raise UserError(
+                f"MLflow cannot use {uri}: what stands behind a `?` is no part of a file's name to it. Rename that "
+                "folder, or give MLFLOW_TRACKING_URI=sqlite:///FILE, or a server's address"
+            )
         path = Path(uri.removeprefix(SQLITE)).absolute()
         if not path.exists():
             make_store(path)
@@ -203,44 +199,3 @@ def find_experiment(client: mlflow.MlflowClient, name: str) -> str:
         )
     found_id: str = found.experiment_id
     return found_id
-
-
-def datasets_of(
-    settings: config.Settings,
-    prepared: records.PreparedDataset,
-    lineage: records.Lineage,
-    uses: Mapping[str, tuple[str, int]],
-) -> dict[str, Dataset]:
-    """Return what a run trains, validates and tests on, each as MLflow's description of it, by its use.
-
-    Its digest is the data version; of a part of a split the data version's beginning, and a digest of how it is drawn.
-
-    Args:
-        settings: draw the examples of a part.
-        prepared: the data.
-        lineage: has their version.
-        uses: the split of each use, and how many of its examples are used.
-    """
-    features = [
-        TensorSpec(np.dtype(feature.dtype), (-1, *feature.shape), name) for name, feature in prepared.features.items()
-    ]
-    target = prepared.target
-    labels = TensorSpec(np.dtype(target.label_dtype), (-1, *target.label_shape), "label")
-    schema = json.dumps(TensorDatasetSchema(Schema(features), Schema([labels])).to_dict())
-    # Without DVC there is no version, and MLflow wants a digest: that of the manifest, which holds every file's sha256.
-    version = lineage.data_version or hashlib.sha256(prepared.model_dump_json().encode()).hexdigest()
-    drawn = hashlib.sha256(f"{settings.input.validation} {settings.train.seed}".encode()).hexdigest()[:8]
-    return {
-        use: Dataset(
-            # MLflow takes two inputs of one name and digest for one.
-            name=f"{prepared.name}/{use}",
-            digest=version[:MAX_DIGEST_LENGTH]
-            if count == prepared.splits[split].num_examples
-            else f"{version[: MAX_DIGEST_LENGTH - 9]}-{drawn}",
-            source_type="local",
-            source=json.dumps({"uri": prepared.folder, "split": split}),
-            schema=schema,
-            profile=json.dumps({"num_examples": count, "num_outputs": target.num_outputs}),
-        )
-        for use, (split, count) in uses.items()
-    }

@@ -9,7 +9,7 @@ import re
 import sqlite3
 import zipfile
 from contextlib import closing, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
@@ -93,7 +93,7 @@ def check_unpacked(what: str, path: Path) -> None:
 
 
 def find(reference: str) -> TrainedModel | None:
-    """Return the model that a person names; None where only MLflow can tell (``tracking.fetched_model``).
+    """Return the model that a person names; None where only MLflow can tell (``models.fetch_model``).
 
     Args:
         reference: ``models:/NAME@ALIAS`` or ``models:/NAME/VERSION``, a run as ``runs.resolve`` takes it, or the path
@@ -234,11 +234,7 @@ def of_version(version: ModelVersion) -> TrainedModel:
         relocation.mend()  # The project was moved: the store names the old place.
         place = _place_of(version)
         folder = Path(unquote(urlsplit(place).path))
-    found = of_folder(folder, f"{version.name}/{version.version}", version.tags)
-    if found.target is None and (run := runs.look_up(version.run_id or "")) is not None:
-        with suppress(UserError):  # It was registered before versions had that; nothing else is taken from the run.
-            found = replace(found, target=of_run(run).target)
-    return found
+    return of_folder(folder, f"{version.name}/{version.version}", version.tags)
 
 
 def _place_of(version: ModelVersion) -> str:
@@ -248,7 +244,7 @@ def _place_of(version: ModelVersion) -> str:
 
 
 def of_folder(folder: Path, name: str, tags: dict[str, str]) -> TrainedModel:
-    """Return the model in a folder of MLflow's, as ``tracking.log_model`` wrote it, verified.
+    """Return the model in a folder of MLflow's, as ``models.log_model`` wrote it, verified.
 
     Args:
         folder: where its files lie.
@@ -308,7 +304,7 @@ def of_run(run: Run) -> TrainedModel:
     return _of_training(run, training, config.project_root() / (training.best_model if best else training.final_model))
 
 
-def _of_training(run: Run, training: TrainingResult, keras_file: Path, sha256: str | None = None) -> TrainedModel:
+def _of_training(run: Run, training: TrainingResult, keras_file: Path) -> TrainedModel:
     root = config.project_root()
     folder = root / "data" / training.dataset / "prepared" / "manifest.json"
     what = f"the data of run {run.run_id}, data/{training.dataset},"
@@ -321,7 +317,7 @@ def _of_training(run: Run, training: TrainingResult, keras_file: Path, sha256: s
     return TrainedModel(
         name=f"run {run.run_id}",
         keras_file=keras_file,
-        sha256=sha256,
+        sha256=None,
         encoding=prepared_data.encoder_config(prepared),
         target=prepared.target,
         module=module,

@@ -129,9 +129,9 @@ def _file(initial: str) -> Path:
     root = config.project_root()
     if not initial.startswith("models:"):
         return root / initial
-    from tasks import tracking  # MLflow takes a second to import.
+    from tasks.tracking.models import find_model  # MLflow takes a second to import.
 
-    found = tracking.find_model(initial)
+    found = find_model(initial)
     folder = root / "mlruns" / "runs" / found.run_id / "models"
     for path in (folder / "best.keras", folder / "final.keras"):
         if path.is_file() and files.digest(path) == found.keras_file_sha256:

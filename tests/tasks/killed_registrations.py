@@ -17,8 +17,9 @@ from typing import Any
 import pytest
 from mlflow import MlflowClient
 
-from tasks import config, records, tracking
+from tasks import config, records
 from tasks.system.errors import UserError
+from tasks.tracking.store import open_store
 from tests.tasks.registering import Trained, roll_back
 
 # What five test rows tell: who has none of them right is shown to be worse than who has all (p = 1/32).
@@ -95,7 +96,7 @@ def act(model: str, after: int) -> None:
 
 
 def aliases(model: str) -> dict[str, str]:
-    found = tracking.open_store().get_registered_model(model).aliases
+    found = open_store().get_registered_model(model).aliases
     return {alias: str(version) for alias, version in found.items()}
 
 
@@ -109,12 +110,12 @@ def go_on(model: str) -> None:
     rolled_back = "rolled back" in result.judgement.reason
     assert aliases(model)["champion"] == ("1" if rolled_back else "2"), known
     if not rolled_back:
-        history = tracking.open_store().get_registered_model(model).tags.get("champion_history", "")
+        history = open_store().get_registered_model(model).tags.get("champion_history", "")
         assert history == "1, 2"
         assert roll_back(model).now == "1"
     with pytest.raises(UserError, match="version 1 is the first that was @champion"):
         roll_back(model)
-    versions = tracking.open_store().search_model_versions(f"name = '{model}'")
+    versions = open_store().search_model_versions(f"name = '{model}'")
     assert {str(one.version) for one in versions} == {"1", "2"}
 
 

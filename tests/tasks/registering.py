@@ -5,10 +5,12 @@ from pathlib import Path
 import keras
 import numpy as np
 
-from tasks import config, records, register, tracking
+from tasks import config, records, register
 from tasks.evaluation import predictions
 from tasks.runs import lineage
 from tasks.serving import loaded_back
+from tasks.tracking.lifecycle import end_run, start_run
+from tasks.tracking.metrics import log_metrics
 
 IMAGES = np.random.default_rng(1).integers(0, 256, (5, 4, 4, 1), np.uint8)
 VERSION = "0123456789abcdef0123456789abcdef"
@@ -41,7 +43,7 @@ class Trained:
         )  # fmt: skip
         Path(split.features["image"]).parent.mkdir(parents=True, exist_ok=True)
         np.save(split.features["image"], IMAGES)
-        self.run = tracking.start_run(self.settings, self.prepared, lineage.collect(self.settings, VERSION))
+        self.run = start_run(self.settings, self.prepared, lineage.collect(self.settings, VERSION))
         folder = self.run.folder
         self.training = records.TrainingResult(
             run_id=self.run.run_id, dataset="digits", strategy="one_device", loop="fit", num_replicas=1,
@@ -71,7 +73,7 @@ class Trained:
             outputs_sha256=predictions.save(Path(kept), LABELS, outputs),
             test_rows=predictions.test_rows(rows_of or self.prepared),
         )  # fmt: skip
-        tracking.log_metrics(self.run, evaluation.metrics)  # As the stage before.
+        log_metrics(self.run, evaluation.metrics)  # As the stage before.
 
         def as_evaluated(what: str, features: object, rows: list[int] | None = None, **arguments: object) -> np.ndarray:
             assert what == "load_back"
@@ -79,7 +81,7 @@ class Trained:
 
         how = register.How(apart or as_evaluated, force)
         result = register.register(self.settings, self.run, self.prepared, self.training, evaluation, how)
-        tracking.end_run(self.run, "FINISHED")
+        end_run(self.run, "FINISHED")
         return result
 
 

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from filelock import FileLock
 
-from tasks import records, tracking
+from tasks import records, register
 from tasks.evaluation import slices
 from tasks.runs import lineage
 from tasks.serving import loaded_back
@@ -23,6 +23,9 @@ from tasks.serving.outputs import of_keras_file
 from tasks.system import files
 from tasks.system.errors import StratagemError, UserError
 from tasks.tracking import registry
+from tasks.tracking.champion import find_rollback, move_champion_back
+from tasks.tracking.models import predict
+from tasks.tracking.store import is_own_store, open_store, store_uri
 from tests.tasks.killed_registrations import BETTER, WORSE
 from tests.tasks.registering import IMAGES, LABELS, Trained, of_nothing, roll_back
 
@@ -31,12 +34,12 @@ Run = Callable[..., Any]
 
 
 def aliases(name: str) -> dict[str, str]:
-    model = tracking.open_store().get_registered_model(name)
+    model = open_store().get_registered_model(name)
     return {alias: str(version) for alias, version in model.aliases.items()}
 
 
 def history(name: str) -> str:
-    return tracking.open_store().get_registered_model(name).tags.get("champion_history", "")
+    return open_store().get_registered_model(name).tags.get("champion_history", "")
 
 
 def no_apart(*given: object, **more: object) -> Any:
@@ -58,7 +61,7 @@ def test_a_better_model_takes_the_alias_and_noise_and_the_same_model_do_not(stor
     )
     assert result.judgement.reason == reason
     assert aliases(name) == {"challenger": "2", "champion": "1"}
-    client = tracking.open_store()
+    client = open_store()
     for tags in (client.get_model_version(name, "2").tags, client.get_run(noise.run.run_id).data.tags):
         assert tags["gate"] == reason
         assert "forced" not in tags
@@ -97,7 +100,7 @@ def test_a_first_model_with_a_slice_below_its_floor_is_no_champion(store: Path, 
     assert result.aliases == ("challenger",)
     reason = f"register.floors: '{name}' has an accuracy of 0.0000 among 2 examples and needs 0.6"
     assert result.judgement.told == f"none: {reason}"
-    client = tracking.open_store()
+    client = open_store()
     for tags in (
         client.get_model_version(result.model_name, "1").tags,
         client.get_run(below.run.run_id).data.tags,
@@ -114,7 +117,7 @@ def test_what_is_forced_is_put_down_and_rolled_back(store: Path) -> None:
     assert result.aliases == ("challenger", "champion")
     assert result.judgement.forced
     assert result.judgement.reason.startswith("--force, against the evidence: test/accuracy 0.0000 against 1.0000")
-    client = tracking.open_store()
+    client = open_store()
     for tags in (client.get_model_version(name, "2").tags, client.get_run(worse.run.run_id).data.tags):
         assert tags["forced"] == "true"
         assert tags["gate"] == result.judgement.reason
@@ -187,14 +190,14 @@ def test_a_model_that_is_another_one_by_now_does_not_get_the_alias_back(store: P
     assert re.search(reason, str(caught.value))
     assert "@champion stays at version 2. Delete version 1 in MLflow" in str(caught.value)
     assert (aliases(name)["champion"], history(name)) == ("2", "1, 2")
-    assert "rolled_back" not in tracking.open_store().get_model_version(name, "2").tags
+    assert "rolled_back" not in open_store().get_model_version(name, "2").tags
 
 
 def test_of_a_servers_model_the_keras_file_alone_is_loaded_back(store: Path, monkeypatch) -> None:
     """What MLflow would load with it is code, which others may have written."""
     name, _ = two_champions()
-    client = tracking.open_store()
-    monkeypatch.setattr(tracking, "is_own_store", lambda: False)
+    client = open_store()
+    monkeypatch.setattr(register, "is_own_store", lambda: False)
     digest = client.get_model_version(name, "1").tags["keras_file_sha256"]
     client.delete_model_version_tag(name, "1", "keras_file_sha256")
     with pytest.raises(UserError, match=r"to version 1: it cannot be loaded .*: this project did not register it"):
@@ -211,7 +214,7 @@ def name_own_code(name: str) -> Path:
     """Have version 1 name a module of the project's folder, as who may write to a server can; return what that writes
     where it is imported."""
     Path("planted.py").write_text("open('imported', 'w').close()\n")
-    client = tracking.open_store()
+    client = open_store()
     version = client.get_model_version(name, "1")
     file = Path(client.get_model_version_download_uri(name, "1").removeprefix("file://"), "data", "model.keras")
     client.set_model_version_tag(name, "1", "model", "planted:build")
@@ -235,11 +238,11 @@ def test_code_that_a_servers_model_names_is_not_imported_to_load_it_back(store: 
     imported = name_own_code(name)
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite+pysqlite:///{store.absolute()}")
     monkeypatch.delenv("STRATAGEM_OWN_CODE", raising=False)
-    assert not tracking.is_own_store()
+    assert not is_own_store()
     refused = f"{name}/1 = 'planted:build': a model of a server, MLFLOW_TRACKING_URI, may not name code to import"
     with pytest.raises(UserError, match=f"to version 1: it cannot be loaded back .*: {refused}"):
         roll_back(name, as_clean)
-    tags = tracking.open_store().get_model_version(name, "1").tags
+    tags = open_store().get_model_version(name, "1").tags
     with pytest.raises(UserError, match=refused):
         loaded_back.of_keras_file(name, "1", tags, as_clean, first.prepared, [0, 1, 2, 3, 4])
     assert not imported.exists()
@@ -252,9 +255,9 @@ def test_code_that_a_servers_model_names_is_not_imported_to_load_it_back(store: 
 def test_a_model_whose_data_are_not_here_computes_an_example(store: Path) -> None:
     first = Trained()
     name = first.register().model_name
-    place = tracking.open_store().get_model_version_download_uri(name, "1")
+    place = open_store().get_model_version_download_uri(name, "1")
     try:
-        assert tracking.predict(place, tracking.store_uri(), {}, encoded=False).shape == (1, 3)
+        assert predict(place, store_uri(), {}, encoded=False).shape == (1, 3)
     finally:
         mlflow.set_tracking_uri(None)  # It stands in the environment, too.
     assert of_keras_file(first.training.final_model, {}).shape == (1, 3)
@@ -325,11 +328,11 @@ def test_without_data_to_compare_with_outputs_are_numbers_all_the_same(
 
 def test_a_champion_that_moved_since_a_rollback_looked_stays(store: Path) -> None:
     name, _ = two_champions()
-    back = tracking.find_rollback(name)
+    back = find_rollback(name)
     third = Trained().register(right=BETTER, force=True)
     assert third.aliases == ("challenger", "champion")
     with pytest.raises(StratagemError, match=f"@champion of '{name}' was moved meanwhile: it is at version 3 now"):
-        tracking.rollback(back)
+        move_champion_back(back)
     assert (aliases(name)["champion"], history(name)) == ("3", "1, 2, 3")
 
 
@@ -347,7 +350,7 @@ def test_what_is_deleted_while_it_is_loaded_back_leaves_the_champion_as_it_was(
 ) -> None:
     name, _ = two_champions()
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"{address}:///{store.absolute()}")
-    client = tracking.open_store()
+    client = open_store()
 
     def delete(*given: object, **more: object) -> np.ndarray:
         client.delete_model_version(name, "1") if what == "version" else client.delete_registered_model(name)
@@ -378,9 +381,9 @@ def test_what_is_deleted_after_the_last_look_leaves_one_champion_or_is_told(
     store: Path, monkeypatch, deleted: str | None, request_: str, told: str, left: str | None, address: str
 ) -> None:
     name, _ = two_champions()
-    back = tracking.find_rollback(name)
+    back = find_rollback(name)
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"{address}:///{store.absolute()}")
-    client, as_it_is = tracking.open_store(), getattr(mlflow.MlflowClient, request_)
+    client, as_it_is = open_store(), getattr(mlflow.MlflowClient, request_)
 
     def somebody_is_quicker(self: mlflow.MlflowClient, *given: object, **more: object) -> None:
         monkeypatch.setattr(mlflow.MlflowClient, request_, as_it_is)
@@ -389,7 +392,7 @@ def test_what_is_deleted_after_the_last_look_leaves_one_champion_or_is_told(
 
     monkeypatch.setattr(mlflow.MlflowClient, request_, somebody_is_quicker)
     with pytest.raises(StratagemError, match=f"'{name}' cannot be rolled back to version 1: {told}") as caught:
-        tracking.rollback(back)
+        move_champion_back(back)
     assert "\n" not in str(caught.value)
     if deleted is None:
         assert client.search_registered_models() == []
@@ -405,7 +408,7 @@ def test_a_champion_that_was_deleted(store: Path) -> None:
     Trained().register(right=3, force=True)
     third = Trained()
     third.register(right=BETTER, force=True)
-    client = tracking.open_store()
+    client = open_store()
     assert history(name) == "1, 2, 3"
     client.delete_model_version(name, "3")
     result = Trained().register(right=BETTER)
@@ -422,7 +425,7 @@ def test_a_champion_that_was_deleted(store: Path) -> None:
 
 def test_a_model_that_somebody_else_registered(store: Path) -> None:
     name = Trained().register(right=WORSE).model_name
-    client = tracking.open_store()
+    client = open_store()
     foreign = client.create_model_version(name, source=Path("mlruns").absolute().as_uri())
     client.set_registered_model_alias(name, "champion", foreign.version)
     better = Trained()
@@ -477,14 +480,14 @@ def test_a_champion_whose_outputs_are_gone_is_scored_again(store: Path) -> None:
 
 
 def damage(name: str, trained: Trained) -> None:
-    client = tracking.open_store()
+    client = open_store()
     place = Path(client.get_model_version_download_uri(name, "1").removeprefix("file://"))
     (place / "data" / "model.keras").write_bytes(b"no model")
 
 
 def write_file(name: str, write: Callable[[Path], object], **tags: str) -> None:
     """Have version 1 another .keras file, with its own sha256."""
-    client = tracking.open_store()
+    client = open_store()
     file = Path(client.get_model_version_download_uri(name, "1").removeprefix("file://"), "data", "model.keras")
     write(file)
     for key, text in {"keras_file_sha256": files.digest(file), **tags}.items():
@@ -518,7 +521,7 @@ def take_other_classes(name: str, trained: Trained) -> None:
 
 
 def of_own_code(name: str, trained: Trained) -> None:
-    tracking.open_store().set_model_version_tag(name, "1", "model", "mine:build")
+    open_store().set_model_version_tag(name, "1", "model", "mine:build")
     Path("mine.py").write_text("changed = True")
 
 
@@ -598,7 +601,7 @@ def test_a_model_that_is_loaded_back_otherwise_is_no_version(store: Path, apart:
     assert (result.model_version, result.aliases, result.judgement) == (None, (), None)
     assert re.search(reason, result.reason), result.reason
     assert aliases(name) == {"challenger": "1", "champion": "1"}
-    assert len(tracking.open_store().search_model_versions()) == 1
+    assert len(open_store().search_model_versions()) == 1
 
 
 def test_a_difference_of_rounding_is_none(store: Path) -> None:

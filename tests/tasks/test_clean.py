@@ -25,7 +25,9 @@ sys.path.insert(0, sys.argv[1])
 import keras, numpy as np
 from tasks.system import files
 from tasks.modeling import models
-from tasks import tracking
+from tasks.tracking.models import log_model
+from tasks.tracking.registry import model_place
+from tasks.tracking.store import store_uri
 from tasks.system.errors import StratagemError
 from tests.tasks.registering import IMAGES, Trained
 
@@ -42,8 +44,8 @@ def ask(what, rows=None, **given):
     except StratagemError as error:
         return str(error)
 
-uri = tracking.log_model(trained.run, "own", trained.training.final_model, trained.prepared, 20, {})
-given = {"place": tracking.model_place(uri), "tracking_uri": tracking.store_uri(), "encoded": False}
+uri = log_model(trained.run, "own", trained.training.final_model, trained.prepared, 20, {})
+given = {"place": model_place(uri), "tracking_uri": store_uri(), "encoded": False}
 score = {"file": str(Path(trained.training.final_model).absolute()), "root": str(Path.cwd())}
 told["without its code"] = ask("score", **score)
 told["loaded back"] = float(abs(ask("load_back", [0, 4], **given) - expected[[0, 4]]).max())

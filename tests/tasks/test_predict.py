@@ -17,7 +17,7 @@ import pandas
 import pytest
 from PIL import Image
 
-from tasks import records, tracking
+from tasks import records
 from tasks.data import encoding
 from tasks.runs.lineage import version_in
 from tasks.serving import raw_model
@@ -25,6 +25,7 @@ from tasks.serving.predict import predict
 from tasks.serving.raw_model import Meaning, RawModel, WholeEncoder
 from tasks.system.errors import UserError
 from tasks.tracking import trained_models
+from tasks.tracking.store import open_store, store_uri
 from tests.tasks.registering import IMAGES, VERSION, Trained
 
 
@@ -209,7 +210,7 @@ def test_without_a_model_it_is_the_only_champion(registered):
     Trained("register.model_name=other").register()
     with pytest.raises(UserError, match=f"2 registered models.*models:/{result.model_name}@champion, models:/other@ch"):
         trained_models.only_champion()
-    client = tracking.open_store()
+    client = open_store()
     for name in (result.model_name, "other"):
         client.delete_registered_model_alias(name, "champion")
     with pytest.raises(UserError, match="no registered model is @champion: train one with `stratagem run`"):
@@ -219,7 +220,7 @@ def test_without_a_model_it_is_the_only_champion(registered):
 @pytest.mark.slow
 def test_where_only_mlflow_knows_the_registry_it_is_asked(registered, pictures, monkeypatch):
     _, result = registered
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", tracking.store_uri())
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", store_uri())
     address = f"models:/{result.model_name}@champion"
     assert trained_models.find(address) is None
     found = ask(address, "photos/0.png")

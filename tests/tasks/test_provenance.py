@@ -8,10 +8,11 @@ from pathlib import Path
 import mlflow
 import pytest
 
-from tasks import records, runs, tracking
+from tasks import records, runs
 from tasks.operations import pipeline, trace
 from tasks.system.errors import StratagemError, UserError
 from tasks.tracking import trained_models
+from tasks.tracking.registry import list_versions
 from tests.tasks.test_lineage import git
 from tests.tasks.written_runs import run_id_of, version_of, write_results, write_run
 
@@ -256,7 +257,7 @@ def test_what_was_edited_or_removed_since_breaks_no_chain(chain):
 
 def test_the_registry_is_read_from_its_file_as_mlflow_tells_it(project, empty_store):
     store = project / "mlruns" / "mlflow.db"
-    assert trained_models.read_versions(store) == tracking.list_versions() == []
+    assert trained_models.read_versions(store) == list_versions() == []
     assert not store.exists()
     shutil.copy(empty_store, store)
     client = mlflow.MlflowClient(f"sqlite:///{store}", registry_uri=f"sqlite:///{store}")
@@ -275,7 +276,7 @@ def test_the_registry_is_read_from_its_file_as_mlflow_tells_it(project, empty_st
     client.set_registered_model_alias("b", "gone", "3")
     client.delete_model_version("b", "3")
     found = trained_models.read_versions(store)
-    assert found == tracking.list_versions()
+    assert found == list_versions()
     numbers = [*(("a", str(number)) for number in range(1, 12)), ("b", "1"), ("b", "2")]
     assert [(one.name, one.version) for one in found] == numbers
     assert found[10] == records.ModelVersion(

@@ -19,15 +19,16 @@ from mlflow.pyfunc.scoring_server import invocations
 from mlflow.utils import requirements_utils
 from PIL import Image
 
-from tasks import records, tracking
+from tasks import records
 from tasks.evaluation import predictions
 from tasks.modeling import models
 from tasks.system.errors import UserError
+from tasks.tracking.store import open_store, store_uri
 from tests.tasks.registering import IMAGES, VERSION, Trained
 
 
 def logged_folder(model_uri: str) -> Path:
-    location = tracking.open_store().get_logged_model(model_uri.removeprefix("models:/")).artifact_location
+    location = open_store().get_logged_model(model_uri.removeprefix("models:/")).artifact_location
     return Path(location.removeprefix("file://"))
 
 
@@ -39,7 +40,7 @@ def test_a_good_model_becomes_a_version_with_the_alias(store: Path) -> None:
     assert result.reason is None
     assert result.judgement == records.Judgement(promoted=True, reason="the first model that passes the gate")
 
-    client = tracking.open_store()
+    client = open_store()
     version = client.get_model_version_by_alias(name, "challenger")
     assert (str(version.version), version.status, version.run_id) == ("1", "READY", trained.run.run_id)
 
@@ -88,7 +89,7 @@ def test_a_good_model_becomes_a_version_with_the_alias(store: Path) -> None:
 def test_the_version_predicts_raw_pixels(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     trained = Trained()
     result = trained.register()
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", tracking.store_uri())
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", store_uri())
     model = mlflow.pyfunc.load_model(f"models:/{result.model_name}@challenger")
     expected = keras.saving.load_model(trained.training.final_model).predict(IMAGES, verbose=0)
     predicted = model.predict(IMAGES)
@@ -116,7 +117,7 @@ def test_the_version_predicts_raw_pixels(store: Path, monkeypatch: pytest.Monkey
 def test_the_version_predicts_files_of_images(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     trained = Trained()
     result = trained.register()
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", tracking.store_uri())
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", store_uri())
     model = mlflow.pyfunc.load_model(f"models:/{result.model_name}@challenger")
     expected = model.predict(IMAGES)
 
@@ -175,7 +176,7 @@ def test_no_version_and_an_alias_that_stays(
     second = Trained(*overrides).register(**evaluation)
     assert (second.model_version, second.aliases) == (None, ())
     assert re.search(reason, str(second.reason))
-    client = tracking.open_store()
+    client = open_store()
     assert str(client.get_model_version_by_alias(first.model_name, "challenger").version) == first.model_version
     assert len(client.search_model_versions()) == 1
     assert "model_version" not in client.get_run(second.run_id).data.tags
@@ -196,7 +197,7 @@ def test_the_best_checkpoint_brings_the_best_model_and_moves_the_alias(store: Pa
     name = other.register().model_name
     result = trained.register(step=10)
     assert (result.model_name, result.aliases) == ("digits-mlp", ("best", "champion"))
-    client = tracking.open_store()
+    client = open_store()
     best = client.get_model_version_by_alias("digits-mlp", "best")
     best_file = Path(trained.training.best_model).read_bytes()
     assert best.tags["keras_file_sha256"] == hashlib.sha256(best_file).hexdigest()
@@ -219,20 +220,6 @@ def test_a_registration_does_not_read_what_is_installed(store: Path, monkeypatch
     assert requirements_utils._MODULES_TO_PACKAGES is not None
 
 
-def test_a_model_that_cannot_be_logged_is_not_left_pending(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    trained = Trained()
-
-    def full(*args: object, **options: object) -> None:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(mlflow.pyfunc, "save_model", full)
-    with pytest.raises(OSError, match="No space left"):
-        trained.register()
-    client = tracking.open_store()
-    experiment = client.get_experiment_by_name("digits")
-    assert [model.status.value for model in client.search_logged_models([experiment.experiment_id])] == ["FAILED"]
-
-
 def test_a_registration_that_was_killed_is_ended_by_the_next_with_one_version(
     store: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -253,7 +240,7 @@ def test_a_registration_that_was_killed_is_ended_by_the_next_with_one_version(
     # Between the version and its alias; then between the model and its version.
     second = Trained()
     register_killed_at("set_registered_model_alias", second)
-    client = tracking.open_store()
+    client = open_store()
     name = first.model_name
     assert str(client.get_model_version_by_alias(name, "challenger").version) == "1", "unmoved until it is complete"
     assert second.register().model_version == "2"
@@ -320,7 +307,7 @@ def test_the_same_model_is_the_same_version(store: Path) -> None:
     assert (before.notes, again.notes) == (
         (), (f"the same model as run {first.run.run_id}'s: version 1 is used again",)
     )  # fmt: skip
-    client = tracking.open_store()
+    client = open_store()
     assert [version.run_id for version in client.search_model_versions()] == [first.run.run_id]
     assert client.get_run(second.run.run_id).data.tags["model_version"] == f"{again.model_name}/1"
 
@@ -348,7 +335,7 @@ def test_an_alias_that_moves_to_a_worse_model_says_so(
     assert (result.model_version, result.aliases) == ("2", ("challenger",)), "said, not refused"
     expected = None if note is None else f"@challenger moved to a worse model: {note}"
     assert result.notes == (() if expected is None else (expected,))
-    client = tracking.open_store()
+    client = open_store()
     assert client.get_run(worse.run.run_id).data.tags.get("alias_moved") == expected
     assert client.get_model_version(result.model_name, "2").tags.get("alias_moved") == expected
 
@@ -363,7 +350,7 @@ def test_a_model_of_a_project_that_was_moved_is_loaded_from_its_new_place(
     new = project.rename(project.with_name("moved"))
     monkeypatch.chdir(new)
     after = Trained().register()
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", tracking.store_uri())
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", store_uri())
     assert not project.exists(), "the old place does not come back"
     for version in (before, after):
         model = mlflow.pyfunc.load_model(f"models:/{version.model_name}/{version.model_version}")
@@ -399,7 +386,7 @@ def test_the_documents_own_model_is_loaded_in_a_process_that_knows_nothing_of_th
     elsewhere.mkdir()
     monkeypatch.delenv("PYTHONPATH")
     uri = f"models:/{result.model_name}@challenger"
-    ended = run([sys.executable, "-c", CLEAN, tracking.store_uri(), uri], cwd=elsewhere)
+    ended = run([sys.executable, "-c", CLEAN, store_uri(), uri], cwd=elsewhere)
     assert ended.returncode == 0, ended.stderr
     predicted, kind = ended.stdout.splitlines()[-2:]
     np.testing.assert_allclose(json.loads(predicted), model.predict(IMAGES, verbose=0), rtol=1e-5)

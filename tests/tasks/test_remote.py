@@ -214,10 +214,18 @@ def test_of_two_machines_only_the_one_that_took_the_run_up_last_copies_it(run, t
     assert copying.read_index(address.open_place(f"file://{place}")) == taken
 
 
+@pytest.fixture
+def quick(monkeypatch) -> None:
+    monkeypatch.setattr(copying, "LOOK_SECONDS", 0.01)
+    monkeypatch.setattr(copying, "PAUSE_SECONDS", 0.01)
+    monkeypatch.setattr(copying, "PATIENCE_SECONDS", 0.5)
+
+
+@pytest.mark.usefixtures("quick")
 def test_what_the_remote_does_not_take_is_told_once_kept_and_delivered_later(run, tmp_path, place, capsys):
     _said.clear()
     (tmp_path / "remote").write_text("a file where the folder should be")
-    with remote.copied_meanwhile(run, f"file://{tmp_path}/remote", look_seconds=0.01, pause_seconds=0.01):
+    with remote.copied_meanwhile(run, f"file://{tmp_path}/remote"):
         await_that(lambda: "cannot be copied" in capsys_so_far(capsys))
     runs.set_status(run, "FINISHED")
     remote.finish(run)
@@ -246,9 +254,10 @@ def await_that(condition) -> None:
         time.sleep(0.01)
 
 
+@pytest.mark.usefixtures("quick")
 def test_what_comes_while_a_training_goes_on_is_copied_meanwhile(run, tmp_path, place, capsys):
     _said.clear()
-    copied = remote.copied_meanwhile(run, f"file://{tmp_path}/remote", look_seconds=0.01, pause_seconds=0.01)
+    copied = remote.copied_meanwhile(run, f"file://{tmp_path}/remote")
     with runs.lock(run.key, "a run"), copied:  # As a training holds it.
         await_that((place / "run.json").exists)
         (tmp_path / "remote").rename(tmp_path / "away")
@@ -261,14 +270,15 @@ def test_what_comes_while_a_training_goes_on_is_copied_meanwhile(run, tmp_path, 
     assert "checkpoints/123/state.json" in names(place)
 
 
+@pytest.mark.usefixtures("quick")
 def test_the_end_of_a_run_waits_for_no_remote_that_hangs(run, tmp_path, capsys, monkeypatch):
     _said.clear()
     hangs, over = threading.Event(), threading.Event()
     monkeypatch.setattr(address.Place, "put", lambda *given: (hangs.set(), over.wait(60)))
-    with remote.copied_meanwhile(run, f"file://{tmp_path}/remote", look_seconds=0.01):
+    with remote.copied_meanwhile(run, f"file://{tmp_path}/remote"):
         assert hangs.wait(60)
     runs.set_status(run, "FINISHED")
-    ending = threading.Thread(target=remote.finish, args=(run, 0.5), daemon=True)
+    ending = threading.Thread(target=remote.finish, args=(run,), daemon=True)
     ending.start()
     ending.join(30)
     assert not ending.is_alive(), "it waits for the lock of the one that hangs"

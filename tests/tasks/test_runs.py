@@ -401,13 +401,6 @@ def test_a_record_that_was_edited_leads_nowhere_else(settings):
         assert (runs.look_up(KNOWN) is None) == (name == "run.json")
 
 
-def test_half_of_a_note_for_a_prefect_server_stops_no_start(project):
-    end = records.FlowEnd(flow_run_id="1" * 32, state="COMPLETED", message="")
-    runs.keep_unreported(end)
-    Path("mlruns/unreported/0.json").write_text(end.model_dump_json()[:20])
-    assert [told for _, told in runs.unreported()] == [end]
-
-
 def test_a_status_is_json_that_others_can_read(settings):
     run = begin(settings, "one")
     assert runs.status(run) is None

@@ -11,12 +11,13 @@ import time
 
 import pytest
 
-from tasks import config, tracking
+from tasks import config
 from tasks.process import client
 from tasks.process.environment import stage_environment
 from tasks.process.serve import unexpected
 from tasks.system import lifetime
 from tasks.system.errors import Interrupted, StratagemError, UserError
+from tasks.tracking.store import open_store
 
 # A user's own models. What they print must not mix with the answers.
 MODELS = """
@@ -59,7 +60,7 @@ def test_a_stage_process_serves_requests_and_survives_their_errors(project, tiny
     kept = project / running.folder / "records" / "uncommitted.diff"
     assert "\n+def noisy(input_shape, num_classes):\n" in kept.read_text(), "the model is in no commit"
     assert not list((project / "mlruns" / "artifacts").rglob("*uncommitted*"))
-    tags = tracking.open_store().get_run(running.run_id).data.tags
+    tags = open_store().get_run(running.run_id).data.tags
     assert tags["uncommitted_digest"] == hashlib.sha256(kept.read_bytes()).hexdigest()
     shown = capfd.readouterr()
     assert shown.out == ""

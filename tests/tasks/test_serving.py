@@ -13,9 +13,10 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from tasks import records, tracking
+from tasks import records
 from tasks.serving.raw_model import RawModel
 from tasks.serving.server import BadRequest, RequestBatcher, Served, application, read_request, schema
+from tasks.tracking.store import open_store
 from tasks.tracking.trained_models import TrainedModel
 from tests.tasks.registering import Trained
 
@@ -200,7 +201,7 @@ def test_answers_say_which_version_gives_them_and_what_is_no_number_is_null(rows
 def test_the_version_that_an_alias_is_at_answers_and_the_last_one_while_there_is_trouble(store, caplog):
     name = Trained().register(right=0).model_name
     assert Trained().register().model_version == "2"
-    client, address = tracking.open_store(), f"models:/{name}@champion"
+    client, address = open_store(), f"models:/{name}@champion"
     served = Served(address)
     assert served.model.name == f"{name}/2"
 
@@ -238,7 +239,7 @@ def test_of_versions_that_are_fetched_no_copy_stays(store, tmp_path, monkeypatch
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{store.absolute()}")  # So MLflow is asked, not its file.
     (copies := tmp_path / "copies").mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(copies))
-    client, served = tracking.open_store(), Served(f"models:/{name}@champion")
+    client, served = open_store(), Served(f"models:/{name}@champion")
     for version in ("1", "2", "1"):
         client.set_registered_model_alias(name, "champion", version)
         served.look()

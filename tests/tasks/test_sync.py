@@ -19,11 +19,17 @@ import numpy as np
 import pytest
 from mlflow import MlflowClient
 
-from tasks import records, runs, tracking
+from tasks import records, runs
 from tasks.operations import pipeline
 from tasks.runs import lineage
 from tasks.system.errors import UserError
 from tasks.system.machine import free_ports
+from tasks.tracking import copier
+from tasks.tracking.lifecycle import end_crashed, end_run, log_files, set_tags, start_run
+from tasks.tracking.metrics import MetricWriter
+from tasks.tracking.models import find_model
+from tasks.tracking.outbox import OUTBOX
+from tasks.tracking.parents import Sweeping, start_comparison, start_sweep, start_trial
 from tests.tasks.registering import IMAGES, VERSION, Trained
 
 STRATAGEM = (sys.executable, "-c", "from flows.cli.main import main; main()")
@@ -44,7 +50,7 @@ def sync(team: str, monkeypatch: pytest.MonkeyPatch) -> Callable[..., records.Sy
     def sync(folder: Path | None = None, to: str = team) -> records.Sync:
         with monkeypatch.context() as patch:
             patch.setenv("MLFLOW_TRACKING_URI", to)
-            return tracking.sync(folder)
+            return copier.sync(folder)
 
     return sync
 
@@ -52,10 +58,10 @@ def sync(team: str, monkeypatch: pytest.MonkeyPatch) -> Callable[..., records.Sy
 def trained(*overrides: str, right: int = 5) -> Trained:
     """A run that is registered, with metrics of two steps and a file."""
     made = Trained(*overrides)
-    with tracking.MetricWriter(made.run) as writer:
+    with MetricWriter(made.run) as writer:
         writer.write(1, {"train/loss": 0.5})
         writer.write(2, {"train/loss": float("nan")})
-    tracking.log_files(made.run, ["params.yaml"], "settings")
+    log_files(made.run, ["params.yaml"], "settings")
     made.register(right=right)
     return made
 
@@ -129,7 +135,7 @@ def test_a_copy_that_is_half_made_is_left_for_the_next_sync(
     client.set_tag(brought.there, "reason", "of a run that was resumed since")
     with monkeypatch.context() as patch:
         patch.setenv("MLFLOW_TRACKING_URI", team)
-        tracking.end_crashed()
+        end_crashed()
     found = client.get_run(brought.there)
     assert (found.info.status, found.info.lifecycle_stage) == ("RUNNING", "active")
     (again,) = sync().runs
@@ -147,7 +153,7 @@ def test_a_model_that_was_brought_predicts_as_before(
     ours = mlflow.pyfunc.load_model(str(next(Path("mlruns/artifacts").rglob("MLmodel")).parent)).predict(IMAGES)
     sync()
     monkeypatch.setenv("MLFLOW_TRACKING_URI", team)
-    found = tracking.find_model("models:/digits-convnet2@champion")
+    found = find_model("models:/digits-convnet2@champion")
     assert found.run_id == made.run.run_id  # Its id here, by which its folder is found.
     shutil.rmtree("mlruns/artifacts")  # Nothing there may lean on it.
     place = MlflowClient(team, registry_uri=team).get_model_version_by_alias("digits-convnet2", "champion").source
@@ -204,7 +210,7 @@ def test_what_changes_after_a_sync_is_brought_by_the_next(
 ) -> None:
     made = trained()
     sync()
-    tracking.set_tags(made.run, {"seen_by": "somebody"})
+    set_tags(made.run, {"seen_by": "somebody"})
     client = MlflowClient(uri := f"sqlite:///{store.absolute()}", registry_uri=uri)
     (model,) = client.search_logged_models([client.get_run(made.run.run_id).info.experiment_id])
     client.set_logged_model_tags(model.model_id, {"seen_by": "somebody else"})
@@ -228,7 +234,7 @@ def test_a_run_that_is_being_written_is_left_out(store: Path, sync: Callable[...
     assert outcomes[done.run.run_id][0] == "delivered"
     assert outcomes[running.run.run_id][0] == "left out"
     assert "has not ended" in outcomes[running.run.run_id][1]
-    tracking.end_run(running.run, "FAILED", "no power")
+    end_run(running.run, "FAILED", "no power")
     with runs.lock(running.run.key, "a run"):
         assert {one.outcome: one.reason for one in sync().runs}["left out"] == "a process is at work on it"
     assert sorted(one.outcome for one in sync().runs) == ["delivered", "there already"]
@@ -240,10 +246,10 @@ def test_a_run_that_is_being_written_is_left_out(store: Path, sync: Callable[...
 def test_a_comparison_keeps_its_runs(store: Path, sync: Callable[..., records.Sync], team: str) -> None:
     made = trained()
     origin = lineage.collect(made.settings, VERSION)
-    parent = tracking.start_comparison(made.settings, made.prepared, origin, "key", None)
-    child = tracking.start_run(made.settings, made.prepared, origin, parent_run_id=parent.run_id)
+    parent = start_comparison(made.settings, made.prepared, origin, "key", None)
+    child = start_run(made.settings, made.prepared, origin, parent_run_id=parent.run_id)
     for one in (child, parent):
-        tracking.end_run(one, "FINISHED")
+        end_run(one, "FINISHED")
     there = {one.run_id: one.there for one in sync().runs}
     assert store_state(team)[there[child.run_id]]["tags"]["mlflow.parentRunId"] == there[parent.run_id]
 
@@ -397,12 +403,12 @@ def test_what_a_server_that_is_gone_was_not_told_goes_to_another(
     gone, port = free_ports(2)
     with monkeypatch.context() as patch:
         patch.setenv("MLFLOW_TRACKING_URI", f"http://127.0.0.1:{gone}")
-        tracking.OUTBOX.retry_now()
+        OUTBOX.retry_now()
         made = Trained()
-        with tracking.MetricWriter(made.run) as writer:
+        with MetricWriter(made.run) as writer:
             writer.write(1, {"train/loss": 0.5})
-        tracking.end_run(made.run, "FINISHED")
-    tracking.OUTBOX.retry_now()
+        end_run(made.run, "FINISHED")
+    OUTBOX.retry_now()
     assert Path(made.run.folder, "unsent.jsonl").exists()
     folder = Path(team.removeprefix("sqlite:///")).parent
     with served(folder, port):
@@ -425,13 +431,13 @@ def test_a_sweep_that_nobody_was_told_of_comes_before_its_trials(
     origin = lineage.collect(made.settings, VERSION)
     with monkeypatch.context() as patch:
         patch.setenv("MLFLOW_TRACKING_URI", f"http://127.0.0.1:{free_ports(1)[0]}")
-        tracking.OUTBOX.retry_now()
-        sweeping = tracking.Sweeping("key", "space", ("train.seed",))
-        parent = tracking.start_sweep(made.settings, made.prepared, origin, sweeping, None)
-        trial = tracking.start_trial(made.settings, made.prepared, origin, parent, 0)
+        OUTBOX.retry_now()
+        sweeping = Sweeping("key", "space", ("train.seed",))
+        parent = start_sweep(made.settings, made.prepared, origin, sweeping, None)
+        trial = start_trial(made.settings, made.prepared, origin, parent, 0)
         for one in (trial, parent):
-            tracking.end_run(one, "FINISHED")
-    tracking.OUTBOX.retry_now()
+            end_run(one, "FINISHED")
+    OUTBOX.retry_now()
     sync()
     brought = [(run_id, run["tags"]) for run_id, run in store_state(team).items() if "info" in run]
     there = {tags["local_run_id"]: (run_id, tags.get("mlflow.parentRunId")) for run_id, tags in brought}

@@ -20,11 +20,17 @@ import keras
 import psutil
 import pytest
 
-from tasks import config, records, runs, tracking
+from tasks import config, records, runs
 from tasks.runs import lineage
 from tasks.serving import raw_model
 from tasks.system.errors import UserError
 from tasks.system.machine import free_ports
+from tasks.tracking import outbox, parents
+from tasks.tracking.lifecycle import end_crashed, end_run, log_files, resume_run, set_tags, start_run
+from tasks.tracking.metrics import MetricWriter, log_metrics, system_metrics
+from tasks.tracking.outbox import OUTBOX, mlflow_run_id
+from tasks.tracking.parents import Sweeping, log_comparison, start_comparison
+from tasks.tracking.store import open_store
 from tests.tasks import made_up
 
 NO_SPLIT = records.PreparedSplit(
@@ -46,7 +52,7 @@ def store(project: Path, empty_store: Path) -> Path:
     path = project / "mlruns" / "mlflow.db"
     path.parent.mkdir(exist_ok=True)
     shutil.copy(empty_store, path)
-    tracking.OUTBOX.retry_now()  # That of the test before may have been away.
+    OUTBOX.retry_now()  # That of the test before may have been away.
     return path
 
 
@@ -57,11 +63,11 @@ def run(store: Path) -> records.Run:
 
 def start(*overrides: str) -> records.Run:
     settings = config.load(overrides=overrides)
-    return tracking.start_run(settings, PREPARED, lineage.collect(settings, VERSION))
+    return start_run(settings, PREPARED, lineage.collect(settings, VERSION))
 
 
 def sent(run: records.Run, name: str) -> list[tuple[int, float]]:
-    history = tracking.open_store().get_metric_history(run.run_id, name)
+    history = open_store().get_metric_history(run.run_id, name)
     return [(metric.step, metric.value) for metric in history]
 
 
@@ -70,20 +76,20 @@ def sent(run: records.Run, name: str) -> list[tuple[int, float]]:
 
 @pytest.mark.slow
 def test_four_processes_on_a_new_store_all_succeed(project: Path) -> None:
-    code = "import sys; from tasks import tracking; tracking.open_store().create_experiment(sys.argv[1])"
+    code = "import sys; from tasks.tracking.store import open_store; open_store().create_experiment(sys.argv[1])"
     processes = [
         subprocess.Popen([sys.executable, "-c", code, f"e{i}"], stderr=subprocess.PIPE, text=True) for i in range(4)
     ]
     errors = [process.communicate()[1] for process in processes]
     assert [process.returncode for process in processes] == [0, 0, 0, 0], errors
-    names = {experiment.name for experiment in tracking.open_store().search_experiments()}
+    names = {experiment.name for experiment in open_store().search_experiments()}
     assert names == {"Default", "e0", "e1", "e2", "e3"}
     assert sorted(path.name for path in Path("mlruns").iterdir() if "building" in path.name) == []
 
 
 @pytest.mark.slow
 def test_a_first_run_killed_in_the_migration_leaves_no_broken_store(project: Path) -> None:
-    code = "from tasks import tracking; tracking.open_store()"
+    code = "from tasks.tracking.store import open_store; open_store()"
     process = subprocess.Popen([sys.executable, "-c", code], stderr=subprocess.DEVNULL)
     building = project / "mlruns" / ".mlflow.db.building" / "mlflow.db"
     while not (building.exists() and building.stat().st_size) and process.poll() is None:
@@ -92,7 +98,7 @@ def test_a_first_run_killed_in_the_migration_leaves_no_broken_store(project: Pat
     assert process.wait() == -signal.SIGKILL
     assert building.exists()
     assert not (project / "mlruns" / "mlflow.db").exists()
-    assert [experiment.name for experiment in tracking.open_store().search_experiments()] == ["Default"]
+    assert [experiment.name for experiment in open_store().search_experiments()] == ["Default"]
     assert not building.parent.exists()
 
 
@@ -146,13 +152,13 @@ def test_a_place_that_cannot_be_written_is_refused(project: Path, place: str) ->
     else:
         Path("mlruns").symlink_to(place)  # Not even root makes files there.
     with pytest.raises(UserError, match=r"mlruns/mlflow\.db cannot be made.*folder that you can write to"):
-        tracking.open_store()
+        open_store()
 
 
 def test_a_server_that_is_down_is_named_at_once(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"http://127.0.0.1:{free_ports(1)[0]}")
     with pytest.raises(UserError, match=r"MLFLOW_TRACKING_URI = http://127.*no MLflow server answers.*unset"):
-        tracking.open_store()
+        open_store()
 
 
 def test_the_users_own_store_is_honoured(project: Path, empty_store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -161,7 +167,7 @@ def test_the_users_own_store_is_honoured(project: Path, empty_store: Path, monke
     shutil.copy(empty_store, own)
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{own}")
     run = start()
-    tracking.log_files(run, ["params.yaml"], "settings")
+    log_files(run, ["params.yaml"], "settings")
     assert not Path("mlruns/mlflow.db").exists()
     assert list(own.parent.glob("artifacts/digits/*/artifacts/settings/params.yaml"))
 
@@ -179,12 +185,12 @@ def test_a_run_holds_settings_data_and_where_it_comes_from(store: Path) -> None:
     settings = config.load(overrides=overrides)
     traced = lineage.collect(settings, VERSION)
     uses = {"train": ("train", 2), "validation": ("train", 1), "test": ("test", 3)}
-    run = tracking.start_run(settings, PREPARED, traced, flow_run_id="flow-1", uses=uses)
-    found = tracking.open_store().get_run(run.run_id)
+    run = start_run(settings, PREPARED, traced, flow_run_id="flow-1", uses=uses)
+    found = open_store().get_run(run.run_id)
 
     assert found.info.status == "RUNNING"
     assert found.info.run_name == run.name == f"convnet2-one_device-fit-{run.run_id[:6]}"
-    assert tracking.open_store().get_experiment(found.info.experiment_id).name == "digits"
+    assert open_store().get_experiment(found.info.experiment_id).name == "digits"
     assert found.info.artifact_uri == (store.parent / "artifacts" / "digits" / run.run_id / "artifacts").as_uri()
 
     flat = settings.flat()
@@ -220,15 +226,15 @@ def test_a_run_holds_settings_data_and_where_it_comes_from(store: Path) -> None:
 def test_a_comparison_is_the_parent_of_its_runs(store: Path) -> None:
     settings = config.load(overrides=["strategy.kind=mirrored", "strategy.devices=2"])
     traced = lineage.collect(settings, VERSION)
-    parent = tracking.start_comparison(settings, PREPARED, traced, "comparison-1", "flow-1")
+    parent = start_comparison(settings, PREPARED, traced, "comparison-1", "flow-1")
     first, second, failed = (
-        tracking.start_run(settings, PREPARED, traced, "flow-1", parent_run_id=parent.run_id) for _ in range(3)
+        start_run(settings, PREPARED, traced, "flow-1", parent_run_id=parent.run_id) for _ in range(3)
     )
-    client = tracking.open_store()
+    client = open_store()
     found = client.get_run(parent.run_id)
     assert found.info.run_name == parent.name == f"digits-comparison-{parent.run_id[:6]}"
     assert found.data.params == {
-        key: tracking.outbox.text_of(value)
+        key: outbox.text_of(value)
         for key, value in settings.flat().items()
         if not key.startswith("strategy.") and key not in ("train.loop", "register.floors", "register.ceilings")
     }
@@ -262,7 +268,7 @@ def test_a_comparison_is_the_parent_of_its_runs(store: Path) -> None:
     page, csv = Path(parent.folder, "page.md").absolute(), Path(parent.folder, "table.csv").absolute()
     page.write_text("# heading\n\nthe table" + "." * 9000)
     csv.touch()
-    tracking.log_comparison(parent, table, page, [csv])
+    log_comparison(parent, table, page, [csv])
     for run, speed_up in ((first, 1.0), (second, 0.25)):
         assert sent(run, "performance/speed_up") == [(0, speed_up)]
         assert sent(run, "performance/tracing_seconds") == [(0, 0.5)]
@@ -276,8 +282,8 @@ def test_a_comparison_is_the_parent_of_its_runs(store: Path) -> None:
 
 def start_sweep(name: str) -> records.Run:
     settings = config.load()
-    sweeping = tracking.Sweeping(f"sweep-{name}", name, ("schedule.learning_rate",))
-    return tracking.start_sweep(settings, PREPARED, lineage.collect(settings, VERSION), sweeping, None)
+    sweeping = Sweeping(f"sweep-{name}", name, ("schedule.learning_rate",))
+    return parents.start_sweep(settings, PREPARED, lineage.collect(settings, VERSION), sweeping, None)
 
 
 def log_sweep(run: records.Run, name: str, final: records.Run) -> None:
@@ -297,7 +303,7 @@ def log_sweep(run: records.Run, name: str, final: records.Run) -> None:
         run_id=run.run_id, folder=run.folder, flow_run_id=None, git_commit=None, data_version=VERSION, dataset="digits",
         model="mlp", plan=plan, trials=(trial,), best=0, final=summary, seconds=1.0, finished_at="now",
     )  # fmt: skip
-    tracking.log_sweep(run, done, [records.save(done, Path(run.folder, "sweep.json").absolute())])
+    parents.log_sweep(run, done, [records.save(done, Path(run.folder, "sweep.json").absolute())])
 
 
 def test_the_last_training_of_a_sweep_stays_where_it_is_when_another_one_has_the_same(store: Path) -> None:
@@ -307,10 +313,10 @@ def test_the_last_training_of_a_sweep_stays_where_it_is_when_another_one_has_the
     own = start("train.seed=3")
     for run, final in ((first, shared), (at_once, shared), (later, alone), (later, shared), (later, own), (later, own)):
         log_sweep(run, run.name, final)
-        tags = tracking.open_store().get_run(run.run_id).data.tags
+        tags = open_store().get_run(run.run_id).data.tags
         assert tags["final_run"] == final.run_id
         assert final.run_id in tags["mlflow.note.content"]
-    client = tracking.open_store()
+    client = open_store()
     parents = [client.get_run(run.run_id).data.tags.get("mlflow.parentRunId") for run in (alone, shared, own)]
     assert parents == [None, first.run_id, later.run_id]
 
@@ -318,29 +324,20 @@ def test_the_last_training_of_a_sweep_stays_where_it_is_when_another_one_has_the
 def test_without_git_and_dvc_a_run_says_so(store: Path) -> None:
     shutil.rmtree(".git")
     settings = config.load(overrides=["tracking.experiment=My runs"])
-    run = tracking.start_run(settings, PREPARED, lineage.collect(settings, None))
-    found = tracking.open_store().get_run(run.run_id)
+    run = start_run(settings, PREPARED, lineage.collect(settings, None))
+    found = open_store().get_run(run.run_id)
     assert run.experiment == "My runs"
     assert not {"mlflow.source.git.commit", "git_dirty", "data_version"} & found.data.tags.keys()
     assert {len(one.dataset.digest) for one in found.inputs.dataset_inputs} == {36}
 
 
-def test_a_run_that_cannot_begin_is_not_left_running(store: Path) -> None:
-    Path("mlruns/runs").touch()
-    with pytest.raises(OSError, match="runs"):
-        start()
-    client = tracking.open_store()
-    experiment = client.get_experiment_by_name("digits")
-    assert [run.info.status for run in client.search_runs([experiment.experiment_id])] == ["FAILED"]
-
-
 def test_a_run_that_a_late_request_made_twice_is_ended_and_deleted(run: records.Run) -> None:
-    client = tracking.open_store()
+    client = open_store()
     found = client.get_run(run.run_id)
     tags = {"creation_id": run.creation_id, "mlflow.source.name": "stratagem"}
     assert tags.items() <= found.data.tags.items()
     twin = client.create_run(found.info.experiment_id, tags=tags).info.run_id
-    ended = tracking.end_crashed(except_run_id=run.run_id)
+    ended = end_crashed(except_run_id=run.run_id)
     assert ended == []
     assert client.get_run(run.run_id).info.status == "RUNNING"
     info = client.get_run(twin).info
@@ -351,12 +348,12 @@ def test_a_run_that_a_late_request_made_twice_is_ended_and_deleted(run: records.
 def test_a_folder_whose_name_mlflow_cannot_use_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(made_up.project(tmp_path / "what?"))
     with pytest.raises(UserError, match=r"MLflow cannot use .*what\?/mlruns/mlflow.db: .*Rename that folder"):
-        tracking.open_store()
+        open_store()
     assert {path.name for path in tmp_path.iterdir()} == {"what?"}, "MLflow would make a file `what`"
 
 
 def test_a_deleted_experiment_is_refused(run: records.Run) -> None:
-    client = tracking.open_store()
+    client = open_store()
     client.delete_experiment(client.get_experiment_by_name("digits").experiment_id)
     with pytest.raises(UserError, match=r"'digits' was deleted.*mlflow experiments restore.*tracking\.experiment"):
         start()
@@ -366,8 +363,8 @@ def test_a_deleted_experiment_is_refused(run: records.Run) -> None:
     ("status", "reason"), [("FINISHED", None), ("FAILED", "the loss is not a number"), ("KILLED", "Ctrl-C")]
 )
 def test_finish_and_resume(run: records.Run, status: object, reason: str | None) -> None:
-    tracking.end_run(run, status, reason)
-    found = tracking.open_store().get_run(run.run_id)
+    end_run(run, status, reason)
+    found = open_store().get_run(run.run_id)
     assert found.info.status == status
     assert found.info.end_time >= found.info.start_time
     assert found.data.tags.get("reason") == reason
@@ -377,25 +374,25 @@ def test_finish_and_resume(run: records.Run, status: object, reason: str | None)
     state = Path(run.folder, "checkpoints", "82", "state.json")
     state.parent.mkdir(parents=True)
     state.write_text(json.dumps({"state": {"global_batch_size": 32}}))
-    resumed = tracking.resume_run(run, settings, traced, "flow")
+    resumed = resume_run(run, settings, traced, "flow")
     assert [f"{one.what} {one.values}" for one in resumed.changed] == ["train.epochs 15 up to step 82, then 99"]
     assert (resumed.run_id, resumed.settings, resumed.flow_run_id) == (run.run_id, settings.to_json(), "flow")
     assert records.load(records.Run, Path(run.folder, "records", "run.json")) == resumed
-    found = tracking.open_store().get_run(run.run_id)
+    found = open_store().get_run(run.run_id)
     assert found.info.status == runs.status(run).status == "RUNNING"
     assert found.data.tags["changed.train.epochs"] == "15 -> 99"
     assert found.data.tags["flow_run_id"] == "flow"
 
 
 def test_a_run_that_was_deleted_is_not_resumed(run: records.Run) -> None:
-    tracking.open_store().delete_run(run.run_id)
+    open_store().delete_run(run.run_id)
     with pytest.raises(UserError, match=rf"run '{run.run_id}' cannot be resumed: .*mlflow runs restore .*--fresh"):
-        tracking.resume_run(run, config.load(), run.lineage)
+        resume_run(run, config.load(), run.lineage)
 
 
 def statuses() -> dict[str, tuple[str, str | None]]:
     """Return the status and the reason of every run in MLflow, by our id."""
-    client = tracking.open_store()
+    client = open_store()
     every = client.search_runs([experiment.experiment_id for experiment in client.search_experiments()])
     return {
         found.data.tags.get("local_run_id", found.info.run_id): (found.info.status, found.data.tags.get("reason"))
@@ -405,14 +402,14 @@ def statuses() -> dict[str, tuple[str, str | None]]:
 
 def test_runs_whose_process_died_are_ended_as_they_had_put_down_or_as_killed(store: Path) -> None:
     killed, failed, at_work, elsewhere, mine, resumed = (start(f"train.seed={seed}") for seed in range(6))
-    client = tracking.open_store()
+    client = open_store()
     # As of a process that died between its own note and MLflow's.
     runs.set_status(failed, "FAILED", "no number")
     client.set_tag(elsewhere.run_id, "held_by", f"elsewhere:{elsewhere.key}")
     theirs = elsewhere.model_copy(update={"host": "elsewhere", "boot": "another"})
     records.save(theirs, Path(elsewhere.folder, "records", "run.json"))
     with runs.lock(at_work.key, "a training"), runs.lock(mine.key, "a training"):
-        ended = tracking.end_crashed(mine.key, resumed.run_id)
+        ended = end_crashed(mine.key, resumed.run_id)
     died = f"its process on {socket.gethostname()} died"
     assert {record.what: (record.status, record.reason) for record in ended} == {
         f"MLflow run {killed.run_id}": ("KILLED", died),
@@ -428,28 +425,29 @@ def test_runs_whose_process_died_are_ended_as_they_had_put_down_or_as_killed(sto
         resumed.run_id: ("RUNNING", None),
     }
     assert [runs.status(run).status for run in (killed, failed, mine)] == ["KILLED", "FAILED", "KILLED"]
-    assert {record.what for record in tracking.end_crashed()} == {
+    assert {record.what for record in end_crashed()} == {
         f"MLflow run {at_work.run_id}",
         f"MLflow run {resumed.run_id}",
     }
-    assert tracking.end_crashed() == []
+    assert end_crashed() == []
 
 
 LEADING = """
 import sys, time
 sys.path.insert(0, sys.argv[1])
 from pathlib import Path
-from tasks import config, records, runs, tracking
+from tasks import config, records, runs
 from tasks.runs import lineage
+from tasks.tracking.lifecycle import end_run, start_run
 settings = config.load(overrides=[f"train.seed={sys.argv[2]}"])
 prepared = records.PreparedDataset.model_validate_json(Path(sys.argv[3]).read_text())
 with runs.lock_run(settings):
-    run = tracking.start_run(settings, prepared, lineage.collect(settings, "0123"))
+    run = start_run(settings, prepared, lineage.collect(settings, "0123"))
     print(run.run_id, flush=True)
     sys.stdin.read()
-    tracking.end_run(run, "FINISHED")
+    end_run(run, "FINISHED")
 """
-ENDING = "from tasks import tracking; print([ended.what for ended in tracking.end_crashed()])"
+ENDING = "from tasks.tracking.lifecycle import end_crashed; print([ended.what for ended in end_crashed()])"
 
 
 @pytest.mark.exhaustive
@@ -516,7 +514,7 @@ def test_an_unreadable_file_of_an_old_run_stops_no_other_one(store: Path, ended:
         path = Path(run.folder, name)
         path.unlink(missing_ok=True)
         path.mkdir(parents=True) if content is None else path.write_bytes(content)
-    found = {record.what: record.status for record in tracking.end_crashed()}
+    found = {record.what: record.status for record in end_crashed()}
     assert found[f"MLflow run {left.run_id}"] == "KILLED"
     assert runs.remove_leftovers() == []
     now = config.load(overrides=["train.seed=1000"])
@@ -539,11 +537,11 @@ def test_without_the_store_a_run_whose_process_died_is_ended_in_its_folder(
 ) -> None:
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:9")
     with pytest.raises(UserError, match="no MLflow server answers"):
-        tracking.end_crashed()
+        end_crashed()
     assert runs.status(run).status == "KILLED"
     monkeypatch.delenv("MLFLOW_TRACKING_URI")
     answers_again()
-    assert tracking.end_crashed() == []
+    assert end_crashed() == []
     assert statuses()[run.run_id][0] == "KILLED"
 
 
@@ -558,9 +556,9 @@ def test_a_run_that_becomes_another_training_forgets_its_results_before_it_says_
 
     for now, stays in ((config.parse(run.settings), True), (settings, False)):
         result.write_text("{}")
-        monkeypatch.setattr(tracking.OUTBOX, "deliver", killed)
+        monkeypatch.setattr(OUTBOX, "deliver", killed)
         with pytest.raises(KeyboardInterrupt):
-            tracking.resume_run(run, now, lineage.collect(now, VERSION))
+            resume_run(run, now, lineage.collect(now, VERSION))
         assert result.exists() is stays
 
 
@@ -568,7 +566,7 @@ def test_a_run_that_becomes_another_training_forgets_its_results_before_it_says_
 
 
 def test_metrics_arrive_complete_and_in_order(run: records.Run) -> None:
-    with tracking.MetricWriter(run) as writer:
+    with MetricWriter(run) as writer:
         for step in range(2500):
             writer.write(step, {"train/loss": 1 / (step + 1), "train/accuracy": step / 2500})
     assert sent(run, "train/loss") == [(step, 1 / (step + 1)) for step in range(2500)]
@@ -580,26 +578,26 @@ def test_what_a_killed_process_had_on_its_way_is_told_by_the_next_and_nothing_tw
     run: records.Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as patch:
-        patch.setattr(tracking.OUTBOX, "deliver", lambda run, *events: None)  # It died before it could.
-        with tracking.MetricWriter(run) as writer:
+        patch.setattr(OUTBOX, "deliver", lambda run, *events: None)  # It died before it could.
+        with MetricWriter(run) as writer:
             for step in (21, 42, 63):
                 writer.write(step, {"train/loss": step / 100})
     with Path(run.folder, "metrics.jsonl").open("a") as file:
         file.write('[["train/lo')
     assert sent(run, "train/loss") == []
-    with tracking.MetricWriter(run) as writer:
+    with MetricWriter(run) as writer:
         writer.write(63, {"train/loss": 7.0})  # From a checkpoint of step 42 it comes to step 63 again.
         writer.write(84, {"train/loss": 0.84})
     assert sent(run, "train/loss") == [(21, 0.21), (42, 0.42), (63, 0.63), (84, 0.84)]
     with Path(run.folder, "metrics.jsonl").open("a") as file:
         file.write(json.dumps([["train/loss", 1.05, int(time.time() * 1000), 105]]) + "\n")
-    tracking.end_crashed()
+    end_crashed()
     assert sent(run, "train/loss")[-1] == (105, 1.05), "nobody resumes it, and nothing is missing"
 
 
 def answers_again() -> None:
     """Let the store be asked at once, and not after the pause that follows a failure."""
-    tracking.OUTBOX.retry_now()
+    OUTBOX.retry_now()
 
 
 def test_all_is_kept_in_its_order_while_the_store_is_away_and_delivered_once(
@@ -609,15 +607,15 @@ def test_all_is_kept_in_its_order_while_the_store_is_away_and_delivered_once(
     away = store.with_name("away.db")
     store.rename(away)
     store.mkdir()
-    with caplog.at_level(logging.WARNING, "tasks.tracking"), tracking.MetricWriter(run) as writer:
+    with caplog.at_level(logging.WARNING, "tasks.tracking"), MetricWriter(run) as writer:
         for step in range(1500):
             writer.write(step, {"train/loss": float(step)})
         time.sleep(0.2)  # So that it comes in more than one batch.
         writer.write(1500, {"train/loss": math.nan})
-    tracking.set_tags(run, {"checkpoint": "first"})
-    tracking.log_files(run, ["params.yaml"], "settings")
-    tracking.set_tags(run, {"checkpoint": "second"})
-    tracking.end_run(run, "FAILED", "the disk was full")
+    set_tags(run, {"checkpoint": "first"})
+    log_files(run, ["params.yaml"], "settings")
+    set_tags(run, {"checkpoint": "second"})
+    end_run(run, "FAILED", "the disk was full")
     (told,) = [record.getMessage() for record in caplog.records]
     assert "it goes on, and what there is to tell is kept and delivered later, also by `stratagem reconcile`" in told
     assert [next(iter(json.loads(line))) for line in unsent.read_text().splitlines()[-5:]] == [
@@ -631,55 +629,37 @@ def test_all_is_kept_in_its_order_while_the_store_is_away_and_delivered_once(
     for _ in range(2):  # As when a process is killed between the delivery and its note of it.
         unsent.write_text(kept + '{"metrics": [["train/loss", 1.0, 17')  # What a process that is killed then leaves.
         answers_again()
-        assert tracking.end_crashed() == []
+        assert end_crashed() == []
         assert not unsent.exists()
         history = sent(run, "train/loss")
         assert [step for step, _ in history] == list(range(1501))
         assert all(value == step or (step == 1500 and math.isnan(value)) for step, value in history)
-        found = tracking.open_store().get_run(run.run_id)
+        found = open_store().get_run(run.run_id)
         assert (found.info.status, found.data.tags["checkpoint"]) == ("FAILED", "second")
         assert found.data.tags["reason"] == "the disk was full"
-        assert [file.path for file in tracking.open_store().list_artifacts(run.run_id, "settings")] == [
-            "settings/params.yaml"
-        ]
+        assert [file.path for file in open_store().list_artifacts(run.run_id, "settings")] == ["settings/params.yaml"]
 
 
 def test_what_is_kept_of_a_run_that_had_ended_is_known(run: records.Run, store: Path) -> None:
-    tracking.end_run(run, "FINISHED")
+    end_run(run, "FINISHED")
     assert runs.undelivered() == []
     store.rename(store.with_name("away.db"))
     store.mkdir()
-    tracking.set_tags(run, {"checkpoint": "first"})
+    set_tags(run, {"checkpoint": "first"})
     assert runs.undelivered() == [run.run_id]
 
 
 def test_what_mlflow_refuses_does_not_hold_up_the_rest(run: records.Run, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING, "tasks.tracking"):
-        tracking.log_metrics(run, {"no such: \0 name": 1.0, "test/loss": 1.0})
-        tracking.log_metrics(run, {"test/accuracy": 0.5})
+        log_metrics(run, {"no such: \0 name": 1.0, "test/loss": 1.0})
+        log_metrics(run, {"test/accuracy": 0.5})
     assert "MLflow does not take what it is told of run" in caplog.text
     assert sent(run, "test/accuracy") == [(0, 0.5)]
     assert runs.undelivered() == []
 
 
-# What damage may leave of a line, while it is JSON.
-WRONG_EVENTS = (
-    {"metrics": 5}, {"metrics": None}, {"metrics": [["test/loss"]]}, {"metricz": []}, {"tags": ["a"]}, {"params": 3},
-    {"file": 5, "folder": "x"}, {"status": "FINISHED"}, {"name": None}, {"inputs": [{}]}, {},
-)  # fmt: skip
-
-
-def test_a_damaged_event_holds_up_no_other_one(run: records.Run) -> None:
-    good = json.dumps({"metrics": [["test/loss", 0.5, 17, 0]]})
-    lines = [line for event in WRONG_EVENTS for line in (json.dumps(event), good)]
-    Path(run.folder, "unsent.jsonl").write_text("\n".join(lines))
-    tracking.log_metrics(run, {"test/accuracy": 0.5})
-    assert (sent(run, "test/loss"), sent(run, "test/accuracy")) == ([(0, 0.5)], [(0, 0.5)])
-    assert runs.undelivered() == []
-
-
 def test_training_errors_pass_through_the_writer(run: records.Run) -> None:
-    with pytest.raises(ZeroDivisionError), tracking.MetricWriter(run) as writer:  # noqa: PT012
+    with pytest.raises(ZeroDivisionError), MetricWriter(run) as writer:  # noqa: PT012
         writer.write(1, {"train/loss": 1.0})
         raise ZeroDivisionError
     assert sent(run, "train/loss") == [(1, 1.0)]
@@ -688,12 +668,12 @@ def test_training_errors_pass_through_the_writer(run: records.Run) -> None:
 @pytest.mark.parametrize("wanted", [True, False])
 def test_system_metrics_come_even_from_a_short_run(store: Path, wanted: bool) -> None:
     settings = config.load(overrides=[f"tracking.system_metrics={str(wanted).lower()}"])
-    run = tracking.start_run(settings, PREPARED, lineage.collect(settings, VERSION))
-    with tracking.MetricWriter(run) as writer, tracking.system_metrics(writer, settings):
+    run = start_run(settings, PREPARED, lineage.collect(settings, VERSION))
+    with MetricWriter(run) as writer, system_metrics(writer, settings):
         until = time.monotonic() + 2
         while time.monotonic() < until:
             pass
-    found = tracking.open_store().get_run(run.run_id).data.metrics
+    found = open_store().get_run(run.run_id).data.metrics
     assert ("system/system_memory_usage_megabytes" in found) == wanted
     # This process alone keeps one processor busy: 0 would mean that no time was measured.
     assert (found.get("system/cpu_utilization_percentage", 0) > 0) == wanted
@@ -747,7 +727,7 @@ def server(project: Path, only_server: Server, empty_store: Path, monkeypatch: p
     with closing(sqlite3.connect(empty_store)) as empty, closing(sqlite3.connect(only_server.database)) as database:
         empty.backup(database)
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"http://127.0.0.1:{only_server.port}")
-    tracking.OUTBOX.retry_now()  # That of the test before may have been away.
+    OUTBOX.retry_now()  # That of the test before may have been away.
     return only_server
 
 
@@ -760,7 +740,7 @@ def test_code_that_a_servers_model_brings_is_not_imported(server: Server, tmp_pa
     (tmp_path / "model" / "data").mkdir()
     keras_file = tmp_path / "model" / "data" / "model.keras"
     keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)]).save(keras_file)
-    client = tracking.open_store()
+    client = open_store()
     run = client.create_run("0")
     client.log_artifacts(run.info.run_id, str(tmp_path / "model"), "model")
     client.create_registered_model("m")
@@ -778,17 +758,17 @@ def test_code_that_a_servers_model_brings_is_not_imported(server: Server, tmp_pa
 def test_a_run_that_begins_without_its_server_is_whole_when_it_is_back(server: Server) -> None:
     server.end()
     run = start("train.epochs=7")
-    with tracking.MetricWriter(run) as writer:
+    with MetricWriter(run) as writer:
         writer.write(1, {"train/loss": 0.5})
-    tracking.log_files(run, ["params.yaml"], "settings")
-    tracking.end_run(run, "FINISHED")
+    log_files(run, ["params.yaml"], "settings")
+    end_run(run, "FINISHED")
     assert runs.undelivered() == [run.run_id]
     assert runs.status(run).status == "FINISHED"
     server.start()
     answers_again()
-    assert tracking.end_crashed() == []
+    assert end_crashed() == []
     assert runs.undelivered() == []
-    found = tracking.open_store().get_run(tracking.mlflow_run_id(run))
+    found = open_store().get_run(mlflow_run_id(run))
     assert statuses() == {run.run_id: ("FINISHED", None)}
     assert found.data.tags["local_run_id"] == run.run_id != found.info.run_id
     assert (found.info.run_name, found.info.start_time) == (run.name, run.start_time)
@@ -798,10 +778,11 @@ def test_a_run_that_begins_without_its_server_is_whole_when_it_is_back(server: S
     # As when the process was killed before it noted MLflow's id.
     Path(run.folder, "mlflow_run_id").unlink()
     Path(run.folder, "unsent.jsonl").write_text(
-        json.dumps({"create": {"experiment": "digits", "start_time": 0, "tags": {}}}) + "\n"
+        json.dumps({"create": {"experiment": "digits", "start_time": 0, "tags": {"creation_id": run.creation_id}}})
+        + "\n"
     )
-    assert tracking.end_crashed() == []
-    assert tracking.mlflow_run_id(run) == found.info.run_id
+    assert end_crashed() == []
+    assert mlflow_run_id(run) == found.info.run_id
 
 
 @pytest.mark.slow
@@ -815,7 +796,7 @@ def test_a_server_that_hangs_holds_up_no_step(server: Server, monkeypatch) -> No
     for process in family:
         process.suspend()
     try:
-        with tracking.MetricWriter(run) as writer:
+        with MetricWriter(run) as writer:
             for step in range(1000):
                 writer.write(step, {"train/loss": 1.0})
         assert runs.undelivered() == [run.run_id]
@@ -824,7 +805,7 @@ def test_a_server_that_hangs_holds_up_no_step(server: Server, monkeypatch) -> No
             process.resume()
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_TIMEOUT", "60")  # For a thousand points at once.
     answers_again()
-    tracking.end_run(run, "FINISHED")
+    end_run(run, "FINISHED")
     assert [step for step, _ in sent(run, "train/loss")] == list(range(1000))
     assert statuses() == {run.run_id: ("FINISHED", None)}
 
@@ -837,25 +818,27 @@ def test_a_lost_reply_makes_no_twin(server: Server, proxy, monkeypatch) -> None:
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"http://127.0.0.1:{losing.port}")
     losing.lose = ["runs/create", "runs/log-batch"]
     run = start()
-    assert tracking.mlflow_run_id(run) == run.run_id, "the run that the lost reply was about"
+    assert mlflow_run_id(run) == run.run_id, "the run that the lost reply was about"
     answers_again()
-    tracking.log_metrics(run, {"test/accuracy": 0.5})
-    client = tracking.open_store()
+    log_metrics(run, {"test/accuracy": 0.5})
+    client = open_store()
     experiment = client.get_run(run.run_id).info.experiment_id
-    late = client.create_run(experiment, tags={"creation_id": run.creation_id}).info.run_id
+    tags = {"creation_id": run.creation_id, "mlflow.source.name": "stratagem"}
+    late = client.create_run(experiment, tags=tags).info.run_id
     losing.lose.append("runs/log-batch")
-    tracking.log_metrics(run, {"test/loss": 0.25})
-    tracking.end_run(run, "FINISHED")
+    log_metrics(run, {"test/loss": 0.25})
+    end_run(run, "FINISHED")
     assert losing.lose == []
+    assert end_crashed() == []
     assert statuses() == {run.run_id: ("FINISHED", None)}
     assert client.get_run(late).info.lifecycle_stage == "deleted"
     assert (sent(run, "test/accuracy"), sent(run, "test/loss")) == ([(0, 0.5)], [(0, 0.25)])
-    assert tracking.open_store().get_run(run.run_id).data.params["train.epochs"] == "15"
+    assert open_store().get_run(run.run_id).data.params["train.epochs"] == "15"
 
 
 def test_a_full_disk_without_a_files_name_is_told_of_the_folder(
     project: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    with tracking.outbox.best_effort():
+    with outbox.best_effort():
         raise OSError(errno.ENOSPC, "No space left on device")  # As a write says it.
     assert f"{project}/mlruns cannot be written (No space left on device)" in caplog.text

@@ -734,8 +734,8 @@ NO_GATE = pytest.mark.parametrize("override", ["register.metric=test/r2", "regis
 
 @NO_GATE
 def test_a_run_of_a_comparison_registers_nothing_and_needs_no_gate(tiny, override, monkeypatch):
-    monkeypatch.setattr(tracked.tracking, "end_crashed", lambda key, run_id: [])
-    monkeypatch.setattr(tracked.tracking, "start_run", lambda *given: written_run)
+    monkeypatch.setattr(tracked, "end_crashed", lambda key, run_id: [])
+    monkeypatch.setattr(tracked.lifecycle, "start_run", lambda *given: written_run)
     written_run = write_run(1, parent_run_id="0" * 32)
     settings = config.load(None, [override])
     assert tracked.start_run(settings, tiny, parent_run_id="0" * 32) is written_run

@@ -46,33 +46,28 @@ class TakenOver(StratagemError):
 
 
 @contextlib.contextmanager
-def copied_meanwhile(
-    run: Run, address: str | None, look_seconds: float = LOOK_SECONDS, pause_seconds: float = PAUSE_SECONDS
-) -> Iterator[None]:
+def copied_meanwhile(run: Run, address: str | None) -> Iterator[None]:
     """Copy a run from a thread, at each new checkpoint, while the block runs; the block waits for nothing.
 
     Args:
         run: one in mlruns/runs; no other is copied.
         address: ``checkpoint.remote``; None copies nothing.
-        look_seconds: after so long it is looked for a new checkpoint again.
-        pause_seconds: after so long more a remote that did not take something is asked again.
     """
     if address is None or not run.folder.startswith("mlruns/runs/"):
         yield
         return
     _save_mark(run, ToCopy(address=address))
     ended = threading.Event()
-    given = (run, address, ended, look_seconds, pause_seconds)
-    threading.Thread(target=_copy_until, args=given, name="remote-copier", daemon=True).start()
+    threading.Thread(target=_copy_until, args=(run, address, ended), name="remote-copier", daemon=True).start()
     try:
         yield
     finally:
         ended.set()
 
 
-def _copy_until(run: Run, address: str, ended: threading.Event, look_seconds: float, pause_seconds: float) -> None:
+def _copy_until(run: Run, address: str, ended: threading.Event) -> None:
     seen = None
-    while not ended.wait(look_seconds):
+    while not ended.wait(LOOK_SECONDS):
         now = steps_in(config.project_root() / run.folder)
         if now == seen:
             continue
@@ -86,15 +81,14 @@ def _copy_until(run: Run, address: str, ended: threading.Event, look_seconds: fl
             return
         except Exception as error:  # Whatever ails the remote, the training goes on.
             _tell_once(run, address, error)
-            ended.wait(pause_seconds)
+            ended.wait(PAUSE_SECONDS)
 
 
-def finish(run: Run, patience_seconds: float = PATIENCE_SECONDS) -> None:
+def finish(run: Run) -> None:
     """Copy what is left of a run that has ended; where the remote does not take it, it is kept for ``deliver_kept``.
 
     Args:
         run: its status says that it has ended.
-        patience_seconds: so long it is waited for the next part to arrive.
     """
     mark = _load_mark(run)
     if mark is None:
@@ -111,9 +105,9 @@ def finish(run: Run, patience_seconds: float = PATIENCE_SECONDS) -> None:
     thread = threading.Thread(target=copy, name="remote-finisher", daemon=True)
     thread.start()
     since = time.time()
-    while thread.is_alive() and time.time() - max(since, _last_progress(run)) < patience_seconds:
+    while thread.is_alive() and time.time() - max(since, _last_progress(run)) < PATIENCE_SECONDS:
         thread.join(0.2)
-    error = done[0] if done else TimeoutError(f"nothing arrived in {patience_seconds:g} seconds")
+    error = done[0] if done else TimeoutError(f"nothing arrived in {PATIENCE_SECONDS:g} seconds")
     if isinstance(error, TakenOver):
         print(error, file=sys.stderr)
     elif error is not None:
@@ -174,10 +168,10 @@ def _copy(run: Run, folder: Path, address: str) -> None:
     for step in steps:
         _copy_checkpoint(folder, place, step, there)
     index = _copy_files(folder, place, before, texts, others, there)
-    gone = {_step_of(name) for name in there} - {None, *steps, *steps_in(folder)} if steps else set()
+    gone = {step_of(name) for name in there} - {None, *steps, *steps_in(folder)} if steps else set()
     for name in sorted(there, key=lambda name: not name.endswith(f"/{committed.STATE}")):
         # A folder that lost all its checkpoints is no reason to lose them there, too.
-        if _step_of(name) in gone or (name.startswith("files/") and name.removeprefix("files/") not in index.files):
+        if step_of(name) in gone or (name.startswith("files/") and name.removeprefix("files/") not in index.files):
             place.remove(name)  # Of a checkpoint the state first: without it, what is left is none.
     if ended:
         (folder / MARK).unlink(missing_ok=True)
@@ -249,7 +243,7 @@ def _digest(path: Path, size: int, changed: int) -> str:
     return files.digest(path)
 
 
-def _step_of(name: str) -> int | None:
+def step_of(name: str) -> int | None:
     """Return the step of a checkpoint's file by its name at a remote, None of any other file."""
     parts = name.split("/")
     return int(parts[1]) if parts[0] == "checkpoints" and len(parts) == 3 and parts[1].isdigit() else None

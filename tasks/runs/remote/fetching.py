@@ -15,7 +15,7 @@ from tasks import config, records, runs
 from tasks.records import Copy, Run
 from tasks.runs import committed, outcome
 from tasks.runs.remote.address import Place, check, open_place, reason
-from tasks.runs.remote.copying import read_index, steps_in, taken_over, write_index
+from tasks.runs.remote.copying import read_index, step_of, steps_in, taken_over, write_index
 from tasks.system import clock, files
 from tasks.system.errors import StratagemError, UserError, listed
 
@@ -108,7 +108,8 @@ def _bring(place: Place, run_id: str, address: str) -> None:
             brought = _bring_checkpoints(place, there, partial)
             _accept(partial, run_id, index)
             partial.rename(all_runs / run_id)
-            _claim(place, index)
+            ours = {"project": runs.project_id(), "host": socket.gethostname(), "at": clock.now()}
+            write_index(place, index.model_copy(update=ours))
         except StratagemError:
             raise
         except (FileNotFoundError, ValueError) as error:
@@ -156,7 +157,8 @@ def _bring_checkpoints(place: Place, there: Iterable[str], folder: Path) -> list
     """Bring all checkpoints that are whole; return their steps. Others are told, and stay there."""
     found = []
     names = [PurePosixPath(name) for name in there]
-    for step in sorted(int(name.parts[1]) for name in names if _is_state(name)):
+    states = [step_of(name.as_posix()) for name in names if name.name == committed.STATE]
+    for step in sorted(step for step in states if step is not None):
         partial = folder / "checkpoints" / f".{step}.partial"
         try:
             for name in names:
@@ -174,15 +176,6 @@ def _bring_checkpoints(place: Place, there: Iterable[str], folder: Path) -> list
     return found
 
 
-def _is_state(name: PurePosixPath) -> bool:
-    return (
-        len(name.parts) == 3
-        and name.parts[0] == "checkpoints"
-        and name.parts[1].isdigit()
-        and name.name == committed.STATE
-    )
-
-
 def _accept(folder: Path, run_id: str, index: Copy) -> None:
     """Refuse a run that is not the one that its folder's name says; end what its machine did."""
     run = records.load(Run, folder / "records" / "run.json")
@@ -192,13 +185,6 @@ def _accept(folder: Path, run_id: str, index: Copy) -> None:
     if status.status == "RUNNING":
         reason = f"it was at work on {index.host}, and was brought here"
         records.save(status.model_copy(update={"status": "KILLED", "reason": reason}), folder / "status.json")
-
-
-def _claim(place: Place, index: Copy) -> None:
-    write_index(
-        place,
-        index.model_copy(update={"project": runs.project_id(), "host": socket.gethostname(), "at": clock.now()}),
-    )
 
 
 def _inside(folder: Path, name: str) -> Path:

@@ -8,7 +8,7 @@ import keras
 import numpy as np
 import pytest
 
-from tasks import config, tracking
+from tasks import config
 from tasks.modeling import models
 from tasks.records import LoggedModel
 from tasks.runs import lineage
@@ -326,7 +326,7 @@ def test_a_registered_model_is_found_in_its_run(tiny, start, monkeypatch):
     Path("start.keras").rename(folder / "final.keras")
     sha256 = files.digest(folder / "final.keras")
     asked = {"models:/digits@best": LoggedModel(run_id="b" * 32, keras_file_sha256=sha256)}
-    monkeypatch.setattr(tracking, "find_model", asked.__getitem__)
+    monkeypatch.setattr("tasks.tracking.models.find_model", asked.__getitem__)
     found = begun(tiny, "model.initial=models:/digits@best")
     assert all(np.array_equal(array, theirs[path]) for path, array in found.items())
     (folder / "final.keras").unlink()
