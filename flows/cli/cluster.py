@@ -69,7 +69,7 @@ def submit(
             if not (equals and value) or name in options:
                 raise UserError(f"--option {text}: give NAME=VALUE, and each name once")
             options[name] = value
-        submission.find(launcher)  # A launcher that nobody knows is refused before settings are read.
+        submission.find_engine(launcher)  # A launcher that nobody knows is refused before settings are read.
         of_cluster = config.load(recipe, overrides).strategy.cluster is not None
         sets = [*overrides, f"strategy.launcher={launcher}"] if of_cluster else overrides
         settings = config.load(recipe, sets)
@@ -133,7 +133,7 @@ def cancel(job: JobId, debug: Debug = False) -> None:
         from tasks.operations import submission
 
         found = submission.find_job(job)
-        submission.cancel(found)
+        submission.find_engine(found.engine).cancel(found)
         print(f"job {found.id} is told to end; `stratagem jobs` says how it is")
 
 

@@ -7,6 +7,7 @@ and the record of it, `job.json`.
 import contextlib
 import importlib
 import secrets
+import shlex
 import shutil
 import sys
 from collections.abc import Mapping
@@ -21,7 +22,6 @@ from tasks import config, records
 from tasks.system import clock
 from tasks.system.errors import StratagemError, UserError, one_of
 
-ENGINES = ("kubernetes", "slurm")
 FOLDER = Path("mlruns/jobs")
 # Files in a job's folder: the run's settings as a recipe, and what the nodes look for, see `launchers.slurm.TOKEN`.
 SETTINGS_FILE, TOKEN_FILE = "settings.yaml", "token"
@@ -118,14 +118,30 @@ def number(options: dict[str, str], name: str, default: int) -> int:
     return int(text)
 
 
-def find(name: str) -> Engine:
+def render(template: str, **values: object) -> str:
+    """Return the text of a template in this folder; its filter ``quote`` writes a word for a shell."""
+    from jinja2 import Environment, PackageLoader, StrictUndefined
+
+    environment = Environment(
+        loader=PackageLoader("tasks.operations.submission", "."),
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+        undefined=StrictUndefined,
+    )
+    environment.filters["quote"] = shlex.quote
+    return environment.get_template(template).render(values)
+
+
+def find_engine(name: str) -> Engine:
     """Return an engine by its name.
 
     Raises:
         UserError: there is none of this name.
     """
-    if name not in ENGINES:
-        raise UserError(one_of("launcher", name, ENGINES))
+    known = config.names_of("operations/submission")
+    if name not in known:
+        raise UserError(one_of("launcher", name, known))
     found: Any = importlib.import_module(f"tasks.operations.submission.{name}")
     engine: Engine = found
     return engine
@@ -146,7 +162,7 @@ def submit(
         UserError: an option cannot be, or the engine is not there or refuses the job.
         StratagemError: the engine does not answer.
     """
-    found = find(engine)
+    found = find_engine(engine)
     for name in options:
         if name not in found.OPTIONS:
             raise UserError(one_of(f"option of --launcher {engine}", name, found.OPTIONS))
@@ -210,22 +226,13 @@ def find_job(job_id: str) -> records.Job:
 def state(job: records.Job) -> records.JobState:
     """Return how a job is; `unknown`, and why, where its engine does not answer."""
     try:
-        said, detail = find(job.engine).state(job)
+        said, detail = find_engine(job.engine).state(job)
     except StratagemError as error:
         return records.JobState(job=job, state="unknown", detail=str(error))
     if not said:
         code = config.project_root() / job.folder / "exit_code"
         said = f"ended ({code.read_text(encoding='ascii').strip()})" if code.is_file() else "gone"
     return records.JobState(job=job, state=said, detail=detail)
-
-
-def cancel(job: records.Job) -> None:
-    """End a job; its processes save the step that they are at.
-
-    Raises:
-        StratagemError: its engine does not answer, or refuses.
-    """
-    find(job.engine).cancel(job)
 
 
 def logs(job: records.Job) -> str:
@@ -235,7 +242,7 @@ def logs(job: records.Job) -> str:
         UserError: nothing yet.
         StratagemError: its engine does not answer.
     """
-    printed = find(job.engine).logs(job)
+    printed = find_engine(job.engine).logs(job)
     if printed is None:
         raise UserError(f"job {job.id} has printed nothing yet: it is {state(job).state}")
     return printed

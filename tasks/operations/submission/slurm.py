@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from tasks import config, records
-from tasks.operations.submission import SETTINGS_FILE, TOKEN_FILE, Request, Submitted, number
+from tasks.operations.submission import SETTINGS_FILE, TOKEN_FILE, Request, Submitted, number, render
 from tasks.strategies.engines.slurm import TOKEN
 from tasks.system.errors import StratagemError, UserError
 
@@ -33,73 +33,15 @@ OPTIONS = {
 SIGNALS = ("TERM", "INT", "HUP")
 # Slurm looks once a minute, so that its signal comes up to so many seconds earlier than it was told.
 EARLIER_SECONDS = 60
-# Of a run that was told to stop: its exit codes, see docs/reliability.md.
-STOPPED = "75|129|130|143"
-# After so many starts in a row that left no checkpoint a job is not queued again: its time is too short for one.
-MOST_WITHOUT_PROGRESS = 3
-UNITS = {"days": 86_400, "hours": 3_600, "minutes": 60, "seconds": 1}
-# As sbatch's manual lists the forms of --time.
-TIMES = (
-    r"(?P<minutes>\d+)(:(?P<seconds>\d+))?",
-    r"(?P<hours>\d+):(?P<minutes>\d+):(?P<seconds>\d+)",
-    r"(?P<days>\d+)-(?P<hours>\d+)(:(?P<minutes>\d+)(:(?P<seconds>\d+))?)?",
-)
-# A member that refuses its input (exit code 2) tells the others to stop, who would wait for it until the time is up.
-# A shell that did not ignore the signal would be gone before the member that it started has saved its step.
-MEMBER = (
-    'trap : TERM INT HUP; "$@"; code=$?; if [ "$code" -eq 2 ]; then : > "$0"; '
-    'scancel --signal=TERM "$SLURM_JOB_ID.$SLURM_STEP_ID"; fi; exit "$code"'
-)
 
 
 def write(request: Request) -> str:
     """Return the batch script.
 
     Raises:
-        UserError: an option cannot be, or there are more nodes than processes.
+        UserError: an option has a wrong value, or there are more nodes than processes.
     """
     options = dict(request.options)
-    restarts = number(options, "max-restarts", 100)
-    asked = _directives(request, options)
-    lines = "\n".join(f"#SBATCH --{key}={shlex.quote(value)}" for key, value in asked.items())
-    token = shlex.quote(f"{request.folder / TOKEN_FILE}:{request.folder.name}")
-    names = ("exit_code", "refused", "started", "without_progress")
-    code_file, refused, started, without_progress = (shlex.quote(str(request.folder / name)) for name in names)
-    program = str(Path(sys.executable).with_name("stratagem"))
-    command = shlex.join([MEMBER, str(request.folder / "refused"), program, "run", str(request.folder / SETTINGS_FILE)])
-    return f"""#!/bin/bash
-# Written by `stratagem submit`.
-{lines}
-#SBATCH --requeue
-
-export {TOKEN}={token}
-rm -f {code_file} {refused}
-touch {started}
-# A member that ends does not end the others: they save their step, and say what was lost.
-# srun does not take the number of cores from the job by itself.
-srun --kill-on-bad-exit=0 --wait=0 ${{SLURM_CPUS_PER_TASK:+--cpus-per-task=$SLURM_CPUS_PER_TASK}} bash -c {command}
-code=$?
-[ -e {refused} ] && code=2
-echo "$code" > {code_file}
-case "$code" in {STOPPED})
-  if [ -n "$(find mlruns/runs -path '*/checkpoints/*' -name state.json -newer {started} -print -quit)" ]; then
-    rm -f {without_progress}
-  else
-    echo "$code" >> {without_progress}
-  fi
-  if [ -e {without_progress} ] && [ "$(wc -l < {without_progress})" -ge {MOST_WITHOUT_PROGRESS} ]; then
-    echo "told to stop {MOST_WITHOUT_PROGRESS} times before there was a checkpoint; not queued again: give more --time"
-  elif [ "${{SLURM_RESTART_COUNT:-0}}" -lt {restarts} ]; then
-    echo "told to stop; queued again (start $((${{SLURM_RESTART_COUNT:-0}} + 2)))"
-    scontrol requeue "$SLURM_JOB_ID"
-  fi ;;
-esac
-exit "$code"
-"""
-
-
-def _directives(request: Request, options: dict[str, str]) -> Mapping[str, str]:
-    """Return what the script asks Slurm for, by name."""
     nodes = number(options, "nodes", request.num_processes)
     if nodes > request.num_processes:
         raise UserError(
@@ -122,17 +64,22 @@ def _directives(request: Request, options: dict[str, str]) -> Mapping[str, str]:
         )
     if (gpus := request.settings.strategy.required_gpus) is not None:
         options.setdefault("gpus-per-task", str(gpus))
-    return {
-        "job-name": request.name,
-        "chdir": str(request.folder.parents[2]),
-        "output": str(request.folder / "output.log").replace("%", "%%"),  # In a file's name % begins a pattern.
-        "open-mode": "append",
-        "nodes": str(nodes),
-        "ntasks": str(request.num_processes),
-        "distribution": "block",
-        "signal": signal,
-        **options,
-    }
+    folder = str(request.folder)
+    return render(
+        "slurm.sh.j2",
+        name=request.name,
+        project=str(request.folder.parents[2]),
+        folder=folder,
+        nodes=nodes,
+        num_processes=request.num_processes,
+        signal=signal,
+        max_restarts=number(options, "max-restarts", 100),
+        options=options,
+        token_variable=TOKEN,
+        token=f"{folder}/{TOKEN_FILE}:{request.folder.name}",
+        program=str(Path(sys.executable).with_name("stratagem")),
+        settings=f"{folder}/{SETTINGS_FILE}",
+    )
 
 
 def submit(file: Path) -> Submitted:
@@ -245,9 +192,11 @@ def seconds(text: str) -> float:
     """
     if text.upper() in ("UNLIMITED", "INFINITE"):
         return float("inf")
-    for form in TIMES:
-        if match := re.fullmatch(form, text):
-            return sum(UNITS[unit] * int(count) for unit, count in match.groupdict().items() if count)
+    days, dash, clock = text.rpartition("-")
+    parts = clock.split(":")
+    if len(parts) <= 3 and all(part.isdecimal() for part in ([days, *parts] if dash else parts)):
+        units = (3600, 60, 1) if dash or len(parts) == 3 else (60, 1)  # `90` and `1:30` begin with minutes.
+        return 86_400 * int(days or 0) + sum(int(part) * unit for part, unit in zip(parts, units, strict=False))
     raise UserError(
         f"time = {text}: it is no time. Give minutes, hours:minutes:seconds or days-hours:minutes:seconds, such as "
         "01:00:00"
