@@ -6,6 +6,7 @@ The parameters of a command are its options, however many it has.
 import math
 import sys
 from collections.abc import Callable, Sequence
+from json import dumps
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -56,8 +57,6 @@ def submit(
 ) -> None:
     """Hand `stratagem run` to a cluster, where it is told to stop in time, is queued again, and goes on."""
     with command(debug):
-        from json import dumps
-
         from tasks import config
         from tasks.operations import dvc_data, preconditions, submission
         from tasks.system.errors import UserError
@@ -94,8 +93,6 @@ def list_jobs(context: typer.Context, json: Json = False, debug: Debug = False) 
     if context.invoked_subcommand is not None:
         return
     with command(debug):
-        from json import dumps
-
         from tasks.operations import submission
 
         found = [submission.state(job) for job in submission.jobs()]

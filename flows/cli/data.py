@@ -1,14 +1,13 @@
 """`stratagem data`: datasets of the user's own and of TFDS, added, listed, shown, compared, shared and taken away."""
 
 import math
+from json import dumps
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from flows.cli import completion, tables
-from flows.cli.command import NO_SETTINGS, Debug, Json, command
-from flows.cli.explanation import Explain
-from flows.cli.explanation import show as show_explanation
+from flows.cli.command import NO_SETTINGS, Debug, Explain, Json, command
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -76,7 +75,7 @@ def add(
         if target is not None:
             values["target"] = target
         if explain:
-            show_explanation(explanation.add(source, name, values), json)
+            tables.print_explanation(explanation.add(source, name, values), json)
             return
         preconditions.check_writable()
         prepared = dvc_data.add(source, name, values)
@@ -117,8 +116,6 @@ def _described(overrides: list[str]) -> dict[str, Any]:
 def list_datasets(json: Json = False, debug: Debug = False) -> None:
     """List the datasets in data/."""
     with command(debug):
-        from json import dumps
-
         from tasks.operations import data_folders
 
         found = data_folders.list_datasets()
@@ -144,8 +141,6 @@ def print_datasets(found: "Mapping[str, PreparedDataset | None]") -> None:
 def show(name: Name, json: Json = False, debug: Debug = False) -> None:
     """Show what a prepared dataset holds: its features, its splits and its classes, and what the checks found."""
     with command(debug):
-        from json import dumps
-
         from tasks.operations import data_folders
 
         prepared, quality = data_folders.show(name), data_folders.quality(name)
@@ -276,8 +271,6 @@ def pull(name: Which = None, json: Json = False, debug: Debug = False) -> None:
 
 
 def _print_moved(how: str, datasets: "dict[str, PreparedDataset]", json: bool) -> None:
-    from json import dumps
-
     if json:
         print(dumps({name: one.model_dump(mode="json") for name, one in datasets.items()}))
         return

@@ -4,6 +4,7 @@ The parameters of a command are its options, however many it has.
 """
 
 import sys
+from json import dumps
 from typing import Annotated
 
 import typer
@@ -161,7 +162,6 @@ def report(
     """
     with command(debug):
         import webbrowser
-        from json import dumps
 
         from tasks.operations import pipeline
 
