@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from json import dumps
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
@@ -56,6 +56,11 @@ Explain = Annotated[
     ),
 ]
 NO_SETTINGS: list[str] = []
+
+
+def run_argument(help: str, metavar: str = "RUN") -> Any:
+    """Return the declaration of an argument that names a run; a shell completes it."""
+    return typer.Argument(metavar=metavar, help=help, autocompletion=completion.runs)
 
 
 def open_standard_streams() -> None:

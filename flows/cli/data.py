@@ -19,10 +19,14 @@ app = typer.Typer(
     no_args_is_help=True,
 )
 
-Name = Annotated[
-    str,
-    typer.Argument(metavar="NAME", help="Of the dataset: the folder data/NAME.", autocompletion=completion.datasets),
-]
+
+def dataset_argument(metavar: str, help: str) -> Any:
+    """Return the declaration of an argument that names a dataset; a shell completes it."""
+    return typer.Argument(metavar=metavar, help=help, autocompletion=completion.datasets)
+
+
+Name = Annotated[str, dataset_argument("NAME", "Of the dataset: the folder data/NAME.")]
+Which = Annotated[str | None, dataset_argument("[NAME]", "Of the dataset: the folder data/NAME; without it, all.")]
 
 MAX_CLASSES = 30
 """That are printed of a dataset."""
@@ -241,16 +245,6 @@ def _features(prepared: "PreparedDataset") -> list[str]:
     ]
 
 
-Which = Annotated[
-    str | None,
-    typer.Argument(
-        metavar="[NAME]",
-        help="Of the dataset: the folder data/NAME; without it, all.",
-        autocompletion=completion.datasets,
-    ),
-]
-
-
 @app.command()
 def push(name: Which = None, json: Json = False, debug: Debug = False) -> None:
     """Copy prepared data to DVC's remote: `dvc remote add --default storage URL` adds one."""
@@ -280,20 +274,8 @@ def _print_moved(how: str, datasets: "dict[str, PreparedDataset]", json: bool) -
 
 @app.command()
 def diff(
-    first: Annotated[
-        str,
-        typer.Argument(
-            metavar="A",
-            help="A dataset: NAME, or NAME@COMMIT as it was in a commit.",
-            autocompletion=completion.datasets,
-        ),
-    ],
-    second: Annotated[
-        str,
-        typer.Argument(
-            metavar="B", help="Another one, or the same in another commit.", autocompletion=completion.datasets
-        ),
-    ],
+    first: Annotated[str, dataset_argument("A", "A dataset: NAME, or NAME@COMMIT as it was in a commit.")],
+    second: Annotated[str, dataset_argument("B", "Another one, or the same in another commit.")],
     json: Json = False,
     debug: Debug = False,
 ) -> None:

@@ -10,7 +10,19 @@ from typing import Annotated
 import typer
 
 from flows.cli import completion, tables
-from flows.cli.command import NO_SETTINGS, AllowChanges, Debug, Fresh, Json, Recipe, Resume, Set, check_resume, command
+from flows.cli.command import (
+    NO_SETTINGS,
+    AllowChanges,
+    Debug,
+    Fresh,
+    Json,
+    Recipe,
+    Resume,
+    Set,
+    check_resume,
+    command,
+    run_argument,
+)
 
 RunId = Annotated[
     str | None,
@@ -81,17 +93,8 @@ def train(
         prepared = dvc_data.load_prepared(settings.dataset.name)
         result = pipeline.train_alone(settings, prepared, pipeline.Resumption(resume, allow_changes, fresh))
         client.stop_processes()
-        shown = (
-            "run_id",
-            "dataset",
-            "strategy",
-            "epochs",
-            "steps",
-            "examples_per_second",
-            "checkpoint",
-            "best_checkpoint",
-        )
-        tables.print_record(result, json, (*shown, "weights_digest"))
+        trained = ("run_id", "dataset", "strategy", "epochs", "steps", "examples_per_second")
+        tables.print_record(result, json, (*trained, "checkpoint", "best_checkpoint", "weights_digest"))
 
 
 def evaluate(
@@ -147,10 +150,7 @@ def register(
 
 
 def report(
-    run_id: Annotated[
-        str,
-        typer.Argument(metavar="RUN", help="A run, or `latest` for the newest one.", autocompletion=completion.runs),
-    ] = "latest",
+    run_id: Annotated[str, run_argument("A run, or `latest` for the newest one.")] = "latest",
     open_page: Annotated[bool, typer.Option("--open", help="Show it in this machine's browser.")] = False,
     json: Json = False,
     debug: Debug = False,

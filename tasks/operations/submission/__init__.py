@@ -51,16 +51,6 @@ class Request:
         return yaml.safe_dump(self.settings.model_dump(mode="json", by_alias=True), sort_keys=False)
 
 
-@dataclass(frozen=True)
-class Submitted:
-    """Where an engine has a job."""
-
-    id: str
-    """What the engine calls it."""
-    place: tuple[str, ...] = ()
-    """Words that lead the engine's commands to it, such as ``--namespace team``."""
-
-
 class Engine(Protocol):
     """What a file of this package has to have."""
 
@@ -76,8 +66,10 @@ class Engine(Protocol):
             UserError: an option cannot be.
         """
 
-    def submit(self, file: Path) -> Submitted:
+    def submit(self, file: Path) -> tuple[str, tuple[str, ...]]:
         """Hand a file over; nothing of it is left with the engine where it fails.
+
+        Return the job's id there, and the words that lead the engine's commands to it, such as ``--namespace team``.
 
         Raises:
             UserError: the engine is not installed here, or refuses the job.
@@ -177,11 +169,11 @@ def submit(
         (folder / TOKEN_FILE).write_text(folder.name, encoding="ascii")
         (folder / SETTINGS_FILE).write_text(request.recipe, encoding="utf-8")
         (folder / found.FILE).write_text(text, encoding="utf-8")
-        submitted = found.submit(folder / found.FILE)
+        job_id, place = found.submit(folder / found.FILE)
         job = records.Job(
             engine=engine,
-            id=submitted.id,
-            place=submitted.place,
+            id=job_id,
+            place=place,
             name=request.name,
             folder=str(FOLDER / folder.name),
             num_processes=request.num_processes,

@@ -16,7 +16,7 @@ from pathlib import Path
 import yaml
 
 from tasks import config, records
-from tasks.operations.submission import Request, Submitted, number, render
+from tasks.operations.submission import Request, number, render
 from tasks.strategies.engines import threads_of
 from tasks.strategies.engines.kubernetes import ADDRESSES
 from tasks.system.errors import StratagemError, UserError
@@ -61,8 +61,8 @@ def write(request: Request) -> str:
     environment = {ADDRESSES: ",".join(addresses)} if len(addresses) > 1 else {}
     if (cpu := options.get("cpu", "")).isdecimal():  # TensorFlow would start a thread for each core of the node.
         environment |= threads_of(int(cpu))
-    asked = {key: options.get(key) for key in ("cpu", "memory")}
-    asked["nvidia.com/gpu"] = options.get("gpus", request.settings.strategy.required_gpus)
+    gpus = options.get("gpus") or request.settings.strategy.required_gpus
+    asked = {"cpu": options.get("cpu"), "memory": options.get("memory"), "nvidia.com/gpu": gpus}
     return render(
         "kubernetes.yaml.j2",
         name=name,
@@ -79,7 +79,7 @@ def write(request: Request) -> str:
     )
 
 
-def submit(file: Path) -> Submitted:
+def submit(file: Path) -> tuple[str, tuple[str, ...]]:
     """Hand the manifests to kubectl, and return the job's name, with the context and the namespace that it is in.
 
     Raises:
@@ -97,7 +97,7 @@ def submit(file: Path) -> Submitted:
         with contextlib.suppress(StratagemError):
             _kubectl(["delete", *place, "--filename", str(file), "--ignore-not-found", "--wait=false"])
         raise
-    return Submitted(metadata["name"], tuple(place))
+    return metadata["name"], tuple(place)
 
 
 def _kind(job: records.Job) -> str:

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from tasks import config, records
-from tasks.operations.submission import SETTINGS_FILE, TOKEN_FILE, Request, Submitted, number, render
+from tasks.operations.submission import SETTINGS_FILE, TOKEN_FILE, Request, number, render
 from tasks.strategies.engines.slurm import TOKEN
 from tasks.system.errors import StratagemError, UserError
 
@@ -82,7 +82,7 @@ def write(request: Request) -> str:
     )
 
 
-def submit(file: Path) -> Submitted:
+def submit(file: Path) -> tuple[str, tuple[str, ...]]:
     """Hand a script to sbatch, and return the job's number, with its cluster where there are several.
 
     Raises:
@@ -92,7 +92,7 @@ def submit(file: Path) -> Submitted:
     directives = re.findall(r"^#SBATCH --([\w-]+)=(.*)$", file.read_text(encoding="utf-8"), re.MULTILINE)
     check_partition({name: "".join(shlex.split(value)) for name, value in directives})
     job_id, _, cluster = _slurm(["sbatch", "--parsable", str(file)]).strip().partition(";")
-    return Submitted(job_id, ("--clusters", cluster) if cluster else ())
+    return job_id, ("--clusters", cluster) if cluster else ()
 
 
 def check_partition(asked: Mapping[str, str]) -> None:

@@ -14,7 +14,6 @@ from tasks.operations.trace import links
 from tasks.operations.trace.links import Known
 from tasks.records import ExportedModel, Link, Provenance
 from tasks.runs import lineage
-from tasks.runs.entries import Entry
 from tasks.system import errors
 from tasks.system.errors import UserError
 
@@ -46,12 +45,8 @@ def _find(text: str, known: Known) -> Link:
     for look in (_by_version, _by_path, _by_id, _by_dataset, _by_commit):
         if (link := look(text, known)) is not None:
             return link
-    raise _unknown("reference", text, known)
-
-
-def _unknown(what: str, text: str, known: Known) -> UserError:
     near = [*known.runs, *_named(known), *_datasets()]
-    return UserError(errors.one_of(what, text, near, f"give {KINDS}"))
+    raise UserError(errors.one_of("reference", text, near, f"give {KINDS}"))
 
 
 def _named(known: Known) -> list[str]:
@@ -94,7 +89,12 @@ def _by_path(text: str, known: Known) -> Link | None:
     except ValueError:
         parts = ()
     if parts[:2] == ("mlruns", "runs") and len(parts) > 2 and (entry := known.runs.get(parts[2])) is not None:
-        return _in_run(entry, parts[3:], path, known)
+        match parts[3:]:
+            case ("checkpoints", step, *_) if step.isdigit():
+                return links.of_checkpoint(entry, step, known)
+            case ("exports", *_) if (link := _exported(path, known)) is not None:
+                return link
+        return links.of_run(entry, known)
     if parts[:1] == ("mlruns",) and parts[1:2] in (("comparisons",), ("sweeps",)) and len(parts) > 2:
         return _open(runs.kind_of_parent(parts[2]), parts[2], known)
     if there and (link := _exported(path, known)) is not None:
@@ -107,14 +107,6 @@ def _by_path(text: str, known: Known) -> Link | None:
             f"{KINDS}"
         )
     return None
-
-
-def _in_run(entry: Entry, parts: tuple[str, ...], path: Path, known: Known) -> Link:
-    if parts[:1] == ("checkpoints",) and len(parts) > 1 and parts[1].isdigit():
-        return links.of_checkpoint(entry, parts[1], known)
-    if parts[:1] == ("exports",) and (link := _exported(path, known)) is not None:
-        return link
-    return links.of_run(entry, known)
 
 
 def _exported(path: Path, known: Known) -> Link | None:
