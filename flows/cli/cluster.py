@@ -69,9 +69,9 @@ def submit(
                 raise UserError(f"--option {text}: give NAME=VALUE, and each name once")
             options[name] = value
         submission.find_engine(launcher)  # A launcher that nobody knows is refused before settings are read.
-        of_cluster = config.load(recipe, overrides).strategy.cluster is not None
-        sets = [*overrides, f"strategy.launcher={launcher}"] if of_cluster else overrides
-        settings = config.load(recipe, sets)
+        settings = config.load(recipe, overrides)
+        if settings.strategy.cluster is not None:
+            settings = config.load(recipe, [*overrides, f"strategy.launcher={launcher}"])
         if not dry_run:
             preconditions.check_writable()
             dvc_data.check_source(settings.dataset)

@@ -1,7 +1,7 @@
-"""Jobs: a run that is handed to a cluster which someone else keeps, and what became of it.
+"""Jobs: hands a run to a cluster that someone else operates, and follows it there.
 
-One file an engine: what it has, `Engine` says. A job has a folder in mlruns/jobs/ with what was handed over, its log,
-and the record of it, `job.json`.
+Each file in this folder is an engine: a module with the names of `Engine`. What it hands over is a template beside it.
+A job has a folder in mlruns/jobs/ with the file that was handed over, its log and its record, `job.json`.
 """
 
 import contextlib
@@ -23,75 +23,74 @@ from tasks.system import clock
 from tasks.system.errors import StratagemError, UserError, one_of
 
 FOLDER = Path("mlruns/jobs")
-# Files in a job's folder: the run's settings as a recipe, and what the nodes look for, see `launchers.slurm.TOKEN`.
+# Files in a job's folder: the run's settings as a recipe, and what the nodes look for, see `engines.slurm.TOKEN`.
 SETTINGS_FILE, TOKEN_FILE = "settings.yaml", "token"
 
 
 @dataclass(frozen=True)
 class Request:
-    """What is asked of an engine."""
+    """A run to be handed over."""
 
     name: str
-    """Of the job, for the engine's lists."""
+    """The job's name in the engine's lists."""
     settings: config.Settings
-    """Of the run."""
     options: Mapping[str, str]
-    """By name, such as `nodes` and `time`: what the engine's ``OPTIONS`` says."""
+    """Values of the engine's ``OPTIONS`` by name, such as `nodes` and `time`."""
     folder: Path
-    """The job's own, where its script, its log, `SETTINGS_FILE` and `TOKEN_FILE` lie."""
+    """The job's own folder, with its script, its log, `SETTINGS_FILE` and `TOKEN_FILE`."""
 
     @property
     def num_processes(self) -> int:
-        """All members of the cluster, or 1."""
+        """The number of processes of the cluster, or 1."""
         return self.settings.strategy.num_processes
 
     @property
     def recipe(self) -> str:
-        """The settings as the text of a recipe: later changes of params.yaml do not reach the job."""
+        """The settings as the text of a recipe, so that later changes of params.yaml do not reach the job."""
         return yaml.safe_dump(self.settings.model_dump(mode="json", by_alias=True), sort_keys=False)
 
 
 class Engine(Protocol):
-    """What a file of this package has to have."""
+    """The names that a module of this package defines."""
 
     OPTIONS: Mapping[str, str]
     """The options that it knows, and what each means."""
     FILE: str
-    """What the file is called that it is handed."""
+    """The name of the file to hand over."""
 
     def write(self, request: Request) -> str:
         """Return the text of the file to hand over.
 
         Raises:
-            UserError: an option cannot be.
+            UserError: an option has a wrong value.
         """
 
     def submit(self, file: Path) -> tuple[str, tuple[str, ...]]:
-        """Hand a file over; nothing of it is left with the engine where it fails.
+        """Hand a file over; if that fails, leave nothing with the engine.
 
         Return the job's id there, and the words that lead the engine's commands to it, such as ``--namespace team``.
 
         Raises:
             UserError: the engine is not installed here, or refuses the job.
-            StratagemError: it does not answer.
+            StratagemError: the engine does not answer.
         """
 
     def state(self, job: records.Job) -> tuple[str, str]:
-        """Return how a job is, in the engine's word, and more of it; ("", "") for one that it has forgotten.
+        """Return a job's state in the engine's word, and details; ("", "") for a job that the engine has forgotten.
 
         Raises:
             StratagemError: the engine does not answer.
         """
 
     def cancel(self, job: records.Job) -> None:
-        """End a job; its processes save the step that they are at.
+        """End a job; its processes save their step first.
 
         Raises:
             StratagemError: the engine does not answer, or refuses.
         """
 
     def logs(self, job: records.Job) -> str | None:
-        """Return what the job's processes have printed so far; None as long as they have not begun.
+        """Return what the job's processes have printed so far; None if they have not begun.
 
         Raises:
             StratagemError: the engine does not answer.
@@ -99,10 +98,10 @@ class Engine(Protocol):
 
 
 def number(options: dict[str, str], name: str, default: int) -> int:
-    """Take an option that is a number out of the others.
+    """Remove a numeric option from the options and return its value.
 
     Raises:
-        UserError: it is no number from 1 on.
+        UserError: it is not a whole number of at least 1.
     """
     text = options.pop(name, str(default))
     if not text.isdecimal() or not int(text):
@@ -142,16 +141,16 @@ def find_engine(name: str) -> Engine:
 def submit(
     engine: str, settings: config.Settings, options: Mapping[str, str], only_write: bool = False
 ) -> tuple[str, records.Job | None]:
-    """Write a job's file, hand it over, and return its text and the record; None for the record where it is only shown.
+    """Write a job's file, hand it over, and return its text and the job's record.
 
     Args:
-        engine: its name.
+        engine: the engine's name.
         settings: of the run.
         options: for the engine, by name.
-        only_write: return the text, leave nothing behind and hand nothing over.
+        only_write: hand nothing over, leave nothing behind, and return None for the record.
 
     Raises:
-        UserError: an option cannot be, or the engine is not there or refuses the job.
+        UserError: an option has a wrong value, or the engine is not installed or refuses the job.
         StratagemError: the engine does not answer.
     """
     found = find_engine(engine)
@@ -181,7 +180,7 @@ def submit(
         )
         records.save(job, folder / "job.json")
     except BaseException:
-        if job is not None:  # Nobody would know of it.
+        if job is not None:  # Without its record nobody would know of it.
             with contextlib.suppress(StratagemError):
                 found.cancel(job)
         shutil.rmtree(folder)
@@ -190,8 +189,7 @@ def submit(
 
 
 def jobs() -> list[records.Job]:
-    """Return the jobs that were handed over from this project, the newest first; of one whose record is damaged, say
-    so."""
+    """Return the jobs that were handed over from this project, the newest first; name damaged records on stderr."""
     found = []
     for file in (config.project_root() / FOLDER).glob("*/job.json"):
         try:
@@ -202,7 +200,7 @@ def jobs() -> list[records.Job]:
 
 
 def find_job(job_id: str) -> records.Job:
-    """Return a job by what its engine calls it, or `latest`.
+    """Return a job by its id, or the newest one for `latest`.
 
     Raises:
         UserError: there is no such job.
@@ -216,7 +214,7 @@ def find_job(job_id: str) -> records.Job:
 
 
 def state(job: records.Job) -> records.JobState:
-    """Return how a job is; `unknown`, and why, where its engine does not answer."""
+    """Return a job's state; `unknown`, with the reason, if its engine does not answer."""
     try:
         said, detail = find_engine(job.engine).state(job)
     except StratagemError as error:
@@ -231,7 +229,7 @@ def logs(job: records.Job) -> str:
     """Return what a job's processes have printed so far.
 
     Raises:
-        UserError: nothing yet.
+        UserError: they have printed nothing yet.
         StratagemError: its engine does not answer.
     """
     printed = find_engine(job.engine).logs(job)

@@ -1,6 +1,8 @@
-"""Kubernetes: an Indexed Job with a pod for each process, a headless service that gives them names, and a config map
-with the settings; `kubectl` takes them. Or a JobSet of that one Job, where its controller is installed: it brings the
-service, and starts all pods again together when one has failed (https://jobset.sigs.k8s.io/docs/concepts/).
+"""Kubernetes: hands kubernetes.yaml.j2 to `kubectl`. It is an Indexed Job with a pod for each process, a headless
+service that gives the pods names, and a config map with the settings.
+
+Or it is a JobSet of that one Job, if the cluster has its controller: it makes the service, and starts all pods again
+together when one has failed (https://jobset.sigs.k8s.io/docs/concepts/).
 
 The pods' exit codes decide: 75 and 143 are "told to stop, start it again", 2 is a mistake that another start would
 repeat (https://kubernetes.io/docs/concepts/workloads/controllers/job/#pod-failure-policy).
@@ -80,11 +82,11 @@ def write(request: Request) -> str:
 
 
 def submit(file: Path) -> tuple[str, tuple[str, ...]]:
-    """Hand the manifests to kubectl, and return the job's name, with the context and the namespace that it is in.
+    """Hand the manifests to kubectl; return the job's name, and kubectl's options for its context and namespace.
 
     Raises:
-        UserError: kubectl is not here, or the cluster refuses the job.
-        StratagemError: it does not answer.
+        UserError: kubectl is not installed, or the cluster refuses the job.
+        StratagemError: the cluster does not answer.
     """
     kinds = {one["kind"]: one["metadata"] for one in yaml.safe_load_all(file.read_text())}
     metadata = kinds.get("Job") or kinds["JobSet"]
@@ -101,15 +103,15 @@ def submit(file: Path) -> tuple[str, tuple[str, ...]]:
 
 
 def _kind(job: records.Job) -> str:
-    """Return what was handed over, `job` or `jobset`."""
-    with contextlib.suppress(OSError):  # Somebody removed it; a job is the rule.
+    """Return the kind of object that was handed over, `job` or `jobset`."""
+    with contextlib.suppress(OSError):  # Somebody removed the file; most are jobs.
         if "\nkind: JobSet\n" in (config.project_root() / job.folder / FILE).read_text(encoding="utf-8"):
             return "jobset"
     return "job"
 
 
 def state(job: records.Job) -> tuple[str, str]:
-    """Return the Job's latest condition, or how many pods are at work; ("", "") for one that is not there.
+    """Return the Job's latest condition, or how many pods are ready; ("", "") for a job that is gone.
 
     Raises:
         StratagemError: the cluster does not answer.
@@ -121,15 +123,15 @@ def state(job: records.Job) -> tuple[str, str]:
     for condition in reversed(status.get("conditions", [])):
         if condition["status"] == "True":
             return condition["type"], condition.get("reason", "")
-    if "replicatedJobsStatus" in status:  # Of a JobSet, which counts Jobs.
-        (status,) = status["replicatedJobsStatus"]
-        return ("Active" if status.get("active") else "Pending"), ""
-    at_work = "Active" if status.get("active") else "Pending"
-    return at_work, f"{status.get('ready', 0)} of {job.num_processes} pods ready"
+    replicated = status.get("replicatedJobsStatus")  # A JobSet counts Jobs, a Job counts pods.
+    (counted,) = replicated or (status,)
+    details = "" if replicated else f"{status.get('ready', 0)} of {job.num_processes} pods ready"
+    return ("Active" if counted.get("active") else "Pending"), details
 
 
 def cancel(job: records.Job) -> None:
-    """Delete a Job or a JobSet with its service and config map; its pods are told to stop, and save their step.
+    """Delete a Job or a JobSet with its service and config map; Kubernetes tells its pods to stop, and they save their
+    step.
 
     Raises:
         StratagemError: the cluster does not answer, or refuses.
@@ -140,7 +142,7 @@ def cancel(job: records.Job) -> None:
 
 
 def logs(job: records.Job) -> str | None:
-    """Return what the chief's pods have printed: it tells what the others do not. None as long as none has begun.
+    """Return what the chief's pods have printed, as the others print little; None if none has begun.
 
     Raises:
         StratagemError: the cluster does not answer.

@@ -1,6 +1,7 @@
-"""Slurm: a batch script for `sbatch`, which is told to stop before its time is up, and queues itself again.
+"""Slurm: hands the batch script slurm.sh.j2 to `sbatch`. Slurm tells it to stop before its time is up, and it queues
+itself again.
 
-What the options mean stands in Slurm's manual, https://slurm.schedmd.com/sbatch.html.
+Slurm's manual explains the options: https://slurm.schedmd.com/sbatch.html.
 """
 
 import re
@@ -29,9 +30,9 @@ OPTIONS = {
     "signal": "what tells it to stop, and how many seconds before the end; without it TERM@120",
     "max-restarts": "how often it may be queued again; without it 100 times",
 }
-# What `stratagem run` takes as "save the step and stop": other signals end it at once.
+# `stratagem run` saves its step and stops on these; other signals end it at once.
 SIGNALS = ("TERM", "INT", "HUP")
-# Slurm looks once a minute, so that its signal comes up to so many seconds earlier than it was told.
+# Slurm checks once a minute, so its signal may come this much earlier than asked.
 EARLIER_SECONDS = 60
 
 
@@ -83,11 +84,11 @@ def write(request: Request) -> str:
 
 
 def submit(file: Path) -> tuple[str, tuple[str, ...]]:
-    """Hand a script to sbatch, and return the job's number, with its cluster where there are several.
+    """Hand a script to sbatch; return the job's number, and the option that names its cluster if there are several.
 
     Raises:
-        UserError: Slurm's commands are not here, it refuses the job, or it would let the job wait for ever.
-        StratagemError: it does not answer.
+        UserError: Slurm's commands are not installed, it refuses the job, or the job would wait for ever.
+        StratagemError: Slurm does not answer.
     """
     directives = re.findall(r"^#SBATCH --([\w-]+)=(.*)$", file.read_text(encoding="utf-8"), re.MULTILINE)
     check_partition({name: "".join(shlex.split(value)) for name, value in directives})
@@ -96,7 +97,7 @@ def submit(file: Path) -> tuple[str, tuple[str, ...]]:
 
 
 def check_partition(asked: Mapping[str, str]) -> None:
-    """Refuse what no partition that is asked for has: sbatch takes such a job, and it waits for ever.
+    """Refuse a job that fits no partition: sbatch accepts it, and it waits for ever.
 
     Slurm's words for it are PartitionNodeLimit, PartitionTimeLimit and PartitionConfig.
 
@@ -104,7 +105,7 @@ def check_partition(asked: Mapping[str, str]) -> None:
         asked: `nodes`, `ntasks`, and maybe `cpus-per-task`, `time` and `partition`.
 
     Raises:
-        UserError: fewer nodes or cores, or less time.
+        UserError: the job asks for more nodes, cores or time than any of its partitions has.
         StratagemError: Slurm does not answer.
     """
     partition = ["--partition", asked["partition"]] if "partition" in asked else []
@@ -112,7 +113,7 @@ def check_partition(asked: Mapping[str, str]) -> None:
     partitions: dict[str, list[list[str]]] = {}
     for line in told.split():
         name, *facts = line.split("|")
-        if partition or name.endswith("*"):  # The star marks the one that is taken where none is named.
+        if partition or name.endswith("*"):  # The star marks the default partition.
             partitions.setdefault(name.rstrip("*"), []).append(facts)
     reasons = [_reason_against(name, groups, asked) for name, groups in partitions.items()]
     if reasons and all(reasons):
@@ -120,11 +121,11 @@ def check_partition(asked: Mapping[str, str]) -> None:
 
 
 def _reason_against(partition: str, groups: list[list[str]], asked: Mapping[str, str]) -> str:
-    """Return why a partition can never start a job, or nothing.
+    """Return why a partition can never start a job, or "".
 
     Args:
         partition: its name.
-        groups: of its nodes: how many, cores of each, the longest time, and nodes of a job (`1-4`, `1-infinite`).
+        groups: its nodes: how many, cores of each, the longest time, and nodes per job (`1-4`, `1-infinite`).
         asked: as in ``check_partition``.
     """
     nodes, longest = int(asked["nodes"]), groups[0][2]
@@ -153,7 +154,7 @@ def _reason_against(partition: str, groups: list[list[str]], asked: Mapping[str,
 
 
 def state(job: records.Job) -> tuple[str, str]:
-    """Return Slurm's word for how a job is, and where it runs or why it waits; ("", "") for one that it has forgotten.
+    """Return Slurm's word for a job's state, and where it runs or why it waits; ("", "") if Slurm has forgotten it.
 
     Raises:
         StratagemError: Slurm does not answer.
@@ -170,7 +171,7 @@ def state(job: records.Job) -> tuple[str, str]:
 
 
 def cancel(job: records.Job) -> None:
-    """End a job by scancel: Slurm tells its processes to stop, and kills what is left after its KillWait.
+    """End a job with scancel: Slurm tells its processes to stop, and kills what is left after its KillWait.
 
     Raises:
         StratagemError: Slurm does not answer, or refuses.
@@ -179,16 +180,16 @@ def cancel(job: records.Job) -> None:
 
 
 def logs(job: records.Job) -> str | None:
-    """Return what the job's processes have printed so far; None as long as they have not begun."""
+    """Return what the job's processes have printed so far; None if they have not begun."""
     file = config.project_root() / job.folder / "output.log"
     return file.read_text(encoding="utf-8", errors="replace") if file.is_file() else None
 
 
 def seconds(text: str) -> float:
-    """Return the seconds of a time as sbatch takes it; infinity for UNLIMITED.
+    """Return the seconds of a time in one of sbatch's forms; infinity for UNLIMITED.
 
     Raises:
-        UserError: it is none.
+        UserError: it is not a time.
     """
     if text.upper() in ("UNLIMITED", "INFINITE"):
         return float("inf")
