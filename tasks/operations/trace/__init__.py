@@ -140,7 +140,10 @@ def _by_id(text: str, known: Known) -> Link | None:
             "git commit": run.lineage.git_commit,
         }
         found |= {(kind, one) for kind, one in ids.items() if one is not None and one.startswith(start)}
-    of_today = _data_of_today()
+    of_today = {}
+    for name in _datasets():
+        with contextlib.suppress(UserError):  # Its lock is damaged.
+            of_today[lineage.data_version(name) or ""] = name
     found |= {("data version", version) for version in of_today if version.startswith(start)}
     if not found:
         found = {("run", run_id) for other, run_id in known.mlflow_run_ids().items() if other.startswith(start)}
@@ -175,16 +178,6 @@ def _by_dataset(text: str, known: Known) -> Link | None:
             f"data/{text} is not prepared, so it has no data version: `stratagem prepare --set dataset.name={text}`"
         )
     return links.of_data(version, known, text)
-
-
-def _data_of_today() -> dict[str, str]:
-    """Return the datasets by their data versions as they are now."""
-    found = {}
-    for name in _datasets():
-        with contextlib.suppress(UserError):  # One whose lock is damaged.
-            if (version := lineage.data_version(name)) is not None:
-                found[version] = name
-    return found
 
 
 def _datasets() -> list[str]:
