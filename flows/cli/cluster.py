@@ -6,6 +6,7 @@ The parameters of a command are its options, however many it has.
 import math
 import sys
 from collections.abc import Callable, Sequence
+from json import dumps
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -56,8 +57,6 @@ def submit(
 ) -> None:
     """Hand `stratagem run` to a cluster, where it is told to stop in time, is queued again, and goes on."""
     with command(debug):
-        from json import dumps
-
         from tasks import config
         from tasks.operations import dvc_data, preconditions, submission
         from tasks.system.errors import UserError
@@ -69,10 +68,10 @@ def submit(
             if not (equals and value) or name in options:
                 raise UserError(f"--option {text}: give NAME=VALUE, and each name once")
             options[name] = value
-        submission.find(launcher)  # A launcher that nobody knows is refused before settings are read.
-        of_cluster = config.load(recipe, overrides).strategy.cluster is not None
-        sets = [*overrides, f"strategy.launcher={launcher}"] if of_cluster else overrides
-        settings = config.load(recipe, sets)
+        submission.find_engine(launcher)  # A launcher that nobody knows is refused before settings are read.
+        settings = config.load(recipe, overrides)
+        if settings.strategy.cluster is not None:
+            settings = config.load(recipe, [*overrides, f"strategy.launcher={launcher}"])
         if not dry_run:
             preconditions.check_writable()
             dvc_data.check_source(settings.dataset)
@@ -94,8 +93,6 @@ def list_jobs(context: typer.Context, json: Json = False, debug: Debug = False) 
     if context.invoked_subcommand is not None:
         return
     with command(debug):
-        from json import dumps
-
         from tasks.operations import submission
 
         found = [submission.state(job) for job in submission.jobs()]
@@ -133,7 +130,7 @@ def cancel(job: JobId, debug: Debug = False) -> None:
         from tasks.operations import submission
 
         found = submission.find_job(job)
-        submission.cancel(found)
+        submission.find_engine(found.engine).cancel(found)
         print(f"job {found.id} is told to end; `stratagem jobs` says how it is")
 
 

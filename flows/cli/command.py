@@ -7,8 +7,9 @@ import sys
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
+from json import dumps
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
@@ -48,7 +49,18 @@ AllowChanges = Annotated[
     bool, typer.Option("--allow-changes", help="With --resume: also with settings or data of another training.")
 ]
 Fresh = Annotated[bool, typer.Option("--fresh", help="Start a new run, also where one of the same is unfinished.")]
+Explain = Annotated[
+    bool,
+    typer.Option(
+        "--dry-run", "--explain", help="Only tell what would run, what is there, and where each setting comes from."
+    ),
+]
 NO_SETTINGS: list[str] = []
+
+
+def run_argument(help: str, metavar: str = "RUN") -> Any:
+    """Return the declaration of an argument that names a run; a shell completes it."""
+    return typer.Argument(metavar=metavar, help=help, autocompletion=completion.runs)
 
 
 def open_standard_streams() -> None:
@@ -69,8 +81,6 @@ def open_standard_streams() -> None:
 @contextmanager
 def command(debug: bool) -> Iterator[None]:
     """End a command as the shell expects: one message and the error's exit code, no traceback."""
-    from json import dumps
-
     from tasks.process.environment import keep_private, show_tracebacks
     from tasks.system.errors import Interrupted, StratagemError, Terminated, to_json
     from tasks.system.network import without_secrets

@@ -1,14 +1,13 @@
 """`stratagem data`: datasets of the user's own and of TFDS, added, listed, shown, compared, shared and taken away."""
 
 import math
+from json import dumps
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from flows.cli import completion, tables
-from flows.cli.command import NO_SETTINGS, Debug, Json, command
-from flows.cli.explanation import Explain
-from flows.cli.explanation import show as show_explanation
+from flows.cli.command import NO_SETTINGS, Debug, Explain, Json, command
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -20,10 +19,14 @@ app = typer.Typer(
     no_args_is_help=True,
 )
 
-Name = Annotated[
-    str,
-    typer.Argument(metavar="NAME", help="Of the dataset: the folder data/NAME.", autocompletion=completion.datasets),
-]
+
+def dataset_argument(metavar: str, help: str) -> Any:
+    """Return the declaration of an argument that names a dataset; a shell completes it."""
+    return typer.Argument(metavar=metavar, help=help, autocompletion=completion.datasets)
+
+
+Name = Annotated[str, dataset_argument("NAME", "Of the dataset: the folder data/NAME.")]
+Which = Annotated[str | None, dataset_argument("[NAME]", "Of the dataset: the folder data/NAME; without it, all.")]
 
 MAX_CLASSES = 30
 """That are printed of a dataset."""
@@ -76,7 +79,7 @@ def add(
         if target is not None:
             values["target"] = target
         if explain:
-            show_explanation(explanation.add(source, name, values), json)
+            tables.print_explanation(explanation.add(source, name, values), json)
             return
         preconditions.check_writable()
         prepared = dvc_data.add(source, name, values)
@@ -117,8 +120,6 @@ def _described(overrides: list[str]) -> dict[str, Any]:
 def list_datasets(json: Json = False, debug: Debug = False) -> None:
     """List the datasets in data/."""
     with command(debug):
-        from json import dumps
-
         from tasks.operations import data_folders
 
         found = data_folders.list_datasets()
@@ -144,8 +145,6 @@ def print_datasets(found: "Mapping[str, PreparedDataset | None]") -> None:
 def show(name: Name, json: Json = False, debug: Debug = False) -> None:
     """Show what a prepared dataset holds: its features, its splits and its classes, and what the checks found."""
     with command(debug):
-        from json import dumps
-
         from tasks.operations import data_folders
 
         prepared, quality = data_folders.show(name), data_folders.quality(name)
@@ -246,16 +245,6 @@ def _features(prepared: "PreparedDataset") -> list[str]:
     ]
 
 
-Which = Annotated[
-    str | None,
-    typer.Argument(
-        metavar="[NAME]",
-        help="Of the dataset: the folder data/NAME; without it, all.",
-        autocompletion=completion.datasets,
-    ),
-]
-
-
 @app.command()
 def push(name: Which = None, json: Json = False, debug: Debug = False) -> None:
     """Copy prepared data to DVC's remote: `dvc remote add --default storage URL` adds one."""
@@ -276,8 +265,6 @@ def pull(name: Which = None, json: Json = False, debug: Debug = False) -> None:
 
 
 def _print_moved(how: str, datasets: "dict[str, PreparedDataset]", json: bool) -> None:
-    from json import dumps
-
     if json:
         print(dumps({name: one.model_dump(mode="json") for name, one in datasets.items()}))
         return
@@ -287,20 +274,8 @@ def _print_moved(how: str, datasets: "dict[str, PreparedDataset]", json: bool) -
 
 @app.command()
 def diff(
-    first: Annotated[
-        str,
-        typer.Argument(
-            metavar="A",
-            help="A dataset: NAME, or NAME@COMMIT as it was in a commit.",
-            autocompletion=completion.datasets,
-        ),
-    ],
-    second: Annotated[
-        str,
-        typer.Argument(
-            metavar="B", help="Another one, or the same in another commit.", autocompletion=completion.datasets
-        ),
-    ],
+    first: Annotated[str, dataset_argument("A", "A dataset: NAME, or NAME@COMMIT as it was in a commit.")],
+    second: Annotated[str, dataset_argument("B", "Another one, or the same in another commit.")],
     json: Json = False,
     debug: Debug = False,
 ) -> None:

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from flows.cli import completion, tables
-from flows.cli.command import Debug, Json, command
+from flows.cli import tables
+from flows.cli.command import Debug, Json, command, run_argument
 
 if TYPE_CHECKING:
     from rich.text import Text
@@ -26,11 +26,10 @@ PLAIN = ("status", "dataset", "model", "strategy", "aliases", "subject", "state"
 def trace(
     reference: Annotated[
         str,
-        typer.Argument(
-            metavar="X",
-            help="A version of a model (NAME@ALIAS, NAME/3); a run, a flow run, a data version or a commit, by its id "
+        run_argument(
+            "A version of a model (NAME@ALIAS, NAME/3); a run, a flow run, a data version or a commit, by its id "
             "or the first letters of it; a dataset; or the path of a checkpoint, prepared data, a report or an export.",
-            autocompletion=completion.runs,
+            "X",
         ),
     ],
     json: Json = False,
@@ -80,14 +79,7 @@ def _label(link: "Link", whole: bool = False) -> "Text":
 
 
 def reproduce(
-    name: Annotated[
-        str,
-        typer.Argument(
-            metavar="RUN",
-            help="A run by its id, the first letters of it, or `latest`.",
-            autocompletion=completion.runs,
-        ),
-    ] = "latest",
+    name: Annotated[str, run_argument("A run by its id, the first letters of it, or `latest`.")] = "latest",
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Only tell what is otherwise today; nothing is trained.")
     ] = False,

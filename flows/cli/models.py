@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from flows.cli import completion, tables
-from flows.cli.command import Debug, Json, command
+from flows.cli.command import Debug, Json, command, run_argument
 
 if TYPE_CHECKING:
     from tasks.records import ExportedModel, Predicted, TensorShape
@@ -169,10 +169,8 @@ def serve_model(
 def export(
     run_id: Annotated[
         str,
-        typer.Argument(
-            metavar="RUN",
-            help="A run by its id or the first letters of it; `latest`; models:/NAME@ALIAS or models:/NAME/VERSION.",
-            autocompletion=completion.runs,
+        run_argument(
+            "A run by its id or the first letters of it; `latest`; models:/NAME@ALIAS or models:/NAME/VERSION."
         ),
     ],
     format: Annotated[

@@ -1,5 +1,6 @@
 """The commands that operate a machine: its servers and worker, and what stays to be told to MLflow and Prefect."""
 
+from json import dumps
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -66,8 +67,6 @@ def status(json: Json = False, debug: Debug = False) -> None:
     The exit code is 0 where everything runs, and 1 where not.
     """
     with command(debug):
-        from json import dumps
-
         from flows.operate import operation_status
 
         found: dict[str, Any] = operation_status.collect()
@@ -89,8 +88,6 @@ def ui(debug: Debug = False) -> None:
 def reconcile(json: Json = False, debug: Debug = False) -> None:
     """End the runs of killed processes in MLflow, Prefect and mlruns/, and deliver what MLflow was not told."""
     with command(debug):
-        from json import dumps
-
         from flows.operate import prefect_server
         from tasks.operations import preconditions
 

@@ -1,6 +1,7 @@
 """The commands about a project and its machine: `init`, `doctor`, `recipes`, `strategies`."""
 
 from collections import Counter
+from json import dumps
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -96,8 +97,6 @@ def print_health(health: "Health") -> None:
 def recipes(json: Json = False) -> None:
     """List the recipes."""
     with command(False):
-        from json import dumps
-
         from tasks import config
 
         known = config.recipes(config.project_root())
@@ -124,8 +123,6 @@ def strategies(
 ) -> None:
     """List the strategies and what each offers, with the reasons for what it does not."""
     with command(False):
-        from json import dumps
-
         from tasks import config, reports
 
         if json:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from flows.cli import completion
-from flows.cli.command import Debug, Json, command
+from flows.cli.command import Debug, Json, command, run_argument
 from flows.cli.tables import (
     SHORT,
     format_bytes,
@@ -159,7 +159,7 @@ def _speed(value: float | None) -> str:
 
 @app.command()
 def show(
-    name: Annotated[str, typer.Argument(metavar="RUN", help=NAMED, autocompletion=completion.runs)],
+    name: Annotated[str, run_argument(NAMED)],
     json: Json = False,
     debug: Debug = False,
 ) -> None:
@@ -218,8 +218,8 @@ def print_details(found: "RunDetails") -> None:
 
 @app.command()
 def diff(
-    first: Annotated[str, typer.Argument(metavar="A", help=f"A run. {NAMED}", autocompletion=completion.runs)],
-    second: Annotated[str, typer.Argument(metavar="B", help="Another one.", autocompletion=completion.runs)],
+    first: Annotated[str, run_argument(f"A run. {NAMED}", "A")],
+    second: Annotated[str, run_argument("Another one.", "B")],
     json: Json = False,
     debug: Debug = False,
 ) -> None:

@@ -4,12 +4,25 @@ The parameters of a command are its options, however many it has.
 """
 
 import sys
+from json import dumps
 from typing import Annotated
 
 import typer
 
 from flows.cli import completion, tables
-from flows.cli.command import NO_SETTINGS, AllowChanges, Debug, Fresh, Json, Recipe, Resume, Set, check_resume, command
+from flows.cli.command import (
+    NO_SETTINGS,
+    AllowChanges,
+    Debug,
+    Fresh,
+    Json,
+    Recipe,
+    Resume,
+    Set,
+    check_resume,
+    command,
+    run_argument,
+)
 
 RunId = Annotated[
     str | None,
@@ -80,17 +93,8 @@ def train(
         prepared = dvc_data.load_prepared(settings.dataset.name)
         result = pipeline.train_alone(settings, prepared, pipeline.Resumption(resume, allow_changes, fresh))
         client.stop_processes()
-        shown = (
-            "run_id",
-            "dataset",
-            "strategy",
-            "epochs",
-            "steps",
-            "examples_per_second",
-            "checkpoint",
-            "best_checkpoint",
-        )
-        tables.print_record(result, json, (*shown, "weights_digest"))
+        trained = ("run_id", "dataset", "strategy", "epochs", "steps", "examples_per_second")
+        tables.print_record(result, json, (*trained, "checkpoint", "best_checkpoint", "weights_digest"))
 
 
 def evaluate(
@@ -146,10 +150,7 @@ def register(
 
 
 def report(
-    run_id: Annotated[
-        str,
-        typer.Argument(metavar="RUN", help="A run, or `latest` for the newest one.", autocompletion=completion.runs),
-    ] = "latest",
+    run_id: Annotated[str, run_argument("A run, or `latest` for the newest one.")] = "latest",
     open_page: Annotated[bool, typer.Option("--open", help="Show it in this machine's browser.")] = False,
     json: Json = False,
     debug: Debug = False,
@@ -161,7 +162,6 @@ def report(
     """
     with command(debug):
         import webbrowser
-        from json import dumps
 
         from tasks.operations import pipeline
 

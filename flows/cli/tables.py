@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from tasks.records import EvaluationResult, MetricPair, Record, Run
+    from tasks.records import EvaluationResult, Explanation, MetricPair, Record, Run
 
 SHORT = 8
 """Letters of an id; a command takes as few as no other id begins with."""
@@ -92,6 +92,19 @@ def print_record(record: "Record | None", json: bool, fields: tuple[str, ...]) -
             field, value = "champion", value.told
         rows[field.replace("_", " ")] = f"{value:,.0f}" if isinstance(value, float) else str(value)
     print_rows(rows)
+
+
+def print_explanation(found: "Explanation", json: bool) -> None:
+    """Print what a command would do, and where each of its settings comes from."""
+    if json:
+        print(found.model_dump_json())
+        return
+    stages = [(one.stage, one.does, one.why) for one in found.stages]
+    settings = [(one.key, str(one.value), one.source) for one in found.settings]
+    for headings, rows in ((("stage", "does", "why"), stages), (("key", "value", "source"), settings)):
+        if rows:
+            print_table(headings, rows, show_header=False)
+        print()
 
 
 def print_classes(result: "EvaluationResult") -> None:

@@ -3,6 +3,7 @@
 The parameters of a command are its options, however many it has.
 """
 
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -12,6 +13,7 @@ from flows.cli.command import (
     NO_SETTINGS,
     AllowChanges,
     Debug,
+    Explain,
     Fresh,
     Json,
     Recipe,
@@ -20,8 +22,6 @@ from flows.cli.command import (
     check_resume,
     command,
 )
-from flows.cli.explanation import Explain, show
-from flows.cli.explanation import explain as show_explanation
 
 if TYPE_CHECKING:
     from tasks.records import Comparison, RunSummary, Sweep
@@ -86,7 +86,7 @@ def run(
     if explain:
         with command(debug):
             given = {"--if-changed": if_changed, "--resume": resume, "--allow-changes": allow_changes, "--fresh": fresh}
-            show_explanation(recipe, overrides, json, beside=given)
+            explain_run(recipe, overrides, json, beside=given)
         return
     with command(debug):
         from flows.operate import notifications, prefect_server
@@ -121,6 +121,26 @@ def run(
             client.stop_processes()
         changed = not if_changed or summary.run_id not in before
         print(summary.model_dump_json()) if json else print_run(summary, changed)
+
+
+def explain_run(recipe: str | None, overrides: Sequence[str], json: bool, beside: Mapping[str, object]) -> None:
+    """Print what `stratagem run` would do.
+
+    Args:
+        recipe: as the command takes it.
+        overrides: as the command takes them.
+        json: print a record.
+        beside: options of the command that would change what it does, as they were given.
+
+    Raises:
+        UserError: one of these was given; or as the command itself.
+    """
+    from tasks.operations import explanation
+    from tasks.system.errors import UserError
+
+    if given := [option for option, value in beside.items() if value]:
+        raise UserError(f"{given[0]} with --explain: what is told is of the command without it; give one of them")
+    tables.print_explanation(explanation.explain(recipe, overrides), json)
 
 
 def print_run(summary: "RunSummary", changed: bool) -> None:
@@ -208,7 +228,7 @@ def compare(
         kinds, wanted, values = strategies.split(","), loops.split(","), config.read_overrides(overrides)
         planned = plan(kinds, wanted, recipe, values)
         if explain:
-            show(explanation.comparison(planned.rows, planned.key, recipe, values), json)
+            tables.print_explanation(explanation.comparison(planned.rows, planned.key, recipe, values), json)
             return
         first = planned.trainable[0]
         preconditions.check_writable()
@@ -288,7 +308,7 @@ def sweep(
         found = sweeps.load(space)
         sweeps.refuse_foreign_cluster(found, pipeline.in_foreign_cluster(found.example))
         if explain:
-            show(explanation.sweep(found, plan_of_sweep(found, parallel), trials), json)
+            tables.print_explanation(explanation.sweep(found, plan_of_sweep(found, parallel), trials), json)
             return
         preconditions.check_writable()
         dvc_data.check_source(found.example.dataset)

@@ -34,7 +34,7 @@ def has_own_code(root: Path) -> bool:
 
 Registry = Literal[
     "data/builders", "data/checks", "data/kinds", "modeling/metrics", "modeling/models", "operations/doctor",
-    "serving/formats", "strategies",
+    "operations/submission", "serving/formats", "strategies",
 ]  # fmt: skip
 
 

@@ -18,7 +18,6 @@ from tasks.runs import lineage, uncommitted
 from tasks.system.errors import UserError
 
 PART = re.compile(r"^(?=diff --git )", re.MULTILINE)
-GIT = ".git"
 
 
 def write(commit: str, folder: Path) -> None:
@@ -56,7 +55,7 @@ def apply(diff: Path, folder: Path) -> list[str]:
             except (pygit2.GitError, KeyError, ValueError, OSError):
                 left_out.append(f"cannot be applied: {part.splitlines()[0].rpartition(' b/')[2]}")
     finally:
-        shutil.rmtree(folder / GIT)
+        shutil.rmtree(folder / ".git")
     return left_out
 
 

@@ -19,7 +19,7 @@ from tasks.system.errors import UserError, one_of
 def list_datasets() -> dict[str, PreparedDataset | None]:
     """Return the datasets in data/ by name; None for one that is not prepared or whose record cannot be read."""
     found: dict[str, PreparedDataset | None] = {}
-    for name in _names():
+    for name in dataset_folder.names(config.project_root()):
         try:
             found[name] = dvc_data.load_prepared(name)
         except UserError:
@@ -65,12 +65,8 @@ def quality(name: str) -> DataQuality | None:
     return quality_report.load(dvc_data.load_prepared(name), config.project_root() / "data" / name)
 
 
-def _names() -> list[str]:
-    return dataset_folder.names(config.project_root())
-
-
 def _check_known(name: str) -> None:
-    if name not in (known := _names()):
+    if name not in (known := dataset_folder.names(config.project_root())):
         raise UserError(one_of("dataset", name, known) + ", which are the folders of data/")
 
 
@@ -125,7 +121,8 @@ def pull(name: str | None) -> dict[str, PreparedDataset]:
     """
     if name is not None:
         _check_known(name)
-    chosen = [one for one in ([name] if name is not None else _names()) if lineage.data_version(one) is not None]
+    wanted = dataset_folder.names(config.project_root()) if name is None else [name]
+    chosen = [one for one in wanted if lineage.data_version(one) is not None]
     if not chosen:
         raise UserError(
             f"data/{name or '*'}/dvc.lock names no data, so there is nothing to pull: where they were prepared, "

@@ -11,7 +11,7 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import yaml
 
@@ -121,10 +121,8 @@ def _bring_initial(settings: config.Settings, folder: Path) -> None:
 def _of_resumes(run: Run) -> Iterator[Change]:
     """Yield the settings that changed when the run was resumed: only their last values are trained with."""
     for one in run.changed:
-        effect: Literal["matters", "cannot be brought back"] = (
-            "matters" if one.affects == "speed" else "cannot be brought back"
-        )
         now = str(one.now) if one.kind in ("code", "data") else json.dumps(one.now)
+        effect: Any = "matters" if one.affects == "speed" else "cannot be brought back"
         yield Change(kind=one.kind, what=one.what, then=one.values, now=now, effect=effect)
 
 

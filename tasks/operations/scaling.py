@@ -189,13 +189,22 @@ def plan(
     """
     gradient_bytes = 4 * parameters
     ordered = sorted(compute_seconds)
-    compute = ordered[len(ordered) // 2]
+    least, compute, most = ordered[0], ordered[len(ordered) // 2], ordered[-1]
     allreduce = FITTED if communication == "ring" else TEXTBOOK
     terms = network_terms(allreduce, workers, gradient_bytes, network)
-    step = compute + sum(terms.values())
-    fastest, slowest = _step_range(
-        (ordered[0], compute, ordered[-1]), sum(terms.values()), communication, workers, gradient_bytes, network
-    )
+    summing = sum(terms.values())
+    step = compute + summing
+    if workers == 1:
+        fastest, slowest = least, most
+    elif communication == "nccl":
+        fastest = hidden_step_seconds(least, workers, gradient_bytes, network)
+        slowest = most + (1 + TEXTBOOK_SPREAD) * summing
+    else:
+        slowest = (step - compute + most) * (1 + FITTED_SPREAD)
+        fastest = (step - compute + least) * (1 - FITTED_SPREAD)
+        if workers > FITTED_WORKERS:  # What so many take was not measured: a hop may cost nothing on other machines.
+            fastest = min(fastest, step_seconds(TEXTBOOK, least, workers, gradient_bytes, network))
+        fastest = max(fastest, min(least, step))
     examples = workers * devices * examples_a_device
     parts = {"computing": compute, **terms}
     if failures is not None:
@@ -220,38 +229,6 @@ def plan(
         efficiency_range=(min(1.0, compute / slowest), min(1.0, compute / fastest)),
         **_checkpoint_costs(checkpoint_seconds, intervals, failures, workers, step),
     )
-
-
-def _step_range(
-    computing: tuple[float, float, float],
-    communicating: float,
-    communication: str,
-    workers: int,
-    gradient_bytes: float,
-    network: Interconnect,
-) -> tuple[float, float]:
-    """Return how long a step takes at least and at most.
-
-    Args:
-        computing: the least, the median and the most that it computes.
-        communicating: what the sum of the gradients takes, as predicted.
-        communication: `ring` or `nccl`.
-        workers: machines.
-        gradient_bytes: that each sums with the others.
-        network: between the machines.
-    """
-    least, median, most = computing
-    step = median + communicating
-    if workers == 1:
-        return least, most
-    if communication == "nccl":
-        fastest = hidden_step_seconds(least, workers, gradient_bytes, network)
-        return fastest, most + (1 + TEXTBOOK_SPREAD) * communicating
-    slowest = (step - median + most) * (1 + FITTED_SPREAD)
-    fastest = (step - median + least) * (1 - FITTED_SPREAD)
-    if workers > FITTED_WORKERS:  # What so many take was not measured: a hop may cost nothing on other machines.
-        fastest = min(fastest, step_seconds(TEXTBOOK, least, workers, gradient_bytes, network))
-    return max(fastest, min(least, step)), slowest
 
 
 def _checkpoint_costs(

@@ -159,22 +159,18 @@ def _rows(store: Path, query: str, *values: object) -> list[Any]:
         return connection.execute(query, values).fetchall()
 
 
-def check_registered(name: str) -> list[ModelVersion] | None:
-    """Return all versions in the project's own registry, of this registered model and others; None where MLflow must be
-    asked.
+def check_registered(name: str) -> None:
+    """Refuse a name that the project's own registry does not know; where MLflow must be asked, nothing is refused.
 
     Raises:
         UserError: there is no such model.
     """
     known = own_versions()
     if known is None:
-        return None
-    names = sorted({one.name for one in known})
-    if not names:
-        raise UserError(f"unknown registered model '{name}': there is none")
+        return
+    names = {one.name for one in known}
     if name not in names:
-        raise UserError(errors.one_of("registered model", name, names))
-    return known
+        raise UserError(errors.one_of("registered model", name, names, None if names else "there is none"))
 
 
 def only_champion() -> str:

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 import typer
 
-from flows.cli.explanation import explain as show
 from flows.cli.main import app
+from flows.cli.training import explain_run
 from flows.plan import plan, plan_of_sweep
 from tasks import config, sweeps
 from tasks.operations import explanation
@@ -76,7 +76,7 @@ def test_a_mistake_is_refused_as_the_command_would(project):
     with pytest.raises(UserError, match=r"train\.epocs"):
         explanation.explain(None, ["train.epocs=3"])
     with pytest.raises(UserError, match="--fresh with --explain"):
-        show(None, [], False, beside={"--fresh": True, "--resume": None})
+        explain_run(None, [], False, beside={"--fresh": True, "--resume": None})
 
 
 def test_the_commands_that_train_or_add_data_have_it_by_both_names():

@@ -314,7 +314,7 @@ def test_a_jobset_is_asked_for_and_ended_by_its_own_name(root, monkeypatch):
     _, job = submission.submit("kubernetes", settings, options)
     assert submission.state(job).state == "Active"
     assert submission.logs(job) == "[pod/x] a line\n"
-    submission.cancel(job)
+    kubernetes.cancel(job)
     told = (root / "told").read_text().splitlines()
     assert f"get jobset {job.id} --context here --namespace default" in "\n".join(told)
     assert any(f"job-name={job.id}-members-0," in line for line in told)

@@ -35,7 +35,10 @@ def look(here: Here) -> Iterator[Remark]:
         yield Remark("warning", f"flow runs whose end Prefect was not told of: {untold}", RECONCILE)
     patterns = ("data/*/.scratch.*", "data/*/.prepared.*", "mlruns/.cache.*")
     scratch = [path for pattern in patterns for path in here.root.glob(pattern)]
-    if scratch and not _is_anyone_at_work(here.root):
+    others = (process for process in psutil.process_iter() if process.pid != os.getpid())
+    if scratch and not any(
+        _is_ours(process, here.root) for process in others
+    ):  # Of one at work it may be half-written.
         names = [str(path.relative_to(here.root)) for path in scratch]
         yield Remark("warning", f"half-prepared or cached data: {listed(names, 3)}", RECONCILE)
     orphans = list(_orphans(here.root))
@@ -68,11 +71,6 @@ def _look_at_runs(root: Path) -> tuple[list[str], list[str], list[str], list[str
         ):
             partial.append(name)
     return at_work, crashed, unsent, partial
-
-
-def _is_anyone_at_work(root: Path) -> bool:
-    """Return whether a process of this user works in the project now, whose half-written data these may be."""
-    return any(_is_ours(process, root) for process in psutil.process_iter() if process.pid != os.getpid())
 
 
 def _orphans(root: Path) -> Iterator[tuple[int, str]]:

@@ -1,12 +1,13 @@
-"""Jobs: a run that is handed to a cluster which someone else keeps, and what became of it.
+"""Jobs: hands a run to a cluster that someone else operates, and follows it there.
 
-One file an engine: what it has, `Engine` says. A job has a folder in mlruns/jobs/ with what was handed over, its log,
-and the record of it, `job.json`.
+Each file in this folder is an engine: a module with the names of `Engine`. What it hands over is a template beside it.
+A job has a folder in mlruns/jobs/ with the file that was handed over, its log and its record, `job.json`.
 """
 
 import contextlib
 import importlib
 import secrets
+import shlex
 import shutil
 import sys
 from collections.abc import Mapping
@@ -21,85 +22,75 @@ from tasks import config, records
 from tasks.system import clock
 from tasks.system.errors import StratagemError, UserError, one_of
 
-ENGINES = ("kubernetes", "slurm")
 FOLDER = Path("mlruns/jobs")
-# Files in a job's folder: the run's settings as a recipe, and what the nodes look for, see `launchers.slurm.TOKEN`.
+# Files in a job's folder: the run's settings as a recipe, and what the nodes look for, see `engines.slurm.TOKEN`.
 SETTINGS_FILE, TOKEN_FILE = "settings.yaml", "token"
 
 
 @dataclass(frozen=True)
 class Request:
-    """What is asked of an engine."""
+    """A run to be handed over."""
 
     name: str
-    """Of the job, for the engine's lists."""
+    """The job's name in the engine's lists."""
     settings: config.Settings
-    """Of the run."""
     options: Mapping[str, str]
-    """By name, such as `nodes` and `time`: what the engine's ``OPTIONS`` says."""
+    """Values of the engine's ``OPTIONS`` by name, such as `nodes` and `time`."""
     folder: Path
-    """The job's own, where its script, its log, `SETTINGS_FILE` and `TOKEN_FILE` lie."""
+    """The job's own folder, with its script, its log, `SETTINGS_FILE` and `TOKEN_FILE`."""
 
     @property
     def num_processes(self) -> int:
-        """All members of the cluster, or 1."""
+        """The number of processes of the cluster, or 1."""
         return self.settings.strategy.num_processes
 
     @property
     def recipe(self) -> str:
-        """The settings as the text of a recipe: later changes of params.yaml do not reach the job."""
+        """The settings as the text of a recipe, so that later changes of params.yaml do not reach the job."""
         return yaml.safe_dump(self.settings.model_dump(mode="json", by_alias=True), sort_keys=False)
 
 
-@dataclass(frozen=True)
-class Submitted:
-    """Where an engine has a job."""
-
-    id: str
-    """What the engine calls it."""
-    place: tuple[str, ...] = ()
-    """Words that lead the engine's commands to it, such as ``--namespace team``."""
-
-
 class Engine(Protocol):
-    """What a file of this package has to have."""
+    """The names that a module of this package defines."""
 
     OPTIONS: Mapping[str, str]
     """The options that it knows, and what each means."""
     FILE: str
-    """What the file is called that it is handed."""
+    """The name of the file to hand over."""
 
     def write(self, request: Request) -> str:
         """Return the text of the file to hand over.
 
         Raises:
-            UserError: an option cannot be.
+            UserError: an option has a wrong value.
         """
 
-    def submit(self, file: Path) -> Submitted:
-        """Hand a file over; nothing of it is left with the engine where it fails.
+    def submit(self, file: Path) -> tuple[str, tuple[str, ...]]:
+        """Hand a file over; if that fails, leave nothing with the engine.
+
+        Return the job's id there, and the words that lead the engine's commands to it, such as ``--namespace team``.
 
         Raises:
             UserError: the engine is not installed here, or refuses the job.
-            StratagemError: it does not answer.
+            StratagemError: the engine does not answer.
         """
 
     def state(self, job: records.Job) -> tuple[str, str]:
-        """Return how a job is, in the engine's word, and more of it; ("", "") for one that it has forgotten.
+        """Return a job's state in the engine's word, and details; ("", "") for a job that the engine has forgotten.
 
         Raises:
             StratagemError: the engine does not answer.
         """
 
     def cancel(self, job: records.Job) -> None:
-        """End a job; its processes save the step that they are at.
+        """End a job; its processes save their step first.
 
         Raises:
             StratagemError: the engine does not answer, or refuses.
         """
 
     def logs(self, job: records.Job) -> str | None:
-        """Return what the job's processes have printed so far; None as long as they have not begun.
+        """Return what the job's processes have printed so far; None if they have not begun.
 
         Raises:
             StratagemError: the engine does not answer.
@@ -107,10 +98,10 @@ class Engine(Protocol):
 
 
 def number(options: dict[str, str], name: str, default: int) -> int:
-    """Take an option that is a number out of the others.
+    """Remove a numeric option from the options and return its value.
 
     Raises:
-        UserError: it is no number from 1 on.
+        UserError: it is not a whole number of at least 1.
     """
     text = options.pop(name, str(default))
     if not text.isdecimal() or not int(text):
@@ -118,14 +109,30 @@ def number(options: dict[str, str], name: str, default: int) -> int:
     return int(text)
 
 
-def find(name: str) -> Engine:
+def render(template: str, **values: object) -> str:
+    """Return the text of a template in this folder; its filter ``quote`` writes a word for a shell."""
+    from jinja2 import Environment, PackageLoader, StrictUndefined
+
+    environment = Environment(
+        loader=PackageLoader("tasks.operations.submission", "."),
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+        undefined=StrictUndefined,
+    )
+    environment.filters["quote"] = shlex.quote
+    return environment.get_template(template).render(values)
+
+
+def find_engine(name: str) -> Engine:
     """Return an engine by its name.
 
     Raises:
         UserError: there is none of this name.
     """
-    if name not in ENGINES:
-        raise UserError(one_of("launcher", name, ENGINES))
+    known = config.names_of("operations/submission")
+    if name not in known:
+        raise UserError(one_of("launcher", name, known))
     found: Any = importlib.import_module(f"tasks.operations.submission.{name}")
     engine: Engine = found
     return engine
@@ -134,19 +141,19 @@ def find(name: str) -> Engine:
 def submit(
     engine: str, settings: config.Settings, options: Mapping[str, str], only_write: bool = False
 ) -> tuple[str, records.Job | None]:
-    """Write a job's file, hand it over, and return its text and the record; None for the record where it is only shown.
+    """Write a job's file, hand it over, and return its text and the job's record.
 
     Args:
-        engine: its name.
+        engine: the engine's name.
         settings: of the run.
         options: for the engine, by name.
-        only_write: return the text, leave nothing behind and hand nothing over.
+        only_write: hand nothing over, leave nothing behind, and return None for the record.
 
     Raises:
-        UserError: an option cannot be, or the engine is not there or refuses the job.
+        UserError: an option has a wrong value, or the engine is not installed or refuses the job.
         StratagemError: the engine does not answer.
     """
-    found = find(engine)
+    found = find_engine(engine)
     for name in options:
         if name not in found.OPTIONS:
             raise UserError(one_of(f"option of --launcher {engine}", name, found.OPTIONS))
@@ -161,11 +168,11 @@ def submit(
         (folder / TOKEN_FILE).write_text(folder.name, encoding="ascii")
         (folder / SETTINGS_FILE).write_text(request.recipe, encoding="utf-8")
         (folder / found.FILE).write_text(text, encoding="utf-8")
-        submitted = found.submit(folder / found.FILE)
+        job_id, place = found.submit(folder / found.FILE)
         job = records.Job(
             engine=engine,
-            id=submitted.id,
-            place=submitted.place,
+            id=job_id,
+            place=place,
             name=request.name,
             folder=str(FOLDER / folder.name),
             num_processes=request.num_processes,
@@ -173,7 +180,7 @@ def submit(
         )
         records.save(job, folder / "job.json")
     except BaseException:
-        if job is not None:  # Nobody would know of it.
+        if job is not None:  # Without its record nobody would know of it.
             with contextlib.suppress(StratagemError):
                 found.cancel(job)
         shutil.rmtree(folder)
@@ -182,8 +189,7 @@ def submit(
 
 
 def jobs() -> list[records.Job]:
-    """Return the jobs that were handed over from this project, the newest first; of one whose record is damaged, say
-    so."""
+    """Return the jobs that were handed over from this project, the newest first; name damaged records on stderr."""
     found = []
     for file in (config.project_root() / FOLDER).glob("*/job.json"):
         try:
@@ -194,7 +200,7 @@ def jobs() -> list[records.Job]:
 
 
 def find_job(job_id: str) -> records.Job:
-    """Return a job by what its engine calls it, or `latest`.
+    """Return a job by its id, or the newest one for `latest`.
 
     Raises:
         UserError: there is no such job.
@@ -208,9 +214,9 @@ def find_job(job_id: str) -> records.Job:
 
 
 def state(job: records.Job) -> records.JobState:
-    """Return how a job is; `unknown`, and why, where its engine does not answer."""
+    """Return a job's state; `unknown`, with the reason, if its engine does not answer."""
     try:
-        said, detail = find(job.engine).state(job)
+        said, detail = find_engine(job.engine).state(job)
     except StratagemError as error:
         return records.JobState(job=job, state="unknown", detail=str(error))
     if not said:
@@ -219,23 +225,14 @@ def state(job: records.Job) -> records.JobState:
     return records.JobState(job=job, state=said, detail=detail)
 
 
-def cancel(job: records.Job) -> None:
-    """End a job; its processes save the step that they are at.
-
-    Raises:
-        StratagemError: its engine does not answer, or refuses.
-    """
-    find(job.engine).cancel(job)
-
-
 def logs(job: records.Job) -> str:
     """Return what a job's processes have printed so far.
 
     Raises:
-        UserError: nothing yet.
+        UserError: they have printed nothing yet.
         StratagemError: its engine does not answer.
     """
-    printed = find(job.engine).logs(job)
+    printed = find_engine(job.engine).logs(job)
     if printed is None:
         raise UserError(f"job {job.id} has printed nothing yet: it is {state(job).state}")
     return printed

@@ -1,6 +1,8 @@
-"""Kubernetes: an Indexed Job with a pod for each process, a headless service that gives them names, and a config map
-with the settings; `kubectl` takes them. Or a JobSet of that one Job, where its controller is installed: it brings the
-service, and starts all pods again together when one has failed (https://jobset.sigs.k8s.io/docs/concepts/).
+"""Kubernetes: hands kubernetes.yaml.j2 to `kubectl`. It is an Indexed Job with a pod for each process, a headless
+service that gives the pods names, and a config map with the settings.
+
+Or it is a JobSet of that one Job, if the cluster has its controller: it makes the service, and starts all pods again
+together when one has failed (https://jobset.sigs.k8s.io/docs/concepts/).
 
 The pods' exit codes decide: 75 and 143 are "told to stop, start it again", 2 is a mistake that another start would
 repeat (https://kubernetes.io/docs/concepts/workloads/controllers/job/#pod-failure-policy).
@@ -12,12 +14,11 @@ import re
 import subprocess
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import yaml
 
 from tasks import config, records
-from tasks.operations.submission import Request, Submitted, number
+from tasks.operations.submission import Request, number, render
 from tasks.strategies.engines import threads_of
 from tasks.strategies.engines.kubernetes import ADDRESSES
 from tasks.system.errors import StratagemError, UserError
@@ -37,35 +38,16 @@ OPTIONS = {
     "jobset": "true hands over a JobSet, whose controller the cluster must have",
 }
 PORT = 2222
-# That of the user in deploy/Dockerfile, who else could not write to a new claim.
-GROUP = 1000
 NAMESPACE = "jsonpath={..namespace}"
-PROJECT, SETTINGS = "/project", "/etc/stratagem/settings.yaml"
 # A JobSet's only Job: its pods are called NAME-JOB-0-0, NAME-JOB-0-1.
 JOB = "members"
-# Of a process that was told to stop, and of one that refused its input: see docs/reliability.md.
-STOPPED, REFUSED = [75, 143], [2]
-
-
-class _Readable(yaml.SafeDumper):
-    """Writes texts of several lines as such, and no references."""
-
-    def ignore_aliases(self, data: Any) -> bool:
-        return True
-
-
-def _text(dumper: _Readable, text: str) -> yaml.ScalarNode:
-    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style="|" if "\n" in text else None)
-
-
-_Readable.add_representer(str, _text)
 
 
 def write(request: Request) -> str:
     """Return the manifests, as a YAML stream.
 
     Raises:
-        UserError: an option cannot be, or one that is needed is missing.
+        UserError: an option has a wrong value, or one that is needed is missing.
     """
     options = dict(request.options)
     for name in ("image", "claim"):
@@ -76,115 +58,35 @@ def write(request: Request) -> str:
     # A pod's name is the job's and its index, and a label of DNS: 63 letters at most.
     plain = re.sub(r"[^a-z0-9]+", "-", request.name.lower()).strip("-")[:30]
     name = f"stratagem-{plain}-{request.folder.name}"
-    metadata: dict[str, Any] = {"name": name, "labels": {"app.kubernetes.io/name": "stratagem"}}
-    if "namespace" in options:
-        metadata["namespace"] = options["namespace"]
-    label = {"stratagem/job": request.folder.name}
-    settings = {Path(SETTINGS).name: request.recipe}
-    manifests: list[dict[str, Any]] = [
-        {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "data": settings}
-    ]
-    if jobset == "true":
-        spec = _jobset(request, options, name, label)
-        manifests.append(
-            {"apiVersion": "jobset.x-k8s.io/v1alpha2", "kind": "JobSet", "metadata": metadata, "spec": spec}
-        )
-    else:
-        # A pod's name is an address as soon as the pod is, not when all of them answer.
-        service = {"clusterIP": "None", "selector": label, "publishNotReadyAddresses": True, "ports": [{"port": PORT}]}
-        spec = _job(request, options, name, label, f"{name}-")
-        manifests += [
-            _manifest("v1", "Service", metadata, spec=service),
-            _manifest("batch/v1", "Job", metadata, spec=spec),
-        ]
-    return yaml.dump_all(manifests, Dumper=_Readable, sort_keys=False)
-
-
-def _manifest(version: str, kind: str, metadata: dict[str, Any], **parts: Any) -> dict[str, Any]:
-    return {"apiVersion": version, "kind": kind, "metadata": metadata, **parts}
-
-
-def _jobset(request: Request, options: dict[str, str], name: str, label: dict[str, str]) -> dict[str, Any]:
-    job = _job(request, options, name, label, f"{name}-{JOB}-0-")
-    restarts = job.pop("backoffLimit") // request.num_processes
-    job["backoffLimit"] = 0  # The first failure is the Job's, and the JobSet starts all again.
-    del job["template"]["spec"]["subdomain"]  # The JobSet sets that of the service which it makes.
-    return {
-        "network": {"enableDNSHostnames": True, "subdomain": name, "publishNotReadyAddresses": True},
-        "failurePolicy": {
-            "maxRestarts": restarts,
-            "rules": [{"name": "refused", "action": "FailJobSet", "onJobFailureReasons": ["PodFailurePolicy"]}],
-        },
-        "replicatedJobs": [{"name": JOB, "replicas": 1, "template": {"spec": job}}],
-    }
-
-
-def _job(request: Request, options: dict[str, str], name: str, label: dict[str, str], pods: str) -> dict[str, Any]:
-    """Return an Indexed Job; a pod's name is ``pods`` and its index."""
-    count = request.num_processes
-    rules = [
-        {"action": "FailJob", "onExitCodes": _codes(REFUSED)},
-        {"action": "Ignore", "onExitCodes": _codes(STOPPED)},
-        {"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]},
-    ]
-    return {
-        "completionMode": "Indexed",
-        "completions": count,
-        "parallelism": count,
-        # It counts the pods that failed, and where one fails all do.
-        "backoffLimit": number(options, "max-restarts", 3) * count,
-        "podFailurePolicy": {"rules": rules},
-        "template": {"metadata": {"labels": label}, "spec": _pod(request, options, name, pods)},
-    }
-
-
-def _pod(request: Request, options: dict[str, str], name: str, pods: str) -> dict[str, Any]:
+    pods = f"{name}-{JOB}-0-" if jobset == "true" else f"{name}-"
     addresses = [f"{pods}{index}.{name}:{PORT}" for index in range(request.num_processes)]
     environment = {ADDRESSES: ",".join(addresses)} if len(addresses) > 1 else {}
     if (cpu := options.get("cpu", "")).isdecimal():  # TensorFlow would start a thread for each core of the node.
         environment |= threads_of(int(cpu))
-    gpus = options.get("gpus")
-    if gpus is None and (required := request.settings.strategy.required_gpus) is not None:
-        gpus = str(required)
+    gpus = options.get("gpus") or request.settings.strategy.required_gpus
     asked = {"cpu": options.get("cpu"), "memory": options.get("memory"), "nvidia.com/gpu": gpus}
-    resources = {key: value for key, value in asked.items() if value is not None}
-    container: dict[str, Any] = {
-        "name": "stratagem",
-        "image": options["image"],
-        "command": ["stratagem", "run", SETTINGS],
-        "workingDir": PROJECT,
-        "env": [{"name": key, "value": value} for key, value in environment.items()],
-        "resources": {"requests": resources, "limits": resources},
-        "ports": [{"containerPort": PORT}],
-        "volumeMounts": [
-            {"name": "project", "mountPath": PROJECT},
-            {"name": "settings", "mountPath": str(Path(SETTINGS).parent), "readOnly": True},
-        ],
-    }
-    if "env-from" in options:
-        container["envFrom"] = [{"secretRef": {"name": options["env-from"]}}]
-    pod = {
-        "restartPolicy": "Never",  # What a failure policy needs.
-        "subdomain": name,
-        "terminationGracePeriodSeconds": number(options, "grace", 120),
-        "securityContext": {"fsGroup": GROUP},
-        "containers": [container],
-        "volumes": [
-            {"name": "project", "persistentVolumeClaim": {"claimName": options["claim"]}},
-            {"name": "settings", "configMap": {"name": name}},
-        ],
-    }
-    if "service-account" in options:
-        pod["serviceAccountName"] = options["service-account"]
-    return pod
+    return render(
+        "kubernetes.yaml.j2",
+        name=name,
+        label=request.folder.name,
+        recipe=request.recipe,
+        jobset=JOB if jobset == "true" else None,
+        addresses=addresses,
+        environment=environment,
+        resources={key: str(value) for key, value in asked.items() if value is not None},
+        port=PORT,
+        max_restarts=number(options, "max-restarts", 3),
+        grace=number(options, "grace", 120),
+        options=options,
+    )
 
 
-def submit(file: Path) -> Submitted:
-    """Hand the manifests to kubectl, and return the job's name, with the context and the namespace that it is in.
+def submit(file: Path) -> tuple[str, tuple[str, ...]]:
+    """Hand the manifests to kubectl; return the job's name, and kubectl's options for its context and namespace.
 
     Raises:
-        UserError: kubectl is not here, or the cluster refuses the job.
-        StratagemError: it does not answer.
+        UserError: kubectl is not installed, or the cluster refuses the job.
+        StratagemError: the cluster does not answer.
     """
     kinds = {one["kind"]: one["metadata"] for one in yaml.safe_load_all(file.read_text())}
     metadata = kinds.get("Job") or kinds["JobSet"]
@@ -197,19 +99,19 @@ def submit(file: Path) -> Submitted:
         with contextlib.suppress(StratagemError):
             _kubectl(["delete", *place, "--filename", str(file), "--ignore-not-found", "--wait=false"])
         raise
-    return Submitted(metadata["name"], tuple(place))
+    return metadata["name"], tuple(place)
 
 
 def _kind(job: records.Job) -> str:
-    """Return what was handed over, `job` or `jobset`."""
-    with contextlib.suppress(OSError):  # Somebody removed it; a job is the rule.
+    """Return the kind of object that was handed over, `job` or `jobset`."""
+    with contextlib.suppress(OSError):  # Somebody removed the file; most are jobs.
         if "\nkind: JobSet\n" in (config.project_root() / job.folder / FILE).read_text(encoding="utf-8"):
             return "jobset"
     return "job"
 
 
 def state(job: records.Job) -> tuple[str, str]:
-    """Return the Job's latest condition, or how many pods are at work; ("", "") for one that is not there.
+    """Return the Job's latest condition, or how many pods are ready; ("", "") for a job that is gone.
 
     Raises:
         StratagemError: the cluster does not answer.
@@ -221,15 +123,15 @@ def state(job: records.Job) -> tuple[str, str]:
     for condition in reversed(status.get("conditions", [])):
         if condition["status"] == "True":
             return condition["type"], condition.get("reason", "")
-    if "replicatedJobsStatus" in status:  # Of a JobSet, which counts Jobs.
-        (status,) = status["replicatedJobsStatus"]
-        return ("Active" if status.get("active") else "Pending"), ""
-    at_work = "Active" if status.get("active") else "Pending"
-    return at_work, f"{status.get('ready', 0)} of {job.num_processes} pods ready"
+    replicated = status.get("replicatedJobsStatus")  # A JobSet counts Jobs, a Job counts pods.
+    (counted,) = replicated or (status,)
+    details = "" if replicated else f"{status.get('ready', 0)} of {job.num_processes} pods ready"
+    return ("Active" if counted.get("active") else "Pending"), details
 
 
 def cancel(job: records.Job) -> None:
-    """Delete a Job or a JobSet with its service and config map; its pods are told to stop, and save their step.
+    """Delete a Job or a JobSet with its service and config map; Kubernetes tells its pods to stop, and they save their
+    step.
 
     Raises:
         StratagemError: the cluster does not answer, or refuses.
@@ -240,7 +142,7 @@ def cancel(job: records.Job) -> None:
 
 
 def logs(job: records.Job) -> str | None:
-    """Return what the chief's pods have printed: it tells what the others do not. None as long as none has begun.
+    """Return what the chief's pods have printed, as the others print little; None if none has begun.
 
     Raises:
         StratagemError: the cluster does not answer.
@@ -253,10 +155,6 @@ def logs(job: records.Job) -> str | None:
         if "waiting to start" in str(error):
             return None
         raise
-
-
-def _codes(values: list[int]) -> dict[str, Any]:
-    return {"containerName": "stratagem", "operator": "In", "values": values}
 
 
 def _kubectl(arguments: Sequence[str]) -> str:

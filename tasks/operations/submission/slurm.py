@@ -1,6 +1,7 @@
-"""Slurm: a batch script for `sbatch`, which is told to stop before its time is up, and queues itself again.
+"""Slurm: hands the batch script slurm.sh.j2 to `sbatch`. Slurm tells it to stop before its time is up, and it queues
+itself again.
 
-What the options mean stands in Slurm's manual, https://slurm.schedmd.com/sbatch.html.
+Slurm's manual explains the options: https://slurm.schedmd.com/sbatch.html.
 """
 
 import re
@@ -11,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from tasks import config, records
-from tasks.operations.submission import SETTINGS_FILE, TOKEN_FILE, Request, Submitted, number
+from tasks.operations.submission import SETTINGS_FILE, TOKEN_FILE, Request, number, render
 from tasks.strategies.engines.slurm import TOKEN
 from tasks.system.errors import StratagemError, UserError
 
@@ -29,77 +30,19 @@ OPTIONS = {
     "signal": "what tells it to stop, and how many seconds before the end; without it TERM@120",
     "max-restarts": "how often it may be queued again; without it 100 times",
 }
-# What `stratagem run` takes as "save the step and stop": other signals end it at once.
+# `stratagem run` saves its step and stops on these; other signals end it at once.
 SIGNALS = ("TERM", "INT", "HUP")
-# Slurm looks once a minute, so that its signal comes up to so many seconds earlier than it was told.
+# Slurm checks once a minute, so its signal may come this much earlier than asked.
 EARLIER_SECONDS = 60
-# Of a run that was told to stop: its exit codes, see docs/reliability.md.
-STOPPED = "75|129|130|143"
-# After so many starts in a row that left no checkpoint a job is not queued again: its time is too short for one.
-MOST_WITHOUT_PROGRESS = 3
-UNITS = {"days": 86_400, "hours": 3_600, "minutes": 60, "seconds": 1}
-# As sbatch's manual lists the forms of --time.
-TIMES = (
-    r"(?P<minutes>\d+)(:(?P<seconds>\d+))?",
-    r"(?P<hours>\d+):(?P<minutes>\d+):(?P<seconds>\d+)",
-    r"(?P<days>\d+)-(?P<hours>\d+)(:(?P<minutes>\d+)(:(?P<seconds>\d+))?)?",
-)
-# A member that refuses its input (exit code 2) tells the others to stop, who would wait for it until the time is up.
-# A shell that did not ignore the signal would be gone before the member that it started has saved its step.
-MEMBER = (
-    'trap : TERM INT HUP; "$@"; code=$?; if [ "$code" -eq 2 ]; then : > "$0"; '
-    'scancel --signal=TERM "$SLURM_JOB_ID.$SLURM_STEP_ID"; fi; exit "$code"'
-)
 
 
 def write(request: Request) -> str:
     """Return the batch script.
 
     Raises:
-        UserError: an option cannot be, or there are more nodes than processes.
+        UserError: an option has a wrong value, or there are more nodes than processes.
     """
     options = dict(request.options)
-    restarts = number(options, "max-restarts", 100)
-    asked = _directives(request, options)
-    lines = "\n".join(f"#SBATCH --{key}={shlex.quote(value)}" for key, value in asked.items())
-    token = shlex.quote(f"{request.folder / TOKEN_FILE}:{request.folder.name}")
-    names = ("exit_code", "refused", "started", "without_progress")
-    code_file, refused, started, without_progress = (shlex.quote(str(request.folder / name)) for name in names)
-    program = str(Path(sys.executable).with_name("stratagem"))
-    command = shlex.join([MEMBER, str(request.folder / "refused"), program, "run", str(request.folder / SETTINGS_FILE)])
-    return f"""#!/bin/bash
-# Written by `stratagem submit`.
-{lines}
-#SBATCH --requeue
-
-export {TOKEN}={token}
-rm -f {code_file} {refused}
-touch {started}
-# A member that ends does not end the others: they save their step, and say what was lost.
-# srun does not take the number of cores from the job by itself.
-srun --kill-on-bad-exit=0 --wait=0 ${{SLURM_CPUS_PER_TASK:+--cpus-per-task=$SLURM_CPUS_PER_TASK}} bash -c {command}
-code=$?
-[ -e {refused} ] && code=2
-echo "$code" > {code_file}
-case "$code" in {STOPPED})
-  if [ -n "$(find mlruns/runs -path '*/checkpoints/*' -name state.json -newer {started} -print -quit)" ]; then
-    rm -f {without_progress}
-  else
-    echo "$code" >> {without_progress}
-  fi
-  if [ -e {without_progress} ] && [ "$(wc -l < {without_progress})" -ge {MOST_WITHOUT_PROGRESS} ]; then
-    echo "told to stop {MOST_WITHOUT_PROGRESS} times before there was a checkpoint; not queued again: give more --time"
-  elif [ "${{SLURM_RESTART_COUNT:-0}}" -lt {restarts} ]; then
-    echo "told to stop; queued again (start $((${{SLURM_RESTART_COUNT:-0}} + 2)))"
-    scontrol requeue "$SLURM_JOB_ID"
-  fi ;;
-esac
-exit "$code"
-"""
-
-
-def _directives(request: Request, options: dict[str, str]) -> Mapping[str, str]:
-    """Return what the script asks Slurm for, by name."""
     nodes = number(options, "nodes", request.num_processes)
     if nodes > request.num_processes:
         raise UserError(
@@ -122,34 +65,39 @@ def _directives(request: Request, options: dict[str, str]) -> Mapping[str, str]:
         )
     if (gpus := request.settings.strategy.required_gpus) is not None:
         options.setdefault("gpus-per-task", str(gpus))
-    return {
-        "job-name": request.name,
-        "chdir": str(request.folder.parents[2]),
-        "output": str(request.folder / "output.log").replace("%", "%%"),  # In a file's name % begins a pattern.
-        "open-mode": "append",
-        "nodes": str(nodes),
-        "ntasks": str(request.num_processes),
-        "distribution": "block",
-        "signal": signal,
-        **options,
-    }
+    folder = str(request.folder)
+    return render(
+        "slurm.sh.j2",
+        name=request.name,
+        project=str(request.folder.parents[2]),
+        folder=folder,
+        nodes=nodes,
+        num_processes=request.num_processes,
+        signal=signal,
+        max_restarts=number(options, "max-restarts", 100),
+        options=options,
+        token_variable=TOKEN,
+        token=f"{folder}/{TOKEN_FILE}:{request.folder.name}",
+        program=str(Path(sys.executable).with_name("stratagem")),
+        settings=f"{folder}/{SETTINGS_FILE}",
+    )
 
 
-def submit(file: Path) -> Submitted:
-    """Hand a script to sbatch, and return the job's number, with its cluster where there are several.
+def submit(file: Path) -> tuple[str, tuple[str, ...]]:
+    """Hand a script to sbatch; return the job's number, and the option that names its cluster if there are several.
 
     Raises:
-        UserError: Slurm's commands are not here, it refuses the job, or it would let the job wait for ever.
-        StratagemError: it does not answer.
+        UserError: Slurm's commands are not installed, it refuses the job, or the job would wait for ever.
+        StratagemError: Slurm does not answer.
     """
     directives = re.findall(r"^#SBATCH --([\w-]+)=(.*)$", file.read_text(encoding="utf-8"), re.MULTILINE)
     check_partition({name: "".join(shlex.split(value)) for name, value in directives})
     job_id, _, cluster = _slurm(["sbatch", "--parsable", str(file)]).strip().partition(";")
-    return Submitted(job_id, ("--clusters", cluster) if cluster else ())
+    return job_id, ("--clusters", cluster) if cluster else ()
 
 
 def check_partition(asked: Mapping[str, str]) -> None:
-    """Refuse what no partition that is asked for has: sbatch takes such a job, and it waits for ever.
+    """Refuse a job that fits no partition: sbatch accepts it, and it waits for ever.
 
     Slurm's words for it are PartitionNodeLimit, PartitionTimeLimit and PartitionConfig.
 
@@ -157,7 +105,7 @@ def check_partition(asked: Mapping[str, str]) -> None:
         asked: `nodes`, `ntasks`, and maybe `cpus-per-task`, `time` and `partition`.
 
     Raises:
-        UserError: fewer nodes or cores, or less time.
+        UserError: the job asks for more nodes, cores or time than any of its partitions has.
         StratagemError: Slurm does not answer.
     """
     partition = ["--partition", asked["partition"]] if "partition" in asked else []
@@ -165,7 +113,7 @@ def check_partition(asked: Mapping[str, str]) -> None:
     partitions: dict[str, list[list[str]]] = {}
     for line in told.split():
         name, *facts = line.split("|")
-        if partition or name.endswith("*"):  # The star marks the one that is taken where none is named.
+        if partition or name.endswith("*"):  # The star marks the default partition.
             partitions.setdefault(name.rstrip("*"), []).append(facts)
     reasons = [_reason_against(name, groups, asked) for name, groups in partitions.items()]
     if reasons and all(reasons):
@@ -173,11 +121,11 @@ def check_partition(asked: Mapping[str, str]) -> None:
 
 
 def _reason_against(partition: str, groups: list[list[str]], asked: Mapping[str, str]) -> str:
-    """Return why a partition can never start a job, or nothing.
+    """Return why a partition can never start a job, or "".
 
     Args:
         partition: its name.
-        groups: of its nodes: how many, cores of each, the longest time, and nodes of a job (`1-4`, `1-infinite`).
+        groups: its nodes: how many, cores of each, the longest time, and nodes per job (`1-4`, `1-infinite`).
         asked: as in ``check_partition``.
     """
     nodes, longest = int(asked["nodes"]), groups[0][2]
@@ -206,7 +154,7 @@ def _reason_against(partition: str, groups: list[list[str]], asked: Mapping[str,
 
 
 def state(job: records.Job) -> tuple[str, str]:
-    """Return Slurm's word for how a job is, and where it runs or why it waits; ("", "") for one that it has forgotten.
+    """Return Slurm's word for a job's state, and where it runs or why it waits; ("", "") if Slurm has forgotten it.
 
     Raises:
         StratagemError: Slurm does not answer.
@@ -223,7 +171,7 @@ def state(job: records.Job) -> tuple[str, str]:
 
 
 def cancel(job: records.Job) -> None:
-    """End a job by scancel: Slurm tells its processes to stop, and kills what is left after its KillWait.
+    """End a job with scancel: Slurm tells its processes to stop, and kills what is left after its KillWait.
 
     Raises:
         StratagemError: Slurm does not answer, or refuses.
@@ -232,22 +180,24 @@ def cancel(job: records.Job) -> None:
 
 
 def logs(job: records.Job) -> str | None:
-    """Return what the job's processes have printed so far; None as long as they have not begun."""
+    """Return what the job's processes have printed so far; None if they have not begun."""
     file = config.project_root() / job.folder / "output.log"
     return file.read_text(encoding="utf-8", errors="replace") if file.is_file() else None
 
 
 def seconds(text: str) -> float:
-    """Return the seconds of a time as sbatch takes it; infinity for UNLIMITED.
+    """Return the seconds of a time in one of sbatch's forms; infinity for UNLIMITED.
 
     Raises:
-        UserError: it is none.
+        UserError: it is not a time.
     """
     if text.upper() in ("UNLIMITED", "INFINITE"):
         return float("inf")
-    for form in TIMES:
-        if match := re.fullmatch(form, text):
-            return sum(UNITS[unit] * int(count) for unit, count in match.groupdict().items() if count)
+    days, dash, clock = text.rpartition("-")
+    parts = clock.split(":")
+    if len(parts) <= 3 and all(part.isdecimal() for part in ([days, *parts] if dash else parts)):
+        units = (3600, 60, 1) if dash or len(parts) == 3 else (60, 1)  # `90` and `1:30` begin with minutes.
+        return 86_400 * int(days or 0) + sum(int(part) * unit for part, unit in zip(parts, units, strict=False))
     raise UserError(
         f"time = {text}: it is no time. Give minutes, hours:minutes:seconds or days-hours:minutes:seconds, such as "
         "01:00:00"

@@ -14,7 +14,6 @@ from tasks.operations.trace import links
 from tasks.operations.trace.links import Known
 from tasks.records import ExportedModel, Link, Provenance
 from tasks.runs import lineage
-from tasks.runs.entries import Entry
 from tasks.system import errors
 from tasks.system.errors import UserError
 
@@ -46,12 +45,8 @@ def _find(text: str, known: Known) -> Link:
     for look in (_by_version, _by_path, _by_id, _by_dataset, _by_commit):
         if (link := look(text, known)) is not None:
             return link
-    raise _unknown("reference", text, known)
-
-
-def _unknown(what: str, text: str, known: Known) -> UserError:
     near = [*known.runs, *_named(known), *_datasets()]
-    return UserError(errors.one_of(what, text, near, f"give {KINDS}"))
+    raise UserError(errors.one_of("reference", text, near, f"give {KINDS}"))
 
 
 def _named(known: Known) -> list[str]:
@@ -94,7 +89,12 @@ def _by_path(text: str, known: Known) -> Link | None:
     except ValueError:
         parts = ()
     if parts[:2] == ("mlruns", "runs") and len(parts) > 2 and (entry := known.runs.get(parts[2])) is not None:
-        return _in_run(entry, parts[3:], path, known)
+        match parts[3:]:
+            case ("checkpoints", step, *_) if step.isdigit():
+                return links.of_checkpoint(entry, step, known)
+            case ("exports", *_) if (link := _exported(path, known)) is not None:
+                return link
+        return links.of_run(entry, known)
     if parts[:1] == ("mlruns",) and parts[1:2] in (("comparisons",), ("sweeps",)) and len(parts) > 2:
         return _open(runs.kind_of_parent(parts[2]), parts[2], known)
     if there and (link := _exported(path, known)) is not None:
@@ -107,14 +107,6 @@ def _by_path(text: str, known: Known) -> Link | None:
             f"{KINDS}"
         )
     return None
-
-
-def _in_run(entry: Entry, parts: tuple[str, ...], path: Path, known: Known) -> Link:
-    if parts[:1] == ("checkpoints",) and len(parts) > 1 and parts[1].isdigit():
-        return links.of_checkpoint(entry, parts[1], known)
-    if parts[:1] == ("exports",) and (link := _exported(path, known)) is not None:
-        return link
-    return links.of_run(entry, known)
 
 
 def _exported(path: Path, known: Known) -> Link | None:
@@ -148,7 +140,10 @@ def _by_id(text: str, known: Known) -> Link | None:
             "git commit": run.lineage.git_commit,
         }
         found |= {(kind, one) for kind, one in ids.items() if one is not None and one.startswith(start)}
-    of_today = _data_of_today()
+    of_today = {}
+    for name in _datasets():
+        with contextlib.suppress(UserError):  # Its lock is damaged.
+            of_today[lineage.data_version(name) or ""] = name
     found |= {("data version", version) for version in of_today if version.startswith(start)}
     if not found:
         found = {("run", run_id) for other, run_id in known.mlflow_run_ids().items() if other.startswith(start)}
@@ -183,16 +178,6 @@ def _by_dataset(text: str, known: Known) -> Link | None:
             f"data/{text} is not prepared, so it has no data version: `stratagem prepare --set dataset.name={text}`"
         )
     return links.of_data(version, known, text)
-
-
-def _data_of_today() -> dict[str, str]:
-    """Return the datasets by their data versions as they are now."""
-    found = {}
-    for name in _datasets():
-        with contextlib.suppress(UserError):  # One whose lock is damaged.
-            if (version := lineage.data_version(name)) is not None:
-                found[version] = name
-    return found
 
 
 def _datasets() -> list[str]:

@@ -77,7 +77,8 @@ class Known:
 def of_run(entry: Entry, known: Known, down: bool = True) -> Link:
     """Return a run with what it was made of, and, with ``down``, with what was made of it."""
     run, of = entry.run, entry.run.lineage
-    up = [_commit(run), _code(of), _settings(run)]
+    package = {"stratagem": of.package_version} if of.package_version else {}
+    up = [_commit(run), Link(kind="code", name=str(of.code_digest), facts=package), _settings(run)]
     if of.data_version is not None:
         up.append(data_link(entry.dataset, of.data_version, of.git_commit))
     if run.parent_run_id is not None:
@@ -183,14 +184,9 @@ def _commit(run: records.Run) -> Link:
     return Link(kind="git commit", name=commit, facts=_subject(commit) | changed)
 
 
-def _code(of: records.Lineage) -> Link:
-    facts = {"stratagem": of.package_version} if of.package_version else {}
-    return Link(kind="code", name=str(of.code_digest), facts=facts)
-
-
 def _subject(commit: str) -> dict[str, str]:
     subject = lineage.subject(commit, config.project_root())
-    return {"subject": subject} if subject is not None else {"subject": "not in this repository"}
+    return {"subject": subject if subject is not None else "not in this repository"}
 
 
 def _settings(run: records.Run) -> Link:
