@@ -95,7 +95,7 @@ def _write_report(given: argparse.Namespace) -> None:
     from tasks import runs
     from tasks.reports import page
 
-    page.write(runs.find(_name(given, "the id of a run")))
+    page.write(runs.find_run(_name(given, "the id of a run")))
 
 
 def _print_devices(given: argparse.Namespace) -> None:
@@ -146,7 +146,7 @@ def _locate(given: argparse.Namespace) -> None:
     from tasks.tracking import trained_models
 
     reference = given.name or trained_models.only_champion()
-    found = trained_models.find(reference)
+    found = trained_models.find_trained_model(reference)
     if found is not None:
         _print_place(found)
         return
@@ -174,9 +174,9 @@ def _terminate(number: int, frame: object) -> None:
 STAGES: dict[str, Callable[[argparse.Namespace], object]] = {
     "download": _make_data,
     "prepare": _make_data,
-    "train": lambda given: dvc_stages.train(_settings(given)),
-    "evaluate": lambda given: dvc_stages.evaluate(_settings(given)),
-    "check": lambda given: dvc_stages.check(_settings(given).dataset),
+    "train": lambda given: dvc_stages.run_train(_settings(given)),
+    "evaluate": lambda given: dvc_stages.run_evaluate(_settings(given)),
+    "check": lambda given: dvc_stages.run_check(_settings(given).dataset),
     "predict": _predict,
     "serve_model": _serve_model,
     "locate": _locate,

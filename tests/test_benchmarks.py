@@ -90,6 +90,6 @@ def test_runs_that_are_made_of_one_are_runs_of_their_own(tmp_path, monkeypatch):
     found = runs.list_runs(runs.RunFilter())
     assert found.unreadable == {}
     assert [line.run_id for line in found.runs] == [f"{number:032x}" for number in (4, 3, 2)] + [run.run_id]
-    assert [runs.find(line.run_id).number for line in found.runs] == [4, 3, 2, 1]
+    assert [runs.find_run(line.run_id).number for line in found.runs] == [4, 3, 2, 1]
     assert {line.metrics["test/accuracy"] for line in found.runs} == {0.9}
     assert all(path.read_bytes() == text for path, text in before.items()), "the run itself is as it was"

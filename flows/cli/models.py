@@ -201,7 +201,7 @@ def export(
         from tasks.process import client
         from tasks.serving import formats
 
-        formats.find(format)
+        formats.find_format(format)
         settings, prepared, running, which = pipeline.find_model(run_id, checkpoint)
         result = client.export(settings, prepared, running, format, which, to and to.absolute())
         client.stop_processes()

@@ -153,7 +153,7 @@ def print_run(summary: "RunSummary", changed: bool) -> None:
     from tasks import runs
     from tasks.records import EvaluationResult
 
-    run = runs.find(summary.run_id)
+    run = runs.find_run(summary.run_id)
     if evaluated := runs.load_result(run, EvaluationResult):
         tables.print_classes(evaluated)
         print()

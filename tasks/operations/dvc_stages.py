@@ -21,7 +21,7 @@ COPIES = (".dvc", "tmp", "exps")
 """The folder of DVC's copies of the project."""
 
 
-def check(dataset: config.Dataset) -> None:
+def run_check(dataset: config.Dataset) -> None:
     """Refuse a dataset that cannot be fetched.
 
     Raises:
@@ -56,7 +56,7 @@ def make_data(stage: str, name: str) -> None:
     if downloads := os.environ.get("STRATAGEM_DOWNLOADS"):
         overrides.append(f"dataset.downloads={json.dumps(downloads)}")
     dataset = config.load(None, overrides, root).dataset
-    check(dataset)
+    run_check(dataset)
     import_quietly()
     from tasks.download import download
 
@@ -87,7 +87,7 @@ def _counts(splits: dict[str, int]) -> str:
     return ", ".join(f"{count:,} {name}" for name, count in splits.items())
 
 
-def train(settings: config.Settings) -> None:
+def run_train(settings: config.Settings) -> None:
     """Train as a run of its own; write its record and its history."""
     root = config.project_root()
     folder = root / "metrics"
@@ -100,7 +100,7 @@ def train(settings: config.Settings) -> None:
     reports.history_table(training, folder / "history.csv")
 
 
-def evaluate(settings: config.Settings) -> None:
+def run_evaluate(settings: config.Settings) -> None:
     """Evaluate what `train` trained; write its record, its tables and its pictures."""
     root = config.project_root()
     prepared = dvc_data.load_prepared(settings.dataset.name)
@@ -113,7 +113,7 @@ def _evaluate(
     settings: config.Settings, prepared: records.PreparedDataset, training: TrainingResult, root: Path
 ) -> None:
     folder = root / "metrics"
-    run = runs.find(training.run_id)
+    run = runs.find_run(training.run_id)
     runs.refuse_pruned(run)
     evaluation = client.evaluate(settings, prepared, training, run)
     records.save(evaluation, folder / "evaluation.json")

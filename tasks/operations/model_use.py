@@ -35,7 +35,7 @@ def predict(
 
     Args:
         inputs: files and folders; ``-`` is standard input, which is also the default unless it is a terminal.
-        model: see ``trained_models.find``; None is the only champion.
+        model: see ``trained_models.find_trained_model``; None is the only champion.
         output: the file for the predictions, which is written completely or not at all.
         format: a key of ``prediction_files.WRITERS``, for the output or for standard output.
         force: replace an existing output.
@@ -52,7 +52,7 @@ def predict(
     inputs = _check_inputs(inputs)
     _check_encoding(encoding)
     reference = model or trained_models.only_champion()
-    trained_models.find(reference)  # Refused before a framework is imported.
+    trained_models.find_trained_model(reference)  # Refused before a framework is imported.
     with contextlib.ExitStack() as stack:
         request = PredictionRequest(
             model=_absolute(reference),
@@ -81,7 +81,7 @@ def serve(model: str | None, port: int, poll_seconds: float, key: str, tell: Cal
     """Serve a trained model until this process is interrupted; see ``tasks/serving/server.py``.
 
     Args:
-        model: see ``trained_models.find``; None is the only champion.
+        model: see ``trained_models.find_trained_model``; None is the only champion.
         port: on 127.0.0.1; 0 is any free one.
         poll_seconds: how often the alias is looked up.
         key: ``user:password`` that clients must send.
@@ -92,7 +92,7 @@ def serve(model: str | None, port: int, poll_seconds: float, key: str, tell: Cal
         StratagemError: the server ended by itself.
     """
     reference = model or trained_models.only_champion()
-    trained_models.find(reference)  # Refused before a framework is imported.
+    trained_models.find_trained_model(reference)  # Refused before a framework is imported.
     with tempfile.TemporaryDirectory(dir=temporary.folder()) as folder:
         request = ServingRequest(model=_absolute(reference), port=port, poll_seconds=poll_seconds)
         path = records.save(request, Path(folder) / "request.json")

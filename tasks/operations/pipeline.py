@@ -244,7 +244,7 @@ def write_report(name: str | None) -> Path:
     Raises:
         UserError: no such run, or one of its records cannot be read.
     """
-    run = runs.newest(None) if name in (None, "latest") else runs.find(str(name))
+    run = runs.newest(None) if name in (None, "latest") else runs.find_run(str(name))
     run_stage("report", run.run_id)
     return config.project_root() / run.folder / "report" / "report.html"
 
@@ -379,6 +379,6 @@ def unchanged(settings: config.Settings, prepared: PreparedDataset) -> RunSummar
     same = lineage.finished_run(prepared.name, lineage.collect(settings, prepared.data_version))
     if same is not None:
         with contextlib.suppress(UserError):  # Its record is gone, but its summary is enough.
-            if changed := runs.changes_without_result(settings, runs.find(same.run_id)):
+            if changed := runs.changes_without_result(settings, runs.find_run(same.run_id)):
                 print(f"run {same.run_id} has that result already, with other settings{changed}", file=sys.stderr)
     return same

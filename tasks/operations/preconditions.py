@@ -38,7 +38,7 @@ def check_devices(settings: config.Settings) -> None:
         )
     engines.check(section)
     if settings.model.initial is not None and runs.is_id(settings.model.initial):
-        runs.refuse_pruned(runs.find(settings.model.initial))
+        runs.refuse_pruned(runs.find_run(settings.model.initial))
 
 
 def check_remote(settings: config.Settings, resume: str | None = None) -> None:

@@ -218,7 +218,7 @@ def _refusal(run: Run, changes: list[Change], allow_changes: bool) -> str | None
 def _train(run: Run, folder: Path) -> Run:
     """Train and evaluate in a checkout; return the new run."""
     said = run_command(["train", "--fresh", "--json"], folder)
-    new = runs.find(str(json.loads(said.splitlines()[-1])["run_id"]))
+    new = runs.find_run(str(json.loads(said.splitlines()[-1])["run_id"]))
     _put_down_commit(run, new)
     ours = ("code_digest", "settings_digest", "data_version")
     if other := [what for what in ours if getattr(new.lineage, what) != getattr(run.lineage, what)]:
@@ -232,7 +232,7 @@ def _train(run: Run, folder: Path) -> Run:
         checkpoint = which.get(evaluation.checkpoint, str(evaluation.step))
         wanted = ["evaluate", "--run", new.run_id, "--set", f"evaluate.checkpoint={checkpoint}", "--json"]
         run_command(wanted, folder)
-    return runs.find(new.run_id)
+    return runs.find_run(new.run_id)
 
 
 def _put_down_commit(run: Run, new: Run) -> None:

@@ -186,7 +186,7 @@ def _chiefs_stages(clean: Clean) -> dict[str, Callable[..., Any]]:
         "train": tracked.train,
         "evaluate": evaluate,
         "evaluate on one device": evaluate,
-        "register": functools.partial(tracked.register, apart=clean.ask),
+        "register": functools.partial(tracked.register, load_back=clean.ask),
         "write_report": tracked.write_report,
         "find_model": lambda settings, uri: find_model(uri),
         "export": export.export,

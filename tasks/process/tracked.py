@@ -177,7 +177,7 @@ def resume_run(
     allow_changes: bool = False,
 ) -> Run:
     """Resume a run; refuse it if it would become another training."""
-    run = runs.find(run_id)
+    run = runs.find_run(run_id)
     runs.refuse_other_training(settings, run, allow_changes, prepared)
     check(settings, prepared)
     gate.check(settings, prepared)
@@ -266,12 +266,12 @@ def register(
     training: TrainingResult,
     evaluation: EvaluationResult,
     run: Run,
-    apart: CleanProcess,
+    load_back: CleanProcess,
     force: bool = False,
 ) -> RegisteredModel:
-    """Register the evaluated model; ``apart`` computes the outputs of the model that was loaded back."""
+    """Register the evaluated model; ``load_back`` computes its outputs in a process without the project's code."""
     prepared_data.verify(prepared)  # The model's version names the data.
-    result = register_stage(settings, run, prepared, training, evaluation, How(apart, force))
+    result = register_stage(settings, run, prepared, training, evaluation, How(load_back, force))
     runs.save_result(run, result)
     return result
 

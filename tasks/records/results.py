@@ -278,7 +278,7 @@ class PredictionRequest(Record):
     """What `stratagem predict` asks the process that computes. Paths are from ``folder``."""
 
     model: str
-    """See ``trained_models.find``."""
+    """See ``trained_models.find_trained_model``."""
     inputs: tuple[str, ...]
     """Files and folders; ``-`` is what comes through the descriptor ``stdin``."""
     folder: str
@@ -302,7 +302,7 @@ class ServingRequest(Record):
     """What `stratagem serve-model` asks the process that serves."""
 
     model: str
-    """See ``trained_models.find``."""
+    """See ``trained_models.find_trained_model``."""
     port: int
     """0 is any that is free."""
     poll_seconds: float

@@ -28,7 +28,7 @@ def with_intervals(comparison: Comparison) -> Comparison:
         found = {}
         if row.reason is None and row.run_id is not None:
             try:
-                material = load(runs.find(row.run_id))
+                material = load(runs.find_run(row.run_id))
                 span = intervals.of_metric(material, material.headline)
             except UserError:  # A record of it cannot be read; the figures stand without it.
                 span = None

@@ -46,11 +46,11 @@ def with_differences(comparison: Comparison) -> Comparison:
     base = metric_base(comparison.rows)
     if base is None or base.run_id is None:
         return comparison
-    (name,), first = base.intervals, material.load(runs.find(base.run_id))
+    (name,), first = base.intervals, material.load(runs.find_run(base.run_id))
     rows = []
     for row in comparison.rows:
         if row is not base and row.run_id is not None and name in row.intervals:
-            second = material.load(runs.find(row.run_id))
+            second = material.load(runs.find_run(row.run_id))
             before, after = (_measured(one).get(name) for one in (first, second))
             if before is not None and after is not None and _same_rows(first, second):
                 paired = _paired(name.removeprefix(TEST), first, second, after - before)

@@ -6,9 +6,9 @@ on the disk any more (`pruning`). Where a run comes from (`lineage`, `uncommitte
 
 from tasks.runs.entries import (
     children,
-    find,
     find_named,
     find_not_final,
+    find_run,
     find_unfinished,
     finished,
     is_id,

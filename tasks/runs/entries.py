@@ -163,7 +163,7 @@ def is_id(text: str) -> bool:
     return ID.fullmatch(text) is not None
 
 
-def find(run_id: str) -> Run:
+def find_run(run_id: str) -> Run:
     """Return a run by its id.
 
     Raises:
@@ -192,7 +192,7 @@ def resolve(name: str) -> Run:
                 f"run '{name}': {len(found):,} runs begin so: {errors.listed(sorted(found), 5)}. Give more of it"
             )
         name = found[0] if found else name
-    return find(name)
+    return find_run(name)
 
 
 def find_named(settings: config.Settings, resume: str | None) -> Run | None:

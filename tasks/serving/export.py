@@ -67,7 +67,7 @@ def export(
         StratagemError: what was written gives other outputs than Keras, and was removed; or the disk is full. A format
             that rounds the weights may give others: how good they are is in the manifest.
     """
-    exporter, training = formats.find(format), runs.load_training(run)
+    exporter, training = formats.find_format(format), runs.load_training(run)
     chosen = _choose(training, checkpoint)
     what = f"run {run.run_id} cannot be exported as {format}"
     if reason := exporter.refuses.get(policy := settings.train.dtype_policy):

@@ -181,8 +181,8 @@ def _import(module: str, folder: Path) -> None:
 
 
 def load(reference: str) -> RawModel:
-    """Return the model that a person names, see ``trained_models.find``. MLflow is asked where only that knows."""
-    if (found := trained_models.find(reference)) is not None:
+    """Return the model that a person names, see ``trained_models.find_trained_model``; ask MLflow if only it knows."""
+    if (found := trained_models.find_trained_model(reference)) is not None:
         return RawModel(found)
     from tasks.tracking.models import fetch_model
 

@@ -403,7 +403,7 @@ def log_files(run: records.Run, paths: Iterable[str | Path], folder: str) -> Non
 
 def log_reproduction(run_id: str) -> None:
     """Tag a run in MLflow with the run that it reproduces, the outcome, and the commit."""
-    run = runs.find(run_id)
+    run = runs.find_run(run_id)
     path = config.project_root() / run.folder / "records" / "reproduction.json"
     done = records.load(records.Reproduction, path)
     said = {"reproduces": done.run_id, "reproduction": done.reason}

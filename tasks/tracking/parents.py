@@ -118,7 +118,7 @@ def log_comparison(run: records.Run, comparison: records.Comparison, page: Path,
         }
         known = {f"performance/{name}": value for name, value in figures.items() if value is not None}
         for repeat in row.repeats:
-            log_metrics(runs.find(repeat.run_id), known | {"performance/load": repeat.load})
+            log_metrics(runs.find_run(repeat.run_id), known | {"performance/load": repeat.load})
     log_files(run, [page, *others], "comparison")
     # MLflow shows a few lines of a description: those of the table, not its heading.
     description = page.read_text(encoding="utf-8").partition("\n\n")[2]
@@ -145,7 +145,7 @@ def log_sweep(run: records.Run, sweep: records.Sweep, paths: Sequence[Path]) -> 
         set_tags(run, {"best_trial": str(found.number), "mlflow.note.content": "\n".join(told)[:MAX_TAG_LENGTH]})
     if sweep.final is not None:
         set_tags(run, {"final_run": sweep.final.run_id})
-        final = runs.find(sweep.final.run_id)
+        final = runs.find_run(sweep.final.run_id)
         if final.start_time >= run.start_time and not _is_anothers(final, run):
             parent = {"mlflow.parentRunId": mlflow_run_id(run), "sweep": sweep.plan.name, "trial": "final"}
             set_tags(final, parent)

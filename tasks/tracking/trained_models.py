@@ -92,7 +92,7 @@ def check_unpacked(what: str, path: Path) -> None:
             raise UserError(f"{what}: {path} unpacks to {size:,} bytes, and {free:,} of the memory are free")
 
 
-def find(reference: str) -> TrainedModel | None:
+def find_trained_model(reference: str) -> TrainedModel | None:
     """Return the model that a person names; None where only MLflow can tell (``models.fetch_model``).
 
     Args:

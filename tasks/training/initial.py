@@ -110,7 +110,7 @@ def load(settings: config.Settings, prepared: PreparedDataset, folder: Path) -> 
 
 def _best_of_run(run_id: str, normalization: str) -> Arrays:
     """Return the weights of a run's best checkpoint."""
-    run = runs.find(run_id)
+    run = runs.find_run(run_id)
     runs.refuse_pruned(run)
     before = run.settings["input"]["normalization"]
     if before != normalization:

@@ -44,7 +44,9 @@ def test_the_same_settings_go_from_one_process_to_a_cluster(prepared_project, ru
     assert list(Path("mlruns").glob("jobs/*")) == [], "nothing was handed over"
 
     # What the cluster is told is what was trained here, but for who starts the processes.
-    trained = records.load(records.Run, Path(runs.find(together["run_id"]).folder) / "records" / "run.json").settings
+    trained = records.load(
+        records.Run, Path(runs.find_run(together["run_id"]).folder) / "records" / "run.json"
+    ).settings
     told = yaml.safe_load(made["ConfigMap"]["data"]["settings.yaml"])
     assert told["strategy"].pop("launcher") == "kubernetes"
     expected = {key: dict(value) if isinstance(value, dict) else value for key, value in trained.items()}

@@ -79,7 +79,7 @@ def test_repro_runs_what_changed_and_nothing_else(project, run):
     page = (project / "plots" / "index.html").read_text()
     for title in ("train/loss", "validation/accuracy", "confusion"):
         assert title in page
-    report = config.project_root() / runs.find(evaluation["run_id"]).folder / "report"
+    report = config.project_root() / runs.find_run(evaluation["run_id"]).folder / "report"
     for picture, drawn in (("learning_curve.png", "learning_curve.png"), ("predictions.png", "confusion_matrix.png")):
         assert f'src="static/workspace_metrics_{picture}"' in page
         shown_picture = (project / "plots" / "static" / f"workspace_metrics_{picture}").read_bytes()
@@ -218,7 +218,7 @@ def test_experiments_of_the_queue_leave_their_runs_in_the_project(experiments):
     assert experiments.runs() - before == set(made.values())
     store = mlflow.MlflowClient(f"sqlite:///{experiments.project / 'mlruns' / 'mlflow.db'}")
     for name, run_id in made.items():
-        run = runs.find(run_id)
+        run = runs.find_run(run_id)
         assert runs.status(run).status == "FINISHED"
         training = json.loads((experiments.project / run.folder / "records" / "training.json").read_text())
         assert (experiments.project / training["checkpoint"]).is_dir()
@@ -259,7 +259,7 @@ def test_an_experiment_that_was_killed_goes_on_where_it_was(experiments):
     assert result.returncode == 0, result.stdout + result.stderr
     assert f"resuming run {killed}" in result.stderr
     assert experiments.runs() - before == {killed}
-    assert runs.status(runs.find(killed)).status == "FINISHED"
+    assert runs.status(runs.find_run(killed)).status == "FINISHED"
 
 
 def test_a_copy_has_its_own_runs_again_whatever_happens(tmp_path):

@@ -146,7 +146,7 @@ def alone(*command, cwd, given=None):
 )
 def test_each_format_says_of_raw_values_what_the_command_says(trained, tmp_path, monkeypatch, format):
     try:
-        formats.find(format)
+        formats.find_format(format)
     except UserError as error:
         pytest.skip(str(error))
     project, runs, asked, said = trained

@@ -47,9 +47,9 @@ def test_pods_that_are_told_to_stop_go_on_and_end_with_the_bits_of_a_run_at_home
     assert [pod.process.wait(1000) for pod in second] == [0, 0], second[0].err.read_text()
     assert "resuming at step" in second[0].err.read_text()
     (run_id,) = runs.finished()
-    trained = runs.load_result(runs.find(run_id), records.TrainingResult)
+    trained = runs.load_result(runs.find_run(run_id), records.TrainingResult)
 
     at_home = ["stratagem", "train", *SETS, "--fresh"]
     subprocess.run(at_home, check=True, capture_output=True, timeout=1200)
     (other,) = {path.name for path in Path("mlruns/runs").iterdir()} - {run_id}
-    assert runs.load_result(runs.find(other), records.TrainingResult).weights_digest == trained.weights_digest
+    assert runs.load_result(runs.find_run(other), records.TrainingResult).weights_digest == trained.weights_digest

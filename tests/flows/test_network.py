@@ -33,7 +33,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.hosts]
 
 
 def digest(run_id: str) -> str:
-    return runs.load_result(runs.find(run_id), records.TrainingResult).weights_digest
+    return runs.load_result(runs.find_run(run_id), records.TrainingResult).weights_digest
 
 
 @pytest.fixture(scope="module")

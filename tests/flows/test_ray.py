@@ -276,7 +276,7 @@ def test_the_tutorials_training_goes_to_rays_nodes(prepared_project: Path, lasti
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
     assert found["num_replicas"] == 2
-    folder = Path(runs.find(found["run_id"]).folder)
+    folder = Path(runs.find_run(found["run_id"]).folder)
     settings = json.loads((folder / "records" / "run.json").read_text())["settings"]
     assert settings["strategy"]["launcher"] == "ray"
     assert found["metrics"]["test/accuracy"] > 0.5

@@ -92,11 +92,11 @@ def test_a_job_that_is_told_to_stop_is_queued_again_and_ends_with_the_bits_of_a_
     assert "resuming at step" in log_of(job)
     assert Path(job.folder, "exit_code").read_text() == "0\n"
     (run_id,) = runs.finished()
-    trained = runs.load_result(runs.find(run_id), records.TrainingResult)
+    trained = runs.load_result(runs.find_run(run_id), records.TrainingResult)
 
     stratagem("train", *sets, "--set=strategy.launcher=local", "--fresh")
     (other,) = {path.name for path in Path("mlruns/runs").iterdir()} - {run_id}
-    at_home = runs.load_result(runs.find(other), records.TrainingResult)
+    at_home = runs.load_result(runs.find_run(other), records.TrainingResult)
     assert trained.weights_digest == at_home.weights_digest
     assert trained.steps == at_home.steps
 

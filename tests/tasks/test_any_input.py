@@ -472,7 +472,7 @@ def module_project(project_template, tmp_path_factory):
 LOOKS = {
     "trace": trace.trace,
     "a run": runs.resolve,
-    "a model": trained_models.find,
+    "a model": trained_models.find_trained_model,
     "a dataset": data_folders.show,
     "a difference": lambda name: data_folders.diff(name, "digits"),
     "a dataset's removal": data_folders.remove,

@@ -34,7 +34,7 @@ from tasks import config
 from tasks.serving import formats
 found = [importlib.import_module(f"tasks.serving.formats.{name}").FORMAT for name in config.names_of("serving/formats")]
 assert all(isinstance(one, formats.Format) for one in found), found
-assert isinstance(formats.find("keras"), formats.Format)
+assert isinstance(formats.find_format("keras"), formats.Format)
 print(sorted({"tensorflow", "keras", "jax"} & set(sys.modules)))
 """
 OWN = """
@@ -107,7 +107,7 @@ ALLOWED = {"litert_quantized": 0.1}
 def installed(name):
     """Skip the test where the extra of a format is not installed."""
     try:
-        formats.find(name)
+        formats.find_format(name)
     except UserError as error:
         pytest.skip(str(error))
 
@@ -136,7 +136,7 @@ def test_formats_are_found_by_name_without_a_framework(project, run):
     done = run([sys.executable, "-c", NAMES])
     assert (done.returncode, done.stdout) == (0, "[]\n"), done.stderr
     with pytest.raises(UserError, match=r"unknown export format 'saved_model': did you mean 'savedmodel'\? Allowed: "):
-        formats.find("saved_model")
+        formats.find_format("saved_model")
 
 
 # A training has the other formats refused.
@@ -235,14 +235,14 @@ def test_the_file_of_an_export_takes_raw_inputs_wherever_it_is_copied_to(tiny, t
     expected = keras.models.load_model(runs.load_training(run).final_model).predict(images, verbose=0)
     shutil.rmtree(run.folder)  # As in another project.
     assert runs.look_up(run.run_id) is None
-    model = RawModel(trained_models.find(file))
+    model = RawModel(trained_models.find_trained_model(file))
     assert model.target == tiny.target
     inputs = model.input_encoder.model_input(files_of_images(images))
     np.testing.assert_allclose(model.outputs({"image": inputs}), expected, rtol=0, atol=1e-5)
     whole = (elsewhere / "encoding.json").read_text()
     (elsewhere / "encoding.json").write_text(whole + " ")
     with pytest.raises(UserError, match=r"encoding\.json is damaged or was changed, its sha256 is"):
-        trained_models.find(file)
+        trained_models.find_trained_model(file)
 
 
 def test_the_best_model_is_another_one_and_lies_beside_the_latest_in_the_folder_of_the_run(tiny, trained):
@@ -355,8 +355,10 @@ def test_a_program_that_cannot_be_written_is_told_as_such_and_not_as_the_models_
     tiny, trained, tmp_path, monkeypatch
 ):
     settings, run = trained("train.epochs=1")
-    format = Format(lambda model, keras_file, folder: (folder / "predict.py").mkdir(), formats.find("keras").load)
-    monkeypatch.setattr(formats, "find", {"taken": format}.__getitem__)
+    format = Format(
+        lambda model, keras_file, folder: (folder / "predict.py").mkdir(), formats.find_format("keras").load
+    )
+    monkeypatch.setattr(formats, "find_format", {"taken": format}.__getitem__)
     with pytest.raises(UserError, match=r"out: cannot be written \(.*Is a directory.*\)\. Check its permissions"):
         export(settings, tiny, run, "taken", "latest", str(tmp_path / "out"))
     assert not (tmp_path / "out").exists()
@@ -439,7 +441,7 @@ def test_what_is_not_the_model_is_not_left_behind(tiny, trained, tmp_path, monke
     settings, run = trained("train.epochs=1")
     for number, (write, outputs, error, message) in enumerate(WRONG):
         format = Format(write, loader_in(tmp_path / f"wrong{number}.py", outputs))
-        monkeypatch.setattr(formats, "find", {"wrong": format}.__getitem__)
+        monkeypatch.setattr(formats, "find_format", {"wrong": format}.__getitem__)
         with pytest.raises(error, match=message) as caught:
             export(settings, tiny, run, "wrong", "latest", str(tmp_path / "new" / "er" / "out"))
         assert type(caught.value) is error
@@ -521,8 +523,8 @@ def test_a_format_whose_packages_are_not_installed_says_which_extra_has_them(mon
     for name in ("onnxruntime", "tf2onnx"):
         monkeypatch.setitem(sys.modules, name, None)  # Python then finds no such module.
     with pytest.raises(UserError, match=r"--format onnx needs onnxruntime and tf2onnx, not.*\.\[onnx\]"):
-        formats.find("onnx")
+        formats.find_format("onnx")
     # A project of the installed package has neither a Makefile nor a pyproject.toml.
     code_in(tmp_path)
     with pytest.raises(UserError, match=r"installed here: `pip install 'onnxruntime>=[\d.]+' 'tf2onnx>=[\d.]+'`$"):
-        formats.find("onnx")
+        formats.find_format("onnx")

@@ -173,11 +173,11 @@ def test_a_file_that_is_damaged_or_is_not_there_is_one_message(registered, store
         "0" * 32: f"unknown run '{'0' * 32}'",
     }.items():
         with pytest.raises(UserError, match=message):
-            trained_models.find(model)
-    file = trained_models.find(f"models:/{name}/1").keras_file
+            trained_models.find_trained_model(model)
+    file = trained_models.find_trained_model(f"models:/{name}/1").keras_file
     file.write_bytes(file.read_bytes()[:-1])
     with pytest.raises(UserError, match=rf"{name}/1: .*model\.keras is damaged or was changed, its sha256 is"):
-        trained_models.find(f"models:/{name}/1")
+        trained_models.find_trained_model(f"models:/{name}/1")
     shutil.copy(trained.training.final_model, "copy.keras")
     Path("copy.keras").write_bytes(b"PK")
     with pytest.raises(UserError, match=r"copy\.keras: Keras cannot load"):
@@ -199,8 +199,8 @@ def test_the_data_of_a_run_that_are_others_by_now_are_not_taken(registered):
     lock = Path("data/digits/dvc.lock")
     lock.write_text(lock.read_text().replace(VERSION, "0" * 32))
     with pytest.raises(UserError, match=r"are another version by now.* models:/NAME/VERSION"):
-        trained_models.find(trained.run.run_id)
-    assert trained_models.find(f"models:/{result.model_name}/1").target.class_names == ("a", "b", "c")
+        trained_models.find_trained_model(trained.run.run_id)
+    assert trained_models.find_trained_model(f"models:/{result.model_name}/1").target.class_names == ("a", "b", "c")
 
 
 @pytest.mark.slow
@@ -222,7 +222,7 @@ def test_where_only_mlflow_knows_the_registry_it_is_asked(registered, pictures, 
     _, result = registered
     monkeypatch.setenv("MLFLOW_TRACKING_URI", store_uri())
     address = f"models:/{result.model_name}@champion"
-    assert trained_models.find(address) is None
+    assert trained_models.find_trained_model(address) is None
     found = ask(address, "photos/0.png")
     assert (found.model, found.num_failed) == (f"{result.model_name}/1", 0)
     with pytest.raises(UserError, match="is not in sqlite:"):

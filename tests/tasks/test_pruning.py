@@ -91,7 +91,7 @@ def test_runs_are_chosen_by_all_options_together(four):
 
 
 def test_checkpoints_and_models_go_and_all_else_stays(four):
-    run = runs.find(run_id_of(1))
+    run = runs.find_run(run_id_of(1))
     write_results(run, accuracy=0.9)
     before = set(files_below(run.folder))
     planned = runs.prune(runs.Selection(keep_last=0), lambda: four, dry_run=True)
@@ -112,7 +112,7 @@ def test_checkpoints_and_models_go_and_all_else_stays(four):
 
 def test_a_run_whose_model_was_a_version_before_is_needed_by_that(four):
     """The version is another run's, and this one's record names it."""
-    write_results(runs.find(run_id_of(1)), version="1")
+    write_results(runs.find_run(run_id_of(1)), version="1")
     assert pruned(four, dry_run=True, keep_last=0) == [3]
     assert pruned([], dry_run=True, keep_last=0) == [3, 2, 1], "no version is there any more"
     assert pruned([version_of(None, 5)], dry_run=True, keep_last=0) == [3, 2, 1], "somebody else's"

@@ -142,7 +142,7 @@ def counted(original):
 
 for name in ("put", "write", "remove"):
     setattr(address.Place, name, counted(getattr(address.Place, name)))
-copying.copy_run(runs.find(sys.argv[2]), sys.argv[3])
+copying.copy_run(runs.find_run(sys.argv[2]), sys.argv[3])
 """
 
 

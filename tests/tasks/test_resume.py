@@ -212,4 +212,4 @@ def test_what_a_resume_changes_stands_in_the_record_with_the_step_that_it_was_re
     )
     runs.forget_what_changed(run, settings, others)
     records.save(again, project / run.folder / "records" / "run.json")
-    assert runs.find(RUN).changed == changed
+    assert runs.find_run(RUN).changed == changed

@@ -124,7 +124,7 @@ def test_a_line_says_what_came_of_a_run(three):
 
 def test_what_a_stage_leaves_after_the_end_of_a_run_is_seen(three):
     assert runs.list_runs(runs.RunFilter(dataset="noise")).runs[0].metrics == {}
-    write_results(runs.find(run_id_of(3)), version="8", mae=2.5)
+    write_results(runs.find_run(run_id_of(3)), version="8", mae=2.5)
     line = runs.list_runs(runs.RunFilter(dataset="noise")).runs[0]
     assert (line.headline, line.metrics, line.model_version) == ("test/mae", {"test/mae": 2.5}, "digits-convnet2/8")
 
@@ -169,7 +169,7 @@ def test_a_run_of_another_format_is_named_at_a_start_and_left_out(three, caplog)
     assert runs.list_runs(ALL).unreadable[folder].startswith(said)
     assert len([message for message in caplog.messages if message.startswith(said)]) == 1
     with pytest.raises(UserError, match="has format 0"):
-        runs.find(run_id_of(2))
+        runs.find_run(run_id_of(2))
 
 
 @pytest.mark.parametrize("settings", [{"dataset": 5}, {"dataset": {"name": "digits"}, "model": 5}, {}])
@@ -220,7 +220,7 @@ def test_what_is_no_time_is_refused(text):
 
 
 def test_a_run_is_shown_with_all_that_its_records_say(three):
-    shown = runs.show(runs.find(run_id_of(1)))
+    shown = runs.show(runs.find_run(run_id_of(1)))
     assert (shown.epochs, shown.steps, shown.weights_digest, shown.checkpoint) == (
         2, 82, "1", f"mlruns/runs/{run_id_of(1)}/checkpoints/82"
     )  # fmt: skip
@@ -228,18 +228,18 @@ def test_a_run_is_shown_with_all_that_its_records_say(three):
     assert [(one.path.split("/")[-1], one.bytes) for one in (*shown.checkpoints, *shown.models)] == [
         ("41", 1002), ("82", 1002), ("best.keras", 1000), ("final.keras", 1000)
     ]  # fmt: skip
-    other = runs.show(runs.find(run_id_of(2)))
+    other = runs.show(runs.find_run(run_id_of(2)))
     assert other.reason == "some reason"
     # Keys of another kind of a section are told, too.
     changed = ("strategy.kind", "strategy.devices", "train.loop")
     assert [other.settings[key] for key in changed] == [("mirrored", "one_device"), (2, None), ("custom", "fit")]
-    bare = runs.show(runs.find(run_id_of(3)))
+    bare = runs.show(runs.find_run(run_id_of(3)))
     assert (bare.checkpoint, bare.run.model_version, bare.aliases, bare.seconds) == (None, None, (), {})
 
 
 def test_two_runs_differ_in_settings_data_code_metrics_and_speed(three):
     write_results(write_run(4, code_digest="other", data_version="f" * 32, overrides={"train.epochs": 3}), accuracy=0.7)
-    first, second = runs.find(run_id_of(1)), runs.find(run_id_of(4))
+    first, second = runs.find_run(run_id_of(1)), runs.find_run(run_id_of(4))
     assert runs.compare(first, first).differences == {}
     found = runs.compare(first, second)
     assert (found.first, found.second) == (first.run_id, second.run_id)

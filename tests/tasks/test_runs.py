@@ -340,11 +340,11 @@ def test_what_a_killed_run_of_the_same_left_is_removed_also_where_a_new_one_begi
 def test_an_unknown_run_is_refused_with_those_that_there_are(settings):
     near = KNOWN[:-1] + "e"
     with pytest.raises(UserError, match=f"unknown run '{near}': there is none yet"):
-        runs.find(near)
+        runs.find_run(near)
     begin(settings, KNOWN, "KILLED")
     with pytest.raises(UserError, match=rf"unknown run '{near}': did you mean '{KNOWN}'\? the newest runs: {KNOWN}"):
-        runs.find(near)
-    assert runs.find(KNOWN).run_id == KNOWN
+        runs.find_run(near)
+    assert runs.find_run(KNOWN).run_id == KNOWN
 
 
 # What leads to the very same folder, or to a run of somebody's elsewhere.
@@ -366,7 +366,7 @@ def test_only_an_id_names_a_run(settings, tmp_path):
     for path in PATHS:
         named = path.format(known=KNOWN, project=Path.cwd(), elsewhere=elsewhere)
         assert runs.look_up(named) is None, "a tag of a server that others write to"
-        for refused in (runs.find, lambda name: runs.refuse_locked(settings, name)):
+        for refused in (runs.find_run, lambda name: runs.refuse_locked(settings, name)):
             with pytest.raises(UserError, match=f"^unknown run '{named}': .*the newest runs: {KNOWN}$"):
                 refused(named)
 
@@ -394,10 +394,10 @@ def test_a_record_that_was_edited_leads_nowhere_else(settings):
     for name, field, value in EDITS:
         records.save(run, Path(folder, "records", "run.json"))
         path = records.save(trained, Path(folder, "records", "training.json")).with_name(name)
-        assert runs.load_training(runs.find(KNOWN)) == trained
+        assert runs.load_training(runs.find_run(KNOWN)) == trained
         path.write_text(json.dumps(json.loads(path.read_text()) | {field: value}))
         with pytest.raises(UserError, match=rf"{name} is not a readable"):
-            runs.load_training(runs.find(KNOWN))
+            runs.load_training(runs.find_run(KNOWN))
         assert (runs.look_up(KNOWN) is None) == (name == "run.json")
 
 

@@ -42,7 +42,7 @@ class Format:
     """The extra that it shares with another format; None where it has one of its own name, or needs none."""
 
 
-def find(name: str) -> Format:
+def find_format(name: str) -> Format:
     """Return the format of a name, a file of this folder. No framework is imported before it is used.
 
     Raises:
