@@ -142,6 +142,8 @@ def test_a_wheel_takes_one_name_and_the_one_of_an_sdist_is_the_same(source, whee
     code = [path.relative_to(ROOT) for folder in ("flows", "tasks") for path in ROOT.joinpath(folder).rglob("*.py")]
     data = [
         "tasks/system/messages.yaml",
+        "tasks/operations/submission/kubernetes.yaml.j2",
+        "tasks/operations/submission/slurm.sh.j2",
         "tasks/reports/report.html.j2",
         "recipes/mnist.yaml",
         "recipes/sweeps/digits.yaml",
