@@ -135,7 +135,7 @@ def test_a_model_that_was_trained_on_jax_is_exported_on_tensorflow(prepared_proj
 def test_an_export_that_is_interrupted_leaves_nothing(prepared_project, run, start):
     trained = run(["stratagem", "train", "--set", "train.epochs=1"])
     assert trained.returncode == 0, trained.stderr
-    (prepared_project / "tasks" / "exports" / "slow.py").write_text(SLOW)
+    (prepared_project / "tasks" / "serving" / "formats" / "slow.py").write_text(SLOW)
     target = prepared_project / "new" / "out"
     command = start("stratagem", "export", "latest", "--format", "slow", "--to", str(target), cwd=prepared_project)
     end = time.monotonic() + 300

@@ -236,7 +236,7 @@ class Photos(tfds.core.GeneratorBasedBuilder):
 
 @pytest.mark.slow
 def test_photos_of_many_sizes_without_a_test_split(project, run):
-    (project / "tasks" / "datasets" / "photos.py").write_text(PHOTOS)
+    (project / "tasks" / "data" / "builders" / "photos.py").write_text(PHOTOS)
     prepare = ["stratagem", "prepare", "--set", "dataset.name=photos"]
     refused = run(prepare)
     assert refused.returncode == 2
