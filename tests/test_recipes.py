@@ -163,6 +163,7 @@ print(json.dumps(found))
 
 
 @pytest.mark.slow
+@pytest.mark.exhaustive
 def test_the_worked_examples_on_mock_data(project, make_dataset, run, monkeypatch):
     monkeypatch.setenv("TFDS_DATA_DIR", str(project / "empty"))
     for name in ("mnist", "fashion_mnist", "svhn_cropped"):

@@ -18,6 +18,7 @@ pytestmark = pytest.mark.slow
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "tutorials" / "laptop-to-cluster.md"
 
 
+@pytest.mark.exhaustive
 def test_the_same_settings_go_from_one_process_to_a_cluster(prepared_project, run):
     page = PAGE.read_text(encoding="utf-8")
     one, two, _, slurm, kubernetes = (  # test_ray.py has the one between.

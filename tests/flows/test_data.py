@@ -69,6 +69,7 @@ def test_own_photos_are_added_and_followed_when_they_change(photos, project, run
     assert (forced.returncode, forced.stderr.count("error: dataset.source = ")) == (2, 1)
 
 
+@pytest.mark.exhaustive
 def test_data_without_a_test_split_are_trained_on_without_options(project, run, tmp_path):
     noise = np.random.default_rng(0)
     labels = np.arange(80) % 2
@@ -176,6 +177,7 @@ def test_a_dataset_of_tfds_is_added_by_its_name(project, run, record_imports):
     assert not Path(os.path.join("data", "quiet")).exists()
 
 
+@pytest.mark.exhaustive
 def test_what_is_pushed_needs_no_download_and_no_prepare_in_a_clone(prepared_project, run, tmp_path):
     np.savez(tmp_path / "own.npz", x=np.zeros((20, 4, 4), np.uint8), y=np.arange(20) % 2)
     assert run(["stratagem", "data", "add", tmp_path / "own.npz", "--set", "dataset.test=4"]).returncode == 0
@@ -299,6 +301,7 @@ class Nothing:
 """
 
 
+@pytest.mark.exhaustive
 def test_a_tfds_builder_of_the_users_own_is_a_dataset(project, run):
     (project / "my_data.py").write_text(BUILDER)
     (project / "shades.py").write_text("DARK = 10")

@@ -278,6 +278,7 @@ def test_a_flow_run_names_no_code_and_no_file_of_anywhere(prefect, tmp_path):
     assert not (prefect.project / "imported").exists()
 
 
+@pytest.mark.exhaustive
 def test_a_run_that_is_cancelled_ends_as_killed(prefect):
     long = json.dumps({"train.epochs": 3000})
     assert prefect.command("deployment", "run", "training/training", "-p", f"overrides={long}").returncode == 0

@@ -113,7 +113,10 @@ SCHEDULE = next(command for command in COMMANDS if "prefect server start" in com
 # Somebody who is new reads these: what stands there is run by `make test-slow` already.
 FIRST_PAGES = ("README.md", "docs/start.md")
 # But for these, each of which has slow tests of its own.
-LONG = re.compile(r"stratagem (compare|sweep|run --set (strategy\.kind|train\.loop)=|\w+ mnist)")
+LONG = re.compile(
+    r"stratagem (compare|sweep|ui|up|status|down|serve-model|reproduce|\w+ mnist)|deployment run"
+    r"|run --set (strategy\.kind|train\.loop)="
+)
 # What a reader does, from the top; the same command once. test_own_data.py does what the tutorials say.
 STEPS = {
     f"{block.place} {(bare(command) or block.text).splitlines()[0]}": (block, command)
@@ -319,6 +322,7 @@ def shape(line: str) -> str:
 
 
 @pytest.mark.slow
+@pytest.mark.exhaustive
 def test_the_schedule_that_is_started_by_hand_runs_as_it_stands(reader, tmp_path):
     try:
         network = isolation.make()  # Another test's `stratagem up` may have port 4200, which the block names.

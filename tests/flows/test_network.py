@@ -80,6 +80,7 @@ def ended_well(commands: list) -> None:
     assert [one.process.wait(PATIENCE_SECONDS) for one in commands] == [0, 0], [one.err.read_text() for one in commands]
 
 
+@pytest.mark.exhaustive
 def test_a_network_that_is_slow_narrow_loses_packets_and_is_cut_for_a_moment_changes_no_bit(hosts, train, at_home):
     made = hosts(2, latency_seconds=0.005, loss=0.01, bandwidth=50e6)
     # TCP tries again after longer and longer pauses, and on a busy machine all of that takes longer still.

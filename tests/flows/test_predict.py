@@ -135,6 +135,7 @@ def test_what_is_interrupted_leaves_nothing(in_finished, start, tmp_path, number
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.exhaustive
 def test_a_folder_of_texts_is_told_as_each_text_is(prepared_project, run):
     page = (prepared_project / "docs/tutorials/reviews.md").read_text(encoding="utf-8")
     (code,) = re.findall(r"^```python\n# make_reviews.py\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)

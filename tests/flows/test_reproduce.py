@@ -115,6 +115,7 @@ def test_a_run_on_jax_and_one_of_several_workers_come_out_again(prepared_project
 
 
 @pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_run_that_was_resumed_with_more_epochs_is_refused(prepared_project, run):
     chosen = [word for key, value in SMALL.items() for word in ("--set", f"{key}={value}")]
     first = recorded(run(["stratagem", "train", "--json", *chosen]))["run_id"]

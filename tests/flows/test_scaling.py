@@ -49,6 +49,7 @@ def test_what_cannot_be_read_is_refused_in_one_message(project, run, words, mess
 
 
 @pytest.mark.slow
+@pytest.mark.exhaustive
 def test_what_is_not_given_is_measured_here(prepared_project, run):
     model = ("--set", "model.name=mlp", "--set", "model.options={units: [32]}")
     done = run(["stratagem", "plan", "--workers", "2", "--mtbf", "30d", "--json", *model])

@@ -154,6 +154,7 @@ def query(programs: Path, services: Services, text: str, database: str) -> str:
     return subprocess.run(command, env=environment, capture_output=True, text=True, check=False).stdout.strip()
 
 
+@pytest.mark.exhaustive
 def test_a_run_goes_through_prefect_and_mlflow_on_postgresql(services, programs, prepared_project):
     project, passwords = prepared_project, services.passwords
     locked = {"PYTHONPATH": f"{services.more_packages}{os.pathsep}{project}"}

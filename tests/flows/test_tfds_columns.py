@@ -45,6 +45,7 @@ CASES = {
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=() if name == "Titanic" else pytest.mark.exhaustive) for name in CASES]
 )
+@pytest.mark.exhaustive
 def test_columns_of_a_builder_lead_to_a_model_that_takes_raw_rows(name, project, run):
     (metric, reached), rows, expected = CASES[name]
     (project / "my_builders.py").write_text(BUILDERS)

@@ -27,6 +27,7 @@ def _write(path: Path, shift: float) -> None:
     path.write_text("\n".join(["length,width,kind", *rows]) + "\n")
 
 
+@pytest.mark.exhaustive
 def test_drift_lost_workers_and_a_failure_are_told(project, empty_store, start, run, monkeypatch):
     shutil.copy(empty_store, project / "mlruns")
     receiver = Receiver(free_ports(1)[0])

@@ -273,6 +273,7 @@ def test_two_of_the_same_at_once(stratagem, mlflow_runs):
     assert [run["status"] for run in mlflow_runs()] == ["KILLED"]
 
 
+@pytest.mark.exhaustive
 def test_a_run_that_is_named_is_resumed_only_as_the_same_training(stratagem, mlflow_runs):
     command = stratagem("train", *SAME, *ONE)
     command.wait_until(lambda: newest(command) >= 30)

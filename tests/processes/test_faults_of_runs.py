@@ -154,6 +154,7 @@ def test_a_whole_run_that_is_told_to_stop_is_cancelled_everywhere(stratagem, mlf
     assert again.result["weights_digest"] == whole(*ONE)
 
 
+@pytest.mark.exhaustive
 def test_reconcile_ends_a_killed_run(stratagem, mlflow_runs):
     command = stratagem("run", *WHOLE, "train.epochs=9999")
     command.wait_until(lambda: newest(command) > 0)
@@ -236,6 +237,7 @@ def test_without_a_tracking_server_a_run_comes_to_its_end_and_tells_later(strata
     assert served_runs(tmp_path) == [("FINISHED", EPOCHS)], "no point is missing, and none is there twice"
 
 
+@pytest.mark.exhaustive
 def test_a_tracking_server_that_hangs_and_dies_disturbs_no_step(stratagem, whole, tmp_path, empty_store):
     shutil.copy(empty_store, tmp_path / "server.db")
     (port,) = free_ports(1)

@@ -28,9 +28,8 @@ def done(command):
 
 
 # Of TensorFlow's with replicas in one process and in several, and of JAX, one is frozen as the others are.
-@pytest.mark.parametrize(
-    "how", [pytest.param(how, marks=() if how == "multi_worker" else pytest.mark.exhaustive) for how in HOW]
-)
+@pytest.mark.parametrize("how", HOW)
+@pytest.mark.exhaustive
 def test_what_is_frozen_keeps_its_bits_until_it_is_thawed(stratagem, cluster_project, how):
     start = done(stratagem("train", *VGG, "train.epochs=1"))
     initial = f"model.initial={start['run_id']}"

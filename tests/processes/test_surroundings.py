@@ -57,6 +57,7 @@ def odd(project, digits_folder, tmp_path, monkeypatch):
     return link, {**{key: value for key, value in os.environ.items() if key != "HOME"}, **ODD, "TMPDIR": str(temporary)}
 
 
+@pytest.mark.exhaustive
 def test_a_run_notices_nothing_of_where_it_is(odd):
     place, environment = odd
     small = ("train.epochs=1", "model.name=mlp", "input.augmentation.crop_padding=0", "tracking.system_metrics=false")

@@ -124,6 +124,7 @@ def test_a_run_is_brought_whole_and_twice_is_as_once(store: Path, sync: Callable
 
 
 @pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_copy_that_is_half_made_is_left_for_the_next_sync(
     store: Path, sync: Callable[..., records.Sync], team: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -163,6 +164,7 @@ def test_a_model_that_was_brought_predicts_as_before(
 
 
 @pytest.mark.slow
+@pytest.mark.exhaustive
 def test_the_folder_of_another_machine(
     store: Path, sync: Callable[..., records.Sync], team: str, tmp_path: Path
 ) -> None:
@@ -228,6 +230,7 @@ def test_what_changes_after_a_sync_is_brought_by_the_next(
 
 
 @pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_run_that_is_being_written_is_left_out(store: Path, sync: Callable[..., records.Sync], team: str) -> None:
     done, running = trained(), Trained("train.seed=1")
     outcomes = {one.run_id: (one.outcome, one.reason) for one in sync().runs}
@@ -243,6 +246,7 @@ def test_a_run_that_is_being_written_is_left_out(store: Path, sync: Callable[...
 
 
 @pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_comparison_keeps_its_runs(store: Path, sync: Callable[..., records.Sync], team: str) -> None:
     made = trained()
     origin = lineage.collect(made.settings, VERSION)
@@ -255,6 +259,7 @@ def test_a_comparison_keeps_its_runs(store: Path, sync: Callable[..., records.Sy
 
 
 @pytest.mark.slow
+@pytest.mark.exhaustive
 def test_an_alias_that_came_from_elsewhere_stays(
     store: Path, sync: Callable[..., records.Sync], team: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -269,6 +274,7 @@ def test_an_alias_that_came_from_elsewhere_stays(
 
 
 @pytest.mark.slow
+@pytest.mark.exhaustive
 def test_the_aliases_of_a_project_follow_it(store: Path, sync: Callable[..., records.Sync], team: str) -> None:
     trained("train.seed=1", right=0)
     sync()
@@ -280,6 +286,7 @@ def test_the_aliases_of_a_project_follow_it(store: Path, sync: Callable[..., rec
 
 
 @pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_run_that_was_deleted_there_is_not_made_again(
     store: Path, sync: Callable[..., records.Sync], team: str
 ) -> None:
@@ -292,6 +299,7 @@ def test_a_run_that_was_deleted_there_is_not_made_again(
 
 
 @pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_store_that_was_copied_half_is_refused(
     store: Path, sync: Callable[..., records.Sync], tmp_path: Path
 ) -> None:
@@ -306,6 +314,7 @@ def test_a_store_that_was_copied_half_is_refused(
 
 
 @pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_store_is_not_brought_to_itself(store: Path, sync: Callable[..., records.Sync]) -> None:
     trained()
     with pytest.raises(UserError, match="where these runs are already"):
@@ -423,6 +432,7 @@ def test_what_a_server_that_is_gone_was_not_told_goes_to_another(
 
 
 @pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_sweep_that_nobody_was_told_of_comes_before_its_trials(
     store: Path, sync: Callable[..., records.Sync], team: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1033,6 +1033,7 @@ print(json.dumps(found))
 
 
 @pytest.mark.slow
+@pytest.mark.exhaustive
 def test_mirrored(tiny, train, run):
     done = run([sys.executable, "-c", MIRRORED])
     assert done.returncode == 0, done.stderr

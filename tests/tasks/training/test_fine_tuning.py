@@ -128,6 +128,7 @@ def test_what_is_thawed_is_trained_by_a_new_optimizer(tiny, train):
 
 
 @pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_rollback_after_the_thaw_goes_back_to_where_the_layers_were_thawed(tiny, train, at_step):
     def diverge(model):
         model.trainable_variables[-1].assign(np.full(model.trainable_variables[-1].shape, np.nan))

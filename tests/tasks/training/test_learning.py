@@ -81,6 +81,7 @@ def test_a_model_learns(project, train, model, made, epochs, reached):
     assert evaluate(settings, prepared, result).metrics["test/accuracy"] > reached
 
 
+@pytest.mark.exhaustive
 def test_the_model_of_a_table_that_the_page_of_own_models_shows_learns(project, train):
     page = Path("docs/own-model.md").read_text(encoding="utf-8")
     (block,) = re.findall(r"^```python\n(# my_tables.py\n.*?)^```$", page, re.MULTILINE | re.DOTALL)
