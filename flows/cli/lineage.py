@@ -81,7 +81,7 @@ def _label(link: "Link", whole: bool = False) -> "Text":
 def reproduce(
     name: Annotated[str, run_argument("A run by its id, the first letters of it, or `latest`.")] = "latest",
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Only tell what is otherwise today; nothing is trained.")
+        bool, typer.Option("--dry-run", help="Only show what has changed since the run; train nothing.")
     ] = False,
     allow_changes: Annotated[
         bool, typer.Option("--allow-changes", help="Also with other packages, or on another machine.")
@@ -103,14 +103,14 @@ def reproduce(
 
 
 def print_reproduction(done: "Reproduction") -> None:
-    """Print what of a run is otherwise today, and what came of training it once more."""
+    """Print what has changed since a run, and the result of training it again."""
     if done.changes:
         changes = [
             (one.what, tables.format_value(one.then), tables.format_value(one.now), one.effect) for one in done.changes
         ]
         tables.print_table(("", "the run", "today", ""), changes)
     else:
-        print("Nothing of it is otherwise today.")
+        print("Nothing has changed since this run.")
     if done.metrics:
         print()
         tables.print_metrics(done.metrics, (done.run_id[: tables.SHORT], (done.reproduced_by or "")[: tables.SHORT]))

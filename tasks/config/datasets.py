@@ -101,7 +101,7 @@ class Tfds(Description):
     columns: Annotated[dict[Text, TableColumn], BeforeValidator(_columns)] = Field(
         default={}, exclude_if=lambda columns: not columns
     )
-    """What a column is otherwise than TFDS or its values say, where the builder's examples have columns."""
+    """What a column is, if not what TFDS or its values say, where the builder's examples have columns."""
     is_local = False
     modules = (
         "tasks/data/kinds/_columns.py",

@@ -1,8 +1,8 @@
 """Runs of another store, brought to the one that MLFLOW_TRACKING_URI names: parameters, metrics, tags, files, data,
 models, versions.
 
-A run has its id of before as the tag ``local_run_id``, by which it is found again: what is there is not made twice, and
-what an interrupted sync left half done is done. The tag ``sync_digest`` comes last; it says what the run looked like.
+The tag ``local_run_id`` holds a run's original id. The next sync finds the run by it, so nothing is made twice, and an
+interrupted sync is completed. The tag ``sync_digest`` is written last; it says what the run looked like.
 """
 
 import contextlib

@@ -1,4 +1,4 @@
-"""What of a run is otherwise today, its commit in a folder of its own, and what is refused; without a training."""
+"""What has changed since a run, its commit in a folder of its own, and what is refused; without a training."""
 
 import json
 import re
@@ -42,7 +42,7 @@ def write(number=1, **more):
 
 
 def changes(run, **more):
-    """Return what is otherwise today, by its name: then, now, and what follows."""
+    """Return what has changed, by its name: then, now, and what follows."""
     done = reproduce.reproduce(run.run_id, dry_run=True, **more)
     assert (done.same, done.reproduced_by) == (None, None)
     return {one.what: (one.then, one.now, one.effect) for one in done.changes}, done.reason
