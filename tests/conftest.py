@@ -1,6 +1,7 @@
 """A project of its own for each test, and a way to run commands in it."""
 
 import base64
+import collections
 import contextlib
 import gc
 import hashlib
@@ -85,6 +86,21 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     if config.option.markexpr == "not slow" and collection_path.suffix == ".py":
         return bool(ALL_SLOW.search(collection_path.read_text(encoding="utf-8"))) or None
     return None
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark as ``exhaustive`` the cases that ``in_ci(*places)`` leaves out, and as ``slow`` all that is exhaustive."""
+    places: collections.Counter[str] = collections.Counter()
+    for item in items:
+        in_ci = item.get_closest_marker("in_ci")
+        if in_ci is not None and not item.callspec.marks:
+            test = item.nodeid.partition("[")[0]
+            if places[test] not in in_ci.args:
+                item.add_marker("exhaustive")
+            places[test] += 1
+        if item.get_closest_marker("exhaustive") is not None:
+            item.add_marker("slow")
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:

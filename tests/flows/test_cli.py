@@ -337,6 +337,7 @@ FOREIGN = [
 ]  # fmt: skip
 
 
+@pytest.mark.in_ci(0, 2)
 @pytest.mark.parametrize(("kind", "variable", "value", "words"), FOREIGN)
 def test_an_environment_that_contradicts_is_refused(digits, project, run, kind, variable, value, words):
     _refused(run(["stratagem", "run", "--set", f"strategy.kind={kind}"], env={variable: value}), *words)

@@ -16,6 +16,7 @@ REFUSED = [
 ]
 
 
+@pytest.mark.exhaustive
 def test_what_is_given_needs_neither_data_nor_a_framework(project, run):
     cluster = ("--workers", "64", "--bandwidth", "25Gbps", "--latency", "50us", "--communication", "nccl")
     failures = ("--mtbf", "30d", "--checkpoint", "1s", "--set", "checkpoint.every_steps=1000")
@@ -38,6 +39,7 @@ def test_what_is_given_needs_neither_data_nor_a_framework(project, run):
     assert "every 4.15 min, which takes 0.4% of the time (0.3% to 0.6%)" in done.stdout, done.stderr
 
 
+@pytest.mark.in_ci(0, 5)
 @pytest.mark.parametrize(("words", "message"), REFUSED, ids=lambda value: value[0] if isinstance(value, tuple) else "")
 def test_what_cannot_be_read_is_refused_in_one_message(project, run, words, message):
     given = GIVEN[:2] if "--parameters" in words or "--set" in words else GIVEN

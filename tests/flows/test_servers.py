@@ -46,6 +46,7 @@ def test_without_a_readable_note_of_the_ports_the_usual_ones_are_wanted(tmp_path
     assert servers.wanted_ports(tmp_path / "kept") == servers.wanted_ports(tmp_path / "none") == servers.USUAL_PORTS
 
 
+@pytest.mark.exhaustive
 def test_two_projects_keep_no_server_on_one_database(project, monkeypatch, tmp_path):
     """Two workers of one pool would end what the other has at work, and run it in their own folder."""
     monkeypatch.delenv("PREFECT_API_URL", raising=False)

@@ -104,6 +104,7 @@ def test_servers_of_a_cluster_leave_it_to_the_chief_to_stop(prepared_project, st
     assert command.survivors() == []
 
 
+@pytest.mark.in_ci(0)
 @pytest.mark.parametrize("body", ["pass", "raise KeyboardInterrupt", "raise StratagemError('failed')"])
 def test_a_signal_does_not_break_a_commands_end(body):
     ends = (

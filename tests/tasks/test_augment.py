@@ -51,13 +51,14 @@ def test_numpy_tensorflow_and_xla_augment_alike(data):
         np.testing.assert_array_equal(traced(tf.constant(images), tf.constant(draws)).numpy(), here)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("channels", "num_classes", "jit_compile"),
     [
         (3, 3, False),  # To compile it takes 4 s.
         pytest.param(1, 0, True, marks=pytest.mark.slow),
         *(
-            pytest.param(*other, marks=[pytest.mark.slow, pytest.mark.exhaustive])
+            pytest.param(*other, marks=pytest.mark.exhaustive)
             for other in product((3, 1), (3, 0), (False, True))
             if other not in ((3, 3, False), (1, 0, True))
         ),

@@ -133,6 +133,7 @@ def test_what_is_forced_is_put_down_and_rolled_back(store: Path) -> None:
         roll_back(name[:-1])
 
 
+@pytest.mark.exhaustive
 def test_a_version_that_was_rolled_back_is_the_champion_again_by_force_alone(store: Path) -> None:
     name = Trained().register(right=WORSE).model_name
     better = Trained()
@@ -169,6 +170,7 @@ def test_a_model_is_loaded_back_before_it_is_the_champion_again(store: Path) -> 
     assert aliases(name)["champion"] == "1"
 
 
+@pytest.mark.in_ci(0)
 @pytest.mark.parametrize(
     ("apart", "reason"),
     [
@@ -193,6 +195,7 @@ def test_a_model_that_is_another_one_by_now_does_not_get_the_alias_back(store: P
     assert "rolled_back" not in open_store().get_model_version(name, "2").tags
 
 
+@pytest.mark.exhaustive
 def test_of_a_servers_model_the_keras_file_alone_is_loaded_back(store: Path, monkeypatch) -> None:
     """What MLflow would load with it is code, which others may have written."""
     name, _ = two_champions()
@@ -283,6 +286,7 @@ def have_other_classes(first: Trained) -> None:
     records.save(first.prepared.model_copy(update={"target": target}), Path(first.prepared.folder, "manifest.json"))
 
 
+@pytest.mark.in_ci(0)
 @pytest.mark.parametrize(
     ("lose", "apart", "told"),
     [
@@ -313,6 +317,7 @@ def test_what_is_not_here_to_compare_with_is_told(
     assert aliases(name)["champion"] == "1"
 
 
+@pytest.mark.in_ci(0)
 @pytest.mark.parametrize("lose", [lose_run, have_other_classes])
 def test_without_data_to_compare_with_outputs_are_numbers_all_the_same(
     store: Path, lose: Callable[[Trained], None]
@@ -326,6 +331,7 @@ def test_without_data_to_compare_with_outputs_are_numbers_all_the_same(
     assert found.startswith("it was loaded, and computed nothing; nothing was compared: ")
 
 
+@pytest.mark.exhaustive
 def test_a_champion_that_moved_since_a_rollback_looked_stays(store: Path) -> None:
     name, _ = two_champions()
     back = find_rollback(name)
@@ -343,6 +349,7 @@ STORES = (
 )
 
 
+@pytest.mark.in_ci(0)
 @pytest.mark.parametrize("address", STORES)
 @pytest.mark.parametrize("what", ["version", "model"])
 def test_what_is_deleted_while_it_is_loaded_back_leaves_the_champion_as_it_was(
@@ -375,6 +382,7 @@ MOMENTS = {
 }
 
 
+@pytest.mark.in_ci(1)
 @pytest.mark.parametrize(("deleted", "request_", "told", "left"), MOMENTS.values(), ids=MOMENTS.keys())
 @pytest.mark.parametrize("address", STORES)
 def test_what_is_deleted_after_the_last_look_leaves_one_champion_or_is_told(
@@ -403,6 +411,7 @@ def test_what_is_deleted_after_the_last_look_leaves_one_champion_or_is_told(
         assert Trained().register(right=BETTER).judgement.against == left
 
 
+@pytest.mark.exhaustive
 def test_a_champion_that_was_deleted(store: Path) -> None:
     name = Trained().register(right=WORSE).model_name
     Trained().register(right=3, force=True)
@@ -461,6 +470,7 @@ class Scorer:
         return outputs if rows is None else outputs[rows]
 
 
+@pytest.mark.in_ci(0)
 @pytest.mark.parametrize(("right", "promoted"), [(WORSE, True), (BETTER, False)])
 def test_a_champion_is_scored_again_where_the_test_rows_are_others(store: Path, right: int, promoted: bool) -> None:
     name = Trained().register(right=WORSE).model_name
@@ -472,6 +482,7 @@ def test_a_champion_is_scored_again_where_the_test_rows_are_others(store: Path, 
     assert aliases(name) == {"challenger": "2", "champion": "2" if promoted else "1"}
 
 
+@pytest.mark.exhaustive
 def test_a_champion_whose_outputs_are_gone_is_scored_again(store: Path) -> None:
     first = Trained()
     first.register(right=BETTER)
@@ -525,6 +536,7 @@ def of_own_code(name: str, trained: Trained) -> None:
     Path("mine.py").write_text("changed = True")
 
 
+@pytest.mark.in_ci(0, 4)
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
@@ -549,6 +561,7 @@ def test_a_champion_that_cannot_be_scored_again_keeps_the_alias(
     assert aliases(name)["champion"] == "1"
 
 
+@pytest.mark.in_ci(0)
 @pytest.mark.parametrize(
     ("given", "reason"),
     [(np.full((5, 3), np.inf), "outputs that are no numbers"), (np.zeros((5, 2)), r"outputs of shape \(5, 2\)")],
@@ -584,6 +597,7 @@ def fails(*given: object, **more: object) -> Any:
     raise StratagemError("ValueError: Unknown layer: 'Mine'")
 
 
+@pytest.mark.in_ci(1, 4)
 @pytest.mark.parametrize(
     ("apart", "reason"),
     [
@@ -608,6 +622,7 @@ def test_a_difference_of_rounding_is_none(store: Path) -> None:
     assert Trained().register(apart=lambda *given, **more: np.eye(3)[LABELS] + 1e-6).model_version == "1"
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("address", STORES)
 def test_while_another_process_registers_none_is_judged(store: Path, monkeypatch, address: str) -> None:
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"{address}:///{store.absolute()}")

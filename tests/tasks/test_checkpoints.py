@@ -221,6 +221,7 @@ def truncate(path):
 DAMAGE = [(file, how) for file in ("arrays.npz", "state.json") for how in (flip, truncate, Path.unlink)]
 
 
+@pytest.mark.in_ci(0, 2, 4)
 @pytest.mark.parametrize(("file", "damage"), DAMAGE, ids=lambda part: getattr(part, "__name__", part))
 def test_a_damaged_checkpoint_is_noticed_and_the_newest_whole_one_is_used(tmp_path, caplog, file, damage):
     folder = tmp_path / "c"

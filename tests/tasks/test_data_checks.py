@@ -470,6 +470,7 @@ def test_pairs_are_found_among_many_and_their_number_has_an_end():
     assert (len(found), was_cut) == (10, True)
 
 
+@pytest.mark.exhaustive
 def test_of_what_is_larger_spread_runs_are_looked_at_and_that_is_said(root, capsys):
     """Of 1,000,000 rows at most, in runs of 1024; its statistics are those of every tenth of them."""
     number = 1_100_000

@@ -501,6 +501,7 @@ def test_arrays_of_a_file_are_read_as_they_are(source, compressed):
     prepared_data.verify(prepared)
 
 
+@pytest.mark.exhaustive
 def test_statistics_of_many_bright_images_are_exact(source):
     images = np.full((90_000, 1, 1, 3), (255, 0, 254), np.uint8)
     images[1::2, ..., 1] = 255

@@ -283,6 +283,7 @@ def download_into(project, dataset):
     download(dataset)
 
 
+@pytest.mark.slow
 def test_images_texts_and_numbers_of_a_builder_are_prepared_for_each_task(own_builder, project):
     made, arrays = own_builder("Reviews")
     assert (made.target.task, made.target.class_names) == ("classification", ("bad", "good"))

@@ -346,6 +346,7 @@ def test_read_only_folder(root):
         (root / "data" / "digits").chmod(0o755)
 
 
+@pytest.mark.in_ci(0)
 @pytest.mark.parametrize("damage", ["flip", "cut", "remove"])
 def test_damaged_shard_is_made_again(root, damage):
     manifest = download(dataset("digits"))

@@ -41,6 +41,7 @@ def predict(prepared, model, split="test"):
     return labels, np.exp(logits) / np.exp(logits).sum(1, keepdims=True)
 
 
+@pytest.mark.in_ci(0)
 @pytest.mark.parametrize("batch_size", [1000, 7])
 def test_metrics_are_those_of_scikit_learn(tiny, train, batch_size):
     training = train(tiny, "train.epochs=1")
@@ -166,6 +167,7 @@ def few(make_dataset):
     return few
 
 
+@pytest.mark.in_ci(2)
 @pytest.mark.parametrize(("num_classes", "has_top_5"), [(2, False), (5, False), (6, True)])
 def test_top_5_where_there_are_more_than_5_classes(few, train, num_classes, has_top_5):
     prepared = few(num_classes)
@@ -256,6 +258,7 @@ def test_the_model_is_a_fresh_one_of_the_checkpoint_alone(tiny, train):
         evaluate(load("model.options={units: [17]}"), tiny, training)
 
 
+@pytest.mark.exhaustive
 def test_the_precision_is_that_of_the_run(tiny, train):
     """In one process after the other: a precision that is left behind would be the next evaluation's."""
     options = {precision: f"train.dtype_policy={precision}" for precision in ("float64", "float32")}
@@ -278,6 +281,7 @@ ELSEWHERE = [
 ]
 
 
+@pytest.mark.in_ci(0)
 @pytest.mark.parametrize(("strategy", "reason"), ELSEWHERE, ids=[strategy for strategy, _ in ELSEWHERE])
 def test_a_machine_without_the_runs_devices_evaluates_on_one(tiny, train, caplog, monkeypatch, strategy, reason):
     monkeypatch.delenv("TF_CONFIG", raising=False)

@@ -276,6 +276,7 @@ def test_the_second_time_nothing_is_written_and_nothing_of_others_ever(tiny, tra
     assert everything(target) == {**before[0], target / "mine.txt": b"mine"}
 
 
+@pytest.mark.exhaustive
 def test_what_python_keeps_of_a_program_that_was_imported_changes_no_export(tiny, trained, tmp_path, run):
     settings, training = trained("train.epochs=1")
     made = export(settings, tiny, training, "keras", "latest", str(tmp_path / "out"))

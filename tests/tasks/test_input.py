@@ -116,6 +116,7 @@ class Rows:
         return joined(self(elements))
 
 
+@pytest.mark.in_ci(0, 1)
 @pytest.mark.parametrize("source", SOURCES)
 @pytest.mark.parametrize(("size", "drop", "sizes"), [(100, False, [100] * 14 + [37]), (100, True, [100] * 14)])
 def test_every_example_once_an_epoch_in_another_order_each_epoch(digits, source, size, drop, sizes):
@@ -210,6 +211,7 @@ def test_a_later_start_is_the_rest_of_the_epoch(digits, source, augmentation):
         assert_same(read(batches, 3, start), whole[start:])
 
 
+@pytest.mark.in_ci(2, 3)
 @pytest.mark.parametrize("source", SOURCES)
 @pytest.mark.parametrize("num_replicas", [2, 3])
 def test_replicas_get_even_pieces_of_the_same_batches_in_order(digits, source, num_replicas):
@@ -225,6 +227,7 @@ def test_replicas_get_even_pieces_of_the_same_batches_in_order(digits, source, n
         np.testing.assert_array_equal(np.concatenate([part for _, part in mine]), labels)
 
 
+@pytest.mark.in_ci(2)
 @pytest.mark.parametrize("source", STREAM_LATER)
 @pytest.mark.parametrize("drop", [False, True])
 @pytest.mark.parametrize(("num_workers", "size"), [(2, 100), (3, 41)])
@@ -262,6 +265,7 @@ def test_a_batch_that_does_not_divide_is_every_workers_whole(digits, source):
     assert workers[0][-1] == workers[1][-1] == alone[-1]
 
 
+@pytest.mark.in_ci(0, 5)
 @pytest.mark.parametrize(
     ("drop", "steps_per_epoch", "start", "augmentation"),
     [
@@ -350,6 +354,7 @@ def test_positions_are_arithmetic(make_dataset, data):
     assert [joined(batch) for batch in zip(*parts, strict=True)] == wanted
 
 
+@pytest.mark.in_ci(0)
 @pytest.mark.parametrize("source", SOURCES)
 def test_without_shuffle_the_order_is_that_of_the_data(digits, source):
     batches = sources.training_batches(load("input.shuffle=false", source=source), digits, 100)
@@ -543,6 +548,7 @@ def test_a_stream_of_several_shards(digits, project):
     assert max(train[:100]) > 500, "a buffer of 100 examples mixes what lies in several shards"
 
 
+@pytest.mark.in_ci(1)
 @pytest.mark.parametrize(
     ("cache", "options"),
     [
@@ -574,6 +580,7 @@ def test_a_cache_spares_the_shards_after_the_first_epoch(digits, project, cache,
             assert sorted(rows.flat(read(batches, epoch))) == list(range(NUM_TRAIN))
 
 
+@pytest.mark.in_ci(0)
 @pytest.mark.parametrize("cache", ["memory", "file"])
 def test_a_cache_is_whole_before_short_epochs_begin(digits, project, cache):
     rows = Rows(digits)
@@ -588,6 +595,7 @@ def test_a_cache_is_whole_before_short_epochs_begin(digits, project, cache):
         assert sorted(joined([first, *rest])[number * one_pass : (number + 1) * one_pass]) == list(range(NUM_TRAIN))
 
 
+@pytest.mark.exhaustive
 def test_a_file_cache_is_its_runs_own_and_goes_with_it(digits, project):
     settings = load("input.cache=file", source="stream")
     first, second = (sources.training_batches(settings, digits, 100) for _ in range(2))

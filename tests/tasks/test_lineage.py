@@ -51,6 +51,7 @@ def test_trace_holds_commit_settings_data_and_code(project: Path) -> None:
     assert traced.code_digest == lineage.code_digest()
 
 
+@pytest.mark.in_ci(0, 3)
 @pytest.mark.parametrize(
     ("change", "dirty"),
     [
@@ -89,6 +90,7 @@ def test_no_usable_git_checkout_is_recorded_as_such(project: Path, broken: bool)
     assert len(traced.code_digest) == 64
 
 
+@pytest.mark.in_ci(0, 4)
 @pytest.mark.parametrize(
     ("path", "counts"),
     [

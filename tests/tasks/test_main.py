@@ -10,6 +10,7 @@ import pytest
 from tasks.system import errors
 
 
+@pytest.mark.in_ci(0)
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

@@ -50,6 +50,7 @@ def test_only_the_groups_that_are_asked_for_are_assigned():
     np.testing.assert_array_equal(after["seed/0000"], before["seed/0000"])
 
 
+@pytest.mark.in_ci(0)
 @pytest.mark.parametrize(
     ("options", "groups", "said"),
     [

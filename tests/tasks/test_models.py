@@ -186,6 +186,7 @@ def layers_of(model):
             yield from layers_of(layer)
 
 
+@pytest.mark.in_ci(0, 7, 9, 12)
 @pytest.mark.parametrize("name", [*config.names_of("modeling/models"), "own_models:dropping"])
 def test_two_builds_have_the_same_variables_under_the_same_names(own_models, name):
     first, second = (build_of(name, TAKES.get(name, ["image"]), dropout=0.5) for _ in range(2))
@@ -195,6 +196,7 @@ def test_two_builds_have_the_same_variables_under_the_same_names(own_models, nam
     assert len({v.path for v in first.weights}) == len(first.weights)
 
 
+@pytest.mark.in_ci(0, 1, 18, 21, 27, 33)
 @pytest.mark.parametrize(
     ("precision", "logits", "others"),
     [
@@ -234,6 +236,7 @@ def test_float64_is_float64_from_the_pixels_to_the_logits(policy, tmp_path, norm
         np.testing.assert_allclose(keras.ops.convert_to_numpy(one(pixels)), by_hand, rtol=1e-12)
 
 
+@pytest.mark.in_ci(0, 7, 9)
 @pytest.mark.parametrize("name", config.names_of("modeling/models"))
 def test_dropout_is_an_option_and_off_where_it_is_0(name):
     features = TAKES.get(name, ["image"])

@@ -245,6 +245,7 @@ def test_images_without_a_class_are_left_out_and_counted(root, capsys):
         sources.choose_source(wanted, prepared)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "others"), [pytest.param("train_only", {}, marks=pytest.mark.slow), ("validated", {"validation": 33})]
 )
@@ -292,6 +293,7 @@ def cut_at_a_record(shard):
     os.truncate(shard, num_bytes)
 
 
+@pytest.mark.in_ci(0)
 @pytest.mark.parametrize("damage", [flip, cut_at_a_record, Path.unlink])
 def test_damaged_shard_is_named_and_the_old_result_stays(root, damage):
     manifest = download(dataset())
@@ -447,6 +449,7 @@ def svhn_archives(images, labels):
     return archives
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(("name", "archives"), [("cifar10", cifar_archive), ("svhn_cropped", svhn_archives)])
 def test_stock_builders_whose_archives_are_too_large_for_a_test(root, monkeypatch, name, archives):
     # Random images in the layout of the real archives, and their hashes in place of the registered ones: everything

@@ -243,6 +243,7 @@ runs.prune(runs.Selection(keep_last=0), list, False)
 """
 
 
+@pytest.mark.in_ci(0)
 @pytest.mark.parametrize("moment", ["remove", "in the middle", "second remove"])
 def test_a_pruning_that_is_killed_leaves_nothing_half_and_the_next_one_goes_on(project, moment):
     run = write_run(1)

@@ -114,6 +114,7 @@ def test_the_version_predicts_raw_pixels(store: Path, monkeypatch: pytest.Monkey
     assert model.metadata.model_size_bytes > (folder / "data" / "model.keras").stat().st_size
 
 
+@pytest.mark.exhaustive
 def test_the_version_predicts_files_of_images(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     trained = Trained()
     result = trained.register()
@@ -147,6 +148,7 @@ def test_the_version_predicts_files_of_images(store: Path, monkeypatch: pytest.M
         np.testing.assert_allclose(json.loads(answer.response)["predictions"], expected, rtol=1e-5)
 
 
+@pytest.mark.in_ci(0, 2, 3)
 @pytest.mark.parametrize(
     ("overrides", "evaluation", "reason"),
     [
@@ -211,6 +213,7 @@ def test_a_users_own_model_has_a_name_that_mlflow_takes(store: Path) -> None:
     assert (result.model_name, result.model_version) == ("digits-my.models.build", "1")
 
 
+@pytest.mark.exhaustive
 def test_a_registration_does_not_read_what_is_installed(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(requirements_utils, "_MODULES_TO_PACKAGES", None)
     assert Trained().register().model_version == "1"
@@ -220,6 +223,7 @@ def test_a_registration_does_not_read_what_is_installed(store: Path, monkeypatch
     assert requirements_utils._MODULES_TO_PACKAGES is not None
 
 
+@pytest.mark.exhaustive
 def test_a_registration_that_was_killed_is_ended_by_the_next_with_one_version(
     store: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -278,6 +282,7 @@ def test_without_its_server_a_model_waits_for_it(store: Path, monkeypatch: pytes
     assert trained.register().model_version == "1"
 
 
+@pytest.mark.slow
 def test_a_store_that_fails_in_the_registration_does_not_fail_the_run(
     store: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -315,6 +320,7 @@ def test_the_same_model_is_the_same_version(store: Path) -> None:
     assert (other.register().model_version, other.register().notes) == ("2", ())
 
 
+@pytest.mark.in_ci(0, 2)
 @pytest.mark.parametrize(
     ("overrides", "before", "now", "note"),
     [

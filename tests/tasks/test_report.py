@@ -30,6 +30,7 @@ def evaluation(matrix, names=None, metrics=None):
 LONG = [f"species number {i} of a long name" for i in range(26)]
 
 
+@pytest.mark.in_ci(1, 2)
 @pytest.mark.parametrize(
     ("num_classes", "names"), [(2, None), (10, None), (26, LONG), (102, None)], ids=["2", "10", "26 long", "102"]
 )
@@ -86,6 +87,7 @@ HISTORY = {
 }  # fmt: skip
 
 
+@pytest.mark.in_ci(0)
 @pytest.mark.parametrize("epochs", [1, 3])
 def test_the_learning_curve_has_a_panel_a_metric_and_a_line_a_split(tmp_path, epochs):
     def draw(name, **changes):
@@ -107,6 +109,7 @@ def test_the_learning_curve_has_a_panel_a_metric_and_a_line_a_split(tmp_path, ep
     assert narrow.shape[1] < width * 0.7
 
 
+@pytest.mark.in_ci(0)
 @pytest.mark.parametrize(("height", "width", "channels"), [(8, 8, 1), (20, 30, 3), (30, 20, 4), (5, 9, 2)])
 def test_the_augmented_examples_are_a_row_each_with_the_original_first(tmp_path, height, width, channels):
     section = config.load(

@@ -202,6 +202,7 @@ REFUSED = [
 ]
 
 
+@pytest.mark.in_ci(0, 1, 2)
 @pytest.mark.parametrize(("more", "overrides", "words"), REFUSED, ids=[words for _, _, words in REFUSED])
 def test_a_run_that_cannot_be_trained_again_is_refused(trained, more, overrides, words):
     run = write(2, overrides=overrides, **more)
@@ -217,6 +218,7 @@ def test_a_run_that_was_not_trained_to_its_end_and_one_that_there_is_not(trained
         reproduce.reproduce(f"{run_id_of(1)[:-1]}x")
 
 
+@pytest.mark.exhaustive
 def test_a_command_elsewhere_that_refuses_or_fails_says_so(trained):
     with pytest.raises(UserError, match="`stratagem runs` with the code of that commit ended with exit code 2"):
         child.run_command(["runs", "show", "nosuch"], Path.cwd())
@@ -233,6 +235,7 @@ VERDICTS = [
 ]
 
 
+@pytest.mark.in_ci(0, 1, 2)
 @pytest.mark.parametrize(("digests", "deterministic", "elsewhere", "moved", "same", "words"), VERDICTS)
 def test_whether_the_same_came_out(tmp_path, monkeypatch, digests, deterministic, elsewhere, moved, same, words):
     monkeypatch.chdir(made_up.project(tmp_path / "made"))

@@ -81,6 +81,7 @@ def tables(section):
     return [block for block in section.blocks if block.kind == "table"]
 
 
+@pytest.mark.in_ci(0)
 @pytest.mark.parametrize("task", TASKS)
 def test_an_interval_is_what_measuring_each_resample_gives(task):
     labels, outputs = made_up.classification(200, 7) if task == "classification" else TASKS[task](200)

@@ -143,6 +143,7 @@ while done < 30:
 """
 
 
+@pytest.mark.exhaustive
 def test_processes_that_take_turns_are_never_at_work_at_once(project):
     Path("count").write_text("0")
     processes = [subprocess.Popen([sys.executable, "-c", TAKING_TURNS]) for _ in range(3)]

@@ -109,6 +109,7 @@ def test_what_examples_move_is_the_derivative_of_the_metric(task, name):
         assert moved[row] == pytest.approx(numeric, abs=1e-2 * np.abs(moved).max() + 1e-12), (name, row)
 
 
+@pytest.mark.in_ci(0)
 @pytest.mark.parametrize("task", TASKS)
 def test_a_test_split_of_many_rows_has_intervals_too(task):
     count = intervals.MOST_DRAWS // evidence.RESAMPLES + 1000

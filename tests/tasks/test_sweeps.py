@@ -255,6 +255,7 @@ def test_another_seed_has_other_trials(write, space):
     assert searched(other, 1)[0].params != searched(space, 1)[0].params
 
 
+@pytest.mark.exhaustive
 def test_suggestions_are_those_of_another_process_without_a_word_or_a_warning(space):
     code = (
         "import json; from tasks import sweeps; s = sweeps.load('mine.yaml');"

@@ -178,6 +178,7 @@ def test_the_folder_of_another_machine(
     assert len(store_state(team)["versions"]) == 1
 
 
+@pytest.mark.in_ci(0)
 @pytest.mark.parametrize("inside", [True, False])
 def test_a_link_in_the_folder_of_another_machine_brings_no_file_of_this_one(
     store: Path, sync: Callable[..., records.Sync], tmp_path: Path, inside: bool

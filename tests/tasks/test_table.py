@@ -92,6 +92,7 @@ def message_of(source, **values):
     return str(caught.value)
 
 
+@pytest.mark.in_ci(0)
 @pytest.mark.parametrize("load", [load_wine, load_breast_cancer])
 def test_numbers_and_classes_of_a_real_table(source, load):
     data = load(as_frame=True)
@@ -228,6 +229,7 @@ def test_a_value_may_have_ends_of_lines(source):
     assert prepared.splits["train"].class_counts == (40, 40)
 
 
+@pytest.mark.in_ci(1, 8, 9)
 @pytest.mark.usefixtures("small_chunks")
 @pytest.mark.parametrize("encoding", ["latin-1", "utf-16", "utf-16-be", "utf-8-sig", "cp037", "U8"])
 def test_text_of_any_encoding_gives_the_same_bytes(source, monkeypatch, encoding):

@@ -439,6 +439,7 @@ def test_data_of_which_nothing_has_a_class_are_refused(add):
         add("NothingLabelled")
 
 
+@pytest.mark.exhaustive
 def test_supervised_keys_may_stand_the_other_way_round(add):
     made = add("ForestFires")
     assert (made.target.task, made.target.columns) == ("regression", ("area",))
@@ -496,6 +497,7 @@ def test_names_that_two_columns_share_are_whole_places(add, capsys):
         assert (array[0] == features[name][0]).all(), name
 
 
+@pytest.mark.exhaustive
 def test_a_third_supervised_key_that_is_a_text_is_left_out(add):
     made = add("Places")
     features, labels = arrays(made)
@@ -503,6 +505,7 @@ def test_a_third_supervised_key_that_is_a_text_is_left_out(add):
     assert made.raw_folder is not None
 
 
+@pytest.mark.in_ci(0, 1, 2)
 @pytest.mark.parametrize(
     ("name", "columns", "message"),
     [

@@ -76,6 +76,7 @@ def test_an_address_must_answer(monkeypatch):
             tpu.check(section(wrong))
 
 
+@pytest.mark.exhaustive
 def test_a_name_server_that_hangs_holds_nothing_up(monkeypatch):
     over = threading.Event()
     monkeypatch.setattr(socket, "create_connection", lambda *arguments: over.wait(60) and socket.socket())

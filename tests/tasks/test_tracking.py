@@ -665,6 +665,7 @@ def test_training_errors_pass_through_the_writer(run: records.Run) -> None:
     assert sent(run, "train/loss") == [(1, 1.0)]
 
 
+@pytest.mark.in_ci(0)
 @pytest.mark.parametrize("wanted", [True, False])
 def test_system_metrics_come_even_from_a_short_run(store: Path, wanted: bool) -> None:
     settings = config.load(overrides=[f"tracking.system_metrics={str(wanted).lower()}"])

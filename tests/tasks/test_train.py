@@ -51,6 +51,7 @@ def content(result):
         return saved.restore(saved.find("latest"))
 
 
+@pytest.mark.in_ci(1)
 @pytest.mark.parametrize(
     ("overrides", "present", "starts"),
     [
@@ -259,6 +260,7 @@ def test_both_loops_leave_the_same(tiny, train, options):
         np.testing.assert_allclose(same_arrays[key], array, rtol=1e-5, atol=1e-6, err_msg=key)
 
 
+@pytest.mark.in_ci(0)
 @pytest.mark.parametrize("loops", [("fit", "custom"), ("custom", "fit")])
 def test_a_run_goes_on_in_the_other_loop(tiny, train, loops):
     options = ("train.deterministic=true", *LAST_BATCH_SHORT, "model.options={units: [16], dropout: 0.5}",
@@ -336,6 +338,7 @@ def build(input_shape, num_classes):
 """
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("precision", ["mixed_bfloat16", pytest.param("mixed_float16", marks=pytest.mark.slow)])
 def test_the_loss_of_logits_of_half_precision_is_computed_in_full(tiny, train, own, precision):
     # Nothing moves, so both loops measure one model.
@@ -374,6 +377,7 @@ def outputs_of(model, images):
     return keras.models.load_model(model)(images).numpy().astype("float64")
 
 
+@pytest.mark.in_ci(1)
 @pytest.mark.parametrize("loop", ["fit", "custom"])
 def test_the_squared_error_is_that_of_the_shares(tiny, train, loop):
     result = train(tiny, *LAST_BATCH_SHORT, "train.loss=mean_squared_error", f"train.loop={loop}")
@@ -393,6 +397,7 @@ def test_a_model_is_loaded_where_this_project_is_not_installed(tiny, train, run)
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.in_ci(1)
 @pytest.mark.parametrize("loop", ["fit", "custom"])
 def test_accumulated_gradients_are_those_of_a_larger_batch(tiny, train, loop):
     # 160 examples: ten steps of 16, five of 32.
@@ -519,6 +524,7 @@ def test_one_process_trains_a_run(tiny, train, monkeypatch):
     assert train(tiny, resume=True).epochs == 2
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("loop", ["fit", pytest.param("custom", marks=pytest.mark.slow)])
 def test_a_training_that_is_told_to_stop_is_carried_on_to_the_same_bits(tiny, train, at_step, loop):
     options = (f"train.loop={loop}", "train.deterministic=true", "model.options={units: [16], dropout: 0.5}",
@@ -625,6 +631,7 @@ def test_a_training_rolls_back_to_finite_weights_with_a_lower_learning_rate(tiny
     assert resumed.history["train/learning_rate"] == pytest.approx((0.1,) * 4)
 
 
+@pytest.mark.exhaustive
 def test_a_checkpoint_that_leads_to_the_same_end_is_left_for_one_before(tiny, train):
     options = (*DIVERGING, "train.on_nonfinite=rollback", "train.max_rollbacks=9", "train.rollback_factor=1.0e-12")
     result = train(tiny, *options, "train.epochs=1")
@@ -732,6 +739,7 @@ def test_what_is_of_another_task_is_refused_before_a_run_exists(tiny, override):
 NO_GATE = pytest.mark.parametrize("override", ["register.metric=test/r2", "register.floors={absent: 0.5}"])
 
 
+@pytest.mark.in_ci(0)
 @NO_GATE
 def test_a_run_of_a_comparison_registers_nothing_and_needs_no_gate(tiny, override, monkeypatch):
     monkeypatch.setattr(tracked, "end_crashed", lambda key, run_id: [])
@@ -828,6 +836,7 @@ def test_a_damaged_array_is_refused_before_anything_else(tiny, train, project):
     assert {path.name for path in (project / "mlruns").rglob("*")} == {".gitkeep", "code.json"}, "as before"
 
 
+@pytest.mark.in_ci(0)
 @pytest.mark.parametrize("loop", ["fit", "custom"])
 def test_mixed_precision_keeps_weights_and_logits_in_full(tiny, train, loop):
     result = train(tiny, "train.dtype_policy=mixed_bfloat16", f"train.loop={loop}")
@@ -839,6 +848,7 @@ def test_mixed_precision_keeps_weights_and_logits_in_full(tiny, train, loop):
     assert result.history["train/loss"][1] < result.history["train/loss"][0]
 
 
+@pytest.mark.exhaustive
 def test_double_precision_is_double_everywhere(tiny, train):
     result = train(tiny, "train.dtype_policy=float64", "train.deterministic=true")
     arrays, _ = content(result)
@@ -853,6 +863,7 @@ def test_double_precision_is_double_everywhere(tiny, train):
     assert result.history["train/loss"] == pytest.approx(single.history["train/loss"], rel=0.3)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("loop", [pytest.param("fit", marks=pytest.mark.slow), "custom"])
 def test_loss_scaling_trains_and_resumes(tiny, train, loop):
     options = ("train.deterministic=true", "train.dtype_policy=mixed_float16", f"train.loop={loop}")
@@ -915,6 +926,7 @@ def test_what_xla_compiles_learns_the_same(tiny, train, options, monkeypatch):
 MIXED = "input.augmentation={flip: true, crop_padding: 0, mixup: 0.4, cutmix: 1.0}"
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("smoothing", [pytest.param(0.0, marks=pytest.mark.slow), 0.1])
 def test_mixed_images_are_learned_as_a_plain_keras_script_does(tiny, train, smoothing):
     options = [
@@ -943,6 +955,7 @@ def test_mixed_images_are_learned_as_a_plain_keras_script_does(tiny, train, smoo
             np.testing.assert_allclose(own, other, rtol=2e-4, atol=2e-6)
 
 
+@pytest.mark.exhaustive
 def test_a_kill_ends_with_the_same_bits_where_images_are_mixed(tiny, train):
     whole = train(tiny, MIXED, "train.epochs=3", run_id="whole")
     train(tiny, MIXED, "train.epochs=1", run_id="cut")

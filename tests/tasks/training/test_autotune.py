@@ -112,6 +112,7 @@ def test_the_numbers_are_those_of_single_steps(tiny, digits, train, options):
     assert kept["auto"] == kept[1]
 
 
+@pytest.mark.exhaustive
 def test_a_run_that_was_stopped_ends_with_the_same_bits(tiny, train, at_step):
     options = ("train.deterministic=true", AUTO, "input.validation=53", "train.per_replica_batch_size=4")
     whole = train(tiny, *options, run_id="whole")
@@ -123,6 +124,7 @@ def test_a_run_that_was_stopped_ends_with_the_same_bits(tiny, train, at_step):
     assert resumed.history == whole.history
 
 
+@pytest.mark.in_ci(1, 5)
 @pytest.mark.parametrize("steps", [1, "auto", 16])
 @pytest.mark.parametrize("loop", ["fit", "custom"])
 def test_a_loss_that_is_no_number_is_named_by_its_own_step(tiny, train, own, steps, loop):
@@ -201,6 +203,7 @@ def test_a_run_keeps_its_choice(tmp_path):
     assert not choice(tmp_path, dense, LONG, begun=True), "a run without the record was not compiled"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("loop", [pytest.param("fit", marks=pytest.mark.slow), "custom"])
 def test_a_training_that_was_left_to_choose_is_the_one_that_was_told(tiny, train, monkeypatch, loop):
     monkeypatch.setattr(autotune, "MIN_STEPS", 1)

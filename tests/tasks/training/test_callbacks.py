@@ -180,6 +180,7 @@ def test_checkpoints_are_written_when_they_are_due_and_at_the_end(
             assert len(state.history.get("train/loss", ())) == step // 5
 
 
+@pytest.mark.in_ci(0, 5, 11, 14, 19, 23)
 @pytest.mark.parametrize("start", [START, inside(0, 3), inside(1, 0), inside(1, 4)])
 @pytest.mark.parametrize(("every_epochs", "every_steps", "steps_a_call", "_"), DUE)
 def test_every_worker_takes_part_when_the_chief_saves(start, every_epochs, every_steps, steps_a_call, _):
@@ -305,6 +306,7 @@ def test_the_metrics_of_an_epoch_that_was_left_are_given_back_when_it_goes_on(st
     assert asked == restored
 
 
+@pytest.mark.exhaustive
 def test_of_a_checkpoint_only_the_metrics_stay_in_memory(tiny, train, monkeypatch):
     latest, held, found = Checkpoints.restore_latest, {}, []
 
@@ -324,6 +326,7 @@ def test_of_a_checkpoint_only_the_metrics_stay_in_memory(tiny, train, monkeypatc
     assert found == [{"metric"}]
 
 
+@pytest.mark.in_ci(1)
 @pytest.mark.parametrize("loop", ["fit", pytest.param("custom", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("validate", [True, False])
 def test_a_run_that_a_callback_stopped_inside_an_epoch_goes_on_there(tiny, train, at_step, loop, validate):

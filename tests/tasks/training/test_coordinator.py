@@ -130,6 +130,7 @@ class Calls(keras.callbacks.Callback):
         return write
 
 
+@pytest.mark.in_ci(1, 2)
 @pytest.mark.parametrize(
     ("start", "spe", "options"),
     [
@@ -142,7 +143,7 @@ class Calls(keras.callbacks.Callback):
         (0, 3, {"train.steps_per_epoch": 7, **AUGMENTED}),  # The short batch lies inside an epoch.
     ],
 )
-@pytest.mark.parametrize("validate", [True, pytest.param(False, marks=[pytest.mark.slow, pytest.mark.exhaustive])])
+@pytest.mark.parametrize("validate", [True, pytest.param(False, marks=pytest.mark.exhaustive)])
 def test_one_worker_does_what_the_custom_loop_does(tiny, start, spe, options, validate):
     found = []
     for workers in (None, Workers()):
@@ -165,6 +166,7 @@ def test_one_worker_does_what_the_custom_loop_does(tiny, start, spe, options, va
         assert same_history[name] == pytest.approx(values, rel=1e-5), name
 
 
+@pytest.mark.exhaustive
 def test_a_metric_whose_variables_have_many_numbers_is_that_of_the_custom_loop(tiny):
     """F1 counts by class, a ranking by class and score."""
     found = []
@@ -227,6 +229,7 @@ def test_each_workers_number_is_its_own(tiny):
     assert len(numbers) == 8
 
 
+@pytest.mark.in_ci(1)
 @pytest.mark.parametrize("devices", [1, 3])
 def test_groups_are_handed_out_ahead_and_counted_in_order(tiny, devices):
     """Workers that finish the newest group first: the metrics are of all examples all the same."""
@@ -245,6 +248,7 @@ def test_groups_are_handed_out_ahead_and_counted_in_order(tiny, devices):
     assert found["newest"] == pytest.approx(found["in order"], rel=1e-6)
 
 
+@pytest.mark.in_ci(2, 3)
 @pytest.mark.parametrize(
     ("start", "spe", "every_epochs", "every_steps", "expected"),
     [
@@ -356,6 +360,7 @@ class Mortal(Workers):
         super().join()
 
 
+@pytest.mark.exhaustive
 def test_a_worker_that_dies_with_its_result_has_the_group_done_again(tiny):
     whole, dying = small_model(), small_model()
     expected = train(Workers(), whole, pipeline(tiny)).history
@@ -364,6 +369,7 @@ def test_a_worker_that_dies_with_its_result_has_the_group_done_again(tiny):
     np.testing.assert_array_equal(dying[0].get_weights()[0], whole[0].get_weights()[0])
 
 
+@pytest.mark.exhaustive
 def test_the_chief_validates_a_model_with_losses_of_its_own(tiny):
     """It does so within the strategy's scope and outside of any replica."""
     expected = train(Workers(), small_model(), pipeline(tiny)).history
@@ -397,6 +403,7 @@ class StopAfter(keras.callbacks.Callback):
         self.model.stop_training = True
 
 
+@pytest.mark.in_ci(1)
 @pytest.mark.parametrize(
     ("batch", "steps"), [(None, STEPS), (0, coordinator.GROUPS_PER_WORKER), ("before the first", 1)]
 )

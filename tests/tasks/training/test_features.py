@@ -105,6 +105,7 @@ def compiled(prepared, settings):
     return model
 
 
+@pytest.mark.in_ci(0)
 @pytest.mark.parametrize(
     ("task", "weighted"),
     [

@@ -37,6 +37,7 @@ def made(prepared, *overrides):
     return by_path(models.build(settings.model, prepared, settings.input.normalization))
 
 
+@pytest.mark.in_ci(0)
 @pytest.mark.parametrize("loop", ["fit", "custom"])
 def test_what_is_frozen_keeps_its_bits_and_its_averages(tiny, train, loop):
     trained = train(tiny, *VGG, f"train.loop={loop}", BODY)
@@ -141,6 +142,7 @@ def test_a_rollback_after_the_thaw_goes_back_to_where_the_layers_were_thawed(tin
     assert (result.steps, result.epochs) == (12, 4)
 
 
+@pytest.mark.exhaustive
 def test_a_training_that_stopped_early_is_not_thawed(tiny, train):
     stopping = "train.early_stopping={patience_epochs: 0, min_delta: 1.0e+9}"
     options = (*PHASES, stopping, "train.epochs=4", "train.frozen_epochs=2")
@@ -186,6 +188,7 @@ def begun(prepared, *overrides):
     return dict(zip(names, initial.find_weights(settings, prepared).values(), strict=True))
 
 
+@pytest.mark.exhaustive
 def test_a_run_begins_with_a_file_which_its_resume_does_not_need(tiny, train, start):
     dense = "model={name: mlp, options: {units: [8]}}"
     start(tiny, dense)
@@ -262,6 +265,7 @@ APPLICATION = (
 )  # fmt: skip
 
 
+@pytest.mark.in_ci(0)
 @pytest.mark.parametrize("suffix", [".weights.h5", ".h5"])
 def test_an_architecture_begins_with_a_file_of_its_weights(photographs, suffix):
     from keras.src.legacy.saving import legacy_h5_format

@@ -114,8 +114,9 @@ EXPECTED = [
 ]
 
 
+@pytest.mark.in_ci(1, 5, 7, 11)
 @pytest.mark.parametrize(("start", "steps_per_execution", "expected"), EXPECTED)
-@pytest.mark.parametrize("validate", [pytest.param(False, marks=[pytest.mark.slow, pytest.mark.exhaustive]), True])
+@pytest.mark.parametrize("validate", [pytest.param(False, marks=pytest.mark.exhaustive), True])
 @pytest.mark.parametrize("loop", LOOPS)
 def test_a_loop_does_each_step_that_is_left_once(tiny, loop, start, steps_per_execution, expected, validate):
     training, validation = pipeline(tiny, validate)
@@ -164,6 +165,7 @@ class Calls(keras.callbacks.Callback):
         return write
 
 
+@pytest.mark.in_ci(1)
 @pytest.mark.parametrize(
     ("steps_per_execution", "options", "subclassed"),
     [

@@ -205,6 +205,7 @@ RANGES = [
 ]
 
 
+@pytest.mark.in_ci(1, 3)
 @pytest.mark.parametrize(("steps", "steps_per_execution", "epochs", "calls", "sent_at"), RANGES)
 def test_which_steps_are_traced(tmp_path, steps, steps_per_execution, epochs, calls, sent_at):
     model = small_model(steps_per_execution=steps_per_execution)
@@ -377,6 +378,7 @@ def test_on_jax(project, run):
         assert metrics["performance/compute_ms"] > 0
 
 
+@pytest.mark.in_ci(1, 2)
 @pytest.mark.parametrize(
     ("loop", "steps_per_execution", "sent_at"), [("fit", 1, 4), ("custom", 1, 4), ("fit", 3, 5), ("custom", 3, 5)]
 )
@@ -406,8 +408,9 @@ RESUMED = [
 ]
 
 
+@pytest.mark.in_ci(1)
 @pytest.mark.parametrize(("steps", "calls", "num_steps"), RESUMED)
-@pytest.mark.parametrize("loop", ["fit", pytest.param("custom", marks=[pytest.mark.slow, pytest.mark.exhaustive])])
+@pytest.mark.parametrize("loop", ["fit", pytest.param("custom", marks=pytest.mark.exhaustive)])
 def test_a_run_resumed_inside_an_epoch_is_traced_once(tiny, train, monkeypatch, caplog, loop, steps, calls, num_steps):
     counted, sent = [], []
     split = traced.split

@@ -66,6 +66,7 @@ def test_several_metrics_have_two_lines_an_epoch():
     ]
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("epochs", [9, 10_000])
 def test_metrics_for_which_there_is_no_room_are_told(epochs):
     text = io.StringIO()

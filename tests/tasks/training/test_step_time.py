@@ -14,6 +14,7 @@ def kept(result):
     return json.loads(result.model_dump_json(exclude={*own, "run_id"}).replace("mlruns/runs/" + result.run_id, "run"))
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(
     "options",
     [pytest.param(("train.loop=fit",), marks=pytest.mark.slow), ("train.loop=custom", "train.steps_per_execution=3")],

@@ -241,6 +241,7 @@ def assert_equal(found, expected):
         np.testing.assert_allclose(found[name], value, rtol=1e-12, atol=1e-12, err_msg=name)
 
 
+@pytest.mark.in_ci(2, 6, 9, 13, 14)
 @pytest.mark.parametrize(
     ("name", "jit_compile"), [*((name, False) for name in CASES), ("everything", True), ("clipping", True)]
 )
