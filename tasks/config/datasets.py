@@ -65,6 +65,10 @@ class TableColumn(Section):
     """What becomes of a number: it is as it is, less the mean and divided by the deviation; or the share of the
     training split's values below it, from 0 to 1, which a few very large ones do not press together."""
 
+    format: Annotated[Text | None, Field(exclude_if=lambda form: form is None)] = None
+    """How dates and times are written, such as `%d/%m/%Y`, in the codes of Python's `strptime`; null is ISO 8601.
+    `data add` finds it where one way of reading alone fits all values."""
+
     @field_validator("scale")
     @classmethod
     def quantiles_are_of_numbers(cls, scale: str, known: ValidationInfo) -> str:
@@ -176,7 +180,8 @@ class Table(LocalDescription):
     """What is learnt; auto takes texts and few whole numbers for classes, other numbers for a regression, and several
     columns of 0 and 1 for labels."""
     separator: Annotated[str, Field(min_length=1, max_length=10)] | None = None
-    """What stands between the labels of an example where one target column holds several."""
+    """What stands between the labels of an example where one target column holds several; brackets and quotes around
+    them, as of a list of Python or JSON, do not count."""
     columns: Annotated[dict[Text, TableColumn], BeforeValidator(_columns)] | None = None
     """What each other column is; null guesses all of them."""
     split_column: Text | None = None
@@ -210,6 +215,14 @@ class Table(LocalDescription):
     decimal: Annotated[Literal[".", ","] | None, Field(exclude_if=lambda decimal: decimal is None)] = None
     """What stands before the fraction of a number in CSV, TSV and JSON lines; null is a point, unless `data add` finds
     that it is a comma."""
+    header: Annotated[Count | None, Field(exclude_if=lambda header: header == 1)] = 1
+    """The line of CSV that names the columns, from 1; null is a file without names: `column_1`, `column_2`, ... `data
+    add` skips a title, comments, blank lines and `sep=;` above it."""
+    quoting: Annotated[Literal["minimal", "none"], Field(exclude_if=lambda quoting: quoting == "minimal")] = "minimal"
+    """Whether quotes surround values of CSV in which the delimiter or the end of a line stands; none takes a quote for
+    a character like any other."""
+    not_missing: Annotated[tuple[Text, ...], Field(exclude_if=lambda texts: not texts)] = ()
+    """Texts that usually mean a missing value (`None`, `NA`, `null`) and are a class or a category here."""
     encoding: Text = "utf-8"
     """Of the text of CSV, TSV and JSON lines."""
     is_guessed = True

@@ -11,7 +11,8 @@ import errno
 import io
 import math
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import unicodedata
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from datetime import UTC, date, datetime
 from itertools import repeat
 from pathlib import Path
@@ -25,7 +26,6 @@ MISSING_TEXTS = frozenset(
      "NULL", "NaN", "None", "n/a", "nan", "null")
 )  # fmt: skip
 """What pandas reads as a missing value, too."""
-MISSING_OR_NONE = MISSING_TEXTS | {None}
 MISSING, UNKNOWN, FIRST = 0, 1, 2
 """Places: of a missing value and of padding, of one that the vocabulary does not have, of the vocabulary's first."""
 DATETIME_WIDTH = 7
@@ -47,12 +47,43 @@ ORIENTATION = 0x0112
 """The EXIF tag that says how a camera was held; from 5 on, height and width change places."""
 BETWEEN = "\0"
 """Stands between texts; it is a word by itself, and no text keeps it."""
-SIGNS = re.compile(r"[^\w\s\0]")
+UNSPACED = (
+    r"\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff"  # Thai and Lao, Burmese, Khmer.
+    r"\u3040-\u30ff\u31f0-\u31ff\uff66-\uff9f"  # Japanese.
+    r"\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0003ffff"  # Chinese, and the signs that Japanese shares.
+)
+"""What is written without spaces: each character is a word."""
+SIGNS = re.compile(rf"[^\w\s\0]|[{UNSPACED}]")
 SECONDS_A_DAY = 86_400
 MICROSECONDS_A_DAY = 86_400_000_000
 
-WITH_POINTS = re.compile(r"[+-]?\d{1,3}((\.\d{3})+,\d+|(\.\d{3}){2,})")
-"""A number with a decimal comma, or without one, whose points can only stand between its thousands."""
+WHOLE_NUMBER = re.compile(r"([+-]?\d+)\.0+")
+NO_NUMBER = frozenset(
+    ("-", "--", "\u2013", "\u2014", "?", ".", "n.a.", "n.a", "N.A.", "#DIV/0!", "#VALUE!", "#REF!", "#NAME?", "#NUM!",
+     "#NULL!")
+)  # fmt: skip
+"""What stands in a column of numbers where there is none, beside ``MISSING_TEXTS``."""
+CURRENCY = (
+    r"(?:[$\u00a2-\u00a5\u0e3f\u20a0-\u20bf]|kr|z\u0142|K\u010d"
+    r"|USD|EUR|GBP|CHF|JPY|CNY|INR|CAD|AUD|SEK|NOK|DKK|PLN|CZK|BRL)"
+)
+_NUMBER = r"""
+    (?P<open>\()? \s* (?P<sign>[+\-\u2212])? \s* (?P<before>CURRENCY)? \s* (?P<inner>[+\-\u2212])? \s*
+    (?: (?P<whole> [1-9]\d{0,2} (?P<between>[GROUP'\u2019\u00a0\u202f\u2009\x20])\d{3} (?:(?P=between)\d{3})*
+                   | [1-9]\d? (?:[GROUP]\d{2})+ [GROUP]\d{3} | \d+ )
+        (?:DECIMAL (?P<fraction>\d*))? | DECIMAL (?P<only>\d+) )
+    (?P<power>[eE][+-]?\d+)? \s* (?P<after>%|CURRENCY)? \s* (?P<trailing>-)? \s* (?P<close>\))?
+"""
+WRITTEN = {
+    decimal: re.compile(
+        _NUMBER.replace("CURRENCY", CURRENCY).replace("GROUP", group).replace("DECIMAL", f"\\{decimal}"), re.VERBOSE
+    )
+    for decimal, group in ((".", ","), (",", "."))
+}
+"""A number as a person writes it, by what stands before its fraction: ``$1,200.00``, ``12 345``, ``45 %``, ``(3)``."""
+
+LIST = re.compile(r"\s*\[.*\]\s*", re.DOTALL)
+"""A list of Python or JSON, as a text."""
 
 Numbers: TypeAlias = npt.NDArray[np.float64]
 Arrays: TypeAlias = dict[str, npt.NDArray[Any]]
@@ -103,31 +134,44 @@ def take(values: Values, rows: npt.NDArray[np.int64]) -> Values:
     return [values[row] for row in rows.tolist()]
 
 
-def is_missing(values: Values) -> npt.NDArray[np.bool_]:
-    """Return which rows have no value, bool (n,): None, NaN, NaT, or a text that pandas takes for one."""
+def is_missing(values: Values, not_missing: Collection[str] = ()) -> npt.NDArray[np.bool_]:
+    """Return which rows have no value, bool (n,): None, NaN, NaT, or a text that pandas takes for one.
+
+    Args:
+        values: of a column.
+        not_missing: texts that are values all the same.
+    """
     if isinstance(values, Repeated):
-        return is_missing(values.values)[values.rows] if len(values.rows) else np.zeros(0, bool)
+        return is_missing(values.values, not_missing)[values.rows] if len(values.rows) else np.zeros(0, bool)
     if isinstance(values, np.ndarray) and values.dtype.kind in "fM":
         return np.isnan(values) if values.dtype.kind == "f" else np.isnat(values)
     if isinstance(values, np.ndarray) and values.dtype.kind in "iub":
         return np.zeros(len(values), bool)
-    are_texts = set(map(type, values)) <= {str, type(None)}
-    found = map(MISSING_OR_NONE.__contains__, values) if are_texts else map(_is_missing, values)
-    return np.fromiter(found, bool, len(values))
+    if set(map(type, values)) <= {str, type(None)}:
+        texts = MISSING_TEXTS.difference(not_missing)
+        found = (value is None or value.strip() in texts for value in rows_of(values))
+        return np.fromiter(found, bool, len(values))
+    missing = np.fromiter(map(_is_missing, values), bool, len(values))
+    return missing & [value not in not_missing for value in values] if not_missing else missing
 
 
 def _is_missing(value: Any) -> bool:
     if isinstance(value, str):
-        return value in MISSING_TEXTS
+        return value.strip() in MISSING_TEXTS
     if isinstance(value, np.datetime64):
         return bool(np.isnat(value))
     return value is None or (not isinstance(value, bytes | np.ndarray) and bool(value != value))
 
 
 def spelled(value: Any) -> str:
-    """Return a category as a text: of a number that is whole without its point, of any other value as Python has it."""
+    """Return a category as a text: without spaces around it, in one Unicode form (NFC), a whole number without a point.
+
+    So ``"tall "`` is ``"tall"``, and ``0``, ``0.0`` and ``"0.0"`` are ``"0"``.
+    """
     if isinstance(value, str):
-        return value
+        text = value.strip()
+        whole = WHOLE_NUMBER.fullmatch(text)
+        return str(int(whole[1])) if whole else text if text.isascii() else unicodedata.normalize("NFC", text)
     if isinstance(value, float | np.floating) and float(value).is_integer():
         return str(int(value))
     return str(value)
@@ -136,7 +180,8 @@ def spelled(value: Any) -> str:
 def words_of(texts: Sequence[Any]) -> tuple[list[str], npt.NDArray[np.int64]]:
     """Return the words of all texts, one after the other, and how many each text has, int64 (n,).
 
-    Words are of small letters, and each sign that is neither a letter nor space is one by itself.
+    Words are of small letters, and each sign that is neither a letter nor space is one by itself, as is each character
+    of a language that is written without spaces.
     """
     if not len(texts):
         return [], np.zeros(0, np.int64)
@@ -145,6 +190,8 @@ def words_of(texts: Sequence[Any]) -> tuple[list[str], npt.NDArray[np.int64]]:
     joined = f" {BETWEEN} ".join(plain)
     if joined.count(BETWEEN) >= len(plain):
         joined = f" {BETWEEN} ".join(text.replace(BETWEEN, " ") for text in plain)
+    if not joined.isascii():
+        joined = unicodedata.normalize("NFC", joined)
     # One long text takes a fifth of the time of many short ones, searched for words.
     words = SIGNS.sub(r" \g<0> ", joined.lower()).split()
     ends = np.flatnonzero(np.fromiter(map(BETWEEN.__eq__, words), bool, len(words)))
@@ -184,35 +231,65 @@ def numbers(values: Values, column: str, decimal: str = ".") -> Numbers:
     return found
 
 
+def is_no_number(value: Any) -> bool:
+    """Return whether a value says that a column of numbers or of dates has none in its row."""
+    return _is_missing(value) or (isinstance(value, str) and value.strip() in NO_NUMBER)
+
+
 def _number(value: Any, column: str, row: int, decimal: str) -> float:
     if _is_missing(value):
         return np.nan
-    has_comma = decimal == "," and isinstance(value, str)
     try:
-        if isinstance(value, str) and "_" in value:  # Python takes 1_000.
-            raise ValueError
-        return float(_with_point(value) if has_comma else value)
+        return written_number(value, decimal) if isinstance(value, str) else float(value)
     except (TypeError, ValueError, OverflowError):
-        raise BadValue(column, row, value, f"is no number{' with a decimal comma' * has_comma}") from None
+        comma = " with a decimal comma" * (decimal == "," and isinstance(value, str))
+        raise BadValue(column, row, value, f"is no number{comma}") from None
 
 
-def _with_point(text: str) -> str:
-    if "." in text and not WITH_POINTS.fullmatch(text.strip()):
+def written_number(text: str, decimal: str) -> float:
+    """Return the number that a person wrote, NaN for what says that there is none.
+
+    A currency may stand before or after it, a percent sign after it, and a comma or a point, a space or an apostrophe
+    between its thousands; parentheses or a minus behind it make it negative. 45 % is 45.
+
+    Raises:
+        ValueError: it is no number.
+    """
+    text = text.strip()
+    if text in NO_NUMBER:
+        return np.nan
+    if decimal == "." and "_" not in text:  # Python takes 1_000.
+        with contextlib.suppress(ValueError):
+            return float(text)
+    found = WRITTEN[decimal].fullmatch(text)
+    if found is None or bool(found["open"]) != bool(found["close"]):
         raise ValueError
-    return text.replace(".", "").replace(",", ".")
+    whole = re.sub(r"\D", "", found["whole"] or "0")
+    number = float(f"{whole}.{found['fraction'] or found['only'] or 0}{found['power'] or ''}")
+    minus = [mark for mark in (found["open"], found["sign"], found["inner"], found["trailing"]) if mark and mark != "+"]
+    return -number if minus else number
 
 
-def days(values: Values, column: str) -> Numbers:
+def days(values: Values, column: str, form: str | None = None) -> Numbers:
     """Return datetimes as days since 1970, float64 (n,), with NaN for a missing one.
 
-    A text is as ISO 8601 has it: 2026-01-31, 2026-01-31 18:30, 2026-01-31T18:30:00+01:00. One with an offset becomes
-    UTC.
+    Args:
+        values: datetimes, or texts of them.
+        column: its name, for the error.
+        form: how a text is written, as ``datetime.strptime`` has it (``%d/%m/%Y``). None is ISO 8601: 2026-01-31,
+            2026-01-31 18:30, 2026-01-31T18:30:00+01:00. One with an offset becomes UTC.
 
     Raises:
         BadValue: something else.
     """
     if isinstance(values, Repeated):
-        return days(rows_of(values), column)
+        return days(rows_of(values), column, form)
+    if form is not None:
+        known: dict[Any, Any] = {}
+        for row, value in enumerate(values):
+            if value not in known:
+                known[value] = _written_instant(value, column, row, form)
+        values = np.array([known[value] for value in values], "datetime64[us]")
     if not (isinstance(values, np.ndarray) and values.dtype.kind == "M"):
         plain = _plain_instants(rows_of(values))
         if plain is not None:
@@ -247,6 +324,17 @@ def _plain_instants(values: Sequence[Any]) -> npt.NDArray[np.datetime64] | None:
         return texts.astype("datetime64[s]")
     except ValueError:  # The 31st of February, or a letter beyond ASCII.
         return None
+
+
+def _written_instant(value: Any, column: str, row: int, form: str) -> Any:
+    if is_no_number(value):
+        return None
+    try:
+        if isinstance(value, str):
+            return datetime.strptime(value.strip(), form)  # noqa: DTZ007 - it has no time zone, as a day has none.
+        return _instant(value, column, row)
+    except ValueError:
+        raise BadValue(column, row, value, f"is no date or time of the form {form}") from None
 
 
 def _instant(value: Any, column: str, row: int) -> Any:
@@ -393,7 +481,10 @@ class Encoder:
         for column in columns:
             own = column["name"]
             is_datetime = column["kind"] == "datetime"
-            found = days(table[own], own) if is_datetime else numbers(table[own], own, column.get("decimal", "."))
+            if is_datetime:
+                found = days(table[own], own, column.get("format"))
+            else:
+                found = numbers(table[own], own, column.get("decimal", "."))
             missing = np.isnan(found)
             if missing.any():
                 if column["fill"] is None:
@@ -568,21 +659,18 @@ def category_places(values: Values, places: Mapping[str, int]) -> npt.NDArray[np
     if isinstance(values, Repeated):
         return category_places(values.values, places)[values.rows]
     rows = rows_of(values)
-    if set(map(type, rows)) <= {str, type(None)}:
-        found = (MISSING if text in MISSING_OR_NONE else places.get(text, UNKNOWN) for text in rows)
-    else:
-        found = (_category_place(value, places) for value in rows)
-    return np.fromiter(found, np.int32, len(rows))
+    return np.fromiter((_category_place(value, places) for value in rows), np.int32, len(rows))
 
 
 def _category_place(value: Any, places: Mapping[str, int]) -> int:
-    if _is_missing(value):
-        return MISSING
-    found = places.get(spelled(value))
-    if found is None and isinstance(value, int | float):
-        # 3 may stand as 3.0 in the file that was trained on, and True as true.
-        found = places.get(str(value).lower() if isinstance(value, bool) else str(float(value)))
-    return UNKNOWN if found is None else found
+    # A text that usually means a missing value may be one of the vocabulary: see ``dataset.values``.
+    text = spelled(value)
+    found = places.get(text)
+    if found is None and isinstance(value, bool):
+        found = places.get(text.lower())  # True may stand as true in the file that was trained on.
+    if found is None:
+        return MISSING if _is_missing(value) else UNKNOWN
+    return found
 
 
 def inside(folder: Path, path: str) -> Path:

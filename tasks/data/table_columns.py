@@ -1,14 +1,18 @@
 """What the columns of a table are: what its description says, and what the data say where it does not."""
 
+import contextlib
 import csv
 import math
 import os
 import re
+import statistics
 import textwrap
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,19 +21,39 @@ from tasks import config
 from tasks.data import encoding
 from tasks.data.encoding import BadValue
 from tasks.data.table_files import TableFile
-from tasks.system.errors import UserError, one_of, shown
+from tasks.system.errors import UserError, cut, listed, one_of, shown
 
+LINES_LOOKED_AT, LINES_ABOVE = 50, 20
+"""Of CSV, that say where its header is; and that may stand above it."""
+EXCEL_DELIMITER = re.compile(r"\"?sep=(.)\"?", re.IGNORECASE)
 LOOKED_AT = 20_000
 """Rows from the first on that say what a column is."""
 MISTAKES, SAMPLE = 0.1, 1000
 """Where no more values of a sample are no numbers, they are mistakes in a column of numbers, which `prepare` names."""
 MAX_CLASSES = 20
 """A target of whole numbers with more values is a regression."""
-DELIMITERS = (",", ";", "\t", "|")
+DELIMITERS = (";", "\t", "|", ",")
 WORDS_OF_A_TEXT = 3
+UNSPACED_CHARACTER = re.compile(f"[{encoding.UNSPACED}]")
+FEWEST = 10
+"""Rows from which on values that are all different say something."""
 PICTURES = re.compile(r".+\.(png|jpe?g|bmp|gif|webp)", re.IGNORECASE)
-COMMA = re.compile(r"[+-]?(\d+|\d{1,3}(\.\d{3})+),\d+([eE][+-]?\d+)?")
-THOUSANDS = re.compile(r"[+-]?\d{1,3}(,\d{3})+")
+ID_NAMES = re.compile(
+    r"(.*[_\W])?(id|index|key|no|nr|uuid|guid|row|column 1)|.*[a-z]I[dD]|unnamed: \d+|__index_level_\d+__",
+    re.IGNORECASE,
+)
+"""What a column is called that numbers the rows or says who a row is of."""
+BY_CHANCE = 0.01
+"""Whole numbers that are all different, where measured ones would be so in one of a hundred tables, are no measured
+ones: n of a range of R are by a chance of exp(-n^2 / 2R)."""
+TIMES = ("", " %H:%M", " %H:%M:%S", " %I:%M %p", "T%H:%M:%S")
+DATES = (
+    "%d/%m/%Y", "%m/%d/%Y", "%d.%m.%Y", "%d-%m-%Y", "%m-%d-%Y", "%Y/%m/%d", "%Y.%m.%d", "%d/%m/%y", "%m/%d/%y",
+    "%d.%m.%y", "%d-%m-%y", "%m-%d-%y", "%d %b %Y", "%d %B %Y", "%b %d, %Y", "%B %d, %Y", "%b %d %Y", "%B %d %Y",
+    "%d-%b-%Y", "%d-%b-%y", "%d %b %y",
+)  # fmt: skip
+FORMATS = tuple(f"{day}{time}" for day in DATES for time in TIMES)
+"""How people write dates, beside ISO 8601."""
 MAX_FOLDERS = 20
 """Where the paths of images lead to more places beside the table, its whole folder is looked at."""
 ROLES = ("split_column", "group", "time", "weight")
@@ -44,17 +68,73 @@ def open_file(dataset: config.Table) -> TableFile:
     path = config.project_root() / dataset.source
     delimiter = dataset.delimiter
     if delimiter is None and path.suffix.lower() == ".csv" and path.is_file():
-        delimiter = _delimiter(path, dataset.encoding)
-    return TableFile(path, dataset.source, delimiter, dataset.decimal or ".", dataset.encoding)
+        delimiter = _delimiter(_first_lines(path, dataset.encoding)[(dataset.header or 1) - 1 :][:1])
+    decimal, is_quoted = dataset.decimal or ".", dataset.quoting == "minimal"
+    return TableFile(path, dataset.source, delimiter, decimal, dataset.encoding, dataset.header, is_quoted)
 
 
-def _delimiter(path: Any, encoding: str) -> str:
-    """Return what stands between the names of a header: a semicolon, too, where a comma stands in numbers."""
+def find_header(dataset: config.Table) -> tuple[config.Table, list[str]]:
+    """Return a dataset with the line of CSV that names its columns, where the user did not say it, and what was found.
+
+    Above it may stand blank lines, comments, a title, and ``sep=;``, by which Excel says the delimiter.
+    """
+    path = config.project_root() / dataset.source
+    if "header" in dataset.model_fields_set or path.suffix.lower() not in (".csv", ".tsv") or not path.is_file():
+        return dataset, []
+    lines = _first_lines(path, dataset.encoding)
+    named = [match[1] for line in lines[:LINES_ABOVE] if (match := EXCEL_DELIMITER.fullmatch(line.strip()))]
+    given = dataset.delimiter or ("\t" if path.suffix.lower() == ".tsv" else None)
+    delimiter = given or (named[0] if named else _delimiter(lines))
+    rows = [next(csv.reader([line], delimiter=delimiter), []) for line in lines]
+    width = statistics.mode([len(row) for row in rows if row] or [0])
+    for place, (line, row) in enumerate(zip(lines[:LINES_ABOVE], rows, strict=False)):
+        filled = sum(bool(value.strip()) for value in row)
+        if EXCEL_DELIMITER.fullmatch(line.strip()) or not filled or (line.startswith("#") and len(row) != width):
+            continue
+        if width > 1 and filled == 1 and (len(row) < width or width > 2):
+            continue  # A title.
+        if not place:
+            break
+        above = [cut(repr(text.strip()), 60) for text in lines[:place] if text.strip()]
+        said = f"line {place + 1} names the columns; above it: {listed(above) or 'blank lines'}"
+        update = {"header": place + 1, "delimiter": delimiter if named and delimiter != "," else dataset.delimiter}
+        return dataset.model_copy(update=update), [said]
+    return dataset, []
+
+
+def doubtful_header(file: TableFile) -> str | None:
+    """Return what to say of a first line that looks like values and not like names of columns."""
+    if file.suffix not in (".csv", ".tsv") or not file.header:
+        return None
+    numbers = [float(name) for name in file.names if re.fullmatch(r"\s*[+-]?\d+([.]\d+)?\s*", name)]
+    # 2023, 2024, 2025 and 0, 1, 2 are names of columns.
+    if not numbers or (all(map(float.is_integer, numbers)) and len(set(np.diff(numbers))) < 2):
+        return None
+    return (
+        f"the first line is taken for the header: {cut(', '.join(file.names), 60)}. A file without one: --set "
+        "dataset.header=null, and its columns are column_1, column_2, ..."
+    )
+
+
+def _first_lines(path: Path, encoding: str) -> list[str]:
+    """Return the first lines of a file; nothing where TableFile says what is wrong."""
     try:
         with path.open(encoding=encoding, newline="") as file:
-            header = file.readline()
-        return max(DELIMITERS, key=lambda one: len(next(csv.reader([header], delimiter=one), [])))
-    except (OSError, ValueError, LookupError, csv.Error):
+            return [line.lstrip("\ufeff") for line in islice(file, LINES_LOOKED_AT)]
+    except (OSError, ValueError, LookupError):
+        return []
+
+
+def _delimiter(lines: Sequence[str]) -> str:
+    """Return what stands between values, in most lines: a semicolon, too, where a comma stands in numbers."""
+
+    def count(delimiter: str) -> int:
+        widths = [len(row) for line in lines for row in csv.reader([line], delimiter=delimiter) if row]
+        return statistics.mode(widths) if widths else 0
+
+    try:
+        return max(DELIMITERS, key=count)  # The first of those that make as many.
+    except csv.Error:
         return ","  # TableFile says what is wrong.
 
 
@@ -79,16 +159,33 @@ def fill_in(dataset: config.Table, file: TableFile, may_guess: bool) -> tuple[co
             f"{len(others)} of {len(file.names)} are not. Say in data/{dataset.name}/params.yaml what it is: number, "
             "datetime, category, text or ignore"
         )
-    looked = _look(file, [*others, *(dataset.target if dataset.task == "auto" or may_guess else ())])
-    if may_guess and dataset.decimal is None and _has_decimal_commas(dataset, looked):
-        dataset = dataset.model_copy(update={"decimal": ","})
-    guessed = {name: _kind(name, looked[name], dataset.decimal) for name in others}
+    wanted = [*others, *dataset.target, *([dataset.time] if dataset.time else [])] if may_guess else others
+    looked = _look(file, dict.fromkeys(wanted if may_guess or dataset.task != "auto" else [*others, *dataset.target]))
+    notes: list[str] = []
+    if may_guess and dataset.decimal is None:
+        decimal, notes = _decimal(dataset, looked)
+        dataset = dataset.model_copy(update={"decimal": decimal if decimal == "," or notes else None})
+    guessed = {name: _kind(name, looked[name], dataset) for name in others}
+    if (
+        may_guess
+        and dataset.separator is None
+        and dataset.task in ("auto", "multilabel")
+        and _are_lists(dataset, looked)
+    ):
+        dataset = dataset.model_copy(update={"separator": ","})
+        notes.append(f"'{dataset.target[0]}' holds lists of labels")
     task = _task(dataset, looked) if dataset.task == "auto" else dataset.task
     columns = {
-        name: given.get(name) or config.TableColumn(kind=guessed[name].kind)
+        name: given.get(name) or config.TableColumn(kind=guessed[name].kind, format=guessed[name].form)
         for name in file.names
         if name in given or name in guessed
     }
+    if may_guess:
+        notes += _notes(dataset, task, looked, columns)
+    if may_guess and dataset.time is not None and dataset.time not in columns:
+        form = _format_of(dataset.time, _present(looked[dataset.time]), dataset)
+        if form is not None:
+            columns[dataset.time] = config.TableColumn(kind="ignore", format=form)
     update: dict[str, Any] = {"columns": columns, "task": task, "delimiter": dataset.delimiter}
     pictures = [name for name, column in columns.items() if column.kind == "image"]
     if may_guess and pictures and not dataset.images:
@@ -98,7 +195,7 @@ def fill_in(dataset: config.Table, file: TableFile, may_guess: bool) -> tuple[co
     if dataset.validation is None and (dataset.group is not None or dataset.time is not None):
         # Drawn of the training rows later, it would share groups with them, and be no newer.
         update["validation"] = VALIDATION if dataset.split_column is None else None
-    return dataset.model_copy(update=update), _lines(dataset, task, columns, guessed)
+    return dataset.model_copy(update=update), _lines(dataset, task, columns, guessed, notes)
 
 
 VALIDATION = 0.1
@@ -165,6 +262,7 @@ def _places(file: TableFile, columns: Sequence[str]) -> tuple[str, ...]:
 class _Guess:
     kind: Any
     why: str = ""
+    form: str | None = None
 
 
 def _with_target(dataset: config.Table, file: TableFile) -> config.Table:
@@ -181,7 +279,7 @@ def _with_target(dataset: config.Table, file: TableFile) -> config.Table:
     return dataset.model_copy(update={"target": names})
 
 
-def _look(file: TableFile, names: Sequence[str]) -> dict[str, list[Any]]:
+def _look(file: TableFile, names: Iterable[str]) -> dict[str, list[Any]]:
     """Return the values of the first rows."""
     found: dict[str, list[Any]] = {name: [] for name in names}
     if not names:
@@ -192,8 +290,8 @@ def _look(file: TableFile, names: Sequence[str]) -> dict[str, list[Any]]:
     return found
 
 
-def _present(values: list[Any]) -> list[Any]:
-    missing = encoding.is_missing(values)
+def _present(values: list[Any], not_missing: Collection[str] = ()) -> list[Any]:
+    missing = encoding.is_missing(values, not_missing)
     return [value for value, absent in zip(values, missing.tolist(), strict=True) if not absent]
 
 
@@ -211,75 +309,196 @@ def _is_nested(values: list[Any]) -> bool:
     return any(isinstance(value, list | dict | bytes) for value in values)
 
 
-def _has_decimal_commas(dataset: config.Table, looked: dict[str, list[Any]]) -> bool:
-    """Return whether numbers are written as 3,14.
+def _decimal(dataset: config.Table, looked: dict[str, list[Any]]) -> tuple[str, list[str]]:
+    """Return what stands before the fraction of numbers, a point or a comma, and what to say of it.
 
     Raises:
-        UserError: that may be thousands, or other columns have a point there.
+        UserError: that may be either, or columns contradict each other.
     """
-    commas, point = {}, None
+    found: dict[str, dict[str, str]] = {".": {}, ",": {}, "either": {}}
+    thousands_or_fractions: dict[
+        str, str
+    ] = {}  # 1.234, which is a fraction unless another column has commas before it.
     for name, values in looked.items():
         if name in dataset.target and dataset.separator is not None:
             continue
         texts = [value.strip() for value in _present(values) if isinstance(value, str)]
-        if found := [text for text in texts if COMMA.fullmatch(text) or THOUSANDS.fullmatch(text)]:
-            others = [text for text in texts if "," not in text]
-            if len(found) + sum(_are([text], encoding.numbers) for text in others) >= (1 - MISTAKES) * len(texts):
-                commas[name] = found
-        elif any("." in text for text in texts) and _are(texts, encoding.numbers, MISTAKES):
-            point = name
-    for name, found in commas.items():
-        instead = f"--set dataset.columns.{name}=category"
-        if point is not None:
-            raise UserError(
-                f"dataset.source = '{dataset.source}': the column '{name}' has numbers with a comma, such as "
-                f"'{found[0]}', and '{point}' some with a point. Write all alike, or say that they are words: {instead}"
-            )
-        if all(THOUSANDS.fullmatch(text) for own in commas.values() for text in own):
-            raise UserError(
-                f"dataset.source = '{dataset.source}': the comma in '{found[0]}' of the column '{name}' may stand "
-                f"before a fraction or between thousands. Say --set \"dataset.decimal=','\" for a fraction; take it "
-                f"out between thousands; or say that these are words: {instead}"
-            )
-    return bool(commas)
+        marked = [text for text in texts if "," in text or ("." in text and text not in encoding.NO_NUMBER)]
+        readings = {decimal: _read_as(texts, decimal) for decimal in (".", ",")} if marked else {}
+        if all(one is None for one in readings.values()):
+            continue
+        if any(one is None for one in readings.values()):
+            found["." if readings["."] is not None else ","][name] = marked[0]
+        elif commas := [text for text in marked if "," in text]:
+            # Nobody writes a thousandth of a dollar.
+            with_currency = any(re.search(encoding.CURRENCY, text) for text in commas)
+            found["." if with_currency else "either"][name] = commas[0]
+        else:
+            thousands_or_fractions[name] = marked[0]
+    points, commas_there, either = found["."], found[","], found["either"]
+    if points and commas_there:
+        (point, name), shown_comma = (
+            (next(iter(one)) for one in (points, commas_there)),
+            next(iter(commas_there.values())),
+        )
+        raise UserError(
+            f"dataset.source = '{dataset.source}': the column '{name}' has numbers with a decimal comma, such as "
+            f"'{shown_comma}', and '{point}' some with a decimal point, such as '{points[point]}'. Write all alike, or "
+            f"say that they are words: --set dataset.columns.{name}=category"
+        )
+    if either and not points and not commas_there:
+        name, one = next(iter(either.items()))
+        raise UserError(
+            f"dataset.source = '{dataset.source}': the comma in '{one}' of the column '{name}' may stand before a "
+            "fraction or between thousands. Say --set \"dataset.decimal=','\" for a fraction, --set "
+            f"\"dataset.decimal='.'\" for thousands, or --set dataset.columns.{name}=category for words"
+        )
+    if commas_there:
+        said = ["numbers are written as 3,14"]
+        return ",", said + [
+            f"the point of '{one}' in '{name}' is between thousands" for name, one in thousands_or_fractions.items()
+        ]
+    return ".", [f"the comma of '{one}' in '{name}' is between thousands" for name, one in either.items()]
+
+
+def _read_as(texts: list[str], decimal: str) -> list[float] | None:
+    """Return the numbers that texts are with a decimal point or comma; None where more than mistakes are none."""
+    sample = texts[:: math.ceil(len(texts) / SAMPLE)]
+    numbers = []
+    for text in sample:
+        with contextlib.suppress(ValueError):
+            numbers.append(encoding.written_number(text, decimal))
+    return numbers if numbers and len(numbers) >= (1 - MISTAKES) * len(sample) else None
 
 
 def kind_of_texts(name: str, values: list[Any]) -> tuple[str, str]:
     """Return what a column of texts is, as of a table's first rows, and why it is ignored where it is."""
-    guess = _kind(name, values, None)
+    guess = _kind(name, values, config.Table(kind="table", name="", source=""))
     return guess.kind, guess.why
 
 
-def _kind(name: str, values: list[Any], decimal: str | None) -> _Guess:
+def _kind(name: str, values: list[Any], dataset: config.Table) -> _Guess:
     """Return what a column is."""
-    numbers = partial(encoding.numbers, decimal=decimal or ".")
-    present = _present(values)
-    if not present:
+    present = _present(values, dataset.not_missing)
+    if all(map(encoding.is_no_number, present)):
         return _Guess("ignore", "without a value")
     if _is_nested(present):
         return _Guess("ignore", "of values in values")
     distinct = len(set(present))
     if distinct == 1 and len(values) > 1 and len(present) == len(values):
         return _Guess("ignore", "the same in all rows")
-    if not any(isinstance(value, bool) for value in present) and _are(present, numbers, MISTAKES):
-        if distinct == len(values) and name.lower() in ("id", "index", "column 1"):
-            return _Guess("ignore", "another value in each row")
-        # 01234 is a code: a postal code, an article.
-        is_code = any(isinstance(value, str) and re.fullmatch(r"0\d+", value) for value in present)
-        return _Guess("category" if is_code else "number")
-    if sum(not isinstance(value, str) or "-" in value for value in present) >= (1 - MISTAKES) * len(present) and _are(
-        present, encoding.days, MISTAKES
-    ):
-        return _Guess("datetime")
+    if not any(isinstance(value, bool) for value in present):
+        if _are(present, partial(encoding.numbers, decimal=dataset.decimal or "."), MISTAKES):
+            return _kind_of_numbers(name, present, len(values), dataset)
+        if (form := _format_of(name, present, dataset)) is not None or _are_iso(present):
+            return _Guess("datetime", f"written as {form}" if form else "", form)
     texts = [encoding.spelled(value) for value in present]
     if sum(PICTURES.fullmatch(text) is not None for text in texts) >= (1 - MISTAKES) * len(texts):
         return _Guess("image")
-    words = sum(len(text.split()) for text in texts) / len(texts)
+    unspaced = [UNSPACED_CHARACTER.sub(" x ", text) for text in texts]
+    words = sum(len(text.split()) for text in unspaced) / len(texts)
     if words >= WORDS_OF_A_TEXT and distinct > len(texts) / 2:
-        return _Guess("text")
-    if distinct == len(values) and len(values) >= 20 and words < 2:
+        return _Guess("text", "each character is a word, as there are no spaces" if unspaced != texts else "")
+    if distinct == len(values) and len(values) >= FEWEST:
         return _Guess("ignore", "another value in each row")
     return _Guess("category")
+
+
+def _kind_of_numbers(name: str, present: list[Any], count: int, dataset: config.Table) -> _Guess:
+    """Return whether numbers say how much, which of several, or only who a row is of."""
+    texts = [value.strip() for value in present if isinstance(value, str)]
+    # 01234 is a code: a postal code, an article.
+    if any(re.fullmatch(r"0\d+", text) for text in texts):
+        return _Guess("category")
+    sample = [value for value in present if _are([value], partial(encoding.numbers, decimal=dataset.decimal or "."))]
+    numbers = encoding.numbers(sample, name, dataset.decimal or ".")
+    written = [text for text in texts if not re.fullmatch(r"[+-]?[\d.,]+([eE][+-]?\d+)?", text)]
+    if not written and len(numbers) == count and (numbers == np.rint(numbers)).all():
+        if (len(numbers) >= FEWEST and len(set(np.diff(numbers))) == 1) or name.lower() in ("index", "column 1"):
+            return _Guess("ignore", "it numbers the rows")
+        by_chance = math.exp(-(count**2) / (2 * float(np.ptp(numbers) + 1)))
+        if len(set(numbers)) == count > 1 and (by_chance < BY_CHANCE or ID_NAMES.fullmatch(name)):
+            return _Guess("ignore", "another whole number in each row, as an identifier")
+    return _Guess("number", "; ".join(_how_written(name, texts, count, dataset)))
+
+
+def _how_written(name: str, texts: Sequence[str], count: int, dataset: config.Table) -> list[str]:
+    """Return what to say of numbers that are not written as a program writes them.
+
+    Raises:
+        UserError: they are in several currencies.
+    """
+    marks = Counter(mark for text in texts for mark in re.findall(f"{encoding.CURRENCY}|%", text))
+    if len(currencies := [mark for mark in marks if mark != "%"]) > 1:
+        raise UserError(
+            f"dataset.source = '{dataset.source}': the column '{name}' has numbers in several currencies: "
+            f"{listed([repr(one) for one in currencies])}. Bring them to one, or say that they are words: --set "
+            f"dataset.columns.{name}=category"
+        )
+    absent = Counter(text for text in texts if text in encoding.NO_NUMBER)
+    said = [f"numbers with {mark}" for mark in marks]
+    return said + [f"{times:,} of {count:,} are '{text}' and count as missing" for text, times in absent.items()]
+
+
+def _are_iso(present: list[Any]) -> bool:
+    """Return whether values are dates and times of ISO 8601."""
+    dashed = sum(not isinstance(value, str) or "-" in value for value in present)
+    return dashed >= (1 - MISTAKES) * len(present) and _are(present, encoding.days, MISTAKES)
+
+
+def _format_of(name: str, present: list[Any], dataset: config.Table) -> str | None:
+    """Return how people's dates are written; None where they are none, or those of ISO 8601.
+
+    Raises:
+        UserError: they may be read in several ways.
+    """
+    texts = sorted({value.strip() for value in present if isinstance(value, str)} - encoding.NO_NUMBER)
+    some = texts[:: math.ceil(len(texts) / SAMPLE)] if texts else []
+    if not any(re.search(r"\d", text) for text in some[:1]) or _are(some, encoding.days):
+        return None
+    fitting = [form for form in FORMATS if _are(some[:1], partial(encoding.days, form=form))]
+    fitting = [form for form in fitting if _are(texts, partial(encoding.days, form=form))]
+    if len(fitting) < 2:
+        return fitting[0] if fitting else None
+    ways = " or ".join(f"--set \"dataset.columns.{name}={{kind: datetime, format: '{form}'}}\"" for form in fitting)
+    raise UserError(
+        f"dataset.source = '{dataset.source}': the dates of the column '{name}', such as {', '.join(some[:3])}, may be "
+        f"read in {len(fitting)} ways. Say {ways}"
+    )
+
+
+def _are_lists(dataset: config.Table, looked: Mapping[str, list[Any]]) -> bool:
+    """Return whether the only target holds lists: of JSON, or texts of them."""
+    if len(dataset.target) != 1:
+        return False
+    present = _present(looked[dataset.target[0]])
+    return bool(present) and all(encoding.LIST.fullmatch(encoding.spelled(value)) for value in present)
+
+
+def _notes(
+    dataset: config.Table, task: str, looked: Mapping[str, list[Any]], columns: Mapping[str, config.TableColumn]
+) -> list[str]:
+    """Return what to say of words that are read as missing, and of those that differ in small and capital letters."""
+    notes = []
+    classes = dataset.target if task == "classification" else ()
+    if task == "regression":
+        for name in dataset.target:
+            texts = [value.strip() for value in looked[name] if isinstance(value, str)]
+            notes += [f"'{name}': {said}" for said in _how_written(name, texts, len(looked[name]), dataset)]
+    for name in (*classes, *(name for name, column in columns.items() if column.kind == "category" and name in looked)):
+        texts = Counter(encoding.spelled(value) for value in looked[name] if isinstance(value, str))
+        notes += [
+            f"{texts[text]:,} of {len(looked[name]):,} rows of '{name}' are '{text}', read as missing; to keep it "
+            f"as a value: --set \"dataset.not_missing=['{text}']\""
+            for text in sorted(encoding.MISSING_TEXTS - {""} - set(dataset.not_missing))
+            if texts[text]
+        ]
+        alike: dict[str, str] = {}
+        for text in texts:
+            if (other := alike.setdefault(text.casefold(), text)) != text:
+                notes.append(f"'{other}' and '{text}' of '{name}' differ in capital letters alone, and are two values")
+                break
+    return notes
 
 
 def _task(dataset: config.Table, looked: dict[str, list[Any]]) -> str:
@@ -290,7 +509,7 @@ def _task(dataset: config.Table, looked: dict[str, list[Any]]) -> str:
     """
     if dataset.separator is not None:
         return "multilabel"
-    found = {name: _present(looked[name]) for name in dataset.target}
+    found = {name: _present(looked[name], dataset.not_missing) for name in dataset.target}
     for name, values in found.items():
         if _is_nested(values):
             raise UserError(
@@ -298,6 +517,7 @@ def _task(dataset: config.Table, looked: dict[str, list[Any]]) -> str:
                 "or numbers"
             )
     numbers = partial(encoding.numbers, decimal=dataset.decimal or ".")
+    found = {name: [value for value in values if not encoding.is_no_number(value)] for name, values in found.items()}
     numeric = {name: bool(values) and _are(values, numbers) for name, values in found.items()}
     if len(found) > 1:
         if words := [name for name, are in numeric.items() if not are]:
@@ -319,19 +539,21 @@ def _task(dataset: config.Table, looked: dict[str, list[Any]]) -> str:
 
 
 def _lines(
-    dataset: config.Table, task: str, columns: dict[str, config.TableColumn], guessed: dict[str, _Guess]
+    dataset: config.Table,
+    task: str,
+    columns: dict[str, config.TableColumn],
+    guessed: dict[str, _Guess],
+    notes: Sequence[str],
 ) -> list[str]:
     """Return what was guessed, as lines of 80 characters."""
     if not guessed and dataset.task != "auto":
         return []
     rows = {"task": [f"{task} of {', '.join(dataset.target)}"]}
-    if dataset.decimal == ",":
-        rows["decimal"] = ["numbers are written as 3,14"]
     for name, column in columns.items():
         why = guessed[name].why if name in guessed else ""
         rows.setdefault(column.kind, []).append(f"{name} ({why})" if why else name)
     first = f"guessed of the first rows; data/{dataset.name}/params.yaml has it, to be edited there:"
-    return [first, *lines_of_kinds(rows)]
+    return [first, *lines_of_kinds(rows), *(line for note in notes for line in lines_of_kinds({"note": [note]}))]
 
 
 def lines_of_kinds(rows: Mapping[str, Sequence[str]]) -> list[str]:

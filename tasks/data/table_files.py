@@ -5,16 +5,18 @@ import json
 import mmap
 import re
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import islice
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute
 import pyarrow.csv
 import pyarrow.parquet
 
-from tasks.data.encoding import MISSING_TEXTS, Repeated, Values, num_rows
+from tasks.data.encoding import MISSING_TEXTS, NO_NUMBER, Repeated, Values, num_rows
 from tasks.system.errors import UserError, cut, listed
 from tasks.system.files import is_encoding, is_utf8
 
@@ -43,20 +45,31 @@ class TableFile:
         delimiter: of CSV; None is a tab for .tsv, else a comma.
         decimal: what stands before the fraction of a number in CSV.
         encoding: of text.
+        header: the line of CSV that names the columns, from 1; None is a file without.
+        quotes: whether quotes surround values of CSV.
 
     Raises:
         UserError: no such file, one that is no table, or columns without a name or with the same.
     """
 
     def __init__(
-        self, path: Path, source: str, delimiter: str | None = None, decimal: str = ".", encoding: str = "utf-8"
+        self,
+        path: Path,
+        source: str,
+        delimiter: str | None = None,
+        decimal: str = ".",
+        encoding: str = "utf-8",
+        header: int | None = 1,
+        quotes: bool = True,
     ) -> None:
         self.path, self.source, self.decimal, self.encoding = path, source, decimal, encoding
+        self.header, self.quotes = header, quotes
         self.suffix = path.suffix.lower()
         self.delimiter = delimiter or ("\t" if self.suffix == ".tsv" else ",")
         self._kept: tuple[dict[str, Wanted], list[Chunk]] | None = None
         self._copy: Any = None
         self._copy_has_quotes = False
+        self._quotes_are_checked = False
         if not is_encoding(encoding):
             raise UserError(f"dataset.encoding = '{encoding}': no such encoding. Allowed: utf-8, latin-1 ...")
         if not path.is_file():
@@ -103,9 +116,12 @@ class TableFile:
                 names = list(dict.fromkeys(name for row in self._json_rows() for name in row))
             else:
                 with self.path.open(encoding=self._python_encoding, newline="") as file:
-                    reader = csv.reader(file, delimiter=self.delimiter)
+                    above = (self.header or 1) - 1
+                    reader = self._csv_reader(islice(file, above, None))
                     names = next(reader, [])
-                    self._header_lines = reader.line_num
+                    self._header_lines = above + reader.line_num if self.header else 0
+                    if not self.header:
+                        names = [f"column_{place}" for place in range(1, len(names) + 1)]
         except UnicodeError:
             raise self._wrong_encoding() from None
         except (*NOT_READ, csv.Error) as error:
@@ -128,6 +144,10 @@ class TableFile:
                 f"{listed([repr(name) for name in twice])}. Give each a name of its own"
             )
         return names
+
+    def _csv_reader(self, lines: Iterable[str], strict: bool = False) -> Any:
+        quoting: Literal[0, 3] = csv.QUOTE_MINIMAL if self.quotes else csv.QUOTE_NONE
+        return csv.reader(lines, delimiter=self.delimiter, quoting=quoting, strict=strict)
 
     @property
     def _python_encoding(self) -> str:
@@ -174,6 +194,7 @@ class TableFile:
             pa.csv.ReadOptions(block_size=CHUNK_BYTES, column_names=self.names, skip_rows=self._header_lines),
             pa.csv.ParseOptions(
                 delimiter=self.delimiter,
+                quote_char='"' if self.quotes else False,
                 # No handler of invalid rows: see `_for_arrow`.
                 newlines_in_values=not at_once or self._has_quotes(),
             ),
@@ -181,8 +202,7 @@ class TableFile:
                 column_types={name: types[how] for name, how in wanted.items()},
                 include_columns=list(wanted),
                 decimal_point=self.decimal,
-                null_values=sorted(MISSING_TEXTS),
-                strings_can_be_null=True,
+                null_values=sorted(MISSING_TEXTS | NO_NUMBER),  # Of numbers and dates; texts stay as they are.
             ),
         )
         try:
@@ -190,6 +210,7 @@ class TableFile:
             batches = pa.csv.read_csv(source, *options).to_batches() if at_once else pa.csv.open_csv(source, *options)
             for batch in batches:
                 if batch.num_rows:
+                    self._check_quotes(batch)
                     yield {name: values_of(column, wanted[name]) for name, column in _columns(batch)}
         except pa.ArrowInvalid as error:
             for kind, how in (("double", "number"), ("timestamp", "datetime")):
@@ -242,11 +263,32 @@ class TableFile:
         except OSError as error:
             raise self.refused(f"cannot be read ({error.strerror})") from None
 
+    def _check_quotes(self, batch: Any) -> None:
+        """Refuse a quote that nothing closes, which makes one value of all the rows up to the next quote.
+
+        Only where a value has the end of a line in it, and once: Python reads 60 MB a second.
+        """
+        if self._quotes_are_checked or not self.quotes or not any(_has_line_ends(column) for column in batch.columns):
+            return
+        self._quotes_are_checked = True
+        with self.path.open(encoding=self._python_encoding, newline="") as file:
+            rows = self._csv_reader(file, strict=True)
+            first = 1
+            try:
+                for _ in rows:
+                    first = rows.line_num + 1
+            except csv.Error as error:
+                raise self.refused(
+                    f"line {first} opens a quote that no delimiter follows ({error}), so that lines {first} "
+                    f"to {rows.line_num} would be one row. Mend it, or take quotes for characters like any other: "
+                    "--set dataset.quoting=none"
+                ) from None
+
     def _ragged(self, found: pa.ArrowInvalid) -> UserError:
         """Return the message that counts the rows which have fewer or more values than the header."""
         try:
             with self.path.open(encoding=self._python_encoding, newline="") as file:
-                rows = csv.reader(file, delimiter=self.delimiter)
+                rows = self._csv_reader(islice(file, (self.header or 1) - 1, None))
                 ragged = [row for row in rows if row and len(row) != len(self.names)]
         except (UnicodeError, csv.Error):
             ragged = []
@@ -256,13 +298,14 @@ class TableFile:
         return self.refused(
             f"{len(ragged)} of its rows {have} not the {len(self.names)} values of its header: the first has "
             f"{len(first)}: {cut(self.delimiter.join(first), 80)!r}. Mend them, quote what has {self.delimiter!r} in "
-            "it, or say what stands between values: --set dataset.delimiter=';'"
+            "it, say what stands between values: --set dataset.delimiter=';', or which line names the columns: --set "
+            "dataset.header=2"
         )
 
     def _has_quotes(self) -> bool:
         """Return whether a value may have the end of a line in it."""
-        if self._copy is not None:
-            return self._copy_has_quotes
+        if self._copy is not None or not self.quotes:
+            return self._copy_has_quotes and self.quotes
         with self.path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
             return content.find(b'"') >= 0
 
@@ -299,11 +342,30 @@ class TableFile:
                         ) from None
                     except (ValueError, RecursionError) as error:
                         raise self.refused(f"line {number} is no JSON ({error})") from None
+                    if "\\ud" in line.lower() and _has_half_characters(row):
+                        raise self.refused(
+                            f"line {number} has half of a character (such as \\ud83d alone), "
+                            "which no text can hold. Write the whole character"
+                        )
                     if not isinstance(row, dict):
                         raise self.refused(f"line {number} is no JSON object: {cut(line, 80)!r}")
                     yield row
         except UnicodeError:
             raise self._wrong_encoding() from None
+
+
+def _has_line_ends(column: Any) -> bool:
+    """Return whether a text of a column of Arrow has the end of a line in it."""
+    texts = column.dictionary if pa.types.is_dictionary(column.type) else column
+    return pa.types.is_string(texts.type) and bool(pa.compute.any(pa.compute.match_substring(texts, "\n")).as_py())
+
+
+def _has_half_characters(row: Any) -> bool:
+    try:
+        json.dumps(row, ensure_ascii=False).encode()
+    except UnicodeEncodeError:
+        return True
+    return False
 
 
 class _Twice(Exception):

@@ -49,6 +49,8 @@ class Column(Record):
     to 1. Without any it stays as it is."""
     decimal: Annotated[Literal[".", ","], Field(exclude_if=lambda decimal: decimal == ".")] = "."
     """What stands before the fraction of a number that is written as a text."""
+    format: Annotated[str | None, Field(exclude_if=lambda form: form is None)] = None
+    """How a date is written, in the codes of ``strptime``; None is ISO 8601."""
 
 
 class Feature(Record):

@@ -3,7 +3,7 @@
 import math
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -30,6 +30,7 @@ class Statistics:
     name: str
     described: config.TableColumn
     decimal: Literal[".", ","] = "."
+    not_missing: Collection[str] = ()
     sums: list[float] = field(default_factory=list)
     count: int = 0
     numbers: list[encoding.Numbers] = field(default_factory=list)
@@ -48,10 +49,10 @@ class Statistics:
             BadValue: one that the column cannot hold.
         """
         if self.kind in ("number", "datetime"):
-            is_datetime = self.kind == "datetime"
-            found = (
-                encoding.days(values, self.name) if is_datetime else encoding.numbers(values, self.name, self.decimal)
-            )
+            if self.kind == "datetime":
+                found = encoding.days(values, self.name, self.described.format)
+            else:
+                found = encoding.numbers(values, self.name, self.decimal)
             found = found[~np.isnan(found)]
             self.count += len(found)
             self.sums.append(float(found.sum()))
@@ -62,7 +63,7 @@ class Statistics:
                 rows = encoding.rows_of(values)
                 values = Repeated(rows, np.arange(len(rows)))
             counts = np.bincount(values.rows, minlength=len(values.values)).tolist()
-            missing = encoding.is_missing(values.values).tolist()
+            missing = encoding.is_missing(values.values, self.not_missing).tolist()
             for value, count, absent in zip(values.values, counts, missing, strict=True):
                 if count and not absent:
                     self.texts[encoding.spelled(value)] += count
@@ -86,7 +87,8 @@ class Statistics:
         if self.kind not in ("number", "datetime"):
             return Column.model_validate({"name": self.name, "kind": self.kind, "width": width})
         fill = math.fsum(self.sums) / self.count if self.described.missing == "fill" else None
-        fitted = {"fill": fill, "quantiles": self._quantiles(), "decimal": self.decimal}
+        form = self.described.format if self.kind == "datetime" else None
+        fitted = {"fill": fill, "quantiles": self._quantiles(), "decimal": self.decimal, "format": form}
         return Column.model_validate({"name": self.name, "kind": self.kind, "width": width, **fitted})
 
     def _quantiles(self) -> list[float]:

@@ -1,5 +1,7 @@
 """The rows of a table: which can be used, what each is to teach, and which split it belongs to."""
 
+import ast
+import contextlib
 import os
 import sys
 import warnings
@@ -61,7 +63,7 @@ class ScannedTable:
             for name, values in chunk.items():
                 parts[name].append(values)
         self.usable = np.ones(length, bool)
-        self._use_missing({name: parts[name] for name in strict})
+        self._use_missing({name: self._missing(name, parts[name]) for name in strict})
         self.shapes = self._look_at_images({name: parts[name] for name in images})
         self.target, self.labels = self._read_target({name: parts[name] for name in dataset.target})
         weights = None if dataset.weight is None else self._numbers(dataset.weight, parts[dataset.weight])
@@ -72,7 +74,16 @@ class ScannedTable:
         self.parts = parts
         for key in ("weight", "group", "time", "split_column"):
             if (name := getattr(dataset, key)) is not None:
-                self._need(key, name, _joined_missing(parts[name]))
+                self._need(key, name, parts[name])
+
+    def is_missing(self, name: str, values: Values) -> Mask:
+        """Return which rows have no value in a column, bool (n,), by what the column is read as."""
+        if self._wanted[name] in ("number", "datetime") and isinstance(values, list):
+            return np.array([encoding.is_no_number(value) for value in values], bool)
+        return encoding.is_missing(values, self.dataset.not_missing)
+
+    def _missing(self, name: str, parts: Sequence[Values]) -> Mask:
+        return np.concatenate([self.is_missing(name, part) for part in parts])
 
     def _roles(self) -> dict[str, Wanted]:
         dataset = self.dataset
@@ -124,7 +135,7 @@ class ScannedTable:
 
     def _read_metadata(self, column: str, kind: str, parts: Sequence[Values]) -> npt.NDArray[Any]:
         if kind == "category":
-            texts, places = texts_of(parts)
+            texts, places = self.texts_of(parts)
             return np.array(texts, object)[places]
         found, first = [], 0
         for part in parts:
@@ -143,10 +154,9 @@ class ScannedTable:
             first += encoding.num_rows(part)
         return np.concatenate(found)
 
-    def _use_missing(self, strict: Mapping[str, Sequence[Values]]) -> None:
+    def _use_missing(self, strict: Mapping[str, Mask]) -> None:
         """Refuse or leave out the rows that miss a value which nothing stands for."""
-        for name, parts in strict.items():
-            missing = _joined_missing(parts)
+        for name, missing in strict.items():
             if self.kinds[name].missing == "drop":
                 self.usable &= ~missing
             elif missing.any():
@@ -161,7 +171,7 @@ class ScannedTable:
         broken: dict[str, str] = {}
         found: dict[str, tuple[Rows, dict[int, Header]]] = {}
         for name, own in parts.items():
-            texts, places = texts_of(own)
+            texts, places = self.texts_of(own)
             headers = {}
             for place in np.unique(places[self.usable]).tolist():
                 if (header := self._header(texts[place], broken)) is not None:
@@ -174,7 +184,7 @@ class ScannedTable:
             reasons: dict[Path, str] = {}
             decode_rest(list(whole.values()), self.dataset.image_size, reasons)
             for name, (_, headers) in found.items():
-                texts, _ = texts_of(parts[name])
+                texts, _ = self.texts_of(parts[name])
                 broken |= {
                     texts[place]: reasons[path] for place, one in headers.items() if (path := Path(one.path)) in reasons
                 }
@@ -226,30 +236,53 @@ class ScannedTable:
             "Mend them, or leave their rows out: dataset.on_broken=skip"
         )
 
-    def _need(self, key: str, name: str, missing: Mask) -> None:
-        """Refuse rows that miss a value of what is not a feature; or leave them out."""
+    def _need(self, key: str, name: str, parts: Sequence[Values]) -> None:
+        """Refuse rows that miss a value of what is not a feature; or leave them out, and say how many."""
+        missing = self._missing(name, parts)
         if not missing.any():
             return
-        if self.dataset.on_broken == "skip":
-            self.usable &= ~missing
-            return
+        texts = {text for part in parts for text in set(_texts_in(part)) & encoding.MISSING_TEXTS if text}
+        keep = ", ".join(f"'{text}'" for text in sorted(texts))
+        hint = f' ({keep} is read as missing; a value it is with --set "dataset.not_missing=[{keep}]")' if keep else ""
         count, rows = int(missing.sum()), listed([str(row + 1) for row in np.flatnonzero(missing).tolist()])
         has, where, them = ("has", "row", "it") if count == 1 else ("have", "the rows", "them")
+        if self.dataset.on_broken == "skip":
+            self.usable &= ~missing
+            gone = f", which is no class then: {keep}" if keep and key == "target" else ""
+            said = (
+                f"left out: {count:,} of {len(missing):,} rows without a value of dataset.{key} = '{name}'{gone}{hint}"
+            )
+            print(said, file=sys.stderr)
+            return
         raise UserError(
-            f"dataset.{key} = '{name}': {count:,} of {len(missing):,} rows {has} no value, in {where} {rows}, counted "
-            f"without the header. Mend {them}, or leave {them} out: dataset.on_broken=skip "
+            f"dataset.{key} = '{name}': {count:,} of {len(missing):,} rows {has} no value{hint}, in {where} {rows}, "
+            f"counted without the header. Mend {them}, or leave {them} out: dataset.on_broken=skip "
             f"(dataset.source = '{self.dataset.source}')"
         )
+
+    def texts_of(self, parts: Sequence[Values]) -> tuple[list[str], Rows]:
+        """Return the texts of a column, each once, and the place of each row's in them, int64 (n,); '' is missing."""
+        places: dict[str, int] = {}
+        found = []
+        for part in parts:
+            values = part if isinstance(part, Repeated) else Repeated(encoding.rows_of(part), np.arange(len(part)))
+            missing = encoding.is_missing(values.values, self.dataset.not_missing).tolist()
+            texts = [
+                "" if absent else encoding.spelled(one) for one, absent in zip(values.values, missing, strict=True)
+            ]
+            own = np.array([places.setdefault(text, len(places)) for text in texts], np.int64)
+            found.append(own[values.rows])
+        return list(places), np.concatenate(found)
 
     def _read_target(self, parts: Mapping[str, Sequence[Values]]) -> tuple[Target, npt.NDArray[Any]]:
         dataset = self.dataset
         if dataset.separator is None:  # With one, a row without a value has no label.
             for name, own in parts.items():
-                self._need("target", name, _joined_missing(own))
+                self._need("target", name, own)
         if not self.usable.any():
             raise self.refuse("target", "no row is left that has a value in each column that needs one")
         if dataset.task == "classification":
-            texts, places = texts_of(parts[dataset.target[0]])
+            texts, places = self.texts_of(parts[dataset.target[0]])
             used = np.flatnonzero(np.bincount(places[self.usable]))
             names = sort_classes([texts[place] for place in used.tolist()])
             if len(names) < 2:
@@ -284,8 +317,8 @@ class ScannedTable:
             raise self.refuse(
                 "target", "holds several labels: say what stands between them, such as dataset.separator=';'"
             )
-        texts, places = texts_of(parts[dataset.target[0]])
-        sets = [{label for one in text.split(dataset.separator) if (label := one.strip())} for text in texts]
+        texts, places = self.texts_of(parts[dataset.target[0]])
+        sets = [set(_labels_of(text, dataset.separator)) for text in texts]
         names = sorted(set().union(*sets))
         if len(names) < 2:
             raise self.refuse("target", f"has {len(names)} labels: several are wanted")
@@ -298,18 +331,15 @@ def num_rows_of(chunk: Mapping[str, Values]) -> int:
     return encoding.num_rows(next(iter(chunk.values())))
 
 
-def _joined_missing(parts: Sequence[Values]) -> Mask:
-    return np.concatenate([encoding.is_missing(part) for part in parts])
+def _labels_of(text: str, separator: str) -> list[str]:
+    """Return the labels in a text: what stands between separators, or the elements of a list of Python or JSON."""
+    if encoding.LIST.fullmatch(text):
+        with contextlib.suppress(ValueError, SyntaxError, MemoryError, RecursionError):
+            return [encoding.spelled(label) for label in ast.literal_eval(text.strip())]
+        text = text.strip()[1:-1]
+    return [label for one in text.split(separator) if (label := one.strip().strip("'\""))]
 
 
-def texts_of(parts: Sequence[Values]) -> tuple[list[str], Rows]:
-    """Return the texts of a column, each once, and the place of each row's in them, int64 (n,). A missing one is ''."""
-    places: dict[str, int] = {}
-    found = []
-    for part in parts:
-        values = part if isinstance(part, Repeated) else Repeated(encoding.rows_of(part), np.arange(len(part)))
-        missing = encoding.is_missing(values.values).tolist()
-        spelled = ["" if absent else encoding.spelled(one) for one, absent in zip(values.values, missing, strict=True)]
-        own = np.array([places.setdefault(text, len(places)) for text in spelled], np.int64)
-        found.append(own[values.rows])
-    return list(places), np.concatenate(found)
+def _texts_in(values: Values) -> list[str]:
+    rows = values.values if isinstance(values, Repeated) else encoding.rows_of(values)
+    return [value.strip() for value in rows if isinstance(value, str)]

@@ -9,7 +9,7 @@ from tasks import config
 from tasks.data import encoding
 from tasks.data.encoding import BadValue
 from tasks.data.kinds import SPLITS, split_rows
-from tasks.data.kinds._table_rows import Rows, ScannedTable, texts_of
+from tasks.data.kinds._table_rows import Rows, ScannedTable
 from tasks.system.errors import UserError, cut, one_of
 
 NAMES = ("train", "validation", "test")
@@ -52,7 +52,7 @@ def _divided(table: ScannedTable, rows: Rows, wanted: dict[str, int]) -> dict[st
 def _by_column(table: ScannedTable, rows: Rows, column: str) -> dict[str, Rows]:
     """Return the rows of each split that a column of the table names."""
     dataset = table.dataset
-    texts, places = texts_of(table.parts[column])
+    texts, places = table.texts_of(table.parts[column])
     used = [texts[place] for place in np.unique(places[rows]).tolist()]
     if unknown := [text for text in used if text.strip().lower() not in SPLITS]:
         raise table.refuse("split_column", one_of("split", unknown[0], SPLITS))
@@ -62,7 +62,7 @@ def _by_column(table: ScannedTable, rows: Rows, column: str) -> dict[str, Rows]:
     if "train" not in parts:
         raise table.refuse("split_column", f"has {', '.join(parts)} alone: rows to train on are needed")
     if dataset.group is not None:
-        groups, of_row = texts_of(table.parts[dataset.group])
+        groups, of_row = table.texts_of(table.parts[dataset.group])
         seen = np.stack([np.bincount(of_row[own], minlength=len(groups)) > 0 for own in parts.values()])
         if (leaking := np.flatnonzero(seen.sum(0) > 1)).size:
             raise table.refuse(
@@ -75,7 +75,7 @@ def _by_column(table: ScannedTable, rows: Rows, column: str) -> dict[str, Rows]:
 
 def _by_group(table: ScannedTable, rows: Rows, column: str, wanted: dict[str, int]) -> dict[str, Rows]:
     dataset = table.dataset
-    groups, of_row = texts_of(table.parts[column])
+    groups, of_row = table.texts_of(table.parts[column])
     used = sorted({groups[place] for place in np.unique(of_row[rows]).tolist()})
     number = {text: place for place, text in enumerate(used)}
     own = np.array([number.get(text, -1) for text in groups])[of_row[rows]]
@@ -122,9 +122,11 @@ def _times(table: ScannedTable, name: str) -> encoding.Numbers:
         return np.concatenate([encoding.numbers(part, name, decimal) for part in parts])
     except BadValue:
         pass
+    column = (table.dataset.columns or {}).get(name)
+    form = column.format if column else None
     for part in parts:
         try:
-            found.append(encoding.days(part, name))
+            found.append(encoding.days(part, name, form))
         except BadValue as bad:
             raise table.refuse(
                 "time", f"row {first + bad.row + 1} has {cut(repr(bad.value), 80)}, which {bad.reason}"

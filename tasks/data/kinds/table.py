@@ -18,7 +18,7 @@ from tasks.data.kinds import Block, Examples, Metadata
 from tasks.data.kinds._columns import Fitted, Statistics
 from tasks.data.kinds._table_rows import Rows, ScannedTable, num_rows_of
 from tasks.data.kinds._table_splits import NAMES, split
-from tasks.data.table_columns import LOOKED_AT, fill_in, open_file
+from tasks.data.table_columns import LOOKED_AT, doubtful_header, fill_in, find_header, open_file
 from tasks.data.table_files import TableFile
 from tasks.records import HeldOut
 from tasks.system import background, machine
@@ -37,8 +37,13 @@ def guess(dataset: config.Table) -> tuple[config.Table, list[str]]:
         UserError: the file cannot be read, no column has the name of one that the dataset names, none is left to learn
             from, or what is to be learnt may be read in two ways.
     """
+    dataset, said = find_header(dataset)
     file = open_file(dataset)
-    filled, lines = fill_in(dataset, file, may_guess=True)
+    said += [text for text in [doubtful_header(file)] if text]
+    try:
+        filled, lines = fill_in(dataset, file, may_guess=True)
+    except UserError as error:
+        raise UserError("; ".join([*said, str(error)])) from None
     if dataset.task == "auto" and filled.task == "classification":
         _refuse_labels_in_one_text(filled, file)
     if lines and all(column.kind == "ignore" for column in (filled.columns or {}).values()):
@@ -48,7 +53,7 @@ def guess(dataset: config.Table) -> tuple[config.Table, list[str]]:
             f"dataset.source = '{dataset.source}': no column is left to learn from. What they were taken for: {taken}. "
             "Say what one is: --set dataset.columns.NAME=number, datetime, category, text or image"
         )
-    return filled, lines
+    return filled, [*said, *lines]
 
 
 def _refuse_labels_in_one_text(dataset: config.Table, file: TableFile) -> None:
@@ -57,7 +62,7 @@ def _refuse_labels_in_one_text(dataset: config.Table, file: TableFile) -> None:
     texts: set[str] = set()
     for chunk in file.first({target: "repeated"}, LOOKED_AT):
         values = list(encoding.rows_of(chunk[target]))
-        missing = encoding.is_missing(values).tolist()
+        missing = encoding.is_missing(values, dataset.not_missing).tolist()
         texts |= {encoding.spelled(value) for value, absent in zip(values, missing, strict=True) if not absent}
     for mark in (";", "|", ","):
         several = {text for text in texts if mark in text}
@@ -111,7 +116,7 @@ def _metadata(table: ScannedTable, splits: npt.NDArray[np.int8], split: str) -> 
     found = {}
     for name, values in table.metadata.items():
         some = values[own].tolist()
-        missing = encoding.is_missing(some).tolist()
+        missing = encoding.is_missing(some, table.dataset.not_missing).tolist()
         given = [None if absent else value for value, absent in zip(some, missing, strict=True)]
         found[name] = Metadata(table.dataset.metadata[name], given)
     return found
@@ -120,7 +125,8 @@ def _metadata(table: ScannedTable, splits: npt.NDArray[np.int8], split: str) -> 
 def _fit(table: ScannedTable, splits: npt.NDArray[np.int8]) -> Fitted:
     """Return the features of a table, with what is taken of its training split."""
     dataset, decimal = table.dataset, table.dataset.decimal or "."
-    columns = {name: Statistics(name, one, decimal) for name, one in table.kinds.items() if one.kind != "image"}
+    others = {name: one for name, one in table.kinds.items() if one.kind != "image"}
+    columns = {name: Statistics(name, one, decimal, dataset.not_missing) for name, one in others.items()}
     for first, chunk in table.chunks(table.features):
         rows = np.flatnonzero(splits[first : first + num_rows_of(chunk)] == 0)
         for name, statistics in columns.items():
@@ -159,7 +165,7 @@ def _blocks(
                 encoded, whole = encoder.encode_whole(own)
             except BadValue as bad:
                 raise table.refused(bad, int(places[bad.row])) from None
-            missing = {column: int(encoding.is_missing(values)[whole].sum()) for column, values in own.items()}
+            missing = {column: int(table.is_missing(column, values)[whole].sum()) for column, values in own.items()}
             used = places[whole]
             splits[np.setdiff1d(places, used)] = -1  # Of which an image is not whole.
             weights = None if table.weights is None else table.weights[used]
