@@ -1,5 +1,6 @@
 """What the columns of a table are: what its description says, and what the data say where it does not."""
 
+import codecs
 import contextlib
 import csv
 import math
@@ -79,7 +80,12 @@ def find_header(dataset: config.Table) -> tuple[config.Table, list[str]]:
     Above it may stand blank lines, comments, a title, and ``sep=;``, by which Excel says the delimiter.
     """
     path = config.project_root() / dataset.source
-    if "header" in dataset.model_fields_set or path.suffix.lower() not in (".csv", ".tsv") or not path.is_file():
+    if path.suffix.lower() not in (".csv", ".tsv") or not path.is_file():
+        return dataset, []
+    with path.open("rb") as file:
+        if file.read(2) in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE) and "encoding" not in dataset.model_fields_set:
+            dataset = dataset.model_copy(update={"encoding": "utf-16"})
+    if "header" in dataset.model_fields_set:
         return dataset, []
     lines = _first_lines(path, dataset.encoding)
     named = [match[1] for line in lines[:LINES_ABOVE] if (match := EXCEL_DELIMITER.fullmatch(line.strip()))]
@@ -91,7 +97,7 @@ def find_header(dataset: config.Table) -> tuple[config.Table, list[str]]:
         filled = sum(bool(value.strip()) for value in row)
         if EXCEL_DELIMITER.fullmatch(line.strip()) or not filled or (line.startswith("#") and len(row) != width):
             continue
-        if width > 1 and filled == 1 and (len(row) < width or width > 2):
+        if filled == 1 and row[0].strip() and (len(row) < width or width > 2):
             continue  # A title.
         if not place:
             break
@@ -483,8 +489,8 @@ def _notes(
     classes = dataset.target if task == "classification" else ()
     if task == "regression":
         for name in dataset.target:
-            texts = [value.strip() for value in looked[name] if isinstance(value, str)]
-            notes += [f"'{name}': {said}" for said in _how_written(name, texts, len(looked[name]), dataset)]
+            written = [value.strip() for value in looked[name] if isinstance(value, str)]
+            notes += [f"'{name}': {said}" for said in _how_written(name, written, len(looked[name]), dataset)]
     for name in (*classes, *(name for name, column in columns.items() if column.kind == "category" and name in looked)):
         texts = Counter(encoding.spelled(value) for value in looked[name] if isinstance(value, str))
         notes += [

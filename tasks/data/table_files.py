@@ -118,7 +118,7 @@ class TableFile:
                 with self.path.open(encoding=self._python_encoding, newline="") as file:
                     above = (self.header or 1) - 1
                     reader = self._csv_reader(islice(file, above, None))
-                    names = next(reader, [])
+                    names = [name.strip() for name in next(reader, [])]
                     self._header_lines = above + reader.line_num if self.header else 0
                     if not self.header:
                         names = [f"column_{place}" for place in range(1, len(names) + 1)]

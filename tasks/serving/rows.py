@@ -10,28 +10,37 @@ from typing import Any
 import numpy as np
 
 
+def encoding_of(start: bytes, otherwise: str) -> str:
+    """Return the encoding of a text that begins with these bytes: UTF-16 where they are its mark."""
+    return "utf-16" if start[:2] in (b"\xff\xfe", b"\xfe\xff") else otherwise
+
+
 def csv_rows(
     lines: Iterator[str], columns: Sequence[str], check: Callable[[list[str]], object], max_field: int = 2**26
 ) -> Iterator[dict[str, str] | str]:
     """Yield the columns of each row of CSV that a model takes, or the reason why it is no such row.
 
     Args:
-        lines: the first one names the columns. A comma, a semicolon, a tab or a bar stands between them: whatever makes
-            most of the model's columns.
+        lines: the first one that has the model's columns names them; above it may stand a title or comments. A comma, a
+            semicolon, a tab or a bar stands between them: whatever makes most of the model's columns.
         columns: what the model takes.
         check: takes the names of the first line, and raises an error if one is missing.
         max_field: characters of a value; a quote that nothing closes makes one value of all that follows.
     """
     csv.field_size_limit(max_field)
-    header = next(lines, "")
+    delimiters = ",;\t|"
+    first = list(itertools.islice(lines, 20))
 
-    def count(delimiter: str) -> int:
-        found = next(csv.reader([header], delimiter=delimiter), [])
+    def count(line: str, delimiter: str) -> int:
+        found = [name.strip() for name in next(csv.reader([line], delimiter=delimiter), [])]
         return sum(column in found for column in columns)
 
-    reader = csv.reader(itertools.chain([header], lines), delimiter=max(",;\t|", key=count))
+    counts = [max(count(line, delimiter) for delimiter in delimiters) for line in first]
+    header = counts.index(len(columns)) if len(columns) in counts else 0
+    delimiter = max(delimiters, key=lambda one: count(first[header], one) if first else 0)
+    reader = csv.reader(itertools.chain(first[header:], lines), delimiter=delimiter)
     # As prepare names the one without a name, which pandas writes for its index.
-    names = [one if one.strip() else f"column {place}" for place, one in enumerate(next(reader, []), 1)]
+    names = [one.strip() or f"column {place}" for place, one in enumerate(next(reader, []), 1)]
     check(names)
     places = {column: names.index(column) for column in columns}
     while True:

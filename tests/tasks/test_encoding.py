@@ -5,6 +5,7 @@ import base64
 import io
 import re
 import sys
+import unicodedata
 from datetime import UTC, date, datetime
 from pathlib import Path
 
@@ -99,7 +100,7 @@ def test_places_among_quantiles_are_those_of_scikit_learn(draw, number_of):
 
 
 def test_categories_have_places_and_unknown_ones_the_place_1():
-    encoder = Encoder(places("category", (2,), "city", "size"), {"category": [["Ulm", "Bonn"], ["3", "2.0", "true"]]})
+    encoder = Encoder(places("category", (2,), "city", "size"), {"category": [["Ulm", "Bonn"], ["3", "2", "true"]]})
     found = encoder.encode({"city": ["Bonn", "Paris", None, "Ulm", ""], "size": [3, 3.0, 2, "3", True]})
     assert found["category"].tolist() == [[3, 2], [1, 2], [0, 3], [2, 2], [0, 4]]
     assert found["category"].dtype == np.int32
@@ -122,8 +123,9 @@ def test_a_text_is_encoded_the_same_whatever_stands_in_the_rows_beside_it(texts,
     together = encoder.encode({"note": texts})["text"]
     assert together.shape == (len(texts), length)
     for text, row in zip(texts, together, strict=True):
-        missing = text is None or text in encoding.MISSING_TEXTS
-        words = [] if missing else re.findall(r"\w+|[^\w\s]", text.lower().replace("\0", " "))[:length]
+        missing = text is None or text.strip() in encoding.MISSING_TEXTS
+        one_form = "" if missing else unicodedata.normalize("NFC", text.lower().replace("\0", " "))
+        words = re.findall(rf"[{encoding.UNSPACED}]|[^\W{encoding.UNSPACED}]+|[^\w\s]", one_form)[:length]
         expected = [vocabulary.index(word) + 2 if word in vocabulary else 1 for word in words]
         assert row.tolist() == expected + [0] * (length - len(expected))
 

@@ -215,7 +215,7 @@ def test_a_number_that_arrow_does_not_read_is_read_as_it_is_served(source):
 def test_a_datetime_that_arrow_does_not_read_is_read_as_it_is_served(source):
     times = [f"2024-03-{day:02} 1{day % 3}:00" for day in range(1, 20)]
     frame = pd.DataFrame({"when": [*times, "2024-03-20T02:00:00+03:00"], "x": range(20), "y": ["a", "b"] * 10})
-    prepared = prepare(write(frame, source / "own.csv"), target="y")
+    prepared = prepare(write(frame, source / "own.csv"), target="y", columns={"x": "number"})
     found = np.concatenate([array(prepared, "number", split) for split in prepared.splits])
     whole = np.concatenate([[encoding.days([text], "") for text in frame["when"]], np.arange(20)[:, np.newaxis]], 1)
     np.testing.assert_array_equal(found[np.argsort(found[:, -1])][:, [0, -1]], whole.astype(np.float32))
@@ -309,7 +309,7 @@ def test_a_group_lies_in_one_split(source, seed):
     frame = visits().assign(row=np.arange(200.0))
     prepared = prepare(
         write(frame, source / "own.csv"), target="back", group="person", validation=0.2, seed=seed,
-        columns={"person": "ignore", "age": "ignore", "when": "ignore"},
+        columns={"person": "ignore", "age": "ignore", "when": "ignore", "row": "number"},
     )  # fmt: skip
     person = {
         split: set(frame["person"][array(prepared, "number", split)[:, 0].astype(int)]) for split in prepared.splits
@@ -328,8 +328,8 @@ METADATA = {"person": "category", "when": "datetime", "dose": "number", "site": 
 
 def measured(count=300):
     """A table whose feature `row` says which row it is."""
-    frame = visits(count)[["person", "when", "back"]].assign(row=np.arange(count), dose=np.arange(count) % 97 / 4)
-    frame["site"] = np.where(frame["row"] % 3 == 0, "north", np.where(frame["row"] % 3 == 1, "south", None))
+    frame = visits(count)[["person", "when", "back"]].assign(row=np.arange(count) + 0.5, dose=np.arange(count) % 97 / 4)
+    frame["site"] = np.where(frame["row"] % 3 == 0.5, "north", np.where(frame["row"] % 3 == 1.5, "south", None))
     frame.loc[::7, "dose"] = np.nan
     return frame
 
@@ -410,7 +410,8 @@ def test_a_validation_split_that_is_made_is_told(source, capsys):
 def test_the_newest_rows_are_the_test_split(source, column):
     frame = visits().assign(row=np.arange(200.0))
     frame["year"] = frame["when"].dt.day_of_year // 10  # Many rows of each.
-    prepared = prepare(write(frame, source / "own.csv"), target="back", time=column, columns={"age": "ignore"})
+    columns = {"age": "ignore", "row": "number"}
+    prepared = prepare(write(frame, source / "own.csv"), target="back", time=column, columns=columns)
     place = 0 if column == "when" else 7  # A datetime is before it.
     rows = {split: array(prepared, "number", split)[:, place].astype(int) for split in prepared.splits}
     times = {split: frame[column][own] for split, own in rows.items()}
@@ -442,7 +443,7 @@ def test_a_split_that_a_column_does_not_name_is_drawn_from_train(source, group, 
     frame["part"] = np.where(frame["row"] % 4 == 3, other, "train")
     prepared = prepare(
         write(frame, source / "own.csv"), target="back", split_column="part", group=group, validation=0.2,
-        columns={"person": "ignore", "age": "ignore", "when": "ignore"},
+        columns={"person": "ignore", "age": "ignore", "when": "ignore", "row": "number"},
     )  # fmt: skip
     rows = {split: array(prepared, "number", split)[:, 0].astype(int) for split in prepared.splits}
     assert set(rows) == {"train", "validation", "test"}
@@ -478,7 +479,7 @@ def test_labels_are_columns_or_stand_in_one(source):
 @pytest.mark.parametrize("mark", [";", "|", ", "])
 def test_labels_that_may_be_classes_are_asked_for(source, mark):
     sets = [("hot",), ("wet",), ("hot", "wet"), ("dark", "hot"), ()] * 20
-    path = write(pd.DataFrame({"x": np.arange(100), "y": [mark.join(one) for one in sets]}), source / "own.csv")
+    path = write(pd.DataFrame({"x": np.arange(100) / 4, "y": [mark.join(one) for one in sets]}), source / "own.csv")
     told = message_of(path, target="y")
     assert f"dataset.target = 'y': 'hot{mark}wet' may be 2 labels or one class" in told
     assert f"Say --set \"dataset.separator='{mark.strip()}'\" if it is labels, or --set dataset.task=class" in told
@@ -490,7 +491,7 @@ def test_labels_that_may_be_classes_are_asked_for(source, mark):
     assert len(prepared.target.class_names) == 4
     # These are names, of which no part is a value.
     names = ["Doe, Jo", "Doe, Al", "Roe, Jo", "Roe", "Poe"] * 20
-    write(pd.DataFrame({"x": np.arange(100), "y": names}), path)
+    write(pd.DataFrame({"x": np.arange(100) / 4, "y": names}), path)
     assert len(prepare(path, target="y").target.class_names) == 5
 
 
@@ -575,7 +576,7 @@ def test_decimal_commas_give_the_numbers_of_decimal_points(source, thousands):
     european.to_csv(source / "own.csv", index=False, sep=";")
     dataset, lines = table.guess(describe(source / "own.csv", target="y", weight="weight"))
     assert (dataset.decimal, dataset.delimiter, dataset.task) == (",", ";", "regression")
-    assert "  decimal   numbers are written as 3,14" in lines
+    assert "  note      numbers are written as 3,14" in lines
     prepared = stage.prepare(dataset)
     assert {name: content for name, content in files_of(prepared).items() if name.endswith(".npy")} == expected
     # What a registered model has of the data takes the file's rows as they are, and numbers.
@@ -597,13 +598,11 @@ def test_a_file_with_decimal_points_says_nothing_of_them(source):
 AS_NUMBERS = {"decimal": ",", "columns": {"own": "number"}}
 COMMAS = [
     (["1,234", "2,000", "17"], {}, "the comma in '1,234' of the column 'own' may stand before a fraction or between"),
-    (["1,234,567", "2,000,000", "3"], {}, "may stand before a fraction or between thousands"),
     (
         ["1,5", "2,25", "3.5"],
         AS_NUMBERS,
         "in row 3, counted without the header, '3.5', which is no number with",
     ),
-    (["1,5", "2,25", "1.234"], AS_NUMBERS, "'1.234', which is no number with a decimal comma"),
 ]
 
 
@@ -620,11 +619,11 @@ def test_points_in_one_column_and_commas_in_another_are_refused(source):
     path = source / "own.csv"
     frame.to_csv(path, index=False, sep=";")
     message = message_of(path, target="y")
-    assert "the column 'own' has numbers with a comma, such as '1,5', and 'x' some with a point" in message
+    assert "the column 'own' has numbers with a decimal comma, such as '1,5', and 'x' some with a decimal" in message
     dataset, _ = table.guess(describe(path, target="y", columns={"own": "category"}))
     assert dataset.columns["own"].kind == "category", "as the message says"
     assert dataset.columns["x"].kind == "number"
-    labels = pd.DataFrame({"x": range(20), "y": ["1,2", "2,3"] * 10})
+    labels = pd.DataFrame({"x": np.arange(20) * 1.5, "y": ["1,2", "2,3"] * 10})
     labels.to_csv(path, index=False, sep=";")
     assert table.guess(describe(path, target="y", separator=","))[0].decimal is None, "these are several labels"
 
@@ -662,7 +661,7 @@ GUESSES = [
 
 @pytest.mark.parametrize(("values", "kind"), GUESSES)
 def test_a_column_says_its_kind(source, values, kind):
-    frame = pd.DataFrame({"own": values, "x": range(len(values)), "y": np.arange(len(values)) * 0.5})
+    frame = pd.DataFrame({"own": values, "x": np.arange(len(values)) / 4, "y": np.arange(len(values)) * 0.5})
     path = write(frame, source / "own.csv")
     dataset, _ = table.guess(describe(path, target="y"))
     assert dataset.columns["own"].kind == kind
@@ -705,7 +704,7 @@ def test_images_are_paths_beside_the_table(source):
     dataset, _ = table.guess(describe(write(frame, source / "own.csv"), target="pet"))
     assert (dataset.columns["photo"].kind, dataset.images) == ("image", ("pictures",))
     assert dataset.sources == (str(source / "own.csv"), str(source / "pictures"))
-    prepared = prepare(source / "own.csv", target="pet")
+    prepared = prepare(source / "own.csv", target="pet", columns={"shade": "number"})
     photo = prepared.features["photo"]
     assert (photo.shape, photo.dtype, photo.columns[0].name) == ((4, 6, 3), "uint8", "photo")
     for split in prepared.splits:
@@ -775,7 +774,7 @@ def test_all_images_that_cannot_be_used_are_counted_and_twenty_are_named(source)
 
 def test_rows_whose_image_is_broken_can_be_left_out(source, capsys):
     path = broken_pets(source)
-    prepared = prepare(path, target="pet", columns={"photo": "image"}, on_broken="skip")
+    prepared = prepare(path, target="pet", columns={"photo": "image", "shade": "number"}, on_broken="skip")
     assert sum(split.num_examples for split in prepared.splits.values()) == 30
     for split in prepared.splits:
         shades = array(prepared, "number", split)[:, 0]
@@ -908,7 +907,11 @@ REFUSED = [
     (SMALL.replace("3,a", "-3,a"), {"weight": "x"}, "dataset.weight = 'x': has a value below 0 in row 3"),
     (SMALL, {"test": 4}, "dataset.test = 4"),
     (SMALL, {"task": "multilabel"}, "say what stands between them, such as dataset.separator=';'"),
-    (frame_of(a=[*range(19), "n.a."]), {}, "the column 'a', of kind number, has in row 20, counted without the header"),
+    (
+        frame_of(a=[*range(19), "nothing"]),
+        {},
+        "the column 'a', of kind number, has in row 20, counted without the header",
+    ),
     (frame_of(a=[*range(19), 1e39]), {}, "which is no number that float32 holds"),
     (frame_of(a=[*range(19), "inf"]), {}, "which is no number that float32 holds"),
     (frame_of(a=[""] * 20), {"columns": {"a": "text"}}, "no text of the training split has a word"),

@@ -11,6 +11,7 @@ Pillow for images, and what runs the model.
 
 import csv
 import functools
+import io
 import itertools
 import json
 import math
@@ -28,7 +29,7 @@ import numpy as np
 
 from tasks.evaluation.predictions import probabilities
 from tasks.serving.formats.keras import load_model
-from tasks.serving.rows import answers, csv_rows, json_rows
+from tasks.serving.rows import answers, csv_rows, encoding_of, json_rows
 
 PART_BYTES, MAX_PART = 8 * 2**20, 1024
 """Examples that fit into these bytes are computed at once, at most ``MAX_PART``."""
@@ -198,7 +199,8 @@ def _rows(name: str, model: Predictor) -> Iterator[Example]:
             raise ValueError(f"'{name}' has the column {', '.join(map(repr, twice))} more than once: leave one")
 
     are_texts = list(kinds.values()) == ["text"] and not name.lower().endswith(TABLES)
-    with open(0 if name == "-" else name, encoding="utf-8-sig", newline="") as file:
+    with open(0 if name == "-" else name, "rb") as content:
+        file = io.TextIOWrapper(content, encoding_of(content.peek(2), "utf-8-sig"), newline="")
         try:
             first = file.readline()
             lines = itertools.chain([first] if first else [], file)
