@@ -377,10 +377,10 @@ def _read_as(texts: list[str], decimal: str) -> list[float] | None:
     return numbers if numbers and len(numbers) >= (1 - MISTAKES) * len(sample) else None
 
 
-def kind_of_texts(name: str, values: list[Any]) -> tuple[str, str]:
-    """Return what a column of texts is, as of a table's first rows, and why it is ignored where it is."""
+def kind_of_texts(name: str, values: list[Any]) -> tuple[config.TableColumn, str]:
+    """Return what a column of texts is, as of a table's first rows, and why."""
     guess = _kind(name, values, config.Table(kind="table", name="", source=""))
-    return guess.kind, guess.why
+    return config.TableColumn(kind=guess.kind, format=guess.form), guess.why
 
 
 def _kind(name: str, values: list[Any], dataset: config.Table) -> _Guess:

@@ -132,7 +132,7 @@ class Reader:
         """Why a text with bytes of another encoding is broken."""
         return f"is not {self.encoding}: say what it is with --encoding, such as latin-1"
 
-    def _open_text(self, file: io.BufferedReader[Any]) -> io.TextIOWrapper:
+    def _open_text(self, file: "io.BufferedReader[Any]") -> io.TextIOWrapper:
         """Return the text of a file; a byte of another encoding breaks only its own row."""
         codec = encoding_of(file.peek(2), self._codec) if is_utf8(self.encoding) else self.encoding
         return io.TextIOWrapper(file, codec, "surrogateescape", newline="")
@@ -243,7 +243,7 @@ class Reader:
             else:
                 yield from self._of_csv("-", file, self.folder)
 
-    def _of_lines(self, name: str, file: io.BufferedReader[Any]) -> Iterator[RawExamples]:
+    def _of_lines(self, name: str, file: "io.BufferedReader[Any]") -> Iterator[RawExamples]:
         (column,) = self.wanted.columns
         first, why = 1, self._contradiction
         with self._open_text(file) as text:
@@ -287,7 +287,7 @@ class Reader:
         except OSError as error:
             return "", f"cannot be read ({error.strerror})"
 
-    def _of_csv(self, name: str, file: io.BufferedReader[Any], folder: Path) -> Iterator[RawExamples]:
+    def _of_csv(self, name: str, file: "io.BufferedReader[Any]", folder: Path) -> Iterator[RawExamples]:
         """Yield the rows of CSV; paths of images in them begin at ``folder``."""
 
         def check(names: list[str]) -> None:

@@ -231,7 +231,7 @@ class Codes(Own, skip_registration=True):
     KEYS = ("features", "label")
 
     def example(self, row, generator):
-        code = "n/k" if row == 399 else str(row)
+        code = "n/k" if row == 399 else str(row / 4)
         return {"features": {"code": code, "size": np.inf if row == 398 else row}, "label": row % 2}
 
 

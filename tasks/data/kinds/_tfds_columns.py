@@ -142,11 +142,10 @@ class Columns:
                 kinds[name] = config.TableColumn.model_validate({"kind": KINDS[str(self._tfds_kind(name))]})
         told = {"ignore": [f"{name} ({why})" for name, why in unusable.items()]}
         for name, values in self._first_texts(texts).items():
-            kind, why = kind_of_texts(name, values)
-            if kind == "image":
-                kind, why = "ignore", "names of files"
-            kinds[name] = config.TableColumn.model_validate({"kind": kind})
-            if kind == "ignore":
+            kinds[name], why = kind_of_texts(name, values)
+            if kinds[name].kind == "image":
+                kinds[name], why = config.TableColumn(kind="ignore"), "names of files"
+            if kinds[name].kind == "ignore":
                 told["ignore"].append(f"{name} ({why})")
         for name in self._sources:
             if kinds[name].kind != "ignore" or name in given:

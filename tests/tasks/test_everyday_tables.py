@@ -1,0 +1,350 @@
+"""Tables as people write them: what is read, what is said of it, and what is asked."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tasks import config
+from tasks import prepare as stage
+from tasks.data import encoding
+from tasks.data.encoding import Encoder
+from tasks.data.kinds import table
+from tasks.system.errors import UserError
+
+pytestmark = pytest.mark.usefixtures("project")
+
+LABELS = ["tall", "short"] * 20
+PLAIN = [f"{number * 0.37 - 3:.2f}" for number in range(40)]
+
+
+def quoted(value):
+    return '"' + value.replace('"', '""') + '"' if any(sign in value for sign in ',"\n') else value
+
+
+def csv_of(**columns):
+    """CSV of texts by column; a column of numbers and one of labels is there in any case."""
+    columns = columns | {"plain": columns.get("plain", PLAIN)} | ({} if "label" in columns else {"label": LABELS})
+    rows = zip(*columns.values(), strict=True)
+    return "\n".join([",".join(columns), *(",".join(map(quoted, row)) for row in rows)]) + "\n"
+
+
+def guess(content, target="label", name="own.csv", **values):
+    """Return what `data add` makes of a file, and what it says on one line."""
+    Path(name).write_bytes(content if isinstance(content, bytes) else content.encode())
+    values = {"kind": "table", "name": "own", "source": name, "target": target, **values}
+    dataset, lines = table.guess(config.describe(values, "test"))
+    return dataset, " ".join(" ".join(lines).split())
+
+
+def prepare(content, **values):
+    dataset, said = guess(content, **values)
+    Path("data/own").mkdir(exist_ok=True)
+    return stage.prepare(dataset), said
+
+
+def numbers_of(prepared, column):
+    """All values of a column, in no order."""
+    names = [one.name for one in prepared.features["number"].columns]
+    parts = [np.load(split.features["number"])[:, names.index(column)] for split in prepared.splits.values()]
+    return np.sort(np.concatenate(parts))
+
+
+def times_of(values, count=40):
+    return [values[row % len(values)] for row in range(count)]
+
+
+WRITTEN = [
+    (["$1,200.00", "$950.50", "$12,345.00"], [1200, 950.5, 12345], "numbers with $"),
+    (["1.200,50 €", "950,25 €", "12.345,00 €"], [1200.5, 950.25, 12345], "numbers with €"),
+    (["USD 1,200.25", "USD 90.25", "USD 7.50"], [1200.25, 90.25, 7.5], "numbers with USD"),
+    (["-$5.50", "$-6.25", "$7.00"], [-5.5, -6.25, 7], "numbers with $"),
+    (["12 345", "9 876", "1 234 567"], [12345, 9876, 1234567], ""),
+    (["12\u202f345,5", "9\u00a0876,25", "17,5"], [12345.5, 9876.25, 17.5], "numbers are written as 3,14"),
+    (["12'345.5", "9’876.5", "17"], [12345.5, 9876.5, 17], ""),
+    (["1,234,567", "12,345,678", "9"], [1234567, 12345678, 9], ""),
+    (["12,34,567", "1,20,000", "9"], [1234567, 120000, 9], ""),
+    (["1.234.567", "12.345.678", "9"], [1234567, 12345678, 9], "numbers are written as 3,14"),
+    (["45%", "4.5 %", "100%"], [45, 4.5, 100], "numbers with %"),
+    (["(1,200.50)", "17.25", "(3)"], [-1200.5, 17.25, -3], ""),
+    (["12.5-", "17", "3-"], [-12.5, 17, -3], ""),
+    (["\u22125.5", "17.25", "+3"], [-5.5, 17.25, 3], ""),
+    ([" 5.5", "17.25 ", "3"], [5.5, 17.25, 3], ""),
+]
+
+
+@pytest.mark.parametrize(("texts", "expected", "said"), WRITTEN)
+def test_numbers_are_read_as_people_write_them(texts, expected, said):
+    prepared, lines = prepare(csv_of(own=times_of(texts)), columns={"plain": "ignore"})
+    np.testing.assert_allclose(np.unique(numbers_of(prepared, "own")), sorted(expected))
+    assert said in lines
+    encoder = Encoder({name: one.model_dump() for name, one in prepared.features.items()}, {})
+    served = encoder.encode({"own": texts})["number"]
+    np.testing.assert_allclose(served[:, 0], expected, err_msg="a served model reads them alike")
+
+
+@pytest.mark.parametrize("mark", ["#DIV/0!", "?", "-", "n.a.", "N/A", "#VALUE!", " "])
+def test_what_stands_for_no_number_is_missing_and_counted(mark):
+    texts = [mark if row % 4 == 1 else text for row, text in enumerate(PLAIN)]
+    prepared, said = prepare(csv_of(own=texts), columns={"plain": "ignore"})
+    mean = np.mean([float(text) for text in texts if text != mark])
+    assert sum(split.num_missing.get("own", 0) for split in prepared.splits.values()) == 10
+    assert abs(prepared.features["number"].columns[0].fill - mean) < 1
+    if mark in encoding.NO_NUMBER:
+        assert f"10 of 40 are '{mark}' and count as missing" in said
+
+
+def test_a_price_is_a_regression():
+    prices = [f"${1000 + 37 * row:,}" for row in range(40)]
+    dataset, said = guess(csv_of(price=prices), target="price", columns={"label": "ignore"})
+    assert dataset.task == "regression"
+    assert "'price': numbers with $" in said
+
+
+ASKED = [
+    (
+        ["1,234", "2,500", "17"],
+        "the comma in '1,234' of the column 'own' may stand before a fraction or between thousands",
+        [{"decimal": ","}, {"decimal": "."}, {"columns": {"own": "category", "plain": "ignore"}}],
+    ),
+    (
+        ["$1.50", "€2.50", "$3.00"],
+        "the column 'own' has numbers in several currencies: '$', '€'",
+        [{"columns": {"own": "category"}}],
+    ),
+    (
+        ["01/02/2025", "03/04/2025", "05/06/2025"],
+        "the dates of the column 'own', such as 01/02/2025, 03/04/2025, 05/06/2025, may be read in 2 ways",
+        [{"columns": {"own": {"kind": "datetime", "format": form}}} for form in ("%d/%m/%Y", "%m/%d/%Y")],
+    ),
+]
+
+
+@pytest.mark.parametrize(("texts", "message", "answers"), ASKED)
+def test_what_may_mean_two_things_is_asked_and_each_answer_is_taken(texts, message, answers):
+    content = csv_of(own=times_of(texts), plain=times_of(["1", "2", "4"]))
+    with pytest.raises(UserError) as asked:
+        guess(content)
+    assert message in str(asked.value)
+    assert "dataset.source = 'own.csv'" in str(asked.value)
+    for answer in answers:
+        key, value = next(iter(answer.items()))
+        value = next(iter(value.values())) if key == "columns" else value
+        assert str(value["format"] if isinstance(value, dict) else value) in str(asked.value)
+        guess(content, **answer)
+
+
+DATES = [
+    (["31/12/2025", "01/02/2025", "15/06/2024"], ["2025-12-31", "2025-02-01", "2024-06-15"], "%d/%m/%Y"),
+    (["12/31/2025", "02/01/2025", "06/15/2024"], ["2025-12-31", "2025-02-01", "2024-06-15"], "%m/%d/%Y"),
+    (["31.12.25", "01.02.25", "15.06.24"], ["2025-12-31", "2025-02-01", "2024-06-15"], "%d.%m.%y"),
+    (["Dec 31, 2025", "Feb 1, 2025", "Jun 15, 2024"], ["2025-12-31", "2025-02-01", "2024-06-15"], "%b %d, %Y"),
+    (["31 December 2025", "1 February 2025"], ["2025-12-31", "2025-02-01"], "%d %B %Y"),
+    (["31/12/2025 08:15", "01/02/2025 18:30"], ["2025-12-31 08:15", "2025-02-01 18:30"], "%d/%m/%Y %H:%M"),
+    (["2025-12-31 08:15", "2025-02-01 18:30"], ["2025-12-31 08:15", "2025-02-01 18:30"], None),
+]
+
+
+@pytest.mark.parametrize(("texts", "iso", "form"), DATES)
+def test_dates_are_read_where_one_reading_fits(texts, iso, form):
+    prepared, said = prepare(csv_of(when=times_of(texts)), columns={"plain": "ignore"})
+    (column,) = prepared.features["number"].columns
+    assert (column.kind, column.format) == ("datetime", form)
+    assert ("written as" in said) == (form is not None)
+    expected = encoding.days(iso, "when").astype(np.float32)
+    np.testing.assert_allclose(np.unique(numbers_of(prepared, "when")), np.sort(expected))
+    encoder = Encoder({name: one.model_dump() for name, one in prepared.features.items()}, {})
+    np.testing.assert_allclose(encoder.encode({"when": texts})["number"][:, 0], expected)
+
+
+def test_rows_are_ordered_by_dates_as_people_write_them():
+    days = [f"{1 + row % 28:02}/{1 + row // 28:02}/2025" for row in range(40)]
+    prepared, _ = prepare(csv_of(when=days, size=[f"{row}.5" for row in range(40)]), time="when")
+    assert np.load(prepared.splits["test"].features["number"])[:, 0].tolist() == [row + 0.5 for row in range(32, 40)]
+
+
+CODES = {
+    "row number": [str(row) for row in range(40)],
+    "steps of ten": [str(1000 - 10 * row) for row in range(40)],
+    "shuffled": [str(100 + 17 * row % 40) for row in range(40)],
+    "customer_id": [str(7_919 * row % 1_000_003) for row in range(1, 41)],
+    "name": [f"Ann {chr(65 + row % 26)}{row}" for row in range(40)],
+}
+
+
+@pytest.mark.parametrize("name", CODES)
+def test_what_says_which_row_it_is_is_ignored_and_that_is_said(name):
+    dataset, said = guess(csv_of(**{name: CODES[name]}))
+    assert dataset.columns[name].kind == "ignore"
+    assert f"ignore {name} (" in said
+
+
+@pytest.mark.parametrize(
+    "texts",
+    [
+        [str(row**3 * 7_919 % 90_001) for row in range(1, 41)],  # Whole numbers of a wide range: incomes, populations.
+        [str(18 + row * 5 % 31) for row in range(40)],
+        [f"{row / 4}" for row in range(40)],
+    ],
+)
+def test_measured_numbers_stay(texts):
+    dataset, _ = guess(csv_of(own=texts))
+    assert dataset.columns["own"].kind == "number"
+
+
+SPELLINGS = [
+    (["tall ", "tall", " short", "short"], ("short", "tall")),
+    (["cafe\u0301", "caf\u00e9", "the\u0301", "th\u00e9"], ("café", "thé")),
+    (["0", "0.0", "1", "1.0"], ("0", "1")),
+    (["a\u00a0", "a", "b", "b\t"], ("a", "b")),
+]
+
+
+@pytest.mark.parametrize(("texts", "classes"), SPELLINGS)
+def test_one_value_in_several_spellings_is_one(texts, classes):
+    content = csv_of(label=times_of(texts), own=times_of(texts, 40))
+    prepared, _ = prepare(content, columns={"own": "category"}, task="classification")
+    assert prepared.target.class_names == classes
+    assert sorted(json.loads(Path(prepared.features["category"].vocabulary).read_text())[0]) == list(classes)
+
+
+def test_one_group_in_several_spellings_lies_in_one_split():
+    people = [f"p{row // 4}{' ' * (row % 2)}" for row in range(40)]
+    prepared, _ = prepare(csv_of(who=people, row=[f"{row}.5" for row in range(40)]), group="who")
+    rows = {name: (np.load(split.features["number"])[:, 0] - 0.5) // 4 for name, split in prepared.splits.items()}
+    persons = [set(own.tolist()) for own in rows.values()]
+    assert sum(map(len, persons)) == len(set().union(*persons)) == 10
+
+
+def test_values_that_differ_in_capital_letters_are_pointed_out():
+    dataset, said = guess(csv_of(city=times_of(["Bonn", "bonn", "Ulm", "Ulm"])))
+    assert dataset.columns["city"].kind == "category"
+    assert "'Bonn' and 'bonn' of 'city' differ in capital letters alone" in said
+
+
+def test_a_class_called_none_is_said_and_can_be_kept(capsys):
+    content = csv_of(label=times_of(["None", "Mild", "Severe", "Mild"]))
+    with pytest.raises(UserError, match=r"10 of 40 rows have no value \('None' is read as missing"):
+        prepare(content)
+    prepared, said = prepare(content, on_broken="skip")
+    assert "10 of 40 rows of 'label' are 'None', read as missing" in said
+    assert (
+        "left out: 10 of 40 rows without a value of dataset.target = 'label', which is no class"
+        in capsys.readouterr().err
+    )
+    assert prepared.target.class_names == ("Mild", "Severe")
+    prepared, said = prepare(content, not_missing=["None"])
+    assert prepared.target.class_names == ("Mild", "None", "Severe")
+    assert "missing" not in said
+
+
+def test_a_category_called_none_can_be_kept_and_is_served():
+    content = csv_of(alley=times_of(["None", "Gravel", "", "Paved"]))
+    prepared, _ = prepare(content, not_missing=["None"])
+    vocabulary = json.loads(Path(prepared.features["category"].vocabulary).read_text())
+    assert sorted(vocabulary[0]) == ["Gravel", "None", "Paved"]
+    features = {name: one.model_dump() for name, one in prepared.features.items() if name == "category"}
+    places = Encoder(features, {"category": vocabulary}).encode({"alley": ["None", "", "NA"]})["category"][:, 0]
+    assert places.tolist() == [2 + vocabulary[0].index("None"), 0, 0]
+
+
+HEADERS = [
+    ("\n\n", "line 3 names the columns; above it: blank lines"),
+    ("# made by a machine\n", "line 2 names the columns; above it: '# made by a machine'"),
+    ("Report of 2025,,\n,,\n", "line 3 names the columns; above it: 'Report of 2025,,', ',,'"),
+    ("Report of 2025\n", "line 2 names the columns; above it: 'Report of 2025'"),
+]
+
+
+@pytest.mark.parametrize(("above", "said"), HEADERS)
+def test_what_stands_above_the_header_is_skipped_and_said(above, said):
+    content = csv_of(other=times_of(["1.5", "2.25", "7.5"]))
+    dataset, lines = guess(above + content)
+    assert said in lines
+    assert list(dataset.columns) == ["other", "plain"]
+    plain, _ = prepare(content)
+    before = numbers_of(plain, "plain")
+    np.testing.assert_array_equal(numbers_of(prepare(above + content)[0], "plain"), before)
+
+
+def test_the_delimiter_that_excel_names_is_taken():
+    content = "sep=;\n" + csv_of().replace(",", ";").replace(".", ",")
+    dataset, said = guess(content)
+    assert (dataset.delimiter, dataset.decimal, dataset.header) == (";", ",", 2)
+    assert "line 2 names the columns; above it: 'sep=;'" in said
+
+
+def test_a_first_line_of_values_is_pointed_out_and_need_not_be_the_header():
+    content = csv_of(other=times_of(["1.5", "2.25", "7.5"])).split("\n", 1)[1]
+    _, said = guess(content, target="tall")
+    assert "the first line is taken for the header: 1.5, -3.00, tall. A file without one: --set dataset.header" in said
+    prepared, said = prepare(content, target="column_3", header=None)
+    assert sum(split.num_examples for split in prepared.splits.values()) == 40
+    assert "header" not in said
+
+
+@pytest.mark.parametrize("names", [("2023", "2024"), ("0", "1"), ("x1", "x2")])
+def test_numbers_may_be_names_of_columns(names):
+    _, said = guess(csv_of(**{name: times_of(["1.5", "2.25", "7.5"]) for name in names}))
+    assert "header" not in said
+
+
+def reviews(first):
+    lines = [f"good\tit was a nice film number {row} to see" for row in range(40)]
+    lines[5] = lines[25] = f"bad\t{first}so they say it is a film to sleep"
+    return "label\ttext\n" + "\n".join(lines) + "\n"
+
+
+def test_a_quote_that_is_not_closed_swallows_no_rows():
+    with pytest.raises(UserError) as refused:
+        guess(reviews('"'), name="own.tsv")
+    assert "line 7 opens a quote" in str(refused.value)
+    assert "--set dataset.quoting=none" in str(refused.value)
+    prepared, _ = prepare(reviews('"'), name="own.tsv", quoting="none")
+    assert sum(split.num_examples for split in prepared.splits.values()) == 40
+
+
+def test_texts_of_several_lines_in_quotes_stay_whole():
+    notes = [f'He said "well, number {row}"\nand went, as people do' for row in range(40)]
+    prepared, _ = prepare(csv_of(note=notes))
+    assert sum(split.num_examples for split in prepared.splits.values()) == 40
+    assert prepared.features["note"].kind == "text"
+
+
+@pytest.mark.parametrize("brackets", ["['{0}', '{1}']", '["{0}", "{1}"]', "[{0}, {1}]"])
+def test_lists_as_texts_are_labels(brackets):
+    pairs = [("sun", "rain"), ("rain", "wind"), ("wind", "sun")]
+    prepared, said = prepare(csv_of(label=times_of([brackets.format(*pair) for pair in pairs])))
+    assert (prepared.target.task, prepared.target.class_names) == ("multilabel", ("rain", "sun", "wind"))
+    assert "'label' holds lists of labels" in said
+
+
+@pytest.mark.parametrize(
+    ("text", "words"), [("这部电影真的很好看", 9), ("この映画は面白い", 8), ("หนังเรื่องนี้ดี", 15), ("我喜欢 tea!", 5)]
+)
+def test_texts_without_spaces_are_learnt_by_characters(text, words):
+    found, lengths = encoding.words_of([text])
+    assert lengths.tolist() == [words]
+    assert "".join(found).replace(" ", "") == text.replace(" ", "")
+    texts = [text + chr(0x4E00 + row) for row in range(40)]
+    dataset, said = guess(csv_of(note=texts))
+    assert dataset.columns["note"].kind == "text"
+    assert "each character is a word" in said
+
+
+def test_half_a_character_in_json_is_named_with_its_line():
+    lines = [json.dumps({"x": row / 3, "label": LABELS[row]}) for row in range(40)]
+    lines[6] = '{"x": 1.5, "label": "a\\ud800"}'
+    with pytest.raises(UserError, match=r"dataset.source = 'own.jsonl': line 7 has half of a character"):
+        guess("\n".join(lines), name="own.jsonl")
+
+
+def test_utf_16_is_found_by_its_mark():
+    dataset, _ = guess(csv_of(city=times_of(["Köln", "Ulm"])).encode("utf-16"))
+    assert (dataset.encoding, dataset.columns["city"].kind) == ("utf-16", "category")
+
+
+def test_spaces_around_names_of_columns_do_not_count():
+    dataset, _ = guess(csv_of(city=times_of(["Köln", "Ulm"])).replace(",label", ", label ", 1))
+    assert dataset.target == ("label",)
