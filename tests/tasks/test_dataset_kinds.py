@@ -896,6 +896,8 @@ def test_a_name_that_is_no_folders_is_refused(name):
 
 def test_a_source_gives_its_name():
     assert dataset_folder.check_name("My Photos (2026)", asked=False) == "my_photos_2026"
+    assert dataset_folder.check_name("my-photos", asked=True) == "my-photos"
+    assert config.load(None, ["dataset.name=my-photos"]).dataset.name == "my-photos"
     with pytest.raises(UserError, match=r"SOURCE = '2026'.+Give --name NAME"):
         dataset_folder.check_name("2026", asked=False)
 
