@@ -424,6 +424,11 @@ def other_classes(source):
     fill(source / "test", ("cat", "cow"))
 
 
+def no_classes_to_test_on(source):
+    fill(source / "train")
+    save(grey(0), source, "test", "0.png")
+
+
 def empty_class(source):
     fill(source)
     (source / "fox").mkdir()
@@ -457,6 +462,10 @@ FOLDERS = [
     (one_image, "the class 'zebra' has 1 of the examples, and needs one to train on and one to test on"),
     (empty_class, "the class 'fox' of 'train' has no files"),
     (other_classes, "the classes of 'test' are not those of 'train': cow, dog are in one of them only. Give both the"),
+    (
+        no_classes_to_test_on,
+        """or leave 'test' out: --set 'dataset.splits={"train": "train"}'; or, if these are no spl""",
+    ),
     (two_validations, "of train, val, valid two are one split. Keep one"),
     (split_and_class, "'unlabelled' is no split, and lies beside folders that are"),
     (no_train, "it has splits, and no folder 'train'"),

@@ -10,7 +10,7 @@ import statistics
 import sys
 import unicodedata
 import warnings
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -190,10 +190,12 @@ def _scan(dataset: config.ImageFolder) -> _Scanned:
             of_split[name] = of_split.get(name, []) + paths
     for split, classes in found.items():
         if different := sorted(classes.keys() ^ found["train"].keys()):
+            others = {name: own for name, own in splits.items() if own != split}
             raise UserError(
                 f"dataset.source = '{source}': the classes of '{split}' are not those of 'train': "
                 f"{listed(different)} {'is' if len(different) == 1 else 'are'} in one of them only. "
-                "Give both the same folders; or, if these are no splits, --set dataset.splits={}"
+                f"Give both the same folders; or leave '{split}' out: {_as_setting(others)}; or, if these are no "
+                "splits, --set dataset.splits={}"
             )
         if len(classes) < 2:
             raise UserError(
@@ -270,8 +272,11 @@ def _as_splits(folders: Iterable[str]) -> str:
     """Return a setting that says which folder is which split, for a message."""
     named = {name: _split_by_name(name) for name in folders}
     rest = iter([split for split in ("train", "test", "validation") if split not in named.values()])
-    told = json.dumps({name: split or next(rest, "train") for name, split in named.items()}, ensure_ascii=False)
-    return f"--set {shlex.quote(f'dataset.splits={told}')}"
+    return _as_setting({name: split or next(rest, "train") for name, split in named.items()})
+
+
+def _as_setting(splits: Mapping[str, str]) -> str:
+    return f"--set {shlex.quote(f'dataset.splits={json.dumps(splits, ensure_ascii=False)}')}"
 
 
 def _split_by_name(name: str) -> str | None:
