@@ -173,7 +173,7 @@ def test_folders_that_may_be_splits_or_classes_are_asked_about(project, source):
     assert message == (
         f"dataset.source = '{source}': batch 1, batch 2 have the same folders in them (cat, dog), and may be splits or "
         'classes. If they are splits, say what each is: --set \'dataset.splits={"batch 1": "train", "batch 2": '
-        '"test"}\'. If they are classes: --set dataset.splits={}'
+        '"test"}\'. If they are classes, with all that lies in them: --set dataset.splits={}'
     )
     assert not (project / "data" / "source").exists()
     said = config.read_texts([shlex.split(message)[shlex.split(message).index("--set") + 1].rstrip(".")])
@@ -429,6 +429,11 @@ def no_classes_to_test_on(source):
     save(grey(0), source, "test", "0.png")
 
 
+def splits_in_classes(source):
+    for name in ("cat", "dog"):
+        fill(source / name, ("train", "test"))
+
+
 def empty_class(source):
     fill(source)
     (source / "fox").mkdir()
@@ -464,7 +469,11 @@ FOLDERS = [
     (other_classes, "the classes of 'test' are not those of 'train': cow, dog are in one of them only. Give both the"),
     (
         no_classes_to_test_on,
-        """or leave 'test' out: --set 'dataset.splits={"train": "train"}'; or, if these are no spl""",
+        """or leave 'test' out: --set 'dataset.splits={"train": "train"}'. If they are classes""",
+    ),
+    (
+        splits_in_classes,
+        "have the same folders in them (test, train), which look like splits of each class. Allowed: F",
     ),
     (two_validations, "of train, val, valid two are one split. Keep one"),
     (split_and_class, "'unlabelled' is no split, and lies beside folders that are"),

@@ -358,14 +358,15 @@ def _are_whole(numbers: npt.NDArray[Any]) -> bool:
 def _classes(dataset: config.Arrays, labels: npt.NDArray[Any]) -> tuple[tuple[str, ...], npt.NDArray[np.int64]]:
     """Return the names of the classes, as they are written, and the class of each example, int64 (n,)."""
     values, places = np.unique(labels, return_inverse=True)
-    if labels.dtype.kind != "U":
-        lowest, highest = int(values[0]), int(values[-1])
-        # -1 is how many write that there is no class; -1 and 1 alone are two classes.
-        if (lowest < 0 and values.tolist() != [-1, 1]) or len(values) > MAX_CLASSES:
-            raise UserError(
-                f"dataset.source = '{dataset.source}': the labels go from {lowest} to {highest}: classes are whole "
-                f"numbers from 0 on, or -1 and 1, and at most {MAX_CLASSES:,}. Leave out what has no class, write "
-                "classes as words, or give dataset.task=regression where these are numbers to be learnt"
-            )
-        values = [int(value) for value in values]
-    return tuple(map(str, values)), places.ravel().astype(np.int64)
+    numbers = places.ravel().astype(np.int64)
+    if labels.dtype.kind == "U":
+        return tuple(map(str, values)), numbers
+    lowest, highest = int(values[0]), int(values[-1])
+    # -1 is how many write that there is no class; -1 and 1 alone are two classes.
+    if (lowest < 0 and values.tolist() != [-1, 1]) or len(values) > MAX_CLASSES:
+        raise UserError(
+            f"dataset.source = '{dataset.source}': the labels go from {lowest} to {highest}: classes are whole numbers "
+            f"from 0 on, or -1 and 1, and at most {MAX_CLASSES:,}. Leave out what has no class, write classes as "
+            "words, or give dataset.task=regression where these are numbers to be learnt"
+        )
+    return tuple(str(int(value)) for value in values), numbers

@@ -35,6 +35,7 @@ SPLIT_WORDS = {
 MOST_SPLITS = 12
 """More folders than that are no splits: the folds of a cross-validation are rarely more than ten."""
 ALLOWED = "Allowed: FOLDER/<class>/*, or FOLDER/<split>/<class>/* with the splits train, validation, test"
+IF_CLASSES = "If they are classes, with all that lies in them: --set dataset.splits={}"
 MAX_SIDE, STEP = 224, 8
 """Where sizes differ, the larger side is at most that of most pretrained models, and each divides by the step."""
 CHUNK_BYTES = 4 * 2**20
@@ -194,8 +195,7 @@ def _scan(dataset: config.ImageFolder) -> _Scanned:
             raise UserError(
                 f"dataset.source = '{source}': the classes of '{split}' are not those of 'train': "
                 f"{listed(different)} {'is' if len(different) == 1 else 'are'} in one of them only. "
-                f"Give both the same folders; or leave '{split}' out: {_as_setting(others)}; or, if these are no "
-                "splits, --set dataset.splits={}"
+                f"Give both the same folders, or leave '{split}' out: {_as_setting(others)}. {IF_CLASSES}"
             )
         if len(classes) < 2:
             raise UserError(
@@ -233,9 +233,8 @@ def _splits(dataset: config.ImageFolder, source: Path) -> tuple[dict[str, str], 
         if dataset.splits and "train" not in dataset.splits.values():
             raise UserError(f"{where}, dataset.splits = {dataset.splits}: no folder is train. Say which one is")
         others = [name for name in folders if dataset.splits and name not in dataset.splits]
-        return dict(
-            dataset.splits
-        ), f"left out, as dataset.splits does not name it: {listed(others)}" if others else None
+        line = f"left out, as dataset.splits does not name it: {listed(others)}" if others else None
+        return dict(dataset.splits), line
 
     inside = {name: _classes_in(folder) for name, folder in folders.items()}
     named = {name: split for name in folders if (split := _split_by_name(name)) is not None}
@@ -251,7 +250,7 @@ def _splits(dataset: config.ImageFolder, source: Path) -> tuple[dict[str, str], 
         elif len(found) < len(named):
             wrong = f"of {', '.join(named)} two are one split. Keep one"
         if wrong:
-            raise UserError(f"{where}: {wrong}. {ALLOWED}; or say what each is: {_as_splits(named)}")
+            raise UserError(f"{where}: {wrong}. {ALLOWED}; or say what each is: {_as_splits(named)}. {IF_CLASSES}")
         told = ", ".join(f"{name} is {split}" for name, split in named.items())
         line = f"splits by the names of folders: {told} (dataset.splits says otherwise)"
         return named, None if len(usual) == len(named) else line
@@ -260,11 +259,11 @@ def _splits(dataset: config.ImageFolder, source: Path) -> tuple[dict[str, str], 
         return named if len(_folders(_root_of_classes(only))) > 1 else {}, None
     shared = set.intersection(*inside.values()) if 1 < len(folders) <= MOST_SPLITS else set()
     if len(shared) > 1 and not dataset.folders and (named or all(own == shared for own in inside.values())):
-        raise UserError(
-            f"{where}: {listed(list(folders), 5)} have the same folders in them ({listed(sorted(shared), 3)}), and may "
-            f"be splits or classes. If they are splits, say what each is: {_as_splits(folders)}. If they are classes: "
-            "--set dataset.splits={}"
-        )
+        same = f"{listed(list(folders), 5)} have the same folders in them ({listed(sorted(shared), 3)})"
+        if all(map(_split_by_name, shared)):
+            raise UserError(f"{where}: {same}, which look like splits of each class. {ALLOWED}. {IF_CLASSES}")
+        ways = f"If they are splits, say what each is: {_as_splits(folders)}. {IF_CLASSES}"
+        raise UserError(f"{where}: {same}, and may be splits or classes. {ways}")
     return {}, None
 
 
