@@ -136,8 +136,8 @@ class ImageFolder(LocalDescription):
     is_guessed = True
     modules = ("tasks/data/encoding.py", "tasks/data/source_files.py")
     image_size: tuple[Pixels, Pixels] | None = None
-    """Height and width that all images are resized to; null keeps their own. Where sizes differ, `data add` takes the
-    median, rounded to a multiple of 8, at most 224."""
+    """Height and width that all images are resized to; null keeps their own, or where these differ takes the median,
+    rounded to a multiple of 8, at most 224."""
     splits: Annotated[
         dict[Text, Literal["train", "validation", "test"]] | None, Field(exclude_if=lambda splits: splits is None)
     ] = None
@@ -210,7 +210,8 @@ class Table(LocalDescription):
     """The files and folders beside the table that its paths of images lead into. `data add` finds them, as DVC looks at
     them, too; add a dataset anew where they are others."""
     image_size: tuple[Pixels, Pixels] | None = None
-    """Height and width that all images are resized to; null keeps their own (needed where sizes differ)."""
+    """Height and width that all images are resized to; null keeps their own, or where these differ takes the median,
+    rounded to a multiple of 8, at most 224."""
     on_broken: Literal["stop", "skip"] = "stop"
     """What becomes of rows without a target, a group, a time or a weight, and of those whose image is not whole: the
     end, with their names, or no example."""

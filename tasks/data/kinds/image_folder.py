@@ -280,7 +280,7 @@ def _as_setting(splits: Mapping[str, str]) -> str:
 
 def _split_by_name(name: str) -> str | None:
     """Return the split that a folder's name means: Training, seg_train, val-2024, TestImages; None for any other."""
-    words = re.sub("(?<=[a-z])(?=[A-Z])", " ", name).lower()
+    words = re.sub("(?<=[a-z])(?=[A-Z])|(?=[A-Z][a-z])", " ", name).lower()
     found = [
         split
         for split, own in SPLIT_WORDS.items()
